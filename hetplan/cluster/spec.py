@@ -1,0 +1,157 @@
+"""What the model is trained on: devices in nodes, nodes in islands, islands in regions, links.
+
+Every device of the cluster has a number: islands in file order, in each island node by node, in
+each node by its local number. Plans name devices by these numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hetplan.errors import InputError
+
+
+class Transport(StrEnum):
+    """How bytes cross a link.
+
+    device-direct: the accelerator's own library (nccl, rccl, hccl, ...) moves device memory.
+    host-staged: copied to host memory, sent by gloo, copied back; works between any two kinds.
+    """
+
+    DEVICE_DIRECT = "device-direct"
+    HOST_STAGED = "host-staged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceKind:
+    """One kind of accelerator and where its figures come from."""
+
+    kind: str
+    """Catalogue name, such as `nvidia-a100-80gb-sxm`."""
+    vendor: str
+    peak_flops_per_second: tuple[tuple[str, float], ...]
+    """(precision, dense rate without sparsity), one pair per precision the device has."""
+    memory_bytes: float
+    memory_bandwidth_bytes_per_second: float
+    provenance: str
+    """`datasheet` or `measured`."""
+    source: str
+    """Where the figures were read."""
+
+    def peak(self, precision: str) -> float:
+        """Dense rate in `precision`; an InputError where the device does not have it."""
+        for name, rate in self.peak_flops_per_second:
+            if name == precision:
+                return rate
+        have = ", ".join(name for name, _ in self.peak_flops_per_second)
+        raise InputError(f"device kind {self.kind} has no {precision} rate; it has {have}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A path between two devices, one direction, as one device sees it when it sends alone."""
+
+    bandwidth_bytes_per_second: float
+    latency_seconds: float
+    """From the first byte sent to the first byte received."""
+    transport: Transport
+    samples: str | None = None
+    """Name of measured link samples in the profile store that replace the two figures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Island:
+    """Devices of one kind on one fast fabric."""
+
+    name: str
+    region: str
+    device: DeviceKind
+    nodes: int
+    devices_per_node: int
+    intra_node: Link
+    inter_node: Link
+    """Between nodes of the island, per device."""
+    memory_bytes: float
+    """Memory of one device that a job may use."""
+    nodes_out: tuple[int, ...] = ()
+    """Nodes that exist and must not be used; they keep their device numbers."""
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the island, those of nodes that are out included."""
+        return self.nodes * self.devices_per_node
+
+    @property
+    def usable_nodes(self) -> tuple[int, ...]:
+        """Node numbers that may be used."""
+        return tuple(node for node in range(self.nodes) if node not in self.nodes_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IslandLink:
+    """The link between devices of two islands, the same both ways."""
+
+    between: tuple[str, str]
+    link: Link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Everything the job may use."""
+
+    name: str
+    islands: tuple[Island, ...]
+    links: tuple[IslandLink, ...] = ()
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all islands."""
+        return sum(island.num_devices for island in self.islands)
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Region names in file order."""
+        return tuple(dict.fromkeys(island.region for island in self.islands))
+
+    def island(self, name: str) -> Island:
+        """The island of this name."""
+        for island in self.islands:
+            if island.name == name:
+                return island
+        raise InputError(f"no island is named {name}; the cluster has {self._names()}")
+
+    def first_device(self, name: str) -> int:
+        """Number of the first device of the island of this name."""
+        first = 0
+        for island in self.islands:
+            if island.name == name:
+                return first
+            first += island.num_devices
+        raise InputError(f"no island is named {name}; the cluster has {self._names()}")
+
+    def island_of_device(self, device: int) -> Island:
+        """The island that holds the device of this number."""
+        first = 0
+        for island in self.islands:
+            if first <= device < first + island.num_devices:
+                return island
+            first += island.num_devices
+        raise InputError(f"there is no device {device}; the cluster has 0 to {first - 1}")
+
+    def node_of_device(self, device: int) -> int:
+        """Number of the device's node inside its island."""
+        island = self.island_of_device(device)
+        return (device - self.first_device(island.name)) // island.devices_per_node
+
+    def link_between(self, left: str, right: str) -> Link:
+        """The link between two islands; inside one island, the link between its nodes."""
+        if left == right:
+            return self.island(left).inter_node
+        for entry in self.links:
+            if set(entry.between) == {left, right}:
+                return entry.link
+        raise InputError(f"the cluster has no link between islands {left} and {right}")
+
+    def _names(self) -> str:
+        return ", ".join(island.name for island in self.islands)

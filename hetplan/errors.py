@@ -1,0 +1,72 @@
+"""What can go wrong, as one tree; the command line turns each branch into an exit code.
+
+HetplanError                      1  (a fault of hetplan itself, or of the machine)
+  InputError                      2  something the user gave is wrong: file, line, field, mend
+  InfeasibleError                 3  the question is well put and has no answer
+  LimitError                      4  stopped at a limit before any plan was found
+  ProfileError, LaunchError       1  a measurement or a training run failed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class HetplanError(Exception):
+    """Base of every error that hetplan raises on purpose."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing that is wrong in one place of what the user gave."""
+
+    message: str
+    """What was found and what to do, in one line."""
+    file: str = ""
+    line: int = 0
+    """1-based line in `file`; 0 where no line can be named."""
+    field: str = ""
+    """Path of the field, as in `regions[0].islands[1].device`."""
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return ": ".join(part for part in (place, self.field, self.message) if part)
+
+
+class InputError(HetplanError):
+    """The user's input is wrong; every fault that could be found is listed, one line each."""
+
+    exit_code = 2
+
+    def __init__(self, *faults: Fault | str) -> None:
+        self.faults: tuple[Fault, ...] = tuple(
+            Fault(message=fault) if isinstance(fault, str) else fault for fault in faults
+        )
+        super().__init__("\n".join(str(fault) for fault in self.faults))
+
+
+class InfeasibleError(HetplanError):
+    """No plan satisfies the constraints; `reasons` says which, in the user's words."""
+
+    exit_code = 3
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        self.reasons = tuple(reasons)
+        super().__init__("\n".join(self.reasons))
+
+
+class LimitError(HetplanError):
+    """A time or memory limit was reached before any plan was found."""
+
+    exit_code = 4
+
+
+class ProfileError(HetplanError):
+    """A measurement could not be made or could not be read back."""
+
+
+class LaunchError(HetplanError):
+    """A training run did not start or did not finish."""

@@ -1,0 +1,130 @@
+"""Which model is trained: its shape, its layers and how many parameters each has.
+
+A model is a row of layers: the embedding, `num_layers` transformer layers, the head (final norm
+and output projection). Layer i of that row is `model.layers[i]`; a plan's layer ranges are
+half-open ranges of these positions, so position 0 is the embedding and position
+`num_layers + 1` the head.
+
+Symbols: h hidden, f ffn hidden, V vocabulary, s sequence, a attention heads, k key-value heads,
+d head dimension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hetplan.errors import InputError
+
+
+class LayerKind(StrEnum):
+    """What a layer of the row is."""
+
+    EMBEDDING = "embedding"
+    TRANSFORMER = "transformer"
+    HEAD = "head"
+
+
+class Architecture(StrEnum):
+    """Family of the transformer layer.
+
+    gpt: LayerNorm with bias, biases on every projection, plain GELU MLP, learned positions.
+    llama: RMSNorm, no biases, gated SiLU MLP (three matrices), rotary positions.
+    """
+
+    GPT = "gpt"
+    LLAMA = "llama"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """Shape of a dense transformer language model."""
+
+    name: str
+    architecture: Architecture
+    num_layers: int
+    hidden_size: int
+    ffn_hidden_size: int
+    num_attention_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_sequence_length: int
+    """Longest sequence; the number of learned positions where the architecture has them."""
+    tied_embeddings: bool = False
+    """The head's projection is the embedding's matrix."""
+
+    def __post_init__(self) -> None:
+        for field in (
+            "num_layers",
+            "hidden_size",
+            "ffn_hidden_size",
+            "num_attention_heads",
+            "num_kv_heads",
+            "head_dim",
+            "vocab_size",
+            "max_sequence_length",
+        ):
+            value = getattr(self, field)
+            if value < 1:
+                raise InputError(f"{field} is {value}; it must be at least 1")
+        if self.num_attention_heads % self.num_kv_heads:
+            raise InputError(
+                f"num_kv_heads is {self.num_kv_heads}, which does not divide "
+                f"num_attention_heads {self.num_attention_heads}"
+            )
+
+    @property
+    def layers(self) -> tuple[LayerKind, ...]:
+        """Every layer in order: embedding, transformer layers, head."""
+        return (
+            LayerKind.EMBEDDING,
+            *(LayerKind.TRANSFORMER,) * self.num_layers,
+            LayerKind.HEAD,
+        )
+
+    @property
+    def attention_size(self) -> int:
+        """Width of all query heads together: a * d."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key (or value) heads together: k * d."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def mlp_matrices(self) -> int:
+        """Matrices of the MLP: gate, up and down for llama; up and down for gpt."""
+        return 3 if self.architecture is Architecture.LLAMA else 2
+
+    @property
+    def parameter_count(self) -> int:
+        """Trainable parameters of the whole model; a tied matrix is counted once."""
+        return (
+            self.parameters(LayerKind.EMBEDDING)
+            + self.num_layers * self.parameters(LayerKind.TRANSFORMER)
+            + self.parameters(LayerKind.HEAD)
+            - (self.vocab_size * self.hidden_size if self.tied_embeddings else 0)
+        )
+
+    def parameters(self, kind: LayerKind, tp: int = 1) -> int:
+        """Parameters that one of `tp` tensor-parallel ranks holds of one layer of this kind.
+
+        Matrices, column-parallel biases and the vocabulary are split over tp (vocabulary rounded
+        up); norms, row-parallel biases and learned positions are replicated; key-value heads are
+        replicated where tp exceeds them. A tied head holds its copy of the matrix all the same.
+        """
+        h, gpt = self.hidden_size, self.architecture is Architecture.GPT
+        vocab = -(-self.vocab_size // tp)
+        norm = 2 * h if gpt else h
+        if kind is LayerKind.EMBEDDING:
+            return vocab * h + (self.max_sequence_length * h if gpt else 0)
+        if kind is LayerKind.HEAD:
+            return vocab * h + norm
+        query = self.attention_size // tp
+        kv = max(1, self.num_kv_heads // tp) * self.head_dim
+        ffn = self.ffn_hidden_size // tp
+        matrices = h * (query + 2 * kv) + query * h + self.mlp_matrices * h * ffn
+        biases = (query + 2 * kv + h + ffn + h) if gpt else 0
+        return matrices + biases + 2 * norm

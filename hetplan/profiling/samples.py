@@ -1,0 +1,122 @@
+"""What a measurement is: samples of layers and of links, and where they came from.
+
+A sample is one row of a CSV file; all rows of one population (same device, driver, library
+versions, threads) stand in one folder with its provenance. Seconds are medians over `repeats`
+runs of which `outliers` lie more than three interquartile ranges above the median; none is
+dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """Part of a training step that a layer takes part in."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSample:
+    """Measured time of one phase of one layer on one tensor-parallel rank, without communication."""
+
+    device: str
+    """Device kind."""
+    architecture: str
+    layer: str
+    """A `LayerKind` value."""
+    phase: str
+    """A `Phase` value; for `optimizer` it is the optimizer's name after a colon: `optimizer:adamw`."""
+    precision: str
+    hidden_size: int
+    ffn_hidden_size: int
+    num_attention_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    sequence_length: int
+    microbatch_size: int
+    tp: int
+    median_seconds: float
+    p10_seconds: float
+    p90_seconds: float
+    repeats: int
+    outliers: int
+    steady: bool
+    """Whether warm-up reached a steady time before its limit."""
+    activation_bytes: float
+    """Bytes of tensors that autograd kept for the backward pass (forward rows; 0 elsewhere)."""
+    peak_memory_bytes: float
+    """Most device memory allocated during the phase above what was allocated before it."""
+    clock_hertz: float
+    """Device clock during the measurement; 0 where the device does not tell."""
+
+
+class LinkOperation(StrEnum):
+    """What was measured on a link. `send_recv` has both sides posting together,
+    `send_recv_late` has the receiver posting well before the sender."""
+
+    SEND_RECV = "send_recv"
+    SEND_RECV_LATE = "send_recv_late"
+    ALL_REDUCE = "all_reduce"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_GATHER = "all_gather"
+    ALL_TO_ALL = "all_to_all"
+    BROADCAST = "broadcast"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSample:
+    """Measured time of one communication operation among `group_size` ranks."""
+
+    link: str
+    """Name under which cluster files refer to these samples."""
+    operation: str
+    """A `LinkOperation` value."""
+    backend: str
+    group_size: int
+    message_bytes: int
+    """Bytes of the full tensor: what all_reduce reduces, what all_gather ends with, what
+    reduce_scatter starts with, what each rank starts with in all_to_all."""
+    median_seconds: float
+    """Time of the slowest rank from the last rank's start to its own end."""
+    p10_seconds: float
+    p90_seconds: float
+    repeats: int
+    outliers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where a population of samples was measured, and with what."""
+
+    device: str
+    device_name: str
+    """What the driver or the operating system calls it."""
+    backend: str
+    """torch device type: `cpu`, `cuda` (ROCm too), ..."""
+    measured_on: str
+    """ISO date of the first sample."""
+    hetplan_version: str
+    torch_version: str
+    driver: str
+    """Driver and runtime versions as the backend reports them; the kernel release on a CPU."""
+    threads: int
+    paced: str
+    """Empty, or how the device was slowed down on purpose."""
+    command: str
+    """The command line that measured it."""
+    notes: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileSet:
+    """Samples that belong together in one fit: everything a store holds, or a part of it."""
+
+    layers: tuple[LayerSample, ...]
+    links: tuple[LinkSample, ...]
+    provenance: tuple[Provenance, ...]

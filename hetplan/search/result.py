@@ -1,0 +1,82 @@
+"""What a search returns: never a bare plan, always how good it is and what it was made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetplan.cluster.spec import Cluster
+from hetplan.cost.estimate_values import Estimate
+from hetplan.job.spec import Job
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """How far the plan can be from the best plan of the space, under the replay cost."""
+
+    lower_bound_seconds: float
+    """No plan of the space has a shorter step."""
+    gap: float
+    """(step - lower bound) / step."""
+    status: str
+    """`optimal` (gap within the job's), or `limit` (stopped by the time limit before that)."""
+    space: str
+    """What was searched and what was fixed, in words."""
+    candidates: int
+    """Combinations of degrees, microbatch size and recomputation that divide and fit."""
+    pruned_by_bound: int
+    """Candidates whose bound excluded them without a search."""
+    searched: int
+    replays: int
+    """Plans priced by replay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindAlone:
+    """Best plan of one device kind by itself, for the homogeneous sum."""
+
+    device: str
+    devices: int
+    tokens_per_second: float
+    """0 where the kind cannot hold the model; then `roofline_tokens_per_second` counts."""
+    roofline_tokens_per_second: float
+    """Peak rate of all devices over the model's operations per token."""
+    reason: str
+    """Empty, or why the kind cannot train the model alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HomogeneousSum:
+    """The plan against the sum of what each kind would reach alone (HETHUB's figure of merit).
+
+    Predicted on both sides; a ratio measured on real accelerators is another thing.
+    """
+
+    kinds: tuple[KindAlone, ...]
+    homogeneous_sum_ratio: float
+    roofline_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What the search was asked, whole, and the sha256 of each file it came from."""
+
+    model: ModelSpec
+    cluster: Cluster
+    job: Job
+    sha256: tuple[tuple[str, str], ...]
+    """(name of the input, hex digest): model, cluster, job, predictor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """The plan and everything needed to judge, reproduce and launch it."""
+
+    schema: str
+    hetplan_version: str
+    seed: int
+    inputs: Inputs
+    plan: Plan
+    estimate: Estimate
+    certificate: Certificate
