@@ -1,0 +1,1 @@
+"""What a plan costs: schedule replay, memory, intervals."""

@@ -14,7 +14,7 @@ class Target:
     name: str
     description: str
     rendezvous_sends: bool
-    """A send between stages holds the sender until the receiver has posted and the data is across."""
+    """A send between stages holds the sender until the receiver has posted."""
     vocab_multiple: int
     """The vocabulary is padded to a multiple of this times tp."""
     optimizer_sharding: bool

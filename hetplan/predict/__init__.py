@@ -1,0 +1,1 @@
+"""From samples to times with intervals, for shapes nobody measured."""

@@ -1,0 +1,1 @@
+"""Measuring layers and links; the store of samples. The only room that times torch."""

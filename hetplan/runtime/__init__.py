@@ -1,0 +1,1 @@
+"""The reference trainer on torch.distributed."""

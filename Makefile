@@ -1,0 +1,59 @@
+# hetplan: `make demo` and `make test` do everything on a fresh machine with Python >= 3.11.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-slow oracle lint format schemas clean
+
+help: ## what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "hetplan needs Python >= 3.11; $(PYTHON) is $$($(PYTHON) --version). Say make PYTHON=python3.11"; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "$(PYTHON) -m venv failed; on Debian or Ubuntu: apt install python3-venv"; exit 2; }
+
+# The stamps hold what was installed for which version of these files.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+install: $(VENV)/.installed ## make the environment in .venv
+
+demo: $(VENV)/.installed ## the whole loop on this machine: profile, fit, plan, train, compare
+	$(BIN)/hetplan demo
+
+test: $(VENV)/.installed-dev ## lint, types and every fast test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not slow"
+
+test-slow: $(VENV)/.installed-dev ## the slow tests too
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup
+
+oracle: $(VENV)/.installed-dev ## brute force against the search, many instances
+	$(BIN)/pytest -n $(WORKERS) tests/oracle
+
+lint: $(VENV)/.installed-dev ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev ## let ruff rewrite the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+schemas: $(VENV)/.installed ## write configs/schemas anew from the file forms
+	$(BIN)/python -m hetplan.files.schemas
+
+clean: ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-out

@@ -1,0 +1,114 @@
+"""The command line: which commands there are and what an error looks like to its user.
+
+Every command is one module of this folder with one function. Errors become one line each on
+stderr and the exit code of their class (hetplan/errors.py); a fault of hetplan itself becomes one
+line too, with how to see the traceback.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Annotated, ParamSpec, TypeVar
+
+import typer
+
+from hetplan.cli.demo import demo
+from hetplan.cli.estimate import estimate
+from hetplan.cli.fit import fit
+from hetplan.cli.launch import launch
+from hetplan.cli.plan import plan
+from hetplan.cli.profile import profile
+from hetplan.errors import HetplanError
+from hetplan.version import __version__
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
+TRACEBACK_VARIABLE = "HETPLAN_TRACEBACK"
+
+
+def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The command with hetplan's errors turned into messages and exit codes."""
+
+    @functools.wraps(command)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return command(*args, **kwargs)
+        except HetplanError as error:
+            for line in str(error).splitlines():
+                _complain(line)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            _complain("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # The reader of stdout went away; Python would complain again when it flushes.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from None
+        except OSError as error:
+            _complain(f"{error.filename or 'input or output'}: {error.strerror or error}")
+            _show_traceback()
+            raise typer.Exit(1) from None
+        except typer.Exit:
+            raise
+        except Exception as error:
+            _complain(
+                f"internal fault: {type(error).__name__}: {error} "
+                f"(set {TRACEBACK_VARIABLE}=1 to see where, and please report it)"
+            )
+            _show_traceback()
+            raise typer.Exit(1) from None
+
+    return run
+
+
+def _complain(line: str) -> None:
+    print(f"hetplan: {line}", file=sys.stderr)
+
+
+def _show_traceback() -> None:
+    if os.environ.get(TRACEBACK_VARIABLE):
+        traceback.print_exc()
+
+
+app = typer.Typer(
+    name="hetplan",
+    help="Profile, predict, plan and launch transformer training on accelerators that do not "
+    "match.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Profile, predict, plan and launch training on accelerators that do not match."""
+
+
+for _command in (profile, fit, plan, estimate, launch, demo):
+    app.command()(guarded(_command))
+
+
+def main() -> None:
+    """Entry point of `hetplan` and `python -m hetplan`."""
+    app()

@@ -1,0 +1,119 @@
+"""Options that several commands share, and how their values are read.
+
+Only the standard library and typer are imported here: `hetplan --help` must answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from hetplan.predict.predictor import Predictor
+    from hetplan.search.result import Inputs
+
+_T = TypeVar("_T")
+
+ModelFile = Annotated[Path, typer.Option("--model", help="Model file (YAML).")]
+ClusterFile = Annotated[Path, typer.Option("--cluster", help="Cluster file (YAML).")]
+JobFile = Annotated[Path, typer.Option("--job", help="Job file (YAML).")]
+PredictorFile = Annotated[
+    Path | None,
+    typer.Option("--predictor", help="Predictor that `hetplan fit` wrote; skips the fit."),
+]
+Stores = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--store",
+        help="Profile store; may be repeated. Default: your own store, then the shipped profiles.",
+    ),
+]
+TargetName = Annotated[
+    str | None, typer.Option("--target", help="Trainer that will run the plan, over the job's.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def say(text: str) -> None:
+    """One line for the person at the terminal, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def emit(text: str) -> None:
+    """A result, on stdout."""
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    sys.stdout.flush()
+
+
+def read_inputs(model: Path, cluster: Path, job: Path, target: str | None = None) -> Inputs:
+    """The three inputs, each checked by itself and all against each other.
+
+    Faults of all three files are reported together.
+    """
+    from hetplan.cluster.load import load_cluster
+    from hetplan.errors import Fault, InputError
+    from hetplan.files.writing import sha256_of
+    from hetplan.job.check import check_job_against
+    from hetplan.job.load import load_job
+    from hetplan.model.load import load_model
+    from hetplan.plans.targets import target as known_target
+    from hetplan.search.result import Inputs as InputsValue
+
+    faults: list[Fault] = []
+
+    def attempt(load: Callable[[Path], _T], path: Path) -> _T | None:
+        try:
+            return load(path)
+        except InputError as error:
+            faults.extend(error.faults)
+            return None
+
+    model_spec = attempt(load_model, model)
+    cluster_spec = attempt(load_cluster, cluster)
+    job_spec = attempt(load_job, job)
+    if model_spec is None or cluster_spec is None or job_spec is None:
+        raise InputError(*faults)
+    if target is not None:
+        job_spec = replace(job_spec, target=known_target(target).name)
+    inputs = InputsValue(
+        model=model_spec,
+        cluster=cluster_spec,
+        job=job_spec,
+        sha256=(
+            ("model", sha256_of(model)),
+            ("cluster", sha256_of(cluster)),
+            ("job", sha256_of(job)),
+        ),
+    )
+    against = check_job_against(inputs.job, inputs.model, inputs.cluster)
+    if against:
+        raise InputError(*(replace(fault, file=fault.file or str(job)) for fault in against))
+    return inputs
+
+
+def stores_to_read(stores: list[Path] | None) -> tuple[Path, ...]:
+    """The folders named, or the user's store (where there is one) and the shipped profiles."""
+    from hetplan.files.shipped import default_store, shipped_folder
+
+    if stores:
+        return tuple(stores)
+    return tuple(
+        folder for folder in (default_store(), shipped_folder("profiles")) if folder.is_dir()
+    )
+
+
+def read_predictor(predictor: Path | None, stores: list[Path] | None) -> tuple[Predictor, str]:
+    """The predictor in the file, or one fitted from the stores; and its sha256 or what it is."""
+    from hetplan.files.writing import sha256_of
+    from hetplan.predict.fit import load_predictor
+
+    if predictor is not None:
+        return load_predictor(predictor), sha256_of(predictor)
+    from hetplan.predict.fit import fit_stores
+
+    return fit_stores(*stores_to_read(stores))

@@ -1,0 +1,312 @@
+"""The transformer layers that hetplan measures and trains, whole or as tensor-parallel slices.
+
+The same modules are timed by the profiler (a slice alone, without a group) and trained by the
+reference trainer (slices of one layer over a group), so that a measured time is the time of what
+runs. Matrices are cut as in Shoeybi et al., arXiv 1909.08053: queries, keys, values, up and gate
+by columns, output and down projections by rows, embedding and head by vocabulary.
+
+Every layer exposes its weights by name as attributes; `Embedding.weight` and `Head.weight` are
+the vocabulary matrices [ceil(vocab / tp), h], which a trainer may tie. Where the model ties them,
+both start from the same values.
+
+Symbols: b microbatch, s sequence, h hidden, d head dimension, a query heads, k key-value heads.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from hetplan.errors import InputError
+from hetplan.model.spec import Architecture, LayerKind, ModelSpec
+from hetplan.profiling.tensor_parallel import (
+    Communication,
+    copy_to_group,
+    group_cross_entropy,
+    sum_over_group,
+    sum_replicas,
+)
+from hetplan.profiling.weights import initial_value, kv_block, parameter_slices
+
+# LayerNorm's default in torch and GPT-2; RMSNorm's in Llama (its params.json: 1e-5).
+NORM_EPSILON = 1e-5
+# Base of the rotary frequencies: Su et al., arXiv 2104.09864, section 3.2.2.
+ROTARY_BASE = 10000.0
+
+# `enable_gqa` came with torch 2.5 and `rms_norm` with 2.4; vendors' images have older ones.
+_TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+_HAS_GQA = _TORCH >= (2, 5)
+_HAS_RMS_NORM = _TORCH >= (2, 4)
+
+
+def build_layer(
+    model: ModelSpec,
+    position: int,
+    *,
+    tp: int,
+    tp_rank: int,
+    group: dist.ProcessGroup | None,
+    seed: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> nn.Module:
+    """Layer `position` of `model.layers`, or rank `tp_rank`'s slice of it, ready to train.
+
+    The weights depend on (seed, position) alone. `group` is the tensor-parallel group, or None
+    for no communication. Embedding: tokens [b, s] -> [b, s, h]; transformer layer: [b, s, h] ->
+    [b, s, h]; head: [b, s, h] -> logits [b, s, ceil(vocab / tp)].
+    """
+    if not 0 <= position < len(model.layers):
+        raise InputError(
+            f"layer position is {position}; model {model.name} has 0 to {len(model.layers) - 1}"
+        )
+    kind = model.layers[position]
+    layer = allocate_layer(
+        model, kind, tp=tp, tp_rank=tp_rank, group=group, dtype=dtype, device=device
+    )
+    tied = kind is LayerKind.HEAD and model.tied_embeddings
+    with torch.no_grad():
+        for part in parameter_slices(model, kind, tp=tp, tp_rank=tp_rank):
+            # A tied head starts from the embedding's matrix, which is position 0's.
+            origin = 0 if tied and part.name == "weight" else position
+            layer.get_parameter(part.name).copy_(initial_value(part, seed=seed, position=origin))
+    return layer
+
+
+def allocate_layer(
+    model: ModelSpec,
+    kind: LayerKind,
+    *,
+    tp: int,
+    tp_rank: int,
+    group: dist.ProcessGroup | None,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> nn.Module:
+    """A layer of this kind whose weights are allocated and not set."""
+    layer_type: type[_Layer]
+    if kind is LayerKind.EMBEDDING:
+        layer_type = Embedding
+    elif kind is LayerKind.HEAD:
+        layer_type = Head
+    elif model.architecture is Architecture.GPT:
+        layer_type = GptLayer
+    else:
+        layer_type = LlamaLayer
+    return layer_type(
+        model, kind, tp=tp, tp_rank=tp_rank, group=group, dtype=dtype, device=torch.device(device)
+    )
+
+
+def cross_entropy(
+    logits: Tensor, targets: Tensor, *, tp_rank: int, group: dist.ProcessGroup | None
+) -> Tensor:
+    """Mean loss of the head's logits [b, s, ceil(vocab / tp)] against targets [b, s]; a scalar."""
+    communication = Communication(group)
+    return group_cross_entropy(logits, targets, tp_rank=tp_rank, communication=communication)
+
+
+class _Layer(nn.Module):
+    """What all layers share: the model's shape, the rank's slice and the group."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        kind: LayerKind,
+        *,
+        tp: int,
+        tp_rank: int,
+        group: dist.ProcessGroup | None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.model, self.kind, self.tp, self.tp_rank = model, kind, tp, tp_rank
+        self.communication = Communication(group)
+        for part in parameter_slices(model, kind, tp=tp, tp_rank=tp_rank):
+            empty = torch.empty(part.shape, dtype=dtype, device=device)
+            self.register_parameter(part.name, nn.Parameter(empty))
+
+    def _norm(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        shape = (self.model.hidden_size,)
+        if self.model.architecture is Architecture.GPT:
+            return functional.layer_norm(x, shape, weight, bias, NORM_EPSILON)
+        if _HAS_RMS_NORM:
+            return functional.rms_norm(x, shape, weight, NORM_EPSILON)
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + NORM_EPSILON)
+        return scaled.to(x.dtype) * weight
+
+    def _attention(self, qkv: Tensor, *, rotate: bool) -> Tensor:
+        """Causal attention of the rank's heads: [b, s, q + 2 kv] -> [b, s, q]."""
+        b, s, _ = qkv.shape
+        d, query = self.model.head_dim, self.model.attention_size // self.tp
+        kv = (qkv.shape[-1] - query) // 2
+        q, k, v = (
+            part.view(b, s, -1, d).transpose(1, 2) for part in qkv.split((query, kv, kv), dim=-1)
+        )
+        if rotate:
+            cosine, sine = self._rotary(s, qkv)
+            q, k = _rotate(q, cosine, sine), _rotate(k, cosine, sine)
+        if query == kv:
+            context = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        elif _HAS_GQA:
+            context = functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=True
+            )
+        else:
+            k, v = (part.repeat_interleave(query // kv, dim=1) for part in (k, v))
+            context = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return context.transpose(1, 2).reshape(b, s, query)
+
+    def _rotary(self, s: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [s, d / 2], computed once per sequence length."""
+        kept: tuple[Tensor, Tensor] | None = getattr(self, "_rotary_table", None)
+        if kept is None or kept[0].shape[0] != s or kept[0].dtype != like.dtype:
+            half = self.model.head_dim // 2
+            exponents = torch.arange(half, dtype=torch.float32, device=like.device) / half
+            places = torch.arange(s, dtype=torch.float32, device=like.device)
+            angles = torch.outer(places, ROTARY_BASE**-exponents)
+            kept = (angles.cos().to(like.dtype), angles.sin().to(like.dtype))
+            self._rotary_table = kept
+        return kept
+
+    def _shared_kv(self, parameter: Tensor) -> Tensor:
+        """A fused query-key-value parameter whose replicated part sums its gradient."""
+        copies = self.model.num_kv_heads
+        if self.tp <= copies:
+            return parameter
+        return sum_replicas(
+            parameter,
+            self.communication,
+            start=self.model.attention_size // self.tp,
+            copy=kv_block(self.model, self.tp, self.tp_rank),
+            copies=copies,
+        )
+
+
+def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+
+
+class Embedding(_Layer):
+    """Tokens [b, s] -> [b, s, h]; each rank looks up the tokens of its part of the vocabulary."""
+
+    weight: Tensor
+    position_weight: Tensor
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Vectors of the tokens, with learned positions added where the architecture has them."""
+        if tokens.shape[1] > self.model.max_sequence_length:
+            raise InputError(
+                f"a sequence has {tokens.shape[1]} tokens; model {self.model.name} has "
+                f"max_sequence_length {self.model.max_sequence_length}"
+            )
+        if self.tp == 1:
+            x = functional.embedding(tokens, self.weight)
+        else:
+            rows = self.weight.shape[0]
+            local = tokens - self.tp_rank * rows
+            mine = (local >= 0) & (local < rows)
+            found = functional.embedding(local.clamp(0, rows - 1), self.weight)
+            x = sum_over_group(found * mine.unsqueeze(-1), self.communication)
+        if self.model.architecture is Architecture.GPT:
+            x = x + self.position_weight[: tokens.shape[1]]
+        return x
+
+
+class GptLayer(_Layer):
+    """[b, s, h] -> [b, s, h]: LayerNorm, biases everywhere, GELU MLP."""
+
+    attention_norm_weight: Tensor
+    attention_norm_bias: Tensor
+    qkv_weight: Tensor
+    qkv_bias: Tensor
+    out_weight: Tensor
+    out_bias: Tensor
+    mlp_norm_weight: Tensor
+    mlp_norm_bias: Tensor
+    up_weight: Tensor
+    up_bias: Tensor
+    down_weight: Tensor
+    down_bias: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One pre-norm transformer layer."""
+        y = self._norm(x, self.attention_norm_weight, self.attention_norm_bias)
+        y = copy_to_group(y, self.communication)
+        weight, bias = self._shared_kv(self.qkv_weight), self._shared_kv(self.qkv_bias)
+        y = self._attention(functional.linear(y, weight, bias), rotate=False)
+        x = x + self._row(y, self.out_weight, self.out_bias)
+        y = self._norm(x, self.mlp_norm_weight, self.mlp_norm_bias)
+        y = copy_to_group(y, self.communication)
+        y = functional.gelu(functional.linear(y, self.up_weight, self.up_bias))
+        return x + self._row(y, self.down_weight, self.down_bias)
+
+    def _row(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        if self.communication.group is None:
+            return functional.linear(x, weight, bias)
+        # The bias is replicated: it is added once, after the sum.
+        return sum_over_group(functional.linear(x, weight), self.communication) + bias
+
+
+class LlamaLayer(_Layer):
+    """[b, s, h] -> [b, s, h]: RMSNorm, no biases, rotary positions, gated SiLU MLP."""
+
+    attention_norm_weight: Tensor
+    qkv_weight: Tensor
+    out_weight: Tensor
+    mlp_norm_weight: Tensor
+    gate_weight: Tensor
+    up_weight: Tensor
+    down_weight: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One pre-norm transformer layer."""
+        y = self._norm(x, self.attention_norm_weight, None)
+        y = copy_to_group(y, self.communication)
+        qkv = functional.linear(y, self._shared_kv(self.qkv_weight))
+        y = functional.linear(self._attention(qkv, rotate=True), self.out_weight)
+        x = x + sum_over_group(y, self.communication)
+        y = self._norm(x, self.mlp_norm_weight, None)
+        y = copy_to_group(y, self.communication)
+        gate = functional.silu(functional.linear(y, self.gate_weight))
+        y = functional.linear(gate * functional.linear(y, self.up_weight), self.down_weight)
+        return x + sum_over_group(y, self.communication)
+
+
+class Head(_Layer):
+    """[b, s, h] -> logits [b, s, ceil(vocab / tp)]: final norm and output projection."""
+
+    norm_weight: Tensor
+    norm_bias: Tensor
+    weight: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of the rank's part of the vocabulary; padding has the least finite value."""
+        bias = self.norm_bias if self.model.architecture is Architecture.GPT else None
+        y = copy_to_group(self._norm(x, self.norm_weight, bias), self.communication)
+        logits = functional.linear(y, self.weight)
+        real = self.model.vocab_size - self.tp_rank * self.weight.shape[0]
+        if real < self.weight.shape[0]:
+            # Out of the softmax, and without a gradient: padded rows stay zero.
+            logits[..., max(0, real) :].fill_(torch.finfo(logits.dtype).min)
+        return logits
+
+
+class HeadWithLoss(nn.Module):
+    """A head and its loss as one module, which is what is measured, and paced, as `head`."""
+
+    def __init__(self, head: Head) -> None:
+        super().__init__()
+        self.head = head
+        self.communication = head.communication
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss of [b, s, h] against targets [b, s]; a scalar."""
+        return group_cross_entropy(
+            self.head(x), targets, tp_rank=self.head.tp_rank, communication=self.communication
+        )

@@ -1,0 +1,244 @@
+"""Plans that are built are legal; plans that are broken are refused with the rule they break."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetplan.cluster.spec import Cluster, DeviceKind, Island, IslandLink, Link, Transport
+from hetplan.errors import InputError
+from hetplan.job.spec import Job, Optimizer, Precision
+from hetplan.model.spec import Architecture, ModelSpec
+from hetplan.plans.build import (
+    Degrees,
+    StageChoice,
+    build_plan,
+    stage_devices,
+    stages_that_fit,
+)
+from hetplan.plans.check import check_plan
+from hetplan.plans.plan import DeviceRange, LayerRange, Plan, compress, expand
+
+SETTINGS = settings(derandomize=True, deadline=None, max_examples=200)
+LINK = Link(
+    bandwidth_bytes_per_second=1e9, latency_seconds=1e-5, transport=Transport.DEVICE_DIRECT
+)
+
+
+def model(layers: int = 8, heads: int = 8) -> ModelSpec:
+    return ModelSpec(
+        name="m",
+        architecture=Architecture.GPT,
+        num_layers=layers,
+        hidden_size=64,
+        ffn_hidden_size=256,
+        num_attention_heads=heads,
+        num_kv_heads=heads,
+        head_dim=8,
+        vocab_size=100,
+        max_sequence_length=32,
+    )
+
+
+def island(name: str, nodes: int, per_node: int, out: tuple[int, ...] = ()) -> Island:
+    device = DeviceKind(
+        kind=f"kind-{name}",
+        vendor="v",
+        peak_flops_per_second=(("float32", 1e12),),
+        memory_bytes=1e10,
+        memory_bandwidth_bytes_per_second=1e11,
+        provenance="datasheet",
+        source="test",
+    )
+    return Island(
+        name=name,
+        region="r",
+        device=device,
+        nodes=nodes,
+        devices_per_node=per_node,
+        intra_node=LINK,
+        inter_node=LINK,
+        memory_bytes=1e10,
+        nodes_out=out,
+    )
+
+
+def cluster(*islands: Island) -> Cluster:
+    return Cluster(
+        name="c",
+        islands=islands,
+        links=tuple(
+            IslandLink(between=(a.name, b.name), link=LINK)
+            for i, a in enumerate(islands)
+            for b in islands[i + 1 :]
+        ),
+    )
+
+
+def job(batch: int, target: str = "native") -> Job:
+    return Job(
+        name="j",
+        global_batch_size=batch,
+        sequence_length=32,
+        precision=Precision.FLOAT32,
+        optimizer=Optimizer.ADAMW,
+        target=target,
+    )
+
+
+def two_stage_plan() -> tuple[Plan, ModelSpec, Cluster, Job]:
+    shape, machines, task = model(), cluster(island("a", 2, 4), island("b", 1, 4)), job(16)
+    plan = build_plan(
+        shape,
+        machines,
+        task,
+        [
+            StageChoice(island="a", transformer_layers=6),
+            StageChoice(island="b", transformer_layers=2),
+        ],
+        Degrees(tp=2, dp=2, microbatch_size=1),
+    )
+    return plan, shape, machines, task
+
+
+@SETTINGS
+@given(st.lists(st.integers(0, 300), unique=True, max_size=40))
+def test_compressed_devices_expand_to_the_same_devices(devices: list[int]) -> None:
+    assert list(expand(compress(devices))) == devices
+
+
+def test_regular_devices_compress_to_one_range() -> None:
+    assert compress(range(5, 400, 7)) == (DeviceRange(start=5, count=57, stride=7),)
+
+
+@SETTINGS
+@given(st.data())
+def test_every_plan_that_is_built_is_legal(data: st.DataObject) -> None:
+    islands = [
+        island(
+            name,
+            nodes := data.draw(st.integers(1, 4)),
+            data.draw(st.sampled_from([1, 2, 4, 6, 8])),
+            tuple(data.draw(st.sets(st.integers(0, nodes - 1), max_size=nodes - 1))),
+        )
+        for name in "abc"[: data.draw(st.integers(1, 3))]
+    ]
+    degrees = Degrees(
+        tp=data.draw(st.sampled_from([1, 2, 4, 8])),
+        dp=data.draw(st.integers(1, 8)),
+        microbatch_size=data.draw(st.integers(1, 3)),
+        full_recompute=data.draw(st.booleans()),
+    )
+    choices = [
+        StageChoice(island=each.name, transformer_layers=data.draw(st.integers(1, 4)))
+        for each in islands
+        for _ in range(data.draw(st.integers(0, stages_that_fit(each, degrees))))
+    ]
+    if not choices:
+        return
+    shape = model(layers=sum(choice.transformer_layers for choice in choices))
+    machines = cluster(*islands)
+    task = job(degrees.dp * degrees.microbatch_size * data.draw(st.integers(1, 5)))
+    plan = build_plan(shape, machines, task, choices, degrees)
+    assert check_plan(plan, shape, machines, task) == ()
+    used = [d for stage in plan.pipelines[0].stages for d in stage_devices(stage)]
+    assert sorted([*used, *expand(plan.unused_devices)]) == list(range(machines.num_devices))
+    assert len(used) == len(choices) * degrees.tp * degrees.dp
+
+
+def test_embedding_and_head_are_in_the_first_and_last_stage() -> None:
+    plan, _, _, _ = two_stage_plan()
+    ranges = [stage.chunks[0] for stage in plan.pipelines[0].stages]
+    assert ranges == [LayerRange(start=0, stop=7), LayerRange(start=7, stop=10)]
+
+
+def test_megatron_pads_the_vocabulary_and_shards_the_optimizer() -> None:
+    shape, machines = model(), cluster(island("a", 1, 4))
+    plan = build_plan(
+        shape,
+        machines,
+        job(8, "megatron"),
+        [StageChoice(island="a", transformer_layers=8)],
+        Degrees(tp=2, dp=2, microbatch_size=1),
+    )
+    assert plan.padded_vocab_size == 256
+    assert plan.optimizer_shards == 2
+
+
+@pytest.mark.parametrize(
+    ("choices", "degrees", "words"),
+    [
+        ([("a", 7)], (1, 1, 1), "hold 7 transformer layers, m has 8"),
+        ([("a", 8), ("a", 0)], (1, 1, 1), "stage 1 has no transformer layer"),
+        ([("a", 1)] * 9, (1, 1, 1), "9 pipeline stages for 8 transformer layers"),
+        ([("a", 8)], (1, 3, 1), "not a multiple of microbatch size 1 x dp 3"),
+        ([("a", 8)], (3, 1, 1), "no room"),
+        ([("a", 4), ("b", 2), ("a", 2)], (1, 1, 1), "not next to each other"),
+        ([("b", 2)] * 4, (2, 1, 1), "no room for stage 3"),
+        ([("x", 8)], (1, 1, 1), "no island is named x"),
+    ],
+)
+def test_choices_that_cannot_be_placed_are_refused(
+    choices: list[tuple[str, int]], degrees: tuple[int, int, int], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        build_plan(
+            model(),
+            cluster(island("a", 2, 4), island("b", 1, 4)),
+            job(16),
+            [StageChoice(island=name, transformer_layers=count) for name, count in choices],
+            Degrees(tp=degrees[0], dp=degrees[1], microbatch_size=degrees[2]),
+        )
+
+
+def broken(plan: Plan, rule: str) -> Plan:
+    pipeline = plan.pipelines[0]
+    first, second = pipeline.stages
+    if rule == "layer twice":
+        second = replace(second, chunks=(LayerRange(start=6, stop=10),))
+    elif rule == "layer missing":
+        second = replace(second, chunks=(LayerRange(start=8, stop=10),))
+    elif rule == "device twice":
+        second = replace(second, replicas=first.replicas)
+    elif rule == "no such device":
+        ranges = (DeviceRange(start=10, count=4),)
+        second = replace(second, replicas=(replace(second.replicas[0], devices=ranges),))
+    elif rule == "degrees":
+        second = replace(second, replicas=(replace(second.replicas[0], tp=3),))
+    elif rule == "spans nodes":
+        ranges = (DeviceRange(start=2, count=4),)
+        first = replace(first, replicas=(replace(first.replicas[0], devices=ranges, tp=4),))
+    elif rule == "batch":
+        pipeline = replace(pipeline, num_microbatches=7)
+    elif rule == "depth":
+        second = replace(second, warmup_depth=5)
+    elif rule == "reduction":
+        plan = replace(plan, reduction_groups=plan.reduction_groups[:1])
+    elif rule == "schedule":
+        pipeline = replace(pipeline, schedule=replace(pipeline.schedule, name="gpipe"))
+    return replace(plan, pipelines=(replace(pipeline, stages=(first, second)),))
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ("layer twice", "more than one stage holds layers 6"),
+        ("layer missing", "no stage holds layers 7"),
+        ("device twice", "device 0 is already used by pipelines[0].stages[0]"),
+        ("no such device", "devices 12, 13 do not exist"),
+        ("degrees", "4 devices are not a multiple of tp 3"),
+        ("spans nodes", "spans 2 nodes"),
+        ("batch", "is 14 sequences"),
+        ("depth", "grow along the pipeline"),
+        ("reduction", "no reduction group covers layers 7 to 10"),
+        ("schedule", "'gpipe' is not known"),
+    ],
+)
+def test_each_broken_rule_is_named(rule: str, words: str) -> None:
+    plan, shape, machines, task = two_stage_plan()
+    assert check_plan(plan, shape, machines, task) == ()
+    faults = check_plan(broken(plan, rule), shape, machines, task)
+    assert any(words in str(fault) for fault in faults), [str(fault) for fault in faults]
