@@ -34,6 +34,7 @@ class DeviceKind:
     """(precision, dense rate without sparsity), one pair per precision the device has."""
     memory_bytes: float
     memory_bandwidth_bytes_per_second: float
+    """0 where it is not known; then times of this kind come from measurements only."""
     provenance: str
     """`datasheet` or `measured`."""
     source: str

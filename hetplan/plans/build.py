@@ -170,6 +170,12 @@ def _check_choices(
             f"global_batch_size {job.global_batch_size} is not a multiple of microbatch size "
             f"{degrees.microbatch_size} x dp {degrees.dp} = {samples}"
         )
+    num_microbatches = job.global_batch_size // samples
+    if num_microbatches < len(choices) and not target(job.target).fewer_microbatches_than_stages:
+        raise InputError(
+            f"{num_microbatches} microbatches for {len(choices)} stages: target {job.target} needs "
+            "at least one microbatch per stage; use fewer stages, a smaller dp or microbatch size"
+        )
 
 
 def _place(

@@ -193,6 +193,17 @@ def _schedule(plan: Plan, model: ModelSpec, cluster: Cluster, job: Job) -> _Foun
                 f"pipelines[{p}].boundaries",
                 f"{len(pipeline.boundaries)} for {len(pipeline.stages)} stages",
             )
+        trainer = TARGETS.get(plan.target)
+        if (
+            trainer is not None
+            and not trainer.fewer_microbatches_than_stages
+            and pipeline.num_microbatches < len(pipeline.stages)
+        ):
+            yield (
+                f"pipelines[{p}].num_microbatches",
+                f"{pipeline.num_microbatches} for {len(pipeline.stages)} stages; target "
+                f"{plan.target} needs at least one microbatch per stage",
+            )
         depths = [stage.warmup_depth for stage in pipeline.stages]
         if any(left < right for left, right in pairwise(depths)):
             yield f"pipelines[{p}]", f"warm-up depths {depths} grow along the pipeline: deadlock"

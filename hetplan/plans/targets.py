@@ -20,6 +20,8 @@ class Target:
     optimizer_sharding: bool
     """The optimizer state can be split over the data-parallel ranks."""
     full_recompute: bool
+    fewer_microbatches_than_stages: bool
+    """1F1B runs with fewer microbatches than the pipeline has stages."""
 
 
 TARGETS: dict[str, Target] = {
@@ -31,6 +33,8 @@ TARGETS: dict[str, Target] = {
         vocab_multiple=1,
         optimizer_sharding=False,
         full_recompute=True,
+        # torch.distributed.pipelining's Schedule1F1B refuses it.
+        fewer_microbatches_than_stages=False,
     ),
     "megatron": Target(
         name="megatron",
@@ -42,6 +46,7 @@ TARGETS: dict[str, Target] = {
         vocab_multiple=128,
         optimizer_sharding=True,
         full_recompute=True,
+        fewer_microbatches_than_stages=True,
     ),
 }
 

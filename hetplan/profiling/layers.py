@@ -145,7 +145,8 @@ class _Layer(nn.Module):
         d, query = self.model.head_dim, self.model.attention_size // self.tp
         kv = (qkv.shape[-1] - query) // 2
         q, k, v = (
-            part.view(b, s, -1, d).transpose(1, 2) for part in qkv.split((query, kv, kv), dim=-1)
+            part.view(b, s, -1, d).transpose(1, 2)
+            for part in torch.split(qkv, [query, kv, kv], dim=-1)
         )
         if rotate:
             cosine, sine = self._rotary(s, qkv)
@@ -164,7 +165,8 @@ class _Layer(nn.Module):
     def _rotary(self, s: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [s, d / 2], computed once per sequence length."""
         kept: tuple[Tensor, Tensor] | None = getattr(self, "_rotary_table", None)
-        if kept is None or kept[0].shape[0] != s or kept[0].dtype != like.dtype:
+        key = (s, like.dtype, like.device)
+        if kept is None or (len(kept[0]), kept[0].dtype, kept[0].device) != key:
             half = self.model.head_dim // 2
             exponents = torch.arange(half, dtype=torch.float32, device=like.device) / half
             places = torch.arange(s, dtype=torch.float32, device=like.device)

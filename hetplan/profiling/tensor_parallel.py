@@ -87,7 +87,7 @@ def copy_to_group(tensor: Tensor, communication: Communication) -> Tensor:
     """The same tensor; its gradient is summed over the group."""
     if communication.group is None:
         return tensor
-    result: Tensor = _CopyToGroup.apply(tensor, communication)
+    result: Tensor = _CopyToGroup.apply(tensor, communication)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -95,7 +95,7 @@ def sum_over_group(tensor: Tensor, communication: Communication) -> Tensor:
     """Sum of the ranks' tensors (in place of the argument); its gradient passes unchanged."""
     if communication.group is None:
         return tensor
-    result: Tensor = _SumOverGroup.apply(tensor, communication)
+    result: Tensor = _SumOverGroup.apply(tensor, communication)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -109,7 +109,7 @@ def sum_replicas(
     """
     if communication.group is None:
         return weight
-    result: Tensor = _SumReplicas.apply(weight, communication, start, copy, copies)
+    result: Tensor = _SumReplicas.apply(weight, communication, start, copy, copies)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -151,5 +151,5 @@ def group_cross_entropy(
     whole vocabulary, except that targets outside of it contribute no target logit.
     """
     first = tp_rank * logits.shape[-1]
-    loss: Tensor = _CrossEntropy.apply(logits, targets, first, communication)
+    loss: Tensor = _CrossEntropy.apply(logits, targets, first, communication)  # type: ignore[no-untyped-call]
     return loss

@@ -23,9 +23,7 @@ from hetplan.plans.check import check_plan
 from hetplan.plans.plan import DeviceRange, LayerRange, Plan, compress, expand
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=200)
-LINK = Link(
-    bandwidth_bytes_per_second=1e9, latency_seconds=1e-5, transport=Transport.DEVICE_DIRECT
-)
+LINK = Link(bandwidth_bytes_per_second=1e9, latency_seconds=1e-5, transport=Transport.DEVICE_DIRECT)
 
 
 def model(layers: int = 8, heads: int = 8) -> ModelSpec:
@@ -141,7 +139,8 @@ def test_every_plan_that_is_built_is_legal(data: st.DataObject) -> None:
         return
     shape = model(layers=sum(choice.transformer_layers for choice in choices))
     machines = cluster(*islands)
-    task = job(degrees.dp * degrees.microbatch_size * data.draw(st.integers(1, 5)))
+    microbatches = len(choices) + data.draw(st.integers(0, 3))
+    task = job(degrees.dp * degrees.microbatch_size * microbatches)
     plan = build_plan(shape, machines, task, choices, degrees)
     assert check_plan(plan, shape, machines, task) == ()
     used = [d for stage in plan.pipelines[0].stages for d in stage_devices(stage)]
@@ -179,6 +178,7 @@ def test_megatron_pads_the_vocabulary_and_shards_the_optimizer() -> None:
         ([("a", 4), ("b", 2), ("a", 2)], (1, 1, 1), "not next to each other"),
         ([("b", 2)] * 4, (2, 1, 1), "no room for stage 3"),
         ([("x", 8)], (1, 1, 1), "no island is named x"),
+        ([("a", 2)] * 4, (1, 1, 8), "2 microbatches for 4 stages"),
     ],
 )
 def test_choices_that_cannot_be_placed_are_refused(

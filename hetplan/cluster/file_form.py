@@ -1,0 +1,169 @@
+"""How a cluster file and the device catalogue are written.
+
+Figures of a link are what ONE device sees when it sends ALONE, in one direction: a node of eight
+devices behind one 200 Gbit/s card that they share has eight links of 25 Gbit/s each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from hetplan.cluster.spec import Transport
+from hetplan.files.quantities import Bandwidth, Count, Memory, Name, Rate, Seconds
+
+CLUSTER_SCHEMA = "hetplan.cluster/1"
+DEVICES_SCHEMA = "hetplan.devices/1"
+
+Text: TypeAlias = Annotated[str, Field(min_length=1, max_length=500)]
+NodeNumber: TypeAlias = Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakForm:
+    """Dense matrix rates, without sparsity; a precision that the device lacks is left out."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    bfloat16: Rate | None = None
+    """bfloat16 with float32 accumulation."""
+    float16: Rate | None = None
+    """float16 with float32 accumulation."""
+    float32: Rate | None = None
+    """True float32, not TF32: what float32 training reaches with its default settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceForm:
+    """One kind of device."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    kind: Name
+    """Name that islands use."""
+    vendor: Name
+    """Maker; devices of one maker share a communication library."""
+    peak: PeakForm = PeakForm()
+    """Dense matrix rates; none: times of this kind come from measurements only."""
+    memory: Memory | None = None
+    """Memory of one device; left out: every island of this kind says its own."""
+    memory_bandwidth: Bandwidth | None = None
+    """Of the device's own memory; left out: times of this kind come from measurements only."""
+    provenance: Literal["datasheet", "measured"]
+    """Whether the figures were printed by the maker or measured."""
+    source: Text
+    """Where the figures were read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesForm:
+    """A file of the device catalogue."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    devices: list[DeviceForm]
+    """Device kinds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkForm:
+    """One direction between two devices, as one device sees it when it sends alone."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    bandwidth: Bandwidth
+    """Per device and direction, when one device sends alone."""
+    latency: Seconds
+    """One way: from the first byte sent to the first byte received; half a round trip."""
+    transport: Transport | None = None
+    """device-direct (nccl, rccl, hccl, ...) or host-staged (gloo over host memory). Left out:
+    device-direct inside an island (host-staged for kind cpu), host-staged between islands."""
+    samples: Name | None = None
+    """Name of measured link samples in the profile store. They replace bandwidth and latency, which
+    then serve only for operations and sizes that were not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IslandForm:
+    """Nodes of one kind on one fast fabric."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    name: Name
+    """Name of the island, unique in the cluster."""
+    device: Name
+    """Device kind: of the catalogue (configs/devices) or of `devices` in this file."""
+    nodes: Count
+    """Number of nodes (hosts)."""
+    devices_per_node: Count
+    """Devices in one node."""
+    intra_node: LinkForm
+    """Between two devices of one node."""
+    inter_node: LinkForm
+    """Between two devices of different nodes of this island."""
+    memory: Memory | None = None
+    """Memory of one device that a job may use; left out: all that the device has."""
+    nodes_out: list[NodeNumber] = field(default_factory=list)
+    """Numbers, from 0, of nodes that must not be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionForm:
+    """A data centre or site."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    name: Name
+    """Name of the region, unique in the cluster."""
+    islands: Annotated[list[IslandForm], Field(min_length=1)]
+    """Islands of the region."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IslandLinkForm:
+    """The link between two islands, the same in both directions."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    between: Annotated[list[Name], Field(min_length=2, max_length=2)]
+    """Names of the two islands."""
+    bandwidth: Bandwidth
+    """Per device and direction, when one device sends alone."""
+    latency: Seconds
+    """One way: from the first byte sent to the first byte received; half a round trip."""
+    transport: Transport | None = None
+    """device-direct or host-staged; left out: host-staged, which works between any two kinds."""
+    samples: Name | None = None
+    """Name of measured link samples in the profile store; see LinkForm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinksDefaultForm:
+    """Links between islands that `links` does not list."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    within_region: LinkForm | None = None
+    """Between any two islands of one region."""
+    across_regions: LinkForm | None = None
+    """Between any two islands of different regions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterForm:
+    """Everything a job may use."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    name: Name
+    """Name of the cluster in reports."""
+    regions: Annotated[list[RegionForm], Field(min_length=1)]
+    """Regions with their islands."""
+    links: list[IslandLinkForm] = field(default_factory=list)
+    """Links between islands; every two islands need one, here or in links_default."""
+    links_default: LinksDefaultForm | None = None
+    """Links for pairs of islands that `links` does not list."""
+    devices: list[DeviceForm] = field(default_factory=list)
+    """Device kinds of this file's own; one with a catalogue name replaces it."""

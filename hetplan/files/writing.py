@@ -1,0 +1,82 @@
+"""How files are written so that a crash leaves the old file or the new one, never half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from hetplan.errors import HetplanError, InputError
+
+_NEW_FILE_MODE = 0o666  # less the umask, as any program's new file
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace the file by this text in one step; the old content stays until the new is on disk.
+
+    An InputError where the folder does not exist or must not be written to.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        _write_and_sync(temporary, text.encode("utf-8"))
+        if target.exists():
+            os.chmod(temporary, target.stat().st_mode & 0o7777)
+        os.replace(temporary, target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise _write_error(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add one line to the file, whole or not at all, and wait until it is on disk.
+
+    A half line that an earlier crash left at the end is closed first: it spoils itself only.
+    """
+    if "\n" in line:
+        raise ValueError("append_line takes one line, without a line break")
+    data = line.encode("utf-8") + b"\n"
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, _NEW_FILE_MODE)
+        try:
+            end = os.lseek(handle, 0, os.SEEK_END)
+            if end and os.pread(handle, 1, end - 1) != b"\n":
+                data = b"\n" + data
+            written = os.write(handle, data)
+            if written != len(data):
+                raise OSError(f"only {written} of {len(data)} bytes were written")
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise _write_error(path, error) from error
+
+
+def _write_and_sync(path: Path, data: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _NEW_FILE_MODE)
+    with os.fdopen(handle, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring the rename to the disk, where the file system can sync a folder."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _write_error(path: Path, error: OSError) -> HetplanError:
+    reason = error.strerror or str(error)
+    if isinstance(error, FileNotFoundError):
+        return InputError(f"cannot write {path}: its folder does not exist; create it first")
+    if isinstance(error, PermissionError | IsADirectoryError | NotADirectoryError):
+        return InputError(f"cannot write {path}: {reason}; choose another place")
+    return HetplanError(f"cannot write {path}: {reason}")

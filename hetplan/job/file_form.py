@@ -1,0 +1,87 @@
+"""How a job file is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, TypeAlias, get_args
+
+from pydantic import Field
+
+from hetplan.files.quantities import Count, Name, NodeName, Seconds
+from hetplan.job.spec import Optimizer, Precision
+
+JOB_SCHEMA = "hetplan.job/1"
+
+TargetName: TypeAlias = Literal["native", "megatron"]
+TARGET_NAMES: tuple[str, ...] = get_args(TargetName)
+"""Trainers that a job may name: the keys of `hetplan.plans.targets.TARGETS`, which lies above."""
+
+Fraction: TypeAlias = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinsForm:
+    """Choices that the search must keep; what is left out stays free."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    tp: Count | None = None
+    """Tensor-parallel degree."""
+    dp: Count | None = None
+    """Data-parallel degree."""
+    pp: Count | None = None
+    """Pipeline stages."""
+    microbatch_size: Count | None = None
+    """Sequences per microbatch and data-parallel rank."""
+    recompute: bool | None = None
+    """Whether transformer layers are computed again in the backward pass."""
+    embedding_on: Name | None = None
+    """Island or device kind of the first stage."""
+    head_on: Name | None = None
+    """Island or device kind of the last stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForbidsForm:
+    """What the plan must not use."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    islands: list[Name] = field(default_factory=list)
+    """Names of islands."""
+    nodes: list[NodeName] = field(default_factory=list)
+    """Nodes as island/number, counted from 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobForm:
+    """One training job."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    name: Name
+    """Name of the job in reports."""
+    global_batch_size: Count
+    """Sequences per optimizer step."""
+    sequence_length: Count
+    """Tokens per sequence."""
+    precision: Precision
+    """Number format of weights, activations and matrix products."""
+    optimizer: Optimizer
+    """Update rule."""
+    target: TargetName
+    """Trainer that will run the plan."""
+    gap: Fraction = 0.01
+    """The search may stop when no plan can be faster by more than this fraction of the step."""
+    time_limit: Seconds | None = None
+    """Longest search; left out: until the gap is reached."""
+    total_tokens: Annotated[int, Field(ge=1, le=10**18)] | None = None
+    """Tokens of the whole training run, for its duration."""
+    memory_reserve_fraction: Fraction = 0.1
+    """Part of every device's memory that plans leave free for fragmentation and communication."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Start of every random choice; the same seed gives the same plan."""
+    pin: PinsForm = field(default_factory=PinsForm)
+    """Choices that the search must keep."""
+    forbid: ForbidsForm = field(default_factory=ForbidsForm)
+    """What the plan must not use."""

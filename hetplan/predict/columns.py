@@ -1,0 +1,121 @@
+"""Which physical quantities a layer's time is a sum of, and their values for a shape.
+
+    seconds = sum over columns of coefficient * column,   coefficient >= 0
+
+Each column grows with the shape by a formula that holds at every size (`model.work`), so a sum
+fitted on small layers carries to large ones. Few columns, because every further one is paid for in
+extrapolation; where there are too few measured shapes the sets below get smaller, in this order.
+A backward pass uses its forward pass's columns: its coefficients are about twice as large.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.model.work import layer_work
+
+
+class Column(StrEnum):
+    """One physical quantity, per microbatch and tensor-parallel rank."""
+
+    CONSTANT = "constant"
+    """1: launches, the host's time, fixed costs of a layer."""
+    FLOPS = "flops"
+    """Operations of the forward pass, 2 per multiply-add."""
+    MATRIX_FLOPS = "matrix_flops"
+    """Operations of the products with weights."""
+    ATTENTION_FLOPS = "attention_flops"
+    """Operations of scores and context, causal."""
+    ELEMENTWISE_BYTES = "elementwise_bytes"
+    """Bytes that everything but the matrix products reads and writes."""
+    WEIGHT_BYTES = "weight_bytes"
+    """Bytes of the weights that the matrix products read."""
+    PARAMETERS = "parameters"
+    """Parameters that an optimizer updates."""
+
+
+COEFFICIENT_UNITS: tuple[tuple[Column, str], ...] = (
+    (Column.CONSTANT, "s"),
+    (Column.FLOPS, "s/flop"),
+    (Column.MATRIX_FLOPS, "s/flop"),
+    (Column.ATTENTION_FLOPS, "s/flop"),
+    (Column.ELEMENTWISE_BYTES, "s/B"),
+    (Column.WEIGHT_BYTES, "s/B"),
+    (Column.PARAMETERS, "s/parameter"),
+)
+"""Unit of each column's coefficient."""
+
+_TRANSFORMER_SETS = (
+    (
+        Column.CONSTANT,
+        Column.MATRIX_FLOPS,
+        Column.ATTENTION_FLOPS,
+        Column.ELEMENTWISE_BYTES,
+        Column.WEIGHT_BYTES,
+    ),
+    (Column.CONSTANT, Column.MATRIX_FLOPS, Column.ATTENTION_FLOPS, Column.ELEMENTWISE_BYTES),
+    (Column.CONSTANT, Column.FLOPS, Column.ELEMENTWISE_BYTES),
+    (Column.CONSTANT, Column.FLOPS),
+    (Column.FLOPS,),
+)
+_HEAD_SETS = (
+    (Column.CONSTANT, Column.MATRIX_FLOPS, Column.ELEMENTWISE_BYTES),
+    (Column.CONSTANT, Column.MATRIX_FLOPS),
+    (Column.MATRIX_FLOPS,),
+)
+_EMBEDDING_SETS = (
+    (Column.CONSTANT, Column.ELEMENTWISE_BYTES),
+    (Column.ELEMENTWISE_BYTES,),
+)
+OPTIMIZER_SETS: tuple[tuple[Column, ...], ...] = (
+    (Column.CONSTANT, Column.PARAMETERS),
+    (Column.PARAMETERS,),
+)
+"""Column sets of an optimizer's update, richest first."""
+
+
+def column_sets(layer: LayerKind) -> tuple[tuple[Column, ...], ...]:
+    """Column sets for a layer of this kind, richest first; the last one needs a single point."""
+    if layer is LayerKind.TRANSFORMER:
+        return _TRANSFORMER_SETS
+    return _HEAD_SETS if layer is LayerKind.HEAD else _EMBEDDING_SETS
+
+
+@dataclass(frozen=True, slots=True)
+class LayerColumns:
+    """Values of every column that a layer's passes use, for one shape."""
+
+    matrix_flops: float
+    attention_flops: float
+    elementwise_bytes: float
+    weight_bytes: float
+
+    def value(self, column: str) -> float:
+        """Value of one column, a `Column` value."""
+        if column == "constant":
+            return 1.0
+        if column == "flops":
+            return self.matrix_flops + self.attention_flops
+        result: float = getattr(self, column)
+        return result
+
+
+def layer_columns(
+    model: ModelSpec,
+    layer: LayerKind,
+    *,
+    microbatch_size: int,
+    sequence_length: int,
+    tp: int,
+    bytes_per_element: int,
+) -> LayerColumns:
+    """Column values of one layer on one tensor-parallel rank."""
+    work = layer_work(model, layer, microbatch_size, sequence_length, tp)
+    return LayerColumns(
+        work.matrix_flops,
+        work.attention_flops,
+        work.elementwise_elements * bytes_per_element,
+        work.weight_elements * bytes_per_element,
+    )

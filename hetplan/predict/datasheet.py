@@ -1,0 +1,251 @@
+"""What a layer or a link costs when nothing of its kind was measured: datasheet and priors.
+
+    layer  = launches * operations
+           + matrix flops / (peak * MATRIX_EFFICIENCY) + attention flops / (peak * ATTENTION_...)
+           + elementwise bytes / (memory bandwidth * ELEMENTWISE_EFFICIENCY)
+
+Priors are central values over devices whose measurements are public; the half-width beside each
+is how far single devices and shapes lie from it, so the interval of such a prediction is wide. It
+is the time-weighted mean of its parts' half-widths: exact if all parts are off together, which is
+the worst case. Nothing here was measured on the device at hand.
+
+Data behind the priors, each on fp16 or bf16 and single operators: the operator profiles that the
+Sailor authors published for five NVIDIA devices (github.com/eth-easl/sailor, MIT) and SimuMax's
+efficiency tables of A100-PCIe and B200 (github.com/MooreThreads/SimuMax).
+"""
+
+from __future__ import annotations
+
+import math
+
+from hetplan.cluster.spec import DeviceKind, Link
+from hetplan.job.spec import Optimizer, Precision
+from hetplan.model.spec import Architecture, LayerKind, ModelSpec
+from hetplan.predict.columns import layer_columns
+from hetplan.predict.predictor import Prediction, SendLaw
+from hetplan.profiling.samples import LinkOperation
+
+SOURCE = "datasheet"
+
+# Matrix products of at least 100 GFLOP, median per device of rate / dense peak with float32
+# accumulation: A100-40 .79 (of 312 TFLOP/s), GH200 .59 (989), V100 .71 (125), RTX 3090 1.00 (71),
+# Titan RTX .65 (130.5), A100-PCIe .73 (312), B200 .48 (2250). The median device is V100.
+MATRIX_EFFICIENCY = 0.70
+# Farthest device: log(.70 / .48) = .38; 90 % of one device's shapes lie within .1 to .25 of its
+# median, the two being independent: sqrt(.38^2 + .25^2).
+MATRIX_LOG_HALFWIDTH = 0.45
+
+# Fused attention over the full square reaches 1.00 (A100-PCIe) and .73 (B200) forward, .80 and .69
+# backward; a causal kernel does half of those operations in that time. Geometric mean of the
+# halves, over forward and backward.
+ATTENTION_EFFICIENCY = 0.40
+# 10 % to 90 % of the shapes: .155 (B200 forward) to .565 (A100-PCIe forward).
+ATTENTION_LOG_HALFWIDTH = 0.95
+
+# Norms, residual additions with dropout and GELU of a GPT layer, 16-bit, hidden 7168: bytes by
+# `layer_work` / time / memory bandwidth is .55 A100-40, .39 GH200, .61 RTX 3090, .58 Titan RTX, .60
+# V100 forward and .78 .73 .86 .80 .82 backward (twice the bytes).
+ELEMENTWISE_EFFICIENCY_FORWARD = 0.58
+ELEMENTWISE_EFFICIENCY_BACKWARD = 0.80
+# log(.58 / .39) = .40; fusing compilers read and write half as often: log 2 = .69.
+ELEMENTWISE_LOG_HALFWIDTH = 0.6
+
+# Sum of the constants of 13 forward operators in an A100 operator profile: 0.752 ms; of their
+# backward passes: 0.964 ms. Training runs on 64 to 512 A100 show about half of that.
+LAUNCH_SECONDS_FORWARD = 0.5 * 0.752e-3 / 13
+LAUNCH_SECONDS_BACKWARD = 0.5 * 0.964e-3 / 13
+# Up to the whole profile constant (log 2); down to a graph of kernels at 5 us each (log 6).
+LAUNCH_LOG_HALFWIDTH = 1.4
+
+BACKWARD_WORK = 2.0
+"""Backward over forward operations and bytes: a gradient of the input and one of the weights."""
+
+# Least traffic, a fused kernel in float32: gradient read (4), parameter and two moments read and
+# written (24): 28 bytes per parameter for AdamW; gradient read, parameter read and written: 12 for
+# SGD. 16-bit training adds the 16-bit parameter written and the gradient converted (2 + 2 + 4), and
+# a pass over the gradients for their norm (4).
+_FUSED_BYTES = ((Optimizer.ADAMW, 28.0), (Optimizer.SGD, 12.0))
+_MIXED_PRECISION_BYTES = 12.0
+# Unfused multi-tensor AdamW in float32 took (per parameter) 129 B of memory time on A100-40, 124 on
+# V100 (GPT-Neo-2.7B layers), 121 on GH200 (OPT-30B layers): 4.5 times the fused traffic. Which of
+# the two a trainer uses is not known here: geometric mean, and the interval reaches both.
+OPTIMIZER_TRAFFIC_FACTOR = math.sqrt(4.5)
+OPTIMIZER_LOG_HALFWIDTH = 0.5 * math.log(4.5) + 0.1
+
+# Measured rate over the link's figure: .65 to .78 on NVLink (A100 ring over 8 devices: 191 to 234
+# of 300 GB/s), .85 to .9 on InfiniBand, about 1 with gloo over Ethernet. log(1 / .65).
+LINK_LOG_HALFWIDTH = 0.43
+
+
+def _operations(model: ModelSpec, layer: LayerKind) -> int:
+    """Kernels of a forward pass, each with one launch, as hetplan's own layers have them."""
+    if layer is LayerKind.EMBEDDING:
+        return 2  # look-up, positions
+    if layer is LayerKind.HEAD:
+        return 6  # norm, product, and four passes of the float32 cross-entropy
+    # Two norms, query-key-value, attention, output, up, activation, down, two additions; Llama
+    # adds the gate's product and multiplication, and rotates queries and keys.
+    return 14 if model.architecture is Architecture.LLAMA else 10
+
+
+def _layer(
+    device: DeviceKind,
+    model: ModelSpec,
+    layer: LayerKind,
+    microbatch_size: int,
+    sequence_length: int,
+    tp: int,
+    precision: Precision,
+    *,
+    backward: bool,
+    notes: tuple[str, ...],
+) -> Prediction:
+    columns = layer_columns(
+        model,
+        layer,
+        microbatch_size=microbatch_size,
+        sequence_length=sequence_length,
+        tp=tp,
+        bytes_per_element=precision.bytes_per_element,
+    )
+    peak = device.peak(precision.value)
+    work = BACKWARD_WORK if backward else 1.0
+    launch = LAUNCH_SECONDS_BACKWARD if backward else LAUNCH_SECONDS_FORWARD
+    streaming = ELEMENTWISE_EFFICIENCY_BACKWARD if backward else ELEMENTWISE_EFFICIENCY_FORWARD
+    bandwidth = device.memory_bandwidth_bytes_per_second * streaming
+    launches = launch * _operations(model, layer)
+    matrix = work * columns.matrix_flops / (peak * MATRIX_EFFICIENCY)
+    attention = work * columns.attention_flops / (peak * ATTENTION_EFFICIENCY)
+    elementwise = work * columns.elementwise_bytes / bandwidth
+    seconds = launches + matrix + attention + elementwise
+    spread = (
+        launches * LAUNCH_LOG_HALFWIDTH
+        + matrix * MATRIX_LOG_HALFWIDTH
+        + attention * ATTENTION_LOG_HALFWIDTH
+        + elementwise * ELEMENTWISE_LOG_HALFWIDTH
+    )
+    return Prediction(
+        seconds=seconds, log_halfwidth=spread / seconds, source=SOURCE, extrapolating=notes
+    )
+
+
+def forward(
+    device: DeviceKind,
+    model: ModelSpec,
+    layer: LayerKind,
+    *,
+    microbatch_size: int,
+    sequence_length: int,
+    tp: int,
+    precision: Precision,
+    notes: tuple[str, ...] = (),
+) -> Prediction:
+    """Forward time from the datasheet; an InputError where the device lacks the precision."""
+    return _layer(
+        device,
+        model,
+        layer,
+        microbatch_size,
+        sequence_length,
+        tp,
+        precision,
+        backward=False,
+        notes=notes,
+    )
+
+
+def backward(
+    device: DeviceKind,
+    model: ModelSpec,
+    layer: LayerKind,
+    *,
+    microbatch_size: int,
+    sequence_length: int,
+    tp: int,
+    precision: Precision,
+    notes: tuple[str, ...] = (),
+) -> Prediction:
+    """Backward time from the datasheet: twice the forward's operations and bytes."""
+    return _layer(
+        device,
+        model,
+        layer,
+        microbatch_size,
+        sequence_length,
+        tp,
+        precision,
+        backward=True,
+        notes=notes,
+    )
+
+
+def optimizer_update(
+    device: DeviceKind,
+    optimizer: Optimizer,
+    parameters: float,
+    precision: Precision,
+    notes: tuple[str, ...] = (),
+) -> Prediction:
+    """Time of the update's memory traffic."""
+    fused = dict(_FUSED_BYTES)[optimizer]
+    if precision is not Precision.FLOAT32:
+        fused += _MIXED_PRECISION_BYTES
+    traffic = fused * OPTIMIZER_TRAFFIC_FACTOR * parameters
+    return Prediction(
+        seconds=traffic / device.memory_bandwidth_bytes_per_second,
+        log_halfwidth=OPTIMIZER_LOG_HALFWIDTH,
+        source=SOURCE,
+        extrapolating=notes,
+    )
+
+
+def send(link: Link, notes: tuple[str, ...] = ()) -> SendLaw:
+    """Point-to-point law from the link's two figures.
+
+    The data crosses once after the receiver is known to be ready: wire = latency. With both sides
+    posting together the receiver's readiness has to cross to the sender first, another one-way
+    latency: rendezvous = 2 * latency. (gloo over a 10.3 ms round trip: 10.3 ms when posted
+    together, 5.5 to 5.7 ms with the receiver early.)
+    """
+    return SendLaw(
+        rendezvous_latency_seconds=2.0 * link.latency_seconds,
+        wire_latency_seconds=link.latency_seconds,
+        seconds_per_byte=1.0 / link.bandwidth_bytes_per_second,
+        log_halfwidth=LINK_LOG_HALFWIDTH,
+        source=SOURCE,
+        extrapolating=notes,
+    )
+
+
+def ring_shape(operation: str, group_size: int) -> tuple[int, float]:
+    """(steps, bytes of one step per byte of message) of an operation among n >= 2 ranks.
+
+    Rings for all_reduce (2 (n - 1) steps of 1/n), reduce_scatter and all_gather (n - 1 steps of
+    1/n); pairwise exchange for all_to_all (n - 1 steps of 1/n); a binomial tree for broadcast
+    (ceil(log2 n) steps of the whole message). A send is one step.
+    """
+    if operation == LinkOperation.ALL_REDUCE:
+        return 2 * (group_size - 1), 1.0 / group_size
+    if operation == LinkOperation.BROADCAST:
+        return (group_size - 1).bit_length(), 1.0
+    if operation in (LinkOperation.SEND_RECV, LinkOperation.SEND_RECV_LATE):
+        return 1, 1.0
+    return group_size - 1, 1.0 / group_size
+
+
+def collective(
+    link: Link,
+    operation: str,
+    group_size: int,
+    message_bytes: float,
+    notes: tuple[str, ...] = (),
+) -> Prediction:
+    """Latency and bandwidth law of a collective, such as 2 (n - 1) alpha + 2 (n - 1) / n S / beta."""
+    steps, share = ring_shape(operation, group_size)
+    step = link.latency_seconds + share * message_bytes / link.bandwidth_bytes_per_second
+    return Prediction(
+        seconds=steps * step,
+        log_halfwidth=LINK_LOG_HALFWIDTH,
+        source=SOURCE,
+        extrapolating=notes,
+    )

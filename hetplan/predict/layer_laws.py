@@ -1,0 +1,305 @@
+"""Layer samples of one population per device to laws, with errors on sizes left out.
+
+One law per (device kind, precision, layer kind, phase), whatever the architecture: the columns
+say how GPT and Llama layers differ. An optimizer has one law per (device kind, precision).
+
+Columns are dropped in the order of `predict.columns` until the rows can tell the remaining ones
+apart: at least as many distinct points as columns, and no column that is a mixture of others on
+all rows (with one hidden size, bytes of elementwise work and operations grow alike).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetplan.errors import Fault, InputError
+from hetplan.job.spec import Precision
+from hetplan.model.spec import Architecture, LayerKind, ModelSpec
+from hetplan.predict.columns import OPTIMIZER_SETS, Column, column_sets, layer_columns
+from hetplan.predict.datasheet import MATRIX_LOG_HALFWIDTH
+from hetplan.predict.laws import (
+    ALL_LAYERS,
+    LayerLaw,
+    MeasuredRange,
+    Term,
+    validation_of,
+)
+from hetplan.predict.regression import (
+    MIN_CALIBRATION_ROWS,
+    Rows,
+    conformal_halfwidth,
+    fit_nonnegative,
+    left_out_errors,
+)
+from hetplan.profiling.samples import LayerSample, Phase
+
+UNVALIDATED_LOG_HALFWIDTH = MATRIX_LOG_HALFWIDTH
+"""Least half-width where too few errors set it: a law that was never tested on a size it had not
+seen is trusted no more than a datasheet's."""
+
+# Columns count as independent when the smallest singular value of the rows (each divided by its
+# time, columns brought to equal length) is at least this part of the largest. Rows are measured to
+# about 1 %, so a direction a thousand times weaker than the others is noise.
+_INDEPENDENT = 1e-3
+
+_OPTIMIZER_PREFIX = f"{Phase.OPTIMIZER.value}:"
+
+_Key = tuple[str, str, str, str]
+"""Device, precision, layer, phase."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A law before its interval, with the errors that will set it."""
+
+    key: _Key
+    terms: tuple[Term, ...]
+    samples: tuple[LayerSample, ...]
+    points: int
+    left_out: str
+    folds: int
+    errors: tuple[float, ...]
+    notes: tuple[str, ...]
+
+
+def measured_values(
+    model: ModelSpec, layer: LayerKind, microbatch_size: int, sequence_length: int, tp: int
+) -> tuple[float, ...]:
+    """Values of `range_names`, for one prediction or sample."""
+    values: tuple[float, ...] = (model.hidden_size, sequence_length, microbatch_size, tp)
+    return values if layer is LayerKind.TRANSFORMER else (*values, model.vocab_size)
+
+
+def _range_names(layer: str) -> tuple[str, ...]:
+    if layer == ALL_LAYERS:
+        return ("parameters",)
+    names = ("hidden", "sequence", "microbatch", "tp")
+    return names if layer == LayerKind.TRANSFORMER.value else (*names, "vocabulary")
+
+
+def sample_model(sample: LayerSample) -> ModelSpec:
+    """A one-layer model of the sample's shape.
+
+    A sample does not say how many positions a GPT model learns; its sequence length stands in.
+    """
+    return ModelSpec(
+        name="sample",
+        architecture=Architecture(sample.architecture),
+        num_layers=1,
+        hidden_size=sample.hidden_size,
+        ffn_hidden_size=sample.ffn_hidden_size,
+        num_attention_heads=sample.num_attention_heads,
+        num_kv_heads=sample.num_kv_heads,
+        head_dim=sample.head_dim,
+        vocab_size=sample.vocab_size,
+        max_sequence_length=sample.sequence_length,
+    )
+
+
+def fit_layer_laws(samples: Sequence[LayerSample]) -> tuple[LayerLaw, ...]:
+    """One law per device, precision, layer kind and phase in the samples, in that order.
+
+    An InputError names every sample that cannot be used (an unknown word, a time that is no
+    positive number).
+    """
+    _check(samples)
+    groups: dict[_Key, list[LayerSample]] = {}
+    for sample in samples:
+        groups.setdefault(_key(sample), []).append(sample)
+    drafts = [_draft(key, groups[key]) for key in sorted(groups)]
+    return tuple(_finish(draft, drafts) for draft in drafts)
+
+
+def _key(sample: LayerSample) -> _Key:
+    layer = ALL_LAYERS if sample.phase.startswith(_OPTIMIZER_PREFIX) else sample.layer
+    return sample.device, sample.precision, layer, sample.phase
+
+
+def _check(samples: Sequence[LayerSample]) -> None:
+    phases = (Phase.FORWARD.value, Phase.BACKWARD.value)
+    faults = []
+    for number, sample in enumerate(samples, start=1):
+        if not (math.isfinite(sample.median_seconds) and sample.median_seconds > 0):
+            problem = f"median_seconds is {sample.median_seconds}; a time is more than 0"
+        elif sample.layer not in tuple(LayerKind):
+            problem = f"layer is {sample.layer!r}; it is one of {', '.join(LayerKind)}"
+        elif sample.architecture not in tuple(Architecture):
+            problem = (
+                f"architecture is {sample.architecture!r}; it is one of {', '.join(Architecture)}"
+            )
+        elif sample.precision not in tuple(Precision):
+            problem = f"precision is {sample.precision!r}; it is one of {', '.join(Precision)}"
+        elif sample.phase not in phases and not sample.phase.startswith(_OPTIMIZER_PREFIX):
+            problem = (
+                f"phase is {sample.phase!r}; it is forward, backward or optimizer:<its name>"
+            )
+        else:
+            continue
+        faults.append(
+            Fault(
+                message=f"{problem}; measure it again or remove the row",
+                field=f"layer sample {number} of {sample.device}",
+            )
+        )
+    if faults:
+        raise InputError(*faults)
+
+
+def _row_values(sample: LayerSample, columns: Sequence[Column]) -> tuple[float, ...]:
+    model, layer = sample_model(sample), LayerKind(sample.layer)
+    if sample.phase.startswith(_OPTIMIZER_PREFIX):
+        parameters = float(model.parameters(layer, sample.tp))
+        return tuple(parameters if column is Column.PARAMETERS else 1.0 for column in columns)
+    values = layer_columns(
+        model,
+        layer,
+        microbatch_size=sample.microbatch_size,
+        sequence_length=sample.sequence_length,
+        tp=sample.tp,
+        bytes_per_element=Precision(sample.precision).bytes_per_element,
+    )
+    return tuple(values.value(column) for column in columns)
+
+
+def _values(sample: LayerSample) -> tuple[float, ...]:
+    """Values of the range names of the sample's law."""
+    model, layer = sample_model(sample), LayerKind(sample.layer)
+    if sample.phase.startswith(_OPTIMIZER_PREFIX):
+        return (float(model.parameters(layer, sample.tp)),)
+    return measured_values(
+        model, layer, sample.microbatch_size, sample.sequence_length, sample.tp
+    )
+
+
+def _independent(rows: Rows, seconds: Sequence[float]) -> bool:
+    """Whether the rows can tell their columns apart."""
+    import numpy as np
+
+    matrix = np.asarray(rows, dtype=float) / np.asarray(seconds, dtype=float)[:, None]
+    length = np.linalg.norm(matrix, axis=0)
+    if len(matrix) < matrix.shape[1] or not length.all():
+        return False
+    singular = np.linalg.svd(matrix / length, compute_uv=False)
+    return bool(singular[-1] >= _INDEPENDENT * singular[0])
+
+
+def _choose_columns(
+    sets: Sequence[tuple[Column, ...]], samples: Sequence[LayerSample]
+) -> tuple[tuple[Column, ...], list[tuple[float, ...]]]:
+    """The richest column set that the samples can tell apart, and the rows' values."""
+    seconds = [sample.median_seconds for sample in samples]
+    for columns in sets[:-1]:
+        rows = [_row_values(sample, columns) for sample in samples]
+        if _independent(rows, seconds):
+            return columns, rows
+    return sets[-1], [_row_values(sample, sets[-1]) for sample in samples]
+
+
+def _leave_out(samples: Sequence[LayerSample], layer: str) -> tuple[str, list[float]]:
+    """What to leave out, one value at a time, and its value in each row."""
+    if layer == ALL_LAYERS:
+        hidden = [float(sample.hidden_size) for sample in samples]
+        if len(set(hidden)) > 1:
+            return "hidden", hidden
+    names = _range_names(layer)
+    columns = zip(*(_values(sample) for sample in samples), strict=True)
+    by_name = {name: list(values) for name, values in zip(names, columns, strict=True)}
+    for name in ("hidden", "microbatch", "sequence", "tp", "parameters"):
+        if len(set(by_name.get(name, ()))) > 1:
+            return name, by_name[name]
+    return "", []
+
+
+def _draft(key: _Key, samples: Sequence[LayerSample]) -> _Draft:
+    layer = key[2]
+    sets = OPTIMIZER_SETS if layer == ALL_LAYERS else column_sets(LayerKind(layer))
+    columns, rows = _choose_columns(sets, samples)
+    seconds = [sample.median_seconds for sample in samples]
+    coefficients = fit_nonnegative(rows, seconds)
+    left_out, groups = _leave_out(samples, layer)
+    errors = left_out_errors(rows, seconds, groups) if left_out else ()
+    points = len({_row_values(sample, sets[0]) for sample in samples})
+    return _Draft(
+        key,
+        tuple(
+            Term(column=column.value, coefficient=coefficient)
+            for column, coefficient in zip(columns, coefficients, strict=True)
+        ),
+        tuple(samples),
+        points,
+        left_out,
+        len(set(groups)),
+        errors,
+        _notes(sets[0], columns, samples, points, left_out),
+    )
+
+
+def _notes(
+    richest: Sequence[Column],
+    columns: Sequence[Column],
+    samples: Sequence[LayerSample],
+    points: int,
+    left_out: str,
+) -> tuple[str, ...]:
+    notes = []
+    if len(columns) < len(richest):
+        notes.append(
+            f"{points} distinct points cannot tell {len(richest)} columns apart: fitted "
+            f"{', '.join(columns)}"
+        )
+    if not left_out:
+        notes.append("one size only: nothing could be left out, so the law is untested")
+    elif left_out not in ("hidden", "parameters"):
+        notes.append(f"one hidden size only: the errors leave out whole {left_out} sizes instead")
+    unsteady = sum(not sample.steady for sample in samples)
+    if unsteady:
+        notes.append(f"{unsteady} of {len(samples)} rows did not reach a steady time")
+    return tuple(notes)
+
+
+def _halfwidth(draft: _Draft, drafts: Sequence[_Draft]) -> tuple[float, str]:
+    """The interval's half-width and which errors set it."""
+    own = conformal_halfwidth(draft.errors)
+    if own is not None:
+        return own, f"{len(draft.errors)} left-out rows"
+    device, precision = draft.key[:2]
+    pooled = [error for other in drafts if other.key[0] == device for error in other.errors]
+    together = conformal_halfwidth(pooled)
+    largest = max((abs(error) for error in draft.errors), default=0.0)
+    if together is not None and draft.errors:
+        # Never below what this law itself got wrong: the others may be easier.
+        return (
+            max(together, largest),
+            f"{len(pooled)} left-out rows of all laws of {device} "
+            f"(own: {len(draft.errors)}, {MIN_CALIBRATION_ROWS} needed)",
+        )
+    return (
+        max(largest, UNVALIDATED_LOG_HALFWIDTH, together or 0.0),
+        f"{len(draft.errors)} left-out rows are too few ({MIN_CALIBRATION_ROWS} needed); "
+        f"at least the datasheet's {UNVALIDATED_LOG_HALFWIDTH:g}",
+    )
+
+
+def _finish(draft: _Draft, drafts: Sequence[_Draft]) -> LayerLaw:
+    device, precision, layer, phase = draft.key
+    halfwidth, calibration = _halfwidth(draft, drafts)
+    columns = zip(*(_values(sample) for sample in draft.samples), strict=True)
+    return LayerLaw(
+        device=device,
+        precision=precision,
+        layer=layer,
+        phase=phase,
+        terms=draft.terms,
+        ranges=tuple(
+            MeasuredRange(quantity=name, least=min(values), most=max(values))
+            for name, values in zip(_range_names(layer), columns, strict=True)
+        ),
+        log_halfwidth=halfwidth,
+        calibration=calibration,
+        rows=len(draft.samples),
+        points=draft.points,
+        validation=validation_of(draft.left_out, draft.folds, draft.errors),
+        notes=draft.notes,
+    )

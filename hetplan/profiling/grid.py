@@ -1,0 +1,198 @@
+"""Which shapes are measured: the points of a profile, cheapest first.
+
+A point is one transformer shape at one sequence length, microbatch size, tensor-parallel slice
+and precision. Points come from the shapes that the plans of a job can use, with neighbours in
+hidden size so that a fit can be judged by leaving one size out, or from lists.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from hetplan.errors import InputError
+from hetplan.job.spec import Job, Precision
+from hetplan.model.spec import Architecture, LayerKind, ModelSpec
+from hetplan.model.work import layer_work
+
+# Degrees inside one node: 8 devices share the fast fabric of the nodes that are sold.
+TP_DEGREES = (1, 2, 4, 8)
+# Past 8 sequences a layer's time grows with the tokens; one more doubling tells nothing new.
+LARGEST_MICROBATCH = 8
+# Hidden sizes beside the model's own: far enough to show the trend, near enough to be as fast.
+NEIGHBOUR_SCALES = (0.75, 1.25)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridPoint:
+    """One shape to measure."""
+
+    model: ModelSpec
+    """Shape; its number of layers does not matter."""
+    sequence_length: int
+    microbatch_size: int
+    tp: int
+    precision: Precision
+
+    def flops(self, kind: LayerKind) -> float:
+        """Operations of one forward and backward pass, and an operation per byte-bound element.
+
+        Embedding lookups have no matrix product; their elements stand in for their time.
+        """
+        work = layer_work(self.model, kind, self.microbatch_size, self.sequence_length, self.tp)
+        return 3.0 * (work.flops + work.elementwise_elements)
+
+
+def divides(model: ModelSpec, tp: int) -> bool:
+    """Whether the model can be cut into `tp` tensor-parallel slices."""
+    kv = model.num_kv_heads
+    return not (
+        model.num_attention_heads % tp or model.ffn_hidden_size % tp or (kv % tp and tp % kv)
+    )
+
+
+def job_grid(
+    model: ModelSpec,
+    job: Job,
+    *,
+    tp_degrees: Sequence[int] = (),
+    microbatch_sizes: Sequence[int] = (),
+    neighbours: bool = True,
+) -> tuple[GridPoint, ...]:
+    """Points for the plans that this job can have; degrees and sizes may be given instead.
+
+    `neighbours` adds the hidden sizes next to the model's.
+    """
+    if job.pin.tp is not None:
+        tp_degrees = tp_degrees or (job.pin.tp,)
+    if job.pin.microbatch_size is not None:
+        microbatch_sizes = microbatch_sizes or (job.pin.microbatch_size,)
+    degrees = tuple(tp for tp in tp_degrees or TP_DEGREES if divides(model, tp))
+    if not degrees:
+        raise InputError(
+            f"no tp of {', '.join(map(str, tp_degrees))} divides the heads and the ffn of model "
+            f"{model.name}; give others with --tp"
+        )
+    sizes = microbatch_sizes or tuple(
+        size
+        for size in (2**power for power in range(int(math.log2(LARGEST_MICROBATCH)) + 1))
+        if job.global_batch_size % size == 0
+    )
+    models = (model, *neighbour_models(model, max(degrees))) if neighbours else (model,)
+    return points(
+        models,
+        sequence_lengths=(job.sequence_length,),
+        microbatch_sizes=sizes,
+        tp_degrees=degrees,
+        precisions=(job.precision,),
+    )
+
+
+def neighbour_models(model: ModelSpec, tp: int) -> tuple[ModelSpec, ...]:
+    """The model with other hidden sizes, which `tp` divides as it divides the model.
+
+    The number of heads changes where a multiple of the group and of tp is near; where heads are
+    too few for that, their width does.
+    """
+    found: dict[int, ModelSpec] = {}
+    for scale in NEIGHBOUR_SCALES:
+        neighbour = _scaled(model, tp, scale)
+        if neighbour.hidden_size != model.hidden_size:
+            found.setdefault(neighbour.hidden_size, neighbour)
+    return tuple(found.values())
+
+
+def _scaled(model: ModelSpec, tp: int, scale: float) -> ModelSpec:
+    heads, kv, head_dim = model.num_attention_heads, model.num_kv_heads, model.head_dim
+    step = math.lcm(tp, kv) if kv < heads else tp
+    scaled_heads = _nearest(heads * scale, step)
+    if abs(scaled_heads / heads - scale) < 0.2:
+        kv = kv if kv < heads else scaled_heads
+        heads = scaled_heads
+    else:
+        # Rotary positions need an even width; kernels like multiples of 8.
+        head_dim = _nearest(head_dim * scale, 8 if head_dim >= 32 else 2)
+    attention = heads * head_dim
+    hidden = max(1, round(model.hidden_size * attention / model.attention_size))
+    ffn = _nearest(model.ffn_hidden_size * hidden / model.hidden_size, tp)
+    return ModelSpec(
+        name=f"{model.name}-h{hidden}",
+        architecture=model.architecture,
+        num_layers=model.num_layers,
+        hidden_size=hidden,
+        ffn_hidden_size=ffn,
+        num_attention_heads=heads,
+        num_kv_heads=kv,
+        head_dim=head_dim,
+        vocab_size=model.vocab_size,
+        max_sequence_length=model.max_sequence_length,
+        tied_embeddings=model.tied_embeddings,
+    )
+
+
+def _nearest(value: float, step: int) -> int:
+    return max(step, step * round(value / step))
+
+
+def plain_model(
+    architecture: Architecture, hidden_size: int, *, vocab_size: int, sequence_length: int
+) -> ModelSpec:
+    """A usual shape of this hidden size: heads of 128, 64 or 32, ffn of 4 h (llama: 8/3 h)."""
+    head_dim = next(
+        (d for d in (128, 64, 32, 16) if hidden_size % d == 0 and hidden_size >= 4 * d), 0
+    )
+    if not head_dim:
+        raise InputError(
+            f"hidden size {hidden_size} is not a multiple of 16 from 64 on; give another, or "
+            "give a model file"
+        )
+    # A gated MLP has three matrices: 8/3 h keeps its parameters at those of two of 4 h
+    # (Shazeer, arXiv 2002.05202); Llama rounds it up to a multiple of 256.
+    gated = architecture is Architecture.LLAMA
+    ffn = -(-8 * hidden_size // 3 // 64) * 64 if gated else 4 * hidden_size
+    return ModelSpec(
+        name=f"{architecture}-h{hidden_size}",
+        architecture=architecture,
+        num_layers=1,
+        hidden_size=hidden_size,
+        ffn_hidden_size=ffn,
+        num_attention_heads=hidden_size // head_dim,
+        num_kv_heads=hidden_size // head_dim,
+        head_dim=head_dim,
+        vocab_size=vocab_size,
+        max_sequence_length=sequence_length,
+    )
+
+
+def points(
+    models: Iterable[ModelSpec],
+    *,
+    sequence_lengths: Sequence[int],
+    microbatch_sizes: Sequence[int],
+    tp_degrees: Sequence[int],
+    precisions: Sequence[Precision],
+) -> tuple[GridPoint, ...]:
+    """Every combination in which tp divides the model, cheapest transformer layer first."""
+    axes = (("sequence length", sequence_lengths), ("microbatch size", microbatch_sizes))
+    for name, values in (*axes, ("tp", tp_degrees)):
+        for value in values:
+            if value < 1:
+                raise InputError(f"{name} is {value}; it must be at least 1")
+    found = {
+        GridPoint(
+            model=model,
+            sequence_length=sequence_length,
+            microbatch_size=microbatch_size,
+            tp=tp,
+            precision=precision,
+        ): None
+        for model, sequence_length, microbatch_size, tp, precision in product(
+            models, sequence_lengths, microbatch_sizes, tp_degrees, precisions
+        )
+        if divides(model, tp)
+    }
+    if not found:
+        raise InputError("no point is left: no tp divides the heads and the ffn of any model")
+    return tuple(sorted(found, key=lambda point: point.flops(LayerKind.TRANSFORMER)))

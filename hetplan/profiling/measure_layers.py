@@ -1,0 +1,352 @@
+"""How long and how large the layers of a model are on one device, measured as they are trained.
+
+One unit of work is one layer kind at one grid point: forward with autograd recording, backward
+with the gradients of input and weights (added to those that are there, as from the second
+microbatch of a step on), the optimizer's update, and their memory. A slice is measured alone,
+without communication. `head` includes the loss. Units go from cheap to expensive, until the
+budget is spent; every finished unit is handed over at once.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hetplan.errors import ProfileError
+from hetplan.job.spec import Optimizer, Precision
+from hetplan.model.spec import LayerKind
+from hetplan.profiling.backends import Backend
+from hetplan.profiling.grid import GridPoint
+from hetplan.profiling.layers import Head, HeadWithLoss, allocate_layer
+from hetplan.profiling.pacing import Pacer
+from hetplan.profiling.samples import LayerSample, Phase
+from hetplan.profiling.timing import Timing, TimingLimits, expected_seconds, measure
+from hetplan.profiling.weights import INITIAL_STD
+
+DTYPES = {
+    Precision.FLOAT32: torch.float32,
+    Precision.BFLOAT16: torch.bfloat16,
+    Precision.FLOAT16: torch.float16,
+}
+
+ShapeKey = tuple[object, ...]
+"""What two samples of the same thing have in common; see `shape_key`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """One layer kind at one grid point."""
+
+    point: GridPoint
+    kind: LayerKind
+    with_updates: bool = False
+    """Whether the optimizer's updates of the layer are measured too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """One finished unit."""
+
+    unit: Unit
+    samples: tuple[LayerSample, ...]
+    finished: int
+    total: int
+    left_seconds: float
+    """Estimate for the units that are left, within the budget."""
+
+
+def shape_key(sample: LayerSample) -> ShapeKey:
+    """What a sample measures: everything but the result."""
+    return (
+        sample.architecture,
+        sample.layer,
+        sample.phase,
+        sample.precision,
+        sample.hidden_size,
+        sample.ffn_hidden_size,
+        sample.num_attention_heads,
+        sample.num_kv_heads,
+        sample.head_dim,
+        sample.vocab_size,
+        sample.sequence_length,
+        sample.microbatch_size,
+        sample.tp,
+    )
+
+
+def units(grid: Sequence[GridPoint]) -> tuple[Unit, ...]:
+    """Every unit of the grid, cheapest first.
+
+    Updates depend on the parameters alone, so they are measured at the smallest microbatch.
+    """
+    smallest: dict[tuple[object, ...], int] = {}
+    for point in grid:
+        size = smallest.setdefault(_without_microbatch(point), point.microbatch_size)
+        smallest[_without_microbatch(point)] = min(size, point.microbatch_size)
+    every = [
+        Unit(
+            point=point,
+            kind=kind,
+            with_updates=kind is LayerKind.TRANSFORMER
+            and point.microbatch_size == smallest[_without_microbatch(point)],
+        )
+        for point in grid
+        for kind in LayerKind
+    ]
+    return tuple(sorted(every, key=lambda unit: unit.point.flops(unit.kind)))
+
+
+def _without_microbatch(point: GridPoint) -> tuple[object, ...]:
+    return (point.model, point.sequence_length, point.tp, point.precision)
+
+
+class LayerProfiler:
+    """Measures units on one backend."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        device: str,
+        limits: TimingLimits,
+        optimizers: Sequence[Optimizer] = tuple(Optimizer),
+        pacer: Pacer | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.backend, self.device, self.limits = backend, device, limits
+        self.optimizers, self.pacer = tuple(optimizers), pacer
+        self._clock = clock
+
+    def run(
+        self,
+        work: Sequence[Unit],
+        *,
+        measured: Collection[ShapeKey] = (),
+        budget_seconds: float = float("inf"),
+    ) -> Iterator[Progress]:
+        """Measure the units that are not in `measured`, cheapest first, within the budget.
+
+        A unit that is expected to end after the budget is not begun, and so are none after it:
+        they are more expensive. Results are yielded one unit at a time.
+        """
+        started = self._clock()
+        missing = [unit for unit in work if self._keys(unit) - set(measured)]
+        costs = _Costs(self.limits)
+        for index, unit in enumerate(missing):
+            spent = self._clock() - started
+            if index and spent + costs.seconds(unit) > budget_seconds:
+                return
+            begun = self._clock()
+            samples = self.measure_unit(unit)
+            costs.note(unit, samples, self._clock() - begun)
+            spent = self._clock() - started
+            left = costs.left_seconds(missing[index + 1 :], budget_seconds - spent)
+            yield Progress(
+                unit=unit,
+                samples=samples,
+                finished=index + 1,
+                total=len(missing),
+                left_seconds=left,
+            )
+
+    def _keys(self, unit: Unit) -> set[ShapeKey]:
+        phases = self._phases(unit)
+        timing = Timing(
+            median_seconds=0.0, p10_seconds=0.0, p90_seconds=0.0, repeats=0, outliers=0, steady=True
+        )
+        return {shape_key(self._sample(unit, phase, timing)) for phase in phases}
+
+    def _phases(self, unit: Unit) -> tuple[str, ...]:
+        optimizers = self.optimizers if unit.with_updates else ()
+        updates = tuple(f"{Phase.OPTIMIZER}:{optimizer}" for optimizer in optimizers)
+        return (Phase.FORWARD, Phase.BACKWARD, *updates)
+
+    def measure_unit(self, unit: Unit) -> tuple[LayerSample, ...]:
+        """One sample per phase of the unit."""
+        layer = self._layer(unit)
+        arguments, gradient = self._inputs(unit)
+
+        def one_pass(mark: Callable[[], None]) -> None:
+            for argument in arguments:
+                argument.grad = None
+            mark()
+            result = layer(*arguments)
+            mark()
+            result.backward(gradient)
+            mark()
+
+        forward, backward = measure(one_pass, self.backend, self.limits, clock=self._clock)
+        for timing in (forward, backward):
+            if timing.median_seconds <= 0:
+                raise ProfileError(f"the clock of {self.device} did not advance during {unit}")
+        kept, forward_peak, backward_peak = self._memory(layer, arguments, gradient)
+        samples = [
+            self._sample(unit, Phase.FORWARD, forward, kept=kept, peak=forward_peak),
+            self._sample(unit, Phase.BACKWARD, backward, peak=backward_peak),
+        ]
+        if unit.with_updates:
+            samples += [self._update(unit, layer, optimizer) for optimizer in self.optimizers]
+        return tuple(samples)
+
+    def _layer(self, unit: Unit) -> nn.Module:
+        point = unit.point
+        layer = allocate_layer(
+            point.model,
+            unit.kind,
+            tp=point.tp,
+            tp_rank=0,
+            group=None,
+            dtype=DTYPES[point.precision],
+            device=self.backend.device(),
+        )
+        with torch.no_grad():
+            # Values only have to be ordinary numbers: no kernel's time depends on them otherwise.
+            for parameter in layer.parameters():
+                parameter.normal_(0.0, INITIAL_STD)
+        if isinstance(layer, Head):
+            layer = HeadWithLoss(layer)
+        if self.pacer is not None:
+            layer = self.pacer.wrap(layer, unit.kind, point.microbatch_size, point.tp)
+        return layer
+
+    def _inputs(self, unit: Unit) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """What the layer takes, and the gradient of its result (None for the scalar loss)."""
+        point, device = unit.point, self.backend.device()
+        shape = (point.microbatch_size, point.sequence_length)
+        tokens = torch.randint(0, point.model.vocab_size, shape, device=device)
+        stream = torch.randn(
+            (*shape, point.model.hidden_size), dtype=DTYPES[point.precision], device=device
+        )
+        if unit.kind is LayerKind.EMBEDDING:
+            return (tokens,), stream
+        if unit.kind is LayerKind.HEAD:
+            return (stream.requires_grad_(), tokens), None
+        return (stream.requires_grad_(),), torch.randn_like(stream)
+
+    def _memory(
+        self, layer: nn.Module, arguments: tuple[Tensor, ...], gradient: Tensor | None
+    ) -> tuple[float, float, float]:
+        """Bytes kept for backward, and the peaks of forward and backward (0: not told)."""
+        parameters = {each.untyped_storage().data_ptr() for each in layer.parameters()}
+        kept: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in parameters:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        for argument in arguments:
+            argument.grad = None
+        forward_peak = backward_peak = 0.0
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            watched = self.backend.reset_peak_memory()
+            result = layer(*arguments)
+            self.backend.synchronise()
+            if watched:
+                forward_peak = self.backend.peak_memory_bytes()
+        watched = self.backend.reset_peak_memory()
+        result.backward(gradient)
+        self.backend.synchronise()
+        if watched:
+            backward_peak = self.backend.peak_memory_bytes()
+        return float(sum(kept.values())), forward_peak, backward_peak
+
+    def _update(self, unit: Unit, layer: nn.Module, optimizer: Optimizer) -> LayerSample:
+        """The optimizer's update of the layer's parameters, whose gradients are there."""
+        rule = make_optimizer(optimizer, layer)
+
+        def one_pass(mark: Callable[[], None]) -> None:
+            mark()
+            rule.step()
+            mark()
+
+        (timing,) = measure(one_pass, self.backend, self.limits, clock=self._clock)
+        peak = 0.0
+        if self.backend.reset_peak_memory():
+            rule.step()
+            self.backend.synchronise()
+            peak = self.backend.peak_memory_bytes()
+        return self._sample(unit, f"{Phase.OPTIMIZER}:{optimizer}", timing, peak=peak)
+
+    def _sample(
+        self, unit: Unit, phase: str, timing: Timing, *, kept: float = 0.0, peak: float = 0.0
+    ) -> LayerSample:
+        point, model = unit.point, unit.point.model
+        return LayerSample(
+            device=self.device,
+            architecture=model.architecture.value,
+            layer=unit.kind.value,
+            phase=str(phase),
+            precision=point.precision.value,
+            hidden_size=model.hidden_size,
+            ffn_hidden_size=model.ffn_hidden_size,
+            num_attention_heads=model.num_attention_heads,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            vocab_size=model.vocab_size,
+            sequence_length=point.sequence_length,
+            microbatch_size=point.microbatch_size,
+            tp=point.tp,
+            median_seconds=timing.median_seconds,
+            p10_seconds=timing.p10_seconds,
+            p90_seconds=timing.p90_seconds,
+            repeats=timing.repeats,
+            outliers=timing.outliers,
+            steady=timing.steady,
+            activation_bytes=kept,
+            peak_memory_bytes=peak,
+            clock_hertz=self.backend.clock_hertz(),
+        )
+
+
+def make_optimizer(optimizer: Optimizer, layer: nn.Module) -> torch.optim.Optimizer:
+    """The update rule with torch's own choice of implementation and a rate that changes nothing.
+
+    The rate is small so that thousands of timed updates leave ordinary numbers.
+    """
+    if optimizer is Optimizer.ADAMW:
+        return torch.optim.AdamW(layer.parameters(), lr=1e-9)
+    return torch.optim.SGD(layer.parameters(), lr=1e-9)
+
+
+class _Costs:
+    """How long units are expected to take, learnt from those that were measured."""
+
+    def __init__(self, limits: TimingLimits) -> None:
+        self._limits = limits
+        self._rates: dict[LayerKind, list[float]] = {}
+        self._ratios: list[float] = []
+
+    def note(self, unit: Unit, samples: Sequence[LayerSample], wall_seconds: float) -> None:
+        """Learn the rate of a unit's passes and how its wall time compares to the rule."""
+        pass_seconds = sum(
+            sample.median_seconds
+            for sample in samples
+            if sample.phase in (Phase.FORWARD, Phase.BACKWARD)
+        )
+        rate = unit.point.flops(unit.kind) / pass_seconds
+        self._rates.setdefault(unit.kind, []).append(rate)
+        self._ratios.append(wall_seconds / expected_seconds(self._limits, pass_seconds))
+
+    def seconds(self, unit: Unit) -> float:
+        """Expected wall time of a unit; needs one noted unit. The latest are the most alike."""
+        rates = self._rates.get(unit.kind) or [max(max(each) for each in self._rates.values())]
+        pass_seconds = unit.point.flops(unit.kind) / statistics.median(rates[-5:])
+        ratio = statistics.median(self._ratios[-5:])
+        return ratio * expected_seconds(self._limits, pass_seconds)
+
+    def left_seconds(self, missing: Sequence[Unit], budget_seconds: float) -> float:
+        """Expected wall time of these units in this order, as far as the budget goes."""
+        total = 0.0
+        for unit in missing:
+            cost = self.seconds(unit)
+            if total + cost > budget_seconds:
+                break
+            total += cost
+        return total

@@ -1,0 +1,114 @@
+"""What a person sees of a plan: its stages, what it costs, how good it is and what to doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.markup import escape
+from rich.table import Table
+
+from hetplan.cost.estimate_values import Estimate, StageEstimate
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.plan import Plan, Stage
+from hetplan.search.result import Certificate, HomogeneousSum, SearchResult
+from hetplan.units import format_bytes, format_seconds
+
+
+def stage_table(model: ModelSpec, plan: Plan, estimate: Estimate) -> Table:
+    """One row per stage: where it runs, its layers, its times per microbatch, its memory."""
+    table = Table(title=_title(plan, estimate), title_justify="left")
+    for name in ("stage", "island", "devices"):
+        table.add_column(name)
+    for name in ("layers", "forward", "backward", "waits", "reduce", "optimizer", "memory"):
+        table.add_column(name, justify="right")
+    stages = plan.pipelines[0].stages
+    for index, (stage, cost) in enumerate(zip(stages, estimate.stages, strict=True)):
+        table.add_row(
+            str(index),
+            escape(cost.island),
+            f"{stage.replicas[0].num_devices} x {escape(cost.device)}",
+            _layers(model, stage),
+            format_seconds(cost.forward_seconds),
+            format_seconds(cost.backward_seconds),
+            format_seconds(cost.wait_seconds),
+            format_seconds(cost.reduction_seconds),
+            format_seconds(cost.optimizer_seconds),
+            _memory(cost),
+        )
+    return table
+
+
+def _title(plan: Plan, estimate: Estimate) -> str:
+    pipeline = plan.pipelines[0]
+    replica = pipeline.stages[0].replicas[0]
+    recompute = pipeline.stages[0].recompute.granularity.value
+    return (
+        f"tp {replica.tp}, dp {replica.dp}, pp {len(pipeline.stages)}, "
+        f"microbatch size {replica.microbatch_size}, {estimate.num_microbatches} microbatches, "
+        f"recompute {recompute}, target {escape(plan.target)}"
+    )
+
+
+def _layers(model: ModelSpec, stage: Stage) -> str:
+    """`E+10`, `12`, `10+H`: transformer layers, with E for the embedding and H for the head."""
+    start, stop = stage.chunks[0].start, stage.chunks[-1].stop
+    holds_embedding = start == 0
+    holds_head = stop == len(model.layers)
+    count = stop - start - holds_embedding - holds_head
+    return ("E+" if holds_embedding else "") + str(count) + ("+H" if holds_head else "")
+
+
+def _memory(cost: StageEstimate) -> str:
+    memory = cost.memory
+    mark = "" if memory.fits else "  DOES NOT FIT"
+    return f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.available_bytes)}{mark}"
+
+
+def estimate_lines(estimate: Estimate) -> Iterator[str]:
+    """The step, its interval, its throughput and what to know before trusting them."""
+    interval = estimate.interval
+    yield (
+        f"step {format_seconds(estimate.step_seconds)} (p10 "
+        f"{format_seconds(interval.p10_seconds)}, p90 {format_seconds(interval.p90_seconds)}), "
+        f"{estimate.tokens_per_second:,.0f} tokens/s, predicted from "
+        f"{' and '.join(estimate.sources)} figures"
+    )
+    for warning in estimate.warnings:
+        yield f"note: {warning}"
+
+
+def certificate_line(certificate: Certificate, step_seconds: float) -> str:
+    """How far the plan can be from the best one, in words."""
+    if certificate.status == "optimal":
+        verdict = "proven within the gap that was asked for"
+    else:
+        verdict = "the search stopped at its limit before the gap that was asked for"
+    return (
+        f"no plan of the space is faster than {format_seconds(certificate.lower_bound_seconds)}; "
+        f"this one takes {format_seconds(step_seconds)}, gap {certificate.gap:.2%} ({verdict}; "
+        f"{certificate.candidates} candidates, {certificate.pruned_by_bound} pruned by bound, "
+        f"{certificate.searched} searched, {certificate.replays} replays)"
+    )
+
+
+def homogeneous_lines(figure: HomogeneousSum) -> Iterator[str]:
+    """The plan against the sum of what its kinds reach alone."""
+    for kind in figure.kinds:
+        alone = f"{kind.tokens_per_second:,.0f} tokens/s alone"
+        if kind.reason:
+            alone = f"cannot train alone ({kind.reason}); its roofline counts"
+        yield (
+            f"{kind.devices} x {kind.device}: {alone}, "
+            f"roofline {kind.roofline_tokens_per_second:,.0f} tokens/s"
+        )
+    yield (
+        f"homogeneous-sum ratio {figure.homogeneous_sum_ratio:.2%} (predicted on both sides), "
+        f"roofline ratio {figure.roofline_ratio:.2%}"
+    )
+
+
+def result_lines(result: SearchResult) -> Iterator[str]:
+    """Everything about a search result below its stage table."""
+    yield from estimate_lines(result.estimate)
+    yield certificate_line(result.certificate, result.estimate.step_seconds)
+    yield f"searched: {result.certificate.space}"

@@ -1,0 +1,111 @@
+"""How a plan compares with each device kind training by itself: HETHUB's figure of merit.
+
+homogeneous_sum_ratio = tokens/s of the plan / sum over kinds of the best tokens/s of that kind
+alone, each with the same model, global batch, sequence and target, and a gap of at most 1 %.
+roofline_ratio = tokens/s of the plan / sum over devices of peak rate / operations per token.
+Both sides are predicted. The sum is no bound: a kind that cannot hold the model alone adds to the
+mix and has no plan of its own; it counts with its roofline.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from hetplan.cluster.spec import Cluster
+from hetplan.errors import InfeasibleError, LimitError
+from hetplan.job.spec import Job, Pins
+from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.model.work import layer_work
+from hetplan.predict.predictor import Predictor
+from hetplan.search.candidates import allowed_cluster
+from hetplan.search.explore import Progress
+from hetplan.search.result import HomogeneousSum, KindAlone, SearchResult
+from hetplan.search.search import search
+
+_LARGEST_GAP = 0.01
+
+_PASSES = 3
+"""A training step is a forward pass and a backward pass of twice its operations."""
+
+
+def homogeneous_sum(
+    result: SearchResult,
+    predictor: Predictor,
+    *,
+    time_limit_seconds: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> HomogeneousSum:
+    """The result's plan against each device kind of its cluster alone.
+
+    Forbidden nodes stay out, pins do not count for a kind alone. `time_limit_seconds` is for each
+    kind's own search.
+    """
+    inputs = result.inputs
+    cluster = allowed_cluster(inputs.cluster, inputs.job)
+    kinds = dict.fromkeys(island.device.kind for island in cluster.islands if island.usable_nodes)
+    alone = tuple(
+        _alone(inputs.model, cluster, inputs.job, kind, predictor, time_limit_seconds, progress)
+        for kind in kinds
+    )
+    tokens = result.estimate.tokens_per_second
+    each = [kind.tokens_per_second or kind.roofline_tokens_per_second for kind in alone]
+    return HomogeneousSum(
+        kinds=alone,
+        homogeneous_sum_ratio=tokens / math.fsum(each),
+        roofline_ratio=tokens / math.fsum(kind.roofline_tokens_per_second for kind in alone),
+    )
+
+
+def _alone(
+    model: ModelSpec,
+    cluster: Cluster,
+    job: Job,
+    kind: str,
+    predictor: Predictor,
+    time_limit_seconds: float | None,
+    progress: Callable[[Progress], None] | None,
+) -> KindAlone:
+    islands = tuple(
+        island for island in cluster.islands if island.device.kind == kind and island.usable_nodes
+    )
+    names = {island.name for island in islands}
+    part = replace(
+        cluster,
+        islands=islands,
+        links=tuple(link for link in cluster.links if set(link.between) <= names),
+    )
+    own_job = replace(
+        job,
+        gap=min(job.gap, _LARGEST_GAP),
+        time_limit_seconds=time_limit_seconds,
+        pin=Pins(),
+        forbid=replace(job.forbid, islands=(), nodes=()),
+    )
+    tokens, reason = 0.0, ""
+    try:
+        found = search(model, part, own_job, predictor, progress=progress)
+        tokens = found.estimate.tokens_per_second
+        if found.certificate.gap > _LARGEST_GAP:
+            reason = f"its plan is proved to {found.certificate.gap:.1%} only"
+    except (InfeasibleError, LimitError) as error:
+        reason = str(error).splitlines()[0]
+    devices = sum(len(island.usable_nodes) * island.devices_per_node for island in islands)
+    peak = islands[0].device.peak(job.precision.value)
+    return KindAlone(
+        device=kind,
+        devices=devices,
+        tokens_per_second=tokens,
+        roofline_tokens_per_second=devices * peak / operations_per_token(model, job),
+        reason=reason,
+    )
+
+
+def operations_per_token(model: ModelSpec, job: Job) -> float:
+    """Operations of one training step per token, without recomputation."""
+    work = {
+        kind: layer_work(model, kind, 1, job.sequence_length).flops
+        for kind in (LayerKind.EMBEDDING, LayerKind.TRANSFORMER, LayerKind.HEAD)
+    }
+    return _PASSES * math.fsum(work[kind] for kind in model.layers) / job.sequence_length

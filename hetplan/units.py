@@ -1,0 +1,194 @@
+"""How physical quantities are written: "200 Gbit/s", "5 us", "80 GiB", "312 TFLOP/s".
+
+Inside hetplan every quantity is a float in its SI base unit (bytes, seconds, bytes per second,
+operations per second). Text is turned into such a float here and nowhere else, and back into text
+only for people. kB, MB, GB, TB are powers of 1000, KiB, MiB, GiB, TiB powers of 1024; `bit` and
+`B` differ by eight, and the readings that confuse them (Gb/s, Gbps) are refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from difflib import get_close_matches
+from enum import StrEnum
+
+from hetplan.errors import InputError
+
+
+class Dimension(StrEnum):
+    """What a quantity measures."""
+
+    MEMORY = "memory"
+    BANDWIDTH = "bandwidth"
+    TIME = "time"
+    RATE = "rate"
+    """Operations per second."""
+
+
+_DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
+_BYTES = {f"{prefix}B": factor for prefix, factor in (_DECIMAL | _BINARY).items()}
+_BITS = {f"{prefix}bit": factor / 8.0 for prefix, factor in _DECIMAL.items()}
+
+UNITS: dict[Dimension, dict[str, float]] = {
+    Dimension.MEMORY: _BYTES,
+    Dimension.BANDWIDTH: {f"{unit}/s": factor for unit, factor in (_BYTES | _BITS).items()},
+    Dimension.TIME: {
+        "ns": 1e-9,
+        "us": 1e-6,
+        "µs": 1e-6,
+        "ms": 1e-3,
+        "s": 1.0,
+        "min": 60.0,
+        "h": 3600.0,
+        "d": 86400.0,
+    },
+    Dimension.RATE: {f"{prefix}FLOP/s": factor for prefix, factor in _DECIMAL.items()},
+}
+"""Factor of every accepted unit, per dimension."""
+
+EXAMPLES: dict[Dimension, tuple[str, ...]] = {
+    Dimension.MEMORY: ("80 GiB", "64 GB"),
+    Dimension.BANDWIDTH: ("25 GB/s", "200 Gbit/s"),
+    Dimension.TIME: ("5 us", "1.5 ms", "60 s"),
+    Dimension.RATE: ("312 TFLOP/s",),
+}
+"""Right ways to write each dimension, for messages and documentation."""
+
+_NUMBER = r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
+_QUANTITY = re.compile(rf"({_NUMBER})\s*([^\s\d].*)", re.ASCII)
+
+
+def pattern(dimension: Dimension) -> str:
+    """Regular expression of every accepted text of this dimension, for JSON Schema."""
+    units = "|".join(sorted(UNITS[dimension], key=lambda unit: (-len(unit), unit)))
+    return rf"^\s*{_NUMBER}\s*(?:{units})\s*$"
+
+
+def parse_quantity(text: object, dimension: Dimension) -> float:
+    """The quantity in base units; an InputError that shows a right example otherwise.
+
+    Times may be zero, everything else must be more than zero.
+    """
+    if not isinstance(text, str):
+        shown = f"{text!r} without a unit" if _is_number(text) else f"a {_kind(text)}"
+        raise InputError(f"found {shown}; write {_right_way(dimension, text)}")
+    found = _QUANTITY.fullmatch(text.strip())
+    if found is None:
+        if re.fullmatch(rf"[+-]?{_NUMBER}", text.strip(), re.ASCII):
+            raise InputError(
+                f"found {text!r} without a unit; write {_right_way(dimension, text.strip())}"
+            )
+        raise InputError(f"{text!r} is not a number and a unit; write {_right_way(dimension)}")
+    number, unit = float(found.group(1)), found.group(2).strip()
+    factor = UNITS[dimension].get(unit)
+    if factor is None:
+        raise InputError(f"{text!r}: {_wrong_unit(unit, dimension)}")
+    value = number * factor
+    if not math.isfinite(value):
+        raise InputError(f"{text!r} is too large; write {_right_way(dimension)}")
+    if value == 0.0 and dimension is not Dimension.TIME:
+        raise InputError(f"{text!r} is zero; a {dimension} must be more than zero")
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "key without a value"
+    names = {bool: "truth value", list: "list", dict: "mapping"}
+    return names.get(type(value), type(value).__name__)
+
+
+def _right_way(dimension: Dimension, number: object = None) -> str:
+    """`a bandwidth with its unit, such as "25 GB/s" or "200 Gbit/s"`."""
+    examples = " or ".join(f'"{example}"' for example in EXAMPLES[dimension])
+    if number is not None and _is_number(number):
+        examples = (
+            f'"{number:g} {EXAMPLES[dimension][0].split()[1]}" if that is meant, or {examples}'
+        )
+    return f"a {dimension} with its unit, such as {examples}"
+
+
+def _wrong_unit(unit: str, dimension: Dimension) -> str:
+    """What is wrong with a unit and what was probably meant."""
+    bits = re.fullmatch(r"([kKMGTP]?)b(?:it)?(?:/s|ps|it/s)", unit)
+    if dimension is Dimension.BANDWIDTH and bits:
+        prefix = bits.group(1).replace("K", "k")
+        return (
+            f"{unit!r} is easily taken for bytes; write {prefix}bit/s for bits "
+            f"or {prefix}B/s for bytes per second (1 B = 8 bit)"
+        )
+    for other, units in UNITS.items():
+        if unit in units:
+            return f"{unit!r} is a unit of {other}; write {_right_way(dimension)}"
+    folded = {known.lower(): known for known in UNITS[dimension]}
+    close = folded.get(unit.lower()) or next(
+        iter(get_close_matches(unit, UNITS[dimension], n=1)), None
+    )
+    hint = f" (did you mean {close!r}?)" if close else ""
+    return f"unknown unit {unit!r}{hint}; write {_right_way(dimension)}"
+
+
+def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
+    """`value` with four digits in the largest unit that is not larger than it."""
+    if not math.isfinite(value) or value == 0.0:
+        return f"{value:g} {steps[-1][1]}"
+    factor, unit = next(
+        ((factor, unit) for factor, unit in steps if abs(value) >= factor * (1 - 5e-5)), steps[-1]
+    )
+    return f"{float(f'{value / factor:.4g}'):.10g} {unit}"
+
+
+def _decimal_steps(unit: str) -> tuple[tuple[float, str], ...]:
+    return tuple((factor, f"{prefix}{unit}") for prefix, factor in reversed(_DECIMAL.items()))
+
+
+def format_seconds(seconds: float) -> str:
+    """As in `12.5 ms`, `3.2 s`, `4.1 h`."""
+    steps = (
+        (2 * 86400.0, "d"),
+        (2 * 3600.0, "h"),
+        (2 * 60.0, "min"),
+        (1.0, "s"),
+        (1e-3, "ms"),
+        (1e-6, "us"),
+        (1e-9, "ns"),
+    )
+    if not math.isfinite(seconds) or seconds == 0.0:
+        return f"{seconds:g} s"
+    unit = next((unit for least, unit in steps if abs(seconds) >= least * (1 - 5e-5)), "ns")
+    return f"{float(f'{seconds / UNITS[Dimension.TIME][unit]:.4g}'):.10g} {unit}"
+
+
+def format_bytes(size: float) -> str:
+    """In powers of 1024, as in `71.2 GiB`."""
+    binary = tuple((factor, f"{prefix}B") for prefix, factor in reversed(_BINARY.items()))
+    return _scaled(size, (*binary, (1.0, "B")))
+
+
+def format_bandwidth(bytes_per_second: float) -> str:
+    """In bytes per second with powers of 1000, as in `25 GB/s`."""
+    return _scaled(bytes_per_second, _decimal_steps("B/s"))
+
+
+def format_flops(flops_per_second: float) -> str:
+    """Operations per second, as in `312 TFLOP/s`."""
+    return _scaled(flops_per_second, _decimal_steps("FLOP/s"))
+
+
+def format_rate(per_second: float, unit: str) -> str:
+    """Any count per second: `format_rate(51_200, "token/s")` is `51.2 ktoken/s`."""
+    return _scaled(per_second, _decimal_steps(unit))
+
+
+def format_count(count: float) -> str:
+    """A large count in words of three letters, as in `6.738 B` (billion), `175.2 M` (million)."""
+    steps = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+    if abs(count) < 1e3:
+        return f"{count:g}"
+    return _scaled(count, steps)

@@ -1,0 +1,134 @@
+import math
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetplan.errors import InputError
+from hetplan.units import (
+    EXAMPLES,
+    UNITS,
+    Dimension,
+    format_bandwidth,
+    format_bytes,
+    format_count,
+    format_flops,
+    format_rate,
+    format_seconds,
+    parse_quantity,
+    pattern,
+)
+
+steady = settings(derandomize=True, deadline=None, max_examples=200)
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension", "value"),
+    [
+        ("80 GiB", Dimension.MEMORY, 80 * 2**30),
+        ("80 GB", Dimension.MEMORY, 80e9),
+        ("1kB", Dimension.MEMORY, 1000.0),
+        ("200 Gbit/s", Dimension.BANDWIDTH, 25e9),
+        ("25 GB/s", Dimension.BANDWIDTH, 25e9),
+        ("1 GiB/s", Dimension.BANDWIDTH, 2**30),
+        ("5 us", Dimension.TIME, 5e-6),
+        ("5 µs", Dimension.TIME, 5e-6),
+        ("0 ms", Dimension.TIME, 0.0),
+        ("1.5e-3 s", Dimension.TIME, 1.5e-3),
+        ("2 min", Dimension.TIME, 120.0),
+        ("312 TFLOP/s", Dimension.RATE, 312e12),
+        ("  15.7   TFLOP/s ", Dimension.RATE, 15.7e12),
+    ],
+)
+def test_parse(text, dimension, value):
+    assert parse_quantity(text, dimension) == pytest.approx(value, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension", "says"),
+    [
+        (200, Dimension.BANDWIDTH, ["200 without a unit", '"200 GB/s" if that is meant']),
+        ("200", Dimension.BANDWIDTH, ["'200' without a unit", '"25 GB/s"']),
+        ("200 Gb/s", Dimension.BANDWIDTH, ["write Gbit/s for bits or GB/s"]),
+        ("200 Gbps", Dimension.BANDWIDTH, ["write Gbit/s for bits or GB/s"]),
+        ("200 GB", Dimension.BANDWIDTH, ["'GB' is a unit of memory", '"25 GB/s"']),
+        ("80 gb", Dimension.MEMORY, ["unknown unit 'gb'", "did you mean 'GB'"]),
+        ("80 GiB/s", Dimension.MEMORY, ["unit of bandwidth", '"80 GiB"']),
+        ("five us", Dimension.TIME, ["not a number and a unit", '"5 us"']),
+        ("-5 us", Dimension.TIME, ["not a number and a unit"]),
+        ("5 sec", Dimension.TIME, ["unknown unit 'sec'"]),
+        ("0 GB/s", Dimension.BANDWIDTH, ["is zero"]),
+        ("1e400 GB", Dimension.MEMORY, ["too large"]),
+        ("312 TFLOPS", Dimension.RATE, ["did you mean 'TFLOP/s'"]),
+        (True, Dimension.TIME, ["a truth value", '"60 s"']),
+        (None, Dimension.TIME, ["a key without a value"]),
+        ([], Dimension.MEMORY, ["a list"]),
+        ("1 2 GB", Dimension.MEMORY, ["not a number and a unit"]),
+        ("٣ GB", Dimension.MEMORY, ["not a number and a unit"]),
+    ],
+)
+def test_wrong_quantities_show_a_right_example(text, dimension, says):
+    with pytest.raises(InputError) as caught:
+        parse_quantity(text, dimension)
+    for part in says:
+        assert part in str(caught.value)
+
+
+def test_a_byte_is_eight_bits_in_every_prefix():
+    units = UNITS[Dimension.BANDWIDTH]
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        assert units[f"{prefix}B/s"] == 8 * units[f"{prefix}bit/s"]
+
+
+@given(value=st.floats(1e-9, 1e12))
+@steady
+def test_parse_inverts_format_seconds(value):
+    text = format_seconds(value)
+    assert parse_quantity(text, Dimension.TIME) == pytest.approx(value, rel=6e-4)
+
+
+@given(value=st.floats(1.0, 1e18))
+@steady
+def test_parse_inverts_the_other_formats(value):
+    for write, dimension in (
+        (format_bytes, Dimension.MEMORY),
+        (format_bandwidth, Dimension.BANDWIDTH),
+        (format_flops, Dimension.RATE),
+    ):
+        assert parse_quantity(write(value), dimension) == pytest.approx(value, rel=6e-4)
+
+
+@given(text=st.text(max_size=12))
+@steady
+def test_any_text_is_a_quantity_or_an_input_error(text):
+    for dimension in Dimension:
+        try:
+            value = parse_quantity(text, dimension)
+        except InputError:
+            continue
+        assert math.isfinite(value)
+        assert value >= 0
+        assert re.fullmatch(pattern(dimension), text.strip()), text
+
+
+def test_examples_are_right():
+    for dimension, examples in EXAMPLES.items():
+        for example in examples:
+            assert parse_quantity(example, dimension) > 0
+            assert re.fullmatch(pattern(dimension), example)
+
+
+def test_formats():
+    assert format_seconds(0.0125) == "12.5 ms"
+    assert format_seconds(0.99999) == "1 s"
+    assert format_seconds(0.0) == "0 s"
+    assert format_seconds(90.0) == "90 s"
+    assert format_seconds(7200.0) == "2 h"
+    assert format_bytes(80 * 2**30) == "80 GiB"
+    assert format_bytes(1023.99) == "1 KiB"
+    assert format_bandwidth(25e9) == "25 GB/s"
+    assert format_flops(312e12) == "312 TFLOP/s"
+    assert format_rate(51_200.0, "token/s") == "51.2 ktoken/s"
+    assert format_count(6_738_415_616) == "6.738 B"
+    assert format_count(12) == "12"

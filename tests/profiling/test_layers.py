@@ -1,0 +1,209 @@
+import copy
+import os
+import socket
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from profiling_models import GPT, LLAMA
+from torch import nn
+
+from hetplan.errors import InputError
+from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.profiling.layers import HeadWithLoss, build_layer, cross_entropy
+from hetplan.profiling.weights import parameter_slices
+
+MODELS = (GPT, LLAMA)
+ODD_VOCABULARY = tuple(replace(model, vocab_size=61) for model in MODELS)
+
+
+def built(
+    model: ModelSpec, position: int, *, tp: int = 1, rank: int = 0, seed: int = 0, group=None
+):
+    return build_layer(
+        model,
+        position,
+        tp=tp,
+        tp_rank=rank,
+        group=group,
+        seed=seed,
+        dtype=torch.float64,
+        device="cpu",
+    )
+
+
+def merged(model: ModelSpec, kind: LayerKind, tp: int, of) -> dict[str, torch.Tensor]:
+    """Full weights by name, put together from what `of(rank, parameter name)` returns."""
+    full: dict[str, torch.Tensor] = {}
+    for rank in range(tp):
+        for parameter in parameter_slices(model, kind, tp=tp, tp_rank=rank):
+            rows = 0
+            for part in parameter.parts:
+                piece = of(rank, parameter.name).narrow(0, rows, part.shape[0])
+                rows += part.shape[0]
+                real = min(part.length, max(0, part.full_shape[part.dim] - part.start))
+                assert not piece.narrow(part.dim, real, part.length - real).any()
+                if real:
+                    whole = full.setdefault(
+                        part.name,
+                        torch.full(part.full_shape, float("nan"), dtype=torch.float64),
+                    )
+                    whole.narrow(part.dim, part.start, real).copy_(piece.narrow(part.dim, 0, real))
+    return full
+
+
+@pytest.mark.parametrize(
+    "model", (*MODELS, *ODD_VOCABULARY), ids=lambda m: f"{m.name}-{m.vocab_size}"
+)
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_parameter_count_is_the_specs(model: ModelSpec, tp: int) -> None:
+    for position, kind in enumerate(model.layers):
+        for rank in range(tp):
+            layer = built(model, position, tp=tp, rank=rank)
+            count = sum(parameter.numel() for parameter in layer.parameters())
+            assert count == model.parameters(kind, tp)
+
+
+@pytest.mark.parametrize(
+    "model", (*MODELS, *ODD_VOCABULARY), ids=lambda m: f"{m.name}-{m.vocab_size}"
+)
+@pytest.mark.parametrize("tp", [2, 4])
+def test_slices_together_are_the_whole_layer(model: ModelSpec, tp: int) -> None:
+    for position, kind in enumerate(model.layers):
+        one = built(model, position)
+        many = [built(model, position, tp=tp, rank=rank) for rank in range(tp)]
+        expected = merged(model, kind, 1, lambda _, name: one.get_parameter(name).data)
+        found = merged(model, kind, tp, lambda rank, name: many[rank].get_parameter(name).data)
+        assert expected.keys() == found.keys()
+        for name, value in expected.items():
+            assert torch.equal(value, found[name]), name
+
+
+def test_weights_depend_on_seed_and_position_only() -> None:
+    first, again = built(GPT, 1), built(GPT, 1)
+    torch.manual_seed(5)
+    other = built(GPT, 2)
+    assert torch.equal(first.qkv_weight, again.qkv_weight)
+    assert not torch.equal(first.qkv_weight, other.qkv_weight)
+    assert not torch.equal(first.qkv_weight, built(GPT, 1, seed=1).qkv_weight)
+    longer = built(replace(GPT, max_sequence_length=8), 1)
+    assert torch.equal(first.qkv_weight, longer.qkv_weight)
+
+
+def test_tied_head_starts_from_the_embedding() -> None:
+    tied = replace(LLAMA, tied_embeddings=True)
+    assert torch.equal(built(tied, 0).weight, built(tied, 3).weight)
+    assert not torch.equal(built(LLAMA, 0).weight, built(LLAMA, 3).weight)
+
+
+def test_attention_is_causal_and_rotary_sees_distance() -> None:
+    for model in MODELS:
+        layer = built(model, 1)
+        x = torch.randn(1, 8, 32, dtype=torch.float64)
+        changed = x.clone()
+        changed[:, 5] += 1.0
+        before, after = layer(x), layer(changed)
+        assert torch.allclose(before[:, :5], after[:, :5])
+        assert not torch.allclose(before[:, 5:], after[:, 5:])
+
+
+def test_cross_entropy_is_torchs() -> None:
+    logits = torch.randn(2, 5, 7, dtype=torch.float32, requires_grad=True)
+    same = logits.detach().clone().requires_grad_()
+    targets = torch.randint(0, 7, (2, 5))
+    loss = cross_entropy(logits, targets, tp_rank=0, group=None)
+    expected = nn.functional.cross_entropy(same.flatten(0, 1), targets.flatten())
+    loss.backward()
+    expected.backward()
+    assert torch.allclose(loss, expected)
+    assert torch.allclose(logits.grad, same.grad, atol=1e-7)
+
+
+def test_padded_rows_are_outside_the_loss_and_stay_zero() -> None:
+    model = replace(GPT, vocab_size=61)
+    head = built(model, 3, tp=2, rank=1)
+    loss = HeadWithLoss(head)(torch.randn(1, 4, 32, dtype=torch.float64), torch.full((1, 4), 60))
+    loss.backward()
+    # Rank 1 of 2 holds rows 31 to 61 of 61: one row of padding.
+    assert not head.weight.grad[30:].any()
+    assert head.weight.grad[:30].any()
+
+
+@pytest.mark.parametrize(
+    ("change", "tp", "text"),
+    [
+        ({}, 3, "num_attention_heads 4"),
+        ({"ffn_hidden_size": 63}, 2, "ffn_hidden_size 63"),
+        ({"num_attention_heads": 12, "num_kv_heads": 6}, 4, "num_kv_heads 6"),
+    ],
+)
+def test_a_slice_that_does_not_divide_is_refused(change, tp: int, text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        built(replace(GPT, **change), 1, tp=tp)
+
+
+def test_positions_outside_the_model_are_refused() -> None:
+    with pytest.raises(InputError, match="0 to 3"):
+        built(GPT, 4)
+    with pytest.raises(InputError, match="max_sequence_length 16"):
+        built(GPT, 0)(torch.zeros(1, 17, dtype=torch.int64))
+
+
+def _whole_pass(model: ModelSpec, tp: int, rank: int, group) -> tuple[float, list[nn.Module]]:
+    layers = [
+        built(model, position, tp=tp, rank=rank, group=group)
+        for position in range(len(model.layers))
+    ]
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(0, model.vocab_size, (2, 9), generator=generator)
+    x = layers[0](tokens[:, :-1])
+    for layer in layers[1:-1]:
+        x = layer(x)
+    loss = HeadWithLoss(layers[-1])(x, tokens[:, 1:])
+    loss.backward()
+    return loss.item(), layers
+
+
+def _rank_main(rank: int, tp: int, port: int, folder: str) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=tp)
+    result = []
+    for model in (*MODELS, *ODD_VOCABULARY, replace(LLAMA, num_kv_heads=1)):
+        loss, layers = _whole_pass(model, tp, rank, dist.group.WORLD)
+        gradients = [
+            {name: parameter.grad for name, parameter in layer.named_parameters()}
+            for layer in layers
+        ]
+        assert layers[1].communication.seconds > 0
+        result.append((loss, copy.deepcopy(gradients)))
+    torch.save(result, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_tensor_parallel_training_equals_one_rank(tmp_path) -> None:
+    tp = 2
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.spawn(_rank_main, args=(tp, port, str(tmp_path)), nprocs=tp)
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(tp)]
+    models = (*MODELS, *ODD_VOCABULARY, replace(LLAMA, num_kv_heads=1))
+    for index, model in enumerate(models):
+        loss, layers = _whole_pass(model, 1, 0, None)
+        for rank in range(tp):
+            assert ranks[rank][index][0] == pytest.approx(loss, rel=1e-6)
+        for position, kind in enumerate(model.layers):
+            expected = merged(
+                model,
+                kind,
+                1,
+                lambda _, name, p=position, all_=layers: all_[p].get_parameter(name).grad,
+            )
+            found = merged(
+                model, kind, tp, lambda r, name, i=index, p=position: ranks[r][i][1][p][name]
+            )
+            for name, value in expected.items():
+                assert torch.allclose(found[name], value, rtol=1e-5, atol=1e-9), (position, name)
