@@ -143,8 +143,8 @@ class StageMemory:
         one, two = (self.use(n, embedding, head, in_flight) for n in (1, 2))
         if not one.fits:
             return 0
-        # The total is the larger of two lines in n; both are crossed at once by the steeper of
-        # the first step and of all that follow, so the estimate is corrected where they bend.
+        # The total is the larger of two lines in n, so later layers cost at least as much as the
+        # second: this may be too many where the lines cross, and the check below takes some off.
         slope = two.total_bytes - one.total_bytes
         room = (self.available_bytes - one.total_bytes) / slope
         most = self.num_layers if room >= self.num_layers else 1 + math.floor(room)
@@ -164,7 +164,7 @@ def stage_memory(
     *,
     optimizer_shards: int,
 ) -> StageMemory:
-    """Memory of stages on this island. `model` has the vocabulary that is trained, padding included."""
+    """Memory of stages on this island; `model` has the padded vocabulary that is trained."""
     native = target(job.target).name == "native"
     size = job.precision.bytes_per_element
     sequence = job.sequence_length

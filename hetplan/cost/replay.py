@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from hetplan.cost.replay_kernel import replay_seconds
@@ -155,9 +156,7 @@ def _check(
             f"stage times must have {num_stages} entries and boundary times {num_stages - 1}, "
             f"not {[len(values) for values in (*per_stage, *per_boundary)]}"
         )
-    if min(warmup) < 1 or any(
-        left < right for left, right in zip(warmup, warmup[1:], strict=False)
-    ):
+    if min(warmup) < 1 or any(left < right for left, right in pairwise(warmup)):
         raise InputError(
             f"warm-up depths {list(warmup)} must be at least 1 and not grow downstream"
         )

@@ -84,8 +84,11 @@ def read_yaml(file: str, text: str) -> Node:
         return _YamlBuilder(file).build(yaml.parse(text, Loader=loader))
     except yaml.MarkedYAMLError as error:
         problem = " ".join(part for part in (error.context, error.problem) if part)
-        hint = "; indent with spaces, not tabs" if "'\\t'" in problem else ""
-        line = next((mark.line + 1 for mark in (error.problem_mark, error.context_mark) if mark), 0)
+        hint = "; indent with spaces, not tabs" if "'\\t'" in problem or "a tab" in problem else ""
+        mark = error.problem_mark
+        if mark is None:
+            mark = error.context_mark
+        line = 0 if mark is None else mark.line + 1
         raise InputError(
             Fault(file=file, line=line, message=f"not YAML: {problem}{hint}")
         ) from error
@@ -132,7 +135,7 @@ class _YamlBuilder:
     def build(self, events: Iterator[yaml.Event]) -> Node:
         documents = 0
         for event in events:
-            line = event.start_mark.line + 1
+            line = 0 if event.start_mark is None else event.start_mark.line + 1
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:

@@ -43,7 +43,7 @@ class PinsForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForbidsForm:
-    """What the plan must not use."""
+    """Islands and nodes that stay out of the plan."""
 
     __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
@@ -81,7 +81,7 @@ class JobForm:
     """Part of every device's memory that plans leave free for fragmentation and communication."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Start of every random choice; the same seed gives the same plan."""
-    pin: PinsForm = field(default_factory=PinsForm)
+    pin: PinsForm = PinsForm()
     """Choices that the search must keep."""
-    forbid: ForbidsForm = field(default_factory=ForbidsForm)
+    forbid: ForbidsForm = ForbidsForm()
     """What the plan must not use."""

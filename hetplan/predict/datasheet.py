@@ -240,7 +240,7 @@ def collective(
     message_bytes: float,
     notes: tuple[str, ...] = (),
 ) -> Prediction:
-    """Latency and bandwidth law of a collective, such as 2 (n - 1) alpha + 2 (n - 1) / n S / beta."""
+    """A collective by latency and bandwidth: 2 (n - 1) (alpha + S / n / beta) for all_reduce."""
     steps, share = ring_shape(operation, group_size)
     step = link.latency_seconds + share * message_bytes / link.bandwidth_bytes_per_second
     return Prediction(

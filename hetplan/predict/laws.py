@@ -9,11 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+
+from hetplan.errors import InputError
+from hetplan.model.spec import LayerKind
+from hetplan.predict.columns import Column
 
 SCHEMA = "hetplan.predictor/1"
 
 ALL_LAYERS = "all"
 """Layer of an optimizer's law: an update's time goes by parameters, whichever layer's."""
+
+OWN_ROWS = "own left-out rows"
+"""Calibration of a law whose interval its own errors set."""
 
 # Fits on two hidden sizes, applied 1.3 and 1.5 doublings outside of them (fp16 layers of six NVIDIA
 # devices, 146 rows): unwidened intervals held 98 % of the rows, so this is on the safe side.
@@ -35,6 +43,13 @@ class MeasuredRange:
     least: float
     most: float
 
+    def __post_init__(self) -> None:
+        if not 0 < self.least <= self.most:
+            raise InputError(
+                f"{self.quantity} was measured from {self.least} to {self.most}; a range rises "
+                "and starts above 0: fit again"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
@@ -44,6 +59,15 @@ class Term:
     """A `predict.columns.Column` value."""
     coefficient: float
     """Seconds per unit of the column (`predict.columns.COEFFICIENT_UNITS`); never negative."""
+
+    def __post_init__(self) -> None:
+        if self.column not in tuple(Column):
+            raise InputError(f"column is {self.column!r}; it is one of {', '.join(Column)}")
+        if not (math.isfinite(self.coefficient) and self.coefficient >= 0):
+            raise InputError(
+                f"coefficient of {self.column} is {self.coefficient}; time cannot fall with more "
+                "work: fit again"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +96,7 @@ class LayerLaw:
     """`forward`, `backward` or `optimizer:<name>`."""
     terms: tuple[Term, ...]
     ranges: tuple[MeasuredRange, ...]
-    """In the order in which `measured_values` lists the quantities."""
+    """Of the quantities `range_names` lists, in its order."""
     log_halfwidth: float
     """Of the 90 % interval inside the measured ranges."""
     calibration: str
@@ -83,6 +107,14 @@ class LayerLaw:
     validation: Validation
     notes: tuple[str, ...] = ()
     """Columns that were dropped, rows that were not steady."""
+
+    def __post_init__(self) -> None:
+        names = tuple(measured.quantity for measured in self.ranges)
+        if names != range_names(self.layer):
+            raise InputError(
+                f"a law of layer {self.layer} has ranges of {', '.join(names) or 'nothing'}; it "
+                f"needs {', '.join(range_names(self.layer))}: fit again"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +133,20 @@ class SizeTable:
     calibration: str
     rows: int
     validation: Validation
+
+    def __post_init__(self) -> None:
+        sizes, seconds = self.message_bytes, self.seconds
+        if not sizes or len(sizes) != len(seconds) or sizes[0] <= 0 or min(seconds) <= 0:
+            raise InputError(
+                f"the {self.operation} table has {len(sizes)} sizes and {len(seconds)} times; it "
+                "needs one positive time per positive size, and at least one: fit again"
+            )
+        if any(left >= right for left, right in pairwise(sizes)) or any(
+            left > right for left, right in pairwise(seconds)
+        ):
+            raise InputError(
+                f"the {self.operation} table does not rise with the message size: fit again"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +168,14 @@ class FittedLaws:
     """The populations that were used, in words: device, date, driver, threads, pace."""
     notes: tuple[str, ...]
     """What was passed over, and why."""
+
+
+def range_names(layer: str) -> tuple[str, ...]:
+    """Quantities whose measured ranges a law of this layer keeps."""
+    if layer == ALL_LAYERS:
+        return ("parameters",)
+    names = ("hidden", "sequence", "microbatch", "tp")
+    return names if layer == LayerKind.TRANSFORMER.value else (*names, "vocabulary")
 
 
 def validation_of(left_out: str, folds: int, log_errors: Sequence[float]) -> Validation:

@@ -21,9 +21,11 @@ from hetplan.predict.columns import OPTIMIZER_SETS, Column, column_sets, layer_c
 from hetplan.predict.datasheet import MATRIX_LOG_HALFWIDTH
 from hetplan.predict.laws import (
     ALL_LAYERS,
+    OWN_ROWS,
     LayerLaw,
     MeasuredRange,
     Term,
+    range_names,
     validation_of,
 )
 from hetplan.predict.regression import (
@@ -70,13 +72,6 @@ def measured_values(
     """Values of `range_names`, for one prediction or sample."""
     values: tuple[float, ...] = (model.hidden_size, sequence_length, microbatch_size, tp)
     return values if layer is LayerKind.TRANSFORMER else (*values, model.vocab_size)
-
-
-def _range_names(layer: str) -> tuple[str, ...]:
-    if layer == ALL_LAYERS:
-        return ("parameters",)
-    names = ("hidden", "sequence", "microbatch", "tp")
-    return names if layer == LayerKind.TRANSFORMER.value else (*names, "vocabulary")
 
 
 def sample_model(sample: LayerSample) -> ModelSpec:
@@ -132,9 +127,7 @@ def _check(samples: Sequence[LayerSample]) -> None:
         elif sample.precision not in tuple(Precision):
             problem = f"precision is {sample.precision!r}; it is one of {', '.join(Precision)}"
         elif sample.phase not in phases and not sample.phase.startswith(_OPTIMIZER_PREFIX):
-            problem = (
-                f"phase is {sample.phase!r}; it is forward, backward or optimizer:<its name>"
-            )
+            problem = f"phase is {sample.phase!r}; it is forward, backward or optimizer:<its name>"
         else:
             continue
         faults.append(
@@ -168,9 +161,7 @@ def _values(sample: LayerSample) -> tuple[float, ...]:
     model, layer = sample_model(sample), LayerKind(sample.layer)
     if sample.phase.startswith(_OPTIMIZER_PREFIX):
         return (float(model.parameters(layer, sample.tp)),)
-    return measured_values(
-        model, layer, sample.microbatch_size, sample.sequence_length, sample.tp
-    )
+    return measured_values(model, layer, sample.microbatch_size, sample.sequence_length, sample.tp)
 
 
 def _independent(rows: Rows, seconds: Sequence[float]) -> bool:
@@ -203,7 +194,7 @@ def _leave_out(samples: Sequence[LayerSample], layer: str) -> tuple[str, list[fl
         hidden = [float(sample.hidden_size) for sample in samples]
         if len(set(hidden)) > 1:
             return "hidden", hidden
-    names = _range_names(layer)
+    names = range_names(layer)
     columns = zip(*(_values(sample) for sample in samples), strict=True)
     by_name = {name: list(values) for name, values in zip(names, columns, strict=True)}
     for name in ("hidden", "microbatch", "sequence", "tp", "parameters"):
@@ -263,8 +254,8 @@ def _halfwidth(draft: _Draft, drafts: Sequence[_Draft]) -> tuple[float, str]:
     """The interval's half-width and which errors set it."""
     own = conformal_halfwidth(draft.errors)
     if own is not None:
-        return own, f"{len(draft.errors)} left-out rows"
-    device, precision = draft.key[:2]
+        return own, OWN_ROWS
+    device = draft.key[0]
     pooled = [error for other in drafts if other.key[0] == device for error in other.errors]
     together = conformal_halfwidth(pooled)
     largest = max((abs(error) for error in draft.errors), default=0.0)
@@ -294,7 +285,7 @@ def _finish(draft: _Draft, drafts: Sequence[_Draft]) -> LayerLaw:
         terms=draft.terms,
         ranges=tuple(
             MeasuredRange(quantity=name, least=min(values), most=max(values))
-            for name, values in zip(_range_names(layer), columns, strict=True)
+            for name, values in zip(range_names(layer), columns, strict=True)
         ),
         log_halfwidth=halfwidth,
         calibration=calibration,

@@ -136,33 +136,46 @@ def _nearest(value: float, step: int) -> int:
     return max(step, step * round(value / step))
 
 
-def plain_model(
-    architecture: Architecture, hidden_size: int, *, vocab_size: int, sequence_length: int
-) -> ModelSpec:
-    """A usual shape of this hidden size: heads of 128, 64 or 32, ffn of 4 h (llama: 8/3 h)."""
+def plain_models(
+    architecture: Architecture,
+    hidden_sizes: Sequence[int],
+    *,
+    vocab_size: int,
+    sequence_length: int,
+) -> tuple[ModelSpec, ...]:
+    """Usual shapes of these hidden sizes: ffn of 4 h (llama: 8/3 h), heads equally wide in all.
+
+    Heads are of 128, 64, 32 or 16, the widest of which every hidden size has four or more.
+    """
     head_dim = next(
-        (d for d in (128, 64, 32, 16) if hidden_size % d == 0 and hidden_size >= 4 * d), 0
+        (d for d in (128, 64, 32, 16) if all(h % d == 0 and h >= 4 * d for h in hidden_sizes)), 0
     )
     if not head_dim:
         raise InputError(
-            f"hidden size {hidden_size} is not a multiple of 16 from 64 on; give another, or "
-            "give a model file"
+            f"hidden sizes {', '.join(map(str, hidden_sizes))} have no common head width; give "
+            "multiples of 16 from 64 on, or a model file"
         )
-    # A gated MLP has three matrices: 8/3 h keeps its parameters at those of two of 4 h
-    # (Shazeer, arXiv 2002.05202); Llama rounds it up to a multiple of 256.
-    gated = architecture is Architecture.LLAMA
-    ffn = -(-8 * hidden_size // 3 // 64) * 64 if gated else 4 * hidden_size
-    return ModelSpec(
-        name=f"{architecture}-h{hidden_size}",
-        architecture=architecture,
-        num_layers=1,
-        hidden_size=hidden_size,
-        ffn_hidden_size=ffn,
-        num_attention_heads=hidden_size // head_dim,
-        num_kv_heads=hidden_size // head_dim,
-        head_dim=head_dim,
-        vocab_size=vocab_size,
-        max_sequence_length=sequence_length,
+
+    def ffn(hidden: int) -> int:
+        # A gated MLP has three matrices: 8/3 h keeps its parameters at those of two of 4 h
+        # (Shazeer, arXiv 2002.05202), rounded up so that the kernels like it.
+        gated = architecture is Architecture.LLAMA
+        return -(-8 * hidden // 3 // 64) * 64 if gated else 4 * hidden
+
+    return tuple(
+        ModelSpec(
+            name=f"{architecture}-h{hidden}",
+            architecture=architecture,
+            num_layers=1,
+            hidden_size=hidden,
+            ffn_hidden_size=ffn(hidden),
+            num_attention_heads=hidden // head_dim,
+            num_kv_heads=hidden // head_dim,
+            head_dim=head_dim,
+            vocab_size=vocab_size,
+            max_sequence_length=sequence_length,
+        )
+        for hidden in hidden_sizes
     )
 
 

@@ -23,7 +23,7 @@ from hetplan.model.spec import LayerKind
 from hetplan.profiling.backends import Backend
 from hetplan.profiling.grid import GridPoint
 from hetplan.profiling.layers import Head, HeadWithLoss, allocate_layer
-from hetplan.profiling.pacing import Pacer
+from hetplan.profiling.pacing import PacedKind, Pacer
 from hetplan.profiling.samples import LayerSample, Phase
 from hetplan.profiling.timing import Timing, TimingLimits, expected_seconds, measure
 from hetplan.profiling.weights import INITIAL_STD
@@ -101,6 +101,17 @@ def units(grid: Sequence[GridPoint]) -> tuple[Unit, ...]:
     return tuple(sorted(every, key=lambda unit: unit.point.flops(unit.kind)))
 
 
+def has_pace(pace: PacedKind, unit: Unit) -> bool:
+    """Whether the pace has both times of the unit."""
+    phases = {
+        entry.phase
+        for entry in pace.entries
+        if (entry.layer, entry.microbatch_size, entry.tp)
+        == (unit.kind, unit.point.microbatch_size, unit.point.tp)
+    }
+    return {Phase.FORWARD, Phase.BACKWARD} <= phases
+
+
 def _without_microbatch(point: GridPoint) -> tuple[object, ...]:
     return (point.model, point.sequence_length, point.tp, point.precision)
 
@@ -135,7 +146,7 @@ class LayerProfiler:
         they are more expensive. Results are yielded one unit at a time.
         """
         started = self._clock()
-        missing = [unit for unit in work if self._keys(unit) - set(measured)]
+        missing = [unit for unit in work if self.keys(unit) - set(measured)]
         costs = _Costs(self.limits)
         for index, unit in enumerate(missing):
             spent = self._clock() - started
@@ -154,7 +165,8 @@ class LayerProfiler:
                 left_seconds=left,
             )
 
-    def _keys(self, unit: Unit) -> set[ShapeKey]:
+    def keys(self, unit: Unit) -> set[ShapeKey]:
+        """What the samples of a unit will measure."""
         phases = self._phases(unit)
         timing = Timing(
             median_seconds=0.0, p10_seconds=0.0, p90_seconds=0.0, repeats=0, outliers=0, steady=True
@@ -322,6 +334,7 @@ class _Costs:
         self._limits = limits
         self._rates: dict[LayerKind, list[float]] = {}
         self._ratios: list[float] = []
+        self._last_seconds = 0.0
 
     def note(self, unit: Unit, samples: Sequence[LayerSample], wall_seconds: float) -> None:
         """Learn the rate of a unit's passes and how its wall time compares to the rule."""
@@ -332,11 +345,15 @@ class _Costs:
         )
         rate = unit.point.flops(unit.kind) / pass_seconds
         self._rates.setdefault(unit.kind, []).append(rate)
+        self._last_seconds = wall_seconds
         self._ratios.append(wall_seconds / expected_seconds(self._limits, pass_seconds))
 
     def seconds(self, unit: Unit) -> float:
         """Expected wall time of a unit; needs one noted unit. The latest are the most alike."""
-        rates = self._rates.get(unit.kind) or [max(max(each) for each in self._rates.values())]
+        rates = self._rates.get(unit.kind)
+        if rates is None:
+            # Nothing of this kind yet: it is next in line, so about as long as the last.
+            return self._last_seconds
         pass_seconds = unit.point.flops(unit.kind) / statistics.median(rates[-5:])
         ratio = statistics.median(self._ratios[-5:])
         return ratio * expected_seconds(self._limits, pass_seconds)

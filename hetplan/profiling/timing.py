@@ -65,9 +65,9 @@ CPU_LIMITS = TimingLimits(
     tolerance=0.1,
     warmup_min_seconds=0.01,
     warmup_max_seconds=0.5,
-    min_repeats=7,
+    min_repeats=11,
     max_repeats=200,
-    min_seconds=0.05,
+    min_seconds=0.08,
     max_seconds=5.0,
 )
 # Accelerators lower their clock within a second of full load, over power and then over heat.
@@ -131,7 +131,7 @@ def summarise(seconds: tuple[float, ...], *, steady: bool) -> Timing:
         p10_seconds=float(p10),
         p90_seconds=float(p90),
         repeats=len(seconds),
-        outliers=sum(value > limit for value in seconds),
+        outliers=int(np.sum(np.asarray(seconds) > limit)),
         steady=steady,
     )
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hetplan.cluster.spec import Cluster, Island
-from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import Degrees, stages_that_fit
@@ -91,12 +90,7 @@ def _bare(tp: int, dp: int) -> Degrees:
 
 def allowed_cluster(cluster: Cluster, job: Job) -> Cluster:
     """The cluster with every node out that the job forbids; device numbers stay.
-
-    An InputError names forbids and pins that mean no island, node or device kind.
     """
-    faults = [*_unknown_places(cluster, job), *_unknown_nodes(cluster, job)]
-    if faults:
-        raise InputError(*faults)
     return replace(
         cluster,
         islands=tuple(
@@ -114,38 +108,6 @@ def _nodes_out(island: Island, job: Job) -> tuple[int, ...]:
         if node.rpartition("/")[0] == island.name
     }
     return tuple(sorted({*island.nodes_out, *forbidden}))
-
-
-def _unknown_places(cluster: Cluster, job: Job) -> Iterator[Fault]:
-    names = {island.name for island in cluster.islands}
-    kinds = {island.device.kind for island in cluster.islands}
-    for field, place in (("embedding_on", job.pin.embedding_on), ("head_on", job.pin.head_on)):
-        if place is not None and place not in names | kinds:
-            yield Fault(
-                field=f"pin.{field}",
-                message=f"{place!r} is no island or device kind of cluster {cluster.name}; "
-                f"islands: {', '.join(sorted(names))}; kinds: {', '.join(sorted(kinds))}",
-            )
-    for index, name in enumerate(job.forbid.islands):
-        if name not in names:
-            yield Fault(
-                field=f"forbid.islands[{index}]",
-                message=f"{name!r} is no island of cluster {cluster.name}; "
-                f"islands: {', '.join(sorted(names))}",
-            )
-
-
-def _unknown_nodes(cluster: Cluster, job: Job) -> Iterator[Fault]:
-    nodes = {island.name: island.nodes for island in cluster.islands}
-    for index, node in enumerate(job.forbid.nodes):
-        name, _, number = node.rpartition("/")
-        if name not in nodes or not number.isdecimal() or int(number) >= nodes[name]:
-            yield Fault(
-                field=f"forbid.nodes[{index}]",
-                message=f"{node!r} is no node of cluster {cluster.name}; write island/number "
-                "with numbers from 0, "
-                + ", ".join(f"{name}/0 to {name}/{count - 1}" for name, count in nodes.items()),
-            )
 
 
 def matches(island: Island, place: str | None) -> bool:

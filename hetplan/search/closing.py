@@ -73,8 +73,12 @@ def _any_step(space: Space) -> float:
     """Seconds that no plan exceeds: every pass of every layer and transfer one after the other."""
     passes = float((space.forward + space.backward).max()) * space.num_layers
     passes += float((space.extra_forward + space.extra_backward).max(initial=0.0)) * 2
-    wires = float((space.forward_wire + space.backward_wire + 2 * space.rendezvous_extra).max())
-    return space.num_microbatches * (passes + space.most_slots * wires) + float(space.after.max())
+    wires = sum(
+        float((part.forward_wire + part.backward_wire + 2 * part.rendezvous_extra).max())
+        for part in (space.links, space.node_links)
+    )
+    ends = float(space.after.max()) + float(space.tied.max())
+    return space.num_microbatches * (passes + space.most_slots * wires) + ends
 
 
 def _close_sequence(index: int, space: Space, slots: tuple[int, ...], best: Best) -> float:

@@ -177,12 +177,18 @@ class Pricer:
 
     def __init__(self, chain: Chain, microbatches: int, *, rendezvous: bool) -> None:
         self._chain = chain
+        links = chain.links
         self._arguments = (
             chain.forward,
             chain.backward,
             chain.extra_forward,
             chain.extra_backward,
-            (chain.send_forward, chain.send_backward, chain.wire_latency, chain.rendezvous_extra),
+            (
+                links.send_forward,
+                links.send_backward,
+                links.wire_latency,
+                links.rendezvous_extra,
+            ),
             chain.after,
             microbatches,
             rendezvous,

@@ -30,6 +30,29 @@ MIDDLE, FIRST, LAST, BOTH = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Links:
+    """Transfers of one microbatch over a set of boundaries; four arrays of one shape."""
+
+    send_forward: Floats
+    """Seconds on the wire of an activation."""
+    send_backward: Floats
+    """The same of a gradient, against the direction of the pipeline."""
+    wire_latency: Floats
+    rendezvous_extra: Floats
+    """Seconds after the receiver has posted before data can flow (rendezvous sends)."""
+
+    @property
+    def forward_wire(self) -> Floats:
+        """From the sender's end to the arrival of an activation."""
+        return self.send_forward + self.wire_latency
+
+    @property
+    def backward_wire(self) -> Floats:
+        """The same of a gradient."""
+        return self.send_backward + self.wire_latency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Space:
     """Costs of one candidate over I islands, up to P slots and L transformer layers."""
 
@@ -49,14 +72,14 @@ class Space:
     """[4, I] seconds of embedding and head by role."""
     extra_backward: Floats
     """[4, I]"""
-    send_forward: Floats
-    """[I, I] seconds on the wire of an activation from island (row) to island (column)."""
-    send_backward: Floats
-    """[I, I] the same of a gradient, from the island of the column to that of the row."""
-    wire_latency: Floats
-    """[I, I]"""
-    rendezvous_extra: Floats
-    """[I, I] seconds after the receiver has posted before data can flow (rendezvous sends)."""
+    links: Links
+    """[I, I] from island (row) to island (column); on the diagonal inside one node."""
+    node_links: Links
+    """[I] between two nodes of one island."""
+    stages_per_node: Ints
+    """[I] stages that share a node; 1 where a stage fills one or several."""
+    tied: Floats
+    """[I, I] seconds that first (row) and last stage (column) reduce a tied matrix."""
     rendezvous: bool
     most_layers: Ints
     """[4, I, P + 1] layers that fit with this many microbatches in flight; 0: none fits."""
@@ -69,23 +92,38 @@ class Space:
 
     @property
     def forward_wire(self) -> Floats:
-        """[I, I] dependency part of a transfer downstream."""
-        return self.send_forward + self.wire_latency
+        """[I, I] dependency part of a transfer downstream, at least."""
+        return self._least(self.links.forward_wire, self.node_links.forward_wire)
 
     @property
     def backward_wire(self) -> Floats:
         """[I, I] dependency part of a transfer upstream; rows are upstream islands."""
-        return self.send_backward + self.wire_latency
+        return self._least(self.links.backward_wire, self.node_links.backward_wire)
 
     @property
     def forward_post(self) -> Floats:
         """[I, I] serial part of a transfer downstream: what its receiver waits at least."""
-        return (self.forward_wire + self.rendezvous_extra) * float(self.rendezvous)
+        wait = self._least(
+            self.links.forward_wire + self.links.rendezvous_extra,
+            self.node_links.forward_wire + self.node_links.rendezvous_extra,
+        )
+        return wait * float(self.rendezvous)
 
     @property
     def backward_post(self) -> Floats:
         """[I, I] serial part of a transfer upstream."""
-        return (self.backward_wire + self.rendezvous_extra) * float(self.rendezvous)
+        wait = self._least(
+            self.links.backward_wire + self.links.rendezvous_extra,
+            self.node_links.backward_wire + self.node_links.rendezvous_extra,
+        )
+        return wait * float(self.rendezvous)
+
+    @staticmethod
+    def _least(links: Floats, node_links: Floats) -> Floats:
+        """Where it is not known which boundary of an island lies inside a node: the faster."""
+        least = links.copy()
+        np.fill_diagonal(least, np.minimum(np.diagonal(links), node_links))
+        return least
 
     @property
     def most_slots(self) -> int:
@@ -116,11 +154,8 @@ class Chain:
     """[P, L + 1]"""
     extra_forward: Floats
     extra_backward: Floats
-    send_forward: Floats
+    links: Links
     """[P - 1]"""
-    send_backward: Floats
-    wire_latency: Floats
-    rendezvous_extra: Floats
 
 
 def chain_of(space: Space, islands: Sequence[int]) -> Chain:
@@ -130,12 +165,17 @@ def chain_of(space: Space, islands: Sequence[int]) -> Chain:
     at = np.array(islands, dtype=np.int64)
     extra_forward = space.extra_forward[roles, at]
     extra_backward = space.extra_backward[roles, at]
-    wires_in, posts_in = np.zeros(last + 1), np.zeros(last + 1)
-    wires_back, posts_back = np.zeros(last + 1), np.zeros(last + 1)
-    wires_in[1:] = space.forward_wire[at[:-1], at[1:]]
-    posts_in[1:] = space.forward_post[at[:-1], at[1:]]
-    wires_back[:-1] = space.backward_wire[at[:-1], at[1:]]
-    posts_back[:-1] = space.backward_post[at[:-1], at[1:]]
+    links = _boundaries(space, at)
+    zero = np.zeros(1)
+    held = float(space.rendezvous)
+    wires_in = np.concatenate((zero, links.forward_wire))
+    wires_back = np.concatenate((links.backward_wire, zero))
+    extra = links.rendezvous_extra
+    posts_in = held * (wires_in + np.concatenate((zero, extra)))
+    posts_back = held * (wires_back + np.concatenate((extra, zero)))
+    after = space.after[roles, at]
+    if last > 0:
+        after[[0, last]] += space.tied[at[0], at[-1]]
     flight = [space.in_flight(last + 1 - s) for s in range(last + 1)]
     return Chain(
         islands=tuple(islands),
@@ -146,11 +186,29 @@ def chain_of(space: Space, islands: Sequence[int]) -> Chain:
         forward_serial=extra_forward + posts_in,
         backward_serial=extra_backward + posts_back,
         most_layers=space.most_layers[roles, at, flight],
-        after=space.after[roles, at],
+        after=after,
         extra_forward=extra_forward,
         extra_backward=extra_backward,
-        send_forward=space.send_forward[at[:-1], at[1:]],
-        send_backward=space.send_backward[at[:-1], at[1:]],
-        wire_latency=space.wire_latency[at[:-1], at[1:]],
-        rendezvous_extra=space.rendezvous_extra[at[:-1], at[1:]],
+        links=links,
+    )
+
+
+def _boundaries(space: Space, at: Ints) -> Links:
+    """Transfers between neighbouring slots; an island's stages fill its nodes one by one."""
+    left, right = at[:-1], at[1:]
+    placed = np.zeros(len(at), dtype=np.int64)
+    for s in range(1, len(at)):
+        placed[s] = placed[s - 1] + 1 if at[s] == at[s - 1] else 0
+    node = placed // space.stages_per_node[at]
+    leaves = (left == right) & (node[:-1] != node[1:])
+
+    def chosen(name: str) -> Floats:
+        between = getattr(space.node_links, name)[left]
+        return np.where(leaves, between, getattr(space.links, name)[left, right])
+
+    return Links(
+        send_forward=chosen("send_forward"),
+        send_backward=chosen("send_backward"),
+        wire_latency=chosen("wire_latency"),
+        rendezvous_extra=chosen("rendezvous_extra"),
     )

@@ -34,14 +34,17 @@ def built(
     )
 
 
-def merged(model: ModelSpec, kind: LayerKind, tp: int, of) -> dict[str, torch.Tensor]:
-    """Full weights by name, put together from what `of(rank, parameter name)` returns."""
+def merged(
+    model: ModelSpec, kind: LayerKind, ranks: list[dict[str, torch.Tensor]]
+) -> dict[str, torch.Tensor]:
+    """Full weights by name, put together from each rank's parameters (or gradients)."""
     full: dict[str, torch.Tensor] = {}
+    tp = len(ranks)
     for rank in range(tp):
         for parameter in parameter_slices(model, kind, tp=tp, tp_rank=rank):
             rows = 0
             for part in parameter.parts:
-                piece = of(rank, parameter.name).narrow(0, rows, part.shape[0])
+                piece = ranks[rank][parameter.name].detach().narrow(0, rows, part.shape[0])
                 rows += part.shape[0]
                 real = min(part.length, max(0, part.full_shape[part.dim] - part.start))
                 assert not piece.narrow(part.dim, real, part.length - real).any()
@@ -74,8 +77,8 @@ def test_slices_together_are_the_whole_layer(model: ModelSpec, tp: int) -> None:
     for position, kind in enumerate(model.layers):
         one = built(model, position)
         many = [built(model, position, tp=tp, rank=rank) for rank in range(tp)]
-        expected = merged(model, kind, 1, lambda _, name: one.get_parameter(name).data)
-        found = merged(model, kind, tp, lambda rank, name: many[rank].get_parameter(name).data)
+        expected = merged(model, kind, [dict(one.named_parameters())])
+        found = merged(model, kind, [dict(layer.named_parameters()) for layer in many])
         assert expected.keys() == found.keys()
         for name, value in expected.items():
             assert torch.equal(value, found[name]), name
@@ -196,14 +199,8 @@ def test_tensor_parallel_training_equals_one_rank(tmp_path) -> None:
         for rank in range(tp):
             assert ranks[rank][index][0] == pytest.approx(loss, rel=1e-6)
         for position, kind in enumerate(model.layers):
-            expected = merged(
-                model,
-                kind,
-                1,
-                lambda _, name, p=position, all_=layers: all_[p].get_parameter(name).grad,
-            )
-            found = merged(
-                model, kind, tp, lambda r, name, i=index, p=position: ranks[r][i][1][p][name]
-            )
+            gradients = {name: each.grad for name, each in layers[position].named_parameters()}
+            expected = merged(model, kind, [gradients])
+            found = merged(model, kind, [rank[index][1][position] for rank in ranks])
             for name, value in expected.items():
                 assert torch.allclose(found[name], value, rtol=1e-5, atol=1e-9), (position, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetplan.plans.build import Degrees
-from hetplan.search.space import Space
+from hetplan.search.space import Floats, Links, Space
 
 
 def random_space(
@@ -61,12 +61,21 @@ def random_space(
         backward=backward,
         extra_forward=extra_forward,
         extra_backward=extra_backward,
-        send_forward=wire * 0.8,
-        send_backward=wire * 0.8,
-        wire_latency=wire * 0.2,
-        rendezvous_extra=post - wire,
+        links=_links(wire, post - wire),
+        node_links=_links(np.diagonal(wire) * 1.7, np.diagonal(post - wire)),
+        stages_per_node=rng.integers(1, 3, count),
+        tied=rng.uniform(0.0, 0.3, (count, count)) * (rng.random() < 0.3),
         most_layers=most,
         after=after,
         may_be_first=np.ones(count, dtype=np.bool_),
         may_be_last=np.ones(count, dtype=np.bool_),
+    )
+
+
+def _links(wire: Floats, extra: Floats) -> Links:
+    return Links(
+        send_forward=wire * 0.8,
+        send_backward=wire * 0.8,
+        wire_latency=wire * 0.2,
+        rendezvous_extra=extra.copy(),
     )

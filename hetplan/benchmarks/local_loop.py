@@ -1,0 +1,270 @@
+"""Does the whole loop hold on this machine: profile, fit, plan, train, compare?
+
+Two device kinds are made of this machine's cores by pacing (hetplan/profiling/pacing.py): every
+layer really computes and then sleeps until a nominal time. The nominal times come from a profile
+of this CPU: `HEADROOM` times its own times for the fast kind, so that more ranks than cores do not
+fight, and `SLOW_DOWN` times the fast ones for the slow kind. Both kinds are then profiled like any
+other device, fitted, planned for and trained on; the predictor sees only those measurements.
+
+Everything is done by the commands a user would type; they are shown as they run.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetplan.errors import HetplanError, LaunchError
+from hetplan.files.shipped import shipped_folder
+from hetplan.files.writing import write_atomically
+from hetplan.launchers.run_log import RunLog, read_runs
+from hetplan.model.load import load_model
+from hetplan.search.files import load_result
+
+FAST, SLOW, LINK = "demo-fast", "demo-slow", "demo-loopback"
+RANKS_PER_KIND = 2
+# Two fast and two slow ranks then compute (1/2 + 1/6) * 2 = 1.3 cores' worth of the time.
+HEADROOM = 2.0
+SLOW_DOWN = 3.0
+MICROBATCH_SIZES = "1,2,4"
+TP_DEGREES = "1,2"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopFiles:
+    """Files of one loop, all in one folder."""
+
+    folder: Path
+
+    @property
+    def model(self) -> Path:
+        """The tiny GPT that is trained."""
+        return shipped_folder("configs") / "models" / "gpt-tiny.yaml"
+
+    @property
+    def job(self) -> Path:
+        """Its job."""
+        return shipped_folder("configs") / "jobs" / "gpt-tiny.yaml"
+
+    @property
+    def store(self) -> Path:
+        """Measurements of this loop."""
+        return self.folder / "profiles"
+
+    @property
+    def pace(self) -> Path:
+        """Nominal times of both kinds."""
+        return self.folder / "pace.json"
+
+    @property
+    def cluster(self) -> Path:
+        """The two islands made of local ranks."""
+        return self.folder / "cluster.yaml"
+
+    @property
+    def predictor(self) -> Path:
+        """The fit."""
+        return self.folder / "predictor.json"
+
+    @property
+    def uneven(self) -> Path:
+        """The plan that was searched."""
+        return self.folder / "plan.json"
+
+    @property
+    def even(self) -> Path:
+        """The same stages with equal numbers of layers."""
+        return self.folder / "even.json"
+
+    @property
+    def run_log(self) -> Path:
+        """Measured runs."""
+        return self.folder / "runs.jsonl"
+
+
+def profile_this_cpu(files: LoopFiles, say: Say) -> None:
+    """Measure this CPU's own layer times at three hidden sizes."""
+    _hetplan(say, *_profile(files, "cpu"))
+
+
+def make_kinds(files: LoopFiles, say: Say) -> None:
+    """Write the pace of both kinds and the cluster file, and profile both kinds."""
+    from hetplan.profiling.pacing import Pace, pace_from_samples, save_pace
+    from hetplan.profiling.store import read_store
+
+    model = load_model(files.model)
+    rows = [
+        row
+        for row in read_store(files.store / "cpu").layers
+        if row.hidden_size == model.hidden_size
+    ]
+    kinds = tuple(
+        pace_from_samples(rows, device=device, slow_down=slow_down)
+        for device, slow_down in ((FAST, HEADROOM), (SLOW, HEADROOM * SLOW_DOWN))
+    )
+    save_pace(Pace(kinds=kinds), files.pace)
+    write_atomically(files.cluster, _cluster_text())
+    for kind in (FAST, SLOW):
+        _hetplan(say, *_profile(files, kind), "--pace", str(files.pace))
+
+
+def profile_links(files: LoopFiles, say: Say) -> None:
+    """Measure gloo over loopback between as many ranks as the plan may have."""
+    ranks = 2 * RANKS_PER_KIND
+    command = ("profile", "--link", LINK, "--store", str(files.store), "--groups", f"2,{ranks}")
+    _run(
+        say,
+        ("torchrun", "--standalone", "--nproc-per-node", str(ranks), "-m", "hetplan", *command),
+        (
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(ranks),
+            "-m",
+            "hetplan",
+            *command,
+        ),
+    )
+
+
+def fit_and_plan(files: LoopFiles, say: Say) -> None:
+    """Fit the samples, search the best plan, price the even split of the same stages."""
+    _hetplan(say, "fit", "--store", str(files.store), "--out", str(files.predictor))
+    _hetplan(say, "plan", *_inputs(files), "--out", str(files.uneven))
+    plan = load_result(files.uneven).plan
+    model = load_model(files.model)
+    stages = plan.pipelines[0].stages
+    replica = stages[0].replicas[0]
+    cluster = load_result(files.uneven).inputs.cluster
+    islands = [
+        cluster.island_of_device(stage.replicas[0].devices[0].start).name for stage in stages
+    ]
+    _hetplan(
+        say,
+        "estimate",
+        *_inputs(files),
+        *("--tp", str(replica.tp), "--dp", str(replica.dp), "--pp", str(len(stages))),
+        *("--microbatch-size", str(replica.microbatch_size)),
+        *("--layers", ",".join(map(str, even_split(model.num_layers, len(stages))))),
+        *("--islands", ",".join(islands)),
+        *("--out", str(files.even)),
+    )
+
+
+def train(files: LoopFiles, steps: int, say: Say) -> tuple[RunLog, RunLog]:
+    """Train both plans for `steps` steps; the runs of the uneven and of the even one."""
+    for plan in (files.uneven, files.even):
+        _hetplan(
+            say,
+            "launch",
+            str(plan),
+            *("--steps", str(steps), "--pace", str(files.pace)),
+            *("--run-log", str(files.run_log)),
+        )
+    runs = read_runs(files.run_log)
+    if len(runs) < 2:
+        raise LaunchError(f"{files.run_log} holds {len(runs)} runs where two were made")
+    return runs[-2], runs[-1]
+
+
+def even_split(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers per stage as equal as they can be, the first stages taking the remainder."""
+    return tuple(layers // stages + (stage < layers % stages) for stage in range(stages))
+
+
+def plan_at_scale(files: LoopFiles, say: Say) -> Path:
+    """Plan Llama-140B for 768 accelerators of two kinds from datasheet figures."""
+    configs = shipped_folder("configs")
+    out = files.folder / "llama-140b-768.json"
+    _hetplan(
+        say,
+        "plan",
+        *("--model", str(configs / "models" / "llama-140b.yaml")),
+        *("--cluster", str(configs / "clusters" / "mixed-768.yaml")),
+        *("--job", str(configs / "jobs" / "llama-140b.yaml")),
+        *("--predictor", str(files.predictor)),
+        *("--out", str(out)),
+    )
+    return out
+
+
+def _profile(files: LoopFiles, kind: str) -> tuple[str, ...]:
+    return (
+        "profile",
+        *("--model", str(files.model), "--job", str(files.job), "--store", str(files.store)),
+        *("--device", "cpu", "--kind", kind),
+        *("--microbatch", MICROBATCH_SIZES, "--tp", TP_DEGREES),
+    )
+
+
+def _inputs(files: LoopFiles) -> tuple[str, ...]:
+    return (
+        *("--model", str(files.model), "--cluster", str(files.cluster), "--job", str(files.job)),
+        *("--predictor", str(files.predictor)),
+    )
+
+
+def _hetplan(say: Say, *arguments: str) -> None:
+    _run(say, ("hetplan", *arguments), (sys.executable, "-m", "hetplan", *arguments))
+
+
+def _run(say: Say, shown: Sequence[str], command: Sequence[str]) -> None:
+    """Run a command with its output going where this process's goes; an error if it fails."""
+    say(f"$ {shlex.join(_short(part) for part in shown)}")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, check=False)
+    if done.returncode:
+        raise HetplanError(
+            f"`{shlex.join(shown[:3])} ...` ended with exit code {done.returncode}; see above"
+        )
+
+
+def _short(part: str) -> str:
+    """A path relative to where the reader stands, where that is shorter."""
+    if not part.startswith(os.sep):
+        return part
+    relative = os.path.relpath(part)
+    return relative if len(relative) < len(part) else part
+
+
+def _cluster_text() -> str:
+    """The cluster file of the two kinds, as a user would write it."""
+    # gloo over loopback, order of magnitude; the measured samples replace it.
+    link = f"bandwidth: 1 GB/s, latency: 100 us, transport: host-staged, samples: {LINK}"
+    islands = "".join(
+        f"""
+      - name: {name}
+        device: {kind}
+        nodes: 1
+        devices_per_node: {RANKS_PER_KIND}
+        memory: 2 GiB
+        intra_node: {{{link}}}
+        inter_node: {{{link}}}"""
+        for name, kind in (("fast", FAST), ("slow", SLOW))
+    )
+    devices = "".join(
+        f"""
+  - kind: {kind}
+    vendor: this-machine
+    provenance: measured
+    source: a core of this CPU, paced by hetplan demo"""
+        for kind in (FAST, SLOW)
+    )
+    return f"""schema: hetplan.cluster/1
+name: demo
+regions:
+  - name: here
+    islands:{islands}
+links:
+  - {{between: [fast, slow], {link}}}
+devices:{devices}
+"""

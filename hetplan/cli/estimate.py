@@ -1,0 +1,142 @@
+"""`hetplan estimate`: what a layout or a plan file costs, without a search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetplan.cli.options import (
+    AsJson,
+    PredictorFile,
+    Stores,
+    TargetName,
+    emit,
+    read_inputs,
+    read_predictor,
+)
+
+if TYPE_CHECKING:
+    from hetplan.cluster.spec import Cluster
+    from hetplan.cost.estimate_values import Estimate
+    from hetplan.job.spec import Job
+    from hetplan.model.spec import ModelSpec
+    from hetplan.plans.plan import Plan
+
+ESTIMATE_SCHEMA = "hetplan.estimate/1"
+_WIDTH_WITHOUT_TERMINAL = 160
+
+
+def estimate(
+    plan: Annotated[
+        Path | None,
+        typer.Argument(help="Plan file that `hetplan plan` wrote; it holds its inputs."),
+    ] = None,
+    model: Annotated[Path | None, typer.Option(help="Model file (YAML).")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="Cluster file (YAML).")] = None,
+    job: Annotated[Path | None, typer.Option(help="Job file (YAML).")] = None,
+    predictor: PredictorFile = None,
+    store: Stores = None,
+    target: TargetName = None,
+    tp: Annotated[int | None, typer.Option(help="Tensor-parallel degree. Default: 1.")] = None,
+    pp: Annotated[
+        int | None, typer.Option(help="Pipeline stages. Default: as many as --layers has.")
+    ] = None,
+    dp: Annotated[
+        int | None, typer.Option(help="Data-parallel degree. Default: the largest that fits.")
+    ] = None,
+    microbatch_size: Annotated[
+        int | None, typer.Option(help="Sequences of one microbatch on one rank. Default: 1.")
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(help="Transformer layers of each stage, as in 8,8,10. Default: even."),
+    ] = None,
+    islands: Annotated[
+        str | None,
+        typer.Option(
+            help="Island of each stage, as in a,a,b, or one for all. Default: one with room for "
+            "all stages, or all in file order."
+        ),
+    ] = None,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Recompute all transformer layers.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Price a layout or a plan without a search.
+
+    Exit code 3 where a stage does not fit in memory; it is priced all the same.
+    """
+    from hetplan.cli.estimate_layout import LayoutOptions, plan_of
+    from hetplan.cost.estimate import estimate as price
+    from hetplan.cost.estimate import misfits
+    from hetplan.errors import InfeasibleError, InputError
+    from hetplan.search.candidates import allowed_cluster
+
+    layout = (model, cluster, job, target, tp, pp, dp, microbatch_size, layers, islands)
+    if plan is not None:
+        if recompute or any(option is not None for option in layout):
+            raise InputError(
+                f"{plan} holds its own model, cluster, job and layout; leave those options out"
+            )
+        inputs, chosen = _read_plan(plan)
+    elif model is None or cluster is None or job is None:
+        raise InputError("give a plan file, or all of --model, --cluster and --job")
+    else:
+        asked = read_inputs(model, cluster, job, target)
+        usable = allowed_cluster(asked.cluster, asked.job)
+        inputs = (asked.model, usable, asked.job)
+        options = LayoutOptions(
+            tp=1 if tp is None else tp,
+            pp=pp,
+            dp=dp,
+            microbatch_size=1 if microbatch_size is None else microbatch_size,
+            layers=layers,
+            islands=islands,
+            recompute=recompute,
+        )
+        chosen = plan_of(options, *inputs)
+    found = price(chosen, *inputs, read_predictor(predictor, store)[0])
+    _show(inputs[0], chosen, found, as_json=as_json)
+    unfit = misfits(found)
+    if unfit:
+        raise InfeasibleError(unfit)
+
+
+def _read_plan(path: Path) -> tuple[tuple[ModelSpec, Cluster, Job], Plan]:
+    """Inputs and plan of a plan file; an InputError where the plan breaks a rule."""
+    from dataclasses import replace
+
+    from hetplan.errors import InputError
+    from hetplan.plans.check import check_plan
+    from hetplan.search.files import load_result
+
+    result = load_result(path)
+    inputs = (result.inputs.model, result.inputs.cluster, result.inputs.job)
+    faults = check_plan(result.plan, *inputs)
+    if faults:
+        raise InputError(
+            *(replace(fault, file=str(path), field=f"plan.{fault.field}") for fault in faults)
+        )
+    return inputs, result.plan
+
+
+def _show(model: ModelSpec, plan: Plan, estimate: Estimate, *, as_json: bool) -> None:
+    from hetplan.files.encoding import encode
+
+    if as_json:
+        emit(encode(estimate, schema=ESTIMATE_SCHEMA))
+        return
+    import sys
+
+    from rich.console import Console
+
+    from hetplan.reports.plans import estimate_lines, stage_table
+
+    # Into a file or a pipe the table keeps its rows whole; a terminal has its own width.
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
+    console.print(stage_table(model, plan, estimate))
+    for line in estimate_lines(estimate):
+        emit(line)

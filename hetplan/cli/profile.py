@@ -1,0 +1,116 @@
+"""`hetplan profile`: measure layers on this device, or, under torchrun, a link between devices.
+
+The two halves are `profile_layers` and `profile_links` beside this module; here are the options.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetplan.cli.options import AsJson, say
+
+if TYPE_CHECKING:
+    from hetplan.cli.profile_request import ProfileRequest
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+def profile(
+    store: Annotated[
+        Path | None, typer.Option(help="Profile store to add to. Default: your own.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda (ROCm too). Default: cuda where there is one.")
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="Device kind of the samples. Default: from the device.")
+    ] = None,
+    model: Annotated[Path | None, typer.Option(help="Model file; with --job.")] = None,
+    job: Annotated[
+        Path | None, typer.Option(help="Job file: measure the shapes its plans can use.")
+    ] = None,
+    architecture: Annotated[str, typer.Option(help="gpt or llama, without a model file.")] = "gpt",
+    hidden: Annotated[
+        str | None, typer.Option(help="Hidden sizes without a model file, as in 256,384.")
+    ] = None,
+    seq: Annotated[str | None, typer.Option(help="Sequence lengths, as in 1024,2048.")] = None,
+    vocab: Annotated[int | None, typer.Option(help="Vocabulary without a model file.")] = None,
+    microbatch: Annotated[str | None, typer.Option(help="Microbatch sizes, as in 1,2,4.")] = None,
+    tp: Annotated[str | None, typer.Option(help="Tensor-parallel degrees, as in 1,2.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="float32, bfloat16, float16; several with commas.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads; one rank of a plan is one core.")] = 1,
+    budget: Annotated[
+        float | None, typer.Option(help="Seconds to spend; the cheapest shapes go first.")
+    ] = None,
+    pace: Annotated[
+        Path | None, typer.Option(help="Pace file: play the device --kind, on this CPU.")
+    ] = None,
+    link: Annotated[
+        str | None, typer.Option(help="Under torchrun: name of the link that is measured.")
+    ] = None,
+    sizes: Annotated[
+        str | None, typer.Option(help="Message sizes of a link, as in 4KiB,1MiB.")
+    ] = None,
+    groups: Annotated[str | None, typer.Option(help="Group sizes of a link, as in 2,4.")] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure what the store already has, and keep both.")
+    ] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List what the store holds; measure nothing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure layers on this device; under torchrun, a link.
+
+    Can be interrupted: what was measured stays, and the same command goes on from there.
+    """
+    from hetplan.cli.profile_request import ProfileRequest
+
+    request = ProfileRequest(
+        store=store,
+        device=device,
+        kind=kind,
+        model=model,
+        job=job,
+        architecture=architecture,
+        hidden=hidden,
+        seq=seq,
+        vocab=vocab,
+        microbatch=microbatch,
+        tp=tp,
+        precision=precision,
+        threads=threads,
+        budget=budget,
+        pace=pace,
+        link=link,
+        sizes=sizes,
+        groups=groups,
+        again=again,
+        as_json=as_json,
+    )
+    try:
+        _run(request, list_)
+    except KeyboardInterrupt:
+        say("hetplan: interrupted; what was measured is kept, the same command goes on from there")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _run(request: ProfileRequest, list_: bool) -> None:
+    if list_:
+        from hetplan.cli.profile_tables import list_store
+
+        list_store(request.store_folder, as_json=request.as_json)
+    elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        from hetplan.cli.profile_links import profile_links
+
+        profile_links(request)
+    else:
+        from hetplan.cli.profile_layers import profile_layers
+
+        profile_layers(request)

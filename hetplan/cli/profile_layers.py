@@ -1,0 +1,137 @@
+"""What `hetplan profile` does on one device: measure layers, keep them, show them."""
+
+from __future__ import annotations
+
+import datetime
+
+import torch
+
+from hetplan.cli.options import say
+from hetplan.cli.profile_progress import ProgressLine
+from hetplan.cli.profile_request import ProfileRequest, command_line
+from hetplan.cli.profile_tables import show_layers
+from hetplan.errors import InputError
+from hetplan.model.spec import LayerKind
+from hetplan.profiling.backends import Backend, open_backend
+from hetplan.profiling.circumstances import circumstances
+from hetplan.profiling.measure_layers import (
+    LayerProfiler,
+    ShapeKey,
+    Unit,
+    has_pace,
+    shape_key,
+    units,
+)
+from hetplan.profiling.pacing import PacedKind, Pacer
+from hetplan.profiling.samples import LayerSample, ProfileSet, Provenance
+from hetplan.profiling.store import LayerWriter
+from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS
+
+
+def profile_layers(request: ProfileRequest) -> None:
+    """Measure what the store does not have yet; print everything that was asked for."""
+    if request.link is not None:
+        raise InputError(
+            "--link needs ranks on both of its ends: torchrun --nproc-per-node 2 -m hetplan "
+            f"profile --link {request.link}"
+        )
+    backend = open_backend(request.device or default_device())
+    pace = request.paced_kind()
+    if pace is not None and backend.is_accelerator:
+        raise InputError("--pace plays another device on a CPU; add --device cpu")
+    work = _work(request, backend, pace)
+    provenance = describe(request, backend, pace)
+    writer = LayerWriter(request.store_folder, provenance)
+    pacer = Pacer(pace) if pace else None
+    profiler = LayerProfiler(
+        backend,
+        device=provenance.device,
+        limits=ACCELERATOR_LIMITS if backend.is_accelerator else CPU_LIMITS,
+        pacer=pacer,
+    )
+    wanted = {key for unit in work for key in profiler.keys(unit)}
+    held = {shape_key(sample): sample for sample in writer.samples}
+    fresh = _measure(request, profiler, work, writer, held)
+    if pacer is not None and pacer.overruns:
+        say(
+            f"hetplan: {pacer.overruns} of {pacer.passes} paced passes took longer than their "
+            "nominal time; slow the pace down, or free the machine"
+        )
+    together = {**held, **{shape_key(sample): sample for sample in fresh}}
+    layers = tuple(sample for key, sample in together.items() if key in wanted)
+    if missing := len(wanted) - len(layers):
+        say(
+            f"hetplan: the budget is spent, {missing} of {len(wanted)} samples are missing; "
+            "the same command goes on from there"
+        )
+    say(f"hetplan: {len(fresh)} samples measured, {len(layers)} in {writer.folder}")
+    result = ProfileSet(layers=layers, links=(), provenance=(provenance,))
+    show_layers(result, as_json=request.as_json)
+
+
+def default_device() -> str:
+    """An accelerator where torch sees one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def describe(
+    request: ProfileRequest, backend: Backend, pace: PacedKind | None = None
+) -> Provenance:
+    """The provenance of what is measured now; sets torch's threads."""
+    torch.set_num_threads(request.threads)
+    return circumstances(
+        backend,
+        device=pace.device if pace else request.kind or backend.kind(),
+        threads=request.threads,
+        command=command_line(),
+        date=datetime.date.today(),
+        pace=pace,
+    )
+
+
+def _work(request: ProfileRequest, backend: Backend, pace: PacedKind | None) -> tuple[Unit, ...]:
+    work = units(request.grid(is_accelerator=backend.is_accelerator))
+    if pace is None:
+        return work
+    paced = tuple(unit for unit in work if has_pace(pace, unit))
+    if not paced:
+        raise InputError(
+            f"the pace of device kind {pace.device} has no entry for any microbatch size and tp "
+            "of this job"
+        )
+    if left_out := len(work) - len(paced):
+        say(f"hetplan: {left_out} of {len(work)} shapes are left out: the pace has no times")
+    if any(unit.kind is LayerKind.TRANSFORMER for unit in paced):
+        return paced
+    raise InputError(f"the pace of device kind {pace.device} has no transformer layer")
+
+
+def _measure(
+    request: ProfileRequest,
+    profiler: LayerProfiler,
+    work: tuple[Unit, ...],
+    writer: LayerWriter,
+    held: dict[ShapeKey, LayerSample],
+) -> list[LayerSample]:
+    """What was measured now, each sample on disk before the next unit begins."""
+    fresh: list[LayerSample] = []
+    with ProgressLine("measuring") as line:
+        for progress in profiler.run(
+            work,
+            measured=() if request.again else held.keys(),
+            budget_seconds=request.budget or float("inf"),
+        ):
+            for sample in progress.samples:
+                # A unit that a kill cut in half has some of its samples already.
+                if request.again or shape_key(sample) not in held:
+                    writer.append(sample)
+                    fresh.append(sample)
+            point = progress.unit.point
+            line.show(
+                progress.finished,
+                progress.total,
+                progress.left_seconds,
+                f"{progress.unit.kind} hidden {point.model.hidden_size} "
+                f"microbatch {point.microbatch_size} tp {point.tp}",
+            )
+    return fresh

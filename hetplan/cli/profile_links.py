@@ -1,0 +1,92 @@
+"""What `hetplan profile` does as one rank of a torchrun job: measure a link together."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch.distributed as dist
+
+from hetplan.cli.profile_layers import default_device, describe
+from hetplan.cli.profile_progress import ProgressLine
+from hetplan.cli.profile_request import ProfileRequest, byte_sizes, integers
+from hetplan.cli.profile_tables import show_links
+from hetplan.errors import InputError
+from hetplan.profiling.backends import Backend, open_backend
+from hetplan.profiling.measure_links import (
+    LinkCase,
+    LinkKey,
+    LinkProfiler,
+    link_cases,
+    link_key,
+    message_sizes,
+)
+from hetplan.profiling.samples import LinkSample, ProfileSet
+from hetplan.profiling.store import LinkWriter
+
+# Without a model: beyond these a link's rate no longer changes with the size.
+LARGEST_CPU_MESSAGE_BYTES = 4 << 20
+LARGEST_ACCELERATOR_MESSAGE_BYTES = 256 << 20
+# With a model: its gradients, up to what trainers put into one bucket at most.
+LARGEST_BUCKET_BYTES = 1 << 30
+
+
+def profile_links(request: ProfileRequest) -> None:
+    """Measure the link between this job's ranks; rank 0 keeps and prints the samples."""
+    if request.link is None:
+        raise InputError("under torchrun a link is measured: name it with --link NAME")
+    backend = open_backend(
+        request.device or default_device(), index=int(os.environ.get("LOCAL_RANK", "0"))
+    )
+    cases = link_cases(
+        int(os.environ["WORLD_SIZE"]),
+        byte_sizes("--sizes", request.sizes) or message_sizes(_largest(request, backend)),
+        groups=integers("--groups", request.groups),
+    )
+    dist.init_process_group(backend.collectives)
+    try:
+        if dist.get_rank() == 0:
+            _lead(request, request.link, backend, cases)
+        else:
+            describe(request, backend)
+            profiler = LinkProfiler(backend, link=request.link)
+            profiler.run(cases, on_sample=lambda sample, finished, total: None)
+    finally:
+        dist.destroy_process_group()
+
+
+def _largest(request: ProfileRequest, backend: Backend) -> int:
+    """Bytes of the largest message that a plan would send."""
+    loaded = request.load()
+    if loaded is None:
+        accelerator = backend.is_accelerator
+        return LARGEST_ACCELERATOR_MESSAGE_BYTES if accelerator else LARGEST_CPU_MESSAGE_BYTES
+    model, job = loaded
+    return min(LARGEST_BUCKET_BYTES, model.parameter_count * job.precision.bytes_per_element)
+
+
+def _lead(
+    request: ProfileRequest, link: str, backend: Backend, cases: tuple[LinkCase, ...]
+) -> None:
+    """Rank 0's part."""
+    provenance = describe(request, backend)
+    writer = LinkWriter(request.store_folder, link, provenance)
+    held: dict[LinkKey, LinkSample] = {link_key(sample): sample for sample in writer.samples}
+    together = dict(held)
+    started = time.monotonic()
+    with ProgressLine("measuring") as line:
+
+        def keep(sample: LinkSample, finished: int, total: int) -> None:
+            writer.append(sample)
+            together[link_key(sample)] = sample
+            # Cases of one size take about the same time and larger ones come last: an estimate
+            # from the mean is low at first and right at the end.
+            left = (time.monotonic() - started) / finished * (total - finished)
+            line.show(finished, total, left, f"{sample.operation} {sample.message_bytes} B")
+
+        profiler = LinkProfiler(backend, link=link)
+        profiler.run(cases, measured=() if request.again else held.keys(), on_sample=keep)
+    wanted = {case.key for case in cases}
+    links = tuple(sample for key, sample in together.items() if key in wanted)
+    result = ProfileSet(layers=(), links=links, provenance=(provenance,))
+    show_links(result, as_json=request.as_json)

@@ -1,0 +1,60 @@
+"""One line of progress on stderr: a bar on a terminal, a line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from hetplan.cli.options import say
+from hetplan.units import format_seconds
+
+# Often enough to see that it lives, seldom enough for a log.
+_LOG_INTERVAL_SECONDS = 2.0
+
+
+class ProgressLine:
+    """Shows how far long work is and how long it will still take."""
+
+    def __init__(self, verb: str) -> None:
+        self._verb = verb
+        self._last = -_LOG_INTERVAL_SECONDS
+        self._bar: Progress | None = None
+        if sys.stderr.isatty():
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed}/{task.total} {task.fields[note]}"),
+                console=Console(stderr=True),
+                transient=True,
+            )
+
+    def __enter__(self) -> ProgressLine:
+        if self._bar is not None:
+            self._bar.start()
+            self._task = self._bar.add_task(self._verb, total=None, note="")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, finished: int, total: int, left_seconds: float | None, what: str) -> None:
+        """`finished` of `total` are done, the last of them `what`."""
+        left = f"{format_seconds(left_seconds)} left" if left_seconds is not None else ""
+        note = ", ".join(part for part in (left, what) if part)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=finished, total=total, note=note)
+            return
+        now = time.monotonic()
+        if finished == total or now - self._last >= _LOG_INTERVAL_SECONDS:
+            self._last = now
+            say(f"{self._verb}: {finished}/{total}, {note}")

@@ -1,0 +1,113 @@
+"""How samples and stores are shown on stdout: a table for people, or JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from hetplan.cli.options import emit
+from hetplan.files.encoding import encode
+from hetplan.profiling.samples import ProfileSet
+from hetplan.profiling.store import read_populations, read_store
+from hetplan.units import format_bytes, format_seconds
+
+SCHEMA = "hetplan.profiles/1"
+
+
+def show_layers(result: ProfileSet, *, as_json: bool) -> None:
+    """One row per layer sample."""
+    if as_json:
+        emit(encode(result, schema=SCHEMA))
+        return
+    table = _table(
+        "layer", "phase", "hidden", "seq", "microbatch", "tp", "precision",
+        "median", "p10", "p90", "repeats", "outliers", "steady", "kept",
+    )  # fmt: skip
+    for sample in sorted(
+        result.layers,
+        key=lambda each: (each.layer, each.hidden_size, each.tp, each.microbatch_size),
+    ):
+        table.add_row(
+            sample.layer,
+            sample.phase,
+            str(sample.hidden_size),
+            str(sample.sequence_length),
+            str(sample.microbatch_size),
+            str(sample.tp),
+            sample.precision,
+            format_seconds(sample.median_seconds),
+            format_seconds(sample.p10_seconds),
+            format_seconds(sample.p90_seconds),
+            str(sample.repeats),
+            str(sample.outliers),
+            "yes" if sample.steady else "no",
+            format_bytes(sample.activation_bytes) if sample.activation_bytes else "",
+        )
+    _print(table)
+
+
+def show_links(result: ProfileSet, *, as_json: bool) -> None:
+    """One row per link sample."""
+    if as_json:
+        emit(encode(result, schema=SCHEMA))
+        return
+    table = _table(
+        "link", "operation", "backend", "ranks", "message",
+        "median", "p10", "p90", "repeats", "outliers",
+    )  # fmt: skip
+    for sample in sorted(
+        result.links, key=lambda each: (each.operation, each.group_size, each.message_bytes)
+    ):
+        table.add_row(
+            sample.link,
+            sample.operation,
+            sample.backend,
+            str(sample.group_size),
+            format_bytes(sample.message_bytes),
+            format_seconds(sample.median_seconds),
+            format_seconds(sample.p10_seconds),
+            format_seconds(sample.p90_seconds),
+            str(sample.repeats),
+            str(sample.outliers),
+        )
+    _print(table)
+
+
+def list_store(store: Path, *, as_json: bool) -> None:
+    """One row per population of the store; as JSON everything that is in it."""
+    if as_json:
+        emit(encode(read_store(store), schema=SCHEMA))
+        return
+    table = _table(
+        "device", "link", "layers", "links", "measured on", "torch", "threads", "paced", "name"
+    )
+    for population in read_populations(store):
+        (provenance,) = population.provenance
+        table.add_row(
+            provenance.device,
+            ", ".join(dict.fromkeys(sample.link for sample in population.links)),
+            str(len(population.layers)),
+            str(len(population.links)),
+            provenance.measured_on,
+            provenance.torch_version,
+            str(provenance.threads),
+            provenance.paced,
+            provenance.device_name,
+        )
+    _print(table)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE)
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    return table
+
+
+def _print(table: Table) -> None:
+    console = Console()
+    # Into a file or a pipe nothing is cut off.
+    Console(width=None if console.is_terminal else 200).print(table)

@@ -1,0 +1,139 @@
+"""Which measurements a fit uses where the same thing was measured under different circumstances.
+
+A population is everything measured under the same circumstances (device, driver, library, threads,
+pace); its times do not mix with another's. For each (device kind, precision) and for each link the
+newest population that has samples of it is used, and the report names what was passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetplan.errors import InputError
+from hetplan.profiling.samples import LayerSample, LinkSample, ProfileSet, Provenance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Samples that may be fitted together, and how they were chosen."""
+
+    layers: tuple[LayerSample, ...]
+    links: tuple[LinkSample, ...]
+    populations: tuple[str, ...]
+    """Those used, in words."""
+    notes: tuple[str, ...]
+    """Those passed over, in words."""
+
+
+def choose(populations: Sequence[ProfileSet]) -> Chosen:
+    """The newest population per (device kind, precision) and link; of equals the first."""
+    owners: dict[tuple[str, str], list[int]] = {}
+    for index, population in enumerate(populations):
+        _check_traceable(population)
+        names = dict.fromkeys((sample.device, sample.precision) for sample in population.layers)
+        names |= dict.fromkeys(("link", sample.link) for sample in population.links)
+        for name in names:
+            owners.setdefault(name, []).append(index)
+    winners = {
+        # max returns the first of equals: folders named first win.
+        name: max(found, key=lambda index: _newest(populations[index]))
+        for name, found in owners.items()
+    }
+    notes = []
+    for name, found in sorted(owners.items()):
+        for index in found:
+            if index != winners[name]:
+                what = f"link {name[1]}" if name[0] == "link" else f"{name[0]} {name[1]}"
+                notes.append(
+                    f"{what}: not used: {_words(populations[index])}; newer: "
+                    f"{_words(populations[winners[name]])}"
+                )
+    return Chosen(
+        layers=tuple(
+            sample
+            for index, population in enumerate(populations)
+            for sample in population.layers
+            if winners[sample.device, sample.precision] == index
+        ),
+        links=tuple(
+            sample
+            for index, population in enumerate(populations)
+            for sample in population.links
+            if winners["link", sample.link] == index
+        ),
+        populations=tuple(_words(populations[index]) for index in sorted(set(winners.values()))),
+        notes=tuple(notes),
+    )
+
+
+def _check_traceable(population: ProfileSet) -> None:
+    """Refuses a set in which one shape of one kind was measured under several circumstances."""
+    circumstances: dict[str, set[tuple[object, ...]]] = {}
+    for each in population.provenance:
+        circumstances.setdefault(each.device, set()).add(_circumstances(each))
+    seen: set[tuple[object, ...]] = set()
+    for sample in population.layers:
+        if len(circumstances.get(sample.device, ())) < 2:
+            continue
+        shape = _shape(sample)
+        if shape in seen:
+            raise InputError(
+                f"samples of {sample.device} come from several populations and no longer say from "
+                "which; fit them population by population: "
+                "fit_populations(read_populations(folder)), or `hetplan fit --store`"
+            )
+        seen.add(shape)
+
+
+def _circumstances(provenance: Provenance) -> tuple[object, ...]:
+    return (
+        provenance.device_name,
+        provenance.backend,
+        provenance.torch_version,
+        provenance.driver,
+        provenance.threads,
+        provenance.paced,
+    )
+
+
+def _shape(sample: LayerSample) -> tuple[object, ...]:
+    return (
+        sample.device,
+        sample.precision,
+        sample.architecture,
+        sample.layer,
+        sample.phase,
+        sample.hidden_size,
+        sample.ffn_hidden_size,
+        sample.num_attention_heads,
+        sample.num_kv_heads,
+        sample.head_dim,
+        sample.vocab_size,
+        sample.sequence_length,
+        sample.microbatch_size,
+        sample.tp,
+    )
+
+
+def _newest(population: ProfileSet) -> str:
+    """Latest ISO date of the population; they sort as text."""
+    return max((each.measured_on for each in population.provenance), default="")
+
+
+def _words(population: ProfileSet) -> str:
+    """Where and when the population was measured, in one line."""
+    parts = []
+    for each in population.provenance:
+        threads = f"{each.threads} thread{'s' if each.threads != 1 else ''}"
+        words = (
+            f"{each.device} ({each.device_name})",
+            each.measured_on,
+            f"torch {each.torch_version}",
+            each.driver,
+            threads if each.threads else "",
+            f"paced {each.paced}" if each.paced else "",
+        )
+        parts.append(", ".join(word for word in words if word))
+    rows = len(population.layers) + len(population.links)
+    return f"{rows} rows: {' and '.join(parts) or 'without provenance'}"

@@ -1,0 +1,55 @@
+"""Under which circumstances something is measured: the provenance of a population."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+
+import torch
+
+from hetplan.files.encoding import encode
+from hetplan.profiling.backends import Backend
+from hetplan.profiling.pacing import SCHEMA, PacedKind
+from hetplan.profiling.samples import Provenance
+from hetplan.version import __version__
+
+
+def circumstances(
+    backend: Backend,
+    *,
+    device: str,
+    threads: int,
+    command: str,
+    date: datetime.date,
+    pace: PacedKind | None = None,
+) -> Provenance:
+    """Where samples measured now come from.
+
+    `threads` is set by the caller; `date` is today's.
+    """
+    notes = []
+    if not backend.reset_peak_memory():
+        notes.append("peak_memory_bytes is 0: the system does not tell")
+    if not backend.clock_hertz():
+        notes.append("clock_hertz is 0: the device does not tell")
+    if temperature := backend.temperature_celsius():
+        notes.append(f"{temperature:.0f} degrees Celsius at the start")
+    return Provenance(
+        device=device,
+        device_name=backend.device_name(),
+        backend=backend.name,
+        measured_on=date.isoformat(),
+        hetplan_version=__version__,
+        torch_version=torch.__version__,
+        driver=backend.driver(),
+        threads=threads,
+        paced=paced_text(pace) if pace else "",
+        command=command,
+        notes="; ".join(notes),
+    )
+
+
+def paced_text(pace: PacedKind) -> str:
+    """How the device is slowed down: the factor, and a hash of the times, which are held."""
+    digest = hashlib.sha256(encode(pace, schema=SCHEMA).encode()).hexdigest()
+    return f"layers held to the times of a pace (slow-down {pace.slow_down:g}, {digest[:12]})"

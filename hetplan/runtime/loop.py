@@ -1,0 +1,168 @@
+"""How a run is measured: train step after step, and gather what every rank has seen.
+
+A step's time is the longest time of a rank from a barrier to the end of its update. Everything
+else happens between steps: drawing samples, gathering times and losses, collecting garbage.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from hetplan.profiling.backends import Backend
+from hetplan.profiling.pacing import Pacer
+from hetplan.runtime.groups import Groups, open_groups
+from hetplan.runtime.measured import RankMeasure, StepRecord, TrainingReport
+from hetplan.runtime.placement import RankPlace, place_ranks
+from hetplan.runtime.trainer import StepTimes, Trainer
+from hetplan.runtime.training import Training
+
+OnStep = Callable[[StepRecord], None]
+
+
+def train(
+    training: Training, rank: int, backend: Backend, *, on_step: OnStep | None = None
+) -> TrainingReport | None:
+    """Train as this rank of the plan; every rank of it returns the same report.
+
+    The default process group must exist, with the plan's ranks as its first ones, and all its
+    ranks must call this; those without a place in the plan get None at once. `on_step` is called
+    after each step.
+    """
+    places = place_ranks(training.plan)
+    groups = open_groups(
+        places,
+        rank,
+        collectives=backend.collectives,
+        timeout=timedelta(seconds=training.timeout_seconds),
+    )
+    if groups is None:
+        return None
+    place = places[rank]
+    pacer = _pacer(training, rank)
+    memory = _Memory(backend)
+    trainer = Trainer(
+        training.model, training.job, training.plan, place, groups, backend, pacer=pacer
+    )
+    table, steps = [], []
+    gc.collect()
+    gc.freeze()  # what is there now stays, so later collections need not look at it
+    gc.disable()
+    try:
+        for step in range(training.steps):
+            row = _measured_step(trainer, step, groups, pacer)
+            table.append(_gathered([*row, memory.peak_bytes()], groups, len(places)))
+            steps.append(_record(step, table[-1], places))
+            if on_step is not None:
+                on_step(steps[-1])
+            gc.collect()
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    counted = table[training.warmup_steps :]
+    return TrainingReport(
+        steps=tuple(steps),
+        ranks=tuple(
+            _rank_measure(each, training.device_kinds[each.rank], counted) for each in places
+        ),
+    )
+
+
+def _pacer(training: Training, rank: int) -> Pacer | None:
+    pace, kind = training.pace, training.device_kinds[rank]
+    if pace is None or all(paced.device != kind for paced in pace.kinds):
+        return None
+    return Pacer(pace.kind(kind))
+
+
+def _measured_step(
+    trainer: Trainer, step: int, groups: Groups, pacer: Pacer | None
+) -> tuple[float, ...]:
+    """Seconds of the step and its parts, loss share, and the pacer's counters."""
+    batch = trainer.batch(step)
+    if pacer is not None:
+        pacer.reset()
+    dist.barrier(group=groups.control)
+    started = time.perf_counter()
+    times: StepTimes = trainer.step(batch)
+    seconds = time.perf_counter() - started
+    return (
+        seconds,
+        times.busy_seconds,
+        times.tensor_parallel_seconds,
+        max(0.0, times.pipeline_seconds - times.busy_seconds),
+        times.reduction_seconds,
+        times.optimizer_seconds,
+        times.loss_share,
+        pacer.passes if pacer else 0,
+        pacer.overruns if pacer else 0,
+    )
+
+
+_Row = list[float]
+"""One rank's figures of one step, in the order of `_measured_step`, and its peak memory."""
+
+
+def _gathered(row: _Row, groups: Groups, num_ranks: int) -> list[_Row]:
+    """The rows of all ranks."""
+    mine = torch.tensor(row, dtype=torch.float64)
+    rows = [torch.empty_like(mine) for _ in range(num_ranks)]
+    dist.all_gather(rows, mine, group=groups.control)
+    return [each.tolist() for each in rows]
+
+
+def _record(step: int, rows: list[_Row], places: tuple[RankPlace, ...]) -> StepRecord:
+    # Tensor-parallel ranks of the last stage hold the same loss: one of them counts.
+    loss = sum(row[6] for row, place in zip(rows, places, strict=True) if place.tp_index == 0)
+    return StepRecord(step=step, seconds=max(row[0] for row in rows), loss=loss)
+
+
+def _rank_measure(place: RankPlace, kind: str, table: list[list[_Row]]) -> RankMeasure:
+    columns = list(zip(*(rows[place.rank] for rows in table), strict=True))
+    middle = [statistics.median(column) for column in columns]
+    return RankMeasure(
+        rank=place.rank,
+        device=place.device,
+        device_kind=kind,
+        stage=place.stage,
+        dp_index=place.dp_index,
+        tp_index=place.tp_index,
+        step_seconds=middle[0],
+        busy_seconds=middle[1],
+        tensor_parallel_seconds=middle[2],
+        wait_seconds=middle[3],
+        reduction_seconds=middle[4],
+        optimizer_seconds=middle[5],
+        paced_passes=round(sum(columns[7])),
+        overruns=round(sum(columns[8])),
+        peak_memory_bytes=max(columns[9]),
+    )
+
+
+class _Memory:
+    """Growth of memory since this object was made."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._watched = backend.is_accelerator and backend.reset_peak_memory()
+        self._before = _peak_resident_bytes()
+
+    def peak_bytes(self) -> float:
+        """Peak so far: of the allocator on an accelerator, of the process on a CPU."""
+        if self._watched:
+            return self._backend.peak_memory_bytes()
+        return _peak_resident_bytes() - self._before
+
+
+def _peak_resident_bytes() -> float:
+    # ru_maxrss: KiB on Linux, bytes on macOS (getrusage(2) of each).
+    unit = 1 if sys.platform == "darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)

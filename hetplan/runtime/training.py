@@ -1,0 +1,42 @@
+"""What a run is asked to do: everything that its worker processes need to know, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetplan.errors import InputError
+from hetplan.job.spec import Job
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.plan import Plan
+from hetplan.profiling.pacing import Pace
+
+SCHEMA = "hetplan.training/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A plan to be trained for some steps."""
+
+    model: ModelSpec
+    job: Job
+    plan: Plan
+    device_kinds: tuple[str, ...]
+    """Device kind of each rank."""
+    backend: str
+    """torch device type of every rank: `cpu` or `cuda`."""
+    pace: Pace | None
+    """Nominal times of the kinds that are played; kinds that it lacks run at their own speed."""
+    steps: int
+    warmup_steps: int
+    """First steps that count in no median: connections are made and memory is allocated there."""
+    timeout_seconds: float
+    """A collective that takes longer ends the run."""
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps < 0 or self.steps <= self.warmup_steps:
+            raise InputError(
+                f"steps is {self.steps} with {self.warmup_steps} warm-up steps; at least one step "
+                "must be left to measure"
+            )
+        if not self.timeout_seconds > 0:
+            raise InputError(f"timeout is {self.timeout_seconds} s; it must be more than 0")

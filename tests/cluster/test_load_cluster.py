@@ -1,0 +1,391 @@
+import time
+from contextlib import suppress
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hetplan.cluster.catalogue import load_catalogue
+from hetplan.cluster.load import CLUSTER_VALUE_SCHEMA, load_cluster
+from hetplan.cluster.spec import Cluster, Transport
+from hetplan.errors import InputError
+from hetplan.files.encoding import encode
+from hetplan.files.reading import decode, read_document
+from hetplan.files.shipped import shipped_folder
+
+CLUSTERS = shipped_folder("configs") / "clusters"
+
+TEXT = """schema: hetplan.cluster/1
+name: small
+regions:
+  - name: north
+    islands:
+      - name: fast
+        device: nvidia-a100-80gb-sxm
+        nodes: 2
+        devices_per_node: 8
+        intra_node: {bandwidth: 300 GB/s, latency: 3 us}
+        inter_node: {bandwidth: 200 Gbit/s, latency: 5 us, samples: roce}
+  - name: south
+    islands:
+      - name: slow
+        device: amd-mi210
+        nodes: 4
+        devices_per_node: 4
+        intra_node: {bandwidth: 32 GB/s, latency: 3 us}
+        inter_node:
+          bandwidth: 100 Gbit/s
+          latency: 5 us
+          transport: host-staged
+        memory: 60 GiB
+        nodes_out: [3, 1]
+links:
+  - between: [slow, fast]
+    bandwidth: 10 Gbit/s
+    latency: 15 ms
+"""
+
+
+def write(tmp_path, text):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    return path
+
+
+def faults(path):
+    with pytest.raises(InputError) as caught:
+        load_cluster(path)
+    assert {fault.file for fault in caught.value.faults} == {str(path)}
+    return [(fault.line, fault.field, fault.message) for fault in caught.value.faults]
+
+
+def test_a_file_becomes_a_cluster(tmp_path):
+    cluster = load_cluster(write(tmp_path, TEXT))
+    fast, slow = cluster.islands
+    assert cluster.regions == ("north", "south")
+    assert (fast.num_devices, slow.num_devices) == (16, 16)
+    assert fast.memory_bytes == 80 * 2**30
+    assert slow.memory_bytes == 60 * 2**30
+    assert slow.nodes_out == (1, 3)
+    assert slow.usable_nodes == (0, 2)
+    assert fast.inter_node.bandwidth_bytes_per_second == 25e9
+    assert fast.inter_node.transport is Transport.DEVICE_DIRECT
+    assert fast.inter_node.samples == "roce"
+    assert slow.inter_node.transport is Transport.HOST_STAGED
+    link = cluster.link_between("fast", "slow")
+    assert link.latency_seconds == pytest.approx(0.015)
+    assert link.bandwidth_bytes_per_second == 1.25e9
+    assert link.transport is Transport.HOST_STAGED
+    assert fast.device.peak("bfloat16") == 312e12
+
+
+def test_the_value_has_a_json_form(tmp_path):
+    cluster = load_cluster(write(tmp_path, TEXT))
+    path = tmp_path / "value.json"
+    path.write_text(encode(cluster, schema=CLUSTER_VALUE_SCHEMA))
+    assert decode(read_document(path), Cluster, schema=CLUSTER_VALUE_SCHEMA) == cluster
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "field", "says"),
+    [
+        (
+            ("300 GB/s", "300"),
+            10,
+            "regions[0].islands[0].intra_node.bandwidth",
+            'found 300 without a unit; write a bandwidth with its unit, such as "300 GB/s"',
+        ),
+        (
+            ("latency: 15 ms", "latency: 15 msec"),
+            28,
+            "links[0].latency",
+            "unknown unit 'msec' (did you mean 'ms'?)",
+        ),
+        (
+            ("bandwidth: 10 Gbit/s", "bandwidth: 10 Gb/s"),
+            27,
+            "links[0].bandwidth",
+            "write Gbit/s for bits or GB/s for bytes",
+        ),
+        (
+            ("nvidia-a100-80gb-sxm", "nvidia-a100-80gb"),
+            7,
+            "regions[0].islands[0].device",
+            "nearest: nvidia-a100-80gb-sxm",
+        ),
+        (
+            ("name: slow", "name: fast"),
+            14,
+            "regions[1].islands[0].name",
+            "already the name on line 6",
+        ),
+        (
+            ("name: south", "name: north"),
+            12,
+            "regions[1].name",
+            "already the name on line 4",
+        ),
+        (
+            ("[slow, fast]", "[slow, fsat]"),
+            26,
+            "links[0].between[1]",
+            "unknown island 'fsat'; nearest: fast",
+        ),
+        (
+            ("[slow, fast]", "[slow, slow]"),
+            26,
+            "links[0].between",
+            "both ends are slow",
+        ),
+        (("[slow, fast]", "[slow]"), 26, "links[0].between", "found 1 entries; at least 2"),
+        (
+            (
+                "links:\n  - between: [slow, fast]\n    bandwidth: 10 Gbit/s\n    latency: 15 ms\n",
+                "",
+            ),
+            1,
+            "links",
+            "no link between islands fast and slow; add `between: [fast, slow]` or "
+            "links_default.across_regions",
+        ),
+        (
+            ("[3, 1]", "[3, 4]"),
+            24,
+            "regions[1].islands[0].nodes_out[1]",
+            "no node 4; the island has 0 to 3",
+        ),
+        (
+            ("[3, 1]", "[3, 3]"),
+            24,
+            "regions[1].islands[0].nodes_out[1]",
+            "listed twice",
+        ),
+        (
+            ("[3, 1]", "[0, 1, 2, 3]"),
+            24,
+            "regions[1].islands[0].nodes_out",
+            "every node is out",
+        ),
+        (
+            ("[3, 1]", "[-1]"),
+            24,
+            "regions[1].islands[0].nodes_out[0]",
+            "at least 0",
+        ),
+        (
+            ("60 GiB", "65 GiB"),
+            23,
+            "regions[1].islands[0].memory",
+            "65 GiB is more than the 64 GiB of amd-mi210",
+        ),
+        (
+            ("transport: host-staged", "transport: nccl"),
+            22,
+            "regions[1].islands[0].inter_node.transport",
+            "write one of device-direct, host-staged",
+        ),
+        (
+            ("latency: 15 ms\n", "latency: 15 ms\n    transport: device-direct\n"),
+            29,
+            "links[0].transport",
+            "slow is amd and fast is nvidia; write host-staged",
+        ),
+        (
+            ("latency: 15 ms\n", "latency: 15 ms\n    rtt: 30 ms\n"),
+            29,
+            "links[0].rtt",
+            "unknown key",
+        ),
+        (("    latency: 15 ms\n", ""), 26, "links[0].latency", "required key is missing"),
+        (
+            (
+                "latency: 15 ms\n",
+                "latency: 15 ms\n  - {between: [fast, slow], bandwidth: 1 GB/s, latency: 1 ms}\n",
+            ),
+            29,
+            "links[1].between",
+            "fast and slow already have a link on line 26",
+        ),
+        (("nodes: 2", "nodes: 0"), 8, "regions[0].islands[0].nodes", "at least 1"),
+        (("name: fast", "name: fast/1"), 6, "regions[0].islands[0].name", "use letters"),
+    ],
+)
+def test_faults(tmp_path, change, line, field, says):
+    assert change[0] in TEXT
+    found = faults(write(tmp_path, TEXT.replace(*change, 1)))
+    assert (line, field) in [entry[:2] for entry in found], found
+    message = next(message for at, name, message in found if (at, name) == (line, field))
+    assert says in message
+
+
+def test_faults_of_keys_types_and_rules_come_together(tmp_path):
+    text = TEXT.replace("300 GB/s", "300").replace("amd-mi210", "amd-mi21").replace("[3, 1]", "[9]")
+    text = text.replace("[slow, fast]", "[slow, quick]").replace("nodes: 2", "node: 2")
+    assert [(line, field) for line, field, _ in faults(write(tmp_path, text))] == [
+        (6, "regions[0].islands[0].nodes"),
+        (8, "regions[0].islands[0].node"),
+        (10, "regions[0].islands[0].intra_node.bandwidth"),
+        (15, "regions[1].islands[0].device"),
+        (24, "regions[1].islands[0].nodes_out[0]"),
+        (25, "links"),
+        (26, "links[0].between[1]"),
+    ]
+
+
+def test_default_links_cover_the_pairs_that_are_not_listed(tmp_path):
+    regions = "".join(
+        f"  - name: r{region}\n    islands:\n"
+        + "".join(
+            f"      - {{name: i{region}{island}, device: amd-mi210, nodes: 1, devices_per_node: 8, "
+            "intra_node: {bandwidth: 1 GB/s, latency: 1 us}, "
+            "inter_node: {bandwidth: 1 GB/s, latency: 1 us}}\n"
+            for island in range(2)
+        )
+        for region in range(2)
+    )
+    text = (
+        f"schema: hetplan.cluster/1\nname: four\nregions:\n{regions}"
+        "links:\n  - {between: [i00, i11], bandwidth: 3 GB/s, latency: 1 ms}\n"
+        "links_default:\n  within_region: {bandwidth: 2 GB/s, latency: 1 ms}\n"
+    )
+    assert len(faults(write(tmp_path, text))) == 3
+    text += "  across_regions: {bandwidth: 1 GB/s, latency: 15 ms, transport: device-direct}\n"
+    cluster = load_cluster(write(tmp_path, text))
+    speeds = {entry.between: entry.link.bandwidth_bytes_per_second for entry in cluster.links}
+    assert speeds == {
+        ("i00", "i01"): 2e9,
+        ("i00", "i10"): 1e9,
+        ("i00", "i11"): 3e9,
+        ("i01", "i10"): 1e9,
+        ("i01", "i11"): 1e9,
+        ("i10", "i11"): 2e9,
+    }
+
+
+def test_many_missing_links_are_summed_up(tmp_path):
+    island = (
+        "      - {{name: i{}, device: amd-mi210, nodes: 1, devices_per_node: 8, "
+        "intra_node: &l {{bandwidth: 1 GB/s, latency: 1 us}}, inter_node: *l}}\n"
+    )
+    text = "schema: hetplan.cluster/1\nname: many\nregions:\n  - name: r\n    islands:\n"
+    text += "".join(island.format(number) for number in range(60))
+    found = faults(write(tmp_path, text))
+    assert len(found) == 11
+    assert found[-1][2].startswith("1760 more pairs of islands have no link")
+    text += "links_default: {within_region: {bandwidth: 1 GB/s, latency: 1 us}}\n"
+    assert len(load_cluster(write(tmp_path, text)).links) == 60 * 59 // 2
+
+
+OWN = """devices:
+  - kind: amd-mi210
+    vendor: ours
+    peak: {bfloat16: 256 TFLOP/s}
+    memory_bandwidth: 1 TB/s
+    provenance: measured
+    source: our own measurements
+"""
+
+
+def test_a_file_may_bring_its_own_device_kinds(tmp_path):
+    cluster = load_cluster(write(tmp_path, TEXT + OWN))
+    device = cluster.islands[1].device
+    assert (device.vendor, device.provenance) == ("ours", "measured")
+    assert device.memory_bytes == 60 * 2**30
+    text = (TEXT + OWN).replace("        memory: 60 GiB\n", "")
+    (fault,) = faults(write(tmp_path, text))
+    assert fault[:2] == (14, "regions[1].islands[0].memory")
+    assert "required for device kind amd-mi210" in fault[2]
+    wrong = faults(write(tmp_path, TEXT + OWN.replace("256 TFLOP/s", "256")))
+    assert wrong[0][:2] == (32, "devices[0].peak.bfloat16")
+    assert "312 TFLOP/s" in wrong[0][2]
+    twice = faults(write(tmp_path, TEXT + OWN + OWN.removeprefix("devices:\n")))
+    assert twice[0][1] == "devices[1].kind"
+
+
+def test_cpu_islands_need_their_memory_and_stage_through_the_host():
+    cluster = load_cluster(CLUSTERS / "this-machine.yaml")
+    (island,) = cluster.islands
+    assert (island.device.kind, island.num_devices) == ("cpu", 2)
+    assert island.device.peak_flops_per_second == ()
+    assert island.memory_bytes == island.device.memory_bytes > 0
+    assert island.intra_node.transport is Transport.HOST_STAGED
+    assert island.intra_node.samples == "loopback"
+
+
+def test_shipped_clusters():
+    mixed = load_cluster(CLUSTERS / "mixed-768.yaml")
+    assert mixed.num_devices == 768
+    assert {i.device.kind: i.num_devices for i in mixed.islands} == {
+        "amd-mi210": 128,
+        "nvidia-a100-80gb-sxm": 640,
+    }
+    two = load_cluster(CLUSTERS / "two-regions.yaml")
+    assert len(two.regions) == 2
+    assert two.link_between("a100", "mi300x").latency_seconds == pytest.approx(0.015)
+
+
+def test_the_catalogue():
+    kinds = load_catalogue()
+    accelerators = [kind for kind in kinds if kind.kind != "cpu"]
+    assert len(accelerators) >= 12
+    assert len({kind.vendor for kind in accelerators}) >= 4
+    assert [kind.kind for kind in kinds] == sorted(kind.kind for kind in kinds)
+    for kind in accelerators:
+        assert kind.provenance == "datasheet"
+        assert kind.source
+        rates = dict(kind.peak_flops_per_second)
+        # Half precision runs on matrix units: at least twice as fast as true float32.
+        half = max(rate for name, rate in rates.items() if name != "float32")
+        assert 60e12 < half < 3000e12
+        assert rates.get("float32", 0.0) <= half / 2
+        assert 8e9 < kind.memory_bytes < 400e9
+        assert 3e11 < kind.memory_bandwidth_bytes_per_second < 2e13
+    peaks = {kind.kind: dict(kind.peak_flops_per_second) for kind in kinds}
+    assert peaks["nvidia-a100-80gb-sxm"]["bfloat16"] == 312e12
+    assert peaks["nvidia-h100-80gb-sxm"]["bfloat16"] == 989e12  # dense, not 1,979 with sparsity
+    assert "bfloat16" not in peaks["nvidia-v100-16gb-sxm"]
+    assert peaks["cpu"] == {}
+
+
+def test_a_kind_may_stand_in_the_catalogue_once(tmp_path):
+    text = (shipped_folder("configs") / "devices" / "cpu.yaml").read_text()
+    (tmp_path / "a.yaml").write_text(text)
+    (tmp_path / "b.yaml").write_text(text)
+    with pytest.raises(InputError, match="cpu is already in the catalogue"):
+        load_catalogue(tmp_path)
+
+
+def test_loading_grows_with_islands_not_with_devices(tmp_path):
+    text = TEXT.replace("nodes: 2", "nodes: 6250").replace("nodes: 4", "nodes: 12500")
+    path = write(tmp_path, text)
+    load_cluster(path)
+    start = time.process_time()
+    cluster = load_cluster(path)
+    assert time.process_time() - start < 0.5
+    assert cluster.num_devices == 100_000
+    assert len(encode(cluster, schema=CLUSTER_VALUE_SCHEMA)) < 5000
+
+
+steady = settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=100,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+@given(data=st.data())
+@steady
+def test_damaged_files_give_a_cluster_or_an_input_error(tmp_path, data):
+    text = TEXT + OWN
+    start = data.draw(st.integers(0, len(text)))
+    stop = data.draw(st.integers(start, min(len(text), start + 30)))
+    put = data.draw(
+        st.sampled_from(["", "x", "7", "[", "{", "]", "}", ":", "- ", "null", "\n", '"'])
+    )
+    path = write(tmp_path, text[:start] + put + text[stop:])
+    with suppress(InputError):
+        load_cluster(path, catalogue=KINDS)
+
+
+KINDS = load_catalogue()

@@ -1,0 +1,225 @@
+"""Inputs and a predictor with simple laws, so that every expected number can be done by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetplan.cluster.spec import Cluster, DeviceKind, Island, IslandLink, Link, Transport
+from hetplan.cost.replay_kernel import Floats, Ints
+from hetplan.job.spec import Job, Optimizer, Precision
+from hetplan.model.spec import Architecture, LayerKind, ModelSpec
+from hetplan.predict.predictor import Prediction, SendLaw
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearPredictor:
+    """Every time proportional to its natural size; fixed seconds per layer kind and device."""
+
+    layer_seconds: tuple[tuple[LayerKind, float], ...] = (
+        (LayerKind.EMBEDDING, 0.001),
+        (LayerKind.TRANSFORMER, 0.010),
+        (LayerKind.HEAD, 0.004),
+    )
+    slow: tuple[tuple[str, float], ...] = ()
+    """(device kind, factor)."""
+    halfwidth: float = 0.0
+    source: str = "measured"
+    extrapolating: tuple[str, ...] = ()
+    collective_fixed_seconds: float = 0.0
+
+    def _prediction(self, seconds: float) -> Prediction:
+        return Prediction(
+            seconds=seconds,
+            log_halfwidth=self.halfwidth,
+            source=self.source,
+            extrapolating=self.extrapolating,
+        )
+
+    def forward(
+        self,
+        device: DeviceKind,
+        model: ModelSpec,
+        layer: LayerKind,
+        *,
+        microbatch_size: int,
+        sequence_length: int,
+        tp: int,
+        precision: Precision,
+    ) -> Prediction:
+        factor = dict(self.slow).get(device.kind, 1.0)
+        return self._prediction(dict(self.layer_seconds)[layer] * factor * microbatch_size / tp)
+
+    def backward(
+        self,
+        device: DeviceKind,
+        model: ModelSpec,
+        layer: LayerKind,
+        *,
+        microbatch_size: int,
+        sequence_length: int,
+        tp: int,
+        precision: Precision,
+    ) -> Prediction:
+        factor = 2 * dict(self.slow).get(device.kind, 1.0)
+        return self._prediction(dict(self.layer_seconds)[layer] * factor * microbatch_size / tp)
+
+    def optimizer_update(
+        self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision
+    ) -> Prediction:
+        return self._prediction(parameters * 1e-9)
+
+    def send(self, link: Link, message_bytes: float) -> SendLaw:
+        return SendLaw(
+            rendezvous_latency_seconds=2 * link.latency_seconds,
+            wire_latency_seconds=link.latency_seconds,
+            seconds_per_byte=1 / link.bandwidth_bytes_per_second,
+            log_halfwidth=self.halfwidth,
+            source=self.source,
+            extrapolating=self.extrapolating,
+        )
+
+    def collective(
+        self, link: Link, operation: str, group_size: int, message_bytes: float
+    ) -> Prediction:
+        if group_size == 1:
+            return self._prediction(0.0)
+        factor = 2.0 if operation == "all_reduce" else 1.0
+        share = (group_size - 1) / group_size
+        return self._prediction(
+            self.collective_fixed_seconds
+            + factor * share * message_bytes / link.bandwidth_bytes_per_second
+        )
+
+
+def link(bandwidth: float, latency: float = 1e-5, *, staged: bool = False) -> Link:
+    return Link(
+        bandwidth_bytes_per_second=bandwidth,
+        latency_seconds=latency,
+        transport=Transport.HOST_STAGED if staged else Transport.DEVICE_DIRECT,
+    )
+
+
+def island(
+    name: str,
+    device: str = "fast",
+    *,
+    nodes: int = 2,
+    devices_per_node: int = 4,
+    memory: float = 64 * 2**30,
+) -> Island:
+    return Island(
+        name=name,
+        region="here",
+        device=DeviceKind(
+            kind=device,
+            vendor="nobody",
+            peak_flops_per_second=(("float32", 1e12),),
+            memory_bytes=memory,
+            memory_bandwidth_bytes_per_second=1e12,
+            provenance="datasheet",
+            source="invented for a test",
+        ),
+        nodes=nodes,
+        devices_per_node=devices_per_node,
+        intra_node=link(100e9),
+        inter_node=link(10e9),
+        memory_bytes=memory,
+    )
+
+
+def two_islands() -> Cluster:
+    return Cluster(
+        name="two",
+        islands=(island("a"), island("b", "slow")),
+        links=(IslandLink(between=("a", "b"), link=link(1e9, 5e-3, staged=True)),),
+    )
+
+
+def model(**changes: object) -> ModelSpec:
+    shape: dict[str, object] = {
+        "name": "small",
+        "architecture": Architecture.LLAMA,
+        "num_layers": 8,
+        "hidden_size": 256,
+        "ffn_hidden_size": 512,
+        "num_attention_heads": 8,
+        "num_kv_heads": 4,
+        "head_dim": 32,
+        "vocab_size": 1000,
+        "max_sequence_length": 128,
+    }
+    return ModelSpec(**(shape | changes))  # type: ignore[arg-type]
+
+
+def job(**changes: object) -> Job:
+    asked: dict[str, object] = {
+        "name": "job",
+        "global_batch_size": 32,
+        "sequence_length": 128,
+        "precision": Precision.FLOAT32,
+        "optimizer": Optimizer.ADAMW,
+        "target": "native",
+    }
+    return Job(**(asked | changes))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Arguments of a replay."""
+
+    forward: Floats
+    backward: Floats
+    send_forward: Floats
+    send_backward: Floats
+    wire_latency: Floats
+    rendezvous_extra: Floats
+    warmup: Ints
+    num_microbatches: int
+    after: Floats
+
+    def arguments(self) -> tuple[Floats | Ints | int, ...]:
+        return (
+            self.forward,
+            self.backward,
+            self.send_forward,
+            self.send_backward,
+            self.wire_latency,
+            self.rendezvous_extra,
+            self.warmup,
+            self.num_microbatches,
+            self.after,
+        )
+
+
+def random_case(
+    rng: np.random.Generator,
+    *,
+    transfers: float,
+    most_stages: int = 8,
+    most_microbatches: int = 24,
+    plain: bool = True,
+) -> Case:
+    """Uneven stages, transfers up to this long (a stage's forward is 0.2 to 1).
+
+    plain: depths of 1F1B; otherwise depths that fall by 0 or 1 to the end, from 1 to 3 there.
+    """
+    stages = int(rng.integers(1, most_stages + 1))
+    boundaries = stages - 1
+    forward = rng.uniform(0.2, 1.0, stages)
+    warmup = np.arange(stages, 0, -1, dtype=np.int64)
+    if not plain:
+        steps = np.concatenate(([rng.integers(1, 4)], rng.integers(0, 2, boundaries)))
+        warmup = np.ascontiguousarray(np.cumsum(steps)[::-1], dtype=np.int64)
+    return Case(
+        forward=forward,
+        backward=forward * rng.uniform(0.8, 2.6, stages),
+        send_forward=rng.uniform(0, transfers, boundaries),
+        send_backward=rng.uniform(0, transfers, boundaries),
+        wire_latency=rng.uniform(0, transfers, boundaries),
+        rendezvous_extra=rng.uniform(0, transfers, boundaries),
+        warmup=warmup,
+        num_microbatches=int(rng.integers(1, most_microbatches + 1)),
+        after=rng.uniform(0, 1, stages),
+    )

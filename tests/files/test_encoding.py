@@ -1,0 +1,130 @@
+import json
+from dataclasses import dataclass
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Union, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hetplan.cluster.spec import Cluster
+from hetplan.errors import InputError
+from hetplan.files.encoding import encode
+from hetplan.files.reading import decode, read_document
+from hetplan.job.spec import Job
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.plan import Plan
+from hetplan.predict.predictor import Prediction
+from hetplan.search.result import SearchResult
+
+steady = settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=40,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def strategy(hint):
+    """Values of a frozen dataclass's type, without registering anything for other tests."""
+    special = {
+        int: st.integers(1, 2**40),
+        float: st.floats(allow_nan=False, allow_infinity=False),
+        str: st.text(max_size=5),
+        bool: st.booleans(),
+        NoneType: st.none(),
+    }
+    if hint in special:
+        return special[hint]
+    if get_origin(hint) in (Union, UnionType):
+        return st.one_of(*map(strategy, get_args(hint)))
+    if get_origin(hint) is tuple:
+        parts = get_args(hint)
+        if Ellipsis in parts:
+            return st.lists(strategy(parts[0]), max_size=2).map(tuple)
+        return st.tuples(*map(strategy, parts))
+    if issubclass(hint, Enum):
+        return st.sampled_from(hint)
+    fields = {name: strategy(each) for name, each in get_type_hints(hint).items()}
+    if hint is ModelSpec:
+        fields["num_attention_heads"] = st.just(12)
+        fields["num_kv_heads"] = st.sampled_from([1, 2, 3, 4, 6, 12])
+    if hint is Job:
+        fraction = st.floats(0, 1, exclude_max=True)
+        fields |= {"gap": fraction, "memory_reserve_fraction": fraction}
+    if hint is SearchResult:
+        fields["schema"] = st.just("hetplan.plan/1")
+    return st.builds(hint, **fields)
+
+
+def read_back(folder, value, schema):
+    text = encode(value, schema=schema)
+    path = folder / "value.json"
+    path.write_text(text, encoding="utf-8")
+    read = decode(read_document(path), type(value), schema=schema)
+    assert encode(read, schema=schema) == text
+    return read
+
+
+@pytest.mark.parametrize("type_", [Plan, Job, Cluster, ModelSpec, SearchResult, Prediction])
+def test_decode_inverts_encode(tmp_path, type_):
+    schema = "hetplan.plan/1" if type_ is SearchResult else "x/1"
+
+    @given(value=strategy(type_))
+    @steady
+    def check(value):
+        assert read_back(tmp_path, value, schema) == value
+
+    check()
+
+
+def test_equal_values_give_equal_bytes():
+    fields = {"log_halfwidth": 0.1, "source": "measured"}
+    assert encode(Prediction(seconds=5, **fields), schema="x/1") == encode(
+        Prediction(seconds=5.0, **fields), schema="x/1"
+    )
+
+
+def test_unknown_keys_are_found_in_nested_core_values(tmp_path):
+    link = {"bandwidth_bytes_per_second": 1.0, "latency_seconds": 1.0, "transport": "host-staged"}
+    data = {
+        "schema": "x/1",
+        "name": "c",
+        "islands": [],
+        "links": [{"between": ["a", "b"], "link": {**link, "bandwith": 2.0}}],
+    }
+    path = tmp_path / "value.json"
+    path.write_text(json.dumps(data, indent=1))
+    with pytest.raises(InputError) as caught:
+        decode(read_document(path), Cluster, schema="x/1")
+    (fault,) = caught.value.faults
+    assert fault.field == "links[0].link.bandwith"
+    assert json.loads(f"{{{path.read_text().splitlines()[fault.line - 1]}}}") == {"bandwith": 2.0}
+
+
+def test_core_values_check_themselves_on_reading(tmp_path):
+    job = {
+        "name": "j",
+        "global_batch_size": 0,
+        "sequence_length": 1,
+        "precision": "float32",
+        "optimizer": "sgd",
+        "target": "native",
+    }
+    path = tmp_path / "value.json"
+    path.write_text(json.dumps({"schema": "x/1", **job}))
+    with pytest.raises(InputError, match="global_batch_size is 0"):
+        decode(read_document(path), Job, schema="x/1")
+
+
+def test_what_cannot_be_written_is_refused():
+    @dataclass(frozen=True)
+    class Bad:
+        value: object
+
+    for value, error in ((float("inf"), ValueError), ({}, TypeError), (b"x", TypeError)):
+        with pytest.raises(error):
+            encode(Bad(value), schema="x/1")
+    with pytest.raises(TypeError):
+        encode([1], schema="x/1")

@@ -1,0 +1,170 @@
+from dataclasses import replace
+
+import pytest
+
+from hetplan.cluster.load import load_cluster
+from hetplan.errors import InputError
+from hetplan.files.reading import read_document
+from hetplan.files.shipped import shipped_folder
+from hetplan.job.check import check_job_against
+from hetplan.job.file_form import TARGET_NAMES
+from hetplan.job.load import load_job
+from hetplan.job.spec import Forbids, Optimizer, Pins, Precision
+from hetplan.model.load import load_model
+from hetplan.plans.targets import TARGETS
+
+CONFIGS = shipped_folder("configs")
+
+TEXT = """schema: hetplan.job/1
+name: small
+global_batch_size: 96
+sequence_length: 2048
+precision: bfloat16
+optimizer: adamw
+target: megatron
+gap: 0.02
+time_limit: 2 min
+total_tokens: 1000
+memory_reserve_fraction: 0.05
+seed: 3
+pin: {tp: 8, microbatch_size: 2, recompute: true, embedding_on: mi210}
+forbid:
+  islands: []
+  nodes: [a100/17]
+"""
+
+
+def write(tmp_path, text):
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_becomes_a_job(tmp_path):
+    job = load_job(write(tmp_path, TEXT))
+    assert job.precision is Precision.BFLOAT16
+    assert job.optimizer is Optimizer.ADAMW
+    assert job.time_limit_seconds == 120.0
+    assert (job.gap, job.seed, job.total_tokens) == (0.02, 3, 1000)
+    assert job.memory_reserve_fraction == 0.05
+    assert job.pin == Pins(tp=8, microbatch_size=2, recompute=True, embedding_on="mi210")
+    assert job.forbid == Forbids(nodes=("a100/17",))
+
+
+def test_what_is_left_out_has_the_values_of_the_job(tmp_path):
+    lines = TEXT.splitlines(keepends=True)[:7]
+    job = load_job(write(tmp_path, "".join(lines)))
+    assert (job.gap, job.time_limit_seconds, job.total_tokens) == (0.01, None, None)
+    assert (job.memory_reserve_fraction, job.seed) == (0.1, 0)
+    assert job.pin == Pins()
+    assert job.forbid == Forbids()
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "field", "says"),
+    [
+        (("megatron", "megatronn"), 7, "target", "did you mean megatron?"),
+        (("bfloat16", "bf16"), 5, "precision", "write one of float32, bfloat16, float16"),
+        (("adamw", "adam"), 6, "optimizer", "did you mean adamw?"),
+        (("2 min", "120"), 9, "time_limit", "120 without a unit"),
+        (("gap: 0.02", "gap: 2"), 8, "gap", "found 2; it must be less than 1"),
+        (("gap: 0.02", 'gap: "0.02"'), 8, "gap", "found the text '0.02'; write a number"),
+        (("gap: 0.02", "gap: -0.1"), 8, "gap", "at least 0"),
+        (("96", "96.0"), 3, "global_batch_size", "write a whole number"),
+        (
+            ("microbatch_size: 2", "microbatch_size: 5"),
+            13,
+            "pin.microbatch_size",
+            "5 does not divide",
+        ),
+        (("microbatch_size: 2", "dp: 7"), 13, "pin.dp", "7 does not divide global_batch_size 96"),
+        (("tp: 8", "dp: 96"), 13, "pin", "microbatch_size 2 x dp 96 = 192 does not divide"),
+        (("recompute: true", "recompute: 1"), 13, "pin.recompute", "write true or false"),
+        (("tp: 8", "pt: 8"), 13, "pin.pt", "did you mean"),
+        (("a100/17", "a100-17"), 16, "forbid.nodes[0]", "write island/number"),
+        (("islands: []", "islands: mi210"), 15, "forbid.islands", "write a list"),
+        (("precision: bfloat16\n", ""), 1, "precision", "required key is missing"),
+        (("seed: 3", "seed: -1"), 12, "seed", "at least 0"),
+    ],
+)
+def test_faults(tmp_path, change, line, field, says):
+    assert change[0] in TEXT
+    path = write(tmp_path, TEXT.replace(*change, 1))
+    with pytest.raises(InputError) as caught:
+        load_job(path)
+    (fault,) = caught.value.faults
+    assert (fault.file, fault.line, fault.field) == (str(path), line, field)
+    assert says in fault.message
+
+
+def test_target_names_are_the_targets():
+    assert set(TARGET_NAMES) == set(TARGETS)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model(CONFIGS / "models" / "llama-140b.yaml")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    return load_cluster(CONFIGS / "clusters" / "mixed-768.yaml")
+
+
+def test_shipped_jobs_fit_their_models_and_clusters(model, cluster):
+    big = load_job(CONFIGS / "jobs" / "llama-140b.yaml")
+    assert (big.global_batch_size, big.sequence_length, big.gap) == (1536, 4096, 0.01)
+    assert check_job_against(big, model, cluster) == ()
+    tiny = load_job(CONFIGS / "jobs" / "gpt-tiny.yaml")
+    assert (tiny.target, tiny.precision) == ("native", Precision.FLOAT32)
+    machine = load_cluster(CONFIGS / "clusters" / "this-machine.yaml")
+    assert check_job_against(tiny, load_model(CONFIGS / "models" / "gpt-tiny.yaml"), machine) == ()
+    seven = load_job(CONFIGS / "jobs" / "llama-2-7b.yaml")
+    two = load_cluster(CONFIGS / "clusters" / "two-regions.yaml")
+    llama = load_model(CONFIGS / "models" / "llama-2-7b.yaml")
+    assert check_job_against(seven, llama, two) == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "says"),
+    [
+        ({"sequence_length": 8192}, "sequence_length", "longer than max_sequence_length 4096"),
+        ({"pin": Pins(tp=7)}, "pin.tp", "does not divide num_attention_heads 96"),
+        ({"pin": Pins(tp=16)}, "pin.tp", "16 divides no node; nodes have 8 devices"),
+        ({"pin": Pins(tp=3)}, "pin.tp", "neither divides nor is a multiple of num_kv_heads 8"),
+        ({"pin": Pins(pp=97)}, "pin.pp", "97 stages for 96 transformer layers"),
+        ({"pin": Pins(tp=8, dp=16, pp=12)}, "pin", "at least 1536 devices, mixed-768 has 768"),
+        ({"pin": Pins(embedding_on="mi21")}, "pin.embedding_on", "it has mi210"),
+        ({"pin": Pins(head_on="h100")}, "pin.head_on", "no island or device kind named h100"),
+        (
+            {"pin": Pins(head_on="a100"), "forbid": Forbids(islands=("a100",))},
+            "pin.head_on",
+            "island a100 is forbidden",
+        ),
+        ({"forbid": Forbids(islands=("b",))}, "forbid.islands[0]", "no island named b"),
+        ({"forbid": Forbids(islands=("a100", "mi210"))}, "forbid.islands", "every island"),
+        ({"forbid": Forbids(nodes=("b/1",))}, "forbid.nodes[0]", "no island named b"),
+        (
+            {"forbid": Forbids(nodes=("a100/79", "a100/80"))},
+            "forbid.nodes[1]",
+            "no node 80; it has a100/0 to a100/79",
+        ),
+    ],
+)
+def test_jobs_that_do_not_fit(model, cluster, change, field, says):
+    job = replace(load_job(CONFIGS / "jobs" / "llama-140b.yaml"), **change)
+    found = check_job_against(job, model, cluster)
+    assert field in [fault.field for fault in found]
+    assert any(says in fault.message for fault in found)
+
+
+def test_pins_may_name_a_device_kind(model, cluster):
+    job = load_job(CONFIGS / "jobs" / "llama-140b.yaml")
+    pinned = replace(job, pin=Pins(embedding_on="amd-mi210", head_on="a100"))
+    assert check_job_against(pinned, model, cluster) == ()
+
+
+def test_with_the_document_faults_have_lines(tmp_path, model, cluster):
+    path = write(tmp_path, TEXT.replace("a100/17", "a100/800"))
+    (fault,) = check_job_against(load_job(path), model, cluster, read_document(path))
+    assert (fault.file, fault.line, fault.field) == (str(path), 16, "forbid.nodes[0]")

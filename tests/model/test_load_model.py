@@ -1,0 +1,105 @@
+import re
+
+import pytest
+
+from hetplan.errors import InputError
+from hetplan.files.shipped import shipped_folder
+from hetplan.model.load import load_model
+from hetplan.model.spec import Architecture, LayerKind
+
+MODELS = shipped_folder("configs") / "models"
+
+TEXT = """schema: hetplan.model/1
+name: small
+architecture: llama
+num_layers: 4
+hidden_size: 64
+ffn_hidden_size: 128
+num_attention_heads: 8
+vocab_size: 100
+max_sequence_length: 32
+"""
+
+
+def write(tmp_path, text):
+    path = tmp_path / "model.yaml"
+    path.write_text(text)
+    return path
+
+
+def faults(path):
+    with pytest.raises(InputError) as caught:
+        load_model(path)
+    assert {fault.file for fault in caught.value.faults} == {str(path)}
+    return [(fault.line, fault.field, fault.message) for fault in caught.value.faults]
+
+
+# Llama: the sums of the published checkpoints' tensors. GPT-3: V h + s h + L (12 h^2 + 13 h) + 2 h
+# with h = 12288, L = 96, V = 50257, s = 2048, tied (arXiv 2104.04473, equation 2, plus biases).
+KNOWN = {
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3-405b": 405_853_388_800,
+    "gpt3-175b": 50257 * 12288 + 2048 * 12288 + 96 * (12 * 12288**2 + 13 * 12288) + 2 * 12288,
+}
+
+
+@pytest.mark.parametrize(("name", "count"), KNOWN.items())
+def test_known_parameter_counts(name, count):
+    assert load_model(MODELS / f"{name}.yaml").parameter_count == count
+
+
+@pytest.mark.parametrize("path", sorted(MODELS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_models_state_their_parameter_count(path):
+    model = load_model(path)
+    stated = re.findall(r"parameter_count: ([\d,]+)", path.read_text())
+    assert stated == [f"{model.parameter_count:,}"]
+    assert model.name == path.stem
+
+
+def test_llama_140b_has_140_billion_parameters():
+    model = load_model(MODELS / "llama-140b.yaml")
+    assert round(model.parameter_count / 1e9, -1) == 140
+    for tp in (2, 4, 8):
+        assert model.parameters(LayerKind.TRANSFORMER, tp) * tp >= model.parameters(
+            LayerKind.TRANSFORMER
+        )
+
+
+def test_the_tiny_model():
+    model = load_model(MODELS / "gpt-tiny.yaml")
+    assert model.architecture is Architecture.GPT
+    assert (model.num_layers, model.hidden_size, model.num_attention_heads) == (12, 256, 4)
+    assert (model.ffn_hidden_size, model.vocab_size, model.max_sequence_length) == (1024, 512, 128)
+
+
+def test_heads_default_to_plain_attention(tmp_path):
+    model = load_model(write(tmp_path, TEXT))
+    assert (model.num_kv_heads, model.head_dim, model.tied_embeddings) == (8, 8, False)
+    given = load_model(write(tmp_path, TEXT + "num_kv_heads: 2\nhead_dim: 16\n"))
+    assert (given.num_kv_heads, given.head_dim) == (2, 16)
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "field", "says"),
+    [
+        (("num_layers: 4", "num_layers: 0"), 4, "num_layers", "at least 1"),
+        (("num_layers: 4", "num_layers: four"), 4, "num_layers", "write a whole number"),
+        (("llama", "lama"), 3, "architecture", "did you mean llama?"),
+        (("name: small", "name: two words"), 2, "name", "use letters, digits"),
+        (("name: small", "name: 7"), 2, "name", 'in quotes if it looks like a number: "7"'),
+        (("hidden_size: 64", "hidden_size: 60"), 5, "hidden_size", "not a multiple of"),
+        (("vocab_size: 100\n", ""), 1, "vocab_size", "required key is missing"),
+        (("vocab_size", "vocabulary"), 8, "vocabulary", "did you mean vocab_size?"),
+        (("32\n", "32\nnum_kv_heads: 3\n"), 10, "num_kv_heads", "3 does not divide"),
+        (("32\n", "32\nmax_sequence_length: 9\n"), 10, "max_sequence_length", "line 9"),
+        (("num_layers: 4", "num_layers: 99999999999"), 4, "num_layers", "at most"),
+        (("num_layers: 4", "num_layers:"), 4, "num_layers", "found nothing"),
+        (("model/1", "job/1"), 1, "schema", "this is a hetplan.job file"),
+    ],
+)
+def test_faults(tmp_path, change, line, field, says):
+    found = faults(write(tmp_path, TEXT.replace(*change, 1)))
+    assert (line, field) in [entry[:2] for entry in found]
+    assert any(says in message for _, _, message in found), found

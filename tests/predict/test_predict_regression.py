@@ -1,0 +1,116 @@
+"""Coefficients, errors on left-out groups and conformal intervals, against known truths."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetplan.predict.regression import (
+    MIN_CALIBRATION_ROWS,
+    conformal_halfwidth,
+    fit_nonnegative,
+    left_out_errors,
+    log_ratio,
+    predict,
+)
+
+REPEATABLE = settings(derandomize=True, deadline=None, max_examples=60)
+
+
+def rows_of(count: int, seed: int) -> list[tuple[float, float, float]]:
+    source = random.Random(seed)
+    return [(1.0, 10 ** source.uniform(9, 14), 10 ** source.uniform(6, 10)) for _ in range(count)]
+
+
+@REPEATABLE
+@given(
+    st.tuples(st.floats(1e-5, 1e-3), st.floats(1e-15, 1e-13), st.floats(1e-12, 1e-10)),
+    st.integers(0, 1000),
+)
+def test_exact_measurements_give_the_true_coefficients(
+    coefficients: tuple[float, float, float], seed: int
+) -> None:
+    rows = rows_of(30, seed)
+    seconds = [predict(coefficients, row) for row in rows]
+    fitted = fit_nonnegative(rows, seconds)
+    assert fitted == pytest.approx(coefficients, rel=1e-6)
+
+
+def test_a_negative_truth_is_fitted_with_zero() -> None:
+    rows = rows_of(30, 1)
+    seconds = [1e-2 + 1e-14 * row[1] - 1e-13 * row[2] for row in rows]
+    assert min(seconds) > 0
+    fitted = fit_nonnegative(rows, seconds)
+    assert min(fitted) >= 0
+    assert fitted[2] == 0
+    assert fitted[1] == pytest.approx(1e-14, rel=0.05)
+
+
+def test_one_slow_row_in_ten_does_not_move_the_fit() -> None:
+    rows = rows_of(40, 2)
+    true = (1e-4, 5e-15, 2e-12)
+    seconds = [predict(true, row) * (2.0 if i % 10 == 0 else 1.0) for i, row in enumerate(rows)]
+    assert fit_nonnegative(rows, seconds) == pytest.approx(true, rel=0.01)
+
+
+def test_minimises_absolute_log_error() -> None:
+    """With one constant column the minimum is the median in log space, found without the fit."""
+    seconds = [1.0, 1.1, 1.3, 5.0, 9.0]
+    (constant,) = fit_nonnegative([(1.0,)] * 5, seconds)
+    assert constant == pytest.approx(1.3, rel=0.01)
+
+
+def test_left_out_rows_are_judged_by_fits_that_did_not_see_them() -> None:
+    rows = [(1.0, x) for x in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)]
+    groups = ["a", "a", "b", "b", "c", "c"]
+    seconds = [
+        predict((1.0, 1.0), row) * (4.0 if g == "c" else 1.0) for row, g in zip(rows, groups)
+    ]  # noqa: B905
+    errors = left_out_errors(rows, seconds, groups)
+    # Without c the other rows are exact, so c's rows show the whole factor of 4.
+    assert errors[4:] == pytest.approx([math.log(4.0)] * 2, rel=1e-6)
+    for left_out in ("a", "b", "c"):
+        kept = [i for i, group in enumerate(groups) if group != left_out]
+        coefficients = fit_nonnegative([rows[i] for i in kept], [seconds[i] for i in kept])
+        for index, group in enumerate(groups):
+            if group == left_out:
+                expected = log_ratio(seconds[index], predict(coefficients, rows[index]))
+                assert errors[index] == pytest.approx(expected)
+
+
+def test_conformal_needs_nine_errors_and_takes_the_corrected_quantile() -> None:
+    assert conformal_halfwidth([0.1] * (MIN_CALIBRATION_ROWS - 1)) is None
+    assert conformal_halfwidth([-0.01 * k for k in range(1, 10)]) == pytest.approx(0.09)
+    # n = 19: rank ceil(20 * .9) = 18 of 19.
+    assert conformal_halfwidth([0.01 * k for k in range(1, 20)]) == pytest.approx(0.18)
+
+
+def test_conformal_intervals_cover_nine_of_ten_new_rows() -> None:
+    source = random.Random(3)
+    held = tried = 0
+    for _ in range(400):
+        errors = [source.gauss(0, 0.1) for _ in range(25)]
+        halfwidth = conformal_halfwidth(errors)
+        assert halfwidth is not None
+        new = [source.gauss(0, 0.1) for _ in range(20)]
+        held += sum(abs(error) <= halfwidth for error in new)
+        tried += len(new)
+    # Expected ceil(26 * .9) / 26 = 92.3 %; 8000 rows in 400 sets have a deviation of about 0.4 %.
+    assert 0.90 <= held / tried <= 0.95
+
+
+@REPEATABLE
+@given(st.integers(0, 10_000), st.floats(1.0, 10.0))
+def test_more_work_never_takes_less_time(seed: int, factor: float) -> None:
+    source = random.Random(seed)
+    rows = rows_of(12, seed)
+    seconds = [10 ** source.uniform(-5, 0) for _ in rows]
+    fitted = fit_nonnegative(rows, seconds)
+    row = rows[0]
+    for column in range(3):
+        grown = tuple(x * factor if i == column else x for i, x in enumerate(row))
+        assert predict(fitted, grown) >= predict(fitted, row)

@@ -1,0 +1,115 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from profiling_models import GPT, LLAMA
+
+from hetplan.errors import InputError
+from hetplan.job.spec import Job, Optimizer, Pins, Precision
+from hetplan.model.spec import Architecture, LayerKind
+from hetplan.profiling.grid import divides, job_grid, neighbour_models, plain_models, points
+from hetplan.profiling.weights import check_slices
+
+JOB = Job(
+    name="tiny",
+    global_batch_size=12,
+    sequence_length=16,
+    precision=Precision.FLOAT32,
+    optimizer=Optimizer.ADAMW,
+    target="native",
+)
+
+
+def test_a_jobs_grid_has_its_degrees_sizes_and_neighbours() -> None:
+    grid = job_grid(LLAMA, JOB)
+    assert {point.tp for point in grid} == {1, 2, 4}
+    assert {point.microbatch_size for point in grid} == {1, 2, 4}
+    hidden = sorted({point.model.hidden_size for point in grid})
+    assert len(hidden) >= 3
+    assert hidden[0] < 32 < hidden[-1]
+    assert len(grid) == 3 * 3 * len(hidden)
+    costs = [point.flops(LayerKind.TRANSFORMER) for point in grid]
+    assert costs == sorted(costs)
+
+
+def test_pins_and_options_narrow_the_grid() -> None:
+    pinned = replace(JOB, pin=Pins(tp=2, microbatch_size=3))
+    assert {(p.tp, p.microbatch_size) for p in job_grid(GPT, pinned)} == {(2, 3)}
+    chosen = job_grid(GPT, JOB, tp_degrees=(1,), microbatch_sizes=(6,), neighbours=False)
+    assert [(p.model, p.tp, p.microbatch_size) for p in chosen] == [(GPT, 1, 6)]
+    with pytest.raises(InputError, match="no tp of 3"):
+        job_grid(GPT, JOB, tp_degrees=(3,))
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(
+    heads=st.sampled_from([1, 2, 4, 8, 12, 32, 64, 96]),
+    group=st.sampled_from([1, 2, 4, 8]),
+    head_dim=st.sampled_from([8, 16, 64, 128]),
+    tp=st.sampled_from([1, 2, 4, 8]),
+    architecture=st.sampled_from(list(Architecture)),
+)
+def test_neighbours_can_be_built_and_cut(heads, group, head_dim, tp, architecture) -> None:
+    if heads % group:
+        return
+    hidden = heads * head_dim
+    model = replace(
+        GPT,
+        architecture=architecture,
+        num_attention_heads=heads,
+        num_kv_heads=heads // group,
+        head_dim=head_dim,
+        hidden_size=hidden,
+        ffn_hidden_size=4 * hidden,
+    )
+    if not divides(model, tp):
+        return
+    found = neighbour_models(model, tp)
+    assert found
+    for neighbour in found:
+        check_slices(neighbour, tp, tp - 1)
+        assert divides(neighbour, tp)
+        assert 0.5 * hidden <= neighbour.hidden_size <= 1.5 * hidden
+        assert neighbour.hidden_size != hidden
+    assert len({neighbour.hidden_size for neighbour in found}) == len(found)
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    tp=st.integers(1, 16),
+    heads=st.sampled_from([4, 6, 8]),
+    kv=st.sampled_from([1, 2, 4]),
+    ffn=st.sampled_from([64, 96, 100]),
+)
+def test_divides_is_what_the_layers_accept(tp, heads, kv, ffn) -> None:
+    if heads % kv:
+        return
+    model = replace(GPT, num_attention_heads=heads, num_kv_heads=kv, ffn_hidden_size=ffn)
+    if divides(model, tp):
+        check_slices(model, tp, 0)
+    else:
+        with pytest.raises(InputError):
+            check_slices(model, tp, 0)
+
+
+def test_plain_models_share_the_head_width() -> None:
+    models = plain_models(Architecture.GPT, (128, 192, 256), vocab_size=64, sequence_length=16)
+    assert {model.head_dim for model in models} == {32}
+    assert [model.ffn_hidden_size for model in models] == [512, 768, 1024]
+    (llama,) = plain_models(Architecture.LLAMA, (4096,), vocab_size=64, sequence_length=16)
+    assert (llama.ffn_hidden_size, llama.head_dim) == (10944, 128)
+    with pytest.raises(InputError, match="common head width"):
+        plain_models(Architecture.GPT, (100,), vocab_size=64, sequence_length=16)
+
+
+def test_an_impossible_grid_is_refused() -> None:
+    axes = {
+        "sequence_lengths": (16,),
+        "microbatch_sizes": (1,),
+        "precisions": (Precision.FLOAT32,),
+    }
+    with pytest.raises(InputError, match="no point is left"):
+        points((GPT,), tp_degrees=(3,), **axes)
+    with pytest.raises(InputError, match="tp is 0"):
+        points((GPT,), tp_degrees=(0,), **axes)

@@ -1,0 +1,260 @@
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from profiling_models import GPT
+from profiling_samples import layer as sample
+from torch.utils.checkpoint import checkpoint
+
+from hetplan.errors import InputError
+from hetplan.model.spec import LayerKind
+from hetplan.profiling.layers import HeadWithLoss, build_layer
+from hetplan.profiling.pacing import (
+    DEBT_LIMIT_SECONDS,
+    Pace,
+    PacedKind,
+    PaceEntry,
+    Pacer,
+    load_pace,
+    pace_from_samples,
+    save_pace,
+)
+
+FORWARD, BACKWARD = 0.010, 0.025
+
+
+def paced_kind(forward: float = FORWARD, backward: float = BACKWARD) -> PacedKind:
+    return PacedKind(
+        device="slow",
+        slow_down=2.0,
+        entries=tuple(
+            PaceEntry(layer=layer, phase=phase, microbatch_size=1, tp=1, seconds=seconds)
+            for layer in LayerKind
+            for phase, seconds in (("forward", forward), ("backward", backward))
+        ),
+    )
+
+
+class FakeTime:
+    """A clock that only moves when somebody works or sleeps."""
+
+    def __init__(self, oversleep: float = 0.0) -> None:
+        self.now, self.slept, self.oversleep = 0.0, 0.0, oversleep
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+        self.now += seconds + self.oversleep
+
+
+class _Works(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, fake, forward, backward):
+        ctx.fake, ctx.seconds = fake, backward
+        fake.now += forward
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.fake.now += ctx.seconds
+        return gradient, None, None, None
+
+
+class Worker(torch.nn.Module):
+    """Computes for given times, forward and backward."""
+
+    def __init__(self, fake: FakeTime, forward: float, backward: float) -> None:
+        super().__init__()
+        self.fake, self.seconds = fake, (forward, backward)
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        # The second product keeps its input, so that a checkpoint has something to recompute.
+        return _Works.apply(x * self.scale, self.fake, *self.seconds) * self.scale
+
+
+def paced_worker(fake: FakeTime, forward: float = 0.002, backward: float = 0.003):
+    pacer = Pacer(paced_kind(), clock=fake.clock, sleep=fake.sleep)
+    worker = Worker(fake, forward, backward)
+    return pacer, pacer.wrap(worker, LayerKind.TRANSFORMER, 1, 1)
+
+
+def test_both_passes_take_their_nominal_time() -> None:
+    fake = FakeTime()
+    pacer, layer = paced_worker(fake)
+    x = torch.ones(3, requires_grad=True)
+    y = layer(x)
+    assert fake.now == pytest.approx(FORWARD)
+    assert fake.slept == pytest.approx(FORWARD - 0.002)
+    y.sum().backward()
+    assert fake.now == pytest.approx(FORWARD + BACKWARD)
+    assert (pacer.passes, pacer.overruns) == (2, 0)
+    assert torch.equal(x.grad, torch.ones(3))
+
+
+def test_an_overrun_is_counted_and_paid_back() -> None:
+    fake = FakeTime()
+    pacer, layer = paced_worker(fake, forward=0.013)
+    y = layer(torch.ones(3, requires_grad=True))
+    assert fake.now == pytest.approx(0.013)
+    assert (pacer.passes, pacer.overruns) == (1, 1)
+    y.sum().backward()
+    # The 3 ms too many are taken off the backward pass.
+    assert fake.now == pytest.approx(FORWARD + BACKWARD)
+    assert (pacer.passes, pacer.overruns) == (2, 1)
+
+
+def test_debt_is_limited_and_reset_forgets_it() -> None:
+    fake = FakeTime()
+    pacer, layer = paced_worker(fake, forward=1.0)
+    layer(torch.ones(3))
+    assert pacer._debt == DEBT_LIMIT_SECONDS
+    pacer.reset()
+    assert (pacer._debt, pacer.passes, pacer.overruns) == (0.0, 0, 0)
+
+
+def test_oversleep_does_not_add_up() -> None:
+    fake = FakeTime(oversleep=0.001)
+    pacer, layer = paced_worker(fake)
+    with torch.no_grad():
+        for _ in range(100):
+            layer(torch.ones(3))
+    assert fake.now == pytest.approx(100 * FORWARD, abs=0.0021)
+    assert pacer.overruns == 0
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_recomputation_costs_one_more_forward_pass(early_stop: bool) -> None:
+    from torch.utils.checkpoint import set_checkpoint_early_stop
+
+    fake = FakeTime()
+    pacer, layer = paced_worker(fake)
+    _, other = paced_worker(fake)
+    other.pacer = pacer
+
+    def both(x):
+        return layer(other(x))
+
+    with set_checkpoint_early_stop(early_stop):
+        y = checkpoint(both, torch.ones(3, requires_grad=True), use_reentrant=False)
+        assert fake.now == pytest.approx(2 * FORWARD)
+        y.sum().backward()
+    assert fake.now == pytest.approx(2 * FORWARD + 2 * (FORWARD + BACKWARD))
+    assert pacer.overruns == 0
+
+
+def test_an_embedding_is_paced_backward_though_tokens_have_no_gradient() -> None:
+    pacer = Pacer(paced_kind())
+    embedding = pacer.wrap(
+        build_layer(GPT, 0, tp=1, tp_rank=0, group=None, seed=0, dtype=torch.float32, device="cpu"),
+        LayerKind.EMBEDDING,
+        1,
+        1,
+    )
+    begun = time.perf_counter()
+    y = embedding(torch.zeros(1, 8, dtype=torch.int64))
+    middle = time.perf_counter()
+    y.sum().backward()
+    ended = time.perf_counter()
+    assert middle - begun >= FORWARD - 2e-4
+    assert ended - middle >= BACKWARD - DEBT_LIMIT_SECONDS / 2
+    assert ended - begun >= FORWARD + BACKWARD - 2e-4
+    assert pacer.passes == 2
+
+
+def test_a_real_model_takes_the_sum_of_its_layers_and_learns_the_same() -> None:
+    pacer = Pacer(paced_kind())
+
+    def trained(paced: bool):
+        layers = [
+            build_layer(
+                GPT, place, tp=1, tp_rank=0, group=None, seed=0, dtype=torch.float32, device="cpu"
+            )
+            for place in range(4)
+        ]
+        layers[-1] = HeadWithLoss(layers[-1])
+        kinds = GPT.layers
+        run = [
+            pacer.wrap(layer, kind, 1, 1) if paced else layer
+            for layer, kind in zip(layers, kinds, strict=True)
+        ]
+        tokens = torch.arange(9).unsqueeze(0)
+        for _ in range(2):
+            begun = time.perf_counter()
+            x = tokens[:, :-1]
+            for layer in run[:-1]:
+                x = layer(x)
+            run[-1](x, tokens[:, 1:]).backward()
+            seconds = time.perf_counter() - begun
+        return seconds, [each.grad for layer in layers for each in layer.parameters()]
+
+    seconds, gradients = trained(paced=True)
+    _, expected = trained(paced=False)
+    assert pacer.passes == 16
+    assert seconds >= 4 * (FORWARD + BACKWARD) - DEBT_LIMIT_SECONDS
+    # Only sleeping too long, by a busy machine, can make it longer.
+    if not pacer.overruns:
+        assert seconds <= 4 * (FORWARD + BACKWARD) * 1.5
+    for found, wanted in zip(gradients, expected, strict=True):
+        assert torch.allclose(found, wanted)
+
+
+def test_communication_is_added_to_the_nominal_time() -> None:
+    fake = FakeTime()
+    pacer = Pacer(paced_kind(), clock=fake.clock, sleep=fake.sleep)
+    layer = build_layer(
+        GPT, 1, tp=1, tp_rank=0, group=None, seed=0, dtype=torch.float32, device="cpu"
+    )
+    talks = layer.forward
+
+    def forward(x):
+        layer.communication.seconds += 0.004
+        fake.now += 0.004
+        return talks(x)
+
+    layer.forward = forward
+    pacer.wrap(layer, LayerKind.TRANSFORMER, 1, 1)(torch.ones(1, 4, 32))
+    assert fake.now == pytest.approx(FORWARD + 0.004)
+
+
+def test_a_missing_entry_is_named() -> None:
+    pacer = Pacer(paced_kind())
+    with pytest.raises(InputError, match=r"slow .* microbatch_size 2, tp 1"):
+        pacer.wrap(torch.nn.Identity(), LayerKind.HEAD, 2, 1)
+    with pytest.raises(InputError, match="it has slow"):
+        Pace(kinds=(paced_kind(),)).kind("fast")
+
+
+def test_a_pace_file_is_read_back(tmp_path) -> None:
+    pace = Pace(kinds=(paced_kind(), replace(paced_kind(), device="slower", slow_down=3.5)))
+    save_pace(pace, tmp_path / "pace.json")
+    assert load_pace(tmp_path / "pace.json") == pace
+
+
+def test_wrong_pace_files_name_the_field(tmp_path) -> None:
+    path = tmp_path / "pace.yaml"
+    path.write_text(
+        "schema: hetplan.pace/1\nkinds:\n- device: slow\n  slow_down: 2.0\n  entries:\n"
+        "  - {layer: transformer, phase: sideways, microbatch_size: 1, tp: 1, seconds: 0.1}\n"
+    )
+    with pytest.raises(InputError, match="sideways"):
+        load_pace(path)
+
+
+def test_a_pace_from_samples_is_slower_by_the_factor() -> None:
+    samples = (
+        sample(),
+        sample(median_seconds=0.003),
+        sample(phase="backward", median_seconds=0.004),
+        sample(phase="optimizer:sgd"),
+    )
+    kind = pace_from_samples(samples, device="slow", slow_down=3.0)
+    assert {entry.phase: entry.seconds for entry in kind.entries} == {
+        "forward": pytest.approx(0.006),
+        "backward": pytest.approx(0.012),
+    }
+    with pytest.raises(InputError, match="one device and shape"):
+        pace_from_samples((*samples, sample(hidden_size=64)), device="slow", slow_down=3.0)

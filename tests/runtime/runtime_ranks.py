@@ -1,0 +1,56 @@
+"""One rank of the tests: trains every case it has a place in; arguments rank, ranks, folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from runtime_cases import CASES
+
+from hetplan.profiling.backends import CpuBackend
+from hetplan.runtime.loop import train
+from hetplan.runtime.placement import place_ranks
+from hetplan.runtime.training import Training
+
+
+def main(rank: int, ranks: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), ranks)
+    limit = timedelta(seconds=60)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=limit)
+    found = {}
+    for case in CASES:
+        places = place_ranks(case.plan)
+        training = Training(
+            model=case.model,
+            job=case.job,
+            plan=case.plan,
+            device_kinds=("cpu",) * len(places),
+            backend="cpu",
+            pace=None,
+            steps=case.steps,
+            warmup_steps=1,
+            timeout_seconds=60.0,
+        )
+        report = train(training, rank, CpuBackend())
+        assert (report is None) == (rank >= len(places))
+        if report is None:
+            continue
+        found[case.name] = {
+            "losses": [step.loss for step in report.steps],
+            "ranks": [
+                [r.step_seconds, r.busy_seconds, r.wait_seconds, r.reduction_seconds]
+                for r in report.ranks
+            ],
+        }
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
