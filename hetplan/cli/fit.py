@@ -128,7 +128,7 @@ def _interval(log_halfwidth: float) -> str:
 
 
 def _formula(law: LayerLaw) -> str:
-    """`1.2e-05 s + 3.3e-15 s/flop matrix_flops`; columns with coefficient zero are left out."""
+    """`1.2e-05 s + 3.3e-15 s/flop * matrix_flops`; columns with coefficient zero are left out."""
     from hetplan.predict.columns import COEFFICIENT_UNITS, Column
 
     units = dict(COEFFICIENT_UNITS)
@@ -136,7 +136,7 @@ def _formula(law: LayerLaw) -> str:
     for term in law.terms:
         column = Column(term.column)
         if term.coefficient > 0:
-            name = "" if column is Column.CONSTANT else f" {column.value}"
+            name = "" if column is Column.CONSTANT else f" * {column.value}"
             parts.append(f"{term.coefficient:.3g} {units[column]}{name}")
     return " + ".join(parts)
 

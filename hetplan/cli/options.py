@@ -57,7 +57,7 @@ def read_inputs(model: Path, cluster: Path, job: Path, target: str | None = None
     """
     from hetplan.cluster.load import load_cluster
     from hetplan.errors import Fault, InputError
-    from hetplan.files.writing import sha256_of
+    from hetplan.files.reading import read_document
     from hetplan.job.check import check_job_against
     from hetplan.job.load import load_job
     from hetplan.model.load import load_model
@@ -80,19 +80,20 @@ def read_inputs(model: Path, cluster: Path, job: Path, target: str | None = None
         raise InputError(*faults)
     if target is not None:
         job_spec = replace(job_spec, target=known_target(target).name)
+    job_document = read_document(job)
     inputs = InputsValue(
         model=model_spec,
         cluster=cluster_spec,
         job=job_spec,
         sha256=(
-            ("model", sha256_of(model)),
-            ("cluster", sha256_of(cluster)),
-            ("job", sha256_of(job)),
+            ("model", read_document(model).sha256),
+            ("cluster", read_document(cluster).sha256),
+            ("job", job_document.sha256),
         ),
     )
-    against = check_job_against(inputs.job, inputs.model, inputs.cluster)
+    against = check_job_against(inputs.job, inputs.model, inputs.cluster, job_document)
     if against:
-        raise InputError(*(replace(fault, file=fault.file or str(job)) for fault in against))
+        raise InputError(*against)
     return inputs
 
 
@@ -108,12 +109,10 @@ def stores_to_read(stores: list[Path] | None) -> tuple[Path, ...]:
 
 
 def read_predictor(predictor: Path | None, stores: list[Path] | None) -> tuple[Predictor, str]:
-    """The predictor in the file, or one fitted from the stores; and its sha256 or what it is."""
-    from hetplan.files.writing import sha256_of
-    from hetplan.predict.fit import load_predictor
+    """The predictor of the file, or one fitted from the stores; and the sha256 of its text."""
+    from hetplan.files.reading import read_document
+    from hetplan.predict.fit import fit_stores, load_predictor
 
     if predictor is not None:
-        return load_predictor(predictor), sha256_of(predictor)
-    from hetplan.predict.fit import fit_stores
-
+        return load_predictor(predictor), read_document(predictor).sha256
     return fit_stores(*stores_to_read(stores))

@@ -31,7 +31,8 @@ class Column(StrEnum):
     ELEMENTWISE_BYTES = "elementwise_bytes"
     """Bytes that everything but the matrix products reads and writes."""
     WEIGHT_BYTES = "weight_bytes"
-    """Bytes of the weights that the matrix products read."""
+    """Bytes of the weights that matrix products read, or of an embedding's table: its backward
+    pass writes a gradient as large, however few tokens were looked up."""
     PARAMETERS = "parameters"
     """Parameters that an optimizer updates."""
 
@@ -66,6 +67,7 @@ _HEAD_SETS = (
     (Column.MATRIX_FLOPS,),
 )
 _EMBEDDING_SETS = (
+    (Column.CONSTANT, Column.ELEMENTWISE_BYTES, Column.WEIGHT_BYTES),
     (Column.CONSTANT, Column.ELEMENTWISE_BYTES),
     (Column.ELEMENTWISE_BYTES,),
 )
@@ -113,9 +115,12 @@ def layer_columns(
 ) -> LayerColumns:
     """Column values of one layer on one tensor-parallel rank."""
     work = layer_work(model, layer, microbatch_size, sequence_length, tp)
+    weights = work.weight_elements
+    if layer is LayerKind.EMBEDDING:
+        weights = float(-(-model.vocab_size // tp) * model.hidden_size)
     return LayerColumns(
         work.matrix_flops,
         work.attention_flops,
         work.elementwise_elements * bytes_per_element,
-        work.weight_elements * bytes_per_element,
+        weights * bytes_per_element,
     )

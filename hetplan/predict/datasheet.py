@@ -3,6 +3,7 @@
     layer  = launches * operations
            + matrix flops / (peak * MATRIX_EFFICIENCY) + attention flops / (peak * ATTENTION_...)
            + elementwise bytes / (memory bandwidth * ELEMENTWISE_EFFICIENCY)
+           + in the backward pass, WEIGHT_GRADIENT_TRAFFIC * weight bytes at the same rate
 
 Priors are central values over devices whose measurements are public; the half-width beside each
 is how far single devices and shapes lie from it, so the interval of such a prediction is wide. It
@@ -43,11 +44,11 @@ ATTENTION_EFFICIENCY = 0.40
 ATTENTION_LOG_HALFWIDTH = 0.95
 
 # Norms, residual additions with dropout and GELU of a GPT layer, 16-bit, hidden 7168: bytes by
-# `layer_work` / time / memory bandwidth is .55 A100-40, .39 GH200, .61 RTX 3090, .58 Titan RTX, .60
-# V100 forward and .78 .73 .86 .80 .82 backward (twice the bytes).
-ELEMENTWISE_EFFICIENCY_FORWARD = 0.58
-ELEMENTWISE_EFFICIENCY_BACKWARD = 0.80
-# log(.58 / .39) = .40; fusing compilers read and write half as often: log 2 = .69.
+# `layer_work` / time / memory bandwidth is .50 A100-40, .36 GH200, .56 RTX 3090, .53 Titan RTX, .55
+# V100 forward and .71 .66 .78 .73 .75 backward (twice the bytes).
+ELEMENTWISE_EFFICIENCY_FORWARD = 0.53
+ELEMENTWISE_EFFICIENCY_BACKWARD = 0.73
+# log(.53 / .36) = .39; fusing compilers read and write half as often: log 2 = .69.
 ELEMENTWISE_LOG_HALFWIDTH = 0.6
 
 # Sum of the constants of 13 forward operators in an A100 operator profile: 0.752 ms; of their
@@ -59,6 +60,10 @@ LAUNCH_LOG_HALFWIDTH = 1.4
 
 BACKWARD_WORK = 2.0
 """Backward over forward operations and bytes: a gradient of the input and one of the weights."""
+
+# Once per microbatch: 2 where the product adds to the gradient itself (read and written), 4 where
+# the gradient is written, then read with the sum, which is written back.
+WEIGHT_GRADIENT_TRAFFIC = 3.0
 
 # Least traffic, a fused kernel in float32: gradient read (4), parameter and two moments read and
 # written (24): 28 bytes per parameter for AdamW; gradient read, parameter read and written: 12 for
@@ -116,7 +121,10 @@ def _layer(
     launches = launch * _operations(model, layer)
     matrix = work * columns.matrix_flops / (peak * MATRIX_EFFICIENCY)
     attention = work * columns.attention_flops / (peak * ATTENTION_EFFICIENCY)
-    elementwise = work * columns.elementwise_bytes / bandwidth
+    traffic = work * columns.elementwise_bytes
+    if backward:
+        traffic += WEIGHT_GRADIENT_TRAFFIC * columns.weight_bytes
+    elementwise = traffic / bandwidth
     seconds = launches + matrix + attention + elementwise
     spread = (
         launches * LAUNCH_LOG_HALFWIDTH

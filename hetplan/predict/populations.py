@@ -7,7 +7,7 @@ newest population that has samples of it is used, and the report names what was 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from hetplan.errors import InputError
@@ -68,22 +68,36 @@ def choose(populations: Sequence[ProfileSet]) -> Chosen:
 
 
 def _check_traceable(population: ProfileSet) -> None:
-    """Refuses a set in which one shape of one kind was measured under several circumstances."""
+    """Refuses a set in which one thing was measured under several circumstances, untraceably."""
     circumstances: dict[str, set[tuple[object, ...]]] = {}
     for each in population.provenance:
         circumstances.setdefault(each.device, set()).add(_circumstances(each))
-    seen: set[tuple[object, ...]] = set()
-    for sample in population.layers:
-        if len(circumstances.get(sample.device, ())) < 2:
-            continue
-        shape = _shape(sample)
-        if shape in seen:
-            raise InputError(
-                f"samples of {sample.device} come from several populations and no longer say from "
-                "which; fit them population by population: "
-                "fit_populations(read_populations(folder)), or `hetplan fit --store`"
-            )
-        seen.add(shape)
+    every = {words for several in circumstances.values() for words in several}
+    doubtful = {device for device, several in circumstances.items() if len(several) > 1}
+    repeated = _repeated(
+        [(sample.device, _shape(sample)) for sample in population.layers], doubtful
+    )
+    if repeated is None and len(every) > 1:
+        links = {sample.link for sample in population.links}
+        repeated = _repeated([(each.link, _message(each)) for each in population.links], links)
+    if repeated is not None:
+        raise InputError(
+            f"samples of {repeated} come from several populations and no longer say from which; "
+            "fit them population by population: fit_populations(read_populations(folder)), or "
+            "`hetplan fit --store`"
+        )
+
+
+def _repeated(
+    named: Sequence[tuple[str, tuple[object, ...]]], doubtful: Collection[str]
+) -> str | None:
+    """The first of the doubtful names that has one shape twice."""
+    seen: set[tuple[str, tuple[object, ...]]] = set()
+    for entry in named:
+        if entry[0] in doubtful and entry in seen:
+            return entry[0]
+        seen.add(entry)
+    return None
 
 
 def _circumstances(provenance: Provenance) -> tuple[object, ...]:
@@ -99,7 +113,6 @@ def _circumstances(provenance: Provenance) -> tuple[object, ...]:
 
 def _shape(sample: LayerSample) -> tuple[object, ...]:
     return (
-        sample.device,
         sample.precision,
         sample.architecture,
         sample.layer,
@@ -114,6 +127,10 @@ def _shape(sample: LayerSample) -> tuple[object, ...]:
         sample.microbatch_size,
         sample.tp,
     )
+
+
+def _message(sample: LinkSample) -> tuple[object, ...]:
+    return sample.operation, sample.backend, sample.group_size, sample.message_bytes
 
 
 def _newest(population: ProfileSet) -> str:

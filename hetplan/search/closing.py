@@ -12,7 +12,7 @@ import math
 import time
 
 from hetplan.search.explore import Best, price
-from hetplan.search.joint import JointModel
+from hetplan.search.joint import JointModel, horizon_seconds
 from hetplan.search.partition import NONE, ChainProgram
 from hetplan.search.pricing import Pricer
 from hetplan.search.sequences import MANY_SEQUENCES, count_sequences, sequences
@@ -27,8 +27,8 @@ _MOST_OPERATIONS = 2_000_000_000
 _MOST_ROUNDS = 200
 """Sequences taken from the integer model of one candidate."""
 
-_MODEL_EFFORT = 20.0
-"""Deterministic time of one solution of the integer model; a few seconds of one core."""
+_MODEL_EFFORT = 3.0
+"""Deterministic time of one solution of the integer model; about as many seconds of one core."""
 
 
 def close(index: int, space: Space, best: Best, *, seed: int) -> None:
@@ -51,7 +51,7 @@ def close_by_model(index: int, space: Space, best: Best, *, seed: int) -> None:
         best.check_time()
         ceiling = best.target
         answer = model.solve(
-            ceiling if ceiling < float("inf") else _any_step(space),
+            ceiling if ceiling < float("inf") else horizon_seconds(space),
             deterministic_limit=_MODEL_EFFORT,
             wall_limit_seconds=min(best.deadline - time.monotonic(), 1e6),
         )
@@ -67,18 +67,6 @@ def close_by_model(index: int, space: Space, best: Best, *, seed: int) -> None:
         if min(least, answer.lower_bound_seconds) >= best.target or least < best.target:
             # Closed; or this sequence stays open, and with it the candidate.
             return
-
-
-def _any_step(space: Space) -> float:
-    """Seconds that no plan exceeds: every pass of every layer and transfer one after the other."""
-    passes = float((space.forward + space.backward).max()) * space.num_layers
-    passes += float((space.extra_forward + space.extra_backward).max(initial=0.0)) * 2
-    wires = sum(
-        float((part.forward_wire + part.backward_wire + 2 * part.rendezvous_extra).max())
-        for part in (space.links, space.node_links)
-    )
-    ends = float(space.after.max()) + float(space.tied.max())
-    return space.num_microbatches * (passes + space.most_slots * wires) + ends
 
 
 def _close_sequence(index: int, space: Space, slots: tuple[int, ...], best: Best) -> float:

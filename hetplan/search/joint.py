@@ -31,6 +31,9 @@ _LARGEST = 2**60
 _MOST_SEGMENTS = 8
 """Lines that bound the time after the pipeline from below; any number of them is valid."""
 
+_ENOUGH = 1e-3
+"""Relative distance of solution and bound at which one solution of the model may stop."""
+
 NANOSECOND = 1e-9
 
 
@@ -43,6 +46,18 @@ def whole_nanoseconds(seconds: float, times: int = 1) -> int:
             f"({_LARGEST:.3g}); check the units of the profile, or split the batch"
         )
     return whole
+
+
+def horizon_seconds(space: Space) -> float:
+    """Seconds that no plan exceeds: every pass of every layer and transfer one after the other."""
+    passes = float((space.forward + space.backward).max()) * space.num_layers
+    passes += 2 * float((space.extra_forward + space.extra_backward).max())
+    wires = sum(
+        float((part.forward_wire + part.backward_wire + 2 * part.rendezvous_extra).max())
+        for part in (space.links, space.node_links)
+    )
+    ends = float(space.after.max()) + float(space.tied.max())
+    return space.num_microbatches * (passes + space.most_slots * wires) + ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +79,8 @@ class JointModel:
     def __init__(self, space: Space, *, seed: int) -> None:
         self._space = space
         self._seed = seed
+        # Far above the horizon the solver would creep along the domains one unit at a time.
+        self._horizon = whole_nanoseconds(horizon_seconds(space), 4) + 1
         self._slots = space.most_slots
         self._model = cp_model.CpModel()
         self._choose_slots()
@@ -83,11 +100,12 @@ class JointModel:
         """Least bound of the slots still allowed, asked only for what is below the ceiling."""
         model = self._model.clone()
         objective = self._sigma + self._longest + self._after
-        model.add(objective <= math.ceil(ceiling_seconds / NANOSECOND))
         model.minimize(objective)
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = self._seed % 2**31
+        # The sequence of slots is what is asked; nothing is gained by its last nanoseconds.
+        solver.parameters.relative_gap_limit = _ENOUGH
         solver.parameters.max_deterministic_time = deterministic_limit
         solver.parameters.max_time_in_seconds = max(wall_limit_seconds, 0.01)
         status = solver.solve(model)
@@ -224,7 +242,7 @@ class JointModel:
     def _count_times(self) -> None:
         """Sigma, X and the time after the pipeline."""
         model, m = self._model, self._space.num_microbatches
-        self._longest = model.new_int_var(0, _LARGEST // 2, "X")
+        self._longest = model.new_int_var(0, self._horizon, "X")
         self._sigma: Any = 0
         for w in range(self._slots):
             flight = self._space.in_flight(w + 1)
@@ -244,7 +262,7 @@ class JointModel:
 
     def _count_after(self) -> None:
         space = self._space
-        self._after = self._model.new_int_var(0, _LARGEST // 4, "after")
+        self._after = self._model.new_int_var(0, self._horizon, "after")
         for w in range(self._slots):
             flight = space.in_flight(w + 1)
             role = FIRST if w else BOTH

@@ -73,7 +73,7 @@ def search(
         raise InputError(*faults)
     started = time.monotonic()
     allowed = allowed_cluster(cluster, job)
-    maker = SpaceMaker(model, allowed, job, predictor)
+    maker = SpaceMaker(model=model, cluster=allowed, job=job, predictor=predictor)
     limit = job.time_limit_seconds
     best = Best(
         gap=job.gap,
@@ -129,7 +129,10 @@ def _explore(entries: list[_Entry], maker: SpaceMaker, best: Best, seed: int) ->
         space = maker.space(entry.candidate)
         best.searched += 1
         if few_islands(space):
-            CandidateWalk(index, space, entry.known, best).run()
+            known = rough(space)
+            best.raise_bound(index, known.bound_seconds)
+            if best.open(index):
+                CandidateWalk(index, space, known, best).run()
         else:
             close_by_model(index, space, best, seed=seed)
         if best.open(index):

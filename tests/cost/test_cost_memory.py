@@ -139,7 +139,7 @@ def test_most_layers_is_counting_up(target: str, dp: int, full_recompute: bool) 
                     assert found == counted
                     seen.add(found)
     assert {0, 40} < seen
-    assert len(seen) > 10
+    assert len(seen) > 5
 
 
 def test_optimizer_bytes() -> None:

@@ -21,13 +21,13 @@ from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.spec import Architecture, LayerKind
 from hetplan.predict.columns import layer_columns
 from hetplan.predict.fit import FittedPredictor, fit
-from hetplan.predict.layer_laws import UNVALIDATED_LOG_HALFWIDTH, fit_layer_laws
 from hetplan.predict.laws import (
     OWN_ROWS,
     UNTESTED_LOG_PER_DOUBLING,
     WIDENING_PER_DOUBLING,
     LayerLaw,
 )
+from hetplan.predict.layer_laws import UNVALIDATED_LOG_HALFWIDTH, fit_layer_laws
 from hetplan.predict.predictor import Prediction
 from hetplan.profiling.samples import LayerSample, ProfileSet
 

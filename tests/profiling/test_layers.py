@@ -58,7 +58,7 @@ def merged(
 
 
 @pytest.mark.parametrize(
-    "model", (*MODELS, *ODD_VOCABULARY), ids=lambda m: f"{m.name}-{m.vocab_size}"
+    "model", [*MODELS, *ODD_VOCABULARY], ids=lambda m: f"{m.name}-{m.vocab_size}"
 )
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_parameter_count_is_the_specs(model: ModelSpec, tp: int) -> None:
@@ -70,7 +70,7 @@ def test_parameter_count_is_the_specs(model: ModelSpec, tp: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", (*MODELS, *ODD_VOCABULARY), ids=lambda m: f"{m.name}-{m.vocab_size}"
+    "model", [*MODELS, *ODD_VOCABULARY], ids=lambda m: f"{m.name}-{m.vocab_size}"
 )
 @pytest.mark.parametrize("tp", [2, 4])
 def test_slices_together_are_the_whole_layer(model: ModelSpec, tp: int) -> None:

@@ -1,0 +1,312 @@
+"""A plan trained for real on this machine: one process per rank, watched, measured, compared.
+
+Only plans for target `native` that this machine can run are started: not more ranks than allowed,
+an accelerator of the right kind per rank (or cores, for kind `cpu` and for kinds that a pace file
+plays), and memory for all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hetplan
+from hetplan.errors import Fault, InputError, LaunchError
+from hetplan.files.encoding import encode
+from hetplan.files.reading import decode, read_document
+from hetplan.files.writing import write_atomically
+from hetplan.job.spec import Precision
+from hetplan.launchers.machine import free_memory_bytes, this_machine, torch_backend
+from hetplan.launchers.processes import Command, run_all
+from hetplan.launchers.run_folder import RunFolder
+from hetplan.launchers.run_log import SCHEMA, LossCheck, RunLog
+from hetplan.plans.check import check_plan
+from hetplan.runtime.measured import StepRecord, TrainingReport
+from hetplan.runtime.placement import place_ranks, vocabulary_faults
+from hetplan.search.files import result_text
+from hetplan.search.result import SearchResult
+from hetplan.units import format_bytes
+from hetplan.version import __version__
+
+if TYPE_CHECKING:
+    from hetplan.profiling.pacing import Pace
+    from hetplan.runtime.training import Training
+
+DEFAULT_STEPS = 20
+DEFAULT_WARMUP_STEPS = 1
+"""The first step opens connections; from the second on steps were equal within their noise."""
+DEFAULT_MAX_RANKS = 16
+DEFAULT_TIMEOUT_SECONDS = 300.0
+# Private memory of a worker before it has a model (torch 2.13 imported, Linux): 287 MB measured.
+WORKER_BYTES = 300e6
+# float32 sums in another order differ by about 1e-7 each; over 20 steps 1e-7 was measured too.
+LOSS_TOLERANCE = 1e-4
+
+OnStep = Callable[[StepRecord], None]
+
+
+def launch(
+    result: SearchResult,
+    *,
+    steps: int = DEFAULT_STEPS,
+    warmup_steps: int = DEFAULT_WARMUP_STEPS,
+    pace: Pace | None = None,
+    out: Path | None = None,
+    max_ranks: int = DEFAULT_MAX_RANKS,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    check_loss: bool = False,
+    on_step: OnStep | None = None,
+) -> RunLog:
+    """Train the plan for `steps` steps and compare the measured step with the predicted one.
+
+    `out` is a folder for the ranks' logs; without it they are kept only if the run fails.
+    `timeout_seconds` is the longest time without a finished step before the run is ended.
+    `check_loss` also trains the whole model in one process and compares the losses; whether they
+    agree is in the run log. `on_step` is called as steps finish. InputError where this machine
+    cannot run the plan, LaunchError where a rank fails.
+    """
+    training = _training(
+        result,
+        steps=steps,
+        warmup_steps=warmup_steps,
+        pace=pace,
+        max_ranks=max_ranks,
+        timeout_seconds=timeout_seconds,
+        check_loss=check_loss,
+    )
+    machine = this_machine()
+    started = datetime.now(UTC)
+    report = _run_in_folder(training, out, on_step or (lambda record: None))
+    return RunLog(
+        schema=SCHEMA,
+        hetplan_version=__version__,
+        plan_sha256=hashlib.sha256(result_text(result).encode()).hexdigest(),
+        started=started.isoformat(timespec="seconds"),
+        model=result.inputs.model.name,
+        cluster=result.inputs.cluster.name,
+        job=result.inputs.job.name,
+        target=result.plan.target,
+        backend="nccl" if training.backend == "cuda" else "gloo",
+        ranks=report.ranks,
+        steps=report.steps,
+        warmup_steps=warmup_steps,
+        median_step_seconds=statistics.median(step.seconds for step in report.steps[warmup_steps:]),
+        predicted_step_seconds=result.estimate.step_seconds,
+        predicted_interval=result.estimate.interval,
+        paced=_paced_kinds(training),
+        machine=machine,
+        loss_check=_check_losses(training, report) if check_loss else None,
+    )
+
+
+def _training(
+    result: SearchResult,
+    *,
+    steps: int,
+    warmup_steps: int,
+    pace: Pace | None,
+    max_ranks: int,
+    timeout_seconds: float,
+    check_loss: bool,
+) -> Training:
+    """What the workers are told; an InputError with every reason why they cannot be."""
+    from hetplan.runtime.training import Training
+
+    plan, inputs = result.plan, result.inputs
+    if plan.target != "native":
+        raise InputError(
+            Fault(
+                field="plan.target",
+                message=f"the plan is for {plan.target}; hetplan launch runs plans for target "
+                "native: plan again with --target native",
+            )
+        )
+    faults = list(check_plan(plan, inputs.model, inputs.cluster, inputs.job))
+    if faults:
+        raise InputError(*faults)
+    places = place_ranks(plan)
+    kinds = tuple(inputs.cluster.island_of_device(place.device).device.kind for place in places)
+    backend = torch_backend(kinds, () if pace is None else [paced.device for paced in pace.kinds])
+    faults += vocabulary_faults(plan, inputs.model)
+    faults += _size_faults(result, len(places), max_ranks, backend)
+    faults += _precision_faults(inputs.job.precision, backend, check_loss=check_loss)
+    if faults:
+        raise InputError(*faults)
+    return Training(
+        model=inputs.model,
+        job=inputs.job,
+        plan=plan,
+        device_kinds=kinds,
+        backend=backend,
+        pace=pace,
+        steps=steps,
+        warmup_steps=warmup_steps,
+        timeout_seconds=timeout_seconds,
+    )
+
+
+def _size_faults(
+    result: SearchResult, num_ranks: int, max_ranks: int, backend: str
+) -> Iterator[Fault]:
+    if num_ranks > max_ranks:
+        yield Fault(
+            field="plan",
+            message=f"the plan has {num_ranks} ranks, one process each; the limit is {max_ranks} "
+            "(--max-ranks)",
+        )
+    free = free_memory_bytes()
+    if backend != "cpu" or free is None:
+        return
+    stages = zip(result.plan.pipelines[0].stages, result.estimate.stages, strict=True)
+    needed = num_ranks * WORKER_BYTES + sum(
+        stage.replicas[0].num_devices * cost.memory.total_bytes for stage, cost in stages
+    )
+    if needed > free:
+        yield Fault(
+            field="plan",
+            message=f"all ranks together need {format_bytes(needed)}, this machine has "
+            f"{format_bytes(free)} free",
+        )
+
+
+def _precision_faults(precision: Precision, backend: str, *, check_loss: bool) -> Iterator[Fault]:
+    allowed = (Precision.FLOAT32,) if backend == "cpu" else (Precision.FLOAT32, Precision.BFLOAT16)
+    if precision not in allowed:
+        yield Fault(
+            field="job.precision",
+            message=f"{precision}; the trainer has {' and '.join(allowed)} on a {backend} device: "
+            "plan the job with one of these",
+        )
+    elif check_loss and precision is not Precision.FLOAT32:
+        yield Fault(
+            field="job.precision",
+            message=f"{precision}; losses can be checked in float32 only, because other precisions "
+            "round differently in every plan",
+        )
+
+
+def _paced_kinds(training: Training) -> tuple[str, ...]:
+    if training.pace is None:
+        return ()
+    played = {kind.device for kind in training.pace.kinds}
+    return tuple(sorted(played & set(training.device_kinds)))
+
+
+def _run_in_folder(training: Training, out: Path | None, on_step: OnStep) -> TrainingReport:
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot write to folder {out}: {error.strerror or error}") from error
+        return _run(training, RunFolder(out), on_step)
+    path = Path(tempfile.mkdtemp(prefix="hetplan-run-"))
+    try:
+        report = _run(training, RunFolder(path), on_step)
+    except LaunchError as error:
+        raise LaunchError(f"{error}\nthe logs of all ranks are in {path}") from error
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    shutil.rmtree(path, ignore_errors=True)
+    return report
+
+
+def _run(training: Training, folder: RunFolder, on_step: OnStep) -> TrainingReport:
+    from hetplan.runtime.training import SCHEMA as TRAINING_SCHEMA
+
+    folder.clear()
+    write_atomically(folder.training, encode(training, schema=TRAINING_SCHEMA))
+    commands = [
+        Command(
+            rank=rank,
+            arguments=(
+                sys.executable,
+                "-m",
+                "hetplan.launchers.worker",
+                str(folder.path),
+                str(rank),
+                str(os.getpid()),
+            ),
+            log=folder.log(rank),
+            failure=folder.failure(rank),
+        )
+        for rank in range(len(training.device_kinds))
+    ]
+    watch = _Watch(folder, training, on_step)
+    run_all(commands, environment=_environment(), watch=watch.look)
+    return decode(read_document(folder.report), TrainingReport, schema=RunFolder.REPORT_SCHEMA)
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment with one thread per rank and traffic kept on this machine."""
+    package = str(Path(hetplan.__file__).parent.parent)
+    inherited = os.environ.get("PYTHONPATH")
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    return os.environ | {
+        "PYTHONPATH": f"{package}{os.pathsep}{inherited}" if inherited else package,
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": loopback,
+    }
+
+
+# Starting Python and importing torch on busy cores, and time for the ranks to report a timeout.
+_LATE_SECONDS = 20.0
+
+
+class _Watch:
+    """Tells finished steps, and ends a run that finishes none for too long."""
+
+    def __init__(self, folder: RunFolder, training: Training, on_step: OnStep) -> None:
+        self._folder, self._training, self._on_step = folder, training, on_step
+        self._told = 0
+        self._since = time.monotonic()
+
+    def look(self) -> None:
+        """Called while the workers run."""
+        for record in self._folder.told(self._told):
+            self._told += 1
+            self._since = time.monotonic()
+            self._on_step(record)
+        # The ranks' own limit comes first where they can still raise it: it names what hangs.
+        limit = self._training.timeout_seconds + _LATE_SECONDS
+        if time.monotonic() - self._since > limit:
+            raise LaunchError(
+                f"no step was finished for {limit:.0f} s after {self._told} of "
+                f"{self._training.steps} steps; a rank hangs, or steps take longer than --timeout"
+            )
+
+
+def _check_losses(training: Training, report: TrainingReport) -> LossCheck:
+    from hetplan.runtime.single import reference_losses
+
+    reference = reference_losses(
+        training.model,
+        training.job,
+        steps=training.steps,
+        microbatch_size=training.plan.pipelines[0].stages[0].replicas[0].microbatch_size,
+    )
+    return LossCheck(
+        reference_losses=reference,
+        largest_relative_difference=largest_difference(
+            [step.loss for step in report.steps], reference
+        ),
+        tolerance=LOSS_TOLERANCE,
+    )
+
+
+def largest_difference(found: Sequence[float], reference: Sequence[float]) -> float:
+    """Largest |found / reference - 1|; infinite where a loss is not a number."""
+    differences = [abs(one / other - 1.0) for one, other in zip(found, reference, strict=True)]
+    return max((each if each == each else float("inf") for each in differences), default=0.0)

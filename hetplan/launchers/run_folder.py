@@ -1,0 +1,71 @@
+"""Which files a run keeps while it lasts, and how its steps are told to the launcher."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from hetplan.runtime.measured import StepRecord
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run."""
+
+    path: Path
+
+    REPORT_SCHEMA: ClassVar[str] = "hetplan.training-report/1"
+
+    @property
+    def training(self) -> Path:
+        """What to train (`hetplan.runtime.training.Training`)."""
+        return self.path / "training.json"
+
+    @property
+    def report(self) -> Path:
+        """What was measured (`hetplan.runtime.measured.TrainingReport`)."""
+        return self.path / "report.json"
+
+    @property
+    def port(self) -> Path:
+        """Port of the ranks' meeting point."""
+        return self.path / "port"
+
+    @property
+    def progress(self) -> Path:
+        """One line per finished step."""
+        return self.path / "progress.jsonl"
+
+    def log(self, rank: int) -> Path:
+        """What a rank printed."""
+        return self.path / f"rank-{rank}.log"
+
+    def failure(self, rank: int) -> Path:
+        """When and why a rank failed."""
+        return self.path / f"rank-{rank}.failed"
+
+    def clear(self) -> None:
+        """Remove what an earlier run in this folder left."""
+        for path in (self.training, self.report, self.port, self.progress):
+            path.unlink(missing_ok=True)
+        for path in (*self.path.glob("rank-*.log"), *self.path.glob("rank-*.failed")):
+            path.unlink()
+
+    def tell(self, record: StepRecord) -> None:
+        """Add a finished step to the progress."""
+        line = json.dumps([record.step, record.seconds, record.loss])
+        with self.progress.open("a") as stream:
+            stream.write(line + "\n")
+
+    def told(self, already: int) -> list[StepRecord]:
+        """Finished steps after the first `already` of them."""
+        if not self.progress.exists():
+            return []
+        # What follows the last line break is a line that is still being written.
+        lines = self.progress.read_text().split("\n")[already:-1]
+        return [
+            StepRecord(step=step, seconds=seconds, loss=loss)
+            for step, seconds, loss in map(json.loads, lines)
+        ]

@@ -1,0 +1,159 @@
+"""What a run of a plan gave: measured beside predicted, as one line of a run log.
+
+A run log is a text file with one JSON object per line (schema `hetplan.run/1`), appended to by
+every run; it is what `fit` can be sharpened with and what a person compares plans by.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hetplan.cost.estimate_values import Interval
+from hetplan.errors import InputError
+from hetplan.files.encoding import to_plain
+from hetplan.files.reading import Document, decode
+from hetplan.files.writing import append_line
+from hetplan.launchers.machine import Machine
+from hetplan.runtime.measured import RankMeasure, StepRecord
+
+SCHEMA = "hetplan.run/1"
+
+_LOGGER = logging.getLogger(__name__)
+
+# Above this part of overrun passes a paced run measured the machine's load, not the plan: measured
+# on two cores, plans with 33 to 49 % took up to 80 % longer than predicted.
+OVERRUN_LIMIT = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossCheck:
+    """The run's losses against those of the same model trained in one process."""
+
+    reference_losses: tuple[float, ...]
+    largest_relative_difference: float
+    tolerance: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether every loss agrees within the tolerance."""
+        return self.largest_relative_difference <= self.tolerance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLog:
+    """One run of a plan on this machine."""
+
+    schema: str
+    hetplan_version: str
+    plan_sha256: str
+    """Of the plan file's bytes as `save_result` writes them."""
+    started: str
+    """UTC, ISO 8601."""
+    model: str
+    cluster: str
+    job: str
+    target: str
+    backend: str
+    """torch.distributed backend of the ranks' groups."""
+    ranks: tuple[RankMeasure, ...]
+    steps: tuple[StepRecord, ...]
+    warmup_steps: int
+    """First steps, which are left out of every median."""
+    median_step_seconds: float
+    predicted_step_seconds: float
+    predicted_interval: Interval
+    paced: tuple[str, ...]
+    """Device kinds that were played by a pace; empty where every rank ran at its own speed."""
+    machine: Machine
+    loss_check: LossCheck | None = None
+
+    @property
+    def relative_error(self) -> float:
+        """Prediction over measurement, less 1: positive where the run was faster than predicted."""
+        return self.predicted_step_seconds / self.median_step_seconds - 1.0
+
+    @property
+    def inside_interval(self) -> bool:
+        """Whether the measured step lies between the predicted p10 and p90."""
+        interval = self.predicted_interval
+        return interval.p10_seconds <= self.median_step_seconds <= interval.p90_seconds
+
+    @property
+    def paced_passes(self) -> tuple[int, ...]:
+        """Passes of each rank that were slowed down on purpose, over all counted steps."""
+        return tuple(rank.paced_passes for rank in self.ranks)
+
+    @property
+    def overruns(self) -> tuple[int, ...]:
+        """Those of them whose real work took longer than the pace."""
+        return tuple(rank.overruns for rank in self.ranks)
+
+    @property
+    def overrun_fraction(self) -> float:
+        """Part of the paced passes that took longer than the pace; 0 without a pace."""
+        passes = sum(self.paced_passes)
+        return sum(self.overruns) / passes if passes else 0.0
+
+    @property
+    def valid(self) -> bool:
+        """Whether the measured time is the plan's and not the load of this machine."""
+        return self.overrun_fraction <= OVERRUN_LIMIT
+
+
+def run_line(run: RunLog) -> str:
+    """The run as one line of JSON, derived figures included so that no reader computes them."""
+    data = to_plain(run)
+    if not isinstance(data, dict):
+        raise TypeError("a run log is a mapping")
+    derived = {
+        "relative_error": run.relative_error,
+        "inside_interval": run.inside_interval,
+        "overrun_fraction": run.overrun_fraction,
+        "valid": run.valid,
+    }
+    return json.dumps(data | derived, sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+def append_run(path: Path, run: RunLog) -> None:
+    """Add the run to the log, whole or not at all."""
+    append_line(path, run_line(run))
+
+
+def read_runs(path: Path) -> tuple[RunLog, ...]:
+    """Every run of the log, in order.
+
+    A line that is not JSON was cut off by a crash: it is skipped with a warning. A line that is
+    something else than a run is an InputError.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    runs = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            run = _read_line(path, number, line)
+            runs += [run] if run is not None else []
+    return tuple(runs)
+
+
+_DERIVED = ("relative_error", "inside_interval", "overrun_fraction", "valid")
+
+
+def _read_line(path: Path, number: int, line: str) -> RunLog | None:
+    try:
+        root = json.loads(line)
+    except json.JSONDecodeError:
+        _LOGGER.warning("%s:%d: half a line, left by a crash: skipped", path, number)
+        return None
+    if isinstance(root, dict):
+        root = {key: value for key, value in root.items() if key not in _DERIVED}
+    document = Document(file=str(path), text=line, root=root, sha256="")
+    try:
+        return decode(document, RunLog, schema=SCHEMA)
+    except InputError as error:
+        faults = (replace(fault, line=number) for fault in error.faults)
+        raise InputError(*faults) from error

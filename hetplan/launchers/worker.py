@@ -1,0 +1,104 @@
+"""One rank of a run: `python -m hetplan.launchers.worker FOLDER RANK PARENT`.
+
+FOLDER holds `training.json`. The rank meets the others, trains its part and leaves: rank 0 writes
+one line per step to `progress.jsonl` and the report to `report.json`; a rank that fails writes
+`rank-N.failed`. Rank 0 opens the meeting point on a port that the system gives it, and writes the
+number to `port`, so that no port can be taken by another program in between.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hetplan.errors import HetplanError, LaunchError
+from hetplan.files.encoding import encode
+from hetplan.files.reading import decode, read_document
+from hetplan.files.writing import write_atomically
+from hetplan.launchers.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+_LOOPBACK = "127.0.0.1"
+# prctl(2): the signal that a process gets when the one that started it ends.
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> int:
+    """Run one rank; the exit code of its process."""
+    folder, rank = RunFolder(Path(arguments[0])), int(arguments[1])
+    _end_with_parent(int(arguments[2]))
+    try:
+        _train(folder, rank)
+    except Exception as error:
+        message = (
+            str(error) if isinstance(error, HetplanError) else f"{type(error).__name__}: {error}"
+        )
+        folder.failure(rank).write_text(f"{time.monotonic()} {message}\n")
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _end_with_parent(parent: int) -> None:
+    """Die when the launcher does, even if it had no chance to end its workers (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise SystemExit("the launcher has ended")
+
+
+def _train(folder: RunFolder, rank: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from hetplan.profiling.backends import open_backend
+    from hetplan.runtime.loop import train
+    from hetplan.runtime.training import SCHEMA, Training
+
+    training = decode(read_document(folder.training), Training, schema=SCHEMA)
+    torch.set_num_threads(1)
+    backend = open_backend(training.backend, index=rank if training.backend == "cuda" else 0)
+    timeout = timedelta(seconds=training.timeout_seconds)
+    world_size = len(training.device_kinds)
+    dist.init_process_group(
+        "gloo",
+        store=_meeting_point(folder, rank, timeout),
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+    )
+    report = train(training, rank, backend, on_step=folder.tell if rank == 0 else None)
+    if rank == 0 and report is not None:
+        write_atomically(folder.report, encode(report, schema=folder.REPORT_SCHEMA))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _meeting_point(folder: RunFolder, rank: int, timeout: timedelta) -> TCPStore:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    if rank == 0:
+        store = TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        write_atomically(folder.port, str(store.port))
+        return store
+    limit = time.monotonic() + timeout.total_seconds()
+    while not folder.port.exists():
+        if time.monotonic() > limit:
+            raise LaunchError(
+                f"rank 0 did not open a meeting point in {timeout.total_seconds():g} s"
+            )
+        time.sleep(0.05)
+    return TCPStore(_LOOPBACK, int(folder.port.read_text()), is_master=False, timeout=timeout)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,216 @@
+"""The estimate of a plan: its composition, interval, warnings and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cost_fakes import LinearPredictor, job, model, two_islands
+
+from hetplan.cost.estimate import estimate, misfits
+from hetplan.cost.replay import replay
+from hetplan.cost.terms import Draws
+from hetplan.errors import InputError
+from hetplan.model.spec import LayerKind
+from hetplan.plans.build import Degrees, StageChoice, build_plan
+from hetplan.plans.plan import Plan, Schedule
+
+SHAPE, ASKED, CLUSTER = model(), job(), two_islands()
+DEGREES = Degrees(tp=2, dp=2, microbatch_size=2)
+CHOICES = [
+    StageChoice(island="a", transformer_layers=3),
+    StageChoice(island="a", transformer_layers=3),
+    StageChoice(island="b", transformer_layers=2),
+]
+
+
+def plan_of(**changes: object) -> Plan:
+    return replace(build_plan(SHAPE, CLUSTER, ASKED, CHOICES, DEGREES), **changes)  # type: ignore[arg-type]
+
+
+def test_composition_by_hand() -> None:
+    predictor = LinearPredictor(slow=(("slow", 1.5),))
+    found = estimate(plan_of(), SHAPE, CLUSTER, ASKED, predictor)
+    hidden = 2 * 128 * 256 * 4
+    one = hidden / 100e9  # all_reduce among two: 2 * 1/2 * bytes / rate
+    softmax = 2 * 128 * 4 / 100e9
+    forward = [
+        3 * (0.010 + 2 * one) + 0.001 + one,
+        3 * (0.010 + 2 * one),
+        2 * (0.015 + 2 * one) + 0.006 + 3 * softmax,
+    ]
+    backward = [
+        3 * (0.020 + 2 * one) + 0.002,
+        3 * (0.020 + 2 * one),
+        2 * (0.030 + 2 * one) + 0.012 + one,
+    ]
+    assert [stage.forward_seconds for stage in found.stages] == pytest.approx(forward)
+    assert [stage.backward_seconds for stage in found.stages] == pytest.approx(backward)
+    layer = SHAPE.parameters(LayerKind.TRANSFORMER, 2)
+    parameters = [
+        3 * layer + SHAPE.parameters(LayerKind.EMBEDDING, 2),
+        3 * layer,
+        2 * layer + SHAPE.parameters(LayerKind.HEAD, 2),
+    ]
+    after = [count * (4 / 100e9 + 1e-9) for count in parameters]
+    # Stages of four devices fill a node, so 0 | 1 lies between nodes; 1 | 2 crosses to island b.
+    step = replay(
+        forward,
+        backward,
+        [hidden / 10e9, hidden / 1e9],
+        [hidden / 10e9, hidden / 1e9],
+        [1e-5, 5e-3],
+        [1e-5, 5e-3],
+        [3, 2, 1],
+        8,
+        after,
+        True,
+    )
+    assert found.step_seconds == pytest.approx(step.step_seconds)
+    assert found.pipeline_seconds == pytest.approx(step.pipeline_seconds)
+    assert found.num_microbatches == 8
+    assert found.tokens_per_second == pytest.approx(32 * 128 / step.step_seconds)
+    for stage, busy, wait in zip(found.stages, step.busy_seconds, step.wait_seconds, strict=True):
+        assert stage.busy_seconds == pytest.approx(busy)
+        assert stage.wait_seconds == pytest.approx(wait)
+        assert stage.reduction_seconds + stage.optimizer_seconds == pytest.approx(
+            after[found.stages.index(stage)]
+        )
+    assert [(stage.island, stage.device, stage.transformer_layers) for stage in found.stages] == [
+        ("a", "fast", 3),
+        ("a", "fast", 3),
+        ("b", "slow", 2),
+    ]
+    assert found.fits
+    assert misfits(found) == ()
+    assert found.peak_memory_bytes == max(stage.memory.total_bytes for stage in found.stages)
+
+
+def test_interval_is_a_point_where_predictions_are_certain() -> None:
+    found = estimate(plan_of(), SHAPE, CLUSTER, ASKED, LinearPredictor())
+    assert found.interval.p10_seconds == found.interval.p90_seconds
+    assert found.interval.mean_seconds == pytest.approx(found.step_seconds, rel=1e-12)
+
+
+def test_interval_of_one_device_is_the_normal_quantile() -> None:
+    # Nothing but one device kind: the step scales with its factor, whose logarithm is normal with
+    # a 90 % half-width of 0.1, so that its 10 % and 90 % points lie 1.2816 / 1.6449 of that away.
+    plan = build_plan(
+        SHAPE,
+        CLUSTER,
+        ASKED,
+        [StageChoice(island="a", transformer_layers=8)],
+        Degrees(tp=1, dp=1, microbatch_size=1),
+    )
+    found = estimate(plan, SHAPE, CLUSTER, ASKED, LinearPredictor(halfwidth=0.1))
+    halfwidth = 0.1 * 1.2816 / 1.6449
+    low, high = found.interval.p10_seconds, found.interval.p90_seconds
+    assert np.log(high / found.step_seconds) == pytest.approx(halfwidth, rel=0.2)
+    assert np.log(found.step_seconds / low) == pytest.approx(halfwidth, rel=0.2)
+    assert low < found.interval.mean_seconds < high
+
+
+def test_interval_depends_on_the_seed_alone() -> None:
+    predictor = LinearPredictor(halfwidth=0.1)
+    first = estimate(plan_of(), SHAPE, CLUSTER, ASKED, predictor)
+    again = estimate(plan_of(), SHAPE, CLUSTER, ASKED, predictor)
+    other = estimate(plan_of(), SHAPE, CLUSTER, job(seed=1), predictor)
+    assert first == again
+    assert other.interval != first.interval
+    assert other.step_seconds == first.step_seconds
+
+
+def test_draws_are_antithetic_and_common_to_a_cause() -> None:
+    draws = Draws(("x", "y"), 100, 3)
+    x, wide = np.log(draws.factor("x", 0.2)), np.log(draws.factor("x", 0.4))
+    assert x.sum() == pytest.approx(0, abs=1e-12)
+    assert wide == pytest.approx(2 * x)
+    assert abs(np.corrcoef(x, np.log(draws.factor("y", 0.2)))[0, 1]) < 0.3
+
+
+def test_warnings_once_each_and_in_order() -> None:
+    predictor = LinearPredictor(source="datasheet", extrapolating=("hidden 256 > 128 measured",))
+    found = estimate(plan_of(), SHAPE, CLUSTER, ASKED, predictor)
+    assert found.sources == ("datasheet",)
+    assert len(set(found.warnings)) == len(found.warnings)
+    assert found.warnings[:2] == (
+        "fast: transformer forward: hidden 256 > 128 measured",
+        "fast: predicted from datasheet figures, nothing was measured",
+    )
+    assert found.warnings[-1] == "a to b: each of 4 senders is priced as if it had the link alone"
+    assert any("host-staged link of 1 GB/s" in warning for warning in found.warnings)
+
+
+def test_recompute_of_the_plan_is_priced() -> None:
+    degrees = replace(DEGREES, full_recompute=True)
+    again = build_plan(SHAPE, CLUSTER, ASKED, CHOICES, degrees)
+    plain = estimate(plan_of(), SHAPE, CLUSTER, ASKED, LinearPredictor())
+    found = estimate(again, SHAPE, CLUSTER, ASKED, LinearPredictor())
+    assert found.step_seconds > 1.2 * plain.step_seconds
+    assert found.stages[1].memory.activation_bytes < plain.stages[1].memory.activation_bytes
+
+
+def test_tied_matrix_is_reduced_by_first_and_last_stage() -> None:
+    tied = model(tied_embeddings=True)
+    plan = build_plan(tied, CLUSTER, ASKED, CHOICES, DEGREES)
+    found = estimate(plan, tied, CLUSTER, ASKED, LinearPredictor())
+    plain = estimate(plan_of(), SHAPE, CLUSTER, ASKED, LinearPredictor())
+    extra = 500 * 256 * 4 / 1e9  # all_reduce of half the vocabulary among two over 1 GB/s
+    more = [
+        with_tie.reduction_seconds - without.reduction_seconds
+        for with_tie, without in zip(found.stages, plain.stages, strict=True)
+    ]
+    assert more == pytest.approx([extra, 0, extra])
+
+
+def test_a_layout_that_does_not_fit_is_priced_and_named() -> None:
+    small = replace(
+        CLUSTER,
+        islands=(CLUSTER.islands[0], replace(CLUSTER.islands[1], memory_bytes=2.0**20)),
+    )
+    found = estimate(plan_of(), SHAPE, small, ASKED, LinearPredictor())
+    assert not found.fits
+    assert found.step_seconds > 0
+    (line,) = misfits(found)
+    assert line.startswith("stage 2 needs ")
+    assert "slow of island b, which leaves a job 921.6 KiB" in line
+
+
+def changed_stage(plan: Plan, s: int, **changes: object) -> Plan:
+    pipeline = plan.pipelines[0]
+    stages = list(pipeline.stages)
+    replica = replace(stages[s].replicas[0], **changes)  # type: ignore[arg-type]
+    stages[s] = replace(stages[s], replicas=(replica,))
+    return replace(plan, pipelines=(replace(pipeline, stages=tuple(stages)),))
+
+
+def scheduled(plan: Plan, schedule: Schedule) -> Plan:
+    return replace(plan, pipelines=(replace(plan.pipelines[0], schedule=schedule),))
+
+
+def deep_plan() -> Plan:
+    plan = plan_of()
+    pipeline = plan.pipelines[0]
+    first = replace(pipeline.stages[0], warmup_depth=6)
+    return replace(plan, pipelines=(replace(pipeline, stages=(first, *pipeline.stages[1:])),))
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (plan_of(pipelines=plan_of().pipelines * 2), "2 pipelines: only one"),
+        (
+            scheduled(plan_of(), Schedule(name="1f1b", virtual_stages=2)),
+            "2 virtual stages: only 1f1b with one",
+        ),
+        (changed_stage(plan_of(), 1, cp=2), r"stages\[1\].replicas\[0\].cp: 2: only 1"),
+        (changed_stage(plan_of(), 1, ep=4), r"stages\[1\].replicas\[0\].ep: 4: only 1"),
+        (changed_stage(plan_of(), 0, sequence_parallel=True), "sequence_parallel: cannot be"),
+        (changed_stage(plan_of(), 2, tp=4, microbatch_size=4), "differ between stages"),
+        (deep_plan(), r"warm-up depths \[6, 2, 1\] cannot be priced"),
+    ],
+)
+def test_what_cannot_be_priced_is_refused(plan: Plan, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        estimate(plan, SHAPE, CLUSTER, ASKED, LinearPredictor())

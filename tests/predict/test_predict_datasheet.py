@@ -1,0 +1,107 @@
+"""The datasheet law: formulas by hand, wide intervals, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from predict_samples import DEVICE, gpt
+
+from hetplan.errors import InputError
+from hetplan.job.spec import Optimizer, Precision
+from hetplan.model.spec import Architecture, LayerKind
+from hetplan.predict.datasheet import (
+    ATTENTION_EFFICIENCY,
+    BACKWARD_WORK,
+    ELEMENTWISE_EFFICIENCY_BACKWARD,
+    ELEMENTWISE_EFFICIENCY_FORWARD,
+    LAUNCH_LOG_HALFWIDTH,
+    LAUNCH_SECONDS_BACKWARD,
+    LAUNCH_SECONDS_FORWARD,
+    MATRIX_EFFICIENCY,
+    MATRIX_LOG_HALFWIDTH,
+    WEIGHT_GRADIENT_TRAFFIC,
+)
+from hetplan.predict.fit import FittedPredictor
+from hetplan.predict.predictor import Prediction
+
+ON_PAPER = FittedPredictor.datasheet_only()
+
+
+def ask(
+    phase: str, layer: LayerKind = LayerKind.TRANSFORMER, *, hidden: int = 2048, tp: int = 1,
+    precision: Precision = Precision.BFLOAT16, microbatch: int = 2,
+    architecture: Architecture = Architecture.GPT,
+) -> Prediction:  # fmt: skip
+    method = ON_PAPER.forward if phase == "forward" else ON_PAPER.backward
+    return method(
+        DEVICE,
+        gpt(hidden, architecture),
+        layer,
+        microbatch_size=microbatch,
+        sequence_length=2048,
+        tp=tp,
+        precision=precision,
+    )
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_a_gpt_layer_by_hand(phase: str) -> None:
+    h, tokens = 2048, 2 * 2048
+    matrix = 2 * tokens * 12 * h * h / (300e12 * MATRIX_EFFICIENCY)
+    attention = 2 * tokens * 2048 * h / (300e12 * ATTENTION_EFFICIENCY)
+    forward = phase == "forward"
+    streaming = ELEMENTWISE_EFFICIENCY_FORWARD if forward else ELEMENTWISE_EFFICIENCY_BACKWARD
+    elementwise = tokens * 20 * h * 2 / (2e12 * streaming)
+    launch = 10 * (LAUNCH_SECONDS_FORWARD if forward else LAUNCH_SECONDS_BACKWARD)
+    work = 1 if forward else BACKWARD_WORK
+    gradients = 0 if forward else WEIGHT_GRADIENT_TRAFFIC * 12 * h * h * 2 / (2e12 * streaming)
+    prediction = ask(phase)
+    expected = launch + work * (matrix + attention + elementwise) + gradients
+    assert prediction.seconds == pytest.approx(expected)
+    assert prediction.source == "datasheet"
+    assert prediction.extrapolating == ()
+
+
+def test_the_interval_is_the_products_for_large_layers_and_the_launches_for_small_ones() -> None:
+    large = ask("forward", hidden=16384, microbatch=8)
+    small = ask("forward", hidden=64, microbatch=1)
+    assert large.log_halfwidth == pytest.approx(MATRIX_LOG_HALFWIDTH, abs=0.05)
+    assert small.log_halfwidth == pytest.approx(LAUNCH_LOG_HALFWIDTH, abs=0.1)
+
+
+def test_every_layer_costs_something_and_backward_costs_more() -> None:
+    for layer in LayerKind:
+        forward, backward = ask("forward", layer), ask("backward", layer)
+        assert 0 < forward.seconds < backward.seconds
+    gpt_layer, llama = ask("forward"), ask("forward", architecture=Architecture.LLAMA)
+    assert llama.seconds > gpt_layer.seconds
+
+
+def test_tensor_parallelism_and_lower_precision_save_time() -> None:
+    assert ask("forward", tp=4).seconds < ask("forward").seconds
+    assert ask("forward", precision=Precision.FLOAT32).seconds > ask("forward").seconds
+
+
+def test_a_precision_that_the_device_lacks_is_refused() -> None:
+    with pytest.raises(InputError, match="testium-1 has no float16 rate"):
+        ask("forward", precision=Precision.FLOAT16)
+
+
+def test_updates_by_memory_traffic() -> None:
+    def update(optimizer: Optimizer, precision: Precision, device: object = DEVICE) -> Prediction:
+        return ON_PAPER.optimizer_update(device, optimizer, 1e9, precision)  # type: ignore[arg-type]
+
+    adam = update(Optimizer.ADAMW, Precision.FLOAT32)
+    # Between a fused kernel (28 bytes per parameter) and the unfused measured ones (126).
+    low, high = 28e9 / 2e12, 126e9 / 2e12
+    assert low < adam.seconds < high
+    half = 2.718281828**adam.log_halfwidth
+    assert adam.seconds / half <= low
+    assert adam.seconds * half >= high
+    assert update(Optimizer.SGD, Precision.FLOAT32).seconds < adam.seconds
+    assert update(Optimizer.ADAMW, Precision.BFLOAT16).seconds > adam.seconds
+    faster = replace(DEVICE, memory_bandwidth_bytes_per_second=4e12)
+    assert update(Optimizer.ADAMW, Precision.FLOAT32, faster).seconds == pytest.approx(
+        adam.seconds / 2
+    )

@@ -1,0 +1,277 @@
+"""Link samples to laws: exact where measured, monotone, honest elsewhere; ring laws by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from predict_samples import LINK, link_sample
+
+from hetplan.cluster.spec import Transport
+from hetplan.errors import InputError
+from hetplan.predict.datasheet import LINK_LOG_HALFWIDTH, ring_shape
+from hetplan.predict.fit import FittedPredictor, fit
+from hetplan.predict.links import CARRY_LOG_PER_DOUBLING, fit_link_laws
+from hetplan.profiling.samples import LinkSample, ProfileSet
+
+REPEATABLE = settings(derandomize=True, deadline=None, max_examples=60)
+SIZES = (4096, 65536, 524288, 2 << 20, 8 << 20, 32 << 20)
+
+
+def fitted(samples: list[LinkSample]) -> FittedPredictor:
+    return fit(ProfileSet(layers=(), links=tuple(samples), provenance=()))
+
+
+def seconds(predictor: FittedPredictor, operation: str, ranks: int, size: float) -> float:
+    return predictor.collective(LINK, operation, ranks, size).seconds
+
+
+def curve(size: float) -> float:
+    """Latency, then 1 GB/s, then a slower protocol for messages above 1 MB."""
+    return 1e-4 + size / 1e9 + max(0.0, size - 1e6) / 2e9
+
+
+@REPEATABLE
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 1 << 30), st.floats(1e-6, 1e2)),
+        min_size=1,
+        max_size=8,
+        unique_by=lambda pair: pair[0],
+    ),
+    st.lists(st.floats(0, 2e9), min_size=2, max_size=6),
+)
+def test_times_never_fall_with_size_and_are_positive(
+    points: list[tuple[int, float]], asked: list[float]
+) -> None:
+    predictor = fitted([link_sample(time, size) for size, time in points])
+    times = [seconds(predictor, "all_reduce", 2, size) for size in sorted(asked)]
+    assert all(time >= 0 for time in times)
+    assert all(right >= left * (1 - 1e-9) for left, right in pairwise(times))
+
+
+def test_measured_sizes_are_met_exactly_and_the_rest_is_linear() -> None:
+    predictor = fitted([link_sample(curve(size), size) for size in SIZES])
+    for size in SIZES:
+        prediction = predictor.collective(LINK, "all_reduce", 2, size)
+        assert prediction.seconds == curve(size)
+        assert prediction.source == "measured"
+        assert prediction.extrapolating == ()
+    middle = (SIZES[3] + SIZES[4]) / 2
+    assert seconds(predictor, "all_reduce", 2, middle) == pytest.approx(curve(middle))
+
+
+def test_times_that_fall_are_averaged_with_their_neighbour() -> None:
+    predictor = fitted([link_sample(4e-3, 1000), link_sample(1e-3, 2000), link_sample(9e-3, 4000)])
+    assert seconds(predictor, "all_reduce", 2, 1000) == pytest.approx(2e-3)
+    assert seconds(predictor, "all_reduce", 2, 2000) == pytest.approx(2e-3)
+    assert seconds(predictor, "all_reduce", 2, 4000) == 9e-3
+
+
+def test_beyond_the_largest_size_the_last_segment_goes_on_and_says_so() -> None:
+    predictor = fitted([link_sample(curve(size), size) for size in SIZES])
+    inside = predictor.collective(LINK, "all_reduce", 2, SIZES[-1])
+    beyond = predictor.collective(LINK, "all_reduce", 2, 4 * SIZES[-1])
+    assert beyond.seconds == pytest.approx(curve(4 * SIZES[-1]))
+    assert beyond.extrapolating == ("all_reduce message 1.34218e+08 > 3.35544e+07 measured",)
+    assert beyond.log_halfwidth > inside.log_halfwidth
+    below = predictor.collective(LINK, "all_reduce", 2, 0)
+    assert below.seconds == pytest.approx(curve(0))
+    assert "<" in below.extrapolating[0]
+
+
+def test_a_ring_is_carried_to_other_group_sizes() -> None:
+    """A truth that is a ring of these steps is met at any group size."""
+    alpha, rate = 20e-6, 5e9
+
+    def ring(ranks: int, size: float) -> float:
+        return 2 * (ranks - 1) * (alpha + size / ranks / rate)
+
+    predictor = fitted([link_sample(ring(4, size), size, ranks=4) for size in SIZES])
+    prediction = predictor.collective(LINK, "all_reduce", 16, 16 << 20)
+    assert prediction.seconds == pytest.approx(ring(16, 16 << 20))
+    assert prediction.extrapolating == ("all_reduce group 16, 4 measured",)
+    same_size = predictor.collective(LINK, "all_reduce", 4, 4 << 20)
+    assert prediction.log_halfwidth == pytest.approx(
+        same_size.log_halfwidth + 2 * CARRY_LOG_PER_DOUBLING
+    )
+
+
+def test_the_nearest_measured_group_is_carried() -> None:
+    samples = [link_sample(1e-3, 1 << 20, ranks=2), link_sample(8e-3, 1 << 20, ranks=8)]
+    predictor = fitted(samples)
+    assert "8 measured" in predictor.collective(LINK, "all_reduce", 16, 1 << 20).extrapolating[0]
+    assert "2 measured" in predictor.collective(LINK, "all_reduce", 3, 1 << 20).extrapolating[0]
+    # 4 lies as far from 2 as from 8.
+    assert "8 measured" in predictor.collective(LINK, "all_reduce", 4, 1 << 20).extrapolating[0]
+
+
+def test_an_operation_not_measured_comes_from_its_relatives() -> None:
+    predictor = fitted([link_sample(curve(size), size) for size in SIZES])
+    half = predictor.collective(LINK, "reduce_scatter", 2, SIZES[2])
+    assert half.seconds == pytest.approx(curve(SIZES[2]) / 2)
+    assert half.extrapolating == ("reduce_scatter not measured: from all_reduce",)
+    assert half.log_halfwidth > LINK_LOG_HALFWIDTH
+    gathers = [link_sample(curve(size), size, operation="all_gather") for size in SIZES]
+    twice = fitted(gathers).collective(LINK, "all_reduce", 2, SIZES[2])
+    assert twice.seconds == pytest.approx(2 * curve(SIZES[2]))
+    sends = [link_sample(curve(size), size, operation="send_recv") for size in SIZES]
+    steps = fitted(sends).collective(LINK, "all_reduce", 4, 1 << 20)
+    assert steps.seconds == pytest.approx(6 * curve((1 << 20) / 4))
+    assert steps.extrapolating == ("all_reduce not measured: 6 sends",)
+
+
+@pytest.mark.parametrize(
+    ("operation", "ranks", "steps", "share"),
+    [
+        ("all_reduce", 2, 2, 0.5),
+        ("all_reduce", 8, 14, 0.125),
+        ("reduce_scatter", 8, 7, 0.125),
+        ("all_gather", 2, 1, 0.5),
+        ("all_to_all", 4, 3, 0.25),
+        ("broadcast", 2, 1, 1.0),
+        ("broadcast", 8, 3, 1.0),
+        ("broadcast", 9, 4, 1.0),
+    ],
+)
+def test_shapes_of_the_algorithms(operation: str, ranks: int, steps: int, share: float) -> None:
+    assert ring_shape(operation, ranks) == (steps, share)
+
+
+def test_links_without_samples_follow_their_figures() -> None:
+    link = replace(LINK, samples=None)
+    predictor = FittedPredictor.datasheet_only()
+    alpha, beta = link.latency_seconds, 1 / link.bandwidth_bytes_per_second
+    size, ranks = 1e8, 8
+    reduce = predictor.collective(link, "all_reduce", ranks, size)
+    assert reduce.seconds == pytest.approx(14 * alpha + 14 / 8 * size * beta)
+    assert (reduce.source, reduce.log_halfwidth) == ("datasheet", LINK_LOG_HALFWIDTH)
+    assert reduce.extrapolating == ()
+    scatter = predictor.collective(link, "reduce_scatter", ranks, size)
+    gather = predictor.collective(link, "all_gather", ranks, size)
+    assert scatter.seconds + gather.seconds == pytest.approx(reduce.seconds)
+    assert predictor.collective(link, "all_reduce", 1, size).seconds == 0
+    law = predictor.send(link, size)
+    assert law.wire_latency_seconds == alpha
+    assert law.rendezvous_latency_seconds == 2 * alpha
+    assert law.seconds_per_byte == beta
+
+
+def test_samples_that_are_not_there_or_of_another_transport_are_said_to_be_missing() -> None:
+    predictor = fitted([link_sample(curve(size), size) for size in SIZES])
+    other = replace(LINK, samples="wan")
+    prediction = predictor.collective(other, "all_reduce", 2, 1e6)
+    assert prediction.source == "datasheet"
+    assert prediction.extrapolating == ("no samples of link wan: datasheet",)
+    staged = replace(LINK, transport=Transport.HOST_STAGED)
+    law = predictor.send(staged, 1e6)
+    assert law.source == "datasheet"
+    assert law.extrapolating == ("no host-staged samples of link rail: datasheet",)
+
+
+def rendezvous_samples(gap: float) -> list[LinkSample]:
+    samples = []
+    for size in SIZES:
+        together = 10.3e-3 + size / 25e6
+        samples.append(link_sample(together, size, operation="send_recv", backend="gloo"))
+        samples.append(
+            link_sample(together - gap, size, operation="send_recv_late", backend="gloo")
+        )
+    return samples
+
+
+def test_sends_know_rendezvous_and_wire() -> None:
+    """Figures of gloo over 200 Mbit/s and a 10.3 ms round trip: 10.3 ms together, 5.6 ms late."""
+    staged = replace(LINK, transport=Transport.HOST_STAGED)
+    predictor = fitted(rendezvous_samples(4.7e-3))
+    for size in (4096, 1e6, 8 << 20):
+        law = predictor.send(staged, size)
+        assert law.source == "measured"
+        assert law.rendezvous_latency_seconds == pytest.approx(10.3e-3)
+        assert law.wire_latency_seconds == pytest.approx(5.6e-3)
+        assert law.seconds_per_byte == pytest.approx(1 / 25e6)
+        assert law.extrapolating == ()
+
+
+def test_noise_of_long_transfers_does_not_hide_the_notice() -> None:
+    samples = rendezvous_samples(4.7e-3)
+    noisy = [
+        replace(sample, median_seconds=sample.median_seconds * 1.04)
+        if sample.operation == "send_recv_late" and sample.message_bytes > 1 << 20
+        else sample
+        for sample in samples
+    ]
+    law = fitted(noisy).send(replace(LINK, transport=Transport.HOST_STAGED), 32 << 20)
+    assert law.wire_latency_seconds == pytest.approx(5.6e-3)
+
+
+@REPEATABLE
+@given(
+    st.lists(st.floats(1e-6, 10), min_size=6, max_size=6),
+    st.lists(st.floats(1e-6, 10), min_size=6, max_size=6),
+    st.floats(1, 1e9),
+)
+def test_a_send_law_meets_the_measured_time_with_no_negative_part(
+    together: list[float], late: list[float], size: float
+) -> None:
+    samples = [
+        link_sample(time, at, operation=operation)
+        for operation, times in (("send_recv", together), ("send_recv_late", late))
+        for at, time in zip(SIZES, times, strict=True)
+    ]
+    predictor = fitted(samples)
+    law = predictor.send(LINK, size)
+    assert 0 <= law.wire_latency_seconds <= law.rendezvous_latency_seconds
+    assert law.seconds_per_byte >= 0
+    table = next(t for t in predictor.laws.links[0].tables if t.operation == "send_recv")
+    for at, time in zip(table.message_bytes, table.seconds, strict=True):
+        exact = predictor.send(LINK, at)
+        total = exact.rendezvous_latency_seconds + at * exact.seconds_per_byte
+        assert total == pytest.approx(time)
+
+
+def test_one_of_the_two_sends_is_enough_and_says_what_is_missing() -> None:
+    both = rendezvous_samples(4.7e-3)
+    staged = replace(LINK, transport=Transport.HOST_STAGED)
+    together = fitted([s for s in both if s.operation == "send_recv"]).send(staged, 1e6)
+    assert together.wire_latency_seconds == pytest.approx(together.rendezvous_latency_seconds / 2)
+    assert together.extrapolating == ("send_recv_late not measured: half",)
+    late = fitted([s for s in both if s.operation == "send_recv_late"]).send(staged, 1e6)
+    assert late.rendezvous_latency_seconds == pytest.approx(2 * 5.6e-3)
+    assert late.extrapolating == ("send_recv not measured: 2 latencies",)
+
+
+def test_left_out_sizes_set_the_interval() -> None:
+    samples = [link_sample(curve(4096 << k), 4096 << k) for k in range(14)]
+    (law,) = fit_link_laws(samples)
+    (table,) = law.tables
+    assert table.validation.left_out == "message"
+    assert table.validation.folds == 12
+    assert 0 < table.log_halfwidth < 0.2
+    (few,) = fit_link_laws(samples[:4])
+    assert few.tables[0].log_halfwidth >= LINK_LOG_HALFWIDTH
+    assert "too few" in few.tables[0].calibration
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"operation": "gossip"}, "operation is 'gossip'"),
+        ({"median_seconds": -1.0}, "median_seconds is -1.0"),
+        ({"message_bytes": 0}, "message_bytes is 0"),
+        ({"group_size": 1}, "group_size is 1"),
+    ],
+)
+def test_unusable_samples_are_named(change: dict[str, object], words: str) -> None:
+    sample = replace(link_sample(1.0, 10), **change)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="link sample 1 of rail") as caught:
+        fit_link_laws([sample])
+    assert words in str(caught.value)
+
+
+def test_an_unknown_collective_is_refused() -> None:
+    with pytest.raises(InputError, match="'send_recv' is no collective"):
+        FittedPredictor.datasheet_only().collective(LINK, "send_recv", 2, 1.0)

@@ -1,0 +1,103 @@
+import os
+import pickle
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from hetplan.errors import InputError
+from hetplan.profiling.backends import CpuBackend
+from hetplan.profiling.measure_links import (
+    LinkLimits,
+    LinkProfiler,
+    group_members,
+    group_sizes,
+    link_cases,
+    link_key,
+    message_sizes,
+)
+from hetplan.profiling.samples import LinkOperation
+
+LIMITS = LinkLimits(warmup=1, min_repeats=3, max_repeats=3, seconds=0.01)
+
+
+def test_sizes_and_groups() -> None:
+    assert message_sizes(100_000) == (4096, 16384, 65536, 100_000)
+    assert message_sizes(4096) == (4096,)
+    assert group_sizes(2) == (2,)
+    assert group_sizes(12) == (2, 3, 4, 6, 8, 12)
+    assert group_sizes(7) == (2, 4, 7)
+    assert group_members(8, 2) == (0, 4)
+    assert group_members(7, 4) == (0, 1, 3, 5)
+    with pytest.raises(InputError, match="4096 or more"):
+        message_sizes(100)
+
+
+def test_cases_are_whole_elements_for_every_rank() -> None:
+    cases = link_cases(3, (4096,))
+    assert all(
+        case.message_bytes % (4 * case.group_size) == 0
+        for case in cases
+        if case.operation not in (LinkOperation.SEND_RECV, LinkOperation.SEND_RECV_LATE)
+    )
+    assert [case.group_size for case in cases if case.operation is LinkOperation.SEND_RECV] == [2]
+    assert {case.operation for case in cases} == set(LinkOperation)
+    with pytest.raises(InputError, match="two ranks"):
+        link_cases(1, (4096,))
+    with pytest.raises(InputError, match="2 to 3"):
+        link_cases(3, (4096,), groups=(4,))
+
+
+def _rank_main(rank: int, world: int, port: int, folder: str) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    profiler = LinkProfiler(CpuBackend(), link="loopback", limits=LIMITS)
+    assert profiler._clock_offset == 0.0
+    cases = link_cases(world, (4096,))
+    samples, progress = [], []
+
+    def keep(sample, finished, total) -> None:
+        samples.append(sample)
+        progress.append((finished, total))
+
+    profiler.run(cases, on_sample=keep)
+    held = {link_key(sample) for sample in samples[:-2]}
+    first = list(samples)
+    samples.clear()
+    profiler.run(cases, measured=held, on_sample=keep)
+    # Ranks of one machine share a clock; as if they did not, the estimate must be near zero.
+    if rank == 0:
+        for other in range(1, world):
+            profiler._answer_pings(other)
+    else:
+        assert abs(profiler._ping()) < 0.05
+    # What the last rank's start means: rank 0 comes late, and that is not the link's time.
+    late = profiler._repeat(lambda: dist.barrier(), profiler._control, 0.1 * (rank == 0), 1)
+    waited = profiler._gathered(late, profiler._control)
+    if rank == 0:
+        with open(f"{folder}/samples", "wb") as file:
+            pickle.dump((first, samples, progress, waited), file)
+    else:
+        assert not first
+    dist.destroy_process_group()
+
+
+def test_a_link_of_three_ranks(tmp_path) -> None:
+    world = 3
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.spawn(_rank_main, args=(world, port, str(tmp_path)), nprocs=world)
+    first, second, progress, waited = pickle.loads((tmp_path / "samples").read_bytes())
+    cases = link_cases(world, (4096,))
+    assert [link_key(sample) for sample in first] == [case.key for case in cases]
+    assert [link_key(sample) for sample in second] == [case.key for case in cases[-2:]]
+    assert progress[: len(cases)] == [(n + 1, len(cases)) for n in range(len(cases))]
+    for sample in first:
+        assert 0 < sample.median_seconds < 1
+        assert sample.p10_seconds <= sample.median_seconds <= sample.p90_seconds
+        assert (sample.link, sample.backend, sample.repeats) == ("loopback", "gloo", 3)
+    assert waited[0] < 0.09

@@ -1,0 +1,173 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from hetplan.cli.profile import profile
+from hetplan.cli.profile_request import ProfileRequest, byte_sizes, integers
+from hetplan.errors import InputError
+from hetplan.profiling.measure_layers import LayerProfiler
+from hetplan.profiling.pacing import Pace, PacedKind, PaceEntry, save_pace
+from hetplan.profiling.store import read_store
+
+app = typer.Typer()
+app.command()(profile)
+SMALL = ("--hidden", "64", "--seq", "16", "--vocab", "32", "--microbatch", "1", "--tp", "1")
+MODEL = """schema: hetplan.model/1
+name: tiny
+architecture: gpt
+num_layers: 2
+hidden_size: 32
+ffn_hidden_size: 64
+num_attention_heads: 4
+num_kv_heads: 4
+head_dim: 8
+vocab_size: 64
+max_sequence_length: 16
+"""
+JOB = """schema: hetplan.job/1
+name: tiny
+global_batch_size: 4
+sequence_length: 16
+precision: float32
+optimizer: sgd
+target: native
+"""
+
+
+def run(*arguments, code: int = 0):
+    result = CliRunner().invoke(app, ["--device", "cpu", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_it_measures_once_and_shows_always(tmp_path) -> None:
+    first = json.loads(run("--store", tmp_path, *SMALL, "--json").stdout)
+    assert first["schema"] == "hetplan.profiles/1"
+    assert len(first["layers"]) == 8
+    second = run("--store", tmp_path, *SMALL, "--json")
+    assert json.loads(second.stdout) == first
+    assert "0 samples measured, 8 in" in second.stderr
+    run("--store", tmp_path, *SMALL, "--again", "--json")
+    assert len(read_store(tmp_path).layers) == 16
+    assert "transformer" in run("--store", tmp_path, *SMALL).stdout
+    listed = run("--store", tmp_path, "--list").stdout
+    assert " 16 " in listed
+    assert json.loads(run("--store", tmp_path, "--list", "--json").stdout)["layers"]
+
+
+def test_a_named_kind_and_threads_are_another_population(tmp_path) -> None:
+    run("--store", tmp_path, *SMALL, "--kind", "tortoise", "--threads", 2)
+    (provenance,) = read_store(tmp_path).provenance
+    assert (provenance.device, provenance.threads) == ("tortoise", 2)
+    assert (tmp_path / "tortoise").is_dir()
+    run("--store", tmp_path, *SMALL, "--kind", "tortoise")
+    assert len(read_store(tmp_path).provenance) == 2
+
+
+def test_an_interrupt_keeps_what_was_measured(tmp_path, monkeypatch) -> None:
+    plain, calls = LayerProfiler.measure_unit, []
+
+    def interrupted(self, unit):
+        calls.append(unit)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return plain(self, unit)
+
+    monkeypatch.setattr(LayerProfiler, "measure_unit", interrupted)
+    result = run("--store", tmp_path, *SMALL, code=130)
+    assert "the same command goes on from there" in result.stderr
+    assert len(read_store(tmp_path).layers) == 4
+    result = run("--store", tmp_path, *SMALL)
+    assert "4 samples measured, 8 in" in result.stderr
+
+
+def test_a_spent_budget_says_what_is_missing(tmp_path) -> None:
+    result = run("--store", tmp_path, *SMALL, "--budget", 1e-6)
+    assert "6 of 8 samples are missing" in result.stderr
+
+
+def test_a_model_and_job_with_a_pace(tmp_path) -> None:
+    (tmp_path / "model.yaml").write_text(MODEL)
+    (tmp_path / "job.yaml").write_text(JOB)
+    kind = PacedKind(
+        device="snail",
+        slow_down=4.0,
+        entries=tuple(
+            PaceEntry(layer="transformer", phase=phase, microbatch_size=2, tp=1, seconds=0.01)
+            for phase in ("forward", "backward")
+        ),
+    )
+    save_pace(Pace(kinds=(kind,)), tmp_path / "pace.json")
+    files = ("--model", tmp_path / "model.yaml", "--job", tmp_path / "job.yaml")
+    result = run("--store", tmp_path / "store", *files, "--pace", tmp_path / "pace.json", "--json")
+    layers = json.loads(result.stdout)["layers"]
+    assert {(row["device"], row["phase"]) for row in layers} == {
+        ("snail", "forward"),
+        ("snail", "backward"),
+    }
+    assert {row["microbatch_size"] for row in layers} == {2}
+    # Half of the time at most is paid back for sleeping too long; unpaced it is a millisecond.
+    assert sum(row["median_seconds"] for row in layers) >= 0.01
+    (provenance,) = read_store(tmp_path / "store").provenance
+    assert "slow-down 4" in provenance.paced
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--threads", 0), "--threads"),
+        (("--budget", -1), "--budget"),
+        (("--job", "job.yaml"), "belong together"),
+        (("--tp", "1,x"), "'x'"),
+        (("--precision", "float8"), "bfloat16"),
+        (("--architecture", "mamba"), "llama"),
+        (("--pace", "no.json"), "no such file"),
+        (("--link", "wire"), "torchrun"),
+    ],
+)
+def test_wrong_options_are_named(tmp_path, arguments, text) -> None:
+    with pytest.raises(InputError, match=text):
+        run("--store", tmp_path, *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_option_values() -> None:
+    assert integers("--tp", "4,1, 2,2") == (1, 2, 4)
+    assert byte_sizes("--sizes", "4KiB,1000,1 MB") == (1000, 4096, 1_000_000)
+    with pytest.raises(InputError, match="--sizes"):
+        byte_sizes("--sizes", "4 parsecs")
+    with pytest.raises(InputError, match="come from the model"):
+        ProfileRequest(model="m", job="j", hidden="64")
+
+
+def test_links_are_measured_under_torchrun(tmp_path) -> None:
+    script = "import typer; from hetplan.cli.profile import profile; typer.run(profile)"
+    (tmp_path / "main.py").write_text(script)
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+        *("--standalone", str(tmp_path / "main.py"), "--device", "cpu"),
+        *("--store", str(tmp_path / "store"), "--link", "loopback", "--sizes", "4KiB", "--json"),
+    ]
+    job = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        stdout, stderr = job.communicate(timeout=60)
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+    assert job.returncode == 0, stderr
+    links = json.loads(stdout)["links"]
+    assert len(links) == 7
+    found = read_store(tmp_path / "store")
+    assert {sample.operation for sample in found.links} == {row["operation"] for row in links}
+    assert found.provenance[0].device == "cpu"
