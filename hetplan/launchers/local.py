@@ -27,7 +27,7 @@ from hetplan.files.writing import write_atomically
 from hetplan.job.spec import Precision
 from hetplan.launchers.machine import free_memory_bytes, this_machine, torch_backend
 from hetplan.launchers.processes import Command, run_all
-from hetplan.launchers.run_folder import RunFolder
+from hetplan.launchers.run_folder import START_SECONDS, RunFolder
 from hetplan.launchers.run_log import SCHEMA, LossCheck, RunLog
 from hetplan.plans.check import check_plan
 from hetplan.runtime.measured import StepRecord, TrainingReport
@@ -261,8 +261,8 @@ def _environment() -> dict[str, str]:
     }
 
 
-# Starting Python and importing torch on busy cores, and time for the ranks to report a timeout.
-_LATE_SECONDS = 20.0
+# The ranks' own limit comes first where they can still raise it: it names what hangs.
+_LATE_SECONDS = 10.0
 
 
 class _Watch:
@@ -279,8 +279,7 @@ class _Watch:
             self._told += 1
             self._since = time.monotonic()
             self._on_step(record)
-        # The ranks' own limit comes first where they can still raise it: it names what hangs.
-        limit = self._training.timeout_seconds + _LATE_SECONDS
+        limit = self._training.timeout_seconds + (_LATE_SECONDS if self._told else START_SECONDS)
         if time.monotonic() - self._since > limit:
             raise LaunchError(
                 f"no step was finished for {limit:.0f} s after {self._told} of "

@@ -9,6 +9,10 @@ from typing import ClassVar
 
 from hetplan.runtime.measured import StepRecord
 
+# Importing torch takes a rank some 2 s of a core, and ranks may share few: 16 ranks on one busy
+# core meet within this time.
+START_SECONDS = 120.0
+
 
 @dataclass(frozen=True)
 class RunFolder:

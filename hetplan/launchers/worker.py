@@ -22,7 +22,7 @@ from hetplan.errors import HetplanError, LaunchError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import write_atomically
-from hetplan.launchers.run_folder import RunFolder
+from hetplan.launchers.run_folder import START_SECONDS, RunFolder
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -67,7 +67,7 @@ def _train(folder: RunFolder, rank: int) -> None:
     training = decode(read_document(folder.training), Training, schema=SCHEMA)
     torch.set_num_threads(1)
     backend = open_backend(training.backend, index=rank if training.backend == "cuda" else 0)
-    timeout = timedelta(seconds=training.timeout_seconds)
+    timeout = timedelta(seconds=START_SECONDS + training.timeout_seconds)
     world_size = len(training.device_kinds)
     dist.init_process_group(
         "gloo",

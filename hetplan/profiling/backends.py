@@ -216,12 +216,17 @@ class CudaBackend:
         return torch.cuda.get_device_name(self._index)
 
     def driver(self) -> str:
-        """CUDA or HIP version torch was built with, and the driver's own where it is told."""
+        """CUDA or HIP version torch was built with, and the driver's own where it is told.
+
+        With them how torch multiplies float32, because TF32 is four times as fast as true float32.
+        """
         hip = getattr(torch.version, "hip", None)
         runtime = f"hip {hip}" if hip else f"cuda {torch.version.cuda}"
         path = Path("/proc/driver/nvidia/version")
         found = re.search(r"\b\d+\.\d+(\.\d+)?\b", path.read_text()) if path.exists() else None
-        return f"{runtime}, driver {found.group(0)}" if found else runtime
+        products = f"float32 products {torch.get_float32_matmul_precision()}"
+        driver = (f"driver {found.group(0)}",) if found else ()
+        return ", ".join((runtime, *driver, products))
 
     def kind(self) -> str:
         """The name as a slug with the vendor first: `NVIDIA H200` -> `nvidia-h200`."""

@@ -53,7 +53,7 @@ class LinkLimits:
     warmup: int = 2
     min_repeats: int = 5
     max_repeats: int = 40
-    seconds: float = 0.15
+    seconds: float = 0.1
     """A case aims to end within this time, once it has its fewest repeats."""
 
 

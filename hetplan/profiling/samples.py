@@ -30,7 +30,7 @@ class LayerSample:
     layer: str
     """A `LayerKind` value."""
     phase: str
-    """A `Phase` value; for `optimizer` it is the optimizer's name after a colon: `optimizer:adamw`."""
+    """A `Phase` value; an optimizer's name follows after a colon, as in `optimizer:adamw`."""
     precision: str
     hidden_size: int
     ffn_hidden_size: int
@@ -57,8 +57,10 @@ class LayerSample:
 
 
 class LinkOperation(StrEnum):
-    """What was measured on a link. `send_recv` has both sides posting together,
-    `send_recv_late` has the receiver posting well before the sender."""
+    """What was measured on a link.
+
+    `send_recv` has both sides posting together, `send_recv_late` the receiver well before.
+    """
 
     SEND_RECV = "send_recv"
     SEND_RECV_LATE = "send_recv_late"

@@ -12,7 +12,7 @@ import math
 import time
 
 from hetplan.search.explore import Best, price
-from hetplan.search.joint import JointModel, horizon_seconds
+from hetplan.search.joint import JointModel
 from hetplan.search.partition import NONE, ChainProgram
 from hetplan.search.pricing import Pricer
 from hetplan.search.sequences import MANY_SEQUENCES, count_sequences, sequences
@@ -29,6 +29,10 @@ _MOST_ROUNDS = 200
 
 _MODEL_EFFORT = 3.0
 """Deterministic time of one solution of the integer model; about as many seconds of one core."""
+
+
+_LONGEST_SECONDS = 1e6
+"""Stands for no limit of wall time in one solution of the integer model."""
 
 
 def close(index: int, space: Space, best: Best, *, seed: int) -> None:
@@ -49,23 +53,18 @@ def close_by_model(index: int, space: Space, best: Best, *, seed: int) -> None:
     least = float("inf")
     for _ in range(_MOST_ROUNDS):
         best.check_time()
-        ceiling = best.target
         answer = model.solve(
-            ceiling if ceiling < float("inf") else horizon_seconds(space),
             deterministic_limit=_MODEL_EFFORT,
-            wall_limit_seconds=min(best.deadline - time.monotonic(), 1e6),
+            wall_limit_seconds=min(best.deadline - time.monotonic(), _LONGEST_SECONDS),
         )
         best.raise_bound(index, min(least, answer.lower_bound_seconds))
-        if not answer.slots:
-            if answer.finished and ceiling == float("inf"):
-                best.raise_bound(index, least)
+        if not answer.slots or answer.lower_bound_seconds >= best.target:
             return
-        chain = chain_of(space, answer.slots)
-        price(index, space, chain, answer.layers, best)
+        price(index, space, chain_of(space, answer.slots), answer.layers, best)
         least = min(least, _close_sequence(index, space, answer.slots, best))
         model.forbid(answer.slots)
-        if min(least, answer.lower_bound_seconds) >= best.target or least < best.target:
-            # Closed; or this sequence stays open, and with it the candidate.
+        if least < best.target:
+            # This sequence stays open, and with it the candidate.
             return
 
 

@@ -85,6 +85,7 @@ def _rank_main(rank: int, world: int, port: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_a_link_of_three_ranks(tmp_path) -> None:
     world = 3
     with socket.socket() as probe:

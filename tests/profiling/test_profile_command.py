@@ -139,6 +139,15 @@ def test_wrong_options_are_named(tmp_path, arguments, text) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_the_command_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, hetplan.cli.profile; "
+        "print({'torch', 'numpy', 'pydantic', 'rich'} & set(sys.modules) - {'rich'})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
 def test_option_values() -> None:
     assert integers("--tp", "4,1, 2,2") == (1, 2, 4)
     assert byte_sizes("--sizes", "4KiB,1000,1 MB") == (1000, 4096, 1_000_000)
@@ -148,6 +157,7 @@ def test_option_values() -> None:
         ProfileRequest(model="m", job="j", hidden="64")
 
 
+@pytest.mark.slow
 def test_links_are_measured_under_torchrun(tmp_path) -> None:
     script = "import typer; from hetplan.cli.profile import profile; typer.run(profile)"
     (tmp_path / "main.py").write_text(script)

@@ -118,18 +118,19 @@ def _case(name: str, model: ModelSpec, layers: tuple[int, ...], **degrees: objec
     return Case(name, model, task, plan_of(model, task, layers, **degrees), steps)
 
 
+ODD_GPT = replace(GPT, vocab_size=61)
 TIED_GPT = replace(GPT, tied_embeddings=True)
 TIED_LLAMA = replace(LLAMA, tied_embeddings=True)
 CASES = (
     _case("one rank", GPT, (4,), microbatch_size=2),
     _case("pp2 uneven", GPT, (3, 1), microbatch_size=2, steps=20),
-    _case("pp3 uneven, llama, recompute", LLAMA, (2, 1, 1), full_recompute=True),
+    _case("pp3 uneven, llama, recompute", LLAMA, (2, 1, 1), full_recompute=True, steps=3),
     _case("pp4, m = pp", LLAMA, (1, 1, 1, 1), microbatch_size=2),
     _case("dp2", LLAMA, (4,), dp=2, microbatch_size=2),
     _case("dp4, sgd", GPT, (4,), dp=4, job=job(optimizer=Optimizer.SGD)),
-    _case("tp2, odd vocabulary", replace(GPT, vocab_size=61), (4,), tp=2, microbatch_size=2),
-    _case("tp4, fewer kv heads", LLAMA, (4,), tp=4, microbatch_size=4),
-    _case("pp2 x tp2, tied", TIED_GPT, (1, 3), tp=2),
+    _case("tp2, odd vocabulary", ODD_GPT, (4,), tp=2, microbatch_size=4, steps=3),
+    _case("tp4, fewer kv heads", LLAMA, (4,), tp=4, microbatch_size=8, steps=3),
+    _case("pp2 x tp2, tied", TIED_GPT, (1, 3), tp=2, microbatch_size=4, steps=3),
     _case("pp2 x dp2, tied, recompute", TIED_LLAMA, (3, 1), dp=2, full_recompute=True),
-    _case("dp2 x tp2, tied", TIED_LLAMA, (4,), dp=2, tp=2, full_recompute=True),
+    _case("dp2 x tp2, tied", TIED_LLAMA, (4,), dp=2, tp=2, microbatch_size=4, steps=3),
 )

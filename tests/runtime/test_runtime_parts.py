@@ -1,0 +1,203 @@
+"""Data, stages and updates of one rank."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from runtime_cases import GPT, LLAMA, TIED_GPT, job, plan_of
+from torch import nn
+
+from hetplan.errors import InputError
+from hetplan.job.spec import Optimizer
+from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.plans.plan import LayerRange
+from hetplan.profiling.pacing import Pace, PacedKind, PaceEntry, Pacer
+from hetplan.runtime.data import SUCCESSORS, MarkovTokens, sample_numbers
+from hetplan.runtime.model_stage import StageModule, StageShape
+from hetplan.runtime.training import Training
+from hetplan.runtime.updating import FlatParameters, make_rule
+
+
+def stage(
+    model: ModelSpec,
+    start: int,
+    stop: int,
+    *,
+    full_recompute: bool = False,
+    pacer: Pacer | None = None,
+) -> StageModule:
+    shape = StageShape(
+        layers=LayerRange(start=start, stop=stop),
+        tp=1,
+        tp_index=0,
+        microbatch_size=2,
+        full_recompute=full_recompute,
+        seed=0,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    return StageModule(model, shape, group=None, pacer=pacer)
+
+
+@pytest.mark.parametrize("dp", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 2])
+def test_data_parallel_ranks_share_the_batch(dp: int, size: int) -> None:
+    ranks = [
+        sample_numbers(3, global_batch_size=8, microbatch_size=size, dp=dp, dp_index=index)
+        for index in range(dp)
+    ]
+    together = np.concatenate([rank.reshape(-1, size) for rank in ranks], axis=1)
+    # Microbatch by microbatch, the ranks' samples are the batch in order.
+    assert together.reshape(-1).tolist() == list(range(24, 32))
+
+
+def test_samples_depend_on_seed_and_number_only() -> None:
+    data = MarkovTokens.of(50, seed=1)
+    many = data.samples(np.arange(5), 12)
+    assert np.array_equal(many[3:4], data.samples(np.array([3]), 12))
+    assert not np.array_equal(many, MarkovTokens.of(50, seed=2).samples(np.arange(5), 12))
+    assert len({tuple(row) for row in many.tolist()}) == 5
+
+
+def test_samples_follow_the_table_as_often_as_they_should() -> None:
+    data = MarkovTokens.of(1000, seed=0)
+    tokens = data.samples(np.arange(40), 200)
+    left, right = tokens[:, :-1].reshape(-1), tokens[:, 1:].reshape(-1)
+    first = np.mean(data.table[left, 0] == right)
+    assert (data.table[left] == right[:, None]).any(axis=1).all()
+    assert first == pytest.approx(SUCCESSORS[0], abs=0.03)
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA], ids=lambda model: model.name)
+def test_recomputation_changes_no_gradient(model: ModelSpec) -> None:
+    tokens = torch.arange(32).view(2, 16)
+    plain, again = stage(model, 0, 6), stage(model, 0, 6, full_recompute=True)
+    for module in (plain, again):
+        module(tokens, tokens).backward()
+    for one, other in zip(plain.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+def test_recomputation_keeps_less() -> None:
+    def kept_bytes(module: StageModule) -> int:
+        kept: dict[int, int] = {}
+        weights = {each.untyped_storage().data_ptr() for each in module.parameters()}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            result = module(torch.zeros((2, 16), dtype=torch.int64))
+            assert result.requires_grad
+        return sum(kept.values())
+
+    assert kept_bytes(stage(GPT, 0, 5, full_recompute=True)) < 0.3 * kept_bytes(stage(GPT, 0, 5))
+
+
+def test_stages_in_a_row_are_the_model() -> None:
+    tokens = torch.arange(32).view(2, 16)
+    whole = stage(GPT, 0, 6)(tokens, tokens)
+    parts = stage(GPT, 3, 6)(stage(GPT, 0, 3)(tokens), tokens)
+    assert torch.equal(whole, parts)
+
+
+def test_a_tied_matrix_is_one_parameter_or_known_to_be_shared() -> None:
+    matrix = GPT.vocab_size * GPT.hidden_size
+    both = sum(each.numel() for each in stage(GPT, 0, 6).parameters())
+    assert sum(each.numel() for each in stage(TIED_GPT, 0, 6).parameters()) == both - matrix
+    assert stage(TIED_GPT, 0, 6).matrix is None
+    first, middle, last = stage(TIED_GPT, 0, 2), stage(TIED_GPT, 2, 4), stage(TIED_GPT, 4, 6)
+    assert middle.matrix is None
+    assert torch.equal(first.matrix, last.matrix)
+    assert stage(GPT, 0, 2).matrix is None
+
+
+def test_the_stage_with_the_head_needs_targets() -> None:
+    with pytest.raises(InputError, match="needs targets"):
+        stage(GPT, 5, 6)(torch.zeros(2, 16, 32))
+
+
+def test_every_layer_is_paced_forward_and_backward() -> None:
+    entries = tuple(
+        PaceEntry(layer=layer, phase=phase, microbatch_size=2, tp=1, seconds=seconds)
+        for layer in LayerKind
+        for phase, seconds in (("forward", 0.004), ("backward", 0.008))
+    )
+    slept: list[float] = []
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    kind = PacedKind(device="slow", slow_down=1.0, entries=entries)
+    # A clock that only sleeping moves: the layers' real time is nothing.
+    pacer = Pacer(kind, clock=lambda: now[0], sleep=sleep)
+    tokens = torch.arange(32).view(2, 16)
+    stage(TIED_GPT, 0, 6, pacer=pacer)(tokens, tokens).backward()
+    assert (pacer.passes, pacer.overruns) == (12, 0)
+    assert now[0] == pytest.approx(6 * 0.012)
+    now[0] = 0.0
+    stage(GPT, 0, 6, pacer=pacer, full_recompute=True)(tokens, tokens).backward()
+    # Four transformer layers run their forward pass twice.
+    assert now[0] == pytest.approx(6 * 0.012 + 4 * 0.004)
+
+
+@pytest.mark.parametrize("optimizer", Optimizer)
+def test_flat_parameters_update_as_single_ones_do(optimizer: Optimizer) -> None:
+    def module() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+    single, flat = module(), module()
+    rule, parameters = make_rule(optimizer, single.parameters()), FlatParameters(flat, optimizer)
+    for step in range(3):
+        x = torch.full((4, 5), 0.1 * step + 0.3)
+        parameters.clear()
+        rule.zero_grad()
+        for each in (single, flat):
+            each(x).square().sum().backward()
+            each(-x).square().sum().backward()
+        rule.step()
+        parameters.update()
+    for one, other in zip(single.parameters(), flat.parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=1e-6, atol=1e-8)
+        assert other.grad.data_ptr() in range(
+            parameters.gradients.data_ptr(),
+            parameters.gradients.data_ptr() + parameters.gradients.nbytes,
+        )
+
+
+def test_bfloat16_weights_are_updated_in_float32() -> None:
+    """Steps far below bfloat16's resolution must add up."""
+    module = nn.Linear(4, 4, bias=False).to(torch.bfloat16)
+    nn.init.ones_(module.weight)
+    parameters = FlatParameters(module, Optimizer.SGD)
+    for _ in range(100):
+        parameters.clear()
+        # SGD_RATE 0.1 * 0.002 = 2e-4 a step; bfloat16 near 1 has steps of 4e-3 to 8e-3.
+        parameters.gradients.fill_(0.002)
+        parameters.update()
+    assert module.weight.float().mean().item() == pytest.approx(1 - 100 * 2e-4, abs=4e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"steps": 2, "warmup_steps": 2}, "at least one step"), ({"timeout_seconds": 0.0}, "timeout")],
+)
+def test_a_run_measures_something(changes: dict[str, object], words: str) -> None:
+    settings = {"steps": 3, "warmup_steps": 1, "timeout_seconds": 1.0, **changes}
+    with pytest.raises(InputError, match=words):
+        Training(
+            model=GPT,
+            job=job(),
+            plan=plan_of(GPT, job(), (4,)),
+            device_kinds=("cpu",),
+            backend="cpu",
+            pace=Pace(kinds=()),
+            **settings,
+        )
