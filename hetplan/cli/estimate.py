@@ -18,14 +18,12 @@ from hetplan.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from hetplan.cluster.spec import Cluster
     from hetplan.cost.estimate_values import Estimate
-    from hetplan.job.spec import Job
     from hetplan.model.spec import ModelSpec
     from hetplan.plans.plan import Plan
+    from hetplan.search.result import Inputs
 
 ESTIMATE_SCHEMA = "hetplan.estimate/1"
-_WIDTH_WITHOUT_TERMINAL = 160
 
 
 def estimate(
@@ -63,6 +61,9 @@ def estimate(
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Recompute all transformer layers.")
     ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Plan file to write, for `hetplan launch`.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Price a layout or a plan without a search.
@@ -81,7 +82,8 @@ def estimate(
             raise InputError(
                 f"{plan} holds its own model, cluster, job and layout; leave those options out"
             )
-        inputs, chosen = _read_plan(plan)
+        asked, chosen = _read_plan(plan)
+        inputs = (asked.model, asked.cluster, asked.job)
     elif model is None or cluster is None or job is None:
         raise InputError("give a plan file, or all of --model, --cluster and --job")
     else:
@@ -98,14 +100,40 @@ def estimate(
             recompute=recompute,
         )
         chosen = plan_of(options, *inputs)
-    found = price(chosen, *inputs, read_predictor(predictor, store)[0])
+    predict, digest = read_predictor(predictor, store)
+    found = price(chosen, *inputs, predict)
+    if out is not None:
+        _write(out, asked, digest, chosen, found)
     _show(inputs[0], chosen, found, as_json=as_json)
     unfit = misfits(found)
     if unfit:
         raise InfeasibleError(unfit)
 
 
-def _read_plan(path: Path) -> tuple[tuple[ModelSpec, Cluster, Job], Plan]:
+def _write(out: Path, inputs: Inputs, digest: str, plan: Plan, estimate: Estimate) -> None:
+    """The layout as a plan file without a certificate: it was given, not searched."""
+    from dataclasses import replace
+
+    from hetplan.search.files import SCHEMA, save_result
+    from hetplan.search.result import SearchResult
+    from hetplan.version import __version__
+
+    files = tuple(entry for entry in inputs.sha256 if entry[0] != "predictor")
+    save_result(
+        SearchResult(
+            schema=SCHEMA,
+            hetplan_version=__version__,
+            seed=inputs.job.seed,
+            inputs=replace(inputs, sha256=(*files, ("predictor", digest))),
+            plan=plan,
+            estimate=estimate,
+            certificate=None,
+        ),
+        out,
+    )
+
+
+def _read_plan(path: Path) -> tuple[Inputs, Plan]:
     """Inputs and plan of a plan file; an InputError where the plan breaks a rule."""
     from dataclasses import replace
 
@@ -114,13 +142,12 @@ def _read_plan(path: Path) -> tuple[tuple[ModelSpec, Cluster, Job], Plan]:
     from hetplan.search.files import load_result
 
     result = load_result(path)
-    inputs = (result.inputs.model, result.inputs.cluster, result.inputs.job)
-    faults = check_plan(result.plan, *inputs)
+    faults = check_plan(result.plan, result.inputs.model, result.inputs.cluster, result.inputs.job)
     if faults:
         raise InputError(
             *(replace(fault, file=str(path), field=f"plan.{fault.field}") for fault in faults)
         )
-    return inputs, result.plan
+    return result.inputs, result.plan
 
 
 def _show(model: ModelSpec, plan: Plan, estimate: Estimate, *, as_json: bool) -> None:
@@ -129,14 +156,9 @@ def _show(model: ModelSpec, plan: Plan, estimate: Estimate, *, as_json: bool) ->
     if as_json:
         emit(encode(estimate, schema=ESTIMATE_SCHEMA))
         return
-    import sys
-
-    from rich.console import Console
-
     from hetplan.reports.plans import estimate_lines, stage_table
+    from hetplan.reports.terminal import print_table
 
-    # Into a file or a pipe the table keeps its rows whole; a terminal has its own width.
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
-    console.print(stage_table(model, plan, estimate))
+    print_table(stage_table(model, plan, estimate))
     for line in estimate_lines(estimate):
         emit(line)

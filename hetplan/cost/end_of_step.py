@@ -1,7 +1,7 @@
 """What a stage does after its last backward pass: reduce its gradients, update its weights.
 
-Gradients are reduced in float32 over the stage's data-parallel ranks, all at once and after the
-last backward pass (nothing is hidden behind it): one all_reduce of all gradients of a rank, or,
+Gradients are reduced as they are kept over the stage's data-parallel ranks, all at once and after
+the last backward pass (nothing is hidden behind it): one all_reduce of all gradients of a rank, or,
 where the target shares the optimizer state, a reduce_scatter of the gradients and an all_gather
 of the updated parameters. Gradient norm and clipping are not priced.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hetplan.cluster.spec import Cluster, DeviceKind, Island, Link
-from hetplan.cost.memory import GRADIENT_BYTES, StageMemory
+from hetplan.cost.memory import StageMemory, gradient_bytes_per_parameter
 from hetplan.cost.terms import Term, link_cause, seconds_of
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
@@ -52,7 +52,7 @@ class EndOfStep:
         if self.dp == 1:
             return ()
         count = self.parameters(transformer_layers, embedding, head)
-        gradients = count * GRADIENT_BYTES
+        gradients = count * self.memory.gradient_bytes
         if self.optimizer_shards == 1:
             return (self._collective(LinkOperation.ALL_REDUCE, gradients),)
         return (
@@ -121,7 +121,10 @@ def tied_embedding_terms(
             cause=link_cause(link),
             count=1,
             prediction=predictor.collective(
-                link, LinkOperation.ALL_REDUCE.value, 2, float(matrix * GRADIENT_BYTES)
+                link,
+                LinkOperation.ALL_REDUCE.value,
+                2,
+                float(matrix * gradient_bytes_per_parameter(job)),
             ),
         ),
     )

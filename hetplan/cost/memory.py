@@ -1,24 +1,26 @@
 """How much memory one device of a stage needs, and how many layers fit.
 
-State, bytes per parameter (Rajbhandari et al., arXiv 1910.02054; Megatron-LM's
-theoretical_memory_usage.py counts 18, and 6 + 12 / d with its distributed optimizer):
+State, bytes per parameter, by trainer and precision (Rajbhandari et al., arXiv 1910.02054;
+Megatron-LM's theoretical_memory_usage.py counts 18, and 6 + 12 / d with its distributed optimizer;
+native: hetplan.runtime.updating):
 
-    precision        parameters  gradients  AdamW            SGD
-    float32          4           4          8 (m, v)         0
-    16 bit           2           4          12 (master, m, v)  4 (master)
+                     parameters  gradients  AdamW              SGD
+    float32          4           4          8 (m, v)           0
+    16 bit, Megatron 2           4          12 (master, m, v)  4 (master)
+    16 bit, native   2           2          16 and 8: 4 more for a float32 copy of the gradients
 
-Gradients are summed in float32; optimizer state is divided by the ranks that share it.
+Optimizer state is divided by the ranks that share it.
 Activations: `hetplan.model.work.activation_elements` per microbatch in flight (Korthikanti et al.,
 arXiv 2205.05198, with fused attention), at the stage's position min(warm-up depth, m) of them,
 and one boundary tensor each for the output that a stage keeps until its backward pass.
 Native trainer besides: torch.distributed.pipelining.PipelineStage (torch 2.13) allocates one
-receive buffer per microbatch of the step for activations and one for gradients, and the data
-parallel reduction copies all gradients into one flat buffer.
+receive buffer per microbatch of the step for activations and one for gradients.
 
 Temporary: the backward pass of the stage's largest layer (gradients of what it kept, what it
 recomputes, the gradient of its largest matrix before that is added up) and one message each way;
-or the flat buffer, where that is more than the activations it replaces. The allocator's waste and
-the communication library are the job's `memory_reserve_fraction`.
+or what the update allocates, where that is more than the activations it replaces (torch's AdamW,
+for one tensor: a root and a quotient of its size in float32). The allocator's waste and the
+communication library are the job's `memory_reserve_fraction`.
 """
 
 from __future__ import annotations
@@ -34,8 +36,6 @@ from hetplan.model.work import activation_elements
 from hetplan.plans.build import Degrees
 from hetplan.plans.targets import target
 
-GRADIENT_BYTES = 4
-"""Of one parameter's gradient, kept and reduced in float32."""
 _FLOAT32_BYTES = 4
 
 
@@ -66,11 +66,21 @@ class PerKind:
         return max(present)
 
 
-def optimizer_bytes_per_parameter(optimizer: Optimizer, precision: Precision) -> int:
+def gradient_bytes_per_parameter(job: Job) -> int:
+    """One parameter's gradient as it is kept and reduced."""
+    return job.precision.bytes_per_element if _is_native(job) else _FLOAT32_BYTES
+
+
+def optimizer_bytes_per_parameter(job: Job) -> int:
     """Optimizer state of one parameter, not shared among ranks."""
-    moments = 2 * _FLOAT32_BYTES if optimizer is Optimizer.ADAMW else 0
-    master = 0 if precision is Precision.FLOAT32 else _FLOAT32_BYTES
-    return moments + master
+    moments = 2 * _FLOAT32_BYTES if job.optimizer is Optimizer.ADAMW else 0
+    if job.precision is Precision.FLOAT32:
+        return moments
+    return moments + _FLOAT32_BYTES * (2 if _is_native(job) else 1)
+
+
+def _is_native(job: Job) -> bool:
+    return target(job.target).name == "native"
 
 
 def stage_parameters(model: ModelSpec, tp: int) -> PerKind:
@@ -104,8 +114,8 @@ class StageMemory:
     """Activations between two stages, one microbatch."""
     receive_buffers: int
     """Preallocated per neighbour that the stage receives from; 0: none beside the activations."""
-    flat_gradients: bool
-    """Whether a second copy of all gradients exists during their reduction."""
+    update_bytes: float
+    """Per parameter, allocated during the update, when no activations are left."""
     available_bytes: float
 
     def use(
@@ -128,13 +138,12 @@ class StageMemory:
             + neighbours * self.receive_buffers * self.message_bytes
         )
         working = self.working_bytes.largest(embedding, head) + neighbours * self.message_bytes
-        flat = count * self.gradient_bytes if self.flat_gradients else 0.0
         return MemoryUse(
             parameter_bytes=count * self.parameter_bytes,
             gradient_bytes=count * self.gradient_bytes,
             optimizer_bytes=count * self.optimizer_bytes,
             activation_bytes=activations,
-            temporary_bytes=max(working, flat - activations),
+            temporary_bytes=max(working, count * self.update_bytes - activations),
             available_bytes=self.available_bytes,
         )
 
@@ -165,7 +174,7 @@ def stage_memory(
     optimizer_shards: int,
 ) -> StageMemory:
     """Memory of stages on this island; `model` has the padded vocabulary that is trained."""
-    native = target(job.target).name == "native"
+    native = _is_native(job)
     size = job.precision.bytes_per_element
     sequence = job.sequence_length
     num_microbatches = max(1, job.global_batch_size // (degrees.microbatch_size * degrees.dp))
@@ -188,9 +197,8 @@ def stage_memory(
         parameters=stage_parameters(model, degrees.tp),
         shared_parameters=vocabulary if model.tied_embeddings else 0.0,
         parameter_bytes=size,
-        gradient_bytes=GRADIENT_BYTES,
-        optimizer_bytes=optimizer_bytes_per_parameter(job.optimizer, job.precision)
-        / optimizer_shards,
+        gradient_bytes=gradient_bytes_per_parameter(job),
+        optimizer_bytes=optimizer_bytes_per_parameter(job) / optimizer_shards,
         activation_bytes=PerKind(
             transformer=kept(LayerKind.TRANSFORMER, degrees.full_recompute),
             embedding=kept(LayerKind.EMBEDDING, False),
@@ -204,7 +212,7 @@ def stage_memory(
         ),
         message_bytes=message_bytes(model, job, degrees),
         receive_buffers=num_microbatches if native else 0,
-        flat_gradients=native and degrees.dp > 1,
+        update_bytes=2 * _FLOAT32_BYTES if native and job.optimizer is Optimizer.ADAMW else 0,
         available_bytes=island.memory_bytes * (1 - job.memory_reserve_fraction),
     )
 

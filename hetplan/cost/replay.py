@@ -23,6 +23,12 @@ with torch 2.13 over a 200 Mbit/s link (reno, tcp_wmem 4 MiB): 0.5 ms of a 6 ms 
 less the time of 3 to 4 MB on the wire; messages below that size cost their sender up to one
 send_* too much where it has to wait. Device-direct transports wait until the data has left.
 
+A fused pair moves both ways at once. With gloo that takes posting the receive before the send:
+its notice that a receive is posted travels behind the data already queued on the same connection,
+so where the send is posted first (torch's order) the later stage's data goes first and the other's
+after it. Measured (as above, 2 stages, 8 microbatches): against this replay, torch's order takes 4
+to 53 % longer, growing with the transfers' share; with receives posted first it is within 3 %.
+
 Not modelled: one physical link shared by several boundaries, and interleaved schedules.
 """
 

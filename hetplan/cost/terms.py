@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hetplan.cluster.spec import Link
 from hetplan.predict.predictor import Prediction, SendLaw
+from hetplan.units import format_bandwidth, format_seconds
 
 # Two-sided 90 % interval of a normal variable: mean -+ 1.645 standard deviations.
 NORMAL_90 = 1.6448536269514722
@@ -56,8 +57,8 @@ def link_cause(link: Link) -> str:
     if link.samples is not None:
         return f"link {link.samples}"
     return (
-        f"{link.transport.value} link of {link.bandwidth_bytes_per_second / 1e9:g} GB/s, "
-        f"{link.latency_seconds * 1e6:g} us"
+        f"{link.transport.value} link of {format_bandwidth(link.bandwidth_bytes_per_second)}, "
+        f"{format_seconds(link.latency_seconds)}"
     )
 
 

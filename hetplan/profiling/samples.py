@@ -22,7 +22,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSample:
-    """Measured time of one phase of one layer on one tensor-parallel rank, without communication."""
+    """Measured time of one phase of one layer on one tensor-parallel rank, communication apart."""
 
     device: str
     """Device kind."""

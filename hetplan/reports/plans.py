@@ -82,7 +82,7 @@ def certificate_line(certificate: Certificate, step_seconds: float) -> str:
     if certificate.status == "optimal":
         verdict = "proven within the gap that was asked for"
     else:
-        verdict = "the search stopped at its limit before the gap that was asked for"
+        verdict = f"search ended by {certificate.status} before the gap that was asked for"
     return (
         f"no plan of the space is faster than {format_seconds(certificate.lower_bound_seconds)}; "
         f"this one takes {format_seconds(step_seconds)}, gap {certificate.gap:.2%} ({verdict}; "
@@ -110,5 +110,8 @@ def homogeneous_lines(figure: HomogeneousSum) -> Iterator[str]:
 def result_lines(result: SearchResult) -> Iterator[str]:
     """Everything about a search result below its stage table."""
     yield from estimate_lines(result.estimate)
+    if result.certificate is None:
+        yield "no certificate: the layout was given, not searched"
+        return
     yield certificate_line(result.certificate, result.estimate.step_seconds)
     yield f"searched: {result.certificate.space}"

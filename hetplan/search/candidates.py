@@ -89,8 +89,7 @@ def _bare(tp: int, dp: int) -> Degrees:
 
 
 def allowed_cluster(cluster: Cluster, job: Job) -> Cluster:
-    """The cluster with every node out that the job forbids; device numbers stay.
-    """
+    """The cluster with every node out that the job forbids; device numbers stay."""
     return replace(
         cluster,
         islands=tuple(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 
-from hetplan.search.explore import Best, price
+from hetplan.search.explore import Best, price, rough
 from hetplan.search.joint import JointModel
 from hetplan.search.partition import NONE, ChainProgram
 from hetplan.search.pricing import Pricer
@@ -27,9 +27,12 @@ _MOST_OPERATIONS = 2_000_000_000
 _MOST_ROUNDS = 200
 """Sequences taken from the integer model of one candidate."""
 
-_MODEL_EFFORT = 3.0
-"""Deterministic time of one solution of the integer model; about as many seconds of one core."""
+_MODEL_EFFORT = 0.5
+"""Deterministic time of one solution of the integer model; up to 10 s of one core (measured)."""
 
+
+_TICK = 1e-4
+"""Part of a step in which the integer model counts; its bound is up to two of them too low."""
 
 _LONGEST_SECONDS = 1e6
 """Stands for no limit of wall time in one solution of the integer model."""
@@ -49,7 +52,12 @@ def close(index: int, space: Space, best: Best, *, seed: int) -> None:
 
 def close_by_model(index: int, space: Space, best: Best, *, seed: int) -> None:
     """The same with sequences from the integer model, least bound first."""
-    model = JointModel(space, seed=seed)
+    known_step = rough(space).estimate_seconds
+    model = JointModel(
+        space,
+        seed=seed,
+        tick_seconds=_TICK * (best.seconds if best.seconds < float("inf") else known_step),
+    )
     least = float("inf")
     for _ in range(_MOST_ROUNDS):
         best.check_time()
@@ -63,8 +71,9 @@ def close_by_model(index: int, space: Space, best: Best, *, seed: int) -> None:
         price(index, space, chain_of(space, answer.slots), answer.layers, best)
         least = min(least, _close_sequence(index, space, answer.slots, best))
         model.forbid(answer.slots)
-        if least < best.target:
-            # This sequence stays open, and with it the candidate.
+        if least < best.target or not answer.finished:
+            # This sequence stays open, and with it the candidate; or the next answer of a model
+            # that could not be solved would be no better.
             return
 
 

@@ -33,7 +33,7 @@ _GALLOP = 1.02
 """Factor between the values of X tried upward until the first plan appears."""
 
 _MOST_ISLANDS = 7
-"""The program over orders keeps I * 2**(I - 1) * I tables; above this CP-SAT takes the candidate."""
+"""The program over orders keeps I * 2**(I - 1) * I tables; CP-SAT takes what has more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Progress:
         return max(0.0, 1.0 - self.lower_bound_seconds / self.best_seconds)
 
 
-class OutOfTime(Exception):
+class OutOfTimeError(Exception):
     """The time limit was reached; what was found so far stands."""
 
 
@@ -87,7 +87,9 @@ class Best:
         """No plan of any candidate has a shorter step."""
         return min(self.seconds, *self.bounds)
 
-    def offer(self, candidate: int, slots: Sequence[int], layers: Sequence[int], step: float) -> None:
+    def offer(
+        self, candidate: int, slots: Sequence[int], layers: Sequence[int], step: float
+    ) -> None:
         """Keep the plan if it is faster than the best so far."""
         if step < self.seconds * (1.0 - RESOLUTION):
             self.seconds = step
@@ -104,9 +106,9 @@ class Best:
         return self.bounds[candidate] < self.target
 
     def check_time(self) -> None:
-        """Raise OutOfTime past the deadline."""
+        """Raise OutOfTimeError past the deadline."""
         if time.monotonic() > self.deadline:
-            raise OutOfTime
+            raise OutOfTimeError
 
     def report(self) -> None:
         """Tell the caller where the search stands."""

@@ -87,8 +87,6 @@ def _alone(
     try:
         found = search(model, part, own_job, predictor, progress=progress)
         tokens = found.estimate.tokens_per_second
-        if found.certificate.gap > _LARGEST_GAP:
-            reason = f"its plan is proved to {found.certificate.gap:.1%} only"
     except (InfeasibleError, LimitError) as error:
         reason = str(error).splitlines()[0]
     devices = sum(len(island.usable_nodes) * island.devices_per_node for island in islands)

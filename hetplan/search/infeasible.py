@@ -24,15 +24,12 @@ from hetplan.search.candidates import (
 from hetplan.search.explore import few_islands, rough
 from hetplan.search.orders import OrderProgram
 from hetplan.search.partition import NONE
-from hetplan.search.space import FIRST, LAST
-from hetplan.search.spaces import SpaceMaker
+from hetplan.search.spaces import SpaceMaker, ends
 
 _GIB = 2.0**30
 
 
-def reasons(
-    model: ModelSpec, cluster: Cluster, job: Job, predictor: Predictor
-) -> tuple[str, ...]:
+def reasons(model: ModelSpec, cluster: Cluster, job: Job, predictor: Predictor) -> tuple[str, ...]:
     """What cannot hold together, then what would help; at least one line."""
     allowed = allowed_cluster(cluster, job)
     candidates = enumerate_candidates(model, allowed, job)
@@ -118,8 +115,8 @@ def _nothing_divides(model: ModelSpec, cluster: Cluster, job: Job) -> Iterator[s
     yield (
         f"devices: no stages of tp x dp devices fill the nodes"
         f"{f' for pp {pin.pp}' if pin.pp else ''}: tp "
-        f"{pin.tp or '/'.join(map(str, degrees)) or 'none'}, dp {pin.dp or 'a divisor of the batch'}"
-        f" of {batch}; tp x dp must divide a node or be whole nodes; usable: {rooms}"
+        f"{pin.tp or '/'.join(map(str, degrees)) or 'none'}, dp {pin.dp or 'a divisor'}"
+        f" of the batch of {batch}; tp x dp must divide a node or be whole nodes; usable: {rooms}"
     )
 
 
@@ -149,7 +146,7 @@ def _memory(
     for island, stages in zip(candidate.islands, candidate.max_stages, strict=True):
         cost = maker.costs(island, degrees)
         use = cost.memory(1, False, False, 1)
-        most = max(cost.max_transformer_layers(bool(r & FIRST), bool(r & LAST), 1) for r in range(4))
+        most = max(cost.max_transformer_layers(*ends(role), 1) for role in range(4))
         lines.append(
             f"memory: one transformer layer of {model.name} needs {_gib(_states(use))} of states "
             f"and {_gib(use.activation_bytes + use.temporary_bytes)} of activations and buffers "

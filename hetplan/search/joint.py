@@ -4,10 +4,13 @@ Slots are counted from the back (w = 0 is the last stage), so that the microbatc
 W = min(w + 1, m), and with them memory and every bound of `hetplan.search.partition`, are
 constants of the slot and the model is linear:
 
-    minimise Sigma + after_0 + X,  X >= (m - W) F + (m - 1) B,  X >= (m - 1) F + (m - W) B,
-                                   X >= (m - 1 - k W) (F + B) + k (D + B' + F), w in use
+    minimise T,  T >= Sigma + after_0 + X,
+    X >= (m - W) F + (m - 1) B,  X >= (m - 1) F + (m - W) B,
+    X >= (m - 1 - k W) (F + B) + k (D + B' + F), w in use
 
-Every time enters with a coefficient that is not negative, so times are rounded down to whole
+X is not a variable (T is above Sigma + after_0 + each right side), and T and after_0 count ticks
+of some thousand to a step: CP-SAT creeps along a domain of 1e10 nanoseconds value by value. Every
+time enters with a coefficient that is not negative, so times are rounded down to whole
 nanoseconds and the model's best bound stays a bound on the step. Solved by OR-Tools CP-SAT with
 one worker, a seed and a deterministic time limit, so that the answer can be repeated.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from ortools.sat.python import cp_model
@@ -30,6 +34,9 @@ _LARGEST = 2**60
 
 _MOST_SEGMENTS = 8
 """Lines that bound the time after the pipeline from below; any number of them is valid."""
+
+_MOST_TICKS = 2**30
+"""Of the horizon, so that ticks times nanoseconds stay far from overflow."""
 
 _ENOUGH = 1e-3
 """Relative distance of solution and bound at which one solution of the model may stop."""
@@ -76,11 +83,13 @@ class JointAnswer:
 class JointModel:
     """The integer model of one candidate; sequences of slots can be taken out of it."""
 
-    def __init__(self, space: Space, *, seed: int) -> None:
+    def __init__(self, space: Space, *, seed: int, tick_seconds: float) -> None:
         self._space = space
         self._seed = seed
-        # Far above the horizon the solver would creep along the domains one unit at a time.
-        self._horizon = whole_nanoseconds(horizon_seconds(space), 4) + 1
+        horizon = whole_nanoseconds(horizon_seconds(space), 4) + 1
+        wanted = whole_nanoseconds(min(tick_seconds, horizon_seconds(space)))
+        self._tick = max(1, wanted, horizon // _MOST_TICKS)
+        self._ticks = 2 * (horizon // self._tick + 1)
         self._slots = space.most_slots
         self._model = cp_model.CpModel()
         self._choose_slots()
@@ -96,33 +105,25 @@ class JointModel:
 
     def solve(self, *, deterministic_limit: float, wall_limit_seconds: float) -> JointAnswer:
         """Least bound of the slots still allowed."""
-        model = self._model.clone()
-        objective = self._sigma + self._longest + self._after
-        model.minimize(objective)
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = self._seed % 2**31
-        # Without the linear relaxation: with it, coefficients of 1e10 made models of four slots
-        # take minutes that take 0.02 s without (measured with ortools 9.15).
-        solver.parameters.linearization_level = 0
         # The sequence of slots is what is asked; nothing is gained by its last nanoseconds.
         solver.parameters.relative_gap_limit = _ENOUGH
         solver.parameters.max_deterministic_time = deterministic_limit
         solver.parameters.max_time_in_seconds = max(wall_limit_seconds, 0.01)
-        status = solver.solve(model)
+        status = solver.solve(self._model)
         if status == cp_model.INFEASIBLE:
-            return JointAnswer(
-                lower_bound_seconds=float("inf"), slots=(), layers=(), finished=True
-            )
+            return JointAnswer(lower_bound_seconds=float("inf"), slots=(), layers=(), finished=True)
+        # T ticks hold the step's bound, T - 1 do not; a float holds these numbers exactly.
+        bound = max(solver.best_objective_bound - 1, 0.0) * self._tick * NANOSECOND
         if status == cp_model.UNKNOWN:
-            bound = max(solver.best_objective_bound, 0.0) * NANOSECOND
             return JointAnswer(lower_bound_seconds=bound, slots=(), layers=(), finished=False)
         if status == cp_model.MODEL_INVALID:
-            raise HetplanError(f"the integer model is not valid: {model.validate()}")
+            raise HetplanError(f"the integer model is not valid: {self._model.validate()}")
         slots, layers = self._read(solver)
         return JointAnswer(
-            # One nanosecond covers the rounding of the bound to a float.
-            lower_bound_seconds=(solver.best_objective_bound - 1) * NANOSECOND,
+            lower_bound_seconds=bound,
             slots=slots,
             layers=layers,
             finished=status == cp_model.OPTIMAL,
@@ -241,39 +242,44 @@ class JointModel:
         return total
 
     def _count_times(self) -> None:
-        """Sigma, X and the time after the pipeline."""
+        """T is at least Sigma, the time after the pipeline and each lower bound of X."""
         model, m = self._model, self._space.num_microbatches
-        self._longest = model.new_int_var(0, self._horizon, "X")
-        self._sigma: Any = 0
+        step = model.new_int_var(0, self._ticks, "T")
+        bounds: list[tuple[Any, int]] = []
+        sigma: Any = 0
         for w in range(self._slots):
             flight = self._space.in_flight(w + 1)
             forward, backward = self._pass(w, True, True), self._pass(w, False, True)
             wire_forward, wire_backward = self._pass(w, True, False), self._pass(w, False, False)
-            model.add(self._longest >= (m - flight) * forward + (m - 1) * backward)
-            model.add(self._longest >= (m - 1) * forward + (m - flight) * backward)
+            bounds.append(((m - flight) * forward + (m - 1) * backward, -1))
+            bounds.append(((m - 1) * forward + (m - flight) * backward, -1))
             for k in sorted({1, (m - 1) // flight}):
                 if k >= 1 and m > flight:
-                    model.add(
-                        self._longest
-                        >= (m - 1 - k * flight) * (forward + backward)
-                        + k * (self._sigma + wire_backward + forward)
-                    ).only_enforce_if(self._used[w])
-            self._sigma = self._sigma + wire_forward + wire_backward
-        self._count_after()
+                    turns = k * (sigma + wire_backward + forward)
+                    bounds.append(((m - 1 - k * flight) * (forward + backward) + turns, w))
+            sigma = sigma + wire_forward + wire_backward
+        after = self._count_after()
+        for bound, only_if_used in bounds:
+            held = model.add(self._tick * (step - after) >= sigma + bound)
+            if only_if_used >= 0:
+                held.only_enforce_if(self._used[only_if_used])
+        model.minimize(step)
 
-    def _count_after(self) -> None:
+    def _count_after(self) -> Any:
+        """Whole ticks of the first stage's time after the pipeline, rounded down."""
         space = self._space
-        self._after = self._model.new_int_var(0, self._horizon, "after")
+        after = self._model.new_int_var(0, self._ticks, "after")
         for w in range(self._slots):
             flight = space.in_flight(w + 1)
             role = FIRST if w else BOTH
             for i in range(len(space.islands)):
                 most = int(space.most_layers[role, i, flight])
                 for slope, start in lines_below(space.after[role, i, : most + 1]):
-                    self._model.add(
-                        self._after
-                        >= whole_nanoseconds(slope) * self._layers[w][i] + whole_nanoseconds(start)
-                    ).only_enforce_if(self._first[w][i])
+                    line = whole_nanoseconds(slope) * self._layers[w][i] + whole_nanoseconds(start)
+                    self._model.add(self._tick * (after + 1) >= line).only_enforce_if(
+                        self._first[w][i]
+                    )
+        return after
 
 
 def lines_below(values: Floats) -> list[tuple[float, float]]:
@@ -285,10 +291,12 @@ def lines_below(values: Floats) -> list[tuple[float, float]]:
         ) * (hull[-1] - hull[-2]):
             hull.pop()
         hull.append(n)
+    if not hull:
+        return []
     if len(hull) == 1:
         return [(0.0, float(values[hull[0]]))]
     lines = []
-    for left, right in zip(hull, hull[1:], strict=False):
+    for left, right in pairwise(hull):
         slope = float((values[right] - values[left]) / (right - left))
         lines.append((slope, float(values[left]) - slope * left))
     return lines[:: max(1, -(-len(lines) // _MOST_SEGMENTS))]

@@ -17,7 +17,7 @@ from hetplan.search.partition import NONE, relax
 from hetplan.search.space import BOTH, FIRST, LAST, MIDDLE, Floats, Ints, Space
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True)
 def _relax_rows(
     below: Floats,
     below_tag: Ints,

@@ -31,7 +31,7 @@ NONE = 1e300
 _SLACK = 1.0 + 1e-12
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True)
 def relax(
     below: Floats,
     below_tag: Ints,
@@ -89,7 +89,7 @@ def relax(
     return changed
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True)
 def least_downstream(
     forward: Floats,
     backward: Floats,

@@ -19,7 +19,7 @@ from hetplan.search.space import Chain, Floats, Ints
 RESOLUTION = 1e-9
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True)
 def _step_seconds(
     layers: Ints,
     forward: Floats,
@@ -53,7 +53,7 @@ def _step_seconds(
     )
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True)
 def _improve(
     layers: Ints,
     most: Ints,
@@ -100,7 +100,7 @@ def _improve(
     return best, replays
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True)
 def _cheapest(
     total: int,
     most: Ints,

@@ -20,7 +20,7 @@ class Certificate:
     gap: float
     """(step - lower bound) / step."""
     status: str
-    """`optimal` (gap within the job's), or `limit` (stopped by the time limit before that)."""
+    """`optimal` (gap within the job's), `limit` or `interrupted` (stopped before that)."""
     space: str
     """What was searched and what was fixed, in words."""
     candidates: int
@@ -79,4 +79,5 @@ class SearchResult:
     inputs: Inputs
     plan: Plan
     estimate: Estimate
-    certificate: Certificate
+    certificate: Certificate | None
+    """None where the layout was given by the user and priced, not searched."""

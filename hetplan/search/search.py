@@ -29,7 +29,7 @@ from hetplan.search.closing import close, close_by_model
 from hetplan.search.explore import (
     Best,
     CandidateWalk,
-    OutOfTime,
+    OutOfTimeError,
     Progress,
     Rough,
     few_islands,
@@ -87,7 +87,7 @@ def search(
     try:
         entries = _entries(model, allowed, job, maker, best)
         _explore(entries, maker, best, job.seed)
-    except OutOfTime:
+    except OutOfTimeError:
         status = "limit"
     except KeyboardInterrupt:
         if best.candidate < 0:

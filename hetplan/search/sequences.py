@@ -10,7 +10,7 @@ from hetplan.search.space import Space
 FEW_SEQUENCES = 200
 """Up to here each sequence is taken by itself at once: about 1 ms each (measured)."""
 
-MANY_SEQUENCES = 4000
+MANY_SEQUENCES = 1000
 """Up to here each sequence is taken by itself when nothing else closes the candidate."""
 
 

@@ -203,8 +203,9 @@ def _boundaries(space: Space, at: Ints) -> Links:
     leaves = (left == right) & (node[:-1] != node[1:])
 
     def chosen(name: str) -> Floats:
-        between = getattr(space.node_links, name)[left]
-        return np.where(leaves, between, getattr(space.links, name)[left, right])
+        between: Floats = getattr(space.node_links, name)[left]
+        within: Floats = getattr(space.links, name)[left, right]
+        return np.where(leaves, between, within)
 
     return Links(
         send_forward=chosen("send_forward"),

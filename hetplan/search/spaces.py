@@ -51,7 +51,7 @@ class SpaceMaker:
         most = np.zeros((_ROLES, len(costs), slots + 1), dtype=np.int64)
         for role in range(_ROLES):
             for i, cost in enumerate(costs):
-                most[role, i, 1:] = cost.max_transformer_layers(*_ends(role), 1)
+                most[role, i, 1:] = cost.max_transformer_layers(*ends(role), 1)
         after = np.zeros((_ROLES, len(costs), self.model.num_layers + 1))
         return self._space(candidate, costs, most, after)
 
@@ -63,7 +63,7 @@ class SpaceMaker:
         for role in range(_ROLES):
             for i, cost in enumerate(costs):
                 for n in range(1, int(most[role, i].max()) + 1):
-                    after[role, i, n] = cost.after_seconds(n, *_ends(role))
+                    after[role, i, n] = cost.after_seconds(n, *ends(role))
         return self._space(candidate, costs, most, after)
 
     def _memory(self, candidate: Candidate, costs: list[StageCosts]) -> Ints:
@@ -77,7 +77,7 @@ class SpaceMaker:
                 # has more; entries that no pipeline can use stay 0.
                 flights = range(1, distinct + 1) if role < LAST else (1,)
                 for flight in flights:
-                    fits = cost.max_transformer_layers(*_ends(role), flight)
+                    fits = cost.max_transformer_layers(*ends(role), flight)
                     if fits == 0:
                         break
                     most[role, i, flight] = fits
@@ -138,9 +138,7 @@ class SpaceMaker:
         return _as_links(boundaries, (len(boundaries),))
 
     def _over(self, link: Link, candidate: Candidate) -> BoundaryCosts:
-        return boundary_costs_over(
-            link, self.model, self.job, candidate.degrees, self.predictor
-        )
+        return boundary_costs_over(link, self.model, self.job, candidate.degrees, self.predictor)
 
     def _tied(self, candidate: Candidate) -> Floats:
         count = len(candidate.islands)
@@ -157,7 +155,7 @@ class SpaceMaker:
         return tied
 
 
-def _ends(role: int) -> tuple[bool, bool]:
+def ends(role: int) -> tuple[bool, bool]:
     """(embedding, head) of a role."""
     return bool(role & FIRST), bool(role & LAST)
 

@@ -10,7 +10,6 @@ from cost_fakes import island, job, model
 from hetplan.cost.memory import (
     StageMemory,
     message_bytes,
-    optimizer_bytes_per_parameter,
     stage_memory,
 )
 from hetplan.job.spec import Job, Optimizer, Precision
@@ -33,16 +32,21 @@ def memory_of(
 
 
 @pytest.mark.parametrize(
-    ("precision", "optimizer", "expected"),
+    ("target", "precision", "optimizer", "expected"),
     [
-        (Precision.FLOAT32, Optimizer.ADAMW, 4 + 4 + 8),
-        (Precision.FLOAT32, Optimizer.SGD, 4 + 4),
-        (Precision.BFLOAT16, Optimizer.ADAMW, 18),
-        (Precision.BFLOAT16, Optimizer.SGD, 2 + 4 + 4),
+        ("native", Precision.FLOAT32, Optimizer.ADAMW, 4 + 4 + 8),
+        ("native", Precision.FLOAT32, Optimizer.SGD, 4 + 4),
+        ("native", Precision.BFLOAT16, Optimizer.ADAMW, 2 + 2 + 4 + 4 + 8),
+        ("native", Precision.BFLOAT16, Optimizer.SGD, 2 + 2 + 4 + 4),
+        ("megatron", Precision.FLOAT32, Optimizer.ADAMW, 4 + 4 + 8),
+        ("megatron", Precision.BFLOAT16, Optimizer.ADAMW, 18),
+        ("megatron", Precision.FLOAT16, Optimizer.SGD, 2 + 4 + 4),
     ],
 )
-def test_state_per_parameter(precision: Precision, optimizer: Optimizer, expected: int) -> None:
-    asked = job(precision=precision, optimizer=optimizer)
+def test_state_per_parameter(
+    target: str, precision: Precision, optimizer: Optimizer, expected: int
+) -> None:
+    asked = job(target=target, precision=precision, optimizer=optimizer)
     memory = memory_of(model(), asked, Degrees(tp=1, dp=1, microbatch_size=1))
     use = memory.use(3, False, False, 1)
     state = use.parameter_bytes + use.gradient_bytes + use.optimizer_bytes
@@ -93,14 +97,16 @@ def test_native_receives_into_a_buffer_per_microbatch() -> None:
         assert more == neighbours * 16 * message
 
 
-def test_native_reduction_copies_the_gradients() -> None:
-    # One microbatch of one short sequence: gradients outweigh activations.
-    asked = job(sequence_length=1, global_batch_size=4)
-    lone = memory_of(model(), asked, Degrees(tp=1, dp=1, microbatch_size=1))
-    many = memory_of(model(), asked, Degrees(tp=1, dp=4, microbatch_size=1))
-    use = many.use(4, False, False, 1)
-    assert use.activation_bytes + use.temporary_bytes == pytest.approx(use.gradient_bytes)
-    assert lone.use(4, False, False, 1).temporary_bytes < use.temporary_bytes
+def test_native_adamw_allocates_while_it_updates() -> None:
+    # One microbatch of one token: the update outweighs the activations.
+    degrees = Degrees(tp=1, dp=1, microbatch_size=1)
+    asked = job(sequence_length=1, global_batch_size=1)
+    use = memory_of(model(), asked, degrees).use(4, False, False, 1)
+    assert use.activation_bytes + use.temporary_bytes == pytest.approx(
+        8 * 4 * model().parameters(LayerKind.TRANSFORMER)
+    )
+    other = memory_of(model(), replace(asked, optimizer=Optimizer.SGD), degrees)
+    assert other.use(4, False, False, 1).temporary_bytes < use.temporary_bytes
 
 
 def test_tied_matrix_counts_once_on_one_stage() -> None:
@@ -140,7 +146,3 @@ def test_most_layers_is_counting_up(target: str, dp: int, full_recompute: bool) 
                     seen.add(found)
     assert {0, 40} < seen
     assert len(seen) > 5
-
-
-def test_optimizer_bytes() -> None:
-    assert optimizer_bytes_per_parameter(Optimizer.ADAMW, Precision.FLOAT16) == 12

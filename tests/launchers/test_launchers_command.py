@@ -1,0 +1,88 @@
+"""What `hetplan launch` prints, and when it fails."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from launch_results import result_of
+from runtime_cases import CPUS, GPT, job, plan_of
+from test_launchers_run_log import RANK, RUN
+
+from hetplan.cli.launch import launch
+from hetplan.errors import LaunchError
+from hetplan.launchers import local
+from hetplan.launchers.run_log import LossCheck, RunLog, read_runs
+from hetplan.search.files import save_result
+
+VALID = replace(RUN, ranks=(RANK,))
+DIFFERENT = LossCheck(reference_losses=(4.0, 3.0), largest_relative_difference=0.03, tolerance=1e-4)
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    save_result(result_of(GPT, CPUS, job(), plan_of(GPT, job(), (2, 2))), path)
+    return path
+
+
+def runs(run: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every launch give this run, step by step."""
+
+    def give(result, *, on_step, **settings) -> RunLog:
+        assert result.inputs.model == GPT
+        for step in run.steps:
+            on_step(step)
+        return run
+
+    monkeypatch.setattr(local, "launch", give)
+
+
+def test_people_get_a_table_and_the_comparison(
+    plan_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs(VALID, monkeypatch)
+    launch(plan_file, steps=2)
+    out, err = capsys.readouterr()
+    assert "slow (paced)" in out
+    assert "measured 1 s per step (median); predicted 1.1 s, error +10.0% of the measured" in out
+    assert "inside the predicted p10 900 ms to p90 1.3 s" in out
+    assert "20.0% of the passes overran" in out
+    assert "NOT COMPARABLE" not in out
+    assert "the losses agree with those of one process" in out
+    assert err.splitlines() == ["step 1/2: loss 4.0000, 2 s", "step 2/2: loss 3.1000, 1 s"]
+
+
+def test_a_run_with_many_overruns_says_so(
+    plan_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs(RUN, monkeypatch)
+    launch(plan_file)
+    assert "NOT COMPARABLE" in capsys.readouterr().out
+
+
+def test_json_is_the_line_of_the_run_log(
+    plan_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runs(VALID, monkeypatch)
+    log = tmp_path / "runs.jsonl"
+    launch(plan_file, run_log=log, as_json=True)
+    out = capsys.readouterr().out
+    assert out == log.read_text()
+    assert json.loads(out)["schema"] == "hetplan.run/1"
+    assert read_runs(log) == (VALID,)
+
+
+def test_different_losses_fail_after_the_run_is_kept(
+    plan_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = replace(VALID, loss_check=DIFFERENT)
+    runs(run, monkeypatch)
+    with pytest.raises(LaunchError, match=r"DIFFER from .* 3.0e-02, allowed 1e-04"):
+        launch(plan_file, run_log=tmp_path / "runs.jsonl")
+    assert read_runs(tmp_path / "runs.jsonl") == (run,)

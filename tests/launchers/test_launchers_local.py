@@ -1,0 +1,267 @@
+"""Plans are trained for real, watched, and refused where this machine cannot run them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from launch_results import result_of
+from runtime_cases import CPUS, GPT, cluster, island, job, plan_of
+
+from hetplan.errors import InputError, LaunchError
+from hetplan.job.spec import Precision
+from hetplan.launchers import local, machine
+from hetplan.launchers.local import launch
+from hetplan.launchers.machine import torch_backend
+from hetplan.launchers.run_log import read_runs, run_line
+from hetplan.model.spec import LayerKind
+from hetplan.profiling.pacing import Pace, PacedKind, PaceEntry
+from hetplan.runtime.measured import StepRecord
+from hetplan.search.files import save_result
+from hetplan.search.result import SearchResult
+
+MIXED = cluster(island("a", "fast", 2), island("b", "slow", 2))
+
+
+def pace(**layer_seconds: float) -> Pace:
+    return Pace(
+        kinds=tuple(
+            PacedKind(
+                device=device,
+                slow_down=1.0,
+                entries=tuple(
+                    PaceEntry(
+                        layer=layer,
+                        phase=phase,
+                        microbatch_size=2,
+                        tp=1,
+                        seconds=seconds * (2 if phase == "backward" else 1),
+                    )
+                    for layer in LayerKind
+                    for phase in ("forward", "backward")
+                ),
+            )
+            for device, seconds in layer_seconds.items()
+        )
+    )
+
+
+def mixed_result(**changes: object) -> SearchResult:
+    task = job()
+    plan = plan_of(GPT, task, (3, 1), MIXED, "ab", microbatch_size=2)
+    return result_of(GPT, MIXED, task, plan, **changes)
+
+
+def cpu_result(**changes: object) -> SearchResult:
+    plan = plan_of(GPT, job(), (2, 2), microbatch_size=2)
+    return result_of(GPT, CPUS, job(), plan, **changes)
+
+
+def workers(parent: int | None = None) -> list[int]:
+    """Worker processes of this process (or another launcher) that run."""
+    wanted = str(parent or os.getpid())
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_text().split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if "hetplan.launchers.worker" in words and words[-2] == wanted:
+            found.append(int(folder.name))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of temporary files, to see what is left there."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def run_folders(temporary: Path) -> list[Path]:
+    """Folders of runs; torch makes some of its own."""
+    return list(temporary.glob("hetplan-run-*"))
+
+
+def test_a_paced_plan_is_trained_and_compared(tmp_path: Path, temporary: Path) -> None:
+    told: list[StepRecord] = []
+    # Per microbatch 4 fast layers take 96 ms and 2 slow ones 144 ms: one forward pass of the fast
+    # stage (32 ms), four turns of the slow one, one backward pass of the fast one (64 ms).
+    expected = 0.096 + 4 * 0.144
+    run = launch(
+        mixed_result(step_seconds=expected),
+        steps=4,
+        pace=pace(fast=0.008, slow=0.024),
+        check_loss=True,
+        on_step=told.append,
+    )
+    assert tuple(told) == run.steps
+    assert [step.step for step in run.steps] == [0, 1, 2, 3]
+    assert run.loss_check is not None
+    assert run.loss_check.equal, run.loss_check
+    assert run.steps[-1].loss < run.steps[0].loss
+    assert (run.backend, run.paced, run.warmup_steps) == ("gloo", ("fast", "slow"), 1)
+    # Three counted steps of four microbatches through 4 and 2 paced layers, forward and backward.
+    assert run.paced_passes == (3 * 4 * 4 * 2, 3 * 4 * 2 * 2)
+    assert run.median_step_seconds > 0.99 * expected
+    if run.valid:
+        # Loose, for a loaded machine: the pace holds each pass, not what lies between them.
+        assert run.median_step_seconds < 1.5 * expected
+    for rank, busy in zip(run.ranks, (4 * 0.096, 4 * 0.144), strict=True):
+        assert rank.busy_seconds > 0.95 * busy
+        assert rank.busy_seconds + rank.wait_seconds < 1.01 * rank.step_seconds
+    assert read_runs_of(tmp_path, run_line(run)) == (run,)
+    assert workers() == []
+    assert run_folders(temporary) == []
+
+
+def read_runs_of(folder: Path, line: str) -> tuple:
+    path = folder / "runs.jsonl"
+    path.write_text(line + "\n")
+    return read_runs(path)
+
+
+def test_a_rank_that_dies_ends_the_run(temporary: Path) -> None:
+    def kill(record: StepRecord) -> None:
+        pids = [pid for pid in workers() if rank_of(pid) == 1]
+        if record.step == 0:
+            os.kill(pids[0], signal.SIGKILL)
+
+    with pytest.raises(LaunchError, match=r"rank 1 was ended by SIGKILL") as caught:
+        launch(cpu_result(), steps=10_000, on_step=kill)
+    assert workers() == []
+    (kept,) = run_folders(temporary)
+    assert str(kept) in str(caught.value)
+    assert {"rank-0.log", "rank-1.log"} <= {path.name for path in kept.iterdir()}
+
+
+def rank_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/cmdline").read_text().split("\0")[-3])
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_the_run(tmp_path: Path) -> None:
+    def stop(record: StepRecord) -> None:
+        if record.step == 0:
+            os.kill(next(pid for pid in workers() if rank_of(pid) == 1), signal.SIGSTOP)
+
+    with pytest.raises(LaunchError, match=r"rank 0 ended with code 1.*[Tt]ime"):
+        launch(cpu_result(), steps=10_000, on_step=stop, timeout_seconds=5.0, out=tmp_path / "run")
+    assert workers() == []
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_nothing(temporary: Path) -> None:
+    def interrupt(record: StepRecord) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(cpu_result(), steps=10_000, on_step=interrupt)
+    assert workers() == []
+    assert run_folders(temporary) == []
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    save_result(cpu_result(), path)
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from hetplan.launchers.local import launch\n"
+        "from hetplan.search.files import load_result\n"
+        "launch(load_result(Path(sys.argv[1])), steps=10_000, on_step=lambda step: print(step))\n"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-u", "-c", code, path], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert launcher.stdout is not None
+        assert "step=0" in launcher.stdout.readline()
+        started = workers(launcher.pid)
+        assert len(started) == 2
+    finally:
+        launcher.kill()
+        launcher.wait()
+        launcher.stdout.close()
+    limit = time.monotonic() + 10
+    while workers(launcher.pid) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert workers(launcher.pid) == []
+
+
+def test_all_reasons_to_refuse_are_given_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "free_memory_bytes", lambda: 1e9)
+    result = cpu_result(stage_bytes=2e9)
+    bfloat16 = replace(result.inputs.job, precision=Precision.BFLOAT16)
+    plan = plan_of(GPT, bfloat16, (2, 2), microbatch_size=2)
+    result = replace(result, plan=plan, inputs=replace(result.inputs, job=bfloat16))
+    with pytest.raises(InputError) as caught:
+        launch(result, max_ranks=1)
+    text = str(caught.value)
+    assert "the plan has 2 ranks, one process each; the limit is 1 (--max-ranks)" in text
+    # Two stages of 2 GB and two workers of 0.3 GB.
+    assert "need 4.284 GiB, this machine has 953.7 MiB free" in text
+    assert "bfloat16; the trainer has float32 on a cpu device" in text
+    assert len(caught.value.faults) == 3
+
+
+def test_a_plan_for_another_target_is_refused() -> None:
+    task = job(target="megatron")
+    plan = plan_of(GPT, task, (2, 2), microbatch_size=2)
+    with pytest.raises(InputError, match="plan again with --target native"):
+        launch(result_of(GPT, CPUS, task, plan))
+
+
+def test_a_plan_that_breaks_a_rule_is_refused() -> None:
+    result = cpu_result()
+    pipeline = replace(result.plan.pipelines[0], num_microbatches=3)
+    with pytest.raises(InputError, match="global_batch_size is 8"):
+        launch(replace(result, plan=replace(result.plan, pipelines=(pipeline,))))
+
+
+def test_accelerators_that_are_not_here_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_accelerators", list)
+    with pytest.raises(InputError, match=r"has no accelerator .* play fast, slow on"):
+        launch(mixed_result())
+    with pytest.raises(InputError, match="play slow on"):
+        launch(mixed_result(), pace=pace(fast=0.1))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "have", "backend"),
+    [
+        (["cpu", "cpu"], [], "cpu"),
+        (["nvidia-a100-80gb-sxm"] * 2, ["nvidia-a100-sxm4-80gb"] * 2, "cuda"),
+        (["nvidia-h200"], ["nvidia-h200"] * 8, "cuda"),
+        (["amd-mi300x"], ["amd-instinct-mi300x"], "cuda"),
+        (["amd-mi300x"], ["nvidia-h200"], None),
+        (["nvidia-a100"], ["nvidia-a1000"], None),
+        (["nvidia-h200"] * 2, ["nvidia-h200"], None),
+        (["nvidia-h200", "cpu"], ["nvidia-h200"] * 2, None),
+    ],
+)
+def test_kinds_are_matched_with_what_is_here(
+    kinds: list[str], have: list[str], backend: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_accelerators", lambda: have)
+    if backend is None:
+        with pytest.raises(InputError, match="this machine has"):
+            torch_backend(kinds, ())
+    else:
+        assert torch_backend(kinds, ()) == backend
+    assert torch_backend(kinds, kinds) == "cpu"
+
+
+def test_a_folder_that_cannot_be_made_is_an_input_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot write to folder"):
+        launch(cpu_result(), out=tmp_path / "file" / "run")

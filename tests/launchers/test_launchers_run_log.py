@@ -1,0 +1,123 @@
+"""Run logs: written, read back, and read after a crash."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hetplan.cost.estimate_values import Interval
+from hetplan.errors import InputError
+from hetplan.launchers.local import largest_difference
+from hetplan.launchers.machine import Machine
+from hetplan.launchers.run_log import LossCheck, RunLog, append_run, read_runs, run_line
+from hetplan.runtime.measured import RankMeasure, StepRecord
+
+RANK = RankMeasure(
+    rank=0,
+    device=4,
+    device_kind="slow",
+    stage=0,
+    dp_index=0,
+    tp_index=0,
+    step_seconds=1.0,
+    busy_seconds=0.7,
+    tensor_parallel_seconds=0.0,
+    wait_seconds=0.2,
+    reduction_seconds=0.05,
+    optimizer_seconds=0.05,
+    paced_passes=100,
+    overruns=20,
+    peak_memory_bytes=1e6,
+)
+RUN = RunLog(
+    schema="hetplan.run/1",
+    hetplan_version="0.1.0",
+    plan_sha256="ab",
+    started="2026-01-02T03:04:05+00:00",
+    model="m",
+    cluster="c",
+    job="j",
+    target="native",
+    backend="gloo",
+    ranks=(RANK, replace(RANK, rank=1, overruns=50)),
+    steps=(
+        StepRecord(step=0, seconds=2.0, loss=4.0),
+        StepRecord(step=1, seconds=1.0, loss=3.1),
+    ),
+    warmup_steps=1,
+    median_step_seconds=1.0,
+    predicted_step_seconds=1.1,
+    predicted_interval=Interval(p10_seconds=0.9, mean_seconds=1.1, p90_seconds=1.3),
+    paced=("slow",),
+    machine=Machine(
+        cores=2,
+        processor="p",
+        system="s",
+        python_version="3.11",
+        torch_version="2.13",
+        load_before=0.5,
+    ),
+    loss_check=LossCheck(
+        reference_losses=(4.0, 3.1), largest_relative_difference=1e-8, tolerance=1e-4
+    ),
+)
+
+
+def test_runs_are_read_back_equal(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    second = replace(RUN, loss_check=None, paced=())
+    append_run(path, RUN)
+    append_run(path, second)
+    assert read_runs(path) == (RUN, second)
+
+
+def test_derived_figures_stand_in_the_line() -> None:
+    data = json.loads(run_line(RUN))
+    assert data["relative_error"] == pytest.approx(0.1)
+    assert data["overrun_fraction"] == pytest.approx(0.35)
+    assert (data["inside_interval"], data["valid"]) == (True, False)
+    assert replace(RUN, ranks=(RANK,)).valid
+
+
+@pytest.mark.parametrize("cut", [1, 40, 900])
+def test_a_torn_line_is_skipped_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int
+) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text(run_line(RUN) + "\n" + run_line(RUN)[:cut])
+    with caplog.at_level(logging.WARNING):
+        assert read_runs(path) == (RUN,)
+    assert "runs.jsonl:2: half a line" in caplog.text
+    # The next run is not lost to the half line before it.
+    append_run(path, RUN)
+    assert read_runs(path) == (RUN, RUN)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"schema": "hetplan.plan/1"}', "this is a hetplan.plan file"),
+        ('{"schema": "hetplan.run/2"}', "newer hetplan"),
+        ("[1]", "found a list"),
+    ],
+)
+def test_another_file_is_refused_with_its_line(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text(f"{run_line(RUN)}\n{text}\n")
+    with pytest.raises(InputError, match=words) as caught:
+        read_runs(path)
+    assert caught.value.faults[0].line == 2
+
+
+def test_a_missing_log_is_an_input_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        read_runs(tmp_path / "none.jsonl")
+
+
+def test_a_loss_that_is_no_number_differs() -> None:
+    assert largest_difference([1.0, float("nan")], [1.0, 1.0]) == float("inf")
+    assert largest_difference([1.1, 1.0], [1.0, 1.0]) == pytest.approx(0.1)
