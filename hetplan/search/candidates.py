@@ -70,7 +70,10 @@ def _candidates(model: ModelSpec, cluster: Cluster, job: Job) -> Iterator[Candid
             if not islands or (pin.pp is not None and pin.pp > sum(most)):
                 continue
             for size in divisors(job.global_batch_size // dp):
-                if pin.microbatch_size not in (None, size):
+                microbatches = job.global_batch_size // (dp * size)
+                if pin.microbatch_size not in (None, size) or (
+                    pin.pp is not None and pin.pp > stage_limit(job, model, microbatches)
+                ):
                     continue
                 for recompute in recompute_choices:
                     if pin.recompute in (None, recompute):
@@ -78,10 +81,17 @@ def _candidates(model: ModelSpec, cluster: Cluster, job: Job) -> Iterator[Candid
                             degrees=Degrees(
                                 tp=tp, dp=dp, microbatch_size=size, full_recompute=recompute
                             ),
-                            num_microbatches=job.global_batch_size // (dp * size),
+                            num_microbatches=microbatches,
                             islands=islands,
                             max_stages=most,
                         )
+
+
+def stage_limit(job: Job, model: ModelSpec, num_microbatches: int) -> int:
+    """Most stages that the job's target can run with this many microbatches."""
+    if target(job.target).fewer_microbatches_than_stages:
+        return model.num_layers
+    return min(model.num_layers, num_microbatches)
 
 
 def _bare(tp: int, dp: int) -> Degrees:

@@ -23,7 +23,7 @@ def sequences(space: Space) -> Iterator[tuple[int, ...]]:
                 continue
             for stages in product(*(range(1, int(space.max_stages[i]) + 1) for i in order)):
                 total = sum(stages)
-                if total <= space.num_layers and total == (space.stages or total):
+                if total <= space.most_slots and total == (space.stages or total):
                     yield tuple(
                         i for i, held in zip(order, stages, strict=True) for _ in range(held)
                     )

@@ -61,6 +61,8 @@ class Space:
     num_microbatches: int
     stages: int
     """Number of stages that is pinned; 0 where it is free."""
+    stage_limit: int
+    """Most stages that the target can run with this many microbatches."""
     islands: tuple[str, ...]
     max_stages: Ints
     """[I]"""
@@ -129,7 +131,7 @@ class Space:
     def most_slots(self) -> int:
         """Most stages that a pipeline can have."""
         room = int(self.max_stages.sum())
-        return min(self.num_layers, room, self.stages or room)
+        return min(self.num_layers, room, self.stage_limit, self.stages or room)
 
     def in_flight(self, position_from_back: int) -> int:
         """Microbatches in flight at a slot, counted from 1 for the last one."""

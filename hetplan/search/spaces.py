@@ -21,7 +21,7 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import Degrees, stage_link
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
-from hetplan.search.candidates import Candidate, matches
+from hetplan.search.candidates import Candidate, matches, stage_limit
 from hetplan.search.space import BOTH, FIRST, LAST, Floats, Ints, Links, Space
 
 _ROLES = 4
@@ -100,6 +100,7 @@ class SpaceMaker:
             num_layers=self.model.num_layers,
             num_microbatches=candidate.num_microbatches,
             stages=pin.pp or 0,
+            stage_limit=stage_limit(self.job, self.model, candidate.num_microbatches),
             rendezvous=target(self.job.target).rendezvous_sends,
             islands=tuple(island.name for island in islands),
             max_stages=np.array(candidate.max_stages, dtype=np.int64),

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise, permutations, product
 
 from hetplan.cluster.spec import Cluster, Island, Link
-from hetplan.cost.stage_costs import StageCosts, boundary_costs_over, stage_costs
+from hetplan.cost.end_of_step import tied_embedding_terms
+from hetplan.cost.stage_costs import StageCosts, boundary_costs_over, padded, stage_costs
+from hetplan.cost.terms import seconds_of
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import Degrees
@@ -132,7 +134,21 @@ def optimum(model: ModelSpec, cluster: Cluster, job: Job, predictor: Predictor) 
             for island in cluster.islands
         }
         m = job.global_batch_size // (degrees.dp * degrees.microbatch_size)
-        for row in _rows(cluster, degrees, job, model.num_layers):
+
+        def tied(row: tuple[Island, ...], degrees: Degrees = degrees) -> float:
+            return seconds_of(
+                tied_embedding_terms(
+                    padded(model, job, degrees.tp),
+                    cluster,
+                    row[0],
+                    row[-1],
+                    job,
+                    degrees,
+                    predictor,
+                )
+            )
+
+        for row in _rows(cluster, degrees, job, model.num_layers, m):
             boundary = [
                 boundary_costs_over(link, model, job, degrees, predictor)
                 for link in _links(cluster, row, degrees)
@@ -146,17 +162,30 @@ def optimum(model: ModelSpec, cluster: Cluster, job: Job, predictor: Predictor) 
                     continue
                 count += 1
                 ends = _ends(len(row))
+                forward = [
+                    c.forward_seconds(n, *e) for c, n, e in zip(stage, layers, ends, strict=True)
+                ]
+                backward = [
+                    c.backward_seconds(n, *e) for c, n, e in zip(stage, layers, ends, strict=True)
+                ]
+                busy = m * max(f + b for f, b in zip(forward, backward, strict=True))
+                if best is not None and busy >= best.step_seconds:
+                    # No stage can do its own work faster than that.
+                    continue
+                after = [
+                    c.after_seconds(n, *e) for c, n, e in zip(stage, layers, ends, strict=True)
+                ]
+                if len(row) > 1:
+                    after[0] += tied(row)
+                    after[-1] += tied(row)
                 step = step_seconds(
-                    [c.forward_seconds(n, *e) for c, n, e in zip(stage, layers, ends, strict=True)],
-                    [
-                        c.backward_seconds(n, *e)
-                        for c, n, e in zip(stage, layers, ends, strict=True)
-                    ],
+                    forward,
+                    backward,
                     [b.send_forward_seconds for b in boundary],
                     [b.wire_latency_seconds for b in boundary],
                     [b.rendezvous_extra_seconds for b in boundary],
                     m,
-                    [c.after_seconds(n, *e) for c, n, e in zip(stage, layers, ends, strict=True)],
+                    after,
                     trainer.rendezvous_sends,
                 )
                 if best is None or step < best.step_seconds:
@@ -205,7 +234,7 @@ def _room(island: Island, degrees: Degrees, job: Job) -> int:
 
 
 def _rows(
-    cluster: Cluster, degrees: Degrees, job: Job, layers: int
+    cluster: Cluster, degrees: Degrees, job: Job, layers: int, m: int
 ) -> Iterator[tuple[Island, ...]]:
     pin = job.pin
     for used in range(1, len(cluster.islands) + 1):
@@ -215,6 +244,7 @@ def _rows(
                 row = tuple(i for i, n in zip(order, held, strict=True) for _ in range(n))
                 if (
                     len(row) <= layers
+                    and (job.target != "native" or len(row) <= m)
                     and pin.pp in (None, len(row))
                     and pin.embedding_on in (None, row[0].name, row[0].device.kind)
                     and pin.head_on in (None, row[-1].name, row[-1].device.kind)

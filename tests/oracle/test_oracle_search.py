@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+from brute_force import optimum, step_seconds
+from search_jobs import random_case
 
 from hetplan.cost.replay import replay
 from hetplan.errors import InfeasibleError
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.search import search
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "search")]
-
-from brute_force import optimum, step_seconds
-from search_jobs import random_case
 
 _EQUAL = 1e-8
 

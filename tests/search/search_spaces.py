@@ -54,6 +54,7 @@ def random_space(
         num_layers=total,
         num_microbatches=microbatches,
         stages=0,
+        stage_limit=total,
         rendezvous=rendezvous,
         islands=tuple(f"i{i}" for i in range(count)),
         max_stages=np.minimum(stages, total).astype(np.int64),
