@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,7 +92,7 @@ class LoopFiles:
 
 def profile_this_cpu(files: LoopFiles, say: Say) -> None:
     """Measure this CPU's own layer times at three hidden sizes."""
-    _hetplan(say, *_profile(files, "cpu"))
+    _hetplan(say, *_profile(files, "cpu"), into=files.folder / "profile-cpu.txt")
 
 
 def make_kinds(files: LoopFiles, say: Say) -> None:
@@ -112,13 +113,21 @@ def make_kinds(files: LoopFiles, say: Say) -> None:
     save_pace(Pace(kinds=kinds), files.pace)
     write_atomically(files.cluster, _cluster_text())
     for kind in (FAST, SLOW):
-        _hetplan(say, *_profile(files, kind), "--pace", str(files.pace))
+        _hetplan(
+            say,
+            *(*_profile(files, kind), "--pace", str(files.pace)),
+            into=files.folder / f"profile-{kind}.txt",
+        )
 
 
 def profile_links(files: LoopFiles, say: Say) -> None:
     """Measure gloo over loopback between as many ranks as the plan may have."""
     ranks = 2 * RANKS_PER_KIND
-    command = ("profile", "--link", LINK, "--store", str(files.store), "--groups", f"2,{ranks}")
+    command = (
+        *("profile", "--link", LINK, "--store", str(files.store), "--groups", f"2,{ranks}"),
+        # Their gradients are the largest message that a plan sends.
+        *("--model", str(files.model), "--job", str(files.job), "--device", "cpu"),
+    )
     _run(
         say,
         ("torchrun", "--standalone", "--nproc-per-node", str(ranks), "-m", "hetplan", *command),
@@ -133,6 +142,7 @@ def profile_links(files: LoopFiles, say: Say) -> None:
             "hetplan",
             *command,
         ),
+        files.folder / f"profile-{LINK}.txt",
     )
 
 
@@ -213,15 +223,17 @@ def _inputs(files: LoopFiles) -> tuple[str, ...]:
     )
 
 
-def _hetplan(say: Say, *arguments: str) -> None:
-    _run(say, ("hetplan", *arguments), (sys.executable, "-m", "hetplan", *arguments))
+def _hetplan(say: Say, *arguments: str, into: Path | None = None) -> None:
+    _run(say, ("hetplan", *arguments), (sys.executable, "-m", "hetplan", *arguments), into)
 
 
-def _run(say: Say, shown: Sequence[str], command: Sequence[str]) -> None:
-    """Run a command with its output going where this process's goes; an error if it fails."""
-    say(f"$ {shlex.join(_short(part) for part in shown)}")
+def _run(say: Say, shown: Sequence[str], command: Sequence[str], into: Path | None) -> None:
+    """Run a command with its result on stdout or in the file `into`; an error if it fails."""
+    line = shlex.join(_short(part) for part in shown)
+    say(f"$ {line}" if into is None else f"$ {line} > {shlex.quote(_short(str(into)))}")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, check=False)
+    with nullcontext() if into is None else into.open("w") as stdout:
+        done = subprocess.run(command, env=environment, stdout=stdout, check=False)
     if done.returncode:
         raise HetplanError(
             f"`{shlex.join(shown[:3])} ...` ended with exit code {done.returncode}; see above"

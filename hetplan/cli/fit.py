@@ -48,17 +48,16 @@ def fit(store: Stores = None, out: Out = None, as_json: AsJson = False) -> None:
 
 
 def _print_report(laws: FittedLaws) -> None:
-    from rich.console import Console
+    from hetplan.reports.terminal import print_table
 
-    console = Console()
     if laws.layers:
-        console.print(_layer_table(laws))
+        print_table(_layer_table(laws))
     if laws.links:
-        console.print(_link_table(laws))
+        print_table(_link_table(laws))
     for population in laws.populations:
-        console.print(f"used: {population}", markup=False, highlight=False)
+        emit(f"used: {population}")
     for note in (*laws.notes, *_law_notes(laws)):
-        console.print(f"note: {note}", markup=False, highlight=False)
+        emit(f"note: {note}")
 
 
 def _layer_table(laws: FittedLaws) -> Table:
@@ -142,13 +141,14 @@ def _formula(law: LayerLaw) -> str:
 
 
 def _law_notes(laws: FittedLaws) -> list[str]:
-    """What single laws have to say, and intervals that other laws' errors set."""
+    """What single laws have to say, laws of a device that say the same in one line."""
     from hetplan.predict.laws import OWN_ROWS
 
-    notes = []
+    said: dict[tuple[str, str], list[str]] = {}
     for law in laws.layers:
-        name = f"{law.device} {law.precision} {law.layer} {law.phase}"
-        notes += [f"{name}: {note}" for note in law.notes]
+        notes = list(law.notes)
         if law.calibration != OWN_ROWS:
-            notes.append(f"{name}: interval from {law.calibration}")
-    return notes
+            notes.append(f"interval from {law.calibration}")
+        for note in notes:
+            said.setdefault((law.device, note), []).append(f"{law.layer} {law.phase}")
+    return [f"{device} {', '.join(names)}: {note}" for (device, note), names in said.items()]

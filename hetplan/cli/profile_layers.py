@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import datetime
 
-import torch
-
 from hetplan.cli.options import say
 from hetplan.cli.profile_progress import ProgressLine
 from hetplan.cli.profile_request import ProfileRequest, command_line
 from hetplan.cli.profile_tables import show_layers
 from hetplan.errors import InputError
 from hetplan.model.spec import LayerKind
-from hetplan.profiling.backends import Backend, open_backend
+from hetplan.profiling.backends import Backend, default_backend, open_backend, use_threads
 from hetplan.profiling.circumstances import circumstances
 from hetplan.profiling.measure_layers import (
     LayerProfiler,
@@ -35,7 +33,7 @@ def profile_layers(request: ProfileRequest) -> None:
             "--link needs ranks on both of its ends: torchrun --nproc-per-node 2 -m hetplan "
             f"profile --link {request.link}"
         )
-    backend = open_backend(request.device or default_device())
+    backend = open_backend(request.device or default_backend())
     pace = request.paced_kind()
     if pace is not None and backend.is_accelerator:
         raise InputError("--pace plays another device on a CPU; add --device cpu")
@@ -69,16 +67,11 @@ def profile_layers(request: ProfileRequest) -> None:
     show_layers(result, as_json=request.as_json)
 
 
-def default_device() -> str:
-    """An accelerator where torch sees one."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def describe(
     request: ProfileRequest, backend: Backend, pace: PacedKind | None = None
 ) -> Provenance:
     """The provenance of what is measured now; sets torch's threads."""
-    torch.set_num_threads(request.threads)
+    use_threads(request.threads)
     return circumstances(
         backend,
         device=pace.device if pace else request.kind or backend.kind(),

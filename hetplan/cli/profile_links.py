@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import time
 
-import torch.distributed as dist
-
-from hetplan.cli.profile_layers import default_device, describe
+from hetplan.cli.profile_layers import describe
 from hetplan.cli.profile_progress import ProgressLine
 from hetplan.cli.profile_request import ProfileRequest, byte_sizes, integers
 from hetplan.cli.profile_tables import show_links
 from hetplan.errors import InputError
-from hetplan.profiling.backends import Backend, open_backend
+from hetplan.profiling.backends import Backend, default_backend, open_backend
 from hetplan.profiling.measure_links import (
     LinkCase,
     LinkKey,
@@ -20,6 +18,7 @@ from hetplan.profiling.measure_links import (
     link_cases,
     link_key,
     message_sizes,
+    process_group,
 )
 from hetplan.profiling.samples import LinkSample, ProfileSet
 from hetplan.profiling.store import LinkWriter
@@ -36,23 +35,20 @@ def profile_links(request: ProfileRequest) -> None:
     if request.link is None:
         raise InputError("under torchrun a link is measured: name it with --link NAME")
     backend = open_backend(
-        request.device or default_device(), index=int(os.environ.get("LOCAL_RANK", "0"))
+        request.device or default_backend(), index=int(os.environ.get("LOCAL_RANK", "0"))
     )
     cases = link_cases(
         int(os.environ["WORLD_SIZE"]),
         byte_sizes("--sizes", request.sizes) or message_sizes(_largest(request, backend)),
         groups=integers("--groups", request.groups),
     )
-    dist.init_process_group(backend.collectives)
-    try:
-        if dist.get_rank() == 0:
+    with process_group(backend) as rank:
+        if rank == 0:
             _lead(request, request.link, backend, cases)
         else:
             describe(request, backend)
             profiler = LinkProfiler(backend, link=request.link)
             profiler.run(cases, on_sample=lambda sample, finished, total: None)
-    finally:
-        dist.destroy_process_group()
 
 
 def _largest(request: ProfileRequest, backend: Backend) -> int:

@@ -246,6 +246,16 @@ def open_backend(name: str, *, index: int = 0) -> Backend:
     raise InputError(f"device is {name}; hetplan can measure cpu and cuda (ROCm too)")
 
 
+def default_backend() -> str:
+    """An accelerator where torch sees one, the CPU elsewhere."""
+    return CudaBackend.name if torch.cuda.is_available() else CpuBackend.name
+
+
+def use_threads(threads: int) -> None:
+    """Let torch compute with this many CPU threads."""
+    torch.set_num_threads(threads)
+
+
 def slug(device_name: str, vendor: str) -> str:
     """Lower-case words joined by hyphens, the vendor's name first."""
     words = [word for word in re.split(r"[^a-z0-9]+", device_name.lower()) if word]

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,16 @@ def link_cases(
 def group_members(world: int, group_size: int) -> tuple[int, ...]:
     """Ranks of the group of this size: spread evenly, rank 0 first."""
     return tuple(index * world // group_size for index in range(group_size))
+
+
+@contextmanager
+def process_group(backend: Backend) -> Iterator[int]:
+    """The default process group of this torchrun job, for as long as it is used; gives the rank."""
+    dist.init_process_group(backend.collectives)
+    try:
+        yield dist.get_rank()
+    finally:
+        dist.destroy_process_group()
 
 
 class LinkProfiler:

@@ -97,14 +97,17 @@ def homogeneous_lines(figure: HomogeneousSum) -> Iterator[str]:
         alone = f"{kind.tokens_per_second:,.0f} tokens/s alone"
         if kind.reason:
             alone = f"cannot train alone ({kind.reason}); its roofline counts"
-        yield (
-            f"{kind.devices} x {kind.device}: {alone}, "
-            f"roofline {kind.roofline_tokens_per_second:,.0f} tokens/s"
-        )
+        peak = kind.roofline_tokens_per_second
+        roofline = "no peak rate known" if peak is None else f"roofline {peak:,.0f} tokens/s"
+        yield f"{kind.devices} x {kind.device}: {alone}, {roofline}"
     yield (
-        f"homogeneous-sum ratio {figure.homogeneous_sum_ratio:.2%} (predicted on both sides), "
-        f"roofline ratio {figure.roofline_ratio:.2%}"
+        f"homogeneous-sum ratio {_percent(figure.homogeneous_sum_ratio)} (predicted on both "
+        f"sides), roofline ratio {_percent(figure.roofline_ratio)}"
     )
+
+
+def _percent(ratio: float | None) -> str:
+    return "unknown" if ratio is None else f"{ratio:.2%}"
 
 
 def result_lines(result: SearchResult) -> Iterator[str]:

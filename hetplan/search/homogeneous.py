@@ -50,12 +50,19 @@ def homogeneous_sum(
         for kind in kinds
     )
     tokens = result.estimate.tokens_per_second
-    each = [kind.tokens_per_second or kind.roofline_tokens_per_second for kind in alone]
     return HomogeneousSum(
         kinds=alone,
-        homogeneous_sum_ratio=tokens / math.fsum(each),
-        roofline_ratio=tokens / math.fsum(kind.roofline_tokens_per_second for kind in alone),
+        homogeneous_sum_ratio=_ratio(
+            tokens, [kind.tokens_per_second or kind.roofline_tokens_per_second for kind in alone]
+        ),
+        roofline_ratio=_ratio(tokens, [kind.roofline_tokens_per_second for kind in alone]),
     )
+
+
+def _ratio(tokens_per_second: float, parts: list[float | None]) -> float | None:
+    """The plan over the sum of the parts; None where a part is unknown."""
+    known = [part for part in parts if part is not None]
+    return tokens_per_second / math.fsum(known) if len(known) == len(parts) else None
 
 
 def _alone(
@@ -90,12 +97,15 @@ def _alone(
     except (InfeasibleError, LimitError) as error:
         reason = str(error).splitlines()[0]
     devices = sum(len(island.usable_nodes) * island.devices_per_node for island in islands)
-    peak = islands[0].device.peak(job.precision.value)
+    peaks = dict(islands[0].device.peak_flops_per_second)
+    peak = peaks.get(job.precision.value)
     return KindAlone(
         device=kind,
         devices=devices,
         tokens_per_second=tokens,
-        roofline_tokens_per_second=devices * peak / operations_per_token(model, job),
+        roofline_tokens_per_second=(
+            None if peak is None else devices * peak / operations_per_token(model, job)
+        ),
         reason=reason,
     )
 

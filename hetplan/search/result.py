@@ -40,8 +40,8 @@ class KindAlone:
     devices: int
     tokens_per_second: float
     """0 where the kind cannot hold the model; then `roofline_tokens_per_second` counts."""
-    roofline_tokens_per_second: float
-    """Peak rate of all devices over the model's operations per token."""
+    roofline_tokens_per_second: float | None
+    """Peak rate of all devices over the model's operations per token; None without a peak rate."""
     reason: str
     """Empty, or why the kind cannot train the model alone."""
 
@@ -54,8 +54,10 @@ class HomogeneousSum:
     """
 
     kinds: tuple[KindAlone, ...]
-    homogeneous_sum_ratio: float
-    roofline_ratio: float
+    homogeneous_sum_ratio: float | None
+    """None where a kind that cannot train alone has no peak rate to stand in for it."""
+    roofline_ratio: float | None
+    """None where a kind has no peak rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,87 @@
+"""`hetplan plan`: what it writes, prints and exits with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from hetplan.cli.main import app
+from hetplan.search.files import load_result, result_text
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def run(tmp_path: Path, *options: str) -> Result:
+    return CliRunner().invoke(
+        app,
+        [
+            "plan",
+            *("--model", str(CONFIGS / "models/llama-140b.yaml")),
+            *("--cluster", str(CONFIGS / "clusters/mixed-768.yaml")),
+            *("--job", str(CONFIGS / "jobs/llama-140b.yaml")),
+            # An empty store: everything is predicted from datasheets.
+            *("--store", str(tmp_path / "store")),
+            *("--out", str(tmp_path / "plan.json")),
+            *options,
+        ],
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "store").mkdir()
+    return tmp_path
+
+
+def test_768_devices_are_planned_within_one_percent(folder: Path) -> None:
+    done = run(folder)
+    assert done.exit_code == 0, done.output
+    result = load_result(folder / "plan.json")
+    assert result.certificate.status == "optimal"
+    assert result.certificate.gap <= 0.01 + 1e-12
+    assert result.estimate.fits
+    assert [name for name, _ in result.inputs.sha256] == ["model", "cluster", "job", "predictor"]
+    for words in ("tp ", "no plan of the space is faster than", "nothing was measured"):
+        assert words in done.stdout
+    assert "predicted on both sides" in done.stdout
+    assert "wrote" in done.stderr
+    assert "wrote" not in done.stdout
+
+
+def test_json_on_stdout_is_the_file(folder: Path) -> None:
+    done = run(folder, "--json", "--gap", "0.1")
+    assert done.exit_code == 0, done.output
+    assert done.stdout == (folder / "plan.json").read_text()
+    result = load_result(folder / "plan.json")
+    assert result.inputs.job.gap == 0.1
+    assert result_text(result) == done.stdout
+
+
+def test_no_time_exits_with_4_and_writes_nothing(folder: Path) -> None:
+    done = run(folder, "--time-limit", "0 s")
+    assert done.exit_code == 4
+    assert "time limit" in done.stderr
+    assert not (folder / "plan.json").exists()
+
+
+def test_an_interrupted_search_writes_its_plan_and_exits_with_130(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import hetplan.cli.plan as command
+
+    def stop(self: object, progress: object) -> None:
+        if progress.best_seconds < float("inf"):  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(command._ProgressLine, "show", stop)
+    done = run(folder)
+    assert done.exit_code == 130, done.output
+    assert load_result(folder / "plan.json").certificate.status == "interrupted"
+
+
+def test_a_gap_that_is_no_fraction_exits_with_2(folder: Path) -> None:
+    done = run(folder, "--gap", "3")
+    assert done.exit_code == 2
+    assert "gap is 3" in done.stderr
