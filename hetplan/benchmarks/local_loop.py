@@ -18,22 +18,31 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from hetplan.cluster.catalogue import load_catalogue
 from hetplan.errors import HetplanError, LaunchError
 from hetplan.files.shipped import shipped_folder
 from hetplan.files.writing import write_atomically
+from hetplan.job.load import load_job
 from hetplan.launchers.run_log import RunLog, read_runs
 from hetplan.model.load import load_model
-from hetplan.search.files import load_result
+from hetplan.model.spec import LayerKind
+from hetplan.predict.fit import fit_stores
+from hetplan.search.files import load_plan
+
+if TYPE_CHECKING:
+    from hetplan.profiling.pacing import PacedKind
 
 FAST, SLOW, LINK = "demo-fast", "demo-slow", "demo-loopback"
 RANKS_PER_KIND = 2
 # Two fast and two slow ranks then compute (1/2 + 1/6) * 2 = 1.3 cores' worth of the time.
 HEADROOM = 2.0
 SLOW_DOWN = 3.0
-MICROBATCH_SIZES = "1,2,4"
-TP_DEGREES = "1,2"
+MICROBATCH_SIZES = (1, 2, 4, 8)
+TP_DEGREES = (1, 2)
 
 Say = Callable[[str], None]
 
@@ -97,17 +106,10 @@ def profile_this_cpu(files: LoopFiles, say: Say) -> None:
 
 def make_kinds(files: LoopFiles, say: Say) -> None:
     """Write the pace of both kinds and the cluster file, and profile both kinds."""
-    from hetplan.profiling.pacing import Pace, pace_from_samples, save_pace
-    from hetplan.profiling.store import read_store
+    from hetplan.profiling.pacing import Pace, save_pace
 
-    model = load_model(files.model)
-    rows = [
-        row
-        for row in read_store(files.store / "cpu").layers
-        if row.hidden_size == model.hidden_size
-    ]
     kinds = tuple(
-        pace_from_samples(rows, device=device, slow_down=slow_down)
+        paced_kind(files, device, slow_down)
         for device, slow_down in ((FAST, HEADROOM), (SLOW, HEADROOM * SLOW_DOWN))
     )
     save_pace(Pace(kinds=kinds), files.pace)
@@ -118,6 +120,41 @@ def make_kinds(files: LoopFiles, say: Say) -> None:
             *(*_profile(files, kind), "--pace", str(files.pace)),
             into=files.folder / f"profile-{kind}.txt",
         )
+
+
+def paced_kind(files: LoopFiles, device: str, slow_down: float) -> PacedKind:
+    """A kind `slow_down` times slower than what the fit says of this CPU.
+
+    The fitted law rather than single medians: a real device's times are a smooth function of the
+    shape, and one disturbed measurement must not become part of a device.
+    """
+    from hetplan.profiling.pacing import PacedKind, PaceEntry
+
+    model, job = load_model(files.model), load_job(files.job)
+    predictor, _ = fit_stores(files.store / "cpu")
+    cpu = next(kind for kind in load_catalogue() if kind.kind == "cpu")
+    entries = []
+    for layer, microbatch_size, tp in product(LayerKind, MICROBATCH_SIZES, TP_DEGREES):
+        for phase, predict in (("forward", predictor.forward), ("backward", predictor.backward)):
+            prediction = predict(
+                cpu,
+                model,
+                layer,
+                microbatch_size=microbatch_size,
+                sequence_length=job.sequence_length,
+                tp=tp,
+                precision=job.precision,
+            )
+            entries.append(
+                PaceEntry(
+                    layer=layer.value,
+                    phase=phase,
+                    microbatch_size=microbatch_size,
+                    tp=tp,
+                    seconds=slow_down * prediction.seconds,
+                )
+            )
+    return PacedKind(device=device, slow_down=slow_down, entries=tuple(entries))
 
 
 def profile_links(files: LoopFiles, say: Say) -> None:
@@ -150,11 +187,11 @@ def fit_and_plan(files: LoopFiles, say: Say) -> None:
     """Fit the samples, search the best plan, price the even split of the same stages."""
     _hetplan(say, "fit", "--store", str(files.store), "--out", str(files.predictor))
     _hetplan(say, "plan", *_inputs(files), "--out", str(files.uneven))
-    plan = load_result(files.uneven).plan
+    plan = load_plan(files.uneven).plan
     model = load_model(files.model)
     stages = plan.pipelines[0].stages
     replica = stages[0].replicas[0]
-    cluster = load_result(files.uneven).inputs.cluster
+    cluster = load_plan(files.uneven).inputs.cluster
     islands = [
         cluster.island_of_device(stage.replicas[0].devices[0].start).name for stage in stages
     ]
@@ -212,7 +249,8 @@ def _profile(files: LoopFiles, kind: str) -> tuple[str, ...]:
         "profile",
         *("--model", str(files.model), "--job", str(files.job), "--store", str(files.store)),
         *("--device", "cpu", "--kind", kind),
-        *("--microbatch", MICROBATCH_SIZES, "--tp", TP_DEGREES),
+        *("--microbatch", ",".join(map(str, MICROBATCH_SIZES))),
+        *("--tp", ",".join(map(str, TP_DEGREES))),
     )
 
 

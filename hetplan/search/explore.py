@@ -32,7 +32,7 @@ _WORTH_IMPROVING = 1.03
 _GALLOP = 1.02
 """Factor between the values of X tried upward until the first plan appears."""
 
-_MOST_ISLANDS = 7
+_MOST_ISLANDS = 8
 """The program over orders keeps I * 2**(I - 1) * I tables; CP-SAT takes what has more."""
 
 
