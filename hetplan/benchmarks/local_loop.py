@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 FAST, SLOW, LINK = "demo-fast", "demo-slow", "demo-loopback"
 RANKS_PER_KIND = 2
-# Two fast and two slow ranks then compute (1/2 + 1/6) * 2 = 1.3 cores' worth of the time.
+# Two fast and two slow ranks then compute (1/2 + 1/5) * 2 = 1.4 cores' worth of the time.
 HEADROOM = 2.0
-SLOW_DOWN = 3.0
+SLOW_DOWN = 2.5
 MICROBATCH_SIZES = (1, 2, 4, 8)
 TP_DEGREES = (1, 2)
 

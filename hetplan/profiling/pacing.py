@@ -193,7 +193,8 @@ class Pacer:
         repaid = min(self._debt, DEBT_SHARE * nominal_seconds)
         end = started + nominal_seconds - repaid
         self.passes += 1
-        if self._clock() > end:
+        # Against the whole nominal time: what an earlier sleep took too long is not this pass's.
+        if self._clock() > started + nominal_seconds:
             self.overruns += 1
         while (left := end - self._clock()) > SLEEP_RESOLUTION_SECONDS:
             self._sleep(left)
