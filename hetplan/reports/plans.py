@@ -91,6 +91,16 @@ def certificate_line(certificate: Certificate, step_seconds: float) -> str:
     )
 
 
+def second_opinion_line(bound_seconds: float | None) -> str:
+    """What the integer model says of the same degrees."""
+    if bound_seconds is None:
+        return "the integer model (CP-SAT) was not asked for a second opinion"
+    return (
+        "second opinion by the integer model (CP-SAT): no plan of these degrees is faster than "
+        f"{format_seconds(bound_seconds)}"
+    )
+
+
 def homogeneous_lines(figure: HomogeneousSum) -> Iterator[str]:
     """The plan against the sum of what its kinds reach alone."""
     for kind in figure.kinds:
@@ -117,4 +127,5 @@ def result_lines(result: SearchResult) -> Iterator[str]:
         yield "no certificate: the layout was given, not searched"
         return
     yield certificate_line(result.certificate, result.estimate.step_seconds)
+    yield second_opinion_line(result.certificate.integer_model_bound_seconds)
     yield f"searched: {result.certificate.space}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 
+from hetplan.errors import HetplanError
 from hetplan.search.explore import Best, price, rough
 from hetplan.search.joint import JointModel
 from hetplan.search.partition import NONE, ChainProgram
@@ -33,6 +34,9 @@ _MODEL_EFFORT = 0.5
 
 _TICK = 1e-4
 """Part of a step in which the integer model counts; its bound is up to two of them too low."""
+
+_LARGEST_OPINION = 128
+"""Slots times islands of a model that CP-SAT solves within a second or two (measured)."""
 
 _LONGEST_SECONDS = 1e6
 """Stands for no limit of wall time in one solution of the integer model."""
@@ -75,6 +79,23 @@ def close_by_model(index: int, space: Space, best: Best, *, seed: int) -> None:
             # This sequence stays open, and with it the candidate; or the next answer of a model
             # that could not be solved would be no better.
             return
+
+
+def second_opinion(space: Space, best: Best, *, seed: int) -> float | None:
+    """Bound of the winning candidate by the integer model; None where that is too large.
+
+    A HetplanError where it contradicts the plan: then one of the two programs is wrong.
+    """
+    if space.most_slots * len(space.islands) > _LARGEST_OPINION:
+        return None
+    model = JointModel(space, seed=seed, tick_seconds=_TICK * best.seconds)
+    answer = model.solve(deterministic_limit=_MODEL_EFFORT, wall_limit_seconds=_LONGEST_SECONDS)
+    if answer.lower_bound_seconds > best.seconds * (1 + _TICK):
+        raise HetplanError(
+            f"the integer model says that no plan of these degrees is faster than "
+            f"{answer.lower_bound_seconds!r} s, and one of {best.seconds!r} s was found"
+        )
+    return min(answer.lower_bound_seconds, best.seconds)
 
 
 def _close_sequence(index: int, space: Space, slots: tuple[int, ...], best: Best) -> float:

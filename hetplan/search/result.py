@@ -30,6 +30,10 @@ class Certificate:
     searched: int
     replays: int
     """Plans priced by replay."""
+    integer_model_bound_seconds: float | None
+    """Second opinion on the degrees of this plan: the bound of their integer model (CP-SAT), which
+    shares nothing with the program that found the plan. None where it was left out (no time
+    left, or too large a model). A bound above the step would be a contradiction and is a fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

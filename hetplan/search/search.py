@@ -25,7 +25,7 @@ from hetplan.plans.build import StageChoice, build_plan
 from hetplan.plans.check import check_plan
 from hetplan.predict.predictor import Predictor
 from hetplan.search.candidates import Candidate, allowed_cluster, enumerate_candidates
-from hetplan.search.closing import close, close_by_model
+from hetplan.search.closing import close, close_by_model, second_opinion
 from hetplan.search.explore import (
     Best,
     CandidateWalk,
@@ -190,6 +190,9 @@ def _result(
             pruned_by_bound=len(entries) - best.searched,
             searched=best.searched,
             replays=best.replays,
+            integer_model_bound_seconds=None
+            if status != "optimal"
+            else second_opinion(maker.space(candidate), best, seed=job.seed),
         ),
     )
 

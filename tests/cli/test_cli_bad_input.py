@@ -72,7 +72,7 @@ def test_faults_of_all_three_files_are_reported_together(files: dict[str, Path])
 
 
 def test_a_wrong_unit(files: dict[str, Path]) -> None:
-    spoil(files["cluster"], "latency: ", "latency: 3 GB # ")
+    spoil(files["cluster"], "latency: 3 us", "latency: 3 GB")
     assert_refused(plan(files), 2, "cluster.yaml:", "latency", "3 GB", "5 us")
 
 

@@ -179,6 +179,7 @@ RESULT = SearchResult(
         pruned_by_bound=7,
         searched=3,
         replays=123,
+        integer_model_bound_seconds=41.25,
     ),
 )
 
