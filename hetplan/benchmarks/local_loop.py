@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 FAST, SLOW, LINK = "demo-fast", "demo-slow", "demo-loopback"
 RANKS_PER_KIND = 2
-# Two fast and two slow ranks then compute (1/2 + 1/5) * 2 = 1.4 cores' worth of the time.
-HEADROOM = 2.0
+# Two fast and two slow ranks then compute (1/3 + 1/7.5) * 2 = 0.93 cores' worth of the time.
+HEADROOM = 3.0
 SLOW_DOWN = 2.5
 MICROBATCH_SIZES = (1, 2, 4, 8)
 TP_DEGREES = (1, 2)

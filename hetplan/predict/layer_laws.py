@@ -143,7 +143,7 @@ def _check(samples: Sequence[LayerSample]) -> None:
 def _row_values(sample: LayerSample, columns: Sequence[Column]) -> tuple[float, ...]:
     model, layer = sample_model(sample), LayerKind(sample.layer)
     if sample.phase.startswith(_OPTIMIZER_PREFIX):
-        parameters = float(model.parameters(layer, sample.tp))
+        parameters = float(sample.copies * model.parameters(layer, sample.tp))
         return tuple(parameters if column is Column.PARAMETERS else 1.0 for column in columns)
     values = layer_columns(
         model,
@@ -160,7 +160,7 @@ def _values(sample: LayerSample) -> tuple[float, ...]:
     """Values of the range names of the sample's law."""
     model, layer = sample_model(sample), LayerKind(sample.layer)
     if sample.phase.startswith(_OPTIMIZER_PREFIX):
-        return (float(model.parameters(layer, sample.tp)),)
+        return (float(sample.copies * model.parameters(layer, sample.tp)),)
     return measured_values(model, layer, sample.microbatch_size, sample.sequence_length, sample.tp)
 
 

@@ -126,6 +126,7 @@ def _shape(sample: LayerSample) -> tuple[object, ...]:
         sample.sequence_length,
         sample.microbatch_size,
         sample.tp,
+        sample.copies,
     )
 
 

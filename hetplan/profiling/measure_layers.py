@@ -26,6 +26,7 @@ from hetplan.profiling.layers import Head, HeadWithLoss, allocate_layer
 from hetplan.profiling.pacing import PacedKind, Pacer
 from hetplan.profiling.samples import LayerSample, Phase
 from hetplan.profiling.timing import Timing, TimingLimits, expected_seconds, measure
+from hetplan.profiling.updating import FlatParameters
 from hetplan.profiling.weights import INITIAL_STD
 
 DTYPES = {
@@ -33,6 +34,11 @@ DTYPES = {
     Precision.BFLOAT16: torch.bfloat16,
     Precision.FLOAT16: torch.float16,
 }
+
+# One layer and as many as a stage holds: an update of few parameters runs from the cache.
+UPDATE_COPIES = (1, 8)
+# Elements of the largest update: 16 bytes each with AdamW in float32, so 4 GiB.
+LARGEST_UPDATE = 1 << 28
 
 ShapeKey = tuple[object, ...]
 """What two samples of the same thing have in common; see `shape_key`."""
@@ -76,6 +82,7 @@ def shape_key(sample: LayerSample) -> ShapeKey:
         sample.sequence_length,
         sample.microbatch_size,
         sample.tp,
+        sample.copies,
     )
 
 
@@ -167,16 +174,27 @@ class LayerProfiler:
 
     def keys(self, unit: Unit) -> set[ShapeKey]:
         """What the samples of a unit will measure."""
-        phases = self._phases(unit)
         timing = Timing(
             median_seconds=0.0, p10_seconds=0.0, p90_seconds=0.0, repeats=0, outliers=0, steady=True
         )
-        return {shape_key(self._sample(unit, phase, timing)) for phase in phases}
+        passes = [self._sample(unit, phase, timing) for phase in (Phase.FORWARD, Phase.BACKWARD)]
+        updates = [
+            self._sample(unit, _update_phase(optimizer), timing, copies=copies)
+            for optimizer, copies in self._updates(unit)
+        ]
+        return {shape_key(sample) for sample in (*passes, *updates)}
 
-    def _phases(self, unit: Unit) -> tuple[str, ...]:
-        optimizers = self.optimizers if unit.with_updates else ()
-        updates = tuple(f"{Phase.OPTIMIZER}:{optimizer}" for optimizer in optimizers)
-        return (Phase.FORWARD, Phase.BACKWARD, *updates)
+    def _updates(self, unit: Unit) -> tuple[tuple[Optimizer, int], ...]:
+        """Which updates of how many layers at once belong to the unit."""
+        if not unit.with_updates:
+            return ()
+        parameters = unit.point.model.parameters(unit.kind, unit.point.tp)
+        return tuple(
+            (optimizer, copies)
+            for optimizer in self.optimizers
+            for copies in UPDATE_COPIES
+            if copies == 1 or copies * parameters <= LARGEST_UPDATE
+        )
 
     def measure_unit(self, unit: Unit) -> tuple[LayerSample, ...]:
         """One sample per phase of the unit."""
@@ -201,8 +219,9 @@ class LayerProfiler:
             self._sample(unit, Phase.FORWARD, forward, kept=kept, peak=forward_peak),
             self._sample(unit, Phase.BACKWARD, backward, peak=backward_peak),
         ]
-        if unit.with_updates:
-            samples += [self._update(unit, layer, optimizer) for optimizer in self.optimizers]
+        samples += [
+            self._update(unit, optimizer, copies) for optimizer, copies in self._updates(unit)
+        ]
         return tuple(samples)
 
     def _layer(self, unit: Unit) -> nn.Module:
@@ -269,25 +288,37 @@ class LayerProfiler:
             backward_peak = self.backend.peak_memory_bytes()
         return float(sum(kept.values())), forward_peak, backward_peak
 
-    def _update(self, unit: Unit, layer: nn.Module, optimizer: Optimizer) -> LayerSample:
-        """The optimizer's update of the layer's parameters, whose gradients are there."""
-        rule = make_optimizer(optimizer, layer)
+    def _update(self, unit: Unit, optimizer: Optimizer, copies: int) -> LayerSample:
+        """The update of this many layers' parameters, as the trainer does it: one vector."""
+        point = unit.point
+        count = copies * point.model.parameters(unit.kind, point.tp)
+        device, dtype = self.backend.device(), DTYPES[point.precision]
+        values = torch.randn(count, device=device, dtype=dtype) * INITIAL_STD
+        flat = FlatParameters(nn.ParameterList([nn.Parameter(values)]), optimizer)
+        flat.gradients.normal_(0.0, INITIAL_STD)
 
         def one_pass(mark: Callable[[], None]) -> None:
             mark()
-            rule.step()
+            flat.update()
             mark()
 
         (timing,) = measure(one_pass, self.backend, self.limits, clock=self._clock)
         peak = 0.0
         if self.backend.reset_peak_memory():
-            rule.step()
+            flat.update()
             self.backend.synchronise()
             peak = self.backend.peak_memory_bytes()
-        return self._sample(unit, f"{Phase.OPTIMIZER}:{optimizer}", timing, peak=peak)
+        return self._sample(unit, _update_phase(optimizer), timing, peak=peak, copies=copies)
 
     def _sample(
-        self, unit: Unit, phase: str, timing: Timing, *, kept: float = 0.0, peak: float = 0.0
+        self,
+        unit: Unit,
+        phase: str,
+        timing: Timing,
+        *,
+        kept: float = 0.0,
+        peak: float = 0.0,
+        copies: int = 1,
     ) -> LayerSample:
         point, model = unit.point, unit.point.model
         return LayerSample(
@@ -305,6 +336,7 @@ class LayerProfiler:
             sequence_length=point.sequence_length,
             microbatch_size=point.microbatch_size,
             tp=point.tp,
+            copies=copies,
             median_seconds=timing.median_seconds,
             p10_seconds=timing.p10_seconds,
             p90_seconds=timing.p90_seconds,
@@ -317,14 +349,8 @@ class LayerProfiler:
         )
 
 
-def make_optimizer(optimizer: Optimizer, layer: nn.Module) -> torch.optim.Optimizer:
-    """The update rule with torch's own choice of implementation and a rate that changes nothing.
-
-    The rate is small so that thousands of timed updates leave ordinary numbers.
-    """
-    if optimizer is Optimizer.ADAMW:
-        return torch.optim.AdamW(layer.parameters(), lr=1e-9)
-    return torch.optim.SGD(layer.parameters(), lr=1e-9)
+def _update_phase(optimizer: Optimizer) -> str:
+    return f"{Phase.OPTIMIZER}:{optimizer}"
 
 
 class _Costs:

@@ -41,6 +41,8 @@ class LayerSample:
     sequence_length: int
     microbatch_size: int
     tp: int
+    copies: int = 1
+    """Layers that the phase ran over; optimizer rows also update several at once."""
     median_seconds: float
     p10_seconds: float
     p90_seconds: float

@@ -14,8 +14,8 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.profiling.layers import Embedding, Head, build_layer
+from hetplan.profiling.updating import make_rule
 from hetplan.runtime.data import MarkovTokens, sample_numbers
-from hetplan.runtime.updating import make_rule
 
 
 def reference_losses(

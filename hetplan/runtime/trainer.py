@@ -27,11 +27,11 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan, RecomputeGranularity
 from hetplan.profiling.backends import Backend
 from hetplan.profiling.pacing import Pacer
+from hetplan.profiling.updating import FlatParameters
 from hetplan.runtime.data import MarkovTokens, sample_numbers
 from hetplan.runtime.groups import Groups
 from hetplan.runtime.model_stage import StageModule, StageShape
 from hetplan.runtime.placement import RankPlace
-from hetplan.runtime.updating import FlatParameters
 
 DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
 """Precisions that the trainer has; float16 would need its loss scaled."""

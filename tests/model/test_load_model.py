@@ -70,8 +70,8 @@ def test_llama_140b_has_140_billion_parameters():
 def test_the_tiny_model():
     model = load_model(MODELS / "gpt-tiny.yaml")
     assert model.architecture is Architecture.GPT
-    assert (model.num_layers, model.hidden_size, model.num_attention_heads) == (12, 128, 4)
-    assert (model.ffn_hidden_size, model.vocab_size, model.max_sequence_length) == (1024, 512, 128)
+    assert (model.num_layers, model.hidden_size, model.num_attention_heads) == (12, 64, 4)
+    assert (model.ffn_hidden_size, model.vocab_size, model.max_sequence_length) == (256, 512, 128)
 
 
 def test_heads_default_to_plain_attention(tmp_path):

@@ -58,9 +58,10 @@ def test_every_unit_can_be_measured(model, precision) -> None:
         assert [sample.phase for sample in samples] == [
             "forward",
             "backward",
-            "optimizer:adamw",
-            "optimizer:sgd",
+            *("optimizer:adamw",) * 2,
+            *("optimizer:sgd",) * 2,
         ]
+        assert [sample.copies for sample in samples] == [1, 1, 1, 8, 1, 8]
         for sample in samples:
             assert sample.p10_seconds <= sample.median_seconds <= sample.p90_seconds
             assert sample.repeats == 2
