@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rich.markup import escape
 from rich.table import Table
@@ -73,8 +73,21 @@ def estimate_lines(estimate: Estimate) -> Iterator[str]:
         f"{estimate.tokens_per_second:,.0f} tokens/s, predicted from "
         f"{' and '.join(estimate.sources)} figures"
     )
-    for warning in estimate.warnings:
-        yield f"note: {warning}"
+    for note in grouped(estimate.warnings):
+        yield f"note: {note}"
+
+
+def grouped(notes: Iterable[str]) -> Iterator[str]:
+    """Notes of the form `what: text`, those of one text in one line: `text: what; what`."""
+    subjects: dict[str, list[str]] = {}
+    for note in notes:
+        subject, _, text = note.rpartition(": ")
+        subjects.setdefault(text, []).append(subject)
+    for text, whose in subjects.items():
+        if len(whose) > 1:
+            yield f"{text}: {'; '.join(whose)}"
+        else:
+            yield f"{whose[0]}: {text}" if whose[0] else text
 
 
 def certificate_line(certificate: Certificate, step_seconds: float) -> str:
