@@ -113,7 +113,7 @@ def make_kinds(files: LoopFiles, say: Say) -> None:
         for device, slow_down in ((FAST, HEADROOM), (SLOW, HEADROOM * SLOW_DOWN))
     )
     save_pace(Pace(kinds=kinds), files.pace)
-    write_atomically(files.cluster, _cluster_text())
+    write_atomically(files.cluster, cluster_text())
     for kind in (FAST, SLOW):
         _hetplan(
             say,
@@ -286,7 +286,7 @@ def _short(part: str) -> str:
     return relative if len(relative) < len(part) else part
 
 
-def _cluster_text() -> str:
+def cluster_text() -> str:
     """The cluster file of the two kinds, as a user would write it."""
     # gloo over loopback, order of magnitude; the measured samples replace it.
     link = f"bandwidth: 1 GB/s, latency: 100 us, transport: host-staged, samples: {LINK}"

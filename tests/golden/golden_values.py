@@ -3,6 +3,8 @@
 from hetplan.cluster.spec import Cluster, DeviceKind, Island, IslandLink, Link, Transport
 from hetplan.cost.estimate_values import Estimate, Interval, MemoryUse, StageEstimate
 from hetplan.job.spec import Forbids, Job, Optimizer, Pins, Precision
+from hetplan.launchers.machine import Machine
+from hetplan.launchers.run_log import LossCheck, RunLog
 from hetplan.model.spec import Architecture, ModelSpec
 from hetplan.plans.plan import (
     Boundary,
@@ -17,6 +19,18 @@ from hetplan.plans.plan import (
     Schedule,
     Stage,
 )
+from hetplan.predict.laws import (
+    FittedLaws,
+    LayerLaw,
+    LinkLaw,
+    MeasuredRange,
+    SizeTable,
+    Term,
+    Validation,
+)
+from hetplan.profiling.pacing import Pace, PacedKind, PaceEntry
+from hetplan.profiling.samples import LayerSample, LinkSample, Provenance
+from hetplan.runtime.measured import RankMeasure, StepRecord
 from hetplan.search.result import Certificate, Inputs, SearchResult
 
 MODEL = ModelSpec(
@@ -183,6 +197,169 @@ RESULT = SearchResult(
     ),
 )
 
+LAYER_SAMPLE = LayerSample(
+    device="cpu",
+    architecture="gpt",
+    layer="transformer",
+    phase="optimizer:adamw",
+    precision="float32",
+    hidden_size=128,
+    ffn_hidden_size=512,
+    num_attention_heads=4,
+    num_kv_heads=4,
+    head_dim=32,
+    vocab_size=512,
+    sequence_length=128,
+    microbatch_size=2,
+    tp=1,
+    copies=8,
+    median_seconds=0.0014,
+    p10_seconds=0.0013,
+    p90_seconds=0.0021,
+    repeats=27,
+    outliers=1,
+    steady=True,
+    activation_bytes=0.0,
+    peak_memory_bytes=1048576.0,
+    clock_hertz=0.0,
+)
+LINK_SAMPLE = LinkSample(
+    link="loopback",
+    operation="all_reduce",
+    backend="gloo",
+    group_size=2,
+    message_bytes=65536,
+    median_seconds=0.00052,
+    p10_seconds=0.00041,
+    p90_seconds=0.0009,
+    repeats=20,
+    outliers=0,
+)
+PROVENANCE = Provenance(
+    device="cpu",
+    device_name="a processor, with a comma",
+    backend="cpu",
+    measured_on="2026-11-21",
+    hetplan_version="0.1.0",
+    torch_version="2.13.0+cpu",
+    driver="Linux 6.1",
+    threads=1,
+    paced="",
+    command="hetplan profile --store profiles",
+    notes="",
+)
+PACE = Pace(
+    kinds=(
+        PacedKind(
+            device="slow",
+            slow_down=2.5,
+            entries=(
+                PaceEntry(
+                    layer="transformer", phase="forward", microbatch_size=1, tp=1, seconds=0.004
+                ),
+            ),
+        ),
+    )
+)
+_VALIDATION = Validation(left_out="hidden", folds=3, mean=0.05, median=0.04, worst=0.11)
+LAWS = FittedLaws(
+    hetplan_version="0.1.0",
+    layers=(
+        LayerLaw(
+            device="cpu",
+            precision="float32",
+            layer="transformer",
+            phase="forward",
+            terms=(
+                Term(column="constant", coefficient=0.0004),
+                Term(column="matrix_flops", coefficient=2.1e-11),
+            ),
+            ranges=(
+                MeasuredRange(quantity="hidden", least=96.0, most=160.0),
+                MeasuredRange(quantity="sequence", least=128.0, most=128.0),
+                MeasuredRange(quantity="microbatch", least=1.0, most=8.0),
+                MeasuredRange(quantity="tp", least=1.0, most=2.0),
+            ),
+            log_halfwidth=0.12,
+            calibration="own left-out rows",
+            rows=24,
+            points=24,
+            validation=_VALIDATION,
+            notes=("1 of 24 rows did not reach a steady time",),
+        ),
+    ),
+    links=(
+        LinkLaw(
+            link="loopback",
+            tables=(
+                SizeTable(
+                    operation="all_reduce",
+                    backend="gloo",
+                    group_size=2,
+                    message_bytes=(4096.0, 65536.0),
+                    seconds=(0.0003, 0.0005),
+                    log_halfwidth=0.43,
+                    calibration="own left-out rows",
+                    rows=2,
+                    validation=_VALIDATION,
+                ),
+            ),
+        ),
+    ),
+    populations=("24 rows: cpu",),
+    notes=(),
+)
+RUN = RunLog(
+    schema="hetplan.run/1",
+    hetplan_version="0.1.0",
+    plan_sha256="00ff",
+    started="2026-11-21T06:00:00+00:00",
+    model="gpt-tiny",
+    cluster="this-machine",
+    job="gpt-tiny",
+    target="native",
+    backend="gloo",
+    ranks=(
+        RankMeasure(
+            rank=0,
+            device=0,
+            device_kind="cpu",
+            stage=0,
+            dp_index=0,
+            tp_index=0,
+            step_seconds=0.41,
+            busy_seconds=0.4,
+            tensor_parallel_seconds=0.0,
+            wait_seconds=0.0,
+            reduction_seconds=0.001,
+            optimizer_seconds=0.009,
+            paced_passes=0,
+            overruns=0,
+            peak_memory_bytes=5e7,
+        ),
+    ),
+    steps=(
+        StepRecord(step=0, seconds=0.6, loss=6.25),
+        StepRecord(step=1, seconds=0.41, loss=6.1),
+    ),
+    warmup_steps=1,
+    median_step_seconds=0.41,
+    predicted_step_seconds=0.4,
+    predicted_interval=Interval(p10_seconds=0.35, mean_seconds=0.41, p90_seconds=0.47),
+    paced=(),
+    machine=Machine(
+        cores=2,
+        processor="a processor",
+        system="Linux 6.1",
+        python_version="3.11.7",
+        torch_version="2.13.0+cpu",
+        load_before=0.25,
+    ),
+    loss_check=LossCheck(
+        reference_losses=(6.25, 6.1), largest_relative_difference=1e-07, tolerance=0.0001
+    ),
+)
+
 GOLDEN: tuple[tuple[str, object], ...] = (
     ("hetplan.model-value/1", MODEL),
     ("hetplan.cluster-value/1", CLUSTER),
@@ -190,5 +367,12 @@ GOLDEN: tuple[tuple[str, object], ...] = (
     ("hetplan.plan-value/1", PLAN),
     ("hetplan.estimate/1", ESTIMATE),
     ("hetplan.plan/1", RESULT),
+    ("hetplan.provenance/1", PROVENANCE),
+    ("hetplan.pace/1", PACE),
+    ("hetplan.predictor/1", LAWS),
+    ("hetplan.run/1", RUN),
 )
 """(current schema, value) of every kind of value that is written to disk."""
+
+GOLDEN_ROWS: tuple[LayerSample | LinkSample, ...] = (LAYER_SAMPLE, LINK_SAMPLE)
+"""One row of every kind of CSV file."""

@@ -7,10 +7,11 @@ rewritten: where a form changes, raise the schema number and let the reader acce
 from pathlib import Path
 
 import pytest
-from golden_values import GOLDEN
+from golden_values import GOLDEN, GOLDEN_ROWS
 
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
+from hetplan.profiling.samples_csv import header, read_samples, row
 
 FOLDER = Path(__file__).parent
 
@@ -41,7 +42,20 @@ def test_golden_files_of_every_number_are_read(path):
         assert read == value
 
 
+def _csv(sample: object) -> Path:
+    return FOLDER / f"{type(sample).__name__}.v1.csv"
+
+
+@pytest.mark.parametrize("sample", GOLDEN_ROWS, ids=lambda sample: type(sample).__name__)
+def test_every_csv_file_keeps_its_form(sample):
+    assert _csv(sample).read_text(encoding="utf-8") == f"{header(type(sample))}\n{row(sample)}\n"
+    assert read_samples(_csv(sample), type(sample)) == (sample,)
+
+
 def write_missing() -> None:
+    for sample in GOLDEN_ROWS:
+        if not _csv(sample).exists():
+            _csv(sample).write_text(f"{header(type(sample))}\n{row(sample)}\n", encoding="utf-8")
     for schema, value in GOLDEN:
         path = _file(value, schema)
         if not path.exists():
