@@ -139,9 +139,9 @@ def _read_plan(path: Path) -> tuple[Inputs, Plan]:
 
     from hetplan.errors import InputError
     from hetplan.plans.check import check_plan
-    from hetplan.search.files import load_result
+    from hetplan.search.files import load_plan
 
-    result = load_result(path)
+    result = load_plan(path)
     faults = check_plan(result.plan, result.inputs.model, result.inputs.cluster, result.inputs.job)
     if faults:
         raise InputError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
 
     from hetplan.launchers.run_log import LossCheck, RunLog
     from hetplan.runtime.measured import StepRecord
-
-# As wide as the widest row; a terminal has its own width.
-_WIDTH_WITHOUT_TERMINAL = 160
 
 
 def launch(
@@ -52,10 +48,10 @@ def launch(
     from hetplan.launchers.local import launch as launch_plan
     from hetplan.launchers.run_log import append_run, run_line
     from hetplan.profiling.pacing import load_pace
-    from hetplan.search.files import load_result
+    from hetplan.search.files import load_plan
     from hetplan.units import format_seconds
 
-    result = load_result(plan)
+    result = load_plan(plan)
 
     def tell(record: StepRecord) -> None:
         say(
@@ -86,11 +82,9 @@ def launch(
 
 def _show(run: RunLog) -> None:
     """Where the time of each rank went, and measured beside predicted."""
-    from rich.console import Console
+    from hetplan.reports.terminal import print_table
 
-    # Into a file or a pipe the table keeps its rows whole; a terminal has its own width.
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
-    console.print(_rank_table(run))
+    print_table(_rank_table(run))
     for line in _run_lines(run):
         emit(line)
 

@@ -20,6 +20,7 @@ from hetplan.cli.demo import demo
 from hetplan.cli.estimate import estimate
 from hetplan.cli.fit import fit
 from hetplan.cli.launch import launch
+from hetplan.cli.options import INTERRUPTED
 from hetplan.cli.plan import plan
 from hetplan.cli.profile import profile
 from hetplan.errors import HetplanError
@@ -28,8 +29,6 @@ from hetplan.version import __version__
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
 TRACEBACK_VARIABLE = "HETPLAN_TRACEBACK"
 
 

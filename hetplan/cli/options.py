@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
+
 ModelFile = Annotated[Path, typer.Option("--model", help="Model file (YAML).")]
 ClusterFile = Annotated[Path, typer.Option("--cluster", help="Cluster file (YAML).")]
 JobFile = Annotated[Path, typer.Option("--job", help="Job file (YAML).")]
@@ -99,13 +102,9 @@ def read_inputs(model: Path, cluster: Path, job: Path, target: str | None = None
 
 def stores_to_read(stores: list[Path] | None) -> tuple[Path, ...]:
     """The folders named, or the user's store (where there is one) and the shipped profiles."""
-    from hetplan.files.shipped import default_store, shipped_folder
+    from hetplan.files.shipped import default_stores
 
-    if stores:
-        return tuple(stores)
-    return tuple(
-        folder for folder in (default_store(), shipped_folder("profiles")) if folder.is_dir()
-    )
+    return tuple(stores) if stores else default_stores()
 
 
 def read_predictor(predictor: Path | None, stores: list[Path] | None) -> tuple[Predictor, str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hetplan.cli.options import (
+    INTERRUPTED,
     AsJson,
     ClusterFile,
     JobFile,
@@ -23,15 +24,11 @@ from hetplan.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from hetplan.cli.progress import ProgressLine
     from hetplan.job.spec import Job
     from hetplan.predict.predictor import Predictor
     from hetplan.search.explore import Progress
     from hetplan.search.result import SearchResult
-
-_INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
-_SECONDS_BETWEEN_LINES = 2.0
-_SECONDS_BETWEEN_UPDATES = 0.1
 
 
 def plan(
@@ -55,23 +52,21 @@ def plan(
 
     Ctrl-C ends the search, writes the best plan so far and exits with 130.
     """
+    from hetplan.cli.progress import ProgressLine
     from hetplan.search.search import search
 
     inputs = read_inputs(model, cluster, job, target)
     asked = _overridden(inputs.job, gap, time_limit)
     predict, digest = read_predictor(predictor, store)
-    progress = _ProgressLine("plan")
-    try:
+    with ProgressLine("closing candidates") as line:
         result = search(
             inputs.model,
             inputs.cluster,
             asked,
             predict,
             sha256=(*inputs.sha256, ("predictor", digest)),
-            progress=progress.show,
+            progress=_shown_on(line),
         )
-    finally:
-        progress.close()
     from hetplan.search.files import result_text, save_result
 
     save_result(result, out)
@@ -81,7 +76,7 @@ def plan(
     else:
         _show(result)
     if result.certificate is not None and result.certificate.status == "interrupted":
-        raise typer.Exit(_INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
     if not as_json:
         _show_homogeneous(result, predict)
 
@@ -110,57 +105,34 @@ def _show(result: SearchResult) -> None:
 
 def _show_homogeneous(result: SearchResult, predictor: Predictor) -> None:
     """The figure of merit, where the cluster mixes kinds."""
+    from hetplan.cli.progress import ProgressLine
     from hetplan.reports.plans import homogeneous_lines
     from hetplan.search.homogeneous import homogeneous_sum
 
     if len({island.device.kind for island in result.inputs.cluster.islands}) < 2:
         return
-    progress = _ProgressLine("each kind alone")
-    try:
+    with ProgressLine("closing candidates of each kind alone") as line:
         figure = homogeneous_sum(
             result,
             predictor,
             time_limit_seconds=result.inputs.job.time_limit_seconds,
-            progress=progress.show,
+            progress=_shown_on(line),
         )
-    finally:
-        progress.close()
-    for line in homogeneous_lines(figure):
-        emit(line)
+    for text in homogeneous_lines(figure):
+        emit(text)
 
 
-class _ProgressLine:
-    """Best, bound and gap on stderr; on a terminal one line that changes."""
+def _shown_on(line: ProgressLine) -> Callable[[Progress], None]:
+    """A listener of the search that shows best, bound and gap on this line."""
 
-    def __init__(self, verb: str) -> None:
-        self._verb = verb
-        self._live = sys.stderr.isatty()
-        self._shown = float("-inf")
-
-    def show(self, progress: Progress) -> None:
-        """Say where the search stands, unless that was said just now."""
-        wait = _SECONDS_BETWEEN_UPDATES if self._live else _SECONDS_BETWEEN_LINES
-        if progress.elapsed_seconds - self._shown < wait:
-            return
-        self._shown = progress.elapsed_seconds
+    def show(progress: Progress) -> None:
         found = (
             "no plan yet"
             if progress.best_seconds == float("inf")
             else f"best {progress.best_seconds:.4g} s, bound {progress.lower_bound_seconds:.4g} s, "
             f"gap {progress.gap:.2%}"
         )
-        text = (
-            f"{self._verb}: {found}; {progress.candidates_done} of {progress.candidates} "
-            f"candidates closed, {progress.elapsed_seconds:.1f} s"
-        )
-        if self._live:
-            sys.stderr.write(f"\r\x1b[K{text}")
-            sys.stderr.flush()
-        else:
-            say(text)
+        elapsed = f"{progress.elapsed_seconds:.1f} s"
+        line.show(progress.candidates_done, progress.candidates, None, f"{found}, {elapsed}")
 
-    def close(self) -> None:
-        """Clear the changing line."""
-        if self._live:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+    return show

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import AsJson, say
+from hetplan.cli.options import INTERRUPTED, AsJson, say
 
 if TYPE_CHECKING:
     from hetplan.cli.profile_request import ProfileRequest
-
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 def profile(

@@ -5,19 +5,18 @@ from __future__ import annotations
 import datetime
 
 from hetplan.cli.options import say
-from hetplan.cli.profile_progress import ProgressLine
 from hetplan.cli.profile_request import ProfileRequest, command_line
 from hetplan.cli.profile_tables import show_layers
+from hetplan.cli.progress import ProgressLine
 from hetplan.errors import InputError
 from hetplan.model.spec import LayerKind
 from hetplan.profiling.backends import Backend, default_backend, open_backend, use_threads
 from hetplan.profiling.circumstances import circumstances
 from hetplan.profiling.measure_layers import (
     LayerProfiler,
-    ShapeKey,
+    Shape,
     Unit,
     has_pace,
-    shape_key,
     units,
 )
 from hetplan.profiling.pacing import PacedKind, Pacer
@@ -47,15 +46,15 @@ def profile_layers(request: ProfileRequest) -> None:
         limits=ACCELERATOR_LIMITS if backend.is_accelerator else CPU_LIMITS,
         pacer=pacer,
     )
-    wanted = {key for unit in work for key in profiler.keys(unit)}
-    held = {shape_key(sample): sample for sample in writer.samples}
+    wanted = {key for unit in work for key in profiler.shapes(unit)}
+    held = {sample.shape: sample for sample in writer.samples}
     fresh = _measure(request, profiler, work, writer, held)
     if pacer is not None and pacer.overruns:
         say(
             f"hetplan: {pacer.overruns} of {pacer.passes} paced passes took longer than their "
             "nominal time; slow the pace down, or free the machine"
         )
-    together = {**held, **{shape_key(sample): sample for sample in fresh}}
+    together = {**held, **{sample.shape: sample for sample in fresh}}
     layers = tuple(sample for key, sample in together.items() if key in wanted)
     if missing := len(wanted) - len(layers):
         say(
@@ -104,7 +103,7 @@ def _measure(
     profiler: LayerProfiler,
     work: tuple[Unit, ...],
     writer: LayerWriter,
-    held: dict[ShapeKey, LayerSample],
+    held: dict[Shape, LayerSample],
 ) -> list[LayerSample]:
     """What was measured now, each sample on disk before the next unit begins."""
     fresh: list[LayerSample] = []
@@ -116,7 +115,7 @@ def _measure(
         ):
             for sample in progress.samples:
                 # A unit that a kill cut in half has some of its samples already.
-                if request.again or shape_key(sample) not in held:
+                if request.again or sample.shape not in held:
                     writer.append(sample)
                     fresh.append(sample)
             point = progress.unit.point

@@ -6,9 +6,9 @@ import os
 import time
 
 from hetplan.cli.profile_layers import describe
-from hetplan.cli.profile_progress import ProgressLine
 from hetplan.cli.profile_request import ProfileRequest, byte_sizes, integers
 from hetplan.cli.profile_tables import show_links
+from hetplan.cli.progress import ProgressLine
 from hetplan.errors import InputError
 from hetplan.profiling.backends import Backend, default_backend, open_backend
 from hetplan.profiling.measure_links import (

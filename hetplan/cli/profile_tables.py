@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from hetplan.cli.options import emit
 from hetplan.files.encoding import encode
 from hetplan.profiling.samples import ProfileSet
 from hetplan.profiling.store import read_populations, read_store
+from hetplan.reports.terminal import print_table
 from hetplan.units import format_bytes, format_seconds
 
 SCHEMA = "hetplan.profiles/1"
@@ -46,7 +46,7 @@ def show_layers(result: ProfileSet, *, as_json: bool) -> None:
             "yes" if sample.steady else "no",
             format_bytes(sample.activation_bytes) if sample.activation_bytes else "",
         )
-    _print(table)
+    print_table(table)
 
 
 def show_links(result: ProfileSet, *, as_json: bool) -> None:
@@ -73,7 +73,7 @@ def show_links(result: ProfileSet, *, as_json: bool) -> None:
             str(sample.repeats),
             str(sample.outliers),
         )
-    _print(table)
+    print_table(table)
 
 
 def list_store(store: Path, *, as_json: bool) -> None:
@@ -97,7 +97,7 @@ def list_store(store: Path, *, as_json: bool) -> None:
             provenance.paced,
             provenance.device_name,
         )
-    _print(table)
+    print_table(table)
 
 
 def _table(*columns: str) -> Table:
@@ -105,9 +105,3 @@ def _table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, no_wrap=True)
     return table
-
-
-def _print(table: Table) -> None:
-    console = Console()
-    # Into a file or a pipe nothing is cut off.
-    Console(width=None if console.is_terminal else 200).print(table)

@@ -1,7 +1,8 @@
 """How a cluster file and the device catalogue are written.
 
-Figures of a link are what ONE device sees when it sends ALONE, in one direction: a node of eight
-devices behind one 200 Gbit/s card that they share has eight links of 25 Gbit/s each.
+Figures of a link are what ONE device sees when it sends ALONE, in one direction: where eight
+devices share one 200 Gbit/s card, each has a link of 200 Gbit/s. What they lose by sending at once
+is no property of the link, and estimates do not model it.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from hetplan.cluster.file_form import (
     IslandLinkForm,
     LinkForm,
 )
-from hetplan.cluster.spec import Cluster, DeviceKind, Island, IslandLink, Link, Transport
+from hetplan.cluster.spec import CPU_KIND, Cluster, DeviceKind, Island, IslandLink, Link, Transport
 from hetplan.files.reading import decode, read_document
 
 CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/1"
@@ -47,7 +47,7 @@ def _island(form: IslandForm, region: str, kinds: Mapping[str, DeviceKind]) -> I
     if not device.memory_bytes:
         device = replace(device, memory_bytes=memory_bytes)
     # A CPU core has no accelerator library; everything else is expected to have its maker's.
-    direct = Transport.HOST_STAGED if device.kind == "cpu" else Transport.DEVICE_DIRECT
+    direct = Transport.HOST_STAGED if device.kind == CPU_KIND else Transport.DEVICE_DIRECT
     return Island(
         name=form.name,
         region=region,

@@ -11,6 +11,9 @@ from enum import StrEnum
 
 from hetplan.errors import InputError
 
+CPU_KIND = "cpu"
+"""Device kind of one CPU core of the machine at hand; it has no accelerator library."""
+
 
 class Transport(StrEnum):
     """How bytes cross a link.
@@ -45,8 +48,12 @@ class DeviceKind:
         for name, rate in self.peak_flops_per_second:
             if name == precision:
                 return rate
-        have = ", ".join(name for name, _ in self.peak_flops_per_second)
-        raise InputError(f"device kind {self.kind} has no {precision} rate; it has {have}")
+        have = ", ".join(name for name, _ in self.peak_flops_per_second) or "none"
+        raise InputError(
+            f"device kind {self.kind} has no {precision} rate, and what is asked was not measured "
+            f"(rates it has: {have}); choose another precision, or measure the kind with "
+            "`hetplan profile`"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

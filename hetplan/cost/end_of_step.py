@@ -3,7 +3,7 @@
 Gradients are reduced as they are kept over the stage's data-parallel ranks, all at once and after
 the last backward pass (nothing is hidden behind it): one all_reduce of all gradients of a rank, or,
 where the target shares the optimizer state, a reduce_scatter of the gradients and an all_gather
-of the updated parameters. Gradient norm and clipping are not priced.
+of the updated parameters. The collective of the gradient norm and clipping are not priced.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def tied_embedding_terms(
     if not model.tied_embeddings:
         return ()
     link = cluster.link_between(first.name, last.name)
-    matrix = -(-model.vocab_size // degrees.tp) * model.hidden_size
+    matrix = model.vocabulary_slice(degrees.tp) * model.hidden_size
     return (
         Term(
             what="tied embedding all_reduce",

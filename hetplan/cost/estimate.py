@@ -313,7 +313,6 @@ def _stage_parts(
         if key not in known:
             known[key] = stage_costs(
                 model,
-                cluster,
                 island,
                 job,
                 key[1],

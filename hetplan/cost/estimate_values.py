@@ -52,7 +52,7 @@ class StageEstimate:
     busy_seconds: float
     """All forward and backward passes of the step."""
     wait_seconds: float
-    """Pipeline time in which the stage computed nothing: bubble and exposed transfers."""
+    """The plan's `pipeline_seconds` less busy time: bubble and exposed transfers."""
     reduction_seconds: float
     """Gradient reduction after the stage's last backward pass."""
     optimizer_seconds: float
@@ -76,7 +76,8 @@ class Estimate:
     """With every prediction at its central value."""
     interval: Interval
     pipeline_seconds: float
-    """Until the last stage's last backward pass has ended."""
+    """Until every stage has left the pipeline: its last backward pass has ended and, with
+    rendezvous sends, its last gradient has left."""
     num_microbatches: int
     tokens_per_second: float
     stages: tuple[StageEstimate, ...]

@@ -189,7 +189,7 @@ def stage_memory(
             full_recompute=full_recompute,
         )
 
-    vocabulary = -(-model.vocab_size // degrees.tp) * model.hidden_size
+    vocabulary = model.vocabulary_slice(degrees.tp) * model.hidden_size
     layer = kept(LayerKind.TRANSFORMER, False)
     return StageMemory(
         num_layers=model.num_layers,
@@ -227,6 +227,5 @@ def message_bytes(model: ModelSpec, job: Job, degrees: Degrees) -> float:
 
 
 def _largest_matrix(model: ModelSpec, tp: int) -> float:
-    query = model.attention_size // tp
-    kv = max(1, model.num_kv_heads // tp) * model.head_dim
-    return float(model.hidden_size * max(query + 2 * kv, model.ffn_hidden_size // tp))
+    query, kv, ffn = model.slice_sizes(tp)
+    return float(model.hidden_size * max(query + 2 * kv, ffn))

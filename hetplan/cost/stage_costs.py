@@ -137,18 +137,6 @@ class StageCosts:
         """Reduction and update; the tied matrix between first and last stage is not in it."""
         return sum(self.end.seconds(transformer_layers, embedding, head))
 
-    def after_seconds_per_layer(self) -> float:
-        """The largest coefficient with after_seconds(n, False, False) >= n * coefficient.
-
-        For n from 1 to the model's number of layers. It bounds stages with embedding or head too
-        where the predictor's times do not fall with more bytes or parameters. Asks the predictor
-        for every n, the first time.
-        """
-        return min(
-            self.after_seconds(n, False, False) / n
-            for n in range(1, self.memory_model.num_layers + 1)
-        )
-
     def memory(
         self, transformer_layers: int, embedding: bool, head: bool, in_flight: int
     ) -> MemoryUse:
@@ -181,7 +169,6 @@ class BoundaryCosts:
 
 def stage_costs(
     model: ModelSpec,
-    cluster: Cluster,
     island: Island,
     job: Job,
     degrees: Degrees,
@@ -194,7 +181,6 @@ def stage_costs(
     The vocabulary is padded as the job's target does it. `optimizer_shards`: ranks that share the
     optimizer state; None: all data-parallel ranks where the target can.
     """
-    del cluster  # stages lie in one island; kept so that all cost functions are called alike
     trainer = target(job.target)
     if optimizer_shards is None:
         optimizer_shards = degrees.dp if trainer.optimizer_sharding else 1
@@ -225,8 +211,8 @@ def stage_costs(
 
 def padded(model: ModelSpec, job: Job, tp: int) -> ModelSpec:
     """The model with the vocabulary that the job's target trains under this tp."""
-    multiple = target(job.target).vocab_multiple * tp
-    return replace(model, vocab_size=-(-model.vocab_size // multiple) * multiple)
+    size = target(job.target).padded_vocab_size(model.vocab_size, tp)
+    return replace(model, vocab_size=size)
 
 
 def _passes(

@@ -73,8 +73,8 @@ def notes(what: str, cause: str, prediction: Prediction | SendLaw) -> tuple[str,
 class Draws:
     """Common log-factors, one column per cause, `count` draws from a fixed seed.
 
-    Causes get their columns in the order in which they are first asked for; antithetic pairs, so
-    that the mean of every column is exactly 0.
+    Antithetic pairs: every draw stands beside its mirror image, so that no log-factor has a mean
+    other than 0 by chance.
     """
 
     def __init__(self, causes: Sequence[str], count: int, seed: int) -> None:

@@ -28,3 +28,10 @@ def default_store() -> Path:
     # The XDG specification says that a relative path there is to be ignored.
     base = Path(home) if os.path.isabs(home) else Path.home() / ".local" / "share"
     return base / "hetplan" / "profiles"
+
+
+def default_stores() -> tuple[Path, ...]:
+    """Where measurements are read from unless the user names a place: own store, then shipped."""
+    return tuple(
+        folder for folder in (default_store(), shipped_folder("profiles")) if folder.is_dir()
+    )

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault
-from hetplan.files.nodes import Path
+from hetplan.files.nodes import Path, field_text
 from hetplan.files.reading import Document
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
@@ -21,15 +21,10 @@ def check_job_against(
     def fault(path: Path, message: str) -> Fault:
         if document is not None:
             return document.fault(path, message)
-        return Fault(field=_field(path), message=message)
+        return Fault(field=field_text(path), message=message)
 
     found = (*_lengths(job, model), *_degrees(job, model, cluster), *_names(job, cluster))
     return tuple(fault(path, message) for path, message in found)
-
-
-def _field(path: Path) -> str:
-    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
-    return text.removeprefix(".")
 
 
 def _lengths(job: Job, model: ModelSpec) -> Iterator[tuple[Path, str]]:
@@ -44,19 +39,8 @@ def _lengths(job: Job, model: ModelSpec) -> Iterator[tuple[Path, str]]:
 def _degrees(job: Job, model: ModelSpec, cluster: Cluster) -> Iterator[tuple[Path, str]]:
     tp, pp, dp = job.pin.tp, job.pin.pp, job.pin.dp
     if tp is not None:
-        for what, value in (
-            ("num_attention_heads", model.num_attention_heads),
-            ("ffn_hidden_size", model.ffn_hidden_size),
-        ):
-            if value % tp:
-                yield ("pin", "tp"), f"{tp} does not divide {what} {value} of {model.name}"
-        kv_heads = model.num_kv_heads
-        if kv_heads % tp and tp % kv_heads:
-            yield (
-                ("pin", "tp"),
-                f"{tp} neither divides nor is a multiple of num_kv_heads {kv_heads} of "
-                f"{model.name}",
-            )
+        for fault in model.slicing_faults(tp):
+            yield ("pin", "tp"), fault
         per_node = sorted({island.devices_per_node for island in cluster.islands})
         if not any(count % tp == 0 for count in per_node):
             counts = ", ".join(map(str, per_node))

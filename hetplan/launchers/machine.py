@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from hetplan.cluster.spec import CPU_KIND
 from hetplan.errors import Fault, InputError
-
-CPU_KIND = "cpu"
-"""Device kind of a rank that is a core of this machine, at its own speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +91,11 @@ def torch_backend(kinds: Sequence[str], paced: Sequence[str]) -> str:
 def _accelerators() -> list[str]:
     import torch
 
-    from hetplan.profiling.backends import slug
+    from hetplan.profiling.backends import cuda_kind
 
     if not torch.cuda.is_available():
         return []
-    vendor = "amd" if getattr(torch.version, "hip", None) else "nvidia"
-    return [
-        slug(torch.cuda.get_device_name(index), vendor)
-        for index in range(torch.cuda.device_count())
-    ]
+    return [cuda_kind(index) for index in range(torch.cuda.device_count())]
 
 
 def _same_kind(kind: str, name: str) -> bool:

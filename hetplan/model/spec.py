@@ -108,6 +108,33 @@ class ModelSpec:
             - (self.vocab_size * self.hidden_size if self.tied_embeddings else 0)
         )
 
+    def slicing_faults(self, tp: int) -> tuple[str, ...]:
+        """Why a layer cannot be cut into `tp` tensor-parallel slices; empty where it can."""
+        faults = [
+            f"tp {tp} does not divide {name} {size} of {self.name}"
+            for name, size in (
+                ("num_attention_heads", self.num_attention_heads),
+                ("ffn_hidden_size", self.ffn_hidden_size),
+            )
+            if size % tp
+        ]
+        # Where tp exceeds the key-value heads each is replicated, equally often.
+        if self.num_kv_heads % tp and tp % self.num_kv_heads:
+            faults.append(
+                f"tp {tp} neither divides nor is a multiple of num_kv_heads {self.num_kv_heads} of "
+                f"{self.name}"
+            )
+        return tuple(faults)
+
+    def slice_sizes(self, tp: int) -> tuple[int, int, int]:
+        """(queries, keys, MLP): widths that one of `tp` ranks holds; values are as wide as keys."""
+        kv_heads = max(1, self.num_kv_heads // tp)
+        return self.attention_size // tp, kv_heads * self.head_dim, self.ffn_hidden_size // tp
+
+    def vocabulary_slice(self, tp: int) -> int:
+        """Entries of the vocabulary that one of `tp` ranks holds, rounded up."""
+        return -(-self.vocab_size // tp)
+
     def parameters(self, kind: LayerKind, tp: int = 1) -> int:
         """Parameters that one of `tp` tensor-parallel ranks holds of one layer of this kind.
 
@@ -116,15 +143,13 @@ class ModelSpec:
         replicated where tp exceeds them. A tied head holds its copy of the matrix all the same.
         """
         h, gpt = self.hidden_size, self.architecture is Architecture.GPT
-        vocab = -(-self.vocab_size // tp)
+        vocab = self.vocabulary_slice(tp)
         norm = 2 * h if gpt else h
         if kind is LayerKind.EMBEDDING:
             return vocab * h + (self.max_sequence_length * h if gpt else 0)
         if kind is LayerKind.HEAD:
             return vocab * h + norm
-        query = self.attention_size // tp
-        kv = max(1, self.num_kv_heads // tp) * self.head_dim
-        ffn = self.ffn_hidden_size // tp
+        query, kv, ffn = self.slice_sizes(tp)
         matrices = h * (query + 2 * kv) + query * h + self.mlp_matrices * h * ffn
         biases = (query + 2 * kv + h + ffn + h) if gpt else 0
         return matrices + biases + 2 * norm

@@ -2,7 +2,7 @@
 
 Everything is per microbatch and per tensor-parallel rank. 2 operations per multiply-add. The
 attention core is counted causally (half of the s x s square), as it is computed by a fused
-kernel; `facts` that quote the full square differ by 2 * b * s^2 * h per layer.
+kernel; formulas with the full square have 2 * b * s^2 * h more per layer.
 Forms: Narayanan et al., arXiv 2104.04473 (operations); Korthikanti et al., arXiv 2205.05198
 (activations).
 """
@@ -26,7 +26,6 @@ class LayerWork:
     """Parameters read by the matrix products."""
     elementwise_elements: float
     """Elements read or written by everything that is not a matrix product."""
-    num_matrix_products: int
 
     @property
     def flops(self) -> float:
@@ -40,14 +39,13 @@ def layer_work(
     """Forward work of one layer; the backward pass is twice the operations."""
     tokens = microbatch_size * sequence_length
     h = model.hidden_size
-    vocab = -(-model.vocab_size // tp)
+    vocab = model.vocabulary_slice(tp)
     if kind is LayerKind.EMBEDDING:
         return LayerWork(
             matrix_flops=0.0,
             attention_flops=0.0,
             weight_elements=0.0,
             elementwise_elements=2.0 * tokens * h,
-            num_matrix_products=0,
         )
     if kind is LayerKind.HEAD:
         return LayerWork(
@@ -56,20 +54,18 @@ def layer_work(
             weight_elements=float(h * vocab),
             # logits written, read by the softmax, its gradient kept; norm reads and writes h.
             elementwise_elements=tokens * (3.0 * vocab + 2.0 * h),
-            num_matrix_products=1,
         )
-    query = model.attention_size // tp
-    kv = max(1, model.num_kv_heads // tp) * model.head_dim
-    ffn = model.ffn_hidden_size // tp
+    query, kv, ffn = model.slice_sizes(tp)
     weights = float(h * (query + 2 * kv) + query * h + model.mlp_matrices * h * ffn)
     activation_reads = 3.0 * ffn if model.architecture is Architecture.LLAMA else 2.0 * ffn
     return LayerWork(
         matrix_flops=2.0 * tokens * weights,
         attention_flops=2.0 * tokens * sequence_length * query,
         weight_elements=weights,
-        # two norms and two residual additions (4 reads, 4 writes of h), projections in and out.
+        # two norms and two residual additions: 4 reads and 4 writes of h (an addition's second
+        # operand, just written, is not counted; efficiencies are measured against this same count);
+        # projections in and out.
         elementwise_elements=tokens * (8.0 * h + 2.0 * query + 2.0 * kv + activation_reads),
-        num_matrix_products=4 + (model.mlp_matrices - 2),
     )
 
 
@@ -91,15 +87,14 @@ def activation_elements(
     tokens = float(microbatch_size * sequence_length)
     h = model.hidden_size
     if kind is LayerKind.EMBEDDING:
-        return tokens
+        return tokens  # their numbers; eight bytes each, too few beside [b, s, h] to tell apart
     if kind is LayerKind.HEAD:
-        # norm input and output, logits and their softmax.
-        return tokens * (2.0 * h + 2.0 * -(-model.vocab_size // tp))
+        # norm input and output, and per logit two elements: in 16 bits that is the float32 softmax
+        # that the loss keeps; in float32 it is twice that, on the safe side.
+        return tokens * (2.0 * h + 2.0 * model.vocabulary_slice(tp))
     if full_recompute:
         return tokens * h
-    query = model.attention_size // tp
-    kv = max(1, model.num_kv_heads // tp) * model.head_dim
-    ffn = model.ffn_hidden_size // tp
+    query, kv, ffn = model.slice_sizes(tp)
     mlp = 4.0 * ffn if model.architecture is Architecture.LLAMA else 2.0 * ffn
     # inputs of both norms and both norms' outputs (4h); q, k, v and context; the MLP's inner.
     return tokens * (4.0 * h + 2.0 * query + 2.0 * kv + mlp)

@@ -120,7 +120,6 @@ def build_plan(
         )
         start = stop
     trainer = target(job.target)
-    multiple = trainer.vocab_multiple * degrees.tp
     return Plan(
         pipelines=(
             Pipeline(
@@ -134,7 +133,7 @@ def build_plan(
         precision=job.precision.value,
         optimizer=job.optimizer.value,
         optimizer_shards=degrees.dp if trainer.optimizer_sharding else 1,
-        padded_vocab_size=-(-model.vocab_size // multiple) * multiple,
+        padded_vocab_size=trainer.padded_vocab_size(model.vocab_size, degrees.tp),
         tied_embedding_devices=_tied(model, stages),
         target=job.target,
         unused_devices=_unused(cluster, groups),

@@ -23,7 +23,16 @@ def check_plan(plan: Plan, model: ModelSpec, cluster: Cluster, job: Job) -> tupl
     """Every rule that the plan breaks; empty when it is legal."""
     return tuple(
         Fault(field=field, message=message)
-        for rule in (_settings, _layers, _devices, _degrees, _batch, _schedule, _reductions)
+        for rule in (
+            _settings,
+            _layers,
+            _devices,
+            _degrees,
+            _batch,
+            _schedule,
+            _reductions,
+            _shares,
+        )
         for field, message in rule(plan, model, cluster, job)
     )
 
@@ -142,15 +151,8 @@ def _replica(where: str, replica: Replica, model: ModelSpec, cluster: Cluster) -
     if count == 0 or count % (tp * replica.cp):
         yield where, f"{count} devices are not a multiple of tp {tp} x cp {replica.cp}"
         return
-    for name, size in (
-        ("num_attention_heads", model.num_attention_heads),
-        ("ffn_hidden_size", model.ffn_hidden_size),
-    ):
-        if size % tp:
-            yield where, f"tp {tp} does not divide {name} {size}"
-    kv = model.num_kv_heads
-    if kv % tp and tp % kv:
-        yield where, f"tp {tp} neither divides num_kv_heads {kv} nor is a multiple of it"
+    for fault in model.slicing_faults(tp):
+        yield where, fault
     devices = expand(replica.devices)
     if not all(0 <= device < cluster.num_devices for device in devices):
         return
@@ -234,6 +236,28 @@ def _reductions(plan: Plan, model: ModelSpec, cluster: Cluster, job: Job) -> _Fo
                     f"no reduction group covers layers {chunk.start} to {chunk.stop} of its "
                     f"{dp} replicas: their weights would drift apart",
                 )
+
+
+def _shares(plan: Plan, model: ModelSpec, cluster: Cluster, job: Job) -> _Found:
+    """What the ranks of every stage split evenly: the vocabulary and the optimizer state."""
+    replicas = [
+        replica
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+        for replica in stage.replicas
+        if replica.tp * replica.cp > 0
+    ]
+    for tp in sorted({replica.tp for replica in replicas}):
+        if plan.padded_vocab_size % tp:
+            yield "padded_vocab_size", f"tp {tp} does not divide {plan.padded_vocab_size}"
+    shards = plan.optimizer_shards
+    trainer = TARGETS.get(plan.target)
+    if shards != 1 and trainer is not None and not trainer.optimizer_sharding:
+        yield "optimizer_shards", f"{shards}; target {plan.target} does not shard it: use 1"
+        return
+    for dp in sorted({replica.dp for replica in replicas}):
+        if shards < 1 or dp % shards:
+            yield "optimizer_shards", f"{shards} does not divide dp {dp}; use a divisor of it"
 
 
 def _some(numbers: list[int], most: int = 6) -> str:

@@ -23,6 +23,11 @@ class Target:
     fewer_microbatches_than_stages: bool
     """1F1B runs with fewer microbatches than the pipeline has stages."""
 
+    def padded_vocab_size(self, vocab_size: int, tp: int) -> int:
+        """Vocabulary that is trained under this tp: rounded up to `vocab_multiple` times tp."""
+        multiple = self.vocab_multiple * tp
+        return -(-vocab_size // multiple) * multiple
+
 
 TARGETS: dict[str, Target] = {
     "native": Target(

@@ -7,8 +7,8 @@
 
 Priors are central values over devices whose measurements are public; the half-width beside each
 is how far single devices and shapes lie from it, so the interval of such a prediction is wide. It
-is the time-weighted mean of its parts' half-widths: exact if all parts are off together, which is
-the worst case. Nothing here was measured on the device at hand.
+is the time-weighted mean of its parts' half-widths, as if all parts were off together, which is the
+worst case. Nothing here was measured on the device at hand.
 
 Data behind the priors, each on fp16 or bf16 and single operators: the operator profiles that the
 Sailor authors published for five NVIDIA devices (github.com/eth-easl/sailor, MIT) and SimuMax's
@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 
 from hetplan.cluster.spec import DeviceKind, Link
+from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec
 from hetplan.predict.columns import layer_columns
@@ -93,6 +94,16 @@ def _operations(model: ModelSpec, layer: LayerKind) -> int:
     return 14 if model.architecture is Architecture.LLAMA else 10
 
 
+def _memory_bandwidth(device: DeviceKind) -> float:
+    """The device's figure; an InputError where it is not known, because every time needs it."""
+    if device.memory_bandwidth_bytes_per_second > 0:
+        return device.memory_bandwidth_bytes_per_second
+    raise InputError(
+        f"device kind {device.kind} has no memory bandwidth, and what is asked was not measured; "
+        "add memory_bandwidth to its entry, or measure the kind with `hetplan profile`"
+    )
+
+
 def _layer(
     device: DeviceKind,
     model: ModelSpec,
@@ -117,7 +128,7 @@ def _layer(
     work = BACKWARD_WORK if backward else 1.0
     launch = LAUNCH_SECONDS_BACKWARD if backward else LAUNCH_SECONDS_FORWARD
     streaming = ELEMENTWISE_EFFICIENCY_BACKWARD if backward else ELEMENTWISE_EFFICIENCY_FORWARD
-    bandwidth = device.memory_bandwidth_bytes_per_second * streaming
+    bandwidth = _memory_bandwidth(device) * streaming
     launches = launch * _operations(model, layer)
     matrix = work * columns.matrix_flops / (peak * MATRIX_EFFICIENCY)
     attention = work * columns.attention_flops / (peak * ATTENTION_EFFICIENCY)
@@ -200,7 +211,7 @@ def optimizer_update(
         fused += _MIXED_PRECISION_BYTES
     traffic = fused * OPTIMIZER_TRAFFIC_FACTOR * parameters
     return Prediction(
-        seconds=traffic / device.memory_bandwidth_bytes_per_second,
+        seconds=traffic / _memory_bandwidth(device),
         log_halfwidth=OPTIMIZER_LOG_HALFWIDTH,
         source=SOURCE,
         extrapolating=notes,

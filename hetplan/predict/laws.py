@@ -7,6 +7,7 @@ is a table of measured times by message size for each operation and group size.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -183,13 +184,11 @@ def validation_of(left_out: str, folds: int, log_errors: Sequence[float]) -> Val
     if not log_errors:
         return Validation(left_out="", folds=0, mean=0.0, median=0.0, worst=0.0)
     errors = sorted(abs(math.expm1(-error)) for error in log_errors)
-    middle = len(errors) // 2
-    median = errors[middle] if len(errors) % 2 else (errors[middle - 1] + errors[middle]) / 2
     return Validation(
         left_out=left_out,
         folds=folds,
         mean=sum(errors) / len(errors),
-        median=median,
+        median=statistics.median(errors),
         worst=errors[-1],
     )
 

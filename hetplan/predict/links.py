@@ -14,6 +14,7 @@ Everything that was not measured as asked says so.
 from __future__ import annotations
 
 import math
+import statistics
 from bisect import bisect_left
 from collections.abc import Sequence
 
@@ -116,7 +117,7 @@ def _points(samples: Sequence[LinkSample]) -> tuple[list[float], list[float]]:
 
 
 def _geometric_mean(values: Sequence[float]) -> float:
-    """Exact for a single value."""
+    """A single value as it is, without the rounding of exp and log."""
     if len(values) == 1:
         return values[0]
     return math.exp(sum(math.log(value) for value in values) / len(values))
@@ -337,18 +338,12 @@ def _notice_seconds(together: SizeTable, late: SizeTable) -> float:
     Median over the sizes whose time is at most twice the shortest, where latency rules.
     """
     short = 2.0 * together.seconds[0]
-    differences = sorted(
+    differences = [
         seconds - table_seconds(late, size)
         for size, seconds in zip(together.message_bytes, together.seconds, strict=True)
         if seconds <= short
-    )
-    middle = len(differences) // 2
-    median = (
-        differences[middle]
-        if len(differences) % 2
-        else 0.5 * (differences[middle - 1] + differences[middle])
-    )
-    return max(0.0, median)
+    ]
+    return max(0.0, statistics.median(differences))
 
 
 def _first(tables: Sequence[SizeTable], operation: str) -> SizeTable | None:

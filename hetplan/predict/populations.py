@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from hetplan.errors import InputError
-from hetplan.profiling.samples import LayerSample, LinkSample, ProfileSet, Provenance
+from hetplan.profiling.samples import LayerSample, LinkSample, ProfileSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +71,10 @@ def _check_traceable(population: ProfileSet) -> None:
     """Refuses a set in which one thing was measured under several circumstances, untraceably."""
     circumstances: dict[str, set[tuple[object, ...]]] = {}
     for each in population.provenance:
-        circumstances.setdefault(each.device, set()).add(_circumstances(each))
+        circumstances.setdefault(each.device, set()).add(each.circumstances)
     every = {words for several in circumstances.values() for words in several}
     doubtful = {device for device, several in circumstances.items() if len(several) > 1}
-    repeated = _repeated(
-        [(sample.device, _shape(sample)) for sample in population.layers], doubtful
-    )
+    repeated = _repeated([(sample.device, sample.shape) for sample in population.layers], doubtful)
     if repeated is None and len(every) > 1:
         links = {sample.link for sample in population.links}
         repeated = _repeated([(each.link, _message(each)) for each in population.links], links)
@@ -98,36 +96,6 @@ def _repeated(
             return entry[0]
         seen.add(entry)
     return None
-
-
-def _circumstances(provenance: Provenance) -> tuple[object, ...]:
-    return (
-        provenance.device_name,
-        provenance.backend,
-        provenance.torch_version,
-        provenance.driver,
-        provenance.threads,
-        provenance.paced,
-    )
-
-
-def _shape(sample: LayerSample) -> tuple[object, ...]:
-    return (
-        sample.precision,
-        sample.architecture,
-        sample.layer,
-        sample.phase,
-        sample.hidden_size,
-        sample.ffn_hidden_size,
-        sample.num_attention_heads,
-        sample.num_kv_heads,
-        sample.head_dim,
-        sample.vocab_size,
-        sample.sequence_length,
-        sample.microbatch_size,
-        sample.tp,
-        sample.copies,
-    )
 
 
 def _message(sample: LinkSample) -> tuple[object, ...]:

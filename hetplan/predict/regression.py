@@ -6,10 +6,12 @@ The first step has relative errors. Each further one linearises around the last 
 log(p / y) = log(p0 / y) + p / p0 - 1, and divides every row by the root of its last |log error|,
 which turns squares into absolute values: one slow row cannot pull the fit away.
 
-Intervals: split conformal prediction (Lei et al., arXiv 1604.04173): of n absolute log errors on
-rows that the fit did not see, the ceil((n + 1) * coverage)-th smallest bounds that of a new row
-with the given probability, whatever the distribution, as long as the new row is exchangeable
-with them. Beyond the measured sizes it is not; callers widen the interval there.
+Intervals: the rank of split conformal prediction (Lei et al., arXiv 1604.04173): of n absolute log
+errors on rows that one fit did not see, the ceil((n + 1) * coverage)-th smallest bounds that of a
+new, exchangeable row with the given probability. Here every group of rows was left out of a fit of
+its own and the prediction is by the fit of all rows, so the coverage is about the stated one and
+not guaranteed (cross-conformal prediction: Barber et al., arXiv 1905.02928, section 4). Rows beyond
+the measured sizes are not exchangeable; callers widen the interval there.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from collections.abc import Hashable, Sequence
 COVERAGE = 0.9
 """Of every interval in this package."""
 MIN_CALIBRATION_ROWS = 9
-"""Fewest errors that have a finite 90 % bound: ceil((n + 1) * 0.9) <= n from n = 9 on."""
+"""Fewest errors that have a finite 90 % half-width: ceil((n + 1) * 0.9) <= n from n = 9 on."""
 # Errors below 1 % are timing noise; without a floor a row that is met exactly would weigh
 # infinitely much in the next step.
 _LEAST_RESIDUAL = 0.01
@@ -93,7 +95,7 @@ def left_out_errors(
 
 
 def conformal_halfwidth(errors: Sequence[float]) -> float | None:
-    """Bound on |log error| that 90 % of new rows keep; None with fewer than 9 errors."""
+    """Half-width that about 90 % of new rows keep to; None with fewer than 9 errors."""
     rank = math.ceil((len(errors) + 1) * COVERAGE)
     if rank > len(errors):
         return None

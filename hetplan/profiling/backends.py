@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from hetplan.cluster.spec import CPU_KIND
 from hetplan.errors import InputError
 
 
@@ -149,8 +150,8 @@ class CpuBackend:
         return f"{platform.system()} {platform.release()}"
 
     def kind(self) -> str:
-        """`cpu`."""
-        return "cpu"
+        """The kind of every CPU."""
+        return CPU_KIND
 
 
 class CudaBackend:
@@ -230,8 +231,7 @@ class CudaBackend:
 
     def kind(self) -> str:
         """The name as a slug with the vendor first: `NVIDIA H200` -> `nvidia-h200`."""
-        vendor = "amd" if getattr(torch.version, "hip", None) else "nvidia"
-        return slug(self.device_name(), vendor)
+        return cuda_kind(self._index)
 
 
 def open_backend(name: str, *, index: int = 0) -> Backend:
@@ -254,6 +254,12 @@ def default_backend() -> str:
 def use_threads(threads: int) -> None:
     """Let torch compute with this many CPU threads."""
     torch.set_num_threads(threads)
+
+
+def cuda_kind(index: int) -> str:
+    """Device kind of the cuda (or ROCm) device of this number, as its driver's name has it."""
+    vendor = "amd" if getattr(torch.version, "hip", None) else "nvidia"
+    return slug(torch.cuda.get_device_name(index), vendor)
 
 
 def slug(device_name: str, vendor: str) -> str:

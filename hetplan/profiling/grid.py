@@ -45,14 +45,6 @@ class GridPoint:
         return 3.0 * (work.flops + work.elementwise_elements)
 
 
-def divides(model: ModelSpec, tp: int) -> bool:
-    """Whether the model can be cut into `tp` tensor-parallel slices."""
-    kv = model.num_kv_heads
-    return not (
-        model.num_attention_heads % tp or model.ffn_hidden_size % tp or (kv % tp and tp % kv)
-    )
-
-
 def job_grid(
     model: ModelSpec,
     job: Job,
@@ -69,7 +61,7 @@ def job_grid(
         tp_degrees = tp_degrees or (job.pin.tp,)
     if job.pin.microbatch_size is not None:
         microbatch_sizes = microbatch_sizes or (job.pin.microbatch_size,)
-    degrees = tuple(tp for tp in tp_degrees or TP_DEGREES if divides(model, tp))
+    degrees = tuple(tp for tp in tp_degrees or TP_DEGREES if not model.slicing_faults(tp))
     if not degrees:
         raise InputError(
             f"no tp of {', '.join(map(str, tp_degrees))} divides the heads and the ffn of model "
@@ -204,7 +196,7 @@ def points(
         for model, sequence_length, microbatch_size, tp, precision in product(
             models, sequence_lengths, microbatch_sizes, tp_degrees, precisions
         )
-        if divides(model, tp)
+        if not model.slicing_faults(tp)
     }
     if not found:
         raise InputError("no point is left: no tp divides the heads and the ffn of any model")

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +41,8 @@ UPDATE_COPIES = (1, 8)
 # Elements of the largest update: 16 bytes each with AdamW in float32, so 4 GiB.
 LARGEST_UPDATE = 1 << 28
 
-ShapeKey = tuple[object, ...]
-"""What two samples of the same thing have in common; see `shape_key`."""
+Shape: TypeAlias = tuple[str | int, ...]
+"""What two samples of the same thing have in common: `LayerSample.shape`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,26 +65,6 @@ class Progress:
     total: int
     left_seconds: float
     """Estimate for the units that are left, within the budget."""
-
-
-def shape_key(sample: LayerSample) -> ShapeKey:
-    """What a sample measures: everything but the result."""
-    return (
-        sample.architecture,
-        sample.layer,
-        sample.phase,
-        sample.precision,
-        sample.hidden_size,
-        sample.ffn_hidden_size,
-        sample.num_attention_heads,
-        sample.num_kv_heads,
-        sample.head_dim,
-        sample.vocab_size,
-        sample.sequence_length,
-        sample.microbatch_size,
-        sample.tp,
-        sample.copies,
-    )
 
 
 def units(grid: Sequence[GridPoint]) -> tuple[Unit, ...]:
@@ -144,7 +125,7 @@ class LayerProfiler:
         self,
         work: Sequence[Unit],
         *,
-        measured: Collection[ShapeKey] = (),
+        measured: Collection[Shape] = (),
         budget_seconds: float = float("inf"),
     ) -> Iterator[Progress]:
         """Measure the units that are not in `measured`, cheapest first, within the budget.
@@ -153,7 +134,7 @@ class LayerProfiler:
         they are more expensive. Results are yielded one unit at a time.
         """
         started = self._clock()
-        missing = [unit for unit in work if self.keys(unit) - set(measured)]
+        missing = [unit for unit in work if self.shapes(unit) - set(measured)]
         costs = _Costs(self.limits)
         for index, unit in enumerate(missing):
             spent = self._clock() - started
@@ -172,7 +153,7 @@ class LayerProfiler:
                 left_seconds=left,
             )
 
-    def keys(self, unit: Unit) -> set[ShapeKey]:
+    def shapes(self, unit: Unit) -> set[Shape]:
         """What the samples of a unit will measure."""
         timing = Timing(
             median_seconds=0.0, p10_seconds=0.0, p90_seconds=0.0, repeats=0, outliers=0, steady=True
@@ -182,7 +163,7 @@ class LayerProfiler:
             self._sample(unit, _update_phase(optimizer), timing, copies=copies)
             for optimizer, copies in self._updates(unit)
         ]
-        return {shape_key(sample) for sample in (*passes, *updates)}
+        return {sample.shape for sample in (*passes, *updates)}
 
     def _updates(self, unit: Unit) -> tuple[tuple[Optimizer, int], ...]:
         """Which updates of how many layers at once belong to the unit."""

@@ -162,7 +162,8 @@ class LinkProfiler:
         """Measure the cases that are not in rank 0's `measured`.
 
         On rank 0 `on_sample(sample, finished, total)` is called after each; other ranks never
-        call it. Operations that the backend does not have are left out, with a warning.
+        call it. Operations that the backend does not have are left out, with a warning, and so
+        are transfers too short for clocks of different machines.
         """
         agreed: list[Any] = [set(measured)]
         dist.broadcast_object_list(agreed, src=0, group=self._control)
@@ -183,7 +184,7 @@ class LinkProfiler:
             if self.rank not in group_members(self.world, case.group_size):
                 continue
             sample = self._measure(case)
-            if self.rank == 0:
+            if self.rank == 0 and sample is not None:
                 on_sample(sample, index + 1, len(missing))
 
     def _absent_operations(self, cases: Sequence[LinkCase]) -> set[LinkOperation]:
@@ -210,7 +211,8 @@ class LinkProfiler:
                 _LOGGER.warning("%s is not measured: %s refuses it (%s)", operation, name, text)
         return set(absent)
 
-    def _measure(self, case: LinkCase) -> LinkSample:
+    def _measure(self, case: LinkCase) -> LinkSample | None:
+        """The sample; None where the clocks of the ranks cannot tell so short a time."""
         control = self._groups[case.group_size][1]
         run = self._operation(case)
         if case.operation is LinkOperation.SEND_RECV_LATE:
@@ -227,6 +229,17 @@ class LinkProfiler:
         wanted = int(self.limits.seconds / float(agreed[0]))
         repeats = min(self.limits.max_repeats, max(self.limits.min_repeats, wanted))
         seconds = self._gathered(self._repeat(run, control, delay, repeats), control)
+        if min(seconds) <= 0:
+            # Between machines the clocks agree to within their offset's error only.
+            if self.rank == 0:
+                _LOGGER.warning(
+                    "%s of %d bytes among %d ranks is not measured: it ended before it began by "
+                    "the clocks of its machines; their offset is known less well than it is long",
+                    case.operation,
+                    case.message_bytes,
+                    case.group_size,
+                )
+            return None
         timing = summarise(tuple(seconds), steady=True)
         return LinkSample(
             link=self.link,
@@ -257,14 +270,12 @@ class LinkProfiler:
         return times
 
     def _gathered(self, times: list[tuple[float, float]], control: Any) -> list[float]:
-        """Per repeat: the last rank's end less the last rank's start."""
+        """Per repeat: the last rank's end less the last rank's start, as the clocks tell them."""
         mine = torch.tensor(times, dtype=torch.float64)
         every = [torch.empty_like(mine) for _ in range(dist.get_world_size(control))]
         dist.all_gather(every, mine, group=control)
         latest = torch.stack(every).amax(dim=0)
-        # Clocks of different machines agree to within their offset's error; a time is never less
-        # than nothing, and a sample of 0 s would not be a measurement.
-        return [max(float(end - start), 1e-9) for start, end in latest]
+        return [float(end - start) for start, end in latest]
 
     def _operation(self, case: LinkCase) -> Callable[[], None]:
         """What this rank does in one repeat; buffers are allocated here."""

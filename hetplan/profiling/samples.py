@@ -57,6 +57,26 @@ class LayerSample:
     clock_hertz: float
     """Device clock during the measurement; 0 where the device does not tell."""
 
+    @property
+    def shape(self) -> tuple[str | int, ...]:
+        """What was measured: everything but the device and the result."""
+        return (
+            self.architecture,
+            self.layer,
+            self.phase,
+            self.precision,
+            self.hidden_size,
+            self.ffn_hidden_size,
+            self.num_attention_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            self.vocab_size,
+            self.sequence_length,
+            self.microbatch_size,
+            self.tp,
+            self.copies,
+        )
+
 
 class LinkOperation(StrEnum):
     """What was measured on a link.
@@ -115,6 +135,21 @@ class Provenance:
     command: str
     """The command line that measured it."""
     notes: str = ""
+
+    @property
+    def circumstances(self) -> tuple[str, ...]:
+        """What a population has in common beside its device kind: times of others do not mix.
+
+        Date, command, notes and hetplan's own version are no circumstances.
+        """
+        return (
+            self.device_name,
+            self.backend,
+            self.torch_version,
+            self.driver,
+            str(self.threads),
+            self.paced,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,20 +82,9 @@ def read_population(folder: Path) -> ProfileSet:
 
 
 def population_name(provenance: Provenance) -> str:
-    """Name of the folder of everything measured under these circumstances.
-
-    Date, command, notes and hetplan's own version are no circumstances.
-    """
-    circumstances = (
-        provenance.device,
-        provenance.device_name,
-        provenance.backend,
-        provenance.torch_version,
-        provenance.driver,
-        str(provenance.threads),
-        provenance.paced,
-    )
-    digest = hashlib.sha256("\0".join(circumstances).encode()).hexdigest()
+    """Name of the folder of everything measured on this device under these circumstances."""
+    common = (provenance.device, *provenance.circumstances)
+    digest = hashlib.sha256("\0".join(common).encode()).hexdigest()
     # 48 bits: populations of one device number a few dozen.
     return f"{provenance.backend}-{digest[:12]}"
 

@@ -63,19 +63,7 @@ def check_slices(model: ModelSpec, tp: int, tp_rank: int) -> None:
     """Raise an InputError unless the model can be cut into `tp` slices and `tp_rank` is one."""
     if not 0 <= tp_rank < tp:
         raise InputError(f"tp_rank is {tp_rank}; with tp {tp} it is 0 to {tp - 1}")
-    faults = [
-        f"tp {tp} does not divide {name} {size} of model {model.name}"
-        for name, size in (
-            ("num_attention_heads", model.num_attention_heads),
-            ("ffn_hidden_size", model.ffn_hidden_size),
-        )
-        if size % tp
-    ]
-    if model.num_kv_heads % tp and tp % model.num_kv_heads:
-        faults.append(
-            f"tp {tp} neither divides num_kv_heads {model.num_kv_heads} of model {model.name} "
-            "nor is a multiple of it"
-        )
+    faults = list(model.slicing_faults(tp))
     if model.architecture is Architecture.LLAMA and model.head_dim % 2:
         faults.append(f"head_dim is {model.head_dim}; rotary positions need an even one")
     if faults:
@@ -94,7 +82,7 @@ def parameter_slices(
     check_slices(model, tp, tp_rank)
     if kind is LayerKind.TRANSFORMER:
         return (*_attention(model, tp, tp_rank), *_mlp(model, tp, tp_rank))
-    vocabulary = -(-model.vocab_size // tp)
+    vocabulary = model.vocabulary_slice(tp)
     matrix = WeightPart(
         name="vocabulary",
         full_shape=(model.vocab_size, model.hidden_size),
@@ -154,8 +142,7 @@ def _residual_std(model: ModelSpec) -> float:
 
 def _attention(model: ModelSpec, tp: int, tp_rank: int) -> tuple[ParameterSlice, ...]:
     h, gpt = model.hidden_size, model.architecture is Architecture.GPT
-    query = model.attention_size // tp
-    kv = max(1, model.num_kv_heads // tp) * model.head_dim
+    query, kv, _ = model.slice_sizes(tp)
     kv_start = kv_block(model, tp, tp_rank) * kv
     cuts = (
         ("query", model.attention_size, tp_rank * query, query),

@@ -7,11 +7,11 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-# Wider than the widest table that is printed.
-WIDTH_WITHOUT_TERMINAL = 160
+# Wider than any table that is printed; tables are not stretched to it.
+_WIDTH_WITHOUT_TERMINAL = 1000
 
 
 def print_table(table: Table) -> None:
     """The table on stdout; into a file or a pipe its rows stay whole."""
-    width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
+    width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
     Console(width=width, highlight=False).print(table)

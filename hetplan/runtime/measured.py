@@ -33,7 +33,8 @@ class RankMeasure:
     tensor_parallel_seconds: float
     """Communication inside the figure above; 0 on accelerators, where it is not told apart."""
     wait_seconds: float
-    """Pipeline time in which the rank computed nothing."""
+    """From the begin of the step until the rank leaves the pipeline, less busy time. An estimate's
+    wait goes on until every stage has left it, so late stages have the larger estimate."""
     reduction_seconds: float
     """Gradient reduction after the last backward pass, waiting for the others included."""
     optimizer_seconds: float

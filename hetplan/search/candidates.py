@@ -38,13 +38,7 @@ def divisors(number: int) -> tuple[int, ...]:
 def tensor_degrees(model: ModelSpec, cluster: Cluster) -> tuple[int, ...]:
     """Tensor-parallel degrees that the model's shape and at least one island's nodes allow."""
     nodes = {d for island in cluster.islands for d in divisors(island.devices_per_node)}
-    return tuple(
-        tp
-        for tp in sorted(nodes)
-        if model.num_attention_heads % tp == 0
-        and model.ffn_hidden_size % tp == 0
-        and (model.num_kv_heads % tp == 0 or tp % model.num_kv_heads == 0)
-    )
+    return tuple(tp for tp in sorted(nodes) if not model.slicing_faults(tp))
 
 
 def enumerate_candidates(model: ModelSpec, cluster: Cluster, job: Job) -> tuple[Candidate, ...]:

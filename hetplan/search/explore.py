@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from hetplan.search.orders import OrderProgram
 from hetplan.search.partition import NONE, ChainProgram
 from hetplan.search.pricing import RESOLUTION, Pricer
 from hetplan.search.sequences import FEW_SEQUENCES, count_sequences
-from hetplan.search.space import Chain, Floats, Ints, Space, chain_of
+from hetplan.search.space import BOTH, FIRST, LAST, Chain, Floats, Ints, Space, chain_of
 
 _FEWEST_REPLAYS = 200
 _REPLAY_OPERATIONS = 4_000_000
@@ -75,7 +75,6 @@ class Best:
     layers: tuple[int, ...] = ()
     replays: int = 0
     searched: int = 0
-    closed: set[int] = field(default_factory=set)
 
     @property
     def target(self) -> float:
@@ -152,9 +151,9 @@ def rough(space: Space) -> Rough:
     # X per layer of a slot, with as many microbatches in flight as any slot can have.
     weight = (m - 1) * per_layer - (flight - 1) * lesser
     least_x = _least_bottleneck(space, weight, most)
-    ends = float((space.extra_forward[1] + space.extra_backward[1]).min())
-    ends += float((space.extra_forward[2] + space.extra_backward[2]).min())
-    after = min(float(space.after[role, :, 1:].min()) for role in (1, 3))
+    ends = float((space.extra_forward[FIRST] + space.extra_backward[FIRST]).min())
+    ends += float((space.extra_forward[LAST] + space.extra_backward[LAST]).min())
+    after = min(float(space.after[role, :, 1:].min()) for role in (FIRST, BOTH))
     sigma = _cheapest_layers(space, per_layer, most) + ends + after
     cycle = _least_bottleneck(space, per_layer, most)
     counts = np.minimum(np.floor(cycle / per_layer * (1 + 1e-9)), most)

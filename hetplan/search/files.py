@@ -25,7 +25,3 @@ def save_result(result: SearchResult, path: Path) -> None:
 def load_plan(path: Path) -> SearchResult:
     """The result of a file written by `save_result`; an InputError lists what is wrong in it."""
     return decode(read_document(path), SearchResult, schema=SCHEMA)
-
-
-load_result = load_plan
-"""The same under the name of the value it returns."""

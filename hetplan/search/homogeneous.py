@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InfeasibleError, LimitError
-from hetplan.job.spec import Job, Pins
+from hetplan.job.spec import Forbids, Job, Pins
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.model.work import layer_work
 from hetplan.predict.predictor import Predictor
@@ -88,7 +88,7 @@ def _alone(
         gap=min(job.gap, _LARGEST_GAP),
         time_limit_seconds=time_limit_seconds,
         pin=Pins(),
-        forbid=replace(job.forbid, islands=(), nodes=()),
+        forbid=Forbids(),
     )
     tokens, reason = 0.0, ""
     try:

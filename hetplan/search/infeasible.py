@@ -25,8 +25,7 @@ from hetplan.search.explore import few_islands, rough
 from hetplan.search.orders import OrderProgram
 from hetplan.search.partition import NONE
 from hetplan.search.spaces import SpaceMaker, ends
-
-_GIB = 2.0**30
+from hetplan.units import format_bytes
 
 
 def reasons(model: ModelSpec, cluster: Cluster, job: Job, predictor: Predictor) -> tuple[str, ...]:
@@ -124,7 +123,7 @@ def _memory(
     model: ModelSpec, job: Job, candidates: tuple[Candidate, ...], maker: SpaceMaker
 ) -> tuple[str, ...]:
     """Where the layers fit best, and why that is not enough."""
-    fits = [(int(_room(maker, candidate)), candidate) for candidate in candidates]
+    fits = [(_room(maker, candidate), candidate) for candidate in candidates]
     room, candidate = max(fits, key=lambda pair: pair[0])
     degrees = candidate.degrees
     named = (
@@ -148,10 +147,10 @@ def _memory(
         use = cost.memory(1, False, False, 1)
         most = max(cost.max_transformer_layers(*ends(role), 1) for role in range(4))
         lines.append(
-            f"memory: one transformer layer of {model.name} needs {_gib(_states(use))} of states "
-            f"and {_gib(use.activation_bytes + use.temporary_bytes)} of activations and buffers "
-            f"per device at {named}; a device of {island.name} offers "
-            f"{_gib(use.available_bytes)}: {most} layers a stage, {stages} stages"
+            f"memory: one transformer layer of {model.name} needs {format_bytes(_states(use))} of "
+            f"states and {format_bytes(use.activation_bytes + use.temporary_bytes)} of activations "
+            f"and buffers per device at {named}; a device of {island.name} offers "
+            f"{format_bytes(use.available_bytes)}: {most} layers a stage, {stages} stages"
         )
     lines.append(
         f"memory: together at most {room} of {model.num_layers} transformer layers fit "
@@ -167,7 +166,3 @@ def _room(maker: SpaceMaker, candidate: Candidate) -> int:
 
 def _states(use: MemoryUse) -> float:
     return use.parameter_bytes + use.gradient_bytes + use.optimizer_bytes
-
-
-def _gib(size: float) -> str:
-    return f"{size / _GIB:.2f} GiB"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hetplan.cluster.spec import Cluster
-from hetplan.files.shipped import default_store, shipped_folder
+from hetplan.files.shipped import default_stores
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import fit_stores
@@ -22,6 +22,5 @@ def plan(
     InfeasibleError where no plan exists, LimitError where the job's time limit came first.
     """
     if predictor is None:
-        folders = (default_store(), shipped_folder("profiles"))
-        predictor, _ = fit_stores(*(folder for folder in folders if folder.is_dir()))
+        predictor, _ = fit_stores(*default_stores())
     return search(model, cluster, job, predictor)

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.cluster.spec import Cluster, Island, Link
+from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.end_of_step import tied_embedding_terms
 from hetplan.cost.stage_costs import (
     BoundaryCosts,
     StageCosts,
+    boundary_costs,
     boundary_costs_over,
     padded,
     stage_costs,
@@ -18,7 +19,7 @@ from hetplan.cost.stage_costs import (
 from hetplan.cost.terms import seconds_of
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.build import Degrees, stage_link
+from hetplan.plans.build import Degrees
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
 from hetplan.search.candidates import Candidate, matches, stage_limit
@@ -39,7 +40,7 @@ class SpaceMaker:
 
     def costs(self, island: Island, degrees: Degrees) -> StageCosts:
         """Costs of stages on an island."""
-        return stage_costs(self.model, self.cluster, island, self.job, degrees, self.predictor)
+        return stage_costs(self.model, island, self.job, degrees, self.predictor)
 
     def outline(self, candidate: Candidate) -> Space:
         """The space with memory as if one microbatch were in flight and no time at the end.
@@ -121,25 +122,30 @@ class SpaceMaker:
         )
 
     def _links(self, candidate: Candidate) -> Links:
-        stage = candidate.degrees.tp * candidate.degrees.dp
         count = len(candidate.islands)
-        boundaries = []
-        for left in candidate.islands:
-            for right in candidate.islands:
-                link = (
-                    stage_link(left, 2 * stage)
-                    if left.name == right.name
-                    else self.cluster.link_between(left.name, right.name)
-                )
-                boundaries.append(self._over(link, candidate))
+        boundaries = [
+            boundary_costs(
+                self.model,
+                self.cluster,
+                left,
+                right,
+                self.job,
+                candidate.degrees,
+                self.predictor,
+            )
+            for left in candidate.islands
+            for right in candidate.islands
+        ]
         return _as_links(boundaries, (count, count))
 
     def _node_links(self, candidate: Candidate) -> Links:
-        boundaries = [self._over(island.inter_node, candidate) for island in candidate.islands]
+        boundaries = [
+            boundary_costs_over(
+                island.inter_node, self.model, self.job, candidate.degrees, self.predictor
+            )
+            for island in candidate.islands
+        ]
         return _as_links(boundaries, (len(boundaries),))
-
-    def _over(self, link: Link, candidate: Candidate) -> BoundaryCosts:
-        return boundary_costs_over(link, self.model, self.job, candidate.degrees, self.predictor)
 
     def _tied(self, candidate: Candidate) -> Floats:
         count = len(candidate.islands)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,14 @@ def runs(run: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
         return run
 
     monkeypatch.setattr(local, "launch", give)
+
+
+def test_the_commands_defaults_are_the_librarys() -> None:
+    asked, known = signature(launch).parameters, signature(local.launch).parameters
+    names = {"steps": "steps", "warmup": "warmup_steps", "max_ranks": "max_ranks"}
+    names["timeout"] = "timeout_seconds"
+    for option, parameter in names.items():
+        assert asked[option].default == known[parameter].default
 
 
 def test_people_get_a_table_and_the_comparison(

@@ -177,8 +177,8 @@ def test_workers_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "from hetplan.launchers.local import launch\n"
-        "from hetplan.search.files import load_result\n"
-        "launch(load_result(Path(sys.argv[1])), steps=10_000, on_step=lambda step: print(step))\n"
+        "from hetplan.search.files import load_plan\n"
+        "launch(load_plan(Path(sys.argv[1])), steps=10_000, on_step=lambda step: print(step))\n"
     )
     launcher = subprocess.Popen(
         [sys.executable, "-u", "-c", code, path], stdout=subprocess.PIPE, text=True

@@ -130,7 +130,7 @@ def optimum(model: ModelSpec, cluster: Cluster, job: Job, predictor: Predictor) 
     trainer = TARGETS[job.target]
     for degrees in _degrees(model, cluster, job):
         costs = {
-            island.name: stage_costs(model, cluster, island, job, degrees, predictor)
+            island.name: stage_costs(model, island, job, degrees, predictor)
             for island in cluster.islands
         }
         m = job.global_batch_size // (degrees.dp * degrees.microbatch_size)

@@ -217,6 +217,12 @@ def broken(plan: Plan, rule: str) -> Plan:
         second = replace(second, warmup_depth=5)
     elif rule == "reduction":
         plan = replace(plan, reduction_groups=plan.reduction_groups[:1])
+    elif rule == "sharding":
+        plan = replace(plan, optimizer_shards=2)
+    elif rule == "shards":
+        plan = replace(plan, target="megatron", optimizer_shards=4)
+    elif rule == "vocabulary":
+        plan = replace(plan, padded_vocab_size=plan.padded_vocab_size + 1)
     elif rule == "schedule":
         pipeline = replace(pipeline, schedule=replace(pipeline.schedule, name="gpipe"))
     return replace(plan, pipelines=(replace(pipeline, stages=(first, second)),))
@@ -234,6 +240,9 @@ def broken(plan: Plan, rule: str) -> Plan:
         ("batch", "is 14 sequences"),
         ("depth", "grow along the pipeline"),
         ("reduction", "no reduction group covers layers 7 to 10"),
+        ("sharding", "optimizer_shards: 2; target native does not shard it"),
+        ("shards", "4 does not divide dp 2"),
+        ("vocabulary", "tp 2 does not divide"),
         ("schedule", "'gpipe' is not known"),
     ],
 )

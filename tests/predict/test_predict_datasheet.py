@@ -88,6 +88,22 @@ def test_a_precision_that_the_device_lacks_is_refused() -> None:
         ask("forward", precision=Precision.FLOAT16)
 
 
+def test_a_device_of_unknown_memory_bandwidth_is_refused() -> None:
+    unknown = replace(DEVICE, memory_bandwidth_bytes_per_second=0.0)
+    with pytest.raises(InputError, match="testium-1 has no memory bandwidth"):
+        ON_PAPER.optimizer_update(unknown, Optimizer.SGD, 1e9, Precision.FLOAT32)
+    with pytest.raises(InputError, match="no memory bandwidth"):
+        ON_PAPER.forward(
+            unknown,
+            gpt(2048, Architecture.GPT),
+            LayerKind.EMBEDDING,
+            microbatch_size=1,
+            sequence_length=128,
+            tp=1,
+            precision=Precision.BFLOAT16,
+        )
+
+
 def test_updates_by_memory_traffic() -> None:
     def update(optimizer: Optimizer, precision: Precision, device: object = DEVICE) -> Prediction:
         return ON_PAPER.optimizer_update(device, optimizer, 1e9, precision)  # type: ignore[arg-type]

@@ -8,8 +8,8 @@ from profiling_models import GPT, LLAMA
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Optimizer, Pins, Precision
 from hetplan.model.spec import Architecture, LayerKind
-from hetplan.profiling.grid import divides, job_grid, neighbour_models, plain_models, points
-from hetplan.profiling.weights import check_slices
+from hetplan.profiling.grid import job_grid, neighbour_models, plain_models, points
+from hetplan.profiling.weights import check_slices, parameter_slices
 
 JOB = Job(
     name="tiny",
@@ -63,13 +63,13 @@ def test_neighbours_can_be_built_and_cut(heads, group, head_dim, tp, architectur
         hidden_size=hidden,
         ffn_hidden_size=4 * hidden,
     )
-    if not divides(model, tp):
+    if model.slicing_faults(tp):
         return
     found = neighbour_models(model, tp)
     assert found
     for neighbour in found:
         check_slices(neighbour, tp, tp - 1)
-        assert divides(neighbour, tp)
+        assert not neighbour.slicing_faults(tp)
         assert 0.5 * hidden <= neighbour.hidden_size <= 1.5 * hidden
         assert neighbour.hidden_size != hidden
     assert len({neighbour.hidden_size for neighbour in found}) == len(found)
@@ -82,15 +82,23 @@ def test_neighbours_can_be_built_and_cut(heads, group, head_dim, tp, architectur
     kv=st.sampled_from([1, 2, 4]),
     ffn=st.sampled_from([64, 96, 100]),
 )
-def test_divides_is_what_the_layers_accept(tp, heads, kv, ffn) -> None:
+def test_accepted_slices_hold_every_weight_equally_often(tp, heads, kv, ffn) -> None:
     if heads % kv:
         return
     model = replace(GPT, num_attention_heads=heads, num_kv_heads=kv, ffn_hidden_size=ffn)
-    if divides(model, tp):
-        check_slices(model, tp, 0)
-    else:
+    if model.slicing_faults(tp):
+        assert heads % tp or ffn % tp or max(kv, tp) % min(kv, tp)
         with pytest.raises(InputError):
             check_slices(model, tp, 0)
+        return
+    held: dict[str, list[int]] = {}
+    for rank in range(tp):
+        for parameter in parameter_slices(model, LayerKind.TRANSFORMER, tp=tp, tp_rank=rank):
+            for part in parameter.parts:
+                counts = held.setdefault(part.name, [0] * part.full_shape[part.dim])
+                for place in range(part.start, part.start + part.length):
+                    counts[place] += 1
+    assert all(min(counts) == max(counts) >= 1 for counts in held.values())
 
 
 def test_plain_models_share_the_head_width() -> None:

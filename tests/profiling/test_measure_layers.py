@@ -12,7 +12,6 @@ from hetplan.profiling.measure_layers import (
     LayerProfiler,
     Unit,
     has_pace,
-    shape_key,
     units,
 )
 from hetplan.profiling.pacing import PacedKind, PaceEntry, Pacer
@@ -113,12 +112,12 @@ def test_a_second_run_measures_what_is_missing() -> None:
     measurer = profiler(optimizers=(Optimizer.SGD,))
     first = [progress.samples for progress in measurer.run(work)]
     assert len(first) == len(work) == 6
-    keys = {shape_key(sample) for samples in first for sample in samples}
-    assert keys == {key for unit in work for key in measurer.keys(unit)}
+    keys = {sample.shape for samples in first for sample in samples}
+    assert keys == {key for unit in work for key in measurer.shapes(unit)}
     assert list(measurer.run(work, measured=keys)) == []
-    dropped = shape_key(first[2][1])
+    dropped = first[2][1].shape
     (again,) = measurer.run(work, measured=keys - {dropped})
-    assert dropped in {shape_key(sample) for sample in again.samples}
+    assert dropped in {sample.shape for sample in again.samples}
     assert (again.finished, again.total, again.left_seconds) == (1, 1, 0.0)
 
 

@@ -51,15 +51,16 @@ def run(*arguments, code: int = 0):
 def test_it_measures_once_and_shows_always(tmp_path) -> None:
     first = json.loads(run("--store", tmp_path, *SMALL, "--json").stdout)
     assert first["schema"] == "hetplan.profiles/1"
-    assert len(first["layers"]) == 8
+    # Forward and backward of three kinds, both optimizers over one layer and over several.
+    assert len(first["layers"]) == 10
     second = run("--store", tmp_path, *SMALL, "--json")
     assert json.loads(second.stdout) == first
-    assert "0 samples measured, 8 in" in second.stderr
+    assert "0 samples measured, 10 in" in second.stderr
     run("--store", tmp_path, *SMALL, "--again", "--json")
-    assert len(read_store(tmp_path).layers) == 16
+    assert len(read_store(tmp_path).layers) == 20
     assert "transformer" in run("--store", tmp_path, *SMALL).stdout
     listed = run("--store", tmp_path, "--list").stdout
-    assert " 16 " in listed
+    assert " 20 " in listed
     assert json.loads(run("--store", tmp_path, "--list", "--json").stdout)["layers"]
 
 
@@ -86,12 +87,12 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path, monkeypatch) -> None:
     assert "the same command goes on from there" in result.stderr
     assert len(read_store(tmp_path).layers) == 4
     result = run("--store", tmp_path, *SMALL)
-    assert "4 samples measured, 8 in" in result.stderr
+    assert "6 samples measured, 10 in" in result.stderr
 
 
 def test_a_spent_budget_says_what_is_missing(tmp_path) -> None:
     result = run("--store", tmp_path, *SMALL, "--budget", 1e-6)
-    assert "6 of 8 samples are missing" in result.stderr
+    assert "8 of 10 samples are missing" in result.stderr
 
 
 def test_a_model_and_job_with_a_pace(tmp_path) -> None:

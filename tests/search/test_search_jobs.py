@@ -15,7 +15,7 @@ from hetplan.job.spec import Forbids, Job, Pins
 from hetplan.plans.check import check_plan
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.explore import Progress
-from hetplan.search.files import load_result, result_text, save_result
+from hetplan.search.files import load_plan, result_text, save_result
 from hetplan.search.homogeneous import homogeneous_sum, operations_per_token
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
@@ -99,7 +99,7 @@ def test_same_inputs_give_the_same_bytes() -> None:
 def test_a_result_survives_its_file(tmp_path: Path) -> None:
     result = find(job(8))
     save_result(result, tmp_path / "plan.json")
-    assert load_result(tmp_path / "plan.json") == result
+    assert load_plan(tmp_path / "plan.json") == result
 
 
 def test_a_wider_gap_is_never_better_and_is_kept() -> None:

@@ -21,7 +21,8 @@ class ProgressLine:
 
     def __init__(self, verb: str) -> None:
         self._verb = verb
-        self._last = -_LOG_INTERVAL_SECONDS
+        self._said_at = float("-inf")
+        self._said_all = False
         self._bar: Progress | None = None
         if sys.stderr.isatty():
             self._bar = Progress(
@@ -48,13 +49,14 @@ class ProgressLine:
             self._bar.stop()
 
     def show(self, finished: int, total: int, left_seconds: float | None, what: str) -> None:
-        """`finished` of `total` are done, the last of them `what`."""
+        """`finished` of `total` are done; `what` was the last of them, or how things stand."""
         left = f"{format_seconds(left_seconds)} left" if left_seconds is not None else ""
         note = ", ".join(part for part in (left, what) if part)
         if self._bar is not None:
             self._bar.update(self._task, completed=finished, total=total, note=note)
             return
         now = time.monotonic()
-        if finished == total or now - self._last >= _LOG_INTERVAL_SECONDS:
-            self._last = now
+        ends = finished == total and not self._said_all
+        if ends or now - self._said_at >= _LOG_INTERVAL_SECONDS:
+            self._said_at, self._said_all = now, finished == total
             say(f"{self._verb}: {finished}/{total}, {note}")
