@@ -53,7 +53,7 @@ format: $(VENV)/.installed-dev ## let ruff rewrite the code
 	$(BIN)/ruff format .
 
 schemas: $(VENV)/.installed ## write configs/schemas anew from the file forms
-	$(BIN)/python -m hetplan.files.schemas
+	$(BIN)/python -m hetplan.job.schemas configs/schemas
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-out

@@ -15,6 +15,7 @@ from hetplan.cli.options import (
     emit,
     read_inputs,
     read_predictor,
+    say,
 )
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ def estimate(
     found = price(chosen, *inputs, predict)
     if out is not None:
         _write(out, asked, digest, chosen, found)
+        say(f"wrote {out}")
     _show(inputs[0], chosen, found, as_json=as_json)
     unfit = misfits(found)
     if unfit:

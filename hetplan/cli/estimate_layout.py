@@ -80,12 +80,9 @@ def _stage_count(
 
 
 def _even_layers(model: ModelSpec, stages: int) -> tuple[int, ...]:
-    if model.num_layers % stages:
-        raise InputError(
-            f"{stages} stages do not divide the {model.num_layers} transformer layers of "
-            f"{model.name}; say with --layers how many each stage has"
-        )
-    return (model.num_layers // stages,) * stages
+    """As equal as they can be, the first stages with one more where they do not divide."""
+    each, more = divmod(model.num_layers, stages)
+    return tuple(each + (stage < more) for stage in range(stages))
 
 
 def _place(

@@ -53,10 +53,13 @@ def plan(
     Ctrl-C ends the search, writes the best plan so far and exits with 130.
     """
     from hetplan.cli.progress import ProgressLine
+    from hetplan.errors import InputError
     from hetplan.search.search import search
 
     inputs = read_inputs(model, cluster, job, target)
     asked = _overridden(inputs.job, gap, time_limit)
+    if not out.parent.is_dir():
+        raise InputError(f"cannot write {out}: its folder does not exist; create it first")
     predict, digest = read_predictor(predictor, store)
     with ProgressLine("closing candidates") as line:
         result = search(
@@ -85,12 +88,17 @@ def _overridden(job: Job, gap: float | None, time_limit: str | None) -> Job:
     """The job with what the command line says instead."""
     from dataclasses import replace
 
+    from hetplan.errors import InputError
     from hetplan.units import Dimension, parse_quantity
 
     if gap is not None:
         job = replace(job, gap=gap)
     if time_limit is not None:
-        job = replace(job, time_limit_seconds=parse_quantity(time_limit, Dimension.TIME))
+        try:
+            seconds = parse_quantity(time_limit, Dimension.TIME)
+        except InputError as error:
+            raise InputError(f"--time-limit: {error}") from None
+        job = replace(job, time_limit_seconds=seconds)
     return job
 
 

@@ -23,7 +23,7 @@ def show_layers(result: ProfileSet, *, as_json: bool) -> None:
         emit(encode(result, schema=SCHEMA))
         return
     table = _table(
-        "layer", "phase", "hidden", "seq", "microbatch", "tp", "precision",
+        "layer", "phase", "hidden", "seq", "microbatch", "tp", "layers", "precision",
         "median", "p10", "p90", "repeats", "outliers", "steady", "kept",
     )  # fmt: skip
     for sample in sorted(
@@ -37,6 +37,7 @@ def show_layers(result: ProfileSet, *, as_json: bool) -> None:
             str(sample.sequence_length),
             str(sample.microbatch_size),
             str(sample.tp),
+            str(sample.copies),
             sample.precision,
             format_seconds(sample.median_seconds),
             format_seconds(sample.p10_seconds),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import combinations
 
-from hetplan.cluster.spec import DeviceKind, Transport
+from hetplan.cluster.spec import MOST_DEVICES, DeviceKind, Transport, too_many_devices
 from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import Path
 from hetplan.files.reading import Document
@@ -41,6 +41,7 @@ def check_islands(document: Document, *, catalogue: Mapping[str, DeviceKind]) ->
     yield from _unique(document, [("regions", at, "name") for at in document.entries(("regions",))])
     yield from _unique(document, [(*path, "name") for _, path in _island_paths(document)])
     yield from _unique(document, [("devices", at, "kind") for at in document.entries(("devices",))])
+    yield from _size(document)
     own = _own_memory(document)
     known = {name: kind.memory_bytes or None for name, kind in catalogue.items()} | own
     for _, path in _island_paths(document):
@@ -52,6 +53,15 @@ def check_islands(document: Document, *, catalogue: Mapping[str, DeviceKind]) ->
             yield document.fault((*path, "device"), _unknown(device, known, "device kind"))
             continue
         yield from _memory(document, path, device, known[device])
+
+
+def _size(document: Document) -> Iterator[Fault]:
+    counts = [
+        (document.whole((*path, "nodes")) or 0) * (document.whole((*path, "devices_per_node")) or 0)
+        for _, path in _island_paths(document)
+    ]
+    if sum(counts) > MOST_DEVICES:
+        yield document.fault(("regions",), too_many_devices(sum(counts)))
 
 
 def _unique(document: Document, paths: list[Path]) -> Iterator[Fault]:

@@ -1,8 +1,8 @@
 """How a cluster file and the device catalogue are written.
 
-Figures of a link are what ONE device sees when it sends ALONE, in one direction: where eight
-devices share one 200 Gbit/s card, each has a link of 200 Gbit/s. What they lose by sending at once
-is no property of the link, and estimates do not model it.
+Figures of a link are what ONE device can count on, in one direction: where eight devices share
+one 200 Gbit/s card, each has a link of 25 Gbit/s, because all of them send in the same phases of a
+step and estimates do not divide a link by themselves.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class DevicesForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkForm:
-    """One direction between two devices, as one device sees it when it sends alone."""
+    """One direction between two devices: what one device can count on while the others send too."""
 
     __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     bandwidth: Bandwidth
-    """Per device and direction, when one device sends alone."""
+    """Per device and direction; of a card or uplink that devices share, one device's share."""
     latency: Seconds
     """One way: from the first byte sent to the first byte received; half a round trip."""
     transport: Transport | None = None
@@ -131,7 +131,7 @@ class IslandLinkForm:
     between: Annotated[list[Name], Field(min_length=2, max_length=2)]
     """Names of the two islands."""
     bandwidth: Bandwidth
-    """Per device and direction, when one device sends alone."""
+    """Per device and direction; of a card or uplink that devices share, one device's share."""
     latency: Seconds
     """One way: from the first byte sent to the first byte received; half a round trip."""
     transport: Transport | None = None

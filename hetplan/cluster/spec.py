@@ -6,10 +6,24 @@ each node by its local number. Plans name devices by these numbers.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
 from hetplan.errors import InputError
+
+MOST_DEVICES = 1 << 21
+"""Most devices of a cluster: twenty times the largest that was built, and a plan of them still
+takes seconds and fits in memory. More is a slip in a count."""
+
+
+def too_many_devices(count: int) -> str:
+    """The fault of a cluster with more devices than can be."""
+    return (
+        f"{count:,} devices; a cluster has at most {MOST_DEVICES:,}: check nodes and "
+        "devices_per_node"
+    )
+
 
 CPU_KIND = "cpu"
 """Device kind of one CPU core of the machine at hand; it has no accelerator library."""
@@ -58,7 +72,7 @@ class DeviceKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A path between two devices, one direction, as one device sees it when it sends alone."""
+    """A path between two devices, one direction: what one device can count on of it."""
 
     bandwidth_bytes_per_second: float
     latency_seconds: float
@@ -66,6 +80,17 @@ class Link:
     transport: Transport
     samples: str | None = None
     """Name of measured link samples in the profile store that replace the two figures."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bandwidth_bytes_per_second < math.inf:
+            raise InputError(
+                f"bandwidth_bytes_per_second is {self.bandwidth_bytes_per_second}; it must be "
+                "above 0 and finite"
+            )
+        if not 0 <= self.latency_seconds < math.inf:
+            raise InputError(
+                f"latency_seconds is {self.latency_seconds}; it must be at least 0 and finite"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +109,18 @@ class Island:
     """Memory of one device that a job may use."""
     nodes_out: tuple[int, ...] = ()
     """Nodes that exist and must not be used; they keep their device numbers."""
+
+    def __post_init__(self) -> None:
+        for field in ("nodes", "devices_per_node"):
+            if getattr(self, field) < 1:
+                raise InputError(f"{field} is {getattr(self, field)}; it must be at least 1")
+        if not 0 < self.memory_bytes < math.inf:
+            raise InputError(f"memory_bytes is {self.memory_bytes}; it must be above 0 and finite")
+        wrong = [node for node in self.nodes_out if not 0 <= node < self.nodes]
+        if wrong:
+            raise InputError(
+                f"nodes_out has {wrong[0]}; the island has the nodes 0 to {self.nodes - 1}"
+            )
 
     @property
     def num_devices(self) -> int:
@@ -111,6 +148,13 @@ class Cluster:
     name: str
     islands: tuple[Island, ...]
     links: tuple[IslandLink, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [island.name for island in self.islands]
+        if len(set(names)) < len(names):
+            raise InputError(f"two islands have one name; the names are {self._names()}")
+        if self.num_devices > MOST_DEVICES:
+            raise InputError(too_many_devices(self.num_devices))
 
     @property
     def num_devices(self) -> int:

@@ -295,8 +295,8 @@ class _Priced:
             senders = degrees.tp * degrees.dp
             if left.costs.island != right.costs.island and senders > 1:
                 yield (
-                    f"{left.costs.island} to {right.costs.island}: each of {senders} senders is "
-                    "priced as if it had the link alone"
+                    f"{left.costs.island} to {right.costs.island}: {senders} senders at once, each "
+                    "priced at the link's full bandwidth; it must be one sender's share"
                 )
 
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 
 from hetplan.errors import HetplanError, InputError
 
+# The file system refuses the place itself: a read-only mount, a name that is too long or odd.
+_NAME_ERRORS = tuple(
+    os.strerror(code) for code in (errno.EROFS, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
+)
 _NEW_FILE_MODE = 0o666  # less the umask, as any program's new file
 
 
@@ -29,6 +34,26 @@ def write_atomically(path: Path, text: str) -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Whether `write_atomically` or `append_line` can write there, before work is put into it.
+
+    An InputError where the folder does not exist or must not be written to. Leaves no file.
+    """
+    target = Path(os.path.realpath(path))
+    probe = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if target.exists() and not target.is_file():
+            raise PermissionError(errno.EPERM, "not a regular file")
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT, _NEW_FILE_MODE))
+    except (OSError, ValueError) as error:
+        raise _write_error(path, error) from error
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            probe.unlink(missing_ok=True)
 
 
 def append_line(path: Path, line: str) -> None:
@@ -73,10 +98,11 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def _write_error(path: Path, error: OSError) -> HetplanError:
-    reason = error.strerror or str(error)
+def _write_error(path: Path, error: OSError | ValueError) -> HetplanError:
+    reason = getattr(error, "strerror", None) or str(error)
     if isinstance(error, FileNotFoundError):
         return InputError(f"cannot write {path}: its folder does not exist; create it first")
-    if isinstance(error, PermissionError | IsADirectoryError | NotADirectoryError):
+    refused = (PermissionError, IsADirectoryError, NotADirectoryError, ValueError)
+    if isinstance(error, refused) or reason in _NAME_ERRORS:
         return InputError(f"cannot write {path}: {reason}; choose another place")
     return HetplanError(f"cannot write {path}: {reason}")

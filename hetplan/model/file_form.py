@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from hetplan.files.quantities import Count, Name
-from hetplan.model.spec import Architecture
+from hetplan.model.spec import MOST_LAYERS, Architecture
 
 MODEL_SCHEMA = "hetplan.model/1"
 
@@ -21,7 +24,7 @@ class ModelForm:
     architecture: Architecture
     """gpt: LayerNorm, biases, GELU, learned positions. llama: RMSNorm, no biases, gated SiLU,
     rotary positions."""
-    num_layers: Count
+    num_layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
     """Transformer layers; the embedding and the head are not counted."""
     hidden_size: Count
     """Width of the activations between layers."""

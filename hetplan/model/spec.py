@@ -16,6 +16,12 @@ from enum import StrEnum
 
 from hetplan.errors import InputError
 
+MOST_LAYERS = 100_000
+"""Most transformer layers of a model: a hundred times the deepest that was trained (DeepNet,
+arXiv 2203.00555). More is a slip, and costs are kept per layer."""
+MOST_OF_A_SIZE = 10**9
+"""Largest width, vocabulary or length."""
+
 
 class LayerKind(StrEnum):
     """What a layer of the row is."""
@@ -66,8 +72,9 @@ class ModelSpec:
             "max_sequence_length",
         ):
             value = getattr(self, field)
-            if value < 1:
-                raise InputError(f"{field} is {value}; it must be at least 1")
+            most = MOST_LAYERS if field == "num_layers" else MOST_OF_A_SIZE
+            if not 1 <= value <= most:
+                raise InputError(f"{field} is {value}; it must be at least 1 and at most {most:,}")
         if self.num_attention_heads % self.num_kv_heads:
             raise InputError(
                 f"num_kv_heads is {self.num_kv_heads}, which does not divide "

@@ -6,24 +6,25 @@ fault that names the rule, the place and what was found.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import TypeAlias
 
-from hetplan.cluster.spec import Cluster
+from hetplan.cluster.spec import Cluster, Transport
 from hetplan.errors import Fault
-from hetplan.job.spec import Job
+from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import stage_devices
-from hetplan.plans.plan import Pipeline, Plan, Replica, expand
+from hetplan.plans.plan import Boundary, Pipeline, Plan, Replica, expand
 from hetplan.plans.targets import TARGETS
 
 
 def check_plan(plan: Plan, model: ModelSpec, cluster: Cluster, job: Job) -> tuple[Fault, ...]:
     """Every rule that the plan breaks; empty when it is legal."""
-    return tuple(
-        Fault(field=field, message=message)
-        for rule in (
+    # The other rules list ranges device by device: one zero too many would fill the memory.
+    rules: tuple[_Rule, ...] = (_ranges,)
+    if not any(True for _ in _ranges(plan, model, cluster, job)):
+        rules = (
             _settings,
             _layers,
             _devices,
@@ -32,12 +33,17 @@ def check_plan(plan: Plan, model: ModelSpec, cluster: Cluster, job: Job) -> tupl
             _schedule,
             _reductions,
             _shares,
+            _tied,
         )
+    return tuple(
+        Fault(field=field, message=message)
+        for rule in rules
         for field, message in rule(plan, model, cluster, job)
     )
 
 
 _Found: TypeAlias = Iterator[tuple[str, str]]
+_Rule: TypeAlias = Callable[[Plan, ModelSpec, Cluster, Job], _Found]
 
 
 def _stages(plan: Plan) -> Iterator[tuple[str, Pipeline, int]]:
@@ -46,10 +52,39 @@ def _stages(plan: Plan) -> Iterator[tuple[str, Pipeline, int]]:
             yield f"pipelines[{p}].stages[{s}]", pipeline, s
 
 
+def _ranges(plan: Plan, model: ModelSpec, cluster: Cluster, job: Job) -> _Found:
+    """No range of devices leaves the cluster, and no list of them is longer than it."""
+    lists = [
+        (f"{field}.replicas[{r}].devices", replica.devices)
+        for field, pipeline, s in _stages(plan)
+        for r, replica in enumerate(pipeline.stages[s].replicas)
+    ]
+    lists += [
+        (f"reduction_groups[{g}].members", group.members)
+        for g, group in enumerate(plan.reduction_groups)
+    ]
+    lists += [
+        ("tied_embedding_devices", plan.tied_embedding_devices),
+        ("unused_devices", plan.unused_devices),
+    ]
+    for field, parts in lists:
+        beyond = [part.last for part in parts if part.last >= cluster.num_devices]
+        count = sum(part.count for part in parts)
+        if beyond:
+            yield (
+                field,
+                f"devices {_some(beyond)} do not exist; the cluster has {cluster.num_devices}",
+            )
+        elif count > cluster.num_devices:
+            yield field, f"lists {count} devices; the cluster has {cluster.num_devices}"
+
+
 def _settings(plan: Plan, model: ModelSpec, cluster: Cluster, job: Job) -> _Found:
     if plan.target not in TARGETS:
         known = ", ".join(sorted(TARGETS))
         yield "target", f"unknown target {plan.target!r}; known targets: {known}"
+    elif plan.target != job.target:
+        yield "target", f"{plan.target} is not the job's target {job.target}"
     if plan.precision != job.precision.value:
         yield "precision", f"{plan.precision} is not the job's precision {job.precision.value}"
     if plan.optimizer != job.optimizer.value:
@@ -103,13 +138,6 @@ def _devices(plan: Plan, model: ModelSpec, cluster: Cluster, job: Job) -> _Found
     owner: dict[int, str] = {}
     for field, pipeline, s in _stages(plan):
         devices = stage_devices(pipeline.stages[s])
-        outside = [d for d in devices if not 0 <= d < cluster.num_devices]
-        if outside:
-            yield (
-                field,
-                f"devices {_some(outside)} do not exist; the cluster has {cluster.num_devices}",
-            )
-            continue
         for device in devices:
             if device in owner:
                 yield field, f"device {device} is already used by {owner[device]}"
@@ -154,8 +182,6 @@ def _replica(where: str, replica: Replica, model: ModelSpec, cluster: Cluster) -
     for fault in model.slicing_faults(tp):
         yield where, fault
     devices = expand(replica.devices)
-    if not all(0 <= device < cluster.num_devices for device in devices):
-        return
     for start in range(0, count, tp):
         group = devices[start : start + tp]
         nodes = {(cluster.island_of_device(d).name, cluster.node_of_device(d)) for d in group}
@@ -195,6 +221,8 @@ def _schedule(plan: Plan, model: ModelSpec, cluster: Cluster, job: Job) -> _Foun
                 f"pipelines[{p}].boundaries",
                 f"{len(pipeline.boundaries)} for {len(pipeline.stages)} stages",
             )
+        for b, boundary in enumerate(pipeline.boundaries):
+            yield from _boundary(f"pipelines[{p}].boundaries[{b}]", b, boundary)
         trainer = TARGETS.get(plan.target)
         if (
             trainer is not None
@@ -211,6 +239,38 @@ def _schedule(plan: Plan, model: ModelSpec, cluster: Cluster, job: Job) -> _Foun
             yield f"pipelines[{p}]", f"warm-up depths {depths} grow along the pipeline: deadlock"
         if depths and min(depths) < 1:
             yield f"pipelines[{p}]", f"warm-up depths {depths} must be at least 1"
+
+
+def _boundary(where: str, position: int, boundary: Boundary) -> _Found:
+    if boundary.index != position:
+        yield f"{where}.index", f"{boundary.index}; boundaries stand in order, this is {position}"
+    for field, value, known in (
+        ("transport", boundary.transport, Transport),
+        ("precision", boundary.precision, Precision),
+    ):
+        if value not in [each.value for each in known]:
+            yield f"{where}.{field}", f"{value!a}; it is one of {', '.join(known)}"
+
+
+def _tied(plan: Plan, model: ModelSpec, cluster: Cluster, job: Job) -> _Found:
+    """Which devices keep their copies of a tied matrix equal."""
+    pipelines = [pipeline.stages for pipeline in plan.pipelines if pipeline.stages]
+    tied = model.tied_embeddings and any(len(stages) > 1 for stages in pipelines)
+    wanted = {
+        device
+        for stages in pipelines
+        for stage in (stages[0], stages[-1])
+        for device in stage_devices(stage)
+        if tied
+    }
+    if set(expand(plan.tied_embedding_devices)) != wanted:
+        yield (
+            "tied_embedding_devices",
+            "must be the devices of the first and the last stage, whose copies of the tied matrix "
+            "would drift apart otherwise"
+            if tied
+            else "must be empty: no two stages share a tied matrix",
+        )
 
 
 def _reductions(plan: Plan, model: ModelSpec, cluster: Cluster, job: Job) -> _Found:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 
+from hetplan.errors import InputError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRange:
@@ -20,6 +22,18 @@ class DeviceRange:
     start: int
     count: int
     stride: int = 1
+
+    def __post_init__(self) -> None:
+        if self.start < 0 or self.count < 1 or self.stride < 1:
+            raise InputError(
+                f"start {self.start}, count {self.count}, stride {self.stride}; device numbers "
+                "begin at 0, and count and stride at 1"
+            )
+
+    @property
+    def last(self) -> int:
+        """The largest device number."""
+        return self.start + (self.count - 1) * self.stride
 
     def devices(self) -> range:
         """The device numbers in order."""

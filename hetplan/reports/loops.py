@@ -25,16 +25,11 @@ def comparison(runs: Sequence[tuple[str, RunLog]]) -> str:
         losses = [step.loss for step in run.steps]
         lines.append(f"{name}: loss {losses[0]:.4f} {sparkline(losses)} {losses[-1]:.4f}")
     for name, run in runs:
-        share = sum(run.overruns) / max(1, sum(run.paced_passes))
-        if share > 0:
-            verdict = " : too busy a machine, do not trust this run" if share > INVALID else ""
-            lines.append(f"{name}: {share:.1%} of the paced passes overran{verdict}")
+        if run.overruns and sum(run.overruns):
+            verdict = "" if run.valid else ": too busy a machine, do not trust this run"
+            share = f"{run.overrun_fraction:.1%} of the paced passes overran"
+            lines.append(f"{name}: {share}{verdict}")
     return "\n".join(lines)
-
-
-# Above this share of overruns the machine, not the plan, made the step time: measured on emulated
-# clusters, where a third of overruns came with errors of 33 %.
-INVALID = 0.3
 
 
 def headline(uneven: RunLog, even: RunLog) -> str:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from hetplan.cost.estimate_values import Estimate, StageEstimate
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.plan import Plan, Stage
+from hetplan.plans.plan import Plan, Stage, expand
 from hetplan.search.result import Certificate, HomogeneousSum, SearchResult
 from hetplan.units import format_bytes, format_seconds
 
@@ -18,9 +18,9 @@ def stage_table(model: ModelSpec, plan: Plan, estimate: Estimate) -> Table:
     """One row per stage: where it runs, its layers, its times per microbatch, its memory."""
     table = Table(title=_title(plan, estimate), title_justify="left")
     for name in ("stage", "island", "devices"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for name in ("layers", "forward", "backward", "waits", "reduce", "optimizer", "memory"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     stages = plan.pipelines[0].stages
     for index, (stage, cost) in enumerate(zip(stages, estimate.stages, strict=True)):
         table.add_row(
@@ -45,7 +45,8 @@ def _title(plan: Plan, estimate: Estimate) -> str:
     return (
         f"tp {replica.tp}, dp {replica.dp}, pp {len(pipeline.stages)}, "
         f"microbatch size {replica.microbatch_size}, {estimate.num_microbatches} microbatches, "
-        f"recompute {recompute}, target {escape(plan.target)}"
+        f"recompute {recompute}, target {escape(plan.target)}\n"
+        "forward and backward are of one microbatch; waits, reduce and optimizer of the whole step"
     )
 
 
@@ -117,9 +118,9 @@ def second_opinion_line(bound_seconds: float | None) -> str:
 def homogeneous_lines(figure: HomogeneousSum) -> Iterator[str]:
     """The plan against the sum of what its kinds reach alone."""
     for kind in figure.kinds:
-        alone = f"{kind.tokens_per_second:,.0f} tokens/s alone"
+        alone = f"{kind.tokens_per_second:,.0f} tokens/s alone (gap {kind.gap:.1%})"
         if kind.reason:
-            alone = f"cannot train alone ({kind.reason}); its roofline counts"
+            alone = f"no plan alone ({kind.reason}); its roofline counts"
         peak = kind.roofline_tokens_per_second
         roofline = "no peak rate known" if peak is None else f"roofline {peak:,.0f} tokens/s"
         yield f"{kind.devices} x {kind.device}: {alone}, {roofline}"
@@ -133,9 +134,36 @@ def _percent(ratio: float | None) -> str:
     return "unknown" if ratio is None else f"{ratio:.2%}"
 
 
+def device_lines(result: SearchResult) -> Iterator[str]:
+    """Devices that the plan leaves idle although they may be used, by island."""
+    cluster, forbidden = result.inputs.cluster, result.inputs.job.forbid
+    unused = set(expand(result.plan.unused_devices))
+    idle = []
+    for island in cluster.islands:
+        if island.name in forbidden.islands:
+            continue
+        first = cluster.first_device(island.name)
+        usable = [
+            first + node * island.devices_per_node + local
+            for node in island.usable_nodes
+            if f"{island.name}/{node}" not in forbidden.nodes
+            for local in range(island.devices_per_node)
+        ]
+        count = len(unused.intersection(usable))
+        if count:
+            idle.append(f"{count} of {len(usable)} of {island.name}")
+    if idle:
+        yield f"left idle: {', '.join(idle)}: no plan that uses them was found to be faster"
+
+
 def result_lines(result: SearchResult) -> Iterator[str]:
     """Everything about a search result below its stage table."""
     yield from estimate_lines(result.estimate)
+    yield from device_lines(result)
+    tokens = result.inputs.job.total_tokens
+    if tokens is not None:
+        duration = format_seconds(tokens / result.estimate.tokens_per_second)
+        yield f"{tokens:,} tokens take {duration} at this step time, without a pause"
     if result.certificate is None:
         yield "no certificate: the layout was given, not searched"
         return

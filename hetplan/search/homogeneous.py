@@ -90,10 +90,11 @@ def _alone(
         pin=Pins(),
         forbid=Forbids(),
     )
-    tokens, reason = 0.0, ""
+    tokens, gap, reason = 0.0, 0.0, ""
     try:
         found = search(model, part, own_job, predictor, progress=progress)
         tokens = found.estimate.tokens_per_second
+        gap = found.certificate.gap if found.certificate is not None else 1.0
     except (InfeasibleError, LimitError) as error:
         reason = str(error).splitlines()[0]
     devices = sum(len(island.usable_nodes) * island.devices_per_node for island in islands)
@@ -106,6 +107,7 @@ def _alone(
         roofline_tokens_per_second=(
             None if peak is None else devices * peak / operations_per_token(model, job)
         ),
+        gap=gap,
         reason=reason,
     )
 

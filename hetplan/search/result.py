@@ -46,8 +46,10 @@ class KindAlone:
     """0 where the kind cannot hold the model; then `roofline_tokens_per_second` counts."""
     roofline_tokens_per_second: float | None
     """Peak rate of all devices over the model's operations per token; None without a peak rate."""
+    gap: float
+    """Proven distance of that plan to the kind's best; 0 without a plan."""
     reason: str
-    """Empty, or why the kind cannot train the model alone."""
+    """Empty, or why there is no plan of the kind alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

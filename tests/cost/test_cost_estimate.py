@@ -138,7 +138,10 @@ def test_warnings_once_each_and_in_order() -> None:
         "fast: transformer forward: hidden 256 > 128 measured",
         "fast: predicted from datasheet figures, nothing was measured",
     )
-    assert found.warnings[-1] == "a to b: each of 4 senders is priced as if it had the link alone"
+    assert found.warnings[-1] == (
+        "a to b: 4 senders at once, each priced at the link's full bandwidth; it must be one "
+        "sender's share"
+    )
     assert any("host-staged link of 1 GB/s" in warning for warning in found.warnings)
 
 

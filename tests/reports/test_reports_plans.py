@@ -30,6 +30,7 @@ def test_a_ratio_that_is_unknown_is_not_invented() -> None:
         devices=2,
         tokens_per_second=10.0,
         roofline_tokens_per_second=None,
+        gap=0.01,
         reason="",
     )
     lines = list(
