@@ -75,6 +75,7 @@ def estimate(
     from hetplan.cost.estimate import estimate as price
     from hetplan.cost.estimate import misfits
     from hetplan.errors import InfeasibleError, InputError
+    from hetplan.files.writing import check_writable
     from hetplan.search.candidates import allowed_cluster
 
     layout = (model, cluster, job, target, tp, pp, dp, microbatch_size, layers, islands)
@@ -101,6 +102,8 @@ def estimate(
             recompute=recompute,
         )
         chosen = plan_of(options, *inputs)
+    if out is not None:
+        check_writable(out)
     predict, digest = read_predictor(predictor, store)
     found = price(chosen, *inputs, predict)
     if out is not None:
@@ -137,18 +140,9 @@ def _write(out: Path, inputs: Inputs, digest: str, plan: Plan, estimate: Estimat
 
 def _read_plan(path: Path) -> tuple[Inputs, Plan]:
     """Inputs and plan of a plan file; an InputError where the plan breaks a rule."""
-    from dataclasses import replace
+    from hetplan.search.files import load_legal_plan
 
-    from hetplan.errors import InputError
-    from hetplan.plans.check import check_plan
-    from hetplan.search.files import load_plan
-
-    result = load_plan(path)
-    faults = check_plan(result.plan, result.inputs.model, result.inputs.cluster, result.inputs.job)
-    if faults:
-        raise InputError(
-            *(replace(fault, file=str(path), field=f"plan.{fault.field}") for fault in faults)
-        )
+    result = load_legal_plan(path)
     return result.inputs, result.plan
 
 

@@ -27,8 +27,11 @@ def fit(store: Stores = None, out: Out = None, as_json: AsJson = False) -> None:
     and the half-width of the 90 % interval that follows.
     """
     from hetplan.errors import InputError
+    from hetplan.files.writing import check_writable
     from hetplan.predict.fit import fit_stores, predictor_text, save_predictor
 
+    if out is not None:
+        check_writable(out)
     folders = stores_to_read(store)
     predictor, digest = fit_stores(*folders)
     laws = predictor.laws

@@ -45,13 +45,16 @@ def launch(
 ) -> None:
     """Train a plan on this machine, one process per rank, and compare measured with predicted."""
     from hetplan.errors import LaunchError
+    from hetplan.files.writing import check_writable
     from hetplan.launchers.local import launch as launch_plan
     from hetplan.launchers.run_log import append_run, run_line
     from hetplan.profiling.pacing import load_pace
-    from hetplan.search.files import load_plan
+    from hetplan.search.files import load_legal_plan
     from hetplan.units import format_seconds
 
-    result = load_plan(plan)
+    result = load_legal_plan(plan)
+    if run_log is not None:
+        check_writable(run_log)
 
     def tell(record: StepRecord) -> None:
         say(

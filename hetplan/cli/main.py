@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -109,5 +110,17 @@ for _command in (profile, fit, plan, estimate, launch, demo):
 
 
 def main() -> None:
-    """Entry point of `hetplan` and `python -m hetplan`."""
+    """Run the command that the arguments name; hetplan/__main__.py calls it."""
+    _end_like_ctrl_c()
     app()
+
+
+def _end_like_ctrl_c() -> None:
+    """A scheduler's or a closing terminal's request to end is a Ctrl-C to every command.
+
+    So the best plan so far is written and no worker is left behind. A signal that the caller
+    ignores (nohup) stays ignored.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)

@@ -109,9 +109,12 @@ def stores_to_read(stores: list[Path] | None) -> tuple[Path, ...]:
 
 def read_predictor(predictor: Path | None, stores: list[Path] | None) -> tuple[Predictor, str]:
     """The predictor of the file, or one fitted from the stores; and the sha256 of its text."""
+    from hetplan.errors import InputError
     from hetplan.files.reading import read_document
     from hetplan.predict.fit import fit_stores, load_predictor
 
+    if predictor is not None and stores:
+        raise InputError("--predictor skips the fit, --store is what would be fitted: give one")
     if predictor is not None:
         return load_predictor(predictor), read_document(predictor).sha256
     return fit_stores(*stores_to_read(stores))

@@ -53,13 +53,12 @@ def plan(
     Ctrl-C ends the search, writes the best plan so far and exits with 130.
     """
     from hetplan.cli.progress import ProgressLine
-    from hetplan.errors import InputError
+    from hetplan.files.writing import check_writable
     from hetplan.search.search import search
 
     inputs = read_inputs(model, cluster, job, target)
     asked = _overridden(inputs.job, gap, time_limit)
-    if not out.parent.is_dir():
-        raise InputError(f"cannot write {out}: its folder does not exist; create it first")
+    check_writable(out)
     predict, digest = read_predictor(predictor, store)
     with ProgressLine("closing candidates") as line:
         result = search(

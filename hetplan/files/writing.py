@@ -10,9 +10,7 @@ from pathlib import Path
 from hetplan.errors import HetplanError, InputError
 
 # The file system refuses the place itself: a read-only mount, a name that is too long or odd.
-_NAME_ERRORS = tuple(
-    os.strerror(code) for code in (errno.EROFS, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
-)
+_REFUSED_PLACES = (errno.EROFS, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
 _NEW_FILE_MODE = 0o666  # less the umask, as any program's new file
 
 
@@ -49,10 +47,10 @@ def check_writable(path: Path) -> None:
         if target.exists() and not target.is_file():
             raise PermissionError(errno.EPERM, "not a regular file")
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT, _NEW_FILE_MODE))
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise _write_error(path, error) from error
     finally:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError):
             probe.unlink(missing_ok=True)
 
 
@@ -98,11 +96,11 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def _write_error(path: Path, error: OSError | ValueError) -> HetplanError:
-    reason = getattr(error, "strerror", None) or str(error)
+def _write_error(path: Path, error: OSError) -> HetplanError:
+    reason = error.strerror or str(error)
     if isinstance(error, FileNotFoundError):
         return InputError(f"cannot write {path}: its folder does not exist; create it first")
-    refused = (PermissionError, IsADirectoryError, NotADirectoryError, ValueError)
-    if isinstance(error, refused) or reason in _NAME_ERRORS:
+    refused = PermissionError | IsADirectoryError | NotADirectoryError
+    if isinstance(error, refused) or error.errno in _REFUSED_PLACES:
         return InputError(f"cannot write {path}: {reason}; choose another place")
     return HetplanError(f"cannot write {path}: {reason}")

@@ -40,7 +40,8 @@ def load_plan(path: str | Path) -> SearchResult:
 
 def load_legal_plan(path: str | Path) -> SearchResult:
     """The same, and its parts agree: an InputError lists every rule that a plan edited by hand
-    breaks."""
+    breaks.
+    """
     result = load_plan(path)
     inputs = result.inputs
     faults = [

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hetplan.cluster.spec import Cluster
-from hetplan.errors import InfeasibleError, LimitError
+from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.job.spec import Forbids, Job, Pins
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.model.work import layer_work
@@ -95,7 +95,8 @@ def _alone(
         found = search(model, part, own_job, predictor, progress=progress)
         tokens = found.estimate.tokens_per_second
         gap = found.certificate.gap if found.certificate is not None else 1.0
-    except (InfeasibleError, LimitError) as error:
+    # InputError: the kind lacks a rate for the job's precision, and the plan left it unused.
+    except (InfeasibleError, InputError, LimitError) as error:
         reason = str(error).splitlines()[0]
     devices = sum(len(island.usable_nodes) * island.devices_per_node for island in islands)
     peaks = dict(islands[0].device.peak_flops_per_second)
