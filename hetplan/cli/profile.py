@@ -64,7 +64,7 @@ def profile(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure layers on this device; under torchrun, a link.
+    """Measure layers on this device; under torchrun with --link, a link.
 
     Can be interrupted: what was measured stays, and the same command goes on from there.
     """
@@ -104,7 +104,7 @@ def _run(request: ProfileRequest, list_: bool) -> None:
         from hetplan.cli.profile_tables import list_store
 
         list_store(request.store_folder, as_json=request.as_json)
-    elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    elif request.link is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         from hetplan.cli.profile_links import profile_links
 
         profile_links(request)

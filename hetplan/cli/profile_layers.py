@@ -23,6 +23,7 @@ from hetplan.profiling.pacing import PacedKind, Pacer
 from hetplan.profiling.samples import LayerSample, ProfileSet, Provenance
 from hetplan.profiling.store import LayerWriter
 from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS
+from hetplan.profiling.together import neighbours, processes_together
 
 
 def profile_layers(request: ProfileRequest) -> None:
@@ -37,8 +38,7 @@ def profile_layers(request: ProfileRequest) -> None:
     if pace is not None and backend.is_accelerator:
         raise InputError("--pace plays another device on a CPU; add --device cpu")
     work = _work(request, backend, pace)
-    provenance = describe(request, backend, pace)
-    writer = LayerWriter(request.store_folder, provenance)
+    provenance = describe(request, backend, pace, together=processes_together())
     pacer = Pacer(pace) if pace else None
     profiler = LayerProfiler(
         backend,
@@ -46,6 +46,19 @@ def profile_layers(request: ProfileRequest) -> None:
         limits=ACCELERATOR_LIMITS if backend.is_accelerator else CPU_LIMITS,
         pacer=pacer,
     )
+    with neighbours(profiler, work) as measures:
+        if measures:
+            _measure_and_keep(request, profiler, work, provenance)
+
+
+def _measure_and_keep(
+    request: ProfileRequest,
+    profiler: LayerProfiler,
+    work: tuple[Unit, ...],
+    provenance: Provenance,
+) -> None:
+    writer = LayerWriter(request.store_folder, provenance)
+    pacer = profiler.pacer
     wanted = {key for unit in work for key in profiler.shapes(unit)}
     held = {sample.shape: sample for sample in writer.samples}
     fresh = _measure(request, profiler, work, writer, held)
@@ -67,7 +80,11 @@ def profile_layers(request: ProfileRequest) -> None:
 
 
 def describe(
-    request: ProfileRequest, backend: Backend, pace: PacedKind | None = None
+    request: ProfileRequest,
+    backend: Backend,
+    pace: PacedKind | None = None,
+    *,
+    together: int = 1,
 ) -> Provenance:
     """The provenance of what is measured now; sets torch's threads."""
     use_threads(request.threads)
@@ -78,6 +95,7 @@ def describe(
         command=command_line(),
         date=datetime.date.today(),
         pace=pace,
+        together=together,
     )
 
 

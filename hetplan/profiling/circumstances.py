@@ -22,6 +22,7 @@ def circumstances(
     command: str,
     date: datetime.date,
     pace: PacedKind | None = None,
+    together: int = 1,
 ) -> Provenance:
     """Where samples measured now come from.
 
@@ -44,6 +45,7 @@ def circumstances(
         driver=backend.driver(),
         threads=threads,
         paced=paced_text(pace) if pace else "",
+        together=together,
         command=command,
         notes="; ".join(notes),
     )

@@ -132,6 +132,8 @@ class Provenance:
     threads: int
     paced: str
     """Empty, or how the device was slowed down on purpose."""
+    together: int = 1
+    """Processes of the machine that measured the same at the same time; 1 measured alone."""
     command: str
     """The command line that measured it."""
     notes: str = ""
@@ -149,6 +151,8 @@ class Provenance:
             self.driver,
             str(self.threads),
             self.paced,
+            # Not for 1, so that populations from before this field keep their names.
+            *((f"{self.together} together",) if self.together > 1 else ()),
         )
 
 

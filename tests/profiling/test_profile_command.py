@@ -158,14 +158,12 @@ def test_option_values() -> None:
         ProfileRequest(model="m", job="j", hidden="64")
 
 
-@pytest.mark.slow
-def test_links_are_measured_under_torchrun(tmp_path) -> None:
-    script = "import typer; from hetplan.cli.profile import profile; typer.run(profile)"
-    (tmp_path / "main.py").write_text(script)
+def two_processes(tmp_path, *options: str) -> dict:
+    """What two torchrun processes print together as JSON."""
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-        *("--standalone", str(tmp_path / "main.py"), "--device", "cpu"),
-        *("--store", str(tmp_path / "store"), "--link", "loopback", "--sizes", "4KiB", "--json"),
+        *("--standalone", "-m", "hetplan", "profile", "--device", "cpu"),
+        *("--store", str(tmp_path / "store"), "--json", *options),
     ]
     job = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -177,7 +175,22 @@ def test_links_are_measured_under_torchrun(tmp_path) -> None:
             os.killpg(job.pid, signal.SIGKILL)
             job.wait()
     assert job.returncode == 0, stderr
-    links = json.loads(stdout)["links"]
+    return json.loads(stdout)
+
+
+@pytest.mark.slow
+def test_layers_are_measured_while_the_neighbours_work(tmp_path) -> None:
+    shapes = ("--hidden", "64", "--microbatch", "1", "--tp", "1")
+    shown = two_processes(tmp_path, *shapes)
+    found = read_store(tmp_path / "store")
+    assert len(found.layers) == len(shown["layers"]) == 10
+    assert [each.together for each in found.provenance] == [2]
+
+
+@pytest.mark.slow
+def test_links_are_measured_under_torchrun(tmp_path) -> None:
+    shown = two_processes(tmp_path, "--link", "loopback", "--sizes", "4KiB")
+    links = shown["links"]
     assert len(links) == 7
     found = read_store(tmp_path / "store")
     assert {sample.operation for sample in found.links} == {row["operation"] for row in links}
