@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hetplan.cluster.spec import Cluster
+from hetplan.cluster.spec import Cluster, Island, Link
 from hetplan.errors import InputError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
@@ -47,7 +47,18 @@ def strategy(hint):
     if issubclass(hint, Enum):
         return st.sampled_from(hint)
     fields = {name: strategy(each) for name, each in get_type_hints(hint).items()}
+    positive = st.floats(0, 1e30, exclude_min=True)
+    if hint is Link:
+        fields |= {"bandwidth_bytes_per_second": positive, "latency_seconds": st.floats(0, 1e30)}
+    if hint is Island:
+        fields |= {"nodes": st.integers(3, 99), "devices_per_node": st.integers(1, 99)}
+        fields |= {"memory_bytes": positive, "nodes_out": st.sampled_from([(), (0,), (2, 1)])}
+    if hint is Cluster:
+        islands = st.lists(strategy(Island), max_size=2, unique_by=lambda island: island.name)
+        fields["islands"] = islands.map(tuple)
     if hint is ModelSpec:
+        sizes = [name for name, each in get_type_hints(hint).items() if each is int]
+        fields |= dict.fromkeys(sizes, st.integers(1, 10**5))
         fields["num_attention_heads"] = st.just(12)
         fields["num_kv_heads"] = st.sampled_from([1, 2, 3, 4, 6, 12])
     if hint is Job:

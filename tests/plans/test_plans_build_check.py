@@ -234,7 +234,7 @@ def broken(plan: Plan, rule: str) -> Plan:
         ("layer twice", "more than one stage holds layers 6"),
         ("layer missing", "no stage holds layers 7"),
         ("device twice", "device 0 is already used by pipelines[0].stages[0]"),
-        ("no such device", "devices 12, 13 do not exist"),
+        ("no such device", "13 do not exist; the cluster has 12"),
         ("degrees", "4 devices are not a multiple of tp 3"),
         ("spans nodes", "spans 2 nodes"),
         ("batch", "is 14 sequences"),
