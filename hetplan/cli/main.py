@@ -17,9 +17,12 @@ from typing import Annotated, ParamSpec, TypeVar
 
 import typer
 
+from hetplan.cli.check import check
 from hetplan.cli.demo import demo
+from hetplan.cli.doctor import doctor
 from hetplan.cli.estimate import estimate
 from hetplan.cli.fit import fit
+from hetplan.cli.import_file import import_
 from hetplan.cli.launch import launch
 from hetplan.cli.options import INTERRUPTED
 from hetplan.cli.plan import plan
@@ -105,8 +108,8 @@ def common(
     """Profile, predict, plan and launch training on accelerators that do not match."""
 
 
-for _command in (profile, fit, plan, estimate, launch, demo):
-    app.command()(guarded(_command))
+for _command in (profile, fit, plan, estimate, check, launch, import_, doctor, demo):
+    app.command(_command.__name__.rstrip("_"))(guarded(_command))
 
 
 def main() -> None:

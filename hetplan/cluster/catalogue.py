@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hetplan.cluster.file_form import DEVICES_SCHEMA, DeviceForm, DevicesForm
-from hetplan.cluster.spec import DeviceKind
+from hetplan.cluster.device_form import DEVICES_SCHEMA, DeviceForm, DevicesForm
+from hetplan.cluster.devices import DeviceKind
 from hetplan.errors import InputError
 from hetplan.files.reading import decode, read_document
 from hetplan.files.shipped import shipped_folder

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import combinations
 
-from hetplan.cluster.spec import MOST_DEVICES, DeviceKind, Transport, too_many_devices
+from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.spec import MOST_DEVICES, Transport, too_many_devices
 from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import Path
 from hetplan.files.reading import Document

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hetplan.cluster.catalogue import device_kind, load_catalogue
 from hetplan.cluster.check import check_islands, check_links
+from hetplan.cluster.devices import CPU_KIND, DeviceKind
 from hetplan.cluster.file_form import (
     CLUSTER_SCHEMA,
     ClusterForm,
@@ -17,7 +18,7 @@ from hetplan.cluster.file_form import (
     IslandLinkForm,
     LinkForm,
 )
-from hetplan.cluster.spec import CPU_KIND, Cluster, DeviceKind, Island, IslandLink, Link, Transport
+from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.files.reading import decode, read_document
 
 CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/1"

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hetplan.cluster.spec import Cluster, DeviceKind, Island, Link
+from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.spec import Cluster, Island, Link
 from hetplan.cost.memory import StageMemory, gradient_bytes_per_parameter
 from hetplan.cost.terms import Term, link_cause, seconds_of
 from hetplan.job.spec import Job

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hetplan.cluster.file_form import CLUSTER_SCHEMA, DEVICES_SCHEMA, ClusterForm, DevicesForm
+from hetplan.cluster.device_form import DEVICES_SCHEMA, DevicesForm
+from hetplan.cluster.file_form import CLUSTER_SCHEMA, ClusterForm
 from hetplan.files.schemas import schema_text
 from hetplan.files.writing import write_atomically
 from hetplan.job.file_form import JOB_SCHEMA, JobForm

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from hetplan.cluster.spec import CPU_KIND
+from hetplan.cluster.devices import CPU_KIND
 from hetplan.errors import Fault, InputError
 
 

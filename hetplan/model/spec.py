@@ -160,3 +160,33 @@ class ModelSpec:
         matrices = h * (query + 2 * kv) + query * h + self.mlp_matrices * h * ffn
         biases = (query + 2 * kv + h + ffn + h) if gpt else 0
         return matrices + biases + 2 * norm
+
+
+def plain_model(
+    *,
+    name: str,
+    architecture: Architecture,
+    num_layers: int,
+    hidden_size: int,
+    ffn_hidden_size: int,
+    num_attention_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    vocab_size: int,
+    max_sequence_length: int,
+    tied_embeddings: bool = False,
+) -> ModelSpec:
+    """A dense model of equal layers, as hetplan's own trainer has them."""
+    return ModelSpec(
+        name=name,
+        architecture=architecture,
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        ffn_hidden_size=ffn_hidden_size,
+        num_attention_heads=num_attention_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        vocab_size=vocab_size,
+        max_sequence_length=max_sequence_length,
+        tied_embeddings=tied_embeddings,
+    )

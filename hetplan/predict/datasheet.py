@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import math
 
-from hetplan.cluster.spec import DeviceKind, Link
+from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.spec import Link
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetplan.cluster.spec import DeviceKind, Link, Transport
+from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.spec import Link, Transport
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.spec import LayerKind, ModelSpec

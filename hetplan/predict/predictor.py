@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from hetplan.cluster.spec import DeviceKind, Link
+from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.spec import Link
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.spec import LayerKind, ModelSpec
 

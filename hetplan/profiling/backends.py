@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hetplan.cluster.spec import CPU_KIND
+from hetplan.cluster.devices import CPU_KIND
 from hetplan.errors import InputError
 
 

@@ -134,6 +134,11 @@ class Provenance:
     """Empty, or how the device was slowed down on purpose."""
     together: int = 1
     """Processes of the machine that measured the same at the same time; 1 measured alone."""
+    tool: str = "hetplan"
+    """What measured: hetplan, or the program whose output was imported (nccl-tests, sailor)."""
+    clocks: str = ""
+    """Clock and power settings that somebody chose, as in `sm 1410 MHz locked, 300 W`; empty: as
+    the device came, or not known."""
     command: str
     """The command line that measured it."""
     notes: str = ""
@@ -151,8 +156,10 @@ class Provenance:
             self.driver,
             str(self.threads),
             self.paced,
-            # Not for 1, so that populations from before this field keep their names.
+            # Only where they say something: populations from before these fields keep their names.
             *((f"{self.together} together",) if self.together > 1 else ()),
+            *((f"by {self.tool}",) if self.tool != "hetplan" else ()),
+            *((self.clocks,) if self.clocks else ()),
         )
 
 

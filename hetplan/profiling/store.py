@@ -14,7 +14,7 @@ every sample can be traced, and whoever fits chooses among several populations o
 is preferred here: choosing (the newest by `measured_on`, say) is the fit's business.
 Any folder may be named: a whole store, one device's folder or one population.
 
-File of provenance: schema `hetplan.provenance/1`, fields as in `Provenance`.
+File of provenance: schema `hetplan.provenance/2`, fields as in `Provenance`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hetplan.files.writing import append_line, write_atomically
 from hetplan.profiling.samples import LayerSample, LinkSample, ProfileSet, Provenance
 from hetplan.profiling.samples_csv import header, read_samples, row
 
-SCHEMA = "hetplan.provenance/1"
+SCHEMA = "hetplan.provenance/2"
 PROVENANCE_FILE = "provenance.json"
 LAYERS_FILE = "layers.csv"
 LINKS_FILE = "links.csv"

@@ -1,6 +1,7 @@
 """One small value of every kind that is written to disk, written out by hand."""
 
-from hetplan.cluster.spec import Cluster, DeviceKind, Island, IslandLink, Link, Transport
+from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.cost.estimate_values import Estimate, Interval, MemoryUse, StageEstimate
 from hetplan.job.spec import Forbids, Job, Optimizer, Pins, Precision
 from hetplan.launchers.machine import Machine
@@ -367,7 +368,7 @@ GOLDEN: tuple[tuple[str, object], ...] = (
     ("hetplan.plan-value/1", PLAN),
     ("hetplan.estimate/1", ESTIMATE),
     ("hetplan.plan/1", RESULT),
-    ("hetplan.provenance/1", PROVENANCE),
+    ("hetplan.provenance/2", PROVENANCE),
     ("hetplan.pace/1", PACE),
     ("hetplan.predictor/1", LAWS),
     ("hetplan.run/1", RUN),

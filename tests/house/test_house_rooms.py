@@ -23,7 +23,10 @@ ORDER = {
     "job": 3,
     "profiling": 4,
     "plans": 4,
+    "importers": 5,
+    "machine": 5,
     "predict": 5,
+    "lint": 6,
     "cost": 6,
     "search": 7,
     "emitters": 8,
@@ -38,7 +41,7 @@ ORDER = {
 }
 INPUT_ROOMS = {"model", "cluster", "job"}
 HOMES_OF_HEAVY_LIBRARIES = {
-    "torch": {"profiling", "runtime", "emulation", "launchers"},
+    "torch": {"profiling", "machine", "runtime", "emulation", "launchers"},
     "ortools": {"search"},
     "sklearn": {"predict"},
 }

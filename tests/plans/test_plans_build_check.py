@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetplan.cluster.spec import Cluster, DeviceKind, Island, IslandLink, Link, Transport
+from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.spec import Architecture, ModelSpec

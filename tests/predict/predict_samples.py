@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from hetplan.cluster.spec import DeviceKind, Link, Transport
+from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.spec import Link, Transport
 from hetplan.job.spec import Precision
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec
 from hetplan.predict.columns import LayerColumns, layer_columns

@@ -19,7 +19,7 @@ from predict_reference import (
 )
 from predict_samples import LINK
 
-from hetplan.cluster.spec import DeviceKind
+from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
 from hetplan.model.spec import LayerKind
 from hetplan.model.work import layer_work

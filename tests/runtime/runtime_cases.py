@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hetplan.cluster.spec import Cluster, DeviceKind, Island, IslandLink, Link, Transport
+from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.spec import Architecture, ModelSpec
 from hetplan.plans.build import Degrees, StageChoice, build_plan

@@ -6,7 +6,8 @@ from itertools import combinations
 
 import numpy as np
 
-from hetplan.cluster.spec import Cluster, DeviceKind, Island, IslandLink, Link, Transport
+from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.spec import Architecture, ModelSpec
 

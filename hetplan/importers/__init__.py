@@ -1,0 +1,1 @@
+"""Other tools' outputs as hetplan's own records."""

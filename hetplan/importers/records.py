@@ -1,0 +1,130 @@
+"""What an importer makes of a tool's output: records in hetplan's own words and base units.
+
+An importer is a pure function `parse(text, context) -> Imported`. It reads no file, no clock and no
+environment, and what it cannot use it either refuses (`InputError` with file and line) or, where
+the tool itself marks a row as failed, names in `skipped`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetplan.cluster.devices import DeviceKind
+from hetplan.job.spec import Precision
+from hetplan.model.spec import ModelSpec
+from hetplan.profiling.samples import LayerSample, LinkSample
+
+IMPORT_SCHEMA = "hetplan.import/1"
+"""Schema of `Imported` as JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportContext:
+    """What a tool's output does not say of itself and its user does."""
+
+    file: str
+    """Name of the input, for error messages."""
+    link: str | None = None
+    """Name that link samples get."""
+    device: str | None = None
+    """Device kind that layer samples get."""
+    model: ModelSpec | None = None
+    """Shape of the layers that were measured."""
+    precision: Precision | None = None
+    sequence_length: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathFigures:
+    """What a tool measured of one path between two hosts: figures for a link of a cluster file."""
+
+    measured: str
+    """What was measured, in the tool's words, as in `RDMA_Write bandwidth`."""
+    message_bytes: int | None = None
+    bandwidth_bytes_per_second: float | None = None
+    """One direction, all streams together."""
+    latency_seconds: float | None = None
+    """One way."""
+    round_trip_seconds: float | None = None
+    streams: int | None = None
+    """Connections or queue pairs that ran at the same time."""
+    window_bytes: float | None = None
+    """Most bytes that one stream had under way."""
+    loss_fraction: float | None = None
+    """Packets sent again over packets sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyDevice:
+    """One accelerator of a node."""
+
+    index: int
+    name: str
+    """What the tool calls it, as in `GPU0`."""
+    numa_node: int | None = None
+    """None: the tool does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyNic:
+    """One network card of a node."""
+
+    name: str
+    """As in `mlx5_0`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyPath:
+    """How two parts of a node reach each other."""
+
+    between: tuple[str, str]
+    """Names of devices or NICs, the earlier of the tool's order first."""
+    path: str
+    """The tool's word for it, as in `NV12`, `PIX`, `XGMI`, `HCCS`."""
+    hops: int | None = None
+    weight: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeTopology:
+    """One node as its driver's tool describes it."""
+
+    vendor: str
+    """A vendor of the device catalogue, as in `nvidia`."""
+    devices: tuple[TopologyDevice, ...]
+    nics: tuple[TopologyNic, ...] = ()
+    paths: tuple[TopologyPath, ...] = ()
+    """Every pair once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One host of a list of hosts."""
+
+    name: str
+    slots: int | None = None
+    """Processes, and so devices, of the host; None: the list does not say."""
+    device: str | None = None
+    """What the list calls the device's type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """Everything that one importer read; most fill one or two of the fields."""
+
+    kind: str
+    """The importer: an entry of `hetplan.importers.kinds`."""
+    tool_version: str = ""
+    """As the output says it; empty where it does not."""
+    device_name: str = ""
+    """What the output calls the device; empty where it does not."""
+    links: tuple[LinkSample, ...] = ()
+    layers: tuple[LayerSample, ...] = ()
+    paths: tuple[PathFigures, ...] = ()
+    devices: tuple[DeviceKind, ...] = ()
+    topology: NodeTopology | None = None
+    hosts: tuple[Host, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What a reader of the records must know, as in `seconds are means, not medians`."""
+    skipped: tuple[str, ...] = ()
+    """Rows that the tool itself marks as failed, each with its line."""

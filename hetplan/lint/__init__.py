@@ -1,0 +1,1 @@
+"""What is impossible or suspicious in what a user gives."""
