@@ -1,7 +1,8 @@
 """hetplan: profile, predict, plan and launch training on accelerators that do not match.
 
-The verbs are the library: `load_model`, `load_cluster`, `load_job`, `load_plan`, `fit`, `plan`,
-`estimate`. They are imported when first used, so that `import hetplan` costs nothing.
+The verbs are the library: `load_model`, `load_cluster`, `load_job`, `load_plan`, `import_file`,
+`fit`, `plan`, `estimate`. They are imported when first used, so that `import hetplan` costs
+nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from hetplan.version import __version__
 if TYPE_CHECKING:
     from hetplan.cluster.load import load_cluster
     from hetplan.cost.estimate import estimate
+    from hetplan.importers.open import import_file
     from hetplan.job.load import load_job
     from hetplan.model.load import load_model
     from hetplan.predict.fit import fit
@@ -37,6 +39,7 @@ __all__ = [
     "__version__",
     "estimate",
     "fit",
+    "import_file",
     "load_cluster",
     "load_job",
     "load_model",
@@ -47,6 +50,7 @@ __all__ = [
 _HOMES = {
     "estimate": "hetplan.cost.estimate",
     "fit": "hetplan.predict.fit",
+    "import_file": "hetplan.importers.open",
     "load_cluster": "hetplan.cluster.load",
     "load_job": "hetplan.job.load",
     "load_model": "hetplan.model.load",

@@ -91,7 +91,7 @@ KINDS: tuple[ImporterKind, ...] = (
         kind="metis",
         title="Metis DeviceType.X_tpT_bsB.json: milliseconds and memory per layer",
         module="metis",
-        needs=("device", "model"),
+        needs=("device", "model", "precision", "sequence_length"),
     ),
     ImporterKind(
         kind="galvatron",

@@ -1,0 +1,304 @@
+"""What nccl-tests and rccl-tests measure: rows of one run to link samples, checked against itself.
+
+A row gives bytes, time, algbw and busbw, and two of the four follow from the others:
+
+    algbw = bytes / time            busbw = algbw * factor(operation, ranks)
+
+so a row of which a digit was lost, a wrong number of ranks and a wrong name of the operation are
+found. (doc/PERFORMANCE.md of nccl-tests derives the factors.) `bytes` is what LinkSample means by
+it: the program prints the larger of what a rank sends and receives, the full tensor.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hetplan.errors import InputError
+from hetplan.importers.lines import fault_at
+from hetplan.importers.records import ImportContext, Imported
+from hetplan.profiling.samples import LinkOperation, LinkSample
+
+OPERATIONS: dict[str, LinkOperation | None] = {
+    "allreduce": LinkOperation.ALL_REDUCE,
+    "allgather": LinkOperation.ALL_GATHER,
+    "reducescatter": LinkOperation.REDUCE_SCATTER,
+    "alltoall": LinkOperation.ALL_TO_ALL,
+    "broadcast": LinkOperation.BROADCAST,
+    "sendrecv": LinkOperation.SEND_RECV,
+    "reduce": None,
+    "gather": None,
+    "scatter": None,
+    "hypercube": None,
+    "alltoallv": None,
+    "allreducebias": None,
+    "allreducewithbias": None,
+}
+"""Programs of the tests by name without `_` and `_perf`; None: hetplan has no such operation."""
+
+_PROGRAM = re.compile(r"\b([a-z_]{3,30})_perf(?![a-z0-9])")
+# Bytes, seconds and bandwidths are rounded when they are printed, so their quotients differ a
+# little more than the rounding of one says.
+_SLACK = 2e-3
+_FAR_OUT = 3.0  # interquartile ranges above the median: the outliers of LinkSample (Tukey 1977)
+
+MEAN_NOTE = (
+    "seconds are means over a run's iterations (and over its ranks, unless -a says otherwise), "
+    "not medians of the slowest rank; p10 and p90 repeat them"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One printed number in base units, and half the step it was rounded to."""
+
+    value: float
+    half_step: float = 0.0
+
+    def around(self, factor: float = 1.0) -> tuple[float, float]:
+        """Least and greatest that it can stand for, times `factor`."""
+        return (
+            max(0.0, self.value - self.half_step) * factor * (1 - _SLACK),
+            (self.value + self.half_step) * factor * (1 + _SLACK),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One out-of-place measurement."""
+
+    line: int
+    message_bytes: int
+    dtype: str
+    reduces: bool
+    rooted: bool
+    """Whether a rank is the root."""
+    seconds: Figure
+    algorithm_rate: Figure
+    bus_rate: Figure
+    wrong: str
+    """Why it must not be used; empty: it may be."""
+    all_to_all: bool | None = None
+    """Whether only the in-place half went unchecked, as alltoall_perf does; None: cannot tell."""
+    each_seconds: tuple[float, ...] = ()
+    """Time of every iteration, where the output has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One table of one program."""
+
+    line: int
+    program: str
+    """As the output or its command line says it, as in `all_reduce`; empty: it does not."""
+    group_size: int
+    iterations: int
+    """0: the output does not say."""
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    first_version: bool = False
+    """Of nccl-tests before 2019: all_gather and reduce_scatter count n - 1 of n parts as algbw."""
+
+
+def program_names(text: str) -> list[str]:
+    """Programs of the tests that a text mentions, in its order."""
+    found = (each.group(1).removeprefix("_") for each in _PROGRAM.finditer(text))
+    return [name for name in found if plain_name(name) in OPERATIONS]
+
+
+def count_of(rows: int) -> str:
+    """`1 row`, `2 rows`."""
+    return "1 row" if rows == 1 else f"{rows} rows"
+
+
+def plain_name(program: str) -> str:
+    """`all_reduce`, `AllReduce` and `all_reduce_perf` are the same."""
+    return program.replace("_", "").lower().removesuffix("mpi").removesuffix("perf")
+
+
+def imported_of(
+    kind: str, backend: str, runs: Sequence[Run], context: ImportContext, version: str, device: str
+) -> Imported:
+    """The samples of all runs; an InputError where there is no row at all."""
+    if context.link is None:
+        raise InputError(
+            f"{context.file}: the output does not say which link it measured; give the name that "
+            "the cluster file uses for it"
+        )
+    if not any(run.rows or run.skipped for run in runs):
+        raise fault_at(context.file, 0, "no row of results found; give the whole output of a run")
+    links: list[LinkSample] = []
+    notes: list[str] = []
+    skipped: list[str] = []
+    for run in runs:
+        operation = _operation(run, context.file)
+        notes += run.notes
+        skipped += run.skipped
+        usable = [row for row in run.rows if not row.wrong]
+        skipped += [f"line {row.line}: {row.wrong}" for row in run.rows if row.wrong]
+        if operation is None:
+            if usable:
+                name = run.program or "reduce, gather or scatter"
+                skipped.append(f"line {usable[0].line}: {count_of(len(usable))} of {name}")
+                notes.append(f"hetplan has no operation for {name}")
+            continue
+        _check_rates(usable, run, operation, context.file)
+        notes += _row_notes(usable, run, operation)
+        links += [_sample(row, run, operation, backend, context.link) for row in usable]
+    return Imported(
+        kind=kind,
+        tool_version=version,
+        device_name=device,
+        links=tuple(links),
+        notes=tuple(dict.fromkeys(notes)),
+        skipped=tuple(skipped),
+    )
+
+
+def _sample(row: Row, run: Run, operation: LinkOperation, backend: str, link: str) -> LinkSample:
+    median = p10 = p90 = row.seconds.value
+    repeats, outliers = max(1, run.iterations), 0
+    if len(row.each_seconds) >= 2:
+        repeats = len(row.each_seconds)
+        median = statistics.median(row.each_seconds)
+        tenths = statistics.quantiles(row.each_seconds, n=10, method="inclusive")
+        quarters = statistics.quantiles(row.each_seconds, n=4, method="inclusive")
+        p10, p90 = tenths[0], tenths[-1]
+        far = median + _FAR_OUT * (quarters[-1] - quarters[0])
+        outliers = sum(each > far for each in row.each_seconds)
+    return LinkSample(
+        link=link,
+        operation=operation.value,
+        backend=backend,
+        group_size=run.group_size,
+        message_bytes=row.message_bytes,
+        median_seconds=median,
+        p10_seconds=p10,
+        p90_seconds=p90,
+        repeats=repeats,
+        outliers=outliers,
+    )
+
+
+def _row_notes(rows: Sequence[Row], run: Run, operation: LinkOperation) -> Iterable[str]:
+    if any(not row.each_seconds for row in rows):
+        yield MEAN_NOTE
+        if not run.iterations:
+            yield "the output does not say how many iterations a time is the mean of; repeats is 1"
+    if any(row.each_seconds for row in rows):
+        yield (
+            "median, p10 and p90 are of the times per iteration (-I): each is the slowest device's"
+        )
+    types = sorted({row.dtype for row in rows})
+    if len(types) > 1:
+        yield f"rows of the types {', '.join(types)} stand together; samples have no type"
+    if rows and operation is LinkOperation.SEND_RECV:
+        yield "sendrecv_perf: every rank sends and receives at the same time, so both directions"
+
+
+def _operation(run: Run, file: str) -> LinkOperation | None:
+    """The operation that the run says, or the only one that its numbers agree with."""
+    if run.program:
+        return OPERATIONS[plain_name(run.program)]
+    usable = [row for row in run.rows if not row.wrong]
+    if not usable:
+        return None
+    fitting = [each for each in _CANDIDATES if _fits(each, usable, run)]
+    if len(fitting) == 1:
+        return fitting[0].operation
+    if fitting and all(each.operation is None for each in fitting):
+        return None
+    named = dict.fromkeys(program_names(file) + program_names(f"{file.rpartition('.')[0]}_perf"))
+    told = {OPERATIONS[plain_name(name)] for name in named}
+    if len(told) == 1 and (only := told.pop()) in {each.operation for each in fitting}:
+        return only
+    could = ", ".join(each.name for each in fitting) or "none that is known"
+    raise fault_at(
+        file,
+        run.line,
+        f"the output does not say which program printed this table (it could be {could}); add a "
+        "line such as `# Collective test starting: all_gather_perf` before it",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    name: str
+    operation: LinkOperation | None
+    reduces: bool | None
+    """None: sendrecv_perf prints an operator, and does not use it."""
+    rooted: bool
+
+
+_CANDIDATES = (
+    _Candidate(name="all_reduce", operation=LinkOperation.ALL_REDUCE, reduces=True, rooted=False),
+    _Candidate(
+        name="reduce_scatter", operation=LinkOperation.REDUCE_SCATTER, reduces=True, rooted=False
+    ),
+    _Candidate(name="reduce", operation=None, reduces=True, rooted=True),
+    _Candidate(name="broadcast", operation=LinkOperation.BROADCAST, reduces=False, rooted=True),
+    _Candidate(name="gather", operation=None, reduces=False, rooted=True),
+    _Candidate(name="all_gather", operation=LinkOperation.ALL_GATHER, reduces=False, rooted=False),
+    _Candidate(name="alltoall", operation=LinkOperation.ALL_TO_ALL, reduces=False, rooted=False),
+    _Candidate(name="sendrecv", operation=LinkOperation.SEND_RECV, reduces=None, rooted=False),
+)
+
+
+def _fits(candidate: _Candidate, rows: Sequence[Row], run: Run) -> bool:
+    if any(row.rooted != candidate.rooted for row in rows):
+        return False
+    if candidate.reduces is not None and any(row.reduces != candidate.reduces for row in rows):
+        return False
+    checked = {row.all_to_all for row in rows}
+    if candidate.operation is LinkOperation.ALL_TO_ALL and False in checked:
+        return False
+    if candidate.operation is LinkOperation.ALL_GATHER and True in checked:
+        return False
+    algorithm, bus = _factors(candidate.operation, candidate.name, run)
+    return all(not _disagreement(row, algorithm, bus) for row in rows)
+
+
+def _factors(operation: LinkOperation | None, name: str, run: Run) -> tuple[float, float]:
+    """(algbw / (bytes / time), busbw / algbw) of an operation among the run's ranks."""
+    part = (run.group_size - 1) / run.group_size
+    if operation is LinkOperation.ALL_REDUCE:
+        return 1.0, 2 * part
+    if operation in (LinkOperation.ALL_GATHER, LinkOperation.REDUCE_SCATTER):
+        return (part, 1.0) if run.first_version else (1.0, part)
+    if operation is LinkOperation.ALL_TO_ALL or name in ("gather", "scatter"):
+        return 1.0, part
+    return 1.0, 1.0
+
+
+def _check_rates(rows: Sequence[Row], run: Run, operation: LinkOperation, file: str) -> None:
+    algorithm, bus = _factors(operation, operation.value, run)
+    reduces = operation in (LinkOperation.ALL_REDUCE, LinkOperation.REDUCE_SCATTER)
+    for row in rows:
+        if row.reduces != reduces and operation is not LinkOperation.SEND_RECV:
+            has = "has an" if row.reduces else "has no"
+            message = f"the row {has} operator (redop), so it is not of {operation.value}"
+            raise fault_at(file, row.line, message)
+        problem = _disagreement(row, algorithm, bus)
+        if problem:
+            what = f"{operation.value} among {run.group_size} ranks"
+            raise fault_at(file, row.line, f"{problem}, as in {what}; a number was changed or lost")
+
+
+def _disagreement(row: Row, algorithm: float, bus: float) -> str:
+    """What does not fit together in a row; empty: all does."""
+    low, high = row.seconds.around()
+    rate = (row.message_bytes * algorithm / high, row.message_bytes * algorithm / max(low, 1e-300))
+    if not _overlap(rate, row.algorithm_rate.around()):
+        found, wanted = row.algorithm_rate.value / 1e9, row.message_bytes / row.seconds.value / 1e9
+        return f"algbw is {found:.6g} GB/s and bytes / time is {wanted * algorithm:.6g}"
+    if not _overlap((rate[0] * bus, rate[1] * bus), row.bus_rate.around()):
+        found, wanted = row.bus_rate.value / 1e9, row.algorithm_rate.value / 1e9 * bus
+        return f"busbw is {found:.6g} GB/s and not {bus:.6g} times algbw, {wanted:.6g}"
+    return ""
+
+
+def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one[0] <= other[1] and other[0] <= one[1]

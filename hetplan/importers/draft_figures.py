@@ -1,0 +1,229 @@
+"""Which bandwidth and latency a link of a cluster file gets, from what was measured or listed.
+
+A link of hetplan is what ONE device can count on in ONE direction while the others send too, with
+time = steps * (latency + bytes of a step / bandwidth). Here the two figures are taken out of link
+samples (the same formula solved for them), out of a node's matrix of paths and the device
+catalogue, or out of figures of the path between two hosts. What none of them says stays None.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hetplan.cluster.devices import DeviceKind
+from hetplan.importers.records import NodeTopology, PathFigures
+from hetplan.profiling.samples import LinkOperation, LinkSample
+from hetplan.units import format_bandwidth, format_bytes
+
+_NVLINKS = re.compile(r"NV(\d{1,3})", re.ASCII)
+_GENERATION = re.compile(r"NVLink (\d)")
+# One link in one direction: 6 links are 300 GB/s both ways of a V100, 12 are 600 of an A100, 18 are
+# 900 of an H100 and 1800 of a B200 (their datasheets).
+_NVLINK_BYTES_PER_SECOND = {"2": 25e9, "3": 25e9, "4": 25e9, "5": 50e9}
+_FABRIC = re.compile(r"NV\d{1,3}|NVL|XGMI|HCCS|HCCS_SW|SIO|UB", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One number of a link and where it comes from."""
+
+    value: float
+    """Base units."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFigures:
+    """What is known of a link; None where nobody said it."""
+
+    bandwidth: Figure | None = None
+    latency: Figure | None = None
+    shared: Figure | None = None
+    """Capacity that all devices which send share; only between islands."""
+    samples: str | None = None
+    """Name of link samples in the profile store."""
+
+    def over(self, other: LinkFigures) -> LinkFigures:
+        """These figures, and the other's where these have none."""
+        return LinkFigures(
+            bandwidth=self.bandwidth or other.bandwidth,
+            latency=self.latency or other.latency,
+            shared=self.shared or other.shared,
+            samples=self.samples or other.samples,
+        )
+
+
+def _steps(sample: LinkSample) -> float:
+    """Latencies in the sample's time, by the laws that estimates use without measurements.
+
+    Two of a send where both sides post together: the receiver's notice crosses first.
+    """
+    ranks = sample.group_size
+    return {
+        LinkOperation.SEND_RECV: 2.0,
+        LinkOperation.SEND_RECV_LATE: 1.0,
+        LinkOperation.ALL_REDUCE: 2.0 * (ranks - 1),
+        LinkOperation.BROADCAST: float((ranks - 1).bit_length()),
+    }.get(LinkOperation(sample.operation), float(ranks - 1))
+
+
+def _bytes_sent(sample: LinkSample) -> float:
+    """Bytes that one rank sends, one after the other: a ring's for collectives."""
+    ranks = sample.group_size
+    return sample.message_bytes * {
+        LinkOperation.SEND_RECV: 1.0,
+        LinkOperation.SEND_RECV_LATE: 1.0,
+        LinkOperation.ALL_REDUCE: 2.0 * (ranks - 1) / ranks,
+        LinkOperation.BROADCAST: float((ranks - 1).bit_length()),
+    }.get(LinkOperation(sample.operation), (ranks - 1) / ranks)
+
+
+# Where many ranks send at the same time stands first: it shows what sharing leaves.
+_BANDWIDTH_ORDER = (
+    LinkOperation.ALL_GATHER,
+    LinkOperation.REDUCE_SCATTER,
+    LinkOperation.ALL_REDUCE,
+    LinkOperation.ALL_TO_ALL,
+    LinkOperation.SEND_RECV,
+    LinkOperation.SEND_RECV_LATE,
+    LinkOperation.BROADCAST,
+)
+# A single message shows the latency itself, a collective only through its algorithm.
+_LATENCY_ORDER = (
+    LinkOperation.SEND_RECV_LATE,
+    LinkOperation.SEND_RECV,
+    LinkOperation.REDUCE_SCATTER,
+    LinkOperation.ALL_GATHER,
+    LinkOperation.ALL_REDUCE,
+    LinkOperation.ALL_TO_ALL,
+    LinkOperation.BROADCAST,
+)
+
+
+def from_samples(samples: Sequence[LinkSample], name: str) -> LinkFigures:
+    """Bandwidth of the largest message and latency of the smallest, among the most ranks.
+
+    Where a size was measured more than once, its median counts.
+    """
+    usable = [each for each in samples if each.median_seconds > 0 and each.message_bytes > 0]
+    large = _rows(usable, _BANDWIDTH_ORDER, max)
+    small = _rows(usable, _LATENCY_ORDER, min)
+    bandwidth = latency = None
+    if large:
+        seconds = statistics.median(each.median_seconds for each in large)
+        bandwidth = Figure(
+            value=_bytes_sent(large[0]) / seconds,
+            source=f"{_words(large[0])} of samples {name}",
+        )
+    if small:
+        seconds = statistics.median(each.median_seconds for each in small)
+        steps = _steps(small[0])
+        over = f" over its {steps:g} steps" if steps != 1 else ""
+        latency = Figure(value=seconds / steps, source=f"{_words(small[0])}{over}")
+    return LinkFigures(bandwidth=bandwidth, latency=latency, samples=name)
+
+
+def _words(sample: LinkSample) -> str:
+    size = format_bytes(sample.message_bytes)
+    return f"{sample.operation} of {size} among {sample.group_size}"
+
+
+def _rows(
+    samples: Sequence[LinkSample],
+    order: Sequence[LinkOperation],
+    extreme: Callable[[list[int]], int],
+) -> list[LinkSample]:
+    """The first operation's rows with the most ranks and the most or fewest bytes."""
+    for operation in order:
+        rows = [each for each in samples if each.operation == operation and each.group_size > 1]
+        if rows:
+            ranks = max(each.group_size for each in rows)
+            rows = [each for each in rows if each.group_size == ranks]
+            size = extreme([each.message_bytes for each in rows])
+            return [each for each in rows if each.message_bytes == size]
+    return []
+
+
+def from_topology(topology: NodeTopology, device: DeviceKind) -> LinkFigures:
+    """Bandwidth of the slowest pair of the node, from the catalogue's figures; no latency.
+
+    Over the maker's own links: the device's figure, or one peer's share of it where devices are
+    joined pair by pair, which the matrix itself says of NVLinks. Over PCIe: the device's own
+    interface, which other devices below a switch share.
+    """
+    devices = {each.name for each in topology.devices}
+    pairs = [path for path in topology.paths if set(path.between) <= devices]
+    slow = [path for path in pairs if not _FABRIC.fullmatch(path.path)]
+    if not pairs:
+        return LinkFigures()
+    if slow:
+        if device.host is None:
+            return LinkFigures()
+        words = "/".join(dict.fromkeys(path.path for path in slow))
+        source = (
+            f"PCIe {device.host.pcie_generation} x{device.host.lanes} of the device; "
+            f"{len(slow)} of {len(pairs)} pairs are {words}"
+        )
+        return LinkFigures(
+            bandwidth=Figure(value=device.host.bandwidth_bytes_per_second, source=source)
+        )
+    return _from_fabric(topology, device, [path.path for path in pairs])
+
+
+def _from_fabric(topology: NodeTopology, device: DeviceKind, words: list[str]) -> LinkFigures:
+    fabric = device.scale_up
+    if fabric is None:
+        return LinkFigures()
+    kinds = list(dict.fromkeys(words))
+    source = f"catalogue: {fabric.name}; pairs are {'/'.join(kinds)}"
+    value = fabric.bandwidth_bytes_per_second
+    generation = _GENERATION.search(fabric.name)
+    rate = _NVLINK_BYTES_PER_SECOND.get(generation.group(1)) if generation else None
+    fewest = min(_nvlinks(word) for word in words)
+    if fewest and rate is not None:
+        # Behind a switch every pair has all of the device's links, otherwise its own.
+        value = min(value, fewest * rate)
+    elif fabric.one_peer_bytes_per_second and len(topology.devices) > 2:
+        value = fabric.one_peer_bytes_per_second
+        source += "; one peer's share"
+    return LinkFigures(bandwidth=Figure(value=value, source=source))
+
+
+def _nvlinks(word: str) -> int:
+    found = _NVLINKS.fullmatch(word)
+    return int(found.group(1)) if found else 0
+
+
+def best_bandwidth(paths: Sequence[PathFigures], *, source: str, share: int = 1) -> Figure | None:
+    """The best bandwidth that was measured between two hosts, over `share` devices.
+
+    Slower rows of the same output are smaller messages, or fewer streams.
+    """
+    rates = [(path.bandwidth_bytes_per_second or 0.0, path) for path in paths]
+    best, path = max(rates, key=lambda rate: rate[0], default=(0.0, None))
+    if path is None or best <= 0.0:
+        return None
+    text = f"{path.measured} {format_bandwidth(best)} in {source}"
+    if share > 1:
+        text += f", shared by {share} devices"
+    return Figure(value=best / share, source=text)
+
+
+def least_latency(paths: Sequence[PathFigures], *, source: str) -> Figure | None:
+    """The least one-way latency that was measured between two hosts."""
+    times = [(_one_way(path), path) for path in paths]
+    known = [(seconds, path) for seconds, path in times if seconds is not None]
+    if not known:
+        return None
+    seconds, path = min(known, key=lambda entry: entry[0])
+    half = "" if path.latency_seconds else ", half of the round trip"
+    return Figure(value=seconds, source=f"{path.measured} in {source}{half}")
+
+
+def _one_way(path: PathFigures) -> float | None:
+    if path.latency_seconds:
+        return path.latency_seconds
+    return 0.5 * path.round_trip_seconds if path.round_trip_seconds else None

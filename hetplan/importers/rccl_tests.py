@@ -1,0 +1,18 @@
+"""Output of rccl-tests, printed or JSON (`-Z json -x FILE`, `-J FILE`), to link samples."""
+
+from __future__ import annotations
+
+from hetplan.importers.lines import fault_at
+from hetplan.importers.nccl_tests import parse_as
+from hetplan.importers.records import ImportContext, Imported
+
+KIND = "rccl-tests"
+BACKEND = "nccl"
+"""What torch.distributed calls RCCL, and so what hetplan's own samples of it say."""
+
+
+def parse(text: str, context: ImportContext) -> Imported:
+    """As `nccl_tests.parse`; the programs are the same but for some columns."""
+    if text.removeprefix("\ufeff").startswith("numCycle,"):
+        raise fault_at(context.file, 1, "this is the CSV of `-Z csv`; write it with `-Z json`")
+    return parse_as(KIND, BACKEND, text, context)

@@ -1,0 +1,319 @@
+"""Drafts: what goes in comes out of load_cluster, and nothing is filled in that nobody said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from topologies_rendered import nvidia_topologies
+
+from hetplan.cluster.catalogue import load_catalogue
+from hetplan.cluster.load import load_cluster
+from hetplan.cluster.node_names import expand_names
+from hetplan.cluster.spec import Link, Transport
+from hetplan.errors import InputError
+from hetplan.files.nodes import plain, read_yaml
+from hetplan.importers.draft import ClusterDraft, IslandDraft, NicsDraft, draft_text, scalar
+from hetplan.importers.draft_figures import (
+    Figure,
+    LinkFigures,
+    best_bandwidth,
+    from_samples,
+    from_topology,
+    least_latency,
+)
+from hetplan.importers.host_ranges import host_ranges, listable
+from hetplan.importers.node_places import nearest_nics, nic_layout, pcie_switches
+from hetplan.importers.records import (
+    NodeTopology,
+    PathFigures,
+    TopologyDevice,
+    TopologyNic,
+    TopologyPath,
+)
+from hetplan.predict.datasheet import collective, send
+from hetplan.profiling.samples import LinkOperation, LinkSample
+
+KINDS = {kind.kind: kind for kind in load_catalogue()}
+A100 = KINDS["nvidia-a100-80gb-sxm"]
+
+
+def sample(operation: str, ranks: int, size: int, seconds: float) -> LinkSample:
+    return LinkSample(
+        link="x", operation=operation, backend="nccl", group_size=ranks, message_bytes=size,
+        median_seconds=seconds, p10_seconds=seconds, p90_seconds=seconds, repeats=1, outliers=0,
+    )  # fmt: skip
+
+
+def link(figures: LinkFigures) -> Link:
+    assert figures.bandwidth is not None
+    assert figures.latency is not None
+    return Link(
+        bandwidth_bytes_per_second=figures.bandwidth.value,
+        latency_seconds=figures.latency.value,
+        transport=Transport.DEVICE_DIRECT,
+    )
+
+
+@settings(deadline=None)
+@given(
+    operation=st.sampled_from([each for each in LinkOperation]),
+    ranks=st.integers(2, 64),
+    latency=st.floats(1e-6, 1e-3),
+    bandwidth=st.floats(1e8, 1e12),
+)
+def test_figures_from_samples_invert_the_law_of_estimates(
+    operation: LinkOperation, ranks: int, latency: float, bandwidth: float
+) -> None:
+    true = Link(
+        bandwidth_bytes_per_second=bandwidth,
+        latency_seconds=latency,
+        transport=Transport.DEVICE_DIRECT,
+    )
+
+    def seconds(of: Link, size: int) -> float:
+        if operation == LinkOperation.SEND_RECV:
+            law = send(of)
+            return law.rendezvous_latency_seconds + size * law.seconds_per_byte
+        if operation == LinkOperation.SEND_RECV_LATE:
+            law = send(of)
+            return law.wire_latency_seconds + size * law.seconds_per_byte
+        return collective(of, operation, ranks, size).seconds
+
+    # So large that latency is nothing, so small that bandwidth is nothing.
+    large, small = 10**18, 1
+    rows = [sample(operation, ranks, size, seconds(true, size)) for size in (small, large)]
+    found = link(from_samples(rows, "x"))
+    assert found.bandwidth_bytes_per_second == pytest.approx(bandwidth, rel=1e-2)
+    assert seconds(found, large) == pytest.approx(seconds(true, large), rel=1e-2)
+    assert seconds(found, small) == pytest.approx(seconds(true, small), rel=0.2)
+
+
+def test_of_many_rows_the_widest_group_counts_and_repeats_take_their_median() -> None:
+    rows = [
+        sample("all_gather", 8, 1000, 7e-6),
+        sample("all_gather", 8, 1000, 9e-6),
+        sample("all_gather", 8, 1000, 8e-6),
+        sample("all_gather", 2, 10**9, 1.0),
+        sample("send_recv", 2, 8, 4e-6),
+    ]
+    found = from_samples(rows, "x")
+    assert link(found).bandwidth_bytes_per_second == pytest.approx(1000 * 7 / 8 / 8e-6)
+    assert link(found).latency_seconds == pytest.approx(2e-6)
+    assert from_samples([], "x").bandwidth is None
+
+
+def node(words: dict[tuple[str, str], str], devices: int, nics: int = 0) -> NodeTopology:
+    return NodeTopology(
+        vendor="nvidia",
+        devices=tuple(TopologyDevice(index=at, name=f"GPU{at}") for at in range(devices)),
+        nics=tuple(TopologyNic(name=f"mlx5_{at}") for at in range(nics)),
+        paths=tuple(TopologyPath(between=pair, path=word) for pair, word in words.items()),
+    )
+
+
+def test_the_slowest_pair_gives_the_bandwidth() -> None:
+    two = {("GPU0", "GPU1"): "NV12"}
+    full = from_topology(node(two, 2), A100).bandwidth
+    assert full is not None
+    assert full.value == 300e9  # NVLink 3: 12 links of 25 GB/s
+    four = from_topology(node({("GPU0", "GPU1"): "NV4"}, 2), A100).bandwidth
+    assert four is not None
+    assert four.value == 100e9
+    mixed = node({("GPU0", "GPU1"): "NV12", ("GPU0", "GPU2"): "SYS", ("GPU1", "GPU2"): "SYS"}, 3)
+    pcie = from_topology(mixed, A100).bandwidth
+    assert pcie is not None
+    assert A100.host is not None
+    assert pcie.value == A100.host.bandwidth_bytes_per_second
+    assert "2 of 3 pairs are SYS" in pcie.source
+    unknown = replace(A100, scale_up=None, host=None)
+    assert from_topology(node(two, 2), unknown) == LinkFigures()
+    assert from_topology(mixed, unknown) == LinkFigures()
+    assert from_topology(node({}, 1), A100) == LinkFigures()
+
+
+def test_nics_go_to_the_nearest_devices() -> None:
+    words = {
+        ("GPU0", "GPU1"): "SYS", ("GPU0", "mlx5_0"): "PIX", ("GPU1", "mlx5_0"): "SYS",
+        ("GPU0", "mlx5_1"): "SYS", ("GPU1", "mlx5_1"): "PXB", ("mlx5_0", "mlx5_1"): "SYS",
+    }  # fmt: skip
+    layout = nic_layout(node(words, 2, 2))
+    assert layout is not None
+    assert (layout.nics, layout.of_device, layout.most_per_device) == (
+        ("mlx5_0", "mlx5_1"),
+        (),
+        1,
+    )
+    shared = {pair: "PHB" for pair in words}
+    layout = nic_layout(node(shared, 2, 2))
+    assert layout is not None
+    assert (layout.nics, layout.of_device) == (("mlx5_0", "mlx5_1"), (0, 1))
+    assert nic_layout(node({}, 2)) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(topology=nvidia_topologies)
+def test_layouts_hold_for_any_node(topology: NodeTopology) -> None:
+    names = [nic.name for nic in topology.nics]
+    layout = nic_layout(topology)
+    near = {place.device: place.nics for place in nearest_nics(topology)}
+    assert (layout is None) == (not names or not near)
+    if layout is not None and layout.of_device:
+        assert len(layout.of_device) == len(topology.devices)
+        for device, number in zip(topology.devices, layout.of_device, strict=True):
+            assert layout.nics[number] in near[device.name]
+        assert set(layout.of_device) == set(range(len(layout.nics)))
+    seen: set[str] = set()
+    for switch in pcie_switches(topology):
+        members = {*switch.devices, *switch.nics}
+        assert not members & seen
+        seen |= members
+    for path in topology.paths:
+        if path.path in ("PIX", "PXB") and any(end.startswith("GPU") for end in path.between):
+            assert set(path.between) <= seen
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.from_regex(r"(node|n|a-b\.)?[0-9]{0,4}(-ib|x)?", fullmatch=True).filter(listable),
+        max_size=60,
+        unique=True,
+    )
+)
+def test_ranges_stand_for_the_same_names(names: list[str]) -> None:
+    assert list(expand_names(host_ranges(names))) == names
+
+
+def test_thousands_of_hosts_are_a_few_entries() -> None:
+    names = [f"node{at:05d}" for at in range(1, 12_501)]
+    assert host_ranges(names) == ("node[00001-12500]",)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=60))
+def test_any_text_is_one_scalar(text: str) -> None:
+    if any("\ud800" <= each <= "\udfff" for each in text):
+        return
+    assert plain(read_yaml("f", f"a: {scalar(text)}\nb: 1\n")) == {"a": text, "b": 1}
+
+
+def figure(value: float, source: str = "given") -> Figure:
+    return Figure(value=value, source=source)
+
+
+def island(name: str = "a", **changes: object) -> IslandDraft:
+    known = LinkFigures(bandwidth=figure(2e10), latency=figure(5e-6))
+    whole = IslandDraft(
+        name=name, region="here", device=A100, nodes=2, devices_per_node=8,
+        intra_node=known, inter_node=known,
+    )  # fmt: skip
+    return replace(whole, **changes)  # type: ignore[arg-type]
+
+
+def draft(*islands: IslandDraft, across: LinkFigures | None = None) -> ClusterDraft:
+    return ClusterDraft(name="c", islands=islands, across=across or LinkFigures())
+
+
+def loaded(value: ClusterDraft, folder: Path) -> object:
+    path = folder / "cluster.yaml"
+    path.write_text(draft_text(value), encoding="utf-8")
+    return load_cluster(path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    topology=nvidia_topologies,
+    nodes=st.integers(1, 40),
+    bandwidth=st.floats(1e6, 1e13),
+    latency=st.floats(1e-9, 1.0),
+    source=st.text(max_size=200),
+    with_nics=st.booleans(),
+    extra=st.integers(1, 5),
+)
+def test_every_draft_is_a_cluster(
+    tmp_path_factory: pytest.TempPathFactory,
+    topology: NodeTopology,
+    nodes: int,
+    bandwidth: float,
+    latency: float,
+    source: str,
+    with_nics: bool,
+    extra: int,
+) -> None:
+    known = LinkFigures(bandwidth=figure(bandwidth, source), latency=figure(latency, source))
+    layout = nic_layout(topology)
+    devices = len(topology.devices)
+    per_node = len(layout.nics) if layout is not None else devices * extra
+    made = island(
+        device=A100, nodes=nodes, devices_per_node=devices, topology=topology,
+        intra_node=known, inter_node=known, hosts=tuple(f"n{at}" for at in range(nodes)),
+        nics=NicsDraft(per_node=per_node, bandwidth=figure(2.5e10, source), layout=layout)
+        if with_nics
+        else None,
+    )  # fmt: skip
+    cluster = loaded(draft(made), tmp_path_factory.mktemp("draft"))
+    (read,) = cluster.islands  # type: ignore[attr-defined]
+    assert (read.nodes, read.devices_per_node) == (nodes, devices)
+    if devices > 1:
+        assert read.intra_node.bandwidth_bytes_per_second == pytest.approx(bandwidth, rel=1e-3)
+        assert read.intra_node.latency_seconds == pytest.approx(latency, rel=1e-3)
+    assert list(expand_names(read.node_names)) == [f"n{at}" for at in range(nodes)]
+
+
+def test_what_nobody_said_names_the_option() -> None:
+    empty = LinkFigures()
+    with pytest.raises(InputError) as caught:
+        draft_text(
+            draft(
+                island("a", intra_node=empty),
+                island("b", inter_node=empty, region="here"),
+            )
+        )
+    text = str(caught.value)
+    for words in ("--intra-bandwidth", "--intra-latency", "--inter-bandwidth", "--inter-latency"):
+        assert words in text
+    assert '--intra-latency "a=' in text
+    assert '--inter-bandwidth "b=' in text
+    assert "--across-bandwidth" in text
+    assert "--across-latency" in text
+
+
+def test_names_that_cannot_be_are_refused_and_addresses_become_a_comment() -> None:
+    with pytest.raises(InputError, match="--name"):
+        draft_text(replace(draft(island()), name="two words"))
+    with pytest.raises(InputError, match="--region"):
+        draft_text(draft(island(region="x: y")))
+    text = draft_text(draft(island(hosts=("fe80::1", "fe80::2"))))
+    assert "# Their names cannot be node_names: fe80::1 fe80::2" in text
+
+
+def test_a_comment_cannot_end_its_line() -> None:
+    source = "evil\nname: other\r\u2028x: 1\x85\x00"
+    text = draft_text(draft(island(intra_node=LinkFigures(
+        bandwidth=figure(1e9, source), latency=figure(1e-6)))))  # fmt: skip
+    assert "\\nname: other" in text
+    root = plain(read_yaml("f", text))
+    assert isinstance(root, dict)
+    assert root["name"] == "c"
+
+
+def test_paths_give_the_best_bandwidth_and_the_least_latency() -> None:
+    rows = (
+        PathFigures(measured="w", message_bytes=2, bandwidth_bytes_per_second=1e6),
+        PathFigures(measured="w", message_bytes=2**20, bandwidth_bytes_per_second=8e9),
+        PathFigures(measured="l", latency_seconds=3e-6),
+        PathFigures(measured="t", round_trip_seconds=4e-6),
+    )
+    best = best_bandwidth(rows, source="f", share=8)
+    assert best is not None
+    assert best.value == 1e9
+    quick = least_latency(rows, source="f")
+    assert quick is not None
+    assert quick.value == 2e-6
+    assert "half of the round trip" in quick.source
+    assert best_bandwidth(rows[2:], source="f") is None
+    assert least_latency(rows[:2], source="f") is None

@@ -1,0 +1,70 @@
+"""docs/describe-my-cluster.md and docs/importing.md say what is so."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from describe_my_cluster import DOCS, EXAMPLES, PAGE, output, shown_files, shown_runs
+
+from hetplan.cluster.load import load_cluster
+from hetplan.importers.kinds import KINDS
+
+REFRESH = "run `python tests/importers/describe_my_cluster.py` and read what it changed"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The reader's folder: the example files, and nothing of whoever runs the tests."""
+    for path in EXAMPLES.iterdir():
+        shutil.copy(path, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return tmp_path
+
+
+def test_the_files_are_shown_as_they_are() -> None:
+    shown = shown_files(PAGE.read_text(encoding="utf-8"))
+    assert len(shown) >= 6
+    for name, content in shown:
+        assert content.rstrip("\n") == (EXAMPLES / name).read_text().rstrip("\n"), REFRESH
+
+
+def test_the_commands_print_what_is_shown_and_their_clusters_load(folder: Path) -> None:
+    runs = shown_runs(PAGE.read_text(encoding="utf-8"))
+    assert len(runs) >= 9
+    for command, shown in runs:
+        assert output(command) == shown, f"{command}: {REFRESH}"
+    for name, devices in (("cluster", 128), ("mi300x", 32), ("two-regions", 40)):
+        assert load_cluster(folder / f"{name}.yaml").num_devices == devices
+
+
+def test_the_drafted_figures_follow_from_the_shown_log(folder: Path) -> None:
+    for command, _ in shown_runs(PAGE.read_text(encoding="utf-8")):
+        output(command)
+    island = load_cluster(folder / "cluster.yaml").islands[0]
+    log = (EXAMPLES / "all_reduce.txt").read_text()
+    size, *_, bus = re.findall(r"^ +(\d{10}).* (\d+\.\d+) +0 +\d+", log, re.MULTILINE)[-1]
+    assert (int(size), island.intra_node.samples) == (2**30, "a100-intra")
+    assert island.intra_node.bandwidth_bytes_per_second == pytest.approx(float(bus) * 1e9, rel=1e-3)
+    # 21.37 us of 1 KiB over the 14 steps of a ring of 8; 23466.20 MiB/s of a card for two devices.
+    assert island.intra_node.latency_seconds == pytest.approx(21.37e-6 / 14, rel=1e-3)
+    assert island.inter_node.bandwidth_bytes_per_second == pytest.approx(
+        23466.20 * 2**20 / 2, rel=1e-3
+    )
+    assert island.inter_node.latency_seconds == pytest.approx(1.92e-6)
+
+
+def test_the_table_of_kinds_is_whole() -> None:
+    text = (DOCS / "importing.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \| (.*?) \| (.+?) \| (.+?) \|$", text, re.MULTILINE)
+    assert [(kind, title) for kind, title, *_ in rows] == [(k.kind, k.title) for k in KINDS]
+
+
+def test_the_refusal_on_the_page_is_what_is_printed(folder: Path) -> None:
+    text = (DOCS / "importing.md").read_text(encoding="utf-8")
+    command, shown = re.findall(r"^\$ (.*)\n((?:hetplan: .*\n)+)", text, re.MULTILINE)[0]
+    assert output(command) == shown

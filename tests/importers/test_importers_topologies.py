@@ -1,0 +1,172 @@
+"""Topologies: what is rendered is read back, and what is not whole is refused with its line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from topologies_rendered import (
+    npu_topologies,
+    nvidia_topologies,
+    render_npu,
+    render_nvidia,
+    render_rocm,
+    rocm_topologies,
+)
+
+from hetplan.errors import InputError
+from hetplan.importers import npu_topo, nvidia_topo, rocm_topo
+from hetplan.importers.kinds import KINDS
+from hetplan.importers.records import ImportContext, NodeTopology
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "importers"
+CONTEXT = ImportContext(file="topo")
+TOPOLOGY_KINDS = [each for each in KINDS if each.kind.endswith("-topo")]
+few = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@few
+@given(
+    topology=nvidia_topologies,
+    separator=st.sampled_from(["\t", "   "]),
+    escapes=st.booleans(),
+    legend=st.booleans(),
+)
+def test_nvidia_reads_what_is_rendered(
+    topology: NodeTopology, separator: str, escapes: bool, legend: bool
+) -> None:
+    text = render_nvidia(topology, separator=separator, escapes=escapes, legend=legend)
+    assert nvidia_topo.parse(text, CONTEXT).topology == topology
+
+
+@few
+@given(topology=nvidia_topologies, width=st.integers(60, 120))
+def test_a_terminal_that_breaks_lines_at_spaces_changes_nothing(
+    topology: NodeTopology, width: int
+) -> None:
+    text = render_nvidia(topology, separator="    ", escapes=False, legend=True)
+    lines: list[str] = []
+    for line in text.split("\n"):
+        while len(line) > width and " " in line[1:width].strip():
+            at = line.rstrip().rfind(" ", 1, width)
+            lines.append(line[:at])
+            line = line[at + 1 :]
+        lines.append(line)
+    assert nvidia_topo.parse("\n".join(lines), CONTEXT).topology == topology
+
+
+@few
+@given(topology=npu_topologies)
+def test_npu_reads_what_is_rendered(topology: NodeTopology) -> None:
+    assert npu_topo.parse(render_npu(topology), CONTEXT).topology == topology
+
+
+@few
+@given(topology=rocm_topologies, before=st.sampled_from(["", "WARNING: low power\n\n"]))
+def test_rocm_reads_what_is_rendered(topology: NodeTopology, before: str) -> None:
+    imported = rocm_topo.parse(render_rocm(topology, before), CONTEXT)
+    assert imported.topology == topology
+    assert ("WARNING" in before) == any("low power" in note for note in imported.notes)
+
+
+def _refused(kind: str, text: str) -> InputError:
+    parse = next(each.parse for each in TOPOLOGY_KINDS if each.kind == kind)
+    with pytest.raises(InputError) as caught:
+        parse(text, CONTEXT)
+    assert all(fault.file == "topo" for fault in caught.value.faults)
+    return caught.value
+
+
+def a100() -> str:
+    return (GOLDEN / "nvidia-topo" / "a100-8.txt").read_text(encoding="utf-8")
+
+
+def test_every_truncation_of_the_matrix_is_refused_with_a_line() -> None:
+    text = a100()
+    end = text.index("\n\nLegend")
+    # The last row's last label is whole with its last letter; what follows is only empty cells.
+    for size in range(len("\x1b[4m\tGPU0"), text.rindex("X", 0, end)):
+        error = _refused("nvidia-topo", text[:size])
+        assert all(fault.line >= 1 for fault in error.faults), (size, str(error))
+
+
+def test_a_cut_legend_of_nics_is_refused() -> None:
+    error = _refused("nvidia-topo", a100().replace("  NIC4: mlx5_4\n", ""))
+    assert "NIC4" in str(error)
+
+
+def test_an_asymmetric_matrix_names_both_lines() -> None:
+    lines = a100().split("\n")
+    lines[3] = lines[3].replace("NV12", "SYS", 1)
+    error = _refused("nvidia-topo", "\n".join(lines))
+    assert "line 2 says" in str(error)
+    assert error.faults[0].line == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [
+        ("NV12\tNV12\tNV12", "NV12\tFOO\tNV12", "FOO"),
+        (" X \tNV12", "NV12\tNV12", "lost"),
+        ("\tGPU1\t", "\tGPU0\t", "twice"),
+        ("CPU Affinity", "CPU Affin", "cut off"),
+        ("NIC1: mlx5_1", "NIC1: mlx5_0", "mlx5_0"),
+        ("GPU3\tNV12", "GPU4\tNV12", "GPU3"),
+    ],
+)
+def test_what_is_wrong_in_a_matrix_is_named(old: str, new: str, word: str) -> None:
+    assert old in a100()
+    assert word in str(_refused("nvidia-topo", a100().replace(old, new, 1)))
+
+
+def test_rocm_pairs_must_be_there_and_agree() -> None:
+    text = (GOLDEN / "rocm-topo" / "mi210-8.json").read_text(encoding="utf-8")
+    data = json.loads(text)
+    kind = "(Topology) Link type between DRM devices"
+    missing = json.loads(text)
+    del missing["system"][f"{kind} 2 and 3"]
+    assert "2 and 3" in str(_refused("rocm-topo", json.dumps(missing)))
+    data["system"][f"{kind} 3 and 2"] = "PCIE"
+    assert "other direction" in str(_refused("rocm-topo", json.dumps(data)))
+    data["system"][f"{kind} 3 and 2"] = "XGMI"
+    assert rocm_topo.parse(json.dumps(data), CONTEXT).topology is not None
+    data["card0"]["(Topology) Numa Node"] = 10**400
+    assert "card0" in str(_refused("rocm-topo", json.dumps(data)))
+
+
+@pytest.mark.parametrize("kind", TOPOLOGY_KINDS, ids=lambda kind: kind.kind)
+@pytest.mark.parametrize(
+    "text", ["", "\n", "{}", "[]", "{" * 5000, "[1", "GPU0", "NPU0 X", "card0", "null", "\x00"]
+)
+def test_what_is_no_topology_is_refused(kind: object, text: str) -> None:
+    if (kind.kind, text) == ("nvidia-topo", "GPU0"):  # type: ignore[attr-defined]
+        text = "GPU0 GPU1"
+    assert str(_refused(kind.kind, text))  # type: ignore[attr-defined]
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_random_changes_give_a_topology_or_a_clean_error(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(TOPOLOGY_KINDS))
+    path = data.draw(st.sampled_from(sorted((GOLDEN / kind.kind).glob("*"))))
+    text = path.read_text(encoding="utf-8")
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(text)))
+        size = data.draw(st.integers(0, 40))
+        text = text[:at] + data.draw(st.text(max_size=5)) + text[at + size :]
+    try:
+        topology = kind.parse(text, CONTEXT).topology
+    except InputError:
+        pass  # anything else fails the test
+    else:
+        assert topology is not None
+        count = len(topology.devices) + len(topology.nics)
+        assert len(topology.paths) == count * (count - 1) // 2
+
+
+def test_a_device_that_cannot_be_asked_says_so() -> None:
+    error = _refused("npu-topo", "This device does not support querying topo.\n")
+    assert "does not support" in str(error)
