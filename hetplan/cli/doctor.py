@@ -2,7 +2,113 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Annotated
 
-def doctor() -> None:
-    """`hetplan doctor`: what this machine has and what hetplan can measure here."""
-    raise NotImplementedError
+import typer
+
+from hetplan.cli.options import AsJson, emit
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hetplan.cluster.devices import DeviceKind
+
+KINDS_SCHEMA = "hetplan.device-kinds/1"
+
+
+def doctor(
+    kinds: Annotated[
+        bool, typer.Option("--kinds", help="Print the device catalogue instead; asks no device.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """What this machine has, what hetplan can measure here, and what is missing.
+
+    Reads only. What is broken is reported, not an error.
+    """
+    if kinds:
+        _print_kinds(as_json)
+        return
+    import sys
+
+    from hetplan.files.encoding import encode
+    from hetplan.files.shipped import default_store, shipped_folder
+    from hetplan.machine.look import look
+    from hetplan.machine.probe import this_machine_probe
+    from hetplan.machine.screen import screen
+    from hetplan.machine.values import DOCTOR_SCHEMA
+
+    catalogue, problems = _catalogue()
+    stores = [shipped_folder("profiles")]
+    try:
+        stores.insert(0, default_store())
+    except RuntimeError:
+        problems.append("the user has no home folder: set HOME, or name a store with --store")
+    report = look(
+        this_machine_probe(),
+        kinds=catalogue,
+        python=sys.executable,
+        stores=stores,
+        problems=problems,
+    )
+    emit(encode(report, schema=DOCTOR_SCHEMA) if as_json else screen(report))
+
+
+def _catalogue() -> tuple[tuple[DeviceKind, ...], list[str]]:
+    """The device kinds, and what is wrong with the files: it must not keep the doctor away."""
+    from hetplan.cluster.catalogue import load_catalogue
+    from hetplan.errors import InputError
+    from hetplan.files.shipped import shipped_folder
+
+    problems: list[str] = []
+    for folder in (None, shipped_folder("configs") / "devices"):
+        try:
+            return load_catalogue(folder), problems
+        except InputError as error:
+            problems += [f"device catalogue: {line}" for line in str(error).splitlines()[:3]]
+    return (), problems
+
+
+def _print_kinds(as_json: bool) -> None:
+    from hetplan.cluster.catalogue import load_catalogue
+    from hetplan.cluster.devices import DeviceKinds
+    from hetplan.files.encoding import encode
+    from hetplan.reports.terminal import print_table
+
+    catalogue = load_catalogue()
+    if as_json:
+        emit(encode(DeviceKinds(kinds=catalogue), schema=KINDS_SCHEMA))
+    else:
+        print_table(_kinds_table(catalogue))
+
+
+def _kinds_table(catalogue: tuple[DeviceKind, ...]) -> Table:
+    from rich.table import Table
+
+    from hetplan.cluster.devices import DTYPES
+    from hetplan.units import format_bytes
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    table.add_column("kind", no_wrap=True)
+    for name in (*DTYPES, "memory", "TB/s", "link GB/s", "W"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("torch", "collectives"):
+        table.add_column(name, no_wrap=True)
+    for kind in catalogue:
+        rates = dict(kind.peak_flops_per_second)
+        links = kind.scale_up
+        table.add_row(
+            kind.kind,
+            *(_number(rates.get(dtype, 0.0) / 1e12) for dtype in DTYPES),
+            format_bytes(kind.memory_bytes) if kind.memory_bytes else "",
+            _number(kind.memory_bandwidth_bytes_per_second / 1e12),
+            _number(links.bandwidth_bytes_per_second / 1e9) if links else "",
+            _number(kind.max_power_watts),
+            kind.torch_device,
+            kind.collectives,
+        )
+    return table
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if value else ""

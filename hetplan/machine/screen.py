@@ -1,0 +1,168 @@
+"""A MachineReport as one screen of text: at most 40 lines of at most 100 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from hetplan.machine.values import (
+    MachineDevice,
+    MachineInterface,
+    MachineLimits,
+    MachineProcessor,
+    MachineRdma,
+    MachineReport,
+    MachineStore,
+    MachineTorch,
+)
+from hetplan.units import format_bytes, format_rate
+
+COLUMNS = 100
+LINES = 40
+_LABEL = 11  # the longest label is "processor"
+_MOST_PER_PART = 4
+
+
+def screen(report: MachineReport) -> str:
+    """The report for a person at a terminal."""
+    head = [
+        _part("system", [" in a ".join(filter(None, (report.system, _container(report.limits))))]),
+        _part("processor", _processor(report.processor)),
+        _part("devices", [_device(each) for each in report.devices] or ["none found"]),
+        _part("torch", [_torch(report.torch)]),
+        _part("network", [_interface(each) for each in report.interfaces] or ["none found"]),
+        _part("RDMA", [_rdma(each) for each in report.rdma] or ["none found"]),
+        _part("limits", [_limits(report.limits)]),
+        _part("stores", [_store(each) for each in report.stores] or ["none"]),
+    ]
+    lines = [line for part in head for line in part]
+    lines += ["", "What hetplan can measure here"]
+    lines += _measurements(report)
+    for title, entries in (("advice", report.advice), ("problems", report.problems)):
+        if entries:
+            lines += _part(title, entries)
+    if len(lines) > LINES:
+        more = len(lines) - LINES + 1
+        lines = [*lines[: LINES - 1], f"... {more} more lines; --json has everything"]
+    return "\n".join(lines)
+
+
+def _part(label: str, entries: Sequence[str]) -> list[str]:
+    """The entries beside their label, the first few of them."""
+    shown = list(entries[:_MOST_PER_PART])
+    if len(entries) > len(shown):
+        shown.append(f"and {len(entries) - len(shown)} more; --json has them all")
+    lines: list[str] = []
+    for entry in shown:
+        first = f"{label:<{_LABEL}}" if not lines else " " * _LABEL
+        lines += _wrapped(entry, first, " " * (_LABEL + 2))
+    return lines
+
+
+def _wrapped(text: str, first: str, rest: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        COLUMNS,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+        max_lines=3,
+        placeholder=" ...",
+    )
+
+
+def _container(limits: MachineLimits) -> str:
+    return f"{limits.container} container" if limits.container == "docker" else limits.container
+
+
+def _processor(processor: MachineProcessor) -> list[str]:
+    parts = [processor.model or "model not told"]
+    if processor.cores:
+        parts.append(f"{processor.cores} cores, {processor.usable_cores} usable")
+    if processor.cpu_quota_cores:
+        parts.append(f"quota {processor.cpu_quota_cores:.3g} cores")
+    if processor.numa_nodes:
+        parts.append(f"{processor.numa_nodes} NUMA node{'s' * (processor.numa_nodes > 1)}")
+    memory = "memory not told"
+    if processor.memory_bytes:
+        memory = f"{format_bytes(processor.memory_bytes)} of memory"
+        memory += f", {format_bytes(processor.available_bytes)} available"
+    if processor.memory_limit_bytes:
+        memory += f", limit {format_bytes(processor.memory_limit_bytes)}"
+    return [", ".join(parts), memory]
+
+
+def _device(device: MachineDevice) -> str:
+    parts = [f"{device.count} x {device.name}"]
+    if device.memory_bytes:
+        parts.append(format_bytes(device.memory_bytes))
+    if device.driver:
+        parts.append(f"driver {device.driver}")
+    seen = [name for name in (device.tool, f"torch {device.torch_device}") if name.strip()]
+    if not device.torch_device:
+        seen = [f"{device.tool}, not by torch"]
+    near = f" (nearest: {', '.join(device.nearest[:3])})" if device.nearest else ""
+    kind = device.kind or f"not in the catalogue{near}"
+    return f"{', '.join(parts)}: {kind}; seen by {', '.join(seen)}"
+
+
+def _torch(torch: MachineTorch) -> str:
+    if not torch.version:
+        return "cannot be imported; pip install torch"
+    backends = ", ".join(torch.backends) or "none"
+    return f"{torch.version} for {torch.runtime}; backends {backends}"
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]} .. {names[-1]}"
+
+
+def _interface(each: MachineInterface) -> str:
+    speed = format_rate(each.bits_per_second, "bit/s") if each.bits_per_second else "speed not told"
+    what = each.driver or ("wired" if each.physical else "virtual")
+    return f"{len(each.names)} x {speed}, {each.state}, {what} ({_names(each.names)})"
+
+
+def _rdma(each: MachineRdma) -> str:
+    speed = format_rate(each.bits_per_second, "bit/s") if each.bits_per_second else "rate not told"
+    numa = f", NUMA {', '.join(map(str, each.numa_nodes))}" if each.numa_nodes else ""
+    state = each.state or "state not told"
+    layer = each.link_layer or "link layer not told"
+    return f"{len(each.devices)} x {speed}, {state}, {layer}{numa} ({_names(each.devices)})"
+
+
+def _limits(limits: MachineLimits) -> str:
+    parts = [
+        f"/dev/shm {format_bytes(limits.shared_memory_bytes)}"
+        if limits.shared_memory_bytes
+        else "no /dev/shm",
+        "pinned memory unlimited"
+        if limits.locked_unlimited
+        else f"pinned memory {format_bytes(limits.locked_memory_bytes)}",
+        f"{limits.open_files} open files",
+    ]
+    if limits.gpu_direct:
+        parts.append(f"GPU-direct RDMA by {limits.gpu_direct}")
+    return ", ".join(parts)
+
+
+def _store(store: MachineStore) -> str:
+    if not store.samples:
+        return f"{store.place}: empty"
+    parts = [f"{store.samples} samples"]
+    if store.kinds:
+        parts.append(f"of {_some(store.kinds)}")
+    if store.links:
+        parts.append(f"links {_some(store.links)}")
+    return f"{store.place}: {', '.join(parts)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _measurements(report: MachineReport) -> Iterable[str]:
+    width = min(34, max((len(each.what) for each in report.measurements), default=0))
+    for each in report.measurements:
+        first = f"  {'yes' if each.possible else 'no ':<4}{each.what[:34]:<{width}}  "
+        yield from _wrapped(each.how, first, " " * (width + 10))

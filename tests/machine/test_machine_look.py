@@ -1,0 +1,270 @@
+"""Whole looks at made-up machines: what is found, what is advised, and that nothing breaks it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from machine_fakes import ADDRESS, HOST, MAC, big_node, probe, put, torch_answer
+
+from hetplan.cluster.catalogue import load_catalogue
+from hetplan.files.encoding import encode
+from hetplan.files.shipped import shipped_folder
+from hetplan.machine.driver_tools import DRIVER_TOOLS
+from hetplan.machine.look import look
+from hetplan.machine.probe import Answer, AnswerState
+from hetplan.machine.screen import COLUMNS, LINES, screen
+from hetplan.machine.values import DOCTOR_SCHEMA
+
+KINDS = load_catalogue(shipped_folder("configs") / "devices")
+H100 = "NVIDIA H100 80GB HBM3"
+SMI = "name, memory.total [MiB], driver_version\n" + f"{H100}, 81559 MiB, 560.35.03\n" * 8
+SEEN = [("cuda", H100, 84_900_000_000)] * 8
+
+
+def report_of(machine, **rest):
+    return look(machine, kinds=KINDS, python="python", stores=(), **rest)
+
+
+def measured(report):
+    return {each.what: each for each in report.measurements}
+
+
+def test_a_large_node(tmp_path):
+    big_node(tmp_path)
+    answers = {"nvidia-smi": SMI, "python": torch_answer(SEEN)}
+    report = report_of(probe(tmp_path, answers, present=["iperf3"]))
+    assert report.problems == ()
+    processor = report.processor
+    assert (processor.cores, processor.usable_cores, processor.numa_nodes) == (192, 32, 2)
+    assert (processor.cpu_quota_cores, processor.memory_limit_bytes) == (16.0, 2.0**37)
+    assert processor.memory_bytes == 1056764928 * 1024
+    assert processor.model == "Acme Server CPU 9000"
+    (device,) = report.devices
+    assert (device.count, device.kind, device.torch_device) == (8, "nvidia-h100-80gb-sxm", "cuda")
+    assert (device.tool, device.driver) == ("nvidia-smi", "560.35.03")
+    rails, slow, off, bridge = report.interfaces
+    assert (len(rails.names), rails.bits_per_second, rails.state) == (8, 400e9, "up")
+    assert (slow.names, slow.driver, slow.bits_per_second) == (("eth0",), "bnxt_en", 25e9)
+    assert (off.names, off.bits_per_second) == (("enx*",), 0.0)
+    assert (bridge.names, bridge.physical) == (("docker0",), False)
+    active, down = report.rdma
+    assert (len(active.devices), active.bits_per_second, active.numa_nodes) == (8, 400e9, (0, 1))
+    assert (down.devices, down.state, down.numa_nodes) == (("mlx5_8",), "DOWN", ())
+    assert report.limits.container == "kubernetes"
+    assert report.limits.gpu_direct == "nvidia_peermem"
+    assert report.limits.rdma_visible
+
+
+def test_what_can_be_measured_on_a_large_node(tmp_path):
+    big_node(tmp_path)
+    answers = {"nvidia-smi": SMI, "python": torch_answer(SEEN)}
+    found = measured(report_of(probe(tmp_path, answers, present=["iperf3"])))
+    layers = found[f"layers on {H100}"]
+    assert layers.possible
+    assert layers.how == "hetplan profile --device cuda --kind nvidia-h100-80gb-sxm"
+    assert "--nproc-per-node 8 " in found["links between the 8 devices"].how
+    assert found["TCP between nodes"].possible
+    assert "apt install perftest" in found["RDMA between nodes"].how
+    assert "nccl-tests" in found["collectives with nccl-tests"].how
+    assert not found["collectives with nccl-tests"].possible
+
+
+def test_advice_for_a_small_container(tmp_path):
+    big_node(tmp_path)
+    answers = {"nvidia-smi": SMI, "python": torch_answer(SEEN)}
+    advice = " | ".join(report_of(probe(tmp_path, answers)).advice)
+    assert "/dev/shm has 64 MiB" in advice
+    assert "memlock=-1" in advice
+    assert "--device=/dev/infiniband" not in advice
+    assert "nvidia_peermem" not in advice
+    for rail in range(8):
+        (tmp_path / f"dev/infiniband/uverbs{rail}").unlink()
+    put(tmp_path, "proc/modules", "nvidia 1 0 - Live 0x0\n")
+    advice = " | ".join(report_of(probe(tmp_path, answers, shared_bytes=2.0**36)).advice)
+    assert "--device=/dev/infiniband" in advice
+    assert "modprobe nvidia_peermem" in advice
+    assert "/dev/shm has" not in advice
+
+
+def test_no_advice_about_rdma_where_there_is_none(tmp_path):
+    assert report_of(probe(tmp_path, {"nvidia-smi": SMI}, shared_bytes=2.0**36)).advice == ()
+
+
+def test_devices_that_torch_does_not_see_and_how_to_change_that(tmp_path):
+    from test_machine_parsers import NPU
+
+    report = report_of(probe(tmp_path, {"npu-smi": NPU}))
+    (device,) = report.devices
+    assert (device.name, device.count, device.kind) == (
+        "Ascend910B2",
+        2,
+        "huawei-ascend-910b2-64gb",
+    )
+    assert device.torch_device == ""
+    layers = measured(report)["layers on Ascend910B2"]
+    assert not layers.possible
+    assert "torch_npu" in layers.how
+
+
+def test_devices_that_only_torch_sees(tmp_path):
+    answers = {"python": torch_answer([("npu", "Ascend910B2", 0), ("npu", "Ascend910B2", 0)])}
+    (device,) = report_of(probe(tmp_path, answers)).devices
+    assert (device.tool, device.torch_device, device.count) == ("", "npu", 2)
+
+
+def test_a_device_that_is_not_in_the_catalogue_names_the_nearest(tmp_path):
+    smi = "name, memory.total [MiB], driver_version\nNVIDIA A100-SXM4-96GB, 98304 MiB, 560.1.2\n"
+    report = report_of(probe(tmp_path, {"nvidia-smi": smi}))
+    (device,) = report.devices
+    assert device.kind == ""
+    assert device.nearest[0].startswith("nvidia-a100")
+    assert "not in the catalogue (nearest: nvidia-a100" in " ".join(screen(report).split())
+
+
+def test_two_kinds_in_one_node(tmp_path):
+    smi = SMI + "NVIDIA L40S, 46068 MiB, 560.35.03\n"
+    answers = {
+        "nvidia-smi": smi,
+        "python": torch_answer([*SEEN, ("cuda", "NVIDIA L40S", 47 * 10**9)]),
+    }
+    found = {device.name: device for device in report_of(probe(tmp_path, answers)).devices}
+    assert {name: (each.count, each.torch_device) for name, each in found.items()} == {
+        H100: (8, "cuda"),
+        "NVIDIA L40S": (1, "cuda"),
+    }
+
+
+def test_rocm_names_a_product_in_two_ways_and_it_is_one_device(tmp_path):
+    rocm = json.dumps(
+        {"card0": {"Card Series": "Instinct MI300X OAM", "VRAM Total Memory (B)": "206141652992"}}
+    )
+    answers = {
+        "rocm-smi": rocm,
+        "python": torch_answer([("cuda", "AMD Instinct MI300X", 205_000_000_000)]),
+    }
+    (device,) = report_of(probe(tmp_path, answers)).devices
+    assert (device.tool, device.torch_device) == ("rocm-smi", "cuda")
+
+
+def test_an_empty_machine_is_no_error(tmp_path):
+    report = report_of(probe(tmp_path, {"python": Answer(state=AnswerState.MISSING)}))
+    assert report.devices == ()
+    assert report.rdma == ()
+    assert report.processor.cores == 0
+    assert not any(each.possible for each in report.measurements)
+    assert len(report.problems) == 1
+    assert "memory not told" in screen(report)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (
+            Answer(state=AnswerState.TIMEOUT, reason="no end within 5 s"),
+            "nvidia-smi: no end within",
+        ),
+        (Answer(state=AnswerState.FAILED, reason="exit code 9"), "nvidia-smi: exit code 9"),
+        (Answer(state=AnswerState.FAILED, reason="Permission denied"), "Permission denied"),
+        ("\x00\xff garbage", "nvidia-smi: it lists no device that could be understood"),
+    ],
+)
+def test_a_broken_tool_is_one_line(tmp_path, answer, said):
+    report = report_of(probe(tmp_path, {"nvidia-smi": answer}))
+    assert any(said in problem for problem in report.problems)
+    assert report.devices == ()
+
+
+def test_a_broken_torch_is_one_line(tmp_path):
+    for answer in ("Segmentation fault", Answer(state=AnswerState.TIMEOUT, reason="no end")):
+        report = report_of(probe(tmp_path, {"python": answer}))
+        assert report.torch.version == ""
+        assert any(problem.startswith("torch:") for problem in report.problems)
+        assert "pip install torch" in measured(report)["layers on a CPU core"].how
+
+
+def test_a_parser_that_raises_is_one_line(tmp_path, monkeypatch):
+    def broken(*_):
+        raise RuntimeError(HOST)
+
+    monkeypatch.setattr("hetplan.machine.look.find_rdma", broken)
+    report = report_of(probe(tmp_path))
+    assert report.problems == ("RDMA: not understood (RuntimeError)",)
+
+
+def test_what_cannot_be_read_is_not_told(tmp_path):
+    # Folders where files should be, and a file where a folder should be.
+    for path in ("proc/meminfo", "proc/cpuinfo", "sys/class/net/eth0/operstate"):
+        (tmp_path / path).mkdir(parents=True)
+    put(tmp_path, "sys/class/infiniband", "not a folder")
+    report = report_of(probe(tmp_path))
+    assert report.problems == ()
+    assert report.processor.memory_bytes == 0
+    assert report.rdma == ()
+
+
+@pytest.mark.parametrize("shown", [screen, lambda report: encode(report, schema=DOCTOR_SCHEMA)])
+def test_nothing_that_names_the_machine_is_shown(tmp_path, shown):
+    big_node(tmp_path)
+    smi = SMI.replace("560.35.03", f"560.35.03 {ADDRESS}")
+    text = shown(report_of(probe(tmp_path, {"nvidia-smi": smi, "python": torch_answer(SEEN)})))
+    for secret in (HOST, MAC, ADDRESS, MAC.replace(":", ""), str(tmp_path)):
+        assert secret not in text
+
+
+def fits(text):
+    lines = text.splitlines()
+    assert len(lines) <= LINES
+    assert all(len(line) <= COLUMNS for line in lines)
+
+
+def test_the_report_is_one_screen(tmp_path):
+    big_node(tmp_path)
+    fits(screen(report_of(probe(tmp_path, {"nvidia-smi": SMI, "python": torch_answer(SEEN)}))))
+    fits(screen(report_of(probe(tmp_path))))
+
+
+def test_a_report_that_is_too_long_is_cut_and_says_so(tmp_path):
+    smi = "name, memory.total [MiB]\n" + "".join(
+        f"Acme {'very ' * 8}long name {number}, 5 MiB\n" for number in range(60)
+    )
+    text = screen(report_of(probe(tmp_path, {"nvidia-smi": smi}), problems=["x" * 300] * 9))
+    fits(text)
+    assert "more lines; --json has everything" in text
+    assert "more; --json has them all" in text
+
+
+@settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_no_garbage_breaks_the_doctor(tmp_path, data):
+    garbage = st.one_of(
+        st.text(max_size=60),
+        st.sampled_from(["9" * 400, "-1", "[" * 3000, "4: ACTIVE", "0-" + "9" * 30, "\x1b[31m"]),
+    )
+    for path in (
+        "proc/meminfo",
+        "proc/cpuinfo",
+        "proc/self/limits",
+        "proc/modules",
+        "sys/devices/system/cpu/online",
+        "sys/fs/cgroup/cpu.max",
+        "sys/class/net/eth0/operstate",
+        "sys/class/net/eth0/speed",
+        "sys/class/infiniband/m0/ports/1/rate",
+        "sys/class/infiniband/m0/ports/1/state",
+        "sys/class/infiniband/m0/device/numa_node",
+    ):
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(data.draw(garbage), encoding="utf-8", errors="surrogatepass")
+    answers = {tool.name: data.draw(garbage) for tool in DRIVER_TOOLS}
+    report = report_of(probe(tmp_path, answers))
+    fits(screen(report))
+    encode(report, schema=DOCTOR_SCHEMA)

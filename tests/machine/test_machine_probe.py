@@ -1,0 +1,137 @@
+"""Programs that hang, flood, fail or are missing, and the command itself."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from command_line_doctor import run_doctor
+
+from hetplan.cluster.catalogue import load_catalogue
+from hetplan.files.reading import decode, read_document
+from hetplan.machine.probe import AnswerState, run_program, this_machine_probe
+from hetplan.machine.stores import find_stores
+from hetplan.machine.values import DOCTOR_SCHEMA, MachineReport
+
+
+def python(code, seconds=20.0):
+    return run_program((sys.executable, "-c", code), seconds)
+
+
+def test_a_program_that_answers():
+    answer = python("print('hello')")
+    assert (answer.state, answer.text) == (AnswerState.DONE, "hello\n")
+
+
+def test_what_a_program_says_on_stderr_is_dropped():
+    answer = python("import sys; print('secret', file=sys.stderr); sys.exit(3)")
+    assert (answer.state, answer.text, answer.reason) == (AnswerState.FAILED, "", "exit code 3")
+
+
+def test_a_program_that_is_not_there(tmp_path):
+    assert run_program((str(tmp_path / "gone"),), 1.0).state is AnswerState.MISSING
+
+
+def test_a_program_that_may_not_be_started(tmp_path):
+    (tmp_path / "plain").write_text("no program")
+    answer = run_program((str(tmp_path / "plain"),), 1.0)
+    assert answer.state is AnswerState.FAILED
+    assert str(tmp_path) not in answer.reason
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import time; time.sleep(60)",
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)",
+        "import os, time; os.close(1); time.sleep(60)",
+        "import subprocess; subprocess.run(['sleep', '60'])",
+    ],
+)
+def test_a_program_that_hangs_is_ended_in_time(code):
+    start = time.monotonic()
+    answer = python(code, seconds=0.5)
+    assert answer.state is AnswerState.TIMEOUT
+    assert time.monotonic() - start < 5.0
+
+
+def test_a_program_that_floods_is_not_read_on():
+    start = time.monotonic()
+    answer = python("while True: print('x' * 1000)", seconds=30.0)
+    assert answer.state is AnswerState.TIMEOUT
+    assert len(answer.text) < 2 << 20
+    assert time.monotonic() - start < 15.0
+
+
+def test_bytes_that_are_no_text():
+    answer = python("import os; os.write(1, bytes(range(256)))")
+    assert answer.state is AnswerState.DONE
+    assert "\ufffd" in answer.text
+
+
+def test_this_machine_tells_what_every_linux_tells():
+    probe = this_machine_probe()
+    assert "MemTotal" in probe.text("proc/meminfo")
+    assert probe.text("proc/self/mem") == ""
+    assert probe.text("proc") == ""
+    assert probe.names("proc/cpuinfo") == ()
+    assert not probe.exists("gone/gone")
+
+
+def test_stores_that_are_there_empty_or_broken(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    broken = tmp_path / "broken"
+    (broken / "cpu" / "x").mkdir(parents=True)
+    (broken / "cpu" / "x" / "provenance.json").write_text("{")
+    problems: list[str] = []
+    found = find_stores((tmp_path / "gone", broken), problems)
+    assert [(store.place, store.samples) for store in found] == [("~/gone", 0)]
+    assert len(problems) == 1
+    assert problems[0].startswith("~/broken: cannot be read")
+    assert str(tmp_path) not in problems[0]
+
+
+def test_the_command_prints_one_screen_and_ends_well():
+    done = run_doctor()
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) <= 40
+    assert "layers on a CPU core" in done.stdout
+
+
+def test_the_json_can_be_read_back_also_with_a_damaged_file_of_the_users(tmp_path):
+    folder = tmp_path / "hetplan" / "devices"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("schema: nonsense\n")
+    done = run_doctor("--json", XDG_CONFIG_HOME=str(tmp_path))
+    assert done.returncode == 0
+    (tmp_path / "doctor.json").write_text(done.stdout)
+    report = decode(read_document(tmp_path / "doctor.json"), MachineReport, schema=DOCTOR_SCHEMA)
+    assert report.torch.version
+    assert "gloo" in report.torch.backends
+    assert report.problems[0].startswith("device catalogue:")
+
+
+def test_the_catalogue_is_printed():
+    done = run_doctor("--kinds")
+    assert done.returncode == 0
+    assert "nvidia-h100-80gb-sxm" in done.stdout
+    kinds = json.loads(run_doctor("--kinds", "--json").stdout)
+    assert kinds["schema"] == "hetplan.device-kinds/1"
+    assert len(kinds["kinds"]) > 45
+
+
+def test_the_page_of_device_kinds_shows_what_the_command_prints():
+    page = (Path(__file__).parents[2] / "docs" / "device-kinds.md").read_text()
+    printed = [line.rstrip() for line in run_doctor("--kinds").stdout.splitlines()]
+    assert "\n".join(["$ hetplan doctor --kinds", *printed]) in page
+
+
+def test_the_example_of_a_users_own_kind_is_right(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "device-kinds.md").read_text()
+    (tmp_path / "own.yaml").write_text(page.split("```\n")[3])
+    (kind,) = load_catalogue(tmp_path)
+    assert kind.kind == "acme-one-80gb"
