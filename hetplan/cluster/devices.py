@@ -1,4 +1,7 @@
-"""Which figures of a device kind hetplan knows, and where each of them comes from."""
+"""Which figures of a device kind hetplan knows, and where each of them comes from.
+
+What a kind's documents do not say is 0 or an empty text, meaning unknown: nothing is guessed.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,75 @@ from hetplan.errors import InputError
 CPU_KIND = "cpu"
 """Device kind of one CPU core of the machine at hand; it has no accelerator library."""
 
+NO_FUSED_ATTENTION = "none"
+"""What `fused_attention` says of a kind that is known to lack it."""
+
+DTYPES = ("bfloat16", "float16", "float32", "tf32", "float8", "int8")
+"""Number formats whose rates are kept, in the order in which a kind lists them."""
+
+FIGURES = (
+    *(f"peak.{dtype}" for dtype in DTYPES),
+    "memory",
+    "memory_bandwidth",
+    "scale_up",
+    "host",
+    "max_power",
+    "fused_attention",
+    "collectives",
+    "torch_device",
+)
+"""Names of the figures that a kind may have and that `sources` may name."""
+
+# Bytes per second and direction of one lane after line coding: 2.5 and 5 GT/s with 8b/10b, 8, 16
+# and 32 GT/s with 128b/130b, 64 GT/s with 242 of 256 bytes per flit (PCI Express Base 6.0).
+_PCIE_LANE_BYTES_PER_SECOND = {
+    1: 2.5e9 * 8 / 10 / 8,
+    2: 5e9 * 8 / 10 / 8,
+    3: 8e9 * 128 / 130 / 8,
+    4: 16e9 * 128 / 130 / 8,
+    5: 32e9 * 128 / 130 / 8,
+    6: 64e9 * 242 / 256 / 8,
+}
+
+PCIE_GENERATIONS = tuple(_PCIE_LANE_BYTES_PER_SECOND)
+"""Generations of PCI Express whose rate is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleUpFabric:
+    """The maker's own links between devices, without the network of the node."""
+
+    name: str
+    bandwidth_bytes_per_second: float
+    """Of one device in ONE direction, all its links together; documents often print both."""
+    one_peer_bytes_per_second: float = 0.0
+    """What one pair of devices can use of it, in one direction; 0: all of it, as behind a switch,
+    or not known."""
+    peers: int = 0
+    """Other devices that it reaches in the maker's usual node or pod; 0 where that differs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostInterface:
+    """How the device is joined to its node."""
+
+    pcie_generation: int
+    lanes: int
+
+    @property
+    def bandwidth_bytes_per_second(self) -> float:
+        """In one direction, after line coding and before packet headers."""
+        return self.lanes * _PCIE_LANE_BYTES_PER_SECOND[self.pcie_generation]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureSource:
+    """Where one figure was read, when that is not where the others were."""
+
+    figure: str
+    """One of FIGURES."""
+    source: str
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceKind:
@@ -18,23 +90,54 @@ class DeviceKind:
     """Catalogue name, such as `nvidia-a100-80gb-sxm`."""
     vendor: str
     peak_flops_per_second: tuple[tuple[str, float], ...]
-    """(precision, dense rate without sparsity), one pair per precision the device has."""
+    """(number format, dense rate without sparsity), one pair per format the device has."""
     memory_bytes: float
     memory_bandwidth_bytes_per_second: float
     """0 where it is not known; then times of this kind come from measurements only."""
     provenance: str
     """`datasheet` or `measured`."""
     source: str
-    """Where the figures were read."""
+    """Where the figures were read that `sources` does not name."""
+    scale_up: ScaleUpFabric | None = None
+    """None: the device has none, or its figure is not public."""
+    host: HostInterface | None = None
+    max_power_watts: float = 0.0
+    """The board's or module's limit."""
+    fused_attention: str = ""
+    """Library of fused attention with its backward pass for this kind; `none`; empty: unknown."""
+    collectives: str = ""
+    """The maker's library of collectives (nccl, rccl, hccl, ...)."""
+    torch_device: str = ""
+    """torch's device type (cuda, npu, mlu, musa, xpu, hpu, gcu, ...)."""
+    driver_names: tuple[str, ...] = ()
+    """What the driver or torch calls it."""
+    sources: tuple[FigureSource, ...] = ()
+    """Figures that were not read in `source`."""
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Number formats for which a rate is known."""
+        return tuple(name for name, _ in self.peak_flops_per_second)
 
     def peak(self, precision: str) -> float:
         """Dense rate in `precision`; an InputError where the device does not have it."""
         for name, rate in self.peak_flops_per_second:
             if name == precision:
                 return rate
-        have = ", ".join(name for name, _ in self.peak_flops_per_second) or "none"
+        have = ", ".join(self.dtypes) or "none"
         raise InputError(
             f"device kind {self.kind} has no {precision} rate, and what is asked was not measured "
             f"(rates it has: {have}); choose another precision, or measure the kind with "
             "`hetplan profile`"
         )
+
+    def source_of(self, figure: str) -> str:
+        """Where this figure (one of FIGURES) was read."""
+        return next((each.source for each in self.sources if each.figure == figure), self.source)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceKinds:
+    """A catalogue, as `hetplan doctor --kinds --json` prints it."""
+
+    kinds: tuple[DeviceKind, ...]

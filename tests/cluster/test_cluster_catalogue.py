@@ -1,0 +1,234 @@
+"""Laws that every entry of the shipped device catalogue keeps."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import pytest
+
+from hetplan.cluster.catalogue import load_catalogue
+from hetplan.cluster.devices import (
+    DTYPES,
+    FIGURES,
+    PCIE_GENERATIONS,
+    DeviceKind,
+    HostInterface,
+)
+from hetplan.errors import InputError
+from hetplan.files.shipped import shipped_folder
+
+KINDS = load_catalogue(shipped_folder("configs") / "devices")
+ACCELERATORS = [kind for kind in KINDS if kind.kind != "cpu"]
+BY_NAME = {kind.kind: kind for kind in KINDS}
+each_kind = pytest.mark.parametrize("kind", ACCELERATORS, ids=lambda kind: kind.kind)
+
+# Kinds whose bfloat16 and float16 rates differ, and why.
+HALVES_DIFFER = {
+    "amd-mi100": "its matrix cores take bfloat16 at half rate",
+    "intel-gaudi3": "float16 does not run on the full width of its matrix engines",
+}
+# float8 over bfloat16 where it is not about 2, and why.
+FLOAT8_RATIO = {
+    "intel-gaudi3": (1.0, "its engines have one rate for both"),
+    "aws-trainium1": (1.0, "cFP8 is a storage format there"),
+    "aws-trainium3": (3.75, "MXFP8 has engines of four times the width"),
+}
+_GEFORCE = (4.1, "GeForce cards halve float16 that is summed in float32")
+_MLU = (2.7, "the maker prints 256 and 96")
+INT8_RATIO = {
+    "nvidia-rtx-3090-24gb": _GEFORCE,
+    "nvidia-rtx-4090-24gb": _GEFORCE,
+    "nvidia-rtx-5090-32gb": _GEFORCE,
+    "cambricon-mlu370-x8-48gb": _MLU,
+    "cambricon-mlu370-s4-24gb": _MLU,
+}
+# torch's device type and collectives of each maker.
+MAKERS = {
+    "nvidia": ("cuda", "nccl"),
+    "amd": ("cuda", "rccl"),
+    "huawei": ("npu", "hccl"),
+    "cambricon": ("mlu", "cncl"),
+    "moore-threads": ("musa", "mccl"),
+    "iluvatar": ("cuda", "ixccl"),
+    "metax": ("cuda", "mccl"),
+    "enflame": ("gcu", "eccl"),
+}
+
+
+def rates(kind: DeviceKind) -> dict[str, float]:
+    return dict(kind.peak_flops_per_second)
+
+
+def test_there_are_enough_kinds_of_enough_makers():
+    assert len(ACCELERATORS) >= 45
+    wanted = {
+        *("nvidia", "amd", "intel", "huawei", "cambricon", "moore-threads", "iluvatar"),
+        *("metax", "biren", "hygon", "enflame", "google", "aws"),
+    }
+    assert {kind.vendor for kind in ACCELERATORS} == wanted
+    assert list(BY_NAME) == sorted(BY_NAME)
+
+
+@each_kind
+def test_names_begin_with_the_maker_and_say_the_memory_they_have(kind):
+    assert kind.kind.startswith(kind.vendor + "-")
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", kind.kind)
+    said = re.search(r"-(\d+)gb(?:-|$)", kind.kind)
+    if said:
+        gigabytes = float(said.group(1))
+        assert gigabytes * 1e9 <= kind.memory_bytes <= gigabytes * 2**30
+
+
+@each_kind
+def test_every_figure_has_a_source(kind):
+    assert kind.provenance == "datasheet"
+    assert all(len(kind.source_of(figure)) > 8 for figure in FIGURES)
+    named = [each.figure for each in kind.sources]
+    assert len(named) == len(set(named))
+    assert set(named) <= set(FIGURES)
+    assert "verif" not in kind.source.lower()
+
+
+@each_kind
+def test_figures_are_in_the_units_that_their_names_say(kind):
+    assert set(rates(kind)) <= set(DTYPES)
+    assert [dtype for dtype in DTYPES if dtype in rates(kind)] == list(rates(kind))
+    assert all(5e12 <= rate <= 6e15 for rate in rates(kind).values())
+    if kind.memory_bytes:
+        assert 16e9 <= kind.memory_bytes <= 300e9
+    if kind.memory_bandwidth_bytes_per_second:
+        assert 2.5e11 <= kind.memory_bandwidth_bytes_per_second <= 1e13
+    if kind.max_power_watts:
+        assert 70 <= kind.max_power_watts <= 1500
+    assert kind.memory_bytes or kind.kind in ("huawei-ascend-910a", "enflame-t10")
+    assert kind.torch_device
+
+
+@each_kind
+def test_links_are_of_one_direction_and_slower_than_memory(kind):
+    fabric = kind.scale_up
+    if fabric is None:
+        return
+    assert 4e10 <= fabric.bandwidth_bytes_per_second <= 1.3e12
+    memory = kind.memory_bandwidth_bytes_per_second
+    assert not memory or fabric.bandwidth_bytes_per_second < memory
+    if fabric.one_peer_bytes_per_second:
+        # A mesh: one link to each peer, all links together are the whole.
+        whole = fabric.one_peer_bytes_per_second * fabric.peers
+        assert whole == pytest.approx(fabric.bandwidth_bytes_per_second, rel=0.01)
+
+
+def test_links_of_known_devices_are_half_of_what_their_documents_print():
+    printed_both_ways = {
+        "nvidia-v100-16gb-sxm": 300e9,
+        "nvidia-a100-80gb-sxm": 600e9,
+        "nvidia-a800-80gb-sxm": 400e9,
+        "nvidia-h100-80gb-sxm": 900e9,
+        "nvidia-b200-180gb-sxm": 1800e9,
+        "amd-mi300x": 896e9,
+        "huawei-ascend-910b2-64gb": 392e9,
+        "google-tpu-v5e": 400e9,
+        "aws-trainium2": 1280e9,
+    }
+    for name, both in printed_both_ways.items():
+        fabric = BY_NAME[name].scale_up
+        assert fabric is not None
+        assert fabric.bandwidth_bytes_per_second == both / 2
+
+
+@each_kind
+def test_half_precisions_agree_where_a_kind_has_both(kind):
+    has = rates(kind)
+    if {"bfloat16", "float16"} <= set(has):
+        differ = has["bfloat16"] != has["float16"]
+        assert differ == (kind.kind in HALVES_DIFFER)
+
+
+@each_kind
+def test_wider_formats_are_slower(kind):
+    has = rates(kind)
+    half = has.get("bfloat16", has.get("float16"))
+    if half is None:
+        return
+    if "float32" in has:
+        assert has["float32"] <= half / 2 * 1.005  # figures of three digits
+    if "tf32" in has and kind.kind != "intel-gaudi3":
+        assert has["tf32"] <= half * 1.001
+    if "tf32" in has and "float32" in has:
+        assert has["tf32"] >= has["float32"]
+    if "int8" in has:
+        # Once (TPU v4, MI100) or twice the half rate; 4 is the sparse rate, or a GeForce.
+        most, _ = INT8_RATIO.get(kind.kind, (2.1, ""))
+        assert 0.99 <= has["int8"] / half <= most
+
+
+@each_kind
+def test_float8_is_about_twice_bfloat16(kind):
+    has = rates(kind)
+    if "float8" in has and "bfloat16" in has:
+        wanted, _ = FLOAT8_RATIO.get(kind.kind, (2.0, ""))
+        assert has["float8"] / has["bfloat16"] == pytest.approx(wanted, rel=0.06)
+
+
+@each_kind
+def test_operations_per_byte_are_those_of_a_matrix_engine(kind):
+    half = max((rates(kind).get(dtype, 0.0) for dtype in ("bfloat16", "float16")), default=0.0)
+    memory = kind.memory_bandwidth_bytes_per_second
+    if half and memory:
+        # H20 (37) is cut down on purpose; BR100 (624) has a large cache for little bandwidth.
+        assert 30 <= half / memory <= 650
+
+
+@each_kind
+def test_operations_per_watt_are_possible(kind):
+    half = max((rates(kind).get(dtype, 0.0) for dtype in ("bfloat16", "float16")), default=0.0)
+    if half and kind.max_power_watts:
+        assert 0.1e12 <= half / kind.max_power_watts <= 3e12
+
+
+def test_rates_that_are_often_misread():
+    assert BY_NAME["nvidia-h100-80gb-sxm"].peak("bfloat16") == 989e12  # 1,979 with sparsity
+    assert BY_NAME["nvidia-l40s"].peak("bfloat16") == 362e12  # 733 with sparsity
+    assert BY_NAME["nvidia-a100-80gb-sxm"].peak("float32") == 19.5e12  # 156 is TF32
+    assert BY_NAME["nvidia-rtx-4090-24gb"].peak("float16") == 165.2e12  # 330 with float16 sums
+    assert BY_NAME["amd-mi355x"].peak("bfloat16") == 2500e12  # 5,000 with sparsity
+    assert BY_NAME["amd-mi250x-gcd"].peak("bfloat16") == 191.5e12  # 383 per card of two dies
+    assert BY_NAME["amd-mi250x-gcd"].memory_bytes == 64 * 2**30
+    assert BY_NAME["huawei-ascend-910c-die-64gb"].peak("bfloat16") == 376e12  # 752 per package
+
+
+def test_ascend_910b2_is_what_its_cores_and_clock_give():
+    # CANN's platform file: 24 cores, 16 x 16 x 16 products and sums per cycle, 1.8 GHz.
+    assert BY_NAME["huawei-ascend-910b2-64gb"].peak("float16") == pytest.approx(
+        24 * 16**3 * 2 * 1.8e9, rel=1e-3
+    )
+
+
+@each_kind
+def test_capabilities_are_those_of_the_maker(kind):
+    if kind.vendor in MAKERS:
+        assert (kind.torch_device, kind.collectives) == MAKERS[kind.vendor]
+
+
+def test_no_two_kinds_are_called_the_same_by_their_drivers():
+    names = [name.lower() for kind in KINDS for name in kind.driver_names]
+    assert len(names) == len(set(names))
+
+
+def test_a_rate_that_a_kind_lacks_is_an_error_that_says_what_it_has():
+    with pytest.raises(InputError, match="no bfloat16 rate") as error:
+        BY_NAME["nvidia-v100-16gb-sxm"].peak("bfloat16")
+    assert "float16, float32" in str(error.value)
+    with pytest.raises(InputError, match="rates it has: none"):
+        BY_NAME["cpu"].peak("float32")
+
+
+def test_pci_express_doubles_with_each_generation():
+    speeds = [
+        HostInterface(pcie_generation=generation, lanes=16).bandwidth_bytes_per_second
+        for generation in PCIE_GENERATIONS
+    ]
+    assert all(1.8 < after / before < 2.1 for before, after in pairwise(speeds))
+    assert speeds[3] == pytest.approx(31.5e9, rel=0.01)  # generation 4, 16 lanes
+    assert speeds[4] == pytest.approx(63.0e9, rel=0.01)

@@ -1,0 +1,238 @@
+"""Reading device files: the user's own kinds, both schema numbers, damage, and nearest names."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hetplan.cluster.catalogue import load_catalogue, nearest_kinds, user_devices
+from hetplan.errors import InputError
+from hetplan.files.shipped import shipped_folder
+
+SHIPPED = shipped_folder("configs") / "devices"
+NAMES = [kind.kind for kind in load_catalogue(SHIPPED)]
+
+OLD = """\
+schema: hetplan.devices/1
+devices:
+  - kind: old-card
+    vendor: acme
+    peak: {bfloat16: 100 TFLOP/s}
+    memory: 32 GiB
+    memory_bandwidth: 1 TB/s
+    provenance: datasheet
+    source: a sheet
+"""
+NEW = """\
+schema: hetplan.devices/2
+devices:
+  - kind: acme-one-80gb
+    vendor: acme
+    peak: {bfloat16: 400 TFLOP/s, float32: 50 TFLOP/s, tf32: 200 TFLOP/s, float8: 800 TFLOP/s,
+      int8: 800 TOP/s}
+    memory: 80 GiB
+    memory_bandwidth: 2 TB/s
+    scale_up: {name: AcmeLink 2, bandwidth: 300 GB/s, one_peer: 100 GB/s, peers: 3}
+    host: {pcie: 5, lanes: 16}
+    max_power: 0.5 kW
+    fused_attention: flash-attn
+    collectives: accl
+    torch_device: xla
+    driver_names: [ACME One]
+    provenance: datasheet
+    source: Acme One datasheet
+    sources:
+      memory: Acme forum
+      peak.float8: Acme press release
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    folder = tmp_path / "hetplan" / "devices"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def by_name():
+    return {kind.kind: kind for kind in load_catalogue()}
+
+
+def test_every_figure_of_a_file_arrives(tmp_path):
+    (tmp_path / "acme.yaml").write_text(NEW)
+    (kind,) = load_catalogue(tmp_path)
+    assert dict(kind.peak_flops_per_second) == {
+        "bfloat16": 400e12,
+        "float32": 50e12,
+        "tf32": 200e12,
+        "float8": 800e12,
+        "int8": 800e12,
+    }
+    assert kind.dtypes == ("bfloat16", "float32", "tf32", "float8", "int8")
+    assert kind.scale_up is not None
+    assert kind.scale_up.bandwidth_bytes_per_second == 300e9
+    assert kind.scale_up.one_peer_bytes_per_second == 100e9
+    assert kind.scale_up.peers == 3
+    assert kind.host is not None
+    assert kind.host.bandwidth_bytes_per_second == pytest.approx(63e9, rel=0.01)
+    assert kind.max_power_watts == 500
+    assert (kind.collectives, kind.torch_device) == ("accl", "xla")
+    assert kind.source_of("memory") == "Acme forum"
+    assert kind.source_of("memory_bandwidth") == "Acme One datasheet"
+    assert kind.driver_names == ("ACME One",)
+
+
+def test_files_of_the_first_schema_are_still_read(tmp_path):
+    (tmp_path / "old.yaml").write_text(OLD)
+    (kind,) = load_catalogue(tmp_path)
+    assert kind.peak("bfloat16") == 100e12
+    assert (kind.scale_up, kind.host, kind.max_power_watts, kind.sources) == (None, None, 0.0, ())
+
+
+def test_the_users_folder_adds_and_replaces_kinds(own):
+    assert user_devices() == own
+    before = by_name()
+    (own / "mine.yaml").write_text(NEW + OLD.split("devices:\n")[1].replace("old-card", "cpu"))
+    after = by_name()
+    assert set(after) == {*before, "acme-one-80gb"}
+    assert after["cpu"].vendor == "acme"
+    assert before["cpu"].vendor == "generic"
+    (own / "mine.yaml").unlink()
+    assert by_name() == before
+
+
+def test_a_changed_file_is_read_again(own):
+    (own / "mine.yaml").write_text(NEW)
+    assert by_name()["acme-one-80gb"].memory_bytes == 80 * 2**30
+    (own / "mine.yaml").write_text(NEW.replace("80 GiB", "160 GiB"))
+    assert by_name()["acme-one-80gb"].memory_bytes == 160 * 2**30
+
+
+def test_the_users_folder_is_the_one_of_the_xdg_specification(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for value in ("", "relative/path"):
+        monkeypatch.setenv("XDG_CONFIG_HOME", value)
+        assert user_devices() == tmp_path / ".config" / "hetplan" / "devices"
+    assert load_catalogue() == load_catalogue(SHIPPED)
+
+
+def test_a_users_kind_stands_in_their_folder_once(own):
+    (own / "a.yaml").write_text(NEW)
+    (own / "b.yaml").write_text(NEW)
+    with pytest.raises(InputError, match=r"b\.yaml:3: .*acme-one-80gb is already in the catalogue"):
+        load_catalogue()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("bfloat16: 400 TFLOP/s", "bf16: 400 TFLOP/s"), "unknown key; did you mean bfloat16"),
+        (("int8: 800 TOP/s", "int8: 800 GB/s"), "unit of bandwidth"),
+        (("int8: 800 TOP/s", "int8: -3 TOP/s"), "OP/s"),
+        (("80 GiB", "80"), "without a unit"),
+        (("0.5 kW", "500"), "without a unit"),
+        (("pcie: 5", "pcie: 9"), "at most 6"),
+        (("lanes: 16", "lanes: 0"), "at least 1"),
+        (("peers: 3", "peers: 1.5"), "whole number"),
+        (("memory: Acme forum", "colour: Acme forum"), "'colour' is no figure"),
+        (("peak.float8: Acme", "peak.float16: Acme"), "peak.float16 has a source and no value"),
+        (("hetplan.devices/2", "hetplan.devices/3"), "reads up to hetplan.devices/2"),
+        (("kind: acme-one-80gb\n", "kind: acme one\n"), "letters, digits"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_line(tmp_path, change, message):
+    assert change[0] in NEW
+    (tmp_path / "acme.yaml").write_text(NEW.replace(*change))
+    with pytest.raises(InputError) as error:
+        load_catalogue(tmp_path)
+    assert message in str(error.value)
+    assert "acme.yaml:" in str(error.value)
+
+
+@settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_damaged_files_give_kinds_or_an_input_error(tmp_path, data):
+    raw = NEW.encode()
+    start = data.draw(st.integers(0, len(raw)))
+    stop = data.draw(st.integers(start, min(len(raw), start + 40)))
+    put = data.draw(
+        st.one_of(
+            st.binary(max_size=8),
+            st.sampled_from([b"", b"[", b"{", b": ", b"\n", b"1e999", b"9" * 400, b"&a *a", b"\0"]),
+        )
+    )
+    (tmp_path / "acme.yaml").write_bytes(raw[:start] + put + raw[stop:])
+    with suppress(InputError):
+        load_catalogue(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"- - -", b"schema: hetplan.devices/2\n"])
+def test_files_that_are_no_catalogue(tmp_path, content):
+    (tmp_path / "x.yaml").write_bytes(content)
+    with pytest.raises(InputError, match=r"x\.yaml"):
+        load_catalogue(tmp_path)
+    (tmp_path / "x.yaml").unlink()
+    (tmp_path / "x.yaml").symlink_to(tmp_path / "gone")
+    with pytest.raises(InputError, match="no such file"):
+        load_catalogue(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("written", "first", "all_have"),
+    [
+        ("a100", "nvidia-a100-40gb-sxm", "a100"),
+        ("A100-80GB", "nvidia-a100-80gb-sxm", "a100-80gb"),
+        ("h100", "nvidia-h100-80gb-sxm", "h100"),
+        ("h10", "nvidia-h100-80gb-sxm", "h100"),
+        ("mi300", "amd-mi300x", "mi300"),
+        ("mi250", "amd-mi250-gcd", "mi250"),
+        ("rtx4090", "nvidia-rtx-4090-24gb", "4090"),
+        ("gaudi", "intel-gaudi2", "gaudi"),
+        ("ascend 910b", "huawei-ascend-910b2-64gb", "910b"),
+        ("tpu-v5", "google-tpu-v5e", "tpu-v5"),
+        ("MLU370", "cambricon-mlu370-s4-24gb", "mlu370"),
+        ("tranium2", "aws-trainium2", "trainium"),
+        ("nvidia-a100-80g-sxm", "nvidia-a100-80gb-sxm", "a100-80gb"),
+    ],
+)
+def test_what_somebody_means_is_proposed(written, first, all_have):
+    near = nearest_kinds(written, NAMES)
+    assert near[0] == first
+    assert all(all_have in name for name in near)
+
+
+def test_driver_names_are_nearest_to_their_own_kind():
+    assert nearest_kinds("NVIDIA A100-SXM4-80GB", NAMES)[0] == "nvidia-a100-80gb-sxm"
+    assert nearest_kinds("NVIDIA H100 80GB HBM3", NAMES)[0].startswith("nvidia-h100-80gb")
+    assert nearest_kinds("AMD Instinct MI325X", NAMES)[0] == "amd-mi325x"
+
+
+@pytest.mark.parametrize("written", ["", "-", "x", "foo", "zzzzzzzzz", "?" * 50, "é"])
+def test_nothing_is_proposed_for_what_is_like_nothing(written):
+    assert nearest_kinds(written, NAMES) == ()
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(written=st.text(max_size=300), known=st.lists(st.sampled_from(NAMES), max_size=8))
+def test_proposals_are_known_few_and_always_the_same(written, known):
+    near = nearest_kinds(written, known)
+    assert set(near) <= set(known)
+    assert len(near) <= 5
+    assert near == nearest_kinds(written, reversed(known))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_is_nearest_to_itself_and_found_without_its_maker(name):
+    assert nearest_kinds(name, NAMES)[0] == name
+    if name != "cpu":
+        short = name.split("-", 1)[1]
+        assert name in nearest_kinds(short, NAMES)
