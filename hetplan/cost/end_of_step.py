@@ -114,8 +114,9 @@ def tied_embedding_terms(
     """
     if not model.tied_embeddings:
         return ()
-    link = cluster.link_between(first.name, last.name)
-    matrix = model.vocabulary_slice(degrees.tp) * model.hidden_size
+    # Every device of the one stage sums with its own of the other, all at once.
+    link = cluster.link_between(first.name, last.name).among(degrees.tp * degrees.dp)
+    matrix = model.vocabulary_matrix(degrees.tp)
     return (
         Term(
             what="tied embedding all_reduce",

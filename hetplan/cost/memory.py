@@ -32,7 +32,7 @@ from hetplan.cluster.spec import Island
 from hetplan.cost.estimate_values import MemoryUse
 from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.spec import LayerKind, ModelSpec
-from hetplan.model.work import activation_elements
+from hetplan.model.work import activation_elements, largest_matrix
 from hetplan.plans.build import Degrees
 from hetplan.plans.targets import target
 
@@ -189,7 +189,7 @@ def stage_memory(
             full_recompute=full_recompute,
         )
 
-    vocabulary = model.vocabulary_slice(degrees.tp) * model.hidden_size
+    vocabulary = model.vocabulary_matrix(degrees.tp)
     layer = kept(LayerKind.TRANSFORMER, False)
     return StageMemory(
         num_layers=model.num_layers,
@@ -227,5 +227,4 @@ def message_bytes(model: ModelSpec, job: Job, degrees: Degrees) -> float:
 
 
 def _largest_matrix(model: ModelSpec, tp: int) -> float:
-    query, kv, ffn = model.slice_sizes(tp)
-    return float(model.hidden_size * max(query + 2 * kv, ffn))
+    return float(largest_matrix(model.common_layer(), model.hidden_size, tp))

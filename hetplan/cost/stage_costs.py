@@ -323,8 +323,10 @@ def boundary_costs_over(
 ) -> BoundaryCosts:
     """Transfers between two stages over this link.
 
-    Each device is priced as if it sent alone; links shared by several senders are not modelled.
+    A capacity that the link shares is divided by the devices of a stage, which all send at once.
+    Other boundaries and other traffic over the same link are not modelled.
     """
+    link = link.among(degrees.tp * degrees.dp)
     message = message_bytes(model, job, degrees)
     law = predictor.send(link, message)
     wire = message * law.seconds_per_byte

@@ -1,12 +1,14 @@
 """Which model is trained: its shape, its layers and how many parameters each has.
 
-A model is a row of layers: the embedding, `num_layers` transformer layers, the head (final norm
-and output projection). Layer i of that row is `model.layers[i]`; a plan's layer ranges are
-half-open ranges of these positions, so position 0 is the embedding and position
-`num_layers + 1` the head.
+A model is a row of layers: the embedding, `num_layers` transformer layers, the multi-token
+prediction layers if there are any, the head (final norm and output projection). Layer i of that
+row is `model.layers[i]`; a plan's layer ranges are half-open ranges of these positions, so
+position 0 is the embedding and the last one the head.
 
-Symbols: h hidden, f ffn hidden, V vocabulary, s sequence, a attention heads, k key-value heads,
-d head dimension.
+Transformer layers need not be alike: `layer_runs` says what each is (`hetplan.model.layers`).
+`common_layer` is the one shape of all of them, for everything that prices or trains models of
+equal layers only; it raises an InputError for other models. So do `architecture`,
+`ffn_hidden_size` and the like for models that hetplan's own trainer does not have.
 """
 
 from __future__ import annotations
@@ -15,12 +17,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hetplan.errors import InputError
+from hetplan.model.differences import own_layer_fault, unlike_layers
+from hetplan.model.layers import (
+    Attention,
+    LayerRun,
+    Mlp,
+    Norm,
+    TransformerLayer,
+    check_sizes,
+)
+from hetplan.model.older import flat_to_runs
 
 MOST_LAYERS = 100_000
 """Most transformer layers of a model: a hundred times the deepest that was trained (DeepNet,
 arXiv 2203.00555). More is a slip, and costs are kept per layer."""
-MOST_OF_A_SIZE = 10**9
-"""Largest width, vocabulary or length."""
 
 
 class LayerKind(StrEnum):
@@ -29,10 +39,15 @@ class LayerKind(StrEnum):
     EMBEDDING = "embedding"
     TRANSFORMER = "transformer"
     HEAD = "head"
+    MULTI_TOKEN_PREDICTION = "multi_token_prediction"
+
+
+TRAINED_KINDS = (LayerKind.EMBEDDING, LayerKind.TRANSFORMER, LayerKind.HEAD)
+"""Kinds of layer that hetplan measures, plans and trains."""
 
 
 class Architecture(StrEnum):
-    """Family of the transformer layer.
+    """Family of hetplan's own transformer layers.
 
     gpt: LayerNorm with bias, biases on every projection, plain GELU MLP, learned positions.
     llama: RMSNorm, no biases, gated SiLU MLP (three matrices), rotary positions.
@@ -44,51 +59,227 @@ class Architecture(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """Shape of a dense transformer language model."""
+    """Shape of a transformer language model."""
 
     name: str
-    architecture: Architecture
-    num_layers: int
     hidden_size: int
-    ffn_hidden_size: int
-    num_attention_heads: int
-    num_kv_heads: int
-    head_dim: int
     vocab_size: int
     max_sequence_length: int
-    """Longest sequence; the number of learned positions where the architecture has them."""
+    """Longest sequence, in tokens."""
+    layer_runs: tuple[LayerRun, ...]
+    """The transformer layers in order, equal neighbours together."""
+    final_norm: Norm | None
+    """Norm of the head; None: it has none."""
+    learned_positions: int = 0
+    """Rows of the table of learned positions; some models keep a few that no token uses."""
+    embedding_size: int | None = None
+    """Width of the vocabulary's matrices where it is not hidden_size: a projection without bias
+    leads from it to hidden_size, and back before the logits (arXiv 2205.01068, the 350M model)."""
+    head_bias: bool = False
+    """The output projection has a bias of one element per vocabulary entry."""
     tied_embeddings: bool = False
     """The head's projection is the embedding's matrix."""
+    num_mtp_layers: int = 0
+    """Multi-token prediction layers, which predict tokens further ahead while training."""
+    mtp_layer: TransformerLayer | None = None
+    """The transformer layer inside each of them."""
 
     def __post_init__(self) -> None:
-        for field in (
-            "num_layers",
-            "hidden_size",
-            "ffn_hidden_size",
-            "num_attention_heads",
-            "num_kv_heads",
-            "head_dim",
-            "vocab_size",
-            "max_sequence_length",
-        ):
-            value = getattr(self, field)
-            most = MOST_LAYERS if field == "num_layers" else MOST_OF_A_SIZE
-            if not 1 <= value <= most:
-                raise InputError(f"{field} is {value}; it must be at least 1 and at most {most:,}")
-        if self.num_attention_heads % self.num_kv_heads:
+        check_sizes(self, "hidden_size", "vocab_size", "max_sequence_length")
+        check_sizes(self, "learned_positions", "num_mtp_layers", least=0)
+        if self.embedding_size is not None:
+            check_sizes(self, "embedding_size")
+        layers = self.num_layers
+        if not 1 <= layers + self.num_mtp_layers <= MOST_LAYERS or not layers:
             raise InputError(
-                f"num_kv_heads is {self.num_kv_heads}, which does not divide "
-                f"num_attention_heads {self.num_attention_heads}"
+                f"num_layers is {layers}; it must be at least 1 and at most {MOST_LAYERS:,}"
             )
+        if bool(self.num_mtp_layers) != (self.mtp_layer is not None):
+            raise InputError("num_mtp_layers and mtp_layer belong together; give both or neither")
+
+    @staticmethod
+    def from_older_form(data: dict[str, object]) -> dict[str, object]:
+        """Data of a model that was written before its layers could differ, in today's form."""
+        return flat_to_runs(data)
+
+    # ---- the row of layers
+
+    @property
+    def num_layers(self) -> int:
+        """Transformer layers; embedding, head and multi-token prediction are not counted."""
+        return sum(run.count for run in self.layer_runs)
 
     @property
     def layers(self) -> tuple[LayerKind, ...]:
-        """Every layer in order: embedding, transformer layers, head."""
+        """Every layer in order: embedding, transformer, multi-token prediction, head."""
         return (
             LayerKind.EMBEDDING,
             *(LayerKind.TRANSFORMER,) * self.num_layers,
+            *(LayerKind.MULTI_TOKEN_PREDICTION,) * self.num_mtp_layers,
             LayerKind.HEAD,
         )
+
+    def layer_at(self, position: int) -> TransformerLayer:
+        """The transformer layer at this position, or the one inside a multi-token prediction."""
+        at = position - 1
+        if at >= 0:
+            for run in self.layer_runs:
+                if at < run.count:
+                    return run.layer
+                at -= run.count
+            if at < self.num_mtp_layers and self.mtp_layer is not None:
+                return self.mtp_layer
+        last = self.num_layers + self.num_mtp_layers
+        raise InputError(
+            f"position {position} of {self.name} is no transformer layer; those are 1 to {last}"
+        )
+
+    def distinct_layers(self, sequence_length: int | None) -> tuple[TransformerLayer, ...]:
+        """Every different transformer layer at this length, in order of first use.
+
+        None: by their weights, which windows do not change.
+        """
+        if len(self.layer_runs) == 1:
+            return (self.layer_runs[0].layer.at(sequence_length),)
+        return tuple(dict.fromkeys(run.layer.at(sequence_length) for run in self.layer_runs))
+
+    def common_layer(self, sequence_length: int | None = None) -> TransformerLayer:
+        """The one shape of all transformer layers; an InputError where they differ."""
+        distinct = self.distinct_layers(sequence_length)
+        if len(distinct) > 1:
+            raise InputError(unlike_layers(self, sequence_length))
+        return distinct[0]
+
+    # ---- widths
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of the vocabulary's matrices."""
+        return self.embedding_size or self.hidden_size
+
+    def vocabulary_slice(self, tp: int) -> int:
+        """Entries of the vocabulary that one of `tp` ranks holds, rounded up."""
+        return -(-self.vocab_size // tp)
+
+    def vocabulary_matrix(self, tp: int = 1) -> int:
+        """Elements of the embedding's (or the head's) matrix that one of `tp` ranks holds."""
+        return self.vocabulary_slice(tp) * self.embedding_width
+
+    def slicing_faults(self, tp: int) -> tuple[str, ...]:
+        """Why a layer cannot be cut into `tp` tensor-parallel slices; empty where it can."""
+        layers = self.distinct_layers(None)
+        if self.mtp_layer is not None:
+            layers = (*layers, self.mtp_layer)
+        faults = dict.fromkeys(fault for layer in layers for fault in layer.slicing_faults(tp))
+        return tuple(f"{fault} of {self.name}" for fault in faults)
+
+    # ---- parameters
+
+    @property
+    def parameter_count(self) -> int:
+        """Trainable parameters; a tied matrix counts once, multi-token prediction not at all."""
+        layers = sum(run.count * run.layer.parameters(self.hidden_size) for run in self.layer_runs)
+        return self._ends() + layers
+
+    @property
+    def active_parameter_count(self) -> int:
+        """Parameters that one token meets: of each layer's routed experts those it is sent to."""
+        layers = sum(
+            run.count * run.layer.active_parameters(self.hidden_size) for run in self.layer_runs
+        )
+        return self._ends() + layers
+
+    @property
+    def mtp_parameter_count(self) -> int:
+        """Parameters of the multi-token prediction layers, without the shared matrices."""
+        if not self.num_mtp_layers:
+            return 0
+        return self.num_mtp_layers * self.parameters(LayerKind.MULTI_TOKEN_PREDICTION)
+
+    def _ends(self) -> int:
+        return (
+            self.parameters(LayerKind.EMBEDDING)
+            + self.parameters(LayerKind.HEAD)
+            - (self.vocabulary_matrix() if self.tied_embeddings else 0)
+        )
+
+    def parameters(self, kind: LayerKind, tp: int = 1) -> int:
+        """Parameters that one of `tp` tensor-parallel ranks holds of one layer of this kind.
+
+        Matrices, column-parallel biases and the vocabulary are split over tp (vocabulary rounded
+        up); norms, row-parallel biases, projections beside the embedding and learned positions are
+        replicated; key-value heads are replicated where tp exceeds them. A tied head holds its
+        copy of the matrix all the same. An InputError where transformer layers differ.
+        """
+        if kind is LayerKind.TRANSFORMER:
+            return self.common_layer().parameters(self.hidden_size, tp)
+        h = self.hidden_size
+        if kind is LayerKind.MULTI_TOKEN_PREDICTION:
+            return self._mtp_parameters(tp)
+        projection = h * self.embedding_size if self.embedding_size else 0
+        if kind is LayerKind.EMBEDDING:
+            return self.vocabulary_matrix(tp) + projection + self.learned_positions * h
+        norm = 0 if self.final_norm is None else self.final_norm.parameters(h)
+        bias = self.vocabulary_slice(tp) if self.head_bias else 0
+        return self.vocabulary_matrix(tp) + projection + norm + bias
+
+    def parameters_at(self, position: int, tp: int = 1) -> int:
+        """The same of the layer at this position of the row, whatever its kind."""
+        if not 0 <= position < self.num_layers + self.num_mtp_layers + 2:
+            raise InputError(f"{self.name} has no layer at position {position}")
+        if position == 0:
+            return self.parameters(LayerKind.EMBEDDING, tp)
+        if position <= self.num_layers:
+            return self.layer_at(position).parameters(self.hidden_size, tp)
+        if position <= self.num_layers + self.num_mtp_layers:
+            return self.parameters(LayerKind.MULTI_TOKEN_PREDICTION, tp)
+        return self.parameters(LayerKind.HEAD, tp)
+
+    def _mtp_parameters(self, tp: int) -> int:
+        """Two norms, the merge of state and embedding [h, 2 h], the layer, its final norm.
+
+        Embedding and head are the model's (arXiv 2412.19437, section 2.2). The merge is cut by
+        columns; the norms are whole on every rank.
+        """
+        if self.mtp_layer is None:
+            raise InputError(f"{self.name} has no multi-token prediction layers")
+        h = self.hidden_size
+        merge = 2 * h * -(-h // tp)
+        return merge + self.mtp_layer.parameters(h, tp) + 3 * self.mtp_layer.norm.parameters(h)
+
+    # ---- models of hetplan's own layers
+
+    def _own_layer(self) -> tuple[Attention, Mlp]:
+        fault = own_layer_fault(self)
+        attention, mlp = self.layer_runs[0].layer.attention, self.layer_runs[0].layer.mlp
+        if fault or not isinstance(attention, Attention) or not isinstance(mlp, Mlp):
+            raise InputError(fault)
+        return attention, mlp
+
+    @property
+    def architecture(self) -> Architecture:
+        """Which of hetplan's own layers the model is made of; an InputError where it is not."""
+        return Architecture.LLAMA if self._own_layer()[1].gated else Architecture.GPT
+
+    @property
+    def ffn_hidden_size(self) -> int:
+        """Inner width of the MLP; as all below for models of hetplan's own layers only."""
+        return self._own_layer()[1].ffn_hidden_size
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Query heads."""
+        return self._own_layer()[0].num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key-value heads."""
+        return self._own_layer()[0].num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self._own_layer()[0].head_dim
 
     @property
     def attention_size(self) -> int:
@@ -100,66 +291,34 @@ class ModelSpec:
         """Width of all key (or value) heads together: k * d."""
         return self.num_kv_heads * self.head_dim
 
-    @property
-    def mlp_matrices(self) -> int:
-        """Matrices of the MLP: gate, up and down for llama; up and down for gpt."""
-        return 3 if self.architecture is Architecture.LLAMA else 2
-
-    @property
-    def parameter_count(self) -> int:
-        """Trainable parameters of the whole model; a tied matrix is counted once."""
-        return (
-            self.parameters(LayerKind.EMBEDDING)
-            + self.num_layers * self.parameters(LayerKind.TRANSFORMER)
-            + self.parameters(LayerKind.HEAD)
-            - (self.vocab_size * self.hidden_size if self.tied_embeddings else 0)
-        )
-
-    def slicing_faults(self, tp: int) -> tuple[str, ...]:
-        """Why a layer cannot be cut into `tp` tensor-parallel slices; empty where it can."""
-        faults = [
-            f"tp {tp} does not divide {name} {size} of {self.name}"
-            for name, size in (
-                ("num_attention_heads", self.num_attention_heads),
-                ("ffn_hidden_size", self.ffn_hidden_size),
-            )
-            if size % tp
-        ]
-        # Where tp exceeds the key-value heads each is replicated, equally often.
-        if self.num_kv_heads % tp and tp % self.num_kv_heads:
-            faults.append(
-                f"tp {tp} neither divides nor is a multiple of num_kv_heads {self.num_kv_heads} of "
-                f"{self.name}"
-            )
-        return tuple(faults)
-
     def slice_sizes(self, tp: int) -> tuple[int, int, int]:
         """(queries, keys, MLP): widths that one of `tp` ranks holds; values are as wide as keys."""
-        kv_heads = max(1, self.num_kv_heads // tp)
-        return self.attention_size // tp, kv_heads * self.head_dim, self.ffn_hidden_size // tp
+        attention, mlp = self._own_layer()
+        return (*attention.slice_sizes(tp), mlp.ffn_hidden_size // tp)
 
-    def vocabulary_slice(self, tp: int) -> int:
-        """Entries of the vocabulary that one of `tp` ranks holds, rounded up."""
-        return -(-self.vocab_size // tp)
 
-    def parameters(self, kind: LayerKind, tp: int = 1) -> int:
-        """Parameters that one of `tp` tensor-parallel ranks holds of one layer of this kind.
-
-        Matrices, column-parallel biases and the vocabulary are split over tp (vocabulary rounded
-        up); norms, row-parallel biases and learned positions are replicated; key-value heads are
-        replicated where tp exceeds them. A tied head holds its copy of the matrix all the same.
-        """
-        h, gpt = self.hidden_size, self.architecture is Architecture.GPT
-        vocab = self.vocabulary_slice(tp)
-        norm = 2 * h if gpt else h
-        if kind is LayerKind.EMBEDDING:
-            return vocab * h + (self.max_sequence_length * h if gpt else 0)
-        if kind is LayerKind.HEAD:
-            return vocab * h + norm
-        query, kv, ffn = self.slice_sizes(tp)
-        matrices = h * (query + 2 * kv) + query * h + self.mlp_matrices * h * ffn
-        biases = (query + 2 * kv + h + ffn + h) if gpt else 0
-        return matrices + biases + 2 * norm
+def plain_layer(
+    architecture: Architecture,
+    *,
+    ffn_hidden_size: int,
+    num_attention_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+) -> TransformerLayer:
+    """One of hetplan's own layers."""
+    gpt = architecture is Architecture.GPT
+    return TransformerLayer(
+        attention=Attention(
+            num_heads=num_attention_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            qkv_bias=gpt,
+            output_bias=gpt,
+            rotary=not gpt,
+        ),
+        mlp=Mlp(ffn_hidden_size=ffn_hidden_size, gated=not gpt, bias=gpt),
+        norm=Norm.LAYER_NORM if gpt else Norm.RMS_NORM,
+    )
 
 
 def plain_model(
@@ -177,16 +336,25 @@ def plain_model(
     tied_embeddings: bool = False,
 ) -> ModelSpec:
     """A dense model of equal layers, as hetplan's own trainer has them."""
-    return ModelSpec(
-        name=name,
-        architecture=architecture,
-        num_layers=num_layers,
-        hidden_size=hidden_size,
+    layer = plain_layer(
+        architecture,
         ffn_hidden_size=ffn_hidden_size,
         num_attention_heads=num_attention_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
+    )
+    if not 1 <= num_layers <= MOST_LAYERS:
+        raise InputError(
+            f"num_layers is {num_layers}; it must be at least 1 and at most {MOST_LAYERS:,}"
+        )
+    gpt = architecture is Architecture.GPT
+    return ModelSpec(
+        name=name,
+        hidden_size=hidden_size,
         vocab_size=vocab_size,
         max_sequence_length=max_sequence_length,
+        layer_runs=(LayerRun(count=num_layers, layer=layer),),
+        final_norm=layer.norm,
+        learned_positions=max_sequence_length if gpt else 0,
         tied_embeddings=tied_embeddings,
     )

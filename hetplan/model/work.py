@@ -1,17 +1,30 @@
 """How much work one layer is: floating-point operations, bytes moved, activations kept.
 
 Everything is per microbatch and per tensor-parallel rank. 2 operations per multiply-add. The
-attention core is counted causally (half of the s x s square), as it is computed by a fused
-kernel; formulas with the full square have 2 * b * s^2 * h more per layer.
-Forms: Narayanan et al., arXiv 2104.04473 (operations); Korthikanti et al., arXiv 2205.05198
-(activations).
+attention core is counted causally, as it is computed by a fused kernel: half of the s x s square,
+or of a window w < s the band w s - w^2 / 2 (its diagonal counted half, as the square's is, so that
+w = s is the whole triangle). Formulas with the full square have 2 * b * s^2 * h more per layer.
+Experts: every token meets `experts_per_token` routed experts, all on this rank's devices (expert
+parallelism 1); nothing is dropped or padded.
+
+Forms: Narayanan et al., arXiv 2104.04473, section 3.1 (operations); Korthikanti et al., arXiv
+2205.05198, section 4 (activations, with fused attention); DeepSeek-V2, arXiv 2405.04434,
+equations 9 to 19 (latent attention, as trained); arXiv 2401.06066, equations 9 to 11 (experts);
+DeepSeek-V3, arXiv 2412.19437, equations 21 to 23 (multi-token prediction).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetplan.model.spec import Architecture, LayerKind, ModelSpec
+from hetplan.model.layers import (
+    Attention,
+    Experts,
+    LatentAttention,
+    Mlp,
+    TransformerLayer,
+)
+from hetplan.model.spec import LayerKind, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,41 +45,172 @@ class LayerWork:
         """All operations of the forward pass."""
         return self.matrix_flops + self.attention_flops
 
+    def __add__(self, other: LayerWork) -> LayerWork:
+        return LayerWork(
+            matrix_flops=self.matrix_flops + other.matrix_flops,
+            attention_flops=self.attention_flops + other.attention_flops,
+            weight_elements=self.weight_elements + other.weight_elements,
+            elementwise_elements=self.elementwise_elements + other.elementwise_elements,
+        )
+
 
 def layer_work(
     model: ModelSpec, kind: LayerKind, microbatch_size: int, sequence_length: int, tp: int = 1
 ) -> LayerWork:
-    """Forward work of one layer; the backward pass is twice the operations."""
-    tokens = microbatch_size * sequence_length
-    h = model.hidden_size
-    vocab = model.vocabulary_slice(tp)
+    """Forward work of one layer; the backward pass is twice the operations.
+
+    An InputError where the kind is `transformer` and the model's transformer layers differ at
+    this length: ask `layer_work_at` for each.
+    """
+    b, s, h = microbatch_size, sequence_length, model.hidden_size
     if kind is LayerKind.EMBEDDING:
-        return LayerWork(
-            matrix_flops=0.0,
-            attention_flops=0.0,
-            weight_elements=0.0,
-            elementwise_elements=2.0 * tokens * h,
-        )
+        return _embedding(model, b * s)
     if kind is LayerKind.HEAD:
-        return LayerWork(
-            matrix_flops=2.0 * tokens * h * vocab,
-            attention_flops=0.0,
-            weight_elements=float(h * vocab),
-            # logits written, read by the softmax, its gradient kept; norm reads and writes h.
-            elementwise_elements=tokens * (3.0 * vocab + 2.0 * h),
-        )
-    query, kv, ffn = model.slice_sizes(tp)
-    weights = float(h * (query + 2 * kv) + query * h + model.mlp_matrices * h * ffn)
-    activation_reads = 3.0 * ffn if model.architecture is Architecture.LLAMA else 2.0 * ffn
+        return _head(model, b * s, tp)
+    if kind is LayerKind.TRANSFORMER:
+        return transformer_work(model.common_layer(s), h, b, s, tp)
+    return _multi_token_prediction(model, b, s, tp)
+
+
+def layer_work_at(
+    model: ModelSpec, position: int, microbatch_size: int, sequence_length: int, tp: int = 1
+) -> LayerWork:
+    """Forward work of the layer at this position of the row, whatever the others are."""
+    if 1 <= position <= model.num_layers:
+        layer, h = model.layer_at(position), model.hidden_size
+        return transformer_work(layer, h, microbatch_size, sequence_length, tp)
+    return layer_work(model, _kind_at(model, position), microbatch_size, sequence_length, tp)
+
+
+def _kind_at(model: ModelSpec, position: int) -> LayerKind:
+    if position == 0:
+        return LayerKind.EMBEDDING
+    if position == model.num_layers + model.num_mtp_layers + 1:
+        return LayerKind.HEAD
+    model.layer_at(position)  # refuses what is no position
+    return LayerKind.MULTI_TOKEN_PREDICTION
+
+
+def transformer_work(
+    layer: TransformerLayer, hidden: int, microbatch_size: int, sequence_length: int, tp: int = 1
+) -> LayerWork:
+    """Forward work of one transformer layer."""
+    b, s, h = microbatch_size, sequence_length, hidden
+    # norms read and write h each, two residual additions read and write h each (an addition's
+    # second operand, just written, is not counted; efficiencies are measured against this count).
+    residual = LayerWork(
+        matrix_flops=0.0,
+        attention_flops=0.0,
+        weight_elements=0.0,
+        elementwise_elements=b * s * (2.0 * layer.num_norms + 4.0) * h,
+    )
+    mlp = layer.mlp
+    return (
+        residual
+        + _attention(layer.attention, h, b, s, tp)
+        + (_mlp(mlp, h, b * s, tp) if isinstance(mlp, Mlp) else _experts(mlp, h, b * s, tp))
+    )
+
+
+def attended(sequence_length: int, window: int | None) -> float:
+    """Query-key pairs of one head in one sequence."""
+    s = float(sequence_length)
+    w = s if window is None else min(float(window), s)
+    return w * s - w * w / 2.0
+
+
+def _attention(
+    attention: Attention | LatentAttention, h: int, b: int, s: int, tp: int
+) -> LayerWork:
+    tokens = b * s
+    weights = float(attention.matrix_parameters(h, tp))
+    if isinstance(attention, LatentAttention):
+        query, value = attention.slice_sizes(tp)
+        pairs = attended(s, None)
+        latents = (attention.query_rank or 0) + attention.kv_rank
+        # queries, keys, values and context once; the latents' norms read and write them, and one
+        # more copy of the keys puts their two parts side by side.
+        moved = 3.0 * query + 2.0 * value + 2.0 * latents
+    else:
+        query, kv = attention.slice_sizes(tp)
+        value = query
+        pairs = attended(s, attention.window)
+        moved = 2.0 * query + 2.0 * kv
+        if attention.qk_norm:
+            moved += 2.0 * (query + kv)
     return LayerWork(
         matrix_flops=2.0 * tokens * weights,
-        attention_flops=2.0 * tokens * sequence_length * query,
+        attention_flops=2.0 * b * pairs * (query + value),
         weight_elements=weights,
-        # two norms and two residual additions: 4 reads and 4 writes of h (an addition's second
-        # operand, just written, is not counted; efficiencies are measured against this same count);
-        # projections in and out.
-        elementwise_elements=tokens * (8.0 * h + 2.0 * query + 2.0 * kv + activation_reads),
+        elementwise_elements=tokens * moved,
     )
+
+
+def _mlp(mlp: Mlp, h: int, tokens: float, tp: int) -> LayerWork:
+    weights = float(mlp.matrix_parameters(h, tp))
+    inner = (3.0 if mlp.gated else 2.0) * (mlp.ffn_hidden_size // tp)
+    return LayerWork(
+        matrix_flops=2.0 * tokens * weights,
+        attention_flops=0.0,
+        weight_elements=weights,
+        elementwise_elements=tokens * inner,
+    )
+
+
+def _experts(experts: Experts, h: int, tokens: float, tp: int) -> LayerWork:
+    """Router, the experts that the tokens go to, shared experts, and moving tokens to and fro."""
+    copies = experts.experts_per_token
+    router = float(experts.router_parameters(h))
+    routed = _mlp(experts.expert, h, tokens * copies, tp)
+    met = min(experts.num_experts, tokens * copies)  # no more experts than copies of tokens
+    work = LayerWork(
+        matrix_flops=2.0 * tokens * router + routed.matrix_flops,
+        attention_flops=0.0,
+        weight_elements=router + met * routed.weight_elements,
+        # logits written, read by the softmax, its result read by the choice; each copy of a token
+        # is read and written on its way to its expert and back.
+        elementwise_elements=routed.elementwise_elements
+        + tokens * (3.0 * experts.num_experts + 4.0 * copies * h),
+    )
+    shared = experts.shared
+    return work + _mlp(shared, h, tokens, tp) if shared else work
+
+
+def _embedding(model: ModelSpec, tokens: int) -> LayerWork:
+    projection = float(model.hidden_size * (model.embedding_size or 0))
+    return LayerWork(
+        matrix_flops=2.0 * tokens * projection,
+        attention_flops=0.0,
+        weight_elements=projection,
+        elementwise_elements=2.0 * tokens * model.hidden_size,
+    )
+
+
+def _head(model: ModelSpec, tokens: int, tp: int) -> LayerWork:
+    weights = float(model.vocabulary_matrix(tp) + model.hidden_size * (model.embedding_size or 0))
+    norm = 0.0 if model.final_norm is None else 2.0 * model.hidden_size
+    return LayerWork(
+        matrix_flops=2.0 * tokens * weights,
+        attention_flops=0.0,
+        weight_elements=weights,
+        # logits written, read by the softmax, its gradient kept; norm reads and writes h.
+        elementwise_elements=tokens * (3.0 * model.vocabulary_slice(tp) + norm),
+    )
+
+
+def _multi_token_prediction(model: ModelSpec, b: int, s: int, tp: int) -> LayerWork:
+    """Two norms, the merge [h, 2 h], its transformer layer, and a pass through the shared head."""
+    h, inside = model.hidden_size, model.mtp_layer
+    if inside is None:
+        return transformer_work(model.layer_at(model.num_layers + 1), h, b, s, tp)  # refuses
+    merge = 2.0 * h * -(-h // tp)
+    own = LayerWork(
+        matrix_flops=2.0 * b * s * merge,
+        attention_flops=0.0,
+        weight_elements=merge,
+        elementwise_elements=b * s * 4.0 * h,
+    )
+    return own + transformer_work(inside, h, b, s, tp) + _head(model, b * s, tp)
 
 
 def activation_elements(
@@ -81,20 +225,100 @@ def activation_elements(
     """Elements that one layer keeps for its backward pass, per microbatch and rank.
 
     No sequence parallelism: what is replicated over tp is not divided by it. Fused attention
-    keeps queries, keys, values and the context, not the s x s scores. Under full recompute only
-    the layer's input is kept.
+    keeps queries, keys, values and the context, not the s x s scores, so a window changes nothing.
+    Under full recompute only the layer's input is kept. Bytes: times the precision's.
     """
     tokens = float(microbatch_size * sequence_length)
     h = model.hidden_size
     if kind is LayerKind.EMBEDDING:
-        return tokens  # their numbers; eight bytes each, too few beside [b, s, h] to tell apart
+        # their numbers; eight bytes each, too few beside [b, s, h] to tell apart; and what a
+        # projection beside the table reads.
+        return tokens * (1.0 + (model.embedding_size or 0))
     if kind is LayerKind.HEAD:
-        # norm input and output, and per logit two elements: in 16 bits that is the float32 softmax
-        # that the loss keeps; in float32 it is twice that, on the safe side.
-        return tokens * (2.0 * h + 2.0 * model.vocabulary_slice(tp))
+        return tokens * _head_kept(model, tp)
     if full_recompute:
         return tokens * h
-    query, kv, ffn = model.slice_sizes(tp)
-    mlp = 4.0 * ffn if model.architecture is Architecture.LLAMA else 2.0 * ffn
-    # inputs of both norms and both norms' outputs (4h); q, k, v and context; the MLP's inner.
-    return tokens * (4.0 * h + 2.0 * query + 2.0 * kv + mlp)
+    if kind is LayerKind.TRANSFORMER:
+        return tokens * transformer_kept(model.common_layer(), h, tp)
+    # both normed halves and their inputs; then the layer, and the head's own pass.
+    inside = model.layer_at(model.num_layers + 1)
+    return tokens * (4.0 * h + transformer_kept(inside, h, tp) + _head_kept(model, tp))
+
+
+def activation_elements_at(
+    model: ModelSpec, position: int, microbatch_size: int, sequence_length: int, tp: int = 1
+) -> float:
+    """The same for the layer at this position of the row, without recomputation."""
+    if 1 <= position <= model.num_layers:
+        tokens = float(microbatch_size * sequence_length)
+        return tokens * transformer_kept(model.layer_at(position), model.hidden_size, tp)
+    kind = _kind_at(model, position)
+    return activation_elements(model, kind, microbatch_size, sequence_length, tp)
+
+
+def _head_kept(model: ModelSpec, tp: int) -> float:
+    # norm input and output (or the projection's input), and per logit two elements: in 16 bits
+    # that is the float32 softmax that the loss keeps; in float32 it is twice that, on the safe
+    # side. What is between two projections beside them.
+    h = float(model.hidden_size)
+    inputs = (h if model.final_norm is None else 2.0 * h) + (model.embedding_size or 0)
+    return inputs + 2.0 * model.vocabulary_slice(tp)
+
+
+def transformer_kept(layer: TransformerLayer, hidden: int, tp: int) -> float:
+    """Elements per token that one transformer layer keeps."""
+    h = float(hidden)
+    # inputs of the norms before attention and MLP (one where both read the same), those norms'
+    # outputs, and the inputs of norms after them.
+    inputs = 1 if layer.parallel_residual else 2
+    norms = inputs + min(layer.num_norms, 2) + max(layer.num_norms - 2, 0)
+    mlp = layer.mlp
+    inner = _mlp_kept(mlp, tp) if isinstance(mlp, Mlp) else _experts_kept(mlp, h, tp)
+    return norms * h + _attention_kept(layer.attention, tp) + inner
+
+
+def _attention_kept(attention: Attention | LatentAttention, tp: int) -> float:
+    if isinstance(attention, LatentAttention):
+        query, value = attention.slice_sizes(tp)
+        # queries, keys, values, context; the latents before and after their norms.
+        latents = (attention.query_rank or 0) + attention.kv_rank
+        return 2.0 * query + 2.0 * value + 2.0 * latents
+    query, kv = attention.slice_sizes(tp)
+    kept = 2.0 * query + 2.0 * kv  # queries, keys, values, context
+    return kept + query + kv if attention.qk_norm else kept
+
+
+def _mlp_kept(mlp: Mlp, tp: int) -> float:
+    """Gate, up, activated gate and product; or up and its activation."""
+    return (4.0 if mlp.gated else 2.0) * (mlp.ffn_hidden_size // tp)
+
+
+def _experts_kept(experts: Experts, h: float, tp: int) -> float:
+    """Routed copies in, inside and out of their experts; float32 probabilities; shared experts."""
+    copies = experts.experts_per_token
+    routed = copies * (2.0 * h + _mlp_kept(experts.expert, tp))
+    shared = experts.shared
+    # the shared experts read the layer's normed input, which is counted already; their gate
+    # weighs their output, which it keeps.
+    beside = (_mlp_kept(shared, tp) + (h if experts.shared_gate else 0.0)) if shared else 0.0
+    return 2.0 * experts.num_experts + routed + beside
+
+
+def largest_matrix(layer: TransformerLayer, hidden: int, tp: int) -> int:
+    """Elements of the largest matrix of one rank, fused query-key-value included.
+
+    The experts' matrices of one kind count as one: their gradients come from one grouped product.
+    """
+    attention, mlp = layer.attention, layer.mlp
+    if isinstance(attention, LatentAttention):
+        query, value = attention.slice_sizes(tp)
+        keys = attention.num_heads // tp * attention.nope_head_dim
+        queries = (attention.query_rank or hidden) * query
+        found = max(queries, attention.kv_rank * (keys + value), value * hidden)
+    else:
+        query, kv = attention.slice_sizes(tp)
+        found = hidden * (query + 2 * kv)
+    if isinstance(mlp, Mlp):
+        return max(found, hidden * (mlp.ffn_hidden_size // tp))
+    routed = mlp.num_experts * (mlp.expert_ffn_hidden_size // tp)
+    return max(found, hidden * max(routed, mlp.shared_ffn_hidden_size // tp))

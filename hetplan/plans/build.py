@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hetplan.cluster.spec import Cluster, Island, Link
-from hetplan.errors import InputError
+from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job
+from hetplan.model.differences import own_layer_fault, planning_faults
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import (
     Boundary,
@@ -140,9 +141,21 @@ def build_plan(
     )
 
 
+def check_model(model: ModelSpec, job: Job) -> None:
+    """Raise an InputError where no plan of this model can be priced, or the target lacks it."""
+    faults = planning_faults(model, job.sequence_length)
+    trainer = target(job.target)
+    if trainer.own_layers_only and not faults:
+        own = own_layer_fault(model)
+        faults = (f"target {trainer.name} cannot train it: {own}",) if own else ()
+    if faults:
+        raise InputError(*(Fault(field="model", message=fault) for fault in faults))
+
+
 def _check_choices(
     model: ModelSpec, job: Job, choices: Sequence[StageChoice], degrees: Degrees
 ) -> None:
+    check_model(model, job)
     if min(degrees.tp, degrees.dp, degrees.microbatch_size) < 1:
         raise InputError(
             f"tp {degrees.tp}, dp {degrees.dp} and microbatch size {degrees.microbatch_size} "

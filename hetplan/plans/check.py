@@ -146,9 +146,7 @@ def _devices(plan: Plan, model: ModelSpec, cluster: Cluster, job: Job) -> _Found
         kinds = {cluster.island_of_device(d).name for d in devices}
         if len(kinds) > 1:
             yield field, f"mixes islands {', '.join(sorted(kinds))}; a stage lies in one island"
-        out = [
-            d for d in devices if cluster.node_of_device(d) in cluster.island_of_device(d).nodes_out
-        ]
+        out = [d for d in devices if not cluster.is_usable(d)]
         if out:
             yield field, f"devices {_some(out)} are in nodes that are out"
     for device in expand(plan.unused_devices):

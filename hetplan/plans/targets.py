@@ -22,6 +22,8 @@ class Target:
     full_recompute: bool
     fewer_microbatches_than_stages: bool
     """1F1B runs with fewer microbatches than the pipeline has stages."""
+    own_layers_only: bool = False
+    """It has hetplan's own gpt and llama layers and no others."""
 
     def padded_vocab_size(self, vocab_size: int, tp: int) -> int:
         """Vocabulary that is trained under this tp: rounded up to `vocab_multiple` times tp."""
@@ -40,6 +42,7 @@ TARGETS: dict[str, Target] = {
         full_recompute=True,
         # torch.distributed.pipelining's Schedule1F1B refuses it.
         fewer_microbatches_than_stages=False,
+        own_layers_only=True,
     ),
     "megatron": Target(
         name="megatron",

@@ -16,7 +16,7 @@ from hetplan.plans.check import check_plan
 from hetplan.plans.targets import TARGETS
 from hetplan.search.result import SearchResult
 
-SCHEMA = "hetplan.plan/1"
+SCHEMA = "hetplan.plan/2"
 
 
 def result_text(result: SearchResult) -> str:
@@ -35,7 +35,9 @@ def load_plan(path: str | Path) -> SearchResult:
     Whether the plan is legal for its inputs is another question: `check_plan`, or
     `load_legal_plan`.
     """
-    return decode(read_document(Path(path)), SearchResult, schema=SCHEMA)
+    result = decode(read_document(Path(path)), SearchResult, schema=SCHEMA)
+    # What an older number lacks has its default now, so that the value can be saved again.
+    return replace(result, schema=SCHEMA)
 
 
 def load_legal_plan(path: str | Path) -> SearchResult:

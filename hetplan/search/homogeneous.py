@@ -16,7 +16,7 @@ from dataclasses import replace
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.job.spec import Forbids, Job, Pins
-from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.model.spec import TRAINED_KINDS, ModelSpec
 from hetplan.model.work import layer_work
 from hetplan.predict.predictor import Predictor
 from hetplan.search.candidates import allowed_cluster
@@ -115,8 +115,5 @@ def _alone(
 
 def operations_per_token(model: ModelSpec, job: Job) -> float:
     """Operations of one training step per token, without recomputation."""
-    work = {
-        kind: layer_work(model, kind, 1, job.sequence_length).flops
-        for kind in (LayerKind.EMBEDDING, LayerKind.TRANSFORMER, LayerKind.HEAD)
-    }
+    work = {kind: layer_work(model, kind, 1, job.sequence_length).flops for kind in TRAINED_KINDS}
     return _PASSES * math.fsum(work[kind] for kind in model.layers) / job.sequence_length

@@ -21,7 +21,7 @@ from hetplan.errors import HetplanError, InfeasibleError, InputError, LimitError
 from hetplan.job.check import check_job_against
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.build import StageChoice, build_plan
+from hetplan.plans.build import StageChoice, build_plan, check_model
 from hetplan.plans.check import check_plan
 from hetplan.predict.predictor import Predictor
 from hetplan.search.candidates import Candidate, allowed_cluster, enumerate_candidates
@@ -71,6 +71,7 @@ def search(
     faults = check_job_against(job, model, cluster)
     if faults:
         raise InputError(*faults)
+    check_model(model, job)
     started = time.monotonic()
     allowed = allowed_cluster(cluster, job)
     maker = SpaceMaker(model=model, cluster=allowed, job=job, predictor=predictor)

@@ -12,7 +12,7 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Optimizer, Precision
-from hetplan.model.spec import Architecture, ModelSpec
+from hetplan.model.spec import Architecture, ModelSpec, plain_model
 from hetplan.plans.build import (
     Degrees,
     StageChoice,
@@ -28,7 +28,7 @@ LINK = Link(bandwidth_bytes_per_second=1e9, latency_seconds=1e-5, transport=Tran
 
 
 def model(layers: int = 8, heads: int = 8) -> ModelSpec:
-    return ModelSpec(
+    return plain_model(
         name="m",
         architecture=Architecture.GPT,
         num_layers=layers,

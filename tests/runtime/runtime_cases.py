@@ -7,26 +7,36 @@ from dataclasses import dataclass, replace
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.job.spec import Job, Optimizer, Precision
-from hetplan.model.spec import Architecture, ModelSpec
+from hetplan.model.spec import Architecture, ModelSpec, plain_model
 from hetplan.plans.build import Degrees, StageChoice, build_plan
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import Plan
 
-GPT = ModelSpec(
-    name="tiny-gpt",
-    architecture=Architecture.GPT,
-    num_layers=4,
-    hidden_size=32,
-    ffn_hidden_size=64,
-    num_attention_heads=4,
-    num_kv_heads=4,
-    head_dim=8,
-    vocab_size=64,
-    max_sequence_length=16,
-)
-LLAMA = replace(
-    GPT, name="tiny-llama", architecture=Architecture.LLAMA, num_kv_heads=2, ffn_hidden_size=48
-)
+SHAPE: dict[str, object] = {
+    "name": "tiny-gpt",
+    "architecture": Architecture.GPT,
+    "num_layers": 4,
+    "hidden_size": 32,
+    "ffn_hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_kv_heads": 4,
+    "head_dim": 8,
+    "vocab_size": 64,
+    "max_sequence_length": 16,
+}
+
+
+def gpt(**changes: object) -> ModelSpec:
+    return plain_model(**(SHAPE | changes))  # type: ignore[arg-type]
+
+
+def llama(**changes: object) -> ModelSpec:
+    shape = {"name": "tiny-llama", "architecture": Architecture.LLAMA, "num_kv_heads": 2}
+    return gpt(**(shape | {"ffn_hidden_size": 48} | changes))
+
+
+GPT = gpt()
+LLAMA = llama()
 LINK = Link(bandwidth_bytes_per_second=1e9, latency_seconds=1e-5, transport=Transport.HOST_STAGED)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer
-from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.model.spec import TRAINED_KINDS, ModelSpec
 from hetplan.plans.plan import LayerRange
 from hetplan.profiling.pacing import Pace, PacedKind, PaceEntry, Pacer
 from hetplan.profiling.updating import FlatParameters, make_rule
@@ -124,7 +124,7 @@ def test_the_stage_with_the_head_needs_targets() -> None:
 def test_every_layer_is_paced_forward_and_backward() -> None:
     entries = tuple(
         PaceEntry(layer=layer, phase=phase, microbatch_size=2, tp=1, seconds=seconds)
-        for layer in LayerKind
+        for layer in TRAINED_KINDS
         for phase, seconds in (("forward", 0.004), ("backward", 0.008))
     )
     slept: list[float] = []

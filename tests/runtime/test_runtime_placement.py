@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runtime_cases import CPUS, GPT, cluster, island, job, plan_of
+from runtime_cases import CPUS, GPT, cluster, gpt, island, job, plan_of
 
 from hetplan.errors import InputError
 from hetplan.plans.plan import Plan, expand
@@ -27,7 +27,7 @@ def plans(draw: st.DrawFn) -> Plan:
     stages = "".join(name * draw(st.integers(1, counts[name])) for name in order)
     layers = tuple(draw(st.integers(1, 3)) for _ in stages)
     tied = draw(st.booleans())
-    model = replace(GPT, num_layers=sum(layers), tied_embeddings=tied)
+    model = gpt(num_layers=sum(layers), tied_embeddings=tied)
     batch = dp * (len(layers) + draw(st.integers(0, 2)))
     return plan_of(model, job(batch), layers, machines, stages, tp=tp, dp=dp)
 

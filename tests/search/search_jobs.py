@@ -9,11 +9,11 @@ import numpy as np
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.job.spec import Job, Optimizer, Precision
-from hetplan.model.spec import Architecture, ModelSpec
+from hetplan.model.spec import Architecture, ModelSpec, plain_model
 
 
 def model(layers: int = 6, *, tied: bool = False) -> ModelSpec:
-    return ModelSpec(
+    return plain_model(
         name=f"small-{layers}",
         architecture=Architecture.LLAMA,
         num_layers=layers,

@@ -1,0 +1,98 @@
+"""What a model has that hetplan cannot plan or train yet, in words."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING
+
+from hetplan.model.layers import Norm, TransformerLayer
+
+if TYPE_CHECKING:
+    from hetplan.model.spec import ModelSpec
+
+_MOST_NAMED = 4
+"""Differences that one message names."""
+
+
+def planning_faults(model: ModelSpec, sequence_length: int) -> tuple[str, ...]:
+    """Why no plan for this model can be priced at this length; empty where one can."""
+    faults = []
+    if len(model.distinct_layers(sequence_length)) > 1:
+        faults.append(unlike_layers(model, sequence_length))
+    if model.num_mtp_layers:
+        faults.append(
+            f"{model.name} has {model.num_mtp_layers} multi-token prediction "
+            f"layer{'s' if model.num_mtp_layers > 1 else ''}; plans for rows with such layers are "
+            "not searched or priced yet: plan the model without them (num_nextn_predict_layers: 0, "
+            "or no multi_token_prediction in the YAML file)"
+        )
+    return tuple(faults)
+
+
+def unlike_layers(model: ModelSpec, sequence_length: int | None) -> str:
+    """Which transformer layers differ at this length, and in what."""
+    distinct = model.distinct_layers(sequence_length)
+    first, second = distinct[0], distinct[1]
+    at = 0
+    for run in model.layer_runs:
+        if run.layer.at(sequence_length) == second:
+            break
+        at += run.count
+    named = _differences(first, second)
+    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    length = "" if sequence_length is None else f" at sequence length {sequence_length}"
+    return (
+        f"{model.name} has transformer layers of {len(distinct)} shapes{length}: layers 1 and "
+        f"{at + 1} differ in {', '.join(named[:_MOST_NAMED])}{more}; plans for rows of unlike "
+        "layers are not searched or priced yet"
+    )
+
+
+def _differences(first: object, second: object, path: str = "") -> list[str]:
+    if type(first) is not type(second):
+        return [f"{path} ({_word(first)} and {_word(second)})"]
+    if not is_dataclass(first):
+        return [] if first == second else [f"{path} ({_word(first)} and {_word(second)})"]
+    return [
+        found
+        for field in fields(first)
+        for found in _differences(
+            getattr(first, field.name),
+            getattr(second, field.name),
+            f"{path}.{field.name}" if path else field.name,
+        )
+    ]
+
+
+def _word(value: object) -> str:
+    names = {"Attention": "plain attention", "LatentAttention": "latent attention"}
+    names.update({"Mlp": "a dense MLP", "Experts": "experts"})
+    word = names.get(type(value).__name__)
+    return word or ("none" if value is None else str(value))
+
+
+def own_layer_fault(model: ModelSpec) -> str:
+    """Why hetplan's own layers cannot build the model; empty where they can."""
+    found: list[str] = []
+    if len(dict.fromkeys(run.layer for run in model.layer_runs)) > 1:
+        found.append("transformer layers that are not all equal")
+    layer: TransformerLayer = model.layer_runs[0].layer
+    for run in model.layer_runs:
+        found += [word for word in run.layer.features() if word not in found]
+    if model.num_mtp_layers:
+        found.append("multi-token prediction")
+    gpt = layer.norm is Norm.LAYER_NORM
+    if model.learned_positions != (model.max_sequence_length if gpt else 0):
+        found.append(f"{model.learned_positions} learned positions")
+    if model.embedding_size is not None:
+        found.append("a projection beside the embedding")
+    if model.final_norm is not layer.norm:
+        found.append(f"{'no' if model.final_norm is None else model.final_norm} final norm")
+    if model.head_bias:
+        found.append("a bias in the head")
+    if not found:
+        return ""
+    return (
+        f"{model.name} has {', '.join(found[:6])}; hetplan's own trainer and profiler have plain "
+        "gpt and llama layers only; target megatron can be planned without measuring it"
+    )

@@ -1,0 +1,359 @@
+"""What one transformer layer is: its attention, its MLP or experts, its norms, and their weights.
+
+A tensor-parallel rank of `tp` holds: a column or row block of every matrix, the biases of its
+columns, and whole copies of norms, routers, biases of row-cut matrices and the down projections
+of latent attention (Shoeybi et al., arXiv 1909.08053, section 3; Megatron-LM duplicates the
+latents' projections too). Key-value heads are copied where `tp` exceeds them.
+
+Sources of the forms: grouped key-value heads, arXiv 2305.13245; sliding window, arXiv 2310.06825,
+section 2; mixture of experts, arXiv 2401.04088, section 2.1; shared experts, arXiv 2401.06066,
+equations 9 to 11; latent attention, arXiv 2405.04434, equations 9 to 19; multi-token prediction,
+arXiv 2412.19437, equations 21 to 23.
+
+Symbols: h hidden, f ffn hidden, a attention heads, k key-value heads, d head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from hetplan.errors import InputError
+
+MOST_OF_A_SIZE = 10**9
+"""Largest width, vocabulary or length."""
+
+
+class Norm(StrEnum):
+    """Kind of a normalisation and the weights it has."""
+
+    LAYER_NORM = "layer_norm"
+    """Scale and bias: 2 h."""
+    RMS_NORM = "rms_norm"
+    """Scale: h."""
+    UNSCALED = "unscaled"
+    """LayerNorm without weights."""
+
+    def parameters(self, width: int) -> int:
+        """Weights of one norm of this width."""
+        return {Norm.LAYER_NORM: 2, Norm.RMS_NORM: 1, Norm.UNSCALED: 0}[self] * width
+
+
+def check_sizes(value: object, *names: str, least: int = 1) -> None:
+    """Raise an InputError unless every named field is a size that can be."""
+    for name in names:
+        found = getattr(value, name)
+        if not least <= found <= MOST_OF_A_SIZE:
+            raise InputError(
+                f"{name} is {found}; it must be at least {least} and at most {MOST_OF_A_SIZE:,}"
+            )
+
+
+def _undivided(tp: int, **sizes: int) -> Iterator[str]:
+    for name, size in sizes.items():
+        if size % tp:
+            yield f"tp {tp} does not divide {name} {size}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Attention with grouped key-value heads; causal."""
+
+    num_heads: int
+    """Query heads."""
+    num_kv_heads: int
+    head_dim: int
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
+    """An RMSNorm over each query head and each key head, with one scale of head_dim for each."""
+    rotary: bool = True
+    """Positions by rotation of queries and keys."""
+    window: int | None = None
+    """A token sees itself and the window - 1 tokens before it; None: all before it."""
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "num_heads", "num_kv_heads", "head_dim")
+        if self.window is not None:
+            check_sizes(self, "window")
+        if self.num_heads % self.num_kv_heads:
+            raise InputError(
+                f"num_kv_heads is {self.num_kv_heads}, which does not divide "
+                f"num_attention_heads {self.num_heads}"
+            )
+
+    def slice_sizes(self, tp: int) -> tuple[int, int]:
+        """Widths of the queries and of the keys that one of `tp` ranks holds."""
+        kv_heads = max(1, self.num_kv_heads // tp)
+        return self.num_heads * self.head_dim // tp, kv_heads * self.head_dim
+
+    def matrix_parameters(self, hidden: int, tp: int = 1) -> int:
+        """Weights of the matrices: h (a d + 2 k d) + a d h."""
+        query, kv = self.slice_sizes(tp)
+        return hidden * (query + 2 * kv) + query * hidden
+
+    def parameters(self, hidden: int, tp: int = 1) -> int:
+        """All weights."""
+        query, kv = self.slice_sizes(tp)
+        biases = (query + 2 * kv if self.qkv_bias else 0) + (hidden if self.output_bias else 0)
+        norms = 2 * self.head_dim if self.qk_norm else 0
+        return self.matrix_parameters(hidden, tp) + biases + norms
+
+    def slicing_faults(self, tp: int) -> Iterator[str]:
+        """Why it cannot be cut into `tp` slices."""
+        yield from _undivided(tp, num_attention_heads=self.num_heads)
+        # Where tp exceeds the key-value heads each is replicated, equally often.
+        if self.num_kv_heads % tp and tp % self.num_kv_heads:
+            yield f"tp {tp} neither divides nor is a multiple of num_kv_heads {self.num_kv_heads}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention (arXiv 2405.04434, section 2.1), as it is trained: not absorbed.
+
+    The latents' own RMSNorms belong to it.
+    """
+
+    num_heads: int
+    query_rank: int | None
+    """Width of the queries' latent; None: queries come from h directly."""
+    kv_rank: int
+    """Width of the latent that keys and values come from."""
+    nope_head_dim: int
+    """Of a query or key head, the part without positions."""
+    rope_head_dim: int
+    """Of a query head, the rotated part; keys share one of this width."""
+    value_head_dim: int
+    bias: bool = False
+    """On the projections from h to the latents and on the output projection."""
+
+    def __post_init__(self) -> None:
+        names = ("num_heads", "kv_rank", "nope_head_dim", "rope_head_dim", "value_head_dim")
+        check_sizes(self, *names, *(() if self.query_rank is None else ("query_rank",)))
+
+    @property
+    def key_head_dim(self) -> int:
+        """Width of one query or key head."""
+        return self.nope_head_dim + self.rope_head_dim
+
+    def slice_sizes(self, tp: int) -> tuple[int, int]:
+        """Widths of the queries (as wide as the keys) and of the values of one of `tp` ranks."""
+        heads = self.num_heads // tp
+        return heads * self.key_head_dim, heads * self.value_head_dim
+
+    def matrix_parameters(self, hidden: int, tp: int = 1) -> int:
+        """Weights of the matrices; those from h to the latents are whole on every rank."""
+        query, value = self.slice_sizes(tp)
+        keys = self.num_heads // tp * self.nope_head_dim
+        from_hidden = hidden * (self.kv_rank + self.rope_head_dim)
+        if self.query_rank is None:
+            queries = hidden * query
+        else:
+            queries = hidden * self.query_rank + self.query_rank * query
+        return queries + from_hidden + self.kv_rank * (keys + value) + value * hidden
+
+    def parameters(self, hidden: int, tp: int = 1) -> int:
+        """All weights."""
+        query_rank = self.query_rank or 0
+        norms = query_rank + self.kv_rank
+        biases = query_rank + self.kv_rank + self.rope_head_dim + hidden if self.bias else 0
+        return self.matrix_parameters(hidden, tp) + norms + biases
+
+    def slicing_faults(self, tp: int) -> Iterator[str]:
+        """Why it cannot be cut into `tp` slices."""
+        yield from _undivided(tp, num_attention_heads=self.num_heads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mlp:
+    """A dense MLP."""
+
+    ffn_hidden_size: int
+    gated: bool
+    """Three matrices (gate, up, down; arXiv 2002.05202) instead of two."""
+    bias: bool = False
+    """On every matrix."""
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "ffn_hidden_size")
+
+    def matrix_parameters(self, hidden: int, tp: int = 1) -> int:
+        """Weights of the matrices."""
+        return (3 if self.gated else 2) * hidden * (self.ffn_hidden_size // tp)
+
+    def parameters(self, hidden: int, tp: int = 1) -> int:
+        """All weights; the bias of the down projection is whole on every rank."""
+        columns = (2 if self.gated else 1) * (self.ffn_hidden_size // tp)
+        return self.matrix_parameters(hidden, tp) + (columns + hidden if self.bias else 0)
+
+    def slicing_faults(self, tp: int) -> Iterator[str]:
+        """Why it cannot be cut into `tp` slices."""
+        yield from _undivided(tp, ffn_hidden_size=self.ffn_hidden_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A router and its experts, of which each token goes to a few; and shared ones for all."""
+
+    num_experts: int
+    experts_per_token: int
+    expert_ffn_hidden_size: int
+    """Of each routed expert."""
+    shared_ffn_hidden_size: int = 0
+    """Of all shared experts together; 0: none."""
+    shared_gate: bool = False
+    """The shared experts' output is weighed by a gate of h weights."""
+    gated: bool = True
+    """Three matrices per expert instead of two."""
+    bias: bool = False
+    """On every matrix of routed and shared experts."""
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "num_experts", "experts_per_token", "expert_ffn_hidden_size")
+        check_sizes(self, "shared_ffn_hidden_size", least=0)
+        if self.experts_per_token > self.num_experts:
+            raise InputError(
+                f"experts_per_token is {self.experts_per_token}, more than num_experts "
+                f"{self.num_experts}"
+            )
+        if self.shared_gate and not self.shared_ffn_hidden_size:
+            raise InputError("shared_gate is true, and there are no shared experts to weigh")
+
+    @property
+    def expert(self) -> Mlp:
+        """One routed expert."""
+        return Mlp(ffn_hidden_size=self.expert_ffn_hidden_size, gated=self.gated, bias=self.bias)
+
+    @property
+    def shared(self) -> Mlp | None:
+        """The shared experts as one MLP: side by side they are one as wide as all of them."""
+        if not self.shared_ffn_hidden_size:
+            return None
+        return Mlp(ffn_hidden_size=self.shared_ffn_hidden_size, gated=self.gated, bias=self.bias)
+
+    def router_parameters(self, hidden: int) -> int:
+        """Weights of the router and of the shared experts' gate, whole on every rank."""
+        return hidden * (self.num_experts + self.shared_gate)
+
+    def parameters(self, hidden: int, tp: int = 1, *, experts: int | None = None) -> int:
+        """All weights, every expert's; with `experts` of that many routed ones."""
+        count = self.num_experts if experts is None else experts
+        shared = self.shared
+        return (
+            self.router_parameters(hidden)
+            + count * self.expert.parameters(hidden, tp)
+            + (shared.parameters(hidden, tp) if shared else 0)
+        )
+
+    def slicing_faults(self, tp: int) -> Iterator[str]:
+        """Why it cannot be cut into `tp` slices."""
+        yield from _undivided(
+            tp,
+            expert_ffn_hidden_size=self.expert_ffn_hidden_size,
+            shared_ffn_hidden_size=self.shared_ffn_hidden_size,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerLayer:
+    """Shape of one transformer layer."""
+
+    attention: Attention | LatentAttention
+    mlp: Mlp | Experts
+    norm: Norm
+    num_norms: int = 2
+    """Norms of width h: 2 before (or after) attention and MLP, 4 both before and after, 1 where
+    both read one normed input."""
+    parallel_residual: bool = False
+    """Attention and MLP read the same input, and both are added to it (arXiv 2204.06745)."""
+
+    def __post_init__(self) -> None:
+        if self.num_norms not in (1, 2, 4):
+            raise InputError(f"num_norms is {self.num_norms}; it must be 1, 2 or 4")
+        if self.num_norms == 1 and not self.parallel_residual:
+            raise InputError("num_norms is 1; only with parallel_residual do both parts share one")
+
+    @property
+    def window(self) -> int | None:
+        """The attention's window; None where it sees everything before a token."""
+        return self.attention.window if isinstance(self.attention, Attention) else None
+
+    def at(self, sequence_length: int | None) -> TransformerLayer:
+        """The same layer for this length: a window that covers all of it is none.
+
+        None: for no length at all, as for weights, where windows do not matter.
+        """
+        attention = self.attention
+        if not isinstance(attention, Attention) or attention.window is None:
+            return self
+        if sequence_length is not None and attention.window < sequence_length:
+            return self
+        return replace(self, attention=replace(attention, window=None))
+
+    def parameters(self, hidden: int, tp: int = 1) -> int:
+        """Weights that one of `tp` ranks holds."""
+        return (
+            self.attention.parameters(hidden, tp)
+            + self.mlp.parameters(hidden, tp)
+            + self.num_norms * self.norm.parameters(hidden)
+        )
+
+    def active_parameters(self, hidden: int) -> int:
+        """Weights that one token meets: of the routed experts only those it is sent to."""
+        if isinstance(self.mlp, Mlp):
+            return self.parameters(hidden)
+        idle = self.mlp.num_experts - self.mlp.experts_per_token
+        return self.parameters(hidden) - idle * self.mlp.expert.parameters(hidden)
+
+    def slicing_faults(self, tp: int) -> tuple[str, ...]:
+        """Why it cannot be cut into `tp` tensor-parallel slices; empty where it can."""
+        return (*self.attention.slicing_faults(tp), *self.mlp.slicing_faults(tp))
+
+    def features(self) -> tuple[str, ...]:
+        """What hetplan's own gpt and llama layers do not have, in words."""
+        attention, mlp = self.attention, self.mlp
+        own_biases = self.norm is Norm.LAYER_NORM
+        found = {
+            "parallel residual": self.parallel_residual,
+            f"{self.num_norms} norms": self.num_norms != 2,
+            f"{self.norm} norms": self.norm is Norm.UNSCALED,
+        }
+        if isinstance(attention, LatentAttention):
+            found["latent attention"] = True
+        else:
+            found[f"attention window {attention.window}"] = attention.window is not None
+            found["query and key norms"] = attention.qk_norm
+            found["rotary positions with LayerNorm"] = own_biases and attention.rotary
+            found["RMSNorm without rotary positions"] = not own_biases and not attention.rotary
+            biases = (attention.qkv_bias, attention.output_bias)
+            found["attention biases that differ"] = biases != (own_biases, own_biases)
+        if isinstance(mlp, Experts):
+            found[f"{mlp.num_experts} experts"] = True
+        else:
+            found["MLP biases that differ"] = mlp.bias != own_biases
+            found["gated MLP with LayerNorm"] = mlp.gated and own_biases
+            found["plain MLP with RMSNorm"] = not mlp.gated and not own_biases
+        return tuple(word for word, present in found.items() if present)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRun:
+    """Equal transformer layers that follow each other."""
+
+    count: int
+    layer: TransformerLayer
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "count")
+
+
+def runs_of(layers: Iterator[TransformerLayer]) -> tuple[LayerRun, ...]:
+    """These layers in order, equal neighbours together."""
+    runs: list[tuple[int, TransformerLayer]] = []
+    for layer in layers:
+        if runs and runs[-1][1] == layer:
+            runs[-1] = (runs[-1][0] + 1, layer)
+        else:
+            runs.append((1, layer))
+    return tuple(LayerRun(count=count, layer=layer) for count, layer in runs)

@@ -1,0 +1,335 @@
+"""Models of unlike layers as a person writes them, and how plans refuse what cannot be planned."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from model_configs import CONFIGS
+
+from hetplan.errors import InputError
+from hetplan.files.shipped import shipped_folder
+from hetplan.model.differences import own_layer_fault, planning_faults
+from hetplan.model.layers import Experts, LatentAttention, LayerRun, Mlp, Norm
+from hetplan.model.load import load_model
+from hetplan.model.spec import Architecture, LayerKind
+
+MODELS = shipped_folder("configs") / "models"
+
+TEXT = """schema: hetplan.model/2
+name: small
+architecture: llama
+num_layers: 6
+hidden_size: 96
+ffn_hidden_size: 200
+num_attention_heads: 6
+vocab_size: 101
+max_sequence_length: 64
+"""
+
+
+def load(folder, text):
+    path = folder / "model.yaml"
+    path.write_text(text)
+    return load_model(path)
+
+
+def faults(folder, text):
+    with pytest.raises(InputError) as caught:
+        load(folder, text)
+    assert {fault.file for fault in caught.value.faults} == {str(folder / "model.yaml")}
+    return [(fault.line, fault.field, fault.message) for fault in caught.value.faults]
+
+
+def config(folder, name):
+    path = folder / "config.json"
+    path.write_text(json.dumps(CONFIGS[name]))
+    return load_model(path)
+
+
+def test_the_shipped_example_is_the_published_model(tmp_path):
+    written = load_model(MODELS / "deepseek-v3.yaml")
+    read = config(tmp_path, "deepseek_v3-defaults")
+    assert replace(written, name="") == replace(read, name="")
+    assert [run.count for run in written.layer_runs] == [3, 58]
+    text = (MODELS / "deepseek-v3.yaml").read_text()
+    assert f"{written.active_parameter_count / 1e9:.1f} billion" in text
+    assert f"{written.mtp_parameter_count / 1e9:.1f} billion" in text
+
+
+YAML_OF = {
+    "mixtral-small": """schema: hetplan.model/2
+name: x
+architecture: llama
+num_layers: 3
+hidden_size: 96
+num_attention_heads: 6
+num_kv_heads: 2
+vocab_size: 503
+max_sequence_length: 128
+window: 16
+experts: {num_experts: 5, experts_per_token: 2, ffn_hidden_size: 208}
+""",
+    "gemma3-uneven": """schema: hetplan.model/2
+name: x
+architecture: llama
+num_layers: 8
+hidden_size: 96
+ffn_hidden_size: 208
+num_attention_heads: 6
+num_kv_heads: 2
+head_dim: 16
+vocab_size: 503
+max_sequence_length: 128
+qk_norm: true
+norms_per_layer: 4
+layers: [{count: 5, window: 16}, {}]
+repeat_layers: true
+""",
+    "qwen2-moe-uneven": """schema: hetplan.model/2
+name: x
+architecture: llama
+num_layers: 3
+hidden_size: 96
+ffn_hidden_size: 208
+num_attention_heads: 6
+num_kv_heads: 2
+vocab_size: 503
+max_sequence_length: 128
+layers:
+  - {count: 1}
+  - count: 1
+    experts: {num_experts: 9, experts_per_token: 3, ffn_hidden_size: 56,
+              shared_ffn_hidden_size: 88, shared_gate: true}
+  - {count: 1}
+""",
+    "opt-350m-form": """schema: hetplan.model/2
+name: x
+architecture: gpt
+num_layers: 3
+hidden_size: 96
+ffn_hidden_size: 200
+num_attention_heads: 6
+vocab_size: 503
+max_sequence_length: 64
+learned_positions: 66
+embedding_size: 48
+final_norm: false
+tied_embeddings: true
+""",
+    "pythia-like": """schema: hetplan.model/2
+name: x
+architecture: gpt
+num_layers: 3
+hidden_size: 96
+ffn_hidden_size: 384
+num_attention_heads: 6
+vocab_size: 500
+max_sequence_length: 128
+learned_positions: 0
+rotary: true
+parallel_residual: true
+""",
+    "deepseek-v3-small-biased": """schema: hetplan.model/2
+name: x
+architecture: llama
+num_layers: 5
+hidden_size: 96
+ffn_hidden_size: 208
+num_attention_heads: 6
+vocab_size: 503
+max_sequence_length: 128
+latent_attention: {query_rank: 40, kv_rank: 24, nope_head_dim: 12, rope_head_dim: 4,
+                   value_head_dim: 10, bias: true}
+layers:
+  - count: 2
+  - count: 3
+    experts: {num_experts: 7, experts_per_token: 3, ffn_hidden_size: 56, shared_ffn_hidden_size: 56}
+multi_token_prediction: {num_layers: 2}
+""",
+    "qwen3-moe-uneven": """schema: hetplan.model/2
+name: x
+architecture: llama
+num_layers: 6
+hidden_size: 96
+ffn_hidden_size: 208
+num_attention_heads: 6
+num_kv_heads: 2
+head_dim: 24
+vocab_size: 503
+max_sequence_length: 128
+qkv_bias: true
+output_bias: true
+qk_norm: true
+experts: {num_experts: 9, experts_per_token: 3, ffn_hidden_size: 56}
+layers:
+  - {ffn_hidden_size: 208}
+  - {}
+  - {count: 3, ffn_hidden_size: 208}
+  - {}
+""",
+}
+
+
+@pytest.mark.parametrize("name", YAML_OF)
+def test_both_forms_describe_the_same_model(tmp_path, name):
+    written, read = load(tmp_path, YAML_OF[name]), config(tmp_path, name)
+    assert replace(written, name="") == replace(read, name="")
+
+
+def test_first_form_files_are_read(tmp_path):
+    model = load(tmp_path, TEXT.replace("model/2", "model/1"))
+    assert model.architecture is Architecture.LLAMA
+    assert (model.num_layers, model.ffn_hidden_size) == (6, 200)
+
+
+@pytest.mark.parametrize(
+    ("extra", "line", "field", "says"),
+    [
+        ("layers: [{count: 5}]\n", 10, "layers", "add up to 5, num_layers is 6"),
+        ("layers: [{count: 9}]\nrepeat_layers: true\n", 10, "layers", "add up to 9"),
+        ("repeat_layers: true\n", 10, "repeat_layers", "no list of layers"),
+        (
+            "layers: [{num_attention_heads: 7}, {count: 5}]\n",
+            10,
+            "layers[0].num_attention_heads",
+            "not",
+        ),
+        ("layers: [{count: 6, num_kv_heads: 4}]\n", 10, "layers[0]", "does not divide"),
+        ("layers: [{count: 6, windw: 4}]\n", 10, "layers[0].windw", "did you mean window?"),
+        ("window: 0\n", 10, "window", "at least 1"),
+        ("norms_per_layer: 3\n", 10, "norms_per_layer", "num_norms is 3"),
+        ("norms_per_layer: 1\n", 10, "norms_per_layer", "only with parallel_residual"),
+        (
+            "experts: {num_experts: 4, experts_per_token: 5, ffn_hidden_size: 8}\n",
+            10,
+            "experts",
+            "experts_per_token is 5",
+        ),
+        (
+            "experts: {num_experts: 4, ffn_hidden_size: 8}\n",
+            10,
+            "experts.experts_per_token",
+            "required key is missing",
+        ),
+        (
+            "num_kv_heads: 2\nlatent_attention: {kv_rank: 8, nope_head_dim: 4, rope_head_dim: 2, "
+            "value_head_dim: 4}\n",
+            11,
+            "latent_attention",
+            "leave those out",
+        ),
+        ("multi_token_prediction: {num_layers: 100000}\n", 1, "", "at most 100,000"),
+    ],
+)
+def test_faults_of_unlike_layers(tmp_path, extra, line, field, says):
+    found = faults(tmp_path, TEXT + extra)
+    assert (line, field) in [entry[:2] for entry in found]
+    assert any(says in message for _, _, message in found), found
+
+
+def test_a_dense_layer_needs_a_width(tmp_path):
+    text = TEXT.replace("ffn_hidden_size: 200\n", "")
+    assert "ffn_hidden_size is missing" in faults(tmp_path, text)[0][2]
+
+
+def test_a_hundred_thousand_layers_are_cheap(tmp_path):
+    text = TEXT.replace("num_layers: 6", "num_layers: 100000")
+    equal = load(tmp_path, text)
+    assert len(equal.layer_runs) == 1
+    assert equal.layer_at(100_000) == equal.layer_at(1)
+    turns = load(tmp_path, text + "layers: [{count: 1, window: 16}, {}]\nrepeat_layers: true\n")
+    assert turns.num_layers == 100_000
+    assert turns.parameter_count == equal.parameter_count
+
+
+def test_positions_that_are_no_transformer_layer(tmp_path):
+    model = load(tmp_path, TEXT)
+    for position in (-1, 0, 7, 99):
+        with pytest.raises(InputError, match="is no transformer layer"):
+            model.layer_at(position)
+    with pytest.raises(InputError, match="no layer at position 8"):
+        model.parameters_at(8)
+    assert model.parameters_at(7) == model.parameters(LayerKind.HEAD)
+    with pytest.raises(InputError, match="no multi-token prediction"):
+        model.parameters(LayerKind.MULTI_TOKEN_PREDICTION)
+
+
+def test_values_that_cannot_be(tmp_path):
+    model = load(tmp_path, TEXT)
+    layer = model.layer_runs[0].layer
+    for change, says in (
+        ({"num_mtp_layers": 1}, "belong together"),
+        ({"layer_runs": ()}, "num_layers is 0"),
+        ({"layer_runs": (LayerRun(count=100_001, layer=layer),)}, "at most 100,000"),
+        ({"vocab_size": 0}, "vocab_size is 0"),
+        ({"embedding_size": 0}, "embedding_size is 0"),
+        ({"learned_positions": -1}, "learned_positions is -1"),
+    ):
+        with pytest.raises(InputError, match=says):
+            replace(model, **change)
+    with pytest.raises(InputError, match="no shared experts to weigh"):
+        Experts(num_experts=2, experts_per_token=1, expert_ffn_hidden_size=3, shared_gate=True)
+
+
+def test_models_of_unlike_layers_cannot_be_planned(tmp_path):
+    (fault,) = planning_faults(config(tmp_path, "gemma2-uneven"), 64)
+    assert (
+        "shapes at sequence length 64: layers 1 and 2 differ in attention.window (16 and none)"
+        in (fault)
+    )
+    # A window that covers the sequence is none.
+    assert planning_faults(config(tmp_path, "gemma2-uneven"), 16) == ()
+    assert planning_faults(config(tmp_path, "mistral-window"), 64) == ()
+    two = planning_faults(config(tmp_path, "deepseek-v3-small-biased"), 64)
+    assert "layers 1 and 3 differ in mlp (a dense MLP and experts)" in two[0]
+    assert "2 multi-token prediction layers" in two[1]
+    with pytest.raises(InputError, match="mlp"):
+        config(tmp_path, "deepseek-v3-small-biased").common_layer()
+
+
+def test_hetplans_own_layers_are_told_from_others(tmp_path):
+    model = load(tmp_path, TEXT)
+    layer = model.layer_runs[0].layer
+    attention, mlp = layer.attention, layer.mlp
+    assert own_layer_fault(model) == ""
+    latent = LatentAttention(
+        num_heads=2,
+        query_rank=None,
+        kv_rank=4,
+        nope_head_dim=2,
+        rope_head_dim=2,
+        value_head_dim=2,
+    )
+    for change, says in (
+        ({"attention": replace(attention, window=8)}, "attention window 8"),
+        ({"attention": replace(attention, qk_norm=True)}, "query and key norms"),
+        ({"attention": replace(attention, qkv_bias=True)}, "attention biases that differ"),
+        ({"attention": replace(attention, rotary=False)}, "RMSNorm without rotary positions"),
+        ({"attention": latent}, "latent attention"),
+        ({"mlp": replace(mlp, bias=True)}, "MLP biases that differ"),
+        ({"mlp": replace(mlp, gated=False)}, "plain MLP with RMSNorm"),
+        (
+            {"mlp": Experts(num_experts=4, experts_per_token=1, expert_ffn_hidden_size=8)},
+            "4 experts",
+        ),
+        ({"num_norms": 4}, "4 norms"),
+        ({"norm": Norm.UNSCALED}, "unscaled norms"),
+        ({"parallel_residual": True}, "parallel residual"),
+    ):
+        other = replace(layer, **change)
+        assert says in own_layer_fault(replace(model, layer_runs=(LayerRun(count=6, layer=other),)))
+    mixed = (
+        LayerRun(count=1, layer=layer),
+        LayerRun(count=1, layer=replace(layer, mlp=Mlp(ffn_hidden_size=8, gated=True))),
+    )
+    for change, says in (
+        ({"layer_runs": mixed}, "not all equal"),
+        ({"learned_positions": 3}, "3 learned positions"),
+        ({"embedding_size": 8}, "projection beside the embedding"),
+        ({"final_norm": None}, "no final norm"),
+        ({"head_bias": True}, "bias in the head"),
+        ({"num_mtp_layers": 1, "mtp_layer": layer}, "multi-token prediction"),
+    ):
+        assert says in own_layer_fault(replace(model, **change))
