@@ -1,6 +1,8 @@
 """`hetplan profile`: measure layers on this device, or, under torchrun, a link between devices.
 
-The two halves are `profile_layers` and `profile_links` beside this module; here are the options.
+What it does is in the modules beside this one: `profile_layers`, `profile_links`, `profile_list`
+(what a store has and lacks) and `profile_campaign` (measuring where hetplan cannot be installed).
+Here are the options.
 """
 
 from __future__ import annotations
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 
 
 def profile(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(help="With --merge: files or folders that came back.", show_default=False),
+    ] = None,
     store: Annotated[
         Path | None, typer.Option(help="Profile store to add to. Default: your own.")
     ] = None,
@@ -60,15 +66,36 @@ def profile(
         bool, typer.Option("--again", help="Measure what the store already has, and keep both.")
     ] = False,
     list_: Annotated[
-        bool, typer.Option("--list", help="List what the store holds; measure nothing.")
+        bool,
+        typer.Option(
+            "--list",
+            help="List what the store holds; with --model and --job, and --cluster, also what they "
+            "still need measured. Measures nothing.",
+        ),
+    ] = False,
+    cluster: Annotated[Path | None, typer.Option(help="Cluster file; with --list.")] = None,
+    campaign: Annotated[
+        Path | None,
+        typer.Option(
+            help="Cluster file: write scripts that measure its devices and links without hetplan."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the campaign; default: campaign-NAME.")
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Add what came back from a campaign to the store.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure layers on this device; under torchrun with --link, a link.
 
     Can be interrupted: what was measured stays, and the same command goes on from there.
+    --list, --campaign and --merge measure nothing here: docs/measuring.md, docs/campaign.md.
     """
-    from hetplan.cli.profile_request import ProfileRequest
+    from hetplan.cli.profile_request import ProfileRequest, check_modes
+
+    check_modes(list_=list_, campaign=campaign, merge=merge, paths=paths, cluster=cluster, out=out)
 
     request = ProfileRequest(
         store=store,
@@ -93,18 +120,27 @@ def profile(
         as_json=as_json,
     )
     try:
-        _run(request, list_)
+        if merge:
+            from hetplan.cli.profile_campaign import merge_results
+
+            merge_results(request, paths or [])
+        elif campaign is not None:
+            from hetplan.cli.profile_campaign import make_campaign
+
+            make_campaign(request, campaign, out)
+        elif list_:
+            from hetplan.cli.profile_list import list_store
+
+            list_store(request, cluster)
+        else:
+            _measure(request)
     except KeyboardInterrupt:
         say("hetplan: interrupted; what was measured is kept, the same command goes on from there")
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _run(request: ProfileRequest, list_: bool) -> None:
-    if list_:
-        from hetplan.cli.profile_tables import list_store
-
-        list_store(request.store_folder, as_json=request.as_json)
-    elif request.link is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+def _measure(request: ProfileRequest) -> None:
+    if request.link is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         from hetplan.cli.profile_links import profile_links
 
         profile_links(request)

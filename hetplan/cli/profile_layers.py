@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 
 from hetplan.cli.options import say
 from hetplan.cli.profile_request import ProfileRequest, command_line
@@ -131,7 +132,8 @@ def _measure(
             measured=() if request.again else held.keys(),
             budget_seconds=request.budget or float("inf"),
         ):
-            for sample in progress.samples:
+            today = datetime.date.today().isoformat()
+            for sample in (replace(each, measured_on=today) for each in progress.samples):
                 # A unit that a kill cut in half has some of its samples already.
                 if request.again or sample.shape not in held:
                     writer.append(sample)

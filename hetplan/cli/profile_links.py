@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 
 from hetplan.cli.profile_layers import describe
 from hetplan.cli.profile_request import ProfileRequest, byte_sizes, integers
@@ -39,7 +40,7 @@ def profile_links(request: ProfileRequest) -> None:
     )
     cases = link_cases(
         int(os.environ["WORLD_SIZE"]),
-        byte_sizes("--sizes", request.sizes) or message_sizes(_largest(request, backend)),
+        link_sizes(request, is_accelerator=backend.is_accelerator),
         groups=integers("--groups", request.groups),
     )
     with process_group(backend) as rank:
@@ -51,14 +52,18 @@ def profile_links(request: ProfileRequest) -> None:
             profiler.run(cases, on_sample=lambda sample, finished, total: None)
 
 
-def _largest(request: ProfileRequest, backend: Backend) -> int:
-    """Bytes of the largest message that a plan would send."""
+def link_sizes(request: ProfileRequest, *, is_accelerator: bool) -> tuple[int, ...]:
+    """The message sizes asked for, or those up to the largest message that a plan would send."""
+    if given := byte_sizes("--sizes", request.sizes):
+        return given
     loaded = request.load()
     if loaded is None:
-        accelerator = backend.is_accelerator
-        return LARGEST_ACCELERATOR_MESSAGE_BYTES if accelerator else LARGEST_CPU_MESSAGE_BYTES
+        return message_sizes(
+            LARGEST_ACCELERATOR_MESSAGE_BYTES if is_accelerator else LARGEST_CPU_MESSAGE_BYTES
+        )
     model, job = loaded
-    return min(LARGEST_BUCKET_BYTES, model.parameter_count * job.precision.bytes_per_element)
+    gradients = model.parameter_count * job.precision.bytes_per_element
+    return message_sizes(min(LARGEST_BUCKET_BYTES, gradients))
 
 
 def _lead(
@@ -73,6 +78,7 @@ def _lead(
     with ProgressLine("measuring") as line:
 
         def keep(sample: LinkSample, finished: int, total: int) -> None:
+            sample = replace(sample, measured_on=provenance.measured_on)
             writer.append(sample)
             together[link_key(sample)] = sample
             # Cases of one size take about the same time and larger ones come last: an estimate

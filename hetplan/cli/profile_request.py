@@ -147,6 +147,33 @@ class ProfileRequest:
         )
 
 
+def check_modes(
+    *,
+    list_: bool,
+    campaign: Path | None,
+    merge: bool,
+    paths: Sequence[Path] | None,
+    cluster: Path | None,
+    out: Path | None,
+) -> None:
+    """An InputError where options were given that do not belong together."""
+    modes = [
+        name
+        for name, given in (("--list", list_), ("--campaign", campaign), ("--merge", merge))
+        if given
+    ]
+    if len(modes) > 1:
+        raise InputError(f"{' and '.join(modes)} are different things to do; give one")
+    if merge and not paths:
+        raise InputError("--merge needs files or folders that came back: --merge FOLDER")
+    if paths and not merge:
+        raise InputError(f"{paths[0]} is left over; files are given with --merge")
+    if cluster is not None and not list_:
+        raise InputError("--cluster goes with --list; a campaign is --campaign CLUSTER")
+    if out is not None and campaign is None:
+        raise InputError("--out is the folder of a campaign; it goes with --campaign")
+
+
 def integers(option: str, text: str | None) -> tuple[int, ...]:
     """Positive whole numbers separated by commas, smallest first; none where nothing was given."""
     if text is None:

@@ -1,8 +1,6 @@
-"""How samples and stores are shown on stdout: a table for people, or JSON."""
+"""How samples are shown on stdout: a table for people, or JSON."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from rich import box
 from rich.table import Table
@@ -10,7 +8,6 @@ from rich.table import Table
 from hetplan.cli.options import emit
 from hetplan.files.encoding import encode
 from hetplan.profiling.samples import ProfileSet
-from hetplan.profiling.store import read_populations, read_store
 from hetplan.reports.terminal import print_table
 from hetplan.units import format_bytes, format_seconds
 
@@ -22,7 +19,7 @@ def show_layers(result: ProfileSet, *, as_json: bool) -> None:
     if as_json:
         emit(encode(result, schema=SCHEMA))
         return
-    table = _table(
+    table = new_table(
         "layer", "phase", "hidden", "seq", "microbatch", "tp", "layers", "precision",
         "median", "p10", "p90", "repeats", "outliers", "steady", "kept",
     )  # fmt: skip
@@ -55,7 +52,7 @@ def show_links(result: ProfileSet, *, as_json: bool) -> None:
     if as_json:
         emit(encode(result, schema=SCHEMA))
         return
-    table = _table(
+    table = new_table(
         "link", "operation", "backend", "ranks", "message",
         "median", "p10", "p90", "repeats", "outliers",
     )  # fmt: skip
@@ -77,31 +74,8 @@ def show_links(result: ProfileSet, *, as_json: bool) -> None:
     print_table(table)
 
 
-def list_store(store: Path, *, as_json: bool) -> None:
-    """One row per population of the store; as JSON everything that is in it."""
-    if as_json:
-        emit(encode(read_store(store), schema=SCHEMA))
-        return
-    table = _table(
-        "device", "link", "layers", "links", "measured on", "torch", "threads", "paced", "name"
-    )
-    for population in read_populations(store):
-        (provenance,) = population.provenance
-        table.add_row(
-            provenance.device,
-            ", ".join(dict.fromkeys(sample.link for sample in population.links)),
-            str(len(population.layers)),
-            str(len(population.links)),
-            provenance.measured_on,
-            provenance.torch_version,
-            str(provenance.threads),
-            provenance.paced,
-            provenance.device_name,
-        )
-    print_table(table)
-
-
-def _table(*columns: str) -> Table:
+def new_table(*columns: str) -> Table:
+    """An empty table of these columns, which are never broken into lines."""
     table = Table(box=box.SIMPLE)
     for column in columns:
         table.add_column(column, no_wrap=True)

@@ -1,12 +1,13 @@
 """What measuring asks of a torch device, and how a CPU and a CUDA (or ROCm) device answer.
 
-Nothing else in hetplan knows a device's library: another device (an NPU, an XPU) is one more
-class with these members, and one more line in `open_backend`.
+Nothing else in hetplan knows a device's library. Devices that torch knows through a vendor's
+plug-in (an NPU, an XPU) are in `plugin_backend`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import re
 import time
@@ -18,6 +19,7 @@ import torch
 
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.errors import InputError
+from hetplan.profiling.clocks import cpu_clocks, nvidia_clocks, rocm_clocks
 
 
 class Backend(Protocol):
@@ -68,6 +70,10 @@ class Backend(Protocol):
 
     def temperature_celsius(self) -> float:
         """Temperature at this moment; 0 where the device does not tell."""
+        ...
+
+    def clocks(self) -> str:
+        """Clock and power settings that somebody chose; empty: as it came, or not told."""
         ...
 
     def device_name(self) -> str:
@@ -130,11 +136,18 @@ class CpuBackend:
     def clock_hertz(self) -> float:
         """Frequency of core 0 where Linux tells it; virtual machines mostly do not."""
         path = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")
-        return float(path.read_text()) * 1e3 if path.exists() else 0.0
+        try:
+            return float(path.read_text()) * 1e3
+        except (OSError, ValueError):  # `<unknown>` is what some drivers answer
+            return 0.0
 
     def temperature_celsius(self) -> float:
         """Not told."""
         return 0.0
+
+    def clocks(self) -> str:
+        """Governor and frequency limits."""
+        return cpu_clocks()
 
     def device_name(self) -> str:
         """Model name of the processor."""
@@ -212,6 +225,17 @@ class CudaBackend:
         """Temperature, where the vendor's management library is installed."""
         return _told_by_management_library(torch.cuda.temperature, self._index)
 
+    def clocks(self) -> str:
+        """Application clocks and power limit; on ROCm the performance level."""
+        if getattr(torch.version, "hip", None):
+            return rocm_clocks(str(self._index))
+        uuid = getattr(torch.cuda.get_device_properties(self._index), "uuid", None)
+        if uuid is not None:
+            return nvidia_clocks(f"GPU-{uuid}")
+        # Without UUIDs (torch before 2.4) numbers agree only where no device is hidden.
+        hidden = "CUDA_VISIBLE_DEVICES" in os.environ
+        return "" if hidden else nvidia_clocks(str(self._index))
+
     def device_name(self) -> str:
         """Name from the driver."""
         return torch.cuda.get_device_name(self._index)
@@ -243,7 +267,15 @@ def open_backend(name: str, *, index: int = 0) -> Backend:
         return CpuBackend()
     if name == "cuda":
         return CudaBackend(index)
-    raise InputError(f"device is {name}; hetplan can measure cpu and cuda (ROCm too)")
+    from hetplan.profiling.plugin_backend import PLUGINS, open_plugin
+
+    if name in {plugin.name for plugin in PLUGINS}:
+        return open_plugin(name, index)
+    others = ", ".join(plugin.name for plugin in PLUGINS)
+    raise InputError(
+        f"device is {name}; hetplan can measure cpu, cuda (ROCm too), and with their vendor's "
+        f"torch {others}"
+    )
 
 
 def default_backend() -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+from typing import TYPE_CHECKING
 
 import torch
 
-from hetplan.files.encoding import encode
 from hetplan.profiling.backends import Backend
-from hetplan.profiling.pacing import SCHEMA, PacedKind
 from hetplan.profiling.samples import Provenance
 from hetplan.version import __version__
+
+if TYPE_CHECKING:
+    from hetplan.profiling.pacing import PacedKind
 
 
 def circumstances(
@@ -23,6 +25,7 @@ def circumstances(
     date: datetime.date,
     pace: PacedKind | None = None,
     together: int = 1,
+    tool: str = "hetplan",
 ) -> Provenance:
     """Where samples measured now come from.
 
@@ -46,6 +49,8 @@ def circumstances(
         threads=threads,
         paced=paced_text(pace) if pace else "",
         together=together,
+        tool=tool,
+        clocks=backend.clocks(),
         command=command,
         notes="; ".join(notes),
     )
@@ -53,5 +58,8 @@ def circumstances(
 
 def paced_text(pace: PacedKind) -> str:
     """How the device is slowed down: the factor, and a hash of the times, which are held."""
+    from hetplan.files.encoding import encode
+    from hetplan.profiling.pacing import SCHEMA
+
     digest = hashlib.sha256(encode(pace, schema=SCHEMA).encode()).hexdigest()
     return f"layers held to the times of a pace (slow-down {pace.slow_down:g}, {digest[:12]})"

@@ -14,7 +14,8 @@ from itertools import product
 
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Precision
-from hetplan.model.spec import Architecture, LayerKind, ModelSpec
+from hetplan.model.differences import own_layer_fault
+from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
 from hetplan.model.work import layer_work
 
 # Degrees inside one node: 8 devices share the fast fabric of the nodes that are sold.
@@ -55,8 +56,12 @@ def job_grid(
 ) -> tuple[GridPoint, ...]:
     """Points for the plans that this job can have; degrees and sizes may be given instead.
 
-    `neighbours` adds the hidden sizes next to the model's.
+    `neighbours` adds the hidden sizes next to the model's. An InputError for models that are not
+    of hetplan's own layers: those cannot be measured.
     """
+    fault = own_layer_fault(model)
+    if fault:
+        raise InputError(fault)
     if job.pin.tp is not None:
         tp_degrees = tp_degrees or (job.pin.tp,)
     if job.pin.microbatch_size is not None:
@@ -109,7 +114,7 @@ def _scaled(model: ModelSpec, tp: int, scale: float) -> ModelSpec:
     attention = heads * head_dim
     hidden = max(1, round(model.hidden_size * attention / model.attention_size))
     ffn = _nearest(model.ffn_hidden_size * hidden / model.hidden_size, tp)
-    return ModelSpec(
+    return plain_model(
         name=f"{model.name}-h{hidden}",
         architecture=model.architecture,
         num_layers=model.num_layers,
@@ -155,7 +160,7 @@ def plain_models(
         return -(-8 * hidden // 3 // 64) * 64 if gated else 4 * hidden
 
     return tuple(
-        ModelSpec(
+        plain_model(
             name=f"{architecture}-h{hidden}",
             architecture=architecture,
             num_layers=1,

@@ -13,22 +13,24 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from hetplan.errors import ProfileError
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.model.spec import LayerKind
+from hetplan.model.spec import TRAINED_KINDS, LayerKind
 from hetplan.profiling.backends import Backend
 from hetplan.profiling.grid import GridPoint
 from hetplan.profiling.layers import Head, HeadWithLoss, allocate_layer
-from hetplan.profiling.pacing import PacedKind, Pacer
 from hetplan.profiling.samples import LayerSample, Phase
 from hetplan.profiling.timing import Timing, TimingLimits, expected_seconds, measure
 from hetplan.profiling.updating import FlatParameters
 from hetplan.profiling.weights import INITIAL_STD
+
+if TYPE_CHECKING:
+    from hetplan.profiling.pacing import PacedKind, Pacer
 
 DTYPES = {
     Precision.FLOAT32: torch.float32,
@@ -84,7 +86,7 @@ def units(grid: Sequence[GridPoint]) -> tuple[Unit, ...]:
             and point.microbatch_size == smallest[_without_microbatch(point)],
         )
         for point in grid
-        for kind in LayerKind
+        for kind in TRAINED_KINDS
     ]
     return tuple(sorted(every, key=lambda unit: unit.point.flops(unit.kind)))
 
@@ -127,11 +129,14 @@ class LayerProfiler:
         *,
         measured: Collection[Shape] = (),
         budget_seconds: float = float("inf"),
+        on_begin: Callable[[Unit], None] | None = None,
+        on_failure: Callable[[Unit, Exception], None] | None = None,
     ) -> Iterator[Progress]:
         """Measure the units that are not in `measured`, cheapest first, within the budget.
 
         A unit that is expected to end after the budget is not begun, and so are none after it:
-        they are more expensive. Results are yielded one unit at a time.
+        they are more expensive. Results are yielded one unit at a time. With `on_failure` a unit
+        that the device refuses (out of memory, no such kernel) is told to it and passed over.
         """
         started = self._clock()
         missing = [unit for unit in work if self.shapes(unit) - set(measured)]
@@ -141,7 +146,15 @@ class LayerProfiler:
             if index and spent + costs.seconds(unit) > budget_seconds:
                 return
             begun = self._clock()
-            samples = self.measure_unit(unit)
+            if on_begin is not None:
+                on_begin(unit)
+            try:
+                samples = self.measure_unit(unit)
+            except (RuntimeError, NotImplementedError, MemoryError) as error:
+                if on_failure is None:
+                    raise
+                on_failure(unit, error)
+                continue
             costs.note(unit, samples, self._clock() - begun)
             spent = self._clock() - started
             left = costs.left_seconds(missing[index + 1 :], budget_seconds - spent)

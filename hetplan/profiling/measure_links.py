@@ -151,6 +151,8 @@ class LinkProfiler:
         self._control = dist.new_group(backend="gloo")
         self._clock_offset = self._measure_clock_offset()
         self._groups: dict[int, tuple[Any, Any]] = {}
+        self.absent: dict[LinkOperation, str] = {}
+        """Operations that the backend turned out not to have, and what it said."""
 
     def run(
         self,
@@ -205,6 +207,7 @@ class LinkProfiler:
         everywhere: list[Any] = [None] * self.world
         dist.all_gather_object(everywhere, refused, group=self._control)
         absent = {operation: text for each in everywhere for operation, text in each.items()}
+        self.absent.update(absent)
         if self.rank == 0:
             for operation, text in absent.items():
                 name = self.backend.collectives

@@ -29,7 +29,7 @@ from hetplan.errors import InputError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import write_atomically
-from hetplan.model.spec import LayerKind
+from hetplan.model.spec import TRAINED_KINDS, LayerKind
 from hetplan.profiling.samples import LayerSample, Phase
 from hetplan.profiling.tensor_parallel import Communication
 
@@ -59,8 +59,8 @@ class PaceEntry:
     def __post_init__(self) -> None:
         if not self.seconds > 0:
             raise InputError(f"seconds is {self.seconds}; a pace entry needs a positive time")
-        if self.layer not in set(LayerKind):
-            raise InputError(f"layer is {self.layer}; it is one of {', '.join(LayerKind)}")
+        if self.layer not in TRAINED_KINDS:
+            raise InputError(f"layer is {self.layer}; it is one of {', '.join(TRAINED_KINDS)}")
         if self.phase not in (Phase.FORWARD, Phase.BACKWARD):
             raise InputError(f"phase is {self.phase}; a pace has forward and backward")
 

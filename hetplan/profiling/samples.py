@@ -18,6 +18,8 @@ class Phase(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
+    FORWARD_BACKWARD = "forward_backward"
+    """Both in one time, as some tools write it; `predict.combined` splits it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,8 @@ class LayerSample:
     """Most device memory allocated during the phase above what was allocated before it."""
     clock_hertz: float
     """Device clock during the measurement; 0 where the device does not tell."""
+    measured_on: str = ""
+    """ISO date of this row; empty: the date of its population."""
 
     @property
     def shape(self) -> tuple[str | int, ...]:
@@ -112,6 +116,8 @@ class LinkSample:
     p90_seconds: float
     repeats: int
     outliers: int
+    measured_on: str = ""
+    """ISO date of this row; empty: the date of its population."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,28 +1,36 @@
 """How samples stand in a CSV file: one row each, columns named like the fields of the value.
 
 Numbers are written by repr, which is exact. A reader names file, line and column of every fault.
+Columns are only ever added, at the end: a file without the later ones (`LATER_COLUMNS`) is an
+older form and is read with their defaults.
 """
 
 from __future__ import annotations
 
 import csv
+import datetime
 import io
 import logging
-import math
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar, get_type_hints
 
 from hetplan.errors import Fault, InputError
 from hetplan.profiling.samples import LayerSample, LinkSample
 
 Sample = TypeVar("Sample", LayerSample, LinkSample)
 
+# No count, byte or second reaches it; a larger integer would overflow where it becomes a float.
+_BEYOND = 1e300
+
 _LOGGER = logging.getLogger(__name__)
 _BOOLEANS = {"true": True, "false": False}
 _TIMES = ("median_seconds", "p10_seconds", "p90_seconds")
 # Counts of which there is at least one; the others may be zero.
+LATER_COLUMNS = {"measured_on": ""}
+"""Columns that the first form of the files did not have, and what a row has there without them."""
+
 _POSITIVE = ("repeats", "microbatch_size", "tp", "hidden_size", "sequence_length", "group_size")
 
 
@@ -34,19 +42,29 @@ def header(sample_type: type[LayerSample] | type[LinkSample]) -> str:
 def row(sample: LayerSample | LinkSample) -> str:
     """The sample's line, without a line break."""
     values = (getattr(sample, field.name) for field in fields(sample))
-    texts = [
-        str(value).lower()
-        if isinstance(value, bool)
-        else repr(value)
-        if isinstance(value, float)
-        else str(value)
-        for value in values
-    ]
     text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(texts)
+    csv.writer(text, lineterminator="").writerow(map(_cell, values))
     if "\n" in text.getvalue() or "\r" in text.getvalue():
         raise InputError(f"a sample's text has a line break: {text.getvalue()!r}")
     return text.getvalue()
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleFile(Generic[Sample]):
+    """What a file of samples holds, and everything that is wrong with it."""
+
+    samples: tuple[Sample, ...]
+    """Every row that can be read."""
+    faults: tuple[Fault, ...] = ()
+    """Rows that cannot, each with its line and column, or what is wrong with the whole file."""
+    torn: str = ""
+    """The half line at the end that a kill left, or that somebody is writing now."""
 
 
 def read_samples(path: Path, sample_type: type[Sample]) -> tuple[Sample, ...]:
@@ -55,45 +73,92 @@ def read_samples(path: Path, sample_type: type[Sample]) -> tuple[Sample, ...]:
     A last line without a line break was torn by a kill while it was written: it is dropped, with
     a warning in the log.
     """
-    data = path.read_bytes()
-    end = data.rfind(b"\n") + 1
-    if torn := data[end:]:
-        line = data.count(b"\n") + 1
-        _LOGGER.warning("%s:%d: a torn last line was dropped: %r", path, line, torn[:60])
+    found = inspect_samples(path, sample_type)
+    if found.faults:
+        raise InputError(*found.faults)
+    if found.torn:
+        _LOGGER.warning("%s: a torn last line was dropped: %r", path, found.torn[:60])
+    return found.samples
+
+
+def inspect_samples(path: Path, sample_type: type[Sample]) -> SampleFile[Sample]:
+    """Every sample of the file that can be read, and the faults of the rest."""
     try:
-        whole = data[:end].decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(Fault(file=str(path), message=f"is not UTF-8 text: {error}")) from error
-    if not whole:
-        raise InputError(Fault(file=str(path), line=1, message="the header line is missing"))
-    lines = csv.reader(io.StringIO(whole))
-    names = next(lines)
-    _check_header(path, names, sample_type)
-    samples, faults = [], []
-    for cells in lines:
-        if len(cells) != len(names):
-            message = f"found {len(cells)} columns where the header has {len(names)}; mend the line"
-            faults.append(Fault(file=str(path), line=lines.line_num, message=message))
-            continue
-        values, wrong = _read_row(
-            path, lines.line_num, dict(zip(names, cells, strict=True)), sample_type
-        )
+        data = path.read_bytes()
+    except OSError as error:
+        message = f"cannot be read: {error.strerror or error}"
+        return SampleFile(samples=(), faults=(Fault(file=str(path), message=message),))
+    end = data.rfind(b"\n") + 1
+    torn = data[end:].decode("utf-8", "backslashreplace")
+    lines = data[:end].decode("utf-8", "surrogateescape").split("\n")[:-1]
+    if not lines:
+        fault = Fault(file=str(path), line=1, message="the header line is missing")
+        return SampleFile(samples=(), faults=(fault,), torn=torn)
+    names = _cells(lines[0]) or []
+    faults = _header_faults(path, names, sample_type)
+    samples: list[Sample] = []
+    # Every row is one line (a writer refuses others), so one spoilt line spoils itself only.
+    for number, line in enumerate(lines[1:], start=2) if not faults else ():
+        sample, wrong = parse_row(path, number, names, line, sample_type)
         faults += wrong
-        if not wrong:
-            samples.append(sample_type(**values))
+        if sample is not None:
+            samples.append(sample)
+    return SampleFile(samples=tuple(samples), faults=tuple(faults), torn=torn)
+
+
+def parse_row(
+    path: Path, number: int, names: list[str], line: str, sample_type: type[Sample]
+) -> tuple[Sample | None, list[Fault]]:
+    """The sample of one line under a header of these names, or what is wrong with it."""
+    cells = _cells(line)
+    if cells is None:
+        message = f"cannot be read as a row: {line[:40]!a}; remove the line or mend it"
+        return None, [Fault(file=str(path), line=number, message=message)]
+    if len(cells) != len(names):
+        message = f"found {len(cells)} columns where the header has {len(names)}; mend the line"
+        return None, [Fault(file=str(path), line=number, message=message)]
+    values, faults = _read_row(path, number, dict(zip(names, cells, strict=True)), sample_type)
+    return (None if faults else sample_type(**values)), faults
+
+
+def sample_of_values(
+    path: Path, number: int, values: Mapping[str, object], sample_type: type[Sample]
+) -> tuple[Sample | None, list[Fault]]:
+    """The sample of these values under the rules of a row, or what is wrong with them."""
+    faults = [
+        Fault(file=str(path), line=number, field=name, message="found no text and no number")
+        for name, value in values.items()
+        if not isinstance(value, str | bool | int | float)
+    ]
+    faults += [
+        Fault(file=fault.file, line=number, field=fault.field, message=fault.message)
+        for fault in _header_faults(path, list(values), sample_type)
+    ]
     if faults:
-        raise InputError(*faults)
-    return tuple(samples)
+        return None, faults
+    cells = {name: _cell(value) for name, value in values.items()}
+    read, faults = _read_row(path, number, cells, sample_type)
+    return (None if faults else sample_type(**read)), faults
 
 
-def _check_header(
+def _cells(line: str) -> list[str] | None:
+    """The cells of one line; None where it is no text or no CSV."""
+    if "\0" in line or any("\udc80" <= character <= "\udcff" for character in line):
+        return None
+    try:
+        return next(csv.reader([line.rstrip("\r")], strict=True), [])
+    except csv.Error:
+        return None
+
+
+def _header_faults(
     path: Path, names: list[str], sample_type: type[LayerSample] | type[LinkSample]
-) -> None:
+) -> list[Fault]:
     wanted = [field.name for field in fields(sample_type)]
     faults = [
         Fault(file=str(path), line=1, field=name, message="the column is missing")
         for name in wanted
-        if name not in names
+        if name not in names and name not in LATER_COLUMNS
     ]
     faults += [
         Fault(file=str(path), line=1, field=name, message=f"unknown column; {', '.join(wanted)}")
@@ -102,8 +167,7 @@ def _check_header(
     ]
     if len(set(names)) != len(names):
         faults.append(Fault(file=str(path), line=1, message="a column appears twice"))
-    if faults:
-        raise InputError(*faults)
+    return faults
 
 
 def _read_row(
@@ -115,6 +179,9 @@ def _read_row(
     values: dict[str, Any] = {}
     faults: list[Fault] = []
     for name, type_ in get_type_hints(sample_type).items():
+        if name not in cells:
+            values[name] = LATER_COLUMNS[name]
+            continue
         value, message = _read_cell(name, cells[name], type_)
         values[name] = value
         if message:
@@ -124,17 +191,26 @@ def _read_row(
 
 def _read_cell(name: str, text: str, type_: Callable[[str], object]) -> tuple[object, str]:
     """The value, and what is wrong with it (empty: nothing)."""
+    if name == "measured_on":
+        return text, "" if not text or _is_date(text) else f"found {text!r}; a date as 2026-11-20"
     if type_ is str:
         return text, "" if text else "found nothing; a name must stand here"
     if type_ is bool:
         return _BOOLEANS.get(text), "" if text in _BOOLEANS else f"found {text!r}; true or false"
     try:
         value = type_(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         wanted = "a whole number" if type_ is int else "a number"
         return None, f"found {text!r}; {wanted} must stand here"
-    if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+    if not isinstance(value, int | float) or not 0 <= value < _BEYOND:
         return None, f"found {text!r}; the number must be finite and not negative"
     if not value and name in (*_TIMES, *_POSITIVE):
         return None, f"found {text!r}; the number must be above 0"
     return value, ""
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return datetime.date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False

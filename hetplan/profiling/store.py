@@ -3,15 +3,18 @@
     <store>/<device kind>/<population>/layers.csv + provenance.json
     <store>/links/<link name>/<population>/links.csv + provenance.json
 
-A **population** is everything measured under the same circumstances: device, driver, torch,
-threads and pace. Its folder is named by a hash of those, so a second run with the same ones adds
-to it (and skips what it has) and a run with others starts another. Rows are written one at a time
-and reach the disk one at a time; a kill at any moment leaves a store that can be read.
+A **population** is everything measured under the same circumstances: device, driver, clocks,
+torch, threads, pace and measuring tool. Its folder is named by a hash of those, so a second run
+with the same ones adds to it (and skips what it has) and a run with others starts another. Rows
+are written one at a time and reach the disk one at a time, under a lock that all writers of the
+population share; a kill at any moment leaves a store that can be read and loses at most the row
+that was being written.
 
 `read_populations` returns one ProfileSet per population, each with exactly one provenance: so
-every sample can be traced, and whoever fits chooses among several populations of one kind.
-`read_store` returns all of them together. Where a kind or a link has several populations nothing
-is preferred here: choosing (the newest by `measured_on`, say) is the fit's business.
+every sample can be traced, and whoever fits chooses among several populations of one kind. It
+refuses a damaged store; `store_state` reads around damage and tells of it.
+Where a kind or a link has several populations nothing is preferred here: choosing (the newest by
+`measured_on`, say) is the fit's business.
 Any folder may be named: a whole store, one device's folder or one population.
 
 File of provenance: schema `hetplan.provenance/2`, fields as in `Provenance`.
@@ -19,25 +22,46 @@ File of provenance: schema `hetplan.provenance/2`, fields as in `Provenance`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from hetplan.errors import InputError
+from hetplan.errors import HetplanError, InputError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import append_line, write_atomically
 from hetplan.profiling.samples import LayerSample, LinkSample, ProfileSet, Provenance
-from hetplan.profiling.samples_csv import header, read_samples, row
+from hetplan.profiling.samples_csv import Sample, header, read_samples, row
+from hetplan.profiling.store_state import (
+    LAYERS_FILE,
+    LINKS_FILE,
+    LINKS_FOLDER,
+    PROVENANCE_FILE,
+    SCHEMA,
+    population_state,
+    store_state,
+)
 
-SCHEMA = "hetplan.provenance/2"
-PROVENANCE_FILE = "provenance.json"
-LAYERS_FILE = "layers.csv"
-LINKS_FILE = "links.csv"
-LINKS_FOLDER = "links"
+__all__ = [
+    "LAYERS_FILE",
+    "LINKS_FILE",
+    "LINKS_FOLDER",
+    "PROVENANCE_FILE",
+    "SCHEMA",
+    "LayerWriter",
+    "LinkWriter",
+    "population_name",
+    "read_population",
+    "read_populations",
+    "read_store",
+]
 
+_LOCK_FILE = ".lock"
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -52,33 +76,30 @@ def read_store(*folders: Path) -> ProfileSet:
 
 
 def read_populations(*folders: Path) -> tuple[ProfileSet, ...]:
-    """One ProfileSet per population under these folders, in the order of folders and paths."""
-    found: dict[Path, ProfileSet] = {}
-    for folder in folders:
-        if not folder.is_dir():
-            raise InputError(f"{folder}: there is no such folder; name a profile store")
-        for path in sorted(folder.rglob(PROVENANCE_FILE)):
-            found.setdefault(path.parent.resolve(), read_population(path.parent))
-        # Provenance is written first, so samples without it are not a kill's doing.
-        for name in (LAYERS_FILE, LINKS_FILE):
-            for path in sorted(folder.rglob(name)):
-                if not (path.parent / PROVENANCE_FILE).exists():
-                    raise InputError(
-                        f"{path}: there is no {PROVENANCE_FILE} beside it; restore it, or remove "
-                        "samples of which nobody knows where they were measured"
-                    )
-    return tuple(found.values())
+    """One ProfileSet per population under these folders, in the order of folders and paths.
+
+    An InputError with every fault of every population where there are any: a fit of the rest
+    would not say what it leaves out.
+    """
+    states = store_state(*folders)
+    if faults := [fault for state in states for fault in state.damage]:
+        raise InputError(
+            *faults,
+            "the store is damaged: mend or remove what is named above (`hetplan profile --list` "
+            "shows how many rows each population has left)",
+        )
+    for state in states:
+        for torn in state.torn:
+            _LOGGER.warning("%s: a torn last line was dropped: %r", state.folder, torn[:60])
+    return tuple(state.profiles for state in states if state.provenance is not None)
 
 
 def read_population(folder: Path) -> ProfileSet:
     """The samples of one population's folder."""
-    provenance = decode(read_document(folder / PROVENANCE_FILE), Provenance, schema=SCHEMA)
-    layers, links = folder / LAYERS_FILE, folder / LINKS_FILE
-    return ProfileSet(
-        layers=read_samples(layers, LayerSample) if layers.exists() else (),
-        links=read_samples(links, LinkSample) if links.exists() else (),
-        provenance=(provenance,),
-    )
+    state = population_state(folder)
+    if state.damage:
+        raise InputError(*state.damage)
+    return state.profiles
 
 
 def population_name(provenance: Provenance) -> str:
@@ -95,13 +116,17 @@ class LayerWriter:
     def __init__(self, store: Path, provenance: Provenance) -> None:
         _check_name("device kind", provenance.device)
         self.folder = store / provenance.device / population_name(provenance)
-        self._path = _open_population(self.folder, provenance, LAYERS_FILE, header(LayerSample))
+        self._path = _open_population(self.folder, provenance, LAYERS_FILE, LayerSample)
         self.samples = read_samples(self._path, LayerSample)
         """What the population held when it was opened."""
 
     def append(self, sample: LayerSample) -> None:
         """Add a row; it is on disk when this returns."""
-        append_line(self._path, row(sample))
+        _append(self._path, row(sample))
+
+    def add_new(self, samples: Sequence[LayerSample]) -> int:
+        """Add all rows that the population does not hold yet, in one step; how many those were."""
+        return _add_new(self._path, samples, LayerSample)
 
 
 class LinkWriter:
@@ -110,24 +135,58 @@ class LinkWriter:
     def __init__(self, store: Path, link: str, provenance: Provenance) -> None:
         _check_name("link", link)
         self.folder = store / LINKS_FOLDER / link / population_name(provenance)
-        self._path = _open_population(self.folder, provenance, LINKS_FILE, header(LinkSample))
+        self._path = _open_population(self.folder, provenance, LINKS_FILE, LinkSample)
         self.samples = read_samples(self._path, LinkSample)
         """What the population held when it was opened."""
 
     def append(self, sample: LinkSample) -> None:
         """Add a row; it is on disk when this returns."""
-        append_line(self._path, row(sample))
+        _append(self._path, row(sample))
+
+    def add_new(self, samples: Sequence[LinkSample]) -> int:
+        """Add all rows that the population does not hold yet, in one step; how many those were."""
+        return _add_new(self._path, samples, LinkSample)
 
 
 def _check_name(what: str, name: str) -> None:
     """A name becomes a folder: it must not lead out of the store or into another part of it."""
-    if not name or name != Path(name).name or name.startswith(".") or "\n" in name:
+    odd = any(ord(character) < 32 for character in name)
+    if not name or name != Path(name).name or name.startswith(".") or odd:
         raise InputError(f"{what} is {name!r}; it names a folder, so it needs a plain word")
     if what == "device kind" and name == LINKS_FOLDER:
         raise InputError(f"{what} is {name!r}; the store keeps links under that name")
 
 
-def _open_population(folder: Path, provenance: Provenance, name: str, first_line: str) -> Path:
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Nobody else writes to this population meanwhile; the kernel frees the lock of the killed."""
+    import fcntl
+
+    try:
+        handle = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise InputError(
+            f"{folder}: cannot be written to ({error.strerror}); name a store you may write to"
+        ) from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError as error:
+            raise HetplanError(
+                f"{folder}: its file system has no locks ({error.strerror}), so two writers could "
+                "mix their rows; measure into a local folder"
+            ) from error
+        yield
+    finally:
+        os.close(handle)
+
+
+def _open_population(
+    folder: Path,
+    provenance: Provenance,
+    name: str,
+    sample_type: type[Sample],
+) -> Path:
     """Path of the samples file, ready for rows: provenance and header written, torn end cut off."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -135,21 +194,80 @@ def _open_population(folder: Path, provenance: Provenance, name: str, first_line
         raise InputError(
             f"{folder}: cannot be made ({error.strerror}); name a store you may write to"
         ) from error
-    if not (folder / PROVENANCE_FILE).exists():
-        write_atomically(folder / PROVENANCE_FILE, encode(provenance, schema=SCHEMA))
     path = folder / name
-    if path.exists():
+    with _locked(folder):
+        if (folder / PROVENANCE_FILE).exists():
+            _check_same_circumstances(folder / PROVENANCE_FILE, provenance)
+        else:
+            write_atomically(folder / PROVENANCE_FILE, encode(provenance, schema=SCHEMA))
+        if not path.exists():
+            write_atomically(path, header(sample_type) + "\n")
         _cut_torn_line(path)
-    else:
-        write_atomically(path, first_line + "\n")
+        _bring_up_to_date(path, sample_type)
     return path
 
 
+def _check_same_circumstances(path: Path, provenance: Provenance) -> None:
+    held = decode(read_document(path), Provenance, schema=SCHEMA)
+    before, now = (each.circumstances for each in (held, provenance))
+    if (held.device, before) != (provenance.device, now):
+        raise InputError(
+            f"{path}: was changed by hand: this folder is of {provenance.device}, "
+            f"{', '.join(filter(None, now))}, and the file says {held.device}, "
+            f"{', '.join(filter(None, before))}; restore it, or move the folder away"
+        )
+
+
+def _bring_up_to_date(path: Path, sample_type: type[Sample]) -> None:
+    """Rewrite a file of an older form in the current one, in one step."""
+    with path.open("rb") as file:
+        first = file.readline().decode("utf-8", "replace").rstrip("\r\n")
+    if first != header(sample_type):
+        lines = (header(sample_type), *map(row, read_samples(path, sample_type)))
+        write_atomically(path, "\n".join(lines) + "\n")
+
+
+def _append(path: Path, line: str) -> None:
+    with _locked(path.parent):
+        # A full disk or a kill may have left half a row of another writer since.
+        _cut_torn_line(path)
+        append_line(path, line)
+
+
+def _add_new(path: Path, samples: Sequence[Sample], sample_type: type[Sample]) -> int:
+    """Rows that are equal in every column, date and times included, are one measurement."""
+    with _locked(path.parent):
+        _cut_torn_line(path)
+        held = Counter(row(sample) for sample in read_samples(path, sample_type))
+        new = []
+        for line in map(row, samples):
+            if held[line] > 0:
+                held[line] -= 1
+            else:
+                new.append(line)
+        if new:
+            text = path.read_text(encoding="utf-8")
+            write_atomically(path, text + "".join(f"{line}\n" for line in new))
+    return len(new)
+
+
 def _cut_torn_line(path: Path) -> None:
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        _LOGGER.warning("%s: a torn last line was cut off: %r", path, data[whole:][:60])
+    """Remove the half line at the end; only the end of the file is read."""
+    try:
         with path.open("r+b") as file:
-            file.truncate(whole)
-            os.fsync(file.fileno())
+            end = whole = file.seek(0, os.SEEK_END)
+            tail = b""
+            while whole and b"\n" not in tail:
+                start = max(0, whole - 65536)
+                file.seek(start)
+                tail = file.read(whole - start)
+                whole = start + tail.rfind(b"\n") + 1
+            if whole < end:
+                file.seek(whole)
+                _LOGGER.warning("%s: a torn last line was cut off: %r", path, file.read(60))
+                file.truncate(whole)
+                os.fsync(file.fileno())
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be written to ({error.strerror}); name a store you may write to"
+        ) from error

@@ -12,12 +12,11 @@ of an accelerator come from its own marks and launching counts only where it is 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 from typing import Any, Protocol
-
-import numpy as np
 
 from hetplan.errors import ProfileError
 
@@ -124,16 +123,25 @@ def measure(
 
 def summarise(seconds: tuple[float, ...], *, steady: bool) -> Timing:
     """Median, deciles and outliers of the repeats."""
-    p10, p25, median, p75, p90 = np.percentile(seconds, (10, 25, 50, 75, 90))
-    limit = median + OUTLIER_RANGES * (p75 - p25)
+    ordered = sorted(seconds)
+    p10, p25, p50, p75, p90 = (_quantile(ordered, share) for share in (0.1, 0.25, 0.5, 0.75, 0.9))
+    limit = p50 + OUTLIER_RANGES * (p75 - p25)
     return Timing(
-        median_seconds=float(median),
-        p10_seconds=float(p10),
-        p90_seconds=float(p90),
+        median_seconds=p50,
+        p10_seconds=p10,
+        p90_seconds=p90,
         repeats=len(seconds),
-        outliers=int(np.sum(np.asarray(seconds) > limit)),
+        outliers=sum(value > limit for value in ordered),
         steady=steady,
     )
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """Linear between the two nearest of the ordered values, which lie at i / (n - 1)."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def expected_seconds(limits: TimingLimits, pass_seconds: float) -> float:
@@ -153,14 +161,14 @@ def _warm_up(body: Body, marker: Marker, limits: TimingLimits, clock: Callable[[
     while True:
         left = started + limits.warmup_max_seconds - clock()
         window = _window(body, marker, limits.window_passes, left, clock)
-        median = float(np.median([sum(sections) for sections in window]))
-        steady = before is not None and abs(median - before) <= limits.tolerance * before
+        middle = median(sum(sections) for sections in window)
+        steady = before is not None and abs(middle - before) <= limits.tolerance * before
         spent = clock() - started
         if steady and spent >= limits.warmup_min_seconds:
             return True
         if spent >= limits.warmup_max_seconds:
             return steady
-        before = median
+        before = middle
 
 
 def _window(

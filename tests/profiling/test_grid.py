@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from profiling_models import GPT, LLAMA
+from profiling_models import GPT, LLAMA, gpt
 
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Optimizer, Pins, Precision
@@ -54,8 +54,7 @@ def test_neighbours_can_be_built_and_cut(heads, group, head_dim, tp, architectur
     if heads % group:
         return
     hidden = heads * head_dim
-    model = replace(
-        GPT,
+    model = gpt(
         architecture=architecture,
         num_attention_heads=heads,
         num_kv_heads=heads // group,
@@ -85,7 +84,7 @@ def test_neighbours_can_be_built_and_cut(heads, group, head_dim, tp, architectur
 def test_accepted_slices_hold_every_weight_equally_often(tp, heads, kv, ffn) -> None:
     if heads % kv:
         return
-    model = replace(GPT, num_attention_heads=heads, num_kv_heads=kv, ffn_hidden_size=ffn)
+    model = gpt(num_attention_heads=heads, num_kv_heads=kv, ffn_hidden_size=ffn)
     if model.slicing_faults(tp):
         assert heads % tp or ffn % tp or max(kv, tp) % min(kv, tp)
         with pytest.raises(InputError):

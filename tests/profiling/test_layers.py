@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from profiling_models import GPT, LLAMA
+from profiling_models import GPT, LLAMA, gpt, llama
 from torch import nn
 
 from hetplan.errors import InputError
@@ -91,7 +91,7 @@ def test_weights_depend_on_seed_and_position_only() -> None:
     assert torch.equal(first.qkv_weight, again.qkv_weight)
     assert not torch.equal(first.qkv_weight, other.qkv_weight)
     assert not torch.equal(first.qkv_weight, built(GPT, 1, seed=1).qkv_weight)
-    longer = built(replace(GPT, max_sequence_length=8), 1)
+    longer = built(gpt(max_sequence_length=8), 1)
     assert torch.equal(first.qkv_weight, longer.qkv_weight)
 
 
@@ -144,7 +144,7 @@ def test_padded_rows_are_outside_the_loss_and_stay_zero() -> None:
 )
 def test_a_slice_that_does_not_divide_is_refused(change, tp: int, text: str) -> None:
     with pytest.raises(InputError, match=text):
-        built(replace(GPT, **change), 1, tp=tp)
+        built(gpt(**change), 1, tp=tp)
 
 
 def test_positions_outside_the_model_are_refused() -> None:
@@ -174,7 +174,7 @@ def _rank_main(rank: int, tp: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=tp)
     result = []
-    for model in (*MODELS, *ODD_VOCABULARY, replace(LLAMA, num_kv_heads=1)):
+    for model in (*MODELS, *ODD_VOCABULARY, llama(num_kv_heads=1)):
         loss, layers = _whole_pass(model, tp, rank, dist.group.WORLD)
         gradients = [
             {name: parameter.grad for name, parameter in layer.named_parameters()}
@@ -193,7 +193,7 @@ def test_tensor_parallel_training_equals_one_rank(tmp_path) -> None:
         port = probe.getsockname()[1]
     mp.spawn(_rank_main, args=(tp, port, str(tmp_path)), nprocs=tp)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(tp)]
-    models = (*MODELS, *ODD_VOCABULARY, replace(LLAMA, num_kv_heads=1))
+    models = (*MODELS, *ODD_VOCABULARY, llama(num_kv_heads=1))
     for index, model in enumerate(models):
         loss, layers = _whole_pass(model, 1, 0, None)
         for rank in range(tp):

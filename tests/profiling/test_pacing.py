@@ -8,7 +8,7 @@ from profiling_samples import layer as sample
 from torch.utils.checkpoint import checkpoint
 
 from hetplan.errors import InputError
-from hetplan.model.spec import LayerKind
+from hetplan.model.spec import TRAINED_KINDS, LayerKind
 from hetplan.profiling.layers import HeadWithLoss, build_layer
 from hetplan.profiling.pacing import (
     DEBT_LIMIT_SECONDS,
@@ -30,7 +30,7 @@ def paced_kind(forward: float = FORWARD, backward: float = BACKWARD) -> PacedKin
         slow_down=2.0,
         entries=tuple(
             PaceEntry(layer=layer, phase=phase, microbatch_size=1, tp=1, seconds=seconds)
-            for layer in LayerKind
+            for layer in TRAINED_KINDS
             for phase, seconds in (("forward", forward), ("backward", backward))
         ),
     )

@@ -1,3 +1,4 @@
+import datetime
 import json
 import os
 import signal
@@ -61,7 +62,12 @@ def test_it_measures_once_and_shows_always(tmp_path) -> None:
     assert "transformer" in run("--store", tmp_path, *SMALL).stdout
     listed = run("--store", tmp_path, "--list").stdout
     assert " 20 " in listed
-    assert json.loads(run("--store", tmp_path, "--list", "--json").stdout)["layers"]
+    (population,) = json.loads(run("--store", tmp_path, "--list", "--json").stdout)["populations"]
+    assert (population["layer_rows"], population["damage"]) == (20, [])
+    # Rows say themselves when they were measured, so those of --again can be told apart.
+    assert {row.measured_on for row in read_store(tmp_path).layers} == {
+        datetime.date.today().isoformat()
+    }
 
 
 def test_a_named_kind_and_threads_are_another_population(tmp_path) -> None:

@@ -1,0 +1,261 @@
+"""What a job on a cluster needs measured, what of it is held, and how long the rest takes.
+
+Layers are needed per device kind (the grid of the job), links per place of the cluster where
+devices talk: inside a node, between nodes of an island, between islands. Durations come from the
+samples there are, or from datasheet figures; they are for planning an afternoon, not a training
+run.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from hetplan.cluster.devices import CPU_KIND, DeviceKind
+from hetplan.cluster.spec import Cluster, Link, Transport
+from hetplan.errors import InputError
+from hetplan.profiling.backends import CpuBackend
+from hetplan.profiling.measure_layers import LayerProfiler, Shape, Unit
+from hetplan.profiling.measure_links import LinkCase, LinkKey, LinkLimits, link_cases
+from hetplan.profiling.samples import LayerSample, Phase
+from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS, expected_seconds
+
+# Of the peak rate: about what layers of middling size reach; right to a factor of two or three,
+# which is enough for a duration of which most is warm-up.
+_REACHED = 0.3
+# One repeat's barrier and pause (measure_links waits 0.2 ms), over Ethernet.
+_REPEAT_SECONDS = 1e-3
+MOST_PROCESSES_PER_NODE = 8  # devices that share the fast fabric of nodes that are sold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNeed:
+    """What one device kind needs measured."""
+
+    kind: str
+    units: tuple[Unit, ...]
+    """Every unit, cheapest first."""
+    missing: tuple[Unit, ...]
+    """Those of which at least one sample is not there."""
+    missing_samples: int
+    seconds: float | None
+    """Expected for those missing; None where nothing is known of the kind."""
+    basis: str
+    """What the expectation comes from: `samples` or `datasheet`; empty without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkPlace:
+    """A place of the cluster where devices talk, and how it is measured."""
+
+    name: str
+    """Name of its samples."""
+    is_named: bool
+    """Whether the cluster file refers to that name; else it still has to."""
+    words: str
+    """Where it is, for a person."""
+    kinds: tuple[str, str]
+    """Device kinds at its ends."""
+    link: Link
+    nodes: int
+    processes_per_node: int
+
+    @property
+    def is_host_staged(self) -> bool:
+        """Whether it goes through host memory with gloo."""
+        return self.link.transport is Transport.HOST_STAGED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkNeed:
+    """What one link needs measured."""
+
+    place: LinkPlace
+    cases: tuple[LinkCase, ...]
+    missing: tuple[LinkCase, ...]
+    seconds: float
+    """Expected for those missing, from the cluster file's figures."""
+
+
+def unit_shapes(units: Sequence[Unit]) -> tuple[tuple[Shape, ...], ...]:
+    """What the samples of each unit will measure."""
+    # Shapes do not depend on the device; the CPU's backend is there everywhere.
+    profiler = LayerProfiler(CpuBackend(), device=CPU_KIND, limits=CPU_LIMITS)
+    return tuple(tuple(sorted(profiler.shapes(unit), key=repr)) for unit in units)
+
+
+def layer_need(
+    kind: str,
+    device: DeviceKind | None,
+    units: Sequence[Unit],
+    held: Sequence[LayerSample],
+    *,
+    alike: Sequence[LayerSample] = (),
+) -> LayerNeed:
+    """What is missing of these units where these samples are held.
+
+    Durations come from those samples and from others `alike`. `device` gives datasheet figures
+    where there are no samples of a layer; None: not known.
+    """
+    own = [sample for sample in (*held, *alike) if sample.device == kind]
+    have = {sample.shape for sample in held if sample.device == kind}
+    shapes = unit_shapes(units)
+    pairs = [(unit, set(each) - have) for unit, each in zip(units, shapes, strict=True)]
+    missing = tuple(unit for unit, lacking in pairs if lacking)
+    seconds: list[float | None] = []
+    bases = set()
+    for unit, lacking in pairs:
+        if lacking:
+            one, basis = _unit_seconds(kind, device, unit, len(lacking), own)
+            seconds.append(one)
+            bases.add(basis)
+    known = [each for each in seconds if each is not None]
+    return LayerNeed(
+        kind=kind,
+        units=tuple(units),
+        missing=missing,
+        missing_samples=sum(len(lacking) for _, lacking in pairs),
+        seconds=sum(known) if len(known) == len(seconds) else None,
+        basis=" and ".join(sorted(bases - {""})),
+    )
+
+
+def _unit_seconds(
+    kind: str,
+    device: DeviceKind | None,
+    unit: Unit,
+    samples: int,
+    held: Sequence[LayerSample],
+) -> tuple[float | None, str]:
+    """Expected time of a unit with so many samples, and what it comes from."""
+    work = unit.point.flops(unit.kind)
+    rates = [_rate(sample, unit, work) for sample in held if _is_alike(sample, unit)]
+    if rates:
+        rate, basis = statistics.median(rates), "samples"
+    else:
+        peak = _peak(device, unit.point.precision.value)
+        if not peak:
+            return None, ""
+        rate, basis = peak * _REACHED, "datasheet"
+    limits = CPU_LIMITS if kind == CPU_KIND else ACCELERATOR_LIMITS
+    # Forward and backward are one measurement; every update is one of its own, and short.
+    updates = max(0, samples - 2) * expected_seconds(limits, 0.1 * limits.min_seconds)
+    return expected_seconds(limits, work / rate) + updates, basis
+
+
+def _is_alike(sample: LayerSample, unit: Unit) -> bool:
+    return (
+        sample.layer == unit.kind
+        and sample.phase == Phase.FORWARD
+        and sample.precision == unit.point.precision
+    )
+
+
+def _rate(sample: LayerSample, unit: Unit, work: float) -> float:
+    """Operations a second of the unit's passes, from the nearest thing that was measured.
+
+    Work grows with the tokens and about with the square of the hidden size; backward is twice
+    forward.
+    """
+    point = unit.point
+    tokens = point.microbatch_size * point.sequence_length
+    measured = sample.microbatch_size * sample.sequence_length
+    scale = tokens / measured * sample.tp / point.tp
+    scale *= (point.model.hidden_size / sample.hidden_size) ** 2
+    return work / (3.0 * sample.median_seconds * scale)
+
+
+def _peak(device: DeviceKind | None, precision: str) -> float:
+    if device is None:
+        return 0.0
+    try:
+        return device.peak(precision)
+    except InputError:
+        return 0.0
+
+
+def link_places(cluster: Cluster) -> tuple[LinkPlace, ...]:
+    """Every place of the cluster where devices talk; one of several that share their samples."""
+    places = []
+    for island in cluster.islands:
+        kinds = (island.device.kind, island.device.kind)
+        if island.devices_per_node > 1:
+            places.append(
+                _place(
+                    island.intra_node,
+                    f"{island.name}-node",
+                    f"inside a node of {island.name}",
+                    kinds,
+                    nodes=1,
+                    processes=min(island.devices_per_node, MOST_PROCESSES_PER_NODE),
+                )
+            )
+        if island.nodes > 1:
+            words = f"between two nodes of {island.name}"
+            places.append(_place(island.inter_node, f"{island.name}-nodes", words, kinds))
+    for entry in cluster.links:
+        left, right = (cluster.island(name) for name in entry.between)
+        words = f"between {left.name} and {right.name}"
+        kinds = (left.device.kind, right.device.kind)
+        places.append(_place(entry.link, f"{left.name}-{right.name}", words, kinds))
+    first: dict[str, LinkPlace] = {}
+    for place in places:
+        first.setdefault(place.name, place)
+    return tuple(first.values())
+
+
+def _place(
+    link: Link,
+    name: str,
+    words: str,
+    kinds: tuple[str, str],
+    *,
+    nodes: int = 2,
+    processes: int = 1,
+) -> LinkPlace:
+    return LinkPlace(
+        name=link.samples or name,
+        is_named=link.samples is not None,
+        words=words,
+        kinds=kinds,
+        link=link,
+        nodes=nodes,
+        processes_per_node=processes,
+    )
+
+
+def link_need(place: LinkPlace, sizes: Sequence[int], held: Collection[LinkKey]) -> LinkNeed:
+    """What is missing of this link at these message sizes; `held` are keys of its samples."""
+    cases = link_cases(place.nodes * place.processes_per_node, sizes)
+    missing = tuple(case for case in cases if case.key not in held)
+    return LinkNeed(
+        place=place,
+        cases=cases,
+        missing=missing,
+        seconds=sum(_case_seconds(place.link, case) for case in missing),
+    )
+
+
+def _case_seconds(link: Link, case: LinkCase) -> float:
+    limits = LinkLimits()
+    # Collectives move up to twice the tensor over each device's link (ring, Patarasuk 2009).
+    moved = 2.0 * case.message_bytes / link.bandwidth_bytes_per_second
+    one = _REPEAT_SECONDS + case.group_size * link.latency_seconds + moved
+    repeats = min(limits.max_repeats, max(limits.min_repeats, limits.seconds / one))
+    return (limits.warmup + repeats) * one
+
+
+def same_kind(kind: str, named: str) -> bool:
+    """Whether a device that its driver calls `named` (as a slug) is of this catalogue kind.
+
+    Drivers and catalogues order the words differently: `nvidia-a100-sxm4-80gb` is
+    `nvidia-a100-80gb-sxm`. Vendor and model must be the same, and the memory where both tell it.
+    """
+    if kind == named:
+        return True
+    wanted, found = kind.split("-"), named.split("-")
+    if len(wanted) < 2 or wanted[0] != found[0] or wanted[1] not in found[1:]:
+        return False
+    memory = [{word for word in words if word.endswith("gb")} for words in (wanted, found)]
+    return not (memory[0] and memory[1]) or memory[0] == memory[1]

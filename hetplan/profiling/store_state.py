@@ -1,0 +1,112 @@
+"""What a profile store holds, damage included: every row that can be read, and what cannot.
+
+Nothing here raises because of what a file holds: whoever lists a store wants to see the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetplan.errors import Fault, InputError
+from hetplan.files.reading import decode, read_document
+from hetplan.profiling.samples import LayerSample, LinkSample, ProfileSet, Provenance
+from hetplan.profiling.samples_csv import SampleFile, inspect_samples
+
+SCHEMA = "hetplan.provenance/2"
+PROVENANCE_FILE = "provenance.json"
+LAYERS_FILE = "layers.csv"
+LINKS_FILE = "links.csv"
+LINKS_FOLDER = "links"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PopulationState:
+    """One population's folder as it is."""
+
+    folder: Path
+    provenance: Provenance | None
+    """None where the file is missing or cannot be read."""
+    layers: tuple[LayerSample, ...]
+    links: tuple[LinkSample, ...]
+    damage: tuple[Fault, ...]
+    """What cannot be used, with file and line."""
+    torn: tuple[str, ...]
+    """Half rows at the ends of files, which a kill left; they are left out and no damage."""
+
+    @property
+    def profiles(self) -> ProfileSet:
+        """The samples as a set with its provenance."""
+        provenance = () if self.provenance is None else (self.provenance,)
+        return ProfileSet(layers=self.layers, links=self.links, provenance=provenance)
+
+    @property
+    def dates(self) -> tuple[str, ...]:
+        """ISO dates on which rows were measured, earliest first."""
+        default = self.provenance.measured_on if self.provenance else ""
+        found = {layer.measured_on or default for layer in self.layers}
+        found |= {link.measured_on or default for link in self.links}
+        return tuple(sorted(date for date in found or {default} if date))
+
+
+def store_state(*folders: Path) -> tuple[PopulationState, ...]:
+    """Every population under these folders, in the order of folders and paths, each once.
+
+    An InputError where a folder does not exist.
+    """
+    found: dict[Path, PopulationState] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"{folder}: there is no such folder; name a profile store")
+        names = (PROVENANCE_FILE, LAYERS_FILE, LINKS_FILE)
+        parents = {path.parent for name in names for path in folder.rglob(name)}
+        for parent in sorted(parents):
+            if parent.resolve() not in found:
+                found[parent.resolve()] = population_state(parent)
+    return tuple(found.values())
+
+
+def population_state(folder: Path) -> PopulationState:
+    """The population of this folder."""
+    provenance, damage = _provenance(folder)
+    layers: SampleFile[LayerSample] = SampleFile(samples=())
+    links: SampleFile[LinkSample] = SampleFile(samples=())
+    if (folder / LAYERS_FILE).exists():
+        layers = inspect_samples(folder / LAYERS_FILE, LayerSample)
+    if (folder / LINKS_FILE).exists():
+        links = inspect_samples(folder / LINKS_FILE, LinkSample)
+    damage += (*layers.faults, *links.faults)
+    if provenance is not None:
+        others = {sample.device for sample in layers.samples} - {provenance.device}
+        damage += tuple(
+            Fault(
+                file=str(folder / LAYERS_FILE),
+                field="device",
+                message=f"rows of {other} stand in a population of {provenance.device}; move them "
+                "to a population of their own",
+            )
+            for other in sorted(others)
+        )
+    return PopulationState(
+        folder=folder,
+        provenance=provenance,
+        layers=layers.samples,
+        links=links.samples,
+        damage=damage,
+        torn=tuple(filter(None, (layers.torn, links.torn))),
+    )
+
+
+def _provenance(folder: Path) -> tuple[Provenance | None, tuple[Fault, ...]]:
+    path = folder / PROVENANCE_FILE
+    if not path.exists():
+        # Provenance is written first, so samples without it are not a kill's doing.
+        message = (
+            "is missing beside its samples; restore it, or remove samples of which nobody knows "
+            "where they were measured"
+        )
+        return None, (Fault(file=str(path), message=message),)
+    try:
+        return decode(read_document(path), Provenance, schema=SCHEMA), ()
+    except InputError as error:
+        return None, error.faults
