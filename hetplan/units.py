@@ -1,9 +1,10 @@
-"""How physical quantities are written: "200 Gbit/s", "5 us", "80 GiB", "312 TFLOP/s".
+"""How physical quantities are written: "200 Gbit/s", "5 us", "80 GiB", "312 TFLOP/s", "2 MW".
 
 Inside hetplan every quantity is a float in its SI base unit (bytes, seconds, bytes per second,
-operations per second). Text is turned into such a float here and nowhere else, and back into text
-only for people. kB, MB, GB, TB are powers of 1000, KiB, MiB, GiB, TiB powers of 1024; `bit` and
-`B` differ by eight, and the readings that confuse them (Gb/s, Gbps) are refused.
+operations per second, watts; prices in US dollars per hour and per byte). Text is turned into such
+a float here and nowhere else, and back into text only for people. kB, MB, GB, TB are powers of
+1000, KiB, MiB, GiB, TiB powers of 1024; `bit` and `B` differ by eight, and the readings that
+confuse them (Gb/s, Gbps) are refused.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ class Dimension(StrEnum):
     TIME = "time"
     RATE = "rate"
     """Operations per second."""
+    POWER = "power"
+    HOURLY_PRICE = "price per hour"
+    TRAFFIC_PRICE = "price of traffic"
 
 
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -45,6 +49,11 @@ UNITS: dict[Dimension, dict[str, float]] = {
         "d": 86400.0,
     },
     Dimension.RATE: {f"{prefix}FLOP/s": factor for prefix, factor in _DECIMAL.items()},
+    Dimension.POWER: {f"{prefix}W": _DECIMAL[prefix] for prefix in ("", "k", "M", "G")},
+    Dimension.HOURLY_PRICE: {"USD/h": 1.0},
+    Dimension.TRAFFIC_PRICE: {
+        f"USD/{prefix}B": 1.0 / (_DECIMAL | _BINARY)[prefix] for prefix in ("G", "T", "Gi", "Ti")
+    },
 }
 """Factor of every accepted unit, per dimension."""
 
@@ -53,6 +62,9 @@ EXAMPLES: dict[Dimension, tuple[str, ...]] = {
     Dimension.BANDWIDTH: ("25 GB/s", "200 Gbit/s"),
     Dimension.TIME: ("5 us", "1.5 ms", "60 s"),
     Dimension.RATE: ("312 TFLOP/s",),
+    Dimension.POWER: ("700 W", "1.2 MW"),
+    Dimension.HOURLY_PRICE: ("2.5 USD/h",),
+    Dimension.TRAFFIC_PRICE: ("0.02 USD/GB",),
 }
 """Right ways to write each dimension, for messages and documentation."""
 
@@ -179,6 +191,11 @@ def format_bandwidth(bytes_per_second: float) -> str:
 def format_flops(flops_per_second: float) -> str:
     """Operations per second, as in `312 TFLOP/s`."""
     return _scaled(flops_per_second, _decimal_steps("FLOP/s"))
+
+
+def format_power(watts: float) -> str:
+    """As in `700 W`, `1.2 MW`."""
+    return _scaled(watts, _decimal_steps("W")[2:])
 
 
 def format_rate(per_second: float, unit: str) -> str:

@@ -1,8 +1,8 @@
-"""How a cluster file and the device catalogue are written.
+"""How a cluster file is written.
 
-Figures of a link are what ONE device can count on, in one direction: where eight devices share
-one 200 Gbit/s card, each has a link of 25 Gbit/s, because all of them send in the same phases of a
-step and estimates do not divide a link by themselves.
+A bandwidth says whose it is. Inside an island it is what ONE device can count on, in one direction;
+of a NIC it is the NIC's. Between islands and regions it is either one device's
+(`bandwidth_per_device`) or what all devices that send at the same time share (`bandwidth_shared`).
 """
 
 from __future__ import annotations
@@ -10,33 +10,216 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from hetplan.cluster.device_form import DeviceForm
+from hetplan.cluster.node_names import NODE_NAMES_PATTERN
 from hetplan.cluster.spec import Transport
-from hetplan.files.quantities import Bandwidth, Count, Memory, Name, Seconds
+from hetplan.files.quantities import (
+    Bandwidth,
+    Count,
+    Fraction,
+    HourlyPrice,
+    Memory,
+    Name,
+    Ratio,
+    Seconds,
+    TrafficPrice,
+    Watts,
+)
 
-CLUSTER_SCHEMA = "hetplan.cluster/1"
+CLUSTER_SCHEMA = "hetplan.cluster/2"
+FIRST_SCHEMA = "hetplan.cluster/1"
+"""The form whose links between islands have a plain `bandwidth`, one device's share."""
 
 NodeNumber: TypeAlias = Annotated[int, Field(ge=0)]
+NodeNames: TypeAlias = Annotated[
+    str,
+    Field(min_length=1, max_length=200),
+    WithJsonSchema({"type": "string", "pattern": NODE_NAMES_PATTERN}),
+]
+
+
+def _spread(value: object) -> int | tuple[int, ...]:
+    """A count, or for every device a number from 0."""
+    whole = value if isinstance(value, list) else [value]
+    if all(isinstance(each, int) and not isinstance(each, bool) for each in whole):
+        numbers = tuple(each for each in whole if isinstance(each, int))
+        if isinstance(value, list) and numbers and min(numbers) >= 0:
+            return numbers
+        if not isinstance(value, list) and 1 <= numbers[0] <= 10**9:
+            return numbers[0]
+    raise PydanticCustomError(
+        "spread",
+        "write how many there are in a node, or a list with the number of each device's own, "
+        "from 0: [0, 0, 1, 1]",
+    )
+
+
+Spread: TypeAlias = Annotated[
+    int | tuple[int, ...],
+    PlainValidator(_spread),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+            ]
+        }
+    ),
+]
+"""How many there are in a node, spread evenly over its devices, or the number of each device's."""
+
+
+# Descriptions that derived forms share: pydantic reads docstrings only of a class's own fields.
+LatencyField: TypeAlias = Annotated[
+    Seconds | None,
+    Field(
+        description=(
+            "One way: from the first byte sent to the first byte received. Either this or "
+            "round_trip."
+        )
+    ),
+]
+RoundTripField: TypeAlias = Annotated[
+    Seconds | None,
+    Field(
+        description=("There and back, as ping shows it: twice the latency. Either this or latency.")
+    ),
+]
+TransportField: TypeAlias = Annotated[
+    Transport | None,
+    Field(
+        description=(
+            "device-direct (nccl, rccl, hccl, ...) or host-staged (gloo over host memory). Left "
+            "out: device-direct inside an island (host-staged for kind cpu), host-staged "
+            "between islands."
+        )
+    ),
+]
+SamplesField: TypeAlias = Annotated[
+    Name | None,
+    Field(
+        description=(
+            "Name of measured link samples in the profile store. They replace the figures, "
+            "which then serve only for operations and sizes that were not measured."
+        )
+    ),
+]
+OversubscriptionField: TypeAlias = Annotated[
+    Ratio | None,
+    Field(
+        description=(
+            "How many times what may be sent exceeds what the path carries, such as 32 for "
+            "32:1; the bandwidth is divided by it. Left out: 1."
+        )
+    ),
+]
+StreamsField: TypeAlias = Annotated[
+    Count | None,
+    Field(
+        description=(
+            "Connections that one device's transfer uses at the same time; needs window or loss."
+        )
+    ),
+]
+WindowField: TypeAlias = Annotated[
+    Memory | None,
+    Field(
+        description=(
+            "Most bytes of one stream that are under way; a stream carries window / round trip."
+        )
+    ),
+]
+LossField: TypeAlias = Annotated[
+    Fraction | None,
+    Field(
+        description=(
+            "Fraction of packets that are lost, such as 0.0001 for 0.01 %; a stream carries "
+            "1.22 * segment / (round trip * sqrt(loss))."
+        )
+    ),
+]
+SegmentField: TypeAlias = Annotated[
+    Memory | None,
+    Field(description=("Payload of one packet, for loss. Left out: 1460 B, TCP over Ethernet.")),
+]
+PriceField: TypeAlias = Annotated[
+    TrafficPrice | None,
+    Field(description=("What traffic over the link costs, in US dollars per byte sent.")),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkForm:
-    """One direction between two devices: what one device can count on while the others send too."""
+    """One direction between two devices of one island."""
 
     __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
+    bandwidth: Bandwidth | None = None
+    """What one device can count on while the others send too. Required, except between nodes of an
+    island with `nics`: there it is the device's share of them."""
+    latency: LatencyField = None
+    round_trip: RoundTripField = None
+    transport: TransportField = None
+    samples: SamplesField = None
+    oversubscription: OversubscriptionField = None
+    streams: StreamsField = None
+    window: WindowField = None
+    loss: LossField = None
+    segment: SegmentField = None
+    price: PriceField = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BetweenForm(LinkForm):
+    """One direction between two devices of different islands."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    bandwidth: Annotated[
+        Bandwidth | None,
+        Field(description=("Only in files of form 1, where it is bandwidth_per_device.")),
+    ] = None
+    bandwidth_per_device: Annotated[
+        Bandwidth | None,
+        Field(
+            description=(
+                "What one device can count on, whatever the others send. This, bandwidth_shared, "
+                "or both."
+            )
+        ),
+    ] = None
+    bandwidth_shared: Annotated[
+        Bandwidth | None,
+        Field(
+            description=(
+                "Capacity that all devices which send at the same time share: of an uplink, a "
+                "leased line."
+            )
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NicsForm:
+    """Network cards of a node; its devices share them."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    per_node: Count
+    """NICs in one node, those for training only."""
     bandwidth: Bandwidth
-    """Per device and direction; of a card or uplink that devices share, one device's share."""
-    latency: Seconds
-    """One way: from the first byte sent to the first byte received; half a round trip."""
-    transport: Transport | None = None
-    """device-direct (nccl, rccl, hccl, ...) or host-staged (gloo over host memory). Left out:
-    device-direct inside an island (host-staged for kind cpu), host-staged between islands."""
-    samples: Name | None = None
-    """Name of measured link samples in the profile store. They replace bandwidth and latency, which
-    then serve only for operations and sizes that were not measured."""
+    """Of one NIC, in one direction."""
+    most_per_device: Count | None = None
+    """NICs that one device sends over at the same time, where there are more NICs than devices.
+    Left out: 1."""
+    rails: Count | None = None
+    """Separate networks: NIC n of every node is on rail n modulo this. Left out: one network."""
+    of_device: list[NodeNumber] = field(default_factory=list)
+    """For every device of a node the number of its NIC, from 0. Left out: spread evenly, in
+    order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,53 +238,82 @@ class IslandForm:
     """Devices in one node."""
     intra_node: LinkForm
     """Between two devices of one node."""
-    inter_node: LinkForm
-    """Between two devices of different nodes of this island."""
+    inter_node: LinkForm | None = None
+    """Between two devices of different nodes of this island. Required for more than one node."""
     memory: Memory | None = None
     """Memory of one device that a job may use; left out: all that the device has."""
     nodes_out: list[NodeNumber] = field(default_factory=list)
     """Numbers, from 0, of nodes that must not be used."""
+    node_names: list[NodeNames] = field(default_factory=list)
+    """Names of the nodes in order, for launchers: words or ranges such as node[001-016]."""
+    nics: NicsForm | None = None
+    """Network cards of a node."""
+    pcie_switches: Spread | None = None
+    """How many a node has, spread evenly over its devices, or the number of each device's own."""
+    numa_nodes: Spread | None = None
+    """How many a node has, spread evenly over its devices, or the number of each device's own."""
+    price: HourlyPrice | None = None
+    """Of one device for one hour, its part of the node included."""
+    power: Watts | None = None
+    """What one device draws under load, its part of the node and of the cooling included. Left
+    out: the limit of the device's board, where the catalogue has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionForm:
-    """A data centre or site."""
+    """A data centre, or an availability zone."""
 
     __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     name: Name
     """Name of the region, unique in the cluster."""
+    site: Name | None = None
+    """Site whose power the region draws: a name of `sites`."""
     islands: Annotated[list[IslandForm], Field(min_length=1)]
     """Islands of the region."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IslandLinkForm:
+class SiteForm:
+    """A place with one supply of power, for one or more regions."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    name: Name
+    """Name of the site, unique in the cluster; regions name it."""
+    power_limit: Watts | None = None
+    """Most that all devices of its regions may draw together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IslandLinkForm(BetweenForm):
     """The link between two islands, the same in both directions."""
 
     __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     between: Annotated[list[Name], Field(min_length=2, max_length=2)]
     """Names of the two islands."""
-    bandwidth: Bandwidth
-    """Per device and direction; of a card or uplink that devices share, one device's share."""
-    latency: Seconds
-    """One way: from the first byte sent to the first byte received; half a round trip."""
-    transport: Transport | None = None
-    """device-direct or host-staged; left out: host-staged, which works between any two kinds."""
-    samples: Name | None = None
-    """Name of measured link samples in the profile store; see LinkForm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionLinkForm(BetweenForm):
+    """The link between any two islands of two regions, the same in both directions."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    between: Annotated[list[Name], Field(min_length=2, max_length=2)]
+    """Names of the two regions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinksDefaultForm:
-    """Links between islands that `links` does not list."""
+    """Links between islands that neither `links` nor `region_links` lists."""
 
     __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
-    within_region: LinkForm | None = None
+    within_region: BetweenForm | None = None
     """Between any two islands of one region."""
-    across_regions: LinkForm | None = None
+    across_regions: BetweenForm | None = None
     """Between any two islands of different regions."""
 
 
@@ -113,11 +325,16 @@ class ClusterForm:
 
     name: Name
     """Name of the cluster in reports."""
+    sites: list[SiteForm] = field(default_factory=list)
+    """Sites with their power."""
     regions: Annotated[list[RegionForm], Field(min_length=1)]
     """Regions with their islands."""
     links: list[IslandLinkForm] = field(default_factory=list)
-    """Links between islands; every two islands need one, here or in links_default."""
+    """Links between two islands; every two islands need one, here, in region_links or in
+    links_default."""
+    region_links: list[RegionLinkForm] = field(default_factory=list)
+    """Links between the islands of two regions that `links` does not list."""
     links_default: LinksDefaultForm | None = None
-    """Links for pairs of islands that `links` does not list."""
+    """Links for pairs of islands that neither `links` nor `region_links` lists."""
     devices: list[DeviceForm] = field(default_factory=list)
     """Device kinds of this file's own; one with a catalogue name replaces it."""

@@ -1,27 +1,31 @@
-"""From a cluster file to a Cluster. The work grows with islands, not with devices."""
+"""From a cluster file to a Cluster. The work grows with islands and with what the file lists."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 
 from hetplan.cluster.catalogue import device_kind, load_catalogue
-from hetplan.cluster.check import check_islands, check_links
+from hetplan.cluster.check import check_islands, check_sites
+from hetplan.cluster.check_links import check_link_figures, check_links
+from hetplan.cluster.check_nodes import check_nodes
 from hetplan.cluster.devices import CPU_KIND, DeviceKind
 from hetplan.cluster.file_form import (
     CLUSTER_SCHEMA,
+    BetweenForm,
     ClusterForm,
     IslandForm,
-    IslandLinkForm,
     LinkForm,
+    NicsForm,
 )
-from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
+from hetplan.cluster.goodput import ETHERNET_SEGMENT_BYTES
+from hetplan.cluster.node import Nics, spread_evenly
+from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, RegionLink, Site, Transport
 from hetplan.files.reading import decode, read_document
 
-CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/1"
+CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/2"
 """Schema of the Cluster value's own JSON form, in which every figure is in base units."""
 
 
@@ -33,13 +37,49 @@ def load_cluster(path: str | Path, catalogue: Sequence[DeviceKind] | None = None
     """
     document = read_document(Path(path))
     known = {kind.kind: kind for kind in (load_catalogue() if catalogue is None else catalogue)}
-    checks = (partial(check_islands, catalogue=known), partial(check_links, catalogue=known))
-    form = decode(document, ClusterForm, schema=CLUSTER_SCHEMA, checks=checks)
-    kinds = known | {device.kind: device_kind(device) for device in form.devices}
-    islands = tuple(
-        _island(island, region.name, kinds) for region in form.regions for island in region.islands
+    checks = (
+        partial(check_islands, catalogue=known),
+        check_nodes,
+        partial(check_sites, catalogue=known),
+        check_link_figures,
+        partial(check_links, catalogue=known),
     )
-    return Cluster(name=form.name, islands=islands, links=tuple(_links(form, islands)))
+    form = decode(document, ClusterForm, schema=CLUSTER_SCHEMA, checks=checks)
+    return _cluster(form, known | {device.kind: device_kind(device) for device in form.devices})
+
+
+def _cluster(form: ClusterForm, kinds: Mapping[str, DeviceKind]) -> Cluster:
+    default = form.links_default
+    return Cluster(
+        name=form.name,
+        islands=tuple(
+            _island(island, region.name, kinds)
+            for region in form.regions
+            for island in region.islands
+        ),
+        links=tuple(
+            IslandLink(between=(entry.between[0], entry.between[1]), link=_between(entry))
+            for entry in form.links
+        ),
+        region_links=tuple(
+            RegionLink(between=(entry.between[0], entry.between[1]), link=_between(entry))
+            for entry in form.region_links
+        ),
+        within_region=_between(default.within_region)
+        if default and default.within_region
+        else None,
+        across_regions=(
+            _between(default.across_regions) if default and default.across_regions else None
+        ),
+        sites=tuple(
+            Site(
+                name=site.name,
+                regions=tuple(region.name for region in form.regions if region.site == site.name),
+                power_limit_watts=site.power_limit,
+            )
+            for site in form.sites
+        ),
+    )
 
 
 def _island(form: IslandForm, region: str, kinds: Mapping[str, DeviceKind]) -> Island:
@@ -49,37 +89,69 @@ def _island(form: IslandForm, region: str, kinds: Mapping[str, DeviceKind]) -> I
         device = replace(device, memory_bytes=memory_bytes)
     # A CPU core has no accelerator library; everything else is expected to have its maker's.
     direct = Transport.HOST_STAGED if device.kind == CPU_KIND else Transport.DEVICE_DIRECT
+    nics = _nics(form.nics) if form.nics else None
+    intra_node = _link(form.intra_node, form.intra_node.bandwidth or 0.0, direct)
+    inter_node = intra_node
+    if form.inter_node is not None:
+        share = nics.share_bytes_per_second(form.devices_per_node) if nics else 0.0
+        inter_node = _link(form.inter_node, form.inter_node.bandwidth or share, direct)
     return Island(
         name=form.name,
         region=region,
         device=device,
         nodes=form.nodes,
         devices_per_node=form.devices_per_node,
-        intra_node=_link(form.intra_node, direct),
-        inter_node=_link(form.inter_node, direct),
+        intra_node=intra_node,
+        inter_node=inter_node,
         memory_bytes=memory_bytes,
         nodes_out=tuple(sorted(form.nodes_out)),
+        nics=nics,
+        switch_of_device=_of_device(form.pcie_switches, form.devices_per_node),
+        numa_node_of_device=_of_device(form.numa_nodes, form.devices_per_node),
+        node_names=tuple(form.node_names),
+        price_usd_per_device_hour=form.price,
+        power_watts=form.power,
     )
 
 
-def _link(form: LinkForm | IslandLinkForm, transport: Transport) -> Link:
-    return Link(
+def _nics(form: NicsForm) -> Nics:
+    return Nics(
+        per_node=form.per_node,
         bandwidth_bytes_per_second=form.bandwidth,
-        latency_seconds=form.latency,
+        most_per_device=form.most_per_device or 1,
+        rails=form.rails,
+        of_device=tuple(form.of_device),
+    )
+
+
+def _of_device(spread: int | tuple[int, ...] | None, devices: int) -> tuple[int, ...]:
+    if spread is None:
+        return ()
+    return spread_evenly(spread, devices) if isinstance(spread, int) else spread
+
+
+def _between(form: BetweenForm) -> Link:
+    shared = form.bandwidth_shared
+    # One device alone may take all of a capacity that no other figure limits.
+    own = form.bandwidth_per_device or form.bandwidth or shared or 0.0
+    return replace(
+        _link(form, own, Transport.HOST_STAGED), shared_bandwidth_bytes_per_second=shared
+    )
+
+
+def _link(form: LinkForm, bandwidth_bytes_per_second: float, transport: Transport) -> Link:
+    latency = form.latency
+    if latency is None:
+        latency = (form.round_trip or 0.0) / 2
+    return Link(
+        bandwidth_bytes_per_second=bandwidth_bytes_per_second,
+        latency_seconds=latency,
         transport=form.transport or transport,
         samples=form.samples,
+        oversubscription=form.oversubscription or 1.0,
+        streams=form.streams,
+        window_bytes=form.window,
+        loss=form.loss,
+        segment_bytes=form.segment or ETHERNET_SEGMENT_BYTES,
+        price_usd_per_byte=form.price,
     )
-
-
-def _links(form: ClusterForm, islands: Sequence[Island]) -> Iterator[IslandLink]:
-    """The link of every pair of islands, in file order."""
-    listed = {frozenset(link.between): link for link in form.links}
-    default = form.links_default
-    for left, right in combinations(islands, 2):
-        found: LinkForm | IslandLinkForm | None = listed.get(frozenset((left.name, right.name)))
-        if found is None and default is not None:
-            same = left.region == right.region
-            found = default.within_region if same else default.across_regions
-        if found is not None:
-            link = _link(found, Transport.HOST_STAGED)
-            yield IslandLink(between=(left.name, right.name), link=link)

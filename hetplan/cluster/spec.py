@@ -1,21 +1,31 @@
 """What the model is trained on: devices in nodes, nodes in islands, islands in regions, links.
 
 Every device of the cluster has a number: islands in file order, in each island node by node, in
-each node by its local number. Plans name devices by these numbers.
+each node by its local number. Plans name devices by these numbers. Questions about one device or
+one pair of islands take a time that does not grow with the devices; what is inside a node is asked
+in `topology`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
+from itertools import accumulate
 
 from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.goodput import ETHERNET_SEGMENT_BYTES, goodput_bytes_per_second
+from hetplan.cluster.node import Nics
+from hetplan.cluster.node_names import count_names, expand_names
 from hetplan.errors import InputError
 
 MOST_DEVICES = 1 << 21
 """Most devices of a cluster: twenty times the largest that was built, and a plan of them still
 takes seconds and fits in memory. More is a slip in a count."""
+
+_MOST_NAMES_SHOWN = 20
 
 
 def too_many_devices(count: int) -> str:
@@ -39,28 +49,81 @@ class Transport(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A path between two devices, one direction: what one device can count on of it."""
+    """A path between two devices, one direction."""
 
     bandwidth_bytes_per_second: float
+    """One device's share: what it can count on while the others send too."""
     latency_seconds: float
-    """From the first byte sent to the first byte received."""
+    """From the first byte sent to the first byte received; half a round trip."""
     transport: Transport
     samples: str | None = None
-    """Name of measured link samples in the profile store that replace the two figures."""
+    """Name of measured link samples in the profile store that replace the figures."""
+    shared_bandwidth_bytes_per_second: float | None = None
+    """Capacity that all devices which send over the link at one time share (`among`); None: no
+    limit beyond each device's own share."""
+    oversubscription: float = 1.0
+    """How many times what may be sent exceeds what the path carries; bandwidths are divided."""
+    streams: int | None = None
+    """Connections that one device's transfer uses at the same time; None: not limited by them."""
+    window_bytes: float | None = None
+    """Most bytes of one stream that are under way."""
+    loss: float | None = None
+    """Fraction of packets that are lost."""
+    segment_bytes: float = ETHERNET_SEGMENT_BYTES
+    """Payload of one packet."""
+    price_usd_per_byte: float | None = None
+    """What a byte that crosses the link costs."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.bandwidth_bytes_per_second < math.inf:
+        for field in (
+            "bandwidth_bytes_per_second",
+            "shared_bandwidth_bytes_per_second",
+            "window_bytes",
+            "segment_bytes",
+        ):
+            figure = getattr(self, field)
+            if figure is not None and not 0 < figure < math.inf:
+                raise InputError(f"{field} is {figure}; it must be above 0 and finite")
+        for field in ("latency_seconds", "price_usd_per_byte"):
+            figure = getattr(self, field)
+            if figure is not None and not 0 <= figure < math.inf:
+                raise InputError(f"{field} is {figure}; it must be at least 0 and finite")
+        if not 1 <= self.oversubscription < math.inf:
             raise InputError(
-                f"bandwidth_bytes_per_second is {self.bandwidth_bytes_per_second}; it must be "
-                "above 0 and finite"
+                f"oversubscription is {self.oversubscription}; it must be at least 1 and finite"
             )
-        if not 0 <= self.latency_seconds < math.inf:
-            raise InputError(
-                f"latency_seconds is {self.latency_seconds}; it must be at least 0 and finite"
-            )
+        if self.streams is not None and self.streams < 1:
+            raise InputError(f"streams is {self.streams}; it must be at least 1")
+        if self.loss is not None and not 0 <= self.loss < 1:
+            raise InputError(f"loss is {self.loss}; it must be at least 0 and below 1")
+
+    @property
+    def round_trip_seconds(self) -> float:
+        """There and back."""
+        return 2.0 * self.latency_seconds
+
+    @property
+    def goodput_bytes_per_second(self) -> float:
+        """What one device's long messages reach: its share, windows and losses considered."""
+        return goodput_bytes_per_second(
+            self.bandwidth_bytes_per_second,
+            round_trip_seconds=self.round_trip_seconds,
+            oversubscription=self.oversubscription,
+            streams=self.streams,
+            window_bytes=self.window_bytes,
+            loss=self.loss,
+            segment_bytes=self.segment_bytes,
+        )
+
+    def among(self, senders: int) -> Link:
+        """The link as each of so many devices that send at the same time finds it."""
+        shared = self.shared_bandwidth_bytes_per_second
+        if shared is None or self.bandwidth_bytes_per_second * senders <= shared:
+            return self
+        return replace(self, bandwidth_bytes_per_second=shared / senders)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Island:
     """Devices of one kind on one fast fabric."""
 
@@ -71,11 +134,22 @@ class Island:
     devices_per_node: int
     intra_node: Link
     inter_node: Link
-    """Between nodes of the island, per device."""
+    """Between nodes of the island, per device; the link inside the node where there is one node."""
     memory_bytes: float
     """Memory of one device that a job may use."""
     nodes_out: tuple[int, ...] = ()
     """Nodes that exist and must not be used; they keep their device numbers."""
+    nics: Nics | None = None
+    """Network cards of a node; None: not described."""
+    switch_of_device: tuple[int, ...] = ()
+    """PCIe switch of each device of a node; empty: not described."""
+    numa_node_of_device: tuple[int, ...] = ()
+    """NUMA node of each device of a node; empty: not described."""
+    node_names: tuple[str, ...] = ()
+    """Names of the nodes in order, ranges as they were written; empty: the nodes have none."""
+    price_usd_per_device_hour: float | None = None
+    power_watts: float | None = None
+    """What one device draws under load, with its part of the node; None: not given."""
 
     def __post_init__(self) -> None:
         for field in ("nodes", "devices_per_node"):
@@ -88,6 +162,19 @@ class Island:
             raise InputError(
                 f"nodes_out has {wrong[0]}; the island has the nodes 0 to {self.nodes - 1}"
             )
+        lists = [
+            ("switch_of_device", self.switch_of_device),
+            ("numa_node_of_device", self.numa_node_of_device),
+            ("nics.of_device", self.nics.of_device if self.nics else ()),
+        ]
+        for field, entries in lists:
+            if entries and len(entries) != self.devices_per_node:
+                raise InputError(
+                    f"{field} has {len(entries)} entries for {self.devices_per_node} devices"
+                )
+        if self.node_names and sum(map(count_names, self.node_names)) != self.nodes:
+            named = sum(map(count_names, self.node_names))
+            raise InputError(f"node_names stands for {named} names; the nodes are {self.nodes}")
 
     @property
     def num_devices(self) -> int:
@@ -95,9 +182,27 @@ class Island:
         return self.nodes * self.devices_per_node
 
     @property
+    def num_usable_devices(self) -> int:
+        """Devices of nodes that may be used."""
+        return (self.nodes - len(self._out)) * self.devices_per_node
+
+    @cached_property
     def usable_nodes(self) -> tuple[int, ...]:
         """Node numbers that may be used."""
-        return tuple(node for node in range(self.nodes) if node not in self.nodes_out)
+        return tuple(node for node in range(self.nodes) if node not in self._out)
+
+    @cached_property
+    def _out(self) -> frozenset[int]:
+        return frozenset(self.nodes_out)
+
+    def is_out(self, node: int) -> bool:
+        """Whether the node of this number must not be used."""
+        return node in self._out
+
+    @cached_property
+    def names_of_nodes(self) -> tuple[str, ...]:
+        """Name of every node, ranges written out; empty: the nodes have none."""
+        return tuple(expand_names(self.node_names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,16 +214,41 @@ class IslandLink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RegionLink:
+    """The link between devices of two regions, the same both ways."""
+
+    between: tuple[str, str]
+    link: Link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A place with one supply of power; it holds regions."""
+
+    name: str
+    regions: tuple[str, ...]
+    power_limit_watts: float | None = None
+    """Most that its devices may draw together; None: not given."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cluster:
     """Everything the job may use."""
 
     name: str
     islands: tuple[Island, ...]
     links: tuple[IslandLink, ...] = ()
+    """Links of single pairs of islands; they come before those of regions and the defaults."""
+    region_links: tuple[RegionLink, ...] = ()
+    """Links between islands of two regions; they come before `across_regions`."""
+    within_region: Link | None = None
+    """Between any other two islands of one region."""
+    across_regions: Link | None = None
+    """Between any other two islands of different regions."""
+    sites: tuple[Site, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [island.name for island in self.islands]
-        if len(set(names)) < len(names):
+        if len({island.name for island in self.islands}) < len(self.islands):
             raise InputError(f"two islands have one name; the names are {self._names()}")
         if self.num_devices > MOST_DEVICES:
             raise InputError(too_many_devices(self.num_devices))
@@ -126,7 +256,7 @@ class Cluster:
     @property
     def num_devices(self) -> int:
         """Devices of all islands."""
-        return sum(island.num_devices for island in self.islands)
+        return self._starts[-1]
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -135,42 +265,103 @@ class Cluster:
 
     def island(self, name: str) -> Island:
         """The island of this name."""
-        for island in self.islands:
-            if island.name == name:
-                return island
-        raise InputError(f"no island is named {name}; the cluster has {self._names()}")
+        return self.islands[self._place(name)]
 
     def first_device(self, name: str) -> int:
         """Number of the first device of the island of this name."""
-        first = 0
-        for island in self.islands:
-            if island.name == name:
-                return first
-            first += island.num_devices
-        raise InputError(f"no island is named {name}; the cluster has {self._names()}")
+        return self._starts[self._place(name)]
 
     def island_of_device(self, device: int) -> Island:
         """The island that holds the device of this number."""
-        first = 0
-        for island in self.islands:
-            if first <= device < first + island.num_devices:
-                return island
-            first += island.num_devices
-        raise InputError(f"there is no device {device}; the cluster has 0 to {first - 1}")
+        return self.islands[self._place_of_device(device)]
 
     def node_of_device(self, device: int) -> int:
         """Number of the device's node inside its island."""
-        island = self.island_of_device(device)
-        return (device - self.first_device(island.name)) // island.devices_per_node
+        place = self._place_of_device(device)
+        return (device - self._starts[place]) // self.islands[place].devices_per_node
+
+    def local_of_device(self, device: int) -> int:
+        """Number of the device inside its node."""
+        place = self._place_of_device(device)
+        return (device - self._starts[place]) % self.islands[place].devices_per_node
+
+    def is_usable(self, device: int) -> bool:
+        """Whether the device's node may be used."""
+        return not self.island_of_device(device).is_out(self.node_of_device(device))
 
     def link_between(self, left: str, right: str) -> Link:
-        """The link between two islands; inside one island, the link between its nodes."""
-        if left == right:
-            return self.island(left).inter_node
-        for entry in self.links:
-            if set(entry.between) == {left, right}:
-                return entry.link
-        raise InputError(f"the cluster has no link between islands {left} and {right}")
+        """The link between two islands; inside one island, the link between its nodes.
+
+        Of a link whose whole capacity one device could take, a device gets no more than its own
+        port to the network of its island.
+        """
+        one, two = self.island(left), self.island(right)
+        if one is two:
+            return one.inter_node
+        link = self._links.get((left, right)) or self._regional(one, two)
+        if link is None:
+            raise InputError(f"the cluster has no link between islands {left} and {right}")
+        shared = link.shared_bandwidth_bytes_per_second
+        if shared is None or link.bandwidth_bytes_per_second < shared:
+            return link
+        ports = (each.inter_node.bandwidth_bytes_per_second for each in (one, two))
+        return replace(link, bandwidth_bytes_per_second=min(shared, *ports))
+
+    def site_of_region(self, region: str) -> Site | None:
+        """The site that holds the region; None where none is described."""
+        return self._sites.get(region)
+
+    def _regional(self, one: Island, two: Island) -> Link | None:
+        if one.region == two.region:
+            return self.within_region
+        return self._region_links.get((one.region, two.region)) or self.across_regions
+
+    def _place(self, name: str) -> int:
+        place = self._places.get(name)
+        if place is None:
+            raise InputError(f"no island is named {name}; the cluster has {self._names()}")
+        return place
+
+    def _place_of_device(self, device: int) -> int:
+        starts = self._starts
+        if not 0 <= device < starts[-1]:
+            raise InputError(f"there is no device {device}; the cluster has 0 to {starts[-1] - 1}")
+        return bisect_right(starts, device) - 1
+
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        """First device of every island, and the number of all devices."""
+        return tuple(accumulate((island.num_devices for island in self.islands), initial=0))
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {island.name: place for place, island in enumerate(self.islands)}
+
+    @cached_property
+    def _links(self) -> dict[tuple[str, str], Link]:
+        return _both_ways(self.links)
+
+    @cached_property
+    def _region_links(self) -> dict[tuple[str, str], Link]:
+        return _both_ways(self.region_links)
+
+    @cached_property
+    def _sites(self) -> dict[str, Site]:
+        return {region: site for site in self.sites for region in site.regions}
 
     def _names(self) -> str:
-        return ", ".join(island.name for island in self.islands)
+        names = [island.name for island in self.islands[:_MOST_NAMES_SHOWN]]
+        more = len(self.islands) - len(names)
+        return ", ".join(names) + (f" and {more} more" if more else "")
+
+
+def _both_ways(
+    entries: tuple[IslandLink, ...] | tuple[RegionLink, ...],
+) -> dict[tuple[str, str], Link]:
+    """By ordered pair of names; the first entry of a pair counts."""
+    found: dict[tuple[str, str], Link] = {}
+    for entry in entries:
+        left, right = entry.between
+        found.setdefault((left, right), entry.link)
+        found.setdefault((right, left), entry.link)
+    return found

@@ -32,7 +32,7 @@ from hetplan.cost.terms import Draws, Term, notes, seconds_of
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.build import Degrees, neighbour_link, stage_devices
+from hetplan.plans.build import Degrees, check_model, neighbour_link, stage_devices
 from hetplan.plans.plan import Pipeline, Plan, RecomputeGranularity, Stage
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
@@ -49,9 +49,11 @@ def estimate(
 ) -> Estimate:
     """Cost of one step of a legal plan (`hetplan.plans.check`).
 
-    InputError for plans that cannot be priced yet: several pipelines, virtual stages, context,
-    expert or sequence parallelism, degrees or microbatch sizes that differ between stages.
+    InputError for models and plans that cannot be priced yet: unlike layers, several pipelines,
+    virtual stages, context, expert or sequence parallelism, degrees or microbatch sizes that
+    differ between stages.
     """
+    check_model(model, replace(job, target=plan.target))
     faults = [Fault(field=field, message=message) for field, message in _unpriced(plan)]
     if faults:
         raise InputError(*faults)
@@ -178,6 +180,7 @@ class _Priced:
             link: boundary_costs_over(link, model, job, degrees, predictor) for link in set(links)
         }
         self.boundaries: tuple[BoundaryCosts, ...] = tuple(priced[link] for link in links)
+        self._divided = [link.shared_bandwidth_bytes_per_second is not None for link in links]
 
     def step_seconds(self) -> float:
         """With every prediction at its central value."""
@@ -290,10 +293,10 @@ class _Priced:
             yield from notes(term.what, term.cause, term.prediction)
         for boundary in self.boundaries:
             yield from notes("send", boundary.link, boundary.law)
-        for left, right in pairwise(self.parts):
+        for (left, right), divided in zip(pairwise(self.parts), self._divided, strict=True):
             degrees = left.costs.degrees
             senders = degrees.tp * degrees.dp
-            if left.costs.island != right.costs.island and senders > 1:
+            if left.costs.island != right.costs.island and senders > 1 and not divided:
                 yield (
                     f"{left.costs.island} to {right.costs.island}: {senders} senders at once, each "
                     "priced at the link's full bandwidth; it must be one sender's share"

@@ -57,7 +57,7 @@ def link_cause(link: Link) -> str:
     if link.samples is not None:
         return f"link {link.samples}"
     return (
-        f"{link.transport.value} link of {format_bandwidth(link.bandwidth_bytes_per_second)}, "
+        f"{link.transport.value} link of {format_bandwidth(link.goodput_bytes_per_second)}, "
         f"{format_seconds(link.latency_seconds)}"
     )
 

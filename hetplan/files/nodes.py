@@ -2,9 +2,9 @@
 
 YAML is read event by event into this tree, so nothing in a file can create objects, run code or
 overflow the stack. Scalars follow the YAML 1.2 core schema: `no` is a word, `010` is ten, dates
-are text. Tags, merge keys and several documents are refused; aliases are allowed until the file
-they stand for would grow beyond `MAX_NODES` (a few lines of nested aliases can stand for billions
-of values).
+are text. Tags, merge keys and several documents are refused. Aliases are allowed until what they
+stand for grows beyond `MAX_ALIASED` values: a few lines of nested aliases can stand for billions.
+What is written out may have `MAX_NODES` values, because each of them costs its writer bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import yaml
@@ -22,7 +22,8 @@ import yaml
 from hetplan.errors import Fault, InputError
 
 MAX_DEPTH = 64  # the deepest file form has 6 levels, the deepest value (a search result) 14
-MAX_NODES = 100_000  # with every alias expanded; a cluster of 1,000 islands has about 20,000
+MAX_NODES = 1_000_000  # a cluster of 100,000 named nodes has 100,000; 0.4 GB of memory
+MAX_ALIASED = 100_000  # a cluster of 1,000 islands that share links by aliases has about 10,000
 
 Path: TypeAlias = tuple[str | int, ...]
 """Keys and list positions from the root to a value."""
@@ -39,8 +40,13 @@ class Node:
     entries: list[Node] | None = None
     size: int = 1
     """Nodes below and including this one, aliases expanded."""
-    repeats: list[tuple[int, str]] = field(default_factory=list)
-    """(line, key) of keys that occur again in this mapping."""
+    repeats: list[tuple[int, str]] | None = None
+    """(line, key) of keys that occur again in this mapping; None where none does."""
+
+    def add_repeat(self, line: int, key: str) -> None:
+        """Note a key that occurs again."""
+        self.repeats = self.repeats or []
+        self.repeats.append((line, key))
 
 
 def plain(node: Node) -> object:
@@ -69,7 +75,7 @@ def line_of(node: Node, path: Path) -> int:
 def repeated_keys(node: Node, path: Path = ()) -> Iterator[tuple[int, Path, int]]:
     """(line of the second, path of the key, line of the first) for every key that occurs twice."""
     if node.items is not None:
-        for line, key in node.repeats:
+        for line, key in node.repeats or ():
             yield line, (*path, key), node.items[key][0]
         for key, (_, value) in node.items.items():
             yield from repeated_keys(value, (*path, key))
@@ -129,7 +135,8 @@ class _YamlBuilder:
         self.file = file
         self.anchors: dict[str, Node] = {}
         self.open: list[tuple[Node, str | None, list[Node]]] = []
-        self.size = 0
+        self.written = 0
+        self.aliased = 0
         self.root: Node | None = None
 
     def build(self, events: Iterator[yaml.Event]) -> Node:
@@ -143,7 +150,14 @@ class _YamlBuilder:
             elif isinstance(event, yaml.AliasEvent):
                 if event.anchor not in self.anchors:
                     raise self.fault(line, f"alias *{event.anchor} has no finished anchor above it")
-                self.add(self.anchors[event.anchor], line)
+                node = self.anchors[event.anchor]
+                self.aliased += node.size
+                if self.aliased > MAX_ALIASED:
+                    raise self.fault(
+                        line,
+                        f"by aliases the file stands for more than {MAX_ALIASED} values; split it",
+                    )
+                self.add(node, line)
             elif isinstance(event, yaml.NodeEvent):
                 self.node(event, line)
             elif isinstance(event, yaml.CollectionEndEvent):
@@ -153,6 +167,9 @@ class _YamlBuilder:
         return self.root
 
     def node(self, event: yaml.NodeEvent, line: int) -> None:
+        self.written += 1
+        if self.written > MAX_NODES:
+            raise self.fault(line, f"the file holds more than {MAX_NODES} values; split it")
         tag = getattr(event, "tag", None)
         if tag is not None:
             raise self.fault(line, f"tag {tag!r}; tags are not accepted, write the plain value")
@@ -185,16 +202,10 @@ class _YamlBuilder:
         node, anchor, _ = self.open.pop()
         if anchor:
             self.anchors[anchor] = node
-        self.add(node, node.line, counted=True)
+        self.add(node, node.line)
 
-    def add(self, node: Node, line: int, *, counted: bool = False) -> None:
+    def add(self, node: Node, line: int) -> None:
         """Put a finished node where it belongs: a key, a value, a list entry or the root."""
-        if not counted:
-            self.size += node.size
-            if self.size > MAX_NODES:
-                raise self.fault(
-                    line, f"the file stands for more than {MAX_NODES} values; split it"
-                )
         if not self.open:
             self.root = node
             return
@@ -211,7 +222,7 @@ class _YamlBuilder:
         elif parent.items is not None:
             key = pending.pop()
             if str(key.scalar) in parent.items:
-                parent.repeats.append((key.line, str(key.scalar)))
+                parent.add_repeat(key.line, str(key.scalar))
             else:
                 parent.items[str(key.scalar)] = (key.line, node)
 
@@ -254,19 +265,25 @@ def read_json(file: str, text: str) -> object:
     return data
 
 
+_MOST_DUPLICATES = 20  # a reader mends the first few and looks again
+
+
 def duplicate_error(file: str, root: Node) -> InputError:
-    """The error that names every key that occurs twice."""
-    return InputError(
-        *(
-            Fault(
-                file=file,
-                line=line,
-                field=field_text(path),
-                message=f"this key is already on line {first}; keep one of the two",
-            )
-            for line, path, first in sorted(repeated_keys(root), key=lambda entry: entry[0])
+    """The error that names every key that occurs twice, the first twenty of them."""
+    found = sorted(repeated_keys(root), key=lambda entry: entry[0])
+    faults = [
+        Fault(
+            file=file,
+            line=line,
+            field=field_text(path),
+            message=f"this key is already on line {first}; keep one of the two",
         )
-    )
+        for line, path, first in found[:_MOST_DUPLICATES]
+    ]
+    if len(found) > _MOST_DUPLICATES:
+        message = f"{len(found) - _MOST_DUPLICATES} more keys are repeated"
+        faults.append(Fault(file=file, line=found[_MOST_DUPLICATES][0], message=message))
+    return InputError(*faults)
 
 
 def field_text(path: Path) -> str:
@@ -316,7 +333,7 @@ def json_nodes(text: str) -> Node:
                 key, at = decoder.raw_decode(text, at)
                 child, at = value(skip(skip(at) + 1))
                 if key in node.items:
-                    node.repeats.append((line, key))
+                    node.add_repeat(line, key)
                 else:
                     node.items[key] = (line, child)
                 at = skip(at)

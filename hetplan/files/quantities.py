@@ -45,12 +45,26 @@ Seconds: TypeAlias = Annotated[float, _parser(Dimension.TIME), _json_schema(Dime
 """`5 us` -> seconds."""
 Rate: TypeAlias = Annotated[float, _parser(Dimension.RATE), _json_schema(Dimension.RATE)]
 """`312 TFLOP/s` -> operations per second."""
+Watts: TypeAlias = Annotated[float, _parser(Dimension.POWER), _json_schema(Dimension.POWER)]
+"""`1.2 MW` -> watts."""
+HourlyPrice: TypeAlias = Annotated[
+    float, _parser(Dimension.HOURLY_PRICE), _json_schema(Dimension.HOURLY_PRICE)
+]
+"""`2.5 USD/h` -> US dollars per hour."""
+TrafficPrice: TypeAlias = Annotated[
+    float, _parser(Dimension.TRAFFIC_PRICE), _json_schema(Dimension.TRAFFIC_PRICE)
+]
+"""`0.02 USD/GB` -> US dollars per byte."""
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 NODE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[0-9]+$"
 
 Count: TypeAlias = Annotated[int, Field(ge=1, le=10**9)]
 """A number of things, at least one."""
+Fraction: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+"""A part of a whole, from 0 to below 1."""
+Ratio: TypeAlias = Annotated[float, Field(ge=1, le=1e6)]
+"""How many times one thing is another, at least 1."""
 Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=100, pattern=NAME_PATTERN)]
 """A word that can stand in a path such as `island/3`."""
 NodeName: TypeAlias = Annotated[str, Field(max_length=120, pattern=NODE_PATTERN)]

@@ -101,15 +101,8 @@ def read_document(path: Path) -> Document:
     """The file's data; an InputError where it is missing or not YAML (`*.json`: JSON) in UTF-8."""
     file = str(path)
     data = _read_bytes(path)
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        message = f"byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8 text"
-        raise InputError(Fault(file=file, line=line, message=message)) from error
+    text = text_of(file, data)
     sha256 = hashlib.sha256(data).hexdigest()
-    if not text.strip():
-        raise InputError(Fault(file=file, message="the file is empty"))
     if path.suffix.lower() == ".json":
         root = nodes.read_json(file, text)
         return Document(file=file, text=text, root=root, sha256=sha256)
@@ -117,6 +110,24 @@ def read_document(path: Path) -> Document:
     if any(True for _ in nodes.repeated_keys(tree)):
         raise nodes.duplicate_error(file, tree)
     return Document(file=file, text=text, root=nodes.plain(tree), sha256=sha256, tree=tree)
+
+
+def read_text(path: Path) -> str:
+    """The file's text; an InputError where it is missing, empty or not UTF-8."""
+    return text_of(str(path), _read_bytes(path))
+
+
+def text_of(file: str, data: bytes) -> str:
+    """The bytes as text; an InputError where they are no UTF-8 or only space."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        message = f"byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8 text"
+        raise InputError(Fault(file=file, line=line, message=message)) from error
+    if not text.strip():
+        raise InputError(Fault(file=file, message="the file is empty"))
+    return text
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -160,6 +171,7 @@ def decode(document: Document, type_: type[T], *, schema: str, checks: Sequence[
         raise InputError(document.fault((), message))
     faults = _schema_faults(document, root, schema)
     data = root if _has_field(type_, "schema") else {k: v for k, v in root.items() if k != "schema"}
+    data = _newest_form(type_, data)
     places: list[tuple[nodes.Path, type[Any], object]] = []
     faults += _unknown_keys(document, type_, data, (), places)
     value: T | None = None
@@ -179,6 +191,23 @@ def decode(document: Document, type_: type[T], *, schema: str, checks: Sequence[
         unique = dict.fromkeys(faults)
         raise InputError(*sorted(unique, key=lambda fault: (fault.line, fault.field)))
     return value
+
+
+def _newest_form(hint: object, data: Any) -> Any:
+    """The data with every nested value that knows an older form of itself in its newest one.
+
+    Such a dataclass has a static method `from_older_form`, from data to data.
+    """
+    hint = _unwrapped(hint)
+    if isinstance(hint, type) and is_dataclass(hint) and isinstance(data, dict):
+        older = getattr(hint, "from_older_form", None)
+        data = data if older is None else older(data)
+        hints = _hints(hint)
+        return {
+            key: _newest_form(hints[key], value) if key in hints else value
+            for key, value in data.items()
+        }
+    return data
 
 
 def _has_field(type_: type[Any], name: str) -> bool:
@@ -220,6 +249,11 @@ def _validate(type_: type[T], data: object) -> T:
     return value
 
 
+@lru_cache(maxsize=256)
+def _hints(type_: type[Any]) -> dict[str, Any]:
+    return get_type_hints(type_)
+
+
 def _unknown_keys(
     document: Document,
     hint: object,
@@ -232,9 +266,9 @@ def _unknown_keys(
     Values of the core carry no pydantic settings, so their unknown keys must be found by this walk.
     """
     faults: list[Fault] = []
-    hint = _unwrapped(hint)
+    hint = _variant(_unwrapped(hint), data)
     if isinstance(hint, type) and is_dataclass(hint) and isinstance(data, dict):
-        hints = get_type_hints(hint)
+        hints = _hints(hint)
         places.append((path, hint, data))
         for key, value in data.items():
             if key in hints:
@@ -263,6 +297,16 @@ def _unwrapped(hint: object) -> object:
         real = [part for part in get_args(hint) if part is not NoneType]
         return _unwrapped(real[0]) if len(real) == 1 else hint
     return hint
+
+
+def _variant(hint: object, data: object) -> object:
+    """Of several dataclasses that a value can be, the one that has most of its keys."""
+    if get_origin(hint) not in (Union, UnionType) or not isinstance(data, dict):
+        return hint
+    shapes = [part for part in get_args(hint) if is_dataclass(part)]
+    return max(
+        shapes, key=lambda part: len(data.keys() & get_type_hints(part).keys()), default=hint
+    )
 
 
 def _validation_faults(document: Document, error: ValidationError) -> list[Fault]:

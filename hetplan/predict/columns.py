@@ -117,7 +117,7 @@ def layer_columns(
     work = layer_work(model, layer, microbatch_size, sequence_length, tp)
     weights = work.weight_elements
     if layer is LayerKind.EMBEDDING:
-        weights = float(model.vocabulary_slice(tp) * model.hidden_size)
+        weights += float(model.vocabulary_matrix(tp))
     return LayerColumns(
         work.matrix_flops,
         work.attention_flops,

@@ -23,7 +23,8 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Link
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.model.spec import Architecture, LayerKind, ModelSpec
+from hetplan.model.layers import Experts, LatentAttention
+from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.predict.columns import layer_columns
 from hetplan.predict.predictor import Prediction, SendLaw
 from hetplan.profiling.samples import LinkOperation
@@ -85,14 +86,26 @@ LINK_LOG_HALFWIDTH = 0.43
 
 
 def _operations(model: ModelSpec, layer: LayerKind) -> int:
-    """Kernels of a forward pass, each with one launch, as hetplan's own layers have them."""
+    """Kernels of a forward pass, each with one launch, fused as in hetplan's own layers."""
     if layer is LayerKind.EMBEDDING:
         return 2  # look-up, positions
     if layer is LayerKind.HEAD:
         return 6  # norm, product, and four passes of the float32 cross-entropy
-    # Two norms, query-key-value, attention, output, up, activation, down, two additions; Llama
-    # adds the gate's product and multiplication, and rotates queries and keys.
-    return 14 if model.architecture is Architecture.LLAMA else 10
+    # Norms, query-key-value, attention, output, up, activation, down, two additions; a gate adds
+    # its product and multiplication, rotation one kernel for queries and one for keys.
+    shape = model.common_layer()
+    attention, mlp = shape.attention, shape.mlp
+    count = 8 + shape.num_norms + (2 if mlp.gated else 0)
+    if isinstance(attention, LatentAttention):
+        # Products to and from the latents, their norms, rotations, keys put together.
+        count += 6 if attention.query_rank is None else 8
+    else:
+        count += (2 if attention.rotary else 0) + (2 if attention.qk_norm else 0)
+    if isinstance(mlp, Experts):
+        # Router, softmax, choice, sort, tokens to their experts and back, weighted sum; the
+        # experts' products are grouped, so their number launches nothing more.
+        count += 7 + (4 if mlp.shared_ffn_hidden_size else 0)
+    return count
 
 
 def _memory_bandwidth(device: DeviceKind) -> float:
@@ -220,7 +233,7 @@ def optimizer_update(
 
 
 def send(link: Link, notes: tuple[str, ...] = ()) -> SendLaw:
-    """Point-to-point law from the link's two figures.
+    """Point-to-point law from the link's figures: its latency, and its goodput for the bytes.
 
     The data crosses once after the receiver is known to be ready: wire = latency. With both sides
     posting together the receiver's readiness has to cross to the sender first, another one-way
@@ -230,7 +243,7 @@ def send(link: Link, notes: tuple[str, ...] = ()) -> SendLaw:
     return SendLaw(
         rendezvous_latency_seconds=2.0 * link.latency_seconds,
         wire_latency_seconds=link.latency_seconds,
-        seconds_per_byte=1.0 / link.bandwidth_bytes_per_second,
+        seconds_per_byte=1.0 / link.goodput_bytes_per_second,
         log_halfwidth=LINK_LOG_HALFWIDTH,
         source=SOURCE,
         extrapolating=notes,
@@ -260,9 +273,9 @@ def collective(
     message_bytes: float,
     notes: tuple[str, ...] = (),
 ) -> Prediction:
-    """A collective by latency and bandwidth: 2 (n - 1) (alpha + S / n / beta) for all_reduce."""
+    """A collective by latency and goodput: 2 (n - 1) (alpha + S / n / beta) for all_reduce."""
     steps, share = ring_shape(operation, group_size)
-    step = link.latency_seconds + share * message_bytes / link.bandwidth_bytes_per_second
+    step = link.latency_seconds + share * message_bytes / link.goodput_bytes_per_second
     return Prediction(
         seconds=steps * step,
         log_halfwidth=LINK_LOG_HALFWIDTH,

@@ -198,6 +198,13 @@ def _by_law(
     seconds = sum(term.coefficient * columns.value(term.column) for term in law.terms)
     values = measured_values(model, layer, microbatch_size, sequence_length, tp)
     halfwidth, warnings = outside(law.ranges, values, law.log_halfwidth)
+    if layer is LayerKind.TRANSFORMER:
+        features = model.common_layer(sequence_length).features()
+        if features:
+            # Work of other kernels at the rates of the measured ones: no better than a datasheet.
+            halfwidth = max(halfwidth, datasheet.MATRIX_LOG_HALFWIDTH)
+            note = f"layers with {', '.join(features)} not measured: rates of plain layers"
+            warnings = (*warnings, note)
     return Prediction(
         seconds=seconds, log_halfwidth=halfwidth, source=SOURCE, extrapolating=warnings
     )

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Precision
-from hetplan.model.spec import Architecture, LayerKind, ModelSpec
+from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind, ModelSpec, plain_model
 from hetplan.predict.columns import OPTIMIZER_SETS, Column, column_sets, layer_columns
+from hetplan.predict.combined import split_combined
 from hetplan.predict.datasheet import MATRIX_LOG_HALFWIDTH
 from hetplan.predict.laws import (
     ALL_LAYERS,
@@ -79,7 +80,7 @@ def sample_model(sample: LayerSample) -> ModelSpec:
 
     A sample does not say how many positions a GPT model learns; its sequence length stands in.
     """
-    return ModelSpec(
+    return plain_model(
         name="sample",
         architecture=Architecture(sample.architecture),
         num_layers=1,
@@ -99,12 +100,13 @@ def fit_layer_laws(samples: Sequence[LayerSample]) -> tuple[LayerLaw, ...]:
     An InputError names every sample that cannot be used (an unknown word, a time that is no
     positive number).
     """
+    samples, combined = split_combined(samples)
     _check(samples)
     groups: dict[_Key, list[LayerSample]] = {}
     for sample in samples:
         groups.setdefault(_key(sample), []).append(sample)
     drafts = [_draft(key, groups[key]) for key in sorted(groups)]
-    return tuple(_finish(draft, drafts) for draft in drafts)
+    return tuple(combined.widened(_finish(draft, drafts)) for draft in drafts)
 
 
 def _key(sample: LayerSample) -> _Key:
@@ -118,8 +120,8 @@ def _check(samples: Sequence[LayerSample]) -> None:
     for number, sample in enumerate(samples, start=1):
         if not (math.isfinite(sample.median_seconds) and sample.median_seconds > 0):
             problem = f"median_seconds is {sample.median_seconds}; a time is more than 0"
-        elif sample.layer not in tuple(LayerKind):
-            problem = f"layer is {sample.layer!r}; it is one of {', '.join(LayerKind)}"
+        elif sample.layer not in TRAINED_KINDS:
+            problem = f"layer is {sample.layer!r}; it is one of {', '.join(TRAINED_KINDS)}"
         elif sample.architecture not in tuple(Architecture):
             problem = (
                 f"architecture is {sample.architecture!r}; it is one of {', '.join(Architecture)}"

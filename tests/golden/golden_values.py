@@ -1,12 +1,33 @@
 """One small value of every kind that is written to disk, written out by hand."""
 
+from golden_machine import DEVICE_KINDS, MACHINE_REPORT
+
 from hetplan.cluster.devices import DeviceKind
-from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
+from hetplan.cluster.node import Nics
+from hetplan.cluster.spec import (
+    Cluster,
+    Island,
+    IslandLink,
+    Link,
+    RegionLink,
+    Site,
+    Transport,
+)
 from hetplan.cost.estimate_values import Estimate, Interval, MemoryUse, StageEstimate
+from hetplan.importers.records import (
+    Host,
+    Imported,
+    NodeTopology,
+    PathFigures,
+    TopologyDevice,
+    TopologyNic,
+    TopologyPath,
+)
 from hetplan.job.spec import Forbids, Job, Optimizer, Pins, Precision
 from hetplan.launchers.machine import Machine
 from hetplan.launchers.run_log import LossCheck, RunLog
-from hetplan.model.spec import Architecture, ModelSpec
+from hetplan.lint.findings import Finding, Findings, Severity
+from hetplan.model.spec import Architecture, plain_model
 from hetplan.plans.plan import (
     Boundary,
     DeviceRange,
@@ -29,12 +50,13 @@ from hetplan.predict.laws import (
     Term,
     Validation,
 )
+from hetplan.profiling.campaign_values import Campaign, CampaignKind, CampaignLink
 from hetplan.profiling.pacing import Pace, PacedKind, PaceEntry
 from hetplan.profiling.samples import LayerSample, LinkSample, Provenance
 from hetplan.runtime.measured import RankMeasure, StepRecord
 from hetplan.search.result import Certificate, Inputs, SearchResult
 
-MODEL = ModelSpec(
+MODEL = plain_model(
     name="llama-2-70b",
     architecture=Architecture.LLAMA,
     num_layers=80,
@@ -55,6 +77,19 @@ SLOW = Link(
     latency_seconds=0.015,
     transport=Transport.HOST_STAGED,
     samples="long-link",
+)
+
+LEASED = Link(
+    bandwidth_bytes_per_second=12.5e9,
+    latency_seconds=0.015,
+    transport=Transport.HOST_STAGED,
+    shared_bandwidth_bytes_per_second=50e9,
+    oversubscription=2.0,
+    streams=16,
+    window_bytes=16.0 * 2**20,
+    loss=1e-6,
+    segment_bytes=8960.0,
+    price_usd_per_byte=2e-11,
 )
 
 
@@ -78,6 +113,12 @@ def _island(name: str, region: str, vendor: str, memory_bytes: float) -> Island:
         inter_node=SLOW,
         memory_bytes=memory_bytes,
         nodes_out=(1,) if name == "slow" else (),
+        nics=Nics(per_node=4, bandwidth_bytes_per_second=25e9, rails=2),
+        switch_of_device=(0, 0, 0, 0, 1, 1, 1, 1),
+        numa_node_of_device=(0, 0, 0, 0, 1, 1, 1, 1),
+        node_names=("node[1-2]",),
+        price_usd_per_device_hour=2.5,
+        power_watts=700.0,
     )
 
 
@@ -88,6 +129,10 @@ CLUSTER = Cluster(
         _island("slow", "south", "amd", 64e9),
     ),
     links=(IslandLink(between=("fast", "slow"), link=SLOW),),
+    region_links=(RegionLink(between=("north", "south"), link=LEASED),),
+    within_region=FAST,
+    across_regions=SLOW,
+    sites=(Site(name="campus", regions=("north",), power_limit_watts=1e5),),
 )
 
 JOB = Job(
@@ -179,7 +224,7 @@ ESTIMATE = Estimate(
 )
 
 RESULT = SearchResult(
-    schema="hetplan.plan/1",
+    schema="hetplan.plan/2",
     hetplan_version="0.1.0",
     seed=7,
     inputs=Inputs(model=MODEL, cluster=CLUSTER, job=JOB, sha256=(("model", "00ff"),)),
@@ -223,6 +268,7 @@ LAYER_SAMPLE = LayerSample(
     activation_bytes=0.0,
     peak_memory_bytes=1048576.0,
     clock_hertz=0.0,
+    measured_on="2026-11-21",
 )
 LINK_SAMPLE = LinkSample(
     link="loopback",
@@ -235,6 +281,7 @@ LINK_SAMPLE = LinkSample(
     p90_seconds=0.0009,
     repeats=20,
     outliers=0,
+    measured_on="2026-11-21",
 )
 PROVENANCE = Provenance(
     device="cpu",
@@ -361,17 +408,94 @@ RUN = RunLog(
     ),
 )
 
+IMPORTED = Imported(
+    kind="nccl-tests",
+    tool_version="2.17.8, NCCL 2.28.5",
+    device_name="a device",
+    links=(LINK_SAMPLE,),
+    layers=(LAYER_SAMPLE,),
+    paths=(
+        PathFigures(
+            measured="TCP bandwidth",
+            message_bytes=131072,
+            bandwidth_bytes_per_second=1.1e9,
+            latency_seconds=0.015,
+            round_trip_seconds=0.03,
+            streams=4,
+            window_bytes=4194304.0,
+            loss_fraction=1e-05,
+        ),
+    ),
+    devices=(CLUSTER.islands[0].device,),
+    topology=NodeTopology(
+        vendor="nvidia",
+        devices=(TopologyDevice(index=0, name="GPU0", numa_node=0),),
+        nics=(TopologyNic(name="mlx5_0"),),
+        paths=(TopologyPath(between=("GPU0", "mlx5_0"), path="PIX", hops=1, weight=15),),
+    ),
+    hosts=(Host(name="node1", slots=8, device="A100"),),
+    notes=("seconds are means",),
+    skipped=("line 30: 3 wrong elements",),
+)
+
+CAMPAIGN = Campaign(
+    campaign="05660849d224d2f9",
+    cluster="this-machine",
+    model="gpt-tiny",
+    job="gpt-tiny",
+    kinds=(
+        CampaignKind(
+            kind="cpu",
+            script="measure_cpu.py",
+            units=((("gpt", "embedding", "forward", 64, 1), ("gpt", "embedding", "backward")),),
+            seconds=None,
+        ),
+    ),
+    links=(
+        CampaignLink(
+            name="loopback",
+            is_named=True,
+            where="inside a node of cores",
+            kinds=("cpu", "cpu"),
+            nodes=1,
+            processes_per_node=2,
+            cases=(("send_recv", 2, 4096),),
+            seconds=0.5,
+        ),
+    ),
+)
+
+FINDINGS = Findings(
+    findings=(
+        Finding(
+            rule="missing-size",
+            severity=Severity.SUSPICIOUS,
+            file="collectives.csv",
+            lines=(5, 9),
+            count=2,
+            found="rows without a size: a table",
+        ),
+    ),
+    files=("collectives.csv",),
+    skipped=("notes.md: is text or code, no measurements",),
+)
+
 GOLDEN: tuple[tuple[str, object], ...] = (
-    ("hetplan.model-value/1", MODEL),
-    ("hetplan.cluster-value/1", CLUSTER),
+    ("hetplan.model-value/2", MODEL),
+    ("hetplan.cluster-value/2", CLUSTER),
     ("hetplan.job-value/1", JOB),
     ("hetplan.plan-value/1", PLAN),
     ("hetplan.estimate/1", ESTIMATE),
-    ("hetplan.plan/1", RESULT),
+    ("hetplan.plan/2", RESULT),
     ("hetplan.provenance/2", PROVENANCE),
     ("hetplan.pace/1", PACE),
     ("hetplan.predictor/1", LAWS),
     ("hetplan.run/1", RUN),
+    ("hetplan.import/1", IMPORTED),
+    ("hetplan.campaign/1", CAMPAIGN),
+    ("hetplan.doctor/1", MACHINE_REPORT),
+    ("hetplan.device-kinds/1", DEVICE_KINDS),
+    ("hetplan.findings/1", FINDINGS),
 )
 """(current schema, value) of every kind of value that is written to disk."""
 

@@ -4,6 +4,7 @@
 rewritten: where a form changes, raise the schema number and let the reader accept the old one.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from golden_values import GOLDEN, GOLDEN_ROWS
 
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
-from hetplan.profiling.samples_csv import header, read_samples, row
+from hetplan.profiling.samples_csv import LATER_COLUMNS, header, read_samples, row
 
 FOLDER = Path(__file__).parent
 
@@ -42,14 +43,27 @@ def test_golden_files_of_every_number_are_read(path):
         assert read == value
 
 
-def _csv(sample: object) -> Path:
-    return FOLDER / f"{type(sample).__name__}.v1.csv"
+CSV_NUMBER = 2
+"""Files of samples have no schema line; a new column makes a new number."""
+
+
+def _csv(sample: object, number: int = CSV_NUMBER) -> Path:
+    return FOLDER / f"{type(sample).__name__}.v{number}.csv"
 
 
 @pytest.mark.parametrize("sample", GOLDEN_ROWS, ids=lambda sample: type(sample).__name__)
 def test_every_csv_file_keeps_its_form(sample):
     assert _csv(sample).read_text(encoding="utf-8") == f"{header(type(sample))}\n{row(sample)}\n"
     assert read_samples(_csv(sample), type(sample)) == (sample,)
+
+
+@pytest.mark.parametrize("number", range(1, CSV_NUMBER))
+@pytest.mark.parametrize("sample", GOLDEN_ROWS, ids=lambda sample: type(sample).__name__)
+def test_older_csv_files_are_read(sample, number):
+    (read,) = read_samples(_csv(sample, number), type(sample))
+    older = {name: getattr(read, name) for name in LATER_COLUMNS}
+    assert older == LATER_COLUMNS
+    assert replace(read, **{name: getattr(sample, name) for name in LATER_COLUMNS}) == sample
 
 
 def write_missing() -> None:

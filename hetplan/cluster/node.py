@@ -1,0 +1,77 @@
+"""What is inside a node: which NIC, PCIe switch and NUMA node each of its devices hangs at.
+
+Devices, NICs, switches and NUMA nodes of a node are counted from 0. Where a list does not say
+otherwise they are spread evenly in order: of 8 devices and 4 NICs, devices 0 and 1 have NIC 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from hetplan.errors import InputError
+
+
+def spread_evenly(count: int, devices: int) -> tuple[int, ...]:
+    """Which of `count` switches or NUMA nodes each device has; `count` divides `devices`."""
+    each = devices // count
+    return tuple(device // each for device in range(devices))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nics:
+    """Network cards of one node that its devices share."""
+
+    per_node: int
+    bandwidth_bytes_per_second: float
+    """Of one NIC, in one direction."""
+    most_per_device: int = 1
+    """NICs that one device sends over at the same time, where there are more than devices."""
+    rails: int | None = None
+    """Separate networks: NIC n of every node is on rail n modulo this; None: one network."""
+    of_device: tuple[int, ...] = ()
+    """The NIC of each device; empty: spread evenly, in order."""
+
+    def __post_init__(self) -> None:
+        for field in ("per_node", "most_per_device"):
+            if getattr(self, field) < 1:
+                raise InputError(f"{field} is {getattr(self, field)}; it must be at least 1")
+        if not 0 < self.bandwidth_bytes_per_second < math.inf:
+            raise InputError(
+                f"bandwidth_bytes_per_second is {self.bandwidth_bytes_per_second}; it must be "
+                "above 0 and finite"
+            )
+        if self.rails is not None and (self.rails < 1 or self.per_node % self.rails):
+            raise InputError(
+                f"rails is {self.rails}; it must divide the {self.per_node} NICs of a node"
+            )
+        wrong = [nic for nic in self.of_device if not 0 <= nic < self.per_node]
+        if wrong:
+            raise InputError(
+                f"of_device has NIC {wrong[0]}; a node has the NICs 0 to {self.per_node - 1}"
+            )
+
+    def of(self, local: int, devices_per_node: int) -> tuple[int, ...]:
+        """NICs that the device of this number in its node sends over."""
+        if self.of_device:
+            return (self.of_device[local],)
+        if devices_per_node >= self.per_node:
+            return (local * self.per_node // devices_per_node,)
+        each = self.per_node // devices_per_node
+        return tuple(range(local * each, local * each + min(each, self.most_per_device)))
+
+    def share_bytes_per_second(self, devices_per_node: int) -> float:
+        """What one device can count on while all devices of its node send.
+
+        Where the NICs are not spread evenly, the devices of the fullest NIC have this little.
+        """
+        if self.of_device:
+            return self.bandwidth_bytes_per_second / max(Counter(self.of_device).values())
+        if devices_per_node >= self.per_node:
+            return self.bandwidth_bytes_per_second / -(-devices_per_node // self.per_node)
+        return self.bandwidth_bytes_per_second * len(self.of(0, devices_per_node))
+
+    def rail(self, nic: int) -> int:
+        """The rail of a NIC; 0 where all NICs are on one network."""
+        return nic % self.rails if self.rails else 0

@@ -1,0 +1,303 @@
+from contextlib import suppress
+
+import pytest
+from cluster_texts import DEFAULTS, cluster, island
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hetplan.cluster.catalogue import load_catalogue
+from hetplan.cluster.load import load_cluster
+from hetplan.errors import InputError
+from hetplan.files.shipped import shipped_folder
+
+KINDS = load_catalogue()
+CLUSTERS = shipped_folder("configs") / "clusters"
+
+TEXT = (
+    cluster(
+        {
+            "north": island(
+                "fast",
+                device="nvidia-a100-80gb-sxm",
+                more=(
+                    "        nics: {per_node: 4, bandwidth: 200 Gbit/s, rails: 4}\n"
+                    "        pcie_switches: 4\n"
+                    "        numa_nodes: [0, 0, 0, 0, 1, 1, 1, 1]\n"
+                    '        node_names: ["n[1-2]"]\n'
+                    "        price: 2.5 USD/h\n"
+                    "        power: 700 W\n"
+                ),
+            ).replace("bandwidth: 25 GB/s, ", ""),
+            "south": island("slow"),
+        },
+        "region_links:\n"
+        "  - between: [north, south]\n"
+        "    bandwidth_shared: 100 Gbit/s\n"
+        "    round_trip: 30 ms\n"
+        "    streams: 8\n"
+        "    window: 16 MiB\n"
+        "    loss: 0.0001\n"
+        "    segment: 8960 B\n"
+        "    price: 0.02 USD/GB\n"
+        "sites:\n"
+        "  - name: here\n"
+        "    power_limit: 100 kW\n",
+    )
+).replace("name: north\n", "name: north\n    site: here\n")
+
+
+def faults(tmp_path, text: str) -> list[tuple[str, str]]:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    try:
+        load_cluster(path, KINDS)
+    except InputError as error:
+        return [(fault.field, fault.message) for fault in error.faults if fault.line]
+    return []
+
+
+def test_a_file_with_every_figure_is_read(tmp_path):
+    assert faults(tmp_path, TEXT) == []
+    found = load_cluster(tmp_path / "cluster.yaml", KINDS)
+    fast = found.island("fast")
+    assert (fast.price_usd_per_device_hour, fast.power_watts) == (2.5, 700.0)
+    link = found.link_between("fast", "slow")
+    assert (link.streams, link.window_bytes, link.loss) == (8, 16 * 2**20, 1e-4)
+    assert (link.segment_bytes, link.price_usd_per_byte) == (8960.0, 0.02 / 1e9)
+    assert link.latency_seconds == 0.015
+    assert found.sites[0].regions == ("north",)
+
+
+ISLAND = "regions[0].islands[0]."
+LINK = "region_links[0]."
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field", "says"),
+    [
+        ("per_node: 4", "per_node: 3", ISLAND + "nics.per_node", "3 NICs and 8 devices"),
+        ("rails: 4", "rails: 3", ISLAND + "nics.rails", "3 rails do not divide the 4 NICs"),
+        (
+            "rails: 4",
+            "of_device: [0, 1]",
+            ISLAND + "nics.of_device",
+            "2 entries for 8 devices; write one number per device",
+        ),
+        (
+            "rails: 4",
+            "of_device: [0, 0, 1, 1, 2, 2, 3, 4]",
+            ISLAND + "nics.of_device[7]",
+            "there is no NIC 4; a node has 0 to 3",
+        ),
+        (
+            "rails: 4",
+            "most_per_device: 2",
+            ISLAND + "nics.most_per_device",
+            "8 devices with 2 NICs each need 16, a node has 4",
+        ),
+        (
+            "inter_node: {latency",
+            "inter_node: {bandwidth: 13 GB/s, latency",
+            ISLAND + "inter_node.bandwidth",
+            "13 GB/s is more than one device's share of the NICs, 12.5 GB/s",
+        ),
+        (
+            "pcie_switches: 4",
+            "pcie_switches: 3",
+            ISLAND + "pcie_switches",
+            "3 PCIe switches do not divide the 8 devices",
+        ),
+        (
+            "pcie_switches: 4",
+            "pcie_switches: -1",
+            ISLAND + "pcie_switches",
+            "write how many there are in a node, or a list",
+        ),
+        (
+            "[0, 0, 0, 0, 1, 1, 1, 1]",
+            "[0, 0, 0, 1, 1, 1, 1]",
+            ISLAND + "numa_nodes",
+            "7 entries for 8 devices",
+        ),
+        ('["n[1-2]"]', '["n[1-3]"]', ISLAND + "node_names", "stands for 3 names, the island has 2"),
+        ('["n[1-2]"]', '["n[2-1]"]', ISLAND + "node_names[0]", "ends before it begins"),
+        ('["n[1-2]"]', '["n[1-2"]', ISLAND + "node_names[0]", "write a name or a range"),
+        ('["n[1-2]"]', "[x, x]", ISLAND + "node_names[1]", "node 'x' is already named on line"),
+        (
+            '["n[1-2]"]',
+            '["n[1-99999999999]"]',
+            ISLAND + "node_names[0]",
+            "more than 9 digits",
+        ),
+        ("price: 2.5 USD/h", "price: 2.5", ISLAND + "price", 'such as "2.5 USD/h"'),
+        ("power: 700 W", "power: 700 USD/h", ISLAND + "power", "is a unit of price per hour"),
+        ("power_limit: 100 kW", "power_limit: 5 kW", "sites[0].power_limit", "5.6 kW"),
+        ("site: here", "site: there", "regions[0].site", "unknown site 'there'; nearest: here"),
+        ("site: here", "site: there", "sites[0].name", "no region has `site: here`"),
+        ("    round_trip: 30 ms\n", "", LINK + "latency", "or round_trip (there and back)"),
+        (
+            "round_trip: 30 ms",
+            "round_trip: 30 ms\n    latency: 15 ms",
+            LINK + "round_trip",
+            "latency is given too",
+        ),
+        ("    streams: 8\n", "", LINK + "window", "limits one stream; add streams"),
+        (
+            "    window: 16 MiB\n    loss: 0.0001\n    segment: 8960 B\n",
+            "",
+            LINK + "streams",
+            "limit nothing without window or loss",
+        ),
+        ("    loss: 0.0001\n", "", LINK + "segment", "counts only with loss"),
+        ("loss: 0.0001", "loss: 1.5", LINK + "loss", "it must be less than 1"),
+        (
+            "bandwidth_shared: 100 Gbit/s",
+            "bandwidth: 100 Gbit/s",
+            LINK + "bandwidth",
+            "does not say whose it is; write bandwidth_per_device",
+        ),
+        (
+            "    bandwidth_shared: 100 Gbit/s\n",
+            "",
+            LINK + "bandwidth_per_device",
+            "this required key is missing",
+        ),
+        (
+            "bandwidth_shared: 100 Gbit/s",
+            "bandwidth_shared: 100 Gbit/s\n    bandwidth_per_device: 200 Gbit/s",
+            LINK + "bandwidth_per_device",
+            "were they exchanged?",
+        ),
+        (
+            "[north, south]",
+            "[north, suoth]",
+            LINK + "between[1]",
+            "unknown region 'suoth'; nearest: south",
+        ),
+        ("[north, south]", "[north, north]", LINK + "between", "both ends are north"),
+        (
+            "round_trip: 30 ms",
+            "round_trip: 30 ms\n    transport: device-direct",
+            LINK + "transport",
+            "fast is nvidia and slow is amd",
+        ),
+        (
+            "bandwidth: 32 GB/s, latency: 3 us",
+            "latency: 3 us",
+            ISLAND + "intra_node.bandwidth",
+            "this required key is missing",
+        ),
+    ],
+)
+def test_faults(tmp_path, old, new, field, says):
+    assert old in TEXT
+    found = faults(tmp_path, TEXT.replace(old, new, 1))
+    assert field in [place for place, _ in found], found
+    assert any(place == field and says in message for place, message in found), found
+
+
+def test_faults_come_all_at_once(tmp_path):
+    text = TEXT
+    for old, new in (
+        ("per_node: 4", "per_node: 3"),
+        ("pcie_switches: 4", "pcie_switches: 3"),
+        ("site: here", "site: there"),
+        ("round_trip: 30 ms", "round_trip: 30"),
+        ("    streams: 8\n", ""),
+    ):
+        text = text.replace(old, new, 1)
+    assert [field for field, _ in faults(tmp_path, text)] == [
+        "regions[0].site",
+        "regions[0].islands[0].nics.per_node",
+        "regions[0].islands[0].nics.rails",
+        "regions[0].islands[0].pcie_switches",
+        "region_links[0].round_trip",
+        "region_links[0].window",
+        "sites[0].name",
+    ]
+
+
+def test_one_node_needs_no_link_to_another(tmp_path):
+    lines = [line for line in island("a", nodes=1).splitlines() if "inter_node" not in line]
+    alone = "\n".join(lines) + "\n"
+    assert faults(tmp_path, cluster({"r": alone})) == []
+    (found,) = load_cluster(tmp_path / "cluster.yaml", KINDS).islands
+    assert found.inter_node == found.intra_node
+    ((field, _),) = faults(tmp_path, cluster({"r": alone.replace("nodes: 1", "nodes: 2")}))
+    assert field == "regions[0].islands[0].inter_node"
+
+
+def test_a_region_link_spares_its_pairs_only(tmp_path):
+    regions = {name: island(f"{name}1") + island(f"{name}2") for name in ("x", "y", "z")}
+    rest = "region_links:\n  - {between: [y, x], bandwidth_per_device: 1 GB/s, latency: 1 ms}\n"
+    found = faults(tmp_path, cluster(regions, rest))
+    # Three pairs inside the regions, and four each between x and z and between y and z.
+    assert len(found) == 11
+    assert found[0][1].startswith("no link between islands x1 and x2; add `between: [x1, x2]`")
+    assert found[-1][1].startswith("1 more pairs of islands have no link")
+    listed = "links:\n  - {between: [z1, x1], bandwidth_per_device: 1 GB/s, latency: 1 ms}\n"
+    found = faults(tmp_path, cluster(regions, rest + listed))
+    assert len(found) == 10
+    assert not any("x1 and z1" in message for _, message in found)
+
+
+def test_the_first_form_keeps_its_meaning(tmp_path):
+    old = "links:\n  - {between: [a, b], bandwidth: 1 GB/s, latency: 1 ms}\n"
+    regions = {"r": island("a") + island("b")}
+    assert faults(tmp_path, cluster(regions, old, schema="hetplan.cluster/1")) == []
+    link = load_cluster(tmp_path / "cluster.yaml", KINDS).link_between("a", "b")
+    assert link.bandwidth_bytes_per_second == link.among(64).bandwidth_bytes_per_second == 1e9
+    ((field, _),) = faults(tmp_path, cluster(regions, old))
+    assert field == "links[0].bandwidth"
+
+
+def test_a_default_that_cannot_be_direct_is_said_once(tmp_path):
+    regions = {
+        "r": "".join(island(f"a{n}") for n in range(20))
+        + "".join(island(f"n{n}", device="nvidia-a100-80gb-sxm") for n in range(20))
+    }
+    default = DEFAULTS.replace("latency: 20 us", "latency: 20 us, transport: device-direct")
+    ((field, message),) = faults(tmp_path, cluster(regions, default))
+    assert field == "links_default.within_region.transport"
+    assert "a0 is amd and n0 is nvidia" in message
+
+
+def test_thousands_of_unknown_names_are_refused_quickly(tmp_path):
+    links = "".join(
+        f"  - {{between: [no{n}, nor{n}], bandwidth_per_device: 1 GB/s, latency: 1 ms}}\n"
+        for n in range(300)
+    )
+    islands = "".join(island(f"i{n}") for n in range(300))
+    found = faults(tmp_path, cluster({"r": islands}, "links:\n" + links + DEFAULTS))
+    assert len(found) == 600
+
+
+def test_shipped_clusters_of_the_second_form():
+    found = load_cluster(CLUSTERS / "three-regions.yaml")
+    assert (len(found.regions), found.num_devices) == (3, 1024)
+    line = found.link_between("h100", "mi300x").among(64)
+    assert line.bandwidth_bytes_per_second == 12.5e9 / 8
+    assert found.link_between("h100", "a100").latency_seconds == pytest.approx(30e-6)
+    mixed = load_cluster(CLUSTERS / "mixed-768.yaml").island("mi210")
+    assert mixed.inter_node.bandwidth_bytes_per_second == 25e9
+
+
+@given(data=st.data())
+@settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=300,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_damaged_files_give_a_cluster_or_an_input_error(tmp_path, data):
+    start = data.draw(st.integers(0, len(TEXT)))
+    stop = data.draw(st.integers(start, min(len(TEXT), start + 30)))
+    put = data.draw(
+        st.sampled_from(
+            ["", "x", "7", "[", "{", "]", "}", ":", "- ", "null", "\n", '"', "9" * 30, "-1", "[]"]
+        )
+    )
+    path = tmp_path / "cluster.yaml"
+    path.write_text(TEXT[:start] + put + TEXT[stop:])
+    with suppress(InputError):
+        load_cluster(path, KINDS)

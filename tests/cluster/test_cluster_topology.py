@@ -1,0 +1,210 @@
+import time
+from itertools import combinations
+
+import pytest
+from cluster_texts import DEFAULTS, cluster, island, many_islands
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetplan.cluster import topology
+from hetplan.cluster.catalogue import load_catalogue
+from hetplan.cluster.load import load_cluster
+from hetplan.cluster.node import Nics, spread_evenly
+from hetplan.cluster.node_names import count_names, expand_names
+from hetplan.cluster.power import site_powers
+from hetplan.cluster.spec import Cluster
+from hetplan.errors import InputError
+
+KINDS = load_catalogue()
+steady = settings(derandomize=True, deadline=None, max_examples=100)
+
+NICS = "        nics: {per_node: 4, bandwidth: 200 Gbit/s, rails: 2}\n"
+INSIDE = (
+    "        pcie_switches: [0, 0, 0, 1, 1, 1, 2, 2]\n        numa_nodes: 2\n"
+    '        node_names: ["rack[07-08]"]\n        nodes_out: [1]\n        power: 500 W\n'
+)
+
+
+def read(tmp_path, text: str) -> Cluster:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    return load_cluster(path, KINDS)
+
+
+@pytest.fixture
+def two(tmp_path) -> Cluster:
+    text = cluster(
+        {
+            "north": island("a", more=(NICS + INSIDE)).replace("bandwidth: 25 GB/s, ", ""),
+            "south": island("b", device="nvidia-a100-80gb-sxm", nodes=1, per_node=4, more=""),
+            "west": island("c", device="amd-mi300x"),
+        },
+        "region_links:\n"
+        "  - {between: [south, north], bandwidth_shared: 100 GB/s, round_trip: 2 ms}\n"
+        "links:\n  - {between: [a, c], bandwidth_per_device: 1 GB/s, latency: 1 ms}\n" + DEFAULTS,
+    )
+    text = text.replace("name: north\n", "name: north\n    site: here\n")
+    text = text.replace("name: south\n", "name: south\n    site: here\n")
+    return read(tmp_path, text + "sites:\n  - {name: here, power_limit: 9 kW}\n")
+
+
+def test_where_a_device_is(two):
+    place = topology.place_of(two, 13)
+    assert (place.island.name, place.node, place.local) == ("a", 1, 5)
+    assert (two.node_of_device(13), two.local_of_device(13)) == (1, 5)
+    assert topology.node_name(two, 13) == "rack08"
+    assert topology.node_name(two, 16) is None
+    assert topology.devices_of_node(two, 13) == range(8, 16)
+    assert not two.is_usable(13)
+    assert two.is_usable(7)
+    for wrong in (-1, two.num_devices):
+        with pytest.raises(InputError, match="the cluster has 0 to 35"):
+            topology.place_of(two, wrong)
+
+
+def test_what_hangs_where_in_a_node(two):
+    assert [topology.nics_of(two, device) for device in (8, 9, 10, 15)] == [(0,), (0,), (1,), (3,)]
+    assert [topology.rail_of(two, device) for device in (8, 10, 12, 14)] == [0, 1, 0, 1]
+    assert topology.devices_sharing_nic(two, 13) == (12, 13)
+    assert topology.switch_of(two, 13) == 1
+    assert topology.devices_sharing_switch(two, 13) == (11, 12, 13)
+    assert [topology.numa_node_of(two, device) for device in (8, 11, 12)] == [0, 0, 1]
+
+
+def test_what_is_not_described_is_empty(two):
+    assert topology.nics_of(two, 16) == ()
+    assert topology.devices_sharing_nic(two, 16) == ()
+    assert topology.devices_sharing_switch(two, 16) == ()
+    assert topology.rail_of(two, 16) is None
+    assert topology.switch_of(two, 16) is None
+    assert topology.numa_node_of(two, 16) is None
+    assert topology.site_of(two, "c") is None
+    assert topology.site_of(two, "b").name == "here"
+
+
+def test_the_link_of_any_two_devices(two):
+    a = two.island("a")
+    assert a.inter_node.bandwidth_bytes_per_second == 12.5e9  # two devices share 200 Gbit/s
+    assert topology.path_link(two, 0, 7) is a.intra_node
+    assert topology.path_link(two, 0, 8) is a.inter_node
+    assert topology.path_link(two, 0, 35).bandwidth_bytes_per_second == 1e9
+    shared = topology.path_link(two, 16, 0)
+    assert shared == topology.path_link(two, 0, 16)
+    assert shared.latency_seconds == 0.001
+    # One sender has its own port, eight an eighth of what all share.
+    assert shared.bandwidth_bytes_per_second == 12.5e9
+    assert shared.among(16).bandwidth_bytes_per_second == 100e9 / 16
+    across = two.link_between("b", "c")
+    assert (across.latency_seconds, across.shared_bandwidth_bytes_per_second) == (0.015, 100e9)
+
+
+def test_a_site_feeds_what_its_limit_allows(two):
+    (site,) = site_powers(two)
+    a, b = site.islands
+    # Eight usable devices of 500 W; the A100's board has its limit in the catalogue.
+    assert (a.devices, a.watts_per_device, a.fed) == (8, 500.0, 8)
+    assert (b.devices, b.watts_per_device, b.fed) == (4, 400.0, 4)
+    assert (site.draw_watts, site.limit_watts, site.feeds_all) == (5600.0, 9000.0, True)
+
+
+@given(
+    per_node=st.integers(1, 16), devices=st.integers(1, 16), most=st.integers(1, 4), data=st.data()
+)
+@steady
+def test_no_nic_is_promised_twice(per_node, devices, most, data):
+    of_device = data.draw(
+        st.just(()) | st.lists(st.integers(0, per_node - 1), min_size=devices, max_size=devices)
+    )
+    nics = Nics(
+        per_node=per_node,
+        bandwidth_bytes_per_second=1.0,
+        most_per_device=most,
+        of_device=tuple(of_device),
+    )
+    load = [0.0] * per_node
+    share = nics.share_bytes_per_second(devices)
+    for local in range(devices):
+        own = nics.of(local, devices)
+        assert own
+        assert len(own) <= most
+        for nic in own:
+            load[nic] += share / len(own)
+    assert max(load) <= 1 + 1e-9
+    assert max(load) == pytest.approx(1) or (devices % per_node and not of_device)
+
+
+def test_counts_are_spread_in_order():
+    assert spread_evenly(2, 8) == (0, 0, 0, 0, 1, 1, 1, 1)
+    assert spread_evenly(8, 8) == tuple(range(8))
+
+
+@given(first=st.integers(0, 500), count=st.integers(1, 500), width=st.integers(1, 5))
+@steady
+def test_ranges_of_names_stand_for_what_they_say(first, count, width):
+    entry = f"n[{first:0{width}d}-{first + count - 1}]x"
+    names = tuple(expand_names((entry,)))
+    assert len(names) == count_names(entry) == len(set(names))
+    assert names[0] == f"n{first:0{width}d}x"
+    assert [int(name[1:-1]) for name in names] == list(range(first, first + count))
+
+
+def scan(cluster: Cluster, device: int) -> tuple[str, int, int]:
+    """Where a device is, found by walking."""
+    for each in cluster.islands:
+        if device < each.num_devices:
+            return each.name, device // each.devices_per_node, device % each.devices_per_node
+        device -= each.num_devices
+    raise AssertionError
+
+
+@given(data=st.data())
+@steady
+def test_look_ups_agree_with_a_walk(tmp_path_factory, data):
+    sizes = data.draw(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), max_size=6))
+    islands = "".join(
+        island(f"i{n}", nodes=nodes, per_node=devices) for n, (nodes, devices) in enumerate(sizes)
+    )
+    found = read(
+        tmp_path_factory.mktemp("walk"),
+        cluster({"r": island("first") + islands, "s": island("last")}, DEFAULTS),
+    )
+    for device in range(found.num_devices):
+        place = topology.place_of(found, device)
+        assert (place.island.name, place.node, place.local) == scan(found, device)
+        assert found.first_device(place.island.name) <= device
+
+
+def test_every_device_of_131072_is_placed_in_seconds(tmp_path):
+    found = read(tmp_path, many_islands(1000, 17))
+    assert found.num_devices >= 131_072
+    start = time.process_time()
+    for device in range(131_072):
+        found.island_of_device(device)
+        found.node_of_device(device)
+        found.is_usable(device)
+    # About 0.3 s; a walk over the islands takes minutes.
+    assert time.process_time() - start < 5
+
+
+def test_a_thousand_islands_keep_their_defaults(tmp_path):
+    path = tmp_path / "many.yaml"
+    path.write_text(many_islands(1000, 13))
+    load_cluster(path, KINDS)
+    start = time.process_time()
+    found = load_cluster(path, KINDS)
+    spent = time.process_time() - start
+    assert (len(found.islands), found.num_devices) == (1000, 104_000)
+    assert (found.links, found.region_links) == ((), ())
+    for left, right in list(combinations(found.islands, 2))[::9973]:
+        link = found.link_between(left.name, right.name)
+        latency = 2e-5 if left.region == right.region else 0.015
+        assert link.latency_seconds == pytest.approx(latency)
+    # About 0.25 s.
+    assert spent < 1
+
+
+def test_every_one_of_150000_nodes_may_have_its_name(tmp_path):
+    names = ", ".join(f"h{number}" for number in range(150_000))
+    text = island("a", nodes=150_000, per_node=1, more=f"        node_names: [{names}]\n")
+    found = read(tmp_path, cluster({"r": text}))
+    assert topology.node_name(found, 149_999) == "h149999"
