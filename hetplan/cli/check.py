@@ -1,8 +1,157 @@
-"""`hetplan check`: what is wrong or suspicious in files."""
+"""`hetplan check`: what is wrong or suspicious in files of measurements, runs and inputs."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-def check() -> None:
-    """`hetplan check`: what is wrong or suspicious in files."""
-    raise NotImplementedError
+import typer
+
+from hetplan.cli.options import AsJson, emit
+
+if TYPE_CHECKING:
+    from hetplan.lint.findings import Finding, Findings
+    from hetplan.lint.rule import Rule
+
+FOUND = 2
+"""Exit code where something impossible was found, a file is wrong, or --strict found anything."""
+WIDTH = 96
+"""Characters of a line of explanation: a terminal of 100 with a margin."""
+
+Files = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="FILE...",
+        help="Files or folders: hetplan's own, a profile store, other tools' measurements.",
+        show_default=False,
+    ),
+]
+
+
+def check(
+    files: Files = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="Device kind, for an importer that needs it.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", help="Model whose layers were measured.")
+    ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option("--kind", help="Read every file with this importer of `hetplan import`."),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit code 2 for suspicious findings too.")
+    ] = False,
+    as_json: AsJson = False,
+    explain: Annotated[
+        str | None, typer.Option("--explain", metavar="RULE", help="Explain one rule.")
+    ] = None,
+    rules: Annotated[bool, typer.Option("--rules", help="List every rule.")] = False,
+) -> None:
+    """Say what is impossible or suspicious in files, with the rule and what to do.
+
+    Exit code 0: nothing, or only suspicious findings; 2: something impossible, or a file that is
+    wrong (with --strict: any finding).
+    """
+    from hetplan.errors import InputError
+
+    if rules or explain is not None:
+        emit(_rules_text(explain))
+        return
+    if not files:
+        raise InputError("no file is named; name files or folders to check, or --rules")
+    found = _find(files, device, model, kind)
+    if as_json:
+        from hetplan.files.encoding import encode
+        from hetplan.lint.findings import FINDINGS_SCHEMA
+
+        emit(encode(found, schema=FINDINGS_SCHEMA))
+    else:
+        emit(_text(found))
+    if _is_bad(found, strict=strict):
+        raise typer.Exit(FOUND)
+
+
+def _find(files: list[Path], device: str | None, model: Path | None, kind: str | None) -> Findings:
+    from hetplan.lint.reading import Asked, read_all
+    from hetplan.lint.registry import findings
+    from hetplan.model.load import load_model
+    from hetplan.search.files import load_plan
+
+    asked = Asked(
+        importer=kind, device=device, model=load_model(model) if model is not None else None
+    )
+    return findings(read_all(files, asked, {"hetplan.plan": load_plan}))
+
+
+def _is_bad(found: Findings, *, strict: bool) -> bool:
+    from hetplan.lint.findings import Severity
+
+    return any(strict or each.severity is Severity.IMPOSSIBLE for each in found.findings)
+
+
+def _text(found: Findings) -> str:
+    """Findings by file, then each rule that was broken, once, with what to do."""
+    from hetplan.lint.registry import RULES
+
+    lines: list[str] = []
+    broken = {each.rule for each in found.findings}
+    for file in dict.fromkeys(each.file for each in found.findings):
+        lines.append(file)
+        lines += [
+            line for each in found.findings if each.file == file for line in _finding_lines(each)
+        ]
+        lines.append("")
+    for rule in RULES:
+        if rule.id in broken:
+            lines += [*_rule_lines(rule), ""]
+    lines += [f"skipped: {each}" for each in found.skipped]
+    lines.append(_summary(found))
+    return "\n".join(lines)
+
+
+def _finding_lines(finding: Finding) -> list[str]:
+    shown = ", ".join(str(line) for line in finding.lines)
+    more = ", ..." if finding.count > len(finding.lines) and finding.lines else ""
+    where = f"line{'s' if len(finding.lines) > 1 else ''} {shown}{more}" if shown else "whole file"
+    count = f"{finding.count} rows, " if finding.count > 1 else ""
+    return [f"  {finding.severity.value}: {finding.rule} ({count}{where})", f"    {finding.found}"]
+
+
+def _rule_lines(rule: Rule) -> list[str]:
+    from textwrap import wrap
+
+    return [
+        f"{rule.id}: {rule.title}",
+        *wrap(rule.explanation, WIDTH, initial_indent="  ", subsequent_indent="  "),
+        *wrap(f"What to do: {rule.advice}", WIDTH, initial_indent="  ", subsequent_indent="  "),
+    ]
+
+
+def _summary(found: Findings) -> str:
+    from hetplan.lint.findings import Severity
+
+    impossible = sum(each.severity is Severity.IMPOSSIBLE for each in found.findings)
+    suspicious = len(found.findings) - impossible
+    read = f"{len(found.files)} file{'s' if len(found.files) != 1 else ''} read"
+    skipped = f", {len(found.skipped)} skipped" if found.skipped else ""
+    return f"{read}{skipped}: {impossible} impossible, {suspicious} suspicious"
+
+
+def _rules_text(wanted: str | None) -> str:
+    """Every rule in one line, or one rule in full."""
+    from difflib import get_close_matches
+
+    from hetplan.errors import InputError
+    from hetplan.lint.registry import RULES, rule
+
+    if wanted is None:
+        width = max(len(each.id) for each in RULES)
+        return "\n".join(f"{each.id:<{width}}  {each.severity:<10}  {each.title}" for each in RULES)
+    found = rule(wanted)
+    if found is None:
+        near = get_close_matches(wanted, [each.id for each in RULES], n=1)
+        hint = f"; did you mean {near[0]}?" if near else "; --rules lists them"
+        raise InputError(f"--explain {wanted}: there is no such rule{hint}")
+    return "\n".join([*_rule_lines(found), f"  Severity: {found.severity}"])

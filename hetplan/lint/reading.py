@@ -1,0 +1,252 @@
+"""Files and folders that somebody wants checked to rows, faults and what was skipped, with why.
+
+Every file is recognised by what stands in it. A file that is recognised and cannot be read has
+faults; one that lint does not know is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hetplan.cluster.spec import Cluster
+from hetplan.errors import Fault, InputError
+from hetplan.files.nodes import json_nodes, read_json
+from hetplan.files.reading import Document, read_document
+from hetplan.job.spec import Job
+from hetplan.lint.documents import read_tree
+from hetplan.lint.foreign import importer_of, read_foreign
+from hetplan.lint.own_files import (
+    LOADERS,
+    Inputs,
+    Loader,
+    against_each_other,
+    kind_of,
+    sample_rows,
+)
+from hetplan.lint.rows import Material, joined
+from hetplan.lint.tables import read_table, table_kind
+from hetplan.model.spec import ModelSpec
+from hetplan.profiling.samples import LayerSample, LinkSample
+from hetplan.profiling.samples_csv import header
+
+MOST_BYTES = 1 << 28  # as for hetplan's own files: 256 MiB is a wrong file
+TEXT_SUFFIXES = (".md", ".rst", ".html", ".py", ".sh", ".c", ".h", ".cpp", ".cu", ".toml")
+"""Files in which people write, not measure; they are skipped without a look."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the user says of the files."""
+
+    importer: str | None = None
+    device: str | None = None
+    model: ModelSpec | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What was read."""
+
+    material: Material
+    files: tuple[str, ...]
+    skipped: tuple[str, ...]
+    faults: tuple[Fault, ...]
+
+
+CONTEXT = ("device", "model", "precision", "sequence_length")
+"""Fields of an importer's context that a text may not say."""
+NOTHING = Material()
+NO_INPUTS = Inputs()
+
+
+NOTHING = Material()
+NO_INPUTS = Inputs()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What came of one file."""
+
+    material: Material = NOTHING
+    inputs: Inputs = NO_INPUTS
+    skipped: str = ""
+
+
+def read_all(
+    paths: Sequence[Path], asked: Asked, more_loaders: Mapping[str, Loader] | None = None
+) -> Reading:
+    """Every file of these paths; folders are walked, hidden names are passed over."""
+    loaders = {**LOADERS, **(more_loaders or {})}
+    parts: list[_Part] = []
+    files: list[str] = []
+    skipped: list[str] = []
+    faults: list[Fault] = []
+    for path in _walk(paths):
+        try:
+            part = _read(path, asked, loaders)
+        except InputError as error:
+            files.append(str(path))
+            faults += [
+                fault if fault.file else replace(fault, file=str(path)) for fault in error.faults
+            ]
+            continue
+        if part.skipped:
+            skipped.append(f"{path}: {part.skipped}")
+        else:
+            files.append(str(path))
+            parts.append(part)
+    inputs = Inputs(
+        models=tuple(entry for part in parts for entry in part.inputs.models),
+        clusters=tuple(entry for part in parts for entry in part.inputs.clusters),
+        jobs=tuple(entry for part in parts for entry in part.inputs.jobs),
+    )
+    if len(inputs.models) == len(inputs.clusters) == len(inputs.jobs) == 1:
+        # Several of a kind, as in configs/, are examples and not one question.
+        faults += against_each_other(inputs)
+    material = joined(tuple(part.material for part in parts))
+    named = (asked.model,) if asked.model is not None else ()
+    return Reading(
+        material=replace(
+            material, models=(*named, *(model for _, model in inputs.models), *material.models)
+        ),
+        files=tuple(files),
+        skipped=tuple(skipped),
+        faults=tuple(faults),
+    )
+
+
+def _walk(paths: Sequence[Path]) -> Iterator[Path]:
+    """The files, each once; an InputError where a path does not exist."""
+    seen: set[Path] = set()
+    for path in paths:
+        if not path.exists():
+            raise InputError(Fault(file=str(path), message="there is no such file or folder"))
+        inside = (
+            sorted(
+                each
+                for each in path.rglob("*")
+                if each.is_file()
+                and not any(part.startswith(".") for part in each.relative_to(path).parts)
+            )
+            if path.is_dir()
+            else [path]
+        )
+        for file in inside:
+            if file.resolve() not in seen:
+                seen.add(file.resolve())
+                yield file
+
+
+def _read(path: Path, asked: Asked, loaders: Mapping[str, Loader]) -> _Part:
+    if path.suffix.lower() in TEXT_SUFFIXES:
+        return _Part(skipped="is text or code, no measurements")
+    text = _text(path)
+    if text is None:
+        return _Part(skipped="is not UTF-8 text")
+    if not text.strip():
+        raise InputError(Fault(file=str(path), message="the file is empty"))
+    if asked.importer is not None:
+        return _Part(material=_foreign(path, text, asked))
+    first = text.lstrip("\ufeff").split("\n", 1)[0].strip("\r")
+    for sample_type in (LayerSample, LinkSample):
+        if first.startswith(",".join(header(sample_type).split(",")[:6])):
+            return _Part(material=sample_rows(path, sample_type))
+    kind = table_kind(first)
+    if kind is not None:
+        return _Part(material=read_table(str(path), text.lstrip("\ufeff"), kind))
+    if text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
+        return _read_json(path, text, asked, loaders)
+    if path.suffix.lower() in (".yaml", ".yml"):
+        return _own(path, read_document(path), loaders) or _Part(
+            skipped="is YAML without a `schema` of hetplan"
+        )
+    if importer_of(text) is not None:
+        return _recognised(path, text, asked)
+    return _Part(skipped=_unknown(first))
+
+
+def _unknown(first: str) -> str:
+    if "," in first:
+        return f"is a table whose columns lint does not know: {first[:60]!a}"
+    return "is of no kind that lint knows; --kind names an importer for it"
+
+
+def _text(path: Path) -> str | None:
+    """The file's text; None where it is not UTF-8."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            message = f"has {path.stat().st_size} bytes; more than 256 MiB is not read"
+            raise InputError(Fault(file=str(path), message=message))
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    except OSError as error:
+        message = f"cannot be read: {error.strerror or error}"
+        raise InputError(Fault(file=str(path), message=message)) from error
+
+
+def _read_json(path: Path, text: str, asked: Asked, loaders: Mapping[str, Loader]) -> _Part:
+    text = text.lstrip("\ufeff")
+    try:
+        root = read_json(str(path), text)
+    except InputError:
+        if importer_of(text) is not None and not _is_json(text):
+            return _Part(material=_foreign(path, text, asked))
+        raise
+    tree = json_nodes(text)
+    document = Document(file=str(path), text=text, root=root, sha256="", tree=tree)
+    part = _own(path, document, loaders)
+    if part is not None:
+        return part
+    found = read_tree(str(path), tree)
+    if found is not None:
+        return _Part(material=found[1])
+    if importer_of(text) is not None:
+        return _recognised(path, text, asked)
+    return _Part(skipped="is JSON of no shape that lint knows")
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _own(path: Path, document: Document, loaders: Mapping[str, Loader]) -> _Part | None:
+    """What one of hetplan's own files says; None where it is none."""
+    kind = kind_of(document)
+    if not kind:
+        return None
+    loader = loaders.get(kind)
+    if loader is None:
+        return _Part(skipped=f"is {kind}, which has no rules")
+    value = loader(path)
+    if isinstance(value, ModelSpec):
+        return _Part(inputs=Inputs(models=((path, value),)))
+    if isinstance(value, Cluster):
+        return _Part(inputs=Inputs(clusters=((path, value),)))
+    if isinstance(value, Job):
+        return _Part(inputs=Inputs(jobs=((path, value),)))
+    return _Part()
+
+
+def _recognised(path: Path, text: str, asked: Asked) -> _Part:
+    """What an importer that nobody named reads; skipped where the user must say more."""
+    try:
+        return _Part(material=_foreign(path, text, asked))
+    except InputError as error:
+        if all(fault.field in CONTEXT and not fault.line for fault in error.faults):
+            return _Part(skipped=f"needs --device or --model: {error.faults[0].message}")
+        raise
+
+
+def _foreign(path: Path, text: str, asked: Asked) -> Material:
+    kind = importer_of(text, asked.importer)
+    if kind is None:
+        return Material()
+    return read_foreign(str(path), text, kind, device=asked.device, model=asked.model)

@@ -1,0 +1,227 @@
+"""Rules about hetplan's own samples: one row of a profile store, and populations side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import TypeAlias
+
+from hetplan.lint.evidence import Evidence
+from hetplan.lint.findings import Severity
+from hetplan.lint.rows import LayerSampleRow, LinkSampleRow
+from hetplan.lint.rule import Rule, Sighting, grouped, per_file, sighting
+from hetplan.model.spec import LayerKind
+from hetplan.profiling.samples import Phase
+
+MOST_OUTLIERS = 0.5  # above half of the runs the median itself is one of them
+LEAST_ACTIVATIONS = 0.9  # of the layer's input, which every backward pass needs; 10 % for rounding
+CLOCK_RANGE = 1.10  # boost clocks move by a few per cent under load; 10 % is another setting
+POPULATIONS_DIFFER = 1.5  # drivers change times by a few per cent, not by half
+LEAST_COMMON = 5
+FLAT_SIZES = 16.0  # sizes a factor of 16 apart
+FLAT_GROWTH = 1.02
+LATENCY_SECONDS = 5e-3  # above the round trip of one region; what lasts longer is bandwidth
+SampleRow: TypeAlias = LayerSampleRow | LinkSampleRow
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def _rows(evidence: Evidence) -> list[SampleRow]:
+    return [*evidence.material.layer_samples, *evidence.material.link_samples]
+
+
+def _quantiles(evidence: Evidence) -> Iterator[Sighting]:
+    rows = [
+        row
+        for row in _rows(evidence)
+        if not row.sample.p10_seconds <= row.sample.median_seconds <= row.sample.p90_seconds
+    ]
+    yield from per_file(rows, lambda row: row.place, _quantile_words)
+
+
+def _quantile_words(rows: Sequence[SampleRow]) -> str:
+    sample = rows[0].sample
+    return (
+        f"p10 {sample.p10_seconds:g}, median {sample.median_seconds:g}, "
+        f"p90 {sample.p90_seconds:g} s"
+    )
+
+
+def _outliers(evidence: Evidence) -> Iterator[Sighting]:
+    rows = [
+        row for row in _rows(evidence) if row.sample.outliers > MOST_OUTLIERS * row.sample.repeats
+    ]
+    yield from per_file(
+        rows,
+        lambda row: row.place,
+        lambda group: f"{group[0].sample.outliers} outliers of {group[0].sample.repeats} runs",
+    )
+
+
+def _activations(evidence: Evidence) -> Iterator[Sighting]:
+    rows: list[tuple[LayerSampleRow, float]] = []
+    for row in evidence.material.layer_samples:
+        sample = row.sample
+        if sample.phase != Phase.FORWARD or sample.layer != LayerKind.TRANSFORMER:
+            continue
+        least = float(
+            sample.microbatch_size
+            * sample.sequence_length
+            * sample.hidden_size
+            * _BYTES.get(sample.precision, 2)
+        )
+        if 0 < sample.activation_bytes < LEAST_ACTIVATIONS * least:
+            rows.append((row, least))
+    yield from per_file(
+        rows,
+        lambda entry: entry[0].place,
+        lambda group: (
+            f"{group[0][0].sample.activation_bytes:,.0f} bytes kept; the layer's input "
+            f"alone has {group[0][1]:,.0f}"
+        ),
+    )
+
+
+def _clocks(evidence: Evidence) -> Iterator[Sighting]:
+    rows = [row for row in evidence.material.layer_samples if row.sample.clock_hertz > 0]
+    for group in grouped(rows, lambda row: (row.population, row.sample.device)).values():
+        clocks = [row.sample.clock_hertz for row in group]
+        middle = median(clocks)
+        far = [
+            row
+            for row in group
+            if not middle / CLOCK_RANGE <= row.sample.clock_hertz <= middle * CLOCK_RANGE
+        ]
+        if far:
+            yield sighting(
+                (row.place for row in far),
+                f"clocks from {min(clocks) / 1e6:.0f} to {max(clocks) / 1e6:.0f} MHz in one "
+                f"population (median {middle / 1e6:.0f})",
+            )
+
+
+def _disagree(evidence: Evidence) -> Iterator[Sighting]:
+    """Populations of one device that share shapes and differ by far more than a driver."""
+    paced = {
+        population.name: population.provenance.paced + str(population.provenance.together)
+        for population in evidence.material.populations
+    }
+    by_device = grouped(
+        evidence.material.layer_samples,
+        lambda row: (row.sample.device, paced.get(row.population, "")),
+    )
+    for (device, _), rows in by_device.items():
+        populations = list(grouped(rows, lambda row: row.population).items())
+        for position, (_, first) in enumerate(populations):
+            known = {row.sample.shape: row.sample.median_seconds for row in first}
+            for name, second in populations[position + 1 :]:
+                ratios = [
+                    row.sample.median_seconds / known[row.sample.shape]
+                    for row in second
+                    if row.sample.shape in known
+                ]
+                if len(ratios) < LEAST_COMMON:
+                    continue
+                ratio = median(ratios)
+                if not 1 / POPULATIONS_DIFFER <= ratio <= POPULATIONS_DIFFER:
+                    yield sighting(
+                        (row.place for row in second if row.sample.shape in known),
+                        f"{device} takes {ratio:.2f} times as long in {name} as in "
+                        f"{first[0].population} (median of {len(ratios)} shapes)",
+                    )
+
+
+def _links_flat(evidence: Evidence) -> Iterator[Sighting]:
+    groups = grouped(
+        evidence.material.link_samples,
+        lambda row: (
+            row.population,
+            row.sample.link,
+            row.sample.operation,
+            row.sample.backend,
+            row.sample.group_size,
+        ),
+    )
+    found: list[tuple[LinkSampleRow, LinkSampleRow]] = []
+    for rows in groups.values():
+        ordered = sorted(rows, key=lambda row: row.sample.message_bytes)
+        if len(ordered) < 2:
+            continue
+        last = ordered[-1]
+        before = next(
+            (
+                row
+                for row in ordered
+                if 0 < row.sample.message_bytes * FLAT_SIZES <= last.sample.message_bytes
+                and row.sample.median_seconds > LATENCY_SECONDS
+                and row.sample.median_seconds * FLAT_GROWTH > last.sample.median_seconds
+            ),
+            None,
+        )
+        if before is not None:
+            found.append((last, before))
+    yield from per_file(
+        found,
+        lambda entry: entry[0].place,
+        lambda group: (
+            f"{group[0][0].sample.operation} of "
+            f"{group[0][0].sample.message_bytes} bytes takes "
+            f"{group[0][0].sample.median_seconds:.3g} s, of {group[0][1].sample.message_bytes} "
+            f"{group[0][1].sample.median_seconds:.3g} s"
+        ),
+    )
+
+
+RULES = (
+    Rule(
+        id="quantiles-out-of-order",
+        severity=Severity.IMPOSSIBLE,
+        title="p10, median and p90 out of order",
+        explanation="A tenth of the runs is faster than p10, half than the median, nine tenths "
+        "than p90: they cannot fall.",
+        advice="The row was edited or its columns are swapped: measure it again.",
+        check=_quantiles,
+    ),
+    Rule(
+        id="more-outliers-than-runs",
+        severity=Severity.SUSPICIOUS,
+        title="more than half of the runs are outliers",
+        explanation="Then the median is not what the device does when it is left alone.",
+        advice="Measure again on a quiet machine.",
+        check=_outliers,
+    ),
+    Rule(
+        id="activations-below-input",
+        severity=Severity.IMPOSSIBLE,
+        title="fewer bytes kept for the backward pass than the layer's input",
+        explanation="The backward pass of a transformer layer needs at least its input. Fewer "
+        "bytes mean that the counter missed tensors, or counted elements.",
+        advice="Measure with hetplan's profiler, or leave the column 0 where it is not known.",
+        check=_activations,
+    ),
+    Rule(
+        id="clocks-differ",
+        severity=Severity.SUSPICIOUS,
+        title="clocks that differ within one population",
+        explanation="Rows of one population are fitted together. Those at another clock are slower "
+        "or faster by that ratio.",
+        advice="Lock the clocks (nvidia-smi -lgc) and measure these rows again.",
+        check=_clocks,
+    ),
+    Rule(
+        id="populations-disagree",
+        severity=Severity.SUSPICIOUS,
+        title="two populations of one device far apart",
+        explanation="The same shapes on the same kind of device differ by more than half. Drivers "
+        "do not do that: one of them is another device, throttled, or shared.",
+        advice="Find out which one is right; give the other a device kind of its own.",
+        check=_disagree,
+    ),
+    Rule(
+        id="link-times-do-not-grow",
+        severity=Severity.SUSPICIOUS,
+        title="the same time for sixteen times the bytes",
+        explanation="Above the latency of a link its time grows with the message.",
+        advice="Check that the timer waits for the transfer; measure again.",
+        check=_links_flat,
+    ),
+)

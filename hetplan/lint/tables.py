@@ -1,0 +1,238 @@
+"""Tables of measurements (CSV) to rows, each kind recognised by its header.
+
+Columns that a kind does not need are passed over; a cell that must be a number and is not is an
+error with its line. Units follow the column's name: `_us` microseconds, `_mb` MiB, `_GBps` 1e9
+bytes per second.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from hetplan.errors import Fault, InputError
+from hetplan.lint.reading_cells import MOST_FAULTS, Cells
+from hetplan.lint.rows import (
+    CityPair,
+    CollectiveRow,
+    EfficiencyRow,
+    LayerRow,
+    Material,
+    Place,
+    RunRow,
+)
+
+MICROSECOND = 1e-6
+MIB = float(2**20)
+LONGEST_CELL = 1 << 20  # csv's own limit is 128 KiB; notes are long, a megabyte is a wrong file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableKind:
+    """One kind of table."""
+
+    title: str
+    columns: frozenset[str]
+    """Columns that it must have."""
+    read: Callable[[Iterator[Cells]], Material]
+
+
+def _layer_rows(rows: Iterator[Cells]) -> Material:
+    found = []
+    for cells in rows:
+        forward, microbatch = cells.number("fwd_us"), cells.count("mbs")
+        if forward is None or microbatch is None:
+            continue  # forward-only totals of several layers: nothing to compare them with
+        backward = cells.number("bwd_us")
+        weights, activations = cells.number("weights_mb"), cells.number("act_mb")
+        layer = cells.number("layer")
+        found.append(
+            LayerRow(
+                place=Place(file=cells.file, line=cells.line),
+                source=cells.text("source"),
+                precision=cells.text("dtype"),
+                device=cells.text("gpu"),
+                model=cells.text("model"),
+                operation=cells.text("op"),
+                layer=None if layer is None else int(layer),
+                microbatch_size=microbatch,
+                tp=cells.count("tp") or 1,
+                variant=cells.text("algo"),
+                forward_seconds=forward * MICROSECOND,
+                backward_seconds=None if backward is None else backward * MICROSECOND,
+                weight_bytes=None if weights is None else weights * MIB,
+                activation_bytes=None if activations is None else activations * MIB,
+            )
+        )
+    return Material(layers=tuple(found))
+
+
+def _collective_rows(rows: Iterator[Cells]) -> Material:
+    found = []
+    for cells in rows:
+        microseconds, bandwidth = cells.number("time_us"), cells.number("busbw_GBps")
+        found.append(
+            CollectiveRow(
+                place=Place(file=cells.file, line=cells.line),
+                source=cells.text("source"),
+                device=cells.text("gpu"),
+                operation=cells.text("op"),
+                ranks=cells.text("ranks"),
+                scope=cells.text("scope"),
+                size_bytes=cells.number("size_bytes"),
+                seconds=None if microseconds is None else microseconds * MICROSECOND,
+                bus_bytes_per_second=None if bandwidth is None else bandwidth * 1e9,
+            )
+        )
+    return Material(collectives=tuple(found))
+
+
+def _efficiency_rows(rows: Iterator[Cells]) -> Material:
+    found = []
+    for cells in rows:
+        efficiency = cells.number("efficiency")
+        if efficiency is None:
+            continue
+        found.append(
+            EfficiencyRow(
+                place=Place(file=cells.file, line=cells.line),
+                source=cells.text("source"),
+                device=cells.text("gpu"),
+                operation=cells.text("op"),
+                shape=cells.text("shape"),
+                efficiency=efficiency,
+            )
+        )
+    return Material(efficiencies=tuple(found))
+
+
+def _run_rows(rows: Iterator[Cells]) -> Material:
+    found = []
+    for cells in rows:
+        parameters, rate = cells.number("params_b"), cells.number("tflops_per_gpu")
+        memory = cells.number("peak_mem_gib")
+        found.append(
+            RunRow(
+                place=Place(file=cells.file, line=cells.line),
+                source=cells.text("source"),
+                model=cells.text("model"),
+                parameters=None if parameters is None else parameters * 1e9,
+                layers=cells.count("layers"),
+                hidden=cells.count("hidden"),
+                ffn_hidden=cells.count("ffn_hidden"),
+                heads=cells.count("heads"),
+                kv_heads=cells.count("kv_heads"),
+                vocab=cells.count("vocab"),
+                sequence_length=cells.count("seq"),
+                experts=cells.count("num_experts"),
+                device=cells.text("gpu"),
+                devices=cells.count("gpus"),
+                devices_per_node=cells.count("gpus_per_node"),
+                tp=cells.count("tp") or 1,
+                pp=cells.count("pp") or 1,
+                cp=cells.count("cp") or 1,
+                dp=cells.count("dp") or 1,
+                microbatch_size=cells.count("micro_batch"),
+                global_batch_size=cells.count("global_batch"),
+                precision=cells.text("dtype"),
+                recompute=cells.text("recompute"),
+                other=cells.text("other"),
+                flops_per_second=None if rate is None else rate * 1e12,
+                mfu=cells.number("mfu"),
+                step_seconds=cells.number("step_time_s"),
+                memory_bytes=None if memory is None else memory * 2**30,
+                step_kind=cells.text("step_time_kind"),
+            )
+        )
+    return Material(runs=tuple(found))
+
+
+def _city_rows(rows: Iterator[Cells]) -> Material:
+    found = []
+    for cells in rows:
+        delay = cells.number("rtt_or_delay_ms_as_published")
+        bandwidth = cells.number("bandwidth_gbit_per_s")
+        if delay is None or bandwidth is None:
+            continue
+        found.append(
+            CityPair(
+                place=Place(file=cells.file, line=cells.line),
+                ends=(cells.text("from"), cells.text("to")),
+                delay_seconds=delay / 1e3,
+                bandwidth_bytes_per_second=bandwidth * 1e9 / 8,
+            )
+        )
+    return Material(cities=tuple(found))
+
+
+TABLES = (
+    TableKind(
+        title="layer or operator times",
+        columns=frozenset({"gpu", "model", "op", "mbs", "tp", "fwd_us", "bwd_us"}),
+        read=_layer_rows,
+    ),
+    TableKind(
+        title="collectives by size",
+        columns=frozenset({"gpu", "op", "ranks", "size_bytes", "time_us", "busbw_GBps"}),
+        read=_collective_rows,
+    ),
+    TableKind(
+        title="efficiency by shape",
+        columns=frozenset({"gpu", "op", "shape", "efficiency"}),
+        read=_efficiency_rows,
+    ),
+    TableKind(
+        title="training runs",
+        columns=frozenset({"model", "gpus", "tp", "pp", "dp", "step_time_s"}),
+        read=_run_rows,
+    ),
+    TableKind(
+        title="city pairs",
+        columns=frozenset({"from", "to", "rtt_or_delay_ms_as_published", "bandwidth_gbit_per_s"}),
+        read=_city_rows,
+    ),
+)
+
+
+def table_kind(header: str) -> TableKind | None:
+    """The kind of table that has such a first line; None where lint knows none."""
+    try:
+        columns = next(csv.reader([header]), [])
+    except csv.Error:
+        return None
+    return next((kind for kind in TABLES if kind.columns <= set(columns)), None)
+
+
+def read_table(file: str, text: str, kind: TableKind) -> Material:
+    """The rows of the table; an InputError that lists the cells that are wrong."""
+    faults: list[Fault] = []
+    material = kind.read(_rows(file, text, faults))
+    if faults:
+        raise InputError(*faults[:MOST_FAULTS])
+    return material
+
+
+def _rows(file: str, text: str, faults: list[Fault]) -> Iterator[Cells]:
+    lines = csv.reader(io.StringIO(text, newline=""))
+    previous = csv.field_size_limit(LONGEST_CELL)
+    try:
+        names = next(lines, [])
+        for values in lines:
+            if not values:
+                continue
+            if len(values) != len(names):
+                message = f"found {len(values)} columns where the header has {len(names)}"
+                faults.append(Fault(file=file, line=lines.line_num, message=message))
+                continue
+            yield Cells(
+                file=file,
+                line=lines.line_num,
+                values=dict(zip(names, values, strict=True)),
+                faults=faults,
+            )
+    except csv.Error as error:
+        faults.append(Fault(file=file, line=lines.line_num, message=f"not CSV: {error}"))
+    finally:
+        csv.field_size_limit(previous)

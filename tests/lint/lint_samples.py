@@ -1,0 +1,493 @@
+"""Measurements that obey physics, as the files that lint reads: a random device law and 3 % noise.
+
+`Bundle.draw(seed)` makes them; a test damages one part and writes the files.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hetplan.files.encoding import encode
+from hetplan.lint.known import known_device, known_model
+from hetplan.model.spec import LayerKind
+from hetplan.model.work import layer_work
+from hetplan.profiling.samples import LayerSample, LinkSample, Provenance
+from hetplan.profiling.samples_csv import header, row
+from hetplan.profiling.store_state import SCHEMA as PROVENANCE_SCHEMA
+
+NOISE = 0.03
+STEP_NOISE = 0.02  # a step time is a mean over iterations, a layer time a median of short runs
+MODELS = ("OPT-350", "GPT-Neo-2.7", "OPT-30")
+DEVICES = ("A100-40", "V100-16")
+MICROBATCHES = (1, 2, 4, 8)
+TP = (1, 2, 4)
+Rows = list[dict[str, Any]]
+
+
+def noisy(value: float, random_: random.Random, noise: float = NOISE) -> float:
+    """The value times exp(N(0, noise)), at most three deviations away."""
+    return value * math.exp(max(-3.0, min(3.0, random_.gauss(0.0, 1.0))) * noise)
+
+
+@dataclass
+class Bundle:
+    """Tables as lists of rows and documents as plain data; the files' names do not matter."""
+
+    layers: Rows = field(default_factory=list)
+    operators: Rows = field(default_factory=list)
+    collectives: Rows = field(default_factory=list)
+    efficiencies: Rows = field(default_factory=list)
+    runs: Rows = field(default_factory=list)
+    cities: Rows = field(default_factory=list)
+    profiles: dict[str, Any] = field(default_factory=dict)
+    sizes: dict[str, Any] = field(default_factory=dict)
+    network: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
+    cases: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
+    layer_samples: list[LayerSample] = field(default_factory=list)
+    other_samples: list[LayerSample] = field(default_factory=list)
+    link_samples: list[LinkSample] = field(default_factory=list)
+
+    @classmethod
+    def draw(cls, seed: int, *parts: str) -> Bundle:
+        """The named parts, each from its own device law; none named: all of them."""
+        bundle = cls()
+        for name in parts or tuple(DRAWN):
+            # Text seeds a generator the same way on every platform.
+            if name != "other_samples":
+                setattr(bundle, name, DRAWN[name](random.Random(f"{name} {seed}")))
+        bundle.other_samples = [
+            replace(
+                sample,
+                median_seconds=sample.median_seconds * 1.05,
+                p10_seconds=sample.p10_seconds * 1.05,
+                p90_seconds=sample.p90_seconds * 1.05,
+            )
+            for sample in bundle.layer_samples
+        ]
+        return bundle
+
+    def write(self, folder: Path, *parts: str) -> None:
+        """The named parts as files; none named: all of them."""
+        for name in parts or tuple(self.__dataclass_fields__):
+            value = getattr(self, name)
+            if not value:
+                continue
+            if name in ("layer_samples", "other_samples", "link_samples"):
+                _write_store(folder / name, value)
+            elif isinstance(value, list):
+                (folder / f"{name}.csv").write_text(_csv(value), encoding="utf-8")
+            else:
+                (folder / f"{name}.json").write_text(json.dumps(value, indent=1), encoding="utf-8")
+
+
+def _csv(rows: Rows) -> str:
+    text = io.StringIO()
+    table = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue()
+
+
+def _write_store(folder: Path, samples: list[Any]) -> None:
+    folder.mkdir()
+    provenance = Provenance(
+        device=samples[0].device if isinstance(samples[0], LayerSample) else "a-device",
+        device_name="A device",
+        backend="cuda",
+        measured_on="2026-01-01",
+        hetplan_version="0",
+        torch_version="2.13",
+        driver=folder.name,
+        threads=0,
+        paced="",
+        command="hetplan profile",
+    )
+    (folder / "provenance.json").write_text(encode(provenance, schema=PROVENANCE_SCHEMA))
+    name = "layers.csv" if isinstance(samples[0], LayerSample) else "links.csv"
+    lines = [header(type(samples[0])), *(row(sample) for sample in samples)]
+    (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _rate(device: str, random_: random.Random) -> float:
+    known = known_device(device)
+    assert known is not None
+    return known.half * random_.uniform(0.35, 0.8)
+
+
+def _seconds(
+    model: str, layer: int, size: int, tp: int, rate: float, random_: random.Random
+) -> tuple[float, float]:
+    spec = known_model(model)
+    assert spec is not None
+    kind = spec.layers[layer]
+    work = layer_work(spec, kind, size, 2048, tp)
+    if kind is LayerKind.EMBEDDING:
+        seconds = 1e-3 * size
+        return noisy(seconds, random_), noisy(seconds, random_)
+    seconds = 20e-6 + work.flops / rate
+    return noisy(seconds, random_), noisy(2.05 * seconds, random_)
+
+
+def _layers(random_: random.Random) -> Rows:
+    rows: Rows = []
+    for device in DEVICES:
+        rate = _rate(device, random_)
+        for model in MODELS:
+            spec = known_model(model)
+            assert spec is not None
+            ours = rate * random_.uniform(0.75, 1.0)
+            for layer in (0, 1, spec.num_layers + 1):
+                for size in MICROBATCHES:
+                    for tp in TP:
+                        forward, backward = _seconds(model, layer, size, tp, ours, random_)
+                        rows.append(
+                            {
+                                "source": "drawn",
+                                "dtype": "fp16",
+                                "gpu": device,
+                                "model": model,
+                                "op": "layer",
+                                "mbs": size,
+                                "tp": tp,
+                                "algo": "",
+                                "fwd_us": round(forward * 1e6, 3),
+                                "bwd_us": round(backward * 1e6, 3),
+                                "weights_mb": "",
+                                "act_mb": "",
+                                "layer": layer,
+                            }
+                        )
+    return rows
+
+
+def _operators(random_: random.Random) -> Rows:
+    """The four products of a layer and what lies between them, h 2048, fp16."""
+    rows: Rows = []
+    hidden, sequence, rate = 2048, 2048, _rate("A100-40", random_)
+    for name, inputs, outputs in (
+        ("dense", 1, 1),
+        ("qkv", 1, 3),
+        ("mlp-1", 1, 4),
+        ("mlp-2", 4, 1),
+    ):
+        weights = 2.0 * inputs * outputs * hidden * hidden
+        for size in MICROBATCHES:
+            for tp in TP:
+                flops = size * sequence * weights / tp
+                forward = 10e-6 + flops / rate
+                rows.append(
+                    {
+                        "source": "drawn",
+                        "dtype": "fp16",
+                        "gpu": "A100-40",
+                        "model": "a-model",
+                        "op": name,
+                        "mbs": size,
+                        "tp": tp,
+                        "algo": 0,
+                        "fwd_us": round(noisy(forward, random_) * 1e6, 3),
+                        "bwd_us": round(noisy(2 * forward, random_) * 1e6, 3),
+                        "weights_mb": weights / tp / 2**20,
+                        "act_mb": 2.0 * size * sequence * outputs * hidden / 2**20,
+                        "layer": "",
+                    }
+                )
+    return rows
+
+
+def _collectives(random_: random.Random) -> Rows:
+    rows: Rows = []
+    for device in DEVICES:
+        known = known_device(device)
+        assert known is not None
+        speed = known.link_bytes_per_second * random_.uniform(0.3, 0.85)
+        latency = random_.uniform(5e-6, 50e-6)
+        for operation in ("all_reduce", "all_gather"):
+            for ranks in (2, 4, 8):
+                share = (ranks - 1) / ranks * (2 if operation == "all_reduce" else 1)
+                for power in range(12, 31):
+                    size = 2**power
+                    seconds = noisy(latency * ranks + share * size / speed, random_)
+                    micro = round(seconds * 1e6, 2)
+                    rows.append(
+                        {
+                            "source": "drawn",
+                            "gpu": device,
+                            "op": operation,
+                            "ranks": ranks,
+                            "scope": "intra",
+                            "size_bytes": size,
+                            "time_us": micro,
+                            "busbw_GBps": round(share * size / (micro * 1e3), 6),
+                        }
+                    )
+    return rows
+
+
+def _efficiencies(random_: random.Random) -> Rows:
+    return [
+        {
+            "source": "drawn",
+            "gpu": "a100",
+            "op": operation,
+            "peak_tflops": 312,
+            "default_eff": 0.7,
+            "shape": f"m={size}, k={2 * size}, n={size}, layout=TN, out_dtype=bf16",
+            "efficiency": round(random_.uniform(0.3, 0.9), 6),
+        }
+        for operation in ("matmul", "sdp_fwd")
+        for size in range(1024, 8192, 512)
+    ]
+
+
+def _runs(random_: random.Random) -> Rows:
+    """A GPT of 3.6B on 64 A100, full recompute, by the law of compute, bubble and collectives."""
+    rows: Rows = []
+    layers, hidden, sequence, batch, devices, vocabulary = 30, 3072, 2048, 512, 64, 50257
+    products = 12.0 * hidden * hidden * layers
+    operations = 6 * products + 12 * layers * hidden * sequence + 6 * vocabulary * hidden
+    compute = operations * batch * sequence / devices / (312e12 * random_.uniform(0.35, 0.55))
+    wire, reduction = random_.uniform(0.01, 0.05), random_.uniform(0.02, 0.2)
+    for tp in (1, 2, 4, 8):
+        for pp in (1, 2, 4):
+            for size in (1, 2, 4, 8):
+                dp = devices // (tp * pp)
+                microbatches = batch // (dp * size)
+                if microbatches < 1:
+                    continue
+                bubble = (microbatches + pp - 1) / microbatches
+                step = noisy(
+                    compute * bubble * (1 + wire * (tp - 1))
+                    + reduction / pp * (dp - 1) / dp
+                    + 2e-3 * (microbatches + pp - 1) * layers / pp / 30,
+                    random_,
+                    STEP_NOISE,
+                )
+                rate = operations * batch * sequence / devices / step
+                rows.append(
+                    {
+                        "source": "drawn",
+                        "model": "gpt-3.6B",
+                        "params_b": 3.6,
+                        "layers": layers,
+                        "hidden": hidden,
+                        "ffn_hidden": 4 * hidden,
+                        "heads": 32,
+                        "kv_heads": 32,
+                        "vocab": vocabulary,
+                        "seq": sequence,
+                        "num_experts": "",
+                        "gpu": "A100-80GB-SXM",
+                        "gpus": devices,
+                        "gpus_per_node": 8,
+                        "tp": tp,
+                        "pp": pp,
+                        "cp": 1,
+                        "ep": 1,
+                        "dp": dp,
+                        "micro_batch": size,
+                        "global_batch": batch,
+                        "dtype": "fp16",
+                        "recompute": "full",
+                        "other": "layers_per_stage=" + "/".join([str(layers // pp)] * pp)
+                        if layers % pp == 0
+                        else "",
+                        "tflops_per_gpu": round(rate / 1e12, 2),
+                        "mfu": round(rate / 312e12, 4),
+                        "step_time_s": round(step, 5),
+                        "peak_mem_gib": "",
+                        "step_time_kind": "published",
+                    }
+                )
+    return rows
+
+
+def _profile(model: str, device: str, random_: random.Random) -> dict[str, Any]:
+    """A profile in true float32, as Sailor's profiler writes it."""
+    known, spec = known_device(device), known_model(model)
+    assert known is not None
+    assert spec is not None
+    rate = known.float32 * random_.uniform(0.6, 0.9)
+    profile: dict[str, Any] = {}
+    for size in (1, 2, 4):
+        profile[str(size)] = {}
+        for tp in (1, 2):
+            times = {
+                layer: _seconds(model, layer, size, tp, rate, random_)
+                for layer in (0, 1, spec.num_layers + 1)
+            }
+            profile[str(size)][str(tp)] = {
+                str(layer): [
+                    *(round(time, 6) for time in times[layer if layer in times else 1]),
+                    0.001,
+                ]
+                for layer in range(spec.num_layers + 2)
+            }
+    return profile
+
+
+def _sizes() -> dict[str, Any]:
+    spec = known_model("OPT-350")
+    assert spec is not None
+    return {
+        "OPT-350": {
+            "1": {
+                str(layer): {"params_floats": spec.parameters(kind)}
+                for layer, kind in enumerate(spec.layers)
+            }
+        }
+    }
+
+
+def _network(random_: random.Random) -> dict[str, Any]:
+    def fit(top: float) -> list[Any]:
+        speed = random_.uniform(0.5, 0.9) * top / 1e9
+        return [[0.0, speed / 40, speed * 0.6], speed * 1e9]
+
+    return {
+        "intra": {"A100-40": {"2": fit(300e9)}, "V100-16": {"2": fit(150e9)}},
+        "inter": {"A100-40": {"V100-16": fit(25e9)}},
+    }
+
+
+def _plan() -> dict[str, Any]:
+    replica = [[["A100-40", 4, "a"]], 4]
+    return {
+        "zone": "a",
+        "pipeline_list": [
+            {
+                "num_stages": 2,
+                "layers_per_stage": [list(range(12)), list(range(12, 26))],
+                "tmp_per_stage": [[replica, replica], [replica, replica]],
+                "dp": [2, 2],
+            }
+        ],
+        "mbs": 1,
+        "gbs": 64,
+        "real": 1.2345,
+        "red_grads": 0.02,
+        "max_mem": 10**10,
+    }
+
+
+def _cases() -> dict[str, Any]:
+    plan = {"pp": 2, "layers": [12, 14], "dp": [1, 1], "stages": [{"A": 1}, {"B": 1}]}
+    return {"cases": [{"model_layers": 26, "planners": [{"planner": "one", "plan": plan}]}]}
+
+
+def _layer_samples(random_: random.Random) -> list[LayerSample]:
+    rate, found = random_.uniform(0.5e12, 200e12), []
+    for hidden in (512, 2048):
+        for size in MICROBATCHES:
+            for tp in (1, 2):
+                for layer in ("transformer", "head"):
+                    flops = (
+                        size * 2048 * hidden * (24.0 * hidden if layer == "transformer" else 64e3)
+                    )
+                    for phase, times in (("forward", 1.0), ("backward", 2.05)):
+                        median = noisy(times * (2e-3 + flops / tp / rate), random_)
+                        activations = 17.0 * size * 2048 * hidden * 2 if phase == "forward" else 0.0
+                        found.append(
+                            LayerSample(
+                                device="a-device",
+                                architecture="gpt",
+                                layer=layer,
+                                phase=phase,
+                                precision="bfloat16",
+                                hidden_size=hidden,
+                                ffn_hidden_size=4 * hidden,
+                                num_attention_heads=8,
+                                num_kv_heads=8,
+                                head_dim=hidden // 8,
+                                vocab_size=32000,
+                                sequence_length=2048,
+                                microbatch_size=size,
+                                tp=tp,
+                                median_seconds=median,
+                                p10_seconds=median * 0.97,
+                                p90_seconds=median * 1.03,
+                                repeats=50,
+                                outliers=1,
+                                steady=True,
+                                activation_bytes=activations,
+                                peak_memory_bytes=activations,
+                                clock_hertz=1.4e9 * random_.uniform(0.98, 1.02),
+                            )
+                        )
+    return found
+
+
+def _link_samples(random_: random.Random) -> list[LinkSample]:
+    speed, latency = random_.uniform(1e9, 100e9), random_.uniform(5e-6, 1e-3)
+    found = []
+    for power in range(10, 31, 2):
+        median = noisy(latency + 2**power / speed, random_)
+        found.append(
+            LinkSample(
+                link="a-link",
+                operation="all_reduce",
+                backend="nccl",
+                group_size=2,
+                message_bytes=2**power,
+                median_seconds=median,
+                p10_seconds=median * 0.97,
+                p90_seconds=median * 1.03,
+                repeats=50,
+                outliers=1,
+            )
+        )
+    return found
+
+
+def _cities(_: random.Random) -> Rows:
+    return [
+        {
+            "from": "here",
+            "to": f"there {hop}",
+            "rtt_or_delay_ms_as_published": 10 * hop,
+            "bandwidth_gbit_per_s": round(1.05 / hop, 3),
+        }
+        for hop in (1, 2, 3)
+    ]
+
+
+def _profiles(random_: random.Random) -> dict[str, Any]:
+    return {
+        model: {"A100-40": _profile(model, "A100-40", random_)}
+        for model in ("OPT-350", "GPT-Neo-2.7")
+    }
+
+
+def _figures(random_: random.Random) -> dict[str, Any]:
+    return {
+        device: {str(tp): round(random_.uniform(1, 2), 4) for tp in (1, 2, 4, 8)}
+        for device in (*DEVICES, "H100", "B200")
+    }
+
+
+DRAWN: dict[str, Callable[[random.Random], Any]] = {
+    "layers": _layers,
+    "operators": _operators,
+    "collectives": _collectives,
+    "efficiencies": _efficiencies,
+    "runs": _runs,
+    "cities": _cities,
+    "profiles": _profiles,
+    "sizes": lambda _: _sizes(),
+    "network": _network,
+    "plan": lambda _: _plan(),
+    "cases": lambda _: _cases(),
+    "figures": _figures,
+    "layer_samples": _layer_samples,
+    "link_samples": _link_samples,
+}

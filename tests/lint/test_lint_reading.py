@@ -1,0 +1,203 @@
+"""What lint makes of files: what hetplan ships is clean, garbage is a clean error."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lint_samples import DRAWN, Bundle
+
+from hetplan.errors import InputError
+from hetplan.files.shipped import shipped_folder
+from hetplan.lint.reading import Asked, Reading, read_all
+from hetplan.lint.registry import findings, judge
+
+
+def read(*paths: Path, asked: Asked | None = None) -> Reading:
+    return read_all(paths, asked or Asked())
+
+
+@pytest.mark.parametrize("name", ["profiles", "configs"])
+def test_nothing_is_said_of_what_hetplan_ships(name: str) -> None:
+    found = findings(read(shipped_folder(name)))  # type: ignore[arg-type]
+    assert found.findings == ()
+    assert found.files
+
+
+def test_kinds_are_recognised_by_shape_and_not_by_name(tmp_path: Path) -> None:
+    Bundle.draw(1).write(tmp_path)
+    for number, path in enumerate(sorted(tmp_path.iterdir())):
+        if path.is_file():
+            path.rename(tmp_path / f"{number}{path.suffix}")
+    reading = read(tmp_path)
+    assert reading.skipped == ()
+    assert reading.faults == ()
+    for name in ("layers", "collectives", "efficiencies", "runs", "cities", "polynomials"):
+        assert getattr(reading.material, name), name
+    for name in ("figures", "plans", "cases", "sizes", "layer_samples", "link_samples"):
+        assert getattr(reading.material, name), name
+
+
+def test_unknown_files_are_skipped_with_why(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("colour,taste\nred,sweet\n")
+    (tmp_path / "b.json").write_text('{"colour": "red"}')
+    (tmp_path / "c.bin").write_bytes(b"\xff\xfe\x00\x01")
+    (tmp_path / "d.txt").write_text("nothing that anybody measured\n")
+    (tmp_path / "e.md").write_text("# words\n")
+    (tmp_path / ".hidden").write_text("x")
+    reading = read(tmp_path)
+    assert [line.split(": ")[1].split(",")[0] for line in reading.skipped] == [
+        "is a table whose columns lint does not know",
+        "is JSON of no shape that lint knows",
+        "is not UTF-8 text",
+        "is of no kind that lint knows; --kind names an importer for it",
+        "is text or code",
+    ]
+    assert reading.files == ()
+
+
+def test_a_path_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no such file"):
+        read(tmp_path / "nowhere")
+
+
+def test_wrong_cells_are_faults_with_their_line(tmp_path: Path) -> None:
+    bundle = Bundle.draw(1, "collectives")
+    bundle.collectives[2]["time_us"] = "fast"
+    bundle.collectives[4]["busbw_GBps"] = "1" + "0" * 400
+    bundle.write(tmp_path, "collectives")
+    reading = read(tmp_path)
+    assert [(fault.line, fault.field) for fault in reading.faults] == [
+        (4, "time_us"),
+        (6, "busbw_GBps"),
+    ]
+    assert [each.rule for each in findings(reading).findings] == ["file-is-wrong"] * 2
+
+
+@pytest.mark.parametrize("value", ["1e999", "-1", "NaN", "[]", '"x"', "{}", "null", "true"])
+def test_any_value_in_a_profile_is_an_error_or_a_finding(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "a.json"
+    text = '{"1": {"1": {"0": [VALUE, 0.1, 0.1], "1": [0.1, VALUE, 0.1]}}}'
+    path.write_text(text.replace("VALUE", value))
+    reading = read(path)
+    found = findings(reading).findings
+    assert found or value == "-1"
+
+
+def test_a_model_a_cluster_and_a_job_are_checked_together(tmp_path: Path) -> None:
+    configs = shipped_folder("configs")
+    model = configs / "models" / "gpt-tiny.yaml"
+    cluster = configs / "clusters" / "this-machine.yaml"
+    job = (configs / "jobs" / "gpt-tiny.yaml").read_text()
+    good = tmp_path / "good.yaml"
+    good.write_text(job)
+    assert read(model, cluster, good).faults == ()
+    wrong = tmp_path / "wrong.yaml"
+    lines = [
+        "sequence_length: 1000000" if line.startswith("sequence_length:") else line
+        for line in job.splitlines()
+    ]
+    wrong.write_text("\n".join(lines) + "\n")
+    assert lines != job.splitlines()
+    assert read(wrong).faults == ()
+    (fault,) = read(model, cluster, wrong).faults
+    assert fault.field == "sequence_length"
+    assert fault.line
+
+
+def test_hetplan_files_with_faults_are_errors(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("schema: hetplan.job/1\nglobal_batch_size: many\n")
+    assert all(fault.file == str(path) for fault in read(path).faults)
+    assert read(path).faults
+
+
+def test_an_importer_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x\n")
+    reading = read(tmp_path, asked=Asked(importer="no-such-tool"))
+    assert "there is no such importer" in reading.faults[0].message
+
+
+def damaged(text: bytes, random_: random.Random) -> bytes:
+    """The text truncated, with bytes changed, or with a piece doubled."""
+    data = bytearray(text)
+    kind = random_.randrange(3)
+    if kind == 0:
+        return bytes(data[: random_.randrange(len(data) + 1)])
+    if kind == 1:
+        for _ in range(random_.randrange(1, 8)):
+            data[random_.randrange(len(data))] = random_.randrange(256)
+        return bytes(data)
+    start = random_.randrange(len(data))
+    return bytes(data[:start] + data[start : start + 40] * 3 + data[start + 40 :])
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_damaged_files_are_clean_errors(tmp_path: Path, seed: int) -> None:
+    random_ = random.Random(seed)
+    name = random_.choice([part for part in DRAWN if part != "profiles"])
+    folder = tmp_path / str(seed)
+    if folder.exists():
+        return
+    folder.mkdir()
+    Bundle.draw(1, name).write(folder, name)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.write_bytes(damaged(path.read_bytes(), random_))
+    try:
+        reading = read(folder)
+    except InputError:
+        return
+    judge(reading.material)
+
+
+def test_output_of_a_measuring_tool_is_read_by_its_importer(tmp_path: Path) -> None:
+    """Rates that no link has, in the form that nccl-tests prints."""
+    rows = "\n".join(
+        f"{2**power:12d} {2**power // 4:12d} float sum -1 {2**power / 1e7:.4f} 10000.0 10000.0 0 "
+        f"{2**power / 1e7:.4f} 10000.0 10000.0 0"
+        for power in (20, 24, 28)
+    )
+    path = tmp_path / "log"
+    path.write_text(NCCL_HEAD + rows + "\n")
+    found = findings(read(path))
+    assert [each.rule for each in found.findings] == ["bandwidth-above-link"]
+
+
+NCCL_HEAD = """# Collective test starting: all_reduce_perf
+# nThread 1 nGpus 8 minBytes 1048576 maxBytes 268435456 step: 16(factor) warmup \
+iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0
+#
+# Using devices
+#  Rank  0 Group  0 Pid   1001 on     node-1 device  0 [0x07] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid   1001 on     node-1 device  1 [0x0f] NVIDIA H100 80GB HBM3
+#
+#                                                out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   \
+algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  \
+(GB/s)  (GB/s)
+"""
+
+
+def test_findings_become_json(tmp_path: Path) -> None:
+    from hetplan.files.encoding import encode
+    from hetplan.lint.findings import FINDINGS_SCHEMA
+
+    bundle = Bundle.draw(1, "collectives")
+    bundle.collectives[2]["time_us"] = 1e12
+    bundle.write(tmp_path, "collectives")
+    text = json.loads(encode(findings(read(tmp_path)), schema=FINDINGS_SCHEMA))
+    assert text["schema"] == FINDINGS_SCHEMA
+    assert text["findings"][0]["rule"] == "failure-as-number"
+    assert text["findings"][0]["lines"] == [4]
