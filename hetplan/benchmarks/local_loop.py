@@ -29,7 +29,7 @@ from hetplan.files.writing import write_atomically
 from hetplan.job.load import load_job
 from hetplan.launchers.run_log import RunLog, read_runs
 from hetplan.model.load import load_model
-from hetplan.model.spec import LayerKind
+from hetplan.model.spec import TRAINED_KINDS
 from hetplan.predict.fit import fit_stores
 from hetplan.search.files import load_plan
 
@@ -134,7 +134,7 @@ def paced_kind(files: LoopFiles, device: str, slow_down: float) -> PacedKind:
     predictor, _ = fit_stores(files.store / "cpu")
     cpu = next(kind for kind in load_catalogue() if kind.kind == "cpu")
     entries = []
-    for layer, microbatch_size, tp in product(LayerKind, MICROBATCH_SIZES, TP_DEGREES):
+    for layer, microbatch_size, tp in product(TRAINED_KINDS, MICROBATCH_SIZES, TP_DEGREES):
         for phase, predict in (("forward", predictor.forward), ("backward", predictor.backward)):
             prediction = predict(
                 cpu,

@@ -32,7 +32,9 @@ def estimate(
         Path | None,
         typer.Argument(help="Plan file that `hetplan plan` wrote; it holds its inputs."),
     ] = None,
-    model: Annotated[Path | None, typer.Option(help="Model file (YAML).")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Model file (YAML, or a Hugging Face config.json).")
+    ] = None,
     cluster: Annotated[Path | None, typer.Option(help="Cluster file (YAML).")] = None,
     job: Annotated[Path | None, typer.Option(help="Job file (YAML).")] = None,
     predictor: PredictorFile = None,

@@ -22,7 +22,9 @@ _T = TypeVar("_T")
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
 
-ModelFile = Annotated[Path, typer.Option("--model", help="Model file (YAML).")]
+ModelFile = Annotated[
+    Path, typer.Option("--model", help="Model file (YAML, or a Hugging Face config.json).")
+]
 ClusterFile = Annotated[Path, typer.Option("--cluster", help="Cluster file (YAML).")]
 JobFile = Annotated[Path, typer.Option("--job", help="Job file (YAML).")]
 PredictorFile = Annotated[
@@ -96,7 +98,12 @@ def read_inputs(model: Path, cluster: Path, job: Path, target: str | None = None
     )
     against = check_job_against(inputs.job, inputs.model, inputs.cluster, job_document)
     if against:
-        raise InputError(*against)
+        raise InputError(
+            *(
+                replace(fault, file=str(model), field="") if fault.field == "model" else fault
+                for fault in against
+            )
+        )
     return inputs
 
 

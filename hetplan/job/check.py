@@ -10,6 +10,7 @@ from hetplan.errors import Fault
 from hetplan.files.nodes import Path, field_text
 from hetplan.files.reading import Document
 from hetplan.job.spec import Job
+from hetplan.model.differences import planning_faults
 from hetplan.model.spec import ModelSpec
 
 
@@ -24,7 +25,12 @@ def check_job_against(
         return Fault(field=field_text(path), message=message)
 
     found = (*_lengths(job, model), *_degrees(job, model, cluster), *_names(job, cluster))
-    return tuple(fault(path, message) for path, message in found)
+    # What is wrong with the model stands in no line of the job's file.
+    of_model = (
+        Fault(field="model", message=message)
+        for message in planning_faults(model, job.sequence_length)
+    )
+    return (*of_model, *(fault(path, message) for path, message in found))
 
 
 def _lengths(job: Job, model: ModelSpec) -> Iterator[tuple[Path, str]]:

@@ -10,7 +10,7 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.cost.replay_kernel import Floats, Ints
 from hetplan.job.spec import Job, Optimizer, Precision
-from hetplan.model.spec import Architecture, LayerKind, ModelSpec
+from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
 from hetplan.predict.predictor import Prediction, SendLaw
 
 
@@ -151,7 +151,7 @@ def model(**changes: object) -> ModelSpec:
         "vocab_size": 1000,
         "max_sequence_length": 128,
     }
-    return ModelSpec(**(shape | changes))  # type: ignore[arg-type]
+    return plain_model(**(shape | changes))  # type: ignore[arg-type]
 
 
 def job(**changes: object) -> Job:

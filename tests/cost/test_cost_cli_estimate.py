@@ -156,7 +156,7 @@ def saved_plan(folder: Path, plan: Plan) -> Path:
     from hetplan.search.files import save_result
 
     result = SearchResult(
-        schema="hetplan.plan/1",
+        schema="hetplan.plan/2",
         hetplan_version="0",
         seed=0,
         inputs=Inputs(model=model(), cluster=CLUSTER, job=job(), sha256=()),

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
-from cost_fakes import LinearPredictor, job, model, two_islands
+from dataclasses import replace
 
-from hetplan.cost.stage_costs import StageCosts, boundary_costs, stage_costs
+import pytest
+from cost_fakes import LinearPredictor, job, link, model, two_islands
+
+from hetplan.cluster.spec import Link
+from hetplan.cost.stage_costs import (
+    StageCosts,
+    boundary_costs,
+    boundary_costs_over,
+    stage_costs,
+)
 from hetplan.cost.terms import seconds_of
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import LayerKind, ModelSpec
@@ -156,3 +164,18 @@ def test_boundaries() -> None:
     assert between("a", "a", 4) == pytest.approx((message / 10e9, 1e-5, 1e-5))
     assert between("a", "b", 4) == pytest.approx((message / 1e9, 5e-3, 5e-3))
     assert between("b", "a", 1) == between("a", "b", 1)
+
+
+def test_devices_of_a_stage_share_the_capacity_of_a_link() -> None:
+    shape, asked, predictor = model(), job(), LinearPredictor()
+    leased = replace(link(4e9), shared_bandwidth_bytes_per_second=6e9)
+
+    def seconds(over: Link, tp: int, dp: int) -> float:
+        degrees = Degrees(tp=tp, dp=dp, microbatch_size=2)
+        return boundary_costs_over(over, shape, asked, degrees, predictor).send_forward_seconds
+
+    message = 2 * 128 * 256 * 4
+    assert seconds(leased, 1, 1) == pytest.approx(message / 4e9)
+    assert seconds(leased, 2, 1) == pytest.approx(message / 3e9)
+    assert seconds(leased, 2, 2) == pytest.approx(message / 1.5e9)
+    assert seconds(link(4e9), 2, 2) == pytest.approx(message / 4e9)

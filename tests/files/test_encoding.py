@@ -8,11 +8,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster, Island, Link
 from hetplan.errors import InputError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.job.spec import Job
+from hetplan.model.layers import (
+    Attention,
+    Experts,
+    LatentAttention,
+    LayerRun,
+    Mlp,
+    TransformerLayer,
+)
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Prediction
@@ -50,22 +59,42 @@ def strategy(hint):
     positive = st.floats(0, 1e30, exclude_min=True)
     if hint is Link:
         fields |= {"bandwidth_bytes_per_second": positive, "latency_seconds": st.floats(0, 1e30)}
+        fields |= {"segment_bytes": positive, "oversubscription": st.floats(1, 1e6)}
+        for name in ("shared_bandwidth_bytes_per_second", "window_bytes", "price_usd_per_byte"):
+            fields[name] = st.none() | positive
+        fields["loss"] = st.none() | st.floats(0, 1, exclude_max=True)
+    if hint is Nics:
+        fields |= {"bandwidth_bytes_per_second": positive, "rails": st.none() | st.just(1)}
+        fields["of_device"] = st.just(())
     if hint is Island:
         fields |= {"nodes": st.integers(3, 99), "devices_per_node": st.integers(1, 99)}
         fields |= {"memory_bytes": positive, "nodes_out": st.sampled_from([(), (0,), (2, 1)])}
+        for name in ("switch_of_device", "numa_node_of_device", "node_names"):
+            fields[name] = st.just(())
     if hint is Cluster:
         islands = st.lists(strategy(Island), max_size=2, unique_by=lambda island: island.name)
         fields["islands"] = islands.map(tuple)
-    if hint is ModelSpec:
-        sizes = [name for name, each in get_type_hints(hint).items() if each is int]
-        fields |= dict.fromkeys(sizes, st.integers(1, 10**5))
-        fields["num_attention_heads"] = st.just(12)
+    if hint in (ModelSpec, LayerRun, Attention, LatentAttention, Mlp, Experts):
+        fields |= {
+            name: st.integers(1, 10**4) if each is int else st.none() | st.integers(1, 10**4)
+            for name, each in get_type_hints(hint).items()
+            if each in (int, int | None)
+        }
+    if hint is Attention:
+        fields["num_heads"] = st.just(12)
         fields["num_kv_heads"] = st.sampled_from([1, 2, 3, 4, 6, 12])
+    if hint is Experts:
+        fields["num_experts"] = st.just(10**4)
+    if hint is TransformerLayer:
+        fields["num_norms"] = st.sampled_from([2, 4])
+    if hint is ModelSpec:
+        fields["layer_runs"] = st.lists(strategy(LayerRun), min_size=1, max_size=2).map(tuple)
+        fields["num_mtp_layers"], fields["mtp_layer"] = st.just(1), strategy(TransformerLayer)
     if hint is Job:
         fraction = st.floats(0, 1, exclude_max=True)
         fields |= {"gap": fraction, "memory_reserve_fraction": fraction}
     if hint is SearchResult:
-        fields["schema"] = st.just("hetplan.plan/1")
+        fields["schema"] = st.just("hetplan.plan/2")
     return st.builds(hint, **fields)
 
 
@@ -80,7 +109,7 @@ def read_back(folder, value, schema):
 
 @pytest.mark.parametrize("type_", [Plan, Job, Cluster, ModelSpec, SearchResult, Prediction])
 def test_decode_inverts_encode(tmp_path, type_):
-    schema = "hetplan.plan/1" if type_ is SearchResult else "x/1"
+    schema = "hetplan.plan/2" if type_ is SearchResult else "x/1"
 
     @given(value=strategy(type_))
     @steady

@@ -14,6 +14,7 @@ from hetplan.units import (
     format_bytes,
     format_count,
     format_flops,
+    format_power,
     format_rate,
     format_seconds,
     parse_quantity,
@@ -39,6 +40,10 @@ steady = settings(derandomize=True, deadline=None, max_examples=200)
         ("2 min", Dimension.TIME, 120.0),
         ("312 TFLOP/s", Dimension.RATE, 312e12),
         ("  15.7   TFLOP/s ", Dimension.RATE, 15.7e12),
+        ("1.2 MW", Dimension.POWER, 1.2e6),
+        ("2.5 USD/h", Dimension.HOURLY_PRICE, 2.5),
+        ("0.02 USD/GB", Dimension.TRAFFIC_PRICE, 2e-11),
+        ("20 USD/TB", Dimension.TRAFFIC_PRICE, 2e-11),
     ],
 )
 def test_parse(text, dimension, value):
@@ -60,6 +65,8 @@ def test_parse(text, dimension, value):
         ("5 sec", Dimension.TIME, ["unknown unit 'sec'"]),
         ("0 GB/s", Dimension.BANDWIDTH, ["is zero"]),
         ("1e400 GB", Dimension.MEMORY, ["too large"]),
+        ("0.02 USD/GB", Dimension.HOURLY_PRICE, ["unit of price of traffic", '"2.5 USD/h"']),
+        ("2 EUR/h", Dimension.HOURLY_PRICE, ["unknown unit 'EUR/h'"]),
         ("312 TFLOPS", Dimension.RATE, ["did you mean 'TFLOP/s'"]),
         (True, Dimension.TIME, ["a truth value", '"60 s"']),
         (None, Dimension.TIME, ["a key without a value"]),
@@ -128,6 +135,8 @@ def test_formats():
     assert format_bytes(80 * 2**30) == "80 GiB"
     assert format_bytes(1023.99) == "1 KiB"
     assert format_bandwidth(25e9) == "25 GB/s"
+    assert format_power(700.0) == "700 W"
+    assert format_power(1.2e6) == "1.2 MW"
     assert format_flops(312e12) == "312 TFLOP/s"
     assert format_rate(51_200.0, "token/s") == "51.2 ktoken/s"
     assert format_count(6_738_415_616) == "6.738 B"

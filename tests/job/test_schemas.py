@@ -58,7 +58,7 @@ def test_every_key_of_every_schema_is_described():
             assert entry.get("description") or referred.get("description"), name
 
 
-COMPLETE = {"model": "llama-2-7b", "cluster": "mixed-768", "job": "llama-140b"}
+COMPLETE = {"model": "deepseek-v3", "cluster": "mixed-768", "job": "llama-140b"}
 
 
 @pytest.mark.parametrize(("kind", "example"), COMPLETE.items())

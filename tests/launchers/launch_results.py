@@ -49,7 +49,7 @@ def result_of(
 ) -> SearchResult:
     """The plan as `hetplan plan` would write it, with an estimate that was made up."""
     return SearchResult(
-        schema="hetplan.plan/1",
+        schema="hetplan.plan/2",
         hetplan_version="test",
         seed=0,
         inputs=Inputs(model=model, cluster=machines, job=task, sha256=()),

@@ -21,7 +21,7 @@ from hetplan.launchers import local, machine
 from hetplan.launchers.local import launch
 from hetplan.launchers.machine import torch_backend
 from hetplan.launchers.run_log import read_runs, run_line
-from hetplan.model.spec import LayerKind
+from hetplan.model.spec import TRAINED_KINDS
 from hetplan.profiling.pacing import Pace, PacedKind, PaceEntry
 from hetplan.runtime.measured import StepRecord
 from hetplan.search.files import save_result
@@ -44,7 +44,7 @@ def pace(**layer_seconds: float) -> Pace:
                         tp=1,
                         seconds=seconds * (2 if phase == "backward" else 1),
                     )
-                    for layer in LayerKind
+                    for layer in TRAINED_KINDS
                     for phase in ("forward", "backward")
                 ),
             )

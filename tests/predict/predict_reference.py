@@ -17,7 +17,7 @@ import pytest
 from predict_samples import REFERENCE, layer_sample, link_sample
 
 from hetplan.job.spec import Precision
-from hetplan.model.spec import Architecture, ModelSpec
+from hetplan.model.spec import Architecture, ModelSpec, plain_model
 from hetplan.profiling.samples import LayerSample, LinkSample
 
 needs_reference = pytest.mark.skipif(
@@ -33,7 +33,7 @@ SEQUENCE = 2048
 
 def spec(name: str) -> ModelSpec:
     hidden, heads = _HIDDEN_AND_HEADS[name]
-    return ModelSpec(
+    return plain_model(
         name=name,
         architecture=Architecture.GPT,
         num_layers=1,

@@ -10,7 +10,7 @@ from pathlib import Path
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Link, Transport
 from hetplan.job.spec import Precision
-from hetplan.model.spec import Architecture, LayerKind, ModelSpec
+from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
 from hetplan.predict.columns import LayerColumns, layer_columns
 from hetplan.profiling.samples import LayerSample, LinkSample, Provenance
 
@@ -36,7 +36,7 @@ LINK = Link(
 
 
 def gpt(hidden: int = 2048, architecture: Architecture = Architecture.GPT) -> ModelSpec:
-    return ModelSpec(
+    return plain_model(
         name="test",
         architecture=architecture,
         num_layers=4,

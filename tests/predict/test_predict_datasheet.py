@@ -9,7 +9,7 @@ from predict_samples import DEVICE, gpt
 
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.model.spec import Architecture, LayerKind
+from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind
 from hetplan.predict.datasheet import (
     ATTENTION_EFFICIENCY,
     BACKWARD_WORK,
@@ -71,7 +71,7 @@ def test_the_interval_is_the_products_for_large_layers_and_the_launches_for_smal
 
 
 def test_every_layer_costs_something_and_backward_costs_more() -> None:
-    for layer in LayerKind:
+    for layer in TRAINED_KINDS:
         forward, backward = ask("forward", layer), ask("backward", layer)
         assert 0 < forward.seconds < backward.seconds
     gpt_layer, llama = ask("forward"), ask("forward", architecture=Architecture.LLAMA)

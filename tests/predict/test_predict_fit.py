@@ -16,7 +16,7 @@ from predict_samples import DEVICE, LINK, gpt, layer_grid, link_sample, provenan
 from hetplan.errors import InputError
 from hetplan.files.encoding import encode
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.model.spec import LayerKind
+from hetplan.model.spec import TRAINED_KINDS, LayerKind
 from hetplan.predict.fit import (
     FittedPredictor,
     fit,
@@ -131,7 +131,7 @@ def test_a_predictor_without_any_sample_answers_everything() -> None:
     predictor = fit(ProfileSet(layers=(), links=(), provenance=()))
     assert predictor == FittedPredictor.datasheet_only()
     bare = replace(LINK, samples=None)
-    for layer in LayerKind:
+    for layer in TRAINED_KINDS:
         assert forward(predictor, layer=layer, tp=8).seconds > 0
     assert predictor.send(bare, 1e6).seconds_per_byte > 0
     assert predictor.collective(bare, "broadcast", 8, 1e6).seconds > 0

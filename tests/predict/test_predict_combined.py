@@ -1,0 +1,162 @@
+"""Times of forward and backward together: the split, its interval, and where its width is from."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from predict_samples import DEVICE, REFERENCE, gpt, layer_grid, layer_sample
+
+from hetplan.job.spec import Precision
+from hetplan.model.spec import LayerKind
+from hetplan.predict.combined import (
+    EMBEDDING_LOG_HALFWIDTHS,
+    HEAD_LOG_HALFWIDTHS,
+    TRANSFORMER_LOG_HALFWIDTHS,
+    split_combined,
+    split_log_halfwidth,
+)
+from hetplan.predict.fit import fit
+from hetplan.predict.layer_laws import fit_layer_laws
+from hetplan.profiling.samples import LayerSample, Phase, ProfileSet
+
+COMBINED = Phase.FORWARD_BACKWARD.value
+SAILOR = REFERENCE / "sailor" / "layer_profiles"
+
+
+def together(samples: list[LayerSample]) -> list[LayerSample]:
+    """The samples as a tool writes them that times both passes at once."""
+    return [replace(sample, phase=COMBINED) for sample in samples]
+
+
+@given(st.floats(1e-9, 1e3), st.floats(1.0, 2.0), st.floats(0.5, 1.0))
+def test_the_halves_sum_to_what_was_measured(seconds: float, up: float, down: float) -> None:
+    sample = replace(
+        layer_sample(gpt(), seconds, phase=COMBINED),
+        p10_seconds=seconds * down,
+        p90_seconds=seconds * up,
+        activation_bytes=5.0,
+    )
+    (forward, backward), rows = split_combined([sample])
+    assert (forward.phase, backward.phase) == ("forward", "backward")
+    for name in ("median_seconds", "p10_seconds", "p90_seconds"):
+        total = getattr(forward, name) + getattr(backward, name)
+        assert total == pytest.approx(getattr(sample, name), rel=1e-15)
+        assert getattr(backward, name) == pytest.approx(2 * getattr(forward, name))
+    for half in (forward, backward):
+        assert half.p10_seconds <= half.median_seconds <= half.p90_seconds
+    assert (forward.activation_bytes, backward.activation_bytes) == (5.0, 0.0)
+    assert sum(rows.halves.values()) == 2
+
+
+def test_samples_without_combined_times_pass_unchanged() -> None:
+    samples = layer_grid()
+    result, rows = split_combined(samples)
+    assert result == tuple(samples)
+    assert not rows.halves
+    assert fit_layer_laws(samples) == tuple(rows.widened(law) for law in fit_layer_laws(samples))
+
+
+def test_a_law_from_combined_times_says_so_and_is_wider() -> None:
+    alone = {law.phase: law for law in fit_layer_laws(layer_grid())}["forward"]
+    laws = {law.phase: law for law in fit_layer_laws(together(layer_grid()))}
+    assert set(laws) == {"forward", "backward"}
+    for (phase, law), added in zip(sorted(laws.items()), (0.18, 0.30), strict=True):
+        assert split_log_halfwidth("transformer", phase) == added
+        assert law.log_halfwidth == pytest.approx(alone.log_halfwidth + added, abs=1e-6)
+        assert any("split of measured forward+backward by operations" in n for n in law.notes)
+        assert f"{added:g} more for the split" in law.calibration
+
+
+def test_predictions_of_both_passes_sum_to_the_measured_time() -> None:
+    samples = together(layer_grid())
+    predictor = fit(ProfileSet(layers=tuple(samples), links=(), provenance=()))
+    for sample in samples[::5]:
+        asked = {
+            "microbatch_size": sample.microbatch_size,
+            "sequence_length": sample.sequence_length,
+            "tp": sample.tp,
+            "precision": Precision.BFLOAT16,
+        }
+        model, kind = gpt(sample.hidden_size), LayerKind.TRANSFORMER
+        forward = predictor.forward(DEVICE, model, kind, **asked)
+        backward = predictor.backward(DEVICE, model, kind, **asked)
+        assert forward.source == backward.source == "measured"
+        assert forward.seconds + backward.seconds == pytest.approx(sample.median_seconds, rel=1e-3)
+
+
+def test_a_phase_measured_alone_is_not_mixed_with_halves() -> None:
+    forward = layer_grid()
+    slow = [replace(each, median_seconds=each.median_seconds * 30) for each in forward]
+    laws = {law.phase: law for law in fit_layer_laws([*forward, *together(slow)])}
+    (alone,) = fit_layer_laws(forward)
+    assert laws["forward"].terms == alone.terms
+    assert laws["forward"].log_halfwidth == alone.log_halfwidth
+    assert "not used: forward was measured alone" in laws["forward"].notes[-1]
+    assert any("split of measured" in note for note in laws["backward"].notes)
+
+
+def test_other_layers_and_devices_keep_their_own_rule() -> None:
+    ends = [
+        layer_sample(gpt(), 0.01, layer=layer, phase=COMBINED)
+        for layer in (LayerKind.EMBEDDING, LayerKind.HEAD)
+    ]
+    other = layer_sample(gpt(), 0.01, phase="forward", device="other")
+    result, rows = split_combined([*ends, other, layer_sample(gpt(), 0.01, phase=COMBINED)])
+    assert len(result) == 7
+    assert not rows.unused
+    for phase, at in (("forward", 0), ("backward", 1)):
+        assert split_log_halfwidth("embedding", phase) == EMBEDDING_LOG_HALFWIDTHS[at]
+        assert split_log_halfwidth("head", phase) == HEAD_LOG_HALFWIDTHS[at]
+
+
+def measured_pairs() -> dict[str, list[tuple[float, float]]]:
+    """Forward and backward seconds of every published shape, by kind of layer."""
+    pairs: dict[str, list[tuple[float, float]]] = {"transformer": [], "head": []}
+    for path in sorted(SAILOR.glob("*/*/profile.json")):
+        ends = 2 if "LLAMA" in str(path) else 1  # Llama's final norm is a layer of its own
+        for by_tp in json.loads(path.read_text(encoding="utf-8")).values():
+            for layers in by_tp.values():
+                times = [layers[str(at)] for at in range(len(layers))]
+                middle, last = times[1:-ends], times[-ends:]
+                pairs["transformer"].append(
+                    (median(each[0] for each in middle), median(each[1] for each in middle))
+                )
+                if "Neo" not in str(path):  # its last layer holds no projection
+                    pairs["head"].append((sum(each[0] for each in last), sum(e[1] for e in last)))
+    return pairs
+
+
+def p90(errors: list[float]) -> float:
+    return sorted(errors)[math.ceil(0.9 * len(errors)) - 1]
+
+
+@pytest.mark.skipif(not SAILOR.is_dir(), reason="Sailor's published profiles are not here")
+@pytest.mark.parametrize(
+    ("layer", "count", "ratios", "stated", "widths"),
+    [
+        ("transformer", 210, (0.7, 2.1, 3.3), (0.292, 0.178), TRANSFORMER_LOG_HALFWIDTHS),
+        ("head", 174, (0.7, 1.7, 9.1), (0.434, 0.291), HEAD_LOG_HALFWIDTHS),
+    ],
+)
+def test_the_width_of_the_split_is_what_published_layers_show(
+    layer: str,
+    count: int,
+    ratios: tuple[float, float, float],
+    stated: tuple[float, float],
+    widths: tuple[float, float],
+) -> None:
+    pairs = measured_pairs()[layer]
+    assert len(pairs) == count
+    found = [backward / forward for forward, backward in pairs]
+    assert (min(found), median(found), max(found)) == pytest.approx(ratios, abs=0.05)
+    forward = p90([abs(math.log(f / ((f + b) / 3))) for f, b in pairs])
+    backward = p90([abs(math.log(b / (2 * (f + b) / 3))) for f, b in pairs])
+    assert (forward, backward) == pytest.approx(stated, abs=0.0006)
+    assert forward <= widths[0] <= forward * 1.1
+    assert backward <= widths[1] <= backward * 1.1
