@@ -185,7 +185,8 @@ def _layers(task: Task, options: argparse.Namespace) -> int:
     say(f"measuring {task.kind} on {backend.name} ({backend.device_name()}) into {path}")
     if left_out:
         say(f"{len(left_out)} units that failed before are left out; --retry tries them again")
-    current = -1
+    missing = sum(1 for unit in work if profiler.shapes(unit) - held)
+    begun, current = 0, -1
 
     def on_begin(unit: Unit) -> None:
         nonlocal begun, current
@@ -199,7 +200,6 @@ def _layers(task: Task, options: argparse.Namespace) -> int:
         say(f"not measured: {describe(unit)}: {reason}")
         _free(backend)
 
-    begun, missing = 0, sum(1 for unit in work if profiler.shapes(unit) - held)
     try:
         for progress in profiler.run(
             work,
