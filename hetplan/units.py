@@ -90,7 +90,7 @@ def parse_quantity(text: object, dimension: Dimension) -> float:
     if found is None:
         if re.fullmatch(rf"[+-]?{_NUMBER}", text.strip(), re.ASCII):
             raise InputError(
-                f"found {text!r} without a unit; write {_right_way(dimension, text.strip())}"
+                f"found {text!r} without a unit; write {_right_way(dimension, float(text))}"
             )
         raise InputError(f"{text!r} is not a number and a unit; write {_right_way(dimension)}")
     number, unit = float(found.group(1)), found.group(2).strip()
@@ -120,9 +120,9 @@ def _right_way(dimension: Dimension, number: object = None) -> str:
     """`a bandwidth with its unit, such as "25 GB/s" or "200 Gbit/s"`."""
     examples = " or ".join(f'"{example}"' for example in EXAMPLES[dimension])
     if number is not None and _is_number(number):
-        examples = (
-            f'"{number:g} {EXAMPLES[dimension][0].split()[1]}" if that is meant, or {examples}'
-        )
+        units = [example.split()[1] for example in EXAMPLES[dimension]]
+        examples = " or ".join(f'"{number:g} {unit}"' for unit in units)
+        examples += ", whichever is meant" if len(units) > 1 else ""
     return f"a {dimension} with its unit, such as {examples}"
 
 

@@ -11,6 +11,7 @@ from hetplan.cli.options import AsJson, emit
 
 if TYPE_CHECKING:
     from hetplan.lint.findings import Finding, Findings
+    from hetplan.lint.reading import Asked
     from hetplan.lint.rule import Rule
 
 FOUND = 2
@@ -35,6 +36,13 @@ def check(
     ] = None,
     model: Annotated[
         Path | None, typer.Option("--model", help="Model whose layers were measured.")
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option("--precision", help="Precision that was measured, as in bfloat16."),
+    ] = None,
+    seq: Annotated[
+        int | None, typer.Option("--seq", min=1, help="Sequence length that was measured.")
     ] = None,
     kind: Annotated[
         str | None,
@@ -61,28 +69,62 @@ def check(
         return
     if not files:
         raise InputError("no file is named; name files or folders to check, or --rules")
-    found = _find(files, device, model, kind)
+    found, read_as = _find(files, _asked(device, model, precision, seq, kind))
     if as_json:
         from hetplan.files.encoding import encode
         from hetplan.lint.findings import FINDINGS_SCHEMA
 
         emit(encode(found, schema=FINDINGS_SCHEMA))
     else:
-        emit(_text(found))
+        emit(_text(found, read_as))
     if _is_bad(found, strict=strict):
         raise typer.Exit(FOUND)
 
 
-def _find(files: list[Path], device: str | None, model: Path | None, kind: str | None) -> Findings:
-    from hetplan.lint.reading import Asked, read_all
-    from hetplan.lint.registry import findings
+def _asked(
+    device: str | None, model: Path | None, precision: str | None, seq: int | None, kind: str | None
+) -> Asked:
+    """What the options say of the files; an InputError where the importer needs more."""
+    from hetplan.importers.open import check_context, importer_kind, known_precision
+    from hetplan.importers.records import ImportContext
+    from hetplan.lint.reading import Asked
     from hetplan.model.load import load_model
-    from hetplan.search.files import load_plan
 
     asked = Asked(
-        importer=kind, device=device, model=load_model(model) if model is not None else None
+        importer=kind,
+        device=device,
+        model=None if model is None else load_model(model),
+        precision=None if precision is None else known_precision(precision),
+        sequence_length=seq,
     )
-    return findings(read_all(files, asked, {"hetplan.plan": load_plan}))
+    if kind is not None:
+        context = ImportContext(
+            file="",
+            link="checked",
+            device=device,
+            model=asked.model,
+            precision=asked.precision,
+            sequence_length=seq,
+        )
+        check_context(importer_kind(kind), context)
+    return asked
+
+
+def _find(files: list[Path], asked: Asked) -> tuple[Findings, str]:
+    """What is wrong, and as what the files were read, in words."""
+    from collections import Counter
+
+    from hetplan.lint.reading import read_all
+    from hetplan.lint.registry import findings
+    from hetplan.search.files import load_plan
+
+    reading = read_all(files, asked, {"hetplan.plan": load_plan})
+    kinds = [
+        f"{count} x {kind}" if count > 1 else kind for kind, count in Counter(reading.kinds).items()
+    ]
+    together = "; held against each other" if reading.is_together else ""
+    read_as = f" ({', '.join(kinds)}{together})" if kinds else ""
+    return findings(reading), read_as
 
 
 def _is_bad(found: Findings, *, strict: bool) -> bool:
@@ -91,7 +133,7 @@ def _is_bad(found: Findings, *, strict: bool) -> bool:
     return any(strict or each.severity is Severity.IMPOSSIBLE for each in found.findings)
 
 
-def _text(found: Findings) -> str:
+def _text(found: Findings, read_as: str) -> str:
     """Findings by file, then each rule that was broken, once, with what to do."""
     from hetplan.lint.registry import RULES
 
@@ -107,7 +149,7 @@ def _text(found: Findings) -> str:
         if rule.id in broken:
             lines += [*_rule_lines(rule), ""]
     lines += [f"skipped: {each}" for each in found.skipped]
-    lines.append(_summary(found))
+    lines.append(_summary(found, read_as))
     return "\n".join(lines)
 
 
@@ -129,14 +171,14 @@ def _rule_lines(rule: Rule) -> list[str]:
     ]
 
 
-def _summary(found: Findings) -> str:
+def _summary(found: Findings, read_as: str) -> str:
     from hetplan.lint.findings import Severity
 
     impossible = sum(each.severity is Severity.IMPOSSIBLE for each in found.findings)
     suspicious = len(found.findings) - impossible
     read = f"{len(found.files)} file{'s' if len(found.files) != 1 else ''} read"
     skipped = f", {len(found.skipped)} skipped" if found.skipped else ""
-    return f"{read}{skipped}: {impossible} impossible, {suspicious} suspicious"
+    return f"{read}{read_as}{skipped}: {impossible} impossible, {suspicious} suspicious"
 
 
 def _rules_text(wanted: str | None) -> str:

@@ -88,7 +88,10 @@ def write_draft(
         return
     check_new(target, force=request.force)
     if len(imported) != 1:
-        raise InputError(f"--draft takes one FILE, not {len(files)}; others go to --topology")
+        raise InputError(
+            f"--draft takes one FILE, not {len(files)}: put all hosts into one list, with "
+            "type=NAME behind each where they are of several kinds; topologies go to --topology"
+        )
     draft = read_draft(request, target, imported[0], str(files[0]))
     text = draft_text(draft)
     cluster = _read_back(text, target)

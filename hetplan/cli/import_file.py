@@ -20,6 +20,7 @@ from hetplan.cli.options import AsJson, emit, say
 from hetplan.importers.kinds import KINDS, ImporterKind
 
 if TYPE_CHECKING:
+    from hetplan.cluster.devices import DeviceKind
     from hetplan.errors import Fault
     from hetplan.importers.records import ImportContext, Imported
     from hetplan.importers.storing import ImportFacts
@@ -292,10 +293,10 @@ def _show(imported: list[Imported], *, as_json: bool) -> None:
     if as_json:
         emit(_json(imported))
         return
-    from hetplan.cli.import_tables import show_imported
+    from hetplan.cli.import_tables import show_all
 
-    for each in imported:
-        show_imported(each)
+    if imported:
+        show_all(imported)
 
 
 def _facts(
@@ -323,34 +324,45 @@ def _facts_of(
     driver: str | None,
     clocks: str | None,
 ) -> ImportFacts:
-    from hetplan.cluster.catalogue import load_catalogue
-    from hetplan.errors import Fault, InputError
+    from hetplan.cluster.catalogue import load_catalogue, nearest_kinds
     from hetplan.importers.storing import ImportFacts
 
     catalogue = {kind.kind: kind for kind in load_catalogue()}
-    if device is None and imported.device_name:
-        called = imported.device_name
-        same = [kind.kind for kind in catalogue.values() if called in kind.driver_names]
-        device = same[0] if len(same) == 1 else None
-    if device is None and not imported.layers:
-        called = f" (the file says {imported.device_name[:60]!a})" if imported.device_name else ""
-        raise InputError(
-            Fault(
-                file=str(path),
-                message=f"whose link is it? give the device kind of its ends{called} with "
-                "--device, as in nvidia-a100-80gb-sxm; --dry-run only shows what was read",
-            )
-        )
-    device = device or imported.layers[0].device
+    device = device or _named_device(path, imported, tuple(catalogue.values()))
     known = catalogue.get(device)
-    backend = known.torch_device if known is not None and known.torch_device else "unknown"
+    if known is None:
+        near = ", ".join(nearest_kinds(device, catalogue))
+        hint = f" (nearest: {near})" if near else ""
+        say(
+            f"note: {device} is no kind of the catalogue{hint}; plans use these samples where a "
+            "cluster file calls its devices the same"
+        )
     return ImportFacts(
         device=device,
-        backend=backend,
+        backend=known.torch_device if known is not None and known.torch_device else "unknown",
         measured_on=measured_on or _day_of(path),
         command=f"hetplan import {imported.kind} {path.name}",
         driver=driver or "",
         clocks=clocks or "",
+    )
+
+
+def _named_device(path: Path, imported: Imported, catalogue: tuple[DeviceKind, ...]) -> str:
+    """The device kind that the file itself names; an InputError where it names none."""
+    from hetplan.errors import Fault, InputError
+    from hetplan.machine.recognise import catalogue_kind
+
+    called = imported.device_name
+    found = catalogue_kind(called, catalogue) if called else ""
+    if found or imported.layers:
+        return found or imported.layers[0].device
+    says = f" (the file says {called[:60]!a})" if called else ""
+    raise InputError(
+        Fault(
+            file=str(path),
+            message=f"whose link is it? give the device kind of its ends{says} with "
+            "--device, as in nvidia-a100-80gb-sxm; --dry-run only shows what was read",
+        )
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 from hetplan.cli.import_draft import DraftRequest
 from hetplan.cli.import_links import Links
@@ -15,14 +14,9 @@ from hetplan.importers.draft import ClusterDraft, IslandDraft
 from hetplan.importers.records import Host, Imported, NodeTopology
 from hetplan.units import Dimension
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
 _TOPOLOGIES = ("nvidia-topo", "rocm-topo", "npu-topo")
 DEFAULT_REGION = "here"
 _HOST_LISTS = ("hostfile", "slurm-nodes")
-_PATHS = ("perftest", "iperf3")
-_RDMA = "perftest"
 
 
 def read_draft(request: DraftRequest, target: Path, imported: Imported, file: str) -> ClusterDraft:
@@ -108,8 +102,9 @@ def _device_kinds(
     types = list(dict.fromkeys(host.device or "" for host in hosts))
     if not request.types:
         if request.device is None:
-            example = f"--type {types[0]}=nvidia-a100-80gb-sxm" if types and types[0] else ""
-            other = f", or {example} for every type of the hosts" if example else ""
+            other = f", or --type {types[0]}=KIND for every type of the hosts" if any(types) else ""
+            if types == [""]:
+                other = "; hosts of several kinds need type=NAME behind each, and --type NAME=KIND"
             raise InputError(f"which device is it? give --device KIND{other}")
         if len(types) > 1:
             shown = ", ".join(each or "(none)" for each in types)

@@ -49,7 +49,7 @@ class Links:
 
     def inter(self, island: IslandParts) -> tuple[LinkFigures, NicsDraft | None]:
         """Between nodes of the island, and the NICs that they send over."""
-        figures = self._said(island.name, "inter")
+        figures = self._said(island.name, "inter", devices_per_node=island.devices_per_node)
         texts = self._of("nic-bandwidth", island.name)
         card = self._figure("nic-bandwidth", texts[0] if texts else None, Dimension.BANDWIDTH)
         for path in self._of("inter-node", island.name, many=True):
@@ -134,16 +134,22 @@ class Links:
             self.faults.found.append(Fault(field=f"--{option}", message=message))
         return found
 
-    def _said(self, island: str, where: str) -> LinkFigures:
+    def _said(self, island: str, where: str, *, devices_per_node: int | None = None) -> LinkFigures:
         """What the options say of this link of this island."""
         bandwidth, latency, samples = (
             next(iter(self._of(f"{where}-{what}", island)), None)
             for what in ("bandwidth", "latency", "samples")
         )
-        return self._figures(where, bandwidth, latency, samples)
+        return self._figures(where, bandwidth, latency, samples, devices_per_node=devices_per_node)
 
     def _figures(
-        self, where: str, bandwidth: str | None, latency: str | None, samples: str | None
+        self,
+        where: str,
+        bandwidth: str | None,
+        latency: str | None,
+        samples: str | None,
+        *,
+        devices_per_node: int | None = None,
     ) -> LinkFigures:
         figures = LinkFigures(
             bandwidth=self._figure(f"{where}-bandwidth", bandwidth, Dimension.BANDWIDTH),
@@ -152,7 +158,9 @@ class Links:
         if samples is not None:
             found = self.faults.of(self._samples, where, samples)
             if found:
-                figures = figures.over(from_samples(found, samples))
+                figures = figures.over(
+                    from_samples(found, samples, devices_per_node=devices_per_node)
+                )
         return figures
 
     def _figure(self, option: str, text: str | None, dimension: Dimension) -> Figure | None:

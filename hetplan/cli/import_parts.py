@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -92,13 +92,5 @@ def guess(option: str, path: str, among: tuple[str, ...]) -> Imported:
         return guessed(read_text(Path(path)), ImportContext(file=path), among)
     except InputError as error:
         raise InputError(
-            *(
-                Fault(
-                    file=each.file,
-                    line=each.line,
-                    field=each.field,
-                    message=f"{each.message} (--{option})",
-                )
-                for each in error.faults
-            )
+            *(replace(each, message=f"{each.message} (--{option})") for each in error.faults)
         ) from error

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from rich import box
 from rich.markup import escape
 from rich.table import Table
@@ -18,6 +21,17 @@ from hetplan.units import (
 )
 
 _MOST_HOSTS = 20
+
+
+def show_all(imported: Sequence[Imported]) -> None:
+    """Every record of every file; notes that all the files share stand once, at the end."""
+    notes = [each.notes for each in imported]
+    shared = tuple(note for note in notes[0] if all(note in each for each in notes[1:]))
+    for each in imported:
+        own = tuple(note for note in each.notes if note not in shared)
+        show_imported(replace(each, notes=own))
+    for note in shared:
+        emit(f"note: {note}")
 
 
 def show_imported(imported: Imported) -> None:

@@ -34,6 +34,8 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 TRACEBACK_VARIABLE = "HETPLAN_TRACEBACK"
+MOST_LINES = 100
+"""Lines of a fault that are printed: a generated file may have a million faults."""
 
 
 def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -44,8 +46,11 @@ def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
         try:
             return command(*args, **kwargs)
         except HetplanError as error:
-            for line in str(error).splitlines():
+            lines = str(error).splitlines()
+            for line in lines[:MOST_LINES]:
                 _complain(line)
+            if len(lines) > MOST_LINES:
+                _complain(f"and {len(lines) - MOST_LINES:,} more like these")
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             _complain("interrupted")

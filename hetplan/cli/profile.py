@@ -28,7 +28,8 @@ def profile(
         Path | None, typer.Option(help="Profile store to add to. Default: your own.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="cpu or cuda (ROCm too). Default: cuda where there is one.")
+        str | None,
+        typer.Option(help="cpu, cuda (ROCm too), npu, mlu, ... Default: cuda where there is one."),
     ] = None,
     kind: Annotated[
         str | None, typer.Option(help="Device kind of the samples. Default: from the device.")

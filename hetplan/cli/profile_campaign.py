@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from hetplan.cli.options import emit, say, stores_to_read
 from hetplan.cli.profile_needs import cluster_kinds, layer_needs, link_needs
@@ -16,10 +18,13 @@ from hetplan.files.encoding import encode
 from hetplan.profiling.campaign import COMMANDS_FILE, write_campaign
 from hetplan.profiling.campaign_commands import layers_command, link_commands
 from hetplan.profiling.campaign_values import Campaign
+from hetplan.profiling.measure_links import link_key
 from hetplan.profiling.merge import MergeReport, merge, result_files
 from hetplan.profiling.store_state import store_state
 from hetplan.reports.terminal import print_table
 from hetplan.units import format_seconds
+
+_Key = TypeVar("_Key")
 
 CAMPAIGN_SCHEMA = "hetplan.campaign-files/1"
 MERGE_SCHEMA = "hetplan.merge/1"
@@ -84,6 +89,12 @@ def make_campaign(request: ProfileRequest, cluster: Path, out: Path | None) -> N
         )
         emit(encode(files, schema=CAMPAIGN_SCHEMA))
         return
+    _print_campaign(campaign)
+    say(f"wrote {folder}: start with {folder / COMMANDS_FILE}")
+
+
+def _print_campaign(campaign: Campaign) -> None:
+    """One row per kind, one per command of a link."""
     table = new_table("what", "name", "samples", "about", "command")
     for kind in campaign.kinds:
         about = "not known" if kind.seconds is None else format_seconds(kind.seconds)
@@ -100,7 +111,6 @@ def make_campaign(request: ProfileRequest, cluster: Path, out: Path | None) -> N
                 command,
             )
     print_table(table)
-    say(f"wrote {folder}: start with {folder / COMMANDS_FILE}")
 
 
 def merge_results(request: ProfileRequest, paths: Sequence[Path]) -> None:
@@ -112,7 +122,8 @@ def merge_results(request: ProfileRequest, paths: Sequence[Path]) -> None:
         emit(encode(Merged(report=report, missing=missing), schema=MERGE_SCHEMA))
         return
     held = f", {report.held} were there already" if report.held else ""
-    emit(f"{report.added} samples added to {request.store_folder} from {report.files} files{held}")
+    files_read = f"{report.files} file{'s' if report.files != 1 else ''}"
+    emit(f"{report.added} samples added to {request.store_folder} from {files_read}{held}")
     for fault in report.refused:
         emit(f"refused: {fault}")
     for note in report.notes:
@@ -142,43 +153,29 @@ def _missing(campaign: Campaign, report: MergeReport, store: Path) -> tuple[Miss
     absent = {(failure.link, failure.operation) for failure in report.failures}
     missing = []
     for kind in campaign.kinds:
-        wanted = {
+        shapes = {
             shape
             for number, unit in enumerate(kind.units)
             if (kind.kind, number) not in failed
             for shape in unit
         }
         held = [{row.shape for row in each.layers if row.device == kind.kind} for each in states]
-        lacking = min((len(wanted - each) for each in held), default=len(wanted))
-        if lacking:
-            missing.append(
-                Missing(
-                    what="layers",
-                    name=kind.kind,
-                    samples=lacking,
-                    of=len(wanted),
-                    commands=(layers_command(kind),),
-                )
-            )
+        missing.append(_lacking("layers", kind.kind, shapes, held, (layers_command(kind),)))
     for link in campaign.links:
         cases = {case for case in link.cases if (link.name, case[0]) not in absent}
-        rows = [
-            {
-                (row.operation, row.group_size, row.message_bytes)
-                for row in each.links
-                if row.link == link.name
-            }
-            for each in states
-        ]
-        lacking = min((len(cases - each) for each in rows), default=len(cases))
-        if lacking:
-            missing.append(
-                Missing(
-                    what="link",
-                    name=link.name,
-                    samples=lacking,
-                    of=len(cases),
-                    commands=link_commands(campaign, link),
-                )
-            )
-    return tuple(missing)
+        keys = [{link_key(row) for row in each.links if row.link == link.name} for each in states]
+        commands = link_commands(campaign, link)
+        missing.append(_lacking("link", link.name, cases, keys, commands))
+    return tuple(each for each in missing if each.samples)
+
+
+def _lacking(
+    what: str,
+    name: str,
+    wanted: AbstractSet[_Key],
+    held: Sequence[AbstractSet[_Key]],
+    commands: tuple[str, ...],
+) -> Missing:
+    """What the population that has most of the wanted samples still lacks."""
+    lacking = min((len(wanted - each) for each in held), default=len(wanted))
+    return Missing(what=what, name=name, samples=lacking, of=len(wanted), commands=commands)

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.markup import escape
+
 from hetplan.cli.options import emit, say
 from hetplan.cli.profile_request import ProfileRequest
 from hetplan.cli.profile_tables import new_table
 from hetplan.cluster.devices import DeviceKind
-from hetplan.errors import InputError
+from hetplan.errors import Fault, InputError
 from hetplan.files.encoding import encode
 from hetplan.predict.populations import choose
 from hetplan.profiling.missing import LayerNeed, LinkNeed
@@ -20,16 +22,6 @@ from hetplan.reports.terminal import print_table
 from hetplan.units import format_bytes, format_seconds
 
 SCHEMA = "hetplan.store/1"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Damage:
-    """One thing that cannot be read."""
-
-    file: str
-    line: int
-    field: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +45,8 @@ class ListedPopulation:
     together: int
     paced: str
     torn_rows: int
-    damage: tuple[Damage, ...]
+    damage: tuple[Fault, ...]
+    """What cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +116,7 @@ def _listed(state: PopulationState, store: Path) -> ListedPopulation:
         together=provenance.together if provenance else 0,
         paced=provenance.paced if provenance else "",
         torn_rows=len(state.torn),
-        damage=tuple(
-            Damage(file=fault.file, line=fault.line, field=fault.field, message=fault.message)
-            for fault in state.damage
-        ),
+        damage=state.damage,
     )
 
 
@@ -137,7 +127,7 @@ def _print_populations(populations: Sequence[ListedPopulation]) -> None:
     )  # fmt: skip
     for each in populations:
         first, last = (each.measured_on[0], each.measured_on[-1]) if each.measured_on else ("", "")
-        table.add_row(
+        cells = (
             each.device or "?",
             ", ".join(each.links),
             str(each.layer_rows),
@@ -151,10 +141,10 @@ def _print_populations(populations: Sequence[ListedPopulation]) -> None:
             each.device_name,
             f"{len(each.damage)} faults" if each.damage else "",
         )
+        table.add_row(*map(escape, cells))
     print_table(table)
-    for damage in (fault for each in populations for fault in each.damage):
-        place = f"{damage.file}:{damage.line}" if damage.line else damage.file
-        emit(": ".join(filter(None, ("damage", place, damage.field, damage.message))))
+    for fault in (fault for each in populations for fault in each.damage):
+        emit(f"damage: {fault}")
     if torn := sum(each.torn_rows for each in populations):
         say(f"hetplan: {torn} half rows at the ends of files are left out; a kill left them")
 
@@ -208,6 +198,7 @@ def _fitted(states: Sequence[PopulationState]) -> ProfileSet:
 
 
 def _layer_need(need: LayerNeed, here: bool, command: str) -> ListedNeed:
+    from hetplan.profiling.campaign_runner import describe
     from hetplan.profiling.missing import unit_shapes
 
     return ListedNeed(
@@ -216,12 +207,7 @@ def _layer_need(need: LayerNeed, here: bool, command: str) -> ListedNeed:
         where="",
         needed_samples=sum(len(shapes) for shapes in unit_shapes(need.units)),
         missing_samples=need.missing_samples,
-        shapes=tuple(
-            f"{unit.kind} hidden {unit.point.model.hidden_size} sequence "
-            f"{unit.point.sequence_length} microbatch {unit.point.microbatch_size} "
-            f"tp {unit.point.tp} {unit.point.precision}"
-            for unit in need.missing
-        ),
+        shapes=tuple(describe(unit) for unit in need.missing),
         seconds=need.seconds,
         basis=need.basis,
         here=here,

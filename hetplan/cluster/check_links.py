@@ -88,8 +88,9 @@ def _bandwidth_between(document: Document, path: Path) -> Iterator[Fault]:
 
 
 def _figures(document: Document, path: Path) -> Iterator[Fault]:
+    link = document.at(*path)
     given = {
-        key: document.at(*path, key) is not None
+        key: isinstance(link, dict) and link.get(key) is not None
         for key in ("latency", "round_trip", "streams", "window", "loss", "segment")
     }
     if given["latency"] and given["round_trip"]:

@@ -12,9 +12,6 @@ from hetplan.errors import InputError
 CPU_KIND = "cpu"
 """Device kind of one CPU core of the machine at hand; it has no accelerator library."""
 
-NO_FUSED_ATTENTION = "none"
-"""What `fused_attention` says of a kind that is known to lack it."""
-
 DTYPES = ("bfloat16", "float16", "float32", "tf32", "float8", "int8")
 """Number formats whose rates are kept, in the order in which a kind lists them."""
 

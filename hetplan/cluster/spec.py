@@ -280,11 +280,6 @@ class Cluster:
         place = self._place_of_device(device)
         return (device - self._starts[place]) // self.islands[place].devices_per_node
 
-    def local_of_device(self, device: int) -> int:
-        """Number of the device inside its node."""
-        place = self._place_of_device(device)
-        return (device - self._starts[place]) % self.islands[place].devices_per_node
-
     def is_usable(self, device: int) -> bool:
         """Whether the device's node may be used."""
         return not self.island_of_device(device).is_out(self.node_of_device(device))

@@ -234,6 +234,7 @@ class _Priced:
         part = self.parts[s]
         forward, backward = seconds_of(part.forward), seconds_of(part.backward)
         busy = self.pipeline.num_microbatches * (forward + backward)
+        wait = pipeline_seconds - busy
         return StageEstimate(
             island=part.costs.island,
             device=part.costs.device,
@@ -242,7 +243,8 @@ class _Priced:
             backward_seconds=backward,
             tensor_parallel_seconds=part.costs.communication_seconds(*part.layers),
             busy_seconds=busy,
-            wait_seconds=pipeline_seconds - busy,
+            # What a sum in another order leaves is no wait, least of all one below zero.
+            wait_seconds=wait if wait > 1e-12 * pipeline_seconds else 0.0,
             reduction_seconds=seconds_of(part.reduction),
             optimizer_seconds=seconds_of(part.optimizer),
             memory=part.memory,

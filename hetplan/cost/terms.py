@@ -17,6 +17,7 @@ from hetplan.cluster.spec import Link
 from hetplan.predict.predictor import Prediction, SendLaw
 from hetplan.units import format_bandwidth, format_seconds
 
+_SAMPLES_OF = "link "
 # Two-sided 90 % interval of a normal variable: mean -+ 1.645 standard deviations.
 NORMAL_90 = 1.6448536269514722
 
@@ -55,7 +56,7 @@ def seconds_of(terms: Iterable[Term]) -> float:
 def link_cause(link: Link) -> str:
     """Name under which predictions about this link err together: its samples, or its figures."""
     if link.samples is not None:
-        return f"link {link.samples}"
+        return f"{_SAMPLES_OF}{link.samples}"
     return (
         f"{link.transport.value} link of {format_bandwidth(link.goodput_bytes_per_second)}, "
         f"{format_seconds(link.latency_seconds)}"
@@ -66,8 +67,17 @@ def notes(what: str, cause: str, prediction: Prediction | SendLaw) -> tuple[str,
     """What a reader must know before trusting this prediction; empty where nothing."""
     found = [f"{cause}: {what}: {outside}" for outside in prediction.extrapolating]
     if prediction.source == "datasheet":
-        found.append(f"{cause}: predicted from datasheet figures, nothing was measured")
+        found.append(f"{cause}: {_unmeasured(what, cause)}")
     return tuple(found)
+
+
+def _unmeasured(what: str, cause: str) -> str:
+    """Where a prediction without samples comes from."""
+    if cause.startswith(_SAMPLES_OF):
+        return f"{what} was not measured, predicted from the cluster file's figures"
+    if " " in cause:  # a link; kinds of devices are one word
+        return "predicted from the cluster file's figures, nothing was measured"
+    return "predicted from datasheet figures, nothing was measured"
 
 
 class Draws:

@@ -143,7 +143,9 @@ class _YamlBuilder:
         documents = 0
         for event in events:
             line = 0 if event.start_mark is None else event.start_mark.line + 1
-            if isinstance(event, yaml.DocumentStartEvent):
+            if isinstance(event, yaml.ScalarEvent):  # first: nine of ten events
+                self.node(event, line)
+            elif isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
                     raise self.fault(line, "a second document (---); one file holds one document")
@@ -175,10 +177,8 @@ class _YamlBuilder:
             raise self.fault(line, f"tag {tag!r}; tags are not accepted, write the plain value")
         if isinstance(event, yaml.ScalarEvent):
             # implicit[0]: the scalar was written without quotes, so its text decides its type.
-            value = _resolve(event.value) if event.implicit[0] else event.value
-            node = Node(line=line, scalar=value)
-            if self.expects_key():
-                node.scalar = event.value
+            is_text = not event.implicit[0] or self.expects_key()
+            node = Node(line=line, scalar=event.value if is_text else _resolve(event.value))
             if event.anchor:
                 self.anchors[event.anchor] = node
             self.add(node, line)

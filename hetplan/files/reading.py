@@ -100,7 +100,7 @@ Check: TypeAlias = Callable[[Document], Iterable[Fault]]
 def read_document(path: Path) -> Document:
     """The file's data; an InputError where it is missing or not YAML (`*.json`: JSON) in UTF-8."""
     file = str(path)
-    data = _read_bytes(path)
+    data = read_bytes(path)
     text = text_of(file, data)
     sha256 = hashlib.sha256(data).hexdigest()
     if path.suffix.lower() == ".json":
@@ -114,7 +114,7 @@ def read_document(path: Path) -> Document:
 
 def read_text(path: Path) -> str:
     """The file's text; an InputError where it is missing, empty or not UTF-8."""
-    return text_of(str(path), _read_bytes(path))
+    return text_of(str(path), read_bytes(path))
 
 
 def text_of(file: str, data: bytes) -> str:
@@ -130,7 +130,8 @@ def text_of(file: str, data: bytes) -> str:
     return text
 
 
-def _read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """The file's bytes; an InputError where it is missing, no regular file, or too large."""
     try:
         if path.is_dir():
             raise InputError(Fault(file=str(path), message="is a folder; name a file in it"))
@@ -141,7 +142,7 @@ def _read_bytes(path: Path) -> bytes:
         if not path.is_file():
             raise InputError(Fault(file=str(path), message="is not a regular file; name a file"))
         if path.stat().st_size > _MAX_FILE_BYTES:
-            message = f"has {path.stat().st_size} bytes; no file of hetplan is larger than 256 MiB"
+            message = f"has {path.stat().st_size} bytes; hetplan reads files of up to 256 MiB"
             raise InputError(Fault(file=str(path), message=message))
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
@@ -218,6 +219,9 @@ def _schema_faults(document: Document, root: dict[str, object], schema: str) -> 
     """Faults of the `schema` key; another kind or a newer number is refused at once."""
     name, _, newest = schema.rpartition("/")
     if "schema" not in root:
+        if "model_type" in root and name != "hetplan.model":
+            message = f"this is a config.json of a model, a {name} file is expected here ({schema})"
+            raise InputError(document.fault(("model_type",), message))
         return [document.fault((), f"required key `schema` is missing; add `schema: {schema}`")]
     found = root["schema"]
     parts = found.rpartition("/") if isinstance(found, str) else ("", "", "")
@@ -272,7 +276,8 @@ def _unknown_keys(
         places.append((path, hint, data))
         for key, value in data.items():
             if key in hints:
-                faults += _unknown_keys(document, hints[key], value, (*path, key), places)
+                if isinstance(value, dict | list):
+                    faults += _unknown_keys(document, hints[key], value, (*path, key), places)
             else:
                 near = get_close_matches(key, hints, n=3, cutoff=0.5)
                 known = (
@@ -283,7 +288,7 @@ def _unknown_keys(
         arguments = get_args(hint)
         each = get_origin(hint) is list or Ellipsis in arguments
         for position, value in enumerate(data):
-            if each or position < len(arguments):
+            if isinstance(value, dict | list) and (each or position < len(arguments)):
                 inner = arguments[0 if each else position]
                 faults += _unknown_keys(document, inner, value, (*path, position), places)
     return faults

@@ -12,7 +12,6 @@ it: the program prints the larger of what a rank sends and receives, the full te
 from __future__ import annotations
 
 import re
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from hetplan.errors import InputError
 from hetplan.importers.lines import fault_at
 from hetplan.importers.records import ImportContext, Imported
 from hetplan.profiling.samples import LinkOperation, LinkSample
+from hetplan.profiling.timing import summarise
 
 OPERATIONS: dict[str, LinkOperation | None] = {
     "allreduce": LinkOperation.ALL_REDUCE,
@@ -42,7 +42,6 @@ _PROGRAM = re.compile(r"\b([a-z_]{3,30})_perf(?![a-z0-9])")
 # Bytes, seconds and bandwidths are rounded when they are printed, so their quotients differ a
 # little more than the rounding of one says.
 _SLACK = 2e-3
-_FAR_OUT = 3.0  # interquartile ranges above the median: the outliers of LinkSample (Tukey 1977)
 
 MEAN_NOTE = (
     "seconds are means over a run's iterations (and over its ranks, unless -a says otherwise), "
@@ -159,27 +158,19 @@ def imported_of(
 
 
 def _sample(row: Row, run: Run, operation: LinkOperation, backend: str, link: str) -> LinkSample:
-    median = p10 = p90 = row.seconds.value
-    repeats, outliers = max(1, run.iterations), 0
-    if len(row.each_seconds) >= 2:
-        repeats = len(row.each_seconds)
-        median = statistics.median(row.each_seconds)
-        tenths = statistics.quantiles(row.each_seconds, n=10, method="inclusive")
-        quarters = statistics.quantiles(row.each_seconds, n=4, method="inclusive")
-        p10, p90 = tenths[0], tenths[-1]
-        far = median + _FAR_OUT * (quarters[-1] - quarters[0])
-        outliers = sum(each > far for each in row.each_seconds)
+    each = row.each_seconds if len(row.each_seconds) >= 2 else (row.seconds.value,)
+    timing = summarise(each, steady=True)
     return LinkSample(
         link=link,
         operation=operation.value,
         backend=backend,
         group_size=run.group_size,
         message_bytes=row.message_bytes,
-        median_seconds=median,
-        p10_seconds=p10,
-        p90_seconds=p90,
-        repeats=repeats,
-        outliers=outliers,
+        median_seconds=timing.median_seconds,
+        p10_seconds=timing.p10_seconds,
+        p90_seconds=timing.p90_seconds,
+        repeats=timing.repeats if len(each) > 1 else max(1, run.iterations),
+        outliers=timing.outliers,
     )
 
 

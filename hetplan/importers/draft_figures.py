@@ -103,10 +103,18 @@ _LATENCY_ORDER = (
 )
 
 
-def from_samples(samples: Sequence[LinkSample], name: str) -> LinkFigures:
+# A ring enters and leaves a node once on every card, so all devices of the node carry one ring.
+_RINGS = (LinkOperation.ALL_GATHER, LinkOperation.REDUCE_SCATTER, LinkOperation.ALL_REDUCE)
+
+
+def from_samples(
+    samples: Sequence[LinkSample], name: str, *, devices_per_node: int | None = None
+) -> LinkFigures:
     """Bandwidth of the largest message and latency of the smallest, among the most ranks.
 
-    Where a size was measured more than once, its median counts.
+    Where a size was measured more than once, its median counts. Between nodes (with
+    `devices_per_node`), what rings of more ranks than a node has devices reach is what all devices
+    of a node send together; one device's share of it counts.
     """
     usable = [each for each in samples if each.median_seconds > 0 and each.message_bytes > 0]
     large = _rows(usable, _BANDWIDTH_ORDER, max)
@@ -114,10 +122,14 @@ def from_samples(samples: Sequence[LinkSample], name: str) -> LinkFigures:
     bandwidth = latency = None
     if large:
         seconds = statistics.median(each.median_seconds for each in large)
-        bandwidth = Figure(
-            value=_bytes_sent(large[0]) / seconds,
-            source=f"{_words(large[0])} of samples {name}",
-        )
+        source = f"{_words(large[0])} of samples {name}"
+        share = 1
+        if devices_per_node and large[0].group_size > devices_per_node > 1:
+            share = devices_per_node if large[0].operation in _RINGS else 1
+        if share > 1:
+            rate = format_bandwidth(_bytes_sent(large[0]) / seconds)
+            source += f": {rate} of a node, shared by its {share} devices"
+        bandwidth = Figure(value=_bytes_sent(large[0]) / seconds / share, source=source)
     if small:
         seconds = statistics.median(each.median_seconds for each in small)
         steps = _steps(small[0])

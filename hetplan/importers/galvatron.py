@@ -15,7 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hetplan.errors import Fault, InputError
+from hetplan.importers.lines import refuse_all
 from hetplan.importers.peer_json import (
+    PRECISION_WORDS,
     Measured,
     Value,
     base_name,
@@ -25,8 +27,7 @@ from hetplan.importers.peer_json import (
     need_precision,
     need_sequence,
     read_tree,
-    refuse_all,
-    shown,
+    tidy,
 )
 from hetplan.importers.records import ImportContext, Imported, PathFigures
 from hetplan.job.spec import Precision
@@ -44,7 +45,6 @@ _ALL_REDUCE = re.compile(f"allreduce_size_{_COUNT}_consec_([01])", re.ASCII)
 _PIPELINE = re.compile(f"pp_size_{_COUNT}", re.ASCII)
 _TIME = re.compile(f"(allreduce|all2all)_size_{_COUNT}_{_COUNT}MB_time", re.ASCII)
 _MEMORY = re.compile(r"layertype_[0-9]+(?:_sp)?|[0-9]+_[0-9]+_[0-9]+.*|other_memory_.*", re.ASCII)
-_NAMED = {"bf16": Precision.BFLOAT16, "fp16": Precision.FLOAT16, "fp32": Precision.FLOAT32}
 _OPERATIONS = {"allreduce": LinkOperation.ALL_REDUCE, "all2all": LinkOperation.ALL_TO_ALL}
 
 
@@ -79,14 +79,14 @@ def parse(text: str, context: ImportContext) -> Imported:
     refuse_all(faults)
     overlap = root.get("overlap_coe")
     if not found.anything and overlap is None:
-        keys = ", ".join(shown(key) for key in found.left[:6])
+        keys = ", ".join(tidy(key) for key in found.left[:6])
         raise root.refuse(
             f"no key of a Galvatron profile that can be imported; found {keys or 'none'}. Readable "
             "are computation_profiling_*, allreduce_bandwidth_*, p2p_bandwidth_*, sp_time_* and "
             "overlap_coefficient; raw layernum rows first need Galvatron's own processing"
         )
     if found.left:
-        keys = ", ".join(shown(key) for key in found.left[:4])
+        keys = ", ".join(tidy(key) for key in found.left[:4])
         more = f" and {len(found.left) - 4} more" if len(found.left) > 4 else ""
         found.notes[f"not imported: {keys}{more}"] = None
     return Imported(
@@ -111,7 +111,7 @@ def _read(key: str, value: Value, context: ImportContext, found: _Reading) -> No
         if parts is not None:
             number = value.number()
             if number <= 0:
-                found.skipped.append(f"line {value.line}: {shown(key)}: {number:g}, not measured")
+                found.skipped.append(f"line {value.line}: {tidy(key)}: {number:g}, not measured")
             else:
                 read(parts, value, number, context, found)
             return
@@ -135,7 +135,7 @@ def _read_layer(
     kind, batch, sequence = parts.groups()
     if int(kind) > 0:
         found.skipped.append(
-            f"line {value.line}: {shown(parts[0])}: the model has one type of transformer layer, "
+            f"line {value.line}: {tidy(parts[0])}: the model has one type of transformer layer, "
             "layertype_0"
         )
         return
@@ -167,11 +167,11 @@ def _precision(context: ImportContext) -> Precision:
     """From the user or the file's name, which must not disagree."""
     name = base_name(context.file)
     parts = re.split(r"[_.-]", name.lower())
-    named = next((_NAMED[part] for part in parts if part in _NAMED), None)
+    named = next((PRECISION_WORDS[part] for part in parts if part in PRECISION_WORDS), None)
     if named is None:
         return need_precision(context, "the file's name")
     if context.precision not in (None, named):
-        message = f"{context.precision} was given, and the name {shown(name)} says {named}"
+        message = f"{context.precision} was given, and the name {tidy(name)} says {named}"
         raise InputError(Fault(file=context.file, field="precision", message=message))
     return named
 
@@ -217,7 +217,7 @@ def _read_time(
     ranks, size = int(parts[2]), int(parts[3])
     if ranks < 2 or not size:
         reason = "message of 0 MB" if ranks >= 2 else f"{ranks} ranks exchange nothing"
-        found.skipped.append(f"line {value.line}: {shown(parts[0])}: {reason}")
+        found.skipped.append(f"line {value.line}: {tidy(parts[0])}: {reason}")
         return
     seconds = number * _MILLISECOND
     found.links.append(

@@ -7,11 +7,14 @@
     [fe80::1]:8                      MPICH, by address
     node5                            all of them; twice: two slots, as in Open MPI
 
-A word after `#` is a comment. Where a host stands on several lines its slots add up.
+A word after `#` or `//` is a comment, and spaces may stand around `=`. Where a host stands on
+several lines its slots add up, with a note of who agrees. A host with max_slots and no slots has as
+many slots, as in Open MPI (`hostfile.c` there).
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from hetplan.importers.host_names import MAX_SLOTS, is_host_name, is_ipv6
@@ -22,6 +25,7 @@ KIND = "hostfile"
 
 _SLOTS = ("slots", "count", "cpu", "cpus")  # Open MPI knows all four
 _MAX_SLOTS = ("max_slots", "max-slots", "slots_max", "slots-max")
+_EQUALS = re.compile(r"[ \t]{0,40}=[ \t]{0,40}")
 _IGNORED = ("ifname", "binding", "port", "ssh_port", "username", "user_name", "user-name", "user")
 
 
@@ -41,18 +45,16 @@ def parse(text: str, context: ImportContext) -> Imported:
     entries: dict[str, list[_Entry]] = {}
     ignored: dict[str, int] = {}
     for line in text_lines(text):
-        words = line.text.partition("#")[0].split()
+        text = line.text.partition("#")[0]
+        if text.lstrip().startswith("//"):
+            continue
+        words = _EQUALS.sub("=", text).split()
         if words:
             entry = _entry(line.number, words, context.file, ignored)
             entries.setdefault(entry.name, []).append(entry)
     if not entries:
         raise fault_at(context.file, 0, "names no host; write a line such as `node1 slots=8`")
-    notes = [
-        f"{found[0].name} is on lines {', '.join(str(each.line) for each in found[:10])}: its "
-        "slots add up, as in Open MPI (DeepSpeed refuses such a file)"
-        for found in entries.values()
-        if len(found) > 1
-    ]
+    notes = [_note(found) for found in entries.values() if len(found) > 1]
     notes += [f"{key}= is ignored, first on line {at}" for key, at in ignored.items()]
     return Imported(
         kind=KIND,
@@ -88,7 +90,17 @@ def _entry(line: int, words: list[str], file: str, ignored: dict[str, int]) -> _
             raise fault_at(file, line, message)
     if most is not None and most < (slots or 1):
         raise fault_at(file, line, f"max_slots is {most}, less than slots, {slots or 1}")
-    return _Entry(line=line, name=name, slots=slots, device=device)
+    return _Entry(line=line, name=name, slots=slots or most, device=device)
+
+
+def _note(found: list[_Entry]) -> str:
+    """What the launchers make of a host on several lines: they do not agree."""
+    # Open MPI counts a further line as one slot, and refuses a further number of slots.
+    who = "Open MPI (DeepSpeed refuses"
+    if any(entry.slots is not None for entry in found[1:]):
+        who = "MPICH (Open MPI and DeepSpeed refuse"
+    lines = ", ".join(str(each.line) for each in found[:10])
+    return f"{found[0].name} is on lines {lines}: its slots add up, as in {who} such a file)"
 
 
 def _name(line: int, word: str, file: str) -> tuple[str, int | None]:

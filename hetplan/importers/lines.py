@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetplan.errors import Fault, InputError
@@ -54,6 +55,20 @@ def without_rank_label(text: str) -> str:
 def fault_at(file: str, line: int, message: str, field: str = "") -> InputError:
     """The error that something on this line is wrong."""
     return InputError(Fault(file=file, line=line, field=field, message=message))
+
+
+def refuse_all(faults: Sequence[Fault], most: int = 30) -> None:
+    """Raise one InputError with the faults, where there are any: each once, the first of many.
+
+    A wrong kind of file has thousands of faults, and they all say the same.
+    """
+    unique = list(dict.fromkeys(faults))
+    if not unique:
+        return
+    if len(unique) > most:
+        rest = f"{len(unique) - most} more faults of the same file are not shown"
+        unique = [*unique[:most], Fault(file=unique[0].file, message=rest)]
+    raise InputError(*unique)
 
 
 def shown(text: str) -> str:

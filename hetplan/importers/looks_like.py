@@ -12,7 +12,10 @@ _READ = 1 << 16  # every tool names itself at the beginning
 
 # First match wins: more specific ones stand above.
 _SIGNS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("rocm-topo", re.compile(r'"\(Topology\) ')),
+    (
+        "rocm-topo",
+        re.compile(r'"\(Topology\) |ROCm System Management|between two GPUs =|"num_hops"'),
+    ),
     ("iperf3", re.compile(r'"(?:sum_sent|sum_received|tcp_mss_default|test_start)"')),
     ("npu-topo", re.compile(r"^[ \t]*(?:NPU|Phy-ID)\d+[ \t]+\S", re.MULTILINE)),
     ("nvidia-topo", re.compile(r"^(?:\x1b\[[0-9;]*m)?[ \t]*GPU\d+(?:\s|\x1b|$)", re.MULTILINE)),

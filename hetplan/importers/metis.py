@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 
 from hetplan.errors import Fault, InputError
+from hetplan.importers.lines import refuse_all
 from hetplan.importers.peer_json import (
     Measured,
     Value,
@@ -22,8 +23,7 @@ from hetplan.importers.peer_json import (
     need_precision,
     need_sequence,
     read_tree,
-    refuse_all,
-    shown,
+    tidy,
     transformer_share,
 )
 from hetplan.importers.records import ImportContext, Imported
@@ -85,11 +85,11 @@ def _from_name(file: str) -> tuple[str, int, int]:
     found = _NAME.fullmatch(name)
     if found is None or not int(found["tp"]) or not int(found["bs"]):
         message = (
-            f"the name {shown(name)} does not say the tensor-parallel degree and the batch size; "
+            f"the name {tidy(name)} does not say the tensor-parallel degree and the batch size; "
             "Metis names its files DeviceType.A100_tp2_bs4.json"
         )
         raise InputError(Fault(file=file, message=message))
-    return shown(found["device"]), int(found["tp"]), int(found["bs"])
+    return tidy(found["device"]), int(found["tp"]), int(found["bs"])
 
 
 def _layers(listed: Value, measured: Measured, skipped: list[str]) -> list[LayerSample]:
@@ -121,7 +121,7 @@ def _layers(listed: Value, measured: Measured, skipped: list[str]) -> list[Layer
 def _check_count(listed: Value, count: int, model: ModelSpec) -> None:
     if count != model.num_layers + 2:
         raise listed.refuse(
-            f"found {count} layers; {shown(model.name)} has {model.num_layers + 2} (embedding, "
+            f"found {count} layers; {tidy(model.name)} has {model.num_layers + 2} (embedding, "
             f"{model.num_layers} transformer layers, head): give the model that was measured"
         )
 
@@ -183,6 +183,6 @@ def _other_model(root: Value, measured: Measured) -> Iterator[str]:
     if min(abs(each / known - 1) for known in _PARAMETER_BYTES) > _SAME_MODEL:
         yield (
             f"line {value.line}: a transformer layer has {listed[1]:g} bytes of parameters, "
-            f"{each:.2f} for each of the {parameters} that {shown(measured.model.name)} has at tp "
+            f"{each:.2f} for each of the {parameters} that {tidy(measured.model.name)} has at tp "
             f"{measured.tp}: is it the model that was measured?"
         )

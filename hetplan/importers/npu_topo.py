@@ -15,6 +15,8 @@ from hetplan.importers.nvidia_topo import paths_of
 from hetplan.importers.records import ImportContext, Imported, NodeTopology, TopologyDevice
 from hetplan.importers.topo_matrix import Dialect, read_matrix
 
+KIND = "npu-topo"
+
 DIALECT = Dialect(
     command="npu-smi info -t topo",
     device=re.compile(r"(?:NPU|Phy-ID)(\d{1,6})", re.ASCII),
@@ -40,4 +42,4 @@ def parse(text: str, context: ImportContext) -> Imported:
     topology = NodeTopology(vendor="huawei", devices=tuple(devices), paths=paths_of(matrix))
     unknown = [path for path in topology.paths if path.path == "NA"]
     notes = (f"{len(unknown)} pairs have no known path (NA)",) if unknown else ()
-    return Imported(kind="npu-topo", topology=topology, notes=notes)
+    return Imported(kind=KIND, topology=topology, notes=notes)

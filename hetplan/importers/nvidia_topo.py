@@ -19,7 +19,16 @@ from hetplan.importers.records import (
     TopologyNic,
     TopologyPath,
 )
-from hetplan.importers.topo_matrix import Dialect, Line, Matrix, Row, is_column_name, read_matrix
+from hetplan.importers.topo_matrix import (
+    Dialect,
+    LineWords,
+    Matrix,
+    Row,
+    is_column_name,
+    read_matrix,
+)
+
+KIND = "nvidia-topo"
 
 DIALECT = Dialect(
     command="nvidia-smi topo -m",
@@ -61,7 +70,7 @@ def parse(text: str, context: ImportContext) -> Imported:
     topology = NodeTopology(
         vendor="nvidia", devices=tuple(devices), nics=tuple(nics), paths=paths_of(matrix, names)
     )
-    return Imported(kind="nvidia-topo", topology=topology, notes=tuple(notes))
+    return Imported(kind=KIND, topology=topology, notes=tuple(notes))
 
 
 def paths_of(matrix: Matrix, names: dict[str, str] | None = None) -> tuple[TopologyPath, ...]:
@@ -102,7 +111,7 @@ def _legend(matrix: Matrix, *, file: str) -> dict[str, str]:
     return names
 
 
-def _free_name(line: Line, matrix: Matrix, names: dict[str, str], *, file: str) -> str:
+def _free_name(line: LineWords, matrix: Matrix, names: dict[str, str], *, file: str) -> str:
     """The name in this line of the legend, which nothing else of the node may have."""
     name = line.words[1]
     if not is_column_name(name) or name in matrix.columns or name in names.values():

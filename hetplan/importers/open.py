@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -65,13 +66,18 @@ def importer_kind(name: str) -> ImporterKind:
     raise InputError(f"unknown kind {name[:60]!a}; {hint}")
 
 
+_SHORT_PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
+
+
 def known_precision(name: str) -> Precision:
     """The precision of this name; an InputError lists them."""
     try:
         return Precision(name)
     except ValueError:
         known = ", ".join(each.value for each in Precision)
-        raise InputError(f"unknown precision {name[:60]!a}; write one of {known}") from None
+        meant = _SHORT_PRECISIONS.get(name.lower())
+        hint = f"; did you mean {meant}?" if meant else ""
+        raise InputError(f"unknown precision {name[:60]!a}; write one of {known}{hint}") from None
 
 
 def check_context(importer: ImporterKind, context: ImportContext) -> None:
@@ -81,6 +87,9 @@ def check_context(importer: ImporterKind, context: ImportContext) -> None:
         if getattr(context, name) is None:
             option, what = NEEDED[name]
             faults.append(Fault(message=f"{importer.kind} needs {option}: {what}"))
+    for option, given in (("--link", context.link), ("--device", context.device)):
+        if given is not None and not given.isprintable():
+            faults.append(Fault(message=f"{option} {given[:60]!a} cannot be printed; give a name"))
     if faults:
         raise InputError(*faults)
 
@@ -88,13 +97,28 @@ def check_context(importer: ImporterKind, context: ImportContext) -> None:
 def read_with(importer: ImporterKind, text: str, context: ImportContext) -> Imported:
     """What the importer reads; where it cannot, its faults and what the text looks like."""
     try:
-        return importer.parse(text, context)
+        return _printable(importer.parse(text, context))
     except InputError as error:
         likely = looks_like(text)
         if likely is None or likely == importer.kind:
             raise
         message = f"this looks like {likely}; try `hetplan import {likely}`"
         raise InputError(Fault(file=context.file, message=message), *error.faults) from error
+
+
+def _printable(imported: Imported) -> Imported:
+    """The same, so that what a file says can be shown: a terminal obeys control characters."""
+    return replace(
+        imported,
+        tool_version=_shown(imported.tool_version),
+        device_name=_shown(imported.device_name),
+        notes=tuple(map(_shown, imported.notes)),
+        skipped=tuple(map(_shown, imported.skipped)),
+    )
+
+
+def _shown(text: str) -> str:
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def guessed(text: str, context: ImportContext, among: tuple[str, ...]) -> Imported:

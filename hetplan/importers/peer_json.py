@@ -13,33 +13,32 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetplan.errors import Fault, InputError
-from hetplan.files.nodes import Node, Path, field_text, json_nodes, read_json
+from hetplan.files.nodes import Node, Path, field_text
+from hetplan.importers.json_text import json_document
 from hetplan.importers.records import ImportContext
 from hetplan.job.spec import Precision
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.profiling.samples import LayerSample
+from hetplan.profiling.timing import summarise
 
 _LARGEST = 1e30  # far above bytes, operations or seconds of anything; sums stay finite below it
 
-_SHOWN_FAULTS = 30  # a wrong kind of file has thousands, and they all say the same
+PRECISION_WORDS = {
+    "bf16": Precision.BFLOAT16,
+    "bfloat16": Precision.BFLOAT16,
+    "fp16": Precision.FLOAT16,
+    "float16": Precision.FLOAT16,
+    "fp32": Precision.FLOAT32,
+    "float32": Precision.FLOAT32,
+}
+"""What peers call the precisions, in lower case."""
 
 _PLAIN_WORD = re.compile(r"[\w .,()\[\]<>*/+=-]{1,80}")
 
 
-def shown(text: str) -> str:
-    """Text of a file as it may stand in a message: plain words as they are, all else escaped."""
+def tidy(text: str) -> str:
+    """Text of a file as it may stand in a note or name: plain words as they are, else escaped."""
     return text if _PLAIN_WORD.fullmatch(text) else ascii(text[:80])
-
-
-def refuse_all(faults: Sequence[Fault]) -> None:
-    """Raise one InputError with the faults, each once and not more than a screen of them."""
-    unique = list(dict.fromkeys(faults))
-    if not unique:
-        return
-    if len(unique) > _SHOWN_FAULTS:
-        rest = f"{len(unique) - _SHOWN_FAULTS} more faults of the same file are not shown"
-        unique = [*unique[:_SHOWN_FAULTS], Fault(file=unique[0].file, message=rest)]
-    raise InputError(*unique)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class Value:
         found = self.get(key)
         if found is not None:
             return found
-        here = ", ".join(shown(name) for name in list(self.node.items or {})[:12])
+        here = ", ".join(tidy(name) for name in list(self.node.items or {})[:12])
         have = f"; there are {here}" if here else ""
         raise self.refuse(f"required key {key} is missing{have}")
 
@@ -100,7 +99,7 @@ class Value:
         if self.node.entries is not None:
             return "a list"
         if isinstance(self.node.scalar, str):
-            return f"the text {shown(self.node.scalar)}"
+            return f"the text {tidy(self.node.scalar)}"
         if self.node.scalar is None:
             return "null"
         return str(self.node.scalar)[:40]
@@ -134,25 +133,21 @@ class Value:
         return found
 
     def text(self) -> str:
-        """The text; an InputError for anything else."""
+        """The text, escaped where it is no plain word; an InputError for anything else."""
         if not isinstance(self.node.scalar, str):
             raise self.refuse(f"found {self.words()}; a text is expected here")
-        return shown(self.node.scalar)
+        return tidy(self.node.scalar)
 
     def count_key(self, key: str, what: str) -> int:
         """The key of this value, read as a count such as a microbatch size."""
         if not re.fullmatch(r"[0-9]{1,9}", key, re.ASCII) or int(key) < 1:
-            raise self.refuse(f"found the key {shown(key)}; a {what} of at least 1 is expected")
+            raise self.refuse(f"found the key {tidy(key)}; a {what} of at least 1 is expected")
         return int(key)
 
 
 def read_tree(text: str, file: str) -> Value:
     """The mapping that a JSON text holds; an InputError for any other text."""
-    text = text.removeprefix("\ufeff")
-    if not text.strip():
-        raise InputError(Fault(file=file, message="the file is empty"))
-    read_json(file, text)
-    root = Value(file, (), json_nodes(text))
+    root = Value(file, (), json_document(file, text).node)
     if not root.is_mapping:
         raise root.refuse(f"found {root.words()}; the file holds one mapping")
     return root
@@ -224,7 +219,7 @@ def layer_sample(
     last digit are as a rule one measurement, written once per layer.
     """
     model = measured.model
-    ordered = sorted(seconds)
+    timing = summarise(tuple(seconds), steady=True)
     return LayerSample(
         device=measured.device,
         architecture=model.architecture.value,
@@ -241,24 +236,16 @@ def layer_sample(
         microbatch_size=measured.microbatch_size,
         tp=measured.tp,
         copies=copies,
-        median_seconds=_quantile(ordered, 0.5),
-        p10_seconds=_quantile(ordered, 0.1),
-        p90_seconds=_quantile(ordered, 0.9),
-        repeats=len(set(ordered)),
+        median_seconds=timing.median_seconds,
+        p10_seconds=timing.p10_seconds,
+        p90_seconds=timing.p90_seconds,
+        repeats=len(set(seconds)),
         outliers=0,
         steady=True,
         activation_bytes=0.0,
         peak_memory_bytes=0.0,
         clock_hertz=0.0,
     )
-
-
-def _quantile(ordered: Sequence[float], fraction: float) -> float:
-    """Linear between the two nearest ranks."""
-    position = fraction * (len(ordered) - 1)
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
 def transformer_share(model: ModelSpec, tp: int) -> float:

@@ -36,6 +36,7 @@ _TITLE = re.compile(
     r"\s{0,40}((?:RDMA_)?(?:Send|Write|Read|Atomic)[A-Za-z_ ]{0,60}?) (BW|Latency) "
     r"(?:forwarding )?(?:Multicast )?Test\s{0,10}"
 )
+_SIDE = re.compile(r"\s{0,10}(Local|Remote) results:\s{0,10}")
 _SETTING = re.compile(r"(Number of qps|Link type|Connection type|Mtu)\s{0,20}: (\S{1,20})")
 
 
@@ -48,6 +49,8 @@ class _Test:
     settings: dict[str, str] = field(default_factory=dict)
     columns: list[str] = field(default_factory=list)
     unit: float = 0.0
+    side: str = ""
+    """`local` or `remote` where rows are of one side of a bidirectional test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,10 @@ def _printed(line: Line, test: _Test, file: str) -> _Measured | None:
     title = _TITLE.fullmatch(text)
     if title:
         test.title, test.latency = title.group(1), title.group(2) == "Latency"
-        test.settings, test.columns = {}, []
+        test.settings, test.columns, test.side = {}, [], ""
+    elif side := _SIDE.fullmatch(text):
+        # --report-both: what each side sent alone stands below the sum of both.
+        test.side = side.group(1).lower()
     elif text.lstrip().startswith("#bytes"):
         test.columns = _columns(text, line.number, file)
         test.unit = _unit(text, line.number, file, latency="t_avg[usec]" in text)
@@ -194,7 +200,9 @@ def _figures(test: _Test, row: _Measured, notes: list[str]) -> PathFigures:
     if test.latency:
         return _latency_figures(what, row, streams or None, notes)
     rate = row.bytes_per_second
-    if rate is not None and "Bidirectional" in title:
+    if test.side:
+        notes.append(f"rows of the {test.side} side are one direction while both were sent")
+    elif rate is not None and "Bidirectional" in title:
         rate /= 2
         notes.append("both directions at the same time (-b); bandwidth is half of the printed sum")
     return PathFigures(

@@ -2,7 +2,7 @@
 
 The tool writes one flat object: under `system` a text per pair of devices, as in `(Topology) Link
 type between DRM devices 0 and 1` with `XGMI`, `PCIE` or `XXXX` (not known), the same for `Weight`
-and `Hops`; under `card0` the device's NUMA node. Lines of warnings often stand in front of it.
+and `Hops`; under `card0` the device's NUMA node. Lines of warnings often stand around it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from itertools import combinations
 from hetplan.errors import Fault, InputError
 from hetplan.files.faults import describe
 from hetplan.files.nodes import field_text, json_nodes, line_of, read_json
+from hetplan.importers.lines import refuse_all
 from hetplan.importers.records import (
     ImportContext,
     Imported,
@@ -23,6 +24,7 @@ from hetplan.importers.records import (
     TopologyPath,
 )
 
+KIND = "rocm-topo"
 COMMAND = "rocm-smi --showtopo --json"
 _CARD = re.compile(r"card(\d{1,6})", re.ASCII)
 _PAIR = re.compile(
@@ -57,7 +59,7 @@ class _Reading:
 
 def parse(text: str, context: ImportContext) -> Imported:
     """The node's devices and paths; an InputError where a pair is missing or contradicts itself."""
-    before, json = _split(text, file=context.file)
+    beside, json = _split(text, file=context.file)
     root = read_json(context.file, json)
     if not isinstance(root, dict):
         message = f"found {describe(root)}; save the output of `{COMMAND}`"
@@ -70,15 +72,12 @@ def parse(text: str, context: ImportContext) -> Imported:
         elif key == "system" and isinstance(value, dict):
             _read_pairs(reading, value)
     topology = _topology(reading)
-    notes = [
-        f"before the output: {line[:200] if line.isprintable() else ascii(line[:200])}"
-        for line in before[:_MOST_NOTES]
-    ]
+    notes = [line if line.isprintable() else ascii(line) for line in beside[:_MOST_NOTES]]
     unknown = [path for path in topology.paths if path.path == "XXXX"]
     if unknown:
         notes.append(f"{len(unknown)} pairs have no known link type (XXXX)")
     return Imported(
-        kind="rocm-topo",
+        kind=KIND,
         device_name=reading.names[0] if len(set(reading.names)) == 1 else "",
         topology=topology,
         notes=tuple(notes),
@@ -86,14 +85,20 @@ def parse(text: str, context: ImportContext) -> Imported:
 
 
 def _split(text: str, *, file: str) -> tuple[list[str], str]:
-    """Lines in front of the JSON, and the JSON below as many empty lines: lines keep numbers."""
+    """Lines around the JSON, and the JSON below as many empty lines: lines keep numbers."""
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
     start = next((at for at, line in enumerate(lines) if line.lstrip().startswith("{")), None)
     if start is None:
         message = f"there is no JSON here; save the output of `{COMMAND}` (with --json)"
         raise InputError(Fault(file=file, message=message))
-    before = [line.strip() for line in lines[:start] if line.strip()]
-    return before, "\n" * start + "\n".join(lines[start:])
+    # Warnings stand behind the object where both outputs of the tool go to one file.
+    end = max((at for at, line in enumerate(lines) if line.rstrip().endswith("}")), default=start)
+    end = max(start, end) if any(line.strip() for line in lines[end + 1 :]) else len(lines)
+    beside = [f"before the output: {line.strip()[:200]}" for line in lines[:start] if line.strip()]
+    beside += [
+        f"after the output: {line.strip()[:200]}" for line in lines[end + 1 :] if line.strip()
+    ]
+    return beside, "\n" * start + "\n".join(lines[start : end + 1])
 
 
 def _read_card(reading: _Reading, key: str, device: int, values: Mapping[object, object]) -> None:
@@ -180,10 +185,7 @@ def _topology(reading: _Reading) -> NodeTopology:
                 weight=weight if isinstance(weight, int) else None,
             )
         )
-    if reading.faults:
-        more = len(reading.faults) - _MOST_FAULTS
-        tail = [Fault(file=reading.file, message=f"{more} more faults")] if more > 0 else []
-        raise InputError(*reading.faults[:_MOST_FAULTS], *tail)
+    refuse_all(reading.faults, most=_MOST_FAULTS)
     return NodeTopology(
         vendor="amd",
         devices=tuple(

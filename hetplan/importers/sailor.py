@@ -15,6 +15,7 @@ from statistics import median
 from typing import TypeAlias
 
 from hetplan.errors import Fault, InputError
+from hetplan.importers.lines import refuse_all
 from hetplan.importers.peer_json import (
     Measured,
     Value,
@@ -22,8 +23,7 @@ from hetplan.importers.peer_json import (
     need_device,
     need_model,
     read_tree,
-    refuse_all,
-    shown,
+    tidy,
     transformer_share,
 )
 from hetplan.importers.records import ImportContext, Imported
@@ -107,7 +107,7 @@ def _choose(root: Value, device: str, model: ModelSpec) -> tuple[Value, str]:
         return root, ""
     by_device = _one(root, model.name, "model")[1]
     name, profile = _one(by_device, device, "device")
-    return profile, shown(name)
+    return profile, tidy(name)
 
 
 def _one(parent: Value, wanted: str, what: str) -> tuple[str, Value]:
@@ -126,9 +126,9 @@ def _one(parent: Value, wanted: str, what: str) -> tuple[str, Value]:
         matching = [entry for entry in entries if test(entry[0])]
         if len(matching) == 1:
             return matching[0]
-    have = ", ".join(shown(name) for name, _ in entries[:40]) or "none"
+    have = ", ".join(tidy(name) for name, _ in entries[:40]) or "none"
     raise parent.refuse(
-        f"no single {what} here fits {shown(wanted)}; there are {have}: name one of them"
+        f"no single {what} here fits {tidy(wanted)}; there are {have}: name one of them"
     )
 
 
@@ -151,7 +151,7 @@ def _failed(value: Value) -> bool:
 
 
 def _skip(value: Value, reason: str) -> str:
-    return f"line {value.line}: {' '.join(shown(str(step)) for step in value.path)}: {reason}"
+    return f"line {value.line}: {' '.join(tidy(str(step)) for step in value.path)}: {reason}"
 
 
 def _read_layers(layers: Value, measured: Measured, found: _Reading) -> None:
@@ -201,7 +201,7 @@ def _rows(layers: Value, model: ModelSpec, found: _Reading) -> list[Value] | Non
     if len(numbered) not in allowed:
         found.faults.append(
             layers.fault(
-                f"found {len(numbered)} layers; {shown(model.name)} has {allowed[0]} (embedding, "
+                f"found {len(numbered)} layers; {tidy(model.name)} has {allowed[0]} (embedding, "
                 f"{model.num_layers} transformer layers, head): give the model that was measured"
             )
         )
@@ -256,7 +256,7 @@ def _skip_gaps(layers: Value, gaps: _Gaps, found: _Reading) -> None:
     depth = len(layers.path)
     for reason, values in gaps.items():
         which = _ranges([int(value.path[depth]) for value in values])
-        place = " ".join(shown(str(step)) for step in layers.path)
+        place = " ".join(tidy(str(step)) for step in layers.path)
         found.skipped.append(f"line {values[0].line}: {place}: layers {which}: {reason}")
 
 

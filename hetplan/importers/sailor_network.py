@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hetplan.errors import Fault, InputError
-from hetplan.importers.peer_json import Value, read_tree, refuse_all, shown
+from hetplan.importers.lines import refuse_all
+from hetplan.importers.peer_json import Value, read_tree, tidy
 from hetplan.importers.records import ImportContext, Imported, PathFigures
 
 KIND = "sailor-network"
@@ -39,7 +40,7 @@ class _Fit:
     @property
     def name(self) -> str:
         """The keys above it."""
-        return " ".join(shown(str(step)) for step in self.at.path)
+        return " ".join(tidy(str(step)) for step in self.at.path)
 
     @property
     def places(self) -> tuple[str, ...]:

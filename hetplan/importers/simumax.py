@@ -11,7 +11,14 @@ import re
 from collections.abc import Iterator
 
 from hetplan.cluster.devices import DeviceKind
-from hetplan.importers.peer_json import Value, base_name, need_precision, read_tree, shown
+from hetplan.importers.peer_json import (
+    PRECISION_WORDS,
+    Value,
+    base_name,
+    need_precision,
+    read_tree,
+    tidy,
+)
 from hetplan.importers.records import ImportContext, Imported, PathFigures
 from hetplan.job.spec import Precision
 
@@ -21,14 +28,6 @@ _GIBIBYTE = 2**30
 _TERA = 1e12
 _MICROSECOND = 1e-6
 _VENDORS = {"cuda": "nvidia", "musa": "moore-threads", "rocm": "amd", "hip": "amd"}
-_NAMED = {
-    "bf16": Precision.BFLOAT16,
-    "bfloat16": Precision.BFLOAT16,
-    "fp16": Precision.FLOAT16,
-    "float16": Precision.FLOAT16,
-    "fp32": Precision.FLOAT32,
-    "float32": Precision.FLOAT32,
-}
 _DTYPE = re.compile(r"\b(?:out_)?dtype=([A-Za-z0-9]{1,12})")
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all2all")
 _FORMS = {"all_reduce": (2.0, -1.0), "p2p": (1.0, 0.0)}
@@ -79,7 +78,7 @@ def _device(name: str, accelerator: Value, context: ImportContext, notes: list[s
         memory_bytes=accelerator.need("mem_gbs").positive() * _GIBIBYTE,
         memory_bandwidth_bytes_per_second=bandwidth.need("gbps").positive() * _GIBIBYTE,
         provenance="datasheet",
-        source=f"SimuMax system file {shown(base_name(context.file))}",
+        source=f"SimuMax system file {tidy(base_name(context.file))}",
     )
 
 
@@ -93,11 +92,11 @@ def _precision(operations: Value, context: ImportContext, notes: list[str]) -> P
     if context.precision is not None:
         return context.precision
     named = {
-        _NAMED[word.lower()]
+        PRECISION_WORDS[word.lower()]
         for _, operation in operations.items()
         for shape, _ in _table(operation)
         for word in _DTYPE.findall(shape)
-        if word.lower() in _NAMED
+        if word.lower() in PRECISION_WORDS
     }
     for precision in (Precision.BFLOAT16, Precision.FLOAT16, Precision.FLOAT32):
         # Half-precision products also write float32 gradients, so float32 counts last.
@@ -120,10 +119,10 @@ def _not_imported(operations: Value, bandwidth: Value) -> Iterator[str]:
     for name, operation in operations.items():
         factor = operation.get("efficient_factor")
         if factor is not None:
-            defaults.append(f"{shown(name)} {factor.positive():g}")
+            defaults.append(f"{tidy(name)} {factor.positive():g}")
         count = sum(1 for _ in _table(operation))
         if count:
-            tables.append(f"{count} of {shown(name)}")
+            tables.append(f"{count} of {tidy(name)}")
     if defaults:
         yield f"default efficiencies are not imported: {', '.join(defaults)}"
     if tables:
@@ -135,7 +134,7 @@ def _not_imported(operations: Value, bandwidth: Value) -> Iterator[str]:
             "plans in 16 and 32 bits"
         )
     classes = [
-        shown(name) for name, entry in bandwidth.items() if entry.is_mapping and name != "default"
+        tidy(name) for name, entry in bandwidth.items() if entry.is_mapping and name != "default"
     ]
     if classes:
         yield f"memory bandwidths of single operations are not imported: {', '.join(classes)}"
@@ -151,10 +150,10 @@ def _network(name: str, network: Value, notes: list[str]) -> list[PathFigures]:
         raise nominal.need("latency_us").refuse(f"found {latency:g}; it is 0 or more")
     fixed = nominal.get("fixed_latency")
     if fixed is not None and fixed.number() > 0:
-        notes.append(f"{shown(name)}: fixed latency {fixed.number():g} us more per operation")
+        notes.append(f"{tidy(name)}: fixed latency {fixed.number():g} us more per operation")
     paths = [
         PathFigures(
-            measured=f"{shown(name)} bandwidth",
+            measured=f"{tidy(name)} bandwidth",
             bandwidth_bytes_per_second=gbps * factor * _GIBIBYTE,
             latency_seconds=latency * _MICROSECOND,
         )
@@ -169,7 +168,7 @@ def _operation(
     network: str, name: str, operation: Value, gbps: float, notes: list[str]
 ) -> Iterator[PathFigures]:
     """Figures of one operation; none where it has the network's own."""
-    words = f"{shown(network)} {shown(name)}"
+    words = f"{tidy(network)} {tidy(name)}"
     expected = _FORMS.get(name, (1.0, -1.0))
     for key, usual in zip(("scale", "offset"), expected, strict=True):
         given = operation.get(key)

@@ -6,6 +6,7 @@
     SLURM_TASKS_PER_NODE=4(x2),2
     SLURM_GPUS_ON_NODE=8
     node1                                      one per line: `scontrol show hostnames`
+    NodeList=node[1-3]                         a line of `scontrol show job`
 
 Devices per node come from the GPU variables where there are any, else from the tasks.
 """
@@ -29,8 +30,12 @@ MAX_HOSTS = 1 << 21
 _LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "NodeList")
 _TASKS = ("SLURM_TASKS_PER_NODE",)
 _DEVICES = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
-_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
-_VARIABLE = re.compile(r"(?:export )?(SLURM_\w{1,60}|NodeList)=(.*)", re.ASCII)
+_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "NumNodes")
+_VARIABLE = re.compile(r"(?:export |declare -x )?(SLURM_\w{1,60})=(.*)", re.ASCII)
+_JOB_FIELD = re.compile(
+    r"(?:TRES|[A-Z][a-z][A-Za-z/:]{0,40})="
+)  # as in `JobState=RUNNING Reason=None`
+_HEADINGS = ("NODELIST", "HOSTNAMES")  # that sinfo and squeue print above their lists
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 _COUNT = re.compile(r"(\d{1,7})(?:\(x(\d{1,7})\))?", re.ASCII)
 
@@ -86,6 +91,17 @@ def _read(content: str, line: int, said: _Said, file: str) -> None:
         _variable(variable.group(1), variable.group(2).strip("\"'; "), line, said, file)
         return
     words = content.split()
+    if _JOB_FIELD.match(content):
+        for word in words:
+            name, _, value = word.partition("=")
+            # A job that waits has no nodes, and may ask for a range of their number.
+            if (name == "NodeList" and value != "(null)") or (
+                name == "NumNodes" and value.isdecimal()
+            ):
+                _variable(name, value, line, said, file)
+        return
+    if words[0] in _HEADINGS and len(words) == 1:
+        return
     if len(words) > 2:
         message = f"found {shown(content)}; a node list and, at most, its tasks per node"
         raise fault_at(file, line, message)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
+from typing import TypeVar
 
 from hetplan.errors import InputError
 from hetplan.importers.records import Imported
-from hetplan.profiling.samples import Provenance
+from hetplan.profiling.samples import LayerSample, LinkSample, Provenance
 from hetplan.profiling.store import LayerWriter, LinkWriter
 from hetplan.version import __version__
+
+_Sample = TypeVar("_Sample", LayerSample, LinkSample)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,15 +83,8 @@ def _store_links(
     folders, added = [], 0
     for name in dict.fromkeys(sample.link for sample in imported.links):
         writer = LinkWriter(store, name, _provenance(imported, facts, facts.device))
-        samples = [
-            replace(sample, measured_on=sample.measured_on or facts.measured_on)
-            for sample in imported.links
-            if sample.link == name
-        ]
-        if again:
-            for sample in samples:
-                writer.append(sample)
-        added += len(samples) if again else writer.add_new(samples)
+        samples = [sample for sample in imported.links if sample.link == name]
+        added += _add(samples, facts.measured_on, writer.append, writer.add_new, again)
         folders.append(str(writer.folder))
     return folders, added
 
@@ -99,17 +96,26 @@ def _store_layers(
     folders, added = [], 0
     for device in dict.fromkeys(sample.device for sample in imported.layers):
         writer = LayerWriter(store, _provenance(imported, facts, device))
-        samples = [
-            replace(sample, measured_on=sample.measured_on or facts.measured_on)
-            for sample in imported.layers
-            if sample.device == device
-        ]
-        if again:
-            for sample in samples:
-                writer.append(sample)
-        added += len(samples) if again else writer.add_new(samples)
+        samples = [sample for sample in imported.layers if sample.device == device]
+        added += _add(samples, facts.measured_on, writer.append, writer.add_new, again)
         folders.append(str(writer.folder))
     return folders, added
+
+
+def _add(
+    samples: Sequence[_Sample],
+    day: str,
+    append: Callable[[_Sample], None],
+    add_new: Callable[[Sequence[_Sample]], int],
+    again: bool,
+) -> int:
+    """How many were added: all of them `again`, else those that are not there."""
+    dated = [replace(sample, measured_on=sample.measured_on or day) for sample in samples]
+    if not again:
+        return add_new(dated)
+    for sample in dated:
+        append(sample)
+    return len(dated)
 
 
 def _provenance(imported: Imported, facts: ImportFacts, device: str) -> Provenance:

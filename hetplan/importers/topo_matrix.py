@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetplan.errors import Fault, InputError
+from hetplan.importers.lines import refuse_all, text_lines
 
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]")  # ECMA-48 sequences, charsets
 _MOST_FAULTS = 10  # one mend usually serves them all
@@ -39,7 +40,7 @@ class Dialect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class LineWords:
     """One line of the text without escapes."""
 
     number: int
@@ -64,7 +65,7 @@ class Matrix:
     columns: tuple[str, ...]
     headings: tuple[str, ...]
     rows: tuple[Row, ...]
-    rest: tuple[Line, ...]
+    rest: tuple[LineWords, ...]
     """Lines below the matrix: legends."""
 
 
@@ -76,19 +77,15 @@ def read_matrix(text: str, dialect: Dialect, *, file: str) -> Matrix:
     rows, faults, end = _rows(lines, below, columns, headings, dialect, file=file)
     if not faults:
         faults = _asymmetries(columns, rows, file=file)
-    if faults:
-        more = len(faults) - _MOST_FAULTS
-        tail = [Fault(file=file, message=f"{more} more faults like these")] if more > 0 else []
-        raise InputError(*faults[:_MOST_FAULTS], *tail)
+    refuse_all(faults, most=_MOST_FAULTS)
     return Matrix(columns=columns, headings=headings, rows=tuple(rows), rest=tuple(lines[end:]))
 
 
-def split_lines(text: str) -> list[Line]:
+def split_lines(text: str) -> list[LineWords]:
     """The text's lines, without terminal escapes, as words."""
-    plain = _ESCAPE.sub("", text.removeprefix("\ufeff"))
     return [
-        Line(number=at, words=tuple(line.split()))
-        for at, line in enumerate(plain.replace("\r\n", "\n").split("\n"), start=1)
+        LineWords(number=line.number, words=tuple(line.text.split()))
+        for line in text_lines(_ESCAPE.sub("", text))
     ]
 
 
@@ -96,7 +93,7 @@ def _is_label(word: str, dialect: Dialect) -> bool:
     return word == SELF or dialect.label.fullmatch(word) is not None
 
 
-def _header_at(lines: Sequence[Line], dialect: Dialect, *, file: str) -> int:
+def _header_at(lines: Sequence[LineWords], dialect: Dialect, *, file: str) -> int:
     """Position of the line with the column names."""
     for at, line in enumerate(lines):
         if not line.words or not dialect.device.fullmatch(line.words[0]):
@@ -113,7 +110,7 @@ def _header_at(lines: Sequence[Line], dialect: Dialect, *, file: str) -> int:
 
 
 def _header(
-    lines: Sequence[Line], start: int, dialect: Dialect, *, file: str
+    lines: Sequence[LineWords], start: int, dialect: Dialect, *, file: str
 ) -> tuple[tuple[str, ...], tuple[str, ...], int]:
     """Column names, headings behind them, and the position of the first row."""
     words: list[str] = list(lines[start].words)
@@ -163,14 +160,14 @@ def is_column_name(word: str) -> bool:
     return _COLUMN.fullmatch(word) is not None
 
 
-def _starts_row(line: Line, names: Sequence[str], dialect: Dialect) -> bool:
+def _starts_row(line: LineWords, names: Sequence[str], dialect: Dialect) -> bool:
     """Whether the line is a row: a column's name and then a path."""
     words = line.words
     return len(words) > 1 and words[0] in names and _is_label(words[1], dialect)
 
 
 def _rows(
-    lines: Sequence[Line],
+    lines: Sequence[LineWords],
     at: int,
     columns: tuple[str, ...],
     headings: tuple[str, ...],
@@ -205,7 +202,7 @@ def _rows(
 
 
 def _continues(
-    line: Line, columns: tuple[str, ...], cells: Sequence[str], headings: tuple[str, ...]
+    line: LineWords, columns: tuple[str, ...], cells: Sequence[str], headings: tuple[str, ...]
 ) -> bool:
     """Whether a terminal broke the row above in front of this line."""
     if not line.words or line.words[0] in columns or line.words[0].startswith("Legend"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 
-from hetplan.lint.evidence import Evidence, Timed
+from hetplan.lint.evidence import SENTINEL_SECONDS, Evidence, Timed
 from hetplan.lint.findings import Severity
 from hetplan.lint.rows import CollectiveRow, DeviceFigures, LayerSampleRow, Polynomial, RunRow
 from hetplan.lint.rule import Rule, Sighting, grouped, per_file, sighting
@@ -100,7 +100,7 @@ def _messages(rows: list[CollectiveRow]) -> dict[object, float]:
     return {
         (row.operation, row.ranks, row.scope, row.size_bytes): row.seconds or 0.0
         for row in rows
-        if (row.seconds or 0.0) < 5.0
+        if (row.seconds or 0.0) < SENTINEL_SECONDS
     }
 
 

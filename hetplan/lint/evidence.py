@@ -14,17 +14,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from hetplan.importers.sailor import SEQUENCE_LENGTH
 from hetplan.lint.known import known_model, precision_of
 from hetplan.lint.rows import LayerRow, LayerSampleRow, Material, Place
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
 from hetplan.model.work import layer_work
 from hetplan.profiling.samples import Phase
 
-SAILOR_SEQUENCE = 2048
-"""Sequence length of Sailor's profiles, whose files do not say it (its training_config.json)."""
-
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-_SENTINEL_SECONDS = 5.0  # no layer takes so long; marks for failures are powers of ten above it
+SENTINEL_SECONDS = 5.0
+"""No layer or message takes so long; marks for failures are powers of ten above it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +47,7 @@ class Timed:
     microbatch_size: int
     tp: int
     forward: float | None
+    """Seconds, as backward; None: not measured."""
     backward: float | None
     flops: float
     """Operations of the forward pass on one rank; 0: not known."""
@@ -94,7 +94,7 @@ class Evidence:
 
 def is_sentinel(seconds: float) -> bool:
     """Whether the time is a mark, not a time: a power of ten too long for a layer or message."""
-    if seconds < _SENTINEL_SECONDS:
+    if seconds < SENTINEL_SECONDS:
         return False
     exponent = math.log10(seconds)
     return abs(exponent - round(exponent)) < 1e-9
@@ -172,7 +172,7 @@ def _layer_flops(model: ModelSpec, row: LayerRow) -> float:
         return 0.0
     if model.slicing_faults(row.tp):
         return 0.0
-    work = layer_work(model, LayerKind.TRANSFORMER, row.microbatch_size, SAILOR_SEQUENCE, row.tp)
+    work = layer_work(model, LayerKind.TRANSFORMER, row.microbatch_size, SEQUENCE_LENGTH, row.tp)
     return work.flops
 
 

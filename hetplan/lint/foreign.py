@@ -18,6 +18,7 @@ from hetplan.model.spec import ModelSpec
 _JSON_MARKS = (
     # Keys of files of other planners, which looks_like leaves to the user.
     ("galvatron", r"\"(layernum\[|layertype_|allreduce_size_|pp_size_)"),
+    ("metis", r"\"layer_compute_total_ms\""),
     ("simumax", r"\"sys_name\"[\s\S]*\"accelerator\""),
 )
 _HEAD = 1 << 16  # every tool says what it is in its first lines
@@ -39,7 +40,14 @@ def importer_of(text: str, named: str | None = None) -> ImporterKind | None:
 
 
 def read_foreign(
-    file: str, text: str, kind: ImporterKind, *, device: str | None, model: ModelSpec | None
+    file: str,
+    text: str,
+    kind: ImporterKind,
+    *,
+    device: str | None,
+    model: ModelSpec | None,
+    precision: Precision | None = None,
+    sequence_length: int | None = None,
 ) -> Material:
     """The records as rows; an InputError where the importer finds the text wrong."""
     context = ImportContext(
@@ -47,7 +55,8 @@ def read_foreign(
         link="checked",
         device=device,
         model=model,
-        precision=Precision.FLOAT32 if kind.kind == "sailor" else None,
+        precision=precision or (Precision.FLOAT32 if kind.kind == "sailor" else None),
+        sequence_length=sequence_length,
     )
     return imported_rows(file, kind.parse(text, context))
 

@@ -24,9 +24,9 @@ class KnownDevice:
     """Ceilings of a device; 0 where a figure is not known."""
 
     name: str
-    float32: float
-    tensor_float32: float
-    half: float
+    float32_flops_per_second: float
+    tensor_float32_flops_per_second: float
+    half_flops_per_second: float
     """float16 or bfloat16 with float32 accumulation; dense, as all rates here."""
     link_bytes_per_second: float
     """All direct links to other devices together, one direction."""
@@ -36,8 +36,10 @@ class KnownDevice:
 
     def peak(self, precision: str) -> float:
         """Operations per second that nothing of this precision exceeds; 0: not known."""
-        rate = {"float32": self.float32, "float16": self.half, "bfloat16": self.half}
-        return rate.get(precision, 0.0) * self.margin
+        if precision == "float32":
+            return self.float32_flops_per_second * self.margin
+        known = precision in ("float16", "bfloat16")
+        return self.half_flops_per_second * self.margin if known else 0.0
 
 
 _KINDS = (
@@ -81,9 +83,9 @@ def known_device(label: str) -> KnownDevice | None:
         if re.search(pattern, text):
             return KnownDevice(
                 name=label,
-                float32=float32,
-                tensor_float32=0.0,
-                half=half,
+                float32_flops_per_second=float32,
+                tensor_float32_flops_per_second=0.0,
+                half_flops_per_second=half,
                 link_bytes_per_second=link,
                 memory_bytes_per_second=memory,
                 margin=DESK_MARGIN,
@@ -104,9 +106,9 @@ def _of_kind(kind: DeviceKind) -> KnownDevice:
     link = kind.scale_up.bandwidth_bytes_per_second if kind.scale_up is not None else 0.0
     return KnownDevice(
         name=kind.kind,
-        float32=rates.get("float32", 0.0),
-        tensor_float32=rates.get("tf32", 0.0),
-        half=max(rates.get("float16", 0.0), rates.get("bfloat16", 0.0)),
+        float32_flops_per_second=rates.get("float32", 0.0),
+        tensor_float32_flops_per_second=rates.get("tf32", 0.0),
+        half_flops_per_second=max(rates.get("float16", 0.0), rates.get("bfloat16", 0.0)),
         link_bytes_per_second=link,
         memory_bytes_per_second=kind.memory_bandwidth_bytes_per_second,
         margin=DESK_MARGIN if "-rtx-" in kind.kind else DATA_CENTRE_MARGIN,

@@ -8,7 +8,7 @@ from statistics import median
 
 from hetplan.lint.evidence import Evidence, Timed, is_sentinel, row_name
 from hetplan.lint.findings import Severity
-from hetplan.lint.rule import Rule, Sighting, grouped, per_file, some
+from hetplan.lint.rule import MOST_LINES, Rule, Sighting, grouped, per_file, some
 from hetplan.model.spec import LayerKind
 
 WARM_UP = 1.10  # more work in less time by 10 %: three times the noise of a steady median (3 %)
@@ -252,7 +252,7 @@ def _mixed_precisions(evidence: Evidence) -> Iterator[Sighting]:
             lines = sorted(group[0].place.line for group in labels.values())
             yield Sighting(
                 file=file,
-                lines=tuple(lines[:10]),
+                lines=tuple(lines[:MOST_LINES]),
                 count=len(rows),
                 found=f"rows of {len(labels)} precisions in one table: {counts}",
             )

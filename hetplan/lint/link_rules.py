@@ -17,14 +17,13 @@ GIB_SLIP = 2**30 / 1e9
 BITS = 8.0
 SLIP_TOLERANCE = 0.02  # medians of a ratio of two columns; 1.0737 must not be taken for 1.05
 DISAGREE = 0.05  # columns of one row come from one clock: 5 % is more than their rounding
-MOST_DISAGREEING = 0.5  # a slip of units shows in most rows of a series, noise in a few
 FLAT_GROWTH = 1.025  # at most 2.5 % more time for four times the bytes ...
 STEEP_GROWTH = 1.35  # ... and at least 35 % for the next doubling: no latency explains both
-FLAT_SPAN, STEEP_SPAN = 4.0, 2.5
+FLAT_SPAN, STEEP_SPAN = 4.0, 2.5  # sizes grow by 2 or 4; a doubling may be rounded up
 SMALLEST_MESSAGE = MIB  # latency shows below it; gradients of norms and small stages are there too
-MANY = 10
-SMALLEST_FITTED_BYTES = 1024.0  # a message of a kilobyte is one activation row of a small model
-LARGEST_FITTED_BYTES = 2.0**30
+MANY = 10  # sizes of a series: one that has so many was a sweep, and was begun too late
+# From 1 KiB, one activation row of a small model, to 1 GiB, the largest message of a step.
+FITTED_BYTES = tuple(2.0**power for power in range(10, 31))
 LINK_MARGIN = 1.02  # figures of links are exact; rounded times are not
 
 _SHARES = (
@@ -297,10 +296,9 @@ def fitted(fit: Polynomial, size_bytes: float) -> float:
 
 
 def _negative_fit(evidence: Evidence) -> Iterator[Sighting]:
-    sizes = [2.0**power for power in range(10, 31)]
     bad: list[tuple[Polynomial, float]] = []
     for fit in evidence.material.polynomials:
-        below = [size for size in sizes if fitted(fit, size) <= 0]
+        below = [size for size in FITTED_BYTES if fitted(fit, size) <= 0]
         if below or fit.most_bytes_per_second <= 0:
             bad.append((fit, max(below, default=0.0)))
     yield from per_file(

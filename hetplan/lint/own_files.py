@@ -46,11 +46,11 @@ class Inputs:
     jobs: tuple[tuple[Path, Job], ...] = ()
 
 
-def _load_devices(path: Path) -> object:
+def _load_devices(path: Path) -> DevicesForm:
     return decode(read_document(path), DevicesForm, schema=DEVICES_SCHEMA)
 
 
-def _load_provenance(path: Path) -> object:
+def _load_provenance(path: Path) -> Provenance:
     return decode(read_document(path), Provenance, schema=PROVENANCE_SCHEMA)
 
 
@@ -79,11 +79,10 @@ def kind_of(document: Document) -> str:
 def sample_rows(path: Path, sample_type: type[LayerSample] | type[LinkSample]) -> Material:
     """The rows of a store's CSV, and where they were measured."""
     folder = path.parent
-    provenance = _load_provenance(folder / PROVENANCE_FILE)
     population = Population(
         place=Place(file=str(path), line=0),
         name=str(folder),
-        provenance=provenance if isinstance(provenance, Provenance) else _unreachable(),
+        provenance=_load_provenance(folder / PROVENANCE_FILE),
     )
     # A row of the store is one line, the first stands on line 2 (samples_csv.row).
     if sample_type is LayerSample:
@@ -103,10 +102,6 @@ def sample_rows(path: Path, sample_type: type[LayerSample] | type[LinkSample]) -
         for number, sample in enumerate(links, start=2)
     )
     return Material(link_samples=link_rows, populations=(population,))
-
-
-def _unreachable() -> Provenance:
-    raise TypeError("decode returned another type")
 
 
 def against_each_other(inputs: Inputs) -> Iterable[Fault]:

@@ -36,8 +36,9 @@ def _peak_words(group: Sequence[tuple[Timed, str, float]]) -> str:
         f"({phase} of {row_name(row)}); devices: {some(entry[0].device for entry in group)}; "
         f"models: {some(entry[0].model for entry in group)}"
     )
-    if row.precision == "float32" and device is not None and rate <= device.tensor_float32:
-        text += f"; TF32 has {device.tensor_float32 / 1e12:.0f}: the label hides TF32"
+    tensor = device.tensor_float32_flops_per_second if device is not None else 0.0
+    if row.precision == "float32" and rate <= tensor:
+        text += f"; TF32 has {tensor / 1e12:.0f}: the label hides TF32"
     return text
 
 
@@ -98,8 +99,9 @@ def _true_float32(slow: _Slow) -> bool:
     return (
         known is not None
         and slow.best.precision == "float32"
-        and known.tensor_float32 > 0
-        and SAME_RATE * known.float32 <= rate <= known.float32 < fast
+        and known.tensor_float32_flops_per_second > 0
+        and SAME_RATE * known.float32_flops_per_second <= rate
+        and rate <= known.float32_flops_per_second < fast
     )
 
 

@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hetplan.cluster.file_form import CLUSTER_SCHEMA
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import json_nodes, read_json
-from hetplan.files.reading import Document, read_document
-from hetplan.job.spec import Job
+from hetplan.files.reading import Document, read_bytes, read_document
+from hetplan.importers.open import NEEDED
+from hetplan.job.spec import Job, Precision
 from hetplan.lint.documents import read_tree
 from hetplan.lint.foreign import importer_of, read_foreign
 from hetplan.lint.own_files import (
@@ -32,7 +34,6 @@ from hetplan.model.spec import ModelSpec
 from hetplan.profiling.samples import LayerSample, LinkSample
 from hetplan.profiling.samples_csv import header
 
-MOST_BYTES = 1 << 28  # as for hetplan's own files: 256 MiB is a wrong file
 TEXT_SUFFIXES = (".md", ".rst", ".html", ".py", ".sh", ".c", ".h", ".cpp", ".cu", ".toml")
 """Files in which people write, not measure; they are skipped without a look."""
 
@@ -44,6 +45,8 @@ class Asked:
     importer: str | None = None
     device: str | None = None
     model: ModelSpec | None = None
+    precision: Precision | None = None
+    sequence_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +57,13 @@ class Reading:
     files: tuple[str, ...]
     skipped: tuple[str, ...]
     faults: tuple[Fault, ...]
+    kinds: tuple[str, ...] = ()
+    """What each file without faults was read as, in the order of the files: `cluster`, `iperf3`."""
+    is_together: bool = False
+    """Whether the job was held against the model and the cluster."""
 
 
-CONTEXT = ("device", "model", "precision", "sequence_length")
-"""Fields of an importer's context that a text may not say."""
-NOTHING = Material()
-NO_INPUTS = Inputs()
-
-
+_CAMPAIGN_RESULTS = '"schema": "hetplan.campaign-results/'
 NOTHING = Material()
 NO_INPUTS = Inputs()
 
@@ -73,6 +75,7 @@ class _Part:
     material: Material = NOTHING
     inputs: Inputs = NO_INPUTS
     skipped: str = ""
+    kind: str = ""
 
 
 def read_all(
@@ -103,18 +106,23 @@ def read_all(
         clusters=tuple(entry for part in parts for entry in part.inputs.clusters),
         jobs=tuple(entry for part in parts for entry in part.inputs.jobs),
     )
-    if len(inputs.models) == len(inputs.clusters) == len(inputs.jobs) == 1:
+    is_together = len(inputs.models) == len(inputs.clusters) == len(inputs.jobs) == 1
+    if is_together:
         # Several of a kind, as in configs/, are examples and not one question.
         faults += against_each_other(inputs)
     material = joined(tuple(part.material for part in parts))
     named = (asked.model,) if asked.model is not None else ()
     return Reading(
         material=replace(
-            material, models=(*named, *(model for _, model in inputs.models), *material.models)
+            material,
+            clusters=tuple((str(path), cluster) for path, cluster in inputs.clusters),
+            models=(*named, *(model for _, model in inputs.models), *material.models),
         ),
         files=tuple(files),
         skipped=tuple(skipped),
         faults=tuple(faults),
+        kinds=tuple(part.kind for part in parts if part.kind),
+        is_together=is_together,
     )
 
 
@@ -149,19 +157,24 @@ def _read(path: Path, asked: Asked, loaders: Mapping[str, Loader]) -> _Part:
     if not text.strip():
         raise InputError(Fault(file=str(path), message="the file is empty"))
     if asked.importer is not None:
-        return _Part(material=_foreign(path, text, asked))
+        return _foreign(path, text, asked)
+    if text.startswith("#!"):
+        return _Part(skipped="is text or code, no measurements")
     first = text.lstrip("\ufeff").split("\n", 1)[0].strip("\r")
     for sample_type in (LayerSample, LinkSample):
         if first.startswith(",".join(header(sample_type).split(",")[:6])):
-            return _Part(material=sample_rows(path, sample_type))
+            return _Part(material=sample_rows(path, sample_type), kind="samples")
     kind = table_kind(first)
     if kind is not None:
-        return _Part(material=read_table(str(path), text.lstrip("\ufeff"), kind))
+        return _Part(material=read_table(str(path), text.lstrip("\ufeff"), kind), kind="table")
+    if _CAMPAIGN_RESULTS in first:
+        return _Part(skipped="holds results of a campaign; `hetplan profile --merge` checks them")
     if text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
         return _read_json(path, text, asked, loaders)
     if path.suffix.lower() in (".yaml", ".yml"):
         return _own(path, read_document(path), loaders) or _Part(
-            skipped="is YAML without a `schema` of hetplan"
+            skipped="is YAML without a `schema` of hetplan; begin a cluster file with "
+            f"`schema: {CLUSTER_SCHEMA}`, a model or job file alike"
         )
     if importer_of(text) is not None:
         return _recognised(path, text, asked)
@@ -170,22 +183,16 @@ def _read(path: Path, asked: Asked, loaders: Mapping[str, Loader]) -> _Part:
 
 def _unknown(first: str) -> str:
     if "," in first:
-        return f"is a table whose columns lint does not know: {first[:60]!a}"
-    return "is of no kind that lint knows; --kind names an importer for it"
+        return f"is a table whose columns hetplan check does not know: {first[:60]!a}"
+    return "is of no kind that hetplan check knows; --kind names an importer for it"
 
 
 def _text(path: Path) -> str | None:
     """The file's text; None where it is not UTF-8."""
     try:
-        if path.stat().st_size > MOST_BYTES:
-            message = f"has {path.stat().st_size} bytes; more than 256 MiB is not read"
-            raise InputError(Fault(file=str(path), message=message))
-        return path.read_bytes().decode("utf-8")
+        return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError:
         return None
-    except OSError as error:
-        message = f"cannot be read: {error.strerror or error}"
-        raise InputError(Fault(file=str(path), message=message)) from error
 
 
 def _read_json(path: Path, text: str, asked: Asked, loaders: Mapping[str, Loader]) -> _Part:
@@ -194,7 +201,7 @@ def _read_json(path: Path, text: str, asked: Asked, loaders: Mapping[str, Loader
         root = read_json(str(path), text)
     except InputError:
         if importer_of(text) is not None and not _is_json(text):
-            return _Part(material=_foreign(path, text, asked))
+            return _foreign(path, text, asked)
         raise
     tree = json_nodes(text)
     document = Document(file=str(path), text=text, root=root, sha256="", tree=tree)
@@ -203,10 +210,12 @@ def _read_json(path: Path, text: str, asked: Asked, loaders: Mapping[str, Loader
         return part
     found = read_tree(str(path), tree)
     if found is not None:
-        return _Part(material=found[1])
+        return _Part(material=found[1], kind=found[0])
     if importer_of(text) is not None:
         return _recognised(path, text, asked)
-    return _Part(skipped="is JSON of no shape that lint knows")
+    return _Part(
+        skipped="is JSON of no shape that hetplan check knows; --kind names an importer for it"
+    )
 
 
 def _is_json(text: str) -> bool:
@@ -227,26 +236,36 @@ def _own(path: Path, document: Document, loaders: Mapping[str, Loader]) -> _Part
         return _Part(skipped=f"is {kind}, which has no rules")
     value = loader(path)
     if isinstance(value, ModelSpec):
-        return _Part(inputs=Inputs(models=((path, value),)))
+        return _Part(inputs=Inputs(models=((path, value),)), kind="model")
     if isinstance(value, Cluster):
-        return _Part(inputs=Inputs(clusters=((path, value),)))
+        return _Part(inputs=Inputs(clusters=((path, value),)), kind="cluster")
     if isinstance(value, Job):
-        return _Part(inputs=Inputs(jobs=((path, value),)))
-    return _Part()
+        return _Part(inputs=Inputs(jobs=((path, value),)), kind="job")
+    return _Part(kind=kind.removeprefix("hetplan."))
 
 
 def _recognised(path: Path, text: str, asked: Asked) -> _Part:
     """What an importer that nobody named reads; skipped where the user must say more."""
     try:
-        return _Part(material=_foreign(path, text, asked))
+        return _foreign(path, text, asked)
     except InputError as error:
-        if all(fault.field in CONTEXT and not fault.line for fault in error.faults):
-            return _Part(skipped=f"needs --device or --model: {error.faults[0].message}")
+        if all(fault.field in NEEDED and not fault.line for fault in error.faults):
+            options = dict.fromkeys(NEEDED[fault.field][0] for fault in error.faults)
+            return _Part(skipped=f"needs {', '.join(options)}: {error.faults[0].message}")
         raise
 
 
-def _foreign(path: Path, text: str, asked: Asked) -> Material:
+def _foreign(path: Path, text: str, asked: Asked) -> _Part:
     kind = importer_of(text, asked.importer)
     if kind is None:
-        return Material()
-    return read_foreign(str(path), text, kind, device=asked.device, model=asked.model)
+        return _Part()
+    material = read_foreign(
+        str(path),
+        text,
+        kind,
+        device=asked.device,
+        model=asked.model,
+        precision=asked.precision,
+        sequence_length=asked.sequence_length,
+    )
+    return _Part(material=material, kind=kind.kind)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from hetplan.errors import Fault
 from hetplan.lint import (
+    cluster_rules,
     copy_rules,
     efficiency_rules,
     layer_list_rules,
@@ -19,6 +22,9 @@ from hetplan.lint.findings import Finding, Findings, Severity
 from hetplan.lint.reading import Reading
 from hetplan.lint.rows import Material
 from hetplan.lint.rule import Rule, Sighting
+
+_MOST_FAULTS = 20
+"""Faults of one file that are shown one by one: as many as a person mends before the next look."""
 
 WRONG_FILE = Rule(
     id="file-is-wrong",
@@ -41,6 +47,7 @@ RULES: tuple[Rule, ...] = (
     *layer_list_rules.RULES,
     *neighbour_rule.RULES,
     *sample_rules.RULES,
+    *cluster_rules.RULES,
 )
 """In the order in which `hetplan check --rules` shows them."""
 
@@ -58,7 +65,7 @@ def judge(material: Material) -> tuple[Finding, ...]:
 
 def findings(reading: Reading) -> Findings:
     """Faults of form and everything that the rules find, in the order of the files."""
-    found = [*(_fault(fault) for fault in reading.faults), *judge(reading.material)]
+    found = [*_faults(reading.faults), *judge(reading.material)]
     order = {file: position for position, file in enumerate(reading.files)}
     found.sort(key=lambda finding: order.get(finding.file, len(order)))
     return Findings(findings=tuple(found), files=reading.files, skipped=reading.skipped)
@@ -73,6 +80,25 @@ def _finding(rule: Rule, seen: Sighting) -> Finding:
         count=seen.count,
         found=seen.found,
     )
+
+
+def _faults(faults: Sequence[Fault]) -> Iterator[Finding]:
+    """The first faults of each file one by one, the others together: a file may have a million."""
+    by_file: dict[str, list[Fault]] = {}
+    for fault in faults:
+        by_file.setdefault(fault.file, []).append(fault)
+    for file, group in by_file.items():
+        yield from map(_fault, group[:_MOST_FAULTS])
+        rest = group[_MOST_FAULTS:]
+        if rest:
+            yield Finding(
+                rule=WRONG_FILE.id,
+                severity=WRONG_FILE.severity,
+                file=file,
+                lines=tuple(dict.fromkeys(fault.line for fault in rest[:10] if fault.line)),
+                count=len(rest),
+                found="and more like these",
+            )
 
 
 def _fault(fault: Fault) -> Finding:

@@ -1,6 +1,6 @@
 """What lint looks at: the rows of every file it knows, in base units, each with its place.
 
-A reader (tables.py, documents.py, own_files.py, store_files.py) fills `Material`; a rule reads it
+A reader (tables.py, documents.py, own_files.py, foreign.py) fills `Material`; a rule reads it
 and knows nothing of formats. None stands for a cell that is empty.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hetplan.cluster.spec import Cluster
 from hetplan.model.spec import ModelSpec
 from hetplan.profiling.samples import LayerSample, LinkSample, Provenance
 
@@ -227,6 +228,8 @@ class Material:
     layer_samples: tuple[LayerSampleRow, ...] = ()
     link_samples: tuple[LinkSampleRow, ...] = ()
     populations: tuple[Population, ...] = ()
+    clusters: tuple[tuple[str, Cluster], ...] = ()
+    """Clusters, each with its file."""
     models: tuple[ModelSpec, ...] = ()
     """Models that the user named; they come before those that lint knows."""
 

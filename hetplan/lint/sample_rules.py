@@ -21,6 +21,9 @@ LEAST_COMMON = 5
 FLAT_SIZES = 16.0  # sizes a factor of 16 apart
 FLAT_GROWTH = 1.02
 LATENCY_SECONDS = 5e-3  # above the round trip of one region; what lasts longer is bandwidth
+WHOLLY_FLAT_SIZES = 1000.0  # over which even the fastest link's time grows severalfold,
+WHOLLY_FLAT_BYTES = 1 << 20  # from where on bandwidth counts beside any latency of a region
+FASTER_SIZES, FASTER = 4.0, 5.0  # noise slows a message fivefold, but hardly below a larger one
 SampleRow: TypeAlias = LayerSampleRow | LinkSampleRow
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -157,8 +160,14 @@ def _links_flat(evidence: Evidence) -> Iterator[Sighting]:
             ),
             None,
         )
+        before = before or _wholly_flat(ordered) or _slower_than(ordered, last)
         if before is not None:
             found.append((last, before))
+            continue
+        for row in ordered[:-1]:
+            if before := _slower_than(ordered, row):
+                found.append((row, before))
+                break
     yield from per_file(
         found,
         lambda entry: entry[0].place,
@@ -168,6 +177,28 @@ def _links_flat(evidence: Evidence) -> Iterator[Sighting]:
             f"{group[0][0].sample.median_seconds:.3g} s, of {group[0][1].sample.message_bytes} "
             f"{group[0][1].sample.median_seconds:.3g} s"
         ),
+    )
+
+
+def _wholly_flat(ordered: Sequence[LinkSampleRow]) -> LinkSampleRow | None:
+    """The first row, where all of the series takes as long although its last is a large message."""
+    first, last = ordered[0].sample, ordered[-1].sample
+    times = [row.sample.median_seconds for row in ordered]
+    large = last.message_bytes >= max(WHOLLY_FLAT_BYTES, WHOLLY_FLAT_SIZES * first.message_bytes)
+    return ordered[0] if large and max(times) < FLAT_GROWTH * min(times) else None
+
+
+def _slower_than(ordered: Sequence[LinkSampleRow], row: LinkSampleRow) -> LinkSampleRow | None:
+    """A row of a much smaller message that takes much longer."""
+    least = FASTER * row.sample.median_seconds
+    size = row.sample.message_bytes / FASTER_SIZES
+    return next(
+        (
+            each
+            for each in ordered
+            if 0 < each.sample.message_bytes <= size and each.sample.p10_seconds > least
+        ),
+        None,
     )
 
 
@@ -219,8 +250,9 @@ RULES = (
     Rule(
         id="link-times-do-not-grow",
         severity=Severity.SUSPICIOUS,
-        title="the same time for sixteen times the bytes",
-        explanation="Above the latency of a link its time grows with the message.",
+        title="times that do not grow with the bytes",
+        explanation="Above the latency of a link its time grows with the message: not the same for "
+        "sixteen times the bytes, or for every size, nor a fifth for four times the bytes.",
         advice="Check that the timer waits for the transfer; measure again.",
         check=_links_flat,
     ),

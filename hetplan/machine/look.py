@@ -33,6 +33,21 @@ from hetplan.machine.values import (
 _T = TypeVar("_T")
 
 
+class _Parts:
+    """Parts of a report, each looked at by itself."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self._problems = problems
+
+    def of(self, name: str, find: Callable[[], _T], otherwise: _T) -> _T:
+        """What `find` finds; `otherwise`, and a problem, where it goes wrong."""
+        try:
+            return find()
+        except Exception as error:  # a doctor that falls ill is no help
+            self._problems.append(f"{name}: not understood ({type(error).__name__})")
+            return otherwise
+
+
 def look(
     probe: Probe,
     *,
@@ -47,14 +62,7 @@ def look(
     `problems`: what the caller could not look at.
     """
     wrong = list(problems)
-
-    def part(name: str, find: Callable[[], _T], otherwise: _T) -> _T:
-        try:
-            return find()
-        except Exception as error:  # a doctor that falls ill is no help
-            wrong.append(f"{name}: not understood ({type(error).__name__})")
-            return otherwise
-
+    part = _Parts(wrong).of
     seen = part("torch", lambda: _torch(probe, python, wrong), _NOTHING)
     devices = part(
         "devices",

@@ -32,7 +32,8 @@ _TORCH_FOR = {
     "iluvatar": "the maker's torch of its CoreX image",
     "intel": "an XPU build of torch, or the Gaudi image with habana_frameworks",
 }
-_MEASURED_TYPES = ("cuda", "npu", "mlu", "musa", "xpu", "hpu", "gcu")
+MEASURED_TYPES = ("cuda", "npu", "mlu", "musa", "xpu", "hpu", "gcu")
+"""Device types that `hetplan profile` opens; asking its plug-ins would import torch."""
 
 
 def find_tools(probe: Probe, devices: Sequence[MachineDevice]) -> tuple[MachineTool, ...]:
@@ -96,7 +97,7 @@ def _not(what: str, why: str) -> MachineMeasurement:
 
 def _layers(device: MachineDevice) -> MachineMeasurement:
     what = f"layers on {device.name}"
-    if device.torch_device in _MEASURED_TYPES:
+    if device.torch_device in MEASURED_TYPES:
         kind = f" --kind {device.kind}" if device.kind else ""
         how = f"hetplan profile --device {device.torch_device}{kind}"
         return MachineMeasurement(what=what, possible=True, how=how)
@@ -110,7 +111,7 @@ def _layers(device: MachineDevice) -> MachineMeasurement:
 def _links(devices: Sequence[MachineDevice], torch: MachineTorch) -> list[MachineMeasurement]:
     """Links between the devices of this node, and gloo over the loopback."""
     found = []
-    seen = [device for device in devices if device.torch_device in _MEASURED_TYPES]
+    seen = [device for device in devices if device.torch_device in MEASURED_TYPES]
     for device in seen:
         if device.count > 1:
             how = (
@@ -142,7 +143,7 @@ def _by_tool(what: str, tool: MachineTool, importer: str) -> MachineMeasurement:
 def find_advice(
     *, devices: Sequence[MachineDevice], rdma: Sequence[MachineRdma], limits: MachineLimits
 ) -> tuple[str, ...]:
-    """Limits of this container or session that would hold a training run up."""
+    """Limits of this container or login that would hold a training run up."""
     found = []
     if devices and 0 < limits.shared_memory_bytes < _LEAST_SHARED_BYTES:
         mib = limits.shared_memory_bytes / 2**20

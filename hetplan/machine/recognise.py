@@ -26,4 +26,5 @@ def likely_kinds(name: str, kinds: Sequence[DeviceKind]) -> tuple[str, ...]:
 
 
 def _letters(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    # Drivers before 2021 print `A100-SXM4-40GB`, later ones with NVIDIA in front.
+    return re.sub(r"[^a-z0-9]", "", name.lower()).removeprefix("nvidia")

@@ -1,4 +1,4 @@
-"""Processor, memory and the limits that a container or a session puts on a training run."""
+"""Processor, memory and the limits that a container or a login puts on a training run."""
 
 from __future__ import annotations
 

@@ -13,8 +13,6 @@ from typing import Any
 
 MARK = "hetplan-torch "
 
-_TYPES = ("cuda", "npu", "mlu", "musa", "xpu", "hpu", "gcu", "mps")
-
 
 def main() -> None:
     """Import torch and the plug-ins that are there, and print what they see."""
@@ -29,12 +27,13 @@ def main() -> None:
                 importlib.import_module(module)
     if torch.distributed.is_available():
         backends |= _backends(torch)
+    types = ("cuda", *(plugin.name for plugin in PLUGINS), "mps")
     runtime = f"hip {torch.version.hip}" if torch.version.hip else f"cuda {torch.version.cuda}"
     found = {
         "version": torch.__version__,
         "runtime": runtime if torch.version.cuda or torch.version.hip else "cpu",
         "backends": sorted(backends),
-        "devices": [device for name in _TYPES for device in _devices(torch, name)],
+        "devices": [device for name in types for device in _devices(torch, name)],
     }
     print(MARK + json.dumps(found), flush=True)
 

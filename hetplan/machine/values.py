@@ -93,7 +93,7 @@ class MachineRdma:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineLimits:
-    """Limits of the container or session that stop a training run."""
+    """Limits of the container or login that stop a training run."""
 
     container: str
     """`docker`, `kubernetes`, ...; empty: none seen."""

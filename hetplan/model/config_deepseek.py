@@ -104,6 +104,7 @@ def _deepseek_dense(values: ConfigValues, base: _Deepseek) -> TransformerLayer:
         values.fault(
             "num_key_value_heads",
             f"found {kv_heads}; latent attention has a key for each of its {heads} query heads",
+            beside=("num_attention_heads",),
         )
     return TransformerLayer(
         attention=LatentAttention(

@@ -193,7 +193,9 @@ def _heads(values: ConfigValues, base: _Llama, hidden: int) -> tuple[int, int, i
     kv_heads = values.count_or_none("num_key_value_heads", default=missing) or heads
     if heads % kv_heads:
         values.fault(
-            "num_key_value_heads", f"{kv_heads} does not divide num_attention_heads {heads}"
+            "num_key_value_heads",
+            f"{kv_heads} does not divide num_attention_heads {heads}",
+            beside=("num_attention_heads",),
         )
         kv_heads = heads
     head_dim = values.count_or_none("head_dim", default=base.head_dim)

@@ -31,6 +31,7 @@ def even_heads(values: ConfigValues, hidden: int, heads: int) -> int:
             "num_attention_heads",
             f"{heads} does not divide hidden_size {hidden}, and the width of a head follows from "
             "both; change one of them",
+            beside=("n_embd", "hidden_size", "n_head"),
         )
         return 1
     return hidden // heads
@@ -48,7 +49,11 @@ def experts_of(
     """Routed and shared experts, none with biases; a fault where a token goes to too many."""
     key = "num_experts_per_tok"
     if per_token > num_experts:
-        values.fault(key, f"found {per_token}, more than the {num_experts} experts there are")
+        values.fault(
+            key,
+            f"found {per_token}, more than the {num_experts} experts there are",
+            beside=("n_routed_experts", "num_experts", "num_local_experts"),
+        )
         per_token = num_experts
     return Experts(
         num_experts=num_experts,

@@ -25,13 +25,21 @@ class ConfigValues:
         self.document = document
         self.place = place
         self.faults: list[Fault] = []
+        self._wrong: set[str] = set()
 
     def at(self, key: str) -> object:
         """The raw value; None where there is none."""
         return self.document.at(*self.place, key)
 
-    def fault(self, key: str, message: str) -> None:
-        """Note a fault of this key."""
+    def fault(self, key: str, message: str, *, beside: Sequence[str] = ()) -> None:
+        """Note a fault of this key.
+
+        `beside`: other keys that the fault speaks of. Where one of them, or the key itself, has a
+        fault already, its value is not what the file says, and nothing is noted.
+        """
+        if beside and not self._wrong.isdisjoint((key, *beside)):
+            return
+        self._wrong.add(key)
         self.faults.append(self.document.fault((*self.place, key), message))
 
     def raise_faults(self) -> None:
@@ -120,7 +128,8 @@ class ConfigValues:
                 self.fault(key, f"found {describe(entry)} in the list; {wrong}")
             elif not 0 <= entry < limit:
                 shown = entry if abs(entry) < 10**18 else "a number of more than 18 digits"
-                self.fault(key, f"found {shown}; layers are 0 to {limit - 1}")
+                message = f"found {shown}; layers are 0 to {limit - 1}"
+                self.fault(key, message, beside=("num_hidden_layers",))
             else:
                 found.add(entry)
         return frozenset(found)
@@ -139,7 +148,8 @@ class ConfigValues:
                 self.fault(key, message)
                 return None
         if len(value) != limit:
-            self.fault(key, f"has {len(value)} entries for {limit} layers; make them equal")
+            message = f"has {len(value)} entries for {limit} layers; make them equal"
+            self.fault(key, message, beside=("num_hidden_layers",))
             return None
         return tuple(value)
 

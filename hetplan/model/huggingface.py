@@ -104,9 +104,9 @@ def _model_type(document: Document, place: Path) -> str:
     if found is None and place:  # the part may leave it to the whole, as in gemma3
         path = ("model_type",)
         found = document.at(*path)
-    if found is None:
-        path = ("architectures",)
-        classes = document.at(*path)
+    if found is None or (isinstance(found, str) and found not in (*FAMILIES, "gemma3")):
+        # A model type of its own may stand over a known class: Kimi K2 is a DeepseekV3ForCausalLM.
+        classes = document.at("architectures")
         known = [
             _CLASSES[name]
             for name in (classes if isinstance(classes, list) else ())
@@ -114,7 +114,9 @@ def _model_type(document: Document, place: Path) -> str:
         ]
         if known:
             return known[0]
-        found = classes[0] if isinstance(classes, list) and classes else classes
+        if found is None:
+            path = ("architectures",)
+            found = classes[0] if isinstance(classes, list) and classes else classes
     if found == "gemma3":
         if not place:
             message = "a gemma3 file describes its language model in text_config, which is missing"
@@ -138,12 +140,16 @@ def _model_type(document: Document, place: Path) -> str:
 def _sequence_length(values: ConfigValues, positions: int) -> int:
     """`max_position_embeddings`, or the length that YaRN and its like stretch the original to.
 
-    Files differ in whether max_position_embeddings is the stretched length already (Llama 3.1,
-    DeepSeek) or the original one (Qwen2.5): the longer of the two is meant.
+    Files differ in whether max_position_embeddings is the stretched length already (DeepSeek) or
+    the original one (Qwen2.5): the longer of the two is meant. Llama 3's is always stretched, and
+    its factor is not the one of the lengths: Llama 3.2 has 32 over 8,192 and ends at 131,072.
     """
     for key in ("rope_scaling", "rope_parameters"):
         scaling = values.at(key)
-        if not isinstance(scaling, dict):
+        if not isinstance(scaling, dict) or "llama3" in (
+            scaling.get("rope_type"),
+            scaling.get("type"),
+        ):
             continue
         original = _number(scaling.get("original_max_position_embeddings"))
         positions = max(positions, int(original * _number(scaling.get("factor"))))

@@ -15,6 +15,7 @@ from itertools import pairwise
 from hetplan.errors import InputError
 from hetplan.model.spec import LayerKind
 from hetplan.predict.columns import Column
+from hetplan.units import format_bytes
 
 SCHEMA = "hetplan.predictor/1"
 
@@ -193,6 +194,11 @@ def validation_of(left_out: str, folds: int, log_errors: Sequence[float]) -> Val
     )
 
 
+def _shown(quantity: str, value: float) -> str:
+    """A value of the quantity for a person: messages are bytes, everything else is counted."""
+    return format_bytes(value) if quantity.endswith(" message") else f"{value:.10g}"
+
+
 def outside(
     ranges: Sequence[MeasuredRange], values: Sequence[float], log_halfwidth: float
 ) -> tuple[float, tuple[str, ...]]:
@@ -214,5 +220,6 @@ def outside(
         else:
             added += UNTESTED_LOG_PER_DOUBLING * doublings
         sign = ">" if above else "<"
-        warnings += (f"{measured.quantity} {value:g} {sign} {edge:g} measured",)
+        shown, least = (_shown(measured.quantity, each) for each in (value, edge))
+        warnings += (f"{measured.quantity} {shown} {sign} {least} measured",)
     return log_halfwidth * factor + added, warnings

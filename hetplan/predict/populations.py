@@ -1,17 +1,19 @@
 """Which measurements a fit uses where the same thing was measured under different circumstances.
 
 A population is everything measured under the same circumstances (device, driver, library, threads,
-pace); its times do not mix with another's. For each (device kind, precision) and for each link the
-newest population that has samples of it is used, and the report names what was passed over.
+pace, measuring tool); its times do not mix with another's. For each (device kind, precision) and
+for each operation of a link the newest population that has samples of it is used, and the report
+names what was passed over. So all_reduce may come from nccl-tests and send_recv from hetplan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from hetplan.errors import InputError
-from hetplan.profiling.samples import LayerSample, LinkSample, ProfileSet
+from hetplan.profiling.samples import LayerSample, LinkOperation, LinkSample, ProfileSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +29,15 @@ class Chosen:
 
 
 def choose(populations: Sequence[ProfileSet]) -> Chosen:
-    """The newest population per (device kind, precision) and link; of equals the first."""
-    owners: dict[tuple[str, str], list[int]] = {}
+    """The newest population per (device kind, precision) and operation of a link.
+
+    Of populations of one day the first one, in the order of the folders.
+    """
+    owners: dict[_What, list[int]] = {}
     for index, population in enumerate(populations):
         _check_traceable(population)
-        names = dict.fromkeys((sample.device, sample.precision) for sample in population.layers)
-        names |= dict.fromkeys(("link", sample.link) for sample in population.links)
+        names = dict.fromkeys(map(_layers_of, population.layers))
+        names |= dict.fromkeys(map(_operation_of, population.links))
         for name in names:
             owners.setdefault(name, []).append(index)
     winners = {
@@ -40,31 +45,55 @@ def choose(populations: Sequence[ProfileSet]) -> Chosen:
         name: max(found, key=lambda index: _newest(populations[index]))
         for name, found in owners.items()
     }
-    notes = []
+    passed_over: dict[tuple[_What, int, int], list[str]] = {}
     for name, found in sorted(owners.items()):
         for index in found:
             if index != winners[name]:
-                what = f"link {name[1]}" if name[0] == "link" else f"{name[0]} {name[1]}"
-                notes.append(
-                    f"{what}: not used: {_words(populations[index])}; newer: "
-                    f"{_words(populations[winners[name]])}"
-                )
+                # Operations of one link that lost to the same population stand in one note.
+                key = (name[:2], index, winners[name])
+                passed_over.setdefault(key, []).extend(name[2:])
+    notes = tuple(
+        _passed_over((*name, ", ".join(operations)), populations[loser], populations[winner])
+        for (name, loser, winner), operations in passed_over.items()
+    )
     return Chosen(
         layers=tuple(
             sample
             for index, population in enumerate(populations)
             for sample in population.layers
-            if winners[sample.device, sample.precision] == index
+            if winners[_layers_of(sample)] == index
         ),
         links=tuple(
             sample
             for index, population in enumerate(populations)
             for sample in population.links
-            if winners["link", sample.link] == index
+            if winners[_operation_of(sample)] == index
         ),
         populations=tuple(_words(populations[index]) for index in sorted(set(winners.values()))),
-        notes=tuple(notes),
+        notes=notes,
     )
+
+
+_What: TypeAlias = tuple[str, ...]
+"""What one population is chosen for, in words."""
+
+# Their difference is the rendezvous, so they come from one population.
+_SENDS = (LinkOperation.SEND_RECV, LinkOperation.SEND_RECV_LATE)
+
+
+def _layers_of(sample: LayerSample) -> _What:
+    return sample.device, sample.precision
+
+
+def _operation_of(sample: LinkSample) -> _What:
+    operation = LinkOperation.SEND_RECV if sample.operation in _SENDS else sample.operation
+    return "link", sample.link, str(operation)
+
+
+def _passed_over(name: _What, loser: ProfileSet, winner: ProfileSet) -> str:
+    why = "newer" if _newest(winner) > _newest(loser) else "as new, and read first"
+    what = " ".join(word for word in name if word)
+    return f"{what}: not used: {_words(loser)}; {why}: {_words(winner)}"
 
 
 def _check_traceable(population: ProfileSet) -> None:
@@ -103,8 +132,11 @@ def _message(sample: LinkSample) -> tuple[object, ...]:
 
 
 def _newest(population: ProfileSet) -> str:
-    """Latest ISO date of the population; they sort as text."""
-    return max((each.measured_on for each in population.provenance), default="")
+    """Latest ISO date on which one of its rows was measured; dates sort as text."""
+    dates = {sample.measured_on for sample in population.layers}
+    dates |= {sample.measured_on for sample in population.links}
+    dates |= {each.measured_on for each in population.provenance}
+    return max(dates, default="")
 
 
 def _words(population: ProfileSet) -> str:
@@ -115,11 +147,11 @@ def _words(population: ProfileSet) -> str:
         words = (
             f"{each.device} ({each.device_name})",
             each.measured_on,
-            f"torch {each.torch_version}",
+            f"torch {each.torch_version}" if each.torch_version else each.tool,
             each.driver,
             threads if each.threads else "",
             f"paced {each.paced}" if each.paced else "",
         )
         parts.append(", ".join(word for word in words if word))
     rows = len(population.layers) + len(population.links)
-    return f"{rows} rows: {' and '.join(parts) or 'without provenance'}"
+    return f"{rows} row{'s' if rows != 1 else ''}: {' and '.join(parts) or 'without provenance'}"

@@ -169,6 +169,9 @@ def _work(digest: str, need: LayerNeed, links: tuple[LinkTask, ...]) -> str:
     return (
         "\ndef main():\n"
         '    """Measure what is listed here."""\n'
+        "    lack = lacking()\n"
+        "    if lack:\n"
+        '        sys.exit("{}\\n\\nerror: {}".format(__doc__.strip(), lack))\n'
         "    carry(SOURCES)\n"
         f"{''.join(import_lines)}\n"
         f"    models = (\n{''.join(model_lines)}    )\n"

@@ -94,9 +94,8 @@ def _link_text(campaign: Campaign, link: CampaignLink) -> str:
         for rank, command in enumerate(commands):
             where = "first" if rank == 0 else "second"
             lines.append(f"On the {where} node ({link.kinds[rank]}):\n\n```\n{command}\n```\n\n")
+    name = "" if link.is_named else f" Then write `samples: {link.name}` at it in the cluster file."
     lines.append(
-        f"The first node writes `results-{link.kinds[0]}-link-{link.name}.jsonl`."
-        + ("" if link.is_named else f" The cluster file must then say `samples: {link.name}`.")
-        + "\n\n"
+        f"The first node writes `results-{link.kinds[0]}-link-{link.name}.jsonl`.{name}\n\n"
     )
     return "".join(lines)

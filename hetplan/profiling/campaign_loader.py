@@ -6,7 +6,7 @@ text enumerations, `pairwise`, `zip(strict=)`), and is given to them here, to al
 Python alike, so that what was tested on one is what runs on another. Standard library only.
 """
 
-# ruff: noqa: B905, D403, N807, RUF063, UP042 (Python 3.8 has none of what these ask for)
+# ruff: noqa: B905, D403, N807, RUF063, UP032, UP036, UP042 (Python 3.8 has none of what these ask for)
 import builtins
 import collections.abc
 import dataclasses
@@ -150,6 +150,27 @@ class Carried(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def get_source(self, fullname: str) -> str:
         """For tracebacks."""
         return self.sources.get(fullname, "")
+
+
+def lacking() -> str:
+    """What this Python lacks for measuring, and what to do; empty where it lacks nothing."""
+    lacks = ""
+    if sys.version_info < (3, 8):
+        lacks = "is {}.{}".format(*sys.version_info[:2])
+    else:
+        try:
+            import torch
+
+            parts = [part for part in torch.__version__.split(".")[:2] if part.isdigit()]
+            if [int(part) for part in parts] < [2, 1]:
+                lacks = "has torch {}".format(torch.__version__)
+        except (ImportError, OSError) as error:
+            lacks = "has no torch that works: {}".format(error)
+    if not lacks:
+        return ""
+    return "this Python ({}) {}; run this inside the vendor's image, with its Python".format(
+        sys.executable, lacks
+    )
 
 
 def carry(sources: typing.Dict[str, str]) -> None:  # noqa: UP006

@@ -7,15 +7,20 @@
     stop     the user stopped it     end      the script came to its end
 
 Every line but `run` names its run. Both ends use this module: the script that writes (it carries
-this file) and the merge that reads. Standard library only.
+this file) and the merge that reads. Standard library and `hetplan.errors` only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import weakref
+from collections.abc import Iterator
 from typing import Any
+
+from hetplan.errors import InputError
 
 SCHEMA = "hetplan.campaign-results/1"
 TOOL = "hetplan campaign"
@@ -46,7 +51,10 @@ def read_own_records(path: str) -> list[dict[str, Any]]:
     """Every whole record of a file that this script wrote before; none where there is no file."""
     if not os.path.exists(path):
         return []
-    with open(path, "rb") as file:
+    if not os.path.isfile(path):
+        # A device such as /dev/full would be read for ever.
+        raise InputError(f"{path}: is no plain file; name one with --out")
+    with _named(path), open(path, "rb") as file:
         lines = file.read().split(b"\n")
     records = []
     for line in lines[:-1]:
@@ -60,11 +68,19 @@ def read_own_records(path: str) -> list[dict[str, Any]]:
 
 
 class RecordFile:
-    """Adds records to a file; each is on disk before the next is made."""
+    """Adds records to a file; each is on disk before the next is made.
+
+    Held by one process at a time: two that measure on the same devices would slow each other down.
+    An InputError where another holds it, or where it cannot be written.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        with open(path, "ab+") as file:
+        with _named(path):
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        self._unlock = weakref.finalize(self, os.close, lock)
+        _hold(path, lock)
+        with _named(path), open(path, "ab+") as file:
             end = file.seek(0, os.SEEK_END)
             if end:
                 file.seek(end - 1)
@@ -74,7 +90,34 @@ class RecordFile:
 
     def add(self, record: dict[str, Any]) -> None:
         """Write one record and wait until it is on disk."""
-        with open(self._path, "ab") as file:
+        with _named(self._path), open(self._path, "ab") as file:
             file.write(record_line(record).encode("ascii") + b"\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    """What the system refuses, as an InputError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be written ({error.strerror or error}); make room, or name a file "
+            "that you may write with --out"
+        ) from error
+
+
+def _hold(path: str, lock: int) -> None:
+    """Lock the file until this process ends, however it ends."""
+    try:
+        import fcntl
+
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(
+            f"{path}: another start of the script is measuring into it, and both would measure "
+            "wrong times; wait for its end"
+        ) from None
+    except (ImportError, OSError):
+        return  # a system or a folder without locks: the lines are whole all the same

@@ -80,24 +80,48 @@ def run(task: Task, arguments: Sequence[str]) -> int:
 
 def _parser(task: Task) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description=f"Measure device kind {task.kind} for hetplan campaign {task.campaign}."
+        description=f"Measure device kind {task.kind} for hetplan campaign {task.campaign}. Needs "
+        "Python 3.8 or later and torch 2.1 or later with this device, nothing else. Writes one "
+        "results-*.jsonl in the current folder, to be sent back, and sends nothing anywhere."
     )
     whats = parser.add_subparsers(dest="what", required=True)
     layers = whats.add_parser("layers", help="layers of the model, on one device")
     links = whats.add_parser("links", help="a link, under torchrun with a process on each end")
     links.add_argument("--link", required=True, choices=[link.name for link in task.links])
     links.add_argument("--largest", type=int, help="leave out messages of more bytes than this")
-    layers.add_argument("--budget", type=float, help="seconds to spend, cheapest shapes first")
+    layers.add_argument("--budget", type=_seconds, help="seconds to spend, cheapest shapes first")
     layers.add_argument("--retry", action="store_true", help="try again what failed before")
-    layers.add_argument("--index", type=int, default=0, help="number of the device, from 0")
+    layers.add_argument("--index", type=_whole, default=0, help="number of the device, from 0")
     for each in (layers, links):
         types = ["cpu", "cuda", *(plugin.name for plugin in PLUGINS)]
         each.add_argument("--device", choices=types, help="default: an accelerator, if any")
         each.add_argument("--collectives", help="torch.distributed backend of the device's memory")
-        each.add_argument("--threads", type=int, default=1, help="threads of a CPU")
+        each.add_argument("--threads", type=_threads, default=1, help="threads of a CPU")
         each.add_argument("--again", action="store_true", help="measure all again, and keep both")
         each.add_argument("--out", help="results file; default results-KIND-....jsonl here")
     return parser
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError("write seconds above 0")
+    return value
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError("write a number from 0")
+    return value
+
+
+def _threads(text: str) -> int:
+    most = os.cpu_count() or 1
+    value = int(text)
+    if not 1 <= value <= most:
+        raise argparse.ArgumentTypeError(f"write 1 to {most}, as many as there are processors")
+    return value
 
 
 def _open(name: str | None, index: int) -> Backend:
@@ -225,7 +249,8 @@ def _layers(task: Task, options: argparse.Namespace) -> int:
 
 
 def _links(task: Task, options: argparse.Namespace) -> int:
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    given = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR")]
+    if not all(given) or not given[1].isdecimal() or int(given[1]) < 2:
         raise InputError("a link has two ends: start with torchrun, see COMMANDS.md")
     link = next(each for each in task.links if each.name == options.link)
     index = int(os.environ.get("LOCAL_RANK", "0"))

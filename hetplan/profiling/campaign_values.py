@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from hetplan.errors import InputError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
+
+
+def _check_words(*words: str) -> None:
+    """Names stand in commands that people copy into a shell: they must be plain words."""
+    for word in words:
+        if _NAME.fullmatch(word) is None:
+            raise InputError(
+                f"found the name {word[:60]!a}; the file was changed by hand, use the one that "
+                "hetplan wrote"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +31,9 @@ class CampaignKind:
     """Per unit of the script, in its order: the shapes of its samples (`LayerSample.shape`)."""
     seconds: float | None
     """Expected duration; None where nothing is known of the kind."""
+
+    def __post_init__(self) -> None:
+        _check_words(self.kind, self.script)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +52,9 @@ class CampaignLink:
     cases: tuple[tuple[str, int, int], ...]
     """(operation, group size, message bytes) of every sample."""
     seconds: float
+
+    def __post_init__(self) -> None:
+        _check_words(self.name, *self.kinds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 from hetplan.errors import Fault, InputError
 from hetplan.files import nodes
-from hetplan.files.reading import Document, decode
+from hetplan.files.reading import Document, decode, read_bytes
 from hetplan.profiling.campaign import CAMPAIGN_FILE, load_campaign
 from hetplan.profiling.campaign_rows import SCHEMA, is_whole
 from hetplan.profiling.campaign_values import Campaign
@@ -25,8 +25,8 @@ from hetplan.profiling.samples import LayerSample, LinkSample, Provenance
 from hetplan.profiling.samples_csv import sample_of_values
 from hetplan.profiling.store import LayerWriter, LinkWriter
 from hetplan.profiling.store_state import SCHEMA as PROVENANCE_SCHEMA
+from hetplan.profiling.store_state import control_faults
 
-_MOST_BYTES = 1 << 28  # a row has about 700 bytes; a campaign has thousands, not 400,000
 _LONGEST_LINE = 1 << 20
 _RECORDS = ("run", "begin", "done", "layer", "link", "failure", "stop", "end")
 
@@ -176,15 +176,7 @@ def _notes(found: _Found) -> tuple[str, ...]:
 
 
 def _read_file(path: Path, campaign: Campaign | None, found: _Found) -> None:
-    try:
-        size = path.stat().st_size
-        data = path.read_bytes() if size <= _MOST_BYTES else b""
-    except OSError as error:
-        message = f"cannot be read: {error.strerror or error}"
-        raise InputError(Fault(file=str(path), message=message)) from error
-    if size > _MOST_BYTES:
-        raise InputError(Fault(file=str(path), message="is larger than 256 MiB: no results"))
-    lines = data.split(b"\n")
+    lines = read_bytes(path).split(b"\n")
     if lines and lines[-1]:
         message = "the last line is torn: its measurement was not finished"
         found.refused.append(Fault(file=str(path), line=len(lines), message=message))
@@ -257,11 +249,19 @@ def _begin(
         message = "a run needs a name and the device kind of its provenance"
         found.refused.append(Fault(file=str(path), line=number, message=message))
         return
-    found.runs.setdefault(run, _Run(kind=kind, provenance=provenance))
+    if faults := control_faults(path, provenance, line=number):
+        found.refused += faults
+        return
+    found.runs.setdefault(shown(run[:40]), _Run(kind=kind, provenance=provenance))
+
+
+def shown(text: str) -> str:
+    """The text on one line, without characters that a terminal obeys."""
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _add(path: Path, number: int, record: dict[str, Any], found: _Found) -> None:
-    run = found.runs.get(str(record.get("run")))
+    run = found.runs.get(shown(str(record.get("run"))[:40]))
     if run is None:
         message = "belongs to a run whose first line is missing or wrong"
         found.refused.append(Fault(file=str(path), line=number, message=message))
@@ -270,22 +270,22 @@ def _add(path: Path, number: int, record: dict[str, Any], found: _Found) -> None
     if what in ("layer", "link"):
         _add_sample(path, number, record, run, found)
     elif what == "end":
-        run.ended = str(record.get("clocks") or "")
+        run.ended = shown(str(record.get("clocks") or ""))
     elif what == "failure":
         unit = record.get("unit", -1)
         failure = Failure(
             kind=run.kind,
             unit=unit if isinstance(unit, int) else -1,
-            link=str(record.get("link", "")),
-            operation=str(record.get("operation", "")),
-            reason=str(record.get("reason") or "")[:300],
+            link=shown(str(record.get("link", ""))[:100]),
+            operation=shown(str(record.get("operation", ""))[:100]),
+            reason=shown(str(record.get("reason") or "")[:300]),
         )
         found.failures.setdefault(failure)
 
 
 def _add_sample(path: Path, number: int, record: dict[str, Any], run: _Run, found: _Found) -> None:
     values, place = record.get("sample"), record.get("number")
-    if not isinstance(values, dict) or not isinstance(place, int):
+    if not isinstance(values, dict) or not isinstance(place, int) or isinstance(place, bool):
         message = "a sample needs its values and its number"
         found.refused.append(Fault(file=str(path), line=number, message=message))
         return

@@ -9,8 +9,9 @@ run.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from hetplan.cluster.devices import CPU_KIND, DeviceKind
 from hetplan.cluster.spec import Cluster, Link, Transport
@@ -199,10 +200,34 @@ def link_places(cluster: Cluster) -> tuple[LinkPlace, ...]:
         words = f"between {left.name} and {right.name}"
         kinds = (left.device.kind, right.device.kind)
         places.append(_place(entry.link, f"{left.name}-{right.name}", words, kinds))
+    places += _regional_places(cluster)
     first: dict[str, LinkPlace] = {}
     for place in places:
         first.setdefault(place.name, place)
     return tuple(first.values())
+
+
+def _regional_places(cluster: Cluster) -> Iterator[LinkPlace]:
+    """One place of every link that several pairs of islands share: two islands that it joins."""
+    listed = {frozenset(entry.between) for entry in cluster.links}
+    joined = {frozenset(entry.between): entry.link for entry in cluster.region_links}
+    wanted = {id(link) for link in joined.values()}
+    wanted |= {id(link) for link in (cluster.within_region, cluster.across_regions) if link}
+    for left, right in combinations(cluster.islands, 2):
+        if not wanted:
+            return
+        if frozenset((left.name, right.name)) in listed:
+            continue
+        link, name = cluster.within_region, "within-region"
+        if left.region != right.region:
+            regional = joined.get(frozenset((left.region, right.region)))
+            link, name = regional or cluster.across_regions, "across-regions"
+            if regional is not None:
+                name = f"{left.region}-{right.region}-regions"
+        if link is not None and id(link) in wanted:
+            wanted.remove(id(link))
+            kinds = (left.device.kind, right.device.kind)
+            yield _place(link, name, f"between {left.name} and {right.name}", kinds)
 
 
 def _place(

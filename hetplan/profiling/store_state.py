@@ -5,7 +5,7 @@ Nothing here raises because of what a file holds: whoever lists a store wants to
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from hetplan.errors import Fault, InputError
@@ -107,6 +107,25 @@ def _provenance(folder: Path) -> tuple[Provenance | None, tuple[Fault, ...]]:
         )
         return None, (Fault(file=str(path), message=message),)
     try:
-        return decode(read_document(path), Provenance, schema=SCHEMA), ()
+        provenance = decode(read_document(path), Provenance, schema=SCHEMA)
     except InputError as error:
         return None, error.faults
+    faults = control_faults(path, provenance)
+    return (None if faults else provenance), faults
+
+
+def control_faults(path: Path, provenance: Provenance, *, line: int = 0) -> tuple[Fault, ...]:
+    """Fields with characters that a terminal obeys instead of showing; line breaks are allowed."""
+    return tuple(
+        Fault(
+            file=str(path),
+            line=line,
+            field=field.name,
+            message="has control characters; no driver writes them, restore the file",
+        )
+        for field in fields(provenance)
+        if any(
+            not each.isprintable() and each not in "\n\t"
+            for each in str(getattr(provenance, field.name))
+        )
+    )

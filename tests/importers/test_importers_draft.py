@@ -106,6 +106,19 @@ def test_of_many_rows_the_widest_group_counts_and_repeats_take_their_median() ->
     assert from_samples([], "x").bandwidth is None
 
 
+@pytest.mark.parametrize(("ranks", "share"), [(16, 8), (8, 1), (2, 1)])
+def test_between_nodes_the_devices_of_a_node_share_what_a_ring_reaches(ranks, share) -> None:
+    rows = [sample("all_reduce", ranks, 1 << 30, 0.01)]
+    alone = from_samples(rows, "x").bandwidth
+    found = from_samples(rows, "x", devices_per_node=8).bandwidth
+    assert alone is not None
+    assert found is not None
+    assert found.value * share == pytest.approx(alone.value)
+    assert ("shared by its 8 devices" in found.source) == (share > 1)
+    pairs = from_samples([sample("send_recv", ranks, 1 << 30, 0.01)], "x", devices_per_node=8)
+    assert pairs == from_samples([sample("send_recv", ranks, 1 << 30, 0.01)], "x")
+
+
 def node(words: dict[tuple[str, str], str], devices: int, nics: int = 0) -> NodeTopology:
     return NodeTopology(
         vendor="nvidia",

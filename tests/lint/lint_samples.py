@@ -53,6 +53,7 @@ class Bundle:
     plan: dict[str, Any] = field(default_factory=dict)
     cases: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
+    cluster: dict[str, Any] = field(default_factory=dict)
     layer_samples: list[LayerSample] = field(default_factory=list)
     other_samples: list[LayerSample] = field(default_factory=list)
     link_samples: list[LinkSample] = field(default_factory=list)
@@ -121,7 +122,7 @@ def _write_store(folder: Path, samples: list[Any]) -> None:
 def _rate(device: str, random_: random.Random) -> float:
     known = known_device(device)
     assert known is not None
-    return known.half * random_.uniform(0.35, 0.8)
+    return known.half_flops_per_second * random_.uniform(0.35, 0.8)
 
 
 def _seconds(
@@ -317,7 +318,7 @@ def _profile(model: str, device: str, random_: random.Random) -> dict[str, Any]:
     known, spec = known_device(device), known_model(model)
     assert known is not None
     assert spec is not None
-    rate = known.float32 * random_.uniform(0.6, 0.9)
+    rate = known.float32_flops_per_second * random_.uniform(0.6, 0.9)
     profile: dict[str, Any] = {}
     for size in (1, 2, 4):
         profile[str(size)] = {}
@@ -475,6 +476,21 @@ def _figures(random_: random.Random) -> dict[str, Any]:
     }
 
 
+def _cluster(random_: random.Random) -> dict[str, Any]:
+    """Two nodes of H100: 18 links of 25 GB/s in a node, a card for each device between nodes."""
+    inside, card = random_.uniform(300, 450), random_.choice((100, 200, 400))
+    island = {
+        "name": "h100",
+        "device": "nvidia-h100-80gb-sxm",
+        "nodes": 2,
+        "devices_per_node": 8,
+        "intra_node": {"bandwidth": f"{inside:.4g} GB/s", "latency": "3 us"},
+        "inter_node": {"bandwidth": f"{card} Gbit/s", "latency": "5 us"},
+    }
+    regions = [{"name": "here", "islands": [island]}]
+    return {"schema": "hetplan.cluster/2", "name": "two-nodes", "regions": regions}
+
+
 DRAWN: dict[str, Callable[[random.Random], Any]] = {
     "layers": _layers,
     "operators": _operators,
@@ -488,6 +504,7 @@ DRAWN: dict[str, Callable[[random.Random], Any]] = {
     "plan": lambda _: _plan(),
     "cases": lambda _: _cases(),
     "figures": _figures,
+    "cluster": _cluster,
     "layer_samples": _layer_samples,
     "link_samples": _link_samples,
 }

@@ -24,7 +24,7 @@ def test_nothing_found_is_0(tmp_path: Path) -> None:
     Bundle.draw(2, "collectives").write(tmp_path, "collectives")
     result = run(tmp_path)
     assert result.exit_code == 0
-    assert result.stdout == "1 file read: 0 impossible, 0 suspicious\n"
+    assert result.stdout == "1 file read (table): 0 impossible, 0 suspicious\n"
 
 
 def test_suspicious_is_0_and_strict_makes_it_2(tmp_path: Path) -> None:
@@ -46,6 +46,31 @@ def test_impossible_is_2_with_the_rule_and_what_to_do_once(tmp_path: Path) -> No
     assert result.exit_code == 2
     assert "impossible: failure-as-number (3 rows, lines 5, 6, 7)" in result.stdout
     assert result.stdout.count("What to do: Drop these rows.") == 1
+
+
+def test_what_the_files_were_read_as_is_said(tmp_path: Path) -> None:
+    configs = PAGE.parents[1] / "configs"
+    script, results = tmp_path / "run", tmp_path / "results-cpu-layers.jsonl"
+    script.write_text("#!/bin/sh\nhosts=node[1-2]\n")
+    results.write_text('{"record": "run", "schema": "hetplan.campaign-results/1"}\n{}\n')
+    files = (f"{kind}s/{name}.yaml" for kind, name in (
+        ("model", "gpt-tiny"), ("cluster", "this-machine"), ("job", "gpt-tiny")
+    ))  # fmt: skip
+    result = run(*(configs / file for file in files), tmp_path)
+    assert result.exit_code == 0
+    assert "is text or code" in result.stdout
+    assert "`hetplan profile --merge` checks them" in result.stdout
+    assert "3 files read (model, cluster, job; held against each other), 2 skip" in result.stdout
+
+
+def test_an_importer_that_needs_more_names_its_options(tmp_path: Path) -> None:
+    path = tmp_path / "DeviceType.A100_tp1_bs1.json"
+    path.write_text('{"execution_time": {"layer_compute_total_ms": [1.0]}}')
+    assert "needs --device" in run(path).stdout
+    result = run(path, "--kind", "metis")
+    assert result.exit_code == 2
+    assert "metis needs --precision" in result.stderr
+    assert "unknown kind" in run(path, "--kind", "meti").stderr
 
 
 def test_a_wrong_file_is_2(tmp_path: Path) -> None:

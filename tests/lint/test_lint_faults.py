@@ -37,7 +37,7 @@ def test_nothing_is_said_of_measurements_that_obey_physics(seed: int) -> None:
     found = check(Bundle.draw(seed))
     assert found.findings == ()
     assert found.skipped == ()
-    assert len(found.files) == 18  # 15 parts, three of them with a provenance beside them
+    assert len(found.files) == 19  # 16 parts, three of them with a provenance beside them
 
 
 class Fault(NamedTuple):
@@ -385,6 +385,23 @@ def another_device(bundle: Bundle) -> None:
     ]
 
 
+def _island(bundle: Bundle) -> dict[str, Any]:
+    found: dict[str, Any] = bundle.cluster["regions"][0]["islands"][0]
+    return found
+
+
+def all_devices_added(bundle: Bundle) -> None:
+    _island(bundle)["inter_node"]["bandwidth"] = "3.2 TB/s"
+
+
+def bits_for_bytes(bundle: Bundle) -> None:
+    _island(bundle)["intra_node"]["bandwidth"] = "450 Gbit/s"
+
+
+def milliseconds(bundle: Bundle) -> None:
+    _island(bundle)["inter_node"]["latency"] = "5 ms"
+
+
 FAULTS = (
     Fault("time-not-positive", ("layers",), time_not_positive),
     Fault("time-sentinel", ("layers",), time_sentinel),
@@ -444,6 +461,9 @@ FAULTS = (
     Fault("clocks-differ", ("layer_samples",), clocks),
     Fault("populations-disagree", ("layer_samples", "other_samples"), populations),
     Fault("link-times-do-not-grow", ("link_samples",), link_flat),
+    Fault("link-unlike-its-devices", ("cluster",), all_devices_added),
+    Fault("link-unlike-its-devices", ("cluster",), bits_for_bytes),
+    Fault("link-unlike-its-devices", ("cluster",), milliseconds),
 )
 
 

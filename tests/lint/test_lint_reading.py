@@ -51,10 +51,10 @@ def test_unknown_files_are_skipped_with_why(tmp_path: Path) -> None:
     (tmp_path / ".hidden").write_text("x")
     reading = read(tmp_path)
     assert [line.split(": ")[1].split(",")[0] for line in reading.skipped] == [
-        "is a table whose columns lint does not know",
-        "is JSON of no shape that lint knows",
+        "is a table whose columns hetplan check does not know",
+        "is JSON of no shape that hetplan check knows; --kind names an importer for it",
         "is not UTF-8 text",
-        "is of no kind that lint knows; --kind names an importer for it",
+        "is of no kind that hetplan check knows; --kind names an importer for it",
         "is text or code",
     ]
     assert reading.files == ()

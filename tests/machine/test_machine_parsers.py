@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetplan.machine import driver_tools, system_text
+from hetplan.machine import driver_tools, measurable, system_text
 from hetplan.machine.driver_tools import DRIVER_TOOLS, ListedDevice
 from hetplan.machine.torch_child import MARK
 from hetplan.machine.torch_text import parse_torch
+from hetplan.profiling.plugin_backend import PLUGINS
 
 MIB = 2.0**20
 
@@ -208,6 +209,10 @@ def test_limits_of_the_process():
 )
 def test_addresses_in_names_are_not_shown(name, shown):
     assert system_text.without_addresses(name) == shown
+
+
+def test_what_can_be_measured_is_what_profiling_opens():
+    assert ("cuda", *(plugin.name for plugin in PLUGINS)) == measurable.MEASURED_TYPES
 
 
 @pytest.mark.parametrize(

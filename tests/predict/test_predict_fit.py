@@ -179,7 +179,24 @@ def test_links_are_chosen_by_population_too() -> None:
     new = ProfileSet(layers=(), links=(link_sample(1.0, 1000),), provenance=(provenance(),))
     predictor = fit_populations((old, new))
     assert predictor.collective(LINK, "all_reduce", 2, 1000).seconds == 1.0
-    assert "link rail: not used: 1 rows" in predictor.laws.notes[0]
+    assert "link rail all_reduce: not used: 1 row" in predictor.laws.notes[0]
+
+
+def test_each_operation_of_a_link_comes_from_the_newest_population_that_has_it() -> None:
+    reduce_, gather = link_sample(2.0, 1000), link_sample(3.0, 1000)
+    gather = replace(gather, operation="all_gather")
+    old = ProfileSet(
+        layers=(), links=(reduce_, gather), provenance=(provenance("2025-12-31", threads=2),)
+    )
+    new = ProfileSet(layers=(), links=(link_sample(1.0, 1000),), provenance=(provenance(),))
+    predictor = fit_populations((old, new))
+    assert predictor.collective(LINK, "all_reduce", 2, 1000).seconds == 1.0
+    assert predictor.collective(LINK, "all_gather", 2, 1000).seconds == 3.0
+    (note,) = predictor.laws.notes
+    assert note.startswith("link rail all_reduce: not used")
+    # A row that was measured later makes the old population the newer one.
+    late = replace(old, links=(replace(reduce_, measured_on="2027-01-01"), gather))
+    assert fit_populations((late, new)).collective(LINK, "all_reduce", 2, 1000).seconds == 2.0
 
 
 def test_samples_that_can_no_longer_be_told_apart_are_refused() -> None:

@@ -76,7 +76,7 @@ def test_beyond_the_largest_size_the_last_segment_goes_on_and_says_so() -> None:
     inside = predictor.collective(LINK, "all_reduce", 2, SIZES[-1])
     beyond = predictor.collective(LINK, "all_reduce", 2, 4 * SIZES[-1])
     assert beyond.seconds == pytest.approx(curve(4 * SIZES[-1]))
-    assert beyond.extrapolating == ("all_reduce message 1.34218e+08 > 3.35544e+07 measured",)
+    assert beyond.extrapolating == ("all_reduce message 128 MiB > 32 MiB measured",)
     assert beyond.log_halfwidth > inside.log_halfwidth
     below = predictor.collective(LINK, "all_reduce", 2, 0)
     assert below.seconds == pytest.approx(curve(0))

@@ -272,6 +272,7 @@ def test_a_link_needs_torchrun_and_a_unit_that_kills_twice_is_left(campaign, tmp
     records = RecordFile(str(out))
     for _ in range(2):
         records.add({"record": "begin", "run": run["run"], "unit": 3})
+    del records  # the next start holds the file
     second = finish(
         start(campaign / "measure_cpu.py", "layers", "--device", "cpu", "--budget", "1e-9",
               "--out", str(out))

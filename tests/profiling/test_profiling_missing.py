@@ -1,6 +1,7 @@
 """What a job still needs measured, and `hetplan profile --list`."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from campaign_runs import CLUSTER, invoke
@@ -8,7 +9,7 @@ from profiling_models import GPT
 from profiling_samples import LAYER, LINK, PROVENANCE, layer
 
 from hetplan.cluster.devices import DeviceKind
-from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
+from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, RegionLink, Transport
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision
 from hetplan.profiling.grid import points
@@ -129,6 +130,27 @@ def test_places_where_devices_talk() -> None:
     rest = link_need(places["near"], (4096, 8192), held)
     assert {case.message_bytes for case in rest.missing} == {8192}
     assert 0 < rest.seconds < need.seconds
+
+
+def test_links_of_regions_and_defaults_are_places_too() -> None:
+    names = (("a", "north"), ("b", "north"), ("c", "south"), ("d", "east"))
+    islands = tuple(replace(island(name, 1, 1), region=region) for name, region in names)
+    lines = [replace(WIRE, latency_seconds=1e-3 * number) for number in (1, 2, 3)]
+    cluster = Cluster(
+        name="c",
+        islands=islands,
+        links=(IslandLink(between=("a", "c"), link=WIRE),),
+        region_links=(RegionLink(between=("south", "north"), link=lines[0]),),
+        within_region=lines[1],
+        across_regions=lines[2],
+    )
+    places = {place.name: (place.words, place.link) for place in link_places(cluster)}
+    assert places == {
+        "a-c": ("between a and c", WIRE),
+        "within-region": ("between a and b", lines[1]),
+        "across-regions": ("between a and d", lines[2]),
+        "north-south-regions": ("between b and c", lines[0]),
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,236 @@
+"""What real tools write that a strict reader would refuse or misread."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hetplan.errors import InputError
+from hetplan.importers.open import check_context, importer_kind, read_with
+from hetplan.importers.records import ImportContext, Imported
+
+
+def read(kind: str, text: str, link: str | None = None) -> Imported:
+    """What the importer makes of a text."""
+    return read_with(importer_kind(kind), text, ImportContext(file="input", link=link))
+
+
+def slots(text: str) -> list[tuple[str, int | None]]:
+    return [(host.name, host.slots) for host in read("hostfile", text).hosts]
+
+
+def test_open_mpi_takes_spaces_around_the_equals_sign() -> None:
+    assert slots("node1 slots = 4\nnode2 slots= 2 max_slots =8\n") == [("node1", 4), ("node2", 2)]
+
+
+def test_open_mpi_takes_a_comment_of_two_slashes() -> None:
+    assert slots("// racks 1 and 2\nnode1 slots=4\n  // node2 slots=4\n") == [("node1", 4)]
+
+
+def test_max_slots_alone_says_the_slots_as_in_open_mpi() -> None:
+    assert slots("node1 max_slots=4\nnode2 slots=2 max-slots=4\n") == [("node1", 4), ("node2", 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "total", "who"),
+    [
+        ("a\na\n", 2, "as in Open MPI (DeepSpeed refuses"),
+        ("a slots=2\na\n", 3, "as in Open MPI (DeepSpeed refuses"),
+        ("a:4\na:4\n", 8, "as in MPICH (Open MPI and DeepSpeed refuse such"),
+        ("a slots=2\na slots=2\n", 4, "as in MPICH (Open MPI and DeepSpeed refuse such"),
+    ],
+)
+def test_a_host_on_two_lines_names_the_launchers_that_agree(
+    text: str, total: int, who: str
+) -> None:
+    imported = read("hostfile", text)
+    assert [host.slots for host in imported.hosts] == [total]
+    assert who in imported.notes[0]
+
+
+NODES = ["node1", "node2", "node3"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'declare -x SLURM_JOB_NODELIST="node[1-3]"\ndeclare -x SLURM_JOB_NAME="my job"\n',
+        "NODELIST\nnode[1-3]\n",
+        "HOSTNAMES\nnode1\nnode2\nnode3\n",
+        "   NodeList=node[1-3]\n",
+        "JobId=71 JobName=train\n   JobState=RUNNING Reason=None Dependency=(null)\n"
+        "   ReqNodeList=node9 ExcNodeList=(null)\n   NodeList=node[1-3]\n   BatchHost=node1\n"
+        "   NumNodes=3 NumCPUs=24 NumTasks=24\n   Command=/home/u/run.sh with arguments\n",
+    ],
+)
+def test_what_other_slurm_commands_print_has_the_same_nodes(text: str) -> None:
+    assert [host.name for host in read("slurm-nodes", text).hosts] == NODES
+
+
+def test_a_job_whose_count_and_list_differ_is_refused() -> None:
+    with pytest.raises(InputError, match="4 nodes by this line, the list has 3"):
+        read("slurm-nodes", "JobId=7\nNodeList=node[1-3]\nNumNodes=4\n")
+
+
+def test_a_job_that_waits_names_no_node() -> None:
+    with pytest.raises(InputError, match="names no node"):
+        read("slurm-nodes", "JobId=7 JobName=x\n   NodeList=(null)\n   NumNodes=2-4\n")
+
+
+def expanded(text: str) -> list[str]:
+    """An expansion written by another rule than the importer's: one bracket after the other."""
+    if "[" not in text:
+        return [text]
+    before, _, rest = text.partition("[")
+    inside, _, after = rest.partition("]")
+    numbers: list[str] = []
+    for part in inside.split(","):
+        first, _, last = part.partition("-")
+        numbers += [
+            str(n).rjust(len(first), "0") for n in range(int(first), int(last or first) + 1)
+        ]
+    return [before + number + tail for number in numbers for tail in expanded(after)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["n[9-11]", "n[009-011,7]", "r[1-2]n[08-10]-ib", "a[1]", "x[98-102]y[0,3]z", "n[0-0]"],
+)
+def test_node_lists_expand_as_by_hand(text: str) -> None:
+    assert [host.name for host in read("slurm-nodes", text).hosts] == expanded(text)
+
+
+PAIR = json.dumps(
+    {
+        "system": {"(Topology) Link type between DRM devices 0 and 1": "XGMI"},
+        "card0": {"(Topology) Numa Node": "0"},
+        "card1": {"(Topology) Numa Node": "1"},
+    }
+)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_warnings_on_both_sides_of_the_json_are_notes(indent: int | None) -> None:
+    text = json.dumps(json.loads(PAIR), indent=indent)
+    imported = read("rocm-topo", f"WARNING: one\n{text}\n\nWARNING: low-power state\n")
+    assert imported.topology is not None
+    assert [path.path for path in imported.topology.paths] == ["XGMI"]
+    assert imported.notes == (
+        "before the output: WARNING: one",
+        "after the output: WARNING: low-power state",
+    )
+
+
+def test_a_cut_json_is_still_refused() -> None:
+    with pytest.raises(InputError):
+        read("rocm-topo", PAIR[:-1] + "\nWARNING: low-power state\n")
+
+
+@pytest.mark.parametrize("kind", ["rocm-topo", "nvidia-topo"])
+def test_the_table_of_rocm_smi_is_not_taken_for_one_of_nvidia_smi(kind: str) -> None:
+    text = (
+        "================ ROCm System Management Interface ================\n"
+        "============= Link Type between two GPUs =============\n"
+        "       GPU0   GPU1\nGPU0   0      XGMI\nGPU1   XGMI   0\n"
+    )
+    with pytest.raises(InputError) as caught:
+        read(kind, text)
+    assert "try `hetplan import nvidia-topo`" not in str(caught.value)
+    assert ("--json" if kind == "rocm-topo" else "import rocm-topo") in str(caught.value)
+
+
+HEAD = """\
+# Collective test starting: {name}_perf
+# nThread 1 nGpus 4 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1
+#  Rank  0 Group  0 Pid     41 on      node1 device  0 [0x07] NVIDIA A100-SXM4-80GB
+#  Rank  1 Group  0 Pid     41 on      node1 device  1 [0x08] NVIDIA A100-SXM4-80GB
+#  Rank  2 Group  0 Pid     41 on      node1 device  2 [0x09] NVIDIA A100-SXM4-80GB
+#  Rank  3 Group  0 Pid     41 on      node1 device  3 [0x0a] NVIDIA A100-SXM4-80GB
+#       size         count      type   redop    root     time   algbw   busbw #wrong
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "operator", "root", "busbw", "operation"),
+    [
+        # 4 MiB in 100 us among 4: algbw 41.94; PERFORMANCE.md of nccl-tests gives the factors.
+        ("all_reduce", "sum", -1, 62.91, "all_reduce"),  # 2 * 3 / 4
+        ("all_gather", "none", -1, 31.46, "all_gather"),  # 3 / 4
+        ("reduce_scatter", "sum", -1, 31.46, "reduce_scatter"),  # 3 / 4
+        ("alltoall", "none", -1, 31.46, "all_to_all"),  # 3 / 4
+        ("broadcast", "none", 0, 41.94, "broadcast"),  # 1
+        ("sendrecv", "sum", -1, 41.94, "send_recv"),  # 1
+    ],
+)
+def test_bytes_and_time_are_those_of_the_whole_tensor(
+    name: str, operator: str, root: int, busbw: float, operation: str
+) -> None:
+    row = f"     4194304  1048576  float  {operator}  {root}  100.0  41.94  {busbw}  0\n"
+    (sample,) = read("nccl-tests", HEAD.format(name=name) + row, link="nvlink").links
+    assert (sample.operation, sample.group_size) == (operation, 4)
+    assert (sample.message_bytes, sample.median_seconds) == (4194304, 100.0 / 1e6)
+    wrong = row.replace(f"{busbw}", f"{busbw * 4 / 3:.2f}")
+    with pytest.raises(InputError, match=r"(algbw|busbw) is"):
+        read("nccl-tests", HEAD.format(name=name) + wrong, link="nvlink")
+
+
+@pytest.mark.parametrize("text", ["\x00" * 99, "1e400 -0 NaN Inf\n", '{"a": 1e400}', "[" * 5000])
+@pytest.mark.parametrize(
+    "kind", ["nccl-tests", "perftest", "iperf3", "nvidia-topo", "rocm-topo", "npu-topo", "hostfile"]
+)
+def test_garbage_is_refused_with_the_file(kind: str, text: str) -> None:
+    with pytest.raises(InputError, match="input"):
+        read(kind, text, link="nvlink")
+
+
+COLUMNS = " #bytes  #iterations  BW peak[Gb/sec]  BW average[Gb/sec]  MsgRate[Mpps]\n"
+
+
+def test_each_side_of_report_both_is_not_halved_once_more() -> None:
+    text = (
+        "                    RDMA_Write Bidirectional BW Test\n"
+        + COLUMNS
+        + " 65536   5000   390.00   380.00   0.724792\n\n Local results: \n"
+        + COLUMNS
+        + " 65536   5000   195.00   188.00   0.358582\n\n Remote results: \n"
+        + COLUMNS
+        + " 65536   5000   195.00   192.00   0.366211\n"
+    )
+    imported = read("perftest", text)
+    rates = [path.bandwidth_bytes_per_second for path in imported.paths]
+    assert rates == [190e9 / 8, 188e9 / 8, 192e9 / 8]
+    assert any("local side" in note for note in imported.notes)
+
+
+def test_the_next_test_of_a_file_has_no_side() -> None:
+    title = "                    RDMA_Write Bidirectional BW Test\n"
+    row = " 65536   5000   390.00   380.00   0.724792\n"
+    text = title + COLUMNS + row + " Local results: \n" + COLUMNS + row + title + COLUMNS + row
+    rates = [path.bandwidth_bytes_per_second for path in read("perftest", text).paths]
+    assert rates == [190e9 / 8, 380e9 / 8, 190e9 / 8]
+
+
+def test_a_decimal_comma_is_refused_with_its_column() -> None:
+    text = COLUMNS + " 65536   5000   390,00   380,00   0,724792\n"
+    with pytest.raises(InputError, match="BW peak: found '390,00'"):
+        read("perftest", text)
+
+
+def test_escapes_of_a_hostile_log_never_reach_the_terminal() -> None:
+    evil = "\x1b]0;evil\x07"
+    row = "     4194304  1048576  float  sum  -1  100.0  41.94  62.91  0\n"
+    text = "nccl-tests version 2" + evil + "\n" + HEAD.format(name="all_reduce") + row
+    text = text.replace("device  1 [0x08] NVIDIA", f"device  1 [0x08] {evil}")
+    text = text.replace("device  0 [0x07] NVIDIA", f"device  0 [0x07] {evil}")
+    imported = read("nccl-tests", text, link="nvlink")
+    said = [imported.device_name, imported.tool_version, *imported.notes, *imported.skipped]
+    assert all(each.isprintable() for each in said)
+    assert "\\x1b" in imported.device_name
+
+
+@pytest.mark.parametrize("option", ["link", "device"])
+def test_a_name_that_cannot_be_printed_is_refused_before_anything_is_shown(option: str) -> None:
+    context = ImportContext(file="input", **{"link": "nvlink", option: "a\x1b[31m"})
+    with pytest.raises(InputError, match=f"--{option} 'a.x1b.*cannot be printed"):
+        check_context(importer_kind("nccl-tests"), context)

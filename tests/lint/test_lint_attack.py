@@ -1,0 +1,72 @@
+"""Shipped measurements made slightly wrong, and files with more faults than anybody reads."""
+
+import csv
+import io
+import shutil
+
+import pytest
+
+from hetplan.files.shipped import shipped_folder
+from hetplan.lint.reading import Asked, read_all
+from hetplan.lint.registry import findings
+
+TIMES = ("median_seconds", "p10_seconds", "p90_seconds")
+
+
+@pytest.fixture
+def store(tmp_path):
+    shutil.copytree(shipped_folder("profiles"), tmp_path / "store")
+    return tmp_path / "store"
+
+
+def edit(path, change):
+    rows = list(csv.DictReader(io.StringIO(path.read_text())))
+    change(rows)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    path.write_text(out.getvalue())
+
+
+def found(store):
+    seen = findings(read_all([store], Asked())).findings
+    return {(each.rule, each.count) for each in seen}
+
+
+def links(store):
+    return next(store.rglob("links.csv"))
+
+
+def test_links_whose_times_do_not_depend_on_the_size_are_found(store):
+    def constant(rows):
+        for row in rows:
+            row.update(dict.fromkeys(TIMES, "0.001"))
+
+    edit(links(store), constant)
+    series = 12  # five collectives of two and of four ranks, and two transfers
+    assert found(store) == {("link-times-do-not-grow", series)}
+
+
+@pytest.mark.parametrize("factor", [1 / 50, 1 / 200])
+def test_a_large_message_that_is_faster_than_small_ones_is_found(store, factor):
+    largest = []
+
+    def one(rows):
+        row = max(rows, key=lambda each: float(each["median_seconds"]))
+        largest.append(int(row["message_bytes"]))
+        row.update({name: repr(float(row[name]) * factor) for name in TIMES})
+
+    edit(links(store), one)
+    assert largest == [1 << 24]
+    assert found(store) == {("link-times-do-not-grow", 1)}
+
+
+def test_a_file_of_a_million_faults_is_told_in_a_page(store):
+    path = next(store.rglob("layers.csv"))
+    head = path.read_text().split("\n", 1)[0]
+    path.write_text(head + "\n" + "x\n" * 5000)
+    seen = findings(read_all([path], Asked())).findings
+    assert len(seen) == 21
+    assert sum(each.count for each in seen) == 5000
+    assert seen[-1].lines[0] == 22  # line 1 is the header, lines 2 to 21 are told one by one

@@ -1,0 +1,175 @@
+"""Public models' sizes, configs that are slightly wrong, and work counted in another way."""
+
+import json
+
+import pytest
+
+from hetplan.errors import InputError
+from hetplan.model.layers import Experts
+from hetplan.model.load import load_model
+from hetplan.model.spec import LayerKind
+from hetplan.model.work import attended, layer_work
+
+QWEN3 = {"model_type": "qwen3", "vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128}
+GEMMA2 = {"model_type": "gemma2", "vocab_size": 256000, "sliding_window": 4096}
+LATENT = {
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "num_experts_per_tok": 6,
+    "n_shared_experts": 2,
+    "vocab_size": 102400,
+}
+
+
+def sizes(hidden, ffn, layers, heads, **more):
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        # what files have beside and what changes no shape; nothing of it is executed
+        "auto_map": {"AutoModel": "modeling_evil.Model"},
+        "quantization_config": {"quant_method": "fp8"},
+        "torch_dtype": "bfloat16",
+        "trust_remote_code": True,
+        **more,
+    }
+
+
+# Sums of the tensors of the published checkpoints, tied matrices once.
+PUBLISHED = {
+    "gpt2-xl": ({"model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25}, 1557611200),
+    "pythia-12b": (
+        sizes(5120, 20480, 36, 40, model_type="gpt_neox", vocab_size=50688),
+        11846072320,
+    ),
+    "llama-3.2-1b": (
+        sizes(2048, 8192, 16, 32, num_key_value_heads=8, vocab_size=128256, head_dim=64)
+        | {"model_type": "llama", "tie_word_embeddings": True},
+        1235814400,
+    ),
+    "llama-3.1-405b": (
+        sizes(16384, 53248, 126, 128, num_key_value_heads=8, vocab_size=128256)
+        | {"model_type": "llama"},
+        405853388800,
+    ),
+    "mistral-nemo": (
+        sizes(5120, 14336, 40, 32, num_key_value_heads=8, head_dim=128, vocab_size=131072)
+        | {"model_type": "mistral", "sliding_window": None},
+        12247782400,
+    ),
+    "qwen2.5-32b": (
+        sizes(5120, 27648, 64, 40, num_key_value_heads=8, vocab_size=152064)
+        | {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 131072},
+        32763876352,
+    ),
+    "qwen3-0.6b": (QWEN3 | sizes(1024, 3072, 28, 16, tie_word_embeddings=True), 596049920),
+    "qwen3-32b": (QWEN3 | sizes(5120, 25600, 64, 64), 32762123264),
+    "qwen3-235b-a22b": (
+        QWEN3
+        | sizes(4096, 12288, 94, 64, num_experts=128, num_experts_per_tok=8)
+        | {"model_type": "qwen3_moe", "num_key_value_heads": 4, "moe_intermediate_size": 1536},
+        235093634560,
+    ),
+    "qwen1.5-moe-a2.7b": (sizes(2048, 5632, 24, 16, model_type="qwen2_moe"), 14315784192),
+    "gemma-2-27b": (
+        GEMMA2 | sizes(4608, 36864, 46, 32, num_key_value_heads=16, head_dim=128),
+        27227128320,
+    ),
+    "mixtral-8x22b": (
+        sizes(6144, 16384, 56, 48, num_key_value_heads=8, num_local_experts=8)
+        | {"model_type": "mixtral", "num_experts_per_tok": 2},
+        140620634112,
+    ),
+    "deepseek-v2-lite": (
+        LATENT
+        | sizes(2048, 10944, 27, 16, moe_intermediate_size=1408, n_routed_experts=64)
+        | {"model_type": "deepseek_v2", "q_lora_rank": None},
+        15706484224,
+    ),
+    "deepseek-v2": (
+        LATENT
+        | sizes(5120, 12288, 60, 128, moe_intermediate_size=1536, n_routed_experts=160)
+        | {"model_type": "deepseek_v2", "q_lora_rank": 1536},
+        235741434880,
+    ),
+}
+
+
+def load(folder, config):
+    path = folder / "config.json"
+    path.write_text(json.dumps(config, indent=1))
+    return load_model(path)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_have_their_published_sizes(tmp_path, name):
+    config, published = PUBLISHED[name]
+    assert load(tmp_path, config).parameter_count == published
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"hidden_size": -4}, "hidden_size"),
+        ({"hidden_size": "4096"}, "hidden_size"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"num_attention_heads": None}, "num_attention_heads"),
+        ({"num_hidden_layers": 0, "mlp_only_layers": [0, 5]}, "num_hidden_layers"),
+        ({"num_experts": -1}, "num_experts"),
+    ],
+)
+def test_one_wrong_value_is_one_fault(tmp_path, wrong, field):
+    config = sizes(96, 64, 8, 6, num_key_value_heads=3, model_type="qwen3_moe", num_experts=9)
+    with pytest.raises(InputError) as caught:
+        load(tmp_path, config | wrong)
+    assert [fault.field for fault in caught.value.faults] == [field]
+
+
+def test_lengths_of_llama_3_are_not_stretched_by_its_factor(tmp_path):
+    config = sizes(96, 64, 2, 6, model_type="llama", max_position_embeddings=131072)
+    for key in ("rope_scaling", "rope_parameters"):
+        scaling = {
+            "factor": 32.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        }
+        assert load(tmp_path, config | {key: scaling}).max_sequence_length == 131072
+    yarn = {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}
+    short = config | {"max_position_embeddings": 32768, "rope_scaling": yarn}
+    assert load(tmp_path, short).max_sequence_length == 131072
+
+
+def test_a_model_type_of_its_own_goes_by_its_class(tmp_path):
+    config = LATENT | sizes(64, 48, 3, 4, moe_intermediate_size=16, n_routed_experts=8)
+    known = load(tmp_path, config | {"model_type": "deepseek_v3"})
+    own = {"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"]}
+    assert load(tmp_path, config | own).layer_runs == known.layer_runs
+    with pytest.raises(InputError, match="kimi_k2"):
+        load(tmp_path, config | {"model_type": "kimi_k2", "architectures": ["Kimi"]})
+
+
+@pytest.mark.parametrize("window", [1, 7, 31, 32, 100])
+def test_a_window_sees_what_counting_its_pairs_says(window):
+    length = 32
+    pairs = sum(min(at + 1, window) for at in range(length))
+    # the diagonal counts half, as in a causal square
+    assert attended(length, window) == pairs - min(window, length) / 2
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_slices_of_experts_sum_to_the_whole_and_work_follows_the_chosen(tmp_path, tp):
+    config, _ = PUBLISHED["qwen3-235b-a22b"]
+    model = load(tmp_path, config)
+    h, f, tokens = 4096, 1536, 2 * 64
+    layer = model.common_layer(64)
+    assert isinstance(layer.mlp, Experts)
+    replicated = 2 * h + 2 * 128 + h * 128  # norms, query and key norms, router
+    whole = layer.parameters(h)
+    assert tp * (layer.parameters(h, tp) - replicated) == whole - replicated
+    work = layer_work(model, LayerKind.TRANSFORMER, 2, 64, tp)
+    attention = (h * (64 + 2 * 4) * 128 + 64 * 128 * h) / tp
+    assert work.matrix_flops == 2 * tokens * (attention + h * 128 + 8 * 3 * h * f / tp)
