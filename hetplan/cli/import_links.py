@@ -44,7 +44,10 @@ class Links:
         """Inside a node of the island."""
         figures = self._said(island.name, "intra")
         if island.topology is not None:
-            figures = figures.over(from_topology(island.topology, island.device))
+            pair = from_topology(island.topology, island.device)
+            if not self._of("intra-bandwidth", island.name):
+                figures = figures.of_one_pair(pair.bandwidth)
+            figures = figures.over(pair)
         return figures
 
     def inter(self, island: IslandParts) -> tuple[LinkFigures, NicsDraft | None]:

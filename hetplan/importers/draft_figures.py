@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.importers.records import NodeTopology, PathFigures
@@ -54,6 +54,17 @@ class LinkFigures:
             shared=self.shared or other.shared,
             samples=self.samples or other.samples,
         )
+
+    def of_one_pair(self, pair: Figure | None) -> LinkFigures:
+        """The measured bandwidth, at most that of a pair: in a mesh a ring uses all links at once.
+
+        A send, or a collective among fewer devices than were measured, has its pairs' links only.
+        """
+        if pair is None or self.bandwidth is None or self.bandwidth.value <= pair.value:
+            return self
+        reached = format_bandwidth(self.bandwidth.value)
+        source = f"{pair.source}; {self.bandwidth.source} reached {reached} over several links"
+        return replace(self, bandwidth=Figure(value=pair.value, source=source))
 
 
 def _steps(sample: LinkSample) -> float:

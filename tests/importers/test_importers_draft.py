@@ -106,6 +106,19 @@ def test_of_many_rows_the_widest_group_counts_and_repeats_take_their_median() ->
     assert from_samples([], "x").bandwidth is None
 
 
+def test_a_ring_over_a_mesh_says_no_more_of_a_pair_than_its_link_carries() -> None:
+    measured = from_samples([sample("all_reduce", 8, 10**9, 10**9 * 1.75 / 311e9)], "mesh")
+    pair = Figure(value=64e9, source="catalogue: Infinity Fabric")
+    mesh = measured.of_one_pair(pair)
+    assert mesh.bandwidth is not None
+    assert mesh.bandwidth.value == 64e9
+    assert "311 GB/s over several links" in mesh.bandwidth.source
+    assert mesh.samples == "mesh"
+    # Behind a switch a pair has all links, and what was measured is less.
+    assert measured.of_one_pair(Figure(value=450e9, source="NVLink 4")) == measured
+    assert measured.of_one_pair(None) == measured
+
+
 @pytest.mark.parametrize(("ranks", "share"), [(16, 8), (8, 1), (2, 1)])
 def test_between_nodes_the_devices_of_a_node_share_what_a_ring_reaches(ranks, share) -> None:
     rows = [sample("all_reduce", ranks, 1 << 30, 0.01)]
