@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,6 +15,8 @@ from hetplan.importers.records import ImportContext, Imported
 from hetplan.job.spec import Precision
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
+
+_LONGEST_NAME = 100  # of a name in a cluster file
 
 NEEDED = {
     "link": ("--link", "the name that cluster files will use for these samples"),
@@ -38,7 +41,8 @@ def import_file(
     """What the file says, in hetplan's records and base units; nothing is stored.
 
     `kind` is one of `hetplan import --help`. The others say what the tool's output does not: the
-    name for link samples, the device kind, and the model (or its file) whose layers were measured.
+    name for link samples (left out: the file's, which a note says), the device kind, and the model
+    (or its file) whose layers were measured.
     Raises InputError with every fault: unknown kind, missing context, what is wrong in which line.
     """
     importer = importer_kind(kind)
@@ -51,8 +55,22 @@ def import_file(
         precision=None if precision is None else known_precision(str(precision)),
         sequence_length=sequence_length,
     )
-    check_context(importer, context)
-    return read_with(importer, read_text(Path(path)), context)
+    if link is not None:
+        check_context(importer, context)
+        return read_with(importer, read_text(Path(path)), context)
+    named = replace(context, link=_link_name(Path(path)))
+    check_context(importer, named)
+    imported = read_with(importer, read_text(Path(path)), named)
+    if not imported.links:
+        return imported
+    note = f"the samples' link is named {named.link} after the file; link= gives another name"
+    return replace(imported, notes=(*imported.notes, note))
+
+
+def _link_name(path: Path) -> str:
+    """The file's name as a link's: a word that can stand in a cluster file."""
+    word = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem, flags=re.ASCII).lstrip("._-")
+    return word[:_LONGEST_NAME] or "link"
 
 
 def importer_kind(name: str) -> ImporterKind:

@@ -31,6 +31,9 @@ def test_the_verb_reads_a_file() -> None:
     assert {each.link for each in hetplan.import_file("nccl-tests", str(logs), link="x").links} == {
         "x"
     }
+    named = hetplan.import_file("nccl-tests", logs)
+    assert {each.link for each in named.links} == {"all-reduce-two-nodes"}
+    assert "named all-reduce-two-nodes after the file" in named.notes[-1]
 
 
 def test_the_verb_takes_a_model_and_precisions_by_name_or_value() -> None:
@@ -45,8 +48,8 @@ def test_the_verb_takes_a_model_and_precisions_by_name_or_value() -> None:
 
 
 def test_missing_context_and_unknown_kinds_are_named() -> None:
-    with pytest.raises(InputError, match="--link"):
-        hetplan.import_file("nccl-tests", "any.txt")
+    with pytest.raises(InputError, match="--device"):
+        hetplan.import_file("sailor", "any.json", model=MODEL)
     with pytest.raises(InputError, match="nccl-tests"):
         hetplan.import_file("nccl_tests", "any.txt")
     with pytest.raises(InputError, match="known: nccl-tests"):
