@@ -349,11 +349,11 @@ def _facts_of(
 
 def _named_device(path: Path, imported: Imported, catalogue: tuple[DeviceKind, ...]) -> str:
     """The device kind that the file itself names; an InputError where it names none."""
+    from hetplan.cluster.catalogue import kind_called
     from hetplan.errors import Fault, InputError
-    from hetplan.machine.recognise import catalogue_kind
 
     called = imported.device_name
-    found = catalogue_kind(called, catalogue) if called else ""
+    found = kind_called(called, catalogue) if called else ""
     if found or imported.layers:
         return found or imported.layers[0].device
     says = f" (the file says {called[:60]!a})" if called else ""

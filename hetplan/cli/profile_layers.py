@@ -9,6 +9,7 @@ from hetplan.cli.options import say
 from hetplan.cli.profile_request import ProfileRequest, command_line
 from hetplan.cli.profile_tables import show_layers
 from hetplan.cli.progress import ProgressLine
+from hetplan.cluster.catalogue import kind_called, load_catalogue
 from hetplan.errors import InputError
 from hetplan.model.spec import LayerKind
 from hetplan.profiling.backends import Backend, default_backend, open_backend, use_threads
@@ -91,13 +92,21 @@ def describe(
     use_threads(request.threads)
     return circumstances(
         backend,
-        device=pace.device if pace else request.kind or backend.kind(),
+        device=pace.device if pace else request.kind or kind_here(backend),
         threads=request.threads,
         command=command_line(),
         date=datetime.date.today(),
         pace=pace,
         together=together,
     )
+
+
+def kind_here(backend: Backend) -> str:
+    """The catalogue's kind of the device, which cluster files name; else its driver's word."""
+    word = backend.kind()
+    if not backend.is_accelerator:
+        return word
+    return kind_called(backend.device_name(), load_catalogue()) or word
 
 
 def _work(request: ProfileRequest, backend: Backend, pace: PacedKind | None) -> tuple[Unit, ...]:

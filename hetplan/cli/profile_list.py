@@ -161,26 +161,24 @@ def _needs(
     here = needs.device_here()
     spec = load_cluster(cluster) if cluster is not None else None
     if spec is None:
-        names = dict.fromkeys((here.slug, *(sample.device for sample in held.layers)))
+        names = dict.fromkeys((here.kind, *(sample.device for sample in held.layers)))
         kinds: tuple[tuple[str, DeviceKind | None, int], ...] = tuple(
             (name, None, max(TP_DEGREES)) for name in names
         )
         links: tuple[LinkNeed, ...] = ()
-        figures = {}
     else:
         kinds = needs.cluster_kinds(spec)
         links = needs.link_needs(request, spec, held.links)
-        figures = {kind: device for kind, device, _ in kinds}
     listed = []
     for need in needs.layer_needs(request, kinds, held.layers):
-        is_here = here.is_kind(need.kind, figures.get(need.kind))
+        is_here = here.is_kind(need.kind)
         command = needs.layers_command(request, need.kind, here)
         if not is_here and cluster is not None:
             command = needs.campaign_command(request, cluster)
         listed.append(_layer_need(need, is_here, command))
     for link in links:
         place = link.place
-        same = all(here.is_kind(kind, figures.get(kind)) for kind in place.kinds)
+        same = all(map(here.is_kind, place.kinds))
         is_here = place.nodes == 1 and same
         command = needs.link_command(request, place)
         if not is_here and cluster is not None:

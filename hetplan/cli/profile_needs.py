@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hetplan.cli.profile_layers import kind_here
 from hetplan.cli.profile_links import link_sizes
 from hetplan.cli.profile_request import ProfileRequest
 from hetplan.cluster.devices import CPU_KIND, DeviceKind
@@ -22,7 +23,6 @@ from hetplan.profiling.missing import (
     layer_need,
     link_need,
     link_places,
-    same_kind,
 )
 from hetplan.profiling.samples import LayerSample, LinkSample
 
@@ -34,23 +34,18 @@ class Here:
     """The device that this machine would measure."""
 
     torch_device: str
-    name: str
-    """What its driver calls it."""
-    slug: str
-    """The kind that hetplan would call it."""
+    kind: str
+    """The kind that its samples get."""
 
-    def is_kind(self, kind: str, device: DeviceKind | None) -> bool:
+    def is_kind(self, kind: str) -> bool:
         """Whether it, or this machine's CPU, is of this kind."""
-        if kind == CPU_KIND:
-            return True
-        named = device is not None and self.name in device.driver_names
-        return named or same_kind(kind, self.slug)
+        return kind in (CPU_KIND, self.kind)
 
 
 def device_here() -> Here:
     """The device that `hetplan profile` would measure unless told otherwise."""
     backend = open_backend(default_backend())
-    return Here(torch_device=backend.name, name=backend.device_name(), slug=backend.kind())
+    return Here(torch_device=backend.name, kind=kind_here(backend))
 
 
 def layer_needs(
@@ -132,7 +127,7 @@ def layers_command(request: ProfileRequest, kind: str, here: Here) -> str:
     words = ["hetplan profile", inputs_text(request), _store_text(request)]
     if kind == CPU_KIND and here.torch_device != CPU_KIND:
         words.append("--device cpu")
-    elif kind != here.slug and kind != CPU_KIND:
+    elif kind != here.kind and kind != CPU_KIND:
         words.append(f"--kind {shlex.quote(kind)}")
     return " ".join(filter(None, words))
 

@@ -47,6 +47,22 @@ def load_catalogue(folder: Path | None = None) -> tuple[DeviceKind, ...]:
     return _sorted(kinds)
 
 
+def kind_called(name: str, kinds: Iterable[DeviceKind]) -> str:
+    """The kind that a driver, torch or a tool calls so; empty where no kind or more than one is."""
+    wanted = _letters(name)
+    found = {
+        kind.kind
+        for kind in kinds
+        if wanted and wanted in {_letters(each) for each in (kind.kind, *kind.driver_names)}
+    }
+    return found.pop() if len(found) == 1 else ""
+
+
+def _letters(name: str) -> str:
+    # Drivers before 2021 print `A100-SXM4-40GB`, later ones with NVIDIA in front.
+    return re.sub(r"[^a-z0-9]", "", name.lower()).removeprefix("nvidia")
+
+
 def user_devices() -> Path:
     """The folder of the user's own device kinds; it need not exist."""
     home = os.environ.get("XDG_CONFIG_HOME") or ""

@@ -80,7 +80,9 @@ def _settle(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End every process group: asked first, then forced."""
+    """End every process group, unless all ended well: asked first, then forced."""
+    if all(process.poll() == 0 for process in processes):
+        return
     _signal(processes, signal.SIGTERM)
     limit = time.monotonic() + GRACE_SECONDS
     while time.monotonic() < limit and any([each.poll() is None for each in processes]):
@@ -92,9 +94,10 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 def _signal(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
     for process in processes:
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
+        process.poll()
+        # Its own children may outlive it: the group is there until the last of them is gone.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
 
 
 def _failure_text(commands: Sequence[Command], codes: Sequence[int | None]) -> str:

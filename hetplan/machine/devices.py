@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from hetplan.cluster.catalogue import kind_called, nearest_kinds
 from hetplan.cluster.devices import DeviceKind
 from hetplan.machine.driver_tools import DRIVER_TOOLS, OTHER_TOOLS, DriverTool, ListedDevice
 from hetplan.machine.probe import TOOL_SECONDS, AnswerState, Probe
-from hetplan.machine.recognise import catalogue_kind, likely_kinds
 from hetplan.machine.torch_text import SeenDevice
 from hetplan.machine.values import MachineDevice
 
@@ -73,7 +73,7 @@ def _taken(
 def _device(
     listed: ListedDevice, count: int, tool: str, torch_device: str, kinds: Sequence[DeviceKind]
 ) -> MachineDevice:
-    kind = catalogue_kind(listed.name, kinds)
+    kind = kind_called(listed.name, kinds)
     return MachineDevice(
         name=listed.name,
         count=count,
@@ -82,5 +82,5 @@ def _device(
         tool=tool,
         torch_device=torch_device,
         kind=kind,
-        nearest=() if kind else likely_kinds(listed.name, kinds),
+        nearest=() if kind else nearest_kinds(listed.name, (each.kind for each in kinds)),
     )

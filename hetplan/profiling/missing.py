@@ -269,18 +269,3 @@ def _case_seconds(link: Link, case: LinkCase) -> float:
     one = _REPEAT_SECONDS + case.group_size * link.latency_seconds + moved
     repeats = min(limits.max_repeats, max(limits.min_repeats, limits.seconds / one))
     return (limits.warmup + repeats) * one
-
-
-def same_kind(kind: str, named: str) -> bool:
-    """Whether a device that its driver calls `named` (as a slug) is of this catalogue kind.
-
-    Drivers and catalogues order the words differently: `nvidia-a100-sxm4-80gb` is
-    `nvidia-a100-80gb-sxm`. Vendor and model must be the same, and the memory where both tell it.
-    """
-    if kind == named:
-        return True
-    wanted, found = kind.split("-"), named.split("-")
-    if len(wanted) < 2 or wanted[0] != found[0] or wanted[1] not in found[1:]:
-        return False
-    memory = [{word for word in words if word.endswith("gb")} for words in (wanted, found)]
-    return not (memory[0] and memory[1]) or memory[0] == memory[1]

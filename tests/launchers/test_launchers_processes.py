@@ -29,6 +29,16 @@ def run(folder: Path, *codes: str, watch=lambda: None) -> None:
 
 
 def gone(pid: int) -> bool:
+    """Soon at least: a signal is on its way for a moment."""
+    limit = time.monotonic() + 10
+    while time.monotonic() < limit:
+        if _gone_now(pid):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _gone_now(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -104,6 +114,26 @@ def test_an_interrupt_ends_them_all(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, FAMILY.format(path=str(pids)), watch=interrupt)
+    for pid in map(int, pids.read_text().split()):
+        assert gone(pid)
+
+
+def test_a_deaf_child_of_a_process_that_ended_is_forced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.3)
+    pids = tmp_path / "pids"
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    family = FAMILY.replace("import time;", f"{deaf}print(flush=True);").replace(
+        '600)"])', '600)"], stdout=subprocess.PIPE)\nchild.stdout.readline()'
+    )
+
+    def interrupt() -> None:
+        wait_for(pids)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, family.format(path=str(pids)), watch=interrupt)
     for pid in map(int, pids.read_text().split()):
         assert gone(pid)
 

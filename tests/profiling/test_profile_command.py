@@ -10,8 +10,10 @@ import typer
 from typer.testing import CliRunner
 
 from hetplan.cli.profile import profile
+from hetplan.cli.profile_layers import kind_here
 from hetplan.cli.profile_request import ProfileRequest, byte_sizes, integers
 from hetplan.errors import InputError
+from hetplan.profiling.backends import CpuBackend, slug
 from hetplan.profiling.measure_layers import LayerProfiler
 from hetplan.profiling.pacing import Pace, PacedKind, PaceEntry, save_pace
 from hetplan.profiling.store import read_store
@@ -201,3 +203,24 @@ def test_links_are_measured_under_torchrun(tmp_path) -> None:
     found = read_store(tmp_path / "store")
     assert {sample.operation for sample in found.links} == {row["operation"] for row in links}
     assert found.provenance[0].device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("driver_name", "kind"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "nvidia-a100-80gb-sxm"),
+        ("NVIDIA Prototype 7", "nvidia-prototype-7"),
+    ],
+)
+def test_samples_get_the_kind_that_cluster_files_name(driver_name: str, kind: str) -> None:
+    class Accelerator(CpuBackend):
+        is_accelerator = True
+
+        def device_name(self) -> str:
+            return driver_name
+
+        def kind(self) -> str:
+            return slug(driver_name, "nvidia")
+
+    assert kind_here(Accelerator()) == kind
+    assert kind_here(CpuBackend()) == "cpu"

@@ -18,7 +18,6 @@ from hetplan.profiling.missing import (
     layer_need,
     link_need,
     link_places,
-    same_kind,
     unit_shapes,
 )
 from hetplan.profiling.store import LayerWriter, LinkWriter
@@ -151,23 +150,6 @@ def test_links_of_regions_and_defaults_are_places_too() -> None:
         "across-regions": ("between a and d", lines[2]),
         "north-south-regions": ("between b and c", lines[0]),
     }
-
-
-@pytest.mark.parametrize(
-    ("kind", "named", "same"),
-    [
-        ("nvidia-h200", "nvidia-h200", True),
-        ("nvidia-a100-80gb-sxm", "nvidia-a100-sxm4-80gb", True),
-        ("nvidia-a100-40gb-sxm", "nvidia-a100-sxm4-80gb", False),
-        ("nvidia-h100-80gb-sxm", "nvidia-h100-80gb-hbm3", True),
-        ("nvidia-h100-80gb-sxm", "nvidia-h200", False),
-        ("amd-mi300x", "amd-instinct-mi300x", True),
-        ("amd-mi300x", "nvidia-mi300x", False),
-        ("cpu", "nvidia-h200", False),
-    ],
-)
-def test_a_driver_and_the_catalogue_name_one_device(kind, named, same) -> None:
-    assert same_kind(kind, named) is same
 
 
 def test_a_list_shows_damage_and_what_is_missing(tmp_path) -> None:
