@@ -177,6 +177,12 @@ def format_seconds(seconds: float) -> str:
     return f"{float(f'{seconds / UNITS[Dimension.TIME][unit]:.4g}'):.10g} {unit}"
 
 
+def format_about(seconds: float) -> str:
+    """An estimate's two digits and no more, as in `4.5 min`."""
+    number, unit = format_seconds(seconds).split()
+    return f"{float(f'{float(number):.2g}'):g} {unit}"
+
+
 def format_bytes(size: float) -> str:
     """In powers of 1024, as in `71.2 GiB`."""
     binary = tuple((factor, f"{prefix}B") for prefix, factor in reversed(_BINARY.items()))

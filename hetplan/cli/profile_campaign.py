@@ -22,7 +22,7 @@ from hetplan.profiling.measure_links import link_key
 from hetplan.profiling.merge import MergeReport, merge, result_files
 from hetplan.profiling.store_state import store_state
 from hetplan.reports.terminal import print_table
-from hetplan.units import format_seconds
+from hetplan.units import format_about
 
 _Key = TypeVar("_Key")
 
@@ -97,7 +97,7 @@ def _print_campaign(campaign: Campaign) -> None:
     """One row per kind, one per command of a link."""
     table = new_table("what", "name", "samples", "about", "command")
     for kind in campaign.kinds:
-        about = "not known" if kind.seconds is None else format_seconds(kind.seconds)
+        about = "not known" if kind.seconds is None else format_about(kind.seconds)
         samples = str(sum(len(unit) for unit in kind.units))
         table.add_row("layers", kind.kind, samples, about, layers_command(kind))
     for link in campaign.links:
@@ -107,7 +107,7 @@ def _print_campaign(campaign: Campaign) -> None:
                 "link" if first else "",
                 link.name if first else "",
                 str(len(link.cases)) if first else "",
-                format_seconds(link.seconds) if first else "",
+                format_about(link.seconds) if first else "",
                 command,
             )
     print_table(table)

@@ -19,7 +19,7 @@ from hetplan.profiling.missing import LayerNeed, LinkNeed
 from hetplan.profiling.samples import ProfileSet
 from hetplan.profiling.store_state import PopulationState, store_state
 from hetplan.reports.terminal import print_table
-from hetplan.units import format_bytes, format_seconds
+from hetplan.units import format_about, format_bytes
 
 SCHEMA = "hetplan.store/1"
 
@@ -244,7 +244,7 @@ def _print_needs(needs: Sequence[ListedNeed]) -> None:
             need.name,
             str(need.missing_samples),
             str(need.needed_samples),
-            "not known" if need.seconds is None else format_seconds(need.seconds),
+            "not known" if need.seconds is None else format_about(need.seconds),
             need.basis,
             "yes" if need.here else "no",
             _summary(need),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hetplan.profiling.campaign_values import Campaign, CampaignKind, CampaignLink
-from hetplan.units import format_bytes, format_seconds
+from hetplan.units import format_about, format_bytes
 
 # torchrun's own default, written out so that both ends agree and a firewall can be opened for it.
 _PORT = 29500
@@ -65,7 +65,7 @@ def link_commands(campaign: Campaign, link: CampaignLink) -> tuple[str, ...]:
 
 def _kind_text(kind: CampaignKind) -> str:
     samples = sum(len(unit) for unit in kind.units)
-    lasts = f"about {format_seconds(kind.seconds)}" if kind.seconds is not None else "minutes"
+    lasts = f"about {format_about(kind.seconds)}" if kind.seconds is not None else "minutes"
     return (
         f"## Layers on {kind.kind}\n\n"
         f"One device; {samples} samples, {lasts}.\n\n"
@@ -82,7 +82,7 @@ def _link_text(campaign: Campaign, link: CampaignLink) -> str:
         f"### {link.name}: {link.where}\n\n",
         f"{len(link.cases)} samples, messages of {format_bytes(min(sizes))} to "
         f"{format_bytes(max(sizes))}, groups of {', '.join(map(str, groups))}; about "
-        f"{format_seconds(link.seconds)}.\n\n",
+        f"{format_about(link.seconds)}.\n\n",
     ]
     if len(commands) == 1:
         lines.append(f"```\n{commands[0]}\n```\n\n")

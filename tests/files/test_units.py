@@ -10,6 +10,7 @@ from hetplan.units import (
     EXAMPLES,
     UNITS,
     Dimension,
+    format_about,
     format_bandwidth,
     format_bytes,
     format_count,
@@ -141,3 +142,8 @@ def test_formats():
     assert format_rate(51_200.0, "token/s") == "51.2 ktoken/s"
     assert format_count(6_738_415_616) == "6.738 B"
     assert format_count(12) == "12"
+
+
+def test_an_estimate_shows_two_digits() -> None:
+    shown = [format_about(seconds) for seconds in (441.5, 0.0123, 0.7923, 26640.0, 0.0, 0.123e-6)]
+    assert shown == ["7.4 min", "12 ms", "790 ms", "7.4 h", "0 s", "120 ns"]
