@@ -23,7 +23,6 @@ File of provenance: schema `hetplan.provenance/2`, fields as in `Provenance`.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 from collections import Counter
@@ -43,6 +42,7 @@ from hetplan.profiling.store_state import (
     LINKS_FOLDER,
     PROVENANCE_FILE,
     SCHEMA,
+    population_name,
     population_state,
     store_state,
 )
@@ -100,14 +100,6 @@ def read_population(folder: Path) -> ProfileSet:
     if state.damage:
         raise InputError(*state.damage)
     return state.profiles
-
-
-def population_name(provenance: Provenance) -> str:
-    """Name of the folder of everything measured on this device under these circumstances."""
-    common = (provenance.device, *provenance.circumstances)
-    digest = hashlib.sha256("\0".join(common).encode()).hexdigest()
-    # 48 bits: populations of one device number a few dozen.
-    return f"{provenance.backend}-{digest[:12]}"
 
 
 class LayerWriter:

@@ -5,6 +5,8 @@ Nothing here raises because of what a file holds: whoever lists a store wants to
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -18,6 +20,9 @@ PROVENANCE_FILE = "provenance.json"
 LAYERS_FILE = "layers.csv"
 LINKS_FILE = "links.csv"
 LINKS_FOLDER = "links"
+
+_NAMED = re.compile(r"[a-z0-9_.-]+-[0-9a-f]{12}")
+"""Names that hetplan gives to folders of populations; people's own say nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +82,7 @@ def population_state(folder: Path) -> PopulationState:
         links = inspect_samples(folder / LINKS_FILE, LinkSample)
     damage += (*layers.faults, *links.faults)
     if provenance is not None:
+        damage += _changed(folder, provenance)
         others = {sample.device for sample in layers.samples} - {provenance.device}
         damage += tuple(
             Fault(
@@ -95,6 +101,25 @@ def population_state(folder: Path) -> PopulationState:
         damage=damage,
         torn=tuple(filter(None, (layers.torn, links.torn))),
     )
+
+
+def _changed(folder: Path, provenance: Provenance) -> tuple[Fault, ...]:
+    """Circumstances that are not those after which hetplan named the folder."""
+    if not _NAMED.fullmatch(folder.name) or folder.name == population_name(provenance):
+        return ()
+    message = (
+        "was changed by hand: samples made under its device, driver, versions, clocks and tool "
+        f"are in a folder {population_name(provenance)}; restore it"
+    )
+    return (Fault(file=str(folder / PROVENANCE_FILE), message=message),)
+
+
+def population_name(provenance: Provenance) -> str:
+    """Name of the folder of everything measured on this device under these circumstances."""
+    common = (provenance.device, *provenance.circumstances)
+    digest = hashlib.sha256("\0".join(common).encode()).hexdigest()
+    # 48 bits: populations of one device number a few dozen.
+    return f"{provenance.backend}-{digest[:12]}"
 
 
 def _provenance(folder: Path) -> tuple[Provenance | None, tuple[Fault, ...]]:

@@ -153,6 +153,11 @@ def test_provenance_that_was_cut_or_changed_is_refused_and_the_rest_is_listed(tm
     path.write_text(text.replace("Linux 7", "Linux 8"))
     with pytest.raises(InputError, match="changed by hand"):
         LayerWriter(tmp_path, replace(PROVENANCE, driver="Linux 7"))
+    with pytest.raises(InputError, match="changed by hand"):
+        read_populations(tmp_path)
+    # A folder with a name of somebody's own says nothing of its circumstances.
+    cut.folder.rename(tmp_path / "from-a-colleague")
+    assert len(read_populations(tmp_path)) == 2
 
 
 @pytest.mark.parametrize(
