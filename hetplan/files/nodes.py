@@ -230,8 +230,10 @@ class _YamlBuilder:
         return InputError(Fault(file=self.file, line=line, message=message))
 
 
-def read_json(file: str, text: str) -> object:
+def read_json(file: str, text: str, repeatable: frozenset[Path] = frozenset()) -> object:
     """The data of a JSON text; an InputError where it is not acceptable JSON.
+
+    A key may occur twice only where its path is `repeatable`; the last one counts.
 
     Lines are found only when a fault needs them (`json_nodes`), because files that hetplan wrote
     are large and rarely wrong.
@@ -261,7 +263,9 @@ def read_json(file: str, text: str) -> object:
     if _depth(data) > MAX_DEPTH:
         raise InputError(Fault(file=file, message=f"nested more than {MAX_DEPTH} levels deep"))
     if duplicates:
-        raise duplicate_error(file, json_nodes(text))
+        tree = json_nodes(text)
+        if any(path not in repeatable for _, path, _ in repeated_keys(tree)):
+            raise duplicate_error(file, tree)
     return data
 
 

@@ -39,6 +39,7 @@ OPERATIONS: dict[str, LinkOperation | None] = {
 """Programs of the tests by name without `_` and `_perf`; None: hetplan has no such operation."""
 
 _PROGRAM = re.compile(r"\b([a-z_]{3,30})_perf(?![a-z0-9])")
+_BEFORE_NAME = re.compile(r"_{0,2}(?:[nr]ccl_)?")  # files and links are named nccl_all_reduce, too
 # Bytes, seconds and bandwidths are rounded when they are printed, so their quotients differ a
 # little more than the rounding of one says.
 _SLACK = 2e-3
@@ -80,7 +81,9 @@ class Row:
     wrong: str
     """Why it must not be used; empty: it may be."""
     all_to_all: bool | None = None
-    """Whether only the in-place half went unchecked, as alltoall_perf does; None: cannot tell."""
+    """Whether only the in-place half went unchecked, as alltoall_perf and sendrecv_perf do;
+    None: cannot tell.
+    """
     each_seconds: tuple[float, ...] = ()
     """Time of every iteration, where the output has it."""
 
@@ -104,7 +107,7 @@ class Run:
 
 def program_names(text: str) -> list[str]:
     """Programs of the tests that a text mentions, in its order."""
-    found = (each.group(1).removeprefix("_") for each in _PROGRAM.finditer(text))
+    found = (_BEFORE_NAME.sub("", each.group(1)) for each in _PROGRAM.finditer(text))
     return [name for name in found if plain_name(name) in OPERATIONS]
 
 
@@ -206,7 +209,10 @@ def _operation(run: Run, file: str) -> LinkOperation | None:
     told = {OPERATIONS[plain_name(name)] for name in named}
     if len(told) == 1 and (only := told.pop()) in {each.operation for each in fitting}:
         return only
-    could = ", ".join(each.name for each in fitting) or "none that is known"
+    could = (
+        ", ".join(each.name for each in fitting)
+        or f"none that is known, among {run.group_size} ranks"
+    )
     raise fault_at(
         file,
         run.line,
@@ -244,9 +250,8 @@ def _fits(candidate: _Candidate, rows: Sequence[Row], run: Run) -> bool:
     if candidate.reduces is not None and any(row.reduces != candidate.reduces for row in rows):
         return False
     checked = {row.all_to_all for row in rows}
-    if candidate.operation is LinkOperation.ALL_TO_ALL and False in checked:
-        return False
-    if candidate.operation is LinkOperation.ALL_GATHER and True in checked:
+    exempt = candidate.operation in (LinkOperation.ALL_TO_ALL, LinkOperation.SEND_RECV)
+    if (not exempt) in checked:
         return False
     algorithm, bus = _factors(candidate.operation, candidate.name, run)
     return all(not _disagreement(row, algorithm, bus) for row in rows)

@@ -231,7 +231,7 @@ def _listed_run(document: Document, name: str, ranks: int, places: list[int]) ->
 def _listed_row(document: Document, at: int) -> Row:
     size = json_text.whole(document, at, "size")
     values = {key: json_text.number(document, at, key) for key in ("time", "algBw", "busBw")}
-    wrong = document.at(at, "wrong")
+    wrong = document.at(at, "#wrong" if json_text.has(document, at, "#wrong") else "wrong")
     reason = ""
     negative = next((name for name, value in values.items() if value < 0), None)
     if negative:

@@ -20,6 +20,8 @@ class Section:
     ranks: list[tuple[int, int, int]] = field(default_factory=list)
     """(line, rank, group)."""
     devices: list[str] = field(default_factory=list)
+    sizes: set[int] = field(default_factory=set)
+    """Numbers after `nranks` before the table: of NCCL's log, or of a line that a user added."""
     counts: dict[str, int] = field(default_factory=dict)
     blocking: bool = False
     columns: list[str] = field(default_factory=list)
@@ -91,12 +93,15 @@ def _notes(section: Section, groups: int) -> Iterator[str]:
 
 def _group_size(section: Section, file: str) -> tuple[int, int]:
     """(ranks of rank 0's group, number of groups)."""
+    told = min(section.sizes) if len(section.sizes) == 1 else 0
     if not section.ranks:
+        if told:
+            return told, 1
         raise fault_at(
             file,
             section.header_line,
             "no `# Rank` lines before this table, so nobody knows how many ranks took part; give "
-            "the whole output of the run",
+            "the whole output of the run, or add a line `# nranks 16` with the number before it",
         )
     places: dict[int, int] = {}
     for line, rank, _ in section.ranks:
@@ -108,9 +113,15 @@ def _group_size(section: Section, file: str) -> tuple[int, int]:
                 "(nccl-tests needs `make MPI=1` to join processes); give one file per run",
             )
         places[rank] = line
+    if told > max(places):
+        return told, 1  # somebody left lines out
     missing = next(rank for rank in range(len(places) + 1) if rank not in places)
     if missing < len(places):
-        raise fault_at(file, section.ranks[0][0], f"the line of rank {missing} is missing")
+        message = (
+            f"the line of rank {missing} is missing; add it, or a line `# nranks 16` with the "
+            "number of ranks"
+        )
+        raise fault_at(file, section.ranks[0][0], message)
     groups = Counter(group for _, _, group in section.ranks)
     own = next(group for _, rank, group in section.ranks if rank == 0)
     return groups[own], len(groups)

@@ -11,7 +11,8 @@ What is read (`src/common.cu` and `src/util.cu` of both, 2017 to 2026):
 
 Columns are found by their names, so optional ones (hipevt, i_min, algo) do not matter; versions
 before 2019 say `bytes`, `N`, `op` and print milliseconds. Lines of NCCL's own log may stand
-anywhere, also between the two halves of a row, and every line may carry a launcher's rank.
+anywhere, also between the two halves of a row, and every line may carry a launcher's rank. Pages
+show the output without its `#`, because that is how they mark a heading.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from hetplan.importers.lines import (
 )
 
 _RANK = re.compile(
-    r"#\s{1,20}Rank\s{1,20}(\d{1,9}) (?:Group\s{1,20}(-?\d{1,12}) )?(?:Pid\s{1,20}\d{1,12} )?"
+    r"(?:#\s{0,20})?Rank\s{1,20}(\d{1,9}) (?:Group\s{1,20}(-?\d{1,12}) )?(?:Pid\s{1,20}\d{1,12} )?"
     r"on\s{1,30}(\S{1,1024}) device\s{1,20}\d{1,9} \[[^\]]{0,60}\] ?(.{0,200})",
     re.ASCII,
 )
@@ -47,6 +48,10 @@ _BLANK_HALF = 24  # columns; an omitted half of a row is 32 spaces, the widest o
 _COLUMN_NAMES = {"bytes": "size", "N": "count", "op": "redop", "res": "wrong", "error": "wrong"}
 # Versions before 2019 print these without `#`.
 _UNMARKED = ("nThread", "Out of bounds values", "Avg bus bandwidth")
+_BARE = re.compile(
+    r"\s{0,99}(?:Rank\s{1,20}\d{1,9} |(?:size|bytes)\s{1,20}(?:count|N)\s|(?:out-of|in)-place\b)"
+)
+_NRANKS = re.compile(r"\bnranks (\d{1,7})\b", re.ASCII)
 _TAIL = ("timestamp", "algo", "proto", "nchannels")
 
 
@@ -88,11 +93,18 @@ class _Reader:
         """The first line with which the program itself says that it failed."""
         self.next_mentions: list[str] = []
         """Programs that were mentioned since the last table began."""
+        self.next_sizes: set[int] = set()
+        """Numbers of ranks that were."""
 
     def line(self, line: Line) -> None:
         text = line.text
         section = self.sections[-1]
-        if text.lstrip().startswith(("#", *_UNMARKED)) or "ccl-tests" in text[:40]:
+        self.sizes(text)
+        if (
+            text.lstrip().startswith(("#", *_UNMARKED))
+            or "ccl-tests" in text[:40]
+            or _BARE.match(text)
+        ):
             self.comment(line)
         elif _ROW.match(text):
             self.row(line)
@@ -104,6 +116,13 @@ class _Reader:
             raise fault_at(
                 self.file, line.number, f"found {shown(text)}; a row begins with bytes and count"
             )
+
+    def sizes(self, text: str) -> None:
+        """Note what NCCL's log says of a communicator when it makes one."""
+        found = _NRANKS.search(text) if "nranks" in text and "Destroy" not in text else None
+        if found and int(found.group(1)):
+            begun = self.sections[-1].header_line > 0
+            (self.next_sizes if begun else self.sections[-1].sizes).add(int(found.group(1)))
 
     def remember(self, text: str) -> None:
         """What a line of a log or a shell says about the run that it belongs to."""
@@ -122,8 +141,10 @@ class _Reader:
 
     def begin(self, number: int) -> Section:
         self.close_row()
-        self.sections.append(Section(line=number, mentions=self.next_mentions))
-        self.next_mentions = []
+        self.sections.append(
+            Section(line=number, mentions=self.next_mentions, sizes=self.next_sizes)
+        )
+        self.next_mentions, self.next_sizes = [], set()
         return self.sections[-1]
 
     def comment(self, line: Line) -> None:
@@ -180,6 +201,12 @@ class _Reader:
                 f"the header names {shown(' '.join(words))}; size, count, type and time are "
                 "expected",
             )
+        halves = section.half_names.lstrip("#").split()
+        if halves[:1] == ["in-place"] and "out-of-place" in halves:
+            # nccl-tests and rccl-tests print them the other way round; other programs copy their
+            # table with the halves exchanged, and nothing else in a row would tell.
+            message = "in-place stands before out-of-place; this is another program's table"
+            raise fault_at(self.file, line.number - 1, message)
         section.columns, section.header_line, section.open = names, line.number, True
         section.milliseconds = "bytes" in words
         section.in_place_only = "in-place" in section.half_names.split() and (

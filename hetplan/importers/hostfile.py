@@ -45,8 +45,8 @@ def parse(text: str, context: ImportContext) -> Imported:
     entries: dict[str, list[_Entry]] = {}
     ignored: dict[str, int] = {}
     for line in text_lines(text):
-        text = line.text.partition("#")[0]
-        if text.lstrip().startswith("//"):
+        text = line.text.removeprefix("> ").partition("#")[0]  # quoted in a mail or an issue
+        if text.lstrip().startswith(("//", "```")):
             continue
         words = _EQUALS.sub("=", text).split()
         if words:

@@ -1,31 +1,46 @@
-"""Output of `iperf3 -J` to figures of a path: TCP or UDP, one direction or both.
+"""Output of `iperf3 -J` or `--json-stream` to figures of a path: TCP or UDP, one way or both.
 
 Fields as `src/iperf_api.c` and `src/iperf_tcp.c` of iperf 3.1 to 3.21 write them: rates in bits
 per second, round trips in microseconds, windows in bytes. Bandwidth is what the receiver counted
 (`sum_received`); loss of TCP is retransmitted segments over sent ones, as a sender counts them.
+UDP has one `sum` until 3.10, of what was sent: less the loss it is what was received.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from hetplan.files.reading import Document
 from hetplan.importers import json_text
-from hetplan.importers.lines import fault_at, shown
+from hetplan.importers.iperf3_printed import NOTE, printed_figures
+from hetplan.importers.lines import fault_at, shown, text_lines
 from hetplan.importers.records import ImportContext, Imported, PathFigures
 
 KIND = "iperf3"
 _MICROSECONDS = 1e6  # per second
+# Written once per stream where -P asks for several; no figure depends on them.
+_PER_STREAM = frozenset(
+    ("start", name) for name in ("sock_bufsize", "sndbuf_actual", "rcvbuf_actual")
+)
+_EVENT = re.compile(
+    r'\s{0,40}\{\s{0,9}"event"\s{0,9}:\s{0,9}"(\w{1,40})"\s{0,9},\s{0,9}"data"\s{0,9}:'
+)
 
 
 def parse(text: str, context: ImportContext) -> Imported:
-    """One PathFigures per direction.
+    """One PathFigures per direction; also of what iperf3 prints without -J.
 
     Raises InputError where iperf3 itself reports an error, with its text.
     """
     if not json_text.looks_like_json(text):
-        raise fault_at(context.file, 1, "not JSON; run iperf3 with -J")
-    document = json_text.json_document(context.file, text)
+        printed_notes = [NOTE]
+        printed = printed_figures(text_lines(text), context.file, printed_notes)
+        if not printed:
+            message = "neither JSON nor a printed summary with both sides; run iperf3 with -J"
+            raise fault_at(context.file, 1, message)
+        return Imported(kind=KIND, paths=tuple(printed), notes=tuple(printed_notes))
+    document = json_text.json_document(context.file, _joined_events(text), _PER_STREAM)
     if not isinstance(document.root, dict):
         raise fault_at(context.file, 1, "found a list; the output of one iperf3 -J is an object")
     if json_text.has(document, "error"):
@@ -47,6 +62,26 @@ def parse(text: str, context: ImportContext) -> Imported:
         paths=paths,
         notes=tuple(notes),
     )
+
+
+def _joined_events(text: str) -> str:
+    """The lines of --json-stream as the one document of -J; every value keeps its line."""
+    lines = text.removeprefix("\ufeff").split("\n")
+    if not any(_EVENT.match(line) for line in lines[:1]):
+        return text
+    parts, ended = [], False
+    for line in lines:
+        found = _EVENT.match(line)
+        if found is None and ended and line.strip() == "{":
+            break  # --json-stream-full-output: the same once more
+        name = found.group(1) if found else ""
+        if found and name in ("start", "end", "error"):
+            data = line[found.end() :].rstrip().removesuffix("}")
+            parts.append(f'"{name}": {data},')
+        else:
+            parts.append("" if found else line)
+        ended |= name == "end"
+    return "{" + "\n".join(parts) + '"intervals": []}'
 
 
 def _protocol(document: Document) -> str:
@@ -74,7 +109,7 @@ def _directions(document: Document, protocol: str, notes: list[str]) -> Iterator
             received = ("end", f"sum_sent{suffix}")
             notes.append("the receiver reported nothing; bandwidth is what was sent")
         backwards = bool(suffix) or reverse
-        yield _figures(document, protocol, received, suffix, backwards)
+        yield _figures(document, protocol, received, suffix, backwards, notes)
     if json_text.has(document, "end", "sum_received_bidir_reverse"):
         notes.append("both directions at the same time (--bidir); each shares the path")
 
@@ -87,11 +122,20 @@ def _sent(document: Document, suffix: str) -> bool:
 
 
 def _figures(
-    document: Document, protocol: str, received: tuple[str, str], suffix: str, backwards: bool
+    document: Document,
+    protocol: str,
+    received: tuple[str, str],
+    suffix: str,
+    backwards: bool,
+    notes: list[str],
 ) -> PathFigures:
     rate = json_text.number(document, *received, "bits_per_second") / 8
     if rate <= 0:
         raise json_text.wrong(document, (*received, "bits_per_second"), "a rate above 0")
+    loss = _loss(document, protocol, received, suffix, notes)
+    if received[1] == f"sum{suffix}" and loss is not None and 0 < loss < 1:
+        rate *= 1 - loss
+        notes.append("this version sums what was sent; bandwidth is that less the loss")
     streams = _streams(document, suffix)
     # What the sender counts is there only where the sender is the side that wrote the file.
     senders = [
@@ -115,7 +159,7 @@ def _figures(
         round_trip_seconds=sum(trips) / len(trips) / _MICROSECONDS if trips else None,
         streams=count or len(streams) or None,
         window_bytes=max(windows) if windows else None,
-        loss_fraction=_loss(document, protocol, received, suffix),
+        loss_fraction=loss,
     )
 
 
@@ -137,14 +181,18 @@ def _positive(document: Document, path: tuple[str | int, ...]) -> float | None:
 
 
 def _loss(
-    document: Document, protocol: str, received: tuple[str, str], suffix: str
+    document: Document, protocol: str, received: tuple[str, str], suffix: str, notes: list[str]
 ) -> float | None:
     if protocol == "UDP":
         if not json_text.has(document, *received, "lost_percent"):
             return None
         percent = json_text.number(document, *received, "lost_percent")
-        if not 0 <= percent <= 100:
+        if percent < 0:
             raise json_text.wrong(document, (*received, "lost_percent"), "a number from 0 to 100")
+        if percent > 100:
+            # iperf 3.12 counts packets of the omitted seconds (-O) as lost.
+            notes.append(f"iperf3 says {percent:g}% of the packets were lost; loss is left out")
+            return None
         return percent / 100
     sent = ("end", f"sum_sent{suffix}")
     segment = _segment_bytes(document)

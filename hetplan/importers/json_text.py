@@ -11,13 +11,16 @@ from hetplan.files.reading import Document
 from hetplan.importers.lines import fault_at, shown
 
 
-def json_document(file: str, text: str) -> Document:
-    """The data of a JSON text; an InputError where it is not acceptable JSON."""
+def json_document(file: str, text: str, repeatable: frozenset[Path] = frozenset()) -> Document:
+    """The data of a JSON text; an InputError where it is not acceptable JSON.
+
+    `repeatable` are paths of keys that the tool itself writes more than once.
+    """
     text = text.removeprefix("\ufeff")
     if not text.strip():
         raise fault_at(file, 0, "the file is empty")
     try:
-        root = read_json(file, text)
+        root = read_json(file, text, repeatable)
     except InputError as error:
         if "Extra data" in str(error):
             message = "something follows the JSON document; give one document per file"

@@ -49,7 +49,9 @@ KINDS: tuple[ImporterKind, ...] = (
         module="perftest",
     ),
     ImporterKind(
-        kind="iperf3", title="iperf3 -J: TCP or UDP bandwidth, round trip, loss", module="iperf3"
+        kind="iperf3",
+        title="iperf3, printed or -J: TCP or UDP bandwidth, round trip, loss",
+        module="iperf3",
     ),
     ImporterKind(
         kind="nvidia-topo",
@@ -58,7 +60,7 @@ KINDS: tuple[ImporterKind, ...] = (
     ),
     ImporterKind(
         kind="rocm-topo",
-        title="rocm-smi --showtopo --json: devices and paths of a node",
+        title="rocm-smi --showtopo, tables or --json: devices and paths of a node",
         module="rocm_topo",
     ),
     ImporterKind(

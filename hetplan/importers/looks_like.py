@@ -16,7 +16,13 @@ _SIGNS: tuple[tuple[str, re.Pattern[str]], ...] = (
         "rocm-topo",
         re.compile(r'"\(Topology\) |ROCm System Management|between two GPUs =|"num_hops"'),
     ),
-    ("iperf3", re.compile(r'"(?:sum_sent|sum_received|tcp_mss_default|test_start)"')),
+    (
+        "iperf3",
+        re.compile(
+            r'"(?:sum_sent|sum_received|tcp_mss_default|test_start)"|'
+            r"\[ ID\](?:\[Role\])? Interval +Transfer +B(?:andwidth|itrate)"
+        ),
+    ),
     ("npu-topo", re.compile(r"^[ \t]*(?:NPU|Phy-ID)\d+[ \t]+\S", re.MULTILINE)),
     ("nvidia-topo", re.compile(r"^(?:\x1b\[[0-9;]*m)?[ \t]*GPU\d+(?:\s|\x1b|$)", re.MULTILINE)),
     ("rccl-tests", re.compile(r"rccl-tests|RCCL (?:version|tests)|librccl")),

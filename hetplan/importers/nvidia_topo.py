@@ -21,7 +21,6 @@ from hetplan.importers.records import (
 )
 from hetplan.importers.topo_matrix import (
     Dialect,
-    LineWords,
     Matrix,
     Row,
     is_column_name,
@@ -39,6 +38,7 @@ DIALECT = Dialect(
 )
 _NUMBERED_NIC = re.compile(r"NIC\d{1,6}", re.ASCII)
 _NUMBER = re.compile(r"\d{1,6}", re.ASCII)
+_NUMBERS = re.compile(r"\d{1,6}(?:[-,]\d{1,6}){1,64}", re.ASCII)
 
 
 def parse(text: str, context: ImportContext) -> Imported:
@@ -57,9 +57,8 @@ def parse(text: str, context: ImportContext) -> Imported:
             nics.append(TopologyNic(name=names.get(row.name, row.name)))
     unnamed = [nic.name for nic in nics if _NUMBERED_NIC.fullmatch(nic.name)]
     if unnamed:
-        notes.append(
-            f"the NIC legend is missing: {', '.join(unnamed)} are not the cards' own names"
-        )
+        which = ", ".join(unnamed[:8]) + (" and more" if len(unnamed) > 8 else "")
+        notes.append(f"the NIC legend is missing: {which} are not the cards' own names")
     shared = [nic.name for at, nic in enumerate(nics) if nic in nics[:at]]
     if shared:
         raise InputError(
@@ -84,37 +83,52 @@ def paths_of(matrix: Matrix, names: dict[str, str] | None = None) -> tuple[Topol
 
 
 def _numa(row: Row, headings: tuple[str, ...]) -> int | None:
-    """The device's NUMA node, where the row has every affinity and this one is one node."""
+    """The device's NUMA node, where the row has every affinity and this one is one node.
+
+    Where the driver gives the device's own memory a NUMA node (Grace Hopper and later), the list
+    has such nodes too, behind the node of the cores: the lowest is the cores' (lscpu shows it).
+    """
     if "NUMA Affinity" not in headings or len(row.affinities) != len(headings):
         return None
     cell = row.affinities[headings.index("NUMA Affinity")]
+    own = row.affinities[headings.index("GPU NUMA ID")] if "GPU NUMA ID" in headings else ""
+    if _NUMBER.fullmatch(own) and _NUMBERS.fullmatch(cell):
+        cell = min(re.findall(r"\d+", cell), key=int)
     return int(cell) if _NUMBER.fullmatch(cell) else None
 
 
 def _legend(matrix: Matrix, *, file: str) -> dict[str, str]:
     """What the legend of NICs calls each column; empty where there is no such legend."""
     names: dict[str, str] = {}
-    legend = None
+    legend = 0
     for line in matrix.rest:
         if line.words[:2] == ("NIC", "Legend:"):
             legend = line.number
-        elif legend and len(line.words) == 2 and _NUMBERED_NIC.fullmatch(line.words[0][:-1]):
-            column, colon = line.words[0][:-1], line.words[0][-1]
-            if colon == ":" and column in matrix.columns:
-                names[column] = _free_name(line, matrix, names, file=file)
-    missing = [
-        name for name in matrix.columns if _NUMBERED_NIC.fullmatch(name) and name not in names
-    ]
+        if not legend:
+            continue
+        # A terminal that redraws puts several entries on one line, or one on two.
+        for key, name in zip(line.words, line.words[1:], strict=False):
+            column, colon = key[:-1], key[-1]
+            entry = colon == ":" and _NUMBERED_NIC.fullmatch(column) and column in matrix.columns
+            if entry and names.get(column) != name:
+                names[column] = _free_name(name, line.number, matrix, names, column, file=file)
+    missing = [each for each in matrix.columns if _NUMBERED_NIC.fullmatch(each)]
+    missing = [each for each in missing if each not in names]
     if legend and missing:
-        message = f"the legend does not name {', '.join(missing)}; the output was cut off"
+        which = ", ".join(missing[:8]) + (" and more" if len(missing) > 8 else "")
+        message = f"the legend does not name {which}; the output was cut off"
         raise InputError(Fault(file=file, line=legend, message=message))
     return names
 
 
-def _free_name(line: LineWords, matrix: Matrix, names: dict[str, str], *, file: str) -> str:
-    """The name in this line of the legend, which nothing else of the node may have."""
-    name = line.words[1]
+def _free_name(
+    name: str, line: int, matrix: Matrix, names: dict[str, str], column: str, *, file: str
+) -> str:
+    """The name that the legend gives the column, which nothing else of the node may have."""
     if not is_column_name(name) or name in matrix.columns or name in names.values():
         message = f"{name[:60]!a} cannot name a NIC, or names another one; save the output again"
-        raise InputError(Fault(file=file, line=line.number, message=message))
+        raise InputError(Fault(file=file, line=line, message=message))
+    if column in names:
+        message = f"{column} is {name[:60]!a} here and {names[column]!a} above; keep one legend"
+        raise InputError(Fault(file=file, line=line, message=message))
     return name

@@ -70,7 +70,7 @@ def parse(text: str, context: ImportContext) -> Imported:
     paths: list[PathFigures] = []
     notes: list[str] = []
     if json_text.looks_like_json(text):
-        document = json_text.json_document(context.file, text)
+        document = json_text.json_document(context.file, _quoted(text))
         paths.append(_json_figures(document, notes))
     else:
         test = _Test()
@@ -97,9 +97,9 @@ def _printed(line: Line, test: _Test, file: str) -> _Measured | None:
         test.side = side.group(1).lower()
     elif text.lstrip().startswith("#bytes"):
         test.columns = _columns(text, line.number, file)
-        test.unit = _unit(text, line.number, file, latency="t_avg[usec]" in text)
-        test.latency = "t_avg[usec]" in text
-    elif re.match(r"\s{0,8}\d{1,18}(?:\s|$)", text):
+        test.latency = bool({"t_avg", "t_typical"} & set(test.columns))
+        test.unit = _unit(text, line.number, file, latency=test.latency)
+    elif re.match(r"\s{0,40}\d{1,18}(?:\s|$)", text):
         return _row(line.number, text.split(), test, file)
     else:
         test.settings |= dict(_SETTING.findall(text))
@@ -116,7 +116,7 @@ def _columns(text: str, number: int, file: str) -> list[str]:
         text,
     )
     plain = [name.partition("[")[0] for name in names]
-    if plain[:1] != ["#bytes"] or not {"BW average", "t_avg"} & set(plain):
+    if plain[:1] != ["#bytes"] or not {"BW average", "t_avg", "t_typical"} & set(plain):
         message = (
             f"the header names {shown(', '.join(plain))}; #bytes first and BW average or t_avg "
             "are expected"
@@ -206,7 +206,7 @@ def _figures(test: _Test, row: _Measured, notes: list[str]) -> PathFigures:
         rate /= 2
         notes.append("both directions at the same time (-b); bandwidth is half of the printed sum")
     return PathFigures(
-        measured=f"{what} bandwidth",
+        measured=f"{what} bandwidth" if test.title else what,
         message_bytes=row.message_bytes,
         bandwidth_bytes_per_second=rate,
         streams=streams or None,
@@ -234,6 +234,24 @@ def _latency_figures(
         round_trip_seconds=2 * seconds,
         streams=streams,
     )
+
+
+def _quoted(text: str) -> str:
+    """A file of --out_json as JSON: versions of 2023 write names and words without quotes."""
+    if not re.match(r"\s{0,9}\{\s{0,9}test_info\s{0,9}:", text.removeprefix("\ufeff")):
+        return text
+    lines = []
+    for line in text.removeprefix("\ufeff").split("\n"):
+        found = re.fullmatch(r"\s{0,9}(\w[\w. ]{0,40}?)\s{0,9}:\s{0,9}([^,]{0,80}),?\s{0,9}", line)
+        if found is not None:
+            name, value = found.groups()
+            bare = value != "{" and not value.startswith('"') and finite_number(value) is None
+            line = f'"{name}": ' + (
+                f'"{value}",' if bare else value if value == "{" else f"{value},"
+            )
+        lines.append(line)
+    # A comma also follows the last value and the last object.
+    return re.sub(r",(\s{0,9}\})", r"\1", "\n".join(lines))
 
 
 def _json_figures(document: Document, notes: list[str]) -> PathFigures:

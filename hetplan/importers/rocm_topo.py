@@ -1,8 +1,9 @@
-"""Which devices a node has and by which path they reach each other: rocm-smi --showtopo --json.
+"""Which devices a node has and by which path they reach each other: rocm-smi --showtopo.
 
-The tool writes one flat object: under `system` a text per pair of devices, as in `(Topology) Link
-type between DRM devices 0 and 1` with `XGMI`, `PCIE` or `XXXX` (not known), the same for `Weight`
-and `Hops`; under `card0` the device's NUMA node. Lines of warnings often stand around it.
+With --json the tool writes one flat object: under `system` a text per pair of devices, as in
+`(Topology) Link type between DRM devices 0 and 1` with `XGMI`, `PCIE` or `XXXX` (not known), the
+same for `Weight` and `Hops`; under `card0` the device's NUMA node. Lines of warnings often stand
+around it. Without --json it prints tables, which rocm_topo_tables reads.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from hetplan.importers.records import (
     TopologyDevice,
     TopologyPath,
 )
+from hetplan.importers.rocm_topo_tables import Tables, has_tables, read_tables
 
 KIND = "rocm-topo"
 COMMAND = "rocm-smi --showtopo --json"
@@ -59,6 +61,8 @@ class _Reading:
 
 def parse(text: str, context: ImportContext) -> Imported:
     """The node's devices and paths; an InputError where a pair is missing or contradicts itself."""
+    if has_tables(text):
+        return _of_tables(read_tables(text, file=context.file), context)
     beside, json = _split(text, file=context.file)
     root = read_json(context.file, json)
     if not isinstance(root, dict):
@@ -71,11 +75,9 @@ def parse(text: str, context: ImportContext) -> Imported:
             _read_card(reading, key, int(card.group(1)), value)
         elif key == "system" and isinstance(value, dict):
             _read_pairs(reading, value)
-    topology = _topology(reading)
+    topology = _topology(reading, "card")
     notes = [line if line.isprintable() else ascii(line) for line in beside[:_MOST_NOTES]]
-    unknown = [path for path in topology.paths if path.path == "XXXX"]
-    if unknown:
-        notes.append(f"{len(unknown)} pairs have no known link type (XXXX)")
+    notes += _unknown(topology)
     return Imported(
         kind=KIND,
         device_name=reading.names[0] if len(set(reading.names)) == 1 else "",
@@ -84,12 +86,35 @@ def parse(text: str, context: ImportContext) -> Imported:
     )
 
 
+def _of_tables(tables: Tables, context: ImportContext) -> Imported:
+    """The same of the tables, whose devices are called GPU0."""
+    reading = _Reading(file=context.file, json="", faults=list(tables.faults))
+    reading.devices = {device: tables.numa_nodes.get(device) for device in tables.devices}
+    for cell in tables.cells:
+        ends = (cell.what, min(cell.pair), max(cell.pair))
+        if reading.values.setdefault(ends, cell.value) != cell.value:
+            message = (
+                f"{cell.what} of devices {ends[1]} and {ends[2]} is {cell.value} here, the other "
+                f"direction says {reading.values[ends]}; save the output again"
+            )
+            reading.faults.append(Fault(file=context.file, line=cell.line, message=message))
+    topology = _topology(reading, "GPU")
+    return Imported(kind=KIND, topology=topology, notes=tuple(_unknown(topology)))
+
+
+def _unknown(topology: NodeTopology) -> list[str]:
+    unknown = [path for path in topology.paths if path.path == "XXXX"]
+    return [f"{len(unknown)} pairs have no known link type (XXXX)"] if unknown else []
+
+
 def _split(text: str, *, file: str) -> tuple[list[str], str]:
     """Lines around the JSON, and the JSON below as many empty lines: lines keep numbers."""
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
     start = next((at for at, line in enumerate(lines) if line.lstrip().startswith("{")), None)
     if start is None:
-        message = f"there is no JSON here; save the output of `{COMMAND}` (with --json)"
+        message = (
+            f"there is neither JSON nor a table of link types here; save the output of `{COMMAND}`"
+        )
         raise InputError(Fault(file=file, message=message))
     # Warnings stand behind the object where both outputs of the tool go to one file.
     end = max((at for at, line in enumerate(lines) if line.rstrip().endswith("}")), default=start)
@@ -156,7 +181,7 @@ def _number(value: object) -> int | None:
     return None
 
 
-def _topology(reading: _Reading) -> NodeTopology:
+def _topology(reading: _Reading, name: str) -> NodeTopology:
     known = set(reading.devices) | {end for _, *ends in reading.values for end in ends}
     devices = sorted(known)
     if not devices and not reading.faults:
@@ -179,7 +204,7 @@ def _topology(reading: _Reading) -> NodeTopology:
         hops = reading.values.get(("Hops", low, high))
         paths.append(
             TopologyPath(
-                between=(f"card{low}", f"card{high}"),
+                between=(f"{name}{low}", f"{name}{high}"),
                 path=str(path),
                 hops=hops if isinstance(hops, int) else None,
                 weight=weight if isinstance(weight, int) else None,
@@ -189,7 +214,7 @@ def _topology(reading: _Reading) -> NodeTopology:
     return NodeTopology(
         vendor="amd",
         devices=tuple(
-            TopologyDevice(index=at, name=f"card{at}", numa_node=reading.devices.get(at))
+            TopologyDevice(index=at, name=f"{name}{at}", numa_node=reading.devices.get(at))
             for at in devices
         ),
         paths=tuple(paths),

@@ -31,7 +31,8 @@ _LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "NodeList")
 _TASKS = ("SLURM_TASKS_PER_NODE",)
 _DEVICES = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
 _NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "NumNodes")
-_VARIABLE = re.compile(r"(?:export |declare -x )?(SLURM_\w{1,60})=(.*)", re.ASCII)
+# `env | grep SLURM` also shows SLURMD_NODENAME, module files' own variables and paths.
+_VARIABLE = re.compile(r"(?:export |declare -x )?(?!TRES=)([A-Z_][A-Z0-9_]{1,90})=(.*)", re.ASCII)
 _JOB_FIELD = re.compile(
     r"(?:TRES|[A-Z][a-z][A-Za-z/:]{0,40})="
 )  # as in `JobState=RUNNING Reason=None`
@@ -63,8 +64,8 @@ def parse(text: str, context: ImportContext) -> Imported:
     """
     said = _Said()
     for line in text_lines(text):
-        content = line.text.strip()
-        if content and not content.startswith("#"):
+        content = line.text.removeprefix(">").strip()  # quoted in a mail or an issue
+        if content and not content.startswith(("#", "```")):
             _read(content, line.number, said, context.file)
     if not said.names:
         raise fault_at(context.file, 0, "names no node; write a list such as node[001-016]")

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from hetplan.errors import Fault, InputError
 from hetplan.importers.lines import refuse_all, text_lines
+from hetplan.importers.topo_copied import split_cells, split_names, without_escapes, words_before
 
-_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]")  # ECMA-48 sequences, charsets
 _MOST_FAULTS = 10  # one mend usually serves them all
 _MOST_COLUMNS = 1024  # the largest node has 64 devices and as many NICs
 _COLUMN = re.compile(r"[A-Za-z0-9][\w.:+-]{0,63}", re.ASCII)  # GPU0, Phy-ID0, mlx5_0, rocep1s0f0
@@ -71,7 +71,7 @@ class Matrix:
 
 def read_matrix(text: str, dialect: Dialect, *, file: str) -> Matrix:
     """The matrix of the text; an InputError with every fault and its line otherwise."""
-    lines = split_lines(text)
+    lines = _without_log(split_lines(text), dialect)
     start = _header_at(lines, dialect, file=file)
     columns, headings, below = _header(lines, start, dialect, file=file)
     rows, faults, end = _rows(lines, below, columns, headings, dialect, file=file)
@@ -84,13 +84,41 @@ def read_matrix(text: str, dialect: Dialect, *, file: str) -> Matrix:
 def split_lines(text: str) -> list[LineWords]:
     """The text's lines, without terminal escapes, as words."""
     return [
-        LineWords(number=line.number, words=tuple(line.text.split()))
-        for line in text_lines(_ESCAPE.sub("", text))
+        LineWords(
+            number=line.number,
+            words=tuple(part for word in line.text.split() for part in split_names(word)),
+        )
+        for line in text_lines(without_escapes(text))
     ]
+
+
+def _without_log(lines: list[LineWords], dialect: Dialect) -> list[LineWords]:
+    """The lines without what a log, a mail or a prompt put before the matrix."""
+
+    def is_label(word: str) -> bool:
+        return _begins_path(word, dialect)
+
+    for at, line in enumerate(lines):
+        below = next((each.words for each in lines[at + 1 : at + 3] if each.words), ())
+        before = words_before(line.words, below, dialect.device, is_label)
+        if before is None:
+            continue
+        mine, theirs = before
+        header = LineWords(number=line.number, words=line.words[mine:])
+        if not theirs:
+            return [*lines[:at], header, *lines[at + 1 :]]
+        rest = [LineWords(number=each.number, words=each.words[theirs:]) for each in lines[at:]]
+        return [*lines[:at], header, *rest[1:]]
+    return lines
 
 
 def _is_label(word: str, dialect: Dialect) -> bool:
     return word == SELF or dialect.label.fullmatch(word) is not None
+
+
+def _begins_path(word: str, dialect: Dialect) -> bool:
+    """Whether the word is a path, or begins with one that ran into the next cell."""
+    return word.startswith(SELF) or dialect.label.match(word) is not None
 
 
 def _header_at(lines: Sequence[LineWords], dialect: Dialect, *, file: str) -> int:
@@ -98,7 +126,7 @@ def _header_at(lines: Sequence[LineWords], dialect: Dialect, *, file: str) -> in
     for at, line in enumerate(lines):
         if not line.words or not dialect.device.fullmatch(line.words[0]):
             continue
-        if len(line.words) > 1 and _is_label(line.words[1], dialect):
+        if len(line.words) > 1 and _begins_path(line.words[1], dialect):
             message = (
                 f"a row of the matrix without the line of column names above it; save the whole "
                 f"output of `{dialect.command}`"
@@ -123,18 +151,21 @@ def _header(
     number = lines[start].number
     first_words = {heading.split()[0] for heading in dialect.headings}
     size = next((k for k, word in enumerate(words) if word in first_words), len(words))
-    columns, rest = tuple(words[:size]), " ".join(words[size:])
+    columns, rest = tuple(words[:size]), "".join(words[size:])
     headings = []
     while rest:
-        found = next((each for each in dialect.headings if rest.startswith(each)), None)
+        # Compared without spaces: a terminal breaks a long line within a word.
+        squeezed = {each.replace(" ", ""): each for each in dialect.headings}
+        found = next((each for each in squeezed if rest.startswith(each)), None)
         if found is None:
+            rest = " ".join(words[size:])
             message = (
                 f"{rest[:60]!a} after the columns; {', '.join(dialect.headings)} are known there. "
                 f"Was the line of column names cut off?"
             )
             raise InputError(Fault(file=file, line=number, message=message))
-        headings.append(found)
-        rest = rest[len(found) :].lstrip()
+        headings.append(squeezed[found])
+        rest = rest[len(found) :]
     message = _column_fault(columns)
     if message:
         raise InputError(Fault(file=file, line=number, message=message))
@@ -163,7 +194,7 @@ def is_column_name(word: str) -> bool:
 def _starts_row(line: LineWords, names: Sequence[str], dialect: Dialect) -> bool:
     """Whether the line is a row: a column's name and then a path."""
     words = line.words
-    return len(words) > 1 and words[0] in names and _is_label(words[1], dialect)
+    return len(words) > 1 and words[0] in names and _begins_path(words[1], dialect)
 
 
 def _rows(
@@ -195,6 +226,7 @@ def _rows(
         while at < len(lines) and _continues(lines[at], columns, cells, headings):
             cells += lines[at].words
             at += 1
+        cells = split_cells(cells, len(columns), dialect.label, SELF)
         labels, affinities = tuple(cells[: len(columns)]), _affinities(cells[len(columns) :])
         rows.append(Row(line=number, name=name, labels=labels, affinities=affinities))
         faults += _row_faults(rows[-1], columns, headings, dialect, file=file)
@@ -216,6 +248,8 @@ def _affinities(cells: Sequence[str]) -> tuple[str, ...]:
     for cell in cells:
         if joined and joined[-1].endswith(","):
             joined[-1] += cell
+        elif cell.endswith("N/A") and cell[:-3].isdecimal():
+            joined += [cell[:-3], "N/A"]  # a terminal swallowed the tabs between the two
         else:
             joined.append(cell)
     return tuple(joined)
@@ -254,8 +288,8 @@ def _asymmetries(columns: tuple[str, ...], rows: Sequence[Row], *, file: str) ->
             if there != back:
                 message = (
                     f"{columns[high]} to {columns[low]} is {back}, but line {rows[low].line} says "
-                    f"{there} for {columns[low]} to {columns[high]}; the output was changed: save "
-                    "it again"
+                    f"{there} for {columns[low]} to {columns[high]}; save the output again, and if "
+                    "it stays so, a link works in one direction only"
                 )
                 faults.append(Fault(file=file, line=rows[high].line, message=message))
     return faults

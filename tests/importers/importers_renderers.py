@@ -74,7 +74,7 @@ def row_line(table: Table, at: int, *, blank_operator: bool = False) -> str:
     if table.program in (*REDUCES, "sendrecv"):  # sendrecv prints one and does not use it
         redop = "sum"
     root = 0 if table.program in ROOTED else -1
-    in_place = "N/A" if table.program == "alltoall" else "0"
+    in_place = "N/A" if table.program in ("alltoall", "sendrecv") else "0"
     return (
         f"{size:12d}  {size // 4:12d}  {'float':>8}  {redop:>6}  {root:6d}"
         + half(table, size, hundredths, wrong)
