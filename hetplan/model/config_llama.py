@@ -217,6 +217,12 @@ def _chosen(
     return tuple(sliding if types[i] == SLIDING else layer for i in range(count))
 
 
+def _window_in_use(values: ConfigValues) -> int | None:
+    """The window of the families that have a key to switch it on, which is off by default."""
+    window = values.count_or_none("sliding_window", default=4096)
+    return window if values.flag("use_sliding_window", default=False) else None
+
+
 def _plain(model_type: str) -> Callable[[ConfigValues], Shape]:
     """llama, gemma: every layer sees everything before it."""
 
@@ -238,9 +244,7 @@ def _qwen(model_type: str) -> Callable[[ConfigValues], Shape]:
 
     def read(values: ConfigValues) -> Shape:
         shape, layer, count = _llama(values, _OF_LLAMA[model_type])
-        window = values.count_or_none("sliding_window", default=4096)
-        if not values.flag("use_sliding_window", default=False):
-            window = None
+        window = _window_in_use(values)
         first = values.count("max_window_layers", default=28, least=0)
         types = values.words("layer_types", count, (SLIDING, FULL))
         if types is None:
@@ -296,9 +300,7 @@ def _sparse_layers(
 
 def _qwen3_moe(values: ConfigValues) -> Shape:
     shape, layer, count = _llama(values, _OF_LLAMA["qwen3_moe"])
-    window = values.count_or_none("sliding_window", default=4096)
-    if not values.flag("use_sliding_window", default=False):
-        window = None
+    window = _window_in_use(values)
     num_experts = values.count("num_experts", "num_local_experts", default=128, least=0)
     ffn = values.count("moe_intermediate_size", default=768)
     per_token = values.count("num_experts_per_tok", default=8)
@@ -316,9 +318,7 @@ def _qwen2_moe(values: ConfigValues) -> Shape:
     if isinstance(layer.attention, Attention):
         bias = values.flag("qkv_bias", default=True)
         layer = replace(layer, attention=replace(layer.attention, qkv_bias=bias))
-    window = values.count_or_none("sliding_window", default=4096)
-    if not values.flag("use_sliding_window", default=False):
-        window = None
+    window = _window_in_use(values)
     first = values.count("max_window_layers", default=28, least=0)
     types = values.words("layer_types", count, (SLIDING, FULL))
     if types is None:
