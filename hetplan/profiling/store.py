@@ -32,7 +32,6 @@ from pathlib import Path
 
 from hetplan.errors import HetplanError, InputError
 from hetplan.files.encoding import encode
-from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import append_line, write_atomically
 from hetplan.profiling.samples import LayerSample, LinkSample, ProfileSet, Provenance
 from hetplan.profiling.samples_csv import Sample, header, read_samples, row
@@ -42,6 +41,7 @@ from hetplan.profiling.store_state import (
     LINKS_FOLDER,
     PROVENANCE_FILE,
     SCHEMA,
+    held_provenance,
     population_name,
     population_state,
     store_state,
@@ -189,7 +189,10 @@ def _open_population(
     path = folder / name
     with _locked(folder):
         if (folder / PROVENANCE_FILE).exists():
-            _check_same_circumstances(folder / PROVENANCE_FILE, provenance)
+            # The folder is named after `provenance`, so what is held is the same or was changed.
+            _, faults = held_provenance(folder)
+            if faults:
+                raise InputError(*faults)
         else:
             write_atomically(folder / PROVENANCE_FILE, encode(provenance, schema=SCHEMA))
         if not path.exists():
@@ -197,17 +200,6 @@ def _open_population(
         _cut_torn_line(path)
         _bring_up_to_date(path, sample_type)
     return path
-
-
-def _check_same_circumstances(path: Path, provenance: Provenance) -> None:
-    held = decode(read_document(path), Provenance, schema=SCHEMA)
-    before, now = (each.circumstances for each in (held, provenance))
-    if (held.device, before) != (provenance.device, now):
-        raise InputError(
-            f"{path}: was changed by hand: this folder is of {provenance.device}, "
-            f"{', '.join(filter(None, now))}, and the file says {held.device}, "
-            f"{', '.join(filter(None, before))}; restore it, or move the folder away"
-        )
 
 
 def _bring_up_to_date(path: Path, sample_type: type[Sample]) -> None:

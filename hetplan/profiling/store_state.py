@@ -73,7 +73,7 @@ def store_state(*folders: Path) -> tuple[PopulationState, ...]:
 
 def population_state(folder: Path) -> PopulationState:
     """The population of this folder."""
-    provenance, damage = _provenance(folder)
+    provenance, damage = held_provenance(folder)
     layers: SampleFile[LayerSample] = SampleFile(samples=())
     links: SampleFile[LinkSample] = SampleFile(samples=())
     if (folder / LAYERS_FILE).exists():
@@ -82,7 +82,6 @@ def population_state(folder: Path) -> PopulationState:
         links = inspect_samples(folder / LINKS_FILE, LinkSample)
     damage += (*layers.faults, *links.faults)
     if provenance is not None:
-        damage += _changed(folder, provenance)
         others = {sample.device for sample in layers.samples} - {provenance.device}
         damage += tuple(
             Fault(
@@ -108,8 +107,8 @@ def _changed(folder: Path, provenance: Provenance) -> tuple[Fault, ...]:
     if not _NAMED.fullmatch(folder.name) or folder.name == population_name(provenance):
         return ()
     message = (
-        "was changed by hand: samples made under its device, driver, versions, clocks and tool "
-        f"are in a folder {population_name(provenance)}; restore it"
+        "was changed by hand: samples of its device, driver, versions, clocks and tool belong in "
+        f"a folder {population_name(provenance)}; restore it, or move the folder away"
     )
     return (Fault(file=str(folder / PROVENANCE_FILE), message=message),)
 
@@ -122,7 +121,8 @@ def population_name(provenance: Provenance) -> str:
     return f"{provenance.backend}-{digest[:12]}"
 
 
-def _provenance(folder: Path) -> tuple[Provenance | None, tuple[Fault, ...]]:
+def held_provenance(folder: Path) -> tuple[Provenance | None, tuple[Fault, ...]]:
+    """The provenance of a population's folder, and why it cannot be believed; None: unreadable."""
     path = folder / PROVENANCE_FILE
     if not path.exists():
         # Provenance is written first, so samples without it are not a kill's doing.
@@ -136,7 +136,7 @@ def _provenance(folder: Path) -> tuple[Provenance | None, tuple[Fault, ...]]:
     except InputError as error:
         return None, error.faults
     faults = control_faults(path, provenance)
-    return (None if faults else provenance), faults
+    return (None, faults) if faults else (provenance, _changed(folder, provenance))
 
 
 def control_faults(path: Path, provenance: Provenance, *, line: int = 0) -> tuple[Fault, ...]:
