@@ -1,8 +1,8 @@
 """hetplan: profile, predict, plan and launch training on accelerators that do not match.
 
 The verbs are the library: `load_model`, `load_cluster`, `load_job`, `load_plan`, `import_file`,
-`fit`, `plan`, `estimate`. They are imported when first used, so that `import hetplan` costs
-nothing.
+`fit`, `plan`, `estimate`, `compare`. They are imported when first used, so that `import hetplan`
+costs nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hetplan.cost.estimate import estimate
     from hetplan.importers.open import import_file
     from hetplan.job.load import load_job
+    from hetplan.launchers.compare import compare
     from hetplan.model.load import load_model
     from hetplan.predict.fit import fit
     from hetplan.search.files import load_plan
@@ -37,6 +38,7 @@ __all__ = [
     "LimitError",
     "ProfileError",
     "__version__",
+    "compare",
     "estimate",
     "fit",
     "import_file",
@@ -48,6 +50,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "compare": "hetplan.launchers.compare",
     "estimate": "hetplan.cost.estimate",
     "fit": "hetplan.predict.fit",
     "import_file": "hetplan.importers.open",

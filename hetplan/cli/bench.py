@@ -9,7 +9,7 @@ import typer
 
 from hetplan.cli.options import AsJson, emit, say
 
-BENCHMARKS = ("cost",)
+BENCHMARKS = ("cost", "accuracy")
 BENCH_SCHEMA = "hetplan.bench/1"
 USUAL_REFERENCE = Path("../shared/reference")
 """Where the folder of other people's measurements lies beside a checkout, if it is there."""
@@ -25,26 +25,50 @@ def bench(
         ),
     ] = None,
     cases: Annotated[
-        int, typer.Option(min=1, help="Random pipelines per row of bounds and anomalies.")
+        int, typer.Option(min=1, help="cost: random pipelines per row of bounds and anomalies.")
     ] = 1000,
+    fit: Annotated[
+        Path | None,
+        typer.Option(help="accuracy: folder whose unit data are fitted. Default: --reference."),
+    ] = None,
+    judge: Annotated[
+        Path | None,
+        typer.Option(
+            help="accuracy: folder whose runs and unit data are predicted, none of which is "
+            "fitted. Default: the folder that is fitted, whose unit data are then left out in turn."
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="accuracy: draw predicted against measured steps into this SVG file."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure how fast and how right hetplan's own parts are.
 
     With --json errors are fractions and times seconds.
     """
-    from hetplan.benchmarks.cost import cost_bench
-    from hetplan.cli.bench_tables import cost_tables
     from hetplan.errors import InputError
-    from hetplan.files.encoding import encode
-    from hetplan.reports.terminal import print_table
 
     if what not in BENCHMARKS:
         raise InputError(f"there is no benchmark {what!a}; there is {', '.join(BENCHMARKS)}")
-    if reference is not None and not reference.is_dir():
-        raise InputError(f"{reference} is no folder")
+    for folder in (reference, fit, judge):
+        if folder is not None and not folder.is_dir():
+            raise InputError(f"{folder} is no folder")
     if reference is None and USUAL_REFERENCE.is_dir():
         reference = USUAL_REFERENCE
+    if what == "cost":
+        _cost(reference, cases, as_json=as_json)
+    else:
+        _accuracy(fit or reference, judge, plot, as_json=as_json)
+
+
+def _cost(reference: Path | None, cases: int, *, as_json: bool) -> None:
+    from hetplan.benchmarks.cost import cost_bench
+    from hetplan.cli.bench_tables import cost_tables
+    from hetplan.files.encoding import encode
+    from hetplan.reports.terminal import print_table
+
     found = cost_bench(reference, cases=cases)
     if as_json:
         emit(encode(found, schema=BENCH_SCHEMA))
@@ -53,3 +77,23 @@ def bench(
         print_table(table)
     for line in found.missing:
         say(f"left out: {line}")
+
+
+def _accuracy(fit: Path | None, judge: Path | None, plot: Path | None, *, as_json: bool) -> None:
+    from hetplan.benchmarks.accuracy.accuracy import accuracy
+    from hetplan.cli.bench_accuracy_tables import accuracy_lines, accuracy_tables
+    from hetplan.files.encoding import encode
+    from hetplan.reports.terminal import print_table
+
+    found = accuracy(fit, judge or fit)
+    if plot is not None:
+        from hetplan.benchmarks.accuracy.plot import draw
+
+        draw(found, plot)
+    if as_json:
+        emit(encode(found, schema=BENCH_SCHEMA))
+        return
+    for table in accuracy_tables(found):
+        print_table(table)
+    for line in accuracy_lines(found):
+        say(line)

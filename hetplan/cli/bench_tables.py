@@ -13,7 +13,7 @@ from hetplan.units import format_bytes, format_seconds
 
 def cost_tables(bench: CostBench) -> Iterator[Table]:
     """Those of `bench cost` that have rows."""
-    yield _table(
+    yield table_of(
         "One replay, CPU time, warm",
         ("replay", "schedule", "sends"),
         ("stages", "virtual stages", "microbatches", "time"),
@@ -25,7 +25,7 @@ def cost_tables(bench: CostBench) -> Iterator[Table]:
             for each in bench.replays
         ),
     )  # fmt: skip
-    yield _table(
+    yield table_of(
         "One estimate, CPU time",
         ("estimate",),
         ("stages", "microbatches", "plans", "time of one"),
@@ -38,7 +38,7 @@ def cost_tables(bench: CostBench) -> Iterator[Table]:
         ),
     )  # fmt: skip
     for title, rows in (("eager", bench.bounds), ("rendezvous", bench.rendezvous_bounds)):
-        yield _table(
+        yield table_of(
             f"Replay over its lower bound less 1, {title} sends",
             ("schedule", "transfers"),
             ("cases", "mean", "p99", "worst", "bound above replay"),
@@ -50,7 +50,7 @@ def cost_tables(bench: CostBench) -> Iterator[Table]:
                 for each in rows
             ),
         )  # fmt: skip
-    yield _table(
+    yield table_of(
         "Steps that a faster shared wire makes slower",
         ("sends",),
         ("wires", "pipelines", "cases", "slower", "worst", "worst of the bound"),
@@ -67,7 +67,7 @@ def cost_tables(bench: CostBench) -> Iterator[Table]:
 
 def _reference_tables(bench: CostBench) -> Iterator[Table]:
     if bench.memory:
-        yield _table(
+        yield table_of(
             "Memory against published runs",
             ("runs",),
             ("rows", "suspect", "mean error", "worst", "constant"),
@@ -81,7 +81,7 @@ def _reference_tables(bench: CostBench) -> Iterator[Table]:
             ),
         )  # fmt: skip
     if bench.collectives:
-        yield _table(
+        yield table_of(
             "Collectives from figures alone against published measurements",
             ("source", "group", "algorithm"),
             ("rows", "mean error", "predicted over measured"),
@@ -94,7 +94,7 @@ def _reference_tables(bench: CostBench) -> Iterator[Table]:
             ),
         )  # fmt: skip
     if bench.long_links:
-        yield _table(
+        yield table_of(
             "Long links, every pair of cities left out in turn",
             ("model",),
             ("pairs", "mean error", "median", "largest", "inside the interval"),
@@ -117,14 +117,22 @@ def _sends(rendezvous: bool) -> str:
     return "rendezvous" if rendezvous else "eager"
 
 
-def _table(
-    title: str, names: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[object]]
+def table_of(
+    title: str,
+    names: Sequence[str],
+    numbers: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    names_after: Sequence[str] = (),
 ) -> Table:
+    """A table whose first columns are words and the next ones numbers, to the right."""
     table = Table(title=title, title_justify="left")
     for name in names:
         table.add_column(name, overflow="fold")
     for name in numbers:
         table.add_column(name, justify="right", overflow="fold")
+    for name in names_after:
+        table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*(escape(str(cell)) for cell in row))
     return table

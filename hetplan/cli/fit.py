@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hetplan.predict.laws import FittedLaws, LayerLaw
+    from hetplan.predict.operator_values import OperatorLaw
 
 Out = Annotated[
     Path | None,
@@ -23,8 +24,8 @@ Out = Annotated[
 def fit(store: Stores = None, out: Out = None, as_json: AsJson = False) -> None:
     """Fit a predictor to the measurements of a profile store.
 
-    Prints, per device kind, layer and phase, the error on whole sizes that the fit did not see,
-    and the half-width of the 90 % interval that follows.
+    Prints, per device kind, layer (or class of operators) and phase, the error on whole sizes that
+    the fit did not see, and the half-width of the 90 % interval that follows.
     """
     from hetplan.errors import InputError
     from hetplan.files.writing import check_writable
@@ -35,7 +36,7 @@ def fit(store: Stores = None, out: Out = None, as_json: AsJson = False) -> None:
     folders = stores_to_read(store)
     predictor, digest = fit_stores(*folders)
     laws = predictor.laws
-    if not laws.layers and not laws.links:
+    if not laws.layers and not laws.links and not laws.operators:
         where = ", ".join(str(folder) for folder in folders) or "your own or the shipped store"
         raise InputError(
             f"there are no samples in {where}; measure some with `hetplan profile`, or plan "
@@ -55,6 +56,8 @@ def _print_report(laws: FittedLaws) -> None:
 
     if laws.layers:
         print_table(_layer_table(laws))
+    if laws.operators:
+        print_table(_operator_table(laws))
     if laws.links:
         print_table(_link_table(laws))
     for population in laws.populations:
@@ -84,6 +87,34 @@ def _layer_table(laws: FittedLaws) -> Table:
             *_errors(validation.left_out, validation.mean, validation.median, validation.worst),
             _interval(law.log_halfwidth),
             _formula(law),
+        )
+    return table
+
+
+def _operator_table(laws: FittedLaws) -> Table:
+    from rich.table import Table
+
+    from hetplan.units import format_seconds
+
+    table = Table(title="Operators: errors on sizes left out of the fit", title_justify="left")
+    for name in ("device", "precision", "operator", "pass"):
+        table.add_column(name)
+    for name in ("rows", "left out", "mean", "median", "worst", "90 %", "floor"):
+        table.add_column(name, justify="right")
+    table.add_column("seconds of one launch =")
+    for law in laws.operators:
+        validation = law.validation
+        table.add_row(
+            law.device,
+            law.precision,
+            law.operator,
+            law.phase,
+            str(law.rows),
+            f"{validation.folds} {validation.left_out}" if validation.left_out else "-",
+            *_errors(validation.left_out, validation.mean, validation.median, validation.worst),
+            _interval(law.log_halfwidth),
+            format_seconds(law.floor_seconds) if law.floor_seconds else "-",
+            _operator_formula(law),
         )
     return table
 
@@ -143,15 +174,35 @@ def _formula(law: LayerLaw) -> str:
     return " + ".join(parts)
 
 
+def _operator_formula(law: OperatorLaw) -> str:
+    """As `_formula`; a learned residual by what leaving sizes out says of it."""
+    from hetplan.predict.operator_values import OPERATOR_COEFFICIENT_UNITS, OperatorColumn
+
+    units = dict(OPERATOR_COEFFICIENT_UNITS)
+    parts = []
+    for term in law.terms:
+        column = OperatorColumn(term.column)
+        if term.coefficient > 0:
+            name = "" if column is OperatorColumn.LAUNCHES else f" * {column.value}"
+            parts.append(f"{term.coefficient:.3g} {units[column]}{name}")
+    text = " + ".join(parts)
+    if law.residual is None:
+        return text
+    before, after = law.residual.error_before, law.residual.error_after
+    return f"({text}) * learned residual ({before:.1%} to {after:.1%})"
+
+
 def _law_notes(laws: FittedLaws) -> list[str]:
     """What single laws have to say, laws of a device that say the same in one line."""
-    from hetplan.predict.laws import OWN_ROWS
+    from hetplan.predict.laws import OWN_ROWS, LayerLaw
 
     said: dict[tuple[str, str], list[str]] = {}
-    for law in laws.layers:
+    every: tuple[LayerLaw | OperatorLaw, ...] = (*laws.layers, *laws.operators)
+    for law in every:
         notes = list(law.notes)
         if law.calibration != OWN_ROWS:
             notes.append(f"interval from {law.calibration}")
         for note in notes:
-            said.setdefault((law.device, note), []).append(f"{law.layer} {law.phase}")
+            what = law.layer if isinstance(law, LayerLaw) else law.operator
+            said.setdefault((law.device, note), []).append(f"{what} {law.phase}")
     return [f"{device} {', '.join(names)}: {note}" for (device, note), names in said.items()]

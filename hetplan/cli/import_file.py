@@ -310,7 +310,7 @@ def _facts(
     """What the store must know of every file with samples; None where a file has none."""
     return [
         _facts_of(path, each, device, measured_on, driver, clocks)
-        if each.links or each.layers
+        if each.links or each.layers or each.operators
         else None
         for path, each in zip(files, imported, strict=True)
     ]
@@ -354,8 +354,9 @@ def _named_device(path: Path, imported: Imported, catalogue: tuple[DeviceKind, .
 
     called = imported.device_name
     found = kind_called(called, catalogue) if called else ""
-    if found or imported.layers:
-        return found or imported.layers[0].device
+    devices = [*(each.device for each in imported.layers), *(o.device for o in imported.operators)]
+    if found or devices:
+        return found or devices[0]
     says = f" (the file says {called[:60]!a})" if called else ""
     raise InputError(
         Fault(
@@ -381,10 +382,8 @@ def _store(
 
     folder = store or default_store()
     stored = store_imported(imported, folder, facts, again=again)
-    added, there = (
-        stored.links_added + stored.layers_added,
-        stored.links_there + stored.layers_there,
-    )
+    added = stored.links_added + stored.layers_added + stored.operators_added
+    there = stored.links_there + stored.layers_there + stored.operators_there
     skipped = f"; {there} were there already (--again adds them once more)" if there else ""
     say(f"{path}: {added} samples added to {folder}, measured on {facts.measured_on}{skipped}")
 

@@ -40,6 +40,8 @@ def show_imported(imported: Imported) -> None:
         _links(imported)
     if imported.layers:
         _layers(imported)
+    if imported.operators:
+        _operators(imported)
     if imported.paths:
         _paths(imported.paths)
     if imported.topology is not None:
@@ -93,6 +95,24 @@ def _layers(imported: Imported) -> None:
         table.add_row(
             escape(device), escape(layer), escape(phase), str(len(rows)),
             _range(microbatches), _range(degrees),
+            format_seconds(min(seconds)), format_seconds(max(seconds)),
+        )  # fmt: skip
+    print_table(table)
+
+
+def _operators(imported: Imported) -> None:
+    """One row per operator and pass: the ends of its times."""
+    table = _table("device", "operator", "pass", "precision", "rows", "time", "", left=4)
+    groups: dict[tuple[str, str, str, str], list[float]] = {}
+    for each in imported.operators:
+        words = each.precision
+        if each.output_precision != each.precision:
+            words += f" to {each.output_precision}"
+        key = (each.device, each.operator, each.phase, words)
+        groups.setdefault(key, []).append(each.median_seconds)
+    for (device, operator, phase, words), seconds in groups.items():
+        table.add_row(
+            escape(device), operator, phase, words, str(len(seconds)),
             format_seconds(min(seconds)), format_seconds(max(seconds)),
         )  # fmt: skip
     print_table(table)

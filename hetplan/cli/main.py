@@ -19,6 +19,7 @@ import typer
 
 from hetplan.cli.bench import bench
 from hetplan.cli.check import check
+from hetplan.cli.compare import compare
 from hetplan.cli.demo import demo
 from hetplan.cli.doctor import doctor
 from hetplan.cli.estimate import estimate
@@ -116,7 +117,7 @@ def common(
 
 
 _COMMANDS = (
-    doctor, profile, import_, check, fit, plan, estimate, explain, launch, bench, demo,
+    doctor, profile, import_, check, fit, plan, estimate, explain, launch, compare, bench, demo,
 )  # fmt: skip
 for _command in _COMMANDS:
     app.command(_command.__name__.rstrip("_"))(guarded(_command))

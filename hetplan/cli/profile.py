@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 def profile(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(help="With --merge: files or folders that came back.", show_default=False),
+        typer.Argument(
+            help="`operators`: measure the layers' operators, each alone. With --merge: files or "
+            "folders that came back.",
+            show_default=False,
+        ),
     ] = None,
     store: Annotated[
         Path | None, typer.Option(help="Profile store to add to. Default: your own.")
@@ -89,13 +93,16 @@ def profile(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure layers on this device; under torchrun with --link, a link.
+    """Measure layers, or their operators, on this device; under torchrun with --link, a link.
 
     Can be interrupted: what was measured stays, and the same command goes on from there.
     --list, --campaign and --merge measure nothing here: docs/measuring.md, docs/campaign.md.
     """
-    from hetplan.cli.profile_request import ProfileRequest, check_modes
+    from hetplan.cli.profile_request import OPERATORS, ProfileRequest, check_modes
 
+    operators = not merge and [str(path) for path in paths or []] == [OPERATORS]
+    if operators:
+        paths = None
     check_modes(list_=list_, campaign=campaign, merge=merge, paths=paths, cluster=cluster, out=out)
 
     request = ProfileRequest(
@@ -133,6 +140,10 @@ def profile(
             from hetplan.cli.profile_list import list_store
 
             list_store(request, cluster)
+        elif operators:
+            from hetplan.cli.profile_operators import profile_operators
+
+            profile_operators(request)
         else:
             _measure(request)
     except KeyboardInterrupt:

@@ -47,6 +47,7 @@ class ListedPopulation:
     torn_rows: int
     damage: tuple[Fault, ...]
     """What cannot be read."""
+    operator_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +108,7 @@ def _listed(state: PopulationState, store: Path) -> ListedPopulation:
         links=tuple(dict.fromkeys(sample.link for sample in state.links)),
         layer_rows=len(state.layers),
         link_rows=len(state.links),
+        operator_rows=len(state.operators),
         measured_on=state.dates,
         tool=provenance.tool if provenance else "",
         clocks=provenance.clocks if provenance else "",
@@ -122,8 +124,8 @@ def _listed(state: PopulationState, store: Path) -> ListedPopulation:
 
 def _print_populations(populations: Sequence[ListedPopulation]) -> None:
     table = new_table(
-        "device", "link", "layers", "links", "measured on", "tool", "clocks", "torch", "threads",
-        "paced", "name", "damage",
+        "device", "link", "layers", "operators", "links", "measured on", "tool", "clocks", "torch",
+        "threads", "paced", "name", "damage",
     )  # fmt: skip
     for each in populations:
         first, last = (each.measured_on[0], each.measured_on[-1]) if each.measured_on else ("", "")
@@ -131,6 +133,7 @@ def _print_populations(populations: Sequence[ListedPopulation]) -> None:
             each.device or "?",
             ", ".join(each.links),
             str(each.layer_rows),
+            str(each.operator_rows),
             str(each.link_rows),
             first if first == last else f"{first} to {last}",
             each.tool,

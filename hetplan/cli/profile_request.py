@@ -20,6 +20,9 @@ from hetplan.profiling.grid import GridPoint, job_grid, plain_models, points
 from hetplan.profiling.pacing import PacedKind, load_pace
 from hetplan.units import Dimension, parse_quantity
 
+OPERATORS = "operators"
+"""What stands after `hetplan profile` to measure operators instead of whole layers."""
+
 _Choice = TypeVar("_Choice", Architecture, Precision)
 
 
@@ -167,7 +170,10 @@ def check_modes(
     if merge and not paths:
         raise InputError("--merge needs files or folders that came back: --merge FOLDER")
     if paths and not merge:
-        raise InputError(f"{paths[0]} is left over; files are given with --merge")
+        raise InputError(
+            f"{paths[0]} is left over; files are given with --merge, and `hetplan profile "
+            f"{OPERATORS}` alone measures operators"
+        )
     if cluster is not None and not list_:
         raise InputError("--cluster goes with --list; a campaign is --campaign CLUSTER")
     if out is not None and campaign is None:

@@ -47,6 +47,30 @@ def show_layers(result: ProfileSet, *, as_json: bool) -> None:
     print_table(table)
 
 
+def show_operators(result: ProfileSet, *, as_json: bool) -> None:
+    """One row per operator sample."""
+    if as_json:
+        emit(encode(result, schema=SCHEMA))
+        return
+    table = new_table(
+        "operator", "pass", "precision", "batch", "m", "n", "k",
+        "median", "p10", "p90", "repeats", "outliers",
+    )  # fmt: skip
+    for sample in sorted(result.operators, key=lambda each: each.shape):
+        table.add_row(
+            sample.operator,
+            sample.phase,
+            sample.precision,
+            *(str(size) for size in (sample.batch, sample.m, sample.n, sample.k)),
+            format_seconds(sample.median_seconds),
+            format_seconds(sample.p10_seconds),
+            format_seconds(sample.p90_seconds),
+            str(sample.repeats),
+            str(sample.outliers),
+        )
+    print_table(table)
+
+
 def show_links(result: ProfileSet, *, as_json: bool) -> None:
     """One row per link sample."""
     if as_json:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hetplan.cluster.node import Nics
+from hetplan.cluster.node import Nics, RingNics
 from hetplan.cluster.node_names import count_names, expand_names
 from hetplan.cluster.places import island_paths, quantity
 from hetplan.cluster.spec import MOST_DEVICES
@@ -83,6 +83,13 @@ def _nics(document: Document, path: Path, devices: int) -> Iterator[Fault]:
     if rails is not None and per_node % rails:
         yield document.fault(
             (*at, "rails"), f"{rails} rails do not divide the {per_node} NICs of a node"
+        )
+    rings = document.at(*at, "rings")
+    if rails is not None and rings in (RingNics.FIRST_DEVICE.value, RingNics.ONE.value):
+        yield document.fault(
+            (*at, "rings"),
+            f"{rings} with {rails} rails; a ring stays on the rail of its devices: leave one of "
+            "the two out",
         )
     most = document.whole((*at, "most_per_device"))
     if most is not None and most > 1 and (of_device or most * devices > per_node):

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from hetplan.cluster.device_form import DeviceForm
 from hetplan.cluster.goodput import LossRecovery
+from hetplan.cluster.node import RingNics
 from hetplan.cluster.node_names import NODE_NAMES_PATTERN
 from hetplan.cluster.spec import MOST_CLOCK_RATIO, MOST_SPEED_SPREAD, Transport
 from hetplan.files.quantities import (
@@ -258,6 +259,10 @@ class NicsForm:
     of_device: list[NodeNumber] = field(default_factory=list)
     """For every device of a node the number of its NIC, from 0. Left out: spread evenly, in
     order."""
+    rings: RingNics | None = None
+    """By which NICs a device-direct collective leaves a node that holds several, but not all, of
+    its devices: `own` (those of its devices), `first-device` (that of the first of them) or `one`
+    (the node's first, for all such groups together and those of the whole node). Left out: own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

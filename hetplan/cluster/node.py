@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from enum import StrEnum
 
 from hetplan.errors import InputError
 
@@ -20,6 +21,17 @@ def spread_evenly(count: int, devices: int) -> tuple[int, ...]:
     """Which of `count` switches or NUMA nodes each device has; `count` divides `devices`."""
     each = devices // count
     return tuple(device // each for device in range(devices))
+
+
+class RingNics(StrEnum):
+    """NICs by which collectives of groups with several, but not all, devices of a node leave it."""
+
+    OWN = "own"
+    """Those of the group's devices."""
+    FIRST_DEVICE = "first-device"
+    """That of the group's first device in the node."""
+    ONE = "one"
+    """The node's first, all such groups together, those with all devices of the node too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +47,8 @@ class Nics:
     """Separate networks: NIC n of every node is on rail n modulo this; None: one network."""
     of_device: tuple[int, ...] = ()
     """The NIC of each device; empty: spread evenly, in order."""
+    rings: RingNics = RingNics.OWN
+    """Which NICs the rings of a collective use."""
 
     def __post_init__(self) -> None:
         for field in ("per_node", "most_per_device"):
@@ -50,6 +64,11 @@ class Nics:
         if self.rails is not None and (self.rails < 1 or self.per_node % self.rails):
             raise InputError(
                 f"rails is {self.rails}; it must divide the {self.per_node} NICs of a node"
+            )
+        if self.rails is not None and self.rings is not RingNics.OWN:
+            raise InputError(
+                f"rings is {self.rings.value} with {self.rails} rails; a ring stays on the rail of its "
+                "devices: leave one of the two out"
             )
         wrong = [nic for nic in self.of_device if not 0 <= nic < self.per_node]
         if wrong:

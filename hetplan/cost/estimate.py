@@ -30,9 +30,10 @@ from hetplan.cluster.spec import Cluster
 from hetplan.cost.components.overlap import slowdowns
 from hetplan.cost.components.sequences import length_factors
 from hetplan.cost.components.step import clock
+from hetplan.cost.estimate_interval import causes_of, span_of, step_calibration
 from hetplan.cost.estimate_values import Component, Estimate, StageEstimate
 from hetplan.cost.priced.break_down import BreakDown, break_down, end_parts
-from hetplan.cost.priced.draws import interval, straggler_wait
+from hetplan.cost.priced.draws import drawn_steps, step_sources, straggler_wait
 from hetplan.cost.priced.plan import PlanCosts
 from hetplan.cost.priced.pricer import Pricer, StepCost
 from hetplan.cost.priced.step import norm_parts, owned
@@ -75,17 +76,24 @@ def estimate_with(pricer: Pricer, plan: Plan) -> Estimate:
     terms = tuple(_parts(plan, costs, step))
     sources = {part.term.prediction.source for part in terms}
     sources |= {hop.law.source for pipeline in step.work for hop in pipeline.hops.hops}
+    known = step_calibration(pricer.predictor, plan, pricer.cluster)
+    span = span_of(drawn_steps(plan, costs, step), seconds, known)
     return Estimate(
         step_seconds=seconds,
-        interval=interval(plan, costs, step),
+        interval=span.interval,
         pipeline_seconds=step.pipeline_seconds,
         num_microbatches=plan.pipelines[0].num_microbatches,
         tokens_per_second=tokens / seconds,
         stages=stages,
         peak_memory_bytes=max(stage.memory.total_bytes for stage in stages),
         sources=tuple(sorted(sources)),
-        warnings=tuple(dict.fromkeys(_warnings(costs, step, terms))),
+        warnings=tuple(dict.fromkeys((*_warnings(costs, step, terms), *known.warnings))),
         components=parts.critical,
+        p5_seconds=span.p5_seconds,
+        p95_seconds=span.p95_seconds,
+        own_log_halfwidth=span.own_log_halfwidth,
+        interval_note=span.note,
+        causes=causes_of(step_sources(plan, costs, step), seconds - job.data_loading_seconds),
     )
 
 

@@ -137,6 +137,20 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CauseSeconds:
+    """The part of a step that predictions of one cause say, waits for it included."""
+
+    cause: str
+    """Device kind, or link (`predict.causes.link_cause`)."""
+    part: str
+    """Of a device kind: the class of operators or kind of layer, as far as it is predicted apart.
+    Empty where everything of the cause is one."""
+    seconds: float
+    log_halfwidth: float
+    """Of its 90 % interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """Predicted cost of one step of a plan."""
 
@@ -159,6 +173,17 @@ class Estimate:
     components: tuple[ComponentSeconds, ...] = ()
     """The step along its critical path: the stage that the others wait for, then, where the norm
     of all gradients is taken, the stage that updates last. They add up to `step_seconds`."""
+    p5_seconds: float | None = None
+    """Lower end of the step's 90 % interval; None in files of an older hetplan."""
+    p95_seconds: float | None = None
+    """Upper end."""
+    own_log_halfwidth: float | None = None
+    """Half-width of the 90 % interval by the predictions alone, whatever measured runs say."""
+    interval_note: str = ""
+    """What the interval stands on."""
+    causes: tuple[CauseSeconds, ...] = ()
+    """What the step is made of by whose errors move it; they add up to it, data loading left out.
+    """
 
     @property
     def fits(self) -> bool:

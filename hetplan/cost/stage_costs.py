@@ -22,7 +22,7 @@ from hetplan.cost.estimate_values import MemoryUse
 from hetplan.cost.memory.device import PerKind, StageMemory, message_bytes, stage_memory
 from hetplan.cost.priced.end_of_step import EndSeconds
 from hetplan.cost.priced.groups import KnownCollectives
-from hetplan.cost.priced.hops import Hop, hop_over
+from hetplan.cost.priced.hops import Hop, gathered_seconds, hop_over
 from hetplan.cost.priced.step import norm_depth, norm_rounds, scalar_term
 from hetplan.cost.priced.units import Settings, Unit, make_unit
 from hetplan.cost.priced.values import Part, seconds_of_parts
@@ -384,4 +384,9 @@ def boundary_costs_over(
     A capacity that the link shares is divided by the devices of a stage, which all send at once.
     """
     message = message_bytes(model, job, degrees)
-    return hop_over(link, message, message, degrees.tp * degrees.dp, predictor, ends)
+    replica = Replica(devices=(), tp=degrees.tp, microbatch_size=degrees.microbatch_size)
+    gathering = max(
+        (gathered_seconds(model, job, island, replica, predictor) for island in ends or ()),
+        default=0.0,
+    )
+    return hop_over(link, message, message, degrees.tp * degrees.dp, predictor, ends, gathering)

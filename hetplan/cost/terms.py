@@ -1,23 +1,40 @@
 """What a time is made of: predicted parts, how often each counts, and whose error they share.
 
-Costs keep their parts so that an estimate can carry the predictor's errors through the schedule:
-predictions about one device kind, or about one link, err together (one common log-factor), those
-about different ones independently.
+Costs keep their parts so that an estimate can carry the predictor's errors through the schedule.
+What err together has one common log-factor, a source of errors (`Source`):
+
+    parts of a prediction      one source per device kind and class of operators, passes together
+    a layer's law as a whole   one per device kind and kind of layer, passes together
+    datasheet figures          one per device kind
+    links                      one per link
+
+Different sources err independently of each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetplan.cluster.spec import Link
+from hetplan.predict.causes import SAMPLES_OF, is_link, link_cause
 from hetplan.predict.predictor import Prediction, SendLaw
-from hetplan.units import format_bandwidth, format_seconds
 
-_SAMPLES_OF = "link "
+__all__ = [
+    "NORMAL_90",
+    "Draws",
+    "Source",
+    "Term",
+    "link_cause",
+    "notes",
+    "seconds_of",
+    "sources_of",
+]
+
 # Two-sided 90 % interval of a normal variable: mean -+ 1.645 standard deviations.
 NORMAL_90 = 1.6448536269514722
 
@@ -53,16 +70,6 @@ def seconds_of(terms: Iterable[Term]) -> float:
     return sum((term.seconds for term in terms), 0.0)
 
 
-def link_cause(link: Link) -> str:
-    """Name under which predictions about this link err together: its samples, or its figures."""
-    if link.samples is not None:
-        return f"{_SAMPLES_OF}{link.samples}"
-    return (
-        f"{link.transport.value} link of {format_bandwidth(link.goodput_bytes_per_second)}, "
-        f"{format_seconds(link.latency_seconds)}"
-    )
-
-
 def notes(what: str, cause: str, prediction: Prediction | SendLaw) -> tuple[str, ...]:
     """What a reader must know before trusting this prediction; empty where nothing."""
     found = [f"{cause}: {what}: {outside}" for outside in prediction.extrapolating]
@@ -71,33 +78,72 @@ def notes(what: str, cause: str, prediction: Prediction | SendLaw) -> tuple[str,
     return tuple(found)
 
 
+Source = tuple[str, str]
+"""Cause and, of a device kind, the class of operators or kind of layer; whose errors are common."""
+
+_PASSES = (" forward", " backward")
+
+
+def sources_of(term: Term) -> tuple[tuple[Source, float, float], ...]:
+    """(source, part of the term's seconds, half-width) of everything that is not certain."""
+    prediction = term.prediction
+    whole = sum(part.seconds for part in prediction.parts)
+    if whole > 0:
+        # Of a prediction that was scaled after it was made, the parts keep their proportions.
+        scale = term.seconds / whole
+        return tuple(
+            ((term.cause, part.name), part.seconds * scale, part.log_halfwidth)
+            for part in prediction.parts
+        )
+    name = ""
+    if prediction.source != "datasheet" and not is_link(term.cause):
+        name = term.what
+        for end in _PASSES:
+            name = name.removesuffix(end)
+    return (((term.cause, name), term.seconds, prediction.log_halfwidth),)
+
+
 def _unmeasured(what: str, cause: str) -> str:
     """Where a prediction without samples comes from."""
-    if cause.startswith(_SAMPLES_OF):
+    if cause.startswith(SAMPLES_OF):
         return f"{what} was not measured, predicted from the cluster file's figures"
-    if " " in cause:  # a link; kinds of devices are one word
+    if is_link(cause):
         return "predicted from the cluster file's figures, nothing was measured"
     return "predicted from datasheet figures, nothing was measured"
 
 
-class Draws:
-    """Common log-factors, one column per cause, `count` draws from a fixed seed.
+@lru_cache(maxsize=8)
+def normal_quantiles(count: int) -> NDArray[np.float64]:
+    """So many evenly spaced quantiles of the standard normal law; their sum is 0."""
+    law = NormalDist()
+    return np.array([law.inv_cdf((k + 0.5) / count) for k in range(count)])
 
-    Antithetic pairs: every draw stands beside its mirror image, so that no log-factor has a mean
-    other than 0 by chance.
+
+class Draws:
+    """Common log-factors, one per source of errors, `count` draws from a fixed seed.
+
+    A Latin hypercube (McKay, Beckman and Conover 1979): every source takes `count` evenly spaced
+    quantiles of its law, each once, in an order of its own. So no source has a mean other than 0,
+    or a wrong width, by chance, and where one source dominates a step the step's quantiles are
+    exact.
     """
 
-    def __init__(self, causes: Sequence[str], count: int, seed: int) -> None:
-        half = np.random.default_rng(seed).standard_normal((count // 2, len(causes)))
-        self._normal = np.concatenate((half, -half))
-        self._column = {cause: index for index, cause in enumerate(causes)}
-        self.count = len(self._normal)
+    def __init__(self, sources: Sequence[Source], count: int, seed: int) -> None:
+        order = np.random.default_rng(seed)
+        quantiles = normal_quantiles(count) / NORMAL_90
+        self._normal = [order.permutation(quantiles) for _ in sources]
+        self._row = {source: index for index, source in enumerate(sources)}
+        self._known: dict[tuple[Source, float], NDArray[np.float64]] = {}
+        self._predicted: dict[int, tuple[Term, NDArray[np.float64]]] = {}
+        self.count = count
 
-    def factor(self, cause: str, log_halfwidth: float) -> NDArray[np.float64]:
-        """Factor of a prediction in each draw."""
-        sigma = log_halfwidth / NORMAL_90
-        factors: NDArray[np.float64] = np.exp(self._normal[:, self._column[cause]] * sigma)
-        return factors
+    def factor(self, source: Source, log_halfwidth: float) -> NDArray[np.float64]:
+        """Factor of a prediction of this source in each draw."""
+        found = self._known.get((source, log_halfwidth))
+        if found is None:
+            found = np.exp(self._normal[self._row[source]] * log_halfwidth)
+            self._known[source, log_halfwidth] = found
+        return found
 
     def sample(self, terms: Iterable[Term]) -> NDArray[np.float64]:
         """Sum of the terms in each draw."""
@@ -106,5 +152,17 @@ class Draws:
             if term.prediction.log_halfwidth == 0:
                 total += term.seconds
             elif term.seconds:
-                total += term.seconds * self.factor(term.cause, term.prediction.log_halfwidth)
+                total += term.seconds * self._relative(term)
+        return total
+
+    def _relative(self, term: Term) -> NDArray[np.float64]:
+        """A term in each draw over its central value; kept by prediction, which terms share."""
+        known = self._predicted.get(id(term.prediction))
+        # The term is kept, so that no other prediction can get the number of this one.
+        if known is not None and (known[0].cause, known[0].what) == (term.cause, term.what):
+            return known[1]
+        total = np.zeros(self.count)
+        for source, seconds, log_halfwidth in sources_of(term):
+            total += (seconds / term.seconds) * self.factor(source, log_halfwidth)
+        self._predicted[id(term.prediction)] = term, total
         return total

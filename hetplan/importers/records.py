@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
 from hetplan.model.spec import ModelSpec
-from hetplan.profiling.samples import LayerSample, LinkSample
+from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample
 
-IMPORT_SCHEMA = "hetplan.import/2"
+IMPORT_SCHEMA = "hetplan.import/3"
 """Schema of `Imported` as JSON."""
 
 
@@ -128,3 +128,4 @@ class Imported:
     """What a reader of the records must know, as in `seconds are means, not medians`."""
     skipped: tuple[str, ...] = ()
     """Rows that the tool itself marks as failed, each with its line."""
+    operators: tuple[OperatorSample, ...] = ()

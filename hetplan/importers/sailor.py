@@ -24,7 +24,6 @@ from hetplan.importers.peer_json import (
     need_model,
     read_tree,
     tidy,
-    transformer_share,
 )
 from hetplan.importers.records import ImportContext, Imported
 from hetplan.job.spec import Optimizer, Precision
@@ -41,6 +40,13 @@ _FAILED_SECONDS = 1e3  # no layer of any model takes that long: a mark of a run 
 # GPT-Neo's last layer, a norm alone, would run one 38 to 135 times as fast; between the two.
 _NO_PROJECTION = 16.0
 _IMPOSSIBLE_BANDWIDTH = 30e12  # bytes/s; the fastest memory announced, HBM4 on Rubin, has 22e12
+PROFILED_LAYERS = 2
+"""Transformer layers of the model whose update every layer of a file lists.
+
+With two, an update moves 35.0 to 35.2 bytes per parameter of OPT-350 and GPT-Neo at the memory
+bandwidth of the A100-40, and 33.5 of both on the V100: AdamW's 28 bytes in float32 at 80 to 84 % of
+it. As a part of the whole model's time it would be ten times that.
+"""
 _PHASES = ("forward", "backward", "update")
 _FAILED_WORDS = frozenset(("", "oom", "nan", "inf", "none", "null", "failed", "error"))
 
@@ -57,8 +63,8 @@ class _Reading:
     samples: list[LayerSample] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    shares: bool = False
-    """Whether update times are even shares of the whole model's."""
+    updates: list[tuple[Measured, float]] = field(default_factory=list)
+    """Updates of the model that was profiled, where every layer lists the same time."""
 
 
 def parse(text: str, context: ImportContext) -> Imported:
@@ -88,8 +94,9 @@ def parse(text: str, context: ImportContext) -> Imported:
             else:
                 _read_layers(layers, measured, found)
     refuse_all(found.faults)
-    _drop_false_head(profile, model, found)
+    has_head = _drop_false_head(profile, model, found)
     _drop_false_backward(profile, model, found)
+    _add_updates(model, found, has_head=has_head)
     if not found.samples:
         raise profile.refuse("the file holds no time of any layer")
     return Imported(
@@ -271,8 +278,8 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in parts)
 
 
-def _drop_false_head(root: Value, model: ModelSpec, found: _Reading) -> None:
-    """Leave out heads that are too fast to hold the projection to the vocabulary.
+def _drop_false_head(root: Value, model: ModelSpec, found: _Reading) -> bool:
+    """Leave out heads that are too fast to hold the projection; whether the file has it.
 
     Only runs of the smallest tensor-parallel degree are compared: elsewhere the layers' times hold
     communication that the head's do not.
@@ -291,7 +298,7 @@ def _drop_false_head(root: Value, model: ModelSpec, found: _Reading) -> None:
         if layer == LayerKind.HEAD.value and (size, LayerKind.TRANSFORMER.value) in rates
     ]
     if not ratios or median(ratios) <= _NO_PROJECTION:
-        return
+        return True
     heads = [sample for sample in found.samples if sample.layer == LayerKind.HEAD.value]
     found.skipped.append(
         f"line {root.line}: the last layer of every run, {len(heads)} samples: it would run the "
@@ -299,6 +306,7 @@ def _drop_false_head(root: Value, model: ModelSpec, found: _Reading) -> None:
         "layers run, so it holds none (a norm alone)"
     )
     found.samples = [sample for sample in found.samples if sample.layer != LayerKind.HEAD.value]
+    return False
 
 
 def _drop_false_backward(root: Value, model: ModelSpec, found: _Reading) -> None:
@@ -323,9 +331,9 @@ def _drop_false_backward(root: Value, model: ModelSpec, found: _Reading) -> None
 def _read_updates(updates: Sequence[float | None], measured: Measured, found: _Reading) -> None:
     """Samples of the optimizer's update.
 
-    Sailor writes the whole model's time divided by the number of layers, the same for an embedding
-    of 50 million parameters and a layer of 12. Such shares are put together again, and of the sum
-    the transformer layers get their part of the parameters.
+    Sailor profiles a model of few layers and lists the one update of all of it for each layer: the
+    same time for an embedding of 50 million parameters and a layer of 12. Such times are kept for
+    `_add_updates`.
     """
     good = [value for value in updates if value is not None]
     phase = f"{Phase.OPTIMIZER.value}:{ASSUMED_OPTIMIZER.value}"
@@ -333,12 +341,7 @@ def _read_updates(updates: Sequence[float | None], measured: Measured, found: _R
         return
     split = measured.model.num_layers + 1
     if len(set(good)) == 1:
-        found.shares = True
-        seconds = sum(good) * transformer_share(measured.model, measured.tp)
-        copies = measured.model.num_layers
-        found.samples.append(
-            layer_sample(measured, LayerKind.TRANSFORMER, phase, [seconds], copies=copies)
-        )
+        found.updates.append((measured, good[0]))
         return
     for layer, values in (
         (LayerKind.EMBEDDING, good[:1]),
@@ -346,6 +349,21 @@ def _read_updates(updates: Sequence[float | None], measured: Measured, found: _R
         (LayerKind.HEAD, [sum(good[split:])]),
     ):
         found.samples.append(layer_sample(measured, layer, phase, values))
+
+
+def _add_updates(model: ModelSpec, found: _Reading, *, has_head: bool) -> None:
+    """The part of each profiled model's update that its transformer layers have by parameters."""
+    phase = f"{Phase.OPTIMIZER.value}:{ASSUMED_OPTIMIZER.value}"
+    copies = min(PROFILED_LAYERS, model.num_layers)
+    for measured, seconds in found.updates:
+        layers = copies * model.parameters(LayerKind.TRANSFORMER, measured.tp)
+        ends = model.parameters(LayerKind.EMBEDDING, measured.tp)
+        if has_head:
+            ends += model.parameters(LayerKind.HEAD, measured.tp)
+        share = seconds * layers / (layers + ends)
+        found.samples.append(
+            layer_sample(measured, LayerKind.TRANSFORMER, phase, [share], copies=copies)
+        )
 
 
 def _notes(context: ImportContext, found: _Reading) -> tuple[str, ...]:
@@ -360,10 +378,11 @@ def _notes(context: ImportContext, found: _Reading) -> tuple[str, ...]:
     )
     if any(sample.phase.startswith(Phase.OPTIMIZER.value) for sample in found.samples):
         notes.append(f"the file names no optimizer: updates are taken as {ASSUMED_OPTIMIZER.value}")
-    if found.shares:
+    if found.updates:
         notes.append(
-            "update times are even shares of the whole model's: the transformer layers together "
-            "get their part of the sum by parameters"
+            "every layer lists one update of the model that was profiled, taken as embedding, "
+            f"{PROFILED_LAYERS} transformer layers and head: the transformer layers together get "
+            "their part of it by parameters"
         )
     if any(sample.tp > 1 for sample in found.samples):
         notes.append("at tp > 1 the times contain the tensor-parallel communication")

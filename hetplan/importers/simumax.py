@@ -1,8 +1,9 @@
-"""SimuMax's system files (github.com/MooreThreads/SimuMax, docs/system.md) as a device and paths.
+"""SimuMax's system files (github.com/MooreThreads/SimuMax, docs/system.md): device, paths, times.
 
 SimuMax computes with 2**30 bytes wherever its documentation says GB (`* 1024**3` in its memory,
 bandwidth and network times), so its figures are taken that way. A path's bandwidth is the nominal
 one times its efficiency; an operation's time adds a fixed latency to bytes over that bandwidth.
+The efficiencies of single shapes become samples of operators (`simumax_shapes`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from hetplan.importers.peer_json import (
     tidy,
 )
 from hetplan.importers.records import ImportContext, Imported, PathFigures
+from hetplan.importers.simumax_shapes import efficiency_sample
 from hetplan.job.spec import Precision
+from hetplan.profiling.samples import OperatorSample
 
 KIND = "simumax"
 
@@ -50,13 +53,55 @@ def parse(text: str, context: ImportContext) -> Imported:
             if network.is_mapping:  # others are switches such as intra_with_pcie
                 paths += _network(network_name, network, notes)
     _note_switches(root, networks, notes)
+    skipped: list[str] = []
+    operators = tuple(_operators(accelerator.need("op"), device, skipped))
+    if operators:
+        notes.append(_OPERATORS_NOTE)
     return Imported(
         kind=KIND,
         device_name=name,
         paths=tuple(paths),
         devices=(device,),
         notes=tuple(notes),
+        skipped=tuple(skipped),
+        operators=operators,
     )
+
+
+_OPERATORS_NOTE = (
+    "times of operators are computed from the operations of each shape, its efficiency and the "
+    "nominal rate; attention is causal, in shapes of the full square"
+)
+
+
+def _operators(
+    operations: Value, device: DeviceKind, skipped: list[str]
+) -> Iterator[OperatorSample]:
+    """A sample of every shape with an efficiency of its own; the others are named in `skipped`."""
+    default = operations.get("default")
+    precision = Precision(device.peak_flops_per_second[0][0])
+    for name, operation in operations.items():
+        rate = operation.get("tflops") or (None if default is None else default.get("tflops"))
+        reasons: dict[str, list[int]] = {}
+        for shape, value in _table(operation):
+            found: OperatorSample | str = f"{tidy(name)}: no nominal rate to compute a time with"
+            if rate is not None:
+                found = efficiency_sample(
+                    device=device.kind,
+                    operation=name,
+                    shape=shape,
+                    efficiency=value.number(),
+                    peak_flops_per_second=rate.positive() * _TERA,
+                    precision=precision,
+                )
+            if isinstance(found, str):
+                reasons.setdefault(found, []).append(value.line)
+            else:
+                yield found
+        skipped += [
+            f"line {lines[0]}: {len(lines)} shape{'s' if len(lines) != 1 else ''}: {reason}"
+            for reason, lines in reasons.items()
+        ]
 
 
 def _device(name: str, accelerator: Value, context: ImportContext, notes: list[str]) -> DeviceKind:
@@ -108,6 +153,8 @@ def _precision(operations: Value, context: ImportContext, notes: list[str]) -> P
 
 def _table(operation: Value) -> Iterator[tuple[str, Value]]:
     """Shapes with an efficiency of their own."""
+    if not operation.is_mapping:
+        return
     table = operation.get("accurate_efficient_factor")
     if table is not None and table.is_mapping:
         yield from table.items()
@@ -115,18 +162,13 @@ def _table(operation: Value) -> Iterator[tuple[str, Value]]:
 
 def _not_imported(operations: Value, bandwidth: Value) -> Iterator[str]:
     """What of the efficiencies has no place in a device's figures."""
-    defaults, tables = [], []
+    defaults = []
     for name, operation in operations.items():
         factor = operation.get("efficient_factor")
         if factor is not None:
             defaults.append(f"{tidy(name)} {factor.positive():g}")
-        count = sum(1 for _ in _table(operation))
-        if count:
-            tables.append(f"{count} of {tidy(name)}")
     if defaults:
         yield f"default efficiencies are not imported: {', '.join(defaults)}"
-    if tables:
-        yield f"efficiencies of single shapes are not imported: {', '.join(tables)}"
     single = operations.get("fp8_matmul")
     if single is not None and single.get("tflops") is not None:
         yield (

@@ -10,11 +10,11 @@ from typing import TypeVar
 
 from hetplan.errors import InputError
 from hetplan.importers.records import Imported
-from hetplan.profiling.samples import LayerSample, LinkSample, Provenance
-from hetplan.profiling.store import LayerWriter, LinkWriter
+from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, Provenance
+from hetplan.profiling.store import LayerWriter, LinkWriter, OperatorWriter
 from hetplan.version import __version__
 
-_Sample = TypeVar("_Sample", LayerSample, LinkSample)
+_Sample = TypeVar("_Sample", LayerSample, LinkSample, OperatorSample)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,18 +46,20 @@ class Stored:
     links_there: int = 0
     """Samples that were already there, equal to the last digit, and were not added again."""
     layers_there: int = 0
+    operators_added: int = 0
+    operators_there: int = 0
 
 
 def store_imported(
     imported: Imported, store: Path, facts: ImportFacts, *, again: bool = False
 ) -> Stored:
-    """Write the link and layer samples; a sample that is already there only with `again`.
+    """Write the link, layer and operator samples; a sample that is already there only with `again`.
 
     Every row gets the date of its measurement, so equal times of two days are two measurements.
     Raises InputError where there is nothing to store, for a date that is none, and where the store
     cannot be written.
     """
-    if not imported.links and not imported.layers:
+    if not imported.links and not imported.layers and not imported.operators:
         raise InputError(f"{imported.kind} gave no sample that a profile store keeps")
     try:
         date.fromisoformat(facts.measured_on)
@@ -67,12 +69,15 @@ def store_imported(
         ) from error
     link_folders, links_added = _store_links(imported, store, facts, again)
     layer_folders, layers_added = _store_layers(imported, store, facts, again)
+    operator_folders, operators_added = _store_operators(imported, store, facts, again)
     return Stored(
-        folders=(*link_folders, *layer_folders),
+        folders=tuple(dict.fromkeys((*link_folders, *layer_folders, *operator_folders))),
         links_added=links_added,
         layers_added=layers_added,
         links_there=len(imported.links) - links_added,
         layers_there=len(imported.layers) - layers_added,
+        operators_added=operators_added,
+        operators_there=len(imported.operators) - operators_added,
     )
 
 
@@ -97,6 +102,19 @@ def _store_layers(
     for device in dict.fromkeys(sample.device for sample in imported.layers):
         writer = LayerWriter(store, _provenance(imported, facts, device))
         samples = [sample for sample in imported.layers if sample.device == device]
+        added += _add(samples, facts.measured_on, writer.append, writer.add_new, again)
+        folders.append(str(writer.folder))
+    return folders, added
+
+
+def _store_operators(
+    imported: Imported, store: Path, facts: ImportFacts, again: bool
+) -> tuple[list[str], int]:
+    """(populations, samples added)."""
+    folders, added = [], 0
+    for device in dict.fromkeys(sample.device for sample in imported.operators):
+        writer = OperatorWriter(store, _provenance(imported, facts, device))
+        samples = [sample for sample in imported.operators if sample.device == device]
         added += _add(samples, facts.measured_on, writer.append, writer.add_new, again)
         folders.append(str(writer.folder))
     return folders, added

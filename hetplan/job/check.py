@@ -10,6 +10,7 @@ from hetplan.errors import Fault
 from hetplan.files.nodes import Path, field_text
 from hetplan.files.reading import Document
 from hetplan.job.spec import Job
+from hetplan.job.trainer import trainer_faults
 from hetplan.model.differences import planning_faults
 from hetplan.model.layers import Experts
 from hetplan.model.spec import ModelSpec
@@ -38,6 +39,8 @@ def check_job_against(
         *_experts(job, model),
         *_degrees(job, model, cluster),
         *_names(job, cluster),
+        *((("trainer", name), message) for name, message in trainer_faults(job)),
+        *(_unsearched(job) if searched else ()),
     )
     # What is wrong with the model stands in no line of the job's file.
     of_model = (
@@ -63,6 +66,14 @@ def _experts(job: Job, model: ModelSpec) -> Iterator[tuple[Path, str]]:
         yield (
             ("expert_load_factor",),
             f"{job.expert_load_factor:g}, and {model.name} has no experts; remove it",
+        )
+
+
+def _unsearched(job: Job) -> Iterator[tuple[Path, str]]:
+    if job.trainer.blocking_sends:
+        yield (
+            ("trainer", "blocking_sends"),
+            "can be priced (hetplan estimate), not searched; leave it out",
         )
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from hetplan.files.quantities import Count, Name, NodeName, Ratio, Seconds
 from hetplan.job.spec import MOST_SEED, MOST_TOKENS, Optimizer, Precision
 
-JOB_SCHEMA = "hetplan.job/2"
+JOB_SCHEMA = "hetplan.job/3"
 
 TargetName: TypeAlias = Literal["native", "megatron", "any"]
 TARGET_NAMES: tuple[str, ...] = get_args(TargetName)
@@ -66,6 +66,35 @@ class LengthShareForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerForm:
+    """Settings of the trainer that change what a step costs; left out: as the target does."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    fused_attention: bool | None = None
+    """One causal attention kernel; otherwise scores are written to memory."""
+    attention_dropout: bool | None = None
+    """Dropout of the attention's probabilities."""
+    hidden_dropout: bool | None = None
+    """Dropout of the embedding and of what every layer adds to its input, twice."""
+    fused_loss: bool | None = None
+    """Cross-entropy in one pass over the logits; otherwise of a float32 copy of them."""
+    scattered_sends: bool | None = None
+    """Without sequence parallelism a stage sends 1 / tp of its activations from every rank, and the
+    receivers gather them; otherwise every rank sends all of them."""
+    fused_accumulation: bool | None = None
+    """Products add the gradients of the weights to those of the microbatches before; otherwise a
+    pass of its own does."""
+    blocking_sends: bool | None = None
+    """Sends and receives follow each other, each holding both stages (DeepSpeed's pipeline);
+    otherwise what two neighbours exchange moves both ways at once."""
+    context_exchange: bool | None = None
+    """Context parallelism by all-to-all of heads instead of ring attention."""
+    gradient_precision: Precision | None = None
+    """Number format in which gradients are kept and reduced: float32, or that of the weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobForm:
     """One training job."""
 
@@ -106,6 +135,8 @@ class JobForm:
     """Time of every step that the devices wait for their data. Left out: none, it is prefetched."""
     checkpoint_interval_steps: Count | None = None
     """Steps from one checkpoint to the next. Left out: no checkpoints are counted."""
+    trainer: TrainerForm = TrainerForm()
+    """Settings of the trainer that change what a step costs."""
     pin: PinsForm = PinsForm()
     """Choices that the search must keep."""
     forbid: ForbidsForm = ForbidsForm()

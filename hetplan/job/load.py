@@ -9,17 +9,34 @@ from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import Path
 from hetplan.files.reading import Document, decode, read_document
 from hetplan.job.file_form import JOB_SCHEMA, JobForm
-from hetplan.job.spec import MOST_SECONDS, SHARES_TOLERANCE, Forbids, Job, LengthShare, Pins
+from hetplan.job.spec import (
+    MOST_SECONDS,
+    SHARES_TOLERANCE,
+    Forbids,
+    Job,
+    LengthShare,
+    Pins,
+    TrainerOptions,
+)
+from hetplan.job.trainer import trainer_faults
 
 
 def load_job(path: str | FilePath) -> Job:
     """The job that the file describes; one InputError with every fault otherwise."""
     document = read_document(FilePath(path))
     form = decode(document, JobForm, schema=JOB_SCHEMA, checks=(_check_batch, _check_lengths))
-    pin, forbid = form.pin, form.forbid
     if form.data_loading is not None and form.data_loading > MOST_SECONDS:
         message = f"{form.data_loading:g} s; a step waits at most {MOST_SECONDS:g} s for its data"
         raise InputError(document.fault(("data_loading",), message))
+    job = _job(form)
+    faults = [document.fault(("trainer", name), message) for name, message in trainer_faults(job)]
+    if faults:
+        raise InputError(*faults)
+    return job
+
+
+def _job(form: JobForm) -> Job:
+    pin, forbid, trainer = form.pin, form.forbid, form.trainer
     return Job(
         name=form.name,
         global_batch_size=form.global_batch_size,
@@ -40,6 +57,17 @@ def load_job(path: str | FilePath) -> Job:
         gradient_clipping=form.gradient_clipping,
         data_loading_seconds=form.data_loading or 0.0,
         checkpoint_interval_steps=form.checkpoint_interval_steps,
+        trainer=TrainerOptions(
+            fused_attention=trainer.fused_attention,
+            attention_dropout=trainer.attention_dropout,
+            hidden_dropout=trainer.hidden_dropout,
+            fused_loss=trainer.fused_loss,
+            scattered_sends=trainer.scattered_sends,
+            fused_accumulation=trainer.fused_accumulation,
+            blocking_sends=trainer.blocking_sends,
+            context_exchange=trainer.context_exchange,
+            gradient_precision=trainer.gradient_precision,
+        ),
         pin=Pins(
             tp=pin.tp,
             dp=pin.dp,

@@ -72,6 +72,30 @@ class LengthShare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerOptions:
+    """Settings of the trainer that change what a step costs; None: as the target has them."""
+
+    fused_attention: bool | None = None
+    """One causal attention kernel; otherwise scores are written to memory."""
+    attention_dropout: bool | None = None
+    hidden_dropout: bool | None = None
+    fused_loss: bool | None = None
+    """Cross-entropy in one pass over the logits."""
+    scattered_sends: bool | None = None
+    """Without sequence parallelism a stage sends each rank's 1 / tp of the activations, which the
+    receivers gather (arXiv 2104.04473, section 4.1)."""
+    fused_accumulation: bool | None = None
+    """Products add the weights' gradients to their sum; otherwise a pass of its own does."""
+    blocking_sends: bool | None = None
+    """Sends and receives follow each other, each holding both stages, in the order of DeepSpeed's
+    pipeline; otherwise what two neighbours exchange moves both ways at once."""
+    context_exchange: bool | None = None
+    """Context parallelism by all-to-all of heads (arXiv 2309.14509) instead of ring attention."""
+    gradient_precision: Precision | None = None
+    """Format in which gradients are kept and reduced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One training job."""
 
@@ -105,6 +129,7 @@ class Job:
     """Seconds of each step that the devices wait for their data."""
     checkpoint_interval_steps: int | None = None
     """Steps from one checkpoint to the next; None: no checkpoints are counted."""
+    trainer: TrainerOptions = field(default_factory=TrainerOptions)
     pin: Pins = field(default_factory=Pins)
     forbid: Forbids = field(default_factory=Forbids)
 

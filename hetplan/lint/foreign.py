@@ -12,7 +12,13 @@ from hetplan.importers.kinds import KINDS, ImporterKind
 from hetplan.importers.looks_like import looks_like
 from hetplan.importers.records import ImportContext, Imported
 from hetplan.job.spec import Precision
-from hetplan.lint.rows import LayerSampleRow, LinkSampleRow, Material, Place
+from hetplan.lint.rows import (
+    LayerSampleRow,
+    LinkSampleRow,
+    Material,
+    OperatorSampleRow,
+    Place,
+)
 from hetplan.model.spec import ModelSpec
 
 _JSON_MARKS = (
@@ -71,5 +77,9 @@ def imported_rows(file: str, imported: Imported) -> Material:
         ),
         link_samples=tuple(
             LinkSampleRow(place=place, population=file, sample=sample) for sample in imported.links
+        ),
+        operator_samples=tuple(
+            OperatorSampleRow(place=place, population=file, sample=sample)
+            for sample in imported.operators
         ),
     )

@@ -23,14 +23,15 @@ from hetplan.lint.rows import (
     LayerSampleRow,
     LinkSampleRow,
     Material,
+    OperatorSampleRow,
     Place,
     Population,
 )
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import load_predictor
-from hetplan.profiling.samples import LayerSample, LinkSample, Provenance
-from hetplan.profiling.samples_csv import read_samples
+from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, Provenance
+from hetplan.profiling.samples_csv import SampleType, read_samples
 from hetplan.profiling.store_state import PROVENANCE_FILE
 from hetplan.profiling.store_state import SCHEMA as PROVENANCE_SCHEMA
 
@@ -76,7 +77,7 @@ def kind_of(document: Document) -> str:
     return ""
 
 
-def sample_rows(path: Path, sample_type: type[LayerSample] | type[LinkSample]) -> Material:
+def sample_rows(path: Path, sample_type: SampleType) -> Material:
     """The rows of a store's CSV, and where they were measured."""
     folder = path.parent
     population = Population(
@@ -94,6 +95,15 @@ def sample_rows(path: Path, sample_type: type[LayerSample] | type[LinkSample]) -
             for number, sample in enumerate(layers, start=2)
         )
         return Material(layer_samples=rows, populations=(population,))
+    if sample_type is OperatorSample:
+        operators = read_samples(path, OperatorSample)
+        operator_rows = tuple(
+            OperatorSampleRow(
+                place=Place(file=str(path), line=number), population=str(folder), sample=sample
+            )
+            for number, sample in enumerate(operators, start=2)
+        )
+        return Material(operator_samples=operator_rows, populations=(population,))
     links = read_samples(path, LinkSample)
     link_rows = tuple(
         LinkSampleRow(

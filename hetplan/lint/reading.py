@@ -31,8 +31,7 @@ from hetplan.lint.own_files import (
 from hetplan.lint.rows import Material, joined
 from hetplan.lint.tables import read_table, table_kind
 from hetplan.model.spec import ModelSpec
-from hetplan.profiling.samples import LayerSample, LinkSample
-from hetplan.profiling.samples_csv import header
+from hetplan.profiling.samples_csv import SAMPLE_TYPES, header
 
 TEXT_SUFFIXES = (".md", ".rst", ".html", ".py", ".sh", ".c", ".h", ".cpp", ".cu", ".toml")
 """Files in which people write, not measure; they are skipped without a look."""
@@ -161,7 +160,7 @@ def _read(path: Path, asked: Asked, loaders: Mapping[str, Loader]) -> _Part:
     if text.startswith("#!"):
         return _Part(skipped="is text or code, no measurements")
     first = text.lstrip("\ufeff").split("\n", 1)[0].strip("\r")
-    for sample_type in (LayerSample, LinkSample):
+    for sample_type in SAMPLE_TYPES:
         if first.startswith(",".join(header(sample_type).split(",")[:6])):
             return _Part(material=sample_rows(path, sample_type), kind="samples")
     kind = table_kind(first)

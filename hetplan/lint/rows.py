@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hetplan.cluster.spec import Cluster
 from hetplan.model.spec import ModelSpec
-from hetplan.profiling.samples import LayerSample, LinkSample, Provenance
+from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, Provenance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +203,15 @@ class LinkSampleRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSampleRow:
+    """A row of a profile store, and the population it belongs to."""
+
+    place: Place
+    population: str
+    sample: OperatorSample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Population:
     """One population of a store."""
 
@@ -227,6 +236,7 @@ class Material:
     sizes: tuple[LayerSize, ...] = ()
     layer_samples: tuple[LayerSampleRow, ...] = ()
     link_samples: tuple[LinkSampleRow, ...] = ()
+    operator_samples: tuple[OperatorSampleRow, ...] = ()
     populations: tuple[Population, ...] = ()
     clusters: tuple[tuple[str, Cluster], ...] = ()
     """Clusters, each with its file."""
@@ -249,6 +259,7 @@ def joined(parts: tuple[Material, ...]) -> Material:
         sizes=tuple(row for part in parts for row in part.sizes),
         layer_samples=tuple(row for part in parts for row in part.layer_samples),
         link_samples=tuple(row for part in parts for row in part.link_samples),
+        operator_samples=tuple(row for part in parts for row in part.operator_samples),
         populations=tuple(row for part in parts for row in part.populations),
         models=tuple(row for part in parts for row in part.models),
     )

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from hetplan.lint.evidence import Evidence
 from hetplan.lint.findings import Severity
-from hetplan.lint.rows import LayerSampleRow, LinkSampleRow
+from hetplan.lint.rows import LayerSampleRow, LinkSampleRow, OperatorSampleRow
 from hetplan.lint.rule import Rule, Sighting, grouped, per_file, sighting
 from hetplan.model.spec import LayerKind
 from hetplan.profiling.samples import Phase
@@ -24,12 +24,13 @@ LATENCY_SECONDS = 5e-3  # above the round trip of one region; what lasts longer 
 WHOLLY_FLAT_SIZES = 1000.0  # over which even the fastest link's time grows severalfold,
 WHOLLY_FLAT_BYTES = 1 << 20  # from where on bandwidth counts beside any latency of a region
 FASTER_SIZES, FASTER = 4.0, 5.0  # noise slows a message fivefold, but hardly below a larger one
-SampleRow: TypeAlias = LayerSampleRow | LinkSampleRow
+SampleRow: TypeAlias = LayerSampleRow | LinkSampleRow | OperatorSampleRow
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def _rows(evidence: Evidence) -> list[SampleRow]:
-    return [*evidence.material.layer_samples, *evidence.material.link_samples]
+    material = evidence.material
+    return [*material.layer_samples, *material.link_samples, *material.operator_samples]
 
 
 def _quantiles(evidence: Evidence) -> Iterator[Sighting]:

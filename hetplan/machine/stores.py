@@ -26,7 +26,7 @@ def find_stores(folders: Sequence[Path], problems: list[str]) -> tuple[MachineSt
         kinds = {
             provenance.device
             for each in populations
-            if each.layers
+            if each.layers or each.operators
             for provenance in each.provenance
         }
         found.append(
@@ -34,7 +34,9 @@ def find_stores(folders: Sequence[Path], problems: list[str]) -> tuple[MachineSt
                 place=place,
                 kinds=tuple(sorted(kinds)),
                 links=tuple(sorted(links)),
-                samples=sum(len(each.layers) + len(each.links) for each in populations),
+                samples=sum(
+                    len(each.layers) + len(each.operators) + len(each.links) for each in populations
+                ),
             )
         )
     return tuple(found)

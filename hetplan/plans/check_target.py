@@ -6,11 +6,12 @@ be sound, and another target may run it.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
 
 import numpy as np
 
+from hetplan.job.trainer import trainer_faults, trainer_settings
 from hetplan.model.differences import own_layer_fault
 from hetplan.plans.check_settings import own_depths
 from hetplan.plans.places import stage_array
@@ -49,6 +50,26 @@ def target_limits(asked: Asked) -> Found:
         message = f"target {trainer.name} keeps optimizer state on the device: use 0"
         yield rule, "optimizer_offload", message
     yield from _overlap(asked, trainer)
+    yield from _options(asked, trainer)
+
+
+def _options(asked: Asked, trainer: Target) -> Found:
+    """Trainer options of the job that the plan's target, or its schedules, cannot run."""
+    job = replace(asked.job, target=trainer.name)
+    faults = tuple(trainer_faults(job))
+    for name, message in faults:
+        yield Rule.TARGET, "target", f"the job's trainer.{name}: {message}"
+    if faults or not trainer_settings(job).blocking_sends:
+        return
+    for p, pipeline in enumerate(asked.plan.pipelines):
+        depths = [stage.warmup_depth for stage in pipeline.stages]
+        if pipeline.schedule.name != "1f1b" or depths != own_depths(pipeline):
+            yield (
+                Rule.TARGET,
+                f"pipelines[{p}].schedule",
+                f"{pipeline.schedule.name} with warm-up depths {depths}; the job's trainer."
+                "blocking_sends goes with 1f1b and its own depths only",
+            )
 
 
 def _schedule(field: str, pipeline: Pipeline, trainer: Target, asked: Asked) -> Found:

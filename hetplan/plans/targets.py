@@ -64,6 +64,9 @@ class Target:
     parallelism, sends only with virtual stages."""
     clips_gradients: bool
     """It clips gradients by their global norm unless told otherwise."""
+    gradient_buffer: bool = False
+    """Gradients lie in one buffer, which every step zeroes, divides by the number of copies and
+    looks through for overflow (`hetplan.cost.components.step.gradient_passes`)."""
     other_formats: bool
     """A boundary may have another number format than the plan."""
 
@@ -148,6 +151,8 @@ TARGETS: dict[str, Target] = {
         overlap_needs=True,
         # --clip-grad defaults to 1.0.
         clips_gradients=True,
+        # megatron/core/distributed/param_and_grad_buffer.py.
+        gradient_buffer=True,
         other_formats=False,
     ),
     "any": Target(

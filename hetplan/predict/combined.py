@@ -56,6 +56,7 @@ class CombinedRows:
         return replace(
             law,
             log_halfwidth=law.log_halfwidth + added,
+            table_log_halfwidth=law.table_log_halfwidth + added,
             calibration=f"{law.calibration}; {added:g} more for the split",
             notes=(
                 *notes,

@@ -20,12 +20,16 @@ from __future__ import annotations
 import math
 
 from hetplan.cluster.devices import DeviceKind
-from hetplan.cluster.spec import Link
+from hetplan.cluster.spec import Link, Transport
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.layers import Experts, LatentAttention
+from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.predict.columns import layer_columns
+from hetplan.predict import links_prior
+from hetplan.predict.kernel_costs import kernel_costs
+from hetplan.predict.link_shapes import lane_bytes, ring_shape
 from hetplan.predict.predictor import Prediction, SendLaw
 from hetplan.profiling.samples import LinkOperation
 
@@ -33,7 +37,8 @@ SOURCE = "datasheet"
 
 # Matrix products of at least 100 GFLOP, median per device of rate / dense peak with float32
 # accumulation: A100-40 .79 (of 312 TFLOP/s), GH200 .59 (989), V100 .71 (125), RTX 3090 1.00 (71),
-# Titan RTX .65 (130.5), A100-PCIe .73 (312), B200 .48 (2250). The median device is V100.
+# Titan RTX .65 (130.5), A100-PCIe .73 (312), B200 .48 (2250), RTX 2080 Ti .98 (56.9). V100 and
+# A100-PCIe stand in the middle.
 MATRIX_EFFICIENCY = 0.70
 # Farthest device: log(.70 / .48) = .38; 90 % of one device's shapes lie within .1 to .25 of its
 # median, the two being independent: sqrt(.38^2 + .25^2).
@@ -74,11 +79,13 @@ WEIGHT_GRADIENT_TRAFFIC = 3.0
 # a pass over the gradients for their norm (4).
 _FUSED_BYTES = ((Optimizer.ADAMW, 28.0), (Optimizer.SGD, 12.0))
 _MIXED_PRECISION_BYTES = 12.0
-# Unfused multi-tensor AdamW in float32 took (per parameter) 129 B of memory time on A100-40, 124 on
-# V100 (GPT-Neo-2.7B layers), 121 on GH200 (OPT-30B layers): 4.5 times the fused traffic. Which of
-# the two a trainer uses is not known here: geometric mean, and the interval reaches both.
-OPTIMIZER_TRAFFIC_FACTOR = math.sqrt(4.5)
-OPTIMIZER_LOG_HALFWIDTH = 0.5 * math.log(4.5) + 0.1
+# Fused AdamW in float32 took (per parameter, time * memory bandwidth, tp 1, Sailor's profiles) 33.5
+# B on V100, 35.0 on A100-40, 35.1 on RTX 3090, 38 to 41 on GH200, 42 on Titan RTX, 42.7 on RTX 2080
+# Ti; 28 are the fused traffic. Geometric mean of the extremes.
+OPTIMIZER_TRAFFIC_FACTOR = math.sqrt(33.5 * 42.7) / 28.0
+# Kinds: log(42.7 / 37.8) = .12. The passes over 16-bit gradients and their norm are counted, not
+# measured, and an optimizer without a fused kernel takes up to twice as long: half of log 2.
+OPTIMIZER_LOG_HALFWIDTH = 0.12 + 0.5 * math.log(2.0)
 
 # Measured rate over the link's figure: .65 to .78 on NVLink (A100 ring over 8 devices: 191 to 234
 # of 300 GB/s), .85 to .9 on InfiniBand, about 1 with gloo over Ethernet. log(1 / .65).
@@ -126,6 +133,7 @@ def _layer(
     sequence_length: int,
     tp: int,
     precision: Precision,
+    kernels: Kernels,
     *,
     backward: bool,
     notes: tuple[str, ...],
@@ -143,10 +151,24 @@ def _layer(
     launch = LAUNCH_SECONDS_BACKWARD if backward else LAUNCH_SECONDS_FORWARD
     streaming = ELEMENTWISE_EFFICIENCY_BACKWARD if backward else ELEMENTWISE_EFFICIENCY_FORWARD
     bandwidth = _memory_bandwidth(device) * streaming
-    launches = launch * _operations(model, layer)
+    more = kernel_costs(
+        model,
+        layer,
+        kernels,
+        microbatch_size=microbatch_size,
+        sequence_length=sequence_length,
+        tp=tp,
+        bytes_per_element=precision.bytes_per_element,
+        backward=backward,
+    )
+    launches = launch * (_operations(model, layer) + more.launches)
     matrix = work * columns.matrix_flops / (peak * MATRIX_EFFICIENCY)
     attention = work * columns.attention_flops / (peak * ATTENTION_EFFICIENCY)
-    traffic = work * columns.elementwise_bytes
+    if more.square_flops:
+        # Plain products, at their rate.
+        matrix += work * more.square_flops / (peak * MATRIX_EFFICIENCY)
+        attention = 0.0
+    traffic = work * columns.elementwise_bytes + more.moved_bytes
     if backward:
         traffic += WEIGHT_GRADIENT_TRAFFIC * columns.weight_bytes
     elementwise = traffic / bandwidth
@@ -171,6 +193,7 @@ def forward(
     sequence_length: int,
     tp: int,
     precision: Precision,
+    kernels: Kernels = DEFAULT_KERNELS,
     notes: tuple[str, ...] = (),
 ) -> Prediction:
     """Forward time from the datasheet; an InputError where the device lacks the precision."""
@@ -182,6 +205,7 @@ def forward(
         sequence_length,
         tp,
         precision,
+        kernels,
         backward=False,
         notes=notes,
     )
@@ -196,6 +220,7 @@ def backward(
     sequence_length: int,
     tp: int,
     precision: Precision,
+    kernels: Kernels = DEFAULT_KERNELS,
     notes: tuple[str, ...] = (),
 ) -> Prediction:
     """Backward time from the datasheet: twice the forward's operations and bytes."""
@@ -207,6 +232,7 @@ def backward(
         sequence_length,
         tp,
         precision,
+        kernels,
         backward=True,
         notes=notes,
     )
@@ -232,14 +258,18 @@ def optimizer_update(
     )
 
 
-def send(link: Link, notes: tuple[str, ...] = ()) -> SendLaw:
-    """Point-to-point law from the link's figures: its latency, and its goodput for the bytes.
+def send(link: Link, notes: tuple[str, ...] = (), *, nodes: int = 1) -> SendLaw:
+    """Point-to-point law of a link that nobody measured; device-direct ones as `links_prior` has it.
+
+    Host-staged, from the link's figures: its latency, and its goodput for the bytes.
 
     The data crosses once after the receiver is known to be ready: wire = latency. With both sides
     posting together the receiver's readiness has to cross to the sender first, another one-way
     latency: rendezvous = 2 * latency. (gloo over a 10.3 ms round trip: 10.3 ms when posted
     together, 5.5 to 5.7 ms with the receiver early.)
     """
+    if link.transport is Transport.DEVICE_DIRECT:
+        return links_prior.send(link, nodes=nodes, notes=notes)
     return SendLaw(
         rendezvous_latency_seconds=2.0 * link.latency_seconds,
         wire_latency_seconds=link.latency_seconds,
@@ -250,30 +280,24 @@ def send(link: Link, notes: tuple[str, ...] = ()) -> SendLaw:
     )
 
 
-def ring_shape(operation: str, group_size: int) -> tuple[int, float]:
-    """(steps, bytes of one step per byte of message) of an operation among n >= 2 ranks.
-
-    Rings for all_reduce (2 (n - 1) steps of 1/n), reduce_scatter and all_gather (n - 1 steps of
-    1/n); pairwise exchange for all_to_all (n - 1 steps of 1/n); a binomial tree for broadcast
-    (ceil(log2 n) steps of the whole message). A send is one step.
-    """
-    if operation == LinkOperation.ALL_REDUCE:
-        return 2 * (group_size - 1), 1.0 / group_size
-    if operation == LinkOperation.BROADCAST:
-        return (group_size - 1).bit_length(), 1.0
-    if operation in (LinkOperation.SEND_RECV, LinkOperation.SEND_RECV_LATE):
-        return 1, 1.0
-    return group_size - 1, 1.0 / group_size
-
-
 def collective(
     link: Link,
     operation: str,
     group_size: int,
     message_bytes: float,
     notes: tuple[str, ...] = (),
+    *,
+    nodes: int = 1,
 ) -> Prediction:
-    """A collective by latency and goodput: 2 (n - 1) (alpha + S / n / beta) for all_reduce."""
+    """A collective over a link that nobody measured; device-direct ones as `links_prior` has it.
+
+    Host-staged by latency and goodput: 2 (n - 1) (alpha + S / n / beta) for all_reduce.
+    """
+    if link.transport is Transport.DEVICE_DIRECT:
+        return links_prior.collective(
+            link, operation, group_size, message_bytes, nodes=nodes, notes=notes
+        )
+    message_bytes = lane_bytes(operation, group_size, nodes, message_bytes)
     steps, share = ring_shape(operation, group_size)
     step = link.latency_seconds + share * message_bytes / link.goodput_bytes_per_second
     return Prediction(

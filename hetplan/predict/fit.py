@@ -1,8 +1,10 @@
 """From measurements to the predictor that the cost model asks; how it is stored and read back.
 
-Every prediction says where it came from. Samples of the device and precision at hand: `measured`,
-with the interval that left-out sizes gave. No such samples: `datasheet`, with the datasheet's wide
-interval and a note that names what is missing. Nothing falls back in silence.
+Every prediction says where it came from. For a layer the first that there is answers: whole layers
+measured on the device; operators measured on it, summed (`predict.composed`); both `measured`, with
+the interval that left-out sizes gave. Else `related`, laws of other kinds of device carried by the
+datasheet's figures (`predict.related`). Else `datasheet`, with the datasheet's wide interval and a
+note that names what is missing. Nothing falls back in silence.
 """
 
 from __future__ import annotations
@@ -16,19 +18,32 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Link, Transport
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
+from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.predict import datasheet
-from hetplan.predict.columns import Column, layer_columns
-from hetplan.predict.laws import ALL_LAYERS, SCHEMA, FittedLaws, LayerLaw, SizeTable, outside
-from hetplan.predict.layer_laws import fit_layer_laws, measured_values
-from hetplan.predict.links import SOURCE, collective_law, fit_link_laws, send_law
+from hetplan.predict.calibrated import corrected, corrected_law, factor_of
+from hetplan.predict.calibration_values import Calibration
+from hetplan.predict.causes import link_cause
+from hetplan.predict.columns import Column
+from hetplan.predict.composed import layer_prediction
+from hetplan.predict.laws import ALL_LAYERS, SCHEMA, FittedLaws, LayerLaw, LinkLaw, outside
+from hetplan.predict.layer_answer import LayerShape, by_layer_law
+from hetplan.predict.layer_laws import fit_layer_laws
+from hetplan.predict.links import (
+    SOURCE,
+    collective_law,
+    fit_link_laws,
+    of_transport,
+    send_law,
+)
+from hetplan.predict.operator_index import DeviceOperators, index_operators
+from hetplan.predict.operator_laws import fit_operator_laws
 from hetplan.predict.populations import choose
 from hetplan.predict.predictor import Prediction, SendLaw
+from hetplan.predict.prior import MovedOperators, few_points
+from hetplan.predict.related import Related
 from hetplan.profiling.samples import LinkOperation, Phase, ProfileSet
 from hetplan.version import __version__
-
-_HOST_BACKEND = "gloo"
-"""Backend of host-staged transfers; every other one moves device memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +55,12 @@ class FittedPredictor:
         init=False, repr=False, compare=False
     )
     _measured: frozenset[tuple[str, str]] = field(init=False, repr=False, compare=False)
-    _links: dict[str, tuple[SizeTable, ...]] = field(init=False, repr=False, compare=False)
+    _links: dict[tuple[str, bool], LinkLaw] = field(init=False, repr=False, compare=False)
+    _related: Related = field(init=False, repr=False, compare=False)
+    _moved: MovedOperators = field(init=False, repr=False, compare=False)
+    _operators: dict[tuple[str, str], DeviceOperators] = field(
+        init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         laws = self.laws
@@ -49,7 +69,17 @@ class FittedPredictor:
         object.__setattr__(
             self, "_measured", frozenset((law.device, law.precision) for law in laws.layers)
         )
-        object.__setattr__(self, "_links", {law.link: law.tables for law in laws.links})
+        object.__setattr__(self, "_related", Related(laws))
+        object.__setattr__(self, "_operators", index_operators(laws.operators))
+        object.__setattr__(self, "_moved", MovedOperators(laws.operators, self._related))
+        links = {
+            (law.link, staged): own
+            for law in laws.links
+            for staged in (False, True)
+            for own in [of_transport(law, staged=staged)]
+            if own is not None
+        }
+        object.__setattr__(self, "_links", links)
 
     @classmethod
     def datasheet_only(cls) -> FittedPredictor:
@@ -68,21 +98,12 @@ class FittedPredictor:
         sequence_length: int,
         tp: int,
         precision: Precision,
+        kernels: Kernels = DEFAULT_KERNELS,
     ) -> Prediction:
         """Forward time of one layer on one tensor-parallel rank, without communication."""
-        law = self._layers.get((device.kind, precision.value, layer.value, Phase.FORWARD.value))
-        if law is not None:
-            return _by_law(law, model, layer, microbatch_size, sequence_length, tp, precision)
-        return datasheet.forward(
-            device,
-            model,
-            layer,
-            microbatch_size=microbatch_size,
-            sequence_length=sequence_length,
-            tp=tp,
-            precision=precision,
-            notes=self._missing(device, precision, f"{layer.value} forward"),
-        )
+        shape = LayerShape(microbatch_size, sequence_length, tp, precision, kernels)
+        found = self._layer(device, model, layer, shape, backward=False)
+        return corrected(found, factor_of(self.laws.calibration, device.kind))
 
     def backward(
         self,
@@ -94,29 +115,90 @@ class FittedPredictor:
         sequence_length: int,
         tp: int,
         precision: Precision,
+        kernels: Kernels = DEFAULT_KERNELS,
     ) -> Prediction:
         """Backward time (input and weight gradients) of the same, without recomputation."""
-        law = self._layers.get((device.kind, precision.value, layer.value, Phase.BACKWARD.value))
-        if law is not None:
-            return _by_law(law, model, layer, microbatch_size, sequence_length, tp, precision)
-        return datasheet.backward(
+        shape = LayerShape(microbatch_size, sequence_length, tp, precision, kernels)
+        found = self._layer(device, model, layer, shape, backward=True)
+        return corrected(found, factor_of(self.laws.calibration, device.kind))
+
+    def _layer(
+        self,
+        device: DeviceKind,
+        model: ModelSpec,
+        layer: LayerKind,
+        shape: LayerShape,
+        *,
+        backward: bool,
+    ) -> Prediction:
+        """By a law of whole layers, by operators, by other kinds, by the datasheet: the first."""
+        phase = Phase.BACKWARD if backward else Phase.FORWARD
+        law = self._layers.get((device.kind, shape.precision.value, layer.value, phase.value))
+        if law is None:
+            return self._by_parts(device, model, layer, shape, backward=backward)
+        few = few_points(
+            law,
+            model,
+            layer,
+            shape,
+            lambda *asked: self._by_parts(device, *asked, backward=backward),
+        )
+        return by_layer_law(law, model, layer, shape) if few is None else few
+
+    def _by_parts(
+        self,
+        device: DeviceKind,
+        model: ModelSpec,
+        layer: LayerKind,
+        shape: LayerShape,
+        *,
+        backward: bool,
+    ) -> Prediction:
+        """The same without any whole layer of this kind."""
+        phase = Phase.BACKWARD if backward else Phase.FORWARD
+        composed = layer_prediction(
+            self._moved.index(device, shape.precision, self._operators),
             device,
             model,
             layer,
-            microbatch_size=microbatch_size,
-            sequence_length=sequence_length,
-            tp=tp,
-            precision=precision,
-            notes=self._missing(device, precision, f"{layer.value} backward"),
+            shape=shape,
+            backward=backward,
+            lent=self._related.operators,
+        )
+        if composed is not None:
+            return composed
+        related = self._related.layer(device, model, layer, shape, backward=backward)
+        if related is not None:
+            return related
+        answer = datasheet.backward if backward else datasheet.forward
+        return answer(
+            device,
+            model,
+            layer,
+            microbatch_size=shape.microbatch_size,
+            sequence_length=shape.sequence_length,
+            tp=shape.tp,
+            precision=shape.precision,
+            kernels=shape.kernels,
+            notes=self._missing(device, shape.precision, f"{layer.value} {phase.value}"),
         )
 
     def optimizer_update(
         self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision
     ) -> Prediction:
         """Time to update this many parameters on one rank."""
+        found = self._update(device, optimizer, parameters, precision)
+        return corrected(found, factor_of(self.laws.calibration, device.kind))
+
+    def _update(
+        self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision
+    ) -> Prediction:
         phase = f"{Phase.OPTIMIZER.value}:{optimizer.value}"
         law = self._layers.get((device.kind, precision.value, ALL_LAYERS, phase))
         if law is None:
+            related = self._related.optimizer_update(device, optimizer, parameters, precision)
+            if related is not None:
+                return related
             notes = self._missing(device, precision, phase)
             return datasheet.optimizer_update(device, optimizer, parameters, precision, notes)
         seconds = sum(
@@ -128,16 +210,23 @@ class FittedPredictor:
             seconds=seconds, log_halfwidth=halfwidth, source=SOURCE, extrapolating=warnings
         )
 
-    def send(self, link: Link, message_bytes: float) -> SendLaw:
+    def send(self, link: Link, message_bytes: float, *, nodes: int = 1) -> SendLaw:
         """Point-to-point law of a link, right for messages about this large."""
-        tables, notes = self._tables(link)
-        law = send_law(tables, message_bytes)
+        measured, notes = self._measured_link(link)
+        law = send_law(measured.tables, message_bytes) if measured else None
         if law is None:
-            return datasheet.send(link, notes)
-        return law
+            law = datasheet.send(link, notes, nodes=nodes)
+        return corrected_law(law, factor_of(self.laws.calibration, link_cause(link)))
 
     def collective(
-        self, link: Link, operation: str, group_size: int, message_bytes: float
+        self,
+        link: Link,
+        operation: str,
+        group_size: int,
+        message_bytes: float,
+        *,
+        nodes: int = 1,
+        groups: int = 1,
     ) -> Prediction:
         """Time of a collective (a `LinkOperation` value) among `group_size` ranks over a link."""
         if operation not in _COLLECTIVES:
@@ -146,11 +235,22 @@ class FittedPredictor:
             )
         if group_size < 2:
             return Prediction(seconds=0.0, log_halfwidth=0.0, source=datasheet.SOURCE)
-        tables, notes = self._tables(link)
-        law = collective_law(tables, operation, group_size, message_bytes)
+        measured, notes = self._measured_link(link)
+        law = None
+        if measured is not None:
+            law = collective_law(
+                measured, operation, group_size, message_bytes, nodes=nodes, groups=groups
+            )
         if law is None:
-            return datasheet.collective(link, operation, group_size, message_bytes, notes)
-        return law
+            law = datasheet.collective(
+                link, operation, group_size, message_bytes, notes, nodes=nodes
+            )
+        return corrected(law, factor_of(self.laws.calibration, link_cause(link)))
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What measured steps said about these laws."""
+        return self.laws.calibration
 
     def _missing(self, device: DeviceKind, precision: Precision, what: str) -> tuple[str, ...]:
         """A note where other samples of the device and precision would let one expect a law."""
@@ -158,17 +258,16 @@ class FittedPredictor:
             return (f"{device.kind} {precision.value} {what} not measured: datasheet",)
         return ()
 
-    def _tables(self, link: Link) -> tuple[tuple[SizeTable, ...], tuple[str, ...]]:
-        """The tables that a link's samples give for its transport, or why there are none."""
+    def _measured_link(self, link: Link) -> tuple[LinkLaw | None, tuple[str, ...]]:
+        """What a link's samples say of its transport, or why they say nothing."""
         if link.samples is None:
-            return (), ()
+            return None, ()
         staged = link.transport is Transport.HOST_STAGED
-        tables = self._links.get(link.samples, ())
-        fitting = tuple(table for table in tables if (table.backend == _HOST_BACKEND) == staged)
-        if fitting:
-            return fitting, ()
-        kind = f"{link.transport.value} " if tables else ""
-        return (), (f"no {kind}samples of link {link.samples}: datasheet",)
+        own = self._links.get((link.samples, staged))
+        if own is not None:
+            return own, ()
+        kind = f"{link.transport.value} " if (link.samples, not staged) in self._links else ""
+        return None, (f"no {kind}samples of link {link.samples}: datasheet",)
 
 
 _COLLECTIVES = frozenset(
@@ -176,38 +275,6 @@ _COLLECTIVES = frozenset(
     for operation in LinkOperation
     if operation not in (LinkOperation.SEND_RECV, LinkOperation.SEND_RECV_LATE)
 )
-
-
-def _by_law(
-    law: LayerLaw,
-    model: ModelSpec,
-    layer: LayerKind,
-    microbatch_size: int,
-    sequence_length: int,
-    tp: int,
-    precision: Precision,
-) -> Prediction:
-    columns = layer_columns(
-        model,
-        layer,
-        microbatch_size=microbatch_size,
-        sequence_length=sequence_length,
-        tp=tp,
-        bytes_per_element=precision.bytes_per_element,
-    )
-    seconds = sum(term.coefficient * columns.value(term.column) for term in law.terms)
-    values = measured_values(model, layer, microbatch_size, sequence_length, tp)
-    halfwidth, warnings = outside(law.ranges, values, law.log_halfwidth)
-    if layer is LayerKind.TRANSFORMER:
-        features = model.common_layer(sequence_length).features()
-        if features:
-            # Work of other kernels at the rates of the measured ones: no better than a datasheet.
-            halfwidth = max(halfwidth, datasheet.MATRIX_LOG_HALFWIDTH)
-            note = f"layers with {', '.join(features)} not measured: rates of plain layers"
-            warnings = (*warnings, note)
-    return Prediction(
-        seconds=seconds, log_halfwidth=halfwidth, source=SOURCE, extrapolating=warnings
-    )
 
 
 def fit(profiles: ProfileSet) -> FittedPredictor:
@@ -227,6 +294,7 @@ def fit_populations(populations: Sequence[ProfileSet]) -> FittedPredictor:
             hetplan_version=__version__,
             layers=fit_layer_laws(chosen.layers),
             links=fit_link_laws(chosen.links),
+            operators=fit_operator_laws(chosen.operators),
             populations=chosen.populations,
             notes=chosen.notes,
         )
@@ -245,7 +313,7 @@ def fit_stores(*folders: Path) -> tuple[FittedPredictor, str]:
 
 
 def predictor_text(predictor: FittedPredictor) -> str:
-    """Canonical JSON text of the predictor, schema `hetplan.predictor/1`."""
+    """Canonical JSON text of the predictor, schema `hetplan.predictor/2`."""
     from hetplan.files.encoding import encode
 
     return encode(predictor.laws, schema=SCHEMA)

@@ -7,50 +7,48 @@ is a table of measured times by message size for each operation and group size.
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from hetplan.errors import InputError
 from hetplan.model.spec import LayerKind
+from hetplan.predict.calibration_values import Calibration
 from hetplan.predict.columns import Column
-from hetplan.units import format_bytes
+from hetplan.predict.law_parts import (
+    OWN_ROWS,
+    UNTESTED_LOG_PER_DOUBLING,
+    WIDENING_PER_DOUBLING,
+    MeasuredRange,
+    Validation,
+    outside,
+    validation_of,
+)
+from hetplan.predict.layer_table import LayerTable
+from hetplan.predict.link_shapes import LinkShape
+from hetplan.predict.operator_values import OperatorLaw
 
-SCHEMA = "hetplan.predictor/1"
+__all__ = (
+    "ALL_LAYERS",
+    "OWN_ROWS",
+    "SCHEMA",
+    "UNTESTED_LOG_PER_DOUBLING",
+    "WIDENING_PER_DOUBLING",
+    "FittedLaws",
+    "LayerLaw",
+    "LinkLaw",
+    "MeasuredRange",
+    "SizeTable",
+    "Term",
+    "Validation",
+    "outside",
+    "range_names",
+    "validation_of",
+)
+
+SCHEMA = "hetplan.predictor/2"
 
 ALL_LAYERS = "all"
 """Layer of an optimizer's law: an update's time goes by parameters, whichever layer's."""
-
-OWN_ROWS = "own left-out rows"
-"""Calibration of a law whose interval its own errors set."""
-
-# Fits on two hidden sizes, applied 1.3 and 1.5 doublings outside of them (fp16 layers of six NVIDIA
-# devices, 90 rows): unwidened intervals held every row but one, so this is on the safe side.
-WIDENING_PER_DOUBLING = 0.25
-"""Relative growth of the half-width per doubling outside a range of several measured values."""
-
-# Fits on one hidden size, applied to others (the same data, 272 rows): 90 % of |log(measured /
-# predicted)| per doubling of distance lie below 0.44.
-UNTESTED_LOG_PER_DOUBLING = 0.44
-"""Growth of the half-width per doubling away from the only value measured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRange:
-    """Least and largest measured value of one quantity."""
-
-    quantity: str
-    """`hidden`, `sequence`, `microbatch`, `tp`, `vocabulary` or `parameters`."""
-    least: float
-    most: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.least <= self.most:
-            raise InputError(
-                f"{self.quantity} was measured from {self.least} to {self.most}; a range rises "
-                "and starts above 0: fit again"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,20 +68,6 @@ class Term:
                 f"coefficient of {self.column} is {self.coefficient}; time cannot fall with more "
                 "work: fit again"
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Validation:
-    """Relative errors |predicted / measured - 1| on sizes that the fit did not see."""
-
-    left_out: str
-    """What was left out, one value at a time: `hidden`, else `microbatch`, `sequence`, `tp` or
-    `parameters`; `message` for links. Empty where there was only one value of each: the errors
-    are then 0 and mean nothing."""
-    folds: int
-    mean: float
-    median: float
-    worst: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +93,11 @@ class LayerLaw:
     validation: Validation
     notes: tuple[str, ...] = ()
     """Columns that were dropped, rows that were not steady."""
+    tables: tuple[LayerTable, ...] = ()
+    """Measured times of the very layers that were measured, where leaving sizes out shows that
+    going between them is better than the sum of columns; else empty."""
+    table_log_halfwidth: float = 0.0
+    """Of the 90 % interval of a time between two of a table's."""
 
     def __post_init__(self) -> None:
         names = tuple(measured.quantity for measured in self.ranges)
@@ -135,6 +124,10 @@ class SizeTable:
     calibration: str
     rows: int
     validation: Validation
+    nodes: int = 1
+    """As in `LinkSample`."""
+    groups: int = 1
+    """As in `LinkSample`."""
 
     def __post_init__(self) -> None:
         sizes, seconds = self.message_bytes, self.seconds
@@ -157,6 +150,8 @@ class LinkLaw:
 
     link: str
     tables: tuple[SizeTable, ...]
+    shapes: tuple[LinkShape, ...] = ()
+    """Of the operations that several group sizes were measured of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +165,9 @@ class FittedLaws:
     """The populations that were used, in words: device, date, driver, threads, pace."""
     notes: tuple[str, ...]
     """What was passed over, and why."""
+    operators: tuple[OperatorLaw, ...] = ()
+    calibration: Calibration | None = None
+    """What measured steps said about these laws (`hetplan compare --calibrate`)."""
 
 
 def range_names(layer: str) -> tuple[str, ...]:
@@ -178,48 +176,3 @@ def range_names(layer: str) -> tuple[str, ...]:
         return ("parameters",)
     names = ("hidden", "sequence", "microbatch", "tp")
     return names if layer == LayerKind.TRANSFORMER.value else (*names, "vocabulary")
-
-
-def validation_of(left_out: str, folds: int, log_errors: Sequence[float]) -> Validation:
-    """Mean, median and worst relative error from log(measured / predicted) of left-out rows."""
-    if not log_errors:
-        return Validation(left_out="", folds=0, mean=0.0, median=0.0, worst=0.0)
-    errors = sorted(abs(math.expm1(-error)) for error in log_errors)
-    return Validation(
-        left_out=left_out,
-        folds=folds,
-        mean=sum(errors) / len(errors),
-        median=statistics.median(errors),
-        worst=errors[-1],
-    )
-
-
-def _shown(quantity: str, value: float) -> str:
-    """A value of the quantity for a person: messages are bytes, everything else is counted."""
-    return format_bytes(value) if quantity.endswith(" message") else f"{value:.10g}"
-
-
-def outside(
-    ranges: Sequence[MeasuredRange], values: Sequence[float], log_halfwidth: float
-) -> tuple[float, tuple[str, ...]]:
-    """The half-width at these values, and one warning per value outside its measured range.
-
-    Inside all ranges it is the law's own. Outside it grows with the number of doublings between
-    the value and the range.
-    """
-    warnings: tuple[str, ...] = ()
-    factor, added = 1.0, 0.0
-    for measured, value in zip(ranges, values, strict=True):
-        if measured.least <= value <= measured.most:
-            continue
-        above = value > measured.most
-        edge = measured.most if above else measured.least
-        doublings = abs(math.log2(value / edge))
-        if measured.least < measured.most:
-            factor += WIDENING_PER_DOUBLING * doublings
-        else:
-            added += UNTESTED_LOG_PER_DOUBLING * doublings
-        sign = ">" if above else "<"
-        shown, least = (_shown(measured.quantity, each) for each in (value, edge))
-        warnings += (f"{measured.quantity} {shown} {sign} {least} measured",)
-    return log_halfwidth * factor + added, warnings

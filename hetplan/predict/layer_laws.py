@@ -29,11 +29,20 @@ from hetplan.predict.laws import (
     range_names,
     validation_of,
 )
+from hetplan.predict.layer_table import (
+    LayerTable,
+    layer_tables,
+    left_out_sizes,
+    repaired,
+    table_key,
+)
+from hetplan.predict.operator_fit import gain_is_earned
 from hetplan.predict.regression import (
     MIN_CALIBRATION_ROWS,
     Rows,
     conformal_halfwidth,
     fit_nonnegative,
+    independent,
     left_out_errors,
 )
 from hetplan.profiling.samples import LayerSample, Phase
@@ -41,11 +50,6 @@ from hetplan.profiling.samples import LayerSample, Phase
 UNVALIDATED_LOG_HALFWIDTH = MATRIX_LOG_HALFWIDTH
 """Least half-width where too few errors set it: a law that was never tested on a size it had not
 seen is trusted no more than a datasheet's."""
-
-# Columns count as independent when the smallest singular value of the rows (each divided by its
-# time, columns brought to equal length) is at least this part of the largest. Rows are measured to
-# about 1 %, so a direction a thousand times weaker than the others is noise.
-_INDEPENDENT = 1e-3
 
 _OPTIMIZER_PREFIX = f"{Phase.OPTIMIZER.value}:"
 
@@ -65,6 +69,8 @@ class _Draft:
     folds: int
     errors: tuple[float, ...]
     notes: tuple[str, ...]
+    tables: tuple[LayerTable, ...]
+    table_errors: tuple[float, ...]
 
 
 def measured_values(
@@ -105,8 +111,13 @@ def fit_layer_laws(samples: Sequence[LayerSample]) -> tuple[LayerLaw, ...]:
     groups: dict[_Key, list[LayerSample]] = {}
     for sample in samples:
         groups.setdefault(_key(sample), []).append(sample)
-    drafts = [_draft(key, groups[key]) for key in sorted(groups)]
+    drafts = [_draft(key, _as_more_work(key, groups[key])) for key in sorted(groups)]
     return tuple(combined.widened(_finish(draft, drafts)) for draft in drafts)
+
+
+def _as_more_work(key: _Key, samples: Sequence[LayerSample]) -> tuple[LayerSample, ...]:
+    """The samples, none slower than one of more work; updates do not depend on microbatches."""
+    return tuple(samples) if key[2] == ALL_LAYERS else repaired(samples)
 
 
 def _key(sample: LayerSample) -> _Key:
@@ -166,18 +177,6 @@ def _values(sample: LayerSample) -> tuple[float, ...]:
     return measured_values(model, layer, sample.microbatch_size, sample.sequence_length, sample.tp)
 
 
-def _independent(rows: Rows, seconds: Sequence[float]) -> bool:
-    """Whether the rows can tell their columns apart."""
-    import numpy as np
-
-    matrix = np.asarray(rows, dtype=float) / np.asarray(seconds, dtype=float)[:, None]
-    length = np.linalg.norm(matrix, axis=0)
-    if len(matrix) < matrix.shape[1] or not length.all():
-        return False
-    singular = np.linalg.svd(matrix / length, compute_uv=False)
-    return bool(singular[-1] >= _INDEPENDENT * singular[0])
-
-
 def _choose_columns(
     sets: Sequence[tuple[Column, ...]], samples: Sequence[LayerSample]
 ) -> tuple[tuple[Column, ...], list[tuple[float, ...]]]:
@@ -185,7 +184,7 @@ def _choose_columns(
     seconds = [sample.median_seconds for sample in samples]
     for columns in sets[:-1]:
         rows = [_row_values(sample, columns) for sample in samples]
-        if _independent(rows, seconds):
+        if independent(rows, seconds):
             return columns, rows
     return sets[-1], [_row_values(sample, sets[-1]) for sample in samples]
 
@@ -214,6 +213,7 @@ def _draft(key: _Key, samples: Sequence[LayerSample]) -> _Draft:
     left_out, groups = _leave_out(samples, layer)
     errors = left_out_errors(rows, seconds, groups) if left_out else ()
     points = len({_row_values(sample, sets[0]) for sample in samples})
+    tables, table_errors = _tables(layer, samples, rows, seconds)
     return _Draft(
         key,
         tuple(
@@ -226,7 +226,29 @@ def _draft(key: _Key, samples: Sequence[LayerSample]) -> _Draft:
         len(set(groups)),
         errors,
         _notes(sets[0], columns, samples, points, left_out),
+        tables,
+        table_errors,
     )
+
+
+def _tables(
+    layer: str, samples: Sequence[LayerSample], rows: Rows, seconds: Sequence[float]
+) -> tuple[tuple[LayerTable, ...], tuple[float, ...]]:
+    """Tables of the measured layers and their errors on sizes left out, where they beat the law."""
+    sizes = [sample.microbatch_size for sample in samples]
+    if layer == ALL_LAYERS or len(set(sizes)) < 3:
+        return (), ()
+    tables = layer_tables(samples)
+    inner = left_out_sizes(tables)
+    at = [(table_key(sample), size) for sample, size in zip(samples, sizes, strict=True)]
+    judged = [index for index, each in enumerate(at) if each in inner]
+    if len(judged) < MIN_CALIBRATION_ROWS:
+        return (), ()
+    by_law = left_out_errors(rows, seconds, sizes)
+    by_table = tuple(inner[at[index]] for index in judged)
+    if not gain_is_earned([by_law[index] for index in judged], by_table, 1.0):
+        return (), ()
+    return tables, by_table
 
 
 def _notes(
@@ -294,5 +316,19 @@ def _finish(draft: _Draft, drafts: Sequence[_Draft]) -> LayerLaw:
         rows=len(draft.samples),
         points=draft.points,
         validation=validation_of(draft.left_out, draft.folds, draft.errors),
-        notes=draft.notes,
+        notes=_with_tables(draft),
+        tables=draft.tables,
+        table_log_halfwidth=conformal_halfwidth(draft.table_errors) or 0.0,
+    )
+
+
+def _with_tables(draft: _Draft) -> tuple[str, ...]:
+    if not draft.tables:
+        return draft.notes
+    count = len(draft.table_errors)
+    mean = sum(abs(math.expm1(-error)) for error in draft.table_errors) / count
+    return (
+        *draft.notes,
+        f"times between measured microbatch sizes of one layer from its own table: {mean:.1%} "
+        f"mean error on {count} sizes left out",
     )

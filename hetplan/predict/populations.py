@@ -1,9 +1,9 @@
 """Which measurements a fit uses where the same thing was measured under different circumstances.
 
 A population is everything measured under the same circumstances (device, driver, library, threads,
-pace, measuring tool); its times do not mix with another's. For each (device kind, precision) and
-for each operation of a link the newest population that has samples of it is used, and the report
-names what was passed over. So all_reduce may come from nccl-tests and send_recv from hetplan.
+pace, measuring tool); its times do not mix with another's. For each (device kind, precision), class
+of operators and operation of a link the newest population that has samples of it is used, and the
+report names what was passed over. So all_reduce may come from nccl-tests and send_recv from hetplan.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from hetplan.errors import InputError
-from hetplan.profiling.samples import LayerSample, LinkOperation, LinkSample, ProfileSet
+from hetplan.profiling.samples import (
+    LayerSample,
+    LinkOperation,
+    LinkSample,
+    OperatorSample,
+    ProfileSet,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +28,7 @@ class Chosen:
 
     layers: tuple[LayerSample, ...]
     links: tuple[LinkSample, ...]
+    operators: tuple[OperatorSample, ...]
     populations: tuple[str, ...]
     """Those used, in words."""
     notes: tuple[str, ...]
@@ -38,6 +45,7 @@ def choose(populations: Sequence[ProfileSet]) -> Chosen:
         _check_traceable(population)
         names = dict.fromkeys(map(_layers_of, population.layers))
         names |= dict.fromkeys(map(_operation_of, population.links))
+        names |= dict.fromkeys(map(_operators_of, population.operators))
         for name in names:
             owners.setdefault(name, []).append(index)
     winners = {
@@ -69,6 +77,12 @@ def choose(populations: Sequence[ProfileSet]) -> Chosen:
             for sample in population.links
             if winners[_operation_of(sample)] == index
         ),
+        operators=tuple(
+            sample
+            for index, population in enumerate(populations)
+            for sample in population.operators
+            if winners[_operators_of(sample)] == index
+        ),
         populations=tuple(_words(populations[index]) for index in sorted(set(winners.values()))),
         notes=notes,
     )
@@ -83,6 +97,11 @@ _SENDS = (LinkOperation.SEND_RECV, LinkOperation.SEND_RECV_LATE)
 
 def _layers_of(sample: LayerSample) -> _What:
     return sample.device, sample.precision
+
+
+def _operators_of(sample: OperatorSample) -> _What:
+    """Products of one tool and passes over memory of another may go together."""
+    return sample.device, sample.precision, "operators", sample.operator
 
 
 def _operation_of(sample: LinkSample) -> _What:
@@ -104,6 +123,9 @@ def _check_traceable(population: ProfileSet) -> None:
     every = {words for several in circumstances.values() for words in several}
     doubtful = {device for device, several in circumstances.items() if len(several) > 1}
     repeated = _repeated([(sample.device, sample.shape) for sample in population.layers], doubtful)
+    if repeated is None:
+        shapes = [(sample.device, sample.shape) for sample in population.operators]
+        repeated = _repeated(shapes, doubtful)
     if repeated is None and len(every) > 1:
         links = {sample.link for sample in population.links}
         repeated = _repeated([(each.link, _message(each)) for each in population.links], links)
@@ -135,6 +157,7 @@ def _newest(population: ProfileSet) -> str:
     """Latest ISO date on which one of its rows was measured; dates sort as text."""
     dates = {sample.measured_on for sample in population.layers}
     dates |= {sample.measured_on for sample in population.links}
+    dates |= {sample.measured_on for sample in population.operators}
     dates |= {each.measured_on for each in population.provenance}
     return max(dates, default="")
 
@@ -153,5 +176,5 @@ def _words(population: ProfileSet) -> str:
             f"paced {each.paced}" if each.paced else "",
         )
         parts.append(", ".join(word for word in words if word))
-    rows = len(population.layers) + len(population.links)
+    rows = len(population.layers) + len(population.links) + len(population.operators)
     return f"{rows} row{'s' if rows != 1 else ''}: {' and '.join(parts) or 'without provenance'}"

@@ -8,7 +8,19 @@ from typing import Protocol
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Link
 from hetplan.job.spec import Optimizer, Precision
+from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind, ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionPart:
+    """The part of a prediction that one law says; parts of one name err together on a device."""
+
+    name: str
+    """An `OperatorClass` value, or `launch`."""
+    seconds: float
+    log_halfwidth: float
+    """Of its 90 % interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,9 +31,12 @@ class Prediction:
     log_halfwidth: float
     """The 90 % interval is seconds * exp(-+ log_halfwidth)."""
     source: str
-    """`measured` (regression on samples of this device or link) or `datasheet`."""
+    """`measured` (regression on samples of this device or link), `related` (laws of related device
+    kinds, carried by datasheet figures) or `datasheet`."""
     extrapolating: tuple[str, ...] = ()
     """What lies outside the measured range, as in `hidden 16384 > 8192 measured`."""
+    parts: tuple[PredictionPart, ...] = ()
+    """What `seconds` is the sum of, where laws of operators gave it; empty: one law."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +69,7 @@ class Predictor(Protocol):
         sequence_length: int,
         tp: int,
         precision: Precision,
+        kernels: Kernels = DEFAULT_KERNELS,
     ) -> Prediction:
         """Forward time of one layer on one tensor-parallel rank, without communication."""
         ...
@@ -68,6 +84,7 @@ class Predictor(Protocol):
         sequence_length: int,
         tp: int,
         precision: Precision,
+        kernels: Kernels = DEFAULT_KERNELS,
     ) -> Prediction:
         """Backward time (input and weight gradients) of the same, without recomputation."""
         ...
@@ -78,15 +95,27 @@ class Predictor(Protocol):
         """Time to update this many parameters on one rank."""
         ...
 
-    def send(self, link: Link, message_bytes: float) -> SendLaw:
-        """Point-to-point law of a link, right for messages about this large."""
+    def send(self, link: Link, message_bytes: float, *, nodes: int = 1) -> SendLaw:
+        """Point-to-point law of a link, right for messages about this large.
+
+        `nodes`: 1 inside a node, more where the link joins nodes.
+        """
         ...
 
     def collective(
-        self, link: Link, operation: str, group_size: int, message_bytes: float
+        self,
+        link: Link,
+        operation: str,
+        group_size: int,
+        message_bytes: float,
+        *,
+        nodes: int = 1,
+        groups: int = 1,
     ) -> Prediction:
         """Time of a collective (a `LinkOperation` value) among `group_size` ranks over a link.
 
-        `message_bytes` as in `LinkSample.message_bytes`. Groups of one cost nothing.
+        `message_bytes`, `nodes` and `groups` as in `LinkSample`: with as many nodes as ranks each
+        sends by its own card; with fewer, the ranks of a node carry a ring each, with its part of
+        the message. Groups of one cost nothing.
         """
         ...

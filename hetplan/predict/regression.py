@@ -31,6 +31,11 @@ _REWEIGHTING_STEPS = 20
 # A prediction below a thousandth of what was measured counts as that, so that logarithms exist.
 _LEAST_RATIO = 1e-3
 
+# Columns count as independent when the smallest singular value of the rows (each divided by its
+# time, columns brought to equal length) is at least this part of the largest. Rows are measured to
+# about 1 %, so a direction a thousand times weaker than the others is noise.
+_INDEPENDENT = 1e-3
+
 Rows = Sequence[Sequence[float]]
 """One sequence of column values per measurement."""
 
@@ -45,7 +50,9 @@ def log_ratio(measured: float, predicted: float) -> float:
     return math.log(measured / max(predicted, _LEAST_RATIO * measured))
 
 
-def fit_nonnegative(rows: Rows, seconds: Sequence[float]) -> tuple[float, ...]:
+def fit_nonnegative(
+    rows: Rows, seconds: Sequence[float], *, steps: int = _REWEIGHTING_STEPS
+) -> tuple[float, ...]:
     """Coefficients >= 0, one per column, with the least sum of absolute log errors found.
 
     `seconds` must be positive. Columns may be linearly dependent; the split among them is then
@@ -63,7 +70,7 @@ def fit_nonnegative(rows: Rows, seconds: Sequence[float]) -> tuple[float, ...]:
     around, target, weights = measured, np.ones(len(measured)), np.ones(len(measured))
     best = np.zeros(matrix.shape[1])
     least = math.inf
-    for _ in range(_REWEIGHTING_STEPS):
+    for _ in range(steps):
         scaled, _ = nnls(matrix * (weights / around)[:, None], target * weights, maxiter=1000)
         around = np.maximum(matrix @ scaled, _LEAST_RATIO * measured)
         errors = np.log(measured / around)
@@ -75,6 +82,18 @@ def fit_nonnegative(rows: Rows, seconds: Sequence[float]) -> tuple[float, ...]:
         target = 1.0 + np.maximum(errors, -0.9)
         weights = 1.0 / np.sqrt(np.maximum(np.abs(errors), _LEAST_RESIDUAL))
     return tuple(float(c) for c in best / scale)
+
+
+def independent(rows: Rows, seconds: Sequence[float]) -> bool:
+    """Whether the rows can tell their columns apart."""
+    import numpy as np
+
+    matrix = np.asarray(rows, dtype=float) / np.asarray(seconds, dtype=float)[:, None]
+    length = np.linalg.norm(matrix, axis=0)
+    if len(matrix) < matrix.shape[1] or not length.all():
+        return False
+    singular = np.linalg.svd(matrix / length, compute_uv=False)
+    return bool(singular[-1] >= _INDEPENDENT * singular[0])
 
 
 def left_out_errors(

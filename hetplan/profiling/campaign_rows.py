@@ -2,7 +2,7 @@
 
     run      a start of the script: campaign, device kind, provenance
     begin    a unit is begun; without a sample, a failure or a stop after it the process died in it
-    layer    one layer sample        link     one link sample
+    layer    one layer sample        link     one link sample        operator  one operator sample
     failure  a unit that cannot be measured, and why (out of memory is a reason, never a number)
     stop     the user stopped it     end      the script came to its end
 

@@ -21,14 +21,14 @@ from hetplan.files.reading import Document, decode, read_bytes
 from hetplan.profiling.campaign import CAMPAIGN_FILE, load_campaign
 from hetplan.profiling.campaign_rows import SCHEMA, is_whole
 from hetplan.profiling.campaign_values import Campaign
-from hetplan.profiling.samples import LayerSample, LinkSample, Provenance
+from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, Provenance
 from hetplan.profiling.samples_csv import sample_of_values
-from hetplan.profiling.store import LayerWriter, LinkWriter
+from hetplan.profiling.store import LayerWriter, LinkWriter, OperatorWriter
 from hetplan.profiling.store_state import SCHEMA as PROVENANCE_SCHEMA
 from hetplan.profiling.store_state import control_faults
 
 _LONGEST_LINE = 1 << 20
-_RECORDS = ("run", "begin", "done", "layer", "link", "failure", "stop", "end")
+_RECORDS = ("run", "begin", "done", "layer", "operator", "link", "failure", "stop", "end")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +67,7 @@ class _Run:
     kind: str
     provenance: Provenance
     layers: list[LayerSample] = field(default_factory=list)
+    operators: list[OperatorSample] = field(default_factory=list)
     links: list[LinkSample] = field(default_factory=list)
     numbers: set[int] = field(default_factory=set)
     ended: str | None = None
@@ -123,9 +124,12 @@ def merge(files: Sequence[Path], store: Path, campaign: Campaign | None) -> Merg
         _read_file(path, campaign, found)
     added = total = 0
     for run in found.runs.values():
-        total += len(run.layers) + len(run.links)
-    for provenance, layers in _by_population(found):
-        added += LayerWriter(store, provenance).add_new(layers)
+        total += len(run.layers) + len(run.operators) + len(run.links)
+    for provenance, layers, operators in _by_population(found):
+        if layers:
+            added += LayerWriter(store, provenance).add_new(layers)
+        if operators:
+            added += OperatorWriter(store, provenance).add_new(operators)
     for provenance, name, links in _by_link(found):
         added += LinkWriter(store, name, provenance).add_new(links)
     return MergeReport(
@@ -138,13 +142,17 @@ def merge(files: Sequence[Path], store: Path, campaign: Campaign | None) -> Merg
     )
 
 
-def _by_population(found: _Found) -> list[tuple[Provenance, list[LayerSample]]]:
-    """Layer samples of the runs that share their circumstances, the earliest run's provenance."""
-    groups: dict[tuple[str, ...], tuple[Provenance, list[LayerSample]]] = {}
+def _by_population(
+    found: _Found,
+) -> list[tuple[Provenance, list[LayerSample], list[OperatorSample]]]:
+    """Samples of devices of the runs that share their circumstances, the earliest's provenance."""
+    groups: dict[tuple[str, ...], tuple[Provenance, list[LayerSample], list[OperatorSample]]] = {}
     for run in sorted(found.runs.values(), key=lambda each: each.provenance.measured_on):
-        if run.layers:
+        if run.layers or run.operators:
             key = (run.provenance.device, *run.provenance.circumstances)
-            groups.setdefault(key, (run.provenance, []))[1].extend(run.layers)
+            _, layers, operators = groups.setdefault(key, (run.provenance, [], []))
+            layers.extend(run.layers)
+            operators.extend(run.operators)
     return list(groups.values())
 
 
@@ -267,7 +275,7 @@ def _add(path: Path, number: int, record: dict[str, Any], found: _Found) -> None
         found.refused.append(Fault(file=str(path), line=number, message=message))
         return
     what = record["record"]
-    if what in ("layer", "link"):
+    if what in ("layer", "operator", "link"):
         _add_sample(path, number, record, run, found)
     elif what == "end":
         run.ended = shown(str(record.get("clocks") or ""))
@@ -299,6 +307,13 @@ def _add_sample(path: Path, number: int, record: dict[str, Any], run: _Run, foun
             faults = [Fault(file=str(path), line=number, field="device", message=message)]
         elif layer is not None:
             run.layers.append(layer)
+    elif record["record"] == "operator":
+        operator, faults = sample_of_values(path, number, values, OperatorSample)
+        if operator is not None and operator.device != run.kind:
+            message = f"found {operator.device}; the run is of {run.kind}"
+            faults = [Fault(file=str(path), line=number, field="device", message=message)]
+        elif operator is not None:
+            run.operators.append(operator)
     else:
         link, faults = sample_of_values(path, number, values, LinkSample)
         if link is not None:

@@ -82,6 +82,64 @@ class LayerSample:
         )
 
 
+class OperatorPhase(StrEnum):
+    """Which pass of one operator was measured.
+
+    A product with weights has two backward products: frameworks and tools often publish one.
+    """
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    """All of it, where the operator has one backward kernel or its two were measured together."""
+    INPUT_GRADIENT = "input_gradient"
+    WEIGHT_GRADIENT = "weight_gradient"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSample:
+    """Measured time of one pass of one operator (a kernel, or a few that always run together)."""
+
+    device: str
+    """Device kind."""
+    operator: str
+    """A `hetplan.model.operators.OperatorClass` value."""
+    phase: str
+    """An `OperatorPhase` value."""
+    precision: str
+    """Of its inputs; a `hetplan.job.spec.Precision` value."""
+    output_precision: str
+    """Of what it writes: gradients of weights are often float32."""
+    batch: int
+    """Products of one shape in one launch; 1 where nothing is batched."""
+    m: int
+    """Rows of the result; of an operator that is no product: tokens (rows)."""
+    n: int
+    """Columns of the result; of an operator that is no product: elements per token."""
+    k: int
+    """Summed over; 0 where the operator is no product."""
+    median_seconds: float
+    p10_seconds: float
+    p90_seconds: float
+    repeats: int
+    outliers: int
+    measured_on: str = ""
+    """ISO date of this row; empty: the date of its population."""
+
+    @property
+    def shape(self) -> tuple[str | int, ...]:
+        """What was measured: everything but the device and the result."""
+        return (
+            self.operator,
+            self.phase,
+            self.precision,
+            self.output_precision,
+            self.batch,
+            self.m,
+            self.n,
+            self.k,
+        )
+
+
 class LinkOperation(StrEnum):
     """What was measured on a link.
 
@@ -118,6 +176,10 @@ class LinkSample:
     outliers: int
     measured_on: str = ""
     """ISO date of this row; empty: the date of its population."""
+    nodes: int = 1
+    """Nodes that the ranks stand in, equally many in each."""
+    groups: int = 1
+    """Groups of this shape that communicated at the same time on the same nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,3 +238,4 @@ class ProfileSet:
     layers: tuple[LayerSample, ...]
     links: tuple[LinkSample, ...]
     provenance: tuple[Provenance, ...]
+    operators: tuple[OperatorSample, ...] = ()

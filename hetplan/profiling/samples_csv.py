@@ -14,12 +14,18 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, TypeAlias, TypeVar, get_type_hints
 
 from hetplan.errors import Fault, InputError
-from hetplan.profiling.samples import LayerSample, LinkSample
+from hetplan.job.spec import Precision
+from hetplan.model.operators import OperatorClass
+from hetplan.profiling.samples import LayerSample, LinkSample, OperatorPhase, OperatorSample
 
-Sample = TypeVar("Sample", LayerSample, LinkSample)
+AnySample: TypeAlias = LayerSample | LinkSample | OperatorSample
+SampleType: TypeAlias = type[LayerSample] | type[LinkSample] | type[OperatorSample]
+SAMPLE_TYPES: tuple[SampleType, ...] = (LayerSample, LinkSample, OperatorSample)
+"""Every kind of row that a store keeps."""
+Sample = TypeVar("Sample", LayerSample, LinkSample, OperatorSample)
 
 # No count, byte or second reaches it; a larger integer would overflow where it becomes a float.
 _BEYOND = 1e300
@@ -27,19 +33,30 @@ _BEYOND = 1e300
 _LOGGER = logging.getLogger(__name__)
 _BOOLEANS = {"true": True, "false": False}
 _TIMES = ("median_seconds", "p10_seconds", "p90_seconds")
-# Counts of which there is at least one; the others may be zero.
-LATER_COLUMNS = {"measured_on": ""}
+LATER_COLUMNS: Mapping[str, str | int] = {"measured_on": "", "nodes": 1, "groups": 1}
 """Columns that the first form of the files did not have, and what a row has there without them."""
 
-_POSITIVE = ("repeats", "microbatch_size", "tp", "hidden_size", "sequence_length", "group_size")
+# Counts of which there is at least one; the others may be zero.
+_POSITIVE = (
+    "repeats", "microbatch_size", "tp", "hidden_size", "sequence_length", "group_size", "nodes",
+    "groups", "batch", "m", "n",
+)  # fmt: skip
+
+# Only rows of operators: a law is made per word of them, so a wrong one would be a law of its own.
+_WORDS: Mapping[str, tuple[str, ...]] = {
+    "operator": tuple(OperatorClass),
+    "phase": tuple(OperatorPhase),
+    "precision": tuple(Precision),
+    "output_precision": tuple(Precision),
+}
 
 
-def header(sample_type: type[LayerSample] | type[LinkSample]) -> str:
+def header(sample_type: SampleType) -> str:
     """The first line of the file, without a line break."""
     return ",".join(field.name for field in fields(sample_type))
 
 
-def row(sample: LayerSample | LinkSample) -> str:
+def row(sample: AnySample) -> str:
     """The sample's line, without a line break."""
     values = (getattr(sample, field.name) for field in fields(sample))
     text = io.StringIO()
@@ -151,9 +168,7 @@ def _cells(line: str) -> list[str] | None:
         return None
 
 
-def _header_faults(
-    path: Path, names: list[str], sample_type: type[LayerSample] | type[LinkSample]
-) -> list[Fault]:
+def _header_faults(path: Path, names: list[str], sample_type: SampleType) -> list[Fault]:
     wanted = [field.name for field in fields(sample_type)]
     faults = [
         Fault(file=str(path), line=1, field=name, message="the column is missing")
@@ -172,8 +187,7 @@ def _header_faults(
 
 # Found once: looking the types up takes six times as long as reading a row.
 _COLUMNS: Mapping[type, tuple[tuple[str, Callable[[str], object]], ...]] = {
-    sample_type: tuple(get_type_hints(sample_type).items())
-    for sample_type in (LayerSample, LinkSample)
+    sample_type: tuple(get_type_hints(sample_type).items()) for sample_type in SAMPLE_TYPES
 }
 
 
@@ -181,7 +195,7 @@ def _read_row(
     path: Path,
     line: int,
     cells: dict[str, str],
-    sample_type: type[LayerSample] | type[LinkSample],
+    sample_type: SampleType,
 ) -> tuple[dict[str, Any], list[Fault]]:
     values: dict[str, Any] = {}
     faults: list[Fault] = []
@@ -190,6 +204,8 @@ def _read_row(
             values[name] = LATER_COLUMNS[name]
             continue
         value, message = _read_cell(name, cells[name], type_)
+        if sample_type is OperatorSample and value and value not in _WORDS.get(name, (value,)):
+            message = f"found {str(value)[:60]!a}; it is one of {', '.join(_WORDS[name])}"
         values[name] = value
         if message:
             faults.append(Fault(file=str(path), line=line, field=name, message=message))

@@ -1,6 +1,6 @@
 """Where measurements are kept: a folder per device kind and link, a population per circumstances.
 
-    <store>/<device kind>/<population>/layers.csv + provenance.json
+    <store>/<device kind>/<population>/layers.csv, operators.csv + provenance.json
     <store>/links/<link name>/<population>/links.csv + provenance.json
 
 A **population** is everything measured under the same circumstances: device, driver, clocks,
@@ -33,12 +33,19 @@ from pathlib import Path
 from hetplan.errors import HetplanError, InputError
 from hetplan.files.encoding import encode
 from hetplan.files.writing import append_line, write_atomically
-from hetplan.profiling.samples import LayerSample, LinkSample, ProfileSet, Provenance
+from hetplan.profiling.samples import (
+    LayerSample,
+    LinkSample,
+    OperatorSample,
+    ProfileSet,
+    Provenance,
+)
 from hetplan.profiling.samples_csv import Sample, header, read_samples, row
 from hetplan.profiling.store_state import (
     LAYERS_FILE,
     LINKS_FILE,
     LINKS_FOLDER,
+    OPERATORS_FILE,
     PROVENANCE_FILE,
     SCHEMA,
     held_provenance,
@@ -51,10 +58,12 @@ __all__ = [
     "LAYERS_FILE",
     "LINKS_FILE",
     "LINKS_FOLDER",
+    "OPERATORS_FILE",
     "PROVENANCE_FILE",
     "SCHEMA",
     "LayerWriter",
     "LinkWriter",
+    "OperatorWriter",
     "population_name",
     "read_population",
     "read_populations",
@@ -72,6 +81,7 @@ def read_store(*folders: Path) -> ProfileSet:
         layers=tuple(chain.from_iterable(population.layers for population in populations)),
         links=tuple(chain.from_iterable(population.links for population in populations)),
         provenance=tuple(chain.from_iterable(each.provenance for each in populations)),
+        operators=tuple(chain.from_iterable(each.operators for each in populations)),
     )
 
 
@@ -119,6 +129,25 @@ class LayerWriter:
     def add_new(self, samples: Sequence[LayerSample]) -> int:
         """Add all rows that the population does not hold yet, in one step; how many those were."""
         return _add_new(self._path, samples, LayerSample)
+
+
+class OperatorWriter:
+    """Adds operator samples to their population, one row on disk at a time."""
+
+    def __init__(self, store: Path, provenance: Provenance) -> None:
+        _check_name("device kind", provenance.device)
+        self.folder = store / provenance.device / population_name(provenance)
+        self._path = _open_population(self.folder, provenance, OPERATORS_FILE, OperatorSample)
+        self.samples = read_samples(self._path, OperatorSample)
+        """What the population held when it was opened."""
+
+    def append(self, sample: OperatorSample) -> None:
+        """Add a row; it is on disk when this returns."""
+        _append(self._path, row(sample))
+
+    def add_new(self, samples: Sequence[OperatorSample]) -> int:
+        """Add all rows that the population does not hold yet, in one step; how many those were."""
+        return _add_new(self._path, samples, OperatorSample)
 
 
 class LinkWriter:

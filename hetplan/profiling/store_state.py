@@ -7,18 +7,26 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import decode, read_document
-from hetplan.profiling.samples import LayerSample, LinkSample, ProfileSet, Provenance
+from hetplan.profiling.samples import (
+    LayerSample,
+    LinkSample,
+    OperatorSample,
+    ProfileSet,
+    Provenance,
+)
 from hetplan.profiling.samples_csv import SampleFile, inspect_samples
 
 SCHEMA = "hetplan.provenance/2"
 PROVENANCE_FILE = "provenance.json"
 LAYERS_FILE = "layers.csv"
 LINKS_FILE = "links.csv"
+OPERATORS_FILE = "operators.csv"
 LINKS_FOLDER = "links"
 
 _NAMED = re.compile(r"[a-z0-9_.-]+-[0-9a-f]{12}")
@@ -38,12 +46,18 @@ class PopulationState:
     """What cannot be used, with file and line."""
     torn: tuple[str, ...]
     """Half rows at the ends of files, which a kill left; they are left out and no damage."""
+    operators: tuple[OperatorSample, ...] = ()
 
     @property
     def profiles(self) -> ProfileSet:
         """The samples as a set with its provenance."""
         provenance = () if self.provenance is None else (self.provenance,)
-        return ProfileSet(layers=self.layers, links=self.links, provenance=provenance)
+        return ProfileSet(
+            layers=self.layers,
+            links=self.links,
+            provenance=provenance,
+            operators=self.operators,
+        )
 
     @property
     def dates(self) -> tuple[str, ...]:
@@ -51,6 +65,7 @@ class PopulationState:
         default = self.provenance.measured_on if self.provenance else ""
         found = {layer.measured_on or default for layer in self.layers}
         found |= {link.measured_on or default for link in self.links}
+        found |= {operator.measured_on or default for operator in self.operators}
         return tuple(sorted(date for date in found or {default} if date))
 
 
@@ -63,7 +78,7 @@ def store_state(*folders: Path) -> tuple[PopulationState, ...]:
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"{folder}: there is no such folder; name a profile store")
-        names = (PROVENANCE_FILE, LAYERS_FILE, LINKS_FILE)
+        names = (PROVENANCE_FILE, LAYERS_FILE, LINKS_FILE, OPERATORS_FILE)
         parents = {path.parent for name in names for path in folder.rglob(name)}
         for parent in sorted(parents):
             if parent.resolve() not in found:
@@ -76,29 +91,41 @@ def population_state(folder: Path) -> PopulationState:
     provenance, damage = held_provenance(folder)
     layers: SampleFile[LayerSample] = SampleFile(samples=())
     links: SampleFile[LinkSample] = SampleFile(samples=())
+    operators: SampleFile[OperatorSample] = SampleFile(samples=())
     if (folder / LAYERS_FILE).exists():
         layers = inspect_samples(folder / LAYERS_FILE, LayerSample)
     if (folder / LINKS_FILE).exists():
         links = inspect_samples(folder / LINKS_FILE, LinkSample)
-    damage += (*layers.faults, *links.faults)
+    if (folder / OPERATORS_FILE).exists():
+        operators = inspect_samples(folder / OPERATORS_FILE, OperatorSample)
+    damage += (*layers.faults, *links.faults, *operators.faults)
     if provenance is not None:
-        others = {sample.device for sample in layers.samples} - {provenance.device}
-        damage += tuple(
-            Fault(
-                file=str(folder / LAYERS_FILE),
-                field="device",
-                message=f"rows of {other} stand in a population of {provenance.device}; move them "
-                "to a population of their own",
-            )
-            for other in sorted(others)
-        )
+        damage += _of_others(folder / LAYERS_FILE, provenance, layers.samples)
+        damage += _of_others(folder / OPERATORS_FILE, provenance, operators.samples)
     return PopulationState(
         folder=folder,
         provenance=provenance,
         layers=layers.samples,
         links=links.samples,
         damage=damage,
-        torn=tuple(filter(None, (layers.torn, links.torn))),
+        torn=tuple(filter(None, (layers.torn, links.torn, operators.torn))),
+        operators=operators.samples,
+    )
+
+
+def _of_others(
+    path: Path, provenance: Provenance, samples: Sequence[LayerSample] | Sequence[OperatorSample]
+) -> tuple[Fault, ...]:
+    """Rows of another device kind than that of the population."""
+    others = {sample.device for sample in samples} - {provenance.device}
+    return tuple(
+        Fault(
+            file=str(path),
+            field="device",
+            message=f"rows of {other} stand in a population of {provenance.device}; move them "
+            "to a population of their own",
+        )
+        for other in sorted(others)
     )
 
 

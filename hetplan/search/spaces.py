@@ -42,7 +42,7 @@ class SpaceMaker:
     job: Job
     predictor: Predictor
     known: KnownUnits = field(default_factory=KnownUnits, repr=False, compare=False)
-    _boundaries: dict[tuple[str, str, int, int], BoundaryCosts] = field(
+    _boundaries: dict[tuple[str, str, int, int, int], BoundaryCosts] = field(
         default_factory=dict, repr=False, compare=False
     )
 
@@ -174,7 +174,7 @@ class SpaceMaker:
         return _as_links(boundaries, (count, count))
 
     def _boundary(self, left: Island, right: Island, degrees: Degrees) -> BoundaryCosts:
-        key = (left.name, right.name, degrees.tp * degrees.dp, degrees.microbatch_size)
+        key = (left.name, right.name, degrees.tp, degrees.dp, degrees.microbatch_size)
         found = self._boundaries.get(key)
         if found is None:
             found = self._boundaries[key] = boundary_costs(

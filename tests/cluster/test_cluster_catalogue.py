@@ -96,7 +96,7 @@ def test_figures_are_in_the_units_that_their_names_say(kind):
     assert [dtype for dtype in DTYPES if dtype in rates(kind)] == list(rates(kind))
     assert all(5e12 <= rate <= 6e15 for rate in rates(kind).values())
     if kind.memory_bytes:
-        assert 16e9 <= kind.memory_bytes <= 300e9
+        assert 11e9 <= kind.memory_bytes <= 300e9
     if kind.memory_bandwidth_bytes_per_second:
         assert 2.5e11 <= kind.memory_bandwidth_bytes_per_second <= 1e13
     if kind.max_power_watts:

@@ -10,7 +10,10 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.job.spec import Job, Optimizer, Precision
+from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
+from hetplan.predict.datasheet import LINK_LOG_HALFWIDTH
+from hetplan.predict.link_shapes import lane_bytes, ring_shape
 from hetplan.predict.predictor import Prediction, SendLaw
 
 
@@ -50,6 +53,7 @@ class LinearPredictor:
         sequence_length: int,
         tp: int,
         precision: Precision,
+        kernels: Kernels = DEFAULT_KERNELS,
     ) -> Prediction:
         factor = dict(self.slow).get(device.kind, 1.0)
         return self._prediction(dict(self.layer_seconds)[layer] * factor * microbatch_size / tp)
@@ -64,6 +68,7 @@ class LinearPredictor:
         sequence_length: int,
         tp: int,
         precision: Precision,
+        kernels: Kernels = DEFAULT_KERNELS,
     ) -> Prediction:
         factor = 2 * dict(self.slow).get(device.kind, 1.0)
         return self._prediction(dict(self.layer_seconds)[layer] * factor * microbatch_size / tp)
@@ -73,7 +78,7 @@ class LinearPredictor:
     ) -> Prediction:
         return self._prediction(parameters * self.update_seconds)
 
-    def send(self, link: Link, message_bytes: float) -> SendLaw:
+    def send(self, link: Link, message_bytes: float, *, nodes: int = 1) -> SendLaw:
         return SendLaw(
             rendezvous_latency_seconds=2 * link.latency_seconds,
             wire_latency_seconds=link.latency_seconds,
@@ -84,15 +89,54 @@ class LinearPredictor:
         )
 
     def collective(
-        self, link: Link, operation: str, group_size: int, message_bytes: float
+        self,
+        link: Link,
+        operation: str,
+        group_size: int,
+        message_bytes: float,
+        *,
+        nodes: int = 1,
+        groups: int = 1,
     ) -> Prediction:
         if group_size == 1:
             return self._prediction(0.0)
         factor = 2.0 if operation == "all_reduce" else 1.0
         share = (group_size - 1) / group_size
+        message_bytes = lane_bytes(operation, group_size, nodes, message_bytes)
         return self._prediction(
             self.collective_fixed_seconds
             + factor * share * message_bytes / link.bandwidth_bytes_per_second
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures(LinearPredictor):
+    """Links by latency and goodput, in every step of an algorithm, whatever their transport."""
+
+    def send(self, link: Link, message_bytes: float, *, nodes: int = 1) -> SendLaw:
+        return SendLaw(
+            rendezvous_latency_seconds=2 * link.latency_seconds,
+            wire_latency_seconds=link.latency_seconds,
+            seconds_per_byte=1 / link.goodput_bytes_per_second,
+            log_halfwidth=LINK_LOG_HALFWIDTH,
+            source="datasheet",
+        )
+
+    def collective(
+        self,
+        link: Link,
+        operation: str,
+        group_size: int,
+        message_bytes: float,
+        *,
+        nodes: int = 1,
+        groups: int = 1,
+    ) -> Prediction:
+        steps, share = ring_shape(operation, group_size)
+        lane = lane_bytes(operation, group_size, nodes, message_bytes)
+        step = link.latency_seconds + share * lane / link.goodput_bytes_per_second
+        return Prediction(
+            seconds=steps * step, log_halfwidth=LINK_LOG_HALFWIDTH, source="datasheet"
         )
 
 

@@ -7,16 +7,15 @@ from dataclasses import replace
 
 import pytest
 from collectives_groups import Group, Populations, group, plain_cluster
-from cost_fakes import island, link
+from cost_fakes import Figures, island, link
 
 from hetplan.cluster.spec import Cluster, IslandLink, Transport
 from hetplan.cost.collectives import ALL, Algorithm, CollectiveCost, collective, group_shape
 from hetplan.cost.collectives.libraries import OFFERED, offered, transport_of
 from hetplan.errors import InputError
-from hetplan.predict.fit import FittedPredictor
 from hetplan.profiling.samples import LinkOperation
 
-PREDICTOR = FittedPredictor.datasheet_only()
+PREDICTOR = Figures()
 AR, A2A = LinkOperation.ALL_REDUCE, LinkOperation.ALL_TO_ALL
 NODES: Populations = ((0, (8, 8, 8, 8)),)
 REGIONS: Populations = ((0, (8, 8)), (0, (8, 8)), (1, (8, 8)))

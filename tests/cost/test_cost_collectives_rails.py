@@ -10,7 +10,7 @@ from fractions import Fraction
 import pytest
 from collectives_counted import Rank, Unit, chained, exchanged, served, spread, through_trees
 from collectives_groups import Group, traffic
-from cost_fakes import island, link
+from cost_fakes import Figures, island, link
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,10 +22,9 @@ from hetplan.cost.collectives.layout import chains
 from hetplan.cost.collectives.trees import double_tree
 from hetplan.cost.network.link_names import LinkName, LinkScope
 from hetplan.errors import InputError
-from hetplan.predict.fit import FittedPredictor
 from hetplan.profiling.samples import LinkOperation
 
-PREDICTOR = FittedPredictor.datasheet_only()
+PREDICTOR = Figures()
 MESSAGE = 1e6
 AR, A2A, BROADCAST = LinkOperation.ALL_REDUCE, LinkOperation.ALL_TO_ALL, LinkOperation.BROADCAST
 RAILS = Nics(per_node=8, bandwidth_bytes_per_second=25e9, rails=4)

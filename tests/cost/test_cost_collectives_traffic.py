@@ -15,6 +15,7 @@ from collectives_counted import (
     units,
 )
 from collectives_groups import (
+from cost_fakes import Figures
     Group,
     Populations,
     equal_halves,
@@ -33,10 +34,9 @@ from hetplan.cost.collectives.parts import Asking
 from hetplan.cost.collectives.rings import parameter_server, rings
 from hetplan.cost.collectives.trees import double_tree
 from hetplan.cost.network.link_names import LinkName
-from hetplan.predict.fit import FittedPredictor
 from hetplan.profiling.samples import LinkOperation
 
-PREDICTOR = FittedPredictor.datasheet_only()
+PREDICTOR = Figures()
 ASKING = Asking(predictor=PREDICTOR, share=1.0)
 MESSAGE = 720.0
 RINGS = (LinkOperation.ALL_REDUCE, LinkOperation.REDUCE_SCATTER, LinkOperation.ALL_GATHER)

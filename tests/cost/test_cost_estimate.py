@@ -94,8 +94,9 @@ def test_interval_is_a_point_where_predictions_are_certain() -> None:
 
 
 def test_interval_of_one_device_is_the_normal_quantile() -> None:
-    # Nothing but one device kind: the step scales with its factor, whose logarithm is normal with
-    # a 90 % half-width of 0.1, so that its 10 % and 90 % points lie 1.2816 / 1.6449 of that away.
+    # Nothing but one device kind without samples: the step scales with its factor, whose logarithm
+    # is normal with a 90 % half-width of 0.1, so that its 10 % and 90 % points lie 1.2816 / 1.6449
+    # of that away.
     plan = build_plan(
         SHAPE,
         CLUSTER,
@@ -103,11 +104,15 @@ def test_interval_of_one_device_is_the_normal_quantile() -> None:
         [StageChoice(island="a", transformer_layers=8)],
         Degrees(tp=1, dp=1, microbatch_size=1),
     )
-    found = estimate(plan, SHAPE, CLUSTER, ASKED, LinearPredictor(halfwidth=0.1))
+    predictor = LinearPredictor(halfwidth=0.1, source="datasheet")
+    found = estimate(plan, SHAPE, CLUSTER, ASKED, predictor)
     halfwidth = 0.1 * 1.2816 / 1.6449
     low, high = found.interval.p10_seconds, found.interval.p90_seconds
-    assert np.log(high / found.step_seconds) == pytest.approx(halfwidth, rel=0.2)
-    assert np.log(found.step_seconds / low) == pytest.approx(halfwidth, rel=0.2)
+    assert np.log(high / found.step_seconds) == pytest.approx(halfwidth, rel=0.01)
+    assert np.log(found.step_seconds / low) == pytest.approx(halfwidth, rel=0.01)
+    assert np.log(found.p95_seconds / found.step_seconds) == pytest.approx(0.1, rel=0.01)
+    assert np.log(found.step_seconds / found.p5_seconds) == pytest.approx(0.1, rel=0.01)
+    assert found.own_log_halfwidth == pytest.approx(0.1, rel=0.01)
     assert low < found.interval.mean_seconds < high
 
 
@@ -121,12 +126,12 @@ def test_interval_depends_on_the_seed_alone() -> None:
     assert other.step_seconds == first.step_seconds
 
 
-def test_draws_are_antithetic_and_common_to_a_cause() -> None:
-    draws = Draws(("x", "y"), 100, 3)
-    x, wide = np.log(draws.factor("x", 0.2)), np.log(draws.factor("x", 0.4))
+def test_draws_have_no_mean_and_are_common_to_a_source() -> None:
+    draws = Draws((("x", ""), ("y", "")), 100, 3)
+    x, wide = np.log(draws.factor(("x", ""), 0.2)), np.log(draws.factor(("x", ""), 0.4))
     assert x.sum() == pytest.approx(0, abs=1e-12)
     assert wide == pytest.approx(2 * x)
-    assert abs(np.corrcoef(x, np.log(draws.factor("y", 0.2)))[0, 1]) < 0.3
+    assert abs(np.corrcoef(x, np.log(draws.factor(("y", ""), 0.2)))[0, 1]) < 0.3
 
 
 def test_warnings_once_each_and_in_order() -> None:

@@ -65,7 +65,7 @@ def hidden(found: Estimate, component: Component) -> float:
 COMPUTE = 3 * (8 * 0.010 + 0.001 + 0.004)  # forward and twice that backward, one sequence
 
 
-def test_sequence_parallelism_splits_every_sum_in_two_halves_of_equal_size() -> None:
+def test_sequence_parallelism_splits_every_sum_in_two_halves_and_gathers_inputs_again() -> None:
     plain, split = priced(tp=4), priced(tp=4, sequence_parallel=True)
     one = 1.5 * HIDDEN / FAST  # all_reduce among four
     softmax = 3 * 1.5 * 128 * 4 / FAST
@@ -73,7 +73,8 @@ def test_sequence_parallelism_splits_every_sum_in_two_halves_of_equal_size() -> 
     assert seconds(plain, Component.TENSOR_PARALLEL) == pytest.approx(8 * (layers * one + softmax))
     # A sum is a scatter and a gather of 3/4 each: the embedding's output is scattered and its
     # gradient gathered, the head's input gathered and its gradient scattered.
-    halves = 8 * 4 * 2 + 2 + 2
+    # Backward, the inputs of attention, MLP and head are gathered once more.
+    halves = 8 * 4 * 2 + 2 + 2 + 8 * 2 + 1
     assert seconds(split, Component.TENSOR_PARALLEL) == pytest.approx(
         8 * (halves * 0.75 * HIDDEN / FAST + softmax)
     )

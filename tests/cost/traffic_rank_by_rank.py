@@ -85,6 +85,7 @@ class Counting:
                     self.sum_activations(replica)
                 else:
                     self.sum_activations(replica)
+                    self.gather_again(replica)
                     tokens = replica.microbatch_size * self.sequence / replica.cp
                     for ranks in self.tensor(replica):
                         self.all_reduce(ranks, 4 * tokens, "tp")
@@ -100,6 +101,10 @@ class Counting:
             else:
                 self.sum_activations(replica)
             self.sum_activations(replica)
+        # Backward, inputs of attention and MLP; routed experts that are cut otherwise have none.
+        self.gather_again(replica)
+        if not isinstance(mlp, Experts) or (replica.ep == 1 and replica.etp == replica.tp):
+            self.gather_again(replica)
         # Keys and values once per forward pass, with their gradients twice in the backward pass.
         width = 2 * attention.head_dim * -(-attention.num_kv_heads // replica.tp)  # type: ignore[union-attr]
         for ranks in self.groups(replica, lambda dp, cp, tp: (dp, tp)):
@@ -129,6 +134,13 @@ class Counting:
         size = tokens * self.model.hidden_size * self.element
         for ranks in self.tensor(replica):
             self.all_reduce(ranks, size, "tp")
+
+    def gather_again(self, replica: Replica) -> None:
+        if not replica.sequence_parallel:
+            return
+        tokens = replica.microbatch_size * self.sequence / replica.cp
+        for ranks in self.tensor(replica):
+            self.gather(ranks, tokens * self.model.hidden_size * self.element, "tp")
 
     # ---- groups by coordinates
 

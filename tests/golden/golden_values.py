@@ -1,5 +1,6 @@
 """One small value of every kind that is written to disk, written out by hand."""
 
+from golden_compare import COMPARISON
 from golden_machine import DEVICE_KINDS, MACHINE_REPORT
 
 from hetplan.cluster.devices import DeviceKind
@@ -31,7 +32,15 @@ from hetplan.importers.records import (
     TopologyNic,
     TopologyPath,
 )
-from hetplan.job.spec import Forbids, Job, LengthShare, Optimizer, Pins, Precision
+from hetplan.job.spec import (
+    Forbids,
+    Job,
+    LengthShare,
+    Optimizer,
+    Pins,
+    Precision,
+    TrainerOptions,
+)
 from hetplan.launchers.machine import Machine
 from hetplan.launchers.run_log import LossCheck, RunLog
 from hetplan.lint.findings import Finding, Findings, Severity
@@ -61,9 +70,16 @@ from hetplan.predict.laws import (
     Term,
     Validation,
 )
+from hetplan.predict.layer_table import LayerTable
+from hetplan.predict.operator_values import (
+    LearnedResidual,
+    MeasuredShape,
+    OperatorLaw,
+    OperatorTerm,
+)
 from hetplan.profiling.campaign_values import Campaign, CampaignKind, CampaignLink
 from hetplan.profiling.pacing import Pace, PacedKind, PaceEntry
-from hetplan.profiling.samples import LayerSample, LinkSample, Provenance
+from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, Provenance
 from hetplan.runtime.measured import RankMeasure, StepRecord
 from hetplan.search.result import Certificate, Inputs, SearchResult
 
@@ -172,6 +188,12 @@ JOB = Job(
     gradient_clipping=True,
     data_loading_seconds=0.0625,
     checkpoint_interval_steps=500,
+    trainer=TrainerOptions(
+        fused_attention=False,
+        attention_dropout=True,
+        scattered_sends=True,
+        gradient_precision=Precision.BFLOAT16,
+    ),
     pin=Pins(tp=8, recompute=False, embedding_on="slow"),
     forbid=Forbids(nodes=("fast/1",)),
 )
@@ -284,7 +306,7 @@ ESTIMATE = Estimate(
 )
 
 RESULT = SearchResult(
-    schema="hetplan.plan/3",
+    schema="hetplan.plan/4",
     hetplan_version="0.1.0",
     seed=7,
     inputs=Inputs(model=MODEL, cluster=CLUSTER, job=JOB, sha256=(("model", "00ff"),)),
@@ -342,6 +364,25 @@ LINK_SAMPLE = LinkSample(
     repeats=20,
     outliers=0,
     measured_on="2026-11-21",
+    nodes=2,
+    groups=4,
+)
+OPERATOR_SAMPLE = OperatorSample(
+    device="nvidia-kind",
+    operator="matrix_product",
+    phase="weight_gradient",
+    precision="bfloat16",
+    output_precision="float32",
+    batch=1,
+    m=1536,
+    n=5120,
+    k=4096,
+    median_seconds=0.00033,
+    p10_seconds=0.00032,
+    p90_seconds=0.00041,
+    repeats=20,
+    outliers=1,
+    measured_on="2026-11-21",
 )
 PROVENANCE = Provenance(
     device="cpu",
@@ -394,6 +435,54 @@ LAWS = FittedLaws(
             points=24,
             validation=_VALIDATION,
             notes=("1 of 24 rows did not reach a steady time",),
+            tables=(
+                LayerTable(
+                    architecture="gpt",
+                    hidden_size=96,
+                    ffn_hidden_size=384,
+                    num_attention_heads=4,
+                    num_kv_heads=4,
+                    head_dim=24,
+                    vocab_size=0,
+                    sequence_length=128,
+                    tp=1,
+                    microbatch_sizes=(1, 2, 8),
+                    seconds=(0.001, 0.0018, 0.0071),
+                ),
+            ),
+            table_log_halfwidth=0.05,
+        ),
+    ),
+    operators=(
+        OperatorLaw(
+            device="a-device",
+            precision="bfloat16",
+            operator="matrix_product",
+            phase="forward",
+            terms=(
+                OperatorTerm(column="launches", coefficient=5.5e-06),
+                OperatorTerm(column="flops", coefficient=9.1e-16),
+            ),
+            floor_seconds=2.5e-05,
+            ranges=(
+                MeasuredRange(quantity="matrix product width", least=1024.0, most=28672.0),
+                MeasuredRange(quantity="matrix product flop", least=4e9, most=7e13),
+            ),
+            log_halfwidth=0.14,
+            calibration="own left-out rows",
+            rows=144,
+            points=144,
+            validation=_VALIDATION,
+            sustained_flops_per_second=1.1e15,
+            floor_rows=7,
+            multiprocessors=148,
+            shapes=(
+                MeasuredShape(
+                    batch=1, m=4096, n=8192, k=10240, output_precision="bfloat16", seconds=0.00065
+                ),
+            ),
+            residual=LearnedResidual(doublings=0.5, error_before=0.12, error_after=0.1),
+            notes=("never faster than the largest products keep up, 1100 TFLOP/s",),
         ),
     ),
     links=(
@@ -496,6 +585,7 @@ IMPORTED = Imported(
     hosts=(Host(name="node1", slots=8, device="A100"),),
     notes=("seconds are means",),
     skipped=("line 30: 3 wrong elements",),
+    operators=(OPERATOR_SAMPLE,),
 )
 
 CAMPAIGN = Campaign(
@@ -541,17 +631,18 @@ FINDINGS = Findings(
 )
 
 GOLDEN: tuple[tuple[str, object], ...] = (
+    ("hetplan.comparison/1", COMPARISON),
     ("hetplan.model-value/2", MODEL),
     ("hetplan.cluster-value/3", CLUSTER),
-    ("hetplan.job-value/2", JOB),
+    ("hetplan.job-value/3", JOB),
     ("hetplan.plan-value/2", PLAN),
     ("hetplan.estimate/2", ESTIMATE),
-    ("hetplan.plan/3", RESULT),
+    ("hetplan.plan/4", RESULT),
     ("hetplan.provenance/2", PROVENANCE),
     ("hetplan.pace/1", PACE),
-    ("hetplan.predictor/1", LAWS),
+    ("hetplan.predictor/2", LAWS),
     ("hetplan.run/1", RUN),
-    ("hetplan.import/2", IMPORTED),
+    ("hetplan.import/3", IMPORTED),
     ("hetplan.campaign/1", CAMPAIGN),
     ("hetplan.doctor/1", MACHINE_REPORT),
     ("hetplan.device-kinds/2", DEVICE_KINDS),
@@ -559,5 +650,9 @@ GOLDEN: tuple[tuple[str, object], ...] = (
 )
 """(current schema, value) of every kind of value that is written to disk."""
 
-GOLDEN_ROWS: tuple[LayerSample | LinkSample, ...] = (LAYER_SAMPLE, LINK_SAMPLE)
-"""One row of every kind of CSV file."""
+GOLDEN_ROWS: tuple[tuple[int, LayerSample | LinkSample | OperatorSample], ...] = (
+    (2, LAYER_SAMPLE),
+    (3, LINK_SAMPLE),
+    (1, OPERATOR_SAMPLE),
+)
+"""One row of every kind of CSV file, and the number of its form."""

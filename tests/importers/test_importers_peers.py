@@ -91,17 +91,17 @@ def test_sailor_profiles_come_back_as_they_were_written(
                 assert sample.precision == "float32"
 
 
-def test_even_shares_of_an_update_become_the_transformer_layers_part() -> None:
+def test_one_update_listed_for_every_layer_is_that_of_the_profiled_model() -> None:
     model = gpt()
     imported = sailor.parse(sailor_text({(1, 1): alike(4)}), context(model=model))
     update = only(imported, phase="optimizer:adamw")
     parameters = {kind: model.parameters(kind) for kind in LayerKind if kind in model.layers}
-    layers = 4 * parameters[LayerKind.TRANSFORMER]
+    layers = sailor.PROFILED_LAYERS * parameters[LayerKind.TRANSFORMER]
     everything = layers + parameters[LayerKind.EMBEDDING] + parameters[LayerKind.HEAD]
-    # Six shares of 1 ms; the samples' rate is the whole update's rate.
-    assert update.median_seconds / layers == pytest.approx(0.006 / everything)
-    assert (update.layer, update.copies) == ("transformer", 4)
-    assert any("even shares" in note for note in imported.notes)
+    # 1 ms for all that was profiled; the sample's rate is that update's rate.
+    assert update.median_seconds / layers == pytest.approx(0.001 / everything)
+    assert (update.layer, update.copies) == ("transformer", sailor.PROFILED_LAYERS)
+    assert any("one update of the model that was profiled" in note for note in imported.notes)
     assert any("adamw" in note for note in imported.notes)
 
 

@@ -18,7 +18,7 @@ from hetplan.plans.targets import TARGETS
 
 CONFIGS = shipped_folder("configs")
 
-TEXT = """schema: hetplan.job/2
+TEXT = """schema: hetplan.job/3
 name: small
 global_batch_size: 96
 sequence_length: 2048
@@ -125,11 +125,12 @@ def test_what_a_step_also_costs_is_read(tmp_path):
     assert plain.checkpoint_interval_steps is None
 
 
-def test_files_of_the_first_form_are_read(tmp_path):
-    old = write(tmp_path, TEXT.replace("hetplan.job/2", "hetplan.job/1"))
-    assert load_job(old).name == "small"
-    newer = write(tmp_path, TEXT.replace("hetplan.job/2", "hetplan.job/3"))
-    with pytest.raises(InputError, match=r"reads up to hetplan\.job/2"):
+def test_files_of_older_forms_are_read(tmp_path):
+    for number in (1, 2):
+        old = write(tmp_path, TEXT.replace("hetplan.job/3", f"hetplan.job/{number}"))
+        assert load_job(old).name == "small"
+    newer = write(tmp_path, TEXT.replace("hetplan.job/3", "hetplan.job/4"))
+    with pytest.raises(InputError, match=r"reads up to hetplan\.job/3"):
         load_job(newer)
 
 

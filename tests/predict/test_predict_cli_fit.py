@@ -50,7 +50,7 @@ def test_json_is_the_file(store: Path) -> None:
     done = CliRunner().invoke(app, ["--store", str(store), "--json"])
     assert done.exit_code == 0
     assert done.stdout == predictor_text(fit_stores(store)[0])
-    assert json.loads(done.stdout)["schema"] == "hetplan.predictor/1"
+    assert json.loads(done.stdout)["schema"] == "hetplan.predictor/2"
 
 
 def test_a_store_without_samples_is_bad_input(tmp_path: Path) -> None:

@@ -109,12 +109,12 @@ def test_updates_by_memory_traffic() -> None:
         return ON_PAPER.optimizer_update(device, optimizer, 1e9, precision)  # type: ignore[arg-type]
 
     adam = update(Optimizer.ADAMW, Precision.FLOAT32)
-    # Between a fused kernel (28 bytes per parameter) and the unfused measured ones (126).
-    low, high = 28e9 / 2e12, 126e9 / 2e12
+    # Fused kernels were measured at 33.5 to 42.7 bytes per parameter; others take up to twice that.
+    low, high = 33.5e9 / 2e12, 42.7e9 / 2e12
     assert low < adam.seconds < high
     half = 2.718281828**adam.log_halfwidth
     assert adam.seconds / half <= low
-    assert adam.seconds * half >= high
+    assert adam.seconds * half >= 1.4 * high
     assert update(Optimizer.SGD, Precision.FLOAT32).seconds < adam.seconds
     assert update(Optimizer.ADAMW, Precision.BFLOAT16).seconds > adam.seconds
     faster = replace(DEVICE, memory_bandwidth_bytes_per_second=4e12)

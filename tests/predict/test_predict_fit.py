@@ -73,7 +73,7 @@ def test_a_saved_predictor_is_read_back_equal_to_the_last_bit(tmp_path: Path) ->
     again = load_predictor(path)
     assert again == predictor
     assert predictor_text(again) == path.read_text()
-    assert json.loads(path.read_text())["schema"] == "hetplan.predictor/1"
+    assert json.loads(path.read_text())["schema"] == "hetplan.predictor/2"
     assert forward(again) == forward(predictor)
     assert again.send(LINK, 1e6) == predictor.send(LINK, 1e6)
     for ranks in (2, 4, 8):
@@ -92,8 +92,8 @@ def test_the_same_samples_give_the_same_bytes() -> None:
         ('"column": "matrix_flops"', '"column": "flips"', "column is 'flips'"),
         ('"quantity": "hidden"', '"quantity": "width"', "has ranges of width"),
         ('"message_bytes": [\n', '"message_bytes": [\n 1e12,', "7 sizes and 6 times"),
-        ("hetplan.predictor/1", "hetplan.plan/1", "a hetplan.predictor file is expected"),
-        ("hetplan.predictor/1", "hetplan.predictor/9", "hetplan.predictor/9"),
+        ("hetplan.predictor/2", "hetplan.plan/1", "a hetplan.predictor file is expected"),
+        ("hetplan.predictor/2", "hetplan.predictor/9", "hetplan.predictor/9"),
         ('"rows": ', '"rows": "many", "x": ', "rows"),
     ],
 )
@@ -272,4 +272,4 @@ def test_importing_and_predicting_needs_no_heavy_library() -> None:
 def test_laws_hold_only_what_json_can() -> None:
     single = layer_grid(hidden=(2048,), sequences=(2048,), tps=(1,), microbatches=(1,))
     laws = fit(ProfileSet(layers=tuple(single), links=(), provenance=())).laws
-    assert "NaN" not in encode(laws, schema="hetplan.predictor/1")
+    assert "NaN" not in encode(laws, schema="hetplan.predictor/2")

@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from hetplan.cluster.spec import Cluster
+from hetplan.cluster.spec import Cluster, Transport
 from hetplan.cost.collectives.candidate import Candidate
 from hetplan.cost.collectives.doubling import halving_doubling, unequal_halves
 from hetplan.cost.collectives.layout import NODE, RANK, WHOLE, nontrivial_levels
-from hetplan.cost.collectives.libraries import offered
+from hetplan.cost.collectives.libraries import offered, transport_of
 from hetplan.cost.collectives.pairwise import direct_all_to_all, send, two_level_all_to_all
 from hetplan.cost.collectives.parts import Asking, only_measured
 from hetplan.cost.collectives.rings import (
@@ -89,7 +89,8 @@ def collective(
         default = next(
             _candidates(cluster, shape, operation, message_bytes, asking, _default(operation), None)
         )
-        if only_measured(default.terms):
+        own = among is None and _library_rings(cluster, shape, operation)
+        if own or only_measured(default.terms):
             return default.cost()
     allowed = _ALGORITHMS[operation] & (
         offered(cluster, shape, operation) if among is None else among
@@ -100,7 +101,7 @@ def collective(
         cost
         for each in sorted(allowed)
         for cost in _candidates(cluster, shape, operation, message_bytes, asking, each, order)
-        if among is not None or each is not Algorithm.TWO_LEVEL or cost.detail == _NODE_BY_NODE
+        if among is not None or each is not Algorithm.TWO_LEVEL or _stands_for_rings(cost)
     ]
     if not found:
         raise InputError(_unusable(shape, operation, min(allowed)))
@@ -108,6 +109,20 @@ def collective(
     # Of equal costs the default's; `min` keeps the first.
     found = sorted(measured or found, key=lambda cost: cost.algorithm is not _default(operation))
     return min(found, key=lambda each: each.seconds).cost()
+
+
+def _library_rings(cluster: Cluster, shape: GroupShape, operation: LinkOperation) -> bool:
+    """Whether the law of a node's links is one of what this library's rings took there."""
+    inside = shape.num_nodes == 1 and operation in RING_OPERATIONS
+    return inside and transport_of(cluster, shape) is Transport.DEVICE_DIRECT
+
+
+def _stands_for_rings(cost: Candidate) -> bool:
+    """A two-level form by samples of a node's links and of those between nodes.
+
+    Laws of links without samples have the latencies of rings that run node by node themselves.
+    """
+    return cost.detail == _NODE_BY_NODE and only_measured(cost.terms)
 
 
 def _default(operation: LinkOperation) -> Algorithm:

@@ -102,7 +102,7 @@ def _bits(cluster: Cluster, shape: GroupShape) -> Iterator[_Bit]:
         )
     for _ in range(first.num_nodes.bit_length() - 1):
         yield _Bit(
-            uses=tuple({LinkUse(link=island.inter_node): None for _, island in own}),
+            uses=tuple({LinkUse(link=island.inter_node, nodes=2): None for _, island in own}),
             senders=tuple(
                 (island_link(each.island, LinkScope.ISLAND), each.num_ranks) for each, _ in own
             ),
@@ -119,6 +119,7 @@ def _bits(cluster: Cluster, shape: GroupShape) -> Iterator[_Bit]:
             LinkUse(
                 link=cluster.link_between(left.island, right.island),
                 senders=senders[whose_capacity(cluster, left, right)],
+                nodes=2,
             ): None
             for left, right in pairs
         }

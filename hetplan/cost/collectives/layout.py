@@ -162,20 +162,23 @@ class Layout:
         if low <= NODE:
             for each in islands:
                 if each.num_nodes > 1:
-                    yield LinkUse(link=self._inter(each)), across
+                    yield LinkUse(link=self._inter(each), nodes=nodes), across
+        stops = nodes if low == RANK else count_units(low, islands)
         for left, right in _cyclic(_groups_in(max(low, ISLAND), islands)):
-            for use in self.crossing(left, right, lanes):
+            for use in self.crossing(left, right, lanes, stops):
                 yield use, across
 
-    def crossing(self, left: Islands, right: Islands, lanes: float) -> Iterator[LinkUse]:
-        """Links over which units of so many lanes face each other."""
+    def crossing(
+        self, left: Islands, right: Islands, lanes: float, stops: int = 2
+    ) -> Iterator[LinkUse]:
+        """Links over which units of so many lanes face each other, in a ring of so many nodes."""
         shared: dict[tuple[Link, Owners], float] = {}
         for pair in self.facing(left, right):
             one, two = pair.left, pair.right
             key = (self.link(one, two), whose_capacity(self.cluster, one, two))
             shared[key] = shared.get(key, 0.0) + pair.part
         for (link, _), part in shared.items():
-            yield LinkUse(link=link, senders=max(1.0, lanes * part))
+            yield LinkUse(link=link, senders=max(1.0, lanes * part), nodes=stops)
 
     def facing(self, left: Islands, right: Islands) -> list[Facing]:
         """Which islands of two regions hold the same parts of the message."""

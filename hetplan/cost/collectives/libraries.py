@@ -19,13 +19,17 @@ library; where one of its links is host-staged, gloo takes all of it, as torch c
 
 Rings of a device-direct library run node by node, one per channel, each into and out of a node
 once, by NICs of its own. So a NIC carries 2 (n - 1) / n S / NICs bytes of an all_reduce, n ranks,
-which is the flat ring here (`layout`: lanes). Only its latency differs: here every one of the
-2 (n - 1) steps waits for the network, while the library's own model (NCCL, graph/tuning.cc,
-nInterSteps) counts 2 (nodes - 1) steps of the network and the rest inside nodes. The two-level form
-cut at the nodes has just these network steps, and 2 (nodes - 1) / nodes S / NICs bytes per NIC, but
-its phases follow each other where the library's overlap. Neither is below what the links allow, so
-the cheaper one is the price of these rings. Cuts at islands or regions, halving-doubling and
-parameter servers are what a library could do, not what these do.
+which is the flat ring here (`layout`: lanes). Of its 2 (n - 1) steps 2 (nodes - 1) wait for the
+network and the rest for links inside nodes (NCCL, graph/tuning.cc, nInterSteps): so say the laws
+of links without samples (`predict.links_prior`), learned from such rings. Samples of links between
+single devices say it of the network's steps alone: by them every step of the flat ring waits for
+the network, and the two-level form cut at the nodes, which has just the network's steps, stands for
+the rings where it is cheaper. Cuts at islands or regions, halving-doubling and parameter servers
+are what a library could do, not what these do.
+
+Inside one node and in two nodes of a device-direct library rings are what was measured (two nodes:
+Galvatron, `cost.network.ring_nics`; a tree over two would send half as much out of each, which
+those times exclude), so trees, whose law is of sends, do not stand against them.
 
 Sources: NCCL 2.2x src/graph/tuning.cc; gloo's files as named; torch ProcessGroupGloo.cpp,
 reduce_scatter_tensor_coalesced.
@@ -46,6 +50,9 @@ _RING, _TREE, _DIRECT = (
     frozenset({each}) for each in (Algorithm.RING, Algorithm.TREE, Algorithm.DIRECT)
 )
 
+_RINGS_ONLY = 2
+"""Nodes up to which no tree is taken."""
+
 OFFERED: dict[Transport, dict[LinkOperation, frozenset[Algorithm]]] = {
     Transport.DEVICE_DIRECT: {
         LinkOperation.ALL_REDUCE: _RINGS | _TREE,
@@ -62,7 +69,7 @@ OFFERED: dict[Transport, dict[LinkOperation, frozenset[Algorithm]]] = {
         LinkOperation.ALL_TO_ALL: _DIRECT,
     },
 }
-"""Two-level stands for rings laid node by node, cut at the nodes only."""
+"""Two-level stands for measured rings laid node by node, cut at the nodes only."""
 
 
 def offered(cluster: Cluster, shape: GroupShape, operation: LinkOperation) -> frozenset[Algorithm]:
@@ -70,7 +77,11 @@ def offered(cluster: Cluster, shape: GroupShape, operation: LinkOperation) -> fr
 
     InputError where neighbouring islands of the group have no link.
     """
-    return OFFERED[transport_of(cluster, shape)].get(operation, _DIRECT)
+    transport = transport_of(cluster, shape)
+    found = OFFERED[transport].get(operation, _DIRECT)
+    if transport is Transport.DEVICE_DIRECT and shape.num_nodes <= _RINGS_ONLY:
+        return found - _TREE if operation is LinkOperation.ALL_REDUCE else found
+    return found
 
 
 def transport_of(cluster: Cluster, shape: GroupShape) -> Transport:

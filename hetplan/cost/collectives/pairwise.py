@@ -95,7 +95,8 @@ def send(
         name = island_link(first.name, scope)
     sent = [(name, message_bytes)]
     together = operation is LinkOperation.SEND_RECV
-    terms = [asking.send(LinkUse(link=link), message_bytes, operation.value, together=together)]
+    use = LinkUse(link=link, nodes=2 if spans or len(islands) == 2 else 1)
+    terms = [asking.send(use, message_bytes, operation.value, together=together)]
     nodes = islands[0].nodes
     if len(islands) == 1 and len(nodes) == 2 and off_rails(nodes[0], nodes[1]) > 0:
         fabric = island_link(first.name, LinkScope.NODE)
@@ -161,7 +162,7 @@ def _direct(
             detours = _detours(each, nodes, level)
             found = (
                 *exchange(LinkUse(link=island.intra_node, shared=not spans), intra + detours),
-                *exchange(LinkUse(link=island.inter_node), inter if level <= NODE else 0),
+                *exchange(LinkUse(link=island.inter_node, nodes=2), inter if level <= NODE else 0),
                 *across,
             )
             if not worst or seconds_of(found) > seconds_of(worst):
@@ -198,6 +199,7 @@ def _crossings(
         use = LinkUse(
             link=cluster.link_between(one.island, other.island),
             senders=min(region if owners[0] else one.num_ranks, facing),
+            nodes=2,
         )
         found[use] = found.get(use, 0) + units
     return found

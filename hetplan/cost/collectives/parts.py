@@ -16,6 +16,7 @@ from functools import lru_cache
 
 from hetplan.cluster.spec import Link
 from hetplan.cost.terms import Term, link_cause
+from hetplan.predict.link_shapes import lanes
 from hetplan.predict.predictor import Prediction, Predictor, SendLaw
 from hetplan.profiling.samples import LinkOperation
 
@@ -35,6 +36,8 @@ class LinkUse:
     time, or half as much, counts as half of one."""
     shared: bool = True
     """Whether the groups beside this one are on the link as well."""
+    nodes: int = 1
+    """Nodes that the phase goes over by this link; 1: the link is inside a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +50,18 @@ class Asking:
     def collective(
         self, use: LinkUse, operation: LinkOperation, ranks: int, message_bytes: float, what: str
     ) -> Term:
-        """A collective of this many equal ranks over the link."""
+        """A collective of this many equal ranks over the link, which carries one ring of them.
+
+        The predictor knows groups: where a node has several ranks, of as many rings side by side.
+        """
         link, larger = self._priced(use)
+        nodes = min(use.nodes, ranks)
         asked = message_bytes / (self.share if use.shared else 1.0)
-        found = self.predictor.collective(link, operation.value, ranks, asked)
+        asked *= lanes(operation, ranks, nodes)
+        found = self.predictor.collective(link, operation.value, ranks, asked, nodes=nodes)
         if larger > 1.0 and found.source == MEASURED:
-            found = self.predictor.collective(link, operation.value, ranks, asked * larger)
+            asked *= larger
+            found = self.predictor.collective(link, operation.value, ranks, asked, nodes=nodes)
         return Term(what=what, cause=_cause(use.link), count=1, prediction=found)
 
     def send(
@@ -77,10 +86,10 @@ class Asking:
         """Law of messages about this large."""
         link, larger = self._priced(use)
         slower = 1.0 / (self.share if use.shared else 1.0)
-        law = self.predictor.send(link, message_bytes * slower)
+        law = self.predictor.send(link, message_bytes * slower, nodes=use.nodes)
         if larger > 1.0 and law.source == MEASURED:
             slower *= larger
-            law = self.predictor.send(link, message_bytes * slower)
+            law = self.predictor.send(link, message_bytes * slower, nodes=use.nodes)
         return replace(law, seconds_per_byte=law.seconds_per_byte * slower)
 
     def _priced(self, use: LinkUse) -> tuple[Link, float]:

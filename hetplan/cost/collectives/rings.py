@@ -187,7 +187,8 @@ def _served_inside(
     port = clients if inside else max(clients / each.most_ranks, 1 / each.fewest_ranks)
     name = island_link(each.island, scope)
     sent.append([(name, 2 * clients * message_bytes)])
-    terms = [asking.send(LinkUse(link=link), port * message_bytes, _SERVER)]
+    use = LinkUse(link=link, nodes=1 if inside else each.num_nodes)
+    terms = [asking.send(use, port * message_bytes, _SERVER)]
     server = each.nodes[0]
     if not inside and (part := max(off_rails(nodes, server) for nodes in each.nodes)) > 0:
         fabric = island_link(each.island, LinkScope.NODE)
@@ -208,7 +209,7 @@ def _served_across(
         terms = []
         shards = layout.share(top, server) * message_bytes
         for each in server:
-            port = LinkUse(link=layout.cluster.island(each.island).inter_node)
+            port = LinkUse(link=layout.cluster.island(each.island).inter_node, nodes=2)
             terms.append(asking.send(port, (len(units) - 1) * shards, _SERVER))
         for client in units:
             if client is server:

@@ -149,14 +149,16 @@ def tree_broadcast(
     operation = LinkOperation.BROADCAST
     regions, islands = (dict[tuple[LinkUse, int], None]() for _ in range(2))
     for edge in _across(shape, lambda members: (binomial_edges(members),)):
-        use = LinkUse(link=cluster.link_between(edge.link.left, edge.link.right))
+        use = LinkUse(
+            link=cluster.link_between(edge.link.left, edge.link.right), nodes=edge.members
+        )
         (regions if edge.regions else islands)[use, edge.members] = None
         sent.append((edge.link, message_bytes))
     spans = shape.num_nodes > 1
     inter, rails, intra = (dict[tuple[LinkUse, int], None]() for _ in range(3))
     for each in shape.islands:
         island = cluster.island(each.island)
-        inter[LinkUse(link=island.inter_node), each.num_nodes] = None
+        inter[LinkUse(link=island.inter_node, nodes=each.num_nodes), each.num_nodes] = None
         intra[LinkUse(link=island.intra_node, shared=not spans), each.most_ranks] = None
         sent += _count_inside(each, message_bytes)
         if _most_off(each) > 0:
@@ -202,7 +204,7 @@ def chain_broadcast(
                 load=1.0,
             ),
             _Level(
-                use=LinkUse(link=island.inter_node),
+                use=LinkUse(link=island.inter_node, nodes=2),
                 hops=each.num_nodes - 1,
                 hop_part=1.0 / lanes,
                 load=1.0 / lanes,
@@ -210,7 +212,7 @@ def chain_broadcast(
         ]
     for left, right in pairwise(names):
         sent.append((between_islands(left, right), message_bytes))
-        use = LinkUse(link=cluster.link_between(left, right), senders=lanes)
+        use = LinkUse(link=cluster.link_between(left, right), senders=lanes, nodes=2)
         levels.append(_Level(use=use, hops=1, hop_part=1.0 / lanes, load=1.0 / lanes))
     terms = _pipelined(levels, message_bytes, asking, "chain broadcast")
     return Candidate(algorithm=Algorithm.RING, terms=tuple(terms), sent=(sent,), detail="chain")
@@ -273,7 +275,8 @@ def _tree_levels(
         island = cluster.island(each.island)
         use = LinkUse(link=island.intra_node, shared=not spans)
         intra[_tree_level(use, each.most_ranks, 1.0)] = None
-        inter[_tree_level(LinkUse(link=island.inter_node), each.num_nodes, 1.0 / lanes)] = None
+        use = LinkUse(link=island.inter_node, nodes=2)
+        inter[_tree_level(use, each.num_nodes, 1.0 / lanes)] = None
         if (part := _most_off(each)) > 0:
             use = LinkUse(link=island.intra_node, shared=False)
             rails[_tree_level(use, each.num_nodes, part / lanes)] = None
@@ -285,7 +288,7 @@ def _tree_levels(
         for edge in edges:
             if edge.regions is regions:
                 link = cluster.link_between(edge.link.left, edge.link.right)
-                use = LinkUse(link=link, senders=lanes)
+                use = LinkUse(link=link, senders=lanes, nodes=2)
                 across[_tree_level(use, edge.members, 1.0 / lanes)] = None
         yield list(across)
 
@@ -321,7 +324,14 @@ def _pipelined(levels: list[_Level], message_bytes: float, asking: Asking, what:
             least = middle + 1
         else:
             most = middle
-    return _chunked(levels, message_bytes, asking, what, least)
+    terms = _chunked(levels, message_bytes, asking, what, least)
+    if levels:
+        # All start together, so the first hop has to meet first; the others' receivers wait.
+        first = levels[0]
+        part = first.hop_part * message_bytes / least
+        meeting = asking.send(first.use, part, what, together=True)
+        terms[:1] = [meeting, terms[0].times((first.hops - 1) / first.hops)]
+    return terms
 
 
 def _chunked(

@@ -11,9 +11,42 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hetplan.cost.priced.values import Shape
 from hetplan.job.spec import Job
 from hetplan.model.layers import Attention, Experts, TransformerLayer
+from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.model.work import transformer_work
+
+# ---- gradients of the weights
+
+
+def accumulation_bytes(weight_bytes: int, gradient_bytes: int, *, fused: bool) -> int:
+    """Memory traffic per weight and microbatch of adding up gradients, beyond writing them once.
+
+    Fused: the product reads and writes the sum in place of writing its result. Otherwise a pass of
+    its own reads both and writes the sum (Megatron-LM, `--no-gradient-accumulation-fusion`:
+    megatron/core/distributed/distributed_data_parallel.py; autograd's own sum likewise).
+    """
+    return 2 * gradient_bytes - weight_bytes if fused else weight_bytes + 2 * gradient_bytes
+
+
+def matrix_parameters(
+    model: ModelSpec, kind: LayerKind, layer: TransformerLayer | None, shape: Shape
+) -> float:
+    """Weights of one layer's matrices on one rank, the embedding's table included."""
+    h = model.hidden_size
+    if layer is None:
+        return (
+            float(model.vocabulary_matrix(shape.tp)) if kind is not LayerKind.TRANSFORMER else 0.0
+        )
+    mlp, count = layer.mlp, float(layer.attention.matrix_parameters(h, shape.tp))
+    if not isinstance(mlp, Experts):
+        return count + mlp.matrix_parameters(h, shape.tp)
+    degree = shape.tp if shape.experts_like_rest else shape.etp
+    count += mlp.router_parameters(h)
+    count += mlp.num_experts / shape.ep * mlp.expert.matrix_parameters(h, degree)
+    return count + (mlp.shared.matrix_parameters(h, shape.tp) if mlp.shared else 0)
+
 
 # ---- key-value heads
 

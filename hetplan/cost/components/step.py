@@ -220,7 +220,7 @@ def gradient_norm(
         return nothing(Component.NORM, why)
     counted = update.source == SOURCE and job.precision is not Precision.FLOAT32
     passes = 2.0 if counted else 3.0
-    local = _streaming(device, passes * gradients * gradient_bytes, update, gradients, job)
+    local = streaming(device, passes * gradients * gradient_bytes, update, gradients, job)
     rounds = 2.0 if job.precision is Precision.FLOAT16 else 1.0
     terms = (
         Term(what="gradient norm and scaling", cause=device.kind, count=1, prediction=local),
@@ -230,7 +230,35 @@ def gradient_norm(
     return of_terms(Component.NORM, terms, note)
 
 
-def _streaming(
+def gradient_passes(
+    device: DeviceKind,
+    job: Job,
+    held: float,
+    own: float,
+    copies: int,
+    update: Prediction,
+) -> ComponentCost:
+    """What a trainer with gradients in one buffer does to them beside norm and update.
+
+    `held`: gradients of this rank, as they are kept; `own`: those it updates, in float32; `copies`:
+    ranks that hold the same. Megatron-LM (megatron/core/distributed/param_and_grad_buffer.py and
+    distributed_data_parallel.py, megatron/core/optimizer/optimizer.py) zeroes all of them (written
+    once), divides them by the number of copies (read and written) and looks for values that are no
+    number (read), in float16 with loss scaling instead while it divides its own by the scale (read
+    and written). Nothing for targets that do not say so (`Target.gradient_buffer`).
+    """
+    if not target(job.target).gradient_buffer:
+        return nothing(Component.OPTIMIZER, f"target {job.target} makes none that are known")
+    scales = job.precision is Precision.FLOAT16
+    passes = 1.0 + (2.0 if copies > 1 else 0.0) + (0.0 if scales else 1.0)
+    moved = passes * held * gradient_bytes_per_parameter(job)
+    moved += (2.0 * own * Precision.FLOAT32.bytes_per_element) if scales else 0.0
+    local = streaming(device, moved, update, own, job)
+    term = Term(what="passes over the gradients", cause=device.kind, count=1, prediction=local)
+    return of_terms(Component.OPTIMIZER, (term,))
+
+
+def streaming(
     device: DeviceKind, moved: float, update: Prediction, parameters: float, job: Job
 ) -> Prediction:
     """A pass over so many bytes: by the device's bandwidth, or as fast as its measured update."""

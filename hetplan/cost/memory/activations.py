@@ -211,6 +211,8 @@ def _attention(
     if not habits.fused_attention:
         scores = heads * (cut.sequence_length / cut.cp) * e
         core += scores
+        if habits.attention_dropout:
+            core += scores + heads * (cut.sequence_length / cut.cp)  # masks have one byte
     recomputed = core if _module(cut, RecomputeModule.CORE_ATTENTION) else 0.0
     gradients = (2 * (query + keys + value) + result) * e + FLOAT32_BYTES * query
     output = h * e * cut.replicated

@@ -42,7 +42,7 @@ from hetplan.cost.memory.values import (
     RESERVED_OVER_ALLOCATED,
     MemoryLayout,
     TrainerMemory,
-    trainer_memory,
+    job_memory,
 )
 from hetplan.cost.schedules import passes
 from hetplan.errors import InputError
@@ -75,11 +75,11 @@ def device_memory(
 ) -> MemoryUse:
     """Bytes on the fullest rank of a stage; `model` has the padded vocabulary that is trained.
 
-    habits: of the job's target unless given. runtime_bytes: what driver and communication library
-    take outside of the allocator; 0 leaves them to the job's reserve. InputError for layer ranges
-    that the model does not have and for schedules that do not exist.
+    habits: of the job's target and trainer options unless given. runtime_bytes: what driver and
+    communication library take outside of the allocator; 0 leaves them to the job's reserve.
+    InputError for layer ranges that the model does not have and for schedules that do not exist.
     """
-    own = trainer_memory(job.target) if habits is None else habits
+    own = job_memory(job) if habits is None else habits
     each = state_bytes(job, own)
     asked = _Asked(
         sequence_length=job.sequence_length,
@@ -139,7 +139,7 @@ def _amounts(
     kept += between.received
     working += between.beside
     if asked.adamw and habits.update_bytes:
-        count = held.parameter_bytes / asked.each.parameter
+        count = held.optimizer_bytes / asked.each.optimizer  # what this rank updates
         working = max(working, count * habits.update_bytes - kept)
     return held, kept, working, standing_bytes(model, cut, habits, positions, tokens)
 

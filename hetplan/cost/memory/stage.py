@@ -20,9 +20,10 @@ from hetplan.cost.memory.values import (
     RESERVED_OVER_ALLOCATED,
     MemoryLayout,
     TrainerMemory,
-    trainer_memory,
+    job_memory,
 )
 from hetplan.job.spec import Job, Optimizer
+from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.build import Degrees
 from hetplan.plans.plan import LayerRange, Recompute, RecomputeGranularity
@@ -57,7 +58,7 @@ class PerKind:
 
 def gradient_bytes_per_parameter(job: Job) -> int:
     """One parameter's gradient as it is kept and reduced."""
-    return state_bytes(job, trainer_memory(job.target)).gradient
+    return state_bytes(job, job_memory(job)).gradient
 
 
 def stage_parameters(model: ModelSpec, tp: int) -> PerKind:
@@ -217,7 +218,7 @@ def stage_memory(
 
     InputError where the model's transformer layers differ.
     """
-    habits = trainer_memory(job.target)
+    habits = job_memory(job)
     num_microbatches = max(1, job.global_batch_size // (degrees.microbatch_size * degrees.dp))
     layout = degrees_layout(degrees, num_microbatches)
     cut = cut_of(
@@ -254,7 +255,9 @@ def stage_memory(
         beside_bytes=between.beside,
         receive_buffers=num_microbatches if habits.receive_buffers else 0,
         buffers=_standing(model, cut, habits, tokens, last),
-        update_bytes=habits.update_bytes if job.optimizer is Optimizer.ADAMW else 0.0,
+        update_bytes=habits.update_bytes / optimizer_shards
+        if job.optimizer is Optimizer.ADAMW
+        else 0.0,
         reserve_factor=RESERVED_OVER_ALLOCATED,
         runtime_bytes=runtime_bytes,
         available_bytes=island.memory_bytes * (1 - job.memory_reserve_fraction),
@@ -289,7 +292,9 @@ def _standing(
 def message_bytes(model: ModelSpec, job: Job, degrees: Degrees) -> float:
     """Activations that one device sends to the next stage, per microbatch.
 
-    Every tensor-parallel rank sends them whole: only sequence parallelism would divide them.
+    Every tensor-parallel rank sends them whole unless the trainer scatters them: else only sequence
+    parallelism would divide them.
     """
     tokens = degrees.microbatch_size * job.sequence_length
-    return float(tokens * model.hidden_size * job.precision.bytes_per_element)
+    whole = float(tokens * model.hidden_size * job.precision.bytes_per_element)
+    return whole / (degrees.tp if trainer_settings(job).scattered_sends else 1)

@@ -1,19 +1,22 @@
 """Which habits of a trainer decide how much memory a device needs, and what is asked for a stage?
 
-Habits are data: `trainer_memory` has those of every target, and a benchmark of other people's runs
-may bring its own. Sources: Megatron-LM (megatron/core/tensor_parallel/layers.py and
-cross_entropy.py, megatron/core/fusions), Transformer Engine (pytorch/module/base.py: one
-placeholder per shape of a weight; pytorch/cross_entropy.py; pytorch/cpp_extensions/gemm.py:
-workspaces), torch.distributed.pipelining (torch 2.13) for the native trainer.
+Habits are data: `trainer_memory` has those of every target, `job_memory` what a job's trainer
+options make of them, and a benchmark of other people's runs may bring its own. Sources: Megatron-LM
+(megatron/core/tensor_parallel/layers.py and cross_entropy.py, megatron/core/fusions), Transformer
+Engine (pytorch/module/base.py: one placeholder per shape of a weight; pytorch/cross_entropy.py;
+pytorch/cpp_extensions/gemm.py: workspaces), torch.distributed.pipelining (torch 2.13) for the
+native trainer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 
 from hetplan.errors import InputError
-from hetplan.job.spec import Precision
+from hetplan.job.spec import Job, Precision, TrainerOptions
+from hetplan.job.trainer import TRAINER_DEFAULTS, trainer_settings_of
 from hetplan.plans.plan import LayerRange, Recompute, Sharding
 from hetplan.plans.targets import target
 
@@ -80,7 +83,10 @@ class TrainerMemory:
     dropout_masks: int = 0
     """Masks of one byte per element of [b, s, h] in a layer."""
     fused_attention: bool = True
-    """No scores are kept; otherwise one element for each."""
+    """No scores are kept; otherwise their softmax, one element for each."""
+    attention_dropout: bool = False
+    """Unfused: of every score also its dropped probability and a mask of one byte (arXiv
+    2205.05198, section 4.1); a fused kernel draws the mask again."""
     fused_weight_gradients: bool
     """Gradients of matrices are added where they are kept; otherwise each exists once more while
     its layer runs backward."""
@@ -149,6 +155,36 @@ def trainer_memory(target_name: str) -> TrainerMemory:
         if known == name:
             return habits
     raise InputError(f"memory of target {name} is not known; known: native, megatron, any")
+
+
+def job_memory(job: Job) -> TrainerMemory:
+    """Habits of the job's target under the job's trainer options; InputErrors as for both."""
+    return _job_memory(job.target, job.precision, job.trainer)
+
+
+@lru_cache(maxsize=256)
+def _job_memory(target_name: str, precision: Precision, asked: TrainerOptions) -> TrainerMemory:
+    habits = trainer_memory(target_name)
+    settings = trainer_settings_of(target_name, precision, asked)
+    if not dict(TRAINER_DEFAULTS)[target_name].choices:
+        return habits
+    gradients = settings.gradient_precision.bytes_per_element
+    # Megatron-LM's optimizer works on a float32 copy of narrower gradients
+    # (megatron/core/optimizer/optimizer.py, _copy_model_grads_to_main_grads).
+    copies = 0.0 if gradients == FLOAT32_BYTES else float(FLOAT32_BYTES)
+    return replace(
+        habits,
+        gradient_bytes=gradients,
+        loss=Loss.IN_PLACE if settings.fused_loss else Loss.VOCAB_PARALLEL,
+        # After the attention, after the MLP (arXiv 2205.05198, section 4.1).
+        dropout_masks=2 if settings.hidden_dropout else 0,
+        fused_attention=settings.fused_attention,
+        context_exchange=settings.context_exchange,
+        fused_weight_gradients=settings.fused_accumulation,
+        placeholder_gradients=habits.placeholder_gradients and settings.fused_accumulation,
+        attention_dropout=settings.attention_dropout,
+        update_bytes=habits.update_bytes + copies,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

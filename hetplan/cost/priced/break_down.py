@@ -141,7 +141,8 @@ def _before(
 
 
 def _leaving(sums: Sums, stage: StageWork, end: StageEnd, own: float) -> None:
-    sums.parts(stage.unit.end.update_of(own))
+    held = stage.parameters + stage.expert_parameters
+    sums.parts(stage.unit.end.update_of(own, held))
     sums.add(Component.GATHERING, end.gathering.exposed_seconds, end.gathering.hidden_seconds)
     sums.add(Component.SLOWED, end.gathering.compute_delay_seconds)
 
@@ -159,7 +160,7 @@ def end_parts(
         before, gathered = end.reduced, end.gathered
     return (
         (*_scaled(before, end.reduction.added_seconds), *end.tied),
-        (*ending.update_of(own), *_scaled(gathered, end.gathering.added_seconds)),
+        (*ending.update_of(own, plain + experts), *_scaled(gathered, end.gathering.added_seconds)),
     )
 
 

@@ -1,10 +1,15 @@
 """How far a plan's step can be from its central value: the predictor's errors through the replay.
 
-One common log-factor is drawn per device kind and per link (normal, the predictor's 90 %
-interval), and per stage the slowest of its ranks where the spread of the island's devices is known:
-the largest of n draws of a normal variable is the normal quantile of the n-th root of a uniform
-one. Every draw is replayed. Stages that wait for others before they reduce are taken to wait for
-nothing beyond the slowest of all; the draws are scaled by what that changes in the central step.
+One common log-factor is drawn per source of errors (`terms.sources_of`; normal, the predictor's
+90 % interval), and per stage the slowest of its ranks where the spread of the island's devices is
+known: the largest of n draws of a normal variable is the normal quantile of the n-th root of a
+uniform one. Every draw is replayed. Stages that wait for others before they reduce are taken to
+wait for nothing beyond the slowest of all; the draws are scaled by what that changes in the
+central step.
+
+What the step is made of, by source, comes from the same replays (`step_sources`): a step is
+homogeneous of degree one in the times that it is made of, so the derivatives of its logarithm by
+theirs add up to one (Euler), and derivative times step is the source's part of it, waits included.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from statistics import NormalDist
 import numpy as np
 
 from hetplan.cost.components.stragglers import straggler_factors
-from hetplan.cost.estimate_values import Component, Interval
+from hetplan.cost.estimate_values import Component
 from hetplan.cost.priced.break_down import end_parts
 from hetplan.cost.priced.plan import PipelineWork, PlanCosts, StageWork, sends_wait
 from hetplan.cost.priced.pricer import StepCost
@@ -25,23 +30,52 @@ from hetplan.cost.priced.units import Unit
 from hetplan.cost.priced.values import Part
 from hetplan.cost.replay.kernel import Floats, ends_of_draws
 from hetplan.cost.replay.step import step_ends
-from hetplan.cost.terms import Draws, Term
+from hetplan.cost.terms import Draws, Source, Term, sources_of
 from hetplan.plans.plan import Plan
 
 # 200 draws put the 10 % quantile within about 0.02 of its rank (sqrt(0.1 * 0.9 / 200)).
 DRAWS = 200
+# Of a time, to see how the step follows: small against the distance of stages that take turns to be
+# the slowest, large against rounding.
+_NUDGE = 1e-4
 
 
-def interval(plan: Plan, costs: PlanCosts, step: StepCost) -> Interval:
-    """p10, mean and p90 of a step that was priced; a point where every prediction is certain."""
+def drawn_steps(plan: Plan, costs: PlanCosts, step: StepCost) -> Floats:
+    """A step that was priced, in every draw; all alike where every prediction is certain."""
     ends = _ends(plan, costs, step)
-    norm = norm_parts(costs, step.work) if step.composed.barrier else ()
-    causes = tuple(dict.fromkeys(_causes(step.work, ends, norm)))
+    sources = _sources(costs, step, ends)
     seed = costs.settings.job.seed
-    steps = _steps(plan, costs, step, ends, _Samples(Draws(causes, DRAWS, seed), seed))
-    p10, p90 = np.quantile(steps, (0.1, 0.9))
-    return Interval(
-        p10_seconds=float(p10), mean_seconds=float(np.mean(steps)), p90_seconds=float(p90)
+    return _steps(plan, costs, step, ends, _Samples(Draws(sources, DRAWS, seed), seed))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcePart:
+    """The part of a step that one source of errors says."""
+
+    source: Source
+    seconds: float
+    log_halfwidth: float
+
+
+def step_sources(plan: Plan, costs: PlanCosts, step: StepCost) -> tuple[SourcePart, ...]:
+    """What a step that was priced is made of; all parts add up to it, data loading left out."""
+    ends = _ends(plan, costs, step)
+    sources = _sources(costs, step, ends)
+    steps = _steps(plan, costs, step, ends, _NudgedSamples(_Nudged(sources), 0))
+    fixed = costs.settings.job.data_loading_seconds
+    moved = (steps - steps[-1]) / _NUDGE
+    shares, errors = moved[: len(sources)], moved[len(sources) : -1]
+    whole = float(shares.sum())
+    if whole <= 0:
+        return ()
+    scale = (step.step_seconds - fixed) / whole
+    return tuple(
+        SourcePart(
+            source=source,
+            seconds=max(float(share), 0.0) * scale,
+            log_halfwidth=max(float(error) / float(share), 0.0) if share > 0 else 0.0,
+        )
+        for source, share, error in zip(sources, shares, errors, strict=True)
     )
 
 
@@ -92,14 +126,43 @@ class _Certain:
 
     count = DRAWS
 
-    def factor(self, cause: str, log_halfwidth: float) -> Floats:
-        """Of any cause."""
-        del cause, log_halfwidth
+    def factor(self, source: Source, log_halfwidth: float) -> Floats:
+        """Of any source."""
+        del source, log_halfwidth
         return np.ones(self.count)
 
     def sample(self, terms: Iterable[Term]) -> Floats:
         """Their sum."""
         return np.full(self.count, sum(term.seconds for term in terms))
+
+
+class _Nudged:
+    """Per source one draw in which all of its times are a little longer, then one in which they are
+    by their half-widths times as much; the last draw is the centre.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._place = {source: place for place, source in enumerate(sources)}
+        self.count = 2 * len(sources) + 1
+
+    def factor(self, source: Source, log_halfwidth: float) -> Floats:
+        """Of a source, in every draw."""
+        found = np.ones(self.count)
+        place = self._place[source]
+        found[place] += _NUDGE
+        found[place + len(self._place)] += _NUDGE * log_halfwidth
+        return found
+
+    def sample(self, terms: Iterable[Term]) -> Floats:
+        """Their sum."""
+        total = np.zeros(self.count)
+        for term in terms:
+            total += term.seconds
+            for source, seconds, log_halfwidth in sources_of(term):
+                place = self._place[source]
+                total[place] += _NUDGE * seconds
+                total[place + len(self._place)] += _NUDGE * seconds * log_halfwidth
+        return total
 
 
 _Ends = Sequence[Sequence[tuple[tuple[Part, ...], tuple[Part, ...]]]]
@@ -120,26 +183,37 @@ def _composed(
     return found
 
 
-def _causes(work: Sequence[PipelineWork], ends: _Ends, norm: Sequence[Part]) -> Iterator[str]:
+def _sources(costs: PlanCosts, step: StepCost, ends: _Ends) -> tuple[Source, ...]:
+    """Everything whose errors move the step, once."""
+    norm = norm_parts(costs, step.work) if step.composed.barrier else ()
+    found: dict[Source, None] = {}
+    seen: set[tuple[int, str, str]] = set()
+    for part in _every_part(step.work, ends, norm):
+        term = part.term
+        key = id(term.prediction), term.cause, term.what
+        if key not in seen:
+            seen.add(key)
+            found.update(dict.fromkeys(source for source, _, _ in sources_of(term)))
+    for pipeline in step.work:
+        found.update(dict.fromkeys((hop.link, "") for hop in pipeline.hops.hops))
+    return tuple(found)
+
+
+def _every_part(work: Sequence[PipelineWork], ends: _Ends, norm: Sequence[Part]) -> Iterator[Part]:
     for pipeline in work:
         for stage in pipeline.stages:
             for cost in stage.unit.costs:
-                for part in (*cost.forward, *cost.backward, *cost.again):
-                    yield part.term.cause
-        for hop in pipeline.hops.hops:
-            yield hop.link
+                yield from (*cost.forward, *cost.backward, *cost.again)
     for row in ends:
         for parts in row:
-            for part in (*parts[0], *parts[1]):
-                yield part.term.cause
-    for part in norm:
-        yield part.term.cause
+            yield from (*parts[0], *parts[1])
+    yield from norm
 
 
 class _Samples:
     """Draws of parts, those of one unit's layers kept."""
 
-    def __init__(self, draws: Draws | _Certain, seed: int) -> None:
+    def __init__(self, draws: Draws | _Certain | _Nudged, seed: int) -> None:
         self.draws = draws
         self._random = np.random.default_rng((seed, 1))
         self._known: dict[int, list[tuple[Floats, ...]]] = {}
@@ -210,6 +284,18 @@ class _Samples:
         return scaled
 
 
+class _NudgedSamples(_Samples):
+    """The same with every stage's slowest rank at its mean."""
+
+    def slowest(self, stage: StageWork) -> Floats:
+        """Time of the slowest of a stage's ranks over a typical one."""
+        spread = stage.unit.island.speed_spread
+        mean = 1.0
+        if spread:
+            mean = straggler_factors(spread, stage.unit.pricer.shape.ranks).mean_seconds
+        return np.full(self.draws.count, mean)
+
+
 def _replays(plan: Plan, work: Sequence[PipelineWork], samples: _Samples) -> Floats:
     """When every stage leaves its pipeline, [draws, stages of all pipelines]."""
     drawn = [_drawn(pipeline, samples) for pipeline in work]
@@ -250,7 +336,7 @@ def _drawn(pipeline: PipelineWork, samples: _Samples) -> _Drawn:
     factors = np.ones((count, len(pipeline.hops.row)))
     for number, hop in enumerate(pipeline.hops.row):
         if hop is not None:
-            factors[:, number] = samples.draws.factor(hop.link, hop.law.log_halfwidth)
+            factors[:, number] = samples.draws.factor((hop.link, ""), hop.law.log_halfwidth)
     return _Drawn(
         passes=np.ascontiguousarray(np.moveaxis(np.array(rows), (2, 3), (0, 1))),
         factors=factors,
@@ -261,7 +347,8 @@ def _drawn(pipeline: PipelineWork, samples: _Samples) -> _Drawn:
 def _at_once(pipeline: PipelineWork, drawn: _Drawn, rendezvous: bool) -> Floats:
     """A pipeline that shares no wire with others, by the kernel where that can order it."""
     described, hops = pipeline.pipeline, pipeline.hops
-    if described.schedule.name == "1f1b" and drawn.passes.shape[3] == 1:
+    kernel = described.schedule.name == "1f1b" and not pipeline.blocking
+    if kernel and drawn.passes.shape[3] == 1:
         found: Floats = ends_of_draws(
             np.ascontiguousarray(drawn.passes[0, :, :, 0]),
             np.ascontiguousarray(drawn.passes[1, :, :, 0]),

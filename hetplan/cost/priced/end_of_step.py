@@ -10,8 +10,8 @@ over those that hold the same experts), S of which may share the optimizer state
 
 Where gradients (ZeRO-2) or parameters (ZeRO-3) are sharded too, they move in every microbatch: that
 is part of the passes (`hetplan.cost.priced.units`), not of the end. The update is that of the
-parameters whose state a rank keeps; `hetplan.cost.components.step` says what the part in host
-memory adds.
+parameters whose state a rank keeps; `hetplan.cost.components.step` says what else goes over the
+gradients, and what the part in host memory adds.
 """
 
 from __future__ import annotations
@@ -21,18 +21,25 @@ from dataclasses import dataclass, field
 
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.components.overlap import Overlap, not_overlapped
-from hetplan.cost.components.step import ComponentCost, gradient_norm, offloaded_update
+from hetplan.cost.components.step import (
+    ComponentCost,
+    gradient_norm,
+    gradient_passes,
+    offloaded_update,
+)
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.memory.device import gradient_bytes_per_parameter
 from hetplan.cost.priced.groups import Copies, Group, KnownCollectives
 from hetplan.cost.priced.values import Part, seconds_of_parts
 from hetplan.cost.terms import Term, link_cause
-from hetplan.job.spec import Job
+from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import Degrees
 from hetplan.plans.plan import Sharding
 from hetplan.predict.predictor import Predictor
 from hetplan.profiling.samples import LinkOperation
+
+_FLOAT32_BYTES = Precision.FLOAT32.bytes_per_element
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +76,9 @@ class EndOfStep:
     _seconds: dict[tuple[float, float], EndSeconds] = field(
         default_factory=dict, repr=False, compare=False
     )
-    _updates: dict[float, tuple[Part, ...]] = field(default_factory=dict, repr=False, compare=False)
+    _updates: dict[tuple[float, float], tuple[Part, ...]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def seconds(self, parameters: float, expert_parameters: float = 0.0) -> EndSeconds:
         """Of a rank with so many parameters, those of routed experts counted apart."""
@@ -138,7 +147,8 @@ class EndOfStep:
 
     def update(self, parameters: float, expert_parameters: float = 0.0) -> tuple[Part, ...]:
         """Norm, scaling and update of what this rank keeps of the state."""
-        return self.update_of(self.own(parameters, expert_parameters))
+        held = parameters + expert_parameters
+        return self.update_of(self.own(parameters, expert_parameters), held)
 
     def own(self, parameters: float, expert_parameters: float = 0.0) -> float:
         """Parameters whose state this rank keeps."""
@@ -146,14 +156,14 @@ class EndOfStep:
             return parameters + expert_parameters
         return parameters / self.dense.shard.size + expert_parameters / self.experts.shard.size
 
-    def update_of(self, own: float) -> tuple[Part, ...]:
-        """The same of so many parameters."""
-        found = self._updates.get(own)
+    def update_of(self, own: float, held: float) -> tuple[Part, ...]:
+        """The same of so many parameters, of so many that the rank holds."""
+        found = self._updates.get((own, held))
         if found is None:
-            found = self._updates[own] = self._update_of(own)
+            found = self._updates[own, held] = self._update_of(own, held)
         return found
 
-    def _update_of(self, own: float) -> tuple[Part, ...]:
+    def _update_of(self, own: float, held: float) -> tuple[Part, ...]:
         device = self.island.device
         predicted = self.predictor.optimizer_update(
             device, self.job.optimizer, own, self.job.precision
@@ -164,13 +174,15 @@ class EndOfStep:
             count=1,
             prediction=predicted,
         )
-        norm = gradient_norm(
-            device, self.job, own, gradient_bytes_per_parameter(self.job), predicted, ()
-        )
+        # Of narrower gradients a float32 copy is what the update reads.
+        norm = gradient_norm(device, self.job, own, _FLOAT32_BYTES, predicted, ())
+        copies = max(self.dense.whole.size, self.experts.whole.size)
+        passes = gradient_passes(device, self.job, held, own, copies, predicted)
+        before = (*_parts(norm), *_parts(passes))
         if not self.offload:
-            return (*_parts(norm), Part(component=Component.OPTIMIZER, term=on_device))
+            return (*before, Part(component=Component.OPTIMIZER, term=on_device))
         offloaded = offloaded_update(self.island, self.job, own, self.offload, on_device)
-        return tuple(part for cost in (norm, *offloaded) for part in _parts(cost))
+        return (*before, *(part for cost in offloaded for part in _parts(cost)))
 
 
 def _parts(cost: ComponentCost) -> tuple[Part, ...]:

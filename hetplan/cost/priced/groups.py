@@ -19,6 +19,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.cost.collectives import GroupShape, collective, group_shape
 from hetplan.cost.network.group_shares import group_share
 from hetplan.cost.network.hash_collisions import link_collisions
+from hetplan.cost.network.ring_nics import ring_share
 from hetplan.cost.network.segments import crosses_pcie
 from hetplan.cost.terms import Term
 from hetplan.errors import InputError
@@ -136,9 +137,11 @@ def group_among(cluster: Cluster, groups: Members) -> Group:
     among = left = 1.0
     if len(groups) > 1 and can_meet(cluster, groups):
         among = min(1.0, group_share(cluster, groups))
+    share = among
     if _nodes(cluster, widest) > 1:
         left = _after_collisions(cluster, widest, size * len(groups))
-    return Group(shape=group_shape(cluster, widest), size=size, share=among * left, among=among)
+        share = min(among, ring_share(cluster, groups))
+    return Group(shape=group_shape(cluster, widest), size=size, share=share * left, among=among)
 
 
 def can_meet(cluster: Cluster, groups: Members) -> bool:

@@ -1,11 +1,13 @@
 """What crosses from one stage to the next, and over which wire.
 
 A microbatch's activations are [b, s / cp, h] on every rank of the receiving stage, 1 / tp of that
-with sequence parallelism. Every rank sends to the one of its position; where the two stages have
-different numbers of ranks, a rank of the smaller one sends, or receives, for several, one after
-the other. A capacity that the link's devices share is divided among the ranks of the smaller stage
-(`Link.among`); where they are put on equal-cost paths by hash, the mean of what collisions leave
-counts (`hetplan.cost.network.hash_collisions`).
+with sequence parallelism, or where the trainer scatters its sends: then the tensor-parallel ranks
+that received the parts gather them before they go on (arXiv 2104.04473, section 4.1), and a
+transfer has arrived when that is done. Every rank sends to the one of its position; where the two
+stages have different numbers of ranks, a rank of the smaller one sends, or receives, for several,
+one after the other. A capacity that the link's devices share is divided among the ranks of the
+smaller stage (`Link.among`); where they are put on equal-cost paths by hash, the mean of what
+collisions leave counts (`hetplan.cost.network.hash_collisions`).
 """
 
 from __future__ import annotations
@@ -31,12 +33,15 @@ from hetplan.cost.network.segments import (
     segments,
     shared_link,
 )
-from hetplan.cost.terms import link_cause
+from hetplan.cost.priced.groups import KnownCollectives, group_among
+from hetplan.cost.terms import link_cause, seconds_of
 from hetplan.job.spec import Job
+from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import neighbour_link
 from hetplan.plans.plan import Replica, expand
 from hetplan.predict.predictor import Predictor, SendLaw
+from hetplan.profiling.samples import LinkOperation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +75,8 @@ class Hop:
     """How long the activations occupy the wire."""
     send_backward_seconds: float
     wire_latency_seconds: float
-    """From leaving the wire to having arrived, copies to and from host memory included."""
+    """From leaving the wire to having arrived, copies to and from host memory included, and the
+    gathering of what was scattered."""
     rendezvous_extra_seconds: float
     """From the receiver's post to the first byte, where the sender waits for that."""
     law: SendLaw
@@ -85,7 +91,34 @@ def received_bytes(model: ModelSpec, job: Job, replica: Replica) -> float:
     """Activations of one microbatch on one rank of a stage that receives them."""
     tokens = replica.microbatch_size * job.sequence_length / replica.cp
     whole = tokens * model.hidden_size * job.precision.bytes_per_element
-    return whole / (replica.tp if replica.sequence_parallel else 1)
+    scattered = trainer_settings(job).scattered_sends
+    return whole / (replica.tp if replica.sequence_parallel or scattered else 1)
+
+
+def gathered_seconds(
+    model: ModelSpec, job: Job, island: Island, replica: Replica, predictor: Predictor
+) -> float:
+    """What the ranks of a receiving stage take to gather scattered activations of one microbatch.
+
+    That of a tensor-parallel group on the island's first devices; 0 where nothing was scattered, or
+    the passes themselves work on the parts (sequence parallelism).
+    """
+    if replica.tp == 1 or replica.sequence_parallel or not trainer_settings(job).scattered_sends:
+        return 0.0
+    cluster = Cluster(name=island.name, islands=(island,))
+    devices = [
+        node * island.devices_per_node + local
+        for node in island.usable_nodes
+        for local in range(island.devices_per_node)
+    ]
+    whole = received_bytes(model, job, replica) * replica.tp
+    terms = KnownCollectives(cluster, predictor).of(
+        group_among(cluster, (devices[: replica.tp],)),
+        LinkOperation.ALL_GATHER,
+        whole,
+        "all_gather of scattered activations",
+    )
+    return seconds_of(terms)
 
 
 def host_copies_seconds(
@@ -131,8 +164,12 @@ def hop_over(
     senders: int,
     predictor: Predictor,
     ends: tuple[Island, Island] | None = None,
+    gathering_seconds: float = 0.0,
 ) -> Hop:
-    """Transfers over this link, of so many devices at once; `ends`: what the link joins."""
+    """Transfers over this link, of so many devices at once; `ends`: what the link joins.
+
+    `gathering_seconds`: what the receivers do before a transfer has arrived.
+    """
     alone, collisions = link, link_collisions(link, senders)
     kept = 1.0 if collisions is None else collisions.mean
     link = link.among(senders)
@@ -150,7 +187,7 @@ def hop_over(
         senders=senders,
         send_forward_seconds=forward_bytes * law.seconds_per_byte / kept,
         send_backward_seconds=backward_bytes * back.seconds_per_byte / kept,
-        wire_latency_seconds=law.wire_latency_seconds + copies,
+        wire_latency_seconds=law.wire_latency_seconds + copies + gathering_seconds,
         rendezvous_extra_seconds=max(
             0.0, law.rendezvous_latency_seconds - law.wire_latency_seconds
         ),
@@ -181,6 +218,7 @@ def hop_between(
     link = neighbour_link(cluster, *sides)[0]
     forward = scale * max(received_bytes(model, job, replica) for replica in right)
     backward = scale * max(received_bytes(model, job, replica) for replica in left)
+    islands = [cluster.island_of_device(side[0]) for side in sides]
     found = hop_over(
         link,
         # One of few senders sends for several receivers; one of many gets by with one message.
@@ -188,7 +226,13 @@ def hop_between(
         backward * max(1.0, counts[0] / counts[1]),
         min(counts),
         predictor,
-        (cluster.island_of_device(sides[0][0]), cluster.island_of_device(sides[1][0])),
+        (islands[0], islands[1]),
+        # Where the two sides take unlike times, the longer one counts in both directions.
+        max(
+            gathered_seconds(model, job, island, replica, predictor)
+            for island, side in zip(islands, (left, right), strict=True)
+            for replica in side
+        ),
     )
     forward, backward = found.forward_bytes, found.backward_bytes
     return replace(

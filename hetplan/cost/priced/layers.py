@@ -6,12 +6,17 @@ cut so that every rank has as much of the causal triangle). Communication, per l
 
 tp   forward 2 and backward 2 all_reduces of [b, s / cp, h] (arXiv 1909.08053, section 3); with
      sequence parallelism each is a reduce_scatter and an all_gather (arXiv 2205.05198, section
-     4.2). The embedding has one forward; the head one backward and, forward, those of the softmax's
-     [b, s] maximum and [2, b, s] sums in float32. Where tp exceeds the key-value heads the native
-     trainer sums the gradients of their copies in every backward pass (others are not charged).
+     4.2), and the backward pass gathers the products' inputs once more, because only a rank's
+     own part was kept (same section; Megatron-LM, megatron/core/tensor_parallel/layers.py).
+     The embedding has one forward; the head one backward and, forward, those of the softmax's
+     [b, s] maximum and [2, b, s] sums in float32 (Megatron-LM's over a float32 copy sums the
+     two apart: three of [b, s]). Where tp exceeds the key-value heads the native trainer sums
+     the gradients of their copies in every backward pass (others are not charged).
 cp   ring attention (arXiv 2310.01889): cp - 1 sends of keys and values, [b, s / cp, keys + values
      of one rank], forward, and twice the bytes backward (their gradients travel along); each hides
-     behind the attention of one of cp blocks where the trainer overlaps them.
+     behind the attention of one of cp blocks where the trainer overlaps them. Or, where the trainer
+     exchanges heads (arXiv 2309.14509, section 3), all_to_alls of queries, keys, values and result
+     in either pass, and every rank has the whole sequence for 1 / cp of its heads.
 ep   all_to_all of the tokens to their experts and back, forward and backward: b s / cp x experts
      per token x h, divided by tp with sequence parallelism (arXiv 2006.16668, section 3). Where the
      experts are cut (etp > 1) their sums are of all copies that came in. The busiest rank has
@@ -28,14 +33,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from hetplan.cluster.spec import Island, Link
-from hetplan.cost.components.layers import copied_heads, expert_load
+from hetplan.cost.components.layers import (
+    accumulation_bytes,
+    copied_heads,
+    expert_load,
+    matrix_parameters,
+)
 from hetplan.cost.components.overlap import exposed_ring, slowdowns
 from hetplan.cost.components.sequences import length_factors
 from hetplan.cost.components.step import clock_factor
 from hetplan.cost.components.stragglers import straggler_factors
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.priced.groups import Group, Groups, KnownCollectives
-from hetplan.cost.priced.layer_shares import LayerShares, kv_width, view_of
+from hetplan.cost.priced.layer_shares import (
+    LayerShares,
+    attention_widths,
+    kv_width,
+    products_by_columns,
+    view_of,
+)
 from hetplan.cost.priced.values import (
     LayerCost,
     Part,
@@ -47,14 +63,27 @@ from hetplan.cost.priced.values import (
 )
 from hetplan.cost.terms import Term
 from hetplan.job.spec import Job
+from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import Attention, Experts, TransformerLayer
+from hetplan.model.operators import OperatorClass
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.plan import RecomputeGranularity, RecomputeModule
 from hetplan.plans.targets import target
-from hetplan.predict.predictor import Predictor
+from hetplan.predict.datasheet import ELEMENTWISE_EFFICIENCY_BACKWARD, ELEMENTWISE_LOG_HALFWIDTH
+from hetplan.predict.predictor import Prediction, Predictor
 from hetplan.profiling.samples import LinkOperation
 
 _FLOAT32_BYTES = 4
+_CORE = frozenset(
+    {
+        OperatorClass.ATTENTION_SCORE.value,
+        OperatorClass.SOFTMAX.value,
+        OperatorClass.ATTENTION_DROPOUT.value,
+        OperatorClass.ATTENTION_CONTEXT.value,
+        OperatorClass.FUSED_ATTENTION.value,
+    }
+)
+"""Parts of a prediction that selective recomputation repeats (arXiv 2205.05198, section 5)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +114,11 @@ class LayerPricer:
         """One transformer layer."""
         forward = self._compute(LayerKind.TRANSFORMER, layer, backward=False)
         backward = self._compute(LayerKind.TRANSFORMER, layer, backward=True)
-        work = self._work(layer)
         sums = tuple(self._layer_sums(layer))
         exchange = tuple(self._exchange(layer))
         copies = tuple(self._copied_heads(layer))
-        core, products = work.core, 1.0 - work.core
+        core = self._core(layer, forward)
+        products = 1.0 - core
         all_forward = (
             *forward,
             *self._beside(sums, forward, products),
@@ -98,7 +127,7 @@ class LayerPricer:
         )
         all_backward = (
             *backward,
-            *self._beside(sums, backward, products),
+            *self._beside((*sums, *self._gathered_again(layer)), backward, products),
             *copies,
             *self._ring(layer, 2.0, backward, core),
             *exchange,
@@ -138,14 +167,18 @@ class LayerPricer:
         if self.shape.sequence_parallel:
             gathered = self._tensor(LinkOperation.ALL_GATHER, self.hidden_bytes)
             summed = LinkOperation.REDUCE_SCATTER
+        # Maximum, sum and the target's logit: the last two in one message or, by Megatron-LM's
+        # VocabParallelCrossEntropy over a copy, in two (megatron/core/tensor_parallel).
+        apart = self.job.target != "native" and not trainer_settings(self.job).fused_loss
+        rows = (1, 1, 1) if apart else (1, 2)
         return LayerCost(
             forward=(
                 *forward,
                 *gathered,
-                *self._tensor(reduce, softmax),
-                *self._tensor(reduce, 2 * softmax),
+                *(part for count in rows for part in self._tensor(reduce, count * softmax)),
             ),
-            backward=(*backward, *self._tensor(summed, self.hidden_bytes)),
+            # What was gathered is gathered again for the weights' gradient.
+            backward=(*backward, *gathered, *self._tensor(summed, self.hidden_bytes)),
             again=(),
             weight_seconds=compute_seconds(backward) / 2.0,
         )
@@ -183,6 +216,7 @@ class LayerPricer:
             sequence_length=self.job.sequence_length,
             tp=self.shape.tp,
             precision=self.job.precision,
+            kernels=trainer_settings(self.job).kernels(kind),
         )
         what = f"{kind.value} {'backward' if backward else 'forward'}"
 
@@ -191,6 +225,7 @@ class LayerPricer:
             return Part(component=component, term=term, computes=True)
 
         share = self._length_factor(layer) / self.shape.cp
+        accumulated = self._accumulated(kind, layer, found) if backward and found.parts else ()
         extra = dict(self._extras(kind, layer))
         # These are in the predicted time, the others come on top of it.
         inside = sum(extra.get(each, 0.0) for each in (Component.PADDING, Component.COPIED_HEADS))
@@ -203,7 +238,40 @@ class LayerPricer:
             if factor != 1.0:
                 whole = sum(each.term.count for each in parts)
                 parts.append(part(component, whole * (factor - 1.0)))
-        return tuple(parts)
+        return (*parts, *accumulated)
+
+    def _accumulated(
+        self, kind: LayerKind, layer: TransformerLayer | None, found: Prediction
+    ) -> tuple[Part, ...]:
+        """Adding the gradients of the weights to those of the microbatches before.
+
+        The product writes them once, which is in its time; layers that were measured, or priced, as
+        a whole have all of it.
+        """
+        settings, bandwidth = (
+            trainer_settings(self.job),
+            self.island.device.memory_bandwidth_bytes_per_second,
+        )
+        count = matrix_parameters(self.model, kind, layer, self.shape)
+        each = accumulation_bytes(
+            self.job.precision.bytes_per_element,
+            settings.gradient_precision.bytes_per_element,
+            # A table's gradient comes from no product.
+            fused=settings.fused_accumulation and kind is not LayerKind.EMBEDDING,
+        )
+        if not bandwidth or not count:
+            return ()
+        term = Term(
+            what=f"{kind.value} gradient accumulation",
+            cause=self.island.device.kind,
+            count=1,
+            prediction=Prediction(
+                seconds=count * each / (bandwidth * ELEMENTWISE_EFFICIENCY_BACKWARD),
+                log_halfwidth=ELEMENTWISE_LOG_HALFWIDTH,
+                source=found.source,
+            ),
+        )
+        return (Part(component=Component.COMPUTE, term=term, computes=True),)
 
     def _length_factor(self, layer: TransformerLayer | None) -> float:
         """Of sequences that are packed: attention to themselves only."""
@@ -233,6 +301,19 @@ class LayerPricer:
             over = expert_load(layer, self.job, self.shape.ep).factor - 1.0
             if over:
                 yield Component.IMBALANCE, over * self._work(layer).routed
+
+    def _core(self, layer: TransformerLayer, compute: tuple[Part, ...]) -> float:
+        """The attention core's part of the layer's compute: as predicted, else by operations.
+
+        A fused kernel does half of the square that scores in memory are.
+        """
+        prediction = compute[0].term.prediction
+        inside = sum(part.seconds for part in prediction.parts if part.name in _CORE)
+        if inside and prediction.seconds:
+            return inside / prediction.seconds
+        core = self._work(layer).core
+        fused = trainer_settings(self.job).fused_attention
+        return core if fused else 2.0 * core / (1.0 + core)
 
     def _work(self, layer: TransformerLayer) -> LayerShares:
         return LayerShares(
@@ -290,6 +371,13 @@ class LayerPricer:
                     copies,
                 )
 
+    def _gathered_again(self, layer: TransformerLayer) -> tuple[Part, ...]:
+        """Inputs of the products that are cut by columns, for their weights' gradients."""
+        if not self.shape.sequence_parallel:
+            return ()
+        count = products_by_columns(layer, self.shape.experts_like_rest)
+        return self._tensor(LinkOperation.ALL_GATHER, self.hidden_bytes, count)
+
     def _copies_bytes(self, experts: Experts) -> float:
         """Copies of tokens that one rank sends to experts."""
         own = self.hidden_bytes / (self.shape.tp if self.shape.sequence_parallel else 1)
@@ -336,6 +424,9 @@ class LayerPricer:
         cp = self.shape.cp
         if cp == 1:
             return
+        if trainer_settings(self.job).context_exchange:
+            yield from self._exchanged_heads(layer)
+            return
         message = traffic * self.tokens * kv_width(layer, self.shape.tp)
         message *= self.job.precision.bytes_per_element
         # A ring's step is every rank's send at once: an all_gather of cp blocks is cp - 1 of them.
@@ -350,6 +441,18 @@ class LayerPricer:
             yield from self._hidden(parts, compute, core_share, cp, self.groups.context)
         else:
             yield from parts
+
+    def _exchanged_heads(self, layer: TransformerLayer) -> Iterator[Part]:
+        """Queries, keys and values by heads, and the result back: nothing is there to hide them."""
+        each = self.tokens * self.job.precision.bytes_per_element
+        for width in attention_widths(layer, self.shape.tp):
+            yield from self._parts(
+                Component.CONTEXT_PARALLEL,
+                "context-parallel all_to_all",
+                self.groups.context,
+                LinkOperation.ALL_TO_ALL,
+                each * width,
+            )
 
     def _beside(
         self, sums: tuple[Part, ...], compute: tuple[Part, ...], matrix_share: float
@@ -414,6 +517,8 @@ class LayerPricer:
     ) -> float:
         """Part of the layer's forward compute that the module is."""
         work = self._work(layer)
+        if module is RecomputeModule.CORE_ATTENTION:
+            return self._core(layer, compute)
         found = work.of(module)
         if found is not None:
             return found

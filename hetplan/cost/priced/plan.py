@@ -26,7 +26,9 @@ from hetplan.cost.priced.values import Part
 from hetplan.cost.priced.wires import HopArrays, hop_arrays
 from hetplan.cost.replay.kernel import Floats
 from hetplan.cost.replay.step import PipelineTimes, pipeline_ends, step_ends
-from hetplan.job.spec import Precision
+from hetplan.cost.replay.times import Exchange
+from hetplan.job.spec import Job, Precision
+from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import Experts
 from hetplan.plans.plan import (
     LayerRange,
@@ -67,6 +69,13 @@ class PipelineWork:
     pipeline: Pipeline
     stages: list[StageWork]
     hops: HopArrays
+    exchange: Exchange = Exchange.TORCH
+    """Whose order of sends and receives."""
+
+    @property
+    def blocking(self) -> bool:
+        """Whether sends and receives follow each other."""
+        return self.exchange is Exchange.DEEPSPEED
 
     @property
     def shares(self) -> bool:
@@ -112,6 +121,7 @@ class PipelineWork:
             link_backward=hops.link_backward,
             shared_forward=hops.shared_forward * factors,
             shared_backward=hops.shared_backward * factors,
+            exchange=self.exchange,
         )
 
 
@@ -154,6 +164,7 @@ class PlanCosts:
         """Every pipeline of the plan with its times."""
         units = [[self._units(stage) for stage in each.stages] for each in plan.pipelines]
         units, arrays = self._placed(plan, units)
+        exchange = exchange_of(self.settings.job)
         found = [
             PipelineWork(
                 pipeline,
@@ -162,6 +173,7 @@ class PlanCosts:
                     for stage, held in zip(pipeline.stages, units[p], strict=True)
                 ],
                 arrays[p],
+                exchange,
             )
             for p, pipeline in enumerate(plan.pipelines)
         ]
@@ -418,6 +430,13 @@ def _whole(unit: Unit, ranges: Sequence[tuple[int, int]]) -> float:
     )
 
 
+def exchange_of(job: Job) -> Exchange:
+    """Whose rendezvous sends the job's trainer has."""
+    if trainer_settings(job).blocking_sends:
+        return Exchange.DEEPSPEED
+    return Exchange.MEGATRON if job.target == "megatron" else Exchange.TORCH
+
+
 def sends_wait(plan: Plan) -> bool:
     """Whether a send holds its stage until the receiver is there."""
     return target(plan.target).rendezvous_sends and not plan.overlap.send
@@ -426,7 +445,12 @@ def sends_wait(plan: Plan) -> bool:
 def replayed_ends(work: Sequence[PipelineWork], plan: Plan) -> tuple[Floats, ...]:
     """When every stage leaves its pipeline."""
     rendezvous = sends_wait(plan)
-    if len(work) == 1 and not work[0].hops.shares and _plain(work[0].pipeline):
+    if (
+        len(work) == 1
+        and not work[0].hops.shares
+        and not work[0].blocking
+        and _plain(work[0].pipeline)
+    ):
         one, hops = work[0], work[0].hops
         ends: Floats = pipeline_ends(
             np.array([stage.forward[0] for stage in one.stages]),

@@ -258,7 +258,9 @@ def _together(
             gathering = not_overlapped(gathered[p][s])
             if overlap.gathering:
                 gathering = gathering_beside(stage, gathered[p][s], pipeline.pipeline)
-            update = seconds_of_parts(stage.unit.end.update_of(own[p][s]))
+            update = seconds_of_parts(
+                stage.unit.end.update_of(own[p][s], stage.parameters + stage.expert_parameters)
+            )
             waits = max(0.0, now[p][s] - began[p][s] - spent[p][s])
             row.append(
                 StageEnd(

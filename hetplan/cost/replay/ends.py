@@ -29,12 +29,12 @@ from hetplan.cost.replay.interpreter import (
 )
 from hetplan.cost.replay.kernel import pipeline_ends
 from hetplan.cost.replay.programs import DOWN, Message, Send, Wait, ends_of_hop, programs
-from hetplan.cost.replay.times import PipelineTimes
+from hetplan.cost.replay.times import Exchange, PipelineTimes
 from hetplan.cost.schedules import Pass
 from hetplan.errors import InputError
 
-_Shape: TypeAlias = tuple[str, int, int, int, tuple[int, ...] | None]
-"""Schedule, stages, microbatches, chunks per stage, depths (1f1b only)."""
+_Shape: TypeAlias = tuple[str, int, int, int, tuple[int, ...] | None, Exchange]
+"""Schedule, stages, microbatches, chunks per stage, depths (1f1b only), exchange."""
 
 
 def step_ends(pipelines: Sequence[PipelineTimes], *, rendezvous: bool) -> tuple[Floats, ...]:
@@ -77,7 +77,7 @@ def interpreted(pipelines: Sequence[PipelineTimes], rendezvous: bool) -> tuple[F
 
 
 def _alone(index: int, times: PipelineTimes, rendezvous: bool) -> Floats:
-    if times.schedule == "1f1b":
+    if times.schedule == "1f1b" and times.exchange is not Exchange.DEEPSPEED:
         ends: Floats = pipeline_ends(
             times.forward[:, 0],
             times.backward[:, 0],
@@ -122,6 +122,7 @@ def _shape(times: PipelineTimes) -> _Shape:
         times.num_microbatches,
         times.virtual_stages,
         times.warmup if times.schedule == "1f1b" else None,
+        times.exchange,
     )
 
 
@@ -177,7 +178,7 @@ class _Writer:
 
     def add(self, shape: _Shape, rendezvous: bool) -> None:
         """The stages of one more pipeline."""
-        schedule, num_stages, m, v, depths = shape
+        schedule, num_stages, m, v, depths, exchange = shape
         base, hops, ways = len(self.first) - 1, num_stages * v - 1, len(self.sources)
         for way in range(2 * hops):
             source, target = ends_of_hop((way // hops, way % hops, 0), num_stages)
@@ -189,7 +190,8 @@ class _Writer:
             way = (0 if message[0] == DOWN else hops) + message[1]
             return before + way * m + message[2], ways + way
 
-        for stage, program in enumerate(programs(schedule, num_stages, m, v, depths, rendezvous)):
+        written = programs(schedule, num_stages, m, v, depths, rendezvous, exchange)
+        for stage, program in enumerate(written):
             for step in program:
                 if isinstance(step, Pass):
                     kind = _KINDS[step.kind] * num_stages * v

@@ -124,6 +124,7 @@ class Events:
             times.virtual_stages,
             times.warmup,
             self.rendezvous,
+            times.exchange,
         )
 
     def _advance(self, stage: StageRun) -> None:

@@ -21,8 +21,21 @@ rendezvous: as torch.distributed.pipelining (torch 2.13) posts and waits.
             for at the end of the step. Receives are posted early: the stages take turns, one pass
             each as soon as its input has been made, and the receive goes behind what the receiver
             has done by then. (torch counts the turns of its parameter gathering too, which can
-            move a receive by a few passes.) Megatron-LM's own interleaved runtime, which batches
-            its sends and receives differently, is not modelled.
+            move a receive by a few passes.)
+
+Exchange.MEGATRON: Megatron-LM's interleaved schedule without overlap of sends (megatron/core/
+pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving). After every pass of
+the warm-up and the cool-down, and after every pair between, a stage posts together what it has just
+computed and what it receives next, and waits for all of it. What crosses from the last stage to the
+first one, and back, is received when it has been sent, P - 1 passes before it is needed. Whole
+groups of microbatches only; otherwise, and with other schedules, as torch.
+
+Exchange.DEEPSPEED: DeepSpeed's TrainSchedule (deepspeed/runtime/pipe/schedule.py). In each of its
+2 (m + P - 1) steps a stage runs one pass at most: before a forward pass it sends the gradient that
+it has just computed and receives its input, before a backward pass it receives its gradient and
+sends the activations that it has just computed. Each transfer holds both sides until it is over, so
+nothing moves both ways at once: per microbatch a middle stage is held by four transfers, not two.
+1f1b with its own depths only.
 
 Measured with torch 2.13 and gloo on one machine's loopback (passes of 20 to 60 ms that sleep,
 64 KiB messages, 2 or 3 stages, 1 to 3 chunks): every stage of Schedule1F1B, ScheduleGPipe and
@@ -35,7 +48,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from hetplan.cost.replay.times import Exchange
 from hetplan.cost.schedules import Pass, forwards_first, passes
+from hetplan.errors import InputError
 
 Message: TypeAlias = tuple[int, int, int]
 """Direction, hop, microbatch."""
@@ -74,8 +89,9 @@ def programs(
     virtual_stages: int,
     warmup: Sequence[int] | None,
     rendezvous: bool,
+    exchange: Exchange = Exchange.TORCH,
 ) -> tuple[tuple[Step, ...], ...]:
-    """The program of every stage."""
+    """The program of every stage; an InputError where the trainer has none."""
     orders = [
         passes(
             schedule,
@@ -94,12 +110,30 @@ def programs(
         )
     if schedule == "1f1b":
         depths = [*map(forwards_first, orders)]
+        if exchange is Exchange.DEEPSPEED:
+            own = [min(num_stages - s, num_microbatches) for s in range(num_stages)]
+            if depths != own:
+                raise InputError(
+                    f"warm-up depths {depths}; with blocking sends they are {own}, as DeepSpeed's"
+                )
+            return tuple(
+                tuple(_one_at_a_time(s, num_stages, num_microbatches)) for s in range(num_stages)
+            )
         return tuple(
             tuple(one_forward_one_backward(s, num_stages, depths[s], num_microbatches))
             for s in range(num_stages)
         )
+    if exchange is Exchange.DEEPSPEED:
+        raise InputError(f"schedule {schedule} with blocking sends; DeepSpeed's pipeline runs 1f1b")
     if schedule == "gpipe":
         return tuple(tuple(_gpipe(s, num_stages, order)) for s, order in enumerate(orders))
+    if (
+        exchange is Exchange.MEGATRON
+        and schedule == "interleaved-1f1b"
+        and virtual_stages > 1
+        and num_microbatches % num_stages == 0
+    ):
+        return tuple(tuple(_batched(s, num_stages, order)) for s, order in enumerate(orders))
     return tuple(map(tuple, early_receives(orders, virtual_stages)))
 
 
@@ -207,6 +241,84 @@ def one_forward_one_backward(s: int, num_stages: int, w: int, m: int) -> Iterato
         yield from map(Send, send_work)
         backwards += 1
     yield Wait(sent=send_work)
+
+
+def _one_at_a_time(s: int, num_stages: int, m: int) -> Iterator[Step]:
+    """TrainSchedule.steps of one stage: even stages run forward in even steps."""
+
+    def send(message: Message) -> Iterator[Step]:
+        yield Send(message)
+        yield Wait(sent=(message,))
+
+    def receive(message: Message) -> Iterator[Step]:
+        yield Receive(message)
+        yield Wait(received=(message,))
+
+    before, after = s > 0, s < num_stages - 1
+    last = -1
+    for step in range(2 * (m + num_stages - 1)):
+        forward = (step - s) % 2 == 0
+        # A microbatch reaches stage s after s steps and comes back after 2 P - 1 - s.
+        i = (step - s) // 2 if forward else (step - 2 * num_stages + 1 + s) // 2
+        runs, ran = 0 <= i < m, 0 <= last < m
+        if forward:
+            if ran and before:
+                yield from send((UP, s - 1, last))
+            if runs and before:
+                yield from receive((DOWN, s - 1, i))
+        else:
+            if runs and after:
+                yield from receive((UP, s, i))
+            if ran and after:
+                yield from send((DOWN, s, last))
+        if runs:
+            yield Pass("F" if forward else "B", 0, i)
+        last = i
+
+
+def _batched(s: int, num_stages: int, order: Sequence[Pass]) -> Iterator[Step]:
+    """Megatron-LM's interleaved 1F1B of one stage."""
+    forward = [one for one in order if one.kind == "F"]
+    backward = [one for one in order if one.kind == "B"]
+    total, chunks = len(forward), 1 + max(one.chunk for one in order)
+    last = num_stages - 1
+    # The steady state begins with the forward pass of a pair.
+    warmup = min(total, forwards_first(order) - (forwards_first(order) < total))
+
+    def exchange(sent: Sequence[Pass], received: Sequence[Message | None]) -> Iterator[Step]:
+        out = [made(one, s, num_stages, chunks) for one in sent]
+        posted = tuple(message for message in out if message is not None)
+        awaited = tuple(message for message in received if message is not None)
+        yield from map(Send, posted)
+        yield from map(Receive, awaited)
+        yield Wait(sent=posted, received=awaited)
+
+    def next_input(k: int) -> Message | None:
+        """Received after forward pass k."""
+        if s > 0:
+            return needed(forward[k + 1], s, num_stages, chunks) if k + 1 < total else None
+        return made(forward[k - last], last, num_stages, chunks) if k >= last else None
+
+    def next_gradient(k: int) -> Message | None:
+        """Received after backward pass k; the first one after pass -1."""
+        if s < last:
+            return needed(backward[k + 1], s, num_stages, chunks) if k + 1 < total else None
+        return made(backward[k - last], 0, num_stages, chunks) if k >= last else None
+
+    if s > 0:
+        yield from exchange((), (next_input(-1),))
+    for k in range(warmup):
+        yield forward[k]
+        ahead = next_gradient(-1) if k == warmup - 1 and s < last else None
+        yield from exchange((forward[k],), (next_input(k), ahead))
+    for k in range(total - warmup):
+        one, two = forward[warmup + k], backward[k]
+        yield one
+        yield two
+        yield from exchange((one, two), (next_input(warmup + k), next_gradient(k)))
+    for k in range(total - warmup, total):
+        yield backward[k]
+        yield from exchange((backward[k],), (next_gradient(k),))
 
 
 def early_receives(orders: Sequence[Sequence[Pass]], virtual_stages: int) -> list[list[Step]]:

@@ -7,6 +7,7 @@ v chunks on each.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 
@@ -25,6 +26,15 @@ _SECONDS = (
     "shared_forward",
     "shared_backward",
 )
+
+
+class Exchange(StrEnum):
+    """Trainers whose rendezvous sends and receives are known (`hetplan.cost.replay.programs`)."""
+
+    TORCH = "torch"
+    MEGATRON = "megatron"
+    """As torch's but for interleaving."""
+    DEEPSPEED = "deepspeed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,6 +67,8 @@ class PipelineTimes:
     shared_forward: Floats
     """How long one message of this hop occupies the shared wire."""
     shared_backward: Floats
+    exchange: Exchange = Exchange.TORCH
+    """Whose order of sends and receives, where sends are rendezvous."""
 
     def __post_init__(self) -> None:
         if self.forward.ndim != 2:

@@ -25,6 +25,7 @@ from hetplan.cost.traffic.groups import (
 )
 from hetplan.cost.traffic.layers import LayerCalls
 from hetplan.job.spec import Job, Optimizer, Precision
+from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import Experts, TransformerLayer
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.pieces import experts_as_the_rest
@@ -170,11 +171,22 @@ class TrafficCount:
         position, _ = partners(senders, ranks)
         for each in receiver.replicas:
             calls = LayerCalls(model=self.model, job=self.job, replica=each)
-            message = calls.hidden_bytes / (each.tp if each.sequence_parallel else 1)
+            scattered = trainer_settings(self.job).scattered_sends and not each.sequence_parallel
+            message = calls.hidden_bytes
+            if scattered or each.sequence_parallel:
+                message /= each.tp
             here = slice(at, at + each.num_devices)
             at += each.num_devices
             for link, count in links_between(self.places, position[here], ranks[here]):
                 yield link, TrafficClass.PIPELINE, message * count * times
+            if scattered and each.tp > 1:
+                yield from self._sent(
+                    replica_groups(self.cluster, each, GroupKind.TENSOR),
+                    LinkOperation.ALL_GATHER,
+                    calls.hidden_bytes,
+                    times,
+                    TrafficClass.TENSOR_PARALLEL,
+                )
 
     def _tied(self, pipeline: Pipeline) -> Sent:
         if not self.model.tied_embeddings or len(pipeline.stages) == 1:

@@ -21,8 +21,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hetplan.cost.network.link_names import TrafficClass
+from hetplan.cost.priced.layer_shares import attention_widths, products_by_columns
 from hetplan.cost.traffic.groups import GroupKind
 from hetplan.job.spec import Job, Precision
+from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import Attention, Experts, LatentAttention, TransformerLayer
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.pieces import experts_as_the_rest
@@ -68,6 +70,8 @@ class LayerCalls:
             yield from self._sums(1)
         if kind in (LayerKind.HEAD, LayerKind.MULTI_TOKEN_PREDICTION):
             yield from self._sums(1)
+            if self.replica.sequence_parallel:
+                yield self._tensor(LinkOperation.ALL_GATHER, self.hidden_bytes, 1)
             softmax = self.hidden_bytes / self.model.hidden_size
             softmax *= Precision.FLOAT32.bytes_per_element / self.job.precision.bytes_per_element
             # The largest logit, then the sum of exponentials and the target's logit.
@@ -89,6 +93,10 @@ class LayerCalls:
 
     def _backward(self, layer: TransformerLayer) -> Iterator[Call]:
         yield from self._layer_sums(layer)
+        if self.replica.sequence_parallel:
+            # Only a rank's own part of the products' inputs was kept.
+            count = products_by_columns(layer, experts_as_the_rest(self.replica))
+            yield self._tensor(LinkOperation.ALL_GATHER, self.hidden_bytes, count)
         yield from self._copied_heads(layer)
         yield from self._ring(layer, 2)
         yield from self._exchange(layer)
@@ -138,6 +146,17 @@ class LayerCalls:
 
     def _ring(self, layer: TransformerLayer, count: int) -> Iterator[Call]:
         attention = layer.attention
+        if trainer_settings(self.job).context_exchange:
+            # Either way once; the ring's gradients travel with keys and values.
+            for each in attention_widths(layer, self.replica.tp):
+                yield Call(
+                    groups=GroupKind.CONTEXT,
+                    operation=LinkOperation.ALL_TO_ALL,
+                    message_bytes=self.hidden_bytes / self.model.hidden_size * each,
+                    count=1,
+                    traffic=TrafficClass.CONTEXT_PARALLEL,
+                )
+            return
         sizes = attention.slice_sizes(self.replica.tp)
         width = sum(sizes) if isinstance(attention, LatentAttention) else 2 * sizes[1]
         # cp - 1 sends of every rank's block are a ring all_gather of cp blocks.

@@ -1,0 +1,165 @@
+"""What do measured runs add: true intervals, and do factors from eight of them help the others?
+
+Intervals: the width of a run's 90 % interval comes from the errors of runs of other cells (a cell:
+one model, tp and pp), by `hetplan.predict.calibration` and without any factor, so predictions stay
+those of unit measurements alone. No run is in what its own interval stands on, nor is any other of
+its cell; where another folder is judged, none of its runs is in any.
+
+Eight rows: the first eight of a data set by the hash of their configuration calibrate the
+predictor, factors included; the rest of the data set is predicted with and without.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hetplan.benchmarks.accuracy.judge import Errors, Judged, errors_of
+from hetplan.benchmarks.accuracy.predicted import PredictedRun, predict_run
+from hetplan.cost.run_error import own_halfwidth, run_error
+from hetplan.errors import InputError
+from hetplan.predict.calibration import calibrate, devices_of, regime_of
+from hetplan.predict.calibration_values import Calibration, RunError
+from hetplan.predict.fit import FittedPredictor
+
+CALIBRATING_ROWS = 8
+_FEWEST_LEFT = 8
+"""Rows that must be left to judge."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInterval:
+    """Half-widths of a run's 90 % interval, in the logarithm."""
+
+    own: float
+    """By the predictions alone."""
+    by_runs: float | None
+    """By measured runs of other cells; None where too few of them say anything."""
+    note: str
+    """What the second one stands on."""
+
+    @property
+    def log_halfwidth(self) -> float:
+        """By runs where they say anything, else by the predictions alone."""
+        return self.own if self.by_runs is None else self.by_runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EightRows:
+    """A data set's rows without the eight that calibrated, before and after."""
+
+    data_set: str
+    calibrated_on: tuple[str, ...]
+    """Places of the eight."""
+    accepted: bool
+    """Whether the product kept the factors: they must help left-out rows among the eight."""
+    before: Errors
+    after: Errors
+    notes: tuple[str, ...]
+
+
+def cell_of(run: PredictedRun) -> str:
+    """Runs that are left out together."""
+    row = run.row
+    return f"{row.model} tp{row.tp or 1} pp{row.pp or 1}"
+
+
+def error_of(run: PredictedRun) -> RunError:
+    """The run as calibration wants it."""
+    return run_error(
+        run.estimate,
+        run.run.planned.plan,
+        run.run.cluster,
+        measured_seconds=run.measured_seconds,
+        cell=cell_of(run),
+        source=run.row.data_set,
+    )
+
+
+def run_intervals(
+    runs: Sequence[PredictedRun], known: Sequence[PredictedRun]
+) -> tuple[RunInterval, ...]:
+    """The interval of every run, by those of the `known` ones that are of other cells."""
+    errors = [error_of(run) for run in known]
+    kept: dict[str, Calibration] = {}
+    found = []
+    for run in runs:
+        cell = cell_of(run)
+        if cell not in kept:
+            kept[cell] = calibrate([e for e in errors if e.cell != cell], factors=False)
+        own = own_halfwidth(run.estimate)
+        plan, cluster = run.run.planned.plan, run.run.cluster
+        width = kept[cell].width(devices_of(plan, cluster), regime_of(plan, cluster), own)
+        found.append(
+            RunInterval(
+                own=own,
+                by_runs=None if width is None else width.log_halfwidth,
+                note="by the predictions alone" if width is None else width.note,
+            )
+        )
+    return tuple(found)
+
+
+def tails_of(known: Sequence[PredictedRun]) -> tuple[str, ...]:
+    """Slow tails among these runs, in words: intervals are of the others."""
+    calibration = calibrate([error_of(run) for run in known], factors=False)
+    return tuple(
+        f"{', '.join(tail.devices) or 'any device'}: {tail.note}" for tail in calibration.tails
+    )
+
+
+def eight_rows(runs: Sequence[PredictedRun], predictor: FittedPredictor) -> tuple[EightRows, ...]:
+    """Every data set with rows enough, calibrated on its first eight by hash."""
+    found = []
+    for name in dict.fromkeys(run.row.data_set for run in runs):
+        order = sorted(
+            (run for run in runs if run.row.data_set == name),
+            key=lambda run: run.row.configuration_hash,
+        )
+        first, rest = order[:CALIBRATING_ROWS], order[CALIBRATING_ROWS:]
+        if len(rest) < _FEWEST_LEFT:
+            continue
+        calibration = calibrate([error_of(run) for run in first])
+        after = _again(rest, calibration, predictor)
+        one, two = errors_of([_plain(run) for run in rest]), errors_of(after)
+        if one is None or two is None:
+            continue
+        found.append(
+            EightRows(
+                data_set=name,
+                calibrated_on=tuple(run.row.place for run in first),
+                accepted=bool(calibration.factors),
+                before=one,
+                after=two,
+                notes=calibration.notes,
+            )
+        )
+    return tuple(found)
+
+
+def _again(
+    runs: Sequence[PredictedRun], calibration: Calibration, predictor: FittedPredictor
+) -> list[Judged]:
+    """The same runs by the predictor with this calibration."""
+    calibrated = FittedPredictor(replace(predictor.laws, calibration=calibration))
+    found = []
+    for run in runs:
+        try:
+            found.append(_plain(predict_run(run.run, calibrated)))
+        except InputError:
+            # A factor cannot make a prediction impossible; if it does the row is judged as it was.
+            found.append(_plain(run))
+    return found
+
+
+def _plain(run: PredictedRun) -> Judged:
+    spread, seconds = math.exp(own_halfwidth(run.estimate)), run.estimate.step_seconds
+    return Judged(
+        name=run.row.place,
+        predicted=seconds,
+        measured=run.measured_seconds,
+        lower=seconds / spread,
+        upper=seconds * spread,
+        suspect=bool(run.row.suspect),
+    )

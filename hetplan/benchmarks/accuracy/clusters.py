@@ -1,0 +1,213 @@
+"""Which cluster did a measured run have? Devices from the catalogue, links from what the row notes.
+
+Inside a node: the devices' own fabric, or PCIe where they have none, at the datasheet's rate; where
+unit data were measured on links of the kind those replace it. Between nodes: the
+network cards that the row notes, shared by the devices of a node. A row of several nodes that notes
+none is not predicted: nothing is made up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetplan.benchmarks.accuracy.devices import device_kind_of, kind_names
+from hetplan.benchmarks.accuracy.rows import RunRow
+from hetplan.benchmarks.accuracy.unit_collectives import node_link, nodes_link
+from hetplan.cluster.catalogue import load_catalogue
+from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.node import Nics
+from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
+from hetplan.errors import InputError
+
+GIGABIT = 1e9 / 8
+NVLINK_LATENCY_SECONDS = 10e-6  # calculon, systems/a100_80g.json, network of a node
+NIC_LATENCY_SECONDS = 20e-6  # calculon, systems/a100_80g.json, InfiniBand
+HDR_BYTES_PER_SECOND = 200 * GIGABIT  # NVIDIA DGX A100 datasheet: ConnectX-6, HDR InfiniBand
+_MOST_NVLINK_DOMAIN = 72  # NVIDIA GB200 NVL72: one NVLink fabric of 72 GPUs
+
+_SEVERAL = re.compile(r"(\d+)\s*x\s*[^\d]*(\d+)\s*Gb", re.IGNORECASE)
+_PER_NODE = re.compile(r"(\d+)\s*Gb(?:it)?/s per node", re.IGNORECASE)
+_PER_DEVICE = re.compile(r"(\d+)\s*Gb(?:it)?/s\+? per GPU", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeNetwork:
+    """The network cards of a node, and where the figures are from."""
+
+    nics: int
+    bandwidth_bytes_per_second: float
+    source: str
+    inside_bytes_per_second: float = 0.0
+    """Of one device to the others of its node, where that differs by system; 0: as its kind has."""
+
+
+_NAMED = (
+    (
+        "slingshot",
+        NodeNetwork(
+            nics=4,
+            bandwidth_bytes_per_second=200 * GIGABIT,
+            # Six NVLink 4 links of 25 GB/s and direction between any two of the four.
+            inside_bytes_per_second=3 * 150e9,
+            source="CSCS, Alps: nodes of 4 GH200, one Slingshot 11 port of 200 Gbit/s each",
+        ),
+    ),
+    (
+        "mit rtx",
+        NodeNetwork(
+            nics=1,
+            bandwidth_bytes_per_second=0.116e9,
+            source="eth-easl/sailor, network_coeffs_all_homo.json, inter, RTX-3090: most bytes/s",
+        ),
+    ),
+)
+"""(word of the note, network) of clusters that a note only names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesOf:
+    """Nodes of one kind that a run used."""
+
+    kind: DeviceKind
+    nodes: int
+    devices_per_node: int
+
+
+def cluster_of(row: RunRow, measured_links: Sequence[str]) -> Cluster:
+    """The cluster of a row whose devices are of one kind; an InputError says what is missing."""
+    names = kind_names(row.gpu)
+    if len(names) != 1:
+        raise InputError(
+            f"gpu is {row.gpu!a}; which of the kinds runs what is said by a plan of "
+            "sailor/validation, which is not there"
+            if names
+            else "the row does not say gpu"
+        )
+    kind = device_kind_of(names[0], load_catalogue())
+    if not row.gpus:
+        raise InputError("the row does not say gpus")
+    per_node = min(row.gpus_per_node or row.gpus, row.gpus)
+    if "NVL72" in row.intra_bw_note:
+        per_node = _nvlink_domain(row.gpus, per_node)
+    if row.gpus % per_node:
+        raise InputError(f"{row.gpus} devices are no whole nodes of {per_node}")
+    nodes = NodesOf(kind=kind, nodes=row.gpus // per_node, devices_per_node=per_node)
+    return cluster_of_nodes(row, (nodes,), measured_links)
+
+
+def _nvlink_domain(devices: int, per_node: int) -> int:
+    """Devices that one NVLink fabric joins, as a node: as many nodes as fit and divide the run."""
+    nodes = devices // per_node
+    fit = [each for each in range(1, nodes + 1) if nodes % each == 0]
+    return max(each * per_node for each in fit if each * per_node <= _MOST_NVLINK_DOMAIN)
+
+
+def cluster_of_nodes(
+    row: RunRow, parts: Sequence[NodesOf], measured_links: Sequence[str]
+) -> Cluster:
+    """A cluster of one island per kind, all on the network that the row notes."""
+    several = len(parts) > 1 or any(part.nodes > 1 for part in parts)
+    network = network_of(row, needed=several)
+    islands = tuple(_island(row, part, network, measured_links) for part in parts)
+    links = tuple(
+        IslandLink(
+            between=(left.name, right.name),
+            link=_slower(left.inter_node, right.inter_node),
+        )
+        for at, left in enumerate(islands)
+        for right in islands[at + 1 :]
+    )
+    return Cluster(name="measured", islands=islands, links=links)
+
+
+def network_of(row: RunRow, *, needed: bool = True) -> NodeNetwork | None:
+    """What the row notes of the network between its nodes.
+
+    Where it is nothing: an InputError if the network is `needed`, else None.
+    """
+    note, per_node = row.inter_bw_note, row.gpus_per_node or 1
+    found = _SEVERAL.search(note)
+    if found:
+        return NodeNetwork(
+            nics=int(found[1]),
+            bandwidth_bytes_per_second=int(found[2]) * GIGABIT,
+            source=note,
+        )
+    found = _PER_NODE.search(note)
+    if found:
+        whole = int(found[1]) * GIGABIT
+        # Nodes of A100 have HDR cards; of others the figure is taken as one card per device.
+        nics = round(whole / HDR_BYTES_PER_SECOND) if "A100" in row.gpu else per_node
+        nics = max(1, nics)
+        return NodeNetwork(nics=nics, bandwidth_bytes_per_second=whole / nics, source=note)
+    found = _PER_DEVICE.search(note)
+    if found:
+        return NodeNetwork(
+            nics=per_node, bandwidth_bytes_per_second=int(found[1]) * GIGABIT, source=note
+        )
+    for word, network in _NAMED:
+        if word in note.lower():
+            return network
+    if not needed:
+        return None
+    raise InputError(f"inter_bw_note is {note!a}: the network between the nodes is not known")
+
+
+def _island(
+    row: RunRow, part: NodesOf, network: NodeNetwork | None, measured_links: Sequence[str]
+) -> Island:
+    kind = part.kind
+    inside = _inside(part, network, measured_links)
+    nics = None
+    between = inside
+    if network is not None:
+        # A note counts the cards of a node, or one per device (which a whole fabric has, too).
+        whole = part.devices_per_node if network.nics == row.gpus_per_node else network.nics
+        nics = Nics(per_node=whole, bandwidth_bytes_per_second=network.bandwidth_bytes_per_second)
+        between = Link(
+            bandwidth_bytes_per_second=nics.share_bytes_per_second(part.devices_per_node),
+            latency_seconds=NIC_LATENCY_SECONDS,
+            transport=Transport.DEVICE_DIRECT,
+            samples=_measured(nodes_link(kind.kind), measured_links),
+        )
+    return Island(
+        name=kind.kind,
+        region="here",
+        device=kind,
+        nodes=part.nodes,
+        devices_per_node=part.devices_per_node,
+        intra_node=inside,
+        inter_node=between,
+        memory_bytes=kind.memory_bytes,
+        nics=nics,
+    )
+
+
+def _inside(part: NodesOf, network: NodeNetwork | None, measured_links: Sequence[str]) -> Link:
+    kind = part.kind
+    # A bridge between two cards does not join the other cards of a node.
+    joined = kind.scale_up is not None and (kind.scale_up.peers or 8) >= part.devices_per_node - 1
+    if network is not None and network.inside_bytes_per_second:
+        bandwidth = network.inside_bytes_per_second
+    elif kind.scale_up is not None and (joined or kind.host is None):
+        bandwidth = kind.scale_up.bandwidth_bytes_per_second
+    elif kind.host is not None:
+        bandwidth = kind.host.bandwidth_bytes_per_second
+    else:
+        raise InputError(f"{kind.kind} has neither a fabric nor a host interface in the catalogue")
+    return Link(
+        bandwidth_bytes_per_second=bandwidth,
+        latency_seconds=NVLINK_LATENCY_SECONDS,
+        transport=Transport.DEVICE_DIRECT,
+        samples=_measured(node_link(kind.kind), measured_links),
+    )
+
+
+def _measured(name: str, measured_links: Sequence[str]) -> str | None:
+    return name if name in measured_links else None
+
+
+def _slower(left: Link, right: Link) -> Link:
+    return min((left, right), key=lambda link: link.bandwidth_bytes_per_second)

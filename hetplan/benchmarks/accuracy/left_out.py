@@ -1,0 +1,281 @@
+"""How far are the laws of layers and links off, on sizes and devices that they did not see?
+
+Of the fitted folder's own unit data, one thing is left out at a time, whole, and predicted by a fit
+of the rest:
+
+    size      every sample of one hidden size of one device; the device's other sizes are fitted
+    device    every sample of one device; only other devices are fitted
+    message   every message of one octave of size of a link; its other octaves are fitted
+    ranks     every message among one number of ranks of a link; its other numbers are fitted
+
+Of another folder's unit data nothing is fitted and everything is predicted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from hetplan.benchmarks.accuracy.devices import device_kind_of
+from hetplan.benchmarks.accuracy.judge import Errors, Judged, errors_of
+from hetplan.benchmarks.accuracy.unit_judged import judged_layer, judged_link, judged_operator
+from hetplan.cluster.catalogue import load_catalogue
+from hetplan.errors import InputError
+from hetplan.predict.fit import FittedPredictor, fit_populations
+from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, ProfileSet
+
+MOST_MESSAGES = 64
+"""Of one operation among one number of ranks, evenly over the sizes: tables have a thousand."""
+_OCTAVES_AT_A_TIME = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitErrors:
+    """Figures of unit measurements that a fit did not see."""
+
+    what: str
+    """Kind of layer, class of operators, or `collectives`."""
+    device: str
+    """Device kind, or link."""
+    precision: str
+    """Empty of links."""
+    left_out: str
+    """What the fit did not see."""
+    errors: Errors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitJudgement:
+    """All of them, and what could not be judged."""
+
+    rows: tuple[UnitErrors, ...]
+    notes: tuple[str, ...]
+
+
+def left_out(populations: Sequence[ProfileSet], whole: FittedPredictor) -> UnitJudgement:
+    """Sizes, devices, messages and numbers of ranks left out in turn; `whole`: fitted on all."""
+    notes: dict[str, None] = {}
+    rows = (
+        *_sizes(populations, notes),
+        *_devices(populations, whole, notes),
+        *_messages(populations),
+    )
+    return UnitJudgement(rows=rows, notes=tuple(notes))
+
+
+def other_folder(populations: Sequence[ProfileSet], predictor: FittedPredictor) -> UnitJudgement:
+    """Everything of a folder that was not fitted."""
+    notes: dict[str, None] = {}
+    layers = [sample for each in populations for sample in each.layers]
+    operators = [sample for each in populations for sample in each.operators]
+    links = [sample for each in populations for sample in each.links]
+    what = "not fitted"
+    rows = (
+        *_layer_rows(layers, predictor, what, notes),
+        *_operator_rows(operators, predictor, what, notes),
+        *_link_rows(links, lambda _: predictor, what),
+    )
+    return UnitJudgement(rows=rows, notes=tuple(notes))
+
+
+def _sizes(populations: Sequence[ProfileSet], notes: dict[str, None]) -> Iterator[UnitErrors]:
+    layers = [sample for each in populations for sample in each.layers]
+    for device, precision in _keys(layers):
+        mine = [each for each in layers if (each.device, each.precision) == (device, precision)]
+        sizes = sorted({each.hidden_size for each in mine})
+        if len(sizes) < 2:
+            continue
+        judged: list[tuple[str, Judged]] = []
+        for size in sizes:
+            predictor = fit_populations(_without_size(populations, device, size))
+            unseen = [each for each in mine if each.hidden_size == size]
+            judged += _judged_layers(unseen, predictor, notes)
+        what = f"each of hidden {', '.join(map(str, sizes))}"
+        yield from _by_kind(device, precision, what, judged)
+
+
+def _devices(
+    populations: Sequence[ProfileSet], whole: FittedPredictor, notes: dict[str, None]
+) -> Iterator[UnitErrors]:
+    devices = [sample.device for each in populations for sample in each.layers]
+    devices += [sample.device for each in populations for sample in each.operators]
+    for device in dict.fromkeys(devices):
+        predictor = _without_device(whole, device)
+        layers = [s for each in populations for s in each.layers if s.device == device]
+        operators = [s for each in populations for s in each.operators if s.device == device]
+        what = "the device"
+        yield from _layer_rows(layers, predictor, what, notes)
+        yield from _operator_rows(operators, predictor, what, notes)
+
+
+def _without_device(whole: FittedPredictor, device: str) -> FittedPredictor:
+    """The same without this device's laws: a device's laws come from its own samples alone."""
+    laws = whole.laws
+    return FittedPredictor(
+        replace(
+            laws,
+            layers=tuple(law for law in laws.layers if law.device != device),
+            operators=tuple(law for law in laws.operators if law.device != device),
+        )
+    )
+
+
+def _without_size(
+    populations: Sequence[ProfileSet], device: str, size: int
+) -> tuple[ProfileSet, ...]:
+    """The device's layers of other hidden sizes, without operators and links."""
+    kept = (
+        replace(
+            each,
+            layers=tuple(s for s in each.layers if s.device == device and s.hidden_size != size),
+            operators=(),
+            links=(),
+        )
+        for each in populations
+    )
+    return tuple(each for each in kept if each.layers)
+
+
+def _keys(
+    samples: Sequence[LayerSample] | Sequence[OperatorSample],
+) -> tuple[tuple[str, str], ...]:
+    return tuple(dict.fromkeys((each.device, each.precision) for each in samples))
+
+
+def _layer_rows(
+    samples: Sequence[LayerSample],
+    predictor: FittedPredictor,
+    what: str,
+    notes: dict[str, None],
+) -> Iterator[UnitErrors]:
+    for device, precision in _keys(samples):
+        mine = [each for each in samples if (each.device, each.precision) == (device, precision)]
+        yield from _by_kind(device, precision, what, _judged_layers(mine, predictor, notes))
+
+
+def _by_kind(
+    device: str, precision: str, what: str, judged: Sequence[tuple[str, Judged]]
+) -> Iterator[UnitErrors]:
+    """Embedding, transformer layers and head apart: they have laws of their own."""
+    for layer in dict.fromkeys(layer for layer, _ in judged):
+        same = [each for other, each in judged if other == layer]
+        yield from _row(f"{layer} layers", device, precision, what, same)
+
+
+def _judged_layers(
+    samples: Sequence[LayerSample], predictor: FittedPredictor, notes: dict[str, None]
+) -> list[tuple[str, Judged]]:
+    kinds, judged = load_catalogue(), []
+    for sample in samples:
+        try:
+            found = judged_layer(sample, device_kind_of(sample.device, kinds), predictor)
+        except InputError as fault:
+            notes[f"a layer of {sample.device} is not judged: {fault}"] = None
+            continue
+        if found is not None:
+            judged.append((sample.layer, found))
+    return judged
+
+
+def _operator_rows(
+    samples: Sequence[OperatorSample],
+    predictor: FittedPredictor,
+    what: str,
+    notes: dict[str, None],
+) -> Iterator[UnitErrors]:
+    kinds = load_catalogue()
+    for device, precision in _keys(samples):
+        mine = [each for each in samples if (each.device, each.precision) == (device, precision)]
+        for operator in dict.fromkeys(each.operator for each in mine):
+            judged = []
+            for sample in mine:
+                if sample.operator != operator:
+                    continue
+                try:
+                    found = judged_operator(sample, device_kind_of(sample.device, kinds), predictor)
+                except InputError as fault:
+                    notes[f"a {operator} of {device} is not judged: {fault}"] = None
+                    continue
+                if found is not None:
+                    judged.append(found)
+            yield from _row(operator, device, precision, what, judged)
+
+
+def _messages(populations: Sequence[ProfileSet]) -> Iterator[UnitErrors]:
+    for link in dict.fromkeys(each.link for one in populations for each in one.links):
+        yield from _one_link(link, populations)
+
+
+def _one_link(link: str, populations: Sequence[ProfileSet]) -> Iterator[UnitErrors]:
+    mine = [each for one in populations for each in one.links if each.link == link]
+    folds = sorted({_fold(each) for each in mine})
+    octaves = {fold: _without(populations, link, _fold, fold) for fold in folds}
+    yield from _link_rows(mine, lambda s: octaves[_fold(s)], "each octave of message sizes")
+    ranks = sorted({each.group_size for each in mine})
+    if len(ranks) > 1:
+        fits = {count: _without(populations, link, _ranks, count) for count in ranks}
+        what = f"each of {', '.join(map(str, ranks))} ranks"
+        yield from _link_rows(mine, lambda s: fits[_ranks(s)], what)
+
+
+def _without(
+    populations: Sequence[ProfileSet],
+    link: str,
+    group_of: Callable[[LinkSample], int],
+    group: int,
+) -> FittedPredictor:
+    """Fitted on the samples of one link that are not of this group."""
+    kept = (
+        replace(
+            each,
+            layers=(),
+            operators=(),
+            links=tuple(s for s in each.links if s.link == link and group_of(s) != group),
+        )
+        for each in populations
+    )
+    return fit_populations(tuple(each for each in kept if each.links))
+
+
+def _ranks(sample: LinkSample) -> int:
+    return sample.group_size
+
+
+def _fold(sample: LinkSample) -> int:
+    return int(math.log2(sample.message_bytes)) % _OCTAVES_AT_A_TIME
+
+
+def _link_rows(
+    samples: Sequence[LinkSample],
+    predictor_of: Callable[[LinkSample], FittedPredictor],
+    what: str,
+) -> Iterator[UnitErrors]:
+    for link in dict.fromkeys(each.link for each in samples):
+        judged = []
+        for sample in _thinned([each for each in samples if each.link == link]):
+            found = judged_link(sample, predictor_of(sample))
+            if found is not None:
+                judged.append(found)
+        yield from _row("collectives", link, "", what, judged)
+
+
+def _thinned(samples: Sequence[LinkSample]) -> Iterator[LinkSample]:
+    """At most `MOST_MESSAGES` of each operation and number of ranks, evenly by size."""
+    groups: dict[tuple[str, int, int], list[LinkSample]] = {}
+    for each in samples:
+        groups.setdefault((each.operation, each.group_size, each.nodes), []).append(each)
+    for group in groups.values():
+        group.sort(key=lambda each: each.message_bytes)
+        step = max(1.0, len(group) / MOST_MESSAGES)
+        yield from (group[int(at * step)] for at in range(int(len(group) / step)))
+
+
+def _row(
+    what: str, device: str, precision: str, left: str, judged: Sequence[Judged]
+) -> Iterator[UnitErrors]:
+    errors = errors_of(judged)
+    if errors is not None:
+        yield UnitErrors(
+            what=what, device=device, precision=precision, left_out=left, errors=errors
+        )

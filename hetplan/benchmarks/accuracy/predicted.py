@@ -1,0 +1,115 @@
+"""What does hetplan predict for a measured run? Its own estimate, or why there is none.
+
+Nothing is computed here: a row becomes model, cluster, job and plan, and `hetplan.cost.estimate`
+prices them with the predictor that is given, as `hetplan estimate` does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetplan.benchmarks.accuracy.clusters import cluster_of
+from hetplan.benchmarks.accuracy.devices import kind_names
+from hetplan.benchmarks.accuracy.mixed import find_mixed, mixed_run
+from hetplan.benchmarks.accuracy.models import model_of
+from hetplan.benchmarks.accuracy.plans import RunPlan, plan_of
+from hetplan.benchmarks.accuracy.rows import RunRow
+from hetplan.cluster.spec import Cluster
+from hetplan.cost.estimate import estimate
+from hetplan.cost.estimate_values import Estimate
+from hetplan.errors import HetplanError, InputError
+from hetplan.model.spec import ModelSpec
+from hetplan.predict.fit import FittedPredictor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A measured run in hetplan's own values."""
+
+    row: RunRow
+    model: ModelSpec
+    cluster: Cluster
+    planned: RunPlan
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedRun:
+    """A measured run and the estimate of it."""
+
+    run: Run
+    estimate: Estimate
+
+    @property
+    def row(self) -> RunRow:
+        """What was measured."""
+        return self.run.row
+
+    @property
+    def measured_seconds(self) -> float:
+        """Of the step."""
+        return self.run.row.step_seconds or math.nan
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured."""
+        return self.estimate.step_seconds / self.measured_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotPredicted:
+    """A row for which nothing was predicted."""
+
+    row: RunRow
+    reason: str
+
+
+def run_of(row: RunRow, folders: Sequence[Path], measured_links: Sequence[str]) -> Run:
+    """A row as hetplan's values; an InputError says why it cannot be one.
+
+    `folders`: where plans of mixed runs are looked for. `measured_links`: links with samples.
+    """
+    if row.step_seconds is None:
+        raise InputError("the row has no step time")
+    found = model_of(row)
+    if len(kind_names(row.gpu)) > 1:
+        mixed = find_mixed(row, folders)
+        cluster, planned = mixed_run(row, found.model, mixed, measured_links)
+    else:
+        cluster = cluster_of(row, measured_links)
+        planned = plan_of(row, found.model, cluster)
+    return Run(
+        row=row,
+        model=found.model,
+        cluster=cluster,
+        planned=planned,
+        notes=(*found.notes, *planned.notes),
+    )
+
+
+def predict_run(run: Run, predictor: FittedPredictor) -> PredictedRun:
+    """The estimate of a run; an InputError where the predictor lacks what it needs."""
+    plan = run.planned
+    found = estimate(plan.plan, run.model, run.cluster, plan.job, predictor)
+    return PredictedRun(run=run, estimate=found)
+
+
+def predict_rows(
+    rows: Sequence[RunRow], folders: Sequence[Path], predictor: FittedPredictor
+) -> tuple[tuple[PredictedRun, ...], tuple[NotPredicted, ...]]:
+    """Every row, one way or the other."""
+    links = tuple(law.link for law in predictor.laws.links)
+    done: list[PredictedRun] = []
+    left: list[NotPredicted] = []
+    for row in rows:
+        try:
+            done.append(predict_run(run_of(row, folders, links), predictor))
+        except HetplanError as fault:
+            left.append(NotPredicted(row=row, reason=str(fault).replace("\n", "; ")))
+        except (ValueError, ArithmeticError, OverflowError) as fault:
+            # A row of nonsense sizes must not end the judgement of the others.
+            left.append(NotPredicted(row=row, reason=f"cannot be priced: {fault}"))
+    return tuple(done), tuple(left)

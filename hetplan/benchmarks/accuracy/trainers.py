@@ -1,0 +1,139 @@
+"""Which trainer made the runs of a source, and which of its kernels and habits are not in a row?
+
+What is written here is how a publication says that it trained, or what its trainer's code does;
+none of it was chosen by how well it fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetplan.benchmarks.accuracy.rows import RunRow
+from hetplan.job.spec import Precision, TrainerOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """Habits of one source's runs."""
+
+    sources: tuple[str, ...]
+    """Beginnings of `RunRow.source`."""
+    options: TrainerOptions
+    gradient_clipping: bool | None
+    """None: as the target does."""
+    precision: Precision | None = None
+    """Where the rows' own `dtype` is known to be wrong."""
+    notes: tuple[str, ...] = ()
+
+
+TRAINERS = (
+    Trainer(
+        sources=("vtrain",),
+        # Megatron-DeepSpeed of 2023, megatron/model/transformer.py: baddbmm, fused scale, mask and
+        # softmax, dropout of probabilities and of both outputs (--attention-dropout 0.1 and
+        # --hidden-dropout 0.1 by default); vocab-parallel cross-entropy on a float32 copy; p2p
+        # communication scatters and gathers; fp16 gradients are added up and reduced as fp16.
+        options=TrainerOptions(
+            fused_attention=False,
+            attention_dropout=True,
+            hidden_dropout=True,
+            fused_loss=False,
+            scattered_sends=True,
+            fused_accumulation=False,
+            gradient_precision=Precision.FLOAT16,
+        ),
+        gradient_clipping=True,
+    ),
+    Trainer(
+        sources=("megatron-sc21",),
+        # Megatron-LM of April 2021 (arXiv 2104.04473, section 4): the same kernels, scatter and
+        # gather of sends (section 4.1), fp16 gradients that autograd adds up.
+        options=TrainerOptions(
+            fused_attention=False,
+            attention_dropout=True,
+            hidden_dropout=True,
+            fused_loss=False,
+            scattered_sends=True,
+            fused_accumulation=False,
+            gradient_precision=Precision.FLOAT16,
+        ),
+        gradient_clipping=True,
+    ),
+    Trainer(
+        sources=("korthikanti",),
+        # arXiv 2205.05198, section 4: unfused attention with dropout masks of probabilities and
+        # hidden states. 18 bytes of parameters, gradients and state per parameter (its figure 1):
+        # gradients are kept in float32, to which the products of 2022's Megatron-LM add theirs
+        # (--no-gradient-accumulation-fusion switches that off).
+        options=TrainerOptions(
+            fused_attention=False,
+            attention_dropout=True,
+            hidden_dropout=True,
+            fused_loss=False,
+            scattered_sends=True,
+            fused_accumulation=True,
+            gradient_precision=Precision.FLOAT32,
+        ),
+        gradient_clipping=True,
+    ),
+    Trainer(
+        sources=("simumax",),
+        # SimuMax v1.2, docs/b200: Megatron-core with Transformer Engine (fused attention, no
+        # dropout), cross-entropy fusion, gradients accumulated and reduced in float32; context
+        # parallelism by all-to-all (--cp-comm-type a2a; its unit table has whole sequences and
+        # heads / (tp cp)).
+        options=TrainerOptions(
+            fused_attention=True,
+            attention_dropout=False,
+            hidden_dropout=False,
+            fused_loss=True,
+            fused_accumulation=True,
+            context_exchange=True,
+            gradient_precision=Precision.FLOAT32,
+        ),
+        gradient_clipping=True,
+    ),
+    Trainer(
+        sources=("sailor",),
+        # Sailor's fork of Megatron-DeepSpeed, float32 without autocast: unfused attention; pipeline
+        # engine with blocking sends and receives (deepspeed/pipe_engine.py); full tensors between
+        # stages; gradients in float32.
+        options=TrainerOptions(
+            fused_attention=False,
+            attention_dropout=True,
+            hidden_dropout=True,
+            fused_loss=False,
+            scattered_sends=False,
+            fused_accumulation=False,
+            blocking_sends=True,
+            gradient_precision=Precision.FLOAT32,
+        ),
+        gradient_clipping=True,
+        precision=Precision.FLOAT32,
+        notes=("rows say fp16; float32 by their profiles and 4-byte transfers",),
+    ),
+    Trainer(
+        sources=("nemo",),
+        # NeMo's recipes: Transformer Engine, no dropout, fused cross-entropy.
+        options=TrainerOptions(
+            fused_attention=True,
+            attention_dropout=False,
+            hidden_dropout=False,
+            fused_loss=True,
+            fused_accumulation=True,
+        ),
+        gradient_clipping=True,
+        notes=("recompute and overlap are not published: none of either is assumed",),
+    ),
+)
+
+UNKNOWN_TRAINER = Trainer(sources=(), options=TrainerOptions(), gradient_clipping=None)
+
+
+def trainer_of(row: RunRow) -> Trainer:
+    """The habits of a row's source; a target's defaults where nothing is known of it."""
+    name = row.source.lower()
+    for trainer in TRAINERS:
+        if name.startswith(trainer.sources):
+            return trainer
+    return UNKNOWN_TRAINER

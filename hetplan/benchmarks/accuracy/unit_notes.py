@@ -1,0 +1,104 @@
+"""What every reader of unit data needs: the kind behind a table's label, and what was left out.
+
+A table calls a device `A100-40`; a fit and a cluster call it `nvidia-a100-40gb-sxm`. A row that is
+not used is counted under the reason why, so that nothing disappears in silence.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hetplan.errors import Fault, InputError
+from hetplan.files.reading import read_text
+from hetplan.lint.rows import Material
+from hetplan.lint.tables import read_table, table_kind
+from hetplan.profiling.samples import Provenance
+from hetplan.version import __version__
+
+KINDS = (
+    # vTrain's tables say A100; its runs and paper name 80 GB cards (runs/vtrain_multi_node.csv).
+    ("A100", "nvidia-a100-80gb-sxm"),
+    ("A100-40", "nvidia-a100-40gb-sxm"),
+    ("A100-80", "nvidia-a100-80gb-sxm"),
+    ("a100_pcie", "nvidia-a100-80gb-pcie"),  # SimuMax configs/system/a100_pcie.json: mem_gbs 80
+    ("b200_bf16_ceperm", "nvidia-b200-180gb-sxm"),
+    ("B200", "nvidia-b200-180gb-sxm"),
+    ("GH-96", "nvidia-gh200-96gb"),
+    ("RTX-2080", "nvidia-rtx-2080-ti-11gb"),  # Sailor's name; products above a 2080's peak
+    ("RTX-3090", "nvidia-rtx-3090-24gb"),
+    ("Titan-RTX", "nvidia-titan-rtx-24gb"),
+    ("V100-16", "nvidia-v100-16gb-sxm"),
+)
+"""Labels of the tables and the catalogue's kinds that they mean."""
+
+
+_NEEDED = {
+    "layer or operator times": "forward time or no microbatch size (Galvatron's totals of layers)",
+    "efficiency by shape": "efficiency",
+}
+"""Per kind of table, what a row must have to be read at all (`hetplan.lint.tables`)."""
+
+
+@dataclass(slots=True)
+class Notes:
+    """What a reader says beside its samples."""
+
+    unused: Counter[str] = field(default_factory=Counter)
+    """Rows per reason."""
+    words: dict[str, None] = field(default_factory=dict)
+
+    def kind(self, label: str) -> str:
+        """The catalogue's kind; the label itself, with a note, where the catalogue has none."""
+        found = dict(KINDS).get(label)
+        if found is None:
+            self.words[f"{label} is no kind of the catalogue: its samples keep that name"] = None
+        return found or label
+
+    def lines(self) -> tuple[str, ...]:
+        """One line per reason and per word of warning."""
+        counted = (
+            f"{count} row{'s' if count != 1 else ''} not used: {reason}"
+            for reason, count in self.unused.items()
+        )
+        return (*counted, *self.words)
+
+
+def read_rows(path: Path, notes: Notes) -> Material | None:
+    """The table's rows; None, with a note, where there is no such file.
+
+    An InputError with file and line where the file is another table or cells of it are wrong.
+    """
+    if not path.exists():
+        notes.words[f"{path.parent.name}/{path.name} is not there: nothing read from it"] = None
+        return None
+    text = read_text(path)
+    kind = table_kind(text.partition("\n")[0].rstrip("\r"))
+    if kind is None:
+        message = "the header is of no table of measurements that is known; restore the columns"
+        raise InputError(Fault(file=str(path), line=1, message=message))
+    material = read_table(str(path), text, kind)
+    used = len(material.layers) + len(material.collectives) + len(material.efficiencies)
+    missing = sum(1 for line in text.splitlines() if line.strip(", \t")) - 1 - used
+    if missing > 0:
+        notes.unused[f"{path.name}: no {_NEEDED.get(kind.title, 'value')}"] += missing
+    return material
+
+
+def provenance(device: str, label: str, *, tool: str, file: str, words: str) -> Provenance:
+    """Where a published table was measured, as far as it says: no date, driver or version."""
+    return Provenance(
+        device=device,
+        device_name=label,
+        backend="cuda",
+        measured_on="",
+        hetplan_version=__version__,
+        torch_version="",
+        driver="",
+        threads=0,
+        paced="",
+        tool=tool,
+        command=f"read from {file}",
+        notes=words,
+    )

@@ -1,0 +1,87 @@
+"""SimuMax's efficiencies by shape (unit/gemm_efficiency.csv) as operator samples.
+
+Each row names the nominal rate that its efficiency was computed with, so it is a time
+(`hetplan.importers.simumax_shapes`). Rows that differ only by a key that changes no work
+(qkv_contiguous; main_grad_dtype of a forward pass) are several measurements of one shape.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from hetplan.benchmarks.accuracy.unit_notes import Notes, provenance, read_rows
+from hetplan.errors import Fault, InputError
+from hetplan.importers.simumax_shapes import efficiency_sample
+from hetplan.lint.rows import EfficiencyRow
+from hetplan.profiling.samples import OperatorSample, ProfileSet
+
+FILE = Path("unit") / "gemm_efficiency.csv"
+TOOL = "SimuMax efficiency tables"
+_TERA = 1e12
+
+
+def read_products(folder: Path, notes: Notes) -> tuple[ProfileSet, ...]:
+    """One population per device of the table."""
+    material = read_rows(folder / FILE, notes)
+    if material is None:
+        return ()
+    peaks = _peaks(folder / FILE)
+    by_device: dict[str, list[OperatorSample]] = {}
+    for row in material.efficiencies:
+        found = efficiency_sample(
+            device=notes.kind(row.device),
+            operation=row.operation,
+            shape=row.shape,
+            efficiency=row.efficiency,
+            peak_flops_per_second=_peak_of(row, peaks),
+        )
+        if isinstance(found, str):
+            notes.unused[f"gemm_efficiency.csv: {found}"] += 1
+        else:
+            by_device.setdefault(row.device, []).append(found)
+    return tuple(_population(label, samples, notes) for label, samples in by_device.items())
+
+
+def _peaks(path: Path) -> dict[int, str]:
+    """The nominal rate of every line: a column that other readers of the table do not need."""
+    found: dict[int, str] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        try:
+            for row in reader:
+                found[reader.line_num] = row.get("peak_tflops") or ""
+        except csv.Error as error:
+            fault = Fault(file=str(path), line=reader.line_num, message=f"not CSV: {error}")
+            raise InputError(fault) from error
+    return found
+
+
+def _peak_of(row: EfficiencyRow, peaks: dict[int, str]) -> float:
+    text = peaks.get(row.place.line, "")
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < 1e6:
+        place = row.place
+        message = f"found {text[:40]!a}; the nominal rate in TFLOP/s is due"
+        raise InputError(
+            Fault(file=place.file, line=place.line, field="peak_tflops", message=message)
+        )
+    return rate * _TERA
+
+
+def _population(label: str, samples: list[OperatorSample], notes: Notes) -> ProfileSet:
+    device = notes.kind(label)
+    words = (
+        "bfloat16; products by Transformer Engine, gradients of weights accumulated into their "
+        "output; attention causal, in shapes of the full square; one time per shape, whose spread "
+        "is not said"
+    )
+    return ProfileSet(
+        layers=(),
+        links=(),
+        operators=tuple(samples),
+        provenance=(provenance(device, label, tool=TOOL, file=str(FILE), words=words),),
+    )

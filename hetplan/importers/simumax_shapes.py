@@ -1,0 +1,183 @@
+"""SimuMax's tables of efficiency by shape as times of single operators.
+
+An efficiency is operations over time over a nominal rate, so with that rate it is a time. What
+SimuMax counts as operations (simu_tools/efficency_test of github.com/MooreThreads/SimuMax):
+
+    matmul        2 b m n k
+    group_matmul  2 ng M N K, every stage
+    sdp_fwd       2 batch heads seq^2 (qk + v)    the full square, though the kernel is causal
+    sdp_bwd       5 batch heads seq^2 (qk + v)    five products, one of them recomputed
+
+The layout of a product says its pass: TN forward, NN gradient of the input, NT gradient of the
+weights, of which out_dtype is the format; m, n, k are always those of the product itself. The
+stages of group_matmul all name M, N, K of the forward product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetplan.importers.peer_json import PRECISION_WORDS
+from hetplan.job.spec import Precision
+from hetplan.model.operators import OperatorClass
+from hetplan.profiling.samples import OperatorPhase, OperatorSample
+
+_LAYOUTS = {
+    "TN": OperatorPhase.FORWARD,
+    "NN": OperatorPhase.INPUT_GRADIENT,
+    "NT": OperatorPhase.WEIGHT_GRADIENT,
+}
+_STAGES = {
+    "fwd": OperatorPhase.FORWARD,
+    "bwd_grad_act": OperatorPhase.INPUT_GRADIENT,
+    "bwd_grad_w": OperatorPhase.WEIGHT_GRADIENT,
+}
+_BACKWARD_PRODUCTS = 5.0  # of causal attention, against the forward's two (the module's docstring)
+_FORWARD_PRODUCTS = 2.0
+# Attention reaches 1.2 because half of what is counted is not done; ten is no measurement, nor is
+# a millionth. No device does 1e20 operations a second, and none that trains as few as 1e9.
+_LEAST_EFFICIENCY, _MOST_EFFICIENCY = 1e-6, 10.0
+_LEAST_RATE, _MOST_RATE = 1e9, 1e20
+_MOST = 1 << 32
+"""No size of a matrix is larger; more is a slip."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pass:
+    """What was measured, and the operations that SimuMax counts."""
+
+    operator: OperatorClass
+    phase: OperatorPhase
+    batch: int
+    m: int
+    n: int
+    k: int
+    inputs: Precision
+    output: Precision
+    operations: float
+
+
+def efficiency_sample(
+    *,
+    device: str,
+    operation: str,
+    shape: str,
+    efficiency: float,
+    peak_flops_per_second: float,
+    precision: Precision = Precision.BFLOAT16,
+) -> OperatorSample | str:
+    """The time of one shape of a table; a text says why there is none.
+
+    `shape` as the table writes it, `key=value` pairs. `precision` of the inputs where it does not
+    say one (SimuMax measures products and attention in bfloat16).
+    """
+    if not _LEAST_EFFICIENCY < efficiency < _MOST_EFFICIENCY:
+        return f"{operation}: an efficiency of {efficiency:g} is none"
+    if not _LEAST_RATE < peak_flops_per_second < _MOST_RATE:
+        return f"{operation}: a nominal rate of {peak_flops_per_second:g} per second is none"
+    keys = dict(
+        (name.strip(), value.strip())
+        for name, _, value in (part.partition("=") for part in shape.split(","))
+    )
+    try:
+        if operation == "matmul":
+            found = _product(keys, precision)
+        elif operation == "group_matmul":
+            found = _grouped(keys, precision)
+        elif operation in ("sdp_fwd", "sdp_bwd"):
+            found = _attention(keys, precision, is_forward=operation == "sdp_fwd")
+        else:
+            return f"{operation}: no operator of a layer in 16 or 32 bits"
+    except (KeyError, ValueError) as error:
+        return f"{operation}: a shape that cannot be read ({str(error)[:60]})"
+    seconds = found.operations / (efficiency * peak_flops_per_second)
+    return OperatorSample(
+        device=device,
+        operator=found.operator.value,
+        phase=found.phase.value,
+        precision=found.inputs.value,
+        output_precision=found.output.value,
+        batch=found.batch,
+        m=found.m,
+        n=found.n,
+        k=found.k,
+        median_seconds=seconds,
+        p10_seconds=seconds,
+        p90_seconds=seconds,
+        repeats=1,
+        outliers=0,
+    )
+
+
+def _size(keys: dict[str, str], name: str) -> int:
+    value = int(keys[name])
+    if not 0 < value < _MOST:
+        raise ValueError(f"{name}={keys[name]}")
+    return value
+
+
+def _format(keys: dict[str, str], name: str, default: Precision) -> Precision:
+    if name not in keys:
+        return default
+    return PRECISION_WORDS[keys[name].lower()]
+
+
+def _product(keys: dict[str, str], precision: Precision) -> _Pass:
+    phase = _LAYOUTS[keys["layout"]]
+    batch, m, n, k = (_size(keys, name) for name in ("b", "m", "n", "k"))
+    if phase is OperatorPhase.WEIGHT_GRADIENT:
+        k *= batch  # the batch is summed over with the tokens
+    else:
+        m *= batch  # all of the batch meets the same weights: it is rows
+    return _Pass(
+        operator=OperatorClass.MATRIX_PRODUCT,
+        phase=phase,
+        batch=1,
+        m=m,
+        n=n,
+        k=k,
+        inputs=_format(keys, "dtype", precision),
+        output=_format(keys, "out_dtype", precision),
+        operations=2.0 * m * n * k,
+    )
+
+
+def _grouped(keys: dict[str, str], precision: Precision) -> _Pass:
+    phase = _STAGES[keys["stage"]]
+    groups, rows, columns, inner = (_size(keys, name) for name in ("ng", "M", "N", "K"))
+    output = _format(keys, "out_dtype", precision)
+    m, n, k = rows, columns, inner
+    if phase is OperatorPhase.INPUT_GRADIENT:
+        n, k = inner, columns
+    elif phase is OperatorPhase.WEIGHT_GRADIENT:
+        m, n, k = columns, inner, rows
+        output = _format(keys, "main_grad_dtype", output)
+    return _Pass(
+        operator=OperatorClass.GROUPED_PRODUCT,
+        phase=phase,
+        batch=groups,
+        m=m,
+        n=n,
+        k=k,
+        inputs=_format(keys, "dtype", precision),
+        output=output,
+        operations=2.0 * groups * m * n * k,
+    )
+
+
+def _attention(keys: dict[str, str], precision: Precision, *, is_forward: bool) -> _Pass:
+    names = ("batch", "head_num", "seq_len", "qk_head_dim", "v_head_dim")
+    batch, heads, tokens, keys_width, values_width = (_size(keys, name) for name in names)
+    products = _FORWARD_PRODUCTS if is_forward else _BACKWARD_PRODUCTS
+    width = keys_width + values_width
+    return _Pass(
+        operator=OperatorClass.FUSED_ATTENTION,
+        phase=OperatorPhase.FORWARD if is_forward else OperatorPhase.BACKWARD,
+        batch=batch * heads,
+        m=tokens,
+        n=tokens,
+        k=-(-width // 2),  # one product over the keys' width and one over the values'
+        inputs=precision,
+        output=precision,
+        operations=products * batch * heads * float(tokens) ** 2 * width,
+    )

@@ -1,0 +1,178 @@
+"""What does the trainer of a job really run, where the job leaves it to its target?
+
+Every target has settings of its own and a few that it can run otherwise (names of `TrainerOptions`
+fields); nothing else is a choice. Sources:
+
+megatron  Megatron-LM: `--attention-dropout` and `--hidden-dropout` (0.1 unless given; pre-training
+          at scale gives 0), Transformer Engine's fused attention (`--attention-backend`), the
+          vocabulary-parallel loss over a float32 copy (megatron/core/tensor_parallel/
+          cross_entropy.py) unless `--cross-entropy-loss-fusion`, float32 gradients (`--main-grads-
+          dtype`, `--accumulate-allreduce-grads-in-fp32`) unless `--grad-reduce-in-bf16`. Its stages
+          send whole activations unless sequence parallel; versions of 2021 and those made from them
+          (Megatron-DeepSpeed) scatter them (p2p_communication.py,
+          `scatter_gather_tensors_in_pipeline`), which core has not any more. Blocking sends are
+          those of DeepSpeed's pipeline engine (deepspeed/runtime/pipe/schedule.py), on which
+          Megatron-DeepSpeed can run; context_exchange is `--cp-comm-type a2a`.
+native    hetplan's own layers: torch's scaled_dot_product_attention, no dropout, a loss over a
+          float32 copy, gradients as wide as the parameters (hetplan.profiling.layers,
+          hetplan.profiling.tensor_parallel).
+any       as megatron.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import lru_cache
+
+from hetplan.errors import InputError
+from hetplan.job.spec import Job, Precision, TrainerOptions
+from hetplan.model.operators import DEFAULT_KERNELS, Kernels
+from hetplan.model.spec import LayerKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSettings:
+    """`TrainerOptions` with every choice made."""
+
+    fused_attention: bool
+    attention_dropout: bool
+    hidden_dropout: bool
+    fused_loss: bool
+    scattered_sends: bool
+    fused_accumulation: bool
+    blocking_sends: bool
+    context_exchange: bool
+    gradient_precision: Precision
+
+    def kernels(self, layer: LayerKind) -> Kernels:
+        """The kernels of this kind of layer; what it does not have is as in `DEFAULT_KERNELS`."""
+        if layer is LayerKind.HEAD:
+            return Kernels(fused_loss=self.fused_loss)
+        if layer is LayerKind.EMBEDDING:
+            return Kernels(hidden_dropout=self.hidden_dropout)
+        loss = self.fused_loss if layer is LayerKind.MULTI_TOKEN_PREDICTION else None
+        return Kernels(
+            fused_attention=self.fused_attention,
+            attention_dropout=self.attention_dropout,
+            hidden_dropout=self.hidden_dropout,
+            fused_loss=DEFAULT_KERNELS.fused_loss if loss is None else loss,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerDefaults:
+    """What one target does by default, and what of it a job can change."""
+
+    own: TrainerOptions
+    """No gradient precision: that of the parameters."""
+    choices: tuple[str, ...]
+    """Fields of `TrainerOptions`; empty: none."""
+
+
+_ALL = tuple(each.name for each in fields(TrainerOptions))
+
+_MEGATRON = TrainerDefaults(
+    own=TrainerOptions(
+        fused_attention=True,
+        attention_dropout=False,
+        hidden_dropout=False,
+        fused_loss=False,
+        scattered_sends=False,
+        fused_accumulation=True,
+        blocking_sends=False,
+        context_exchange=False,
+        gradient_precision=Precision.FLOAT32,
+    ),
+    choices=_ALL,
+)
+_NATIVE = TrainerDefaults(
+    own=TrainerOptions(
+        fused_attention=True,
+        attention_dropout=False,
+        hidden_dropout=False,
+        fused_loss=False,
+        scattered_sends=False,
+        fused_accumulation=False,
+        blocking_sends=False,
+        context_exchange=False,
+    ),
+    choices=(),
+)
+TRAINER_DEFAULTS: tuple[tuple[str, TrainerDefaults], ...] = (
+    ("native", _NATIVE),
+    ("megatron", _MEGATRON),
+    ("any", _MEGATRON),
+)
+"""By target."""
+
+
+def trainer_settings(job: Job) -> TrainerSettings:
+    """What the job's target runs; an InputError where it cannot run what the job asks for."""
+    return trainer_settings_of(job.target, job.precision, job.trainer)
+
+
+@lru_cache(maxsize=256)
+def trainer_settings_of(
+    target: str, precision: Precision, asked: TrainerOptions
+) -> TrainerSettings:
+    """The same of what of a job decides it."""
+    own = _defaults(target).own
+    faults = tuple(_faults(target, precision, asked))
+    if faults:
+        raise InputError("; ".join(f"trainer.{name}: {message}" for name, message in faults))
+
+    def chosen(name: str) -> bool:
+        value = getattr(asked, name)
+        return bool(getattr(own, name) if value is None else value)
+
+    return TrainerSettings(
+        fused_attention=chosen("fused_attention"),
+        attention_dropout=chosen("attention_dropout"),
+        hidden_dropout=chosen("hidden_dropout"),
+        fused_loss=chosen("fused_loss"),
+        scattered_sends=chosen("scattered_sends"),
+        fused_accumulation=chosen("fused_accumulation"),
+        blocking_sends=chosen("blocking_sends"),
+        context_exchange=chosen("context_exchange"),
+        gradient_precision=asked.gradient_precision or own.gradient_precision or precision,
+    )
+
+
+def _defaults(target: str) -> TrainerDefaults:
+    for name, found in TRAINER_DEFAULTS:
+        if name == target:
+            return found
+    known = ", ".join(name for name, _ in TRAINER_DEFAULTS)
+    raise InputError(f"unknown target {target!r}; known targets: {known}")
+
+
+def trainer_faults(job: Job) -> Iterator[tuple[str, str]]:
+    """(field of `trainer`, message) of everything that the job's target cannot run.
+
+    Nothing for a target that does not exist, which others say.
+    """
+    if job.target in dict(TRAINER_DEFAULTS):
+        yield from _faults(job.target, job.precision, job.trainer)
+
+
+def _faults(target: str, precision: Precision, asked: TrainerOptions) -> Iterator[tuple[str, str]]:
+    found = _defaults(target)
+    for name in _ALL:
+        value, own = getattr(asked, name), getattr(found.own, name)
+        if name == "gradient_precision" and own is None:
+            own = precision
+        if value in (None, own) or name in found.choices:
+            continue
+        yield name, f"{_text(value)}; target {target} always has {_text(own)}; leave it out"
+    gradients = asked.gradient_precision
+    wide = (None, precision, Precision.FLOAT32)
+    if gradients not in wide and "gradient_precision" in found.choices:
+        yield (
+            "gradient_precision",
+            f"{gradients} for {precision} parameters; gradients are float32 or as the parameters",
+        )
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

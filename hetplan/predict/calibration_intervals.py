@@ -1,0 +1,170 @@
+"""How wide must a step's 90 % interval be, by the errors of runs that were held back?
+
+Split conformal prediction (Papadopoulos 2008): of n errors |log(measured / predicted)| the one of
+rank ceil((n + 1) * 0.9) bounds the next one with 90 % probability if runs are exchangeable within a
+group, which needs n >= 9. Groups are a device kind (or a mix) and a regime; below 9 runs they are
+pooled, first with other regimes of the same devices, then with other devices, and say so.
+
+Where predictions know which of them are worse, errors over the prediction's own half-width are more
+alike than errors (normalised scores: Papadopoulos 2008, Romano and others 2019); whether they do is
+decided per group by the interval score (Gneiting and Raftery 2007, eq. 43) of left-out cells.
+
+A few runs that are far slower than all others (a slow node, a busy fabric) would make every
+interval as wide as the worst cluster. They are told apart by their distance from the median and
+reported as a tail with its share; the intervals are of the others.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hetplan.predict.calibration_values import GroupInterval, SlowTail
+
+COVERAGE = 0.9
+FEWEST_RUNS = 9  # ceil((9 + 1) * 0.9) = 9: below, no rank has 90 %
+
+# 95 % of 57 A100 runs without slow ones lie within 0.052 of their predictions: a tail starts beyond
+# all of them.
+_TAIL_LOG = 0.08
+_TAIL_DEVIATIONS = 3.0  # one run in 740 of a normal law lies above
+_MAD_TO_DEVIATION = 1.4826  # of a normal law: 1 / 0.6745
+_MOST_SLOW = 0.4  # where two runs in five are slow the others are no rule they break
+
+_Measure = Callable[["Score"], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A held-back run."""
+
+    cell: str
+    devices: tuple[str, ...]
+    regime: str
+    log_error: float
+    """log(measured / predicted)."""
+    own: float
+    """Half-width that the predictions alone give."""
+
+
+def conformal_quantile(values: Sequence[float]) -> float:
+    """The value of rank ceil((n + 1) * 0.9) among n >= 9."""
+    ordered = sorted(values)
+    # Rounded first: (9 + 1) * 0.9 must not become rank 10.
+    rank = math.ceil(round((len(ordered) + 1) * COVERAGE, 9))
+    return ordered[min(rank, len(ordered)) - 1]
+
+
+def group_intervals(scores: Sequence[Score]) -> tuple[tuple[GroupInterval, ...], tuple[str, ...]]:
+    """(widths of every group that has enough runs, and of the pools; what to say)."""
+    groups = sorted({(score.devices, score.regime) for score in scores})
+    keys = [*groups, *((devices, "") for devices in sorted({key[0] for key in groups}))]
+    keys += [((), regime) for regime in sorted({key[1] for key in groups})]
+    keys.append(((), ""))
+    found = []
+    for devices, regime in keys:
+        held = members(scores, devices, regime)
+        if len(held) >= FEWEST_RUNS:
+            pooled = not devices or not regime
+            found.append(_interval(held, devices, regime, pooled))
+    few = [
+        f"{', '.join(devices)}, {regime}: {len(members(scores, devices, regime))} runs, fewer than "
+        f"the {FEWEST_RUNS} that an interval of their own needs"
+        for devices, regime in groups
+        if len(members(scores, devices, regime)) < FEWEST_RUNS
+    ]
+    return tuple(found), tuple(few)
+
+
+def members(scores: Sequence[Score], devices: tuple[str, ...], regime: str) -> list[Score]:
+    """Runs of a group; no devices or no regime: any."""
+    return [
+        score
+        for score in scores
+        if (not devices or score.devices == devices) and (not regime or score.regime == regime)
+    ]
+
+
+def _interval(
+    held: Sequence[Score], devices: tuple[str, ...], regime: str, pooled: bool
+) -> GroupInterval:
+    plain = conformal_quantile([_plain(score) for score in held])
+    scaled = all(score.own > 0 for score in held) and (
+        _left_out_score(held, _normalised) < _left_out_score(held, _plain)
+    )
+    return GroupInterval(
+        devices=devices,
+        regime=regime,
+        log_halfwidth=plain,
+        rows=len(held),
+        pooled=pooled,
+        scale=conformal_quantile([_normalised(score) for score in held]) if scaled else None,
+        least_log_halfwidth=statistics.median(_plain(score) for score in held),
+    )
+
+
+def _plain(score: Score) -> float:
+    return abs(score.log_error)
+
+
+def _normalised(score: Score) -> float:
+    return abs(score.log_error) / score.own
+
+
+def _left_out_score(held: Sequence[Score], measure: _Measure) -> float:
+    """Mean interval score of every run with the width that runs of other cells give; infinite
+    where those are too few.
+    """
+    total = 0.0
+    for cell in sorted({score.cell for score in held}):
+        rest = [measure(score) for score in held if score.cell != cell]
+        if len(rest) < FEWEST_RUNS:
+            return math.inf
+        quantile = conformal_quantile(rest)
+        for score in held:
+            if score.cell == cell:
+                unit = score.own if measure is _normalised else 1.0
+                width = quantile * unit
+                missed = max(0.0, abs(score.log_error) - width)
+                total += 2.0 * width + 2.0 / (1.0 - COVERAGE) * missed
+    return total / len(held)
+
+
+def slow_tails(scores: Sequence[Score]) -> tuple[tuple[SlowTail, ...], tuple[Score, ...]]:
+    """(tails of groups that have one, the runs that are in none)."""
+    tails: list[SlowTail] = []
+    slow: set[int] = set()
+    for devices, regime in sorted({(score.devices, score.regime) for score in scores}):
+        held = [
+            (place, score)
+            for place, score in enumerate(scores)
+            if score.devices == devices and score.regime == regime
+        ]
+        limit = _tail_limit([score.log_error for _, score in held])
+        beyond = [(place, score) for place, score in held if score.log_error > limit]
+        if not beyond or len(beyond) > _MOST_SLOW * len(held):
+            continue
+        slow.update(place for place, _ in beyond)
+        errors = [math.expm1(score.log_error) for _, score in beyond]
+        tails.append(
+            SlowTail(
+                devices=devices,
+                regime=regime,
+                runs=len(held),
+                slow=len(beyond),
+                least=min(errors),
+                most=max(errors),
+            )
+        )
+    return tuple(tails), tuple(score for place, score in enumerate(scores) if place not in slow)
+
+
+def _tail_limit(errors: Sequence[float]) -> float:
+    """Errors above it are the tail's; infinite where too few runs tell."""
+    if len(errors) < FEWEST_RUNS:
+        return math.inf
+    middle = statistics.median(errors)
+    deviation = _MAD_TO_DEVIATION * statistics.median(abs(each - middle) for each in errors)
+    return middle + max(_TAIL_LOG, _TAIL_DEVIATIONS * deviation)

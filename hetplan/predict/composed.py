@@ -1,0 +1,148 @@
+"""A layer's forward or backward time as the sum over its operators (`hetplan.model`).
+
+    device = sum over launches of (work + launch)     host = sum over launches of floors
+    seconds = max(device, host)
+
+Launches run ahead of the device, so the host's time shows only where all of it together is longer
+than the device's: in layers so small that the device waits. Parts: one per class of operators, and
+`launch`, which holds what launches cost the device and what it waits for the host.
+
+Half-width: parts of one class err together, classes independently of each other, so the square of
+the sum's is the sum over classes of (seconds * half-width)^2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from hetplan.cluster.devices import DeviceKind
+from hetplan.job.spec import Precision
+from hetplan.model.layer_operators import layer_operators
+from hetplan.model.layers import TransformerLayer
+from hetplan.model.operators import PRODUCTS, Operator
+from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.predict.datasheet import (
+    ELEMENTWISE_EFFICIENCY_BACKWARD,
+    ELEMENTWISE_EFFICIENCY_FORWARD,
+    ELEMENTWISE_LOG_HALFWIDTH,
+    LAUNCH_LOG_HALFWIDTH,
+)
+from hetplan.predict.layer_answer import LayerShape
+from hetplan.predict.operator_columns import column_value
+from hetplan.predict.operator_index import DeviceOperators, Launch
+from hetplan.predict.predictor import Prediction, PredictionPart
+
+SOURCE = "measured"
+LAUNCH_PART = "launch"
+
+
+def layer_prediction(
+    laws: Mapping[tuple[str, str], DeviceOperators],
+    device: DeviceKind,
+    model: ModelSpec,
+    kind: LayerKind,
+    layer: TransformerLayer | None = None,
+    *,
+    shape: LayerShape,
+    backward: bool = False,
+    sequence_parallel: bool = False,
+    lent: Lender | None = None,
+) -> Prediction | None:
+    """Time of one layer's pass on one tensor-parallel rank, without communication.
+
+    `lent` says what other kinds of device lend this one where a class of operators was not
+    measured on it. None where the device's laws do not cover the layer's products.
+    """
+    precision = shape.precision.value
+    here = laws.get((device.kind, precision))
+    if here is None:
+        return None
+    others = _Once(lent, device, shape.precision)
+    launches: list[tuple[int, Launch]] = []
+    for op in layer_operators(
+        model,
+        kind,
+        layer,
+        microbatch_size=shape.microbatch_size,
+        sequence_length=shape.sequence_length,
+        tp=shape.tp,
+        kernels=shape.kernels,
+        sequence_parallel=sequence_parallel,
+    ):
+        found = here.launches(op, backward=backward, lent=others)
+        if found is None:
+            if op.operator in PRODUCTS:
+                return None
+            found = (_by_bandwidth(op, device, precision, backward=backward),)
+        launches.extend((op.count, launch) for launch in found)
+    return _sum(launches)
+
+
+Lender = Callable[[DeviceKind, Precision], DeviceOperators | None]
+
+
+class _Once:
+    """Asks the lender when something is missing, and not again."""
+
+    __slots__ = ("_answer", "_ask")
+
+    def __init__(self, lent: Lender | None, device: DeviceKind, precision: Precision) -> None:
+        self._ask = None if lent is None else (lent, device, precision)
+        self._answer: DeviceOperators | None = None
+
+    def __call__(self) -> DeviceOperators | None:
+        if self._ask is not None:
+            lent, device, precision = self._ask
+            self._answer, self._ask = lent(device, precision), None
+        return self._answer
+
+
+def _by_bandwidth(op: Operator, device: DeviceKind, precision: str, *, backward: bool) -> Launch:
+    """A pass over memory on a device of which none was measured: datasheet bandwidth."""
+    moved = column_value("bytes", op, "backward" if backward else "forward", precision)
+    share = ELEMENTWISE_EFFICIENCY_BACKWARD if backward else ELEMENTWISE_EFFICIENCY_FORWARD
+    bandwidth = device.memory_bandwidth_bytes_per_second
+    return Launch(
+        op.operator,
+        moved / (bandwidth * share) if bandwidth > 0 else 0.0,
+        0.0,
+        0.0,
+        ELEMENTWISE_LOG_HALFWIDTH,
+        (f"{str(op.operator).replace('_', ' ')} not measured: from the memory bandwidth",),
+    )
+
+
+def _sum(launches: list[tuple[int, Launch]]) -> Prediction:
+    work: dict[str, float] = {}
+    spread: dict[str, float] = {}
+    notes: dict[str, None] = {}
+    on_device = host = 0.0
+    for count, launch in launches:
+        seconds = count * launch.work_seconds
+        work[launch.operator] = work.get(launch.operator, 0.0) + seconds
+        spread[launch.operator] = spread.get(launch.operator, 0.0) + seconds * launch.log_halfwidth
+        on_device += count * launch.launch_seconds
+        host += count * launch.floor_seconds
+        notes.update(dict.fromkeys(launch.notes))
+    busy = sum(work.values())
+    waits = max(on_device, host - busy)
+    total = busy + waits
+    if waits > 0:
+        spread[LAUNCH_PART] = waits * LAUNCH_LOG_HALFWIDTH
+        work[LAUNCH_PART] = waits
+    variance = sum(value * value for value in spread.values())
+    return Prediction(
+        seconds=total,
+        log_halfwidth=math.sqrt(variance) / total if total else 0.0,
+        source=SOURCE,
+        extrapolating=tuple(notes),
+        parts=tuple(
+            PredictionPart(
+                name=str(name),
+                seconds=seconds,
+                log_halfwidth=spread[name] / seconds if seconds else 0.0,
+            )
+            for name, seconds in work.items()
+        ),
+    )

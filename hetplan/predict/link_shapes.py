@@ -1,0 +1,124 @@
+"""Which steps does a collective take, and what does it cost by the shape of its algorithm?
+
+    T = base + steps(n) * step + steps(k) * crossing
+      + steps(n) * share(n) * lane bytes * (per byte + per byte and rank / n)
+
+n ranks in k nodes (crossing: what a step from node to node takes longer; k = 1: none). The library
+runs as many rings side by side as a node has ranks of the group, so that each carries the part k /
+n of the message: the lane bytes. steps and share are `ring_shape`. The form is that of a ring in
+NCCL's own model (src/graph/tuning.cc: base latency, latency per step inside and between nodes,
+bytes over the bus bandwidth); per byte and rank / n: small groups reach less of a fabric's rate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hetplan.errors import InputError
+from hetplan.predict.law_parts import Validation
+from hetplan.profiling.samples import LinkOperation
+
+
+def ring_shape(operation: str, group_size: int) -> tuple[int, float]:
+    """(steps, bytes of one step per byte of message) of an operation among n >= 2 ranks.
+
+    Rings for all_reduce (2 (n - 1) steps of 1/n), reduce_scatter and all_gather (n - 1 steps of
+    1/n); pairwise exchange for all_to_all (n - 1 steps of 1/n); a binomial tree for broadcast
+    (ceil(log2 n) steps of the whole message). A send is one step.
+    """
+    if operation == LinkOperation.ALL_REDUCE:
+        return 2 * (group_size - 1), 1.0 / group_size
+    if operation == LinkOperation.BROADCAST:
+        return (group_size - 1).bit_length(), 1.0
+    if operation in (LinkOperation.SEND_RECV, LinkOperation.SEND_RECV_LATE):
+        return 1, 1.0
+    return group_size - 1, 1.0 / group_size
+
+
+def lane_bytes(operation: str, group_size: int, nodes: int, message_bytes: float) -> float:
+    """What one of the rings side by side carries; a tree's copy is cut alike.
+
+    In an all_to_all the message is every rank's own, so nothing is cut.
+    """
+    return message_bytes / lanes(operation, group_size, nodes)
+
+
+def lanes(operation: str, group_size: int, nodes: int) -> float:
+    """Rings side by side: ranks of a node where there are several nodes."""
+    if nodes == 1 or operation == LinkOperation.ALL_TO_ALL:
+        return 1.0
+    return group_size / nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeLaw:
+    """Coefficients of the formula above; none is negative."""
+
+    base_seconds: float
+    step_seconds: float
+    crossing_seconds: float
+    seconds_per_byte: float
+    seconds_per_byte_over_ranks: float
+
+    def __post_init__(self) -> None:
+        for value in self.coefficients:
+            if not 0 <= value < math.inf:
+                raise InputError(
+                    f"a link's law has the coefficient {value}; time cannot fall with more steps "
+                    "or bytes: fit again"
+                )
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """In the order of `shape_columns`."""
+        return (
+            self.base_seconds,
+            self.step_seconds,
+            self.crossing_seconds,
+            self.seconds_per_byte,
+            self.seconds_per_byte_over_ranks,
+        )
+
+    def latency_seconds(self, operation: str, group_size: int, nodes: int = 1) -> float:
+        """What an empty message takes."""
+        steps, _ = ring_shape(operation, group_size)
+        crossings = ring_shape(operation, nodes)[0] if nodes > 1 else 0
+        return self.base_seconds + steps * self.step_seconds + crossings * self.crossing_seconds
+
+    def seconds(
+        self, operation: str, group_size: int, message_bytes: float, nodes: int = 1
+    ) -> float:
+        """Time of a collective of this many ranks in so many nodes."""
+        steps, share = ring_shape(operation, group_size)
+        carried = steps * share * lane_bytes(operation, group_size, nodes, message_bytes)
+        per_byte = self.seconds_per_byte + self.seconds_per_byte_over_ranks / group_size
+        return self.latency_seconds(operation, group_size, nodes) + carried * per_byte
+
+
+def shape_columns(
+    operation: str, group_size: int, message_bytes: float, nodes: int = 1
+) -> tuple[float, ...]:
+    """What the coefficients of `ShapeLaw` are multiplied by, in its order."""
+    steps, share = ring_shape(operation, group_size)
+    carried = steps * share * lane_bytes(operation, group_size, nodes, message_bytes)
+    crossings = ring_shape(operation, nodes)[0] if nodes > 1 else 0
+    return 1.0, float(steps), float(crossings), carried, carried / group_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkShape:
+    """The law of one operation of one link, fitted to all group sizes that were measured."""
+
+    operation: str
+    """A `LinkOperation` value."""
+    backend: str
+    law: ShapeLaw
+    least_group: int
+    most_group: int
+    log_halfwidth: float | None
+    """Of the 90 % interval at a group size that was not measured, between those that were; None:
+    too few left-out rows."""
+    rows: int
+    validation: Validation
+    """Each group size in turn left out."""

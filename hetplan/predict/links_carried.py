@@ -1,0 +1,192 @@
+"""What does a collective over a device-direct link cost, by samples of some of its shapes?
+
+A shape that was measured (operation, ranks, nodes) is read off its table. Another one is carried by
+a law in the form of the algorithm (`link_shapes`), of which only the ratio counts:
+
+    T(n, S) = law(n, S) * exp(mean of log(T(n0, S0) / law(n0, S0)))
+
+with S0 of as many bytes per ring; over the two measured group sizes around n, nearer ones
+counting more, or the nearest one where n lies outside of them. The law is the link's own where
+several group sizes were measured, else that of links of its class at the rate that the largest
+measured message had. Everything that was not measured as asked says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hetplan.predict.laws import LinkLaw, SizeTable
+from hetplan.predict.link_shapes import LinkShape, ShapeLaw, lane_bytes, lanes
+from hetplan.predict.link_tables import outside_sizes, table_seconds
+from hetplan.predict.links_prior import OTHERS_LOG_HALFWIDTH, network_law, node_law
+from hetplan.predict.links_staged import RELATIVES, from_sends
+from hetplan.predict.predictor import Prediction
+from hetplan.profiling.samples import LinkOperation
+
+SOURCE = "measured"
+
+# all_reduce among 2, 4 and 8 devices, each carried to the other two, 1 MiB to 1 GiB: 90 % of
+# |log(measured / predicted)| per doubling are below 0.19 on A100 with an NVLink switch. Without a
+# switch the number of links itself changes with the group (V100 hybrid mesh: 1.3): there the
+# group sizes that plans use must be measured.
+CARRY_LOG_PER_DOUBLING = 0.19
+"""Growth of the half-width per doubling between the group size asked and those measured."""
+
+_LEAST_BYTES_PART = 0.05
+"""Part of the largest message's time that its bytes take at least, where a rate is read off it."""
+
+
+def direct_collective(
+    law: LinkLaw,
+    operation: str,
+    group_size: int,
+    message_bytes: float,
+    *,
+    nodes: int = 1,
+    groups: int = 1,
+) -> Prediction | None:
+    """Time of a collective by a link's tables; None where none of them says anything about it."""
+    for measured in (operation, *RELATIVES.get(operation, ())):
+        tables = _of_groups([each for each in law.tables if each.operation == measured], groups)
+        if tables:
+            shape = next((each for each in law.shapes if each.operation == measured), None)
+            return carried(tables, shape, operation, group_size, message_bytes, nodes)
+    sends = [table for table in law.tables if table.operation == LinkOperation.SEND_RECV]
+    if sends:
+        lane = lane_bytes(operation, group_size, nodes, message_bytes)
+        return from_sends(sends[0], operation, group_size, lane)
+    return None
+
+
+def _of_groups(tables: Sequence[SizeTable], groups: int) -> list[SizeTable]:
+    """Those with as many groups at once, or the nearest number of them."""
+    counts = {table.groups for table in tables}
+    nearest = min(counts, key=lambda count: (abs(math.log(count / groups)), count), default=1)
+    return [table for table in tables if table.groups == nearest]
+
+
+def carried(
+    tables: Sequence[SizeTable],
+    shape: LinkShape | None,
+    operation: str,
+    group_size: int,
+    message_bytes: float,
+    nodes: int = 1,
+) -> Prediction:
+    """By tables of one operation: this one's, or that of a relative."""
+    lane = lane_bytes(operation, group_size, nodes, message_bytes)
+    if all(table.nodes == 1 for table in tables):
+        # Samples that say nothing of nodes: every rank as if in a node of its own.
+        nodes, message_bytes = 1, lane
+    near = _around(tables, group_size, nodes)
+    measured = near[0][0].operation
+    notes: tuple[str, ...] = ()
+    if measured != operation:
+        notes = (f"{operation} not measured: from {measured}",)
+    exact = len(near) == 1 and _fits(near[0][0], group_size, nodes)
+    if not exact:
+        notes = (*notes, _other_group(measured, group_size, nodes, near))
+    log_seconds, halfwidth = 0.0, 0.0
+    found: tuple[str, ...] = ()
+    for table, weight in near:
+        law = shape.law if shape is not None else class_law(table)
+        size = lane * lanes(table.operation, table.group_size, table.nodes)
+        latency = law.latency_seconds(table.operation, table.group_size, table.nodes)
+        there = table_seconds(table, size, latency)
+        if not exact or measured != operation:
+            # Both of the same law, so that only its shape counts.
+            asked = law.seconds(operation, group_size, message_bytes, nodes)
+            there *= asked / law.seconds(table.operation, table.group_size, size, table.nodes)
+        log_seconds += weight * math.log(there) if there > 0 else -math.inf
+        own, warnings = outside_sizes(table, table.operation, size)
+        halfwidth = max(halfwidth, own)
+        found = found or warnings
+    if not exact:
+        halfwidth = _carried_halfwidth(shape, near, group_size, halfwidth)
+    if measured != operation:
+        halfwidth += OTHERS_LOG_HALFWIDTH
+    return Prediction(
+        seconds=there if len(near) == 1 else math.exp(log_seconds),
+        log_halfwidth=halfwidth,
+        source=SOURCE,
+        extrapolating=(*notes, *found),
+    )
+
+
+def class_law(table: SizeTable) -> ShapeLaw:
+    """The law of links of the table's class, at the rate that the largest message had."""
+    unit = network_law(1.0) if table.nodes > 1 else node_law(table.operation, 1.0)
+    size = table.message_bytes[-1]
+    latency = unit.latency_seconds(table.operation, table.group_size, table.nodes)
+    bytes_at_one = unit.seconds(table.operation, table.group_size, size, table.nodes) - latency
+    moving = max(table.seconds[-1] - latency, _LEAST_BYTES_PART * table.seconds[-1])
+    rate = bytes_at_one / moving
+    return network_law(rate) if table.nodes > 1 else node_law(table.operation, rate)
+
+
+def _fits(table: SizeTable, group_size: int, nodes: int) -> bool:
+    """Whether a table is of this shape: ranks in one node, or one in each, or so many in each."""
+    if table.group_size != group_size:
+        return False
+    return table.nodes == nodes or {table.nodes, nodes} == {1, group_size}
+
+
+def _around(
+    tables: Sequence[SizeTable], group_size: int, nodes: int
+) -> tuple[tuple[SizeTable, float], ...]:
+    """The table of this shape, or those it is carried from, with their weights (sum 1)."""
+    for table in tables:
+        if _fits(table, group_size, nodes):
+            return ((table, 1.0),)
+    ranks = group_size / nodes
+
+    def apart(table: SizeTable) -> float:
+        each = table.group_size / table.nodes if table.nodes > 1 else 1.0
+        return abs(math.log(each / ranks)) if nodes > 1 else 0.0
+
+    # As many ranks in each node first: how they share the way out of it is not the law's.
+    least = min(map(apart, tables))
+    alike = [table for table in tables if apart(table) <= least + 1e-9]
+    below = max((t for t in alike if t.group_size < group_size), key=_group_size, default=None)
+    above = min((t for t in alike if t.group_size > group_size), key=_group_size, default=None)
+    if below is None or above is None:
+        nearest = below or above
+        if nearest is None:
+            nearest = alike[0]
+        return ((nearest, 1.0),)
+    span = math.log(above.group_size / below.group_size)
+    weight = math.log(group_size / below.group_size) / span
+    return ((below, 1.0 - weight), (above, weight))
+
+
+def _group_size(table: SizeTable) -> int:
+    return table.group_size
+
+
+def _other_group(
+    operation: str, group_size: int, nodes: int, near: Sequence[tuple[SizeTable, float]]
+) -> str:
+    """As in `all_reduce group 128, 16 measured`."""
+    several = nodes > 1 and any(table.nodes > 1 for table, _ in near)
+    where = f" in {nodes} nodes" if several else ""
+    measured = " and ".join(
+        f"{table.group_size}" + (f" in {table.nodes}" if several else "") for table, _ in near
+    )
+    return f"{operation} group {group_size}{where}, {measured} measured"
+
+
+def _carried_halfwidth(
+    shape: LinkShape | None,
+    near: Sequence[tuple[SizeTable, float]],
+    group_size: int,
+    halfwidth: float,
+) -> float:
+    """Wider by what left-out group sizes of the link show, and by the distance to them."""
+    doublings = min(abs(math.log2(group_size / table.group_size)) for table, _ in near)
+    if shape is None or shape.log_halfwidth is None:
+        return halfwidth + CARRY_LOG_PER_DOUBLING * doublings
+    halfwidth = max(halfwidth, shape.log_halfwidth)
+    if shape.least_group <= group_size <= shape.most_group:
+        return halfwidth
+    return halfwidth + CARRY_LOG_PER_DOUBLING * doublings

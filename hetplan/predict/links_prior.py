@@ -1,0 +1,154 @@
+"""What does a device-direct link cost that nobody measured? Laws of measured links, carried.
+
+Inside a node (learned on NVLink through NVSwitch or meshes) and between nodes (network cards), in
+the form of `link_shapes`, with the bandwidth of the link at hand for bytes:
+
+    per byte = BYTES / bandwidth,   per byte and rank / n = BYTES_OVER_RANKS / bandwidth
+
+Latencies are carried unchanged as far as the figure is one that such links usually have; what it is
+above that (a link of many kilometres) is added to every step that crosses it. Host-staged links do
+not follow these laws: `datasheet` prices them by latency and goodput.
+
+The data: all_reduce inside nodes of A100-80 (vTrain's nccl-tests, 2 to 8 ranks), A100-40 and GH200
+(Aceso's profiler, published with Sailor) and A100 (Galvatron), 1 MiB to 1 GiB, one row per
+doubling; rings over 2 to 128 nodes of 8 as ratios to a network card's rate (SimAI), for which 50
+GB/s per device is taken (Alibaba HPN, Qian et al., SIGCOMM 2024). Every group of every source
+weighs the same. `tests/predict/test_predict_links_prior.py` learns the constants again from the
+published tables; coefficients are rounded to three digits.
+"""
+
+from __future__ import annotations
+
+from hetplan.cluster.spec import Link
+from hetplan.predict.link_shapes import ShapeLaw
+from hetplan.predict.predictor import Prediction, SendLaw
+from hetplan.profiling.samples import LinkOperation
+
+SOURCE = "datasheet"
+
+# One fit to all_reduce of all these sources: the latency of a step inside a node is common.
+NODE_BASE_SECONDS = 55.1e-6
+STEP_SECONDS = 1.13e-6
+NODE_BYTES = 1.27
+NODE_BYTES_OVER_RANKS = 0.525
+NETWORK_BASE_SECONDS = 82.6e-6
+CROSSING_SECONDS = 23.9e-6
+NETWORK_BYTES = 1.03
+
+# all_to_all inside nodes: Galvatron with 2, 4 and 8 ranks, Aceso A100-40 with 2 and 4, GH200 with 4
+# (S: what each rank holds). Between nodes nothing is known of it that a network's law would not
+# say.
+EXCHANGE_BASE_SECONDS = 97.2e-6
+EXCHANGE_STEP_SECONDS = 1.37e-6
+EXCHANGE_BYTES = 1.39
+EXCHANGE_BYTES_OVER_RANKS = 0.989
+
+# Sends between two A100-40 of one node (Aceso's profiler, 11 sizes; both post together).
+SEND_BASE_SECONDS = 68.8e-6
+SEND_BYTES = 1.26
+
+# Latencies of links as the figures of such clusters have them (calculon, systems/a100_80g.json).
+USUAL_NODE_LATENCY_SECONDS = 10e-6
+USUAL_NETWORK_LATENCY_SECONDS = 20e-6
+
+# 90 % (conformal rank) of |log(measured / predicted)| with one source at a time left out of the
+# fit: inside nodes, all_reduce and all_to_all; sends by those of GH200 and V100 (one link of
+# several is used there). Between nodes one number of nodes was left out at a time.
+NODE_LOG_HALFWIDTH = 0.36
+EXCHANGE_LOG_HALFWIDTH = 0.46
+SEND_LOG_HALFWIDTH = 0.62
+NETWORK_LOG_HALFWIDTH = 0.35
+# Operations of which nothing was measured between nodes: as far as a datasheet's figure.
+OTHERS_LOG_HALFWIDTH = 0.43
+
+
+def law(link: Link, operation: str, *, nodes: int = 1) -> ShapeLaw:
+    """The law of the link's class for this operation, with the link's figures."""
+    if nodes > 1:
+        return network_law(
+            link.goodput_bytes_per_second,
+            max(0.0, link.latency_seconds - USUAL_NETWORK_LATENCY_SECONDS),
+        )
+    excess = max(0.0, link.latency_seconds - USUAL_NODE_LATENCY_SECONDS)
+    return node_law(operation, link.goodput_bytes_per_second, excess)
+
+
+def node_law(
+    operation: str, bytes_per_second: float, excess_latency_seconds: float = 0.0
+) -> ShapeLaw:
+    """Inside a node, at this rate."""
+    if operation == LinkOperation.ALL_TO_ALL:
+        return ShapeLaw(
+            base_seconds=EXCHANGE_BASE_SECONDS,
+            step_seconds=EXCHANGE_STEP_SECONDS + excess_latency_seconds,
+            crossing_seconds=0.0,
+            seconds_per_byte=EXCHANGE_BYTES / bytes_per_second,
+            seconds_per_byte_over_ranks=EXCHANGE_BYTES_OVER_RANKS / bytes_per_second,
+        )
+    return ShapeLaw(
+        base_seconds=NODE_BASE_SECONDS,
+        step_seconds=STEP_SECONDS + excess_latency_seconds,
+        crossing_seconds=0.0,
+        seconds_per_byte=NODE_BYTES / bytes_per_second,
+        seconds_per_byte_over_ranks=NODE_BYTES_OVER_RANKS / bytes_per_second,
+    )
+
+
+def network_law(bytes_per_second: float, excess_latency_seconds: float = 0.0) -> ShapeLaw:
+    """Between nodes, at this rate of one device."""
+    return ShapeLaw(
+        base_seconds=NETWORK_BASE_SECONDS,
+        step_seconds=STEP_SECONDS,
+        crossing_seconds=CROSSING_SECONDS + excess_latency_seconds,
+        seconds_per_byte=NETWORK_BYTES / bytes_per_second,
+        seconds_per_byte_over_ranks=0.0,
+    )
+
+
+def collective(
+    link: Link,
+    operation: str,
+    group_size: int,
+    message_bytes: float,
+    *,
+    nodes: int = 1,
+    notes: tuple[str, ...] = (),
+) -> Prediction:
+    """Time of a collective among ranks of one node, or in so many nodes, from figures alone."""
+    if nodes > 1:
+        measured = operation == LinkOperation.ALL_REDUCE
+        halfwidth = NETWORK_LOG_HALFWIDTH if measured else OTHERS_LOG_HALFWIDTH
+    elif operation == LinkOperation.ALL_TO_ALL:
+        halfwidth = EXCHANGE_LOG_HALFWIDTH
+    else:
+        measured = operation == LinkOperation.ALL_REDUCE
+        halfwidth = NODE_LOG_HALFWIDTH if measured else OTHERS_LOG_HALFWIDTH
+    return Prediction(
+        seconds=law(link, operation, nodes=nodes).seconds(
+            operation, group_size, message_bytes, nodes
+        ),
+        log_halfwidth=halfwidth,
+        source=SOURCE,
+        extrapolating=notes,
+    )
+
+
+def send(link: Link, *, nodes: int = 1, notes: tuple[str, ...] = ()) -> SendLaw:
+    """Point-to-point law of a link inside a node, or between two nodes.
+
+    A receiver that waits leaves the latency of one step; posting together costs a whole call.
+    """
+    own = law(link, LinkOperation.SEND_RECV, nodes=nodes)
+    wire = own.step_seconds + own.crossing_seconds
+    usual = USUAL_NETWORK_LATENCY_SECONDS if nodes > 1 else USUAL_NODE_LATENCY_SECONDS
+    # The receiver's notice crosses first.
+    excess = max(0.0, link.latency_seconds - usual)
+    per_byte = NETWORK_BYTES if nodes > 1 else SEND_BYTES
+    return SendLaw(
+        rendezvous_latency_seconds=SEND_BASE_SECONDS + 2.0 * excess,
+        wire_latency_seconds=wire,
+        seconds_per_byte=per_byte / link.goodput_bytes_per_second,
+        log_halfwidth=OTHERS_LOG_HALFWIDTH if nodes > 1 else SEND_LOG_HALFWIDTH,
+        source=SOURCE,
+        extrapolating=notes,
+    )

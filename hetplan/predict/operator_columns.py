@@ -1,0 +1,196 @@
+"""Values of an operator law's columns, for an operator that a layer runs or for a sample of one.
+
+Tiles: a product's result is cut into 128 x 128 tiles, each of which one multiprocessor computes;
+tiles run in waves of as many as there are multiprocessors, and the last wave costs as much as a
+full one (NVIDIA, Matrix Multiplication Background User's Guide, sections 3.1 and 3.2). Where the
+number of multiprocessors is not known only the rounding to tiles counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from hetplan.job.spec import Precision
+from hetplan.model.operators import (
+    FORWARD,
+    PRODUCTS,
+    Operator,
+    OperatorClass,
+    operator_bytes,
+    operator_flops,
+)
+from hetplan.predict.operator_values import OperatorColumn
+from hetplan.profiling.samples import OperatorSample
+
+TILE = 128
+"""Rows and columns of a tile (the guide's section 3.1 lists 256 x 128 to 64 x 64)."""
+
+# Makers' white papers and product briefs: streaming multiprocessors of the whole device.
+_MULTIPROCESSORS = (
+    ("nvidia-a100", 108),  # NVIDIA A100 Tensor Core GPU Architecture, table 4
+    ("nvidia-h100", 132),  # NVIDIA H100 Tensor Core GPU Architecture, SXM5
+    ("nvidia-h200", 132),  # the same die
+    ("nvidia-gh200", 132),  # the same die
+    ("nvidia-v100", 80),  # NVIDIA Tesla V100 GPU Architecture, table 1
+    ("nvidia-b200", 148),  # NVIDIA Blackwell Architecture Technical Brief, two dies of 74
+)
+
+
+def multiprocessors(device: str) -> int:
+    """Of this device kind; 0 where it is not known here."""
+    for start, count in _MULTIPROCESSORS:
+        if device.startswith(start):
+            return count
+    return 0
+
+
+@lru_cache(maxsize=64)
+def element_bytes(precision: str) -> int:
+    """Bytes of one element of a `Precision` value."""
+    return Precision(precision).bytes_per_element
+
+
+def tiled_flops(op: Operator, phase: str, waves_of: int) -> float:
+    """Operations with the result rounded up to whole tiles, and tiles to whole waves."""
+    flops = operator_flops(op, phase)
+    if not flops:
+        return 0.0
+    tiles = op.batch * -(-op.m // TILE) * -(-op.n // TILE)
+    if waves_of:
+        tiles = -(-tiles // waves_of) * waves_of
+    return flops * tiles * TILE * TILE / (float(op.batch) * op.m * op.n)
+
+
+def column_value(
+    column: str,
+    op: Operator,
+    phase: str,
+    precision: str,
+    output_precision: str = "",
+    waves_of: int = 0,
+) -> float:
+    """Value of one column (an `OperatorColumn` value) for one launch in this pass."""
+    if column == "launches":
+        return 1.0
+    if column == "flops":
+        return operator_flops(op, phase)
+    if column == "tiled_flops":
+        return tiled_flops(op, phase, waves_of)
+    element = element_bytes(precision)
+    if column == "table_bytes":
+        return float(element * op.n * op.k) if phase != FORWARD else 0.0
+    output = element_bytes(output_precision) if output_precision else element
+    if column == "output_bytes":
+        return float(output) * op.batch * op.m * op.n
+    return operator_bytes(op, phase, element, output)
+
+
+def sample_operator(sample: OperatorSample) -> Operator:
+    """The operator that was measured.
+
+    A loss whose result is float32 while its logits are not works on a float32 copy of them.
+    """
+    kind = OperatorClass(sample.operator)
+    return Operator(
+        operator=kind,
+        what="sample",
+        batch=sample.batch,
+        m=sample.m,
+        n=sample.n,
+        k=sample.k,
+        float32_copy=kind is OperatorClass.LOSS and sample.output_precision != sample.precision,
+    )
+
+
+def column_sets(operator: str, phase: str) -> tuple[tuple[OperatorColumn, ...], ...]:
+    """Sets of columns that a law of this class may have, simplest first."""
+    launches, flops, moved = OperatorColumn.LAUNCHES, OperatorColumn.FLOPS, OperatorColumn.BYTES
+    if operator == OperatorClass.LOSS:
+        return ((moved,), (launches, moved), (flops, moved), (launches, flops, moved))
+    if operator == OperatorClass.EMBEDDING and phase != FORWARD:
+        return ((moved,), (launches, moved), (moved, OperatorColumn.TABLE_BYTES))
+    if operator not in PRODUCTS:
+        return ((moved,), (launches, moved))
+    tiled, written = OperatorColumn.TILED_FLOPS, OperatorColumn.OUTPUT_BYTES
+    return (
+        (flops,),
+        (launches, flops),
+        (flops, moved),
+        (flops, written),
+        (launches, flops, moved),
+        (launches, flops, written),
+        (launches, tiled),
+        (launches, tiled, moved),
+    )
+
+
+def range_values(op: Operator, phase: str) -> tuple[tuple[str, float], ...]:
+    """What a law keeps the measured range of: how wide the operator is and how much it does."""
+    name = op.operator.value.replace("_", " ")
+    if op.operator in PRODUCTS:
+        width = op.k if op.operator not in _BY_LARGEST else max(op.n, op.k)
+        return ((f"{name} width", float(width)), (f"{name} flop", operator_flops(op, phase)))
+    # Widths of memory passes do not matter beyond the bytes they move.
+    return ((f"{name} elements", float(op.batch) * op.m * op.n),)
+
+
+_BY_LARGEST = frozenset({OperatorClass.MATRIX_PRODUCT, OperatorClass.GROUPED_PRODUCT})
+
+
+def size_groups(samples: Sequence[OperatorSample]) -> tuple[tuple[str, list[float]], ...]:
+    """What may be left out, one value at a time, best first, and its value in each row.
+
+    Whole models first: widths that stand in one product belong to one model's sizes (a hidden
+    size, its multiples and its slices), so products that share a width are left out together.
+    """
+    kind = OperatorClass(samples[0].operator)
+    if kind is OperatorClass.ATTENTION_CONTEXT:
+        first = ("head width", [float(each.n) for each in samples])
+    elif kind in (OperatorClass.ATTENTION_SCORE, OperatorClass.FUSED_ATTENTION):
+        first = ("head width", [float(each.k) for each in samples])
+    elif kind in PRODUCTS or kind is OperatorClass.LOSS:
+        first = ("hidden", _families(samples))
+    else:
+        first = ("width", [float(each.n) for each in samples])
+    return first, ("size", _blocks(samples))
+
+
+def _families(samples: Sequence[OperatorSample]) -> list[float]:
+    """For each product the least width of the model that it belongs to."""
+    parents: dict[int, int] = {}
+
+    def root(width: int) -> int:
+        parents.setdefault(width, width)
+        while parents[width] != width:
+            width = parents[width]
+        return width
+
+    pairs = [_weights(sample) for sample in samples]
+    for one, other in pairs:
+        low, high = sorted((root(one), root(other)))
+        parents[high] = low
+    return [float(root(one)) for one, _ in pairs]
+
+
+def _weights(sample: OperatorSample) -> tuple[int, int]:
+    """The two sizes of the weights: of a weight gradient its result's, else all but the rows."""
+    if sample.phase == "weight_gradient":
+        return sample.m, sample.n
+    return (sample.k, sample.k) if sample.operator == OperatorClass.LOSS else (sample.n, sample.k)
+
+
+def _blocks(samples: Sequence[OperatorSample]) -> list[float]:
+    """Five blocks of rows by the work they do, whole sizes together."""
+    work = [_work(sample) for sample in samples]
+    distinct = sorted(set(work))
+    blocks = min(5, len(distinct))
+    place = {value: at * blocks // len(distinct) for at, value in enumerate(distinct)}
+    return [float(place[value]) for value in work]
+
+
+def _work(sample: OperatorSample) -> float:
+    op = sample_operator(sample)
+    return operator_flops(op, sample.phase) or operator_bytes(
+        op, sample.phase, element_bytes(sample.precision)
+    )

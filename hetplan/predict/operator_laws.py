@@ -1,0 +1,257 @@
+"""Operator samples of one population per device to laws, with errors on sizes left out.
+
+One law per (device kind, precision, class of operators, pass). Which columns it has, whether it has
+a floor and a learned residual, leaving out whole sizes decides (`predict.operator_fit`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from hetplan.errors import Fault, InputError
+from hetplan.job.spec import Precision
+from hetplan.model.operators import PRODUCTS, OperatorClass, operator_flops
+from hetplan.predict.datasheet import MATRIX_LOG_HALFWIDTH
+from hetplan.predict.law_parts import OWN_ROWS, MeasuredRange, validation_of
+from hetplan.predict.operator_columns import (
+    column_value,
+    multiprocessors,
+    range_values,
+    sample_operator,
+    size_groups,
+)
+from hetplan.predict.operator_fit import Choice, choose_law
+from hetplan.predict.operator_values import (
+    MeasuredShape,
+    OperatorColumn,
+    OperatorLaw,
+    OperatorTerm,
+)
+from hetplan.predict.regression import MIN_CALIBRATION_ROWS, conformal_halfwidth
+from hetplan.predict.residual import point_of
+from hetplan.profiling.samples import OperatorPhase, OperatorSample
+
+# Classes whose time depends on the kernel that a library picks for a shape: shapes are kept.
+LOOKED_UP = PRODUCTS - {OperatorClass.ATTENTION_SCORE, OperatorClass.ATTENTION_CONTEXT}
+
+# Large: within four doublings of the most work that was measured. B200 products of 4 to 70 TFLOP
+# keep 1100 TFLOP/s within 3 %, those of 0.05 to 1 TFLOP reach 1430; A100 products show no such gap
+# (SimuMax's efficiency tables), so a tenth faster is the least that counts.
+_LARGE, _FASTER = 1 / 16, 1.1
+_FEWEST_LARGE = 3
+
+_Key = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A law before its interval."""
+
+    key: _Key
+    samples: tuple[OperatorSample, ...]
+    sustained: float
+    choice: Choice
+
+
+def fit_operator_laws(samples: Sequence[OperatorSample]) -> tuple[OperatorLaw, ...]:
+    """One law per device, precision, class and pass in the samples, in that order.
+
+    An InputError names every sample that cannot be used.
+    """
+    _check(samples)
+    groups: dict[_Key, list[OperatorSample]] = {}
+    for sample in samples:
+        key = (sample.device, sample.precision, sample.operator, sample.phase)
+        groups.setdefault(key, []).append(sample)
+    drafts = [_draft(key, tuple(groups[key])) for key in sorted(groups)]
+    return tuple(_finish(draft, drafts) for draft in drafts)
+
+
+def _check(samples: Sequence[OperatorSample]) -> None:
+    faults = []
+    for number, sample in enumerate(samples, start=1):
+        product = sample.operator in tuple(PRODUCTS)
+        if sample.operator not in tuple(OperatorClass):
+            known = ", ".join(OperatorClass)
+            problem = f"operator is {sample.operator!r}; it is one of {known}"
+        elif sample.phase not in tuple(OperatorPhase):
+            problem = f"phase is {sample.phase!r}; it is one of {', '.join(OperatorPhase)}"
+        elif {sample.precision, sample.output_precision} - set(Precision):
+            problem = (
+                f"precisions are {sample.precision!r} and {sample.output_precision!r}; each is one "
+                f"of {', '.join(Precision)}"
+            )
+        elif min(sample.batch, sample.m, sample.n) < 1 or sample.k < (1 if product else 0):
+            sizes = f"{sample.batch} x [{sample.m}, {sample.n}, {sample.k}]"
+            problem = f"its sizes are {sizes}; all are at least 1, k only of products"
+        elif not (math.isfinite(sample.median_seconds) and sample.median_seconds > 0):
+            problem = f"median_seconds is {sample.median_seconds}; a time is more than 0"
+        else:
+            continue
+        faults.append(
+            Fault(
+                message=f"{problem}; measure it again or remove the row",
+                field=f"operator sample {number} of {sample.device}",
+            )
+        )
+    if faults:
+        raise InputError(*faults)
+
+
+# Validation by leaving devices out fits the same rows again and again.
+@lru_cache(maxsize=2048)
+def _draft(key: _Key, samples: tuple[OperatorSample, ...]) -> _Draft:
+    device, precision, operator, phase = key
+    waves_of = multiprocessors(device)
+    sustained = sustained_rate(samples)
+    values = [
+        {
+            column: column_value(
+                column, sample_operator(sample), phase, precision, _output(sample), waves_of
+            )
+            for column in OperatorColumn
+        }
+        for sample in samples
+    ]
+    choice = choose_law(
+        operator,
+        phase,
+        values,
+        [max(sample.median_seconds, _least(sample, sustained)) for sample in samples],
+        size_groups(samples),
+        [_point(sample) for sample in samples] if OperatorClass(operator) in LOOKED_UP else None,
+    )
+    return _Draft(key, samples, sustained, choice)
+
+
+def sustained_rate(samples: Sequence[OperatorSample]) -> float:
+    """Operations per second that the largest products keep up; 0 where smaller ones do no better.
+
+    A benchmark of a short product ends before the device's power or heat limits its clock; one of
+    a large product does not, and neither does training. Of at least 9 large products the median
+    rate counts, of fewer the best.
+    """
+    if samples[0].operator not in tuple(PRODUCTS):
+        return 0.0
+    work = [operator_flops(sample_operator(sample), sample.phase) for sample in samples]
+    rates = [flops / sample.median_seconds for flops, sample in zip(work, samples, strict=True)]
+    edge = max(work) * _LARGE
+    large = sorted(rate for flops, rate in zip(work, rates, strict=True) if flops >= edge)
+    small = sorted(rate for flops, rate in zip(work, rates, strict=True) if flops < edge)
+    if len(large) < _FEWEST_LARGE or not small:
+        return 0.0
+    rate = statistics.median(large) if len(large) >= MIN_CALIBRATION_ROWS else large[-1]
+    fast = small[int(0.9 * (len(small) - 1))]
+    return rate if fast > rate * _FASTER else 0.0
+
+
+def _least(sample: OperatorSample, sustained: float) -> float:
+    """Seconds of the sample's operations at the sustained rate; 0 where there is none."""
+    flops = operator_flops(sample_operator(sample), sample.phase)
+    return flops / sustained if sustained else 0.0
+
+
+def _output(sample: OperatorSample) -> str:
+    """What a product writes; a loss says by it whether it copies (`sample_operator`)."""
+    return sample.output_precision if sample.operator in tuple(PRODUCTS) else ""
+
+
+def _point(sample: OperatorSample) -> tuple[float, ...]:
+    return point_of(sample.batch, sample.m, sample.n, sample.k)
+
+
+def _halfwidth(draft: _Draft, drafts: Sequence[_Draft]) -> tuple[float, str]:
+    """The interval's half-width and which errors set it."""
+    own = conformal_halfwidth(draft.choice.errors)
+    if own is not None:
+        return own, OWN_ROWS
+    device, _, operator, _ = draft.key
+    largest = max(map(abs, draft.choice.errors), default=0.0)
+    pools = (
+        (f"{operator} of {device}", [d for d in drafts if d.key[::2] == draft.key[::2]]),
+        (f"all operators of {device}", [d for d in drafts if d.key[0] == device]),
+    )
+    for name, pool in pools:
+        errors = [error for other in pool for error in other.choice.errors]
+        together = conformal_halfwidth(errors)
+        if together is not None:
+            few = f"own: {len(draft.choice.errors)}, {MIN_CALIBRATION_ROWS} needed"
+            least = 0.0 if draft.choice.errors else MATRIX_LOG_HALFWIDTH
+            return max(together, largest, least), f"{len(errors)} left-out rows of {name} ({few})"
+    return (
+        max(largest, MATRIX_LOG_HALFWIDTH),
+        f"{len(draft.choice.errors)} left-out rows are too few ({MIN_CALIBRATION_ROWS} needed); "
+        f"at least the datasheet's {MATRIX_LOG_HALFWIDTH:g}",
+    )
+
+
+def _finish(draft: _Draft, drafts: Sequence[_Draft]) -> OperatorLaw:
+    device, precision, operator, phase = draft.key
+    halfwidth, calibration = _halfwidth(draft, drafts)
+    fit = draft.choice.fit
+    shapes = _shapes(draft.samples, draft.sustained) if OperatorClass(operator) in LOOKED_UP else ()
+    choice = draft.choice
+    notes: tuple[str, ...] = ()
+    if not choice.left_out:
+        notes = ("one size only: nothing could be left out, untested",)
+    if draft.sustained:
+        rate = f"{draft.sustained / 1e12:.4g} TFLOP/s"
+        notes += (f"never faster than the largest products keep up, {rate}",)
+    return OperatorLaw(
+        device=device,
+        precision=precision,
+        operator=operator,
+        phase=phase,
+        terms=tuple(
+            OperatorTerm(column=column.value, coefficient=coefficient)
+            for column, coefficient in zip(fit.columns, fit.coefficients, strict=True)
+        ),
+        floor_seconds=fit.floor,
+        ranges=_ranges(draft.samples, phase),
+        log_halfwidth=halfwidth,
+        calibration=calibration,
+        rows=len(draft.samples),
+        points=len({sample.shape for sample in draft.samples}),
+        validation=validation_of(choice.left_out, choice.folds, choice.errors),
+        sustained_flops_per_second=draft.sustained,
+        floor_rows=len(draft.samples) - len(choice.rows) if fit.floor else 0,
+        multiprocessors=multiprocessors(device),
+        shapes=shapes,
+        residual=draft.choice.residual,
+        notes=notes,
+    )
+
+
+def _ranges(samples: Sequence[OperatorSample], phase: str) -> tuple[MeasuredRange, ...]:
+    rows = [range_values(sample_operator(sample), phase) for sample in samples]
+    return tuple(
+        MeasuredRange(
+            quantity=name,
+            least=min(row[at][1] for row in rows),
+            most=max(row[at][1] for row in rows),
+        )
+        for at, (name, _) in enumerate(rows[0])
+    )
+
+
+def _shapes(samples: Sequence[OperatorSample], sustained: float) -> tuple[MeasuredShape, ...]:
+    """Each shape once, with the median of its times."""
+    times: dict[tuple[int, int, int, int, str], list[float]] = {}
+    for sample in samples:
+        key = (sample.batch, sample.m, sample.n, sample.k, sample.output_precision)
+        times.setdefault(key, []).append(max(sample.median_seconds, _least(sample, sustained)))
+    return tuple(
+        MeasuredShape(
+            batch=batch,
+            m=m,
+            n=n,
+            k=k,
+            output_precision=output,
+            seconds=statistics.median(times[batch, m, n, k, output]),
+        )
+        for batch, m, n, k, output in sorted(times)
+    )

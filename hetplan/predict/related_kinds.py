@@ -1,0 +1,116 @@
+"""How like two device kinds are, and against which rates a measured law ran.
+
+A law that is carried from one kind to another needs three figures of each: the rate of its matrix
+products, its memory bandwidth, and whether both are the same chip.
+
+    same chip   same vendor, and equal rates in every number format: A100 with 40 and 80 GB, H100,
+                H200 and GH200, V100 with 16 and 32 GB. What their datasheets call different is the
+                memory and the board.
+    likeness    exp(-2 |log balance_1 - log balance_2|) with balance = rate / bandwidth (flop per
+                byte), a quarter of it across vendors: kinds of one generation have like balances.
+                Leaving out each of eight NVIDIA kinds in turn, matrix products of 16 bit are off by
+                .21 (rms of log) with these weights, by .25 with equal ones
+
+float32 is two things. torch multiplies float32 itself unless it is told otherwise
+(`torch.backends.cuda.matmul.allow_tf32`, off since torch 1.12), other frameworks and older releases
+use TF32, up to eight times faster. What ran is seen from the law: products faster than the kind's
+float32 rate were TF32. A job's float32 then means what it meant where it was measured; without
+samples of a kind that has TF32 it means float32 itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hetplan.cluster.devices import DeviceKind
+from hetplan.job.spec import Precision
+
+TF32 = "tf32"
+# A law's products may come out a little above the rate: clocks boost, coefficients have errors.
+_ABOVE_RATE = 1.15
+_ACROSS_VENDORS = 0.25
+"""Other makers' libraries choose other kernels: they count where there is nothing nearer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What a law's terms follow on one kind."""
+
+    kind: DeviceKind
+    number_format: str
+    """Of its matrix products: a precision, or `tf32`."""
+    flops_per_second: float
+    bytes_per_second: float
+
+    @property
+    def balance(self) -> float:
+        """Operations per byte of memory traffic."""
+        return self.flops_per_second / self.bytes_per_second
+
+
+def rates(kind: DeviceKind, number_format: str) -> Rates | None:
+    """The kind's figures; None where the datasheet does not have them."""
+    rate = dict(kind.peak_flops_per_second).get(number_format, 0.0)
+    if rate <= 0 or kind.memory_bandwidth_bytes_per_second <= 0:
+        return None
+    return Rates(
+        kind=kind,
+        number_format=number_format,
+        flops_per_second=rate,
+        bytes_per_second=kind.memory_bandwidth_bytes_per_second,
+    )
+
+
+def same_chip(one: DeviceKind, other: DeviceKind) -> bool:
+    """Whether they differ by memory and board alone."""
+    return (
+        one.vendor == other.vendor
+        and bool(one.peak_flops_per_second)
+        and sorted(one.peak_flops_per_second) == sorted(other.peak_flops_per_second)
+    )
+
+
+def likeness(one: Rates, other: Rates) -> float:
+    """Weight of what was measured on one of them for the other, 0 to 1."""
+    distance = abs(math.log(one.balance / other.balance))
+    near = math.exp(-2.0 * distance)
+    return near if one.kind.vendor == other.kind.vendor else _ACROSS_VENDORS * near
+
+
+def board_distance(one: DeviceKind, other: DeviceKind) -> float:
+    """How far boards of one chip are apart: |log| of their power limits and of their bandwidths."""
+    return _log_ratio(one.max_power_watts, other.max_power_watts) + _log_ratio(
+        one.memory_bandwidth_bytes_per_second, other.memory_bandwidth_bytes_per_second
+    )
+
+
+def _log_ratio(one: float, other: float) -> float:
+    return abs(math.log(one / other)) if one > 0 and other > 0 else 0.0
+
+
+def measured_format(kind: DeviceKind, precision: str, product_rates: Iterable[float]) -> str:
+    """The number format in which products labelled `precision` ran at these rates (flop/s)."""
+    if precision != Precision.FLOAT32 or not _has_faster_tf32(kind):
+        return precision
+    known = sorted(rate for rate in product_rates if rate > 0)
+    if not known:
+        return precision
+    middle = known[len(known) // 2]
+    return TF32 if middle > _ABOVE_RATE * kind.peak(Precision.FLOAT32) else precision
+
+
+def _has_faster_tf32(kind: DeviceKind) -> bool:
+    """Whether TF32 can be told from float32 by its rate: on GeForce cards both are alike."""
+    peaks = dict(kind.peak_flops_per_second)
+    return peaks.get(TF32, 0.0) > _ABOVE_RATE * peaks.get(Precision.FLOAT32.value, math.inf)
+
+
+def asked_format(kind: DeviceKind, precision: str, measured: Iterable[Rates]) -> str:
+    """The number format that a job's precision means on a kind, by what it meant on others."""
+    if precision != Precision.FLOAT32 or not _has_faster_tf32(kind):
+        return precision
+    votes = {each.kind.kind: each.number_format for each in measured if _has_faster_tf32(each.kind)}
+    ran_tf32 = sum(ran == TF32 for ran in votes.values())
+    return TF32 if 2 * ran_tf32 > len(votes) else precision

@@ -1,0 +1,472 @@
+"""Trainer options in the price of a step, each by hand or against a second writing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from cost_fakes import LinearPredictor, job, model
+from estimate_plans import expert_model, plan_with, stages_of, wide_cluster
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetplan.cluster.devices import DeviceKind
+from hetplan.cost.components.layers import accumulation_bytes, matrix_parameters
+from hetplan.cost.components.step import gradient_passes
+from hetplan.cost.estimate import estimate
+from hetplan.cost.estimate_values import Component, Estimate
+from hetplan.cost.network.link_names import TrafficClass
+from hetplan.cost.priced.hops import Hop, hop_between
+from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.priced.values import Shape
+from hetplan.cost.replay.step import PipelineTimes, replay_step, step_ends
+from hetplan.cost.replay.times import Exchange
+from hetplan.cost.stage_costs import boundary_costs
+from hetplan.cost.traffic.ledger import ledger
+from hetplan.errors import InputError
+from hetplan.job.spec import Job, Precision, TrainerOptions
+from hetplan.model.operators import DEFAULT_KERNELS, Kernels
+from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.plans.build import Degrees
+from hetplan.plans.check import check_plan
+from hetplan.plans.plan import (
+    OverlapSettings,
+    Plan,
+    Recompute,
+    RecomputeGranularity,
+    RecomputeModule,
+)
+from hetplan.plans.rules import Rule, rule_of
+from hetplan.predict.predictor import Prediction, PredictionPart
+
+CLUSTER = wide_cluster()
+SHAPE = model()
+FREE = job(target="any", gradient_clipping=False)
+INSIDE, BETWEEN = 100e9, 10e9
+HIDDEN = 128 * 256 * 4  # one sequence of 128 tokens, float32
+
+
+def with_options(asked: Job = FREE, **options: object) -> Job:
+    return replace(asked, trainer=TrainerOptions(**options))  # type: ignore[arg-type]
+
+
+def plan_of(
+    sizes: Sequence[int] = (4, 4),
+    *,
+    asked: Job = FREE,
+    shape: ModelSpec = SHAPE,
+    microbatches: int = 4,
+    overlap: OverlapSettings | None = None,
+    schedule: str = "1f1b",
+    **replica: object,
+) -> Plan:
+    total = len(shape.layers)
+    cuts = [[total * s // len(sizes) for s in range(len(sizes))]]
+    stages = stages_of(
+        cuts, sizes, total, num_microbatches=microbatches, schedule=schedule, **replica
+    )
+    return plan_with(
+        shape, CLUSTER, asked, [(stages, microbatches)], overlap=overlap, schedule=schedule
+    )
+
+
+def seconds(found: Estimate, component: Component) -> float:
+    return sum(each.seconds for each in found.components if each.component is component)
+
+
+# ---- kernels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked(LinearPredictor):
+    """Remembers which kernels it was asked for."""
+
+    kernels: set[tuple[LayerKind, Kernels]] = field(default_factory=set)
+
+    def forward(
+        self, device: DeviceKind, model: ModelSpec, layer: LayerKind, **rest: object
+    ) -> Prediction:
+        self.kernels.add((layer, rest["kernels"]))  # type: ignore[arg-type]
+        return super(Asked, self).forward(device, model, layer, **rest)  # type: ignore[arg-type]
+
+    def backward(
+        self, device: DeviceKind, model: ModelSpec, layer: LayerKind, **rest: object
+    ) -> Prediction:
+        self.kernels.add((layer, rest["kernels"]))  # type: ignore[arg-type]
+        return super(Asked, self).backward(device, model, layer, **rest)  # type: ignore[arg-type]
+
+
+def test_the_predictor_is_asked_for_the_trainers_kernels() -> None:
+    predictor = Asked()
+    asked = with_options(fused_attention=False, hidden_dropout=True, fused_loss=True)
+    estimate(plan_of(asked=asked), SHAPE, CLUSTER, asked, predictor)
+    assert predictor.kernels == {
+        (LayerKind.EMBEDDING, Kernels(hidden_dropout=True)),
+        (LayerKind.TRANSFORMER, Kernels(fused_attention=False, hidden_dropout=True)),
+        (LayerKind.HEAD, DEFAULT_KERNELS),
+    }
+
+
+# ---- scattered sends
+
+
+def hop(asked: Job, **replica: object) -> Hop:
+    left, right = plan_of(asked=asked, **replica).pipelines[0].stages
+    return hop_between(CLUSTER, SHAPE, asked, left.replicas, right.replicas, LinearPredictor())
+
+
+def test_scattered_sends_carry_a_part_and_gather_it_at_the_receiver() -> None:
+    whole, part = hop(FREE, tp=4), hop(with_options(scattered_sends=True), tp=4)
+    assert (whole.forward_bytes, part.forward_bytes) == (HIDDEN, HIDDEN / 4)
+    assert part.send_forward_seconds == pytest.approx(whole.send_forward_seconds / 4)
+    gathered = 3 / 4 * HIDDEN / INSIDE
+    assert part.wire_latency_seconds == pytest.approx(whole.wire_latency_seconds + gathered)
+
+
+def test_nothing_is_scattered_where_there_is_one_slice_or_a_sequence_is_cut() -> None:
+    asked = with_options(scattered_sends=True)
+    for replica in ({"tp": 1}, {"tp": 4, "sequence_parallel": True}):
+        assert hop(asked, **replica) == hop(FREE, **replica)
+
+
+def test_the_search_sends_as_the_estimate_does() -> None:
+    asked = with_options(scattered_sends=True)
+    one, two = CLUSTER.islands
+    degrees = Degrees(tp=4, dp=1, microbatch_size=1)
+    found = boundary_costs(SHAPE, CLUSTER, one, two, asked, degrees, LinearPredictor())
+    stages = [
+        stages_of([[at]], [4], 10, first_device=device, num_microbatches=4, tp=4)[0]
+        for at, device in ((0, 0), (5, 32))
+    ]
+    same = hop_between(
+        CLUSTER, SHAPE, asked, stages[0].replicas, stages[1].replicas, LinearPredictor()
+    )
+    assert found.send_forward_seconds == pytest.approx(same.send_forward_seconds)
+    assert found.wire_latency_seconds == pytest.approx(same.wire_latency_seconds)
+
+
+def test_scattered_sends_move_less_between_stages_and_more_inside() -> None:
+    asked = with_options(scattered_sends=True)
+    plan = plan_of(asked=asked, tp=4, microbatches=4)
+    plain, found = (ledger(plan, SHAPE, CLUSTER, each) for each in (FREE, asked))
+    assert found.of_class(TrafficClass.PIPELINE) == pytest.approx(
+        plain.of_class(TrafficClass.PIPELINE) / 4
+    )
+    gathered = 4 * 2 * 4 * 3 / 4 * HIDDEN  # microbatches, both ways, ranks
+    more = found.of_class(TrafficClass.TENSOR_PARALLEL) - plain.of_class(
+        TrafficClass.TENSOR_PARALLEL
+    )
+    assert more == pytest.approx(gathered)
+
+
+# ---- blocking sends
+
+
+def times(
+    forward: Sequence[float], backward: Sequence[float], send: Sequence[float], m: int
+) -> PipelineTimes:
+    count = len(forward)
+    none, alone = np.zeros(count - 1), np.full(count - 1, -1, dtype=np.int64)
+    return PipelineTimes(
+        schedule="1f1b",
+        num_microbatches=m,
+        warmup=tuple(range(count, 0, -1)),
+        forward=np.array(forward).reshape(-1, 1),
+        backward=np.array(backward).reshape(-1, 1),
+        weight=np.zeros((count, 1)),
+        send_forward=np.array(send),
+        send_backward=np.array(send) * 1.5,
+        wire_latency=none,
+        rendezvous_extra=none,
+        link_forward=alone,
+        link_backward=alone,
+        shared_forward=none,
+        shared_backward=none,
+        exchange=Exchange.DEEPSPEED,
+    )
+
+
+def step_by_step(one: PipelineTimes) -> list[float]:
+    """DeepSpeed's steps: in each, a stage going forward exchanges with the one before it."""
+    stages, m = one.num_stages, one.num_microbatches
+    now = [0.0] * stages
+    last = [-1] * stages
+    for step in range(2 * (m + stages - 1)):
+        ids = []
+        for s in range(stages):
+            forward = (step + s) % 2 == 0
+            ids.append((step - s) // 2 if forward else (step + s + 1) // 2 - stages)
+        for s in range(1, stages):
+            if (step + s) % 2:
+                continue
+            moved = 0.0
+            if 0 <= last[s] < m:
+                moved += one.send_backward[s - 1]
+            if 0 <= ids[s] < m:
+                moved += one.send_forward[s - 1]
+            if moved:
+                now[s - 1] = now[s] = max(now[s - 1], now[s]) + moved
+        for s in range(stages):
+            if 0 <= ids[s] < m:
+                now[s] += float((one.forward if (step + s) % 2 == 0 else one.backward)[s, 0])
+        last = ids
+    return now
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.lists(st.tuples(*[st.floats(0.1, 1.0)] * 2, st.floats(0.01, 0.6)), min_size=2, max_size=6),
+    st.integers(1, 12),
+)
+def test_blocking_sends_follow_deepspeeds_steps(
+    rows: list[tuple[float, float, float]], m: int
+) -> None:
+    one = times([row[0] for row in rows], [row[1] for row in rows],
+                [row[2] for row in rows[1:]], m)  # fmt: skip
+    ends = step_ends((one,), rendezvous=True)[0]
+    assert ends == pytest.approx(step_by_step(one))
+    watched = replay_step((one,), rendezvous=True).pipelines[0]
+    assert [stage.end_seconds for stage in watched.stages] == pytest.approx(list(ends))
+    both = step_ends((replace(one, exchange=Exchange.TORCH),), rendezvous=True)[0]
+    assert max(ends) >= max(both) * (1 - 1e-9)
+
+
+def test_a_middle_stage_pays_for_four_transfers_per_microbatch() -> None:
+    def period(exchange: Exchange) -> float:
+        ends = [
+            max(step_ends((replace(times([1] * 4, [2] * 4, [0.1] * 3, m), exchange=exchange),),
+                          rendezvous=True)[0])
+            for m in (40, 50)
+        ]  # fmt: skip
+        return float(ends[1] - ends[0]) / 10
+
+    # Activations and gradients (1.5 times as long) over both boundaries, one after the other.
+    assert period(Exchange.DEEPSPEED) == pytest.approx(3 + 2 * 0.1 + 2 * 0.15)
+    # Both ways at once: the longer of the two, over each boundary.
+    assert period(Exchange.TORCH) == pytest.approx(3 + 2 * 0.15)
+
+
+def test_blocking_sends_are_priced_with_an_interval() -> None:
+    asked = with_options(blocking_sends=True)
+    plan = plan_of((1, 1, 1), asked=asked, microbatches=6)
+    found = estimate(plan, SHAPE, CLUSTER, asked, LinearPredictor(halfwidth=0.1))
+    plain = estimate(plan, SHAPE, CLUSTER, FREE, LinearPredictor(halfwidth=0.1))
+    assert found.step_seconds > plain.step_seconds
+    assert found.interval.p10_seconds < found.step_seconds < found.interval.p90_seconds
+    assert sum(each.seconds for each in found.components) == pytest.approx(found.step_seconds)
+    warm = Pricer(SHAPE, CLUSTER, asked, LinearPredictor()).step(plan)
+    assert warm.step_seconds == pytest.approx(found.step_seconds)
+
+
+def test_blocking_sends_go_with_plain_1f1b_only() -> None:
+    asked = with_options(blocking_sends=True)
+    plan = plan_of((1, 1), asked=asked, schedule="gpipe")
+    (fault,) = check_plan(plan, SHAPE, CLUSTER, replace(asked, global_batch_size=4))
+    assert rule_of(fault) is Rule.TARGET
+    assert "blocking_sends goes with 1f1b" in fault.message
+    with pytest.raises(InputError, match="gpipe with blocking sends"):
+        estimate(plan, SHAPE, CLUSTER, asked, LinearPredictor())
+    deep = times([1] * 3, [2] * 3, [0.1] * 2, 8)
+    with pytest.raises(InputError, match=r"\[4, 2, 1\]; with blocking sends they are \[3, 2, 1\]"):
+        step_ends((replace(deep, warmup=(4, 2, 1)),), rendezvous=True)
+
+
+def test_a_plans_target_that_cannot_run_an_option_is_a_fault() -> None:
+    plan = replace(plan_of((1, 1)), target="native")
+    asked = with_options(job(global_batch_size=4), scattered_sends=True)
+    messages = [fault.message for fault in check_plan(plan, SHAPE, CLUSTER, asked)]
+    assert any("trainer.scattered_sends: true; target native" in each for each in messages)
+
+
+# ---- context parallelism
+
+
+def test_heads_are_exchanged_instead_of_sent_round_a_ring() -> None:
+    asked = with_options(context_exchange=True)
+    plan = plan_of((4,), asked=asked, cp=4, microbatches=2)
+    found = estimate(plan, SHAPE, CLUSTER, asked, LinearPredictor())
+    # Queries, keys, values and result of a quarter of the tokens, 3/4 of it to others, both ways.
+    tokens, widths = 128 / 4, (256, 128, 128, 256)
+    each = sum(3 / 4 * tokens * width * 4 / INSIDE for width in widths)
+    assert seconds(found, Component.CONTEXT_PARALLEL) == pytest.approx(2 * 8 * 2 * each)
+    sent = ledger(plan, SHAPE, CLUSTER, asked).of_class(TrafficClass.CONTEXT_PARALLEL)
+    assert sent == pytest.approx(2 * 8 * 2 * each * INSIDE * 4)
+
+
+# ---- gradients
+
+
+def test_narrow_gradients_take_half_the_time_to_reduce() -> None:
+    asked = replace(FREE, precision=Precision.BFLOAT16)
+    halves = with_options(asked, gradient_precision=Precision.BFLOAT16)
+    one, two = (
+        estimate(plan_of((4,), asked=each), SHAPE, CLUSTER, each, LinearPredictor())
+        for each in (asked, halves)
+    )
+    assert seconds(two, Component.DATA_PARALLEL) == pytest.approx(
+        seconds(one, Component.DATA_PARALLEL) / 2
+    )
+    assert seconds(one, Component.DATA_PARALLEL) > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composed(LinearPredictor):
+    """Says what its times are the sum of."""
+
+    def forward(
+        self, device: DeviceKind, model: ModelSpec, layer: LayerKind, **rest: object
+    ) -> Prediction:
+        return _composed(super(Composed, self).forward(device, model, layer, **rest))  # type: ignore[arg-type]
+
+    def backward(
+        self, device: DeviceKind, model: ModelSpec, layer: LayerKind, **rest: object
+    ) -> Prediction:
+        return _composed(super(Composed, self).backward(device, model, layer, **rest))  # type: ignore[arg-type]
+
+
+def _composed(whole: Prediction) -> Prediction:
+    shares = (("matrix_product", 0.7), ("attention_score", 0.1), ("softmax", 0.2))
+    parts = tuple(
+        PredictionPart(name=name, seconds=share * whole.seconds, log_halfwidth=0.0)
+        for name, share in shares
+    )
+    return replace(whole, parts=parts)
+
+
+@pytest.mark.parametrize(
+    ("fused", "gradients", "expected"),
+    [(True, Precision.FLOAT32, 6), (False, Precision.FLOAT32, 10),
+     (True, Precision.BFLOAT16, 2), (False, Precision.BFLOAT16, 6)],
+)  # fmt: skip
+def test_adding_up_gradients_comes_on_top_of_composed_products(
+    fused: bool, gradients: Precision, expected: int
+) -> None:
+    """2 (2 x 4 - 2) bytes fused, 2 + 4 + 4 in a pass of its own; with 16-bit sums 2 and 6."""
+    assert accumulation_bytes(2, gradients.bytes_per_element, fused=fused) == expected
+    asked = with_options(
+        replace(FREE, precision=Precision.BFLOAT16),
+        fused_accumulation=fused,
+        gradient_precision=gradients,
+    )
+    plan = plan_of((1,), asked=asked, microbatches=3)
+    plain, found = (
+        seconds(estimate(plan, SHAPE, CLUSTER, asked, predictor), Component.COMPUTE)
+        for predictor in (LinearPredictor(), Composed())
+    )
+    h, ffn, vocab = 256, 512, 1000
+    layer = h * (256 + 2 * 128) + 256 * h + 3 * h * ffn
+    matrices = (8 * layer + vocab * h) * expected
+    table = vocab * h * (2 + 2 * gradients.bytes_per_element)
+    assert found - plain == pytest.approx(3 * (matrices + table) / (0.73 * 1e12))
+
+
+def test_matrices_of_experts_are_those_of_one_rank() -> None:
+    shape = expert_model()
+    layer = shape.layer_runs[0].layer
+    cut = Shape(tp=2, ep=4, etp=1, microbatch_size=1, recompute=Recompute())
+    found = matrix_parameters(shape, LayerKind.TRANSFORMER, layer, cut)
+    attention = 256 * (128 + 2 * 64) + 128 * 256
+    assert found == attention + 256 * 8 + 8 / 4 * 3 * 256 * 256
+
+
+def test_passes_over_the_gradients_at_the_end_of_a_step() -> None:
+    device = CLUSTER.islands[0].device
+    update = Prediction(seconds=1.0, log_halfwidth=0.1, source="measured")
+    rate = 0.73 * 1e12
+
+    def found(copies: int, **changes: object) -> float:
+        asked = job(**({"target": "megatron", "precision": Precision.BFLOAT16} | changes))
+        return gradient_passes(device, asked, 1e9, 2.5e8, copies, update).seconds
+
+    # float32 gradients: zeroed, divided by the copies (read and written), looked through.
+    assert found(1) == pytest.approx(2 * 4e9 / rate)
+    assert found(4) == pytest.approx(4 * 4e9 / rate)
+    # With loss scaling a rank looks through its own while it divides them by the scale.
+    assert found(4, precision=Precision.FLOAT16) == pytest.approx((3 * 4e9 + 2 * 1e9) / rate)
+    narrow = TrainerOptions(gradient_precision=Precision.BFLOAT16)
+    assert found(1, trainer=narrow) == pytest.approx(2 * 2e9 / rate)
+    assert found(4, target="native") == 0
+
+
+# ---- selective recomputation
+
+
+def test_the_attention_core_is_repeated_as_predicted() -> None:
+    again = Recompute(
+        granularity=RecomputeGranularity.SELECTIVE, modules=(RecomputeModule.CORE_ATTENTION,)
+    )
+    asked = with_options(fused_attention=False)
+    plan = plan_of((1,), asked=asked, microbatches=2, recompute=again)
+    known = estimate(plan, SHAPE, CLUSTER, asked, Composed())
+    assert seconds(known, Component.RECOMPUTE) == pytest.approx(2 * 8 * 0.010 * 0.3)
+    # By operations: the full square is twice what the fused kernel does.
+    fused, square = (
+        seconds(estimate(plan, SHAPE, CLUSTER, each, LinearPredictor()), Component.RECOMPUTE)
+        for each in (FREE, asked)
+    )
+    share = fused / (2 * 8 * 0.010)
+    assert square == pytest.approx(2 * 8 * 0.010 * 2 * share / (1 + share))
+
+
+# ---- interleaving
+
+
+def interleaved(stages: int, groups: int, chunks: int, send: float) -> PipelineTimes:
+    hops = stages * chunks - 1
+    none, alone = np.zeros(hops), np.full(hops, -1, dtype=np.int64)
+    return PipelineTimes(
+        schedule="interleaved-1f1b",
+        num_microbatches=groups * stages,
+        warmup=(1,) * stages,
+        forward=np.full((stages, chunks), 1.0 / chunks),
+        backward=np.full((stages, chunks), 2.0 / chunks),
+        weight=np.zeros((stages, chunks)),
+        send_forward=np.full(hops, send),
+        send_backward=np.full(hops, send),
+        wire_latency=none,
+        rendezvous_extra=none,
+        link_forward=alone,
+        link_backward=alone,
+        shared_forward=none,
+        shared_backward=none,
+        exchange=Exchange.MEGATRON,
+    )
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+@pytest.mark.parametrize("chunks", [2, 3, 4])
+@pytest.mark.parametrize("groups", [2, 5])
+def test_megatrons_interleaving_pays_one_exchange_per_pair_of_passes(
+    stages: int, chunks: int, groups: int
+) -> None:
+    def step(send: float) -> float:
+        one = interleaved(stages, groups, chunks, send)
+        ends = step_ends((one,), rendezvous=True)[0]
+        watched = replay_step((one,), rendezvous=True).pipelines[0]
+        assert [stage.end_seconds for stage in watched.stages] == pytest.approx(list(ends))
+        return float(max(ends))
+
+    # arXiv 2104.04473, section 2.2.2: the bubble is (p - 1) (forward + backward) / v.
+    assert step(0.0) == pytest.approx(3 * (groups * stages + (stages - 1) / chunks))
+    # In the steady state every pair of passes ends with one exchange, all ways at once; two stages
+    # send activations and gradients the same way, one behind the other.
+    send = 0.01 if stages > 2 else 0.005
+    pairs, each = groups * stages * chunks, send * (1 if stages > 2 else 2)
+    assert pairs * each * 0.7 < step(send) - step(0.0) < (pairs + 4 * stages * chunks) * each
+
+
+def test_the_price_of_megatrons_interleaving_is_higher_than_torchs() -> None:
+    asked = job(target="megatron", gradient_clipping=False, global_batch_size=8)
+    stages = stages_of(
+        [[0, 2, 4, 5], [6, 7, 8, 9]], [1] * 4, len(SHAPE.layers), num_microbatches=8,
+        schedule="interleaved-1f1b",
+    )  # fmt: skip
+    plan = plan_with(SHAPE, CLUSTER, asked, [(stages, 8)], schedule="interleaved-1f1b")
+    other = replace(plan, target="any")
+    found, free = (
+        estimate(each, SHAPE, CLUSTER, replace(asked, target=each.target), LinearPredictor())
+        for each in (plan, other)
+    )
+    assert seconds(found, Component.PIPELINE) > seconds(free, Component.PIPELINE)

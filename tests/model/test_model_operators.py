@@ -1,0 +1,268 @@
+"""Rows of operators against the work that a layer does, counted apart."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetplan.errors import InputError
+from hetplan.model.layer_operators import layer_operators
+from hetplan.model.layers import (
+    Attention,
+    Experts,
+    LatentAttention,
+    LayerRun,
+    Mlp,
+    Norm,
+    TransformerLayer,
+)
+from hetplan.model.operators import (
+    BACKWARD,
+    FORWARD,
+    INPUT_GRADIENT,
+    PRODUCTS,
+    WEIGHT_GRADIENT,
+    WITH_WEIGHTS,
+    Kernels,
+    Operator,
+    OperatorClass,
+    operator_bytes,
+    operator_flops,
+)
+from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.model.work import layer_work
+
+UNFUSED = Kernels(
+    fused_attention=False, attention_dropout=True, hidden_dropout=True, fused_loss=False
+)
+
+
+def model_of(layer: TransformerLayer, hidden: int, **more: object) -> ModelSpec:
+    return ModelSpec(
+        name="test",
+        hidden_size=hidden,
+        vocab_size=1000,
+        max_sequence_length=4096,
+        layer_runs=(LayerRun(count=2, layer=layer),),
+        final_norm=Norm.RMS_NORM,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+ATTENTIONS = (
+    Attention(num_heads=8, num_kv_heads=8, head_dim=16, rotary=False),
+    Attention(num_heads=8, num_kv_heads=4, head_dim=16, qk_norm=True),
+    Attention(num_heads=8, num_kv_heads=4, head_dim=16, window=64),
+    LatentAttention(
+        num_heads=8, query_rank=24, kv_rank=32, nope_head_dim=16, rope_head_dim=8, value_head_dim=16
+    ),
+    LatentAttention(
+        num_heads=8,
+        query_rank=None,
+        kv_rank=32,
+        nope_head_dim=16,
+        rope_head_dim=8,
+        value_head_dim=16,
+    ),
+)
+MLPS = (
+    Mlp(ffn_hidden_size=512, gated=False),
+    Mlp(ffn_hidden_size=512, gated=True),
+    Experts(num_experts=8, experts_per_token=2, expert_ffn_hidden_size=64),
+    Experts(
+        num_experts=16,
+        experts_per_token=4,
+        expert_ffn_hidden_size=32,
+        shared_ffn_hidden_size=64,
+        shared_gate=True,
+        gated=False,
+    ),
+)
+layers = st.builds(
+    TransformerLayer,
+    attention=st.sampled_from(ATTENTIONS),
+    mlp=st.sampled_from(MLPS),
+    norm=st.sampled_from(Norm),
+    num_norms=st.sampled_from((2, 4)),
+)
+
+
+def flops(ops: tuple[Operator, ...], *, attention: bool) -> float:
+    cores = PRODUCTS - WITH_WEIGHTS
+    return sum(
+        op.count * operator_flops(op, FORWARD) for op in ops if (op.operator in cores) == attention
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    layer=layers,
+    batch=st.integers(1, 4),
+    length=st.sampled_from((32, 64, 128, 256)),
+    tp=st.sampled_from((1, 2, 4)),
+)
+def test_products_are_the_work_that_a_layer_does(
+    layer: TransformerLayer, batch: int, length: int, tp: int
+) -> None:
+    model = model_of(layer, 128)
+    ops = layer_operators(
+        model,
+        LayerKind.TRANSFORMER,
+        layer,
+        microbatch_size=batch,
+        sequence_length=length,
+        tp=tp,
+    )
+    work = layer_work(model, LayerKind.TRANSFORMER, batch, length, tp)
+    assert flops(ops, attention=False) == pytest.approx(work.matrix_flops, rel=1e-9)
+    # The causal kernel's half; a window's band is rounded to whole tokens.
+    assert flops(ops, attention=True) / 2 == pytest.approx(work.attention_flops, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", [LayerKind.EMBEDDING, LayerKind.HEAD])
+@pytest.mark.parametrize("width", [None, 64])
+def test_ends_do_their_work_with_and_without_a_narrow_vocabulary(
+    kind: LayerKind, width: int | None
+) -> None:
+    layer = TransformerLayer(attention=ATTENTIONS[0], mlp=MLPS[0], norm=Norm.LAYER_NORM)
+    model = model_of(layer, 128, embedding_size=width)
+    ops = layer_operators(model, kind, microbatch_size=2, sequence_length=64, tp=2)
+    work = layer_work(model, kind, 2, 64, 2)
+    assert flops(ops, attention=False) == pytest.approx(work.matrix_flops)
+
+
+def test_a_multi_token_prediction_layer_is_merge_layer_and_head() -> None:
+    layer = TransformerLayer(attention=ATTENTIONS[0], mlp=MLPS[1], norm=Norm.RMS_NORM)
+    model = model_of(layer, 128, num_mtp_layers=1, mtp_layer=layer)
+    kind = LayerKind.MULTI_TOKEN_PREDICTION
+    ops = layer_operators(model, kind, microbatch_size=2, sequence_length=64, tp=2)
+    work = layer_work(model, kind, 2, 64, 2)
+    assert flops(ops, attention=False) == pytest.approx(work.matrix_flops)
+    with pytest.raises(InputError, match="no multi-token prediction"):
+        layer_operators(model_of(layer, 128), kind, microbatch_size=1, sequence_length=8)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    layer=layers,
+    tp=st.sampled_from((2, 4)),
+    kernels=st.sampled_from((Kernels(), UNFUSED)),
+)
+def test_slices_sum_to_the_whole(layer: TransformerLayer, tp: int, kernels: Kernels) -> None:
+    """All that is cut adds up; what every rank repeats is named here."""
+    model = model_of(layer, 128)
+
+    def row(degree: int) -> dict[str, Operator]:
+        ops = layer_operators(
+            model,
+            LayerKind.TRANSFORMER,
+            layer,
+            microbatch_size=2,
+            sequence_length=64,
+            tp=degree,
+            kernels=kernels,
+            sequence_parallel=True,
+        )
+        return {op.what: op for op in ops}
+
+    whole, slices = row(1), row(tp)
+    assert whole.keys() == slices.keys()
+    repeated = {
+        "router",
+        "router softmax",
+        "routing",
+        "query latent",
+        "query latent norm",
+        "key-value latent",
+        "key-value latent norm",
+    }
+    for what, op in whole.items():
+        of_one = slices[what]
+        if op.operator in PRODUCTS:
+            one, all_ = operator_flops(of_one, FORWARD), operator_flops(op, FORWARD)
+        else:
+            one, all_ = operator_bytes(of_one, FORWARD, 2), operator_bytes(op, FORWARD, 2)
+        assert one * (1 if what in repeated else tp) == pytest.approx(all_), what
+
+
+def test_kernels_choose_the_operators() -> None:
+    layer = TransformerLayer(attention=ATTENTIONS[0], mlp=MLPS[0], norm=Norm.LAYER_NORM)
+    model = model_of(layer, 128)
+
+    def classes(kernels: Kernels) -> set[OperatorClass]:
+        ops = layer_operators(
+            model,
+            LayerKind.TRANSFORMER,
+            layer,
+            microbatch_size=1,
+            sequence_length=64,
+            kernels=kernels,
+        )
+        return {op.operator for op in ops}
+
+    unfused = {
+        OperatorClass.ATTENTION_SCORE,
+        OperatorClass.SOFTMAX,
+        OperatorClass.ATTENTION_DROPOUT,
+        OperatorClass.ATTENTION_CONTEXT,
+    }
+    assert OperatorClass.FUSED_ATTENTION in classes(Kernels())
+    assert not unfused & classes(Kernels())
+    assert unfused <= classes(UNFUSED)
+    assert OperatorClass.FUSED_ATTENTION not in classes(UNFUSED)
+    head = layer_operators(
+        model, LayerKind.HEAD, microbatch_size=1, sequence_length=64, kernels=UNFUSED
+    )
+    assert [op.float32_copy for op in head if op.operator is OperatorClass.LOSS] == [True]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(WITH_WEIGHTS)),
+    batch=st.integers(1, 8),
+    m=st.integers(1, 500),
+    n=st.integers(1, 500),
+    k=st.integers(1, 500),
+)
+def test_both_gradients_are_the_backward_pass(
+    kind: OperatorClass, batch: int, m: int, n: int, k: int
+) -> None:
+    op = Operator(operator=kind, what="", batch=batch, m=m, n=n, k=k)
+    of_input = Operator(operator=kind, what="", batch=batch, m=m, n=k, k=n)
+    of_weight = Operator(operator=kind, what="", batch=batch, m=n, n=k, k=m)
+    for count, more in ((operator_flops, ()), (operator_bytes, (2.0,))):
+        both = count(of_input, INPUT_GRADIENT, *more) + count(of_weight, WEIGHT_GRADIENT, *more)
+        assert both == pytest.approx(count(op, BACKWARD, *more))
+
+
+def test_bytes_by_hand() -> None:
+    """Passes over 3 tokens of width 10 in 2 bytes per element."""
+
+    def of(kind: OperatorClass, phase: str, k: int = 0, **more: bool) -> float:
+        return operator_bytes(Operator(operator=kind, what="", m=3, n=10, k=k, **more), phase, 2)
+
+    assert of(OperatorClass.NORM, FORWARD) == 30 * 4
+    assert of(OperatorClass.ACTIVATION, FORWARD) == of(OperatorClass.ACTIVATION, FORWARD, 10)
+    assert of(OperatorClass.ACTIVATION, FORWARD, 20) == 30 * 6
+    assert of(OperatorClass.ADDITION, FORWARD) == 30 * 6
+    assert of(OperatorClass.ADDITION, FORWARD, 1) == 30 * 7
+    assert of(OperatorClass.ADDITION, FORWARD, 3) == 30 * 15
+    assert of(OperatorClass.ATTENTION_DROPOUT, BACKWARD) == 30 * 5
+    assert of(OperatorClass.LOSS, FORWARD) == 30 * 4
+    assert of(OperatorClass.LOSS, FORWARD, float32_copy=True) == 30 * 38
+    assert of(OperatorClass.LOSS, BACKWARD, float32_copy=True) == 30 * 14
+    # The table's gradient is written whole.
+    assert of(OperatorClass.EMBEDDING, BACKWARD, 500) - of(
+        OperatorClass.EMBEDDING, FORWARD, 500
+    ) == (500 * 10 * 2)
+    fused = Operator(operator=OperatorClass.FUSED_ATTENTION, what="", batch=4, m=8, n=8, k=16)
+    assert operator_flops(fused, FORWARD) == 2 * 2 * 4 * 8 * 8 * 16
+    assert operator_flops(fused, BACKWARD) == 2.5 * operator_flops(fused, FORWARD)
+    assert operator_bytes(fused, FORWARD, 2) == 4 * 4 * 8 * 16 * 2
+
+
+def test_a_wider_result_costs_its_bytes() -> None:
+    op = Operator(operator=OperatorClass.MATRIX_PRODUCT, what="", m=4, n=5, k=6)
+    wide, narrow = (operator_bytes(op, WEIGHT_GRADIENT, 2, out) for out in (4.0, 2.0))
+    assert wide - narrow == 4 * 5 * 2

@@ -1,0 +1,145 @@
+"""Other kernels than the default ones, byte by byte."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hetplan.cluster.devices import DeviceKind
+from hetplan.job.spec import Precision
+from hetplan.model.operators import DEFAULT_KERNELS, Kernels
+from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
+from hetplan.predict import datasheet
+from hetplan.predict.kernel_costs import KernelCosts, kernel_costs
+
+B, S, H, HEADS, VOCAB, TP = 2, 512, 256, 8, 1000, 2
+TOKENS = B * S
+SCORES = B * HEADS / TP * S * S
+SHAPE = plain_model(
+    name="gpt",
+    architecture=Architecture.GPT,
+    num_layers=2,
+    hidden_size=H,
+    ffn_hidden_size=4 * H,
+    num_attention_heads=HEADS,
+    num_kv_heads=HEADS,
+    head_dim=H // HEADS,
+    vocab_size=VOCAB,
+    max_sequence_length=S,
+)
+DEVICE = DeviceKind(
+    kind="fast",
+    vendor="nobody",
+    peak_flops_per_second=(("float16", 1e14), ("float32", 5e13)),
+    memory_bytes=8e10,
+    memory_bandwidth_bytes_per_second=1e12,
+    provenance="datasheet",
+    source="invented for a test",
+)
+UNFUSED = Kernels(fused_attention=False)
+
+
+def costs(
+    kind: LayerKind, kernels: Kernels, *, backward: bool, element: int = 2, shape: ModelSpec = SHAPE
+) -> KernelCosts:
+    return kernel_costs(
+        shape,
+        kind,
+        kernels,
+        microbatch_size=B,
+        sequence_length=S,
+        tp=TP,
+        bytes_per_element=element,
+        backward=backward,
+    )
+
+
+def test_default_kernels_cost_nothing_more() -> None:
+    for kind in (LayerKind.EMBEDDING, LayerKind.TRANSFORMER, LayerKind.HEAD):
+        for backward in (False, True):
+            assert costs(kind, DEFAULT_KERNELS, backward=backward) == KernelCosts()
+
+
+def test_scores_are_written_and_read() -> None:
+    forward = costs(LayerKind.TRANSFORMER, UNFUSED, backward=False)
+    # Scores and probabilities, each written and read, of two bytes.
+    assert forward.moved_bytes == SCORES * 4 * 2
+    assert forward.square_flops == 2 * 2 * TOKENS * S * H / TP
+    assert costs(LayerKind.TRANSFORMER, UNFUSED, backward=True).moved_bytes == SCORES * 7 * 2
+    assert costs(LayerKind.TRANSFORMER, UNFUSED, backward=True, element=4).moved_bytes == (
+        SCORES * 7 * 4
+    )
+    windowed = replace(
+        SHAPE,
+        layer_runs=tuple(
+            replace(
+                run,
+                layer=replace(run.layer, attention=replace(run.layer.attention, window=64)),
+            )
+            for run in SHAPE.layer_runs
+        ),
+    )
+    masked = costs(LayerKind.TRANSFORMER, UNFUSED, backward=False, shape=windowed)
+    assert masked == forward  # masked scores are computed too
+
+
+def test_dropout_of_scores_moves_a_mask_as_well() -> None:
+    dropped = replace(UNFUSED, attention_dropout=True)
+    for backward in (False, True):
+        plain = costs(LayerKind.TRANSFORMER, UNFUSED, backward=backward)
+        found = costs(LayerKind.TRANSFORMER, dropped, backward=backward)
+        assert found.moved_bytes - plain.moved_bytes == SCORES * 5
+        assert found.launches == plain.launches + 1
+    inside = Kernels(attention_dropout=True)
+    assert costs(LayerKind.TRANSFORMER, inside, backward=True) == KernelCosts()
+
+
+def test_dropout_of_the_residual_moves_masks() -> None:
+    found = costs(LayerKind.TRANSFORMER, Kernels(hidden_dropout=True), backward=False)
+    assert found.moved_bytes == 2 * TOKENS * H
+    embedding = costs(LayerKind.EMBEDDING, Kernels(hidden_dropout=True), backward=True)
+    assert embedding == KernelCosts(moved_bytes=TOKENS * H * 5, launches=1)
+
+
+@pytest.mark.parametrize(("element", "forward", "backward"), [(2, 40, 14), (4, 44, 24)])
+def test_a_loss_over_a_copy_moves_so_many_bytes_per_logit(
+    element: int, forward: int, backward: int
+) -> None:
+    """16 bit: written 2, copied 6, read by maximum and sum 8, rewritten by three passes 24."""
+    kernels = Kernels(fused_loss=False)
+    counted = 3 * element  # of the default, forward; twice that backward
+    logits = TOKENS * VOCAB / TP
+    for passed, default, expected in (
+        (False, counted, forward),
+        (True, 2 * counted, backward),
+    ):
+        more = costs(LayerKind.HEAD, kernels, backward=passed, element=element).moved_bytes
+        assert default + more / logits == expected
+
+
+def test_the_datasheet_prices_them() -> None:
+    def seconds(kernels: Kernels) -> float:
+        return datasheet.forward(
+            DEVICE,
+            SHAPE,
+            LayerKind.TRANSFORMER,
+            microbatch_size=B,
+            sequence_length=S,
+            tp=TP,
+            precision=Precision.FLOAT16,
+            kernels=kernels,
+        ).seconds
+
+    dropped = replace(UNFUSED, attention_dropout=True)
+    extra = seconds(dropped) - seconds(UNFUSED)
+    launch = datasheet.LAUNCH_SECONDS_FORWARD
+    rate = datasheet.ELEMENTWISE_EFFICIENCY_FORWARD * 1e12
+    assert extra == pytest.approx(SCORES * 5 / rate + launch)
+    square = 2 * 2 * TOKENS * S * H / TP
+    replaced = square / (1e14 * datasheet.MATRIX_EFFICIENCY) - square / 2 / (
+        1e14 * datasheet.ATTENTION_EFFICIENCY
+    )
+    assert seconds(UNFUSED) - seconds(DEFAULT_KERNELS) == pytest.approx(
+        SCORES * 8 / rate + 2 * launch + replaced
+    )

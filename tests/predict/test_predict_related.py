@@ -1,0 +1,263 @@
+"""Laws of other kinds: truth that is known comes back, intervals say how far it can be off."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+from predict_kinds import device, laws, operators, samples, seconds
+from predict_samples import gpt, layer_grid
+
+from hetplan.cluster.devices import DeviceKind
+from hetplan.job.spec import Optimizer, Precision
+from hetplan.model.operators import Operator, OperatorClass
+from hetplan.model.spec import LayerKind
+from hetplan.predict import datasheet
+from hetplan.predict.fit import FittedPredictor
+from hetplan.predict.laws import FittedLaws
+from hetplan.predict.layer_answer import LayerShape
+from hetplan.predict.layer_laws import fit_layer_laws
+from hetplan.predict.operator_values import OperatorLaw
+from hetplan.predict.predictor import Prediction
+from hetplan.predict.related import Related
+from hetplan.predict.related_kinds import asked_format, likeness, measured_format, rates, same_chip
+from hetplan.predict.related_laws import seconds as law_seconds
+from hetplan.predict.related_operators import SAME_CHIP_LOG_HALFWIDTH, published_spread
+
+KINDS = tuple(
+    device(name, tflops=tflops, gigabytes=gigabytes)
+    for name, tflops, gigabytes in (
+        ("one", 125, 900),
+        ("two", 312, 1555),
+        ("three", 989, 3350),
+        ("four", 71, 936),
+    )
+)
+NEW = device("new", tflops=400, gigabytes=2000)
+SHAPE = LayerShape(2, 2048, 1, Precision.BFLOAT16)
+
+
+@lru_cache(maxsize=16)
+def known(*kinds: DeviceKind, slower: tuple[float, ...] = ()) -> FittedLaws:
+    factors = slower or (1.0,) * len(kinds)
+    pairs = zip(kinds, factors, strict=True)
+    return laws([row for kind, by in pairs for row in samples(kind, slower=by)])
+
+
+def ask(
+    found: FittedLaws, kind: DeviceKind, *others: DeviceKind, shape: LayerShape = SHAPE
+) -> Prediction:
+    related = Related(found, (*KINDS, *others))
+    answer = related.layer(kind, gpt(4096), LayerKind.TRANSFORMER, shape, backward=False)
+    assert answer is not None
+    return answer
+
+
+def law_of(lent: tuple[OperatorLaw, ...], operator: str, phase: str = "forward") -> OperatorLaw:
+    return next(law for law in lent if (law.operator, law.phase) == (operator, phase))
+
+
+def test_kinds_that_reach_the_same_shares_tell_what_a_new_one_takes() -> None:
+    lent = Related(known(*KINDS), KINDS).operator_laws(NEW, Precision.BFLOAT16)
+    for op, phase in operators():
+        if op.m < 4096:
+            continue  # small ones are launches
+        mine = law_seconds(law_of(lent, op.operator.value, phase), op)
+        assert mine == pytest.approx(seconds(NEW, op, phase, "bfloat16"), rel=0.03), (op, phase)
+
+
+def test_an_answer_says_whose_laws_it_is_made_of() -> None:
+    answer = ask(known(*KINDS), NEW)
+    assert answer.source == "related"
+    assert "new bfloat16 not measured: mean of four, one, three, two" in answer.extrapolating[0]
+    assert {part.name for part in answer.parts} >= {"matrix_product", "fused_attention", "norm"}
+    assert sum(part.seconds for part in answer.parts) == pytest.approx(answer.seconds)
+
+
+def test_kinds_that_differ_more_give_a_wider_interval() -> None:
+    alike = ask(known(*KINDS), NEW).log_halfwidth
+    differing = ask(known(*KINDS, slower=(1.0, 2.0, 0.6, 1.6)), NEW).log_halfwidth
+    assert differing > alike + 0.1
+
+
+def test_fewer_than_three_chips_have_the_published_spread() -> None:
+    two = ask(known(*KINDS[:2]), NEW).log_halfwidth
+    four = ask(known(*KINDS), NEW).log_halfwidth
+    assert two > 1.645 * published_spread("norm")
+    # Two kinds that happen to agree are no evidence that a third will.
+    apart = ask(known(*KINDS[:2], slower=(1.0, 3.0)), NEW).log_halfwidth
+    assert apart == pytest.approx(two, rel=0.1)
+    assert four < two
+
+
+def test_another_makers_laws_are_no_better_than_a_datasheet() -> None:
+    foreign = replace(NEW, vendor="elsewhere")
+    assert ask(known(*KINDS), foreign).log_halfwidth > ask(known(*KINDS), NEW).log_halfwidth
+    lent = Related(known(*KINDS), KINDS).operator_laws(foreign, Precision.BFLOAT16)
+    product = law_of(lent, "matrix_product")
+    assert product.log_halfwidth >= datasheet.MATRIX_LOG_HALFWIDTH
+
+
+def test_the_same_chip_lends_its_laws_by_bandwidth() -> None:
+    board = device("three-larger", tflops=989, gigabytes=4800)
+    source = KINDS[2]
+    assert same_chip(source, board)
+    related = Related(known(*KINDS), (*KINDS, board))
+    lent = related.operator_laws(board, Precision.BFLOAT16)
+    own = {(law.operator, law.phase): law for law in known(source).operators}
+    for op, phase in operators():
+        if op.m < 4096:
+            continue
+        mine = law_seconds(law_of(lent, op.operator.value, phase), op)
+        assert mine == pytest.approx(seconds(board, op, phase, "bfloat16"), rel=0.03)
+    for law in lent:
+        here = own[law.operator, law.phase].log_halfwidth
+        assert law.log_halfwidth == pytest.approx(math.hypot(here, SAME_CHIP_LOG_HALFWIDTH))
+    carried, measured = law_of(lent, "matrix_product"), own["matrix_product", "forward"]
+    assert [each.seconds for each in carried.shapes] == pytest.approx(
+        [each.seconds for each in measured.shapes]
+    )
+    assert "three (same chip)" in ask(known(*KINDS), board, board).extrapolating[0]
+
+
+def test_a_board_of_less_power_is_less_sure() -> None:
+    module = replace(KINDS[2], max_power_watts=700.0)
+    kinds = (*KINDS[:2], module)
+
+    def halfwidth(watts: float) -> float:
+        board = device("three-slot", tflops=989, gigabytes=3350, watts=watts)
+        lent = Related(known(*KINDS), kinds).operator_laws(board, Precision.BFLOAT16)
+        return law_of(lent, "matrix_product").log_halfwidth
+
+    assert halfwidth(350.0) > halfwidth(650.0) > halfwidth(700.0)
+
+
+def test_float16_laws_answer_bfloat16_and_float32_does_not() -> None:
+    rows = [row for kind in KINDS for row in samples(kind, precision="float16")]
+    related = Related(laws(rows), KINDS)
+    in_bfloat16 = related.operator_laws(NEW, Precision.BFLOAT16)
+    assert in_bfloat16
+    assert {law.precision for law in in_bfloat16} == {"bfloat16"}
+    wide = replace(NEW, peak_flops_per_second=(("float32", 20e12),))
+    assert related.operator_laws(wide, Precision.FLOAT32) == ()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        replace(NEW, memory_bandwidth_bytes_per_second=0.0),
+        replace(NEW, peak_flops_per_second=(("int8", 1e15),)),
+    ],
+)
+def test_nothing_is_lent_to_a_kind_without_the_figures(kind: DeviceKind) -> None:
+    related = Related(known(*KINDS), KINDS)
+    assert related.operator_laws(kind, Precision.BFLOAT16) == ()
+    assert related.layer(kind, gpt(), LayerKind.TRANSFORMER, SHAPE, backward=True) is None
+
+
+def test_laws_of_kinds_that_nobody_knows_are_not_carried() -> None:
+    assert Related(known(*KINDS), ()).operator_laws(NEW, Precision.BFLOAT16) == ()
+    stranger = FittedPredictor(known(*KINDS)).forward(
+        NEW,
+        gpt(),
+        LayerKind.TRANSFORMER,
+        microbatch_size=1,
+        sequence_length=1024,
+        tp=1,
+        precision=Precision.BFLOAT16,
+    )
+    assert stranger.source == "datasheet"
+
+
+def test_kinds_of_one_generation_are_alike() -> None:
+    def of(kind: DeviceKind) -> float:
+        one, other = rates(NEW, "bfloat16"), rates(kind, "bfloat16")
+        assert one is not None
+        assert other is not None
+        return likeness(one, other)
+
+    assert of(KINDS[1]) > of(KINDS[2]) > of(KINDS[3])
+    assert of(replace(KINDS[1], vendor="elsewhere")) < of(KINDS[1])
+
+
+FAST32 = (("float32", 20e12), ("tf32", 156e12))
+
+
+def test_float32_means_what_it_meant_where_it_was_measured() -> None:
+    kind = device("wide", tflops=312, gigabytes=1555, others=FAST32)
+    assert measured_format(kind, "float32", [100e12, 130e12, 15e12]) == "tf32"
+    assert measured_format(kind, "float32", [19e12, 21e12]) == "float32"
+    assert measured_format(kind, "float32", []) == "float32"
+    assert measured_format(kind, "bfloat16", [300e12]) == "bfloat16"
+    geforce = device("card", tflops=71, gigabytes=936, others=(("float32", 35e12), ("tf32", 35e12)))
+    assert measured_format(geforce, "float32", [60e12]) == "float32"
+    of_tf32, of_float32 = rates(kind, "tf32"), rates(kind, "float32")
+    assert of_tf32 is not None
+    assert of_float32 is not None
+    other = replace(kind, kind="wide-2")
+    assert asked_format(other, "float32", [of_tf32]) == "tf32"
+    assert asked_format(other, "float32", [of_float32]) == "float32"
+    assert asked_format(other, "float32", []) == "float32"
+    assert asked_format(geforce, "float32", [of_tf32]) == "float32"
+
+
+def test_layers_of_the_same_chip_are_carried_by_the_datasheet_ratio() -> None:
+    source = device("two-small", tflops=312, gigabytes=1555)
+    board = device("two-large", tflops=312, gigabytes=2039)
+    found = FittedLaws(
+        hetplan_version="0",
+        layers=fit_layer_laws(layer_grid(device=source.kind)),
+        links=(),
+        populations=(),
+        notes=(),
+    )
+    predictor = FittedPredictor(found)
+    related = Related(found, (source, board))
+    for hidden in (1024, 8192):
+        model = gpt(hidden)
+        answer = related.layer(board, model, LayerKind.TRANSFORMER, SHAPE, backward=False)
+        assert answer is not None
+        assert answer.extrapolating[0].endswith("as two-small, the same chip")
+        own = predictor.forward(
+            source,
+            model,
+            LayerKind.TRANSFORMER,
+            microbatch_size=2,
+            sequence_length=2048,
+            tp=1,
+            precision=Precision.BFLOAT16,
+        )
+        # More bandwidth and the same rate: faster, by less than the bandwidth.
+        assert own.seconds * 1555 / 2039 < answer.seconds < own.seconds
+        assert answer.log_halfwidth >= SAME_CHIP_LOG_HALFWIDTH
+
+
+def test_updates_go_by_bandwidth_on_the_same_chip_alone() -> None:
+    source = device("two-small", tflops=312, gigabytes=1555)
+    board = device("two-large", tflops=312, gigabytes=2039)
+    rows = [
+        replace(row, phase="optimizer:adamw", median_seconds=1e-4 * row.hidden_size)
+        for row in layer_grid(device=source.kind, microbatches=(1,), sequences=(1024,), tps=(1,))
+    ]
+    found = FittedLaws(
+        hetplan_version="0", layers=fit_layer_laws(rows), links=(), populations=(), notes=()
+    )
+    related = Related(found, (source, board, NEW))
+
+    def update(kind: DeviceKind) -> Prediction | None:
+        return related.optimizer_update(kind, Optimizer.ADAMW, 1e8, Precision.BFLOAT16)
+
+    there = update(board)
+    assert there is not None
+    assert there.source == "related"
+    assert update(NEW) is None
+    own = FittedPredictor(found).optimizer_update(source, Optimizer.ADAMW, 1e8, Precision.BFLOAT16)
+    assert own.seconds * 1555 / 2039 <= there.seconds <= own.seconds
+
+
+def test_a_law_of_one_point_lends_nothing() -> None:
+    op = Operator(operator=OperatorClass.MATRIX_PRODUCT, what="one", m=2048, n=2048, k=2048)
+    rows = [row for row in samples(KINDS[0]) if (row.m, row.n) == (op.m, op.n)][:1]
+    assert Related(laws(rows), KINDS).operator_laws(NEW, Precision.BFLOAT16) == ()
