@@ -5,7 +5,7 @@ Speed in CPU seconds of this process, warm. Plans are those of 16 stages and 64 
 alike, so what is kept between them are the costs of layers, transfers, messages and stages of one
 size. The first plan pays for all that.
 
-Errors come from the folder of reference data where it is given; nothing of it is fitted here.
+Errors come from the folder of reference data where it is given.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetplan.benchmarks.cost_bounds import BoundRow, bound_rows
-from hetplan.benchmarks.cost_collectives import CollectiveRow, collective_rows
+from hetplan.benchmarks.cost_collectives import CollectiveRow, collective_law_rows, collective_rows
+from hetplan.benchmarks.cost_collectives_laws import LawRow
 from hetplan.benchmarks.cost_long_links import long_link_errors
 from hetplan.benchmarks.cost_memory import MemoryErrors, memory_accuracy
 from hetplan.benchmarks.cost_replay import AnomalyRow, ReplayTiming, anomalies, replay_timings
@@ -66,6 +67,8 @@ class CostBench:
     anomalies: tuple[AnomalyRow, ...]
     memory: tuple[MemoryErrors, ...]
     collectives: tuple[CollectiveRow, ...]
+    collective_laws: tuple[LawRow, ...]
+    """The laws of links without samples, parts of their data left out in turn."""
     long_links: tuple[LeftOutErrors, ...]
     missing: tuple[str, ...]
     """What could not be measured, and why."""
@@ -76,6 +79,7 @@ def cost_bench(reference: Path | None, *, cases: int = 1000) -> CostBench:
     missing: list[str] = []
     memory: tuple[MemoryErrors, ...] = ()
     collectives: tuple[CollectiveRow, ...] = ()
+    laws: tuple[LawRow, ...] = ()
     long_links: tuple[LeftOutErrors, ...] = ()
     if reference is None:
         missing.append("memory, collectives and long links: no folder of reference data was given")
@@ -86,6 +90,7 @@ def cost_bench(reference: Path | None, *, cases: int = 1000) -> CostBench:
             missing.append(f"memory: {error}")
         try:
             collectives = collective_rows(reference)
+            laws = collective_law_rows(reference)
         except InputError as error:
             missing.append(f"collectives: {error}")
         try:
@@ -100,6 +105,7 @@ def cost_bench(reference: Path | None, *, cases: int = 1000) -> CostBench:
         anomalies=anomalies(cases=cases),
         memory=memory,
         collectives=collectives,
+        collective_laws=laws,
         long_links=long_links,
         missing=tuple(missing),
     )

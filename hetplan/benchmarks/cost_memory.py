@@ -24,19 +24,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hetplan.benchmarks.accuracy.models import model_of
+from hetplan.benchmarks.accuracy.rows import run_row
 from hetplan.cost.memory.device import device_memory
 from hetplan.cost.memory.values import MEGATRON, Loss, MemoryLayout, TrainerMemory
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Optimizer, Precision
-from hetplan.model.layers import (
-    Experts,
-    LatentAttention,
-    LayerRun,
-    Mlp,
-    Norm,
-    TransformerLayer,
-)
-from hetplan.model.spec import Architecture, ModelSpec, plain_model
+from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import LayerRange, Recompute, RecomputeGranularity, Sharding
 
 GIBIBYTE = 2**30
@@ -145,7 +139,7 @@ def _rows(
         for number, row in enumerate(reader, start=2):
             try:
                 rows.append(make(row))
-            except (TypeError, ValueError, ZeroDivisionError, KeyError) as fault:
+            except (InputError, TypeError, ValueError, ZeroDivisionError, KeyError) as fault:
                 raise InputError(f"{path}, line {number}: {fault}") from fault
     if not rows:
         raise InputError(f"{path} has no rows")
@@ -193,7 +187,7 @@ def _judged(row: MemoryRow, rows: Sequence[MemoryRow]) -> MemoryRow:
 
 def _simumax_row(row: dict[str, str]) -> MemoryRow:
     experts = row["model"].startswith("deepseekv2")
-    model = _deepseek_v2(row) if experts else _llama(row)
+    model = _model(row)
     tp, pp, cp, ep, dp = (int(row[key]) for key in ("tp", "pp", "cp", "ep", "dp"))
     per_stage = model.num_layers // pp
     ends = [0, *(1 + per_stage * (stage + 1) for stage in range(pp - 1)), model.num_layers + 2]
@@ -237,53 +231,8 @@ def _job(row: dict[str, str], precision: Precision) -> Job:
     )
 
 
-def _llama(row: dict[str, str]) -> ModelSpec:
-    hidden, heads = int(row["hidden"]), int(row["heads"])
-    return plain_model(
-        name=row["model"],
-        architecture=Architecture.LLAMA,
-        num_layers=int(row["layers"]),
-        hidden_size=hidden,
-        ffn_hidden_size=int(row["ffn_hidden"]),
-        num_attention_heads=heads,
-        num_kv_heads=int(row["kv_heads"]),
-        head_dim=hidden // heads,
-        vocab_size=int(row["vocab"]),
-        max_sequence_length=int(row["seq"]),
-    )
-
-
-def _deepseek_v2(row: dict[str, str]) -> ModelSpec:
-    """The first of the layers dense; what the row does not say is from arXiv 2405.04434, 3.1.2."""
-    dense = TransformerLayer(
-        attention=LatentAttention(
-            num_heads=int(row["heads"]),
-            query_rank=1536,
-            kv_rank=512,
-            nope_head_dim=128,
-            rope_head_dim=64,
-            value_head_dim=128,
-        ),
-        mlp=Mlp(ffn_hidden_size=int(row["ffn_hidden"]), gated=True),
-        norm=Norm.RMS_NORM,
-    )
-    experts = Experts(
-        num_experts=int(row["num_experts"]),
-        experts_per_token=6,
-        expert_ffn_hidden_size=1536,
-        shared_ffn_hidden_size=2 * 1536,
-    )
-    return ModelSpec(
-        name=row["model"],
-        hidden_size=int(row["hidden"]),
-        vocab_size=int(row["vocab"]),
-        max_sequence_length=int(row["seq"]),
-        layer_runs=(
-            LayerRun(count=1, layer=dense),
-            LayerRun(count=int(row["layers"]) - 1, layer=replace(dense, mlp=experts)),
-        ),
-        final_norm=Norm.RMS_NORM,
-    )
+def _model(row: dict[str, str]) -> ModelSpec:
+    return model_of(run_row("runs", 0, row)).model
 
 
 # ---- Sailor, GH200 and RTX
@@ -324,17 +273,7 @@ def _sailor_row(row: dict[str, str]) -> MemoryRow:
 
 
 def _opt(row: dict[str, str]) -> ModelSpec:
-    hidden, heads = int(row["hidden"]), int(row["heads"])
-    tp = int(row["tp"])
-    return plain_model(
-        name="OPT-350M",
-        architecture=Architecture.GPT,
-        num_layers=int(row["layers"]),
-        hidden_size=hidden,
-        ffn_hidden_size=int(row["ffn_hidden"]),
-        num_attention_heads=heads,
-        num_kv_heads=heads,
-        head_dim=hidden // heads,
-        vocab_size=-(-int(row["vocab"]) // (128 * tp)) * 128 * tp,
-        max_sequence_length=int(row["seq"]),
-    )
+    """With the vocabulary that Megatron-LM pads to 128 tp."""
+    multiple = 128 * int(row["tp"])
+    padded = -(-int(row["vocab"]) // multiple) * multiple
+    return replace(_model(row), vocab_size=padded)

@@ -93,6 +93,19 @@ def _reference_tables(bench: CostBench) -> Iterator[Table]:
                 for each in bench.collectives
             ),
         )  # fmt: skip
+    if bench.collective_laws:
+        yield table_of(
+            "Laws of links without samples, one source or number of nodes left out in turn",
+            ("law", "left out"),
+            ("rows", "mean error", "median", "largest"),
+            (
+                (
+                    each.law, each.left_out, each.rows, f"{each.mean_error:.1%}",
+                    f"{each.median_error:.1%}", f"{each.worst_error:.0%}",
+                )
+                for each in bench.collective_laws
+            ),
+        )  # fmt: skip
     if bench.long_links:
         yield table_of(
             "Long links, every pair of cities left out in turn",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hetplan.plans.plan import Plan
     from hetplan.search.result import Inputs
 
-ESTIMATE_SCHEMA = "hetplan.estimate/2"
+ESTIMATE_SCHEMA = "hetplan.estimate/3"
 
 
 def estimate(

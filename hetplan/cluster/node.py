@@ -67,8 +67,8 @@ class Nics:
             )
         if self.rails is not None and self.rings is not RingNics.OWN:
             raise InputError(
-                f"rings is {self.rings.value} with {self.rails} rails; a ring stays on the rail of its "
-                "devices: leave one of the two out"
+                f"rings is {self.rings.value} with {self.rails} rails; a ring stays on the rail of "
+                "its devices: leave one of the two out"
             )
         wrong = [nic for nic in self.of_device if not 0 <= nic < self.per_node]
         if wrong:

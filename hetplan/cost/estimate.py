@@ -38,7 +38,7 @@ from hetplan.cost.priced.plan import PlanCosts
 from hetplan.cost.priced.pricer import Pricer, StepCost
 from hetplan.cost.priced.step import norm_parts, owned
 from hetplan.cost.priced.values import Part
-from hetplan.cost.terms import notes
+from hetplan.cost.terms import extrapolates, notes
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import LayerKind, ModelSpec
@@ -67,8 +67,9 @@ def estimate_with(pricer: Pricer, plan: Plan) -> Estimate:
     waiting = straggler_wait(plan, costs, step)
     seconds = step.step_seconds + waiting
     parts = break_down(plan, costs, step, waiting)
+    own = owned(plan, costs, step.work)
     stages = tuple(
-        _stage(step, parts, p, s)
+        _stage(step, parts, own[p][s], (p, s))
         for p, pipeline in enumerate(step.work)
         for s in range(len(pipeline.stages))
     )
@@ -111,19 +112,23 @@ def misfits(estimate: Estimate) -> tuple[str, ...]:
     )
 
 
-def _stage(step: StepCost, parts: BreakDown, p: int, s: int) -> StageEstimate:
+def _stage(step: StepCost, parts: BreakDown, own: float, place: tuple[int, int]) -> StageEstimate:
+    p, s = place
     pipeline = step.work[p]
     stage, end = pipeline.stages[s], step.composed.stages[p][s]
     unit, m = stage.unit, pipeline.pipeline.num_microbatches
     forward, backward = sum(stage.forward), sum(stage.backward) + sum(stage.weight)
+    passes = [
+        [part for start, stop in stage.ranges for part in unit.parts(start, stop, backward=back)]
+        for back in (False, True)
+    ]
     tensor = sum(
         part.seconds
-        for start, stop in stage.ranges
-        for back in (False, True)
-        for part in unit.parts(start, stop, backward=back)
+        for part in (*passes[0], *passes[1])
         if part.component in (Component.TENSOR_PARALLEL, Component.COPIED_HEADS)
         and not part.computes
     )
+    numbers = (*passes, *end_parts(stage, end, own))
     busy = m * (forward + backward)
     wait = step.pipeline_seconds - busy
     kinds = unit.pricer.model.layers
@@ -146,7 +151,16 @@ def _stage(step: StepCost, parts: BreakDown, p: int, s: int) -> StageEstimate:
         optimizer_seconds=end.leaves,
         memory=step.memory[p][s],
         components=parts.stages[p][s],
+        extrapolating=tuple(
+            name
+            for name, made_of in zip(_NUMBERS, numbers, strict=True)
+            if extrapolates(part.term for part in made_of)
+        ),
     )
+
+
+_NUMBERS = ("forward", "backward", "reduction", "optimizer")
+"""What `StageEstimate.extrapolating` can name: both passes, and the parts of a stage's end."""
 
 
 def _parts(plan: Plan, costs: PlanCosts, step: StepCost) -> Iterator[Part]:

@@ -125,6 +125,9 @@ class StageEstimate:
     pipeline: int = 0
     components: tuple[ComponentSeconds, ...] = ()
     """Every component of the stage's step; they add up to the step."""
+    extrapolating: tuple[str, ...] = ()
+    """Which of the times above rest on sizes outside of what was measured: `forward`, `backward`,
+    `reduction`, `optimizer`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ Different sources err independently of each other.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,11 +26,15 @@ from hetplan.predict.causes import SAMPLES_OF, is_link, link_cause
 from hetplan.predict.predictor import Prediction, SendLaw
 
 __all__ = [
+    "EXTRAPOLATING",
     "NORMAL_90",
     "Draws",
     "Source",
     "Term",
+    "extrapolates",
+    "is_extrapolation",
     "link_cause",
+    "normal_quantiles",
     "notes",
     "seconds_of",
     "sources_of",
@@ -70,9 +75,34 @@ def seconds_of(terms: Iterable[Term]) -> float:
     return sum((term.seconds for term in terms), 0.0)
 
 
+EXTRAPOLATING = "extrapolating: "
+_OUTSIDE = re.compile(r" [<>] .* measured$")
+
+
+@lru_cache(maxsize=1024)
+def is_extrapolation(note: str) -> bool:
+    """Whether a prediction's note says that a size was not measured, as in `hidden 16384 > 8192
+    measured`; others tell what it was taken from.
+    """
+    return _OUTSIDE.search(note) is not None
+
+
+def extrapolates(terms: Iterable[Term]) -> bool:
+    """Whether any of these times is of a size that was not measured."""
+    return any(
+        is_extrapolation(note)
+        for term in terms
+        if term.prediction.extrapolating and term.seconds
+        for note in term.prediction.extrapolating
+    )
+
+
 def notes(what: str, cause: str, prediction: Prediction | SendLaw) -> tuple[str, ...]:
     """What a reader must know before trusting this prediction; empty where nothing."""
-    found = [f"{cause}: {what}: {outside}" for outside in prediction.extrapolating]
+    found = [
+        f"{cause}: {what}: {EXTRAPOLATING if is_extrapolation(outside) else ''}{outside}"
+        for outside in prediction.extrapolating
+    ]
     if prediction.source == "datasheet":
         found.append(f"{cause}: {_unmeasured(what, cause)}")
     return tuple(found)

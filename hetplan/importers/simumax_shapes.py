@@ -11,6 +11,10 @@ SimuMax counts as operations (simu_tools/efficency_test of github.com/MooreThrea
 The layout of a product says its pass: TN forward, NN gradient of the input, NT gradient of the
 weights, of which out_dtype is the format; m, n, k are always those of the product itself. The
 stages of group_matmul all name M, N, K of the forward product.
+
+`repeats` counts the runs in a row that the same scripts make, warm-up included, because repeats
+times seconds is how long the device was busy, and so whether it had come down to the clock that it
+sustains: 25 + 75 of a product, 10 + 40 of a grouped one, 20 of attention (each waited for).
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ _STAGES = {
     "bwd_grad_act": OperatorPhase.INPUT_GRADIENT,
     "bwd_grad_w": OperatorPhase.WEIGHT_GRADIENT,
 }
+_REPEATS = {"matmul": 100, "group_matmul": 50, "sdp_fwd": 20, "sdp_bwd": 20}
 _BACKWARD_PRODUCTS = 5.0  # of causal attention, against the forward's two (the module's docstring)
 _FORWARD_PRODUCTS = 2.0
 # Attention reaches 1.2 because half of what is counted is not done; ten is no measurement, nor is
@@ -104,7 +109,7 @@ def efficiency_sample(
         median_seconds=seconds,
         p10_seconds=seconds,
         p90_seconds=seconds,
-        repeats=1,
+        repeats=_REPEATS[operation],
         outliers=0,
     )
 

@@ -57,8 +57,8 @@ def run_of_plan(path: Path, result: SearchResult) -> TrainingLog:
     valid = [run for run in mine if run.valid]
     if not valid:
         message = (
-            f"{len(mine)} runs of this plan, but their passes overran their pace: they measured the "
-            "load of the machine; run again when it is idle"
+            f"{len(mine)} runs of this plan, but their passes overran their pace: they measured "
+            "the load of the machine; run again when it is idle"
         )
         raise InputError(Fault(file=str(path), message=message))
     if len(mine) > 1:

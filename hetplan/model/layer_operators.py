@@ -30,14 +30,13 @@ def layer_operators(
     sequence_length: int,
     tp: int = 1,
     kernels: Kernels = DEFAULT_KERNELS,
-    sequence_parallel: bool = False,
 ) -> tuple[Operator, ...]:
     """Operators of one layer's forward pass, in order.
 
     `layer` is the transformer layer that is meant; None: the model's common one (an InputError
     where its layers differ), or the one inside its multi-token prediction.
     """
-    rows = _Rows(microbatch_size, sequence_length, tp, kernels, sequence_parallel)
+    rows = _Rows(microbatch_size, sequence_length, tp, kernels)
     if kind is LayerKind.EMBEDDING:
         return tuple(_embedding(model, rows))
     if kind is LayerKind.HEAD:
@@ -56,13 +55,11 @@ class _Rows:
 
     __slots__ = ("batch", "cut_tokens", "kernels", "length", "tokens", "tp")
 
-    def __init__(
-        self, batch: int, length: int, tp: int, kernels: Kernels, sequence_parallel: bool
-    ) -> None:
+    def __init__(self, batch: int, length: int, tp: int, kernels: Kernels) -> None:
         self.batch, self.length, self.tp, self.kernels = batch, length, tp, kernels
         self.tokens = batch * length
         # Tokens of norms and additions between the tensor-parallel regions.
-        self.cut_tokens = -(-self.tokens // tp) if sequence_parallel else self.tokens
+        self.cut_tokens = -(-self.tokens // tp) if kernels.sequence_parallel else self.tokens
 
 
 def _product(what: str, m: int, n: int, k: int) -> Operator:
@@ -193,7 +190,9 @@ def _experts(experts: Experts, h: int, rows: _Rows) -> Iterator[Operator]:
     tokens, copies = rows.tokens, rows.tokens * experts.experts_per_token
     inner = experts.expert_ffn_hidden_size // rows.tp
     read = 2 * inner if experts.gated else inner
-    met = min(experts.num_experts, copies)
+    # Balanced: as many copies come from the ranks that share the experts as go to them.
+    held = max(1, experts.num_experts // rows.kernels.expert_parallel)
+    met = min(held, copies)
     each = -(-copies // met)
     yield _product("router", tokens, experts.num_experts + experts.shared_gate, h)
     # Softmax and choice over the experts; the counts and indices are below one pass more.

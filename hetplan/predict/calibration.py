@@ -29,7 +29,7 @@ REGIMES = ("one node", "several nodes", "several islands", "several regions")
 
 # Runs that are better by pure chance in fewer than 15 % of cases are not called chance: 6 of 8 or
 # more, 4 of 4; the gate's median and mean come on top.
-_COIN = 0.15
+_COIN = 0.05
 _FEWEST_CELLS = 3
 _NOTHING = 1e-9
 

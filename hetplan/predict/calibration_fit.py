@@ -32,6 +32,7 @@ SCALE = 0.02
 # Two-sided 90 % interval of a normal variable: 1.645 standard deviations.
 _NORMAL_90 = 1.6448536269514722
 _STEPS = 60
+_CAP = 0.03
 _CLOSE = 1e-10
 
 Floats = NDArray[np.float64]
@@ -60,7 +61,7 @@ class _Problem:
     def loss(self, logs: Floats) -> float:
         """Negative logarithm of the posterior, less a constant."""
         errors, _ = self.at(logs)
-        own = 0.5 * float(np.sum((logs / self.spread) ** 2))
+        own = float(np.sum(np.log1p((logs / self.spread) ** 2)))
         return float(np.sum(np.log1p((errors / SCALE) ** 2))) + own
 
 
@@ -73,7 +74,8 @@ def fit_factors(runs: Sequence[RunError]) -> tuple[CauseFactor, ...]:
     logs = _mode(problem)
     errors, slopes = problem.at(logs)
     weights = 2.0 / (SCALE**2 + errors**2)
-    inverse = np.linalg.inv(slopes.T @ (weights[:, None] * slopes) + np.diag(problem.spread**-2.0))
+    prior = np.diag(2.0 / (problem.spread**2 + logs**2))
+    inverse = np.linalg.inv(slopes.T @ (weights[:, None] * slopes) + prior)
     return tuple(
         CauseFactor(
             cause=cause,
@@ -122,7 +124,7 @@ def _problem(runs: Sequence[RunError], keys: Sequence[_Key]) -> _Problem:
         parts=parts,
         fixed=np.maximum(predicted - parts.sum(axis=1), 0.0),
         measured=np.log([run.measured_seconds for run in runs]),
-        spread=np.array([float(np.median(each)) / _NORMAL_90 for each in widths]),
+        spread=np.array([min(float(np.median(each)) / _NORMAL_90, _CAP) for each in widths]),
     )
 
 
@@ -136,13 +138,13 @@ def _mode(problem: _Problem) -> Floats:
 
 def _descended(problem: _Problem, logs: Floats) -> Floats:
     """A mode near these, by steps that are halved until the loss falls."""
-    prior = np.diag(problem.spread**-2.0)
     loss = problem.loss(logs)
     for _ in range(_STEPS):
         errors, slopes = problem.at(logs)
         weighted = slopes.T * (2.0 / (SCALE**2 + errors**2))
+        prior = 2.0 / (problem.spread**2 + logs**2)
         step = np.linalg.solve(
-            weighted @ slopes + prior, weighted @ errors - logs / problem.spread**2
+            weighted @ slopes + np.diag(prior), weighted @ errors - prior * logs
         )
         for _halving in range(20):
             new = problem.loss(logs + step)

@@ -3,7 +3,8 @@
 Split conformal prediction (Papadopoulos 2008): of n errors |log(measured / predicted)| the one of
 rank ceil((n + 1) * 0.9) bounds the next one with 90 % probability if runs are exchangeable within a
 group, which needs n >= 9. Groups are a device kind (or a mix) and a regime; below 9 runs they are
-pooled, first with other regimes of the same devices, then with other devices, and say so.
+pooled, first with other regimes of the same devices, then with other devices, and say so; pools
+need twice as many.
 
 Where predictions know which of them are worse, errors over the prediction's own half-width are more
 alike than errors (normalised scores: Papadopoulos 2008, Romano and others 2019); whether they do is
@@ -25,12 +26,15 @@ from hetplan.predict.calibration_values import GroupInterval, SlowTail
 
 COVERAGE = 0.9
 FEWEST_RUNS = 9  # ceil((9 + 1) * 0.9) = 9: below, no rank has 90 %
+FEWEST_POOLED = 2 * FEWEST_RUNS
+"""Runs of a pool: they are of unlike groups, so one of them must not set the width alone."""
+_FEWEST_WITH_TAIL = 20  # below, a single slow run is more than one in twenty, and no tail yet
 
 # 95 % of 57 A100 runs without slow ones lie within 0.052 of their predictions: a tail starts beyond
 # all of them.
 _TAIL_LOG = 0.08
 _TAIL_DEVIATIONS = 3.0  # one run in 740 of a normal law lies above
-_MAD_TO_DEVIATION = 1.4826  # of a normal law: 1 / 0.6745
+_MAD_TO_DEVIATION = 1.4826  # of a normal law: one over its 75 % quantile, 0.6745
 _MOST_SLOW = 0.4  # where two runs in five are slow the others are no rule they break
 
 _Measure = Callable[["Score"], float]
@@ -66,8 +70,8 @@ def group_intervals(scores: Sequence[Score]) -> tuple[tuple[GroupInterval, ...],
     found = []
     for devices, regime in keys:
         held = members(scores, devices, regime)
-        if len(held) >= FEWEST_RUNS:
-            pooled = not devices or not regime
+        pooled = not devices or not regime
+        if len(held) >= (FEWEST_POOLED if pooled else FEWEST_RUNS):
             found.append(_interval(held, devices, regime, pooled))
     few = [
         f"{', '.join(devices)}, {regime}: {len(members(scores, devices, regime))} runs, fewer than "
@@ -142,8 +146,7 @@ def slow_tails(scores: Sequence[Score]) -> tuple[tuple[SlowTail, ...], tuple[Sco
             for place, score in enumerate(scores)
             if score.devices == devices and score.regime == regime
         ]
-        limit = _tail_limit([score.log_error for _, score in held])
-        beyond = [(place, score) for place, score in held if score.log_error > limit]
+        beyond = _beyond(held)
         if not beyond or len(beyond) > _MOST_SLOW * len(held):
             continue
         slow.update(place for place, _ in beyond)
@@ -161,10 +164,24 @@ def slow_tails(scores: Sequence[Score]) -> tuple[tuple[SlowTail, ...], tuple[Sco
     return tuple(tails), tuple(score for place, score in enumerate(scores) if place not in slow)
 
 
-def _tail_limit(errors: Sequence[float]) -> float:
-    """Errors above it are the tail's; infinite where too few runs tell."""
-    if len(errors) < FEWEST_RUNS:
-        return math.inf
-    middle = statistics.median(errors)
-    deviation = _MAD_TO_DEVIATION * statistics.median(abs(each - middle) for each in errors)
-    return middle + max(_TAIL_LOG, _TAIL_DEVIATIONS * deviation)
+def _beyond(held: Sequence[tuple[int, Score]]) -> list[tuple[int, Score]]:
+    """Runs far above the median, by the spread of the runs and by what each's predictions give."""
+    if len(held) < _FEWEST_WITH_TAIL:
+        return []
+    middle = statistics.median(score.log_error for _, score in held)
+    above = [score.log_error - middle for _, score in held]
+    limit = max(_TAIL_LOG, _TAIL_DEVIATIONS * _deviation(above))
+    relative, most = above, limit
+    if all(score.own > 0 for _, score in held):
+        relative = [each / score.own for each, (_, score) in zip(above, held, strict=True)]
+        most = _TAIL_DEVIATIONS * _deviation(relative)
+    return [
+        entry
+        for entry, plain, own in zip(held, above, relative, strict=True)
+        if plain > limit and own > most
+    ]
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Standard deviation around 0 of a normal law with this median distance."""
+    return _MAD_TO_DEVIATION * statistics.median(abs(each) for each in values)

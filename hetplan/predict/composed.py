@@ -46,7 +46,6 @@ def layer_prediction(
     *,
     shape: LayerShape,
     backward: bool = False,
-    sequence_parallel: bool = False,
     lent: Lender | None = None,
 ) -> Prediction | None:
     """Time of one layer's pass on one tensor-parallel rank, without communication.
@@ -68,7 +67,6 @@ def layer_prediction(
         sequence_length=shape.sequence_length,
         tp=shape.tp,
         kernels=shape.kernels,
-        sequence_parallel=sequence_parallel,
     ):
         found = here.launches(op, backward=backward, lent=others)
         if found is None:

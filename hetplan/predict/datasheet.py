@@ -26,12 +26,11 @@ from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.layers import Experts, LatentAttention
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind, ModelSpec
-from hetplan.predict.columns import layer_columns
 from hetplan.predict import links_prior
+from hetplan.predict.columns import layer_columns
 from hetplan.predict.kernel_costs import kernel_costs
 from hetplan.predict.link_shapes import lane_bytes, ring_shape
 from hetplan.predict.predictor import Prediction, SendLaw
-from hetplan.profiling.samples import LinkOperation
 
 SOURCE = "datasheet"
 
@@ -259,7 +258,7 @@ def optimizer_update(
 
 
 def send(link: Link, notes: tuple[str, ...] = (), *, nodes: int = 1) -> SendLaw:
-    """Point-to-point law of a link that nobody measured; device-direct ones as `links_prior` has it.
+    """Point-to-point law of a link that nobody measured; device-direct as `links_prior` has it.
 
     Host-staged, from the link's figures: its latency, and its goodput for the bytes.
 

@@ -40,7 +40,7 @@ from hetplan.predict.operator_index import DeviceOperators, index_operators
 from hetplan.predict.operator_laws import fit_operator_laws
 from hetplan.predict.populations import choose
 from hetplan.predict.predictor import Prediction, SendLaw
-from hetplan.predict.prior import MovedOperators, few_points
+from hetplan.predict.prior import MovedOperators, with_prior
 from hetplan.predict.related import Related
 from hetplan.profiling.samples import LinkOperation, Phase, ProfileSet
 from hetplan.version import __version__
@@ -136,14 +136,14 @@ class FittedPredictor:
         law = self._layers.get((device.kind, shape.precision.value, layer.value, phase.value))
         if law is None:
             return self._by_parts(device, model, layer, shape, backward=backward)
-        few = few_points(
+        return with_prior(
+            by_layer_law(law, model, layer, shape),
             law,
             model,
             layer,
             shape,
             lambda *asked: self._by_parts(device, *asked, backward=backward),
         )
-        return by_layer_law(law, model, layer, shape) if few is None else few
 
     def _by_parts(
         self,

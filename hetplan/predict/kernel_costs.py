@@ -14,6 +14,7 @@ another choice reads and writes besides:
                             in a fused kernel the mask is drawn again: nothing moves
     dropout of the residual a mask of one byte per element, each way, of both additions (the
                             addition itself is one kernel); of the embedding 2 e + 1 each way
+    sequence parallelism    norms and additions of b s / t tokens: less than nothing
     loss with a copy        b s V / t logits in float32. Forward: copied (e + 4); read by maximum
                             and sum (8), read and written by difference, exponential and quotient
                             (24): 36 + e. Backward: read and written once, converted (12 + e). The
@@ -96,8 +97,12 @@ def _layer(
         if kernels.attention_dropout:
             moved += scores * (2 * e + _MASK_BYTES)
             launches += 1
+    cut = 1.0 / tp if kernels.sequence_parallel else 1.0
     if kernels.hidden_dropout:
-        moved += 2.0 * tokens * hidden * _MASK_BYTES
+        moved += 2.0 * tokens * hidden * _MASK_BYTES * cut
+    # Norms and both additions, as `layer_work` counts them; backward passes have twice that.
+    whole = tokens * (2.0 * layer.num_norms + 4.0) * hidden * e * (2.0 if backward else 1.0)
+    moved -= (1.0 - cut) * whole
     return KernelCosts(moved_bytes=moved, launches=launches, square_flops=square)
 
 

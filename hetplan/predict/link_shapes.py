@@ -90,10 +90,17 @@ class ShapeLaw:
         self, operation: str, group_size: int, message_bytes: float, nodes: int = 1
     ) -> float:
         """Time of a collective of this many ranks in so many nodes."""
+        return self.latency_seconds(operation, group_size, nodes) + self.byte_seconds(
+            operation, group_size, message_bytes, nodes
+        )
+
+    def byte_seconds(
+        self, operation: str, group_size: int, message_bytes: float, nodes: int = 1
+    ) -> float:
+        """What of it the bytes take; proportional to them."""
         steps, share = ring_shape(operation, group_size)
         carried = steps * share * lane_bytes(operation, group_size, nodes, message_bytes)
-        per_byte = self.seconds_per_byte + self.seconds_per_byte_over_ranks / group_size
-        return self.latency_seconds(operation, group_size, nodes) + carried * per_byte
+        return carried * (self.seconds_per_byte + self.seconds_per_byte_over_ranks / group_size)
 
 
 def shape_columns(

@@ -82,18 +82,14 @@ def collective_law(
     if law.tables[0].backend == HOST_BACKEND:
         lane = lane_bytes(operation, group_size, nodes, message_bytes)
         return staged_collective(law.tables, operation, group_size, lane)
-    return direct_collective(
-        law, operation, group_size, message_bytes, nodes=nodes, groups=groups
-    )
+    return direct_collective(law, operation, group_size, message_bytes, nodes=nodes, groups=groups)
 
 
 def _key(sample: LinkSample) -> _Key:
     # A message between two does not depend on a group: all point-to-point rows go together.
     if sample.operation in _SENDS:
         return _Key(sample.operation, sample.backend, 2, 1, 1)
-    return _Key(
-        sample.operation, sample.backend, sample.group_size, sample.nodes, sample.groups
-    )
+    return _Key(sample.operation, sample.backend, sample.group_size, sample.nodes, sample.groups)
 
 
 def _link_law(link: str, groups: dict[_Key, list[LinkSample]]) -> LinkLaw:
@@ -124,9 +120,7 @@ def _shape(tables: Sequence[SizeTable]) -> LinkShape | None:
         for rest in [[other for other in tables if other.group_size != table.group_size]]
         for shape in [_bare(rest)]
         for size, seconds in _rows(table)
-        for found in [
-            carried(rest, shape, table.operation, table.group_size, size, table.nodes)
-        ]
+        for found in [carried(rest, shape, table.operation, table.group_size, size, table.nodes)]
     ]
     return LinkShape(
         operation=tables[0].operation,
@@ -202,7 +196,9 @@ def _check(samples: Sequence[LinkSample]) -> None:
         elif sample.group_size < 2:
             problem = f"group_size is {sample.group_size}; at least 2 ranks communicate"
         elif sample.nodes < 1 or sample.group_size % sample.nodes:
-            problem = f"nodes is {sample.nodes}; equal parts of {sample.group_size} ranks stand in each"
+            problem = (
+                f"nodes is {sample.nodes}; equal parts of {sample.group_size} ranks stand in each"
+            )
         elif sample.groups < 1:
             problem = f"groups is {sample.groups}; at least the one that was measured"
         else:
@@ -298,5 +294,3 @@ def _table(
         rows=rows,
         validation=validation_of("message" if own else "", len(own), own),
     )
-
-

@@ -1,12 +1,14 @@
 """What does a collective over a device-direct link cost, by samples of some of its shapes?
 
 A shape that was measured (operation, ranks, nodes) is read off its table. Another one is carried by
-a law in the form of the algorithm (`link_shapes`), of which only the ratio counts:
+a law in the form of the algorithm (`link_shapes`), of which only ratios count. With L, the law's
+latency or the time of the smallest message if that is less, and everything above it due to bytes,
 
-    T(n, S) = law(n, S) * exp(mean of log(T(n0, S0) / law(n0, S0)))
+    T(n, S) = L(n0) * latency(n) / latency(n0) + (T(n0, S0) - L(n0)) * bytes(n, S) / bytes(n0, S0)
 
-with S0 of as many bytes per ring; over the two measured group sizes around n, nearer ones
-counting more, or the nearest one where n lies outside of them. The law is the link's own where
+S0 of as many bytes per ring: so it rises with S as the table does. It is taken from the two
+measured group sizes around n (geometric mean, the nearer one counting more), or from the nearest
+one where n lies outside of them. The law is the link's own where
 several group sizes were measured, else that of links of its class at the rate that the largest
 measured message had. Everything that was not measured as asked says so.
 """
@@ -78,7 +80,7 @@ def carried(
     lane = lane_bytes(operation, group_size, nodes, message_bytes)
     if all(table.nodes == 1 for table in tables):
         # Samples that say nothing of nodes: every rank as if in a node of its own.
-        nodes, message_bytes = 1, lane
+        nodes = 1
     near = _around(tables, group_size, nodes)
     measured = near[0][0].operation
     notes: tuple[str, ...] = ()
@@ -95,12 +97,20 @@ def carried(
         latency = law.latency_seconds(table.operation, table.group_size, table.nodes)
         there = table_seconds(table, size, latency)
         if not exact or measured != operation:
-            # Both of the same law, so that only its shape counts.
-            asked = law.seconds(operation, group_size, message_bytes, nodes)
-            there *= asked / law.seconds(table.operation, table.group_size, size, table.nodes)
+            fixed = min(latency, table.seconds[0], there)
+            # Of one byte per ring: how much more its bytes cost does not depend on the size.
+            own, asked = (
+                law.byte_seconds(what, ranks, lanes(what, ranks, stops), stops)
+                for what, ranks, stops in (
+                    (table.operation, table.group_size, table.nodes),
+                    (operation, group_size, nodes),
+                )
+            )
+            more = law.latency_seconds(operation, group_size, nodes) / latency if latency else 1.0
+            there = fixed * more + (there - fixed) * (asked / own if own else 1.0)
         log_seconds += weight * math.log(there) if there > 0 else -math.inf
-        own, warnings = outside_sizes(table, table.operation, size)
-        halfwidth = max(halfwidth, own)
+        width, warnings = outside_sizes(table, table.operation, size)
+        halfwidth = max(halfwidth, width)
         found = found or warnings
     if not exact:
         halfwidth = _carried_halfwidth(shape, near, group_size, halfwidth)

@@ -33,7 +33,7 @@ def send_law(tables: Sequence[SizeTable], message_bytes: float) -> SendLaw | Non
     if message_bytes > 0:
         # Superlinear tables have steep segments; no part of the law may become negative.
         rate = min(rate, total / message_bytes)
-    latency = total - rate * message_bytes
+    latency = max(0.0, total - rate * message_bytes)
     halfwidth, warnings = outside_sizes(table, table.operation, message_bytes)
     if together is None:
         rendezvous, wire = 2.0 * latency, latency

@@ -71,15 +71,31 @@ Answer = Callable[[ModelSpec, LayerKind, LayerShape], Prediction]
 """One pass of a layer on one kind, by everything but laws of its own whole layers."""
 
 
-def few_points(
-    law: LayerLaw, model: ModelSpec, layer: LayerKind, shape: LayerShape, prior: Answer
-) -> Prediction | None:
-    """The prior, moved to the points of a law that stands on one or two of them.
+def with_prior(
+    own: Prediction,
+    law: LayerLaw,
+    model: ModelSpec,
+    layer: LayerKind,
+    shape: LayerShape,
+    prior: Answer,
+) -> Prediction:
+    """The law's own answer; where it stands on one or two points the prior, moved to them.
 
-    None where the law has enough, or where nothing else is known of its kind.
+    A law of more points is not second-guessed far from them either: what a trainer ran when its
+    layers were measured is in the law, and in the prior only by assumption.
     """
     if law.points >= FEWEST_POINTS:
-        return None
+        return own
+    found = _moved_prior(law, model, layer, shape, prior)
+    if found is None:
+        return own
+    return replace(found, extrapolating=(*found.extrapolating, *own.extrapolating))
+
+
+def _moved_prior(
+    law: LayerLaw, model: ModelSpec, layer: LayerKind, shape: LayerShape, prior: Answer
+) -> Prediction | None:
+    """The prior times what the law's points say; None where nothing else is known of its kind."""
     try:
         found = prior(model, layer, shape)
         ratios = [
@@ -92,13 +108,13 @@ def few_points(
     # One point of a range with two ends is one point.
     moved = shift(ratios[: law.points], found.log_halfwidth)
     factor = math.exp(moved.log_mean)
-    count = f"{law.points} point{'s' if law.points > 1 else ''}"
+    count = f"{law.points} point{'s' if law.points > 1 else ''} measured"
     return Prediction(
         seconds=found.seconds * factor,
         log_halfwidth=moved.log_halfwidth,
         source=found.source,
         extrapolating=(
-            f"{law.device} {law.layer} {law.phase}: {count} measured, which scale the rest",
+            f"{law.device} {law.layer} {law.phase}: {count}, which scale the rest",
             *found.extrapolating,
         ),
         parts=tuple(replace(part, seconds=part.seconds * factor) for part in found.parts),

@@ -3,13 +3,14 @@
 A law that is carried from one kind to another needs three figures of each: the rate of its matrix
 products, its memory bandwidth, and whether both are the same chip.
 
-    same chip   same vendor, and equal rates in every number format: A100 with 40 and 80 GB, H100,
-                H200 and GH200, V100 with 16 and 32 GB. What their datasheets call different is the
-                memory and the board.
-    likeness    exp(-2 |log balance_1 - log balance_2|) with balance = rate / bandwidth (flop per
-                byte), a quarter of it across vendors: kinds of one generation have like balances.
-                Leaving out each of eight NVIDIA kinds in turn, matrix products of 16 bit are off by
-                .21 (rms of log) with these weights, by .25 with equal ones
+    same chip   same vendor, the same number formats, and rates in all of them higher or lower by
+                one ratio: A100 with 40 and 80 GB, H100, H200 and GH200, V100 in a module and in a
+                slot, B200 and GB200. What differs is the memory, the board and the clock.
+    likeness    exp(-4 |log balance_1 - log balance_2|) with balance = rate / bandwidth (flop per
+                byte), a quarter of it across vendors: kinds of one generation have like balances,
+                and the more a kind can compute per byte the less of it products reach. Leaving out
+                each chip of eight published NVIDIA kinds, products of 16 bit are off by .19 (rms of
+                log) with these weights, by .25 with equal ones
 
 float32 is two things. torch multiplies float32 itself unless it is told otherwise
 (`torch.backends.cuda.matmul.allow_tf32`, off since torch 1.12), other frameworks and older releases
@@ -30,6 +31,11 @@ from hetplan.job.spec import Precision
 TF32 = "tf32"
 # A law's products may come out a little above the rate: clocks boost, coefficients have errors.
 _ABOVE_RATE = 1.15
+_ONE_RATIO = math.log(1.12)
+"""Most that ratios of two formats differ by: makers round (GB200 over B200: 1.11 and 1.00)."""
+_NEAR_RATES = math.log(1.35)
+"""Most that rates differ by: H100 in a slot has 1/1.31 of those in a module; below, parts of the
+chip are switched off and its balance is another."""
 _ACROSS_VENDORS = 0.25
 """Other makers' libraries choose other kernels: they count where there is nothing nearer."""
 
@@ -64,25 +70,34 @@ def rates(kind: DeviceKind, number_format: str) -> Rates | None:
 
 
 def same_chip(one: DeviceKind, other: DeviceKind) -> bool:
-    """Whether they differ by memory and board alone."""
-    return (
-        one.vendor == other.vendor
-        and bool(one.peak_flops_per_second)
-        and sorted(one.peak_flops_per_second) == sorted(other.peak_flops_per_second)
-    )
+    """Whether they differ by memory, board and clock alone."""
+    return chip_distance(one, other) is not None
+
+
+def chip_distance(one: DeviceKind, other: DeviceKind) -> float | None:
+    """|log| of the ratio of the rates of two kinds of one chip; None: two chips."""
+    rates_of, others = dict(one.peak_flops_per_second), dict(other.peak_flops_per_second)
+    if one.vendor != other.vendor or not rates_of or rates_of.keys() != others.keys():
+        return None
+    logs = [math.log(rates_of[name] / others[name]) for name in rates_of]
+    if max(logs) - min(logs) > _ONE_RATIO or max(map(abs, logs)) > _NEAR_RATES:
+        return None
+    return max(map(abs, logs))
 
 
 def likeness(one: Rates, other: Rates) -> float:
     """Weight of what was measured on one of them for the other, 0 to 1."""
     distance = abs(math.log(one.balance / other.balance))
-    near = math.exp(-2.0 * distance)
+    near = math.exp(-4.0 * distance)
     return near if one.kind.vendor == other.kind.vendor else _ACROSS_VENDORS * near
 
 
 def board_distance(one: DeviceKind, other: DeviceKind) -> float:
-    """How far boards of one chip are apart: |log| of their power limits and of their bandwidths."""
-    return _log_ratio(one.max_power_watts, other.max_power_watts) + _log_ratio(
-        one.memory_bandwidth_bytes_per_second, other.memory_bandwidth_bytes_per_second
+    """How far boards of one chip are apart: |log| of rates, power limits and bandwidths, summed."""
+    return (
+        (chip_distance(one, other) or 0.0)
+        + _log_ratio(one.max_power_watts, other.max_power_watts)
+        + _log_ratio(one.memory_bandwidth_bytes_per_second, other.memory_bandwidth_bytes_per_second)
     )
 
 

@@ -121,8 +121,7 @@ def _of_others(sources: Sequence[RatedLayer], target: Rates, asked: Asked) -> Pr
     total = sum(weight * each for weight, each in zip(weights, offsets, strict=True))
     there = paper(target, asked)
     halfwidth = OTHER_KINDS_LOG_HALFWIDTH
-    near = [each.rates.kind for each in sources if each.rates.kind.vendor == target.kind.vendor]
-    if different_chips(near) < FEWEST_CHIPS:
+    if near_chips(sources, target.kind) < FEWEST_CHIPS:
         # Too few of this maker's to say how its kinds differ: no better than a datasheet.
         halfwidth = max(halfwidth, there.log_halfwidth)
     kinds = ", ".join(dict.fromkeys(source.rates.kind.kind for source in sources))
@@ -135,6 +134,12 @@ def _of_others(sources: Sequence[RatedLayer], target: Rates, asked: Asked) -> Pr
             f"corrected as for {kinds}",
         ),
     )
+
+
+def near_chips(sources: Sequence[RatedLayer], kind: DeviceKind) -> int:
+    """Chips of the kind's maker among the sources."""
+    kinds = (source.rates.kind for source in sources)
+    return different_chips(each for each in kinds if each.vendor == kind.vendor)
 
 
 def offset(source: RatedLayer, kernels: Kernels) -> float:

@@ -33,7 +33,7 @@ from hetplan.predict.datasheet import (
     MATRIX_LOG_HALFWIDTH,
 )
 from hetplan.predict.operator_values import OperatorLaw
-from hetplan.predict.related_kinds import Rates, board_distance, same_chip
+from hetplan.predict.related_kinds import Rates, board_distance, chip_distance, same_chip
 from hetplan.predict.related_laws import Rated, carried, pooled, seconds
 
 # Whole float32 layers of A100-80 by the laws of A100-40 and the reverse (Sailor's profiles, 48
@@ -57,7 +57,7 @@ _PUBLISHED_CHIPS = 5
 # group and all passes, 16 bit and 32 bit: Sailor's operator tables of six NVIDIA kinds and
 # SimuMax's of A100 and B200, each chip left out in turn.
 _SPREADS = (
-    (frozenset({OperatorClass.MATRIX_PRODUCT, OperatorClass.GROUPED_PRODUCT}), 0.21),
+    (frozenset({OperatorClass.MATRIX_PRODUCT, OperatorClass.GROUPED_PRODUCT}), 0.19),
     (
         frozenset(
             {
@@ -66,12 +66,12 @@ _SPREADS = (
                 OperatorClass.FUSED_ATTENTION,
             }
         ),
-        0.20,
+        0.17,
     ),
-    (frozenset({OperatorClass.LOSS}), 0.11),
-    (frozenset({OperatorClass.EMBEDDING}), 0.23),
+    (frozenset({OperatorClass.LOSS}), 0.10),
+    (frozenset({OperatorClass.EMBEDDING}), 0.20),
 )
-_PASSES_SPREAD = 0.15
+_PASSES_SPREAD = 0.13
 
 
 def published_spread(operator: str) -> float:
@@ -95,6 +95,8 @@ class RelatedLaws:
     """Kinds of the same chip that laws were taken from."""
     others: tuple[str, ...]
     """Kinds of other chips that laws were averaged over."""
+    classes_of_others: frozenset[str]
+    """Classes whose laws are such averages."""
 
 
 def related_laws(
@@ -104,6 +106,7 @@ def related_laws(
     found: list[OperatorLaw] = []
     near: dict[str, None] = {}
     far: dict[str, None] = {}
+    averaged: set[str] = set()
     for operator in dict.fromkeys(source.law.operator for source in sources):
         of_class = [source for source in sources if source.law.operator == operator]
         chip = nearest_board(of_class, target.kind, precision)
@@ -113,9 +116,15 @@ def related_laws(
             continue
         for phase in dict.fromkeys(source.law.phase for source in of_class):
             same = [source for source in of_class if source.law.phase == phase]
+            averaged.add(operator)
             far |= dict.fromkeys(source.rates.kind.kind for source in same)
             found.append(_of_others(same, target, precision, spreads))
-    return RelatedLaws(laws=tuple(found), same_chip=tuple(near), others=tuple(far))
+    return RelatedLaws(
+        laws=tuple(found),
+        same_chip=tuple(near),
+        others=tuple(far),
+        classes_of_others=frozenset(averaged),
+    )
 
 
 def nearest_board(sources: Sequence[Rated], kind: DeviceKind, precision: str) -> list[Rated]:
@@ -140,7 +149,8 @@ def chip_halfwidth(source: DeviceKind, target: DeviceKind) -> float:
     power = 0.0
     if source.max_power_watts > 0 and target.max_power_watts > 0:
         power = abs(math.log(source.max_power_watts / target.max_power_watts))
-    return SAME_CHIP_LOG_HALFWIDTH + BOARD_LOG_PER_LOG_POWER * power
+    clock = chip_distance(source, target) or 0.0
+    return SAME_CHIP_LOG_HALFWIDTH + max(BOARD_LOG_PER_LOG_POWER * power, clock)
 
 
 def _of_chip(source: Rated, target: Rates, precision: str) -> OperatorLaw:

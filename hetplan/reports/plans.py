@@ -9,6 +9,7 @@ from rich.table import Table
 
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.cost.estimate_values import Estimate, StageEstimate
+from hetplan.cost.terms import EXTRAPOLATING
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan, Replica, Stage, expand
 from hetplan.search.result import Certificate, HomogeneousSum, SearchResult
@@ -33,14 +34,23 @@ def stage_table(model: ModelSpec, plan: Plan, estimate: Estimate) -> Table:
             escape(cost.island),
             f"{sum(each.num_devices for each in stage.replicas)} x {escape(cost.device)}",
             _layers(model, stage),
-            format_seconds(cost.forward_seconds),
-            format_seconds(cost.backward_seconds),
+            _time(cost, "forward", cost.forward_seconds),
+            _time(cost, "backward", cost.backward_seconds),
             format_seconds(cost.wait_seconds),
-            format_seconds(cost.reduction_seconds),
-            format_seconds(cost.optimizer_seconds),
+            _time(cost, "reduction", cost.reduction_seconds),
+            _time(cost, "optimizer", cost.optimizer_seconds),
             _memory(cost),
         )
     return table
+
+
+def _time(cost: StageEstimate, name: str, seconds: float) -> str:
+    """A time, marked where a size behind it was not measured."""
+    return format_seconds(seconds) + (EXTRAPOLATED if name in cost.extrapolating else "")
+
+
+EXTRAPOLATED = " *"
+"""Beside every number of a table that rests on sizes outside of what was measured."""
 
 
 def component_table(estimate: Estimate) -> Table:
@@ -182,15 +192,53 @@ def estimate_lines(estimate: Estimate) -> Iterator[str]:
         f"{estimate.tokens_per_second:,.0f} tokens/s, predicted from "
         f"{' and '.join(estimate.sources)} figures"
     )
+    if estimate.p5_seconds is not None and estimate.p95_seconds is not None:
+        yield (
+            f"90 % interval {format_seconds(estimate.p5_seconds)} to "
+            f"{format_seconds(estimate.p95_seconds)}; {estimate.interval_note}"
+        )
+    for stages, numbers in _extrapolating(estimate):
+        yield f"*{stages}: {numbers} extrapolating, see the notes"
     for note in grouped(estimate.warnings):
         yield f"note: {note}"
 
 
+def _extrapolating(estimate: Estimate) -> Iterator[tuple[str, str]]:
+    """(stages, which of their times rest on sizes that were not measured), alike ones together."""
+    several = len({stage.pipeline for stage in estimate.stages}) > 1
+    found: dict[tuple[str, ...], list[str]] = {}
+    counts: dict[int, int] = {}
+    for stage in estimate.stages:
+        place = counts.get(stage.pipeline, 0)
+        counts[stage.pipeline] = place + 1
+        if stage.extrapolating:
+            name = f"{stage.pipeline}.{place}" if several else str(place)
+            found.setdefault(stage.extrapolating, []).append(name)
+    for numbers, stages in found.items():
+        if len(stages) == len(estimate.stages):
+            where = "all stages" if len(stages) > 1 else "the stage"
+        elif len(stages) > _MOST_STAGES_NAMED:
+            where = f"{len(stages)} stages, {stages[0]} to {stages[-1]}"
+        else:
+            where = f"stage{'s' if len(stages) > 1 else ''} {', '.join(stages)}"
+        yield where, ", ".join(numbers)
+
+
+_MOST_STAGES_NAMED = 8
+
+
 def grouped(notes: Iterable[str]) -> Iterator[str]:
-    """Notes of the form `what: text`, those of one text in one line: `text: what; what`."""
+    """Notes of the form `what: text`, those of one text in one line: `text: what; what`.
+
+    Texts of extrapolations keep the word: `extrapolating: hidden 16384 > 8192 measured: what`.
+    """
     subjects: dict[str, list[str]] = {}
     for note in notes:
-        subject, _, text = note.rpartition(": ")
+        subject, mark, text = note.rpartition(f": {EXTRAPOLATING}")
+        if mark:
+            text = EXTRAPOLATING + text
+        else:
+            subject, _, text = note.rpartition(": ")
         subjects.setdefault(text, []).append(subject)
     for text, whose in subjects.items():
         if len(whose) > 1:

@@ -131,7 +131,7 @@ def test_faults_of_all_files_come_together_and_nothing_is_stored(folder: Path) -
 def test_standard_input_and_json() -> None:
     outcome = import_("nvidia-topo", "-", "--json", stdin=(EXAMPLES / "topo.txt").read_text())
     data = json.loads(outcome.stdout)
-    assert data["schema"] == "hetplan.import/2"
+    assert data["schema"] == "hetplan.import/3"
     assert len(data["topology"]["devices"]) == 8
     both = import_("perftest", "write_bw.txt", "write_lat.txt", "--json", "--out", "both.json")
     assert [len(each["paths"]) for each in json.loads(both.stdout)] == [3, 2]

@@ -97,7 +97,7 @@ def test_closed_forms_on_one_level(ranks: int, message: float) -> None:
 
 
 def test_trees_reach_the_bandwidth_term_and_keep_few_latencies() -> None:
-    """2 S beta for large messages, 2 log2(n) alpha and a meeting for small ones, the chain S beta."""
+    """2 S beta for large messages, 2 log2(n) alpha and a meeting for small ones; chain S beta."""
     own = group(((0, (8,)),))
     alpha, beta = 1e-5, 1 / 100e9
     large = 1e12
@@ -459,9 +459,7 @@ class Measured(LinearPredictor):
         groups: int = 1,
     ) -> Prediction:
         if link.samples is None:
-            return PREDICTOR.collective(
-                link, operation, group_size, message_bytes, nodes=nodes
-            )
+            return PREDICTOR.collective(link, operation, group_size, message_bytes, nodes=nodes)
         return Prediction(
             seconds=self.seconds + message_bytes * 1e-9, log_halfwidth=0.1, source="measured"
         )

@@ -1,4 +1,4 @@
-"""Published collectives against the laws that know only figures; nothing is fitted."""
+"""Published collectives against the laws that know only figures, and against a ring of figures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetplan.benchmarks.cost_collectives import collective_rows
+from hetplan.benchmarks.cost_collectives import collective_law_rows, collective_rows
 from hetplan.errors import InputError
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
@@ -20,31 +20,45 @@ def test_a_folder_without_the_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(not (REFERENCE / "unit").is_dir(), reason="published measurements are not here")
 def test_published_collectives() -> None:
     rows = {(row.source, row.group, row.algorithm): row for row in collective_rows(REFERENCE)}
-    # A group with one or two ranks per node gets as many lanes as sends had.
-    for ranks in (1, 2):
-        row = rows["Galvatron, 2x8", f"{ranks} in each of two nodes", "ring"]
-        assert row.rows == 1
-        assert row.mean_error < 0.01
-    # With four and eight the NICs were shared; the data do not say by whom.
-    assert rows["Galvatron, 2x8", "8 in each of two nodes", "ring"].median_ratio < 0.8
-    one_node = [row for (source, _, _), row in rows.items() if source == "vTrain, A100"]
-    assert len(one_node) == 3 * 7
-    assert all(row.rows == 11 for row in one_node)
-    # NVLink reaches 0.65 to 0.78 of its figure, and short messages have more latency than 10 us a
-    # step accounts for.
-    assert all(0.5 < row.median_ratio < 1.1 for row in one_node)
-    many = [row for (source, _, form), row in rows.items() if source == "SimAI, ratios"]
-    assert sum(row.rows for row in many) == 3 * 7 * 11
-    # 20 us in every step of the ring is too much from 8 nodes on: rings keep several steps under
-    # way.
-    steps = [row.median_ratio for row in many if row.algorithm == "ring"]
-    assert steps[0] < 1.2
-    assert max(steps) < 4
-    # A ring laid node by node waits for the network in 2 (nodes - 1) steps only.
-    for nodes, most in ((4, 0.1), (8, 0.15), (16, 0.25)):
-        assert rows["SimAI, ratios", f"{nodes} nodes of 8", "library"].mean_error < most
+    # Two nodes of 8, whose times the laws have not seen: one, two, four and all devices of a node.
+    # Measured: 4.6, 4.9, 11.8 and 2.1 %.
+    for ranks, most in ((1, 0.06), (2, 0.06), (4, 0.13), (8, 0.04)):
+        for form in ("ring", "library"):
+            row = rows["Galvatron, 2x8", f"{ranks} in each of two nodes", form]
+            assert row.rows == 1
+            assert row.mean_error < most
+    for ranks in range(2, 9):
+        key = "vTrain, A100", f"{ranks} in one node"
+        before, ring, library = (rows[*key, form] for form in ("figures", "ring", "library"))
+        assert ring.rows == 11
+        # Inside a node a device-direct library lays rings, which is what was measured.
+        assert ring.mean_error == library.mean_error < 0.13
+        assert ring.mean_error < before.mean_error / 2
+        assert 0.95 < ring.median_ratio < 1.05
+    for nodes in (2, 4, 8, 16, 32, 64, 128):
+        key = "SimAI, ratios", f"{nodes} nodes of 8"
+        before, ring, library = (rows[*key, form] for form in ("figures", "ring", "library"))
+        assert ring.rows == 11
+        assert ring.mean_error < 0.14
+        assert ring.mean_error < before.mean_error / 5
+        # The rows are of rings; with many nodes a library takes trees for short messages.
+        assert library.median_ratio <= ring.median_ratio
     for source, group, form in rows:
-        ratios = [
+        chosen = [
             rows[source, group, each].median_ratio for each in ("ring", "library", "cheapest")
         ]
-        assert ratios == sorted(ratios, reverse=True), (source, group, form)
+        assert chosen == sorted(chosen, reverse=True), (source, group, form)
+
+
+@pytest.mark.skipif(not (REFERENCE / "unit").is_dir(), reason="published measurements are not here")
+def test_laws_with_parts_of_their_data_left_out() -> None:
+    found = collective_law_rows(REFERENCE)
+    assert {row.law for row in found} == {
+        "all_reduce inside a node",
+        "all_reduce between nodes",
+        "all_to_all inside a node",
+        "send_recv inside a node",
+    }
+    between = [row for row in found if row.law == "all_reduce between nodes"]
+    assert len(between) == 7 + 1
+    assert sum(row.rows for row in between[:-1]) == between[-1].rows == 77

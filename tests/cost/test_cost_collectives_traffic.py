@@ -15,7 +15,6 @@ from collectives_counted import (
     units,
 )
 from collectives_groups import (
-from cost_fakes import Figures
     Group,
     Populations,
     equal_halves,
@@ -24,6 +23,7 @@ from cost_fakes import Figures
     populations,
     traffic,
 )
+from cost_fakes import Figures
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,5 +1,6 @@
 """One small value of every kind that is written to disk, written out by hand."""
 
+from golden_calibration import CALIBRATION
 from golden_compare import COMPARISON
 from golden_machine import DEVICE_KINDS, MACHINE_REPORT
 
@@ -16,6 +17,7 @@ from hetplan.cluster.spec import (
     Transport,
 )
 from hetplan.cost.estimate_values import (
+    CauseSeconds,
     Component,
     ComponentSeconds,
     Estimate,
@@ -294,6 +296,7 @@ ESTIMATE = Estimate(
                     component=Component.DATA_PARALLEL, seconds=0.125, hidden_seconds=0.5
                 ),
             ),
+            extrapolating=("forward", "backward"),
         ),
     ),
     peak_memory_bytes=6.03e10,
@@ -302,6 +305,14 @@ ESTIMATE = Estimate(
     components=(
         ComponentSeconds(component=Component.STRAGGLERS, seconds=0.0, note="all devices are alike"),
         ComponentSeconds(component=Component.BUBBLE, seconds=2.75),
+    ),
+    p5_seconds=11.25,
+    p95_seconds=14.0,
+    own_log_halfwidth=0.125,
+    interval_note="interval by 9 measured runs",
+    causes=(
+        CauseSeconds(cause="amd-kind", part="matrix_product", seconds=9.5, log_halfwidth=0.0625),
+        CauseSeconds(cause="link rack", part="", seconds=2.8456789012345, log_halfwidth=0.25),
     ),
 )
 
@@ -505,6 +516,7 @@ LAWS = FittedLaws(
     ),
     populations=("24 rows: cpu",),
     notes=(),
+    calibration=CALIBRATION,
 )
 RUN = RunLog(
     schema="hetplan.run/1",
@@ -636,7 +648,7 @@ GOLDEN: tuple[tuple[str, object], ...] = (
     ("hetplan.cluster-value/3", CLUSTER),
     ("hetplan.job-value/3", JOB),
     ("hetplan.plan-value/2", PLAN),
-    ("hetplan.estimate/2", ESTIMATE),
+    ("hetplan.estimate/3", ESTIMATE),
     ("hetplan.plan/4", RESULT),
     ("hetplan.provenance/2", PROVENANCE),
     ("hetplan.pace/1", PACE),

@@ -45,6 +45,7 @@ def test_the_layout_says_the_pass_and_the_sizes_are_those_of_the_product(
     assert (found.operator, found.phase, found.batch) == ("matrix_product", phase, 1)
     assert (found.m, found.n, found.k) == (4096, 1024, 512)
     assert found.median_seconds == pytest.approx(2 * 4096 * 1024 * 512 / (0.5 * PEAK))
+    assert found.repeats == 100
 
 
 def test_a_weight_gradient_keeps_its_output_format() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -161,8 +163,7 @@ def test_slices_sum_to_the_whole(layer: TransformerLayer, tp: int, kernels: Kern
             microbatch_size=2,
             sequence_length=64,
             tp=degree,
-            kernels=kernels,
-            sequence_parallel=True,
+            kernels=replace(kernels, sequence_parallel=True),
         )
         return {op.what: op for op in ops}
 
@@ -184,6 +185,25 @@ def test_slices_sum_to_the_whole(layer: TransformerLayer, tp: int, kernels: Kern
         else:
             one, all_ = operator_bytes(of_one, FORWARD, 2), operator_bytes(op, FORWARD, 2)
         assert one * (1 if what in repeated else tp) == pytest.approx(all_), what
+
+
+def test_ranks_that_share_experts_have_fewer_with_more_tokens_each() -> None:
+    layer = TransformerLayer(attention=ATTENTIONS[0], mlp=MLPS[2], norm=Norm.RMS_NORM)
+
+    def grouped(ranks: int) -> list[Operator]:
+        ops = layer_operators(
+            model_of(layer, 128),
+            LayerKind.TRANSFORMER,
+            layer,
+            microbatch_size=2,
+            sequence_length=64,
+            kernels=Kernels(expert_parallel=ranks),
+        )
+        return [op for op in ops if op.operator is OperatorClass.GROUPED_PRODUCT]
+
+    for alone, shared in zip(grouped(1), grouped(4), strict=True):
+        assert (shared.batch, shared.m) == (alone.batch // 4, alone.m * 4)
+        assert operator_flops(shared, FORWARD) == operator_flops(alone, FORWARD)
 
 
 def test_kernels_choose_the_operators() -> None:

@@ -152,6 +152,8 @@ def link_sample(
     ranks: int = 2,
     link: str = "rail",
     backend: str = "nccl",
+    nodes: int = 1,
+    groups: int = 1,
 ) -> LinkSample:
     return LinkSample(
         link=link,
@@ -164,6 +166,8 @@ def link_sample(
         p90_seconds=seconds,
         repeats=10,
         outliers=0,
+        nodes=nodes,
+        groups=groups,
     )
 
 

@@ -102,6 +102,17 @@ def test_dropout_of_the_residual_moves_masks() -> None:
     assert embedding == KernelCosts(moved_bytes=TOKENS * H * 5, launches=1)
 
 
+def test_sequence_parallelism_cuts_norms_and_additions() -> None:
+    """Two norms read and write, two additions likewise: 8 h per token, all of it cut in halves."""
+    cut = Kernels(sequence_parallel=True)
+    for backward, times in ((False, 1), (True, 2)):
+        found = costs(LayerKind.TRANSFORMER, cut, backward=backward)
+        assert found == KernelCosts(moved_bytes=-times * 8 * TOKENS * H * 2 / 2)
+    masks = costs(LayerKind.TRANSFORMER, replace(cut, hidden_dropout=True), backward=False)
+    plain = costs(LayerKind.TRANSFORMER, cut, backward=False)
+    assert masks.moved_bytes - plain.moved_bytes == TOKENS * H
+
+
 @pytest.mark.parametrize(("element", "forward", "backward"), [(2, 40, 14), (4, 44, 24)])
 def test_a_loss_over_a_copy_moves_so_many_bytes_per_logit(
     element: int, forward: int, backward: int

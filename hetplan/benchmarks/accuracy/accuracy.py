@@ -145,10 +145,10 @@ def accuracy(fit: Path | None, judge: Path | None) -> AccuracyBench:
     unit = _unit(base, fit, judge)
     folders = tuple(dict.fromkeys(folder for folder in (judge, fit) if folder is not None))
     done, left = predict_rows(runs.rows, folders, base.predictor)
-    own = _same(fit, judge)
-    known = (
-        done if own or fit is None else predict_rows(read_runs(fit).rows, (fit,), base.predictor)[0]
-    )
+    known = done
+    if not _same(fit, judge):
+        # Of another folder none of its own runs says how wide its intervals are.
+        known = () if fit is None else predict_rows(read_runs(fit).rows, (fit,), base.predictor)[0]
     intervals = run_intervals(done, known)
     return AccuracyBench(
         data_sets=_data_sets(done, intervals, left, base),

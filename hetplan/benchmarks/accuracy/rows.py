@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -167,23 +168,24 @@ def read_runs(folder: Path) -> RunFiles:
         try:
             with path.open(newline="", encoding="utf-8-sig") as file:
                 table = csv.DictReader(file)
+                names = table.fieldnames or ()
                 found = [(table.line_num, row) for row in table]
         except (OSError, UnicodeDecodeError, csv.Error) as fault:
             faults.append(Fault(file=path.name, message=f"cannot be read: {fault}"))
             continue
-        names = table.fieldnames or ()
         if "step_time_s" not in names:
             message = "has no column step_time_s; it is no table of runs"
             faults.append(Fault(file=path.name, message=message))
             continue
         for line, cells in found:
-            row = _row(path.name, line, cells)
+            row = run_row(path.name, line, cells)
             rows.append(row)
             faults += [Fault(file=path.name, line=line, message=each) for each in row.faults]
     return RunFiles(rows=tuple(rows), faults=tuple(faults))
 
 
-def _row(file: str, line: int, cells: dict[str, str]) -> RunRow:
+def run_row(file: str, line: int, cells: Mapping[str, str]) -> RunRow:
+    """One line of a table, by the names of its columns."""
     faults: list[str] = []
 
     def text(name: str) -> str:

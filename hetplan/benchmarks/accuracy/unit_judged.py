@@ -73,7 +73,12 @@ def judged_link(sample: LinkSample, predictor: FittedPredictor) -> Judged | None
         )
     else:
         found = predictor.collective(
-            link, sample.operation, sample.group_size, sample.message_bytes
+            link,
+            sample.operation,
+            sample.group_size,
+            sample.message_bytes,
+            nodes=sample.nodes,
+            groups=sample.groups,
         )
     if found.source == datasheet.SOURCE:
         return None

@@ -149,17 +149,7 @@ def _shape(row: LayerRow, *, is_forward: bool) -> _Shape:
     tokens = row.microbatch_size * SEQUENCE
     whole = OperatorPhase.FORWARD if is_forward else OperatorPhase.BACKWARD
     if name in _PRODUCTS:
-        inputs, outputs = {
-            "enc-attention-qkv": (hidden, 3 * hidden // tp),
-            "enc-attention-dense": (hidden // tp, hidden),
-            "enc-MLP-GEMM-1": (hidden, 4 * hidden // tp),
-            "enc-MLP-GEMM-2": (4 * hidden // tp, hidden),
-        }[name]
-        product = OperatorClass.MATRIX_PRODUCT
-        if is_forward:
-            return _Shape(operator=product, phase=whole, m=tokens, n=outputs, k=inputs)
-        gradient = OperatorPhase.INPUT_GRADIENT
-        return _Shape(operator=product, phase=gradient, m=tokens, n=inputs, k=outputs)
+        return _product(name, tokens, hidden, tp, is_forward=is_forward)
     batch, width = row.microbatch_size * heads // tp, hidden // heads
     if name == "enc-attention-score":
         score = OperatorClass.ATTENTION_SCORE
@@ -191,6 +181,22 @@ def _shape(row: LayerRow, *, is_forward: bool) -> _Shape:
         raise _wrong(row, "op", f"found operator {name[:60]!a}; known are those of this table")
     operator, m, n, k = others[name]
     return _Shape(operator=operator, phase=whole, m=m, n=n, k=k)
+
+
+def _product(name: str, tokens: int, hidden: int, tp: int, *, is_forward: bool) -> _Shape:
+    """A product with weights, or the gradient of its input."""
+    inputs, outputs = {
+        "enc-attention-qkv": (hidden, 3 * hidden // tp),
+        "enc-attention-dense": (hidden // tp, hidden),
+        "enc-MLP-GEMM-1": (hidden, 4 * hidden // tp),
+        "enc-MLP-GEMM-2": (4 * hidden // tp, hidden),
+    }[name]
+    product = OperatorClass.MATRIX_PRODUCT
+    if is_forward:
+        forward = OperatorPhase.FORWARD
+        return _Shape(operator=product, phase=forward, m=tokens, n=outputs, k=inputs)
+    gradient = OperatorPhase.INPUT_GRADIENT
+    return _Shape(operator=product, phase=gradient, m=tokens, n=inputs, k=outputs)
 
 
 def _dimensions(row: LayerRow) -> tuple[int, int, int]:

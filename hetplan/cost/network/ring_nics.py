@@ -63,9 +63,7 @@ def _share_in(island: Island, owner: Ints, devices: Ints) -> float:
     # Devices of one group in one node follow each other.
     order = np.lexsort((local, node, owner))
     owner, node, local = owner[order], node[order], local[order]
-    begins = np.flatnonzero(
-        np.append(True, (owner[1:] != owner[:-1]) | (node[1:] != node[:-1]))
-    )
+    begins = np.flatnonzero(np.append(True, (owner[1:] != owner[:-1]) | (node[1:] != node[:-1])))
     lanes = np.diff(np.append(begins, owner.size))
     part = np.repeat(np.arange(begins.size), lanes)
     own = np.array([nics.of(number, each)[0] for number in range(each)], dtype=np.int64)
@@ -74,9 +72,6 @@ def _share_in(island: Island, owner: Ints, devices: Ints) -> float:
     else:
         moved, to = (lanes > 1) & (lanes < each), own[local[begins]]
     card = node * nics.per_node + np.where(moved[part], to[part], own[local])
-    _, place, counts = np.unique(card, return_inverse=True, return_counts=True)
-    fullest = counts[place][moved[part]]
-    if not fullest.size:
-        return 1.0
-    demand = float(fullest.max()) * island.inter_node.bandwidth_bytes_per_second
+    _, counts = np.unique(card, return_counts=True)
+    demand = float(counts.max()) * island.inter_node.bandwidth_bytes_per_second
     return min(1.0, nics.bandwidth_bytes_per_second / demand)

@@ -240,6 +240,7 @@ def tied_embedding_terms(
                 LinkOperation.ALL_REDUCE.value,
                 2,
                 float(matrix * gradient_bytes_per_parameter(job)),
+                nodes=2,
             ),
         ),
     )

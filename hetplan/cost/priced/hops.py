@@ -173,11 +173,16 @@ def hop_over(
     alone, collisions = link, link_collisions(link, senders)
     kept = 1.0 if collisions is None else collisions.mean
     link = link.among(senders)
-    law = predictor.send(link, forward_bytes)
+    # Between two islands of which nothing is said here: between nodes.
+    inside = ends is not None and ends[0] is ends[1] and alone == ends[0].intra_node
+    nodes = 1 if inside else 2
+    law = predictor.send(link, forward_bytes, nodes=nodes)
     copies = 0.0
     if ends is not None:
         copies = host_copies_seconds(link, *ends, max(forward_bytes, backward_bytes), senders)
-    back = law if backward_bytes == forward_bytes else predictor.send(link, backward_bytes)
+    back = law if backward_bytes == forward_bytes else predictor.send(
+        link, backward_bytes, nodes=nodes
+    )
     return Hop(
         link=link_cause(link),
         path=link,

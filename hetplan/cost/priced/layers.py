@@ -34,23 +34,16 @@ from dataclasses import dataclass, field, replace
 
 from hetplan.cluster.spec import Island, Link
 from hetplan.cost.components.layers import (
-    accumulation_bytes,
-    copied_heads,
     expert_load,
-    matrix_parameters,
 )
 from hetplan.cost.components.overlap import exposed_ring, slowdowns
-from hetplan.cost.components.sequences import length_factors
-from hetplan.cost.components.step import clock_factor
-from hetplan.cost.components.stragglers import straggler_factors
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.priced.groups import Group, Groups, KnownCollectives
+from hetplan.cost.priced.layer_compute import LayerCompute
 from hetplan.cost.priced.layer_shares import (
-    LayerShares,
     attention_widths,
     kv_width,
     products_by_columns,
-    view_of,
 )
 from hetplan.cost.priced.values import (
     LayerCost,
@@ -61,29 +54,16 @@ from hetplan.cost.priced.values import (
     repeated,
     seconds_of_parts,
 )
-from hetplan.cost.terms import Term
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import Attention, Experts, TransformerLayer
-from hetplan.model.operators import OperatorClass
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.plan import RecomputeGranularity, RecomputeModule
 from hetplan.plans.targets import target
-from hetplan.predict.datasheet import ELEMENTWISE_EFFICIENCY_BACKWARD, ELEMENTWISE_LOG_HALFWIDTH
-from hetplan.predict.predictor import Prediction, Predictor
+from hetplan.predict.predictor import Predictor
 from hetplan.profiling.samples import LinkOperation
 
 _FLOAT32_BYTES = 4
-_CORE = frozenset(
-    {
-        OperatorClass.ATTENTION_SCORE.value,
-        OperatorClass.SOFTMAX.value,
-        OperatorClass.ATTENTION_DROPOUT.value,
-        OperatorClass.ATTENTION_CONTEXT.value,
-        OperatorClass.FUSED_ATTENTION.value,
-    }
-)
-"""Parts of a prediction that selective recomputation repeats (arXiv 2205.05198, section 5)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,14 +90,25 @@ class LayerPricer:
         """Activations of one microbatch between two layers, on one context-parallel rank."""
         return self.tokens * self.model.hidden_size * self.job.precision.bytes_per_element
 
+    @property
+    def _compute(self) -> LayerCompute:
+        return LayerCompute(
+            model=self.model,
+            real_vocab_size=self.real_vocab_size,
+            island=self.island,
+            job=self.job,
+            shape=self.shape,
+            predictor=self.predictor,
+        )
+
     def transformer(self, layer: TransformerLayer) -> LayerCost:
         """One transformer layer."""
-        forward = self._compute(LayerKind.TRANSFORMER, layer, backward=False)
-        backward = self._compute(LayerKind.TRANSFORMER, layer, backward=True)
+        forward = self._compute.parts(LayerKind.TRANSFORMER, layer, backward=False)
+        backward = self._compute.parts(LayerKind.TRANSFORMER, layer, backward=True)
         sums = tuple(self._layer_sums(layer))
         exchange = tuple(self._exchange(layer))
         copies = tuple(self._copied_heads(layer))
-        core = self._core(layer, forward)
+        core = self._compute.core(layer, forward)
         products = 1.0 - core
         all_forward = (
             *forward,
@@ -141,8 +132,8 @@ class LayerPricer:
 
     def embedding(self) -> LayerCost:
         """The embedding; all of its backward pass is the gradient of its weights."""
-        forward = self._compute(LayerKind.EMBEDDING, None, backward=False)
-        backward = self._compute(LayerKind.EMBEDDING, None, backward=True)
+        forward = self._compute.parts(LayerKind.EMBEDDING, None, backward=False)
+        backward = self._compute.parts(LayerKind.EMBEDDING, None, backward=True)
         one = LinkOperation.ALL_REDUCE
         gathered: tuple[Part, ...] = ()
         if self.shape.sequence_parallel:
@@ -158,8 +149,8 @@ class LayerPricer:
 
     def head(self) -> LayerCost:
         """Final norm, output projection and loss."""
-        forward = self._compute(LayerKind.HEAD, None, backward=False)
-        backward = self._compute(LayerKind.HEAD, None, backward=True)
+        forward = self._compute.parts(LayerKind.HEAD, None, backward=False)
+        backward = self._compute.parts(LayerKind.HEAD, None, backward=True)
         softmax = self.tokens * _FLOAT32_BYTES
         reduce = LinkOperation.ALL_REDUCE
         gathered: tuple[Part, ...] = ()
@@ -188,7 +179,7 @@ class LayerPricer:
         inside, head = self.transformer(layer), self.head()
         h, tp = self.model.hidden_size, self.shape.tp
         # Merge [h, 2 h], cut by columns (arXiv 2412.19437, section 2.2).
-        merge = self._work(layer).of_weights(2 * h * -(-h // tp))
+        merge = self._compute.work(layer).of_weights(2 * h * -(-h // tp))
 
         def merged(parts: tuple[Part, ...]) -> tuple[Part, ...]:
             return repeated((part for part in parts if part.computes), merge)
@@ -200,128 +191,6 @@ class LayerPricer:
             weight_seconds=inside.weight_seconds
             + head.weight_seconds
             + 0.5 * merge * compute_seconds(inside.backward),
-        )
-
-    # ---- compute
-
-    def _compute(
-        self, kind: LayerKind, layer: TransformerLayer | None, *, backward: bool
-    ) -> tuple[Part, ...]:
-        ask = self.predictor.backward if backward else self.predictor.forward
-        found = ask(
-            self.island.device,
-            self.model if layer is None else view_of(self.model, layer),
-            kind,
-            microbatch_size=self.shape.microbatch_size,
-            sequence_length=self.job.sequence_length,
-            tp=self.shape.tp,
-            precision=self.job.precision,
-            kernels=trainer_settings(self.job).kernels(kind),
-        )
-        what = f"{kind.value} {'backward' if backward else 'forward'}"
-
-        def part(component: Component, count: float) -> Part:
-            term = Term(what=what, cause=self.island.device.kind, count=count, prediction=found)
-            return Part(component=component, term=term, computes=True)
-
-        share = self._length_factor(layer) / self.shape.cp
-        accumulated = self._accumulated(kind, layer, found) if backward and found.parts else ()
-        extra = dict(self._extras(kind, layer))
-        # These are in the predicted time, the others come on top of it.
-        inside = sum(extra.get(each, 0.0) for each in (Component.PADDING, Component.COPIED_HEADS))
-        parts = [part(Component.COMPUTE, share * (1.0 - inside))]
-        parts += [part(component, share * count) for component, count in extra.items() if count]
-        for component, factor in (
-            (Component.CLOCKS, clock_factor(self.island)),
-            (Component.STRAGGLERS, self._straggler_factor()),
-        ):
-            if factor != 1.0:
-                whole = sum(each.term.count for each in parts)
-                parts.append(part(component, whole * (factor - 1.0)))
-        return (*parts, *accumulated)
-
-    def _accumulated(
-        self, kind: LayerKind, layer: TransformerLayer | None, found: Prediction
-    ) -> tuple[Part, ...]:
-        """Adding the gradients of the weights to those of the microbatches before.
-
-        The product writes them once, which is in its time; layers that were measured, or priced, as
-        a whole have all of it.
-        """
-        settings, bandwidth = (
-            trainer_settings(self.job),
-            self.island.device.memory_bandwidth_bytes_per_second,
-        )
-        count = matrix_parameters(self.model, kind, layer, self.shape)
-        each = accumulation_bytes(
-            self.job.precision.bytes_per_element,
-            settings.gradient_precision.bytes_per_element,
-            # A table's gradient comes from no product.
-            fused=settings.fused_accumulation and kind is not LayerKind.EMBEDDING,
-        )
-        if not bandwidth or not count:
-            return ()
-        term = Term(
-            what=f"{kind.value} gradient accumulation",
-            cause=self.island.device.kind,
-            count=1,
-            prediction=Prediction(
-                seconds=count * each / (bandwidth * ELEMENTWISE_EFFICIENCY_BACKWARD),
-                log_halfwidth=ELEMENTWISE_LOG_HALFWIDTH,
-                source=found.source,
-            ),
-        )
-        return (Part(component=Component.COMPUTE, term=term, computes=True),)
-
-    def _length_factor(self, layer: TransformerLayer | None) -> float:
-        """Of sequences that are packed: attention to themselves only."""
-        if layer is None or not self.job.packing:
-            return 1.0
-        return length_factors(self.job, layer.window).layer_factor(self._work(layer).core)
-
-    def _straggler_factor(self) -> float:
-        """The slowest of the stage's ranks over a typical one, in the mean."""
-        spread = self.island.speed_spread
-        if not spread:
-            return 1.0
-        return straggler_factors(spread, self.shape.ranks).mean_seconds
-
-    def _extras(
-        self, kind: LayerKind, layer: TransformerLayer | None
-    ) -> Iterator[tuple[Component, float]]:
-        """Parts of the predicted time that are there only because of how the model is cut."""
-        if kind is LayerKind.HEAD:
-            padded = self.model.vocab_size
-            yield Component.PADDING, max(0.0, 1.0 - self.real_vocab_size / padded)
-        if layer is not None:
-            copied = copied_heads(
-                layer, self.model.hidden_size, self.job.sequence_length, self.shape.tp
-            )
-            yield Component.COPIED_HEADS, copied.time_fraction
-            over = expert_load(layer, self.job, self.shape.ep).factor - 1.0
-            if over:
-                yield Component.IMBALANCE, over * self._work(layer).routed
-
-    def _core(self, layer: TransformerLayer, compute: tuple[Part, ...]) -> float:
-        """The attention core's part of the layer's compute: as predicted, else by operations.
-
-        A fused kernel does half of the square that scores in memory are.
-        """
-        prediction = compute[0].term.prediction
-        inside = sum(part.seconds for part in prediction.parts if part.name in _CORE)
-        if inside and prediction.seconds:
-            return inside / prediction.seconds
-        core = self._work(layer).core
-        fused = trainer_settings(self.job).fused_attention
-        return core if fused else 2.0 * core / (1.0 + core)
-
-    def _work(self, layer: TransformerLayer) -> LayerShares:
-        return LayerShares(
-            layer=layer,
-            hidden_size=self.model.hidden_size,
-            microbatch_size=self.shape.microbatch_size,
-            sequence_length=self.job.sequence_length,
-            tp=self.shape.tp,
         )
 
     # ---- communication
@@ -508,23 +377,8 @@ class LayerPricer:
             return ()
         if recompute.granularity is RecomputeGranularity.FULL:
             return tuple(as_recompute(forward))
-        share = sum(self._module_share(layer, module, compute) for module in recompute.modules)
+        share = sum(
+            self._compute.module_share(layer, module, compute) for module in recompute.modules
+        )
         found = tuple(as_recompute(repeated(compute, min(1.0, share))))
         return (*found, *exchange) if RecomputeModule.EXPERTS in recompute.modules else found
-
-    def _module_share(
-        self, layer: TransformerLayer, module: RecomputeModule, compute: tuple[Part, ...]
-    ) -> float:
-        """Part of the layer's forward compute that the module is."""
-        work = self._work(layer)
-        if module is RecomputeModule.CORE_ATTENTION:
-            return self._core(layer, compute)
-        found = work.of(module)
-        if found is not None:
-            return found
-        # Elementwise work: read and written once, at the device's memory bandwidth.
-        moved = 2.0 * self.tokens * work.elementwise_width(module)
-        moved *= self.job.precision.bytes_per_element
-        bandwidth = self.island.device.memory_bandwidth_bytes_per_second
-        whole = compute_seconds(compute)
-        return moved / bandwidth / whole if bandwidth > 0 and whole > 0 else 0.0

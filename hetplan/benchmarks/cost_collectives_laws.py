@@ -1,0 +1,237 @@
+"""Where do the laws of links without samples come from, and how far off are they elsewhere?
+
+The constants of `predict.links_prior` are the coefficients of one fit to the published all_reduce
+times inside nodes and to the ratios between nodes together (the latency of a step inside a node is
+common to both), of one to all_to_all and of one to sends. `left_out_rows` leaves out one source, or
+one number of nodes, at a time: that is the error to be expected of a link that nobody measured.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from hetplan.predict.link_shapes import shape_columns
+from hetplan.predict.regression import conformal_halfwidth, fit_nonnegative, log_ratio, predict
+
+Row = dict[str, str]
+
+NIC_BYTES_PER_SECOND = 50e9  # 400 Gbit/s per device: Alibaba HPN, Qian et al., SIGCOMM 2024
+DEVICES_PER_NODE = 8
+FAILED_US = 1e11  # the data marks failures by 1e12
+
+_NODES = re.compile(r"(\d+)Node-(\d+)GPU")
+_LEAST_DOUBLING, _MOST_DOUBLING = 20, 30  # 1 MiB to 1 GiB
+_NODE_RATES = (
+    # (source starts with, gpu, one direction of the fabric per device, ranks)
+    ("vTrain", "A100", 300e9, (2, 3, 4, 5, 6, 7, 8)),  # A100 datasheet: NVLink 600 GB/s both ways
+    ("Sailor Aceso", "A100-40", 300e9, (2, 4)),
+    # GH200 datasheet: NVLink 900 GB/s both ways. Two of four use one link of several: left out.
+    ("Sailor Aceso", "GH-96", 450e9, (4,)),
+    ("Galvatron sp_time", "A100-class (not labelled)", 300e9, (2, 4, 8)),
+)
+_SEND_RATES = (
+    ("Sailor Aceso", "A100-40", 300e9, (2,)),
+    ("Sailor Aceso", "GH-96", 450e9, (2,)),
+    ("Sailor Aceso", "V100-16", 150e9, (2,)),  # V100 datasheet: NVLink 300 GB/s both ways
+)
+_Columns: TypeAlias = "Callable[[Measured], tuple[float, ...]]"
+
+_NAMES = {"allreduce": "all_reduce", "all2all": "all_to_all", "p2p": "send_recv"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One published time."""
+
+    source: str
+    group_size: int
+    nodes: int
+    message_bytes: float
+    seconds: float
+    bytes_per_second: float
+    """Of one device's link."""
+
+    def columns(self, operation: str) -> tuple[float, ...]:
+        """Of the link's own law, bytes in seconds at the link's rate."""
+        *latencies, carried, over_ranks = shape_columns(
+            operation, self.group_size, self.message_bytes, self.nodes
+        )
+        rate = self.bytes_per_second
+        return (*latencies, carried / rate, over_ranks / rate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LawRow:
+    """A law without some of its data, against these."""
+
+    law: str
+    left_out: str
+    rows: int
+    mean_error: float
+    """Mean of |predicted time / measured time - 1|."""
+    median_error: float
+    worst_error: float
+    log_halfwidth: float | None
+    """90 % conformal rank of |log(measured / predicted)|; None for too few rows."""
+
+
+def inside_nodes(rows: Sequence[Row], operation: str) -> list[Measured]:
+    """Times of one operation inside nodes, one per doubling of the message."""
+    wanted = _SEND_RATES if operation == "send_recv" else _NODE_RATES
+    found = []
+    for start, gpu, rate, ranks in wanted:
+        for count in ranks:
+            times = defaultdict[float, list[float]](list)
+            for row in rows:
+                if row["source"].startswith(start) and row["gpu"] == gpu and _is(row, operation):
+                    seconds = _seconds(row)
+                    if row["ranks"] == str(count) and row["scope"] != "inter" and seconds:
+                        times[float(row["size_bytes"])].append(seconds)
+            found += [
+                Measured(
+                    source=f"{start}, {gpu}",
+                    group_size=count,
+                    nodes=1,
+                    message_bytes=size,
+                    seconds=statistics.median(times[size]),
+                    bytes_per_second=rate,
+                )
+                for size in _per_doubling(times)
+            ]
+    return found
+
+
+def between_nodes(rows: Iterable[Row]) -> list[Measured]:
+    """Rings over nodes of 8: ratios of bus bandwidth to the rate of all cards of a node."""
+    found = []
+    for row in rows:
+        nodes = _NODES.match(row["ranks"])
+        if "nic_ratio" in row["source"] and nodes:
+            count, size = int(nodes[2]), float(row["size_bytes"])
+            rate = float(row["busbw_GBps"]) * NIC_BYTES_PER_SECOND * DEVICES_PER_NODE
+            found.append(
+                Measured(
+                    source=f"SimAI, {nodes[1]} nodes",
+                    group_size=count,
+                    nodes=int(nodes[1]),
+                    message_bytes=size,
+                    # Bus bandwidth is 2 (n - 1) / n bytes per byte of message over time.
+                    seconds=2.0 * (count - 1) / count * size / rate,
+                    bytes_per_second=NIC_BYTES_PER_SECOND,
+                )
+            )
+    return found
+
+
+def ring_coefficients(points: Sequence[Measured]) -> tuple[float, ...]:
+    """(base inside, base between, step, crossing, bytes inside, bytes over ranks, bytes between).
+
+    Seconds; bytes in parts of the time that the link's rate would give.
+    """
+    return fit_nonnegative([_ring_row(each) for each in points], _times(points))
+
+
+def exchange_coefficients(points: Sequence[Measured]) -> tuple[float, ...]:
+    """(base, step, bytes, bytes over ranks) of all_to_all inside a node."""
+    return fit_nonnegative([_exchange_row(each) for each in points], _times(points))
+
+
+def send_coefficients(points: Sequence[Measured]) -> tuple[float, ...]:
+    """(base, bytes) of sends inside a node."""
+    return fit_nonnegative([_send_row(each) for each in points], _times(points))
+
+
+def left_out_rows(rows: Sequence[Row]) -> tuple[LawRow, ...]:
+    """One row per law and part of its data, and one with all of these parts together."""
+    inside, between = inside_nodes(rows, "all_reduce"), between_nodes(rows)
+    exchange = inside_nodes(rows, "all_to_all")
+    sends = inside_nodes(rows, "send_recv")
+    parts: tuple[tuple[str, list[Measured], list[Measured], _Columns], ...] = (
+        ("all_reduce inside a node", inside, between, _ring_row),
+        ("all_reduce between nodes", between, inside, _ring_row),
+        ("all_to_all inside a node", exchange, [], _exchange_row),
+        ("send_recv inside a node", sends, [], _send_row),
+    )
+    found: list[LawRow] = []
+    for law, judged, others, columns in parts:
+        errors: list[float] = []
+        for source in dict.fromkeys(each.source for each in judged):
+            seen = [*(each for each in judged if each.source != source), *others]
+            out = [each for each in judged if each.source == source]
+            fitted = fit_nonnegative([columns(each) for each in seen], _times(seen))
+            own = [log_ratio(each.seconds, predict(fitted, columns(each))) for each in out]
+            found.append(_law_row(law, source, own))
+            errors += own
+        if errors:
+            found.append(_law_row(law, "each in turn", errors))
+    return tuple(found)
+
+
+def _law_row(law: str, left_out: str, errors: Sequence[float]) -> LawRow:
+    relative = [abs(math.expm1(-error)) for error in errors]
+    return LawRow(
+        law=law,
+        left_out=left_out,
+        rows=len(errors),
+        mean_error=statistics.fmean(relative),
+        median_error=statistics.median(relative),
+        worst_error=max(relative),
+        log_halfwidth=conformal_halfwidth(errors),
+    )
+
+
+def _ring_row(point: Measured) -> tuple[float, ...]:
+    _, steps, crossings, carried, over_ranks = point.columns("all_reduce")
+    across = float(point.nodes > 1)
+    inside = 1.0 - across
+    return (
+        inside,
+        across,
+        steps,
+        crossings,
+        inside * carried,
+        inside * over_ranks,
+        across * carried,
+    )
+
+
+def _exchange_row(point: Measured) -> tuple[float, ...]:
+    base, steps, _, carried, over_ranks = point.columns("all_to_all")
+    return base, steps, carried, over_ranks
+
+
+def _send_row(point: Measured) -> tuple[float, ...]:
+    return 1.0, point.message_bytes / point.bytes_per_second
+
+
+def _times(points: Sequence[Measured]) -> list[float]:
+    return [each.seconds for each in points]
+
+
+def _is(row: Row, operation: str) -> bool:
+    return bool(row["size_bytes"]) and _NAMES.get(row["op"], row["op"]) == operation
+
+
+def _seconds(row: Row) -> float | None:
+    if row["time_us"]:
+        microseconds = float(row["time_us"])
+        return microseconds * 1e-6 if microseconds < FAILED_US else None
+    # Sends have GB/s only.
+    rate = float(row["busbw_GBps"] or 0) * 1e9
+    return float(row["size_bytes"]) / rate if rate else None
+
+
+def _per_doubling(times: Iterable[float]) -> list[float]:
+    """The sizes nearest to powers of two."""
+    sizes = sorted(size for size in times if size >= 2.0**_LEAST_DOUBLING)
+    found = dict[float, None]()
+    for exponent in range(_LEAST_DOUBLING, _MOST_DOUBLING + 1):
+        if sizes:
+            found[min(sizes, key=lambda size: abs(math.log2(size) - exponent))] = None
+    return [size for size in found if size <= 1.01 * 2.0**_MOST_DOUBLING]

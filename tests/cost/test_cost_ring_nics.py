@@ -1,0 +1,122 @@
+"""Which network cards the rings of groups use, and what that leaves of their speed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from cost_fakes import link
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.node import Nics, RingNics
+from hetplan.cluster.spec import Cluster, Island
+from hetplan.cost.network.ring_nics import ring_share
+from hetplan.cost.priced.groups import KnownCollectives, group_among
+from hetplan.errors import InputError
+from hetplan.predict.fit import FittedPredictor
+from hetplan.profiling.samples import LinkOperation
+
+KIND = DeviceKind(
+    kind="any",
+    vendor="any",
+    peak_flops_per_second=(),
+    memory_bytes=1.0,
+    memory_bandwidth_bytes_per_second=1.0,
+    provenance="datasheet",
+    source="rings ask nothing of a device",
+)
+CARD = 25e9
+
+
+def cluster(rings: RingNics, *, nodes: int = 8, cards: int = 4, staged: bool = False) -> Cluster:
+    """Nodes of 8 devices behind cards of 25 GB/s."""
+    inter = link(CARD * cards / 8, 5e-6, staged=staged)
+    only = Island(
+        name="only",
+        region="here",
+        device=KIND,
+        nodes=nodes,
+        devices_per_node=8,
+        intra_node=link(300e9, 3e-6),
+        inter_node=inter,
+        memory_bytes=1.0,
+        nics=Nics(per_node=cards, bandwidth_bytes_per_second=CARD, rings=rings),
+    )
+    return Cluster(name="c", islands=(only,))
+
+
+def strided(tp: int, devices: int = 64) -> list[list[int]]:
+    """Data-parallel groups where tensor-parallel ones of tp neighbours fill the devices."""
+    return [list(range(offset, devices, tp)) for offset in range(tp)]
+
+
+@pytest.mark.parametrize(
+    ("rings", "tp", "cards"),
+    [
+        # (cards that all groups of a node use together)
+        (RingNics.OWN, 1, 4),
+        (RingNics.OWN, 2, 4),
+        (RingNics.OWN, 8, 4),
+        (RingNics.FIRST_DEVICE, 1, 4),
+        (RingNics.FIRST_DEVICE, 2, 1),
+        (RingNics.FIRST_DEVICE, 4, 2),
+        (RingNics.FIRST_DEVICE, 8, 4),
+        (RingNics.ONE, 1, 1),
+        (RingNics.ONE, 2, 1),
+        (RingNics.ONE, 4, 1),
+        (RingNics.ONE, 8, 4),
+    ],
+)
+def test_groups_of_a_node_share_the_cards_that_their_rings_use(
+    rings: RingNics, tp: int, cards: int
+) -> None:
+    groups = strided(tp)
+    assert ring_share(cluster(rings), groups) == pytest.approx(cards / 4)
+    group = group_among(cluster(rings), groups)
+    assert group.share == pytest.approx(cards / 4)
+    assert group.among == pytest.approx(1.0)
+    # The bytes of all groups leave a node over so many cards.
+    known = KnownCollectives(cluster(rings), FittedPredictor.datasheet_only())
+    (term,) = known.of(group, LinkOperation.ALL_REDUCE, 1e12, "gradients")
+    leaves = 2 * (64 / tp - 1) / (64 / tp) * 1e12 * tp
+    assert term.seconds == pytest.approx(1.03 * leaves / (cards * CARD), rel=1e-2)
+
+
+def test_one_group_alone_gets_the_rate_of_its_cards() -> None:
+    """Two nodes with two cards: eight ranks in each use both, four of eight one (Galvatron)."""
+    own = cluster(RingNics.FIRST_DEVICE, nodes=2, cards=2)
+    for stride, lanes_at_a_card in ((1, 4), (2, 4), (4, 2), (8, 1)):
+        share = ring_share(own, (list(range(0, 16, stride)),))
+        assert share == pytest.approx(min(1.0, 4 / lanes_at_a_card))
+    # As a device that can take more than its part of a card finds it.
+    (only,) = own.islands
+    wide = replace(own, islands=(replace(only, inter_node=link(8.1e9, 5e-6)),))
+    rates = [ring_share(wide, (list(range(0, 16, s)),)) * 8.1e9 * 8 / s for s in (1, 2, 4, 8)]
+    assert rates == pytest.approx([50e9, 25e9, 16.2e9, 8.1e9])
+
+
+def test_links_through_host_memory_and_clusters_without_cards_are_left_alone() -> None:
+    assert ring_share(cluster(RingNics.ONE, staged=True), strided(2)) == 1.0
+    (only,) = cluster(RingNics.ONE).islands
+    bare = Cluster(name="c", islands=(replace(only, nics=None),))
+    assert ring_share(bare, strided(2)) == 1.0
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.sampled_from(RingNics), st.integers(1, 64), st.randoms(use_true_random=False))
+def test_shares_are_parts_and_own_cards_are_never_worse(
+    rings: RingNics, size: int, random: object
+) -> None:
+    devices = list(range(64))
+    random.shuffle(devices)  # type: ignore[attr-defined]
+    groups = [devices[at : at + size] for at in range(0, 64, size)]
+    share = ring_share(cluster(rings), groups)
+    assert 0 < share <= 1
+    assert ring_share(cluster(RingNics.OWN), groups) == 1.0
+
+
+def test_rings_stay_on_rails() -> None:
+    with pytest.raises(InputError, match="a ring stays on the rail of its devices"):
+        Nics(per_node=8, bandwidth_bytes_per_second=CARD, rails=8, rings=RingNics.ONE)

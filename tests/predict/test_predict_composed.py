@@ -1,0 +1,186 @@
+"""Layers as sums of operators: against the truth, order of answers, stand-ins that say so."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from predict_operators import (
+    BYTES_PER_SECOND,
+    FLOOR,
+    FLOPS_PER_SECOND,
+    HIDDEN,
+    LAUNCH,
+    operator_grid,
+    operator_sample,
+)
+from predict_samples import DEVICE, gpt, layer_grid, provenance
+
+from hetplan.job.spec import Precision
+from hetplan.model.layer_operators import layer_operators
+from hetplan.model.operators import Kernels, OperatorClass, operator_bytes, operator_flops
+from hetplan.model.spec import LayerKind
+from hetplan.predict.composed import LAUNCH_PART
+from hetplan.predict.fit import fit
+from hetplan.predict.operator_index import WEIGHT_GRADIENT_OVER_FORWARD, index_operators
+from hetplan.predict.operator_laws import fit_operator_laws
+from hetplan.profiling.samples import ProfileSet
+
+UNFUSED = Kernels(fused_attention=False, attention_dropout=True, hidden_dropout=True)
+
+
+def predictor(samples, layers=()):
+    return fit(ProfileSet(layers=layers, links=(), operators=samples, provenance=(provenance(),)))
+
+
+def ask(found, hidden=2560, *, backward=False, microbatch=4, tp=1, kernels=UNFUSED, **more):
+    call = found.backward if backward else found.forward
+    return call(
+        DEVICE,
+        gpt(hidden),
+        more.get("layer", LayerKind.TRANSFORMER),
+        microbatch_size=microbatch,
+        sequence_length=2048,
+        tp=tp,
+        precision=more.get("precision", Precision.BFLOAT16),
+        kernels=kernels,
+    )
+
+
+def test_a_layer_is_the_sum_of_its_operators() -> None:
+    found = ask(predictor(operator_grid()))
+    seconds, launches = 0.0, 0
+    for op in layer_operators(
+        gpt(2560), LayerKind.TRANSFORMER, microbatch_size=4, sequence_length=2048, kernels=UNFUSED
+    ):
+        seconds += op.count * (
+            operator_flops(op, "forward") / FLOPS_PER_SECOND
+            + operator_bytes(op, "forward", 2) / BYTES_PER_SECOND
+        )
+        launches += op.count
+    assert found.source == "measured"
+    assert found.seconds == pytest.approx(seconds + launches * LAUNCH, rel=0.03)
+    assert sum(part.seconds for part in found.parts) == pytest.approx(found.seconds)
+    names = {part.name for part in found.parts}
+    assert {"matrix_product", "softmax", "norm", "addition", LAUNCH_PART} <= names
+    assert 0.0 < found.log_halfwidth < 0.2
+
+
+def test_more_work_takes_no_less_time_and_slices_less() -> None:
+    found = predictor(operator_grid())
+    for backward in (False, True):
+        by_size = [ask(found, microbatch=b, backward=backward).seconds for b in (1, 2, 3, 4, 8, 16)]
+        assert by_size == sorted(by_size)
+        by_tp = [ask(found, tp=t, backward=backward).seconds for t in (1, 2, 4, 8)]
+        assert by_tp == sorted(by_tp, reverse=True)
+
+
+def test_the_host_shows_only_in_layers_too_small_for_the_device() -> None:
+    slow_host = predictor(operator_grid(floor=400e-6))
+    small = ask(slow_host, hidden=512, microbatch=1, tp=4)
+    # Thirteen launches of a Megatron layer, whatever little they do.
+    assert small.seconds >= 10 * 300e-6
+    large, quick = (ask(predictor(operator_grid(floor=f)), 7168, microbatch=8) for f in (400e-6, 0))
+    assert large.seconds == pytest.approx(quick.seconds, rel=0.03)
+
+
+def test_weight_gradients_that_were_not_measured_come_from_forward_and_say_so() -> None:
+    found = ask(predictor(operator_grid()), backward=True)
+    notes = " ".join(found.extrapolating)
+    assert "weight gradient not measured: from matrix product forward" in notes
+    assert "input gradient not measured" not in notes
+    parts = {part.name: part.seconds for part in found.parts}
+    forward = {part.name: part.seconds for part in ask(predictor(operator_grid())).parts}
+    ratio = parts["matrix_product"] / forward["matrix_product"]
+    assert ratio == pytest.approx(1.0 + WEIGHT_GRADIENT_OVER_FORWARD, rel=0.05)
+
+
+def test_input_gradients_of_constant_numbers_are_not_believed() -> None:
+    fast = tuple(
+        replace(sample, median_seconds=max(FLOOR, 0.85 * sample.median_seconds))
+        if sample.phase == "input_gradient"
+        else sample
+        for sample in operator_grid()
+    )
+    found = ask(predictor(fast), backward=True)
+    assert found.seconds == pytest.approx(
+        ask(predictor(operator_grid()), backward=True).seconds, rel=0.03
+    )
+    assert "input gradient not measured" in " ".join(found.extrapolating)
+
+
+def test_fused_attention_from_unfused_says_so() -> None:
+    found = predictor(operator_grid())
+    fused, unfused = ask(found, kernels=Kernels()), ask(found)
+    assert fused.seconds < unfused.seconds
+    assert any("fused attention not measured" in note for note in fused.extrapolating)
+    assert fused.log_halfwidth > unfused.log_halfwidth
+
+
+def test_a_measured_shape_is_looked_up() -> None:
+    odd = operator_sample(OperatorClass.MATRIX_PRODUCT, m=8192, n=7680, k=2560, seconds=0.05)
+    plain = operator_grid()
+    found = ask(predictor((*plain, odd, odd, odd)))
+    parts = {part.name: part.seconds for part in found.parts}
+    assert parts["matrix_product"] > 0.049
+
+
+def test_a_wider_vocabulary_head_and_embedding_are_predicted() -> None:
+    found = predictor(operator_grid())
+    for layer in (LayerKind.HEAD, LayerKind.EMBEDDING):
+        for backward in (False, True):
+            each = ask(found, layer=layer, backward=backward)
+            assert each.seconds > 0
+            assert any("not measured" in note for note in each.extrapolating)
+
+
+def test_order_of_answers() -> None:
+    layers = tuple(layer_grid(noise=0.01, seed=1, phase="forward", tps=(1,)))
+    whole = predictor(operator_grid(), layers)
+    assert ask(whole).parts == ()
+    assert ask(whole, backward=True).parts != ()
+    assert ask(whole, precision=Precision.FLOAT32).source in ("datasheet", "related")
+    memory_only = tuple(s for s in operator_grid() if s.operator == "norm")
+    assert ask(predictor(memory_only)).source != "measured"
+
+
+def test_beyond_measured_sizes_is_said_and_wider() -> None:
+    found = predictor(operator_grid(noise=0.05))
+    far = ask(found, hidden=32768, microbatch=8)
+    assert any("matrix product width 131072 > 28672 measured" in n for n in far.extrapolating)
+    assert far.log_halfwidth > ask(found, hidden=HIDDEN[1]).log_halfwidth
+
+
+def test_losses_backward_goes_without_its_product() -> None:
+    rows = [
+        operator_sample(
+            OperatorClass.LOSS,
+            phase,
+            m=2048 * b,
+            n=50000,
+            k=h,
+            output="float32",
+            seconds=2.0 * 2048 * b * 50000 * h / FLOPS_PER_SECOND
+            + 2048 * b * 50000 * (38 if phase == "forward" else 14) / BYTES_PER_SECOND,
+        )
+        for phase in ("forward", "input_gradient")
+        for b in (1, 2, 4, 8)
+        for h in HIDDEN
+    ]
+    found = predictor((*operator_grid(), *rows))
+    kernels = replace(UNFUSED, fused_loss=False)
+    for backward, each in ((False, 38), (True, 14)):
+        head = ask(found, layer=LayerKind.HEAD, backward=backward, kernels=kernels)
+        parts = {part.name: part.seconds for part in head.parts}
+        logits = 8192 * gpt(2560).vocabulary_slice(1)
+        assert parts["loss"] == pytest.approx(logits * each / BYTES_PER_SECOND, rel=0.1)
+        fused = ask(found, layer=LayerKind.HEAD, backward=backward)
+        assert {p.name: p.seconds for p in fused.parts}["loss"] < parts["loss"]
+
+
+def test_an_index_of_nothing_answers_nothing() -> None:
+    assert index_operators(()) == {}
+    (law,) = fit_operator_laws([operator_sample(OperatorClass.NORM, m=8, n=8, seconds=1e-3)])
+    assert math.isfinite(law.log_halfwidth)
+    assert list(index_operators([law])) == [(DEVICE.kind, "bfloat16")]

@@ -1,0 +1,146 @@
+"""Measured layers: repaired to rise with work, read between sizes, used only where that is better."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from predict_operators import operator_grid
+from predict_samples import DEVICE, gpt, layer_sample, provenance
+
+from hetplan.cli.fit import _operator_formula, _operator_table
+from hetplan.errors import InputError
+from hetplan.job.spec import Precision
+from hetplan.model.spec import LayerKind
+from hetplan.predict.fit import fit, load_predictor, save_predictor
+from hetplan.predict.layer_laws import fit_layer_laws
+from hetplan.predict.layer_table import layer_tables, left_out_sizes, repaired
+from hetplan.predict.operator_values import LearnedResidual
+from hetplan.profiling.samples import LayerSample, ProfileSet
+
+SIZES = (1, 2, 4, 8, 16)
+
+
+def at(seconds: float, microbatch: int, tp: int = 1, hidden: int = 2048) -> LayerSample:
+    return layer_sample(gpt(hidden), seconds, microbatch=microbatch, tp=tp)
+
+
+def times(samples: tuple[LayerSample, ...]) -> dict[tuple[int, int], float]:
+    return {(each.tp, each.microbatch_size): each.median_seconds for each in samples}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(1e-4, 1.0), min_size=2, max_size=5), st.integers(1, 3))
+def test_repaired_times_rise_with_the_microbatch_and_only_fall(
+    seconds: list[float], tps: int
+) -> None:
+    degrees = (1, 2, 4)[:tps]
+    samples = tuple(
+        at(value * (2 + at_tp) / (1 + at_tp), b, tp)
+        for at_tp, tp in enumerate(degrees)
+        for b, value in zip(SIZES, seconds, strict=False)
+    )
+    after = times(repaired(samples))
+    before = times(samples)
+    assert all(after[key] <= before[key] for key in before)
+    for table in layer_tables(repaired(samples)):
+        assert list(table.seconds) == sorted(table.seconds)
+    # tp 1 is never repaired by another degree.
+    alone = times(repaired(tuple(each for each in samples if each.tp == 1)))
+    assert all(after[key] == value for key, value in alone.items())
+
+
+def test_warm_up_is_taken_out_and_work_is_kept() -> None:
+    samples = (at(2.4, 1), at(1.5, 2), at(2.9, 4))
+    assert times(repaired(samples)) == {(1, 1): 1.5, (1, 2): 1.5, (1, 4): 2.9}
+    (before,) = (each for each in samples if each.microbatch_size == 1)
+    after = repaired(samples)[0]
+    assert after.p90_seconds / before.p90_seconds == pytest.approx(1.5 / 2.4)
+
+
+def test_across_tp_only_where_launches_set_the_pace() -> None:
+    launch_bound = (at(1.0, 1, 2), at(1.1, 2, 2), at(1.6, 1, 4), at(1.7, 2, 4))
+    assert times(repaired(launch_bound))[4, 1] == 1.0
+    # Twice the work in twice the time: what tp 4 adds is real.
+    busy = (at(1.0, 1, 2), at(2.0, 2, 2), at(1.6, 1, 4), at(3.2, 2, 4))
+    assert times(repaired(busy)) == times(busy)
+
+
+def test_between_sizes_is_linear_and_beyond_goes_by_the_columns() -> None:
+    def law(samples):
+        (found,) = fit_layer_laws(samples)
+        return found
+
+    # A step that no sum of columns has: from 4 on a slower kernel.
+    def bent(b: int, h: int) -> float:
+        return 1e-3 * (h / 1024) ** 2 * (0.5 + b + (3 * (b - 3) if b > 3 else 0))
+
+    samples = tuple(
+        at(bent(b, h), b, hidden=h) for h in (1024, 2048, 4096, 8192) for b in (1, 2, 3, 5, 8, 12)
+    )
+    found = law(samples)
+    assert found.tables
+    assert any("from its own table" in note for note in found.notes)
+    predictor = fit(ProfileSet(layers=samples, links=(), operators=(), provenance=(provenance(),)))
+
+    def ask(b: int, hidden: int = 2048, tp: int = 1):
+        return predictor.forward(
+            DEVICE,
+            gpt(hidden),
+            LayerKind.TRANSFORMER,
+            microbatch_size=b,
+            sequence_length=2048,
+            tp=tp,
+            precision=Precision.BFLOAT16,
+        )
+
+    assert ask(3).seconds == pytest.approx(bent(3, 2048))
+    assert ask(10).seconds == pytest.approx((bent(8, 2048) + bent(12, 2048)) / 2)
+    assert ask(10).log_halfwidth == pytest.approx(found.table_log_halfwidth)
+    assert ask(24).seconds > 1.5 * ask(12).seconds
+    assert any("microbatch 24 > 12 measured" in note for note in ask(24).extrapolating)
+    assert ask(4, hidden=3072).seconds > ask(4).seconds  # no table: by columns
+
+
+def test_layers_that_columns_describe_have_no_table() -> None:
+    truth = tuple(
+        at(1e-3 * (h / 1024) * (1 + b * h / 1024), b, hidden=h)
+        for h in (1024, 2048, 4096)
+        for b in SIZES
+    )
+    for law in fit_layer_laws(truth):
+        assert not law.tables or law.validation.mean > 0.01
+
+
+def test_the_vocabulary_is_no_part_of_a_transformer_layer() -> None:
+    one = at(1.0, 1)
+    other = replace(at(2.0, 2), vocab_size=50_000)
+    assert len(layer_tables((one, other))) == 1
+
+
+def test_a_table_that_falls_is_refused() -> None:
+    (table,) = layer_tables((at(1.0, 1), at(2.0, 2)))
+    assert table.at(3) is None
+    with pytest.raises(InputError, match="does not rise"):
+        replace(table, seconds=(2.0, 1.0))
+    with pytest.raises(InputError, match="one time for each"):
+        replace(table, seconds=(1.0,))
+    assert left_out_sizes((table,)) == {}
+
+
+def test_operators_and_tables_are_read_back_and_printed(tmp_path: Path) -> None:
+    profiles = ProfileSet(
+        layers=(), links=(), operators=operator_grid(noise=0.02), provenance=(provenance(),)
+    )
+    predictor = fit(profiles)
+    save_predictor(predictor, tmp_path / "p.json")
+    assert load_predictor(tmp_path / "p.json") == predictor
+    assert _operator_table(predictor.laws).row_count == len(predictor.laws.operators)
+    product = next(law for law in predictor.laws.operators if law.operator == "matrix_product")
+    assert "s/flop * flops" in _operator_formula(product)
+    learned = LearnedResidual(doublings=0.5, error_before=0.12, error_after=0.1)
+    text = _operator_formula(replace(product, residual=learned))
+    assert "learned residual (12.0% to 10.0%)" in text
