@@ -67,7 +67,7 @@ class CostBench:
     anomalies: tuple[AnomalyRow, ...]
     memory: tuple[MemoryErrors, ...]
     collectives: tuple[CollectiveRow, ...]
-    collective_laws: tuple[LawRow, ...]
+    collective_laws: tuple[LawRow, ...] = ()
     """The laws of links without samples, parts of their data left out in turn."""
     long_links: tuple[LeftOutErrors, ...]
     missing: tuple[str, ...]

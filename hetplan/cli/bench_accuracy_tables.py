@@ -8,6 +8,7 @@ from rich.table import Table
 
 from hetplan.benchmarks.accuracy.accuracy import AccuracyBench, DataSetErrors, PredictedRow
 from hetplan.benchmarks.accuracy.judge import Errors
+from hetplan.benchmarks.accuracy.left_out import ALL_OPERATORS, COLLECTIVES
 from hetplan.benchmarks.accuracy.peers import PeerFigure
 from hetplan.cli.bench_tables import table_of
 
@@ -133,6 +134,7 @@ def _unit_tables(bench: AccuracyBench) -> Iterator[Table]:
                     f"{each.errors.median_width:.2f}",
                 )
                 for each in bench.unit
+                if each.what in (ALL_OPERATORS, COLLECTIVES) or each.what.endswith(" layers")
             ),
         )  # fmt: skip
 
@@ -148,8 +150,7 @@ def accuracy_lines(bench: AccuracyBench) -> Iterator[str]:
     for each in bench.calibrated:
         for note in each.notes:
             yield f"calibration of {each.data_set}: {note}"
-    for tail in bench.tails:
-        yield tail
+    yield from bench.tails
     for group in bench.skipped:
         places = ", ".join(group.places[:_MOST_PLACES])
         more = len(group.places) - _MOST_PLACES

@@ -55,7 +55,19 @@ def profile(
     ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads; one rank of a plan is one core.")] = 1,
     budget: Annotated[
-        float | None, typer.Option(help="Seconds to spend; the cheapest shapes go first.")
+        str | None,
+        typer.Option(
+            help="Time to spend, as in 10min, 90s, 1h or plain seconds; the cheapest shapes go "
+            "first, with --for the most useful ones (default there: 10min)."
+        ),
+    ] = None,
+    for_: Annotated[
+        Path | None,
+        typer.Option(
+            "--for",
+            help="Job file, with --model and --cluster: search its best plans and measure what "
+            "shrinks their interval most, first. With --list only say what, and in which order.",
+        ),
     ] = None,
     pace: Annotated[
         Path | None, typer.Option(help="Pace file: play the device --kind, on this CPU.")
@@ -78,7 +90,9 @@ def profile(
             "still need measured. Measures nothing.",
         ),
     ] = False,
-    cluster: Annotated[Path | None, typer.Option(help="Cluster file; with --list.")] = None,
+    cluster: Annotated[
+        Path | None, typer.Option(help="Cluster file; with --list or --for.")
+    ] = None,
     campaign: Annotated[
         Path | None,
         typer.Option(
@@ -98,19 +112,41 @@ def profile(
     Can be interrupted: what was measured stays, and the same command goes on from there.
     --list, --campaign and --merge measure nothing here: docs/measuring.md, docs/campaign.md.
     """
-    from hetplan.cli.profile_request import OPERATORS, ProfileRequest, check_modes
+    from hetplan.cli.profile_request import (
+        OPERATORS,
+        ProfileRequest,
+        budget_seconds,
+        check_for,
+        check_modes,
+    )
 
     operators = not merge and [str(path) for path in paths or []] == [OPERATORS]
     if operators:
         paths = None
-    check_modes(list_=list_, campaign=campaign, merge=merge, paths=paths, cluster=cluster, out=out)
+    if for_ is not None:
+        check_for(
+            model=model,
+            cluster=cluster,
+            job=job,
+            campaign=campaign,
+            merge=merge,
+            operators=operators,
+        )
+    check_modes(
+        list_=list_,
+        campaign=campaign,
+        merge=merge,
+        paths=paths,
+        cluster=None if for_ is not None else cluster,
+        out=out,
+    )
 
     request = ProfileRequest(
         store=store,
         device=device,
         kind=kind,
         model=model,
-        job=job,
+        job=job if for_ is None else for_,
         architecture=architecture,
         hidden=hidden,
         seq=seq,
@@ -119,7 +155,7 @@ def profile(
         tp=tp,
         precision=precision,
         threads=threads,
-        budget=budget,
+        budget=budget_seconds(budget),
         pace=pace,
         link=link,
         sizes=sizes,
@@ -128,7 +164,11 @@ def profile(
         as_json=as_json,
     )
     try:
-        if merge:
+        if for_ is not None:
+            from hetplan.cli.profile_for import profile_for
+
+            profile_for(request, cluster, only_list=list_)
+        elif merge:
             from hetplan.cli.profile_campaign import merge_results
 
             merge_results(request, paths or [])

@@ -180,6 +180,45 @@ def check_modes(
         raise InputError("--out is the folder of a campaign; it goes with --campaign")
 
 
+def check_for(
+    *,
+    model: Path | None,
+    cluster: Path | None,
+    job: Path | None,
+    campaign: Path | None,
+    merge: bool,
+    operators: bool,
+) -> None:
+    """An InputError where --for was given with what it does not go with, or without what does."""
+    others = (("--campaign", campaign is not None), ("--merge", merge), (OPERATORS, operators))
+    for name, given in others:
+        if given:
+            raise InputError(f"--for and {name} are different things to do; give one")
+    if job is not None:
+        raise InputError("--for JOB names the job; leave out --job")
+    missing = [
+        name for name, given in (("--model", model), ("--cluster", cluster)) if given is None
+    ]
+    if missing:
+        raise InputError(f"--for needs {' and '.join(missing)} too: it searches the job's plans")
+
+
+def budget_seconds(text: str | None) -> float | None:
+    """Seconds of a budget such as `10min`, `90s`, `1h` or `90`; None without one."""
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            seconds = parse_quantity(text, Dimension.TIME)
+        except InputError as error:
+            raise InputError(f"--budget: {error}") from None
+    if not 0 < seconds < float("inf"):
+        raise InputError(f"--budget is {text}; it is a time to spend, as in 10min, 90s or 1h")
+    return seconds
+
+
 def integers(option: str, text: str | None) -> tuple[int, ...]:
     """Positive whole numbers separated by commas, smallest first; none where nothing was given."""
     if text is None:

@@ -262,7 +262,8 @@ class NicsForm:
     rings: RingNics | None = None
     """By which NICs a device-direct collective leaves a node that holds several, but not all, of
     its devices: `own` (those of its devices), `first-device` (that of the first of them) or `one`
-    (the node's first, for all such groups together and those of the whole node). Left out: own."""
+    (the node's first, for all such groups together). Left out: first-device where devices share
+    NICs without rails, else own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,11 +23,11 @@ from hetplan.cluster.file_form import (
     NicsForm,
 )
 from hetplan.cluster.goodput import ETHERNET_SEGMENT_BYTES, LossRecovery
-from hetplan.cluster.node import Nics, RingNics, spread_evenly
+from hetplan.cluster.node import Nics, spread_evenly
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, RegionLink, Site, Transport
 from hetplan.files.reading import decode, read_document
 
-CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/3"
+CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/4"
 """Schema of the Cluster value's own JSON form, in which every figure is in base units."""
 
 
@@ -146,7 +146,7 @@ def _nics(form: NicsForm) -> Nics:
         most_per_device=form.most_per_device or 1,
         rails=form.rails,
         of_device=tuple(form.of_device),
-        rings=form.rings or RingNics.OWN,
+        rings=form.rings,
     )
 
 

@@ -31,7 +31,7 @@ class RingNics(StrEnum):
     FIRST_DEVICE = "first-device"
     """That of the group's first device in the node."""
     ONE = "one"
-    """The node's first, all such groups together, those with all devices of the node too."""
+    """The node's first, all such groups together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,8 @@ class Nics:
     """Separate networks: NIC n of every node is on rail n modulo this; None: one network."""
     of_device: tuple[int, ...] = ()
     """The NIC of each device; empty: spread evenly, in order."""
-    rings: RingNics = RingNics.OWN
-    """Which NICs the rings of a collective use."""
+    rings: RingNics | None = None
+    """Which NICs the rings of a collective use; None: see `ring_nics`."""
 
     def __post_init__(self) -> None:
         for field in ("per_node", "most_per_device"):
@@ -65,9 +65,9 @@ class Nics:
             raise InputError(
                 f"rails is {self.rails}; it must divide the {self.per_node} NICs of a node"
             )
-        if self.rails is not None and self.rings is not RingNics.OWN:
+        if self.rails is not None and self.rings not in (None, RingNics.OWN):
             raise InputError(
-                f"rings is {self.rings.value} with {self.rails} rails; a ring stays on the rail of "
+                f"rings is {self.rings} with {self.rails} rails; a ring stays on the rail of "
                 "its devices: leave one of the two out"
             )
         wrong = [nic for nic in self.of_device if not 0 <= nic < self.per_node]
@@ -95,6 +95,15 @@ class Nics:
         if devices_per_node >= self.per_node:
             return self.bandwidth_bytes_per_second / -(-devices_per_node // self.per_node)
         return self.bandwidth_bytes_per_second * len(self.of(0, devices_per_node))
+
+    def ring_nics(self, devices_per_node: int) -> RingNics:
+        """Which NICs rings use: as described, else that of the first device where devices share
+        NICs and there are no rails (`hetplan.cost.network.ring_nics`).
+        """
+        if self.rings is not None:
+            return self.rings
+        shared = devices_per_node > self.per_node and self.rails is None
+        return RingNics.FIRST_DEVICE if shared else RingNics.OWN
 
     def rail(self, nic: int) -> int:
         """The rail of a NIC; 0 where all NICs are on one network."""

@@ -197,8 +197,12 @@ def _full_bandwidth(step: StepCost) -> Iterator[str]:
 
 def _warnings(costs: PlanCosts, step: StepCost, parts: tuple[Part, ...]) -> Iterator[str]:
     """What to doubt, in the order of the pipelines; repeats included."""
+    known = {part.term.cause for part in parts if part.term.prediction.source != "datasheet"}
     for part in parts:
-        yield from notes(part.term.what, part.term.cause, part.term.prediction)
+        term = part.term
+        yield from notes(
+            term.what, term.cause, term.prediction, others_measured=term.cause in known
+        )
     for pipeline in step.work:
         for hop in pipeline.hops.hops:
             yield from notes("send", hop.link, hop.law)

@@ -97,14 +97,24 @@ def extrapolates(terms: Iterable[Term]) -> bool:
     )
 
 
-def notes(what: str, cause: str, prediction: Prediction | SendLaw) -> tuple[str, ...]:
-    """What a reader must know before trusting this prediction; empty where nothing."""
+def notes(
+    what: str, cause: str, prediction: Prediction | SendLaw, *, others_measured: bool = False
+) -> tuple[str, ...]:
+    """What a reader must know before trusting this prediction; empty where nothing.
+
+    `others_measured`: something else about this device kind is no datasheet's.
+    """
+    # A colon ends a subject (`reports.plans.grouped`), so the text itself has none.
     found = [
-        f"{cause}: {what}: {EXTRAPOLATING if is_extrapolation(outside) else ''}{outside}"
+        f"{cause}: {what}: {EXTRAPOLATING if is_extrapolation(outside) else ''}"
+        f"{outside.replace(': ', ', ')}"
         for outside in prediction.extrapolating
     ]
     if prediction.source == "datasheet":
-        found.append(f"{cause}: {_unmeasured(what, cause)}")
+        if others_measured and not is_link(cause):
+            found.append(f"{cause}: {what}: predicted from datasheet figures")
+        else:
+            found.append(f"{cause}: {_unmeasured(what, cause)}")
     return tuple(found)
 
 

@@ -177,9 +177,9 @@ _PASSES: dict[OperatorClass, tuple[float, float, float]] = {
     OperatorClass.ROTATION: (2.0, 2.0, 0.0),
     OperatorClass.ROUTING: (4.0, 4.0, 0.0),  # to the experts' places and back, each read, written
 }
-# By an addition's k. Backward: the gradients of the two branches are added (3); with dropout its own
-# gradient is read and written and the bias's sum reads it (3 and the mask). What was measured as
-# three kernels by itself has no second branch.
+# By an addition's k. Backward: the gradients of the two branches are added (3); with dropout its
+# own gradient is read and written and the bias's sum reads it (3 and the mask). What was measured
+# as three kernels by itself has no second branch.
 _ADDITIONS = {0: (3.0, 3.0, 0.0), 1: (3.0, 6.0, 1.0), 3: (7.0, 3.0, 1.0)}
 
 

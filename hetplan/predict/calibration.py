@@ -91,8 +91,8 @@ def calibrate(runs: Sequence[RunError], *, factors: bool = True) -> Calibration:
         )
         for run, error in zip(order, errors, strict=True)
     )
-    tails, kept = slow_tails(scores)
-    intervals, said = group_intervals(kept)
+    tails, kept, slow = slow_tails(scores)
+    intervals, said = group_intervals(kept, slow)
     return Calibration(
         factors=found,
         held_back=judged,

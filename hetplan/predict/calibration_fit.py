@@ -3,17 +3,19 @@
 A step is the sum of its parts, S_j seconds predicted from cause j, so its measured time y is taken
 as
 
-    log y = log sum_j S_j exp(t_j) + e       e: Cauchy of scale s       t_j: normal, sd_j, mean 0
+    log y = log sum_j S_j exp(t_j) + e        e: Cauchy of scale s        t_j: Cauchy of scale r_j
 
-and t is the mode of the posterior. Errors of runs have a heavy upper tail (slow nodes, busy
-fabrics), so the loss is Cauchy's: one run far off has next to no say. The prior of a factor is what
-the laws say about themselves: their own half-widths, so a well measured part is hardly moved and a
-guessed one is. Symbols: S parts, t factors' logarithms, e errors, s `SCALE`.
+and t is the mode of the posterior. Both have heavy tails. Errors of runs do (slow nodes, busy
+fabrics), so one run far off has next to no say. And a law is either nearly right or wrong by any
+amount: r_j is what the law says about itself, at most `_CAP`, so a few runs hardly move a well
+measured part, yet runs that agree on a large factor are believed. (A normal prior of that width
+holds on to a law that is 40 % off against eight runs; one as wide as a guess's half-width lets
+eight runs of a right law move it.) Symbols: S parts, t factors' logarithms, e errors.
 
 Solved by iteratively reweighted Gauss-Newton steps: the weight of run i is 2 / (s^2 + e_i^2), which
-is the derivative of log(1 + (e / s)^2) over e. The posterior may have two modes (a few runs on a
-line, the others elsewhere), so it is solved from no factor and from the median error, and the
-likelier mode is kept.
+is the derivative of log(1 + (e / s)^2) over e; the prior's is alike. The posterior may have several
+modes (a few runs on a line, the others elsewhere), so it is solved from no factor and from the
+median error, and the likelier mode is kept.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ SCALE = 0.02
 # Two-sided 90 % interval of a normal variable: 1.645 standard deviations.
 _NORMAL_90 = 1.6448536269514722
 _STEPS = 60
+# Scale of a law's own error, at most: vTrain's runs, 150 draws of 8 of its 73, predicted from unit
+# samples and then made 0, 5, 10 and 15 % wrong; accepted factors made the other 65 worse in at most
+# 3 % of the draws.
 _CAP = 0.03
 _CLOSE = 1e-10
 
@@ -50,7 +55,7 @@ class _Problem:
     measured: Floats
     """Logarithm, [runs]."""
     spread: Floats
-    """Standard deviation of the prior, [causes]."""
+    """Scale of the prior, [causes]."""
 
     def at(self, logs: Floats) -> tuple[Floats, Floats]:
         """(errors, derivative of the predicted logarithm) with these factors."""
@@ -143,9 +148,7 @@ def _descended(problem: _Problem, logs: Floats) -> Floats:
         errors, slopes = problem.at(logs)
         weighted = slopes.T * (2.0 / (SCALE**2 + errors**2))
         prior = 2.0 / (problem.spread**2 + logs**2)
-        step = np.linalg.solve(
-            weighted @ slopes + np.diag(prior), weighted @ errors - prior * logs
-        )
+        step = np.linalg.solve(weighted @ slopes + np.diag(prior), weighted @ errors - prior * logs)
         for _halving in range(20):
             new = problem.loss(logs + step)
             if new < loss:

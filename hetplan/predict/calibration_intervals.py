@@ -12,7 +12,8 @@ decided per group by the interval score (Gneiting and Raftery 2007, eq. 43) of l
 
 A few runs that are far slower than all others (a slow node, a busy fabric) would make every
 interval as wide as the worst cluster. They are told apart by their distance from the median and
-reported as a tail with its share; the intervals are of the others.
+reported as a tail with its share; the intervals are of the others. Such a group can make intervals
+wider than the predictions' own, never narrower: its runs were chosen.
 """
 
 from __future__ import annotations
@@ -61,8 +62,13 @@ def conformal_quantile(values: Sequence[float]) -> float:
     return ordered[min(rank, len(ordered)) - 1]
 
 
-def group_intervals(scores: Sequence[Score]) -> tuple[tuple[GroupInterval, ...], tuple[str, ...]]:
-    """(widths of every group that has enough runs, and of the pools; what to say)."""
+def group_intervals(
+    scores: Sequence[Score], slow: Sequence[Score] = ()
+) -> tuple[tuple[GroupInterval, ...], tuple[str, ...]]:
+    """(widths of every group that has enough runs, and of the pools; what to say).
+
+    `slow` runs were left out of the scores.
+    """
     groups = sorted({(score.devices, score.regime) for score in scores})
     keys = [*groups, *((devices, "") for devices in sorted({key[0] for key in groups}))]
     keys += [((), regime) for regime in sorted({key[1] for key in groups})]
@@ -72,7 +78,8 @@ def group_intervals(scores: Sequence[Score]) -> tuple[tuple[GroupInterval, ...],
         held = members(scores, devices, regime)
         pooled = not devices or not regime
         if len(held) >= (FEWEST_POOLED if pooled else FEWEST_RUNS):
-            found.append(_interval(held, devices, regime, pooled))
+            tail = len(members(slow, devices, regime))
+            found.append(_interval(held, (devices, regime), tail, pooled))
     few = [
         f"{', '.join(devices)}, {regime}: {len(members(scores, devices, regime))} runs, fewer than "
         f"the {FEWEST_RUNS} that an interval of their own needs"
@@ -92,20 +99,21 @@ def members(scores: Sequence[Score], devices: tuple[str, ...], regime: str) -> l
 
 
 def _interval(
-    held: Sequence[Score], devices: tuple[str, ...], regime: str, pooled: bool
+    held: Sequence[Score], group: tuple[tuple[str, ...], str], slow_runs: int, pooled: bool
 ) -> GroupInterval:
     plain = conformal_quantile([_plain(score) for score in held])
     scaled = all(score.own > 0 for score in held) and (
         _left_out_score(held, _normalised) < _left_out_score(held, _plain)
     )
     return GroupInterval(
-        devices=devices,
-        regime=regime,
+        devices=group[0],
+        regime=group[1],
         log_halfwidth=plain,
         rows=len(held),
         pooled=pooled,
         scale=conformal_quantile([_normalised(score) for score in held]) if scaled else None,
         least_log_halfwidth=statistics.median(_plain(score) for score in held),
+        slow_runs=slow_runs,
     )
 
 
@@ -136,8 +144,10 @@ def _left_out_score(held: Sequence[Score], measure: _Measure) -> float:
     return total / len(held)
 
 
-def slow_tails(scores: Sequence[Score]) -> tuple[tuple[SlowTail, ...], tuple[Score, ...]]:
-    """(tails of groups that have one, the runs that are in none)."""
+def slow_tails(
+    scores: Sequence[Score],
+) -> tuple[tuple[SlowTail, ...], tuple[Score, ...], tuple[Score, ...]]:
+    """(tails of groups that have one, the runs that are in none, the runs that are in one)."""
     tails: list[SlowTail] = []
     slow: set[int] = set()
     for devices, regime in sorted({(score.devices, score.regime) for score in scores}):
@@ -161,7 +171,11 @@ def slow_tails(scores: Sequence[Score]) -> tuple[tuple[SlowTail, ...], tuple[Sco
                 most=max(errors),
             )
         )
-    return tuple(tails), tuple(score for place, score in enumerate(scores) if place not in slow)
+    return (
+        tuple(tails),
+        tuple(score for place, score in enumerate(scores) if place not in slow),
+        tuple(score for place, score in enumerate(scores) if place in slow),
+    )
 
 
 def _beyond(held: Sequence[tuple[int, Score]]) -> list[tuple[int, Score]]:

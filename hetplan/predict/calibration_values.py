@@ -54,6 +54,11 @@ class RunError:
     """Where the measurement is from: a data set's name or a log file."""
 
     def __post_init__(self) -> None:
+        if not (math.isfinite(self.log_halfwidth) and self.log_halfwidth >= 0):
+            raise InputError(
+                f"log_halfwidth of run {self.cell} ({self.source}) is {self.log_halfwidth}; it is "
+                "at least 0"
+            )
         for name in ("predicted_seconds", "measured_seconds"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
@@ -119,12 +124,17 @@ class GroupInterval:
     left-out runs; None: `log_halfwidth` is used as it is."""
     least_log_halfwidth: float = 0.0
     """Median |log error|: no scaled interval is narrower than what half of the runs were off."""
+    slow_runs: int = 0
+    """Runs of the group that were left out as a slow tail. Runs that are left after a choice can
+    show that predictions are worse than they say, not that they are better."""
 
     def halfwidth(self, own: float) -> float:
         """Half-width of a step whose predictions alone give `own`."""
         if self.scale is None or own <= 0:
-            return self.log_halfwidth
-        return max(self.scale * own, self.least_log_halfwidth)
+            found = self.log_halfwidth
+        else:
+            found = max(self.scale * own, self.least_log_halfwidth)
+        return max(found, own) if self.slow_runs else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,9 @@
     seconds = max(device, host)
 
 Launches run ahead of the device, so the host's time shows only where all of it together is longer
-than the device's: in layers so small that the device waits. Parts: one per class of operators, and
-`launch`, which holds what launches cost the device and what it waits for the host.
+than the device's: in layers so small that the device waits. Parts: one per class of operators,
+`launch`, what launches cost the device, and `wait`, what the device waits for the host when nothing
+else keeps it busy (`hetplan.cost.priced.host_waits` takes off what communication does).
 
 Half-width: parts of one class err together, classes independently of each other, so the square of
 the sum's is the sum over classes of (seconds * half-width)^2.
@@ -35,6 +36,7 @@ from hetplan.predict.predictor import Prediction, PredictionPart
 
 SOURCE = "measured"
 LAUNCH_PART = "launch"
+WAIT_PART = "wait"
 
 
 def layer_prediction(
@@ -124,11 +126,12 @@ def _sum(launches: list[tuple[int, Launch]]) -> Prediction:
         host += count * launch.floor_seconds
         notes.update(dict.fromkeys(launch.notes))
     busy = sum(work.values())
-    waits = max(on_device, host - busy)
-    total = busy + waits
-    if waits > 0:
-        spread[LAUNCH_PART] = waits * LAUNCH_LOG_HALFWIDTH
-        work[LAUNCH_PART] = waits
+    waits = max(0.0, host - busy - on_device)
+    total = busy + on_device + waits
+    for name, seconds in ((LAUNCH_PART, on_device), (WAIT_PART, waits)):
+        if seconds > 0:
+            spread[name] = seconds * LAUNCH_LOG_HALFWIDTH
+            work[name] = seconds
     variance = sum(value * value for value in spread.values())
     return Prediction(
         seconds=total,

@@ -29,8 +29,6 @@ from hetplan.predict.residual import REACHES, Point, left_out_residuals
 # Floors that are tried: times that this share of the rows stays below.
 _FLOOR_SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 _TURNS = 5
-_SEARCH_STEPS = 6
-"""Steps of a fit that only finds which rows lie on a floor: within a percent of the settled one."""
 _FEWEST_FOR_FLOOR = 8
 """Rows from which a floor is looked for: half of them on it still leave a fit of three columns."""
 _LEAST_GAIN = 0.003
@@ -189,9 +187,7 @@ def _above(
         if now == above:
             break
         above = now
-        coefficients = fit_nonnegative(
-            [rows[at] for at in above], [seconds[at] for at in above], steps=_SEARCH_STEPS
-        )
+        coefficients = fit_nonnegative([rows[at] for at in above], [seconds[at] for at in above])
         fit = replace(fit, coefficients=coefficients)
     chosen = set(above)
     below = sorted(value for at, value in enumerate(seconds) if at not in chosen)

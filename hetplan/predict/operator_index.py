@@ -11,7 +11,7 @@ of operators hide behind the work of the one before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hetplan.model.operators import (
     BACKWARD,
@@ -30,10 +30,11 @@ from hetplan.predict.operator_columns import column_value, range_values
 from hetplan.predict.operator_values import MeasuredShape, OperatorLaw
 from hetplan.predict.residual import Point, point_of, residual
 
-# Gradient of the weights over the forward product of equal operations, median of shapes measured
-# both ways with float32 sums: 1.052 of 61 on A100-PCIe, 1.073 of 144 on B200 (SimuMax's tables).
-WEIGHT_GRADIENT_OVER_FORWARD = 1.06
-# The same shape measured twice in those tables (52 of B200): 90 % of |log ratio| below 0.07.
+# Gradient of the weights, written in 16 bit, over the forward product of equal operations: median
+# of 82 shapes measured both ways on B200 (SimuMax's tables). Sums kept in float32 (1.05 to 1.07
+# there) are memory traffic that `hetplan.cost` counts apart.
+WEIGHT_GRADIENT_OVER_FORWARD = 1.02
+# The same shape measured twice in those tables (58 shapes): 90 % of |log ratio| below 0.07.
 LOOKED_UP_LOG_HALFWIDTH = 0.07
 # A fused causal kernel does half of the square's operations, at about half of the rate of plain
 # products: counted as the full square it runs at the rate of the unfused scores and context (335
@@ -133,12 +134,29 @@ class DeviceOperators:
             ready = self._laws.get((other, other_phase))
             if ready is not None:
                 same = other is kind
+                if phase != FORWARD:
+                    ready = self._product_alone(ready)
                 found = _by_law(ready, op, other_phase, self.precision, looked_up=False)
                 note = f"{_words(kind)} {_words(phase)} not measured: from {_words(other)} forward"
                 return _changed(
                     found, note, factor=factor, least=0.0 if same else MATRIX_LOG_HALFWIDTH
                 )
         return None
+
+    def _product_alone(self, ready: _Ready) -> _Ready:
+        """The law without what writes its result more slowly than other passes write.
+
+        A profiler's forward operator may hold passes beside its product (a bias, a split of its
+        result); the products of the backward pass have none.
+        """
+        rate = self._pass_rate(BACKWARD) or self._pass_rate(FORWARD)
+        if rate is None:
+            return ready
+        terms = tuple(
+            (column, min(value, rate) if column == "output_bytes" else value)
+            for column, value in ready.terms
+        )
+        return replace(ready, terms=terms)
 
     def _fused_from_unfused(self, op: Operator, phase: str) -> Launch | None:
         """Operations of the full square at the rate of the unfused products."""
@@ -168,6 +186,21 @@ class DeviceOperators:
     def _memory_pass(self, op: Operator, phase: str) -> Launch | None:
         """Least bytes at the median rate of the passes over memory that were measured."""
         phase = FORWARD if phase == FORWARD else BACKWARD
+        rate = self._pass_rate(phase)
+        if rate is None:
+            return None
+        moved = column_value("bytes", op, phase, self.precision)
+        return Launch(
+            op.operator,
+            moved * rate,
+            0.0,
+            0.0,
+            ELEMENTWISE_LOG_HALFWIDTH,
+            (f"{_words(op.operator)} not measured: at the rate of other passes over memory",),
+        )
+
+    def _pass_rate(self, phase: str) -> float | None:
+        """Median seconds per byte of the plain passes over memory that were measured."""
         rates = sorted(
             coefficient
             for (kind, other), ready in self._laws.items()
@@ -175,17 +208,7 @@ class DeviceOperators:
             for column, coefficient in ready.terms
             if column == "bytes" and coefficient > 0
         )
-        if not rates:
-            return None
-        moved = column_value("bytes", op, phase, self.precision)
-        return Launch(
-            op.operator,
-            moved * rates[len(rates) // 2],
-            0.0,
-            0.0,
-            ELEMENTWISE_LOG_HALFWIDTH,
-            (f"{_words(op.operator)} not measured: at the rate of other passes over memory",),
-        )
+        return rates[len(rates) // 2] if rates else None
 
     def _terms(self, kind: str, phase: str) -> tuple[tuple[str, float], ...]:
         ready = self._laws.get((kind, phase))
@@ -218,9 +241,9 @@ def _like_forward(laws: dict[tuple[str, str], _Ready]) -> dict[tuple[str, str], 
     A product of constant numbers switches fewer transistors than one of real ones, so a chip at its
     power limit runs it faster (Gregersen et al., arXiv 2409.18324; on A100 zeros 295 and random
     numbers 257 TFLOP/s: H. He, Strangely, Matrix Multiplications on GPUs Run Faster When Given
-    "Predictable" Data, 2024). A profiler's gradients are
-    often constant. Real input gradients take as long as the forward product of equal operations:
-    0.995 of it on A100-PCIe (61 shapes), 1.007 on B200 (144; SimuMax's tables).
+    "Predictable" Data, 2024). A profiler's gradients are often constant. Real input gradients take
+    as long as the forward product of equal operations: 0.995 of it on A100-PCIe (61 shapes), 1.007
+    on B200 (144; SimuMax's tables).
     """
     result = dict(laws)
     for kind in WITH_WEIGHTS:
@@ -339,7 +362,7 @@ def _by_law(
     if law.sustained_flops_per_second:
         work = max(work, operator_flops(op, of_law) / law.sustained_flops_per_second)
     values = tuple(value for _, value in range_values(op, of_law))
-    halfwidth, warnings = outside(law.ranges, values, law.log_halfwidth)
+    halfwidth, warnings = outside(law.ranges, values, law.halfwidth_at(work + ready.launch))
     return Launch(op.operator, work, ready.launch, law.floor_seconds, halfwidth, warnings)
 
 

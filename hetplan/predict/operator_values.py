@@ -138,14 +138,25 @@ class OperatorLaw:
     residual: LearnedResidual | None = None
     """None: leaving out whole sizes, nothing was learned from them."""
     notes: tuple[str, ...] = ()
+    large_seconds: float = 0.0
+    """Times from which `large_log_halfwidth` holds: half of the rows; 0: all are as good."""
+    large_log_halfwidth: float = 0.0
+    """Of the 90 % interval of the longer half, rows by their time: steps are made of those."""
+
+    def halfwidth_at(self, seconds: float) -> float:
+        """Half-width inside the measured ranges of a launch that takes so long."""
+        if self.large_seconds and seconds >= self.large_seconds:
+            return self.large_log_halfwidth
+        return self.log_halfwidth
 
     def __post_init__(self) -> None:
         if self.phase not in _PHASES:
             raise InputError(f"phase is {self.phase!r}; it is one of {', '.join(_PHASES)}")
         if not (math.isfinite(self.floor_seconds) and self.floor_seconds >= 0):
             raise InputError(f"floor is {self.floor_seconds} s; it is at least 0: fit again")
-        if not (math.isfinite(self.log_halfwidth) and self.log_halfwidth >= 0):
-            raise InputError(f"half-width is {self.log_halfwidth}; it is at least 0: fit again")
+        for value in (self.log_halfwidth, self.large_log_halfwidth):
+            if not (math.isfinite(value) and value >= 0):
+                raise InputError(f"half-width is {value}; it is at least 0: fit again")
 
     @property
     def key(self) -> tuple[str, str, str, str]:

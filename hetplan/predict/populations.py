@@ -3,7 +3,7 @@
 A population is everything measured under the same circumstances (device, driver, library, threads,
 pace, measuring tool); its times do not mix with another's. For each (device kind, precision), class
 of operators and operation of a link the newest population that has samples of it is used, and the
-report names what was passed over. So all_reduce may come from nccl-tests and send_recv from hetplan.
+report names what was passed over. So all_reduce may come from nccl-tests, send_recv from hetplan.
 """
 
 from __future__ import annotations

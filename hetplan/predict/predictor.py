@@ -17,7 +17,8 @@ class PredictionPart:
     """The part of a prediction that one law says; parts of one name err together on a device."""
 
     name: str
-    """An `OperatorClass` value, or `launch`."""
+    """An `OperatorClass` value, `launch`, or `wait` (the device for the host, if it has nothing
+    else to do)."""
     seconds: float
     log_halfwidth: float
     """Of its 90 % interval."""

@@ -156,13 +156,19 @@ def chip_halfwidth(source: DeviceKind, target: DeviceKind) -> float:
 def _of_chip(source: Rated, target: Rates, precision: str) -> OperatorLaw:
     law = carried(source, target, precision)
     added = chip_halfwidth(source.rates.kind, target.kind)
-    return replace(law, log_halfwidth=math.hypot(law.log_halfwidth, added))
+    return replace(
+        law,
+        log_halfwidth=math.hypot(law.log_halfwidth, added),
+        large_log_halfwidth=math.hypot(law.large_log_halfwidth, added),
+    )
 
 
 def _of_others(
     sources: Sequence[Rated], target: Rates, precision: str, spreads: Spreads
 ) -> OperatorLaw:
     law = pooled(sources, target, precision)
+    # The spread between chips is of all sizes, so the interval is.
+    law = replace(law, large_seconds=0.0, large_log_halfwidth=0.0)
     between = spreads.halfwidth(law.operator, different_chips(each.rates.kind for each in sources))
     halfwidth = math.hypot(law.log_halfwidth, between)
     if all(source.rates.kind.vendor != target.kind.vendor for source in sources):

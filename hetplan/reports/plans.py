@@ -242,9 +242,21 @@ def grouped(notes: Iterable[str]) -> Iterator[str]:
         subjects.setdefault(text, []).append(subject)
     for text, whose in subjects.items():
         if len(whose) > 1:
-            yield f"{text}: {'; '.join(whose)}"
+            yield f"{text}: {'; '.join(_by_cause(whose))}"
         else:
             yield f"{whose[0]}: {text}" if whose[0] else text
+
+
+def _by_cause(subjects: Iterable[str]) -> Iterator[str]:
+    """`kind: embedding forward` and `kind: head forward` as `kind (embedding forward, head
+    forward)`.
+    """
+    found: dict[str, list[str]] = {}
+    for subject in subjects:
+        cause, _, what = subject.partition(": ")
+        found.setdefault(cause, []).extend([what] if what else [])
+    for cause, whats in found.items():
+        yield f"{cause} ({', '.join(dict.fromkeys(whats))})" if whats else cause
 
 
 def certificate_line(certificate: Certificate, step_seconds: float) -> str:

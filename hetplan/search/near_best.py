@@ -4,8 +4,8 @@ The search gives the plan that is best if every prediction is right. Others are 
 prediction is wrong. Here are the best plans of
 
 1. every combination of degrees whose estimate comes near the best step, likeliest first;
-2. the cluster without one of the islands that the best plan uses;
-3. the worlds in which every prediction of one device kind lies at an end of its interval.
+2. the worlds in which every prediction of one device kind lies at an end of its interval;
+3. the cluster without one of the islands that the best plan uses.
 
 Each is walked as in the search (`explore`), to a coarser gap. `what_to_measure.near_best` says
 which of them cannot be told from the best.
@@ -15,120 +15,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from hetplan.cluster.devices import DeviceKind
-from hetplan.cluster.spec import Cluster, Link
+from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
-from hetplan.job.spec import Job, Optimizer, Precision
-from hetplan.model.operators import DEFAULT_KERNELS, Kernels
-from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.job.spec import Job
+from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import StageChoice, build_plan
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import Plan
-from hetplan.predict.calibrated import corrected
-from hetplan.predict.predictor import Prediction, Predictor, SendLaw
+from hetplan.predict.predictor import Predictor
 from hetplan.search.candidates import Candidate, allowed_cluster, enumerate_candidates
 from hetplan.search.closing import close_by_model
 from hetplan.search.explore import Best, CandidateWalk, OutOfTimeError, few_islands, rough
 from hetplan.search.spaces import SpaceMaker
+from hetplan.search.through import Moved
 
 _GAP = 0.02  # of a rival's own search: below what any interval tells apart
 _MOST_RIVALS = 10  # combinations of degrees that are walked in the first world
 _MOST_ELSEWHERE = 3  # and in each other one
 _SEED = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """A `Predictor` of the world in which one device kind lies at an end of its interval."""
-
-    predictor: Predictor
-    kind: str
-    sign: float
-    """-1: faster, 1: slower."""
-
-    def _moved(self, device: DeviceKind, found: Prediction) -> Prediction:
-        if device.kind != self.kind:
-            return found
-        return corrected(found, math.exp(self.sign * found.log_halfwidth))
-
-    def forward(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        *,
-        microbatch_size: int,
-        sequence_length: int,
-        tp: int,
-        precision: Precision,
-        kernels: Kernels = DEFAULT_KERNELS,
-    ) -> Prediction:
-        """As the predictor, moved."""
-        found = self.predictor.forward(
-            device,
-            model,
-            layer,
-            microbatch_size=microbatch_size,
-            sequence_length=sequence_length,
-            tp=tp,
-            precision=precision,
-            kernels=kernels,
-        )
-        return self._moved(device, found)
-
-    def backward(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        *,
-        microbatch_size: int,
-        sequence_length: int,
-        tp: int,
-        precision: Precision,
-        kernels: Kernels = DEFAULT_KERNELS,
-    ) -> Prediction:
-        """As the predictor, moved."""
-        found = self.predictor.backward(
-            device,
-            model,
-            layer,
-            microbatch_size=microbatch_size,
-            sequence_length=sequence_length,
-            tp=tp,
-            precision=precision,
-            kernels=kernels,
-        )
-        return self._moved(device, found)
-
-    def optimizer_update(
-        self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision
-    ) -> Prediction:
-        """As the predictor, moved."""
-        found = self.predictor.optimizer_update(device, optimizer, parameters, precision)
-        return self._moved(device, found)
-
-    def send(self, link: Link, message_bytes: float, *, nodes: int = 1) -> SendLaw:
-        """As the predictor."""
-        return self.predictor.send(link, message_bytes, nodes=nodes)
-
-    def collective(
-        self,
-        link: Link,
-        operation: str,
-        group_size: int,
-        message_bytes: float,
-        *,
-        nodes: int = 1,
-        groups: int = 1,
-    ) -> Prediction:
-        """As the predictor."""
-        return self.predictor.collective(
-            link, operation, group_size, message_bytes, nodes=nodes, groups=groups
-        )
 
 
 def rivals(
@@ -155,19 +62,30 @@ def rivals(
 def _every(
     plan: Plan, model: ModelSpec, cluster: Cluster, job: Job, predictor: Predictor, deadline: float
 ) -> Iterator[Plan]:
-    yield from _best_of(model, cluster, job, predictor, _MOST_RIVALS, deadline)
-    names = _islands(plan, cluster)
-    if len(cluster.islands) > 1:
-        for name in names:
-            forbid = replace(job.forbid, islands=(*job.forbid.islands, name))
-            without = replace(job, forbid=forbid)
-            yield from _best_of(model, cluster, without, predictor, _MOST_ELSEWHERE, deadline)
+    maker = _maker(model, cluster, job, predictor)
+    every = enumerate_candidates(model, maker.cluster, job)
+    likeliest = _likeliest(maker, every, _MOST_RIVALS, deadline)
+    yield from _best_of(maker, likeliest[:_MOST_ELSEWHERE], deadline)
     kinds = dict.fromkeys(island.device.kind for island in cluster.islands)
     if len(kinds) > 1:
         for kind in kinds:
             for sign in (-1.0, 1.0):
-                moved = Moved(predictor, kind, sign)
-                yield from _best_of(model, cluster, job, moved, _MOST_ELSEWHERE, deadline)
+                world = _maker(model, cluster, job, Moved(predictor, kind, sign))
+                there = _likeliest(world, likeliest, _MOST_ELSEWHERE, deadline)
+                yield from _best_of(world, there, deadline)
+    if len(cluster.islands) > 1:
+        for name in _islands(plan, cluster):
+            forbid = replace(job.forbid, islands=(*job.forbid.islands, name))
+            without = _maker(model, cluster, replace(job, forbid=forbid), predictor)
+            every = enumerate_candidates(model, without.cluster, without.job)
+            there = _likeliest(without, every, _MOST_ELSEWHERE, deadline)
+            yield from _best_of(without, there, deadline)
+    yield from _best_of(maker, likeliest[_MOST_ELSEWHERE:], deadline)
+
+
+def _maker(model: ModelSpec, cluster: Cluster, job: Job, predictor: Predictor) -> SpaceMaker:
+    allowed = allowed_cluster(cluster, job)
+    return SpaceMaker(model=model, cluster=allowed, job=job, predictor=predictor)
 
 
 def _islands(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
@@ -182,14 +100,12 @@ def _islands(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
     )
 
 
-def _best_of(
-    model: ModelSpec, cluster: Cluster, job: Job, predictor: Predictor, most: int, deadline: float
-) -> Iterator[Plan]:
-    """The best plan of each of the likeliest combinations of degrees."""
-    allowed = allowed_cluster(cluster, job)
-    maker = SpaceMaker(model=model, cluster=allowed, job=job, predictor=predictor)
+def _likeliest(
+    maker: SpaceMaker, candidates: Sequence[Candidate], most: int, deadline: float
+) -> list[Candidate]:
+    """Those with the shortest estimates, as far as the time allows a look at them."""
     entries: list[tuple[float, Candidate]] = []
-    for candidate in enumerate_candidates(model, allowed, job):
+    for candidate in candidates:
         if time.monotonic() > deadline:
             break
         try:
@@ -199,7 +115,12 @@ def _best_of(
         if known.bound_seconds < math.inf:
             entries.append((known.estimate_seconds, candidate))
     entries.sort(key=lambda each: (each[0], each[1].degrees))
-    for _, candidate in entries[:most]:
+    return [candidate for _, candidate in entries[:most]]
+
+
+def _best_of(maker: SpaceMaker, candidates: Sequence[Candidate], deadline: float) -> Iterator[Plan]:
+    """The best plan of each of these combinations of degrees."""
+    for candidate in candidates:
         if time.monotonic() > deadline:
             return
         found = _walked(maker, candidate, deadline)

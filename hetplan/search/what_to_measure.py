@@ -177,7 +177,8 @@ def order(
     """The measurements worth their time, in their order, as far as the budget goes.
 
     `least_gain`: one that takes off less than this part of the best plan's half-width and regret
-    is not worth it. A measurement that needs more than what is left of the budget is passed over.
+    is not worth it. Of equals the first goes first. A measurement that needs more than what is
+    left of the budget is passed over.
     """
     best = _best(plans)
     widths = _Widths(plans)
@@ -226,7 +227,7 @@ class _Widths:
         return found
 
     def logs(self, halfwidths: Floats) -> Floats:
-        """log step of each plan in each draw, [draws, plans]."""
+        """Logarithm of the step of each plan in each draw, [draws, plans]."""
         if not self.shape[1]:
             return np.tile(self.logs_of_steps, (DRAWS, 1))
         moved: Floats = (self.sums(halfwidths) @ self.normal).T + self.logs_of_steps
@@ -281,10 +282,11 @@ def _greedy(
             left = state.loss(after)
             gain = loss - left
             if gain > floor:
-                tried.append((-gain / max(each.seconds, 1e-9), each.name, each, after, left))
+                tried.append((gain / max(each.seconds, 1e-9), each, after, left))
         if not tried:
             break
-        _, _, taken, halfwidths, left = min(tried, key=lambda found: found[:2])
+        # Of equals the one that was named first.
+        _, taken, halfwidths, left = max(tried, key=lambda found: found[0])
         forced = forced[1:]
         open_.remove(taken)
         spent += taken.seconds

@@ -135,7 +135,7 @@ def test_labels_that_mean_nothing_are_refused(label: str) -> None:
         ("8x HDR-200Gb IB per node (Selene)", 8, 200),
         ("800 Gb/s per node (vTrain config)", 4, 200),
         ("400Gb/s+ per GPU (not stated)", 8, 400),
-        ("Alps/Clariden Slingshot", 4, 200),
+        ("Alps/Clariden Slingshot", 1, 200),
     ],
 )
 def test_networks_are_read_from_notes(row: RunRow, note: str, nics: int, gigabits: float) -> None:

@@ -37,6 +37,7 @@ FLOAT8_RATIO = {
 _GEFORCE = (4.1, "GeForce cards halve float16 that is summed in float32")
 _MLU = (2.7, "the maker prints 256 and 96")
 INT8_RATIO = {
+    "nvidia-rtx-2080-ti-11gb": _GEFORCE,
     "nvidia-rtx-3090-24gb": _GEFORCE,
     "nvidia-rtx-4090-24gb": _GEFORCE,
     "nvidia-rtx-5090-32gb": _GEFORCE,

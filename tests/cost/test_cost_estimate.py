@@ -140,7 +140,7 @@ def test_warnings_once_each_and_in_order() -> None:
     assert found.sources == ("datasheet",)
     assert len(set(found.warnings)) == len(found.warnings)
     assert found.warnings[:2] == (
-        "fast: embedding forward: hidden 256 > 128 measured",
+        "fast: embedding forward: extrapolating: hidden 256 > 128 measured",
         "fast: predicted from datasheet figures, nothing was measured",
     )
     assert found.warnings[-1] == (

@@ -63,7 +63,7 @@ def strided(tp: int, devices: int = 64) -> list[list[int]]:
         (RingNics.FIRST_DEVICE, 2, 1),
         (RingNics.FIRST_DEVICE, 4, 2),
         (RingNics.FIRST_DEVICE, 8, 4),
-        (RingNics.ONE, 1, 1),
+        (RingNics.ONE, 1, 4),
         (RingNics.ONE, 2, 1),
         (RingNics.ONE, 4, 1),
         (RingNics.ONE, 8, 4),
@@ -115,6 +115,14 @@ def test_shares_are_parts_and_own_cards_are_never_worse(
     share = ring_share(cluster(rings), groups)
     assert 0 < share <= 1
     assert ring_share(cluster(RingNics.OWN), groups) == 1.0
+
+
+def test_what_rings_use_where_nothing_is_said() -> None:
+    shared = Nics(per_node=4, bandwidth_bytes_per_second=CARD)
+    assert shared.ring_nics(8) is RingNics.FIRST_DEVICE
+    assert shared.ring_nics(4) is RingNics.OWN
+    assert replace(shared, rails=4).ring_nics(8) is RingNics.OWN
+    assert replace(shared, rings=RingNics.ONE).ring_nics(4) is RingNics.ONE
 
 
 def test_rings_stay_on_rails() -> None:

@@ -494,6 +494,8 @@ LAWS = FittedLaws(
             ),
             residual=LearnedResidual(doublings=0.5, error_before=0.12, error_after=0.1),
             notes=("never faster than the largest products keep up, 1100 TFLOP/s",),
+            large_seconds=0.0004,
+            large_log_halfwidth=0.04,
         ),
     ),
     links=(
@@ -645,7 +647,7 @@ FINDINGS = Findings(
 GOLDEN: tuple[tuple[str, object], ...] = (
     ("hetplan.comparison/1", COMPARISON),
     ("hetplan.model-value/2", MODEL),
-    ("hetplan.cluster-value/3", CLUSTER),
+    ("hetplan.cluster-value/4", CLUSTER),
     ("hetplan.job-value/3", JOB),
     ("hetplan.plan-value/2", PLAN),
     ("hetplan.estimate/3", ESTIMATE),

@@ -277,6 +277,10 @@ def test_slow_runs_are_a_tail_beside_the_interval() -> None:
     width = found.width((KIND,), "several nodes", 0.05)
     assert width is not None
     assert width.log_halfwidth < 0.06
+    # What is left after a choice widens an interval, and narrows none.
+    wide = found.width((KIND,), "several nodes", 0.3)
+    assert wide is not None
+    assert wide.log_halfwidth >= 0.3
     assert found.tail((KIND,), "several nodes") == tail
     assert found.tail((KIND,), "one node") is None
 
@@ -291,6 +295,12 @@ def test_tails_are_never_invented() -> None:
     assert calibrate(fast, factors=False).tails == ()
     dozen = [run(n, 1.4 if n < 2 else 1.0 + 0.001 * n) for n in range(12)]
     assert calibrate(dozen, factors=False).tails == ()
+
+
+@pytest.mark.parametrize("own", [-0.1, math.nan, math.inf])
+def test_a_half_width_that_is_none_is_refused(own: float) -> None:
+    with pytest.raises(InputError, match="log_halfwidth of run layout 0"):
+        replace(run(0), log_halfwidth=own)
 
 
 @pytest.mark.parametrize("measured", [0.0, -1.0, math.nan, math.inf])

@@ -1,4 +1,4 @@
-"""Measured layers: repaired to rise with work, read between sizes, used only where that is better."""
+"""Measured layers: repaired to rise with work, read between sizes, used only where better."""
 
 from __future__ import annotations
 

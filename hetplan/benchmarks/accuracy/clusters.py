@@ -17,7 +17,7 @@ from hetplan.benchmarks.accuracy.rows import RunRow
 from hetplan.benchmarks.accuracy.unit_collectives import node_link, nodes_link
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.devices import DeviceKind
-from hetplan.cluster.node import Nics
+from hetplan.cluster.node import Nics, RingNics
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.errors import InputError
 
@@ -32,6 +32,10 @@ _PER_NODE = re.compile(r"(\d+)\s*Gb(?:it)?/s per node", re.IGNORECASE)
 _PER_DEVICE = re.compile(r"(\d+)\s*Gb(?:it)?/s\+? per GPU", re.IGNORECASE)
 
 
+ONE_CARD = "all ranks of a node leave by one network card: read off this cluster's runs"
+SHARED_RINGS = "rings of strided groups share one network card: read off this cluster's runs"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeNetwork:
     """The network cards of a node, and where the figures are from."""
@@ -41,14 +45,22 @@ class NodeNetwork:
     source: str
     inside_bytes_per_second: float = 0.0
     """Of one device to the others of its node, where that differs by system; 0: as its kind has."""
+    rings: RingNics | None = None
+    """Which cards rings of strided groups use, where that is known of this cluster."""
+    inferred: str = ""
+    """What of it was read off the cluster's own runs; empty: nothing."""
 
 
 _NAMED = (
     (
         "slingshot",
         NodeNetwork(
-            nics=4,
+            # A node has four, one per device. The published times of the reduction alone
+            # (grad_reduce_s) are on average 2.7 times what four would take, and 0.7 of what one
+            # takes: the ranks of a node are taken to leave by one.
+            nics=1,
             bandwidth_bytes_per_second=200 * GIGABIT,
+            inferred=ONE_CARD,
             # Six NVLink 4 links of 25 GB/s and direction between any two of the four.
             inside_bytes_per_second=3 * 150e9,
             source="CSCS, Alps: nodes of 4 GH200, one Slingshot 11 port of 200 Gbit/s each",
@@ -64,6 +76,13 @@ _NAMED = (
     ),
 )
 """(word of the note, network) of clusters that a note only names."""
+
+
+_RINGS = (("vtrain config", RingNics.ONE),)
+"""(word of the note, cards that rings of strided groups use) of clusters whose runs show it.
+
+vTrain's runs reduce gradients over strided groups four times slower than the cards of a node allow,
+unless tensor parallelism fills the node. Nothing but those runs says so of this cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +114,14 @@ def cluster_of(row: RunRow, measured_links: Sequence[str]) -> Cluster:
         raise InputError(f"{row.gpus} devices are no whole nodes of {per_node}")
     nodes = NodesOf(kind=kind, nodes=row.gpus // per_node, devices_per_node=per_node)
     return cluster_of_nodes(row, (nodes,), measured_links)
+
+
+def cluster_notes(row: RunRow, cluster: Cluster) -> tuple[str, ...]:
+    """What about the network was told by the runs themselves."""
+    if all(island.nodes == 1 for island in cluster.islands):
+        return ()
+    network = network_of(row, needed=False)
+    return (network.inferred,) if network is not None and network.inferred else ()
 
 
 def _nvlink_domain(devices: int, per_node: int) -> int:
@@ -141,7 +168,14 @@ def network_of(row: RunRow, *, needed: bool = True) -> NodeNetwork | None:
         # Nodes of A100 have HDR cards; of others the figure is taken as one card per device.
         nics = round(whole / HDR_BYTES_PER_SECOND) if "A100" in row.gpu else per_node
         nics = max(1, nics)
-        return NodeNetwork(nics=nics, bandwidth_bytes_per_second=whole / nics, source=note)
+        rings = next((rings for word, rings in _RINGS if word in note.lower()), None)
+        return NodeNetwork(
+            nics=nics,
+            bandwidth_bytes_per_second=whole / nics,
+            source=note,
+            rings=rings,
+            inferred=SHARED_RINGS if rings else "",
+        )
     found = _PER_DEVICE.search(note)
     if found:
         return NodeNetwork(
@@ -165,7 +199,11 @@ def _island(
     if network is not None:
         # A note counts the cards of a node, or one per device (which a whole fabric has, too).
         whole = part.devices_per_node if network.nics == row.gpus_per_node else network.nics
-        nics = Nics(per_node=whole, bandwidth_bytes_per_second=network.bandwidth_bytes_per_second)
+        nics = Nics(
+            per_node=whole,
+            bandwidth_bytes_per_second=network.bandwidth_bytes_per_second,
+            rings=network.rings,
+        )
         between = Link(
             bandwidth_bytes_per_second=nics.share_bytes_per_second(part.devices_per_node),
             latency_seconds=NIC_LATENCY_SECONDS,

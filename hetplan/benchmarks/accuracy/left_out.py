@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from hetplan.benchmarks.accuracy.devices import device_kind_of
 from hetplan.benchmarks.accuracy.judge import Errors, Judged, errors_of
-from hetplan.benchmarks.accuracy.unit_judged import judged_layer, judged_link, judged_operator
+from hetplan.benchmarks.accuracy.unit_judged import OperatorAnswers, judged_layer, judged_link
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.errors import InputError
 from hetplan.predict.fit import FittedPredictor, fit_populations
@@ -28,6 +28,8 @@ from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, P
 MOST_MESSAGES = 64
 """Of one operation among one number of ranks, evenly over the sizes: tables have a thousand."""
 _OCTAVES_AT_A_TIME = 4
+ALL_OPERATORS = "operators"
+COLLECTIVES = "collectives"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,7 @@ class UnitErrors:
     """Figures of unit measurements that a fit did not see."""
 
     what: str
-    """Kind of layer, class of operators, or `collectives`."""
+    """Kind of layer, class of operators, `operators` for all classes, or `collectives`."""
     device: str
     """Device kind, or link."""
     precision: str
@@ -124,17 +126,22 @@ def _without_device(whole: FittedPredictor, device: str) -> FittedPredictor:
 def _without_size(
     populations: Sequence[ProfileSet], device: str, size: int
 ) -> tuple[ProfileSet, ...]:
-    """The device's layers of other hidden sizes, without operators and links."""
+    """The device's layers and operators of other hidden sizes, without links.
+
+    Operators of the size are those that are as wide: products, norms, additions, look-ups.
+    """
     kept = (
         replace(
             each,
             layers=tuple(s for s in each.layers if s.device == device and s.hidden_size != size),
-            operators=(),
+            operators=tuple(
+                s for s in each.operators if s.device == device and size not in (s.n, s.k)
+            ),
             links=(),
         )
         for each in populations
     )
-    return tuple(each for each in kept if each.layers)
+    return tuple(each for each in kept if each.layers or each.operators)
 
 
 def _keys(
@@ -184,22 +191,29 @@ def _operator_rows(
     what: str,
     notes: dict[str, None],
 ) -> Iterator[UnitErrors]:
-    kinds = load_catalogue()
+    answers = OperatorAnswers(predictor)
     for device, precision in _keys(samples):
         mine = [each for each in samples if (each.device, each.precision) == (device, precision)]
-        for operator in dict.fromkeys(each.operator for each in mine):
-            judged = []
-            for sample in mine:
-                if sample.operator != operator:
-                    continue
-                try:
-                    found = judged_operator(sample, device_kind_of(sample.device, kinds), predictor)
-                except InputError as fault:
-                    notes[f"a {operator} of {device} is not judged: {fault}"] = None
-                    continue
-                if found is not None:
-                    judged.append(found)
-            yield from _row(operator, device, precision, what, judged)
+        judged = _judged_operators(mine, answers, notes)
+        yield from _row(ALL_OPERATORS, device, precision, what, [each for _, each in judged])
+        for operator in dict.fromkeys(operator for operator, _ in judged):
+            same = [each for other, each in judged if other == operator]
+            yield from _row(operator, device, precision, what, same)
+
+
+def _judged_operators(
+    samples: Sequence[OperatorSample], answers: OperatorAnswers, notes: dict[str, None]
+) -> list[tuple[str, Judged]]:
+    kinds, judged = load_catalogue(), []
+    for sample in samples:
+        try:
+            found = answers.judged(sample, device_kind_of(sample.device, kinds))
+        except InputError as fault:
+            notes[f"a {sample.operator} of {sample.device} is not judged: {fault}"] = None
+            continue
+        if found is not None:
+            judged.append((sample.operator, found))
+    return judged
 
 
 def _messages(populations: Sequence[ProfileSet]) -> Iterator[UnitErrors]:
@@ -257,7 +271,7 @@ def _link_rows(
             found = judged_link(sample, predictor_of(sample))
             if found is not None:
                 judged.append(found)
-        yield from _row("collectives", link, "", what, judged)
+        yield from _row(COLLECTIVES, link, "", what, judged)
 
 
 def _thinned(samples: Sequence[LinkSample]) -> Iterator[LinkSample]:

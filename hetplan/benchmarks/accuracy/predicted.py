@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetplan.benchmarks.accuracy.clusters import cluster_of
+from hetplan.benchmarks.accuracy.clusters import cluster_notes, cluster_of
 from hetplan.benchmarks.accuracy.devices import kind_names
 from hetplan.benchmarks.accuracy.mixed import find_mixed, mixed_run
 from hetplan.benchmarks.accuracy.models import model_of
@@ -86,7 +86,7 @@ def run_of(row: RunRow, folders: Sequence[Path], measured_links: Sequence[str]) 
         model=found.model,
         cluster=cluster,
         planned=planned,
-        notes=(*found.notes, *planned.notes),
+        notes=(*found.notes, *cluster_notes(row, cluster), *planned.notes),
     )
 
 

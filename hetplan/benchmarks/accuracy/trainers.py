@@ -96,14 +96,14 @@ TRAINERS = (
     Trainer(
         sources=("sailor",),
         # Sailor's fork of Megatron-DeepSpeed, float32 without autocast: unfused attention; pipeline
-        # engine with blocking sends and receives (deepspeed/pipe_engine.py); full tensors between
-        # stages; gradients in float32.
+        # engine with blocking sends and receives, each rank its part of the tensor, which the
+        # receivers put together (deepspeed/pipe_engine.py: PartitionedTensor); float32 gradients.
         options=TrainerOptions(
             fused_attention=False,
             attention_dropout=True,
             hidden_dropout=True,
             fused_loss=False,
-            scattered_sends=False,
+            scattered_sends=True,
             fused_accumulation=False,
             blocking_sends=True,
             gradient_precision=Precision.FLOAT32,

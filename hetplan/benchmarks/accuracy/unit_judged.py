@@ -9,15 +9,21 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Link, Transport
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision
+from hetplan.model.operators import WITH_WEIGHTS
 from hetplan.model.spec import LayerKind
 from hetplan.predict import datasheet
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.layer_laws import sample_model
+from hetplan.predict.operator_columns import sample_operator
+from hetplan.predict.operator_index import index_operators
 from hetplan.predict.predictor import Prediction
+from hetplan.predict.prior import MovedOperators
+from hetplan.predict.related import Related
 from hetplan.profiling.samples import (
     LayerSample,
     LinkOperation,
     LinkSample,
+    OperatorPhase,
     OperatorSample,
     Phase,
 )
@@ -85,11 +91,48 @@ def judged_link(sample: LinkSample, predictor: FittedPredictor) -> Judged | None
     return _judged(name, found, sample.median_seconds)
 
 
-def judged_operator(
-    sample: OperatorSample, device: DeviceKind, predictor: FittedPredictor
-) -> Judged | None:
-    """An operator's pass beside its prediction; None where no law covers it."""
-    return None
+class OperatorAnswers:
+    """What the laws of a predictor say of single operators, as its layers are made of them."""
+
+    def __init__(self, predictor: FittedPredictor) -> None:
+        laws = predictor.laws
+        self._related = Related(laws)
+        self._own = index_operators(laws.operators)
+        self._moved = MovedOperators(laws.operators, self._related)
+
+    def judged(self, sample: OperatorSample, device: DeviceKind) -> Judged | None:
+        """An operator's pass beside its prediction.
+
+        None of a product's single gradients, which layers only have together, and where no law
+        covers the class.
+        """
+        precision, op = _precision(sample.precision), sample_operator(sample)
+        backward = sample.phase == OperatorPhase.BACKWARD
+        if sample.phase not in (OperatorPhase.FORWARD, OperatorPhase.BACKWARD) or (
+            backward and op.operator in WITH_WEIGHTS
+        ):
+            return None
+        index = self._moved.index(device, precision, self._own)
+        here = index.get((device.kind, precision.value))
+        if here is None:
+            here = self._related.operators(device, precision)
+        if here is None:
+            return None
+        launches = here.launches(
+            op, backward=backward, lent=lambda: self._related.operators(device, precision)
+        )
+        if launches is None:
+            return None
+        # Alone, as it was measured: nothing hides the host's part of a launch.
+        times = [
+            max(each.floor_seconds, each.work_seconds + each.launch_seconds) for each in launches
+        ]
+        seconds = sum(times)
+        halfwidth = max((each.log_halfwidth for each in launches), default=0.0)
+        sizes = f"{sample.batch} x [{sample.m}, {sample.n}, {sample.k}]"
+        name = f"{sample.operator} {sample.phase} {sizes}"
+        found = Prediction(seconds=seconds, log_halfwidth=halfwidth, source="measured")
+        return _judged(name, found, sample.median_seconds)
 
 
 def _precision(text: str) -> Precision:

@@ -4,7 +4,8 @@ The table names operators of a Megatron layer; shapes follow from the model, the
 and the tensor-parallel degree t. With s tokens per sequence, M = b * s rows, hidden size h, a heads
 of d = h / a and a vocabulary of V words:
 
-    enc-attention-qkv, enc-MLP-GEMM-1    [M, h] x [h, 3h/t] and [M, h] x [h, 4h/t]
+    enc-attention-qkv, enc-MLP-GEMM-1    [M, h] x [h, 3h/t] and [M, h] x [h, 4h/t]; the first holds
+                                         copies of its result besides and is not used
     enc-attention-dense, enc-MLP-GEMM-2  [M, h/t] x [h/t, h] and [M, 4h/t] x [4h/t, h]
     enc-attention-score, -context        b*a/t products [s, d] x [d, s] and [s, s] x [s, d]
     enc-attention-softmax, -dropout      b*a/t*s rows of s
@@ -127,12 +128,25 @@ _FINAL_NORM = (
 )
 
 
+# Aceso's operator of it cuts its result apart with split_tensor_along_last_dim(mixed_x_layer, 3,
+# contiguous_split_chunks=True), which copies it; Megatron-LM's attention (megatron/model/
+# transformer.py) does so without the copy. Backward puts three gradients together again. The rows
+# say the same: [16384, 7168] x [7168, 21504] takes 1.2 ms more than the other products' rate asks
+# for, 4 bytes per element of its result at 1.15 TB/s.
+_COPIED = (
+    f"{_PASSES}: query-key-value product, in one time with copies of its result that trainers do "
+    "not make"
+)
+
+
 def _unusable(row: LayerRow, seconds: float | None, *, is_forward: bool) -> str:
     """Why a pass is not used; empty: it is."""
     if seconds is None or seconds <= 0:
         return f"{_PASSES}: no time"
     if seconds >= _FAILED_SECONDS:
         return f"{_PASSES}: 1e7 us, the mark of a run out of memory"
+    if row.operation == "enc-attention-qkv":
+        return _COPIED
     reduced = _ROW_PARALLEL if is_forward else _COLUMN_PARALLEL
     if row.tp > 1 and row.operation in reduced:
         return f"{_PASSES}: product at tp > 1 with the tensor-parallel communication in it"

@@ -6,12 +6,14 @@ some of them it depends on the machine (`cluster.node.RingNics`):
 
     own            every ring by the card of a device of its own
     first-device   all rings of a group by the card of its first device in the node
-    one            all rings of all groups with several devices there by the node's first card
+    one            all rings of all such groups by the node's first card
 
 all_reduce in two nodes of 8 A100 with two cards of 25 GB/s each, one group at a time (Galvatron,
 `allreduce_bandwidth_2nodes_8gpus_per_node`): bus bandwidth 8.1, 16.2, 20.8 and 44.7 GB/s with one,
 two, four and eight devices in each node, where one device alone sends 8.1 GB/s: four of eight reach
-one card's rate and not that of their own two, all eight that of both.
+one card's rate and not that of their own two, all eight that of both. Hence the first device's card
+where nothing else is said and devices share cards; a card for each device, or rails, were not
+measured, and rings are taken to use their own.
 
 What lanes get is the part of `Link.bandwidth` that the cards leave them:
 
@@ -51,7 +53,9 @@ def ring_share(cluster: Cluster, groups: Sequence[Sequence[int]]) -> float:
 def _matters(island: Island) -> bool:
     """Whether rings use other cards there than those of their devices."""
     direct = island.inter_node.transport is Transport.DEVICE_DIRECT
-    return direct and island.nics is not None and island.nics.rings is not RingNics.OWN
+    if island.nics is None or not direct:
+        return False
+    return island.nics.ring_nics(island.devices_per_node) is not RingNics.OWN
 
 
 def _share_in(island: Island, owner: Ints, devices: Ints) -> float:
@@ -67,11 +71,15 @@ def _share_in(island: Island, owner: Ints, devices: Ints) -> float:
     lanes = np.diff(np.append(begins, owner.size))
     part = np.repeat(np.arange(begins.size), lanes)
     own = np.array([nics.of(number, each)[0] for number in range(each)], dtype=np.int64)
-    if nics.rings is RingNics.ONE:
-        moved, to = lanes > 1, np.zeros(begins.size, dtype=np.int64)
-    else:
-        moved, to = (lanes > 1) & (lanes < each), own[local[begins]]
+    moved = (lanes > 1) & (lanes < each)
+    one = nics.ring_nics(each) is RingNics.ONE
+    to = np.zeros(begins.size, dtype=np.int64) if one else own[local[begins]]
     card = node * nics.per_node + np.where(moved[part], to[part], own[local])
-    _, counts = np.unique(card, return_counts=True)
-    demand = float(counts.max()) * island.inter_node.bandwidth_bytes_per_second
+    # Between nodes of unequal parts there are as many lanes as the smaller has.
+    fewest = np.full(int(owner.max()) + 1, each)
+    np.minimum.at(fewest, owner[begins], lanes)
+    weight = fewest[owner] / lanes[part]
+    _, place = np.unique(card, return_inverse=True)
+    fullest = float(np.bincount(place, weights=weight).max())
+    demand = fullest * island.inter_node.bandwidth_bytes_per_second
     return min(1.0, nics.bandwidth_bytes_per_second / demand)

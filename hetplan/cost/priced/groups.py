@@ -21,6 +21,7 @@ from hetplan.cost.network.group_shares import group_share
 from hetplan.cost.network.hash_collisions import link_collisions
 from hetplan.cost.network.ring_nics import ring_share
 from hetplan.cost.network.segments import crosses_pcie
+from hetplan.cost.priced.crowds import Crowd, crowd_of
 from hetplan.cost.terms import Term
 from hetplan.errors import InputError
 from hetplan.plans.plan import Replica, expand
@@ -39,6 +40,8 @@ class Group:
     """Part of its own speed that it keeps beside other groups, less what collisions cost."""
     among: float = 1.0
     """Part that the other groups of its kind on the same stage leave it, collisions apart."""
+    crowd: Crowd | None = None
+    """Those over whose cards it communicates on a link that was measured with one group."""
 
     def beside(self, kept: float) -> Group:
         """The same where groups of other stages leave it this part of what it had."""
@@ -141,7 +144,14 @@ def group_among(cluster: Cluster, groups: Members) -> Group:
     if _nodes(cluster, widest) > 1:
         left = _after_collisions(cluster, widest, size * len(groups))
         share = min(among, ring_share(cluster, groups))
-    return Group(shape=group_shape(cluster, widest), size=size, share=share * left, among=among)
+    crowd = crowd_of(cluster, groups) if _nodes(cluster, widest) > 1 else None
+    return Group(
+        shape=group_shape(cluster, widest),
+        size=size,
+        share=share * left,
+        among=among,
+        crowd=crowd,
+    )
 
 
 def can_meet(cluster: Cluster, groups: Members) -> bool:
@@ -185,9 +195,9 @@ class KnownCollectives:
 
     cluster: Cluster
     predictor: Predictor
-    terms: dict[tuple[GroupShape, float, LinkOperation, float], tuple[Term, ...]] = field(
-        default_factory=dict
-    )
+    terms: dict[
+        tuple[GroupShape, float, Crowd | None, LinkOperation, float], tuple[Term, ...]
+    ] = field(default_factory=dict)
 
     def of(
         self, group: Group, operation: LinkOperation, message_bytes: float, what: str
@@ -195,16 +205,20 @@ class KnownCollectives:
         """The predicted parts of one collective; none for a group of one."""
         if group.size == 1 or message_bytes <= 0:
             return ()
-        key = (group.shape, group.share, operation, message_bytes)
+        key = (group.shape, group.share, group.crowd, operation, message_bytes)
         found = self.terms.get(key)
         if found is None:
+            crowd = group.crowd
+            kept = 1.0 if crowd is None else crowd.share(self.predictor, message_bytes)
             found = self.terms[key] = collective(
                 self.cluster,
                 group.shape,
                 operation,
                 message_bytes,
                 self.predictor,
-                share=group.share,
+                # Where the link was measured, what its figure leaves each device is not a share
+                # of what the samples say.
+                share=min(group.share, kept),
             ).terms
         return tuple([replace(term, what=what) for term in found])
 

@@ -7,7 +7,9 @@ transfer has arrived when that is done. Every rank sends to the one of its posit
 stages have different numbers of ranks, a rank of the smaller one sends, or receives, for several,
 one after the other. A capacity that the link's devices share is divided among the ranks of the
 smaller stage (`Link.among`); where they are put on equal-cost paths by hash, the mean of what
-collisions leave counts (`hetplan.cost.network.hash_collisions`).
+collisions leave counts (`hetplan.cost.network.hash_collisions`). Samples say what one pair reached
+with all of that to itself: k senders that share reach what is there, each a k-th of it, and none
+more than alone.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetplan.cluster.spec import Cluster, Island, Link, Transport
+from hetplan.cost.collectives.parts import MEASURED
 from hetplan.cost.network.hash_collisions import link_collisions
 from hetplan.cost.network.host_staged import (
     HostResources,
@@ -56,6 +59,14 @@ class Crossing:
     def is_link(self) -> bool:
         """Whether it is what two islands or regions share; otherwise a node's NIC."""
         return self.segment.kind in (SegmentKind.ISLAND_LINK, SegmentKind.REGION_LINK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """The NICs over which one device sends, which other devices send over at the same time."""
+
+    senders: int
+    bytes_per_second: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,10 +176,12 @@ def hop_over(
     predictor: Predictor,
     ends: tuple[Island, Island] | None = None,
     gathering_seconds: float = 0.0,
+    ports: Sequence[Port] = (),
 ) -> Hop:
     """Transfers over this link, of so many devices at once; `ends`: what the link joins.
 
-    `gathering_seconds`: what the receivers do before a transfer has arrived.
+    `gathering_seconds`: what the receivers do before a transfer has arrived. `ports`: the NICs that
+    they cross, none of a link inside a node.
     """
     alone, collisions = link, link_collisions(link, senders)
     kept = 1.0 if collisions is None else collisions.mean
@@ -180,8 +193,10 @@ def hop_over(
     copies = 0.0
     if ends is not None:
         copies = host_copies_seconds(link, *ends, max(forward_bytes, backward_bytes), senders)
-    back = law if backward_bytes == forward_bytes else predictor.send(
-        link, backward_bytes, nodes=nodes
+    back = (
+        law
+        if backward_bytes == forward_bytes
+        else predictor.send(link, backward_bytes, nodes=nodes)
     )
     return Hop(
         link=link_cause(link),
@@ -190,8 +205,8 @@ def hop_over(
         forward_bytes=forward_bytes,
         backward_bytes=backward_bytes,
         senders=senders,
-        send_forward_seconds=forward_bytes * law.seconds_per_byte / kept,
-        send_backward_seconds=backward_bytes * back.seconds_per_byte / kept,
+        send_forward_seconds=forward_bytes * _among(law, alone, senders, ports) / kept,
+        send_backward_seconds=backward_bytes * _among(back, alone, senders, ports) / kept,
         wire_latency_seconds=law.wire_latency_seconds + copies + gathering_seconds,
         rendezvous_extra_seconds=max(
             0.0, law.rendezvous_latency_seconds - law.wire_latency_seconds
@@ -199,6 +214,32 @@ def hop_over(
         law=law,
         divided=alone.shared_bandwidth_bytes_per_second is not None,
     )
+
+
+def _among(law: SendLaw, link: Link, senders: int, ports: Sequence[Port]) -> float:
+    """Seconds per byte of one of so many senders; the bandwidth of an unmeasured link is a share.
+
+    A rate above a figure of the cluster file shows that the figure is too low.
+    """
+    alone = law.seconds_per_byte
+    if link.samples is None or law.source != MEASURED or alone <= 0:
+        return alone
+    shared = link.shared_bandwidth_bytes_per_second
+    whole = () if shared is None else (Port(senders=senders, bytes_per_second=shared),)
+    slowest = alone
+    for port in (*whole, *ports):
+        slowest = max(slowest, port.senders * min(alone, 1.0 / port.bytes_per_second))
+    return slowest
+
+
+def node_ports(island: Island, senders: int) -> tuple[Port, ...]:
+    """The fullest NIC of a node where so many devices of one stage send, which fill nodes."""
+    nics, each = island.nics, island.devices_per_node
+    if nics is None:
+        return ()
+    used = Counter(nics.of(local, each) for local in range(min(senders, each)))
+    found, most = max(used.items(), key=lambda item: item[1] / len(item[0]))
+    return (Port(senders=most, bytes_per_second=nics.bandwidth_bytes_per_second * len(found)),)
 
 
 def hop_between(
@@ -224,6 +265,9 @@ def hop_between(
     forward = scale * max(received_bytes(model, job, replica) for replica in right)
     backward = scale * max(received_bytes(model, job, replica) for replica in left)
     islands = [cluster.island_of_device(side[0]) for side in sides]
+    ports: Counter[Segment] = Counter()
+    if nics or link.samples is not None:
+        ports = _nics_crossed(cluster, sides[0], sides[1], min(counts))
     found = hop_over(
         link,
         # One of few senders sends for several receivers; one of many gets by with one message.
@@ -238,6 +282,10 @@ def hop_between(
             for island, side in zip(islands, (left, right), strict=True)
             for replica in side
         ),
+        [
+            Port(senders=number, bytes_per_second=capacity(cluster, port))
+            for port, number in ports.items()
+        ],
     )
     forward, backward = found.forward_bytes, found.backward_bytes
     return replace(
@@ -245,6 +293,22 @@ def hop_between(
         forward_crosses=_crossed(cluster, sides[0], sides[1], forward, found.senders, nics=nics),
         backward_crosses=_crossed(cluster, sides[1], sides[0], backward, found.senders, nics=nics),
     )
+
+
+def _nics_crossed(
+    cluster: Cluster, sources: Sequence[int], targets: Sequence[int], senders: int
+) -> Counter[Segment]:
+    """How many of the senders each described NIC of either side carries."""
+    count = max(len(sources), len(targets))
+    found: Counter[Segment] = Counter()
+    for at in range(0, count, count // senders):
+        ends = (sources[at * len(sources) // count], targets[at * len(targets) // count])
+        found.update(
+            segment
+            for segment in segments(cluster, *ends)
+            if segment.kind is SegmentKind.NIC and cluster.island(segment.place).nics is not None
+        )
+    return found
 
 
 def _crossed(
@@ -265,17 +329,9 @@ def _crossed(
             seconds = message_bytes * senders / capacity(cluster, between)
             found.append(Crossing(segment=between, seconds=seconds))
     if nics and one.nics is not None:
-        count = max(len(sources), len(targets))
-        ports: Counter[Segment] = Counter()
-        for at in range(0, count, count // senders):
-            ends = (sources[at * len(sources) // count], targets[at * len(targets) // count])
-            ports.update(
-                segment
-                for segment in segments(cluster, *ends)
-                if segment.kind is SegmentKind.NIC and segment.outgoing
-            )
         found += [
             Crossing(segment=port, seconds=message_bytes * number / capacity(cluster, port))
-            for port, number in ports.items()
+            for port, number in _nics_crossed(cluster, sources, targets, senders).items()
+            if port.outgoing
         ]
     return tuple(found)

@@ -33,12 +33,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from hetplan.cluster.spec import Island, Link
-from hetplan.cost.components.layers import (
-    expert_load,
-)
+from hetplan.cost.components.layers import expert_load
 from hetplan.cost.components.overlap import exposed_ring, slowdowns
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.priced.groups import Group, Groups, KnownCollectives
+from hetplan.cost.priced.host_waits import without_waits
 from hetplan.cost.priced.layer_compute import LayerCompute
 from hetplan.cost.priced.layer_shares import (
     attention_widths,
@@ -110,22 +109,23 @@ class LayerPricer:
         copies = tuple(self._copied_heads(layer))
         core = self._compute.core(layer, forward)
         products = 1.0 - core
-        all_forward = (
-            *forward,
+        beside_forward = (
             *self._beside(sums, forward, products),
             *self._ring(layer, 1.0, forward, core),
             *exchange,
         )
-        all_backward = (
-            *backward,
+        beside_backward = (
             *self._beside((*sums, *self._gathered_again(layer)), backward, products),
             *copies,
             *self._ring(layer, 2.0, backward, core),
             *exchange,
         )
+        forward = without_waits(forward, beside_forward)
+        backward = without_waits(backward, beside_backward)
+        all_forward = (*forward, *beside_forward)
         return LayerCost(
             forward=all_forward,
-            backward=all_backward,
+            backward=(*backward, *beside_backward),
             again=self._again(layer, forward, all_forward, exchange),
             weight_seconds=compute_seconds(backward) * products / 2.0,
         )
@@ -140,8 +140,10 @@ class LayerPricer:
             one = LinkOperation.REDUCE_SCATTER
             # The gradient of what was scattered (arXiv 2205.05198, section 4.2.2).
             gathered = self._tensor(LinkOperation.ALL_GATHER, self.hidden_bytes)
+        summed = self._tensor(one, self.hidden_bytes)
+        backward = without_waits(backward, gathered)
         return LayerCost(
-            forward=(*forward, *self._tensor(one, self.hidden_bytes)),
+            forward=(*without_waits(forward, summed), *summed),
             backward=(*backward, *gathered),
             again=(),
             weight_seconds=compute_seconds(backward),
@@ -162,14 +164,16 @@ class LayerPricer:
         # VocabParallelCrossEntropy over a copy, in two (megatron/core/tensor_parallel).
         apart = self.job.target != "native" and not trainer_settings(self.job).fused_loss
         rows = (1, 1, 1) if apart else (1, 2)
+        before = (
+            *gathered,
+            *(part for count in rows for part in self._tensor(reduce, count * softmax)),
+        )
+        # What was gathered is gathered again for the weights' gradient.
+        after = (*gathered, *self._tensor(summed, self.hidden_bytes))
+        backward = without_waits(backward, after)
         return LayerCost(
-            forward=(
-                *forward,
-                *gathered,
-                *(part for count in rows for part in self._tensor(reduce, count * softmax)),
-            ),
-            # What was gathered is gathered again for the weights' gradient.
-            backward=(*backward, *gathered, *self._tensor(summed, self.hidden_bytes)),
+            forward=(*without_waits(forward, before), *before),
+            backward=(*backward, *after),
             again=(),
             weight_seconds=compute_seconds(backward) / 2.0,
         )

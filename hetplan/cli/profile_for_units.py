@@ -1,0 +1,316 @@
+"""What of a job's best plans can be measured, where, how long it takes, and what it would leave.
+
+What a measurement leaves of a prediction's interval follows the rules of the fit:
+
+- a kind with fewer than three points of a layer has a prior that each point moves: one more leaves
+  what `predict.prior.shift` says;
+- a law of more points that has not been checked by leaving hidden sizes out gets checked by all the
+  sizes around what is asked for, as one measurement: it leaves what checked laws of this layer
+  have; on this device, else on devices of its sort;
+- the very layer (kind, microbatch size, tp) takes away what is added outside the measured range.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from hetplan.cli.profile_links import LARGEST_BUCKET_BYTES
+from hetplan.cli.profile_needs import Here
+from hetplan.cluster.devices import CPU_KIND, DeviceKind
+from hetplan.cluster.spec import Cluster
+from hetplan.job.spec import Job
+from hetplan.model.differences import own_layer_fault
+from hetplan.model.spec import ModelSpec
+from hetplan.predict.causes import calibrated_cause, link_cause
+from hetplan.predict.fit import FittedPredictor
+from hetplan.predict.law_parts import OWN_ROWS
+from hetplan.predict.laws import ALL_LAYERS, LayerLaw
+from hetplan.predict.prior import shift
+from hetplan.predict.related_operators import FEWEST_POINTS
+from hetplan.profiling.grid import job_grid
+from hetplan.profiling.measure_layers import Unit, units
+from hetplan.profiling.measure_links import SMALLEST_MESSAGE_BYTES, LinkCase, LinkKey, message_sizes
+from hetplan.profiling.missing import LayerNeed, LinkPlace, layer_need, link_need, link_places
+from hetplan.profiling.samples import LayerSample
+from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS, expected_seconds
+from hetplan.search.asked import UPDATE, Asked
+from hetplan.search.what_to_measure import Leaves, Measurement
+
+# Where no law of the kind was checked anywhere: 90 % of left-out sizes of published layer profiles
+# lie within it (`predict.layer_table`: 4.4 % mean error of a law over all sizes, times 2.06, the
+# ratio of the 90 % quantile to the mean of a half-normal).
+TYPICAL_LOG_HALFWIDTH = 0.09
+LINK_START_SECONDS = (
+    10.0  # of the ranks' programs: torch is imported by each; 6 to 8 s on two cores
+)
+_UNKNOWN_SECONDS = 0.01  # of one pass on a kind of which nothing is known: nearly all is warm-up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doable:
+    """One thing to measure: a unit of layers, or a link."""
+
+    measurement: Measurement
+    kinds: tuple[str, ...]
+    """Device kinds that it needs."""
+    units: tuple[Unit, ...] = ()
+    """Layers, cheapest first."""
+    place: LinkPlace | None = None
+    sizes: tuple[int, ...] = ()
+    """Of a link's messages."""
+    missing: tuple[LinkCase, ...] = ()
+    here: bool = False
+    """Whether this machine can measure it."""
+    why_not: str = ""
+    """Where it cannot although it has the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Everything that the near-best plans ask, and what of it is held."""
+
+    model: ModelSpec
+    cluster: Cluster
+    job: Job
+    predictor: FittedPredictor
+    asked: tuple[Asked, ...]
+    largest_messages: tuple[tuple[str, float], ...]
+    log_halfwidths: tuple[tuple[str, float], ...]
+    """Of everything asked, by its name."""
+    layers: tuple[LayerSample, ...]
+    """Samples that count as measured."""
+    links: tuple[tuple[str, LinkKey], ...]
+    """Link name and case of those that count as measured."""
+
+
+def doables(wanted: Wanted, here: Here, devices_here: int) -> tuple[Doable, ...]:
+    """Everything that could be measured for these plans and is not held."""
+    found: list[Doable] = []
+    if not own_layer_fault(wanted.model):
+        for kind in dict.fromkeys(each.cause for each in wanted.asked if each.layer):
+            found += _layers(wanted, kind, here.is_kind(kind))
+    found += _links(wanted, here, devices_here)
+    return tuple(found)
+
+
+def first_units(
+    model: ModelSpec,
+    job: Job,
+    degrees: Sequence[int],
+    held: Collection[tuple[object, ...]],
+    shapes: Callable[[Unit], Collection[tuple[object, ...]]],
+) -> tuple[Unit, ...]:
+    """What a kind without datasheet figures needs before anything can be predicted on it.
+
+    Every kind of layer at the two smallest microbatch sizes and every one of these degrees;
+    cheapest first, those left out that are held.
+    """
+    sizes = _grid_sizes(model, job)[:2]
+    grid = job_grid(model, job, tp_degrees=degrees, microbatch_sizes=sizes, neighbours=False)
+    return tuple(unit for unit in units(grid) if not set(shapes(unit)) <= set(held))
+
+
+def _grid_sizes(model: ModelSpec, job: Job) -> tuple[int, ...]:
+    points = job_grid(model, job, tp_degrees=(1,) if job.pin.tp is None else (), neighbours=False)
+    return tuple(sorted({point.microbatch_size for point in points}))
+
+
+def _layers(wanted: Wanted, kind: str, here: bool) -> Iterator[Doable]:
+    """What is missing of one device kind: the very layers first, then laws checked as a whole."""
+    asked = [each for each in wanted.asked if each.cause == kind and each.layer]
+    degrees = sorted({each.tp for each in asked})
+    sizes = {each.microbatch_size for each in asked if each.microbatch_size}
+    grid = job_grid(
+        wanted.model,
+        wanted.job,
+        tp_degrees=degrees,
+        microbatch_sizes=sorted({*sizes, *_grid_sizes(wanted.model, wanted.job)[:2]}),
+    )
+    device = _device(wanted.cluster, kind)
+    every = units(grid)
+    for layer in dict.fromkeys(each.layer for each in asked):
+        alike = [unit for unit in every if unit.kind.value == layer]
+        need = layer_need(kind, device, alike, wanted.layers)
+        own = [
+            unit
+            for unit in need.missing
+            if unit.point.model.hidden_size == wanted.model.hidden_size
+        ]
+        for unit in own:
+            one = layer_need(kind, device, (unit,), wanted.layers)
+            name = f"{kind} {unit_words(unit)}"
+            yield from _doable(wanted, asked, kind, name, one, here)
+        if len(need.missing) > 1:
+            name = f"{kind} {layer} around these sizes, {len(need.missing)} shapes"
+            yield from _doable(wanted, asked, kind, name, need, here)
+
+
+def _doable(
+    wanted: Wanted, asked: Sequence[Asked], kind: str, name: str, need: LayerNeed, here: bool
+) -> Iterator[Doable]:
+    leaves = tuple(_leaves(wanted, asked, need.missing, kind))
+    if leaves:
+        yield Doable(
+            measurement=Measurement(name=name, seconds=_expected(need, kind), leaves=leaves),
+            kinds=(kind,),
+            units=need.missing,
+            here=here,
+        )
+
+
+def unit_words(unit: Unit) -> str:
+    """The unit without its device."""
+    point = unit.point
+    update = " and updates" if unit.with_updates else ""
+    return (
+        f"{unit.kind.value}{update} hidden {point.model.hidden_size} "
+        f"microbatch {point.microbatch_size} tp {point.tp}"
+    )
+
+
+def _expected(need: LayerNeed, kind: str) -> float:
+    if need.seconds is not None:
+        return need.seconds
+    limits = CPU_LIMITS if kind == CPU_KIND else ACCELERATOR_LIMITS
+    return len(need.missing) * expected_seconds(limits, _UNKNOWN_SECONDS)
+
+
+def _device(cluster: Cluster, kind: str) -> DeviceKind | None:
+    found = (island.device for island in cluster.islands if island.device.kind == kind)
+    return next(found, None)
+
+
+def _leaves(
+    wanted: Wanted, asked: Sequence[Asked], measured: Sequence[Unit], kind: str
+) -> Iterator[Leaves]:
+    """What these units leave of everything that is asked of their device."""
+    predictor, precision = wanted.predictor, wanted.job.precision.value
+    points = {(unit.kind.value, unit.point.microbatch_size, unit.point.tp) for unit in measured}
+    layers = {unit.kind.value for unit in measured}
+    updated = {unit.point.tp for unit in measured if unit.with_updates}
+    whole = len({unit.point.model.hidden_size for unit in measured}) > 1
+    for each in asked:
+        layer = ALL_LAYERS if each.layer == UPDATE else each.layer
+        least = typical_log_halfwidth(predictor, kind, layer)
+        law = _law(predictor, kind, layer, precision)
+        if each.layer == UPDATE:
+            if each.tp in updated:
+                yield Leaves(asked=each.name, least_log_halfwidth=least)
+        elif each.layer not in layers:
+            continue
+        elif whole and not (law is not None and _is_mature(law)):
+            yield Leaves(asked=each.name, least_log_halfwidth=least)
+        elif law is None or law.points < FEWEST_POINTS:
+            yield _few(wanted, each, 0 if law is None else law.points, least)
+        elif (each.layer, each.microbatch_size, each.tp) in points:
+            inside = law.table_log_halfwidth if law.tables else law.log_halfwidth
+            yield Leaves(asked=each.name, least_log_halfwidth=max(least, inside))
+
+
+def _few(wanted: Wanted, asked: Asked, points: int, least: float) -> Leaves:
+    """What one more of few points leaves: the part that each size has of its own stays."""
+    now, then, at_best = (_after_points(count) for count in (points, points + 1, _MANY))
+    stays = dict(wanted.log_halfwidths).get(asked.name, 0.0) * at_best / now
+    return Leaves(asked=asked.name, least_log_halfwidth=max(least, stays), factor=then / now)
+
+
+_MANY = 1000
+
+
+def _after_points(points: int) -> float:
+    """Of a prior's half-width, what so many measured points leave for another size."""
+    return shift([0.0] * points, 1.0).log_halfwidth
+
+
+def _law(predictor: FittedPredictor, kind: str, layer: str, precision: str) -> LayerLaw | None:
+    """Of the two passes' laws the wider one."""
+    found = [
+        law
+        for law in predictor.laws.layers
+        if (law.device, law.layer, law.precision) == (kind, layer, precision)
+    ]
+    return max(found, key=lambda law: law.log_halfwidth, default=None)
+
+
+def _is_mature(law: LayerLaw) -> bool:
+    """Whether own rows checked it on whole hidden sizes: more rows do not make it narrower."""
+    return law.calibration == OWN_ROWS and law.validation.left_out in ("hidden", "parameters")
+
+
+def typical_log_halfwidth(predictor: FittedPredictor, kind: str, layer: str) -> float:
+    """What a measurement leaves: the half-width of mature laws of this layer.
+
+    Of this kind, else of other kinds of its sort (accelerators' times repeat better than CPUs').
+    """
+    mature = [
+        law
+        for law in predictor.laws.layers
+        if law.layer == layer and _is_mature(law) and (law.device == CPU_KIND) == (kind == CPU_KIND)
+    ]
+    own = [law for law in mature if law.device == kind]
+    widths = [law.table_log_halfwidth if law.tables else law.log_halfwidth for law in own or mature]
+    return statistics.median(widths) if widths else TYPICAL_LOG_HALFWIDTH
+
+
+def _links(wanted: Wanted, here: Here, devices_here: int) -> Iterator[Doable]:
+    """Links that the plans use, each with every message size up to the largest asked for."""
+    causes = {each.cause for each in wanted.asked if not each.layer}
+    largest = dict(wanted.largest_messages)
+    for place in link_places(wanted.cluster):
+        name = link_cause(place.link)
+        used = sorted(
+            cause for cause in causes if calibrated_cause(cause) == calibrated_cause(name)
+        )
+        if not used:
+            continue
+        sizes = message_sizes(
+            min(
+                LARGEST_BUCKET_BYTES,
+                max(SMALLEST_MESSAGE_BYTES, *(round(largest.get(each, 0.0)) for each in used)),
+            )
+        )
+        held = {key for link, key in wanted.links if link == place.name}
+        need = link_need(place, sizes, held)
+        if not need.missing:
+            continue
+        devices = place.nodes == 1 and all(map(here.is_kind, place.kinds))
+        enough = place.processes_per_node <= devices_here
+        why = ""
+        if devices and not place.is_named:
+            why = f"the cluster file names no samples for it: write `samples: {place.name}` there"
+        elif devices and not enough:
+            why = f"it needs {place.processes_per_node} devices, this machine has {devices_here}"
+        yield Doable(
+            measurement=Measurement(
+                name=f"link {place.name} ({place.words})",
+                seconds=LINK_START_SECONDS + need.seconds,
+                leaves=tuple(
+                    Leaves(asked=each, least_log_halfwidth=_typical_link(wanted.predictor))
+                    for each in used
+                ),
+            ),
+            kinds=place.kinds,
+            place=place,
+            sizes=sizes,
+            missing=need.missing,
+            here=devices and enough and place.is_named,
+            why_not=why,
+        )
+
+
+def _typical_link(predictor: FittedPredictor) -> float:
+    widths = [
+        table.log_halfwidth
+        for law in predictor.laws.links
+        for table in law.tables
+        if table.calibration == OWN_ROWS
+    ]
+    return statistics.median(widths) if widths else TYPICAL_LOG_HALFWIDTH
+
+
+def corrected_seconds(doable: Doable, ratio: float) -> Doable:
+    """With what measurements here took over what was expected of them."""
+    measurement = replace(doable.measurement, seconds=doable.measurement.seconds * ratio)
+    return replace(doable, measurement=measurement)

@@ -1,0 +1,267 @@
+"""The plans, predictions and devices that `hetplan profile --for` decides and measures with."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hetplan.cli.profile_for_loop import View
+from hetplan.cli.profile_for_units import Doable, Wanted, doables, first_units, unit_words
+from hetplan.cli.profile_layers import describe, kind_here
+from hetplan.cli.profile_needs import Here
+from hetplan.cli.profile_request import ProfileRequest
+from hetplan.cluster.devices import CPU_KIND
+from hetplan.errors import InputError, ProfileError
+from hetplan.files.shipped import default_stores
+from hetplan.plans.plan import Plan
+from hetplan.predict.fit import FittedPredictor, fit_populations
+from hetplan.predict.populations import choose
+from hetplan.profiling.backends import Backend, default_backend, open_backend
+from hetplan.profiling.measure_layers import LayerProfiler, Shape, Unit
+from hetplan.profiling.measure_links import link_key
+from hetplan.profiling.samples import LayerSample, ProfileSet
+from hetplan.profiling.store import LayerWriter, read_populations
+from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS
+from hetplan.search.asked import AskingPlan, asking
+from hetplan.search.candidates import tensor_degrees
+from hetplan.search.near_best import rivals
+from hetplan.search.result import Inputs
+from hetplan.search.search import search
+from hetplan.search.what_to_measure import near_best
+from hetplan.units import format_about
+
+MOST_PLANS = 6  # a handful that a person can read
+_RIVAL_SECONDS = 30.0  # enough for a dozen rivals of a 140 B model on 768 devices (22 s)
+_MOST_DEVICES = 64  # more than any node that is sold has
+_GRACE_SECONDS = 30.0  # past the budget, before a link's ranks are stopped; what they kept stays
+
+
+class Machine:
+    """This machine's devices, as the loop's `World`."""
+
+    def __init__(self, request: ProfileRequest, inputs: Inputs) -> None:
+        self.request, self.inputs = request, inputs
+        name = request.device or default_backend()
+        self.devices = _count(name)
+        backend = open_backend(name)
+        self.here = Here(torch_device=backend.name, kind=request.kind or kind_here(backend))
+        self._backends = {self.here.kind: backend}
+        self._plans: tuple[Plan, ...] = ()
+
+    def look(self) -> View:
+        """Fit what is held, search, and price the plans that cannot be told from the best."""
+        held = read_populations(*self._folders())
+        predictor = fit_populations(held)
+        model, cluster, job = self.inputs.model, self.inputs.cluster, self.inputs.job
+        best = search(model, cluster, job, predictor).plan
+        if not self._plans:
+            self._plans = rivals(best, model, cluster, job, predictor, seconds=_RIVAL_SECONDS)
+        # Rivals of an earlier look stay: what was measured may have made one of them the best.
+        self._plans = tuple(dict.fromkeys((best, *self._plans)))
+        priced = [
+            asking(f"{number}", plan, model, cluster, job, predictor)
+            for number, plan in enumerate(self._plans)
+        ]
+        near = near_best([each.parts for each in priced], most=MOST_PLANS)
+        by_name = {each.parts.name: each for each in priced}
+        plans = tuple(by_name[each.name] for each in near)
+        wanted = self._wanted(predictor, held, plans)
+        return View(
+            plans=near,
+            log_halfwidth=plans[0].estimate.own_log_halfwidth or 0.0,
+            doables=doables(wanted, self.here, self.devices),
+            asking=plans,
+        )
+
+    def measure(self, doable: Doable, seconds_left: float) -> float:
+        """Measure it; every sample is in the store before the next one is begun."""
+        started = time.monotonic()
+        if doable.place is not None:
+            self._measure_link(doable, seconds_left)
+            return time.monotonic() - started
+        (kind,) = doable.kinds
+        for index, unit in enumerate((*self.first(kind), *doable.units)):
+            if index and time.monotonic() - started > seconds_left:
+                break  # what is there counts, and the same command goes on from there
+            self._measure_unit(kind, unit)
+        return time.monotonic() - started
+
+    def first(self, kind: str) -> tuple[Unit, ...]:
+        """What must be measured on this kind before anything else, for want of a datasheet.
+
+        A fit takes the newest population of a kind, so one that is begun here must be able to
+        answer for the others that there are.
+        """
+        model, cluster, job = self.inputs.model, self.inputs.cluster, self.inputs.job
+        device = next(i.device for i in cluster.islands if i.device.kind == kind)
+        try:
+            device.peak(job.precision.value)
+        except InputError:
+            pass
+        else:
+            return ()
+        pinned = job.pin.tp
+        degrees = tensor_degrees(model, cluster) if pinned is None else (pinned,)
+        held = {sample.shape for sample in self._own(read_populations(*self._folders()), kind)}
+        return first_units(model, job, degrees, held, self._profiler(kind).shapes)
+
+    def measure_first(
+        self, kinds: Sequence[str], budget_seconds: float, tell: Callable[[str], None]
+    ) -> float:
+        """Measure what these kinds need before anything can be predicted; the seconds it took.
+
+        An InputError where the budget is too small for it: without it nothing can be said.
+        """
+        started = time.monotonic()
+        work = [(kind, unit) for kind in kinds for unit in self.first(kind)]
+        for index, (kind, unit) in enumerate(work):
+            spent = time.monotonic() - started
+            # The units go from cheap to expensive: the next takes no less than they did so far.
+            if spent + (spent / index if index else 0.0) > budget_seconds:
+                raise InputError(
+                    f"--budget is too small: nothing is known of device kind {kind}, which has no "
+                    f"datasheet, so {len(work)} layers are measured first; {index} are, in "
+                    f"{format_about(spent)}, and the same command goes on from there"
+                )
+            tell(f"hetplan: nothing is known of {kind} yet; measuring {unit_words(unit)} first")
+            self._measure_unit(kind, unit)
+        return time.monotonic() - started
+
+    def unknown_kinds(self) -> tuple[str, ...]:
+        """Kinds of the cluster of which neither samples nor a datasheet say anything."""
+        cluster, job = self.inputs.cluster, self.inputs.job
+        laws = fit_populations(read_populations(*self._folders())).laws.layers
+        known = {law.device for law in laws if law.precision == job.precision.value}
+        found = []
+        for kind, device in {i.device.kind: i.device for i in cluster.islands}.items():
+            if kind in known:
+                continue
+            try:
+                device.peak(job.precision.value)
+            except InputError:
+                found.append(kind)
+        return tuple(found)
+
+    def _folders(self) -> tuple[Path, ...]:
+        own = self.request.store
+        if own is None:
+            return default_stores()
+        return (own,) if own.is_dir() else ()
+
+    def _wanted(
+        self,
+        predictor: FittedPredictor,
+        held: Sequence[ProfileSet],
+        plans: Sequence[AskingPlan],
+    ) -> Wanted:
+        chosen = choose(held)
+        kinds = {island.device.kind for island in self.inputs.cluster.islands}
+        own = {kind for kind in kinds if self.here.is_kind(kind)}
+        layers = [sample for sample in chosen.layers if sample.device not in own]
+        for kind in sorted(own):
+            layers += self._own(held, kind)
+        largest: dict[str, float] = {}
+        widths: dict[str, float] = {}
+        for each in plans:
+            for part in each.parts.parts:
+                widths[part.asked] = max(widths.get(part.asked, 0.0), part.log_halfwidth)
+            for cause, size in each.largest_messages:
+                largest[cause] = max(largest.get(cause, 0.0), size)
+        return Wanted(
+            model=self.inputs.model,
+            cluster=self.inputs.cluster,
+            job=self.inputs.job,
+            predictor=predictor,
+            asked=tuple(dict.fromkeys(asked for each in plans for asked in each.asked)),
+            largest_messages=tuple(sorted(largest.items())),
+            log_halfwidths=tuple(sorted(widths.items())),
+            layers=tuple(layers),
+            links=tuple((sample.link, link_key(sample)) for sample in chosen.links),
+        )
+
+    def _own(self, held: Sequence[ProfileSet], kind: str) -> list[LayerSample]:
+        """Samples that were measured here, under today's circumstances."""
+        mine = describe(self.request, self._backend(kind))
+        mine = replace(mine, device=kind)
+        return [
+            sample
+            for population in held
+            if any(each.circumstances == mine.circumstances for each in population.provenance)
+            for sample in population.layers
+            if sample.device == kind
+        ]
+
+    def _backend(self, kind: str) -> Backend:
+        if kind not in self._backends:
+            self._backends[kind] = open_backend(CPU_KIND)
+        return self._backends[kind]
+
+    def _profiler(self, kind: str) -> LayerProfiler:
+        backend = self._backend(kind)
+        limits = ACCELERATOR_LIMITS if backend.is_accelerator else CPU_LIMITS
+        return LayerProfiler(backend, device=kind, limits=limits)
+
+    def _measure_unit(self, kind: str, unit: Unit) -> None:
+        provenance = replace(describe(self.request, self._backend(kind)), device=kind)
+        writer = LayerWriter(self.request.store_folder, provenance)
+        held: set[Shape] = {sample.shape for sample in writer.samples}
+        refused: list[Exception] = []
+        today = datetime.date.today().isoformat()
+        for progress in self._profiler(kind).run(
+            (unit,), measured=held, on_failure=lambda _, error: refused.append(error)
+        ):
+            for sample in progress.samples:
+                if sample.shape not in held:
+                    writer.append(replace(sample, measured_on=today))
+        if refused:
+            raise ProfileError(f"{kind} refuses it ({str(refused[0]).splitlines()[0]})")
+
+    def _measure_link(self, doable: Doable, seconds_left: float) -> None:
+        command = link_program(self.request, doable)
+        ranks = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ.copy())
+        try:
+            code = ranks.wait(timeout=max(seconds_left, 0.0) + _GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            code = 0  # rows that are there count; the rest is missing, as after any interruption
+        finally:
+            if ranks.poll() is None:
+                ranks.terminate()
+                ranks.wait()
+        if code:
+            raise ProfileError(f"its ranks ended with exit code {code}; what they said is above")
+
+
+def link_program(request: ProfileRequest, doable: Doable) -> list[str]:
+    """The program that measures a link between devices of this machine."""
+    if doable.place is None:
+        raise InputError(f"{doable.measurement.name} is no link")
+    return [
+        sys.executable,
+        *("-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node", str(doable.place.processes_per_node)),
+        *("-m", "hetplan", "profile", "--link", doable.place.name),
+        *("--sizes", ",".join(map(str, doable.sizes))),
+        *("--store", str(request.store_folder)),
+        *(("--device", "cpu") if doable.place.is_host_staged else ()),
+    ]
+
+
+def _count(name: str) -> int:
+    """Devices of this machine that ranks can have."""
+    if name == CPU_KIND:
+        return os.cpu_count() or 1
+    count = 0
+    try:
+        while count < _MOST_DEVICES:
+            open_backend(name, index=count)
+            count += 1
+    except InputError:
+        if not count:
+            raise
+    return count

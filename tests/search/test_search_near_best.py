@@ -1,0 +1,85 @@
+"""Rivals of the best plan, and which predictions plans stand on."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from search_jobs import cluster, island, job, model
+
+from hetplan.cluster.spec import Cluster
+from hetplan.cost.estimate import estimate
+from hetplan.model.spec import LayerKind
+from hetplan.plans.check import check_plan
+from hetplan.predict.fit import FittedPredictor
+from hetplan.search.asked import UPDATE, asking
+from hetplan.search.near_best import rivals
+from hetplan.search.search import search
+from hetplan.search.through import Moved, Watched
+
+PREDICTOR = FittedPredictor.datasheet_only()
+
+
+def mixed() -> Cluster:
+    return cluster(
+        island("slow", kind="old", teraflops=40.0, nodes=1, per_node=4),
+        island("quick", kind="new", teraflops=120.0, nodes=1, per_node=4),
+    )
+
+
+def test_rivals_are_legal_other_plans_and_one_wins_when_a_kind_is_slow() -> None:
+    given, on, asked = model(6), mixed(), job(8)
+    best = search(given, on, asked, PREDICTOR)
+    found = rivals(best.plan, given, on, asked, PREDICTOR, seconds=20.0)
+    assert len(found) == len(set(found)) >= 3
+    assert best.plan not in found
+    assert all(not check_plan(each, given, on, asked) for each in found)
+    # In the world where the quick kind is slow the best of them beats the best plan of today's.
+    world = Moved(PREDICTOR, "new", 1.0)
+    there = [estimate(each, given, on, asked, world).step_seconds for each in found]
+    assert min(there) < 0.98 * estimate(best.plan, given, on, asked, world).step_seconds
+
+
+def test_no_time_gives_no_rivals() -> None:
+    given, on, asked = model(6), mixed(), job(8)
+    best = search(given, on, asked, PREDICTOR)
+    assert rivals(best.plan, given, on, asked, PREDICTOR, seconds=0.0) == ()
+
+
+def test_parts_are_the_whole_step_by_what_can_be_measured() -> None:
+    given, on, asked = model(6), mixed(), job(8)
+    best = search(given, on, asked, PREDICTOR)
+    found = asking("best", best.plan, given, on, asked, PREDICTOR)
+    parts = found.parts.parts
+    assert math.fsum(part.seconds for part in parts) == pytest.approx(found.estimate.step_seconds)
+    assert found.estimate.step_seconds == best.estimate.step_seconds
+    layers = {each.layer for each in found.asked if each.cause == "new"}
+    assert {LayerKind.TRANSFORMER.value, UPDATE} <= layers
+    degrees = {each.tp for each in found.asked if each.layer}
+    assert degrees == {best.plan.pipelines[0].stages[0].replicas[0].tp}
+    # Datasheet figures of one kind err together, whichever layer they are of.
+    sources = {
+        part.source for each, part in zip(found.asked, parts, strict=True) if each.cause == "new"
+    }
+    assert len(sources) == 1
+
+
+def test_layers_of_most_work_have_most_of_a_kinds_seconds() -> None:
+    given, on, asked = model(6), cluster(island("quick", kind="new")), job(8)
+    best = search(given, on, asked, PREDICTOR)
+    found = asking("best", best.plan, given, on, asked, PREDICTOR)
+    seconds = {
+        each.layer: part.seconds for each, part in zip(found.asked, found.parts.parts, strict=True)
+    }
+    assert seconds["transformer"] > seconds["head"] > seconds["embedding"] > 0
+
+
+def test_the_largest_message_of_a_link_is_noted() -> None:
+    on = mixed()
+    link = on.islands[0].inter_node
+    watched = Watched(PREDICTOR)
+    watched.send(link, 100.0)
+    watched.collective(link, "all_reduce", 4, 5000.0)
+    watched.send(link, 200.0)
+    assert list(watched.largest.values()) == [5000.0]
+    assert watched.calibration is None

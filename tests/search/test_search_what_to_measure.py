@@ -1,0 +1,246 @@
+"""What to measure next: laws of the interval, closed forms of the regret, and brute force."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import combinations
+from statistics import NormalDist
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetplan.errors import InputError
+from hetplan.search.what_to_measure import (
+    Leaves,
+    Measurement,
+    Part,
+    PlanParts,
+    difference_log_halfwidth,
+    near_best,
+    order,
+    standing,
+)
+
+NORMAL = NormalDist()
+EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def part(asked: str, seconds: float, halfwidth: float, source: str = "") -> Part:
+    return Part(asked=asked, source=(source or asked, ""), seconds=seconds, log_halfwidth=halfwidth)
+
+
+def plan(name: str, *parts: Part, fixed: float = 0.0) -> PlanParts:
+    step = math.fsum(each.seconds for each in parts) + fixed
+    return PlanParts(name=name, step_seconds=step, parts=parts)
+
+
+def measurement(name: str, *asked: str, seconds: float = 1.0, least: float = 0.02) -> Measurement:
+    return Measurement(
+        name=name,
+        seconds=seconds,
+        leaves=tuple(Leaves(asked=each, least_log_halfwidth=least) for each in asked),
+    )
+
+
+ASKED = ("a", "b", "c", "d", "e")
+PARTS = st.lists(
+    st.tuples(
+        st.sampled_from(ASKED),
+        st.floats(0.01, 10.0),
+        st.floats(0.0, 0.8),
+        st.sampled_from(("one", "two", "three")),
+    ),
+    min_size=1,
+    max_size=5,
+    unique_by=lambda each: each[0],
+)
+PLANS = st.lists(PARTS, min_size=1, max_size=3).map(
+    lambda lists: tuple(
+        plan(str(number), *(part(*each) for each in parts)) for number, parts in enumerate(lists)
+    )
+)
+
+
+@given(PLANS, st.sampled_from(ASKED))
+@EXAMPLES
+def test_halving_a_half_width_never_widens_an_interval(plans, asked) -> None:
+    for each in plans:
+        narrower = replace(
+            each,
+            parts=tuple(
+                replace(p, log_halfwidth=p.log_halfwidth / 2) if p.asked == asked else p
+                for p in each.parts
+            ),
+        )
+        assert standing([narrower]).log_halfwidth <= standing([each]).log_halfwidth + 1e-12
+
+
+@given(PLANS, st.floats(1.0, 6.0))
+@EXAMPLES
+def test_orders_keep_to_the_budget_and_to_what_is_asked(plans, budget) -> None:
+    asked = {p.asked for each in plans for p in each.parts}
+    offered = [measurement(each, each, seconds=1.5) for each in ASKED]
+    offered.append(measurement("nobody's", "nothing that is asked for", seconds=0.001))
+    chosen = order(plans, offered, budget_seconds=budget)
+    names = [each.measurement.name for each in chosen]
+    assert len(set(names)) == len(names)
+    assert set(names) <= asked
+    assert sum(each.measurement.seconds for each in chosen) <= budget
+    widths = [standing(plans).log_halfwidth, *(each.log_halfwidth for each in chosen)]
+    assert all(after <= before + 1e-12 for before, after in zip(widths, widths[1:], strict=False))
+    assert all(each.gain > 0 for each in chosen)
+
+
+def test_a_plan_that_is_told_apart_asks_for_nothing() -> None:
+    best = plan("best", part("a", 1.0, 0.1))
+    far = plan("far", part("z", 3.0, 0.1))
+    offered = [measurement("a", "a"), measurement("z", "z", seconds=0.01)]
+    near = near_best([far, best], most=5)
+    assert [each.name for each in near] == ["best"]
+    assert [each.measurement.name for each in order(near, offered)] == ["a"]
+
+
+def test_errors_that_two_plans_share_do_not_make_them_alike() -> None:
+    """Half the time of both on one source: it cancels, however wide it is."""
+    one = plan("one", part("a", 1.0, 2.0), part("b", 1.0, 0.05))
+    two = plan("two", part("a", 1.2, 2.0), part("c", 1.2, 0.05))
+    assert difference_log_halfwidth(one, two) == pytest.approx(math.hypot(0.025, 0.025))
+    assert [each.name for each in near_best([one, two], most=2)] == ["one"]
+    other = plan("other", part("d", 1.2, 0.5), part("c", 1.2, 0.05))
+    assert [each.name for each in near_best([one, other], most=2)] == ["one", "other"]
+
+
+@pytest.mark.parametrize(("slower", "halfwidth"), [(0.02, 0.1), (0.1, 0.3), (0.3, 0.6)])
+def test_the_regret_is_that_of_two_normal_plans(slower: float, halfwidth: float) -> None:
+    """E max(0, d) of a normal d = log step_b - log step_p: closed form."""
+    best = plan("best", part("a", 1.0, halfwidth))
+    rival = plan("rival", fixed=math.exp(slower))
+    sigma = halfwidth / 1.6448536
+    away = slower / sigma
+    wanted = sigma * NORMAL.pdf(away) - slower * NORMAL.cdf(-away)
+    found = standing([best, rival])
+    assert found.regret == pytest.approx(wanted, rel=0.02)
+    assert found.chance("rival") == pytest.approx(NORMAL.cdf(-away), abs=0.005)
+
+
+def test_the_regret_that_a_measurement_leaves_is_that_of_what_stays_unknown() -> None:
+    slower, before, after = 0.05, 0.4, 0.2
+    best = plan("best", part("a", 1.0, before))
+    rival = plan("rival", fixed=math.exp(slower))
+
+    def loss(halfwidth: float) -> float:
+        sigma = halfwidth / 1.6448536
+        away = slower / sigma
+        return sigma * NORMAL.pdf(away) - slower * NORMAL.cdf(-away)
+
+    (choice,) = order([best, rival], [measurement("a", "a", least=after)])
+    known = math.sqrt(before**2 - after**2)
+    assert choice.regret == pytest.approx(loss(before) - loss(known), rel=0.05)
+    assert choice.log_halfwidth == pytest.approx(after)
+
+
+def test_a_rival_is_measured_where_that_decides() -> None:
+    """The best plan is known well; only the rival's part can change which is better."""
+    best = plan("best", part("a", 1.0, 0.02))
+    rival = plan("rival", part("z", 1.02, 0.5))
+    chosen = order([best, rival], [measurement("a", "a"), measurement("z", "z")])
+    assert chosen[0].measurement.name == "z"
+    assert chosen[0].regret < 0.2 * standing([best, rival]).regret
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 5.0), st.floats(0.05, 0.8)), min_size=3, max_size=6),
+    st.integers(1, 3),
+)
+@EXAMPLES
+def test_equal_costs_and_separate_sources_give_the_best_choice(parts, count) -> None:
+    """One plan, every source measured alone at one price: greedy is the best subset of its size."""
+    names = [str(number) for number in range(len(parts))]
+    whole = plan("p", *(part(name, *each) for name, each in zip(names, parts, strict=True)))
+    offered = [measurement(name, name, least=0.01) for name in names]
+    chosen = order([whole], offered, budget_seconds=float(count))
+    best = min(
+        _width_after(whole, subset) for subset in combinations(names, min(count, len(names)))
+    )
+    assert chosen[-1].log_halfwidth == pytest.approx(best, rel=1e-9)
+
+
+@given(PLANS, st.lists(st.floats(0.2, 3.0), min_size=5, max_size=5), st.floats(1.0, 6.0))
+@EXAMPLES
+def test_greedy_is_at_least_half_of_the_best_choice(plans, seconds, budget) -> None:
+    offered = [
+        measurement(name, name, seconds=each) for name, each in zip(ASKED, seconds, strict=True)
+    ]
+    chosen = order(plans, offered, budget_seconds=budget)
+    gained = sum(each.gain for each in chosen)
+    best = 0.0
+    for size in range(1, len(offered) + 1):
+        for subset in combinations(offered, size):
+            if sum(each.seconds for each in subset) <= budget:
+                together = Measurement(
+                    name="all",
+                    seconds=1.0,
+                    leaves=tuple(leaves for each in subset for leaves in each.leaves),
+                )
+                best = max(best, sum(each.gain for each in order(plans, [together])))
+    assert gained >= 0.5 * best - 1e-12
+
+
+def test_the_best_single_one_goes_first_where_cheap_ones_would_use_up_the_budget() -> None:
+    whole = plan("p", part("large", 10.0, 0.5), part("small", 1.0, 0.5))
+    offered = [
+        measurement("small", "small", seconds=0.001),
+        measurement("large", "large", seconds=10.0),
+    ]
+    chosen = order([whole], offered, budget_seconds=10.0)
+    assert [each.measurement.name for each in chosen] == ["large"]
+    both = order([whole], offered, budget_seconds=11.0)
+    assert {each.measurement.name for each in both} == {"large", "small"}
+
+
+def test_what_a_factor_leaves_counts_again_and_stops_at_its_least() -> None:
+    whole = plan("p", part("a", 1.0, 0.8))
+    half = tuple(
+        Measurement(
+            name=str(number),
+            seconds=1.0,
+            leaves=(Leaves(asked="a", least_log_halfwidth=0.3, factor=0.5),),
+        )
+        for number in range(3)
+    )
+    assert [each.log_halfwidth for each in order([whole], half)] == pytest.approx([0.4, 0.3])
+
+
+def test_gains_below_the_least_are_not_worth_it() -> None:
+    whole = plan("p", part("large", 10.0, 0.5), part("small", 0.1, 0.5))
+    offered = [measurement("small", "small"), measurement("large", "large")]
+    assert len(order([whole], offered)) == 2
+    chosen = order([whole], offered, least_gain=0.02)
+    assert [each.measurement.name for each in chosen] == ["large"]
+
+
+def test_certain_plans_and_no_plans() -> None:
+    certain = plan("p", fixed=1.0)
+    assert standing([certain]).log_halfwidth == 0.0
+    assert order([certain], [measurement("a", "a")]) == ()
+    with pytest.raises(InputError, match="no plan"):
+        standing([])
+    with pytest.raises(InputError, match="do not make a step"):
+        PlanParts(name="p", step_seconds=1.0, parts=(part("a", 2.0, 0.1),))
+
+
+def _width_after(whole: PlanParts, subset: tuple[str, ...]) -> float:
+    """By hand: the root of the sum of squares."""
+    return math.sqrt(
+        math.fsum(
+            (
+                each.seconds
+                / whole.step_seconds
+                * (min(each.log_halfwidth, 0.01) if each.asked in subset else each.log_halfwidth)
+            )
+            ** 2
+            for each in whole.parts
+        )
+    )
