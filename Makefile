@@ -43,8 +43,9 @@ test-slow: $(VENV)/.installed-dev ## the slow tests too
 oracle: $(VENV)/.installed-dev ## brute force against the search, many instances
 	$(BIN)/pytest -n $(WORKERS) tests/oracle
 
-bench: $(VENV)/.installed ## speed of the cost model, tightness of its bounds; REFERENCE=DIR for its errors
+bench: $(VENV)/.installed ## speed of the cost model, its bounds, predictions against measured runs; REFERENCE=DIR
 	$(BIN)/hetplan bench cost $(if $(REFERENCE),--reference $(REFERENCE))
+	$(BIN)/hetplan bench accuracy $(if $(REFERENCE),--reference $(REFERENCE))
 
 fuzz: $(VENV)/.installed-dev ## importers against 56,000 broken inputs; FUZZ_SEED=1 for others
 	$(BIN)/pytest -q -s -m slow tests/importers/test_importers_fuzz.py

@@ -16,6 +16,8 @@ from enum import StrEnum
 
 from hetplan.errors import InputError
 
+MEBIBYTE, GIBIBYTE = 2**20, 2**30  # IEC 80000-13: MiB and GiB, in bytes
+
 
 class Dimension(StrEnum):
     """What a quantity measures."""

@@ -7,15 +7,16 @@ Three publications, read from the folder of reference data (unit/collectives.csv
     Galvatron, 2x8   all_reduce in two nodes of 8 with two network cards (NCCL_IB_HCA of its
                      scripts), one rank in each, two, four or all: bus bandwidths, against what
                      sends between two devices of the same machines reach
-    SimAI, ratios    bus bandwidth over NIC bandwidth of rings over 2 to 128 nodes of 8, 16 MiB to
+    SimAI, rings     bus bandwidth over NIC bandwidth of rings over 2 to 128 nodes of 8, 16 MiB to
                      16 GiB; the NIC is not labelled, and is taken to be that of the cluster that
                      its authors describe elsewhere
 
 `figures` rows have a ring with the figures' latency and bandwidth in every step, which nobody
 reaches; `ring` ones force the algorithm that was measured, `library` ones take the cheapest of what
-the communication library has, which is what estimates price (SimAI's rows are of rings only, where
-a library may take trees), `cheapest` ones of all there are. The laws behind all but the first were
-learned from these tables (not from Galvatron's two nodes): `left out` in
+the communication library has, which is what estimates price, `cheapest` ones of all there are.
+SimAI's rows are of rings alone: there `ring` is the comparison, and the last two are called `trees
+too`, because a library takes trees for short messages from three nodes on. The laws behind all but
+the first were learned from these tables (not from Galvatron's two nodes): `left out` in
 `benchmarks.cost_collectives_laws` is the error elsewhere.
 """
 
@@ -53,6 +54,7 @@ NVLINK_LATENCY_SECONDS = 10e-6  # calculon, systems/a100_80g.json, network of a 
 NIC_LATENCY_SECONDS = 20e-6  # calculon, systems/a100_80g.json, InfiniBand
 HDR_BYTES_PER_SECOND = 25e9  # NVIDIA DGX A100 datasheet: HDR InfiniBand, 200 Gbit/s a card
 
+RINGS_ONLY = "SimAI, rings only"
 _DEVICES = 8
 _AVERAGED_BYTES = float(64 << 20)
 """Galvatron's figures are averages over 16 to 256 MB: the middle."""
@@ -67,7 +69,8 @@ class CollectiveRow:
     source: str
     group: str
     algorithm: str
-    """`figures`, `ring`, `library` or `cheapest`."""
+    """`figures`, `ring`, `library` or `cheapest`; where rings alone were measured, the last two say
+    that they may take something else."""
     rows: int
     mean_error: float
     """Mean of |predicted time / measured time - 1|."""
@@ -100,7 +103,7 @@ def collective_rows(reference: Path) -> tuple[CollectiveRow, ...]:
             CollectiveRow(
                 source=source,
                 group=group,
-                algorithm=choice,
+                algorithm=_label(source, choice),
                 rows=len(each),
                 mean_error=statistics.fmean(abs(ratio - 1.0) for ratio in each),
                 median_ratio=statistics.median(each),
@@ -108,6 +111,11 @@ def collective_rows(reference: Path) -> tuple[CollectiveRow, ...]:
             for (source, group), each in ratios.items()
         ]
     return tuple(found)
+
+
+def _label(source: str, choice: str) -> str:
+    others = choice in ("library", "cheapest") and source == RINGS_ONLY
+    return f"{choice}, trees too" if others else choice
 
 
 def collective_law_rows(reference: Path) -> tuple[LawRow, ...]:
@@ -214,7 +222,7 @@ def _many_nodes(rows: list[dict[str, str]]) -> Iterator[_Case]:
         # The bus bandwidth is of a ring over all NICs of a node.
         rate = float(row["busbw_GBps"]) * NIC_BYTES_PER_SECOND * _DEVICES
         yield _Case(
-            source="SimAI, ratios",
+            source=RINGS_ONLY,
             group=f"{nodes[1]} nodes of 8",
             ranks=tuple(range(int(nodes[2]))),
             # So fast inside that the NICs rule, as in the rows.

@@ -23,7 +23,7 @@ Row = dict[str, str]
 
 NIC_BYTES_PER_SECOND = 50e9  # 400 Gbit/s per device: Alibaba HPN, Qian et al., SIGCOMM 2024
 DEVICES_PER_NODE = 8
-FAILED_US = 1e11  # the data marks failures by 1e12
+FAILED_US = 9e8  # the data marks failures by 1e12 and by 1e9
 
 _NODES = re.compile(r"(\d+)Node-(\d+)GPU")
 _LEAST_DOUBLING, _MOST_DOUBLING = 20, 30  # 1 MiB to 1 GiB
@@ -40,6 +40,13 @@ _SEND_RATES = (
     ("Sailor Aceso", "GH-96", 450e9, (2,)),
     ("Sailor Aceso", "V100-16", 150e9, (2,)),  # V100 datasheet: NVLink 300 GB/s both ways
 )
+_BUS_RATES = (
+    # Devices without a fabric; PCI Express Base 3.0 and 4.0, 16 lanes. Two RTX 3090 have a bridge.
+    ("Sailor Aceso", "RTX-2080", 15.754e9, (2, 4, 8)),
+    ("Sailor Aceso", "Titan-RTX", 15.754e9, (2, 4, 8)),
+    ("Sailor Aceso", "RTX-3090", 31.508e9, (4, 8)),
+)
+_Rates: TypeAlias = tuple[tuple[str, str, float, tuple[int, ...]], ...]
 _Columns: TypeAlias = "Callable[[Measured], tuple[float, ...]]"
 
 _NAMES = {"allreduce": "all_reduce", "all2all": "all_to_all", "p2p": "send_recv"}
@@ -82,8 +89,16 @@ class LawRow:
 
 
 def inside_nodes(rows: Sequence[Row], operation: str) -> list[Measured]:
-    """Times of one operation inside nodes, one per doubling of the message."""
-    wanted = _SEND_RATES if operation == "send_recv" else _NODE_RATES
+    """Times of one operation inside nodes with a fabric, one per doubling of the message."""
+    return _inside(rows, operation, _SEND_RATES if operation == "send_recv" else _NODE_RATES)
+
+
+def on_buses(rows: Sequence[Row], operation: str) -> list[Measured]:
+    """The same inside nodes whose devices have no fabric of their own."""
+    return _inside(rows, operation, _BUS_RATES)
+
+
+def _inside(rows: Sequence[Row], operation: str, wanted: _Rates) -> list[Measured]:
     found = []
     for start, gpu, rate, ranks in wanted:
         for count in ranks:
@@ -147,6 +162,14 @@ def send_coefficients(points: Sequence[Measured]) -> tuple[float, ...]:
     return fit_nonnegative([_send_row(each) for each in points], _times(points))
 
 
+def bus_coefficients(points: Sequence[Measured], operation: str) -> tuple[float, ...]:
+    """(base, step, bytes, bytes over ranks) of all_reduce or all_to_all; of sends (base, bytes)."""
+    if operation == "send_recv":
+        return send_coefficients(points)
+    rows = [_exchange_row(each, operation) for each in points]
+    return fit_nonnegative(rows, _times(points))
+
+
 def left_out_rows(rows: Sequence[Row]) -> tuple[LawRow, ...]:
     """One row per law and part of its data, and one with all of these parts together."""
     inside, between = inside_nodes(rows, "all_reduce"), between_nodes(rows)
@@ -157,6 +180,13 @@ def left_out_rows(rows: Sequence[Row]) -> tuple[LawRow, ...]:
         ("all_reduce between nodes", between, inside, _ring_row),
         ("all_to_all inside a node", exchange, [], _exchange_row),
         ("send_recv inside a node", sends, [], _send_row),
+        (
+            "all_reduce on a bus",
+            on_buses(rows, "all_reduce"),
+            [],
+            lambda each: _exchange_row(each, "all_reduce"),
+        ),
+        ("all_to_all on a bus", on_buses(rows, "all_to_all"), [], _exchange_row),
     )
     found: list[LawRow] = []
     for law, judged, others, columns in parts:
@@ -201,8 +231,8 @@ def _ring_row(point: Measured) -> tuple[float, ...]:
     )
 
 
-def _exchange_row(point: Measured) -> tuple[float, ...]:
-    base, steps, _, carried, over_ranks = point.columns("all_to_all")
+def _exchange_row(point: Measured, operation: str = "all_to_all") -> tuple[float, ...]:
+    base, steps, _, carried, over_ranks = point.columns(operation)
     return base, steps, carried, over_ranks
 
 

@@ -13,6 +13,7 @@ from hetplan.benchmarks.accuracy.peers import PeerFigure
 from hetplan.cli.bench_tables import table_of
 
 _MOST_PLACES = 4
+"""Rows that a line names; more are counted."""
 
 
 def accuracy_tables(bench: AccuracyBench) -> Iterator[Table]:

@@ -66,6 +66,7 @@ def cost_tables(bench: CostBench) -> Iterator[Table]:
 
 
 def _reference_tables(bench: CostBench) -> Iterator[Table]:
+    """Those that stand on published measurements."""
     if bench.memory:
         yield table_of(
             "Memory against published runs",
@@ -80,6 +81,10 @@ def _reference_tables(bench: CostBench) -> Iterator[Table]:
                 for each in bench.memory
             ),
         )  # fmt: skip
+    yield from _link_tables(bench)
+
+
+def _link_tables(bench: CostBench) -> Iterator[Table]:
     if bench.collectives:
         yield table_of(
             "Collectives from figures alone against published measurements",

@@ -44,7 +44,13 @@ def compare(
         str | None,
         typer.Option(help="megatron, nemo, torchtitan or deepspeed. Default: whose lines it has."),
     ] = None,
-    warmup: Annotated[int, typer.Option(help="First steps of every start that are left out.")] = 3,
+    warmup: Annotated[
+        int | None,
+        typer.Option(
+            help="First steps of every start that are left out. Default: 3; of hetplan's own run "
+            "log what its launch left out."
+        ),
+    ] = None,
     calibrate: Annotated[
         Path | None,
         typer.Option(
@@ -67,9 +73,9 @@ def compare(
     if force and calibrate is None:
         raise InputError("--force belongs to --calibrate")
     if calibrate is not None:
-        from hetplan.files.writing import check_writable
+        from hetplan.cli.compare_calibrate import check_replaceable
 
-        check_writable(calibrate)
+        check_replaceable(calibrate)
     asked = asked_runs(logs, plan, runs)
     changes = (model, cluster, job)
     again = calibrate is not None or predictor is not None or bool(store) or any(changes)
@@ -127,11 +133,12 @@ def comparison_text(comparisons: list[Comparison]) -> str:
     )
 
 
-def note_repricing(result: SearchResult, before: float) -> None:
-    """Say on stderr that the prediction is not the plan file's."""
+def note_repricing(plan: Path, result: SearchResult, before: float) -> None:
+    """Say on stderr how far the prediction is from the plan file's."""
     from hetplan.units import format_seconds
 
     after = result.estimate.step_seconds
-    say(
-        f"priced again: {format_seconds(after)} instead of the plan file's {format_seconds(before)}"
-    )
+    told = "as in the plan file"
+    if format_seconds(after) != format_seconds(before):
+        told = f"instead of the plan file's {format_seconds(before)}"
+    say(f"{plan} priced again: {format_seconds(after)} {told}")

@@ -30,6 +30,8 @@ class ComparedRun:
     result: SearchResult
     chosen: ChosenSteps
     comparison: Comparison
+    doubts: tuple[str, ...]
+    """What makes this run's step mean less: its log's notes and those on its steps."""
 
 
 def asked_runs(
@@ -74,25 +76,54 @@ def compared(
     predictor: FittedPredictor | None,
     *,
     trainer: str | None,
-    warmup_steps: int,
+    warmup_steps: int | None,
 ) -> list[ComparedRun]:
-    """Every run beside its plan, priced again by the predictor, or by its file's own estimate."""
-    from hetplan.launchers.compare import chosen_steps, compare_steps, read_log
-    from hetplan.search.files import load_legal_plan
+    """Every run beside its plan, priced again by the predictor, or by its file's own estimate.
 
-    found = []
+    An InputError with the faults of all runs.
+    """
+    from hetplan.errors import Fault, InputError
+
+    found: list[ComparedRun] = []
+    faults: list[Fault | str] = []
     for files in asked:
-        result = load_legal_plan(files.plan)
-        if predictor is not None:
-            result = priced_again(result, changes, predictor)
-        log = read_log(files.logs, result, trainer)
-        chosen = chosen_steps(log, result, warmup_steps)
-        comparison = compare_steps(log, result, chosen)
-        found.append(ComparedRun(files=files, result=result, chosen=chosen, comparison=comparison))
+        try:
+            found.append(_compared(files, changes, predictor, trainer, warmup_steps))
+        except InputError as error:
+            faults += [fault for fault in error.faults if fault not in faults]
+    if faults:
+        raise InputError(*faults)
     return found
 
 
+def _compared(
+    files: RunFiles,
+    changes: Changes,
+    predictor: FittedPredictor | None,
+    trainer: str | None,
+    warmup_steps: int | None,
+) -> ComparedRun:
+    from hetplan.launchers.compare import chosen_steps, compare_steps, read_log
+    from hetplan.search.files import load_legal_plan
+
+    result = load_legal_plan(files.plan)
+    # A run log names the plan file that it ran: it is looked up before the estimate changes.
+    log = read_log(files.logs, result, trainer)
+    if predictor is not None:
+        result = priced_again(files.plan, result, changes, predictor)
+    chosen = chosen_steps(log, result, warmup_steps)
+    comparison = compare_steps(log, result, chosen)
+    return ComparedRun(
+        files=files,
+        result=result,
+        chosen=chosen,
+        comparison=comparison,
+        doubts=(*log.notes, *chosen.notes),
+    )
+
+
 def priced_again(
+    plan: Path,
     result: SearchResult,
     changes: Changes,
     predictor: Predictor,
@@ -123,5 +154,5 @@ def priced_again(
         raise InputError(*faults)
     before = result.estimate.step_seconds
     found = replace(result, inputs=inputs, estimate=estimate(result.plan, *three, predictor))
-    note_repricing(found, before)
+    note_repricing(plan, found, before)
     return found

@@ -42,6 +42,8 @@ class View:
     doables: tuple[Doable, ...]
     asking: tuple[AskingPlan, ...] = ()
     """The same plans with their estimates, for whoever shows them."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know."""
 
     @property
     def standing(self) -> Standing:

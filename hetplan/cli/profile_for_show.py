@@ -195,12 +195,12 @@ def _reason(choice: Choice, view: View) -> str:
     asked = {each.asked for each in choice.measurement.leaves}
     for rank, plan in enumerate(view.plans):
         parts = [part for part in plan.parts if part.asked in asked]
-        if not parts:
-            continue
         seconds = math.fsum(part.seconds for part in parts)
-        widest = max(part.log_halfwidth for part in parts)
+        if not seconds:
+            continue
+        mean = math.fsum(part.seconds * part.log_halfwidth for part in parts) / seconds
         whose = "the best plan's step" if rank == 0 else f"the step of plan {rank + 1}"
-        return f"{seconds / plan.step_seconds:.0%} of {whose}, known to +{math.expm1(widest):.0%}"
+        return f"{seconds / plan.step_seconds:.0%} of {whose}, known to +{math.expm1(mean):.0%}"
     return ""
 
 
@@ -277,7 +277,7 @@ def _store(request: ProfileRequest) -> str:
 
 
 def _notes(view: View) -> tuple[str, ...]:
-    return tuple(
+    return view.notes + tuple(
         f"{each.measurement.name} is not measured here: {each.why_not}"
         for each in view.doables
         if each.why_not

@@ -19,12 +19,16 @@ from hetplan.cli.profile_request import ProfileRequest
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.errors import InputError, ProfileError
 from hetplan.files.shipped import default_stores
+from hetplan.model.differences import own_layer_fault
+from hetplan.model.spec import TRAINED_KINDS
 from hetplan.plans.plan import Plan
 from hetplan.predict.fit import FittedPredictor, fit_populations
+from hetplan.predict.laws import ALL_LAYERS
 from hetplan.predict.populations import choose
 from hetplan.profiling.backends import Backend, default_backend, open_backend
 from hetplan.profiling.measure_layers import LayerProfiler, Shape, Unit
 from hetplan.profiling.measure_links import link_key
+from hetplan.profiling.missing import LinkPlace
 from hetplan.profiling.samples import LayerSample, ProfileSet
 from hetplan.profiling.store import LayerWriter, read_populations
 from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS
@@ -59,7 +63,10 @@ class Machine:
         held = read_populations(*self._folders())
         predictor = fit_populations(held)
         model, cluster, job = self.inputs.model, self.inputs.cluster, self.inputs.job
-        best = search(model, cluster, job, predictor).plan
+        found = search(model, cluster, job, predictor)
+        if found.certificate is not None and found.certificate.status == "interrupted":
+            raise KeyboardInterrupt  # the search keeps its best plan; here it is not asked for
+        best = found.plan
         if not self._plans:
             self._plans = rivals(best, model, cluster, job, predictor, seconds=_RIVAL_SECONDS)
         # Rivals of an earlier look stay: what was measured may have made one of them the best.
@@ -77,6 +84,7 @@ class Machine:
             log_halfwidth=plans[0].estimate.own_log_halfwidth or 0.0,
             doables=doables(wanted, self.here, self.devices),
             asking=plans,
+            notes=self._notes(predictor, held),
         )
 
     def measure(self, doable: Doable, seconds_left: float) -> float:
@@ -118,8 +126,8 @@ class Machine:
 
         An InputError where the budget is too small for it: without it nothing can be said.
         """
-        started = time.monotonic()
         work = [(kind, unit) for kind in kinds for unit in self.first(kind)]
+        started = time.monotonic()
         for index, (kind, unit) in enumerate(work):
             spent = time.monotonic() - started
             # The units go from cheap to expensive: the next takes no less than they did so far.
@@ -137,7 +145,13 @@ class Machine:
         """Kinds of the cluster of which neither samples nor a datasheet say anything."""
         cluster, job = self.inputs.cluster, self.inputs.job
         laws = fit_populations(read_populations(*self._folders())).laws.layers
-        known = {law.device for law in laws if law.precision == job.precision.value}
+        # A run that was cut short leaves a kind of which only some layers are known.
+        needed = {*(layer.value for layer in TRAINED_KINDS), ALL_LAYERS}
+        answered: dict[str, set[str]] = {}
+        for law in laws:
+            if law.precision == job.precision.value:
+                answered.setdefault(law.device, set()).add(law.layer)
+        known = {kind for kind, layers in answered.items() if needed <= layers}
         found = []
         for kind, device in {i.device.kind: i.device for i in cluster.islands}.items():
             if kind in known:
@@ -185,6 +199,23 @@ class Machine:
             links=tuple((sample.link, link_key(sample)) for sample in chosen.links),
         )
 
+    def _notes(self, predictor: FittedPredictor, held: Sequence[ProfileSet]) -> tuple[str, ...]:
+        """What a reader must know of what is measured here."""
+        fault = own_layer_fault(self.inputs.model)
+        if fault:
+            return (
+                f"no layers are measured: {fault}; `hetplan profile operators` measures what they "
+                "are made of",
+            )
+        known = {law.device for law in predictor.laws.layers}
+        kinds = {island.device.kind for island in self.inputs.cluster.islands}
+        return tuple(
+            f"what is known of {kind} was measured elsewhere, or under other circumstances; what "
+            "is measured here is a population of its own, which fits take instead from then on"
+            for kind in sorted(kinds & known)
+            if self.here.is_kind(kind) and not self._own(held, kind)
+        )
+
     def _own(self, held: Sequence[ProfileSet], kind: str) -> list[LayerSample]:
         """Samples that were measured here, under today's circumstances."""
         mine = describe(self.request, self._backend(kind))
@@ -223,8 +254,10 @@ class Machine:
             raise ProfileError(f"{kind} refuses it ({str(refused[0]).splitlines()[0]})")
 
     def _measure_link(self, doable: Doable, seconds_left: float) -> None:
+        # What torchrun would set and say a word about; each rank sets its threads itself.
+        environment = {"OMP_NUM_THREADS": str(self.request.threads), **os.environ}
         command = link_program(self.request, doable)
-        ranks = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ.copy())
+        ranks = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
         try:
             code = ranks.wait(timeout=max(seconds_left, 0.0) + _GRACE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -247,9 +280,15 @@ def link_program(request: ProfileRequest, doable: Doable) -> list[str]:
         *("--nproc-per-node", str(doable.place.processes_per_node)),
         *("-m", "hetplan", "profile", "--link", doable.place.name),
         *("--sizes", ",".join(map(str, doable.sizes))),
-        *("--store", str(request.store_folder)),
-        *(("--device", "cpu") if doable.place.is_host_staged else ()),
+        *("--store", str(request.store_folder), "--threads", str(request.threads)),
+        *_device(request, doable.place),
     ]
+
+
+def _device(request: ProfileRequest, place: LinkPlace) -> tuple[str, ...]:
+    if place.is_host_staged:
+        return ("--device", CPU_KIND)
+    return () if request.device is None else ("--device", request.device)
 
 
 def _count(name: str) -> int:

@@ -11,6 +11,8 @@ from hetplan.cli.profile_request import ProfileRequest
 from hetplan.cli.profile_tables import show_operators
 from hetplan.cli.progress import ProgressLine
 from hetplan.errors import InputError
+from hetplan.job.trainer import trainer_settings
+from hetplan.model.operators import Operator
 from hetplan.profiling.backends import default_backend, open_backend
 from hetplan.profiling.measure_operators import (
     OperatorProfiler,
@@ -58,8 +60,6 @@ def profile_operators(request: ProfileRequest) -> None:
 
 def _work(request: ProfileRequest, *, is_accelerator: bool) -> tuple[OperatorUnit, ...]:
     """Operators of the shapes that the job's plans can have, with the kernels of its trainer."""
-    from hetplan.job.trainer import trainer_settings
-
     loaded = request.load()
     kernels = None if loaded is None else trainer_settings(loaded[1]).kernels
     return operator_units(request.grid(is_accelerator=is_accelerator), kernels)
@@ -77,11 +77,8 @@ def _measure(
 
     def failed(unit: OperatorUnit, error: Exception) -> None:
         first = str(error).strip().partition("\n")[0][:200]
-        op = unit.operator
-        say(
-            f"hetplan: not measured: {op.operator} {op.batch} x [{op.m}, {op.n}, {op.k}] in "
-            f"{unit.precision}: {first or type(error).__name__}"
-        )
+        words = f"{_words(unit.operator)} in {unit.precision}"
+        say(f"hetplan: not measured: {words}: {first or type(error).__name__}")
 
     with ProgressLine("measuring") as line:
         for progress in profiler.run(
@@ -96,11 +93,15 @@ def _measure(
                 if request.again or sample.shape not in held:
                     writer.append(sample)
                     fresh.append(sample)
-            op = progress.unit.operator
             line.show(
                 progress.finished,
                 progress.total,
                 progress.left_seconds,
-                f"{op.operator} {op.batch} x [{op.m}, {op.n}, {op.k}]",
+                _words(progress.unit.operator),
             )
     return fresh
+
+
+def _words(op: Operator) -> str:
+    """As in `matrix_product 1 x [4096, 1024, 3072]`."""
+    return f"{op.operator} {op.batch} x [{op.m}, {op.n}, {op.k}]"

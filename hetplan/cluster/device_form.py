@@ -63,6 +63,8 @@ class PeakForm:
     """TF32, or the maker's own 19-bit-like format for float32 tensors."""
     float8: Rate | None = None
     """float8 with float32 accumulation."""
+    float4: Rate | None = None
+    """4-bit floats with a scale per block, float32 accumulation; not the sparse rate."""
     int8: Operations | None = None
     """8-bit integers."""
 

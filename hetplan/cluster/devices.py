@@ -13,7 +13,7 @@ from hetplan.errors import InputError
 CPU_KIND = "cpu"
 """Device kind of one CPU core of the machine at hand; it has no accelerator library."""
 
-DTYPES = ("bfloat16", "float16", "float32", "tf32", "float8", "int8")
+DTYPES = ("bfloat16", "float16", "float32", "tf32", "float8", "float4", "int8")
 """Number formats whose rates are kept, in the order in which a kind lists them."""
 
 FIGURES = (

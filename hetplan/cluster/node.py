@@ -31,7 +31,7 @@ class RingNics(StrEnum):
     FIRST_DEVICE = "first-device"
     """That of the group's first device in the node."""
     ONE = "one"
-    """The node's first, all such groups together."""
+    """The node's first, all such groups together, and groups of more than two whole nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

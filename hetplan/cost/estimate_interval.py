@@ -25,7 +25,8 @@ from hetplan.predict.calibration import devices_of, regime_of
 from hetplan.predict.calibration_values import Calibration
 from hetplan.predict.predictor import Predictor
 
-_QUANTILES = (0.05, 0.1, 0.9, 0.95)  # by Hazen: as the draws are spaced
+_QUANTILES = (0.05, 0.1, 0.9, 0.95)
+"""Hazen's (1914), in which draw k of n stands for (k + 1/2) / n, as the draws were made."""
 
 
 @runtime_checkable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate_values import Estimate
@@ -16,6 +17,10 @@ from hetplan.predict.calibration_values import (
     RunPart,
 )
 from hetplan.predict.causes import calibrated_cause, is_link
+from hetplan.predict.regression import NORMAL_90
+
+_NORMAL_80 = NormalDist().inv_cdf(0.9)  # deviations from the middle of a normal law to its p90
+_ROUNDING = 1e-9  # of a step: what sums of its parts may be off
 
 
 def run_error(
@@ -34,7 +39,7 @@ def run_error(
     """
     parts = _parts(estimate)
     rest = estimate.step_seconds - sum(part.seconds for part in parts)
-    if rest > 1e-9 * estimate.step_seconds:
+    if rest > _ROUNDING * estimate.step_seconds:
         parts += (RunPart(cause=FIXED, name=FIXED, seconds=rest, log_halfwidth=0.0),)
     return RunError(
         cell=cell,
@@ -75,6 +80,7 @@ def own_halfwidth(estimate: Estimate) -> float:
     """Half-width of the step's 90 % interval by the predictions alone, in the logarithm."""
     if estimate.own_log_halfwidth is not None:
         return estimate.own_log_halfwidth
-    # p10 and p90 of a normal law lie 1.2816 deviations from its middle, p5 and p95 1.6449.
+    # An older estimate has p10 and p90 alone, from which a normal law gives p5 and p95.
     span = estimate.interval
-    return 0.5 * math.log(span.p90_seconds / span.p10_seconds) * (1.6449 / 1.2816)
+    deviation = 0.5 * math.log(span.p90_seconds / span.p10_seconds) / _NORMAL_80
+    return NORMAL_90 * deviation

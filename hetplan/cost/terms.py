@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from hetplan.predict.causes import SAMPLES_OF, is_link, link_cause
 from hetplan.predict.predictor import Prediction, SendLaw
+from hetplan.predict.regression import NORMAL_90
 
 __all__ = [
     "EXTRAPOLATING",
@@ -39,9 +40,6 @@ __all__ = [
     "seconds_of",
     "sources_of",
 ]
-
-# Two-sided 90 % interval of a normal variable: mean -+ 1.645 standard deviations.
-NORMAL_90 = 1.6448536269514722
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

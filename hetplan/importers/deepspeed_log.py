@@ -19,6 +19,7 @@ from hetplan.importers.lines import finite_number
 from hetplan.importers.training_log import LoggedStep, LoggedTimer, Mark, TimerRanks, Trainer
 from hetplan.importers.training_log_steps import Attempts, FileLog
 from hetplan.importers.training_log_text import LogLine
+from hetplan.units import GIBIBYTE
 
 WORDS = (
     b"SamplesPerSec=", b"iter time (s)", b"time (ms) |", b"skipped=", b"checkpoint", b"....",
@@ -43,7 +44,6 @@ _FACTS = {
     "train_micro_batch_size_per_gpu": "microbatch_size",
     "world_size": "world_size",
 }
-_GIBIBYTE = 2.0**30  # memory / 1024**3, printed as GB
 _SUMS = (
     "forward", "backward", "backward_inner", "backward_allreduce", "backward_tied_allreduce",
     "step", "batch_input", "pipe_send_output", "pipe_send_grad", "pipe_recv_input",
@@ -140,7 +140,8 @@ class DeepspeedLog:
             self.log.cut_lines += 1
             return
         memory = _MEMORY.search(line.text)
-        peak = (finite_number(memory.group(1)) or 0.0) * _GIBIBYTE if memory else None
+        # Bytes over 1024**3, printed as GB.
+        peak = (finite_number(memory.group(1)) or 0.0) * GIBIBYTE if memory else None
         self.log.peak_memory_bytes = max(self.log.peak_memory_bytes, peak or 0.0)
         self.log.add(
             LoggedStep(

@@ -33,12 +33,12 @@ from hetplan.importers.records import ImportContext, Imported, PathFigures
 from hetplan.job.spec import Precision
 from hetplan.model.spec import LayerKind
 from hetplan.profiling.samples import LayerSample, LinkOperation, LinkSample, Phase
+from hetplan.units import MEBIBYTE
 
 KIND = "galvatron"
 
 _MILLISECOND = 1e-3
 _GIGABYTE = 1e9
-_MEBIBYTE = 2**20
 _COUNT = "([0-9]{1,9})"
 _LAYER = re.compile(f"layertype_{_COUNT}(?:_bsz{_COUNT}_seq{_COUNT})?", re.ASCII)
 _ALL_REDUCE = re.compile(f"allreduce_size_{_COUNT}_consec_([01])", re.ASCII)
@@ -226,7 +226,7 @@ def _read_time(
             operation=_OPERATIONS[parts[1]].value,
             backend="nccl",
             group_size=ranks,
-            message_bytes=size * _MEBIBYTE,
+            message_bytes=size * MEBIBYTE,
             median_seconds=seconds,
             p10_seconds=seconds,
             p90_seconds=seconds,

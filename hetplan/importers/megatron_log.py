@@ -13,9 +13,10 @@ for those of the passes) are means over the same steps, in three forms by `--tim
 
 Versions before 2022 print one line, `time (ms) | forward-compute: 53.79 | ...`, of one rank. Minima
 are over the ranks that ran the timer. Megatron-DeepSpeed prints DeepSpeed's timers before the line
-of their step. Newer versions stop the clock of a step for checkpoints and
-evaluations, older ones do not; the step after either is marked in both. ezpz's logger writes
-`elapsed_time_per_iteration_ms=29570.0`. Settings are read from the list of arguments at the begin.
+of their step. Newer versions stop the clock of a step for checkpoints and evaluations, older ones
+do not; the step after either is marked in both. ezpz's logger writes
+`elapsed_time_per_iteration_ms=29570.0`. Settings come from the list of arguments that a run begins
+with.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from hetplan.importers.lines import finite_number
 from hetplan.importers.training_log import LoggedStep, LoggedTimer, Mark, TimerRanks, Trainer
 from hetplan.importers.training_log_steps import Attempts, FileLog
 from hetplan.importers.training_log_text import LogLine
+from hetplan.units import MEBIBYTE
 
 WORDS = (
     b"iteration", b"time across ranks", b"times across ranks", b"time (ms)", b"memory (MB)",
@@ -51,6 +53,10 @@ _ROW = re.compile(
     r"(?:\(([\d.eE+]{1,24}), {0,2}([\d.eE+]{1,24})\)|([\d.eE+]{1,24}))\s{0,8}$",
     re.ASCII,
 )
+_ODD_ROW = re.compile(
+    r"(?:^|\s)[A-Za-z][\w/-]{1,60} {0,2}\.{2,60}: {0,2}\(.{0,80}\)\s{0,8}$", re.ASCII
+)
+_NO_TIMES = "timers whose figures are no times (negative, not finite, least above most): left out"
 _NAME = re.compile(r"\s{1,8}([A-Za-z][\w/-]{1,60}):\s{0,4}$", re.ASCII)
 _RANK = re.compile(r"\s{1,16}rank\s{1,8}\d{1,7}: {0,2}([\d.eE+]{1,24})\s{0,4}$", re.ASCII)
 _ONE_LINE = re.compile(r"time \(ms\)((?: \| [\w/ -]{1,60}: [\d.eE+]{1,24})+)\s{0,4}$", re.ASCII)
@@ -77,7 +83,6 @@ _EVENTS = (
     (re.compile(r"(?:^|\s)evaluate \.{2,60}:()"), Mark.EVALUATION),
 )
 _NOT_OF_A_STEP = ("checkpoint", "evaluate", "interval-time", "setup", "iterators", "model and")
-_MEBIBYTE = 2.0**20  # report_memory divides bytes by 1024 * 1024, training/utils.py
 
 
 class MegatronLog:
@@ -100,7 +105,8 @@ class MegatronLog:
         if "elapsed" in text or _ITERATION.search(text):
             self._step(line)
         elif "max" in text and (memory := _MEMORY.search(text)) and "memory (MB)" in text:
-            found = (finite_number(memory.group(1)) or 0.0) * _MEBIBYTE
+            # report_memory (training/utils.py) divides bytes by 1024 * 1024.
+            found = (finite_number(memory.group(1)) or 0.0) * MEBIBYTE
             self.log.peak_memory_bytes = max(self.log.peak_memory_bytes, found)
         elif self._event(text):
             pass
@@ -108,6 +114,8 @@ class MegatronLog:
             self._one_line(text)
         elif (row := _ROW.search(text)) is not None:
             self._row(row)
+        elif self._open and _ODD_ROW.search(text):
+            self.log.note(_NO_TIMES)
         elif _BLOCK.search(text):
             self._timer = ""
         elif (rank := _RANK.match(text)) is not None:
@@ -179,7 +187,10 @@ class MegatronLog:
     ) -> None:
         """Milliseconds of a timer, to the last step's; those of several ranks are one timer."""
         most = least if most is None else most
-        if not self._open or not name or least is None or most is None or least > most:
+        if not self._open or not name:
+            return
+        if least is None or most is None or least > most:
+            self.log.note(_NO_TIMES)
             return
         if any(word in name for word in _NOT_OF_A_STEP):
             return

@@ -18,7 +18,8 @@ from hetplan.importers.training_log_text import LogLine
 WORDS = (b"train_step_timing in s:", b"Validation: iteration", b"checkpoint save")
 
 _STEP = re.compile(
-    r"\bglobal_step: {0,4}(\d{1,12}) \|.{0,2000}?train_step_timing in s: {0,4}([\d.]{1,24})"
+    r"\bglobal_step: {0,4}(\d{1,12}) \|.{0,2000}?train_step_timing in s: {0,4}"
+    r"([\d.]{1,24}(?:[eE][+-]?\d{1,3})?)"
 )
 _BATCH = re.compile(r"\bglobal_batch_size: {0,4}(\d{1,12}) \|")
 _MEMORY = re.compile(r"\bpeak_memory_usage: {0,4}(\d{1,18}) \|")

@@ -25,9 +25,9 @@ from hetplan.importers.lines import (
     without_rank_label,
 )
 from hetplan.importers.records import ImportContext, Imported, PathFigures
+from hetplan.units import MEBIBYTE
 
 KIND = "perftest"
-_MEBIBYTE = 2**20
 _GIGABIT = 1e9 / 8
 _MICROSECONDS = 1e6  # per second
 _SLACK = 0.01  # MsgRate counts the same messages as BW average, over the same time
@@ -130,7 +130,7 @@ def _unit(text: str, number: int, file: str, *, latency: bool) -> float:
         return 1.0
     found = re.search(r"BW average\[([^\]]{1,12})\]", text)
     unit = found.group(1) if found else ""
-    units = {"MB/sec": _MEBIBYTE, "MiB/sec": _MEBIBYTE, "Gb/sec": _GIGABIT}
+    units = {"MB/sec": MEBIBYTE, "MiB/sec": MEBIBYTE, "Gb/sec": _GIGABIT}
     if unit not in units:
         raise fault_at(file, number, f"found the unit {shown(unit)}; one of {', '.join(units)} is")
     return float(units[unit])
@@ -298,7 +298,7 @@ def _json_bandwidth(document: Document, size: int, line: int) -> _Measured:
     # Two decimals of BW_average and six of MsgRate.
     fitting = [
         unit
-        for unit in (float(_MEBIBYTE), _GIGABIT)
+        for unit in (float(MEBIBYTE), _GIGABIT)
         if abs(average * unit - moved) <= _SLACK * moved + 0.005 * unit + 0.5 * size
     ]
     if len(fitting) != 1:

@@ -24,10 +24,10 @@ from hetplan.importers.records import ImportContext, Imported, PathFigures
 from hetplan.importers.simumax_shapes import efficiency_sample
 from hetplan.job.spec import Precision
 from hetplan.profiling.samples import OperatorSample
+from hetplan.units import GIBIBYTE
 
 KIND = "simumax"
 
-_GIBIBYTE = 2**30
 _TERA = 1e12
 _MICROSECOND = 1e-6
 _VENDORS = {"cuda": "nvidia", "musa": "moore-threads", "rocm": "amd", "hip": "amd"}
@@ -120,8 +120,8 @@ def _device(name: str, accelerator: Value, context: ImportContext, notes: list[s
         kind=context.device or _slug(name),
         vendor=_VENDORS.get(words, _slug(words)),
         peak_flops_per_second=((precision.value, rate),),
-        memory_bytes=accelerator.need("mem_gbs").positive() * _GIBIBYTE,
-        memory_bandwidth_bytes_per_second=bandwidth.need("gbps").positive() * _GIBIBYTE,
+        memory_bytes=accelerator.need("mem_gbs").positive() * GIBIBYTE,
+        memory_bandwidth_bytes_per_second=bandwidth.need("gbps").positive() * GIBIBYTE,
         provenance="datasheet",
         source=f"SimuMax system file {tidy(base_name(context.file))}",
     )
@@ -196,7 +196,7 @@ def _network(name: str, network: Value, notes: list[str]) -> list[PathFigures]:
     paths = [
         PathFigures(
             measured=f"{tidy(name)} bandwidth",
-            bandwidth_bytes_per_second=gbps * factor * _GIBIBYTE,
+            bandwidth_bytes_per_second=gbps * factor * GIBIBYTE,
             latency_seconds=latency * _MICROSECOND,
         )
     ]
@@ -232,7 +232,7 @@ def _operation(
         measured=f"{words} bandwidth",
         bandwidth_bytes_per_second=None
         if factor is None or _absent(factor)
-        else gbps * factor.positive() * _GIBIBYTE,
+        else gbps * factor.positive() * GIBIBYTE,
         latency_seconds=None if own_latency is None else own_latency * _MICROSECOND,
     )
 

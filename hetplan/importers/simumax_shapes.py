@@ -36,9 +36,11 @@ _STAGES = {
     "bwd_grad_act": OperatorPhase.INPUT_GRADIENT,
     "bwd_grad_w": OperatorPhase.WEIGHT_GRADIENT,
 }
+"""Passes of a product, and of a grouped one, by the words of the tables."""
 _REPEATS = {"matmul": 100, "group_matmul": 50, "sdp_fwd": 20, "sdp_bwd": 20}
+"""Of every operation that is read (the module's docstring)."""
 _BACKWARD_PRODUCTS = 5.0  # of causal attention, against the forward's two (the module's docstring)
-_FORWARD_PRODUCTS = 2.0
+_FORWARD_PRODUCTS = 2.0  # scores and context
 # Attention reaches 1.2 because half of what is counted is not done; ten is no measurement, nor is
 # a millionth. No device does 1e20 operations a second, and none that trains as few as 1e9.
 _LEAST_EFFICIENCY, _MOST_EFFICIENCY = 1e-6, 10.0
@@ -80,19 +82,10 @@ def efficiency_sample(
         return f"{operation}: an efficiency of {efficiency:g} is none"
     if not _LEAST_RATE < peak_flops_per_second < _MOST_RATE:
         return f"{operation}: a nominal rate of {peak_flops_per_second:g} per second is none"
-    keys = dict(
-        (name.strip(), value.strip())
-        for name, _, value in (part.partition("=") for part in shape.split(","))
-    )
+    if operation not in _REPEATS:
+        return f"{operation}: no operator of a layer in 16 or 32 bits"
     try:
-        if operation == "matmul":
-            found = _product(keys, precision)
-        elif operation == "group_matmul":
-            found = _grouped(keys, precision)
-        elif operation in ("sdp_fwd", "sdp_bwd"):
-            found = _attention(keys, precision, is_forward=operation == "sdp_fwd")
-        else:
-            return f"{operation}: no operator of a layer in 16 or 32 bits"
+        found = _measured(operation, shape, precision)
     except (KeyError, ValueError) as error:
         return f"{operation}: a shape that cannot be read ({str(error)[:60]})"
     seconds = found.operations / (efficiency * peak_flops_per_second)
@@ -112,6 +105,19 @@ def efficiency_sample(
         repeats=_REPEATS[operation],
         outliers=0,
     )
+
+
+def _measured(operation: str, shape: str, precision: Precision) -> _Pass:
+    """What the shape says; a KeyError or ValueError where it lacks a key or has a wrong one."""
+    keys = dict(
+        (name.strip(), value.strip())
+        for name, _, value in (part.partition("=") for part in shape.split(","))
+    )
+    if operation == "matmul":
+        return _product(keys, precision)
+    if operation == "group_matmul":
+        return _grouped(keys, precision)
+    return _attention(keys, precision, is_forward=operation == "sdp_fwd")
 
 
 def _size(keys: dict[str, str], name: str) -> int:

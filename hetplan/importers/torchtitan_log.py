@@ -20,6 +20,7 @@ from hetplan.importers.lines import finite_number
 from hetplan.importers.training_log import LoggedStep, Mark, MemoryKind, Trainer
 from hetplan.importers.training_log_steps import Attempts, FileLog
 from hetplan.importers.training_log_text import LogLine
+from hetplan.units import GIBIBYTE
 
 WORDS = (b"step: ", b"Saving ", b"device mesh", b"batch size")
 
@@ -31,7 +32,6 @@ _SAVING = re.compile(r"\bSaving (?:the|a [\w ]{1,60}) ?checkpoint|\bSaving a ful
 _MESH = re.compile(r"device mesh with parallelism: ([\w=, ]{1,200})")
 _MESH_LISTS = re.compile(r"device mesh with \[([^\]]{1,200})\], \[([\d, ]{1,100})\]")
 _START = re.compile(r"global batch size (\d{1,12}).{0,80}?sequence length (\d{1,12})")
-_GIBIBYTE = 2.0**30
 _DATA = ("dp", "dp_replicate", "dp_shard")
 
 
@@ -64,7 +64,7 @@ class TorchtitanLog:
             self.log.cut_lines += "loss: " in line.text and "memory: " in line.text
             return
         memory = _MEMORY.search(line.text)
-        peak = (finite_number(memory.group(1)) or 0.0) * _GIBIBYTE if memory else None
+        peak = (finite_number(memory.group(1)) or 0.0) * GIBIBYTE if memory else None
         self._at = number
         self.log.peak_memory_bytes = max(self.log.peak_memory_bytes, peak or 0.0)
         self.log.add(

@@ -115,5 +115,8 @@ class TrainingLog:
     facts: tuple[LoggedFact, ...] = ()
     peak_memory_bytes: float | None = None
     memory_kind: MemoryKind = MemoryKind.ALLOCATED
+    warmup_steps: int | None = None
+    """First steps that the log's timers, which are medians of the whole run, leave out; None where
+    every step has timers of its own."""
     notes: tuple[str, ...] = ()
     """What was passed over, and what a reader must know of this trainer's figures."""

@@ -19,9 +19,14 @@ from hetplan.importers.training_log_text import LogLine, log_lines
 
 
 class _Reader(Protocol):
-    log: FileLog
+    """Looks at the lines of one file, in order."""
 
-    def take(self, line: LogLine) -> None: ...
+    log: FileLog
+    """What they said so far."""
+
+    def take(self, line: LogLine) -> None:
+        """One line; most say nothing to this reader."""
+        ...
 
 
 _READERS = (
@@ -74,8 +79,12 @@ def _read(path: Path, trainer: str | None) -> FileLog:
             readers.append(kind())
             words += needed
     for line in log_lines(path, tuple(dict.fromkeys(words))):
-        for reader in readers:
+        for at, reader in enumerate(readers):
             reader.take(line)
+            if reader.log.steps:
+                # It is chosen before those behind it, which take most of the time.
+                del readers[at + 1 :]
+                break
     chosen = next((reader for reader in readers if reader.log.steps), readers[0])
     return chosen.log
 
@@ -94,6 +103,11 @@ def _facts(paths: Sequence[Path], logs: Sequence[FileLog]) -> tuple[LoggedFact, 
     return tuple(LoggedFact(name=name, value=known[name][0]) for name in sorted(known))
 
 
+def _of_any(paths: Sequence[Path]) -> list[FileLog]:
+    """Logs with steps, whoever wrote them."""
+    return [log for log in (_read(path, None) for path in paths) if log.steps]
+
+
 def _nothing_found(paths: Sequence[Path], trainer: str | None) -> InputError:
     looked = {
         Trainer.MEGATRON: "`iteration 10/ 100 | ... elapsed time per iteration (ms): ... |`",
@@ -102,6 +116,10 @@ def _nothing_found(paths: Sequence[Path], trainer: str | None) -> InputError:
         Trainer.DEEPSPEED: "`CurrSamplesPerSec=...` or `steps: 10 ... iter time (s): ...`",
     }
     wanted = [text for name, text in looked.items() if trainer is None or trainer == name]
+    others = {log.trainer for log in _of_any(paths)} if trainer is not None else set()
+    if others:
+        message = f"is of {' and '.join(sorted(others))}, not of {trainer}; leave --trainer out"
+        return InputError(Fault(file=str(paths[0]), message=message))
     message = (
         f"holds no line of a finished step; looked for {', '.join(wanted)}. Is it the log of the "
         "rank that prints them (Megatron-LM: the last rank), and did a step end?"

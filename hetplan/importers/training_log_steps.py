@@ -8,13 +8,17 @@ slowest counts, because a step ends when its last rank ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetplan.importers.training_log import LoggedFact, LoggedStep, Mark, MemoryKind, Trainer
 
 MOST_STEPS = 20_000
 """Steps of a file that are kept, evenly spread over it: with 20 timers each some 60 MB."""
+
+LONGEST_STEP_SECONDS = 1e8
+"""Three years: a step that is said to take longer is a damaged line."""
 
 
 @dataclass(slots=True)
@@ -54,6 +58,9 @@ class FileLog:
 
     def add(self, step: LoggedStep) -> bool:
         """Keep the step, unless there are so many that one of several is enough; whether."""
+        if step.seconds is not None and step.seconds > LONGEST_STEP_SECONDS:
+            self.cut_lines += 1
+            return False
         self.lines += 1
         if (self.lines - 1) % self._stride:
             return False
@@ -77,7 +84,8 @@ class FileLog:
         """All notes, what was passed over included."""
         notes = list(self.notes)
         if self.cut_lines:
-            notes.append(f"{self.cut_lines} metrics lines without a time (cut off): left out")
+            count = self.cut_lines
+            notes.append(f"{count} metrics lines without a time (cut off, or damaged): left out")
         if self._stride > 1:
             notes.append(f"one of {self._stride} of its {self.lines:,} metrics lines was used")
         return notes
@@ -144,10 +152,12 @@ def _slower(one: LoggedStep, other: LoggedStep) -> LoggedStep:
     )
 
 
-def _either(choose: object, one: float | None, other: float | None) -> float | None:
+def _either(
+    choose: Callable[[float, float], float], one: float | None, other: float | None
+) -> float | None:
     if one is None or other is None:
         return one if other is None else other
-    return max(one, other) if choose is max else min(one, other)
+    return choose(one, other)
 
 
 def _marked(
@@ -178,6 +188,4 @@ def _marked(
 
 def _between(values: Sequence[int], start: int, stop: int) -> Sequence[int]:
     """Those of the sorted values from start up to but not including stop."""
-    from bisect import bisect_left
-
     return values[bisect_left(values, start) : bisect_left(values, stop)]

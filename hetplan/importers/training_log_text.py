@@ -31,6 +31,7 @@ _PACKED = (
     (b"BZh", "bzip2"),
     (b"PK\x03\x04", "zip"),
 )
+_MOST_RANKS = 4  # before one line: of srun, mpirun and torchrun inside of each other, and to spare
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,20}[ -/]?[@-~]")
 _RANK = re.compile(
     r"\s{0,8}(?:"
@@ -109,8 +110,12 @@ def _opened(path: Path, stack: ExitStack) -> IO[bytes]:
 
 
 def _looks_wide(head: bytes) -> bool:
-    """Whether every other byte is zero, as in ASCII text in UTF-16 without a mark."""
-    return len(head) >= 8 and max(head[0::2].count(0), head[1::2].count(0)) > len(head) / 5
+    """Whether every other byte is zero, as in ASCII text in UTF-16 without a mark.
+
+    Letters beyond ASCII leave fewer of them; a fifth of all bytes is more than any text has.
+    """
+    zeros = max(head[0::2].count(0), head[1::2].count(0))
+    return len(head) >= 8 and zeros > len(head) / 5
 
 
 def _cleaned(number: int, raw: bytes) -> LogLine:
@@ -118,7 +123,7 @@ def _cleaned(number: int, raw: bytes) -> LogLine:
     # A progress bar writes over itself: what was written last stands at the end.
     text = _ANSI.sub("", text.rpartition("\r")[2])
     ranks: list[str] = []
-    while (found := _RANK.match(text)) is not None and len(ranks) < 4:
+    while (found := _RANK.match(text)) is not None and len(ranks) < _MOST_RANKS:
         ranks.append(next(group for group in found.groups() if group is not None))
         text = text[found.end() :]
     cut = not raw.endswith(b"\n")

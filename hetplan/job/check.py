@@ -40,6 +40,7 @@ def check_job_against(
         *_degrees(job, model, cluster),
         *_names(job, cluster),
         *((("trainer", name), message) for name, message in trainer_faults(job)),
+        *_product_format(job, cluster),
         *(_unsearched(job) if searched else ()),
     )
     # What is wrong with the model stands in no line of the job's file.
@@ -67,6 +68,19 @@ def _experts(job: Job, model: ModelSpec) -> Iterator[tuple[Path, str]]:
             ("expert_load_factor",),
             f"{job.expert_load_factor:g}, and {model.name} has no experts; remove it",
         )
+
+
+def _product_format(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
+    asked = job.trainer.product_format
+    used = [island for island in cluster.islands if island.name not in job.forbid.islands]
+    for kind in dict.fromkeys(island.device for island in used):
+        if asked is not None and asked.rate not in kind.dtypes:
+            have = ", ".join(kind.dtypes) or "none"
+            yield (
+                ("trainer", "product_format"),
+                f"{asked} needs a {asked.rate} rate, and {kind.kind} has none (rates it has: "
+                f"{have}); leave it out or forbid its islands",
+            )
 
 
 def _unsearched(job: Job) -> Iterator[tuple[Path, str]]:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 from pydantic import Field
 
 from hetplan.files.quantities import Count, Name, NodeName, Ratio, Seconds
-from hetplan.job.spec import MOST_SEED, MOST_TOKENS, Optimizer, Precision
+from hetplan.job.spec import MOST_SEED, MOST_TOKENS, Optimizer, Precision, ProductFormat
 
 JOB_SCHEMA = "hetplan.job/3"
 
@@ -92,6 +92,9 @@ class TrainerForm:
     """Context parallelism by all-to-all of heads instead of ring attention."""
     gradient_precision: Precision | None = None
     """Number format in which gradients are kept and reduced: float32, or that of the weights."""
+    product_format: ProductFormat | None = None
+    """Narrower number format of the transformer layers' products with weights: float8, mxfp8 or
+    nvfp4; the devices must have its rate. Left out: the job's precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

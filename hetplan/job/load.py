@@ -67,6 +67,7 @@ def _job(form: JobForm) -> Job:
             blocking_sends=trainer.blocking_sends,
             context_exchange=trainer.context_exchange,
             gradient_precision=trainer.gradient_precision,
+            product_format=trainer.product_format,
         ),
         pin=Pins(
             tp=pin.tp,

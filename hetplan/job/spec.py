@@ -30,6 +30,22 @@ class Precision(StrEnum):
         return 4 if self is Precision.FLOAT32 else 2
 
 
+class ProductFormat(StrEnum):
+    """Number format of a layer's products where it is narrower than the job's precision."""
+
+    FLOAT8 = "float8"
+    """One scale per tensor, current or delayed."""
+    MXFP8 = "mxfp8"
+    """8 bits, one scale per 32 elements (OCP Microscaling Formats 1.0)."""
+    NVFP4 = "nvfp4"
+    """4 bits, one scale per 16 elements and one per tensor (arXiv 2509.25149)."""
+
+    @property
+    def rate(self) -> str:
+        """The rate of a device kind that it needs, one of `hetplan.cluster.devices.DTYPES`."""
+        return "float4" if self is ProductFormat.NVFP4 else "float8"
+
+
 class Optimizer(StrEnum):
     """Update rule; it decides the optimizer state per parameter and the update's time."""
 
@@ -93,6 +109,9 @@ class TrainerOptions:
     """Context parallelism by all-to-all of heads (arXiv 2309.14509) instead of ring attention."""
     gradient_precision: Precision | None = None
     """Format in which gradients are kept and reduced."""
+    product_format: ProductFormat | None = None
+    """Format of the transformer layers' products with weights, but for routers; None: the job's
+    precision. Weights, activations, gradients, attention and the head keep that precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,12 @@ megatron  Megatron-LM: `--attention-dropout` and `--hidden-dropout` (0.1 unless 
           dtype`, `--accumulate-allreduce-grads-in-fp32`) unless `--grad-reduce-in-bf16`. Its stages
           send whole activations unless sequence parallel; versions of 2021 and those made from them
           (Megatron-DeepSpeed) scatter them (p2p_communication.py,
-          `scatter_gather_tensors_in_pipeline`), which core has not any more. Blocking sends are
+          `scatter_gather_tensors_in_pipeline`), which Megatron-core does not do. Blocking sends are
           those of DeepSpeed's pipeline engine (deepspeed/runtime/pipe/schedule.py), on which
-          Megatron-DeepSpeed can run; context_exchange is `--cp-comm-type a2a`.
+          Megatron-DeepSpeed can run; context_exchange is `--cp-comm-type a2a`. A product format is
+          `--fp8-format` with `--fp8-recipe` delayed, tensorwise or mxfp8, or `--fp4-format` (Low-
+          Precision Training Guide): Transformer Engine's layers, of bfloat16 parameters; routers,
+          embedding and head are none of them.
 native    hetplan's own layers: torch's scaled_dot_product_attention, no dropout, a loss over a
           float32 copy, gradients as wide as the parameters (hetplan.profiling.layers,
           hetplan.profiling.tensor_parallel).
@@ -26,7 +29,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from hetplan.errors import InputError
-from hetplan.job.spec import Job, Precision, TrainerOptions
+from hetplan.job.spec import Job, Precision, ProductFormat, TrainerOptions
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind
 
@@ -44,6 +47,7 @@ class TrainerSettings:
     blocking_sends: bool
     context_exchange: bool
     gradient_precision: Precision
+    product_format: ProductFormat | None = None
 
     def kernels(self, layer: LayerKind) -> Kernels:
         """The kernels of this kind of layer; what it does not have is as in `DEFAULT_KERNELS`."""
@@ -57,6 +61,7 @@ class TrainerSettings:
             attention_dropout=self.attention_dropout,
             hidden_dropout=self.hidden_dropout,
             fused_loss=DEFAULT_KERNELS.fused_loss if loss is None else loss,
+            product_format="" if self.product_format is None else self.product_format.value,
         )
 
 
@@ -116,7 +121,7 @@ def trainer_settings(job: Job) -> TrainerSettings:
 def trainer_settings_of(
     target: str, precision: Precision, asked: TrainerOptions
 ) -> TrainerSettings:
-    """The same of what of a job decides it."""
+    """What a job with this target, precision and options runs; an InputError likewise."""
     own = _defaults(target).own
     faults = tuple(_faults(target, precision, asked))
     if faults:
@@ -136,6 +141,7 @@ def trainer_settings_of(
         blocking_sends=chosen("blocking_sends"),
         context_exchange=chosen("context_exchange"),
         gradient_precision=asked.gradient_precision or own.gradient_precision or precision,
+        product_format=asked.product_format,
     )
 
 
@@ -160,8 +166,8 @@ def _faults(target: str, precision: Precision, asked: TrainerOptions) -> Iterato
     found = _defaults(target)
     for name in _ALL:
         value, own = getattr(asked, name), getattr(found.own, name)
-        if name == "gradient_precision" and own is None:
-            own = precision
+        if own is None:
+            own = precision  # of gradients and of products, where a target has no other
         if value in (None, own) or name in found.choices:
             continue
         yield name, f"{_text(value)}; target {target} always has {_text(own)}; leave it out"
@@ -171,6 +177,11 @@ def _faults(target: str, precision: Precision, asked: TrainerOptions) -> Iterato
         yield (
             "gradient_precision",
             f"{gradients} for {precision} parameters; gradients are float32 or as the parameters",
+        )
+    if asked.product_format is not None and precision is not Precision.BFLOAT16:
+        yield (
+            "product_format",
+            f"{asked.product_format} with {precision} parameters; it goes with bfloat16 ones",
         )
 
 

@@ -21,12 +21,15 @@ from hetplan.launchers.compare_causes import culprit_of
 from hetplan.launchers.compare_facts import check_facts
 from hetplan.launchers.compare_parts import Seconds, counted_side, parts_of
 from hetplan.launchers.compare_run_log import is_run_log, run_of_plan
-from hetplan.launchers.compare_steps import WARMUP_STEPS, ChosenSteps, choose_steps
+from hetplan.launchers.compare_steps import ChosenSteps, choose_steps
 from hetplan.launchers.compare_timers import MEANING, Quantity, predicted
-from hetplan.launchers.compare_values import Comparison, MemoryRow, TimerRow
+from hetplan.launchers.compare_values import Comparison, MemoryRow, StepSpread, TimerRow
 from hetplan.search.files import load_legal_plan
 from hetplan.search.result import SearchResult
 from hetplan.units import format_seconds
+
+LONGER_THAN_THE_STEP = 1.2
+"""A choice: timers of one step end before it; clocks and medians of several ranks allow some."""
 
 
 def compare(
@@ -34,13 +37,14 @@ def compare(
     plan: str | Path | SearchResult,
     *,
     trainer: str | None = None,
-    warmup_steps: int = WARMUP_STEPS,
+    warmup_steps: int | None = None,
 ) -> Comparison:
     """A run's log files beside the plan that it ran.
 
     `logs` are the files of one run: a trainer's text log (also gzip), one per rank or restart, or
     hetplan's own run log. `trainer` says whose, where it should not be guessed. `warmup_steps` of
-    each start are left out. InputError where the files hold no step, or are of another run.
+    each start are left out, without it 3, or what the launch of hetplan's own run left out.
+    InputError where the files hold no step, or are of another run.
     """
     paths = [Path(logs)] if isinstance(logs, str | Path) else [Path(each) for each in logs]
     result = plan if isinstance(plan, SearchResult) else load_legal_plan(plan)
@@ -52,7 +56,9 @@ def read_log(
 ) -> TrainingLog:
     """The run's log, whichever kind it is."""
     own = [path for path in paths if is_run_log(path)]
-    if own and trainer is None:
+    if own:
+        if trainer is not None:
+            raise InputError(f"{own[0]} is a run log of hetplan; leave --trainer out")
         if len(paths) > 1:
             raise InputError(f"{own[0]} is a run log of hetplan, which holds whole runs; name one")
         return run_of_plan(own[0], result)
@@ -60,14 +66,14 @@ def read_log(
 
 
 def compare_log(
-    log: TrainingLog, result: SearchResult, warmup_steps: int = WARMUP_STEPS
+    log: TrainingLog, result: SearchResult, warmup_steps: int | None = None
 ) -> Comparison:
     """The same of a log that was read."""
     return compare_steps(log, result, chosen_steps(log, result, warmup_steps))
 
 
 def chosen_steps(
-    log: TrainingLog, result: SearchResult, warmup_steps: int = WARMUP_STEPS
+    log: TrainingLog, result: SearchResult, warmup_steps: int | None = None
 ) -> ChosenSteps:
     """The log's steps that count; InputError where it is of another run than the plan's."""
     check_facts(log, result)
@@ -94,8 +100,24 @@ def compare_steps(log: TrainingLog, result: SearchResult, chosen: ChosenSteps) -
         parts=parts,
         culprit=culprit_of(parts, spread, result),
         memory=_memory(log, estimate),
-        notes=(*log.notes, *chosen.notes, *_notes(timers, estimate, log)),
+        notes=(
+            *log.notes,
+            *chosen.notes,
+            *_notes(timers, estimate, log),
+            *_too_long(timers, spread),
+        ),
     )
+
+
+def _too_long(timers: Sequence[TimerRow], spread: StepSpread) -> list[str]:
+    """A doubt about timers that cannot be of one step."""
+    limit = LONGER_THAN_THE_STEP * spread.p90_seconds
+    return [
+        f"{row.timer} took {format_seconds(row.measured_most_seconds)}, longer than the step: it "
+        "is a sum of several steps or passes that run at once, or damaged; its part says nothing"
+        for row in timers
+        if row.measured_most_seconds > limit
+    ]
 
 
 def _timer_rows(chosen: ChosenSteps, estimate: Estimate) -> tuple[TimerRow, ...]:

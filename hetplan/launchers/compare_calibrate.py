@@ -96,8 +96,9 @@ def _steadiness(runs: Sequence[MeasuredRun], errors: Sequence[RunError]) -> Tria
     judged = [second for _, second in halves]
     before = [error.log_error for error in judged]
     after = [corrected_log_error(error, factors) for error in judged]
+    layouts = len({error.cell for error in errors})
     note = (
-        f"{len({error.cell for error in errors})} layouts are too few to hold one back "
+        f"{layouts} layout{'s are' if layouts > 1 else ' is'} too few to hold one back "
         f"({FEWEST_LAYOUTS} are needed): this only shows that the runs are steady, not that other "
         "plans are predicted better"
     )

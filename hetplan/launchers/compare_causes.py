@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from hetplan.cluster.devices import CPU_KIND
 from hetplan.cluster.spec import Link
 from hetplan.cost.terms import link_cause
 from hetplan.launchers.compare_parts import REST
+from hetplan.launchers.compare_steps import devices_of
 from hetplan.launchers.compare_timers import Quantity
 from hetplan.launchers.compare_values import Culprit, PartRow, StepSpread
 from hetplan.search.result import SearchResult
@@ -93,6 +95,13 @@ def _measurement(kind: str, result: SearchResult) -> str:
     if kind in ("pass", "end"):
         stages = result.estimate.stages
         device = max(stages, key=lambda stage: stage.busy_seconds).device
+        count = devices_of(result)
+        if device == CPU_KIND and count > 1:
+            return (
+                f"torchrun --standalone --nproc-per-node {count} -m hetplan profile --device cpu "
+                "--model MODEL --job JOB --again on all cores that train, because they slow each "
+                "other, then hetplan fit"
+            )
         return (
             f"hetplan profile --model MODEL --job JOB --again on a free {device}, then hetplan fit "
             "(`hetplan profile --list` shows what there is)"

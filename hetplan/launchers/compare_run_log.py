@@ -1,12 +1,14 @@
 """hetplan's own run log (schema `hetplan.run/1`) as a training log to compare.
 
 Its ranks' figures are medians over the steps that its launch counted, so every step carries the
-same timers. Of several runs in one file the last valid one of the plan counts.
+same timers, and the same steps count here. Of several runs in one file the last valid one of the
+plan counts.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from hetplan.importers.training_log import (
     TrainingLog,
 )
 from hetplan.launchers.run_log import SCHEMA, RunLog, read_runs
+from hetplan.plans.plan import expand
+from hetplan.runtime.measured import RankMeasure
 from hetplan.search.files import result_text
 from hetplan.search.result import SearchResult
 
@@ -40,7 +44,11 @@ def is_run_log(path: Path) -> bool:
 
 
 def run_of_plan(path: Path, result: SearchResult) -> TrainingLog:
-    """The last run of this plan in the file; InputError where it has none."""
+    """The last run of this plan in the file; InputError where it has none.
+
+    Runs whose plan file was another one count where inputs and layout are the plan's: the same
+    plan with an estimate of another day.
+    """
     runs = read_runs(path)
     digest = hashlib.sha256(result_text(result).encode()).hexdigest()
     inputs = result.inputs
@@ -48,11 +56,16 @@ def run_of_plan(path: Path, result: SearchResult) -> TrainingLog:
     mine = [run for run in runs if run.plan_sha256 == digest]
     notes = []
     if not mine:
-        mine = [run for run in runs if (run.model, run.cluster, run.job) == names]
-        notes.append("the run's plan file was another one with the same inputs, or an older form")
-    if not mine:
-        raise InputError(
-            Fault(file=str(path), message=f"has {len(runs)} runs, none of them of this plan")
+        alike = [run for run in runs if (run.model, run.cluster, run.job) == names]
+        mine = [run for run in alike if _same_layout(run, result)]
+        if not mine:
+            message = f"has {len(runs)} runs, none of them of this plan"
+            if alike:
+                message += f"; {len(alike)} have its inputs and another layout: name their plan"
+            raise InputError(Fault(file=str(path), message=message))
+        notes.append(
+            "the run's plan file was another one with the same inputs and degrees (estimated at "
+            "another time, or of another microbatch size, which the run log does not say)"
         )
     valid = [run for run in mine if run.valid]
     if not valid:
@@ -66,8 +79,21 @@ def run_of_plan(path: Path, result: SearchResult) -> TrainingLog:
     return log_of(valid[-1], path, notes)
 
 
+def _same_layout(run: RunLog, result: SearchResult) -> bool:
+    """Whether the run's ranks stand where the plan's do: stage, tp index and device of each."""
+    planned = {
+        (number, at % replica.tp, device)
+        for pipeline in result.plan.pipelines
+        for number, stage in enumerate(pipeline.stages)
+        for replica in stage.replicas
+        for at, device in enumerate(expand(replica.devices))
+    }
+    return planned == {(rank.stage, rank.tp_index, rank.device) for rank in run.ranks}
+
+
 def log_of(run: RunLog, path: Path, notes: Sequence[str] = ()) -> TrainingLog:
-    """One run's steps and its ranks' medians."""
+    """One run's steps and its ranks' medians; InputError where they are no times."""
+    _check_times(run, path)
     timers = _timers(run)
     steps = tuple(
         LoggedStep(
@@ -86,22 +112,62 @@ def log_of(run: RunLog, path: Path, notes: Sequence[str] = ()) -> TrainingLog:
         steps=steps,
         peak_memory_bytes=memory or None,
         memory_kind=MemoryKind.ALLOCATED if accelerated else MemoryKind.PROCESS,
-        notes=tuple(notes),
+        warmup_steps=run.warmup_steps if timers else None,
+        notes=(*notes, *_load_notes(run, accelerated=accelerated)),
+    )
+
+
+def _check_times(run: RunLog, path: Path) -> None:
+    """An InputError where the run has no step, or a figure that no launch writes."""
+    faults = [
+        f"step {step.step} took {step.seconds} s"
+        for step in run.steps
+        if not 0.0 < step.seconds < math.inf
+    ]
+    faults += [
+        f"rank {rank.rank} has {name} {value} s"
+        for rank in run.ranks
+        for name, value in _figures(rank)
+        if not 0.0 <= value < math.inf
+    ]
+    if not run.steps:
+        faults = ["it has no step"]
+    if faults:
+        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+        message = (
+            f"the run of {run.started} is damaged: {'; '.join(faults[:3])}{more}; take its line "
+            "out, or run again"
+        )
+        raise InputError(Fault(file=str(path), message=message))
+
+
+def _load_notes(run: RunLog, *, accelerated: bool) -> list[str]:
+    """A doubt where the ranks had to share cores with what ran before them."""
+    machine = run.machine
+    if accelerated or machine.load_before + len(run.ranks) <= machine.cores + 0.5:
+        return []
+    return [
+        f"{machine.load_before:.1f} processes ran on this machine's {machine.cores} cores in the "
+        f"minute before {len(run.ranks)} ranks started: what is slow may be their load, or that of "
+        "a launch before; run again when it is idle"
+    ]
+
+
+def _figures(rank: RankMeasure) -> tuple[tuple[str, float], ...]:
+    """A rank's medians, by the names of `compare_timers`."""
+    return (
+        ("busy", rank.busy_seconds),
+        ("wait", rank.wait_seconds),
+        ("reduction", rank.reduction_seconds),
+        ("optimizer_seconds", rank.optimizer_seconds),
+        ("tensor_parallel", rank.tensor_parallel_seconds),
     )
 
 
 def _timers(run: RunLog) -> tuple[LoggedTimer, ...]:
-    if not run.ranks:
-        return ()
-    figures = (
-        ("busy", [rank.busy_seconds for rank in run.ranks]),
-        ("wait", [rank.wait_seconds for rank in run.ranks]),
-        ("reduction", [rank.reduction_seconds for rank in run.ranks]),
-        ("optimizer_seconds", [rank.optimizer_seconds for rank in run.ranks]),
-        ("tensor_parallel", [rank.tensor_parallel_seconds for rank in run.ranks]),
-    )
+    of_ranks = [_figures(rank) for rank in run.ranks]
     return tuple(
-        LoggedTimer(name=name, least_seconds=min(values), most_seconds=max(values))
-        for name, values in figures
-        if max(values) > 0
+        LoggedTimer(name=same[0][0], least_seconds=min(values), most_seconds=max(values))
+        for same in zip(*of_ranks, strict=True)
+        if max(values := [value for _, value in same]) > 0
     )

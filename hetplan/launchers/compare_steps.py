@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from hetplan.errors import InputError
 from hetplan.importers.training_log import LoggedStep, Mark, TrainingLog
+from hetplan.importers.training_log_steps import LONGEST_STEP_SECONDS
 from hetplan.launchers.compare_values import LeftOut, StepSpread
 from hetplan.search.result import SearchResult
 
@@ -57,9 +58,15 @@ class ChosenSteps:
 
 
 def choose_steps(
-    log: TrainingLog, result: SearchResult, warmup_steps: int = WARMUP_STEPS
+    log: TrainingLog, result: SearchResult, warmup_steps: int | None = None
 ) -> ChosenSteps:
-    """The steps of the log that measure this plan; InputError where none does."""
+    """The steps of the log that measure this plan; InputError where none does.
+
+    Without `warmup_steps` those that the log's own timers leave out, else `WARMUP_STEPS`.
+    """
+    asked = warmup_steps
+    if warmup_steps is None:
+        warmup_steps = WARMUP_STEPS if log.warmup_steps is None else log.warmup_steps
     if warmup_steps < 0:
         raise InputError(f"warm-up of {warmup_steps} steps; it is at least 0")
     batch = result.inputs.job.global_batch_size
@@ -70,10 +77,10 @@ def choose_steps(
             f"the log's steps have a global batch of {', '.join(map(str, found[:5]))}, the plan's "
             f"job {batch}: this is another run; price its layout with `hetplan estimate --out`"
         )
-    timed = [TimedStep(step=s, seconds=step_seconds(s, result)) for s in right]
     left: list[LeftOut] = []
     notes: list[str] = []
     _leave(left, "another global batch", [s for s in log.steps if s not in set(right)])
+    timed = _timed(right, result, left)
     starts: dict[int, int] = {}
     for each in timed:
         starts.setdefault(each.step.attempt, each.step.iteration)
@@ -99,8 +106,29 @@ def choose_steps(
             continue
         _leave(left, reason, [each.step for each in out])
         timed = [each for each in timed if not applies(each)]
-    timed = _without_slow(timed, left, notes)
+    if log.warmup_steps is None:
+        timed = _without_slow(timed, left, notes)
+    elif asked is not None and asked != log.warmup_steps:
+        notes.append(
+            f"the timers are medians over all steps but the first {log.warmup_steps}, whatever "
+            "--warmup says: they need not add up to the step"
+        )
     return ChosenSteps(used=tuple(timed), left_out=tuple(left), notes=(*notes, *_doubts(timed)))
+
+
+def _timed(
+    steps: Sequence[LoggedStep], result: SearchResult, left: list[LeftOut]
+) -> list[TimedStep]:
+    """The steps whose times are times: a damaged rate makes seconds that nobody waits for."""
+    every = [TimedStep(step=step, seconds=step_seconds(step, result)) for step in steps]
+    odd = [each.step for each in every if not 0.0 < each.seconds <= LONGEST_STEP_SECONDS]
+    if len(odd) == len(every):
+        raise InputError(
+            f"no step took more than 0 and at most {LONGEST_STEP_SECONDS:g} s; step "
+            f"{odd[0].iteration} would have taken {every[0].seconds:g} s: the log is damaged"
+        )
+    _leave(left, "no time that a step can take", odd)
+    return [each for each in every if 0.0 < each.seconds <= LONGEST_STEP_SECONDS]
 
 
 def step_seconds(step: LoggedStep, result: SearchResult) -> float:

@@ -57,16 +57,21 @@ _KINDS = (
     (r"h100.*pcie", "nvidia-h100-80gb-pcie"),
     (r"h100", "nvidia-h100-80gb-sxm"),
     (r"rtx.?3090", "nvidia-rtx-3090-24gb"),
+    (r"rtx.?2080.?ti", "nvidia-rtx-2080-ti-11gb"),
+    (r"titan.?rtx", "nvidia-titan-rtx-24gb"),
 )
 """Labels that tables of measurements use, and the kind of the catalogue that each means."""
 
-_TURING = (
-    # Pattern, float32, float16 with float32 accumulation, NVLink in one direction, memory: NVIDIA
-    # Turing architecture whitepaper (WP-09183-001), Founders Editions. Not in the catalogue: too
-    # small to plan with.
-    (r"rtx.?2080.?ti", 14.2e12, 56.9e12, 50e9, 616e9),
-    (r"rtx.?2080", 10.6e12, 42.4e12, 25e9, 448e9),
-    (r"titan.?rtx", 16.3e12, 130.5e12, 50e9, 672e9),
+# NVIDIA Turing architecture whitepaper (WP-09183-001), Founders Edition, which the catalogue lacks:
+# float16 with float32 accumulation, NVLink in one direction.
+_RTX_2080 = KnownDevice(
+    name="RTX 2080",
+    float32_flops_per_second=10.6e12,
+    tensor_float32_flops_per_second=0.0,
+    half_flops_per_second=42.4e12,
+    link_bytes_per_second=25e9,
+    memory_bytes_per_second=448e9,
+    margin=DESK_MARGIN,
 )
 
 
@@ -79,21 +84,12 @@ def known_device(label: str) -> KnownDevice | None:
     text = label.lower()
     if "+" in text:
         return None
-    for pattern, float32, half, link, memory in _TURING:
-        if re.search(pattern, text):
-            return KnownDevice(
-                name=label,
-                float32_flops_per_second=float32,
-                tensor_float32_flops_per_second=0.0,
-                half_flops_per_second=half,
-                link_bytes_per_second=link,
-                memory_bytes_per_second=memory,
-                margin=DESK_MARGIN,
-            )
     wanted = next((name for pattern, name in _KINDS if re.search(pattern, text)), "")
     kinds = _catalogue()
     kind = kinds.get(text) or kinds.get(wanted)
-    return None if kind is None else _of_kind(kind)
+    if kind is not None:
+        return _of_kind(kind)
+    return _RTX_2080 if re.search(r"rtx.?2080", text) else None
 
 
 @lru_cache(maxsize=1)

@@ -5,6 +5,12 @@ Columns of a matrix are cut before attention and MLP, rows after them (Shoeybi e
 sequence parallelism, on 1 / tp of them (Korthikanti et al., arXiv 2205.05198, section 4.2).
 Sources of the layers' forms: `hetplan.model.layers`. Communication is not a layer's operator.
 
+What only a backward pass runs (`gradient_operators`): at each of a layer's two forks the gradients
+of the residual and of the branch are added, and the gradient of every bias is a sum over tokens of
+its product's (PyTorch's autograd and `linear`; Megatron-LM's layers as well). Biases of products in
+8 bit cost nothing more: Transformer Engine sums them where it quantises the gradient
+(`cast_transpose_dbias`).
+
 With fused kernels the products' operations are those of `hetplan.model.work`, but attention is
 counted as the full square (a causal kernel's law is fitted against the same count).
 
@@ -17,7 +23,14 @@ from collections.abc import Iterator
 
 from hetplan.errors import InputError
 from hetplan.model.layers import Attention, Experts, LatentAttention, Mlp, TransformerLayer
-from hetplan.model.operators import DEFAULT_KERNELS, Kernels, Operator, OperatorClass
+from hetplan.model.operators import (
+    ADDITION_DROPOUT,
+    ADDITION_FUSED,
+    DEFAULT_KERNELS,
+    Kernels,
+    Operator,
+    OperatorClass,
+)
 from hetplan.model.spec import LayerKind, ModelSpec
 
 
@@ -48,6 +61,77 @@ def layer_operators(
     if inside is None:
         raise InputError(f"{model.name} has no multi-token prediction layers")
     return tuple(_multi_token_prediction(model, inside, rows))
+
+
+def gradient_operators(
+    model: ModelSpec,
+    kind: LayerKind,
+    layer: TransformerLayer | None = None,
+    *,
+    microbatch_size: int,
+    sequence_length: int,
+    tp: int = 1,
+    kernels: Kernels = DEFAULT_KERNELS,
+) -> tuple[Operator, ...]:
+    """What one layer's backward pass runs besides that of its operators; as `layer_operators`."""
+    if kind in (LayerKind.EMBEDDING, LayerKind.HEAD):
+        return ()
+    if layer is None:
+        of_model = kind is LayerKind.TRANSFORMER
+        layer = model.common_layer(sequence_length) if of_model else model.mtp_layer
+    if layer is None:
+        raise InputError(f"{model.name} has no multi-token prediction layers")
+    rows = _Rows(microbatch_size, sequence_length, tp, kernels)
+    return tuple(_gradients(layer, model.hidden_size, rows))
+
+
+def _gradients(layer: TransformerLayer, h: int, rows: _Rows) -> Iterator[Operator]:
+    yield Operator(
+        operator=OperatorClass.GRADIENT_ADDITION,
+        what="residual and branch gradients",
+        count=2,
+        m=rows.cut_tokens,
+        n=h,
+    )
+    if rows.kernels.product_format:
+        return
+    for what, tokens, columns in (
+        *_attention_biases(layer.attention, h, rows),
+        *_mlp_biases(layer.mlp, h, rows),
+    ):
+        yield Operator(operator=OperatorClass.BIAS_GRADIENT, what=what, m=tokens, n=columns)
+
+
+def _attention_biases(
+    attention: Attention | LatentAttention, h: int, rows: _Rows
+) -> Iterator[tuple[str, int, int]]:
+    """Where a bias stands, tokens and columns; those of row-cut matrices meet a rank's tokens."""
+    if isinstance(attention, LatentAttention):
+        if attention.bias:
+            latents = (attention.query_rank or 0) + attention.kv_rank + attention.rope_head_dim
+            yield "latents' biases", rows.tokens, latents
+            yield "attention output bias", rows.cut_tokens, h
+        return
+    if attention.qkv_bias:
+        query, kv = attention.slice_sizes(rows.tp)
+        yield "query-key-value bias", rows.tokens, query + 2 * kv
+    if attention.output_bias:
+        yield "attention output bias", rows.cut_tokens, h
+
+
+def _mlp_biases(mlp: Mlp | Experts, h: int, rows: _Rows) -> Iterator[tuple[str, int, int]]:
+    if isinstance(mlp, Mlp):
+        parts = [("", mlp, rows.tokens, rows.cut_tokens)]
+    else:
+        copies = rows.tokens * mlp.experts_per_token
+        parts = [("experts' ", mlp.expert, copies, copies)]
+        if mlp.shared:
+            parts.append(("shared experts' ", mlp.shared, rows.tokens, rows.cut_tokens))
+    for of, part, tokens, after in parts:
+        if part.bias:
+            inner = part.ffn_hidden_size // rows.tp
+            yield f"{of}up bias", tokens, 2 * inner if part.gated else inner
+            yield f"{of}down bias", after, h
 
 
 class _Rows:
@@ -85,7 +169,7 @@ def _transformer(layer: TransformerLayer, h: int, rows: _Rows) -> Iterator[Opera
         count=2,
         m=rows.cut_tokens,
         n=h,
-        k=int(kernels.hidden_dropout),
+        k=ADDITION_DROPOUT if kernels.hidden_dropout else ADDITION_FUSED,
     )
 
 

@@ -38,6 +38,11 @@ class OperatorClass(StrEnum):
     ADDITION = "addition"
     """Residual addition with its bias: m tokens of width n. k = 0: one kernel; 1: one kernel with
     dropout; 3: bias, dropout and addition in three kernels, as some were measured."""
+    GRADIENT_ADDITION = "gradient_addition"
+    """Backward pass only: the two gradients of a tensor that two operators read, added: m tokens of
+    width n (PyTorch's autograd sums what meets at one input of a node)."""
+    BIAS_GRADIENT = "bias_gradient"
+    """Backward pass only: the sum over m tokens of the gradient of a result with n columns."""
     ROTATION = "rotation"
     """Rotary positions of queries and keys: m tokens, n elements of both together."""
     ROUTING = "routing"
@@ -62,6 +67,12 @@ PRODUCTS = frozenset(
 )
 """Classes that multiply; the others are passes over memory."""
 
+BACKWARD_ONLY = frozenset({OperatorClass.GRADIENT_ADDITION, OperatorClass.BIAS_GRADIENT})
+"""Kernels that a framework adds to a layer's backward pass: no operator of a profile has them."""
+
+ADDITION_FUSED, ADDITION_DROPOUT, ADDITION_APART = 0, 1, 3
+"""What `k` of an addition says: one kernel, one with dropout, three kernels."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
@@ -77,6 +88,9 @@ class Kernels:
     """Norms and additions run on 1 / tp of the tokens (arXiv 2205.05198, section 4.2.2)."""
     expert_parallel: int = 1
     """Ranks that share a layer's experts: each has fewer of them, each of these more tokens."""
+    product_format: str = ""
+    """Number format of products with weights where it is narrower than what they work on; a
+    `hetplan.job.spec.ProductFormat` value. Routers and logits keep the wider one."""
 
 
 DEFAULT_KERNELS = Kernels()
@@ -163,7 +177,7 @@ def operator_bytes(
         reads = float(op.k or op.n) / op.n
         forward, backward = 1.0 + reads, 1.0 + 2.0 * reads
     elif kind is OperatorClass.ADDITION:
-        forward, backward, mask = _ADDITIONS.get(op.k, _ADDITIONS[0])
+        forward, backward, mask = _ADDITIONS.get(op.k, _ADDITIONS[ADDITION_FUSED])
     return elements * (element_bytes * (forward if phase == FORWARD else backward) + mask)
 
 
@@ -173,14 +187,25 @@ _PASSES: dict[OperatorClass, tuple[float, float, float]] = {
     OperatorClass.ATTENTION_DROPOUT: (2.0, 2.0, 1.0),
     OperatorClass.NORM: (2.0, 5.0, 0.0),  # backward: once for the input, once for the weights
     OperatorClass.ACTIVATION: (2.0, 3.0, 0.0),
-    OperatorClass.ADDITION: (3.0, 3.0, 0.0),  # backward: the branches' gradients are added
+    OperatorClass.ADDITION: (3.0, 4.0, 0.0),  # see _ADDITIONS
+    OperatorClass.GRADIENT_ADDITION: (0.0, 3.0, 0.0),  # both read, their sum written
+    OperatorClass.BIAS_GRADIENT: (0.0, 1.0, 0.0),  # read; one row of sums is written
     OperatorClass.ROTATION: (2.0, 2.0, 0.0),
     OperatorClass.ROUTING: (4.0, 4.0, 0.0),  # to the experts' places and back, each read, written
 }
-# By an addition's k. Backward: the gradients of the two branches are added (3); with dropout its
-# own gradient is read and written and the bias's sum reads it (3 and the mask). What was measured
-# as three kernels by itself has no second branch.
-_ADDITIONS = {0: (3.0, 3.0, 0.0), 1: (3.0, 6.0, 1.0), 3: (7.0, 3.0, 1.0)}
+# By an addition's k. Backward: without dropout the gradient goes to both branches as it is, and
+# what a sample of it alone holds is two copies (`has_backward`); with dropout its gradient is read
+# and written, with the mask; three kernels sum the bias's gradient as well.
+_ADDITIONS = {
+    ADDITION_FUSED: (3.0, 4.0, 0.0),
+    ADDITION_DROPOUT: (3.0, 2.0, 1.0),
+    ADDITION_APART: (7.0, 3.0, 1.0),
+}
+
+
+def has_backward(op: Operator) -> bool:
+    """Whether a kernel of its own runs in a layer's backward pass."""
+    return op.operator is not OperatorClass.ADDITION or op.k != ADDITION_FUSED
 
 
 def _product_bytes(op: Operator, phase: str, el: float, out: float) -> float:

@@ -59,7 +59,10 @@ def _options(asked: Asked, trainer: Target) -> Found:
     faults = tuple(trainer_faults(job))
     for name, message in faults:
         yield Rule.TARGET, "target", f"the job's trainer.{name}: {message}"
-    if faults or not trainer_settings(job).blocking_sends:
+    if faults:
+        return
+    yield from _product_format(asked)
+    if not trainer_settings(job).blocking_sends:
         return
     for p, pipeline in enumerate(asked.plan.pipelines):
         depths = [stage.warmup_depth for stage in pipeline.stages]
@@ -70,6 +73,23 @@ def _options(asked: Asked, trainer: Target) -> Found:
                 f"{pipeline.schedule.name} with warm-up depths {depths}; the job's trainer."
                 "blocking_sends goes with 1f1b and its own depths only",
             )
+
+
+def _product_format(asked: Asked) -> Found:
+    """Devices of the plan without a rate of the job's products."""
+    wanted = asked.job.trainer.product_format
+    if wanted is None:
+        return
+    for field, _, stage in asked.stages():
+        for at in np.unique(asked.places.islands(stage_array(stage))):
+            kind = asked.cluster.islands[int(at)].device
+            if wanted.rate not in kind.dtypes:
+                yield (
+                    Rule.TARGET,
+                    field,
+                    f"{kind.kind} has no {wanted.rate} rate, which the job's trainer."
+                    f"product_format {wanted} needs",
+                )
 
 
 def _schedule(field: str, pipeline: Pipeline, trainer: Target, asked: Asked) -> Found:

@@ -67,6 +67,15 @@ class Target:
     gradient_buffer: bool = False
     """Gradients lie in one buffer, which every step zeroes, divides by the number of copies and
     looks through for overflow (`hetplan.cost.components.step.gradient_passes`)."""
+    batched_interleaving: bool = False
+    """Interleaved stages post a send and a receive of equal passes together, as Megatron-LM does
+    (`hetplan.cost.replay.programs`); otherwise as torch's schedules."""
+    separate_loss_sums: bool = False
+    """The sums of the vocabulary-parallel loss are three messages: maximum, target's logit, sum
+    (megatron/core/tensor_parallel/cross_entropy.py); otherwise the last two are one."""
+    sums_copied_heads: bool = False
+    """Ranks that hold the same key-value head add up its gradients; Megatron-LM gives each the
+    whole projection instead."""
     other_formats: bool
     """A boundary may have another number format than the plan."""
 
@@ -88,6 +97,8 @@ TARGETS: dict[str, Target] = {
         # torch.distributed.pipelining's Schedule1F1B refuses it.
         fewer_microbatches_than_stages=False,
         own_layers_only=True,
+        # hetplan.profiling.tensor_parallel._SumReplicas.
+        sums_copied_heads=True,
         # The rest is what hetplan.runtime.placement refuses.
         several_pipelines=False,
         stages_differ=False,
@@ -153,6 +164,8 @@ TARGETS: dict[str, Target] = {
         clips_gradients=True,
         # megatron/core/distributed/param_and_grad_buffer.py.
         gradient_buffer=True,
+        batched_interleaving=True,
+        separate_loss_sums=True,
         other_formats=False,
     ),
     "any": Target(
@@ -184,6 +197,9 @@ TARGETS: dict[str, Target] = {
         overlap=_EVERY_OVERLAP,
         overlap_needs=False,
         clips_gradients=True,
+        # What a trainer runs, `any` runs as megatron (hetplan.job.trainer).
+        batched_interleaving=True,
+        separate_loss_sums=True,
         other_formats=True,
     ),
 }

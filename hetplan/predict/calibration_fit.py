@@ -27,18 +27,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.predict.calibration_values import CauseFactor, RunError
+from hetplan.predict.regression import NORMAL_90
 
 # Scale of the errors that no factor explains: half of 57 A100 runs without slow ones are within
 # 0.02 of predictions from unit samples (vTrain's runs, leave-one-out of 400 draws of 8).
 SCALE = 0.02
-# Two-sided 90 % interval of a normal variable: 1.645 standard deviations.
-_NORMAL_90 = 1.6448536269514722
-_STEPS = 60
+_STEPS = 60  # far more than it takes; a start that creeps must still end
+_HALVINGS = 20  # a step a millionth as long that does not lower the loss: this is the mode
 # Scale of a law's own error, at most: vTrain's runs, 150 draws of 8 of its 73, predicted from unit
 # samples and then made 0, 5, 10 and 15 % wrong; accepted factors made the other 65 worse in at most
-# 3 % of the draws.
+# 1 % of the draws.
 _CAP = 0.03
-_CLOSE = 1e-10
+_CLOSE = 1e-10  # of the loss: below, another step changes no digit that is kept
 
 Floats = NDArray[np.float64]
 _Key = tuple[str, str]
@@ -86,7 +86,7 @@ def fit_factors(runs: Sequence[RunError]) -> tuple[CauseFactor, ...]:
             cause=cause,
             name=name,
             factor=float(np.exp(logs[j])),
-            log_halfwidth=float(_NORMAL_90 * np.sqrt(inverse[j, j])),
+            log_halfwidth=float(NORMAL_90 * np.sqrt(inverse[j, j])),
             runs=int(np.count_nonzero(problem.parts[:, j])),
         )
         for j, (cause, name) in enumerate(keys)
@@ -129,7 +129,7 @@ def _problem(runs: Sequence[RunError], keys: Sequence[_Key]) -> _Problem:
         parts=parts,
         fixed=np.maximum(predicted - parts.sum(axis=1), 0.0),
         measured=np.log([run.measured_seconds for run in runs]),
-        spread=np.array([min(float(np.median(each)) / _NORMAL_90, _CAP) for each in widths]),
+        spread=np.array([min(float(np.median(each)) / NORMAL_90, _CAP) for each in widths]),
     )
 
 
@@ -149,7 +149,7 @@ def _descended(problem: _Problem, logs: Floats) -> Floats:
         weighted = slopes.T * (2.0 / (SCALE**2 + errors**2))
         prior = 2.0 / (problem.spread**2 + logs**2)
         step = np.linalg.solve(weighted @ slopes + np.diag(prior), weighted @ errors - prior * logs)
-        for _halving in range(20):
+        for _halving in range(_HALVINGS):
             new = problem.loss(logs + step)
             if new < loss:
                 break

@@ -24,10 +24,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hetplan.predict.calibration_values import GroupInterval, SlowTail
+from hetplan.predict.regression import COVERAGE, MIN_CALIBRATION_ROWS, conformal_halfwidth
 
-COVERAGE = 0.9
-FEWEST_RUNS = 9  # ceil((9 + 1) * 0.9) = 9: below, no rank has 90 %
-FEWEST_POOLED = 2 * FEWEST_RUNS
+FEWEST_POOLED = 2 * MIN_CALIBRATION_ROWS
 """Runs of a pool: they are of unlike groups, so one of them must not set the width alone."""
 _FEWEST_WITH_TAIL = 20  # below, a single slow run is more than one in twenty, and no tail yet
 
@@ -55,11 +54,9 @@ class Score:
 
 
 def conformal_quantile(values: Sequence[float]) -> float:
-    """The value of rank ceil((n + 1) * 0.9) among n >= 9."""
-    ordered = sorted(values)
-    # Rounded first: (9 + 1) * 0.9 must not become rank 10.
-    rank = math.ceil(round((len(ordered) + 1) * COVERAGE, 9))
-    return ordered[min(rank, len(ordered)) - 1]
+    """The size of rank ceil((n + 1) * 0.9) among n; infinite of fewer than 9."""
+    found = conformal_halfwidth(values)
+    return math.inf if found is None else found
 
 
 def group_intervals(
@@ -77,14 +74,14 @@ def group_intervals(
     for devices, regime in keys:
         held = members(scores, devices, regime)
         pooled = not devices or not regime
-        if len(held) >= (FEWEST_POOLED if pooled else FEWEST_RUNS):
+        if len(held) >= (FEWEST_POOLED if pooled else MIN_CALIBRATION_ROWS):
             tail = len(members(slow, devices, regime))
             found.append(_interval(held, (devices, regime), tail, pooled))
     few = [
         f"{', '.join(devices)}, {regime}: {len(members(scores, devices, regime))} runs, fewer than "
-        f"the {FEWEST_RUNS} that an interval of their own needs"
+        f"the {MIN_CALIBRATION_ROWS} that an interval of their own needs"
         for devices, regime in groups
-        if len(members(scores, devices, regime)) < FEWEST_RUNS
+        if len(members(scores, devices, regime)) < MIN_CALIBRATION_ROWS
     ]
     return tuple(found), tuple(few)
 
@@ -131,10 +128,7 @@ def _left_out_score(held: Sequence[Score], measure: _Measure) -> float:
     """
     total = 0.0
     for cell in sorted({score.cell for score in held}):
-        rest = [measure(score) for score in held if score.cell != cell]
-        if len(rest) < FEWEST_RUNS:
-            return math.inf
-        quantile = conformal_quantile(rest)
+        quantile = conformal_quantile([measure(each) for each in held if each.cell != cell])
         for score in held:
             if score.cell == cell:
                 unit = score.own if measure is _normalised else 1.0

@@ -8,6 +8,9 @@ than the device's: in layers so small that the device waits. Parts: one per clas
 `launch`, what launches cost the device, and `wait`, what the device waits for the host when nothing
 else keeps it busy (`hetplan.cost.priced.host_waits` takes off what communication does).
 
+A backward pass has kernels that no operator of a profile holds (`gradient_operators`): passes over
+memory at the median rate of those that were measured.
+
 Half-width: parts of one class err together, classes independently of each other, so the square of
 the sum's is the sum over classes of (seconds * half-width)^2.
 """
@@ -15,13 +18,22 @@ the sum's is the sum over classes of (seconds * half-width)^2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
-from hetplan.model.layer_operators import layer_operators
+from hetplan.model.layer_operators import gradient_operators, layer_operators
 from hetplan.model.layers import TransformerLayer
-from hetplan.model.operators import PRODUCTS, Operator
+from hetplan.model.operators import (
+    BACKWARD,
+    FORWARD,
+    PRODUCTS,
+    WEIGHT_GRADIENT,
+    WITH_WEIGHTS,
+    Operator,
+    has_backward,
+)
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.predict.datasheet import (
     ELEMENTWISE_EFFICIENCY_BACKWARD,
@@ -29,6 +41,7 @@ from hetplan.predict.datasheet import (
     ELEMENTWISE_LOG_HALFWIDTH,
     LAUNCH_LOG_HALFWIDTH,
 )
+from hetplan.predict.float8 import narrowed
 from hetplan.predict.layer_answer import LayerShape
 from hetplan.predict.operator_columns import column_value
 from hetplan.predict.operator_index import DeviceOperators, Launch
@@ -56,11 +69,13 @@ def layer_prediction(
     measured on it. None where the device's laws do not cover the layer's products.
     """
     precision = shape.precision.value
-    here = laws.get((device.kind, precision))
-    if here is None:
+    wide = laws.get((device.kind, precision))
+    if wide is None:
         return None
+    here = narrowed(wide, device, shape.kernels.product_format)
     others = _Once(lent, device, shape.precision)
     launches: list[tuple[int, Launch]] = []
+    sums = True
     for op in layer_operators(
         model,
         kind,
@@ -70,13 +85,20 @@ def layer_prediction(
         tp=shape.tp,
         kernels=shape.kernels,
     ):
+        if backward and not has_backward(op):
+            continue
         found = here.launches(op, backward=backward, lent=others)
         if found is None:
             if op.operator in PRODUCTS:
                 return None
             found = (_by_bandwidth(op, device, precision, backward=backward),)
         launches.extend((op.count, launch) for launch in found)
-    return _sum(launches)
+        if op.operator in WITH_WEIGHTS:
+            # Laws of weight gradients are asked for float32 sums, stand-ins know of none.
+            sums = sums and here.has(op.operator, WEIGHT_GRADIENT)
+    if backward:
+        launches += _gradients(wide, others, device, model, kind, layer, shape)
+    return replace(_sum(launches), float32_sums=backward and sums)
 
 
 Lender = Callable[[DeviceKind, Precision], DeviceOperators | None]
@@ -98,9 +120,48 @@ class _Once:
         return self._answer
 
 
+def _gradients(
+    here: DeviceOperators,
+    lent: Callable[[], DeviceOperators | None],
+    device: DeviceKind,
+    model: ModelSpec,
+    kind: LayerKind,
+    layer: TransformerLayer | None,
+    shape: LayerShape,
+) -> Iterator[tuple[int, Launch]]:
+    """What autograd runs between the operators of a layer."""
+    ops = gradient_operators(
+        model,
+        kind,
+        layer,
+        microbatch_size=shape.microbatch_size,
+        sequence_length=shape.sequence_length,
+        tp=shape.tp,
+        kernels=shape.kernels,
+    )
+    if not ops:
+        return
+    rate = here.pass_rate(BACKWARD) or here.pass_rate(FORWARD)
+    if rate is None:
+        others = lent()
+        rate = None if others is None else others.pass_rate(BACKWARD)
+    for op in ops:
+        launch = _by_bandwidth(op, device, shape.precision.value, backward=True)
+        if rate is not None:
+            moved = column_value("bytes", op, BACKWARD, shape.precision.value)
+            launch = replace(launch, work_seconds=moved * rate)
+        yield op.count, replace(launch, notes=(GRADIENTS_NOTE,))
+
+
+GRADIENTS_NOTE = (
+    "sums of residual gradients and of biases' gradients are in no measured operator: at the rate "
+    "of passes over memory"
+)
+
+
 def _by_bandwidth(op: Operator, device: DeviceKind, precision: str, *, backward: bool) -> Launch:
     """A pass over memory on a device of which none was measured: datasheet bandwidth."""
-    moved = column_value("bytes", op, "backward" if backward else "forward", precision)
+    moved = column_value("bytes", op, BACKWARD if backward else FORWARD, precision)
     share = ELEMENTWISE_EFFICIENCY_BACKWARD if backward else ELEMENTWISE_EFFICIENCY_FORWARD
     bandwidth = device.memory_bandwidth_bytes_per_second
     return Launch(

@@ -20,7 +20,7 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind, ModelSpec
-from hetplan.predict import datasheet
+from hetplan.predict import datasheet, float8
 from hetplan.predict.calibrated import corrected, corrected_law, factor_of
 from hetplan.predict.calibration_values import Calibration
 from hetplan.predict.causes import link_cause
@@ -131,7 +131,16 @@ class FittedPredictor:
         *,
         backward: bool,
     ) -> Prediction:
-        """By a law of whole layers, by operators, by other kinds, by the datasheet: the first."""
+        """By a law of whole layers, by operators, by other kinds, by the datasheet: the first.
+
+        Narrow products change a law of whole layers as they change the sum of its operators.
+        """
+        plain = float8.in_one_format(shape)
+        if plain is not shape:
+            whole = self._layer(device, model, layer, plain, backward=backward)
+            narrow = self._by_parts(device, model, layer, shape, backward=backward)
+            wide = self._by_parts(device, model, layer, plain, backward=backward)
+            return narrow if whole == wide else float8.scaled(whole, wide, narrow)
         phase = Phase.BACKWARD if backward else Phase.FORWARD
         law = self._layers.get((device.kind, shape.precision.value, layer.value, phase.value))
         if law is None:
@@ -142,7 +151,7 @@ class FittedPredictor:
             model,
             layer,
             shape,
-            lambda *asked: self._by_parts(device, *asked, backward=backward),
+            lambda *asked: self._by_parts(device, *asked, backward=backward, moved=True),
         )
 
     def _by_parts(
@@ -153,8 +162,9 @@ class FittedPredictor:
         shape: LayerShape,
         *,
         backward: bool,
+        moved: bool = False,
     ) -> Prediction:
-        """The same without any whole layer of this kind."""
+        """The same without any whole layer of this kind; `moved`: to be moved to points of it."""
         phase = Phase.BACKWARD if backward else Phase.FORWARD
         composed = layer_prediction(
             self._moved.index(device, shape.precision, self._operators),
@@ -167,11 +177,11 @@ class FittedPredictor:
         )
         if composed is not None:
             return composed
-        related = self._related.layer(device, model, layer, shape, backward=backward)
+        related = self._related.layer(device, model, layer, shape, backward=backward, moved=moved)
         if related is not None:
             return related
         answer = datasheet.backward if backward else datasheet.forward
-        return answer(
+        found = answer(
             device,
             model,
             layer,
@@ -182,6 +192,9 @@ class FittedPredictor:
             kernels=shape.kernels,
             notes=self._missing(device, shape.precision, f"{layer.value} {phase.value}"),
         )
+        if not shape.kernels.product_format:
+            return found
+        return float8.by_datasheet(found, device, model, layer, shape, backward=backward)
 
     def optimizer_update(
         self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision
@@ -239,7 +252,13 @@ class FittedPredictor:
         law = None
         if measured is not None:
             law = collective_law(
-                measured, operation, group_size, message_bytes, nodes=nodes, groups=groups
+                measured,
+                operation,
+                group_size,
+                message_bytes,
+                nodes=nodes,
+                groups=groups,
+                fabric_bytes_per_second=link.bandwidth_bytes_per_second,
             )
         if law is None:
             law = datasheet.collective(

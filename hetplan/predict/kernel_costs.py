@@ -15,6 +15,9 @@ another choice reads and writes besides:
     dropout of the residual a mask of one byte per element, each way, of both additions (the
                             addition itself is one kernel); of the embedding 2 e + 1 each way
     sequence parallelism    norms and additions of b s / t tokens: less than nothing
+    backward passes         both gradients read and their sum written at the two residual forks, and
+                            every bias's gradient summed (`gradient_operators`). Without dropout an
+                            addition has no kernel of its own: its passes are taken off.
     loss with a copy        b s V / t logits in float32. Forward: copied (e + 4); read by maximum
                             and sum (8), read and written by difference, exponential and quotient
                             (24): 36 + e. Backward: read and written once, converted (12 + e). The
@@ -27,10 +30,11 @@ Passes: Megatron-LM, megatron/core/tensor_parallel/cross_entropy.py; arXiv 2205.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from hetplan.model.layer_operators import gradient_operators
 from hetplan.model.layers import LatentAttention, TransformerLayer
-from hetplan.model.operators import Kernels
+from hetplan.model.operators import BACKWARD, Kernels, operator_bytes
 from hetplan.model.spec import LayerKind, ModelSpec
 
 _MASK_BYTES = 1
@@ -71,9 +75,22 @@ def kernel_costs(
         moved = tokens * model.hidden_size * (2 * bytes_per_element + _MASK_BYTES)
         return KernelCosts(moved_bytes=moved, launches=1)
     layer = model.common_layer(sequence_length)
-    return _layer(
+    found = _layer(
         layer, model.hidden_size, kernels, tokens, sequence_length, tp, bytes_per_element, backward
     )
+    if not backward:
+        return found
+    gradients = gradient_operators(
+        model,
+        kind,
+        layer,
+        microbatch_size=microbatch_size,
+        sequence_length=sequence_length,
+        tp=tp,
+        kernels=kernels,
+    )
+    more = sum(op.count * operator_bytes(op, BACKWARD, bytes_per_element) for op in gradients)
+    return replace(found, moved_bytes=found.moved_bytes + more)
 
 
 def _layer(
@@ -100,9 +117,14 @@ def _layer(
     cut = 1.0 / tp if kernels.sequence_parallel else 1.0
     if kernels.hidden_dropout:
         moved += 2.0 * tokens * hidden * _MASK_BYTES * cut
-    # Norms and both additions, as `layer_work` counts them; backward passes have twice that.
-    whole = tokens * (2.0 * layer.num_norms + 4.0) * hidden * e * (2.0 if backward else 1.0)
-    moved -= (1.0 - cut) * whole
+    # As `layer_work` counts them; backward passes have twice that.
+    norms, additions = (tokens * hidden * e * each for each in (2.0 * layer.num_norms, 4.0))
+    if backward:
+        norms, additions = 2.0 * norms, 2.0 * additions
+        if not kernels.hidden_dropout:
+            moved -= additions
+            additions = 0.0
+    moved -= (1.0 - cut) * (norms + additions)
     return KernelCosts(moved_bytes=moved, launches=launches, square_flops=square)
 
 

@@ -77,12 +77,24 @@ def collective_law(
     *,
     nodes: int = 1,
     groups: int = 1,
+    fabric_bytes_per_second: float = 0.0,
 ) -> Prediction | None:
-    """Time of a collective by a law of one transport; None where it says nothing about it."""
+    """Time of a collective by a law of one transport; None where it says nothing about it.
+
+    `fabric_bytes_per_second`: the figure of one device's links; 0: unknown.
+    """
     if law.tables[0].backend == HOST_BACKEND:
         lane = lane_bytes(operation, group_size, nodes, message_bytes)
         return staged_collective(law.tables, operation, group_size, lane)
-    return direct_collective(law, operation, group_size, message_bytes, nodes=nodes, groups=groups)
+    return direct_collective(
+        law,
+        operation,
+        group_size,
+        message_bytes,
+        nodes=nodes,
+        groups=groups,
+        fabric_bytes_per_second=fabric_bytes_per_second,
+    )
 
 
 def _key(sample: LinkSample) -> _Key:
@@ -94,7 +106,7 @@ def _key(sample: LinkSample) -> _Key:
 
 def _link_law(link: str, groups: dict[_Key, list[LinkSample]]) -> LinkLaw:
     points = {key: _points(key, groups[key]) for key in sorted(groups)}
-    errors = {key: _left_out_errors(*points[key]) for key in points}
+    errors = {key: _left_out_errors(key, groups[key]) for key in points}
     tables = tuple(_table(key, len(groups[key]), points[key], errors) for key in points)
     kinds = dict.fromkeys((each.operation, each.backend) for each in tables)
     shapes = []
@@ -249,14 +261,35 @@ def _geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(math.log(value) for value in values) / len(values))
 
 
-def _left_out_errors(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, ...]:
-    """log(measured / predicted) of every inner size by the table without it."""
+def _left_out_errors(key: _Key, samples: Sequence[LinkSample]) -> tuple[float, ...]:
+    """log(measured / predicted) of every octave of sizes, each by a table without it.
+
+    Measured as it stands, noise and all. The first and the last octave are beyond the rest: they
+    count where they hold several sizes, so that a table's noise is not only that of its middle.
+    """
+    sizes: dict[int, set[int]] = {}
+    for sample in samples:
+        sizes.setdefault(_octave(sample), set()).add(sample.message_bytes)
+    octaves = sorted(sizes)
+    inner = octaves[1:-1]
     errors = []
-    for index in range(1, len(sizes) - 1):
-        rest = (*sizes[:index], *sizes[index + 1 :])
-        times = (*seconds[:index], *seconds[index + 1 :])
-        errors.append(log_ratio(seconds[index], interpolate(rest, times, sizes[index])))
+    for octave in octaves if len(octaves) > 2 else ():
+        if octave not in inner and len(sizes[octave]) == 1:
+            continue
+        rest = _points(key, [each for each in samples if _octave(each) != octave])
+        out: dict[int, list[float]] = {}
+        for sample in samples:
+            if _octave(sample) == octave:
+                out.setdefault(sample.message_bytes, []).append(sample.median_seconds)
+        errors += [
+            log_ratio(_geometric_mean(times), interpolate(*rest, size))
+            for size, times in out.items()
+        ]
     return tuple(errors)
+
+
+def _octave(sample: LinkSample) -> int:
+    return sample.message_bytes.bit_length()
 
 
 def _table(

@@ -10,7 +10,8 @@ S0 of as many bytes per ring: so it rises with S as the table does. It is taken 
 measured group sizes around n (geometric mean, the nearer one counting more), or from the nearest
 one where n lies outside of them. The law is the link's own where
 several group sizes were measured, else that of links of its class at the rate that the largest
-measured message had. Everything that was not measured as asked says so.
+measured message had, with as many links more or less as `links_joint` says. Everything that was not
+measured as asked says so.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from collections.abc import Sequence
 from hetplan.predict.laws import LinkLaw, SizeTable
 from hetplan.predict.link_shapes import LinkShape, ShapeLaw, lane_bytes, lanes
 from hetplan.predict.link_tables import outside_sizes, table_seconds
-from hetplan.predict.links_prior import OTHERS_LOG_HALFWIDTH, network_law, node_law
+from hetplan.predict.links_joint import Joint, JointClass, joint_of
+from hetplan.predict.links_prior import (
+    OTHERS_LOG_HALFWIDTH,
+    network_law,
+    node_law,
+)
 from hetplan.predict.links_staged import RELATIVES, from_sends
 from hetplan.predict.predictor import Prediction
 from hetplan.profiling.samples import LinkOperation
@@ -29,9 +35,7 @@ from hetplan.profiling.samples import LinkOperation
 SOURCE = "measured"
 
 # all_reduce among 2, 4 and 8 devices, each carried to the other two, 1 MiB to 1 GiB: 90 % of
-# |log(measured / predicted)| per doubling are below 0.19 on A100 with an NVLink switch. Without a
-# switch the number of links itself changes with the group (V100 hybrid mesh: 1.3): there the
-# group sizes that plans use must be measured.
+# |log(measured / predicted)| per doubling are below 0.19 on A100 with an NVLink switch.
 CARRY_LOG_PER_DOUBLING = 0.19
 """Growth of the half-width per doubling between the group size asked and those measured."""
 
@@ -47,13 +51,18 @@ def direct_collective(
     *,
     nodes: int = 1,
     groups: int = 1,
+    fabric_bytes_per_second: float = 0.0,
 ) -> Prediction | None:
-    """Time of a collective by a link's tables; None where none of them says anything about it."""
+    """Time of a collective by a link's tables; None where none of them says anything about it.
+
+    `fabric_bytes_per_second`: what one device's links together have by their figures; 0: unknown.
+    """
     for measured in (operation, *RELATIVES.get(operation, ())):
         tables = _of_groups([each for each in law.tables if each.operation == measured], groups)
         if tables:
             shape = next((each for each in law.shapes if each.operation == measured), None)
-            return carried(tables, shape, operation, group_size, message_bytes, nodes)
+            joint = joint_of(law.tables, fabric_bytes_per_second)
+            return carried(tables, shape, operation, group_size, message_bytes, nodes, joint=joint)
     sends = [table for table in law.tables if table.operation == LinkOperation.SEND_RECV]
     if sends:
         lane = lane_bytes(operation, group_size, nodes, message_bytes)
@@ -75,8 +84,13 @@ def carried(
     group_size: int,
     message_bytes: float,
     nodes: int = 1,
+    *,
+    joint: Joint | None = None,
 ) -> Prediction:
-    """By tables of one operation: this one's, or that of a relative."""
+    """By tables of one operation: this one's, or that of a relative.
+
+    `joint` says how devices of the node are joined; None: nothing is known of it.
+    """
     lane = lane_bytes(operation, group_size, nodes, message_bytes)
     if all(table.nodes == 1 for table in tables):
         # Samples that say nothing of nodes: every rank as if in a node of its own.
@@ -92,7 +106,7 @@ def carried(
     log_seconds, halfwidth = 0.0, 0.0
     found: tuple[str, ...] = ()
     for table, weight in near:
-        law = shape.law if shape is not None else class_law(table)
+        law = shape.law if shape is not None else class_law(table, joint)
         size = lane * lanes(table.operation, table.group_size, table.nodes)
         latency = law.latency_seconds(table.operation, table.group_size, table.nodes)
         there = table_seconds(table, size, latency)
@@ -107,13 +121,17 @@ def carried(
                 )
             )
             more = law.latency_seconds(operation, group_size, nodes) / latency if latency else 1.0
-            there = fixed * more + (there - fixed) * (asked / own if own else 1.0)
+            moved = (there - fixed) * (asked / own if own else 1.0)
+            if shape is None and joint is not None and nodes == 1 and table.nodes == 1:
+                # A shape of the link's own group sizes has seen what its links do.
+                moved *= joint.less_reach(table.group_size, group_size)
+            there = fixed * more + moved
         log_seconds += weight * math.log(there) if there > 0 else -math.inf
         width, warnings = outside_sizes(table, table.operation, size)
         halfwidth = max(halfwidth, width)
         found = found or warnings
     if not exact:
-        halfwidth = _carried_halfwidth(shape, near, group_size, halfwidth)
+        halfwidth = _carried_halfwidth(shape, near, group_size, halfwidth, joint)
     if measured != operation:
         halfwidth += OTHERS_LOG_HALFWIDTH
     return Prediction(
@@ -124,15 +142,19 @@ def carried(
     )
 
 
-def class_law(table: SizeTable) -> ShapeLaw:
+def class_law(table: SizeTable, joint: Joint | None = None) -> ShapeLaw:
     """The law of links of the table's class, at the rate that the largest message had."""
-    unit = network_law(1.0) if table.nodes > 1 else node_law(table.operation, 1.0)
+    bus = joint is not None and joint.kind(table.group_size) is JointClass.BUS
+
+    def of_rate(rate: float) -> ShapeLaw:
+        return network_law(rate) if table.nodes > 1 else node_law(table.operation, rate, bus=bus)
+
+    unit = of_rate(1.0)
     size = table.message_bytes[-1]
     latency = unit.latency_seconds(table.operation, table.group_size, table.nodes)
     bytes_at_one = unit.seconds(table.operation, table.group_size, size, table.nodes) - latency
     moving = max(table.seconds[-1] - latency, _LEAST_BYTES_PART * table.seconds[-1])
-    rate = bytes_at_one / moving
-    return network_law(rate) if table.nodes > 1 else node_law(table.operation, rate)
+    return of_rate(bytes_at_one / moving)
 
 
 def _fits(table: SizeTable, group_size: int, nodes: int) -> bool:
@@ -191,9 +213,16 @@ def _carried_halfwidth(
     near: Sequence[tuple[SizeTable, float]],
     group_size: int,
     halfwidth: float,
+    joint: Joint | None,
 ) -> float:
-    """Wider by what left-out group sizes of the link show, and by the distance to them."""
+    """Wider by what left-out group sizes of the link show, and by the distance to them.
+
+    Where one group size was measured: by what carrying one shows on other links of the class.
+    """
     doublings = min(abs(math.log2(group_size / table.group_size)) for table, _ in near)
+    if shape is None and joint is not None and all(table.nodes == 1 for table, _ in near):
+        groups = (group_size, *(table.group_size for table, _ in near))
+        return max(halfwidth, joint.log_halfwidth(max(groups)) * max(1.0, doublings))
     if shape is None or shape.log_halfwidth is None:
         return halfwidth + CARRY_LOG_PER_DOUBLING * doublings
     halfwidth = max(halfwidth, shape.log_halfwidth)

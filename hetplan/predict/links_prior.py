@@ -1,7 +1,8 @@
 """What does a device-direct link cost that nobody measured? Laws of measured links, carried.
 
-Inside a node (learned on NVLink through NVSwitch or meshes) and between nodes (network cards), in
-the form of `link_shapes`, with the bandwidth of the link at hand for bytes:
+Inside a node (learned on NVLink through NVSwitch or meshes; where the link has no more than PCIe
+gives, on PCIe) and between nodes (network cards), in the form of `link_shapes`, with the bandwidth
+of the link at hand for bytes:
 
     per byte = BYTES / bandwidth,   per byte and rank / n = BYTES_OVER_RANKS / bandwidth
 
@@ -47,6 +48,27 @@ EXCHANGE_BYTES_OVER_RANKS = 0.974
 SEND_BASE_SECONDS = 69.8e-6
 SEND_BYTES = 1.27
 
+# Nodes whose devices have no fabric of their own: Aceso's profiler on RTX 2080 Ti and Titan RTX
+# (PCIe 3.0, 15.75 GB/s) with 2, 4 and 8 ranks and RTX 3090 (PCIe 4.0, 31.5 GB/s) with 4 and 8 (two
+# of them have a bridge), 1 MiB to 1 GiB: all_reduce, all_to_all, and sends of the first two.
+BUS_BASE_SECONDS = 41.7e-6
+BUS_STEP_SECONDS = 4.43e-6
+BUS_BYTES = 2.68
+BUS_BYTES_OVER_RANKS = 2.39
+BUS_EXCHANGE_BASE_SECONDS = 72.2e-6
+BUS_EXCHANGE_STEP_SECONDS = 49.7e-6
+BUS_EXCHANGE_BYTES = 2.78
+BUS_EXCHANGE_BYTES_OVER_RANKS = 1.26
+BUS_SEND_BASE_SECONDS = 74.8e-6
+BUS_SEND_BYTES = 1.59
+# One kind at a time left out: 0.01 to 0.04 (median) for the first two, which are alike; the nodes
+# of RTX 3090 take 1.6 times as long among 4 and 8 times among 8, as cards whose packets go through
+# two processors do. Sends: of two kinds alone; as inside nodes with a fabric.
+BUS_LOG_HALFWIDTH = 2.04
+BUS_EXCHANGE_LOG_HALFWIDTH = 1.47
+PCIE_MOST_BYTES_PER_SECOND = 64e9
+"""A node's link with less than this has no fabric of its own: 16 lanes of PCIe 5.0 give 63 GB/s."""
+
 # Latencies of links as the figures of such clusters have them (calculon, systems/a100_80g.json).
 USUAL_NODE_LATENCY_SECONDS = 10e-6
 USUAL_NETWORK_LATENCY_SECONDS = 20e-6
@@ -71,13 +93,24 @@ def law(link: Link, operation: str, *, nodes: int = 1) -> ShapeLaw:
             max(0.0, link.latency_seconds - USUAL_NETWORK_LATENCY_SECONDS),
         )
     excess = max(0.0, link.latency_seconds - USUAL_NODE_LATENCY_SECONDS)
-    return node_law(operation, link.goodput_bytes_per_second, excess)
+    return node_law(operation, link.goodput_bytes_per_second, excess, bus=_is_bus(link))
+
+
+def _is_bus(link: Link) -> bool:
+    """Of a link inside a node: whether it has no more than PCIe gives."""
+    return link.bandwidth_bytes_per_second <= PCIE_MOST_BYTES_PER_SECOND
 
 
 def node_law(
-    operation: str, bytes_per_second: float, excess_latency_seconds: float = 0.0
+    operation: str,
+    bytes_per_second: float,
+    excess_latency_seconds: float = 0.0,
+    *,
+    bus: bool = False,
 ) -> ShapeLaw:
-    """Inside a node, at this rate."""
+    """Inside a node, at this rate; `bus`: of devices without a fabric of their own."""
+    if bus:
+        return _bus_law(operation, bytes_per_second, excess_latency_seconds)
     if operation == LinkOperation.ALL_TO_ALL:
         return ShapeLaw(
             base_seconds=EXCHANGE_BASE_SECONDS,
@@ -92,6 +125,20 @@ def node_law(
         crossing_seconds=0.0,
         seconds_per_byte=NODE_BYTES / bytes_per_second,
         seconds_per_byte_over_ranks=NODE_BYTES_OVER_RANKS / bytes_per_second,
+    )
+
+
+def _bus_law(operation: str, bytes_per_second: float, excess_latency_seconds: float) -> ShapeLaw:
+    exchange = operation == LinkOperation.ALL_TO_ALL
+    step = BUS_EXCHANGE_STEP_SECONDS if exchange else BUS_STEP_SECONDS
+    whole = BUS_EXCHANGE_BYTES if exchange else BUS_BYTES
+    over = BUS_EXCHANGE_BYTES_OVER_RANKS if exchange else BUS_BYTES_OVER_RANKS
+    return ShapeLaw(
+        base_seconds=BUS_EXCHANGE_BASE_SECONDS if exchange else BUS_BASE_SECONDS,
+        step_seconds=step + excess_latency_seconds,
+        crossing_seconds=0.0,
+        seconds_per_byte=whole / bytes_per_second,
+        seconds_per_byte_over_ranks=over / bytes_per_second,
     )
 
 
@@ -119,6 +166,9 @@ def collective(
     if nodes > 1:
         measured = operation == LinkOperation.ALL_REDUCE
         halfwidth = NETWORK_LOG_HALFWIDTH if measured else OTHERS_LOG_HALFWIDTH
+    elif _is_bus(link):
+        exchange = operation == LinkOperation.ALL_TO_ALL
+        halfwidth = BUS_EXCHANGE_LOG_HALFWIDTH if exchange else BUS_LOG_HALFWIDTH
     elif operation == LinkOperation.ALL_TO_ALL:
         halfwidth = EXCHANGE_LOG_HALFWIDTH
     else:
@@ -144,9 +194,11 @@ def send(link: Link, *, nodes: int = 1, notes: tuple[str, ...] = ()) -> SendLaw:
     usual = USUAL_NETWORK_LATENCY_SECONDS if nodes > 1 else USUAL_NODE_LATENCY_SECONDS
     # The receiver's notice crosses first.
     excess = max(0.0, link.latency_seconds - usual)
-    per_byte = NETWORK_BYTES if nodes > 1 else SEND_BYTES
+    bus = nodes == 1 and _is_bus(link)
+    per_byte = NETWORK_BYTES if nodes > 1 else BUS_SEND_BYTES if bus else SEND_BYTES
+    base = BUS_SEND_BASE_SECONDS if bus else SEND_BASE_SECONDS
     return SendLaw(
-        rendezvous_latency_seconds=SEND_BASE_SECONDS + 2.0 * excess,
+        rendezvous_latency_seconds=base + 2.0 * excess,
         wire_latency_seconds=wire,
         seconds_per_byte=per_byte / link.goodput_bytes_per_second,
         log_halfwidth=OTHERS_LOG_HALFWIDTH if nodes > 1 else SEND_LOG_HALFWIDTH,

@@ -10,7 +10,7 @@ of operators hide behind the work of the one before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetplan.model.operators import (
@@ -76,6 +76,13 @@ class DeviceOperators:
 
     precision: str
     _laws: dict[tuple[str, str], _Ready] = field(repr=False)
+    kept: dict[object, DeviceOperators] = field(default_factory=dict, repr=False, compare=False)
+    """The same laws changed, each change made once (`predict.float8`)."""
+
+    @property
+    def laws(self) -> Iterator[OperatorLaw]:
+        """What it answers by."""
+        return (ready.law for ready in self._laws.values())
 
     def has(self, operator: str, phase: str) -> bool:
         """Whether there is a law of this class and pass."""
@@ -149,7 +156,7 @@ class DeviceOperators:
         A profiler's forward operator may hold passes beside its product (a bias, a split of its
         result); the products of the backward pass have none.
         """
-        rate = self._pass_rate(BACKWARD) or self._pass_rate(FORWARD)
+        rate = self.pass_rate(BACKWARD) or self.pass_rate(FORWARD)
         if rate is None:
             return ready
         terms = tuple(
@@ -186,7 +193,7 @@ class DeviceOperators:
     def _memory_pass(self, op: Operator, phase: str) -> Launch | None:
         """Least bytes at the median rate of the passes over memory that were measured."""
         phase = FORWARD if phase == FORWARD else BACKWARD
-        rate = self._pass_rate(phase)
+        rate = self.pass_rate(phase)
         if rate is None:
             return None
         moved = column_value("bytes", op, phase, self.precision)
@@ -199,7 +206,7 @@ class DeviceOperators:
             (f"{_words(op.operator)} not measured: at the rate of other passes over memory",),
         )
 
-    def _pass_rate(self, phase: str) -> float | None:
+    def pass_rate(self, phase: str) -> float | None:
         """Median seconds per byte of the plain passes over memory that were measured."""
         rates = sorted(
             coefficient

@@ -40,8 +40,11 @@ LOOKED_UP = PRODUCTS - {OperatorClass.ATTENTION_SCORE, OperatorClass.ATTENTION_C
 
 # Large: within four doublings of the most work that was measured. B200 products of 4 to 70 TFLOP
 # keep 1100 TFLOP/s within 3 %, those of 0.05 to 1 TFLOP reach 1430; A100 products show no such gap
-# (SimuMax's efficiency tables), so a tenth faster is the least that counts.
+# (SimuMax's efficiency tables), so a tenth faster is the least that counts. By the length of
+# a whole run: nine of ten B200 forward products stay below 1435 TFLOP/s in runs of less than 0.02
+# s, below 1270 in 0.05 to 0.1 s, 1153 in 0.1 to 0.2 s, 1130 from 0.2 s on.
 _LARGE, _FASTER = 1 / 16, 1.1
+_LONG_SECONDS = 0.5
 _FEWEST_LARGE = 3
 
 _Key = tuple[str, str, str, str]
@@ -53,8 +56,18 @@ class _Draft:
 
     key: _Key
     samples: tuple[OperatorSample, ...]
-    sustained: float
+    sustained: tuple[tuple[str, float], ...]
+    """By what the products write."""
     choice: Choice
+
+    @property
+    def asked(self) -> float:
+        """The sustained rate of products that write what this pass is asked for."""
+        _, precision, _, phase = self.key
+        rates = dict(self.sustained)
+        # Sums of weights' gradients are kept in float32 by every trainer that is planned for.
+        first = "float32" if phase == OperatorPhase.WEIGHT_GRADIENT else precision
+        return rates.get(first, max(rates.values(), default=0.0))
 
 
 def fit_operator_laws(samples: Sequence[OperatorSample]) -> tuple[OperatorLaw, ...]:
@@ -107,7 +120,7 @@ def _check(samples: Sequence[OperatorSample]) -> None:
 def _draft(key: _Key, samples: tuple[OperatorSample, ...]) -> _Draft:
     device, precision, operator, phase = key
     waves_of = multiprocessors(device)
-    sustained = sustained_rate(samples)
+    sustained = _sustained(samples)
     values = [
         {
             column: column_value(
@@ -128,20 +141,33 @@ def _draft(key: _Key, samples: tuple[OperatorSample, ...]) -> _Draft:
     return _Draft(key, samples, sustained, choice)
 
 
+def _sustained(samples: Sequence[OperatorSample]) -> tuple[tuple[str, float], ...]:
+    """The rate that is kept up by what is written: float32 sums take longer to write."""
+    outputs = sorted({sample.output_precision for sample in samples})
+    return tuple(
+        (output, sustained_rate([each for each in samples if each.output_precision == output]))
+        for output in outputs
+    )
+
+
 def sustained_rate(samples: Sequence[OperatorSample]) -> float:
-    """Operations per second that the largest products keep up; 0 where smaller ones do no better.
+    """Operations per second that products keep up for long; 0 where short ones do no better.
 
     A benchmark of a short product ends before the device's power or heat limits its clock; one of
-    a large product does not, and neither does training. Of at least 9 large products the median
+    a large product does not, and neither does training. Which rows ran for long, their repeats
+    say; where none did, the most work of one launch stands in. Of at least 9 such rows the median
     rate counts, of fewer the best.
     """
     if samples[0].operator not in tuple(PRODUCTS):
         return 0.0
     work = [operator_flops(sample_operator(sample), sample.phase) for sample in samples]
+    lasting = [sample.repeats * sample.median_seconds >= _LONG_SECONDS for sample in samples]
+    if not any(lasting):
+        edge = max(work) * _LARGE
+        lasting = [flops >= edge for flops in work]
     rates = [flops / sample.median_seconds for flops, sample in zip(work, samples, strict=True)]
-    edge = max(work) * _LARGE
-    large = sorted(rate for flops, rate in zip(work, rates, strict=True) if flops >= edge)
-    small = sorted(rate for flops, rate in zip(work, rates, strict=True) if flops < edge)
+    large = sorted(rate for rate, long in zip(rates, lasting, strict=True) if long)
+    small = sorted(rate for rate, long in zip(rates, lasting, strict=True) if not long)
     if len(large) < _FEWEST_LARGE or not small:
         return 0.0
     rate = statistics.median(large) if len(large) >= MIN_CALIBRATION_ROWS else large[-1]
@@ -149,10 +175,11 @@ def sustained_rate(samples: Sequence[OperatorSample]) -> float:
     return rate if fast > rate * _FASTER else 0.0
 
 
-def _least(sample: OperatorSample, sustained: float) -> float:
+def _least(sample: OperatorSample, sustained: Sequence[tuple[str, float]]) -> float:
     """Seconds of the sample's operations at the sustained rate; 0 where there is none."""
+    rate = dict(sustained)[sample.output_precision]
     flops = operator_flops(sample_operator(sample), sample.phase)
-    return flops / sustained if sustained else 0.0
+    return flops / rate if rate else 0.0
 
 
 def _output(sample: OperatorSample) -> str:
@@ -228,9 +255,9 @@ def _finish(draft: _Draft, drafts: Sequence[_Draft]) -> OperatorLaw:
     notes: tuple[str, ...] = ()
     if not choice.left_out:
         notes = ("one size only: nothing could be left out, untested",)
-    if draft.sustained:
-        rate = f"{draft.sustained / 1e12:.4g} TFLOP/s"
-        notes += (f"never faster than the largest products keep up, {rate}",)
+    if draft.asked:
+        rate = f"{draft.asked / 1e12:.4g} TFLOP/s"
+        notes += (f"never faster than long runs keep up, {rate}",)
     return OperatorLaw(
         device=device,
         precision=precision,
@@ -247,7 +274,7 @@ def _finish(draft: _Draft, drafts: Sequence[_Draft]) -> OperatorLaw:
         rows=len(draft.samples),
         points=len({sample.shape for sample in draft.samples}),
         validation=validation_of(choice.left_out, choice.folds, choice.errors),
-        sustained_flops_per_second=draft.sustained,
+        sustained_flops_per_second=draft.asked,
         floor_rows=len(draft.samples) - len(choice.rows) if fit.floor else 0,
         multiprocessors=multiprocessors(device),
         shapes=shapes,
@@ -270,7 +297,9 @@ def _ranges(samples: Sequence[OperatorSample], phase: str) -> tuple[MeasuredRang
     )
 
 
-def _shapes(samples: Sequence[OperatorSample], sustained: float) -> tuple[MeasuredShape, ...]:
+def _shapes(
+    samples: Sequence[OperatorSample], sustained: Sequence[tuple[str, float]]
+) -> tuple[MeasuredShape, ...]:
     """Each shape once, with the median of its times."""
     times: dict[tuple[int, int, int, int, str], list[float]] = {}
     for sample in samples:

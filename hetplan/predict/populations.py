@@ -8,12 +8,13 @@ report names what was passed over. So all_reduce may come from nccl-tests, send_
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from hetplan.errors import InputError
 from hetplan.profiling.samples import (
+    SENDS,
     LayerSample,
     LinkOperation,
     LinkSample,
@@ -36,7 +37,8 @@ class Chosen:
 
 
 def choose(populations: Sequence[ProfileSet]) -> Chosen:
-    """The newest population per (device kind, precision) and operation of a link.
+    """The newest population per device kind and precision, class of operators, and operation of a
+    link.
 
     Of populations of one day the first one, in the order of the folders.
     """
@@ -57,7 +59,7 @@ def choose(populations: Sequence[ProfileSet]) -> Chosen:
     for name, found in sorted(owners.items()):
         for index in found:
             if index != winners[name]:
-                # Operations of one link that lost to the same population stand in one note.
+                # What lost to the same population stands in one note per link or device.
                 key = (name[:2], index, winners[name])
                 passed_over.setdefault(key, []).extend(name[2:])
     notes = tuple(
@@ -65,24 +67,9 @@ def choose(populations: Sequence[ProfileSet]) -> Chosen:
         for (name, loser, winner), operations in passed_over.items()
     )
     return Chosen(
-        layers=tuple(
-            sample
-            for index, population in enumerate(populations)
-            for sample in population.layers
-            if winners[_layers_of(sample)] == index
-        ),
-        links=tuple(
-            sample
-            for index, population in enumerate(populations)
-            for sample in population.links
-            if winners[_operation_of(sample)] == index
-        ),
-        operators=tuple(
-            sample
-            for index, population in enumerate(populations)
-            for sample in population.operators
-            if winners[_operators_of(sample)] == index
-        ),
+        layers=_won([each.layers for each in populations], _layers_of, winners),
+        links=_won([each.links for each in populations], _operation_of, winners),
+        operators=_won([each.operators for each in populations], _operators_of, winners),
         populations=tuple(_words(populations[index]) for index in sorted(set(winners.values()))),
         notes=notes,
     )
@@ -90,22 +77,35 @@ def choose(populations: Sequence[ProfileSet]) -> Chosen:
 
 _What: TypeAlias = tuple[str, ...]
 """What one population is chosen for, in words."""
+_Sample = TypeVar("_Sample", LayerSample, LinkSample, OperatorSample)
 
-# Their difference is the rendezvous, so they come from one population.
-_SENDS = (LinkOperation.SEND_RECV, LinkOperation.SEND_RECV_LATE)
+
+def _won(
+    populations: Sequence[Sequence[_Sample]],
+    what_of: Callable[[_Sample], _What],
+    winners: Mapping[_What, int],
+) -> tuple[_Sample, ...]:
+    """Samples of each population that is the winner of what they are of."""
+    return tuple(
+        sample
+        for index, samples in enumerate(populations)
+        for sample in samples
+        if winners[what_of(sample)] == index
+    )
 
 
 def _layers_of(sample: LayerSample) -> _What:
-    return sample.device, sample.precision
+    return sample.device, sample.precision, "layers"
 
 
 def _operators_of(sample: OperatorSample) -> _What:
     """Products of one tool and passes over memory of another may go together."""
-    return sample.device, sample.precision, "operators", sample.operator
+    return sample.device, sample.precision, sample.operator.replace("_", " ")
 
 
 def _operation_of(sample: LinkSample) -> _What:
-    operation = LinkOperation.SEND_RECV if sample.operation in _SENDS else sample.operation
+    # The difference of the two sends is the rendezvous, so they come from one population.
+    operation = LinkOperation.SEND_RECV if sample.operation in SENDS else sample.operation
     return "link", sample.link, str(operation)
 
 

@@ -38,6 +38,9 @@ class Prediction:
     """What lies outside the measured range, as in `hidden 16384 > 8192 measured`."""
     parts: tuple[PredictionPart, ...] = ()
     """What `seconds` is the sum of, where laws of operators gave it; empty: one law."""
+    float32_sums: bool = False
+    """Its products add the weights' gradients to float32 sums; otherwise what they write is as wide
+    as the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from hetplan.predict.operator_values import OperatorLaw, OperatorTerm
 from hetplan.predict.predictor import Prediction
 from hetplan.predict.related import Related
 from hetplan.predict.related_laws import seconds as operator_seconds
-from hetplan.predict.related_layers import law_seconds, measured_sizes
+from hetplan.predict.related_layers import measured_sizes
 from hetplan.predict.related_operators import FEWEST_POINTS, probes
 
 _NORMAL_95 = 1.645
@@ -99,9 +99,8 @@ def _moved_prior(
     try:
         found = prior(model, layer, shape)
         ratios = [
-            math.log(law_seconds(law, size) / prior(size.model, layer, size.shape).seconds)
-            for size in measured_sizes(law, shape.kernels)
-            if law_seconds(law, size) > 0
+            math.log(size.seconds / prior(asked.model, layer, asked.shape).seconds)
+            for size, asked in measured_sizes(law, shape.kernels)
         ]
     except InputError:
         return None  # a kind without a datasheet, such as a CPU

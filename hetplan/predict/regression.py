@@ -21,6 +21,8 @@ from collections.abc import Hashable, Sequence
 
 COVERAGE = 0.9
 """Of every interval in this package."""
+NORMAL_90 = 1.6448536269514722
+"""Standard deviations of a normal law from its middle to an end of its 90 % interval."""
 MIN_CALIBRATION_ROWS = 9
 """Fewest errors that have a finite 90 % half-width: ceil((n + 1) * 0.9) <= n from n = 9 on."""
 # Errors below 1 % are timing noise; without a floor a row that is met exactly would weigh
@@ -51,12 +53,17 @@ def log_ratio(measured: float, predicted: float) -> float:
 
 
 def fit_nonnegative(
-    rows: Rows, seconds: Sequence[float], *, steps: int = _REWEIGHTING_STEPS
+    rows: Rows,
+    seconds: Sequence[float],
+    *,
+    steps: int = _REWEIGHTING_STEPS,
+    importance: Sequence[float] | None = None,
 ) -> tuple[float, ...]:
     """Coefficients >= 0, one per column, with the least sum of absolute log errors found.
 
-    `seconds` must be positive. Columns may be linearly dependent; the split among them is then
-    one of many that predict the same.
+    `importance` is what each row counts in that sum; None: all alike. `seconds` must be positive.
+    Columns may be linearly dependent; the split among them is then one of many that predict the
+    same.
     """
     import numpy as np
     from scipy.optimize import nnls
@@ -67,20 +74,21 @@ def fit_nonnegative(
     scale[scale == 0] = 1.0
     # Column norms differ by 15 orders of magnitude (1 and operations), which nnls cannot stand.
     matrix = matrix / scale
-    around, target, weights = measured, np.ones(len(measured)), np.ones(len(measured))
+    counts = np.ones(len(measured)) if importance is None else np.asarray(importance, dtype=float)
+    around, target, weights = measured, np.ones(len(measured)), np.sqrt(counts)
     best = np.zeros(matrix.shape[1])
     least = math.inf
     for _ in range(steps):
         scaled, _ = nnls(matrix * (weights / around)[:, None], target * weights, maxiter=1000)
         around = np.maximum(matrix @ scaled, _LEAST_RATIO * measured)
         errors = np.log(measured / around)
-        total = float(np.abs(errors).sum())
+        total = float((counts * np.abs(errors)).sum())
         # A step may miss the minimum; the best that was seen counts.
         if total < least:
             best, least = scaled, total
         # Below -1 the linearised target would ask for a negative time.
         target = 1.0 + np.maximum(errors, -0.9)
-        weights = 1.0 / np.sqrt(np.maximum(np.abs(errors), _LEAST_RESIDUAL))
+        weights = np.sqrt(counts) / np.sqrt(np.maximum(np.abs(errors), _LEAST_RESIDUAL))
     return tuple(float(c) for c in best / scale)
 
 

@@ -2,14 +2,16 @@
 
 Two roads, each with its interval:
 
-    layers      laws of whole layers, carried through what is assumed without (`related_layers`)
+    layers      laws of whole layers of all other kinds as one (`related_pooled`), another board of
+                the chip, or what is assumed corrected as for others (`related_layers`)
     operators   laws of single operators, lent class by class (`related_operators`) and added up to
                 a layer as a kind's own are (`composed`)
 
 Whole layers of three or more chips of the same maker answer first: they hold everything that a
-trainer runs (published float32 layers of seven kinds, each chip left out: 19 % off; by operators
-alone, which another program measured, 21 %). Otherwise the narrower one answers (16-bit layers of
-six kinds, by operators: 12 % off).
+trainer runs and, like a kind's own law of whole layers, do not ask for kernels, because no measured
+layer says which ran. Which of the ways through them is taken, and how wide the interval is, the
+chips at hand decide: each is left out and predicted by the others. Otherwise the narrower one of
+the two answers.
 
 Only laws of equally wide elements are carried: bfloat16 by float16 and the reverse, each against
 its own rate. Kinds are looked up in the catalogue: a law names its kind and not its figures.
@@ -20,12 +22,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.model.operators import OperatorClass
+from hetplan.model.operators import Kernels, OperatorClass
 from hetplan.model.spec import LayerKind, ModelSpec
-from hetplan.predict import composed
+from hetplan.predict import composed, float8
 from hetplan.predict.columns import Column
 from hetplan.predict.laws import ALL_LAYERS, FittedLaws, LayerLaw
 from hetplan.predict.layer_answer import LayerShape
@@ -44,7 +47,10 @@ from hetplan.predict.related_layers import (
     MOST_NAMED,
     SOURCE,
     Asked,
+    Assumed,
     RatedLayer,
+    Roads,
+    corrected_layer,
     near_chips,
     paper,
     related_layer,
@@ -57,6 +63,8 @@ from hetplan.predict.related_operators import (
     chip_halfwidth,
     related_laws,
 )
+from hetplan.predict.related_pooled import KindRows, Predicted, corrected_road, pooled_layers
+from hetplan.predict.related_rows import Row, sizes_of, values
 from hetplan.profiling.samples import Phase
 
 # Whole float32 layers of Sailor's profiles against the sum of operators of the same chip or of
@@ -74,10 +82,22 @@ class _Lent:
     index: dict[tuple[str, str], DeviceOperators]
 
 
+_RoadKey: TypeAlias = tuple[DeviceKind, LayerKind, str, Precision, Kernels]
+
+
 class Related:
     """Answers from the laws of other kinds; what was worked out once is kept."""
 
-    __slots__ = ("_formats", "_kinds", "_laws", "_lent", "_sources", "_spreads")
+    __slots__ = (
+        "_formats",
+        "_kinds",
+        "_laws",
+        "_lent",
+        "_others",
+        "_roads",
+        "_sources",
+        "_spreads",
+    )
 
     def __init__(self, laws: FittedLaws, kinds: Sequence[DeviceKind] | None = None) -> None:
         """`kinds` are looked up beside the kind that is asked for; None: the catalogue's."""
@@ -93,6 +113,8 @@ class Related:
         self._lent: dict[tuple[DeviceKind, str], _Lent | None] = {}
         self._spreads: dict[int, Spreads] = {}
         self._sources: dict[tuple[DeviceKind, LayerKind, str, Precision], list[RatedLayer]] = {}
+        self._roads: dict[_RoadKey, Roads] = {}
+        self._others: dict[frozenset[str], Related] = {}
         self._formats: dict[tuple[str, str], str] = {}
 
     def layer(
@@ -103,16 +125,33 @@ class Related:
         shape: LayerShape,
         *,
         backward: bool,
+        moved: bool = False,
     ) -> Prediction | None:
-        """One pass of a layer; None where no law of another kind says anything of it."""
+        """One pass of a layer; None where no law of another kind says anything of it.
+
+        `moved`: the answer is going to be moved to points of the kind (`prior`).
+        """
         asked = Asked(model=model, layer=layer, shape=shape, is_backward=backward)
+        if shape.kernels.product_format:
+            return self._narrow(device, asked, moved=moved)
         sources = self._layer_sources(device, asked)
-        layers = self._by_layers(device, asked, sources)
+        layers = self._by_layers(device, asked, sources, moved=moved)
         if layers is not None and near_chips(sources, device) >= FEWEST_CHIPS:
             return layers
         found = (layers, self._by_operators(device, asked))
         known = [each for each in found if each is not None]
         return min(known, key=lambda each: each.log_halfwidth, default=None)
+
+    def _narrow(self, device: DeviceKind, asked: Asked, *, moved: bool) -> Prediction | None:
+        """With narrow products: by operators; by whole layers, changed as the operators change."""
+        plain = replace(asked, shape=float8.in_one_format(asked.shape))
+        whole = self.layer(
+            device, asked.model, asked.layer, plain.shape, backward=asked.is_backward, moved=moved
+        )
+        narrow, wide = self._by_operators(device, asked), self._by_operators(device, plain)
+        if whole is None or narrow is None or wide is None or whole.parts:
+            return narrow
+        return float8.scaled(whole, wide, narrow)
 
     def operators(self, device: DeviceKind, precision: Precision) -> DeviceOperators | None:
         """What other kinds lend this one, class by class; None where nothing can be lent."""
@@ -261,15 +300,71 @@ class Related:
         return sources
 
     def _by_layers(
-        self, device: DeviceKind, asked: Asked, sources: Sequence[RatedLayer]
+        self, device: DeviceKind, asked: Asked, sources: Sequence[RatedLayer], *, moved: bool
     ) -> Prediction | None:
         target = self._target(device, asked.shape.precision, [each.rates for each in sources])
         if target is None:
             return None
+        roads = self._layer_roads(device, asked, target, sources)
+        assumed = self._assumed(device, asked, sources)
+        return related_layer(sources, target, asked, assumed, roads, moved=moved)
+
+    def _assumed(self, device: DeviceKind, asked: Asked, sources: Sequence[RatedLayer]) -> Assumed:
         kinds = [device, *(source.rates.kind for source in sources)]
         by_operators = all(self._lent_to(kind, asked.shape.precision) for kind in kinds)
-        assumed = self._sum_of_operators if by_operators else paper
-        return related_layer(sources, target, asked, assumed)
+        return self._sum_of_operators if by_operators else paper
+
+    def _layer_roads(
+        self, device: DeviceKind, asked: Asked, target: Rates, sources: Sequence[RatedLayer]
+    ) -> Roads:
+        """What each chip of the device's maker, left out, says of both ways to a layer; kept."""
+        key = (device, asked.layer, asked.phase, asked.shape.precision, asked.shape.kernels)
+        if key not in self._roads:
+            near = [each for each in sources if each.rates.kind.vendor == device.vendor]
+            kinds = [each for each in map(self._rows_of, near) if each.rows]
+            self._roads[key] = Roads(
+                pooled=pooled_layers(kinds, target, asked.layer),
+                corrected=corrected_road(
+                    kinds, asked.layer, lambda chip: self._corrected_without(chip, asked)
+                ),
+            )
+        return self._roads[key]
+
+    def _corrected_without(self, chip: Sequence[KindRows], asked: Asked) -> Predicted:
+        """What is assumed of a kind, corrected as for others, without the laws of this chip."""
+        others = self._without(frozenset(each.rates.kind.kind for each in chip))
+
+        def predicted(kind: KindRows, row: Row) -> float:
+            shape = row.size.shape._replace(kernels=asked.shape.kernels)
+            one = replace(asked, model=row.size.model, shape=shape)
+            device = kind.rates.kind
+            sources = others._layer_sources(device, one)
+            assumed = others._assumed(device, one, sources)
+            return corrected_layer(sources, kind.rates, one, assumed).seconds
+
+        return predicted
+
+    def _without(self, kinds: frozenset[str]) -> Related:
+        """The same without the laws of these kinds."""
+        if kinds not in self._others:
+            known = None if self._kinds is None else tuple(self._kinds.values())
+            laws = replace(
+                self._laws,
+                layers=tuple(law for law in self._laws.layers if law.device not in kinds),
+                operators=tuple(law for law in self._laws.operators if law.device not in kinds),
+            )
+            self._others[kinds] = Related(laws, known)
+        return self._others[kinds]
+
+    def _rows_of(self, source: RatedLayer) -> KindRows:
+        law, layer = source.law, LayerKind(source.law.layer)
+        same = [each for each in self._laws.layers if each.device == law.device]
+        rows = []
+        for size in sizes_of(law, same):
+            found = values(source.rates, size.model, layer, size.shape)
+            if found is not None:
+                rows.append(Row(size=size, values=found))
+        return KindRows(rates=source.rates, rows=tuple(rows))
 
     def _sum_of_operators(self, of: Rates, asked: Asked) -> Prediction:
         return self._by_operators(of.kind, asked) or paper(of, asked)

@@ -28,8 +28,8 @@ from hetplan.predict.operator_values import (
 )
 from hetplan.predict.related_kinds import Rates, likeness
 
-_BY_RATE = frozenset({OperatorColumn.FLOPS.value, OperatorColumn.TILED_FLOPS.value})
-_BY_BANDWIDTH = frozenset({OperatorColumn.BYTES.value, OperatorColumn.TABLE_BYTES.value})
+BY_RATE = frozenset({OperatorColumn.FLOPS.value, OperatorColumn.TILED_FLOPS.value})
+BY_BANDWIDTH = frozenset({OperatorColumn.BYTES.value, OperatorColumn.TABLE_BYTES.value})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,9 @@ class Rated:
 
 def factor(column: str, source: Rates, target: Rates) -> float:
     """What a coefficient of this column is multiplied by from one kind to the other."""
-    if column in _BY_RATE:
+    if column in BY_RATE:
         return source.flops_per_second / target.flops_per_second
-    if column in _BY_BANDWIDTH:
+    if column in BY_BANDWIDTH:
         return source.bytes_per_second / target.bytes_per_second
     return 1.0
 
@@ -117,7 +117,7 @@ def pooled(sources: Sequence[Rated], target: Rates, precision: str) -> OperatorL
         ),
         # The host's, and its profiler's: the middle one, where most saw none it is 0.
         floor_seconds=statistics.median(law.floor_seconds for law in laws),
-        ranges=_common_ranges([law.ranges for law in laws]),
+        ranges=common_ranges([law.ranges for law in laws]),
         log_halfwidth=statistics.median(law.log_halfwidth for law in laws),
         calibration=f"laws of {len(laws)} other kinds",
         rows=sum(law.rows for law in laws),
@@ -154,7 +154,7 @@ def _weights(sources: Sequence[Rates], target: Rates) -> list[float]:
     return [weight / sum(raw) for weight in raw]
 
 
-def _common_ranges(
+def common_ranges(
     ranges: Sequence[tuple[MeasuredRange, ...]],
 ) -> tuple[MeasuredRange, ...]:
     """Of each quantity from the least to the most that any of them measured."""

@@ -9,13 +9,14 @@ Class by class (all passes of one class from one place):
 
 What kinds differ by is measured on the kinds at hand where there are at least three chips: each is
 left out in turn, with every kind of its chip, and its laws are set against the mean of the others.
-With o_d the mean log ratio of kind d and s0 what published measurements give,
+With o_d the root of the mean square log ratio of kind d and s0 what published measurements give,
 
     s^2 = (PRIOR_KINDS * s0^2 + sum o_d^2) / (PRIOR_KINDS + n),   half-width = t(0.95) * s
 
 the predictive interval of a normal mean of zero whose variance has a scaled inverse-chi-square
 prior (Gelman et al., Bayesian Data Analysis, 3rd edition, section 2.6), t with PRIOR_KINDS + n
-degrees of freedom. Fewer chips: s0 alone.
+degrees of freedom. Fewer chips: s0 alone. A kind whose figures lie beyond those of all measured
+kinds has a wider one, by as much per doubling as sizes beyond the measured ones.
 """
 
 from __future__ import annotations
@@ -32,9 +33,17 @@ from hetplan.predict.datasheet import (
     ELEMENTWISE_LOG_HALFWIDTH,
     MATRIX_LOG_HALFWIDTH,
 )
+from hetplan.predict.law_parts import WIDENING_PER_DOUBLING
 from hetplan.predict.operator_values import OperatorLaw
 from hetplan.predict.related_kinds import Rates, board_distance, chip_distance, same_chip
-from hetplan.predict.related_laws import Rated, carried, pooled, seconds
+from hetplan.predict.related_laws import (
+    BY_BANDWIDTH,
+    BY_RATE,
+    Rated,
+    carried,
+    pooled,
+    seconds,
+)
 
 # Whole float32 layers of A100-80 by the laws of A100-40 and the reverse (Sailor's profiles, 48
 # transformer and 20 head passes): the mean of one layer and pass is off by .01 to .18.
@@ -50,7 +59,7 @@ FEWEST_POINTS = 3
 """Fewest points of different work that a law stands on; with fewer the prior answers (`prior`)."""
 FEWEST_CHIPS = 3
 """Fewest chips that say how much chips differ."""
-_PUBLISHED_CHIPS = 5
+PUBLISHED_CHIPS = 5
 """Chips that the mean was of when one was left out of the published ones."""
 
 # Standard deviation of the log ratio of one kind to the mean of the others, over the classes of a
@@ -170,11 +179,30 @@ def _of_others(
     # The spread between chips is of all sizes, so the interval is.
     law = replace(law, large_seconds=0.0, large_log_halfwidth=0.0)
     between = spreads.halfwidth(law.operator, different_chips(each.rates.kind for each in sources))
-    halfwidth = math.hypot(law.log_halfwidth, between)
+    halfwidth = math.hypot(law.log_halfwidth, between) * _beyond(law, sources, target)
     if all(source.rates.kind.vendor != target.kind.vendor for source in sources):
         # How another maker's kernels fare was measured nowhere: no better than a datasheet.
         halfwidth = max(halfwidth, _datasheet_halfwidth(law.operator))
     return replace(law, log_halfwidth=halfwidth)
+
+
+def _beyond(law: OperatorLaw, sources: Sequence[Rated], target: Rates) -> float:
+    """How much wider the interval of a kind is whose figures none of the measured kinds has.
+
+    Only figures that the law's columns follow count. A new generation is beyond both: GH200 beside
+    five older kinds has 2.6 times the highest bandwidth and 3.2 times the highest rate.
+    """
+    columns = {term.column for term in law.terms if term.coefficient > 0}
+    doublings = 0.0
+    for followed, figure in (
+        (columns & BY_RATE, "flops_per_second"),
+        (columns & BY_BANDWIDTH, "bytes_per_second"),
+    ):
+        if followed:
+            there = getattr(target, figure)
+            known = [getattr(source.rates, figure) for source in sources]
+            doublings += max(0.0, math.log2(there / max(known)), math.log2(min(known) / there))
+    return 1.0 + WIDENING_PER_DOUBLING * doublings
 
 
 def _datasheet_halfwidth(operator: str) -> float:
@@ -208,9 +236,9 @@ class Spreads:
             self._known[group] = self._learn(operator, group)
         spread, freedom = self._known[group]
         return (
-            _t_quantile(freedom)
+            t_quantile(freedom)
             * spread
-            * math.sqrt((1.0 + 1.0 / max(chips, 1)) / (1.0 + 1.0 / _PUBLISHED_CHIPS))
+            * math.sqrt((1.0 + 1.0 / max(chips, 1)) / (1.0 + 1.0 / PUBLISHED_CHIPS))
         )
 
     def _learn(self, operator: str, group: frozenset[str]) -> tuple[float, float]:
@@ -221,13 +249,16 @@ class Spreads:
         if chips < FEWEST_CHIPS:
             return published, PRIOR_KINDS
         offsets = [value for value in map(self._offset, sources) if value is not None]
-        learned = statistics.fmean(offset * offset for offset in offsets)
+        learned = statistics.fmean(offsets)
         # Classes and passes of one chip err together: chips count, not laws.
         variance = (PRIOR_KINDS * published**2 + chips * learned) / (PRIOR_KINDS + chips)
         return math.sqrt(variance), PRIOR_KINDS + chips
 
     def _offset(self, source: Rated) -> float | None:
-        """Mean log ratio of a law to the mean of other chips' laws; None: there are no others."""
+        """Mean square of a law's log ratio to the mean of other chips' laws; None: no others.
+
+        Over sizes, because kinds differ by size as well (caches, launches).
+        """
         law = source.law
         others = [
             other
@@ -241,10 +272,10 @@ class Spreads:
         mean = pooled(others, source.rates, law.precision)
         times = [(seconds(law, op), seconds(mean, op)) for op in probes(law.operator)]
         logs = [math.log(own / other) for own, other in times if own > 0 and other > 0]
-        return statistics.fmean(logs) if logs else None
+        return statistics.fmean(log * log for log in logs) if logs else None
 
 
-def _t_quantile(freedom: float) -> float:
+def t_quantile(freedom: float) -> float:
     """95 % point of Student's t."""
     from scipy.special import stdtrit
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from hetplan.model.operators import Operator, OperatorClass
+from hetplan.model.operators import WITH_WEIGHTS, Operator, OperatorClass
 from hetplan.model.spec import Architecture
 from hetplan.profiling.layers import NORM_EPSILON
 from hetplan.profiling.samples import OperatorPhase
@@ -25,8 +25,8 @@ from hetplan.profiling.timing import Body
 from hetplan.profiling.weights import INITIAL_STD
 
 DROPOUT = 0.1  # of Megatron-LM's arguments; the time does not depend on it
-TWO_PASSES = (OperatorPhase.FORWARD, OperatorPhase.BACKWARD)
-THREE_PRODUCTS = (
+_TWO_PASSES = (OperatorPhase.FORWARD, OperatorPhase.BACKWARD)
+_THREE_PRODUCTS = (
     OperatorPhase.FORWARD,
     OperatorPhase.INPUT_GRADIENT,
     OperatorPhase.WEIGHT_GRADIENT,
@@ -64,8 +64,7 @@ class _Pass:
 
 def operator_phases(op: Operator) -> tuple[OperatorPhase, ...]:
     """The passes that `operator_body` times, in their order."""
-    with_weights = (OperatorClass.MATRIX_PRODUCT, OperatorClass.GROUPED_PRODUCT)
-    return THREE_PRODUCTS if op.operator in with_weights else TWO_PASSES
+    return _THREE_PRODUCTS if op.operator in WITH_WEIGHTS else _TWO_PASSES
 
 
 def phase_shape(op: Operator, phase: OperatorPhase) -> tuple[int, int, int]:

@@ -155,6 +155,10 @@ class LinkOperation(StrEnum):
     BROADCAST = "broadcast"
 
 
+SENDS = (LinkOperation.SEND_RECV, LinkOperation.SEND_RECV_LATE)
+"""Messages from one device to another; their difference is the rendezvous."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSample:
     """Measured time of one communication operation among `group_size` ranks."""

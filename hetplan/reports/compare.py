@@ -99,7 +99,11 @@ def comparison_lines(comparison: Comparison) -> Iterator[str]:
     if comparison.culprit is not None:
         yield from _culprit_lines(comparison.culprit)
     elif comparison.parts:
-        yield "no part is off by more than the run's own spread and 1 % of the step"
+        spread = (measured.p90_seconds - measured.p10_seconds) / 2
+        yield (
+            "no part is off by more than 1 % of the step and the run's own spread, "
+            f"{format_seconds(spread)} to either side"
+        )
     for note in comparison.notes:
         yield f"note: {note}"
 
@@ -149,7 +153,9 @@ def trial_lines(trial: Trial) -> Iterator[str]:
         f"{trial.mean_before:.1%} -> {trial.mean_after:.1%}, median {trial.median_before:.1%} -> "
         f"{trial.median_after:.1%}"
     )
-    for note in trial.notes:
+    if not trial.helped:
+        yield "the factors above stand for the record: they are not used unless --force writes them"
+    for note in dict.fromkeys((*trial.notes, *trial.calibration.notes)):
         yield f"note: {note}"
 
 

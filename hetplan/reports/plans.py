@@ -225,6 +225,7 @@ def _extrapolating(estimate: Estimate) -> Iterator[tuple[str, str]]:
 
 
 _MOST_STAGES_NAMED = 8
+"""More are named by the first and the last."""
 
 
 def grouped(notes: Iterable[str]) -> Iterator[str]:

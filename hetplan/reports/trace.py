@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from hetplan.cost.priced.plan import PipelineWork, sends_wait
 from hetplan.cost.priced.pricer import Pricer, StepCost
 from hetplan.cost.priced.step import StageEnd
+from hetplan.cost.priced.work import PipelineWork, sends_wait
 from hetplan.cost.replay.step import PipelineReplay, replay_step
 from hetplan.plans.plan import Plan
 

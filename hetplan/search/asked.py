@@ -4,22 +4,25 @@ Times on a device are asked for by kind of layer, microbatch size and tp (forwar
 measured together, so they are one); the update of the weights by tp; links by their cause. Seconds
 are the causes of an estimate (`Estimate.causes`), waits included. Where a device's time is one
 cause for all its layers (datasheet figures), or goes by classes of operators, it is dealt out to
-the layers by their predicted seconds, and stays one source of errors.
+the layers by the seconds that the estimate itself gives them on the slowest replica of each stage,
+which the others wait for, and stays one source of errors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate_with
 from hetplan.cost.estimate_values import CauseSeconds, Estimate
 from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.priced.values import compute_seconds
+from hetplan.cost.priced.work import StageWork
 from hetplan.job.spec import Job
 from hetplan.model.spec import TRAINED_KINDS, LayerKind, ModelSpec
-from hetplan.plans.plan import Plan, Stage
+from hetplan.plans.plan import Plan
 from hetplan.predict.causes import is_link
 from hetplan.predict.predictor import Predictor
 from hetplan.search.through import Watched
@@ -63,12 +66,21 @@ class AskingPlan:
     """Of every link, by its cause."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weight:
+    """Seconds of a step that one device kind spends on one thing, on one rank of each stage."""
+
+    asked: Asked
+    seconds: float
+
+
 def asking(
     name: str, plan: Plan, model: ModelSpec, cluster: Cluster, job: Job, predictor: Predictor
 ) -> AskingPlan:
     """The plan under this name, priced, and everything that its price was asked of."""
     watched = Watched(predictor)
-    estimate = estimate_with(Pricer(model, cluster, job, watched), plan)
+    pricer = Pricer(model, cluster, job, watched)
+    estimate = estimate_with(pricer, plan)
     found: list[tuple[Asked, Part]] = []
     devices: dict[str, list[CauseSeconds]] = {}
     for each in estimate.causes:
@@ -77,8 +89,9 @@ def asking(
             found.append((asked, _part(asked, (each.cause, ""), each.seconds, each.log_halfwidth)))
         else:
             devices.setdefault(each.cause, []).append(each)
+    weights = _weights(plan, pricer)
     for kind, causes in devices.items():
-        found += _device_parts(kind, causes, plan, model, cluster, job, predictor)
+        found += _device_parts(kind, causes, [w for w in weights if w.asked.cause == kind])
     return AskingPlan(
         plan=plan,
         estimate=estimate,
@@ -97,22 +110,15 @@ def _part(asked: Asked, source: tuple[str, str], seconds: float, log_halfwidth: 
 
 
 def _device_parts(
-    kind: str,
-    causes: Sequence[CauseSeconds],
-    plan: Plan,
-    model: ModelSpec,
-    cluster: Cluster,
-    job: Job,
-    predictor: Predictor,
+    kind: str, causes: Sequence[CauseSeconds], weights: Sequence[_Weight]
 ) -> list[tuple[Asked, Part]]:
     """What the plan asks of one device kind."""
-    weights = _weights(kind, plan, model, cluster, job, predictor)
     by_layer = {layer.value for layer in TRAINED_KINDS}
     lump: list[CauseSeconds] = []
     found: list[tuple[Asked, Part]] = []
     for each in causes:
         layer = UPDATE if each.part.endswith(f" {UPDATE}") else each.part
-        own = {asked: seconds for asked, seconds in weights.items() if asked.layer == layer}
+        own = [weight for weight in weights if weight.asked.layer == layer]
         if layer in (*by_layer, UPDATE) and own:
             found += _dealt(own, (kind, layer), each.seconds, each.log_halfwidth)
         else:
@@ -126,68 +132,55 @@ def _device_parts(
 
 
 def _dealt(
-    weights: dict[Asked, float], source: tuple[str, str], seconds: float, log_halfwidth: float
+    weights: Sequence[_Weight], source: tuple[str, str], seconds: float, log_halfwidth: float
 ) -> list[tuple[Asked, Part]]:
-    whole = math.fsum(weights.values())
+    whole = math.fsum(each.seconds for each in weights)
     if whole <= 0 or seconds <= 0:
         return []
     return [
-        (asked, _part(asked, source, seconds * weight / whole, log_halfwidth))
-        for asked, weight in weights.items()
+        (each.asked, _part(each.asked, source, seconds * each.seconds / whole, log_halfwidth))
+        for each in weights
     ]
 
 
-def _weights(
-    kind: str, plan: Plan, model: ModelSpec, cluster: Cluster, job: Job, predictor: Predictor
-) -> dict[Asked, float]:
-    """Seconds of a step that this kind spends on each thing, on one rank of each stage."""
+def _weights(plan: Plan, pricer: Pricer) -> tuple[_Weight, ...]:
+    """Everything that the plan computes, each prediction once."""
     found: dict[Asked, float] = {}
-    for pipeline in plan.pipelines:
-        for stage in pipeline.stages:
-            if _kind(stage, cluster) != kind:
-                continue
-            for asked, seconds in _stage_weights(
-                stage, pipeline.num_microbatches, model, cluster, job, predictor
+    for work in pricer.costs(plan).work(plan):
+        for stage in work.stages:
+            for each in (
+                *_layer_weights(stage, work.pipeline.num_microbatches),
+                _update_weight(stage, plan, pricer),
             ):
-                found[asked] = found.get(asked, 0.0) + seconds
-    return found
+                found[each.asked] = found.get(each.asked, 0.0) + each.seconds
+    return tuple(_Weight(asked=asked, seconds=seconds) for asked, seconds in found.items())
 
 
-def _kind(stage: Stage, cluster: Cluster) -> str:
-    return cluster.island_of_device(stage.replicas[0].devices[0].start).device.kind
+def _layer_weights(stage: StageWork, num_microbatches: int) -> Iterator[_Weight]:
+    """Of each layer of a stage what its passes compute, as the estimate prices them."""
+    unit = stage.unit
+    kinds, replica = unit.settings.model.layers, unit.replica
+    for start, stop in stage.ranges:
+        first, last = unit.repeated_range(start, stop)
+        for position in range(start, stop):
+            cost, kind = unit.costs[unit.kind_at[position]], kinds[position]
+            parts = (*cost.forward, *cost.backward)
+            if first <= position < last:
+                parts = (*parts, *cost.again)
+            # Layers that predict tokens further ahead are transformer layers to a measurement.
+            layer = kind if kind in TRAINED_KINDS else LayerKind.TRANSFORMER
+            asked = Asked(
+                cause=unit.island.device.kind,
+                layer=layer.value,
+                microbatch_size=replica.microbatch_size,
+                tp=replica.tp,
+            )
+            yield _Weight(asked=asked, seconds=num_microbatches * compute_seconds(parts))
 
 
-def _stage_weights(
-    stage: Stage,
-    num_microbatches: int,
-    model: ModelSpec,
-    cluster: Cluster,
-    job: Job,
-    predictor: Predictor,
-) -> list[tuple[Asked, float]]:
-    device = cluster.island_of_device(stage.replicas[0].devices[0].start).device
-    replica = stage.replicas[0]
-    size, tp = replica.microbatch_size, replica.tp
-    held = [kind for chunk in stage.chunks for kind in model.layers[chunk.start : chunk.stop]]
-    found = []
-    for kind in dict.fromkeys(held):
-        both = sum(
-            predict(
-                device,
-                model,
-                kind,
-                microbatch_size=size,
-                sequence_length=job.sequence_length,
-                tp=tp,
-                precision=job.precision,
-            ).seconds
-            for predict in (predictor.forward, predictor.backward)
-        )
-        # Layers that predict tokens further ahead are transformer layers to a measurement.
-        layer = kind if kind in TRAINED_KINDS else LayerKind.TRANSFORMER
-        asked = Asked(cause=device.kind, layer=layer.value, microbatch_size=size, tp=tp)
-        found.append((asked, held.count(kind) * num_microbatches * both))
-    parameters = float(sum(model.parameters(kind, tp) for kind in held))
-    update = predictor.optimizer_update(device, job.optimizer, parameters, job.precision)
-    found.append((Asked(cause=device.kind, layer=UPDATE, tp=tp), update.seconds))
-    return found
+def _update_weight(stage: StageWork, plan: Plan, pricer: Pricer) -> _Weight:
+    device, job = stage.unit.island.device, pricer.job
+    parameters = (stage.parameters + stage.expert_parameters) / plan.optimizer_shards
+    update = pricer.predictor.optimizer_update(device, job.optimizer, parameters, job.precision)
+    asked = Asked(cause=device.kind, layer=UPDATE, tp=stage.unit.replica.tp)
+    return _Weight(asked=asked, seconds=update.seconds)

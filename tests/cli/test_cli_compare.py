@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +15,10 @@ from command_line import run
 sys.path.insert(0, str(Path(__file__).parents[1] / "launchers"))
 
 from compare_cases import run_text, small_result
+from test_launchers_run_log import RANK, RUN
 from training_logs_rendered import megatron_line
 
+from hetplan.launchers.run_log import append_run
 from hetplan.search.files import save_result
 
 
@@ -56,9 +61,10 @@ def test_json_has_the_same(files: tuple[Path, Path]) -> None:
 
 def test_several_runs_by_a_list(files: tuple[Path, Path], tmp_path: Path) -> None:
     runs = tmp_path / "runs.yaml"
+    (tmp_path / "again.log").write_bytes((tmp_path / "train.log").read_bytes())
     runs.write_text(
         "schema: hetplan.runs/1\nruns:\n"
-        "  - {log: train.log, plan: plan.json}\n  - {log: [train.log], plan: plan.json}\n"
+        "  - {log: train.log, plan: plan.json}\n  - {log: [again.log], plan: plan.json}\n"
     )
     done = run("compare", "--runs", str(runs))
     assert done.exit_code == 0, done.stderr
@@ -76,7 +82,7 @@ def test_a_plan_is_priced_again_where_something_to_price_by_was_given(
     empty.mkdir()
     done = run("compare", str(log), "--plan", str(plan), "--store", str(empty))
     assert done.exit_code == 0, done.stderr
-    assert done.stderr.startswith("priced again: ")
+    assert re.search(r"plan\.json priced again: .* as in the plan file\n", done.stderr)
 
 
 def test_inputs_can_be_replaced_and_must_fit_the_plan(tmp_path: Path) -> None:
@@ -164,7 +170,60 @@ def test_one_run_calibrates_and_says_what_that_shows(
     out = tmp_path / "out.json"
     done = run("compare", str(log), "--plan", str(plan), "--calibrate", str(out))
     assert done.exit_code == 0, done.stderr
+    assert "1 layout is too few" in done.stdout
     assert "this only shows that the runs are steady" in done.stdout
+    log.write_text("\n".join(log.read_text().split("\n")[:24]))
+    few = run("compare", str(log), "--plan", str(plan), "--calibrate", str(out))
+    assert re.search(r"note: \S+train\.log: only \d logged steps count", few.stdout)
+
+
+@pytest.mark.parametrize("target", ["train.log", "plan.json", "notes.txt", "damaged.json"])
+def test_a_calibration_replaces_nothing_but_a_predictor(
+    files: tuple[Path, Path], tmp_path: Path, target: str
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine\n")
+    (tmp_path / "damaged.json").write_bytes(b'{"schema": "hetplan.predictor/2", \xff')
+    before = (tmp_path / target).read_bytes()
+    log, plan = map(str, files)
+    done = run("compare", log, "--plan", plan, "--force", "--calibrate", str(tmp_path / target))
+    assert done.exit_code == 2, done.stderr
+    assert f"{target}: exists and is no predictor" in done.stderr
+    assert (tmp_path / target).read_bytes() == before
+
+
+def test_runs_of_several_plans_in_one_run_log_are_told_apart_when_priced_again(
+    tmp_path: Path,
+) -> None:
+    """The plan file's own hash says which run is its, not that of the plan priced again."""
+    log, rows = tmp_path / "runs.jsonl", []
+    for at, seconds in enumerate((1.0, 2.0, 4.0)):
+        result = small_result(6, ((4, 4), (2, 2), (8, 8))[at])
+        save_result(result, tmp_path / f"{at}.json")
+        named = {"model": "small", "cluster": "two", "job": "job"}
+        digest = hashlib.sha256((tmp_path / f"{at}.json").read_bytes()).hexdigest()
+        steps = tuple(replace(RUN.steps[0], step=n, seconds=seconds) for n in range(5))
+        told = replace(RUN, **named, ranks=(RANK,), plan_sha256=digest, steps=steps)
+        append_run(log, told)
+        rows.append(f"  - {{log: runs.jsonl, plan: {at}.json}}")
+    runs = tmp_path / "runs.yaml"
+    runs.write_text("\n".join(["schema: hetplan.runs/1", "runs:", *rows]) + "\n")
+    (tmp_path / "store").mkdir()
+    done = run("compare", "--runs", str(runs), "--store", str(tmp_path / "store"), "--json")
+    assert done.exit_code == 0, done.stderr
+    found = [each["measured"]["median_seconds"] for each in json.loads(done.stdout)["runs"]]
+    assert found == [1.0, 2.0, 4.0]
+
+
+def test_all_runs_faults_come_at_once(files: tuple[Path, Path], tmp_path: Path) -> None:
+    runs = tmp_path / "runs.yaml"
+    runs.write_text(
+        "schema: hetplan.runs/1\nruns:\n  - {log: no.log, plan: plan.json}\n"
+        "  - {log: train.log, plan: no.json}\n  - {log: train.log, plan: plan.json}\n"
+    )
+    done = run("compare", "--runs", str(runs))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "no.log" in done.stderr
+    assert "no.json" in done.stderr
 
 
 @pytest.mark.parametrize(

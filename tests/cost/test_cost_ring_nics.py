@@ -63,7 +63,7 @@ def strided(tp: int, devices: int = 64) -> list[list[int]]:
         (RingNics.FIRST_DEVICE, 2, 1),
         (RingNics.FIRST_DEVICE, 4, 2),
         (RingNics.FIRST_DEVICE, 8, 4),
-        (RingNics.ONE, 1, 4),
+        (RingNics.ONE, 1, 1),
         (RingNics.ONE, 2, 1),
         (RingNics.ONE, 4, 1),
         (RingNics.ONE, 8, 4),

@@ -237,6 +237,12 @@ def test_megatron_deepspeed_prints_both_and_its_own_lines_count(tmp_path: Path) 
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("seconds", [12345.0, 0.00002, 1.5])
+def test_nemos_four_digits_may_have_an_exponent(tmp_path: Path, seconds: float) -> None:
+    (step,) = read(tmp_path, [nemo_line(0, seconds)]).steps
+    assert step.seconds == pytest.approx(seconds, rel=1e-3)
+
+
 def test_nemo_counts_steps_from_zero(tmp_path: Path) -> None:
     log = read(tmp_path, [f"[default0]:{nemo_line(at, 12.0 + at)}" for at in range(3)])
     assert log.trainer is Trainer.NEMO
@@ -317,10 +323,17 @@ def test_a_line_that_another_rank_wrote_into(tmp_path: Path) -> None:
     assert [(step.iteration, step.seconds) for step in log.steps] == [(5, 0.9), (20, 1.0)]
 
 
+def test_a_log_of_another_trainer_than_was_said_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(megatron_line(10, 900.0) + "\n")
+    with pytest.raises(InputError, match="is of megatron, not of torchtitan; leave --trainer out"):
+        read_training_log([path], "torchtitan")
+
+
 def test_cut_lines_are_counted(tmp_path: Path) -> None:
     log = read(tmp_path, [megatron_line(10, 900.0), megatron_line(20, 900.0)[:70]])
     assert len(log.steps) == 1
-    assert "1 metrics lines without a time (cut off): left out" in log.notes
+    assert "1 metrics lines without a time (cut off, or damaged): left out" in log.notes
 
 
 def test_gzip_whole_and_broken(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import replace
@@ -29,6 +30,7 @@ from hetplan.launchers.compare import compare
 from hetplan.launchers.compare_runs import load_runs
 from hetplan.launchers.compare_timers import COMPONENTS, MEANINGS, OUTSIDE_PASSES, PASSES, Quantity
 from hetplan.launchers.run_log import append_run
+from hetplan.search.files import result_text
 
 RESULT = small_result()
 STEP = RESULT.estimate.step_seconds
@@ -167,15 +169,140 @@ def test_rates_of_torchtitan_are_turned_into_seconds(tmp_path: Path) -> None:
     assert any("rates" in note for note in found.notes)
 
 
+def steps(*seconds: float) -> tuple:
+    return tuple(replace(RUN.steps[0], step=at, seconds=s) for at, s in enumerate(seconds))
+
+
+def ranks_of(result, **changes) -> tuple:
+    """The plan's ranks (no tensor parallelism), all alike, as its launch would log them."""
+    places = [
+        (number, device)
+        for number, stage in enumerate(result.plan.pipelines[0].stages)
+        for replica in stage.replicas
+        for part in replica.devices
+        for device in part.devices()
+    ]
+    return tuple(
+        replace(RANK, rank=rank, stage=stage, device=device, **changes)
+        for rank, (stage, device) in enumerate(places)
+    )
+
+
+IDLE = replace(RUN.machine, cores=64, load_before=0.1)
+
+
+def own_log(folder: Path, **changes) -> Path:
+    """A run of RESULT's inputs and layout, added to a run log: a slow first step, then 1 s."""
+    path = folder / "own.jsonl"
+    told = {"model": "small", "cluster": "two", "job": "job", "ranks": ranks_of(RESULT)}
+    append_run(path, replace(RUN, **({"machine": IDLE} | told | changes)))
+    return path
+
+
+def test_a_run_of_another_layout_is_another_run_though_its_inputs_are_the_same(
+    tmp_path: Path,
+) -> None:
+    elsewhere = tuple(replace(rank, device=rank.device + 100) for rank in ranks_of(RESULT))
+    path = own_log(tmp_path, ranks=elsewhere)
+    with pytest.raises(InputError, match=r"none of them of this plan; 1 have its inputs"):
+        compare(path, RESULT)
+    # The run of the very plan file counts, whatever came after it.
+    other = small_result(cut=3, sizes=(8, 8))
+    digest = hashlib.sha256(result_text(other).encode()).hexdigest()
+    own_log(tmp_path, plan_sha256=digest, steps=steps(9.0, 5.0, 5.0))
+    own_log(tmp_path)
+    assert compare(path, other).measured.median_seconds == 5.0
+    assert not any("another one" in note for note in compare(path, other).notes)
+    assert compare(path, RESULT).measured.median_seconds == 1.0
+    assert any("another one" in note for note in compare(path, RESULT).notes)
+
+
+def test_the_steps_of_the_launch_count_because_its_timers_are_medians_of_them(
+    tmp_path: Path,
+) -> None:
+    path = own_log(tmp_path, steps=steps(9.0, *(1.0 for _ in range(20)), 7.0))
+    found = compare(path, RESULT)
+    assert (found.measured.count, found.measured.median_seconds) == (21, 1.0)
+    assert [left.iterations for left in found.left_out] == ["1"]
+    assert found.notes[1:] == ()
+    with pytest.raises(InputError, match="a run log of hetplan; leave --trainer out"):
+        compare(path, RESULT, trainer="megatron")
+    told = compare(path, RESULT, warmup_steps=5)
+    assert told.measured.count == 17
+    assert any("whatever --warmup says" in note for note in told.notes)
+
+
+def test_a_launch_on_a_busy_machine_says_so(tmp_path: Path) -> None:
+    path = own_log(tmp_path)
+    assert not any("processes ran on" in note for note in compare(path, RESULT).notes)
+    own_log(tmp_path, machine=replace(IDLE, cores=8, load_before=5.2))
+    (note,) = [n for n in compare(path, RESULT).notes if "processes ran on" in n]
+    assert note.startswith("5.2 processes ran on this machine's 8 cores in the minute before 8")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"steps": ()}, "it has no step"),
+        ({"steps": steps(2.0, 0.0, 1.0)}, "step 1 took 0.0 s"),
+        ({"steps": steps(2.0, -1.0, -1.0, -1.0, -1.0)}, "step 3 took -1.0 s and 1 more"),
+        ({"ranks": ranks_of(RESULT, busy_seconds=-5.0)}, "rank 0 has busy -5.0 s"),
+    ],
+)
+def test_a_damaged_run_is_refused(tmp_path: Path, changes: dict, words: str) -> None:
+    with pytest.raises(InputError, match=re.escape(words)):
+        compare(own_log(tmp_path, **changes), RESULT)
+
+
+def test_a_step_that_is_no_number_is_no_run(tmp_path: Path) -> None:
+    path = own_log(tmp_path)
+    path.write_text(path.read_text().replace('"seconds": 2.0', '"seconds": NaN'))
+    with pytest.raises(InputError, match=r"took nan s|finite|not a number"):
+        compare(path, RESULT)
+
+
+def test_timers_that_are_no_times_or_longer_than_the_step_are_doubted(tmp_path: Path) -> None:
+    text = run_text(RESULT)
+    assert not any(
+        "are no times" in n or "longer than" in n for n in compared(tmp_path, text).notes
+    )
+    row = next(line for line in text.split("\n") if "forward-compute" in line)
+    before = row[: row.index("(")]
+    for bad in ("(-85.00, 88.00)", "(88.00, nan)", "(88.00, 85.00)"):
+        found = compared(tmp_path, text.replace(row, before + bad))
+        assert any("are no times" in note for note in found.notes), bad
+        assert all(each.timer != "forward-compute" for each in found.timers)
+    huge = compared(tmp_path, text.replace(row, before + "(1e300, 1e308)"))
+    assert any("forward-compute took" in n and "longer than the step" in n for n in huge.notes)
+
+
+def test_rates_that_give_no_time_are_left_out(tmp_path: Path) -> None:
+    lines = [deepspeed_line(at, 32.0) for at in range(1, 8)]
+    odd = [line.replace("CurrSamplesPerSec=32.0", "CurrSamplesPerSec=1e-320") for line in lines]
+    assert odd != lines
+    found = compared(tmp_path, "\n".join([*lines, *odd[-1:]]) + "\n", warmup_steps=0)
+    assert found.measured.p90_seconds == pytest.approx(1.0)
+    with pytest.raises(InputError, match="no step took more than 0"):
+        compared(tmp_path, "\n".join(odd) + "\n")
+
+
+def test_a_step_of_three_years_is_a_damaged_line(tmp_path: Path) -> None:
+    found = compared(tmp_path, lines_of({1: 1.0, 2: 1e12, 3: 1.0, 4: 1.0}), warmup_steps=0)
+    assert found.measured.count == 3
+    assert any("1 metrics lines without a time" in note for note in found.notes)
+
+
 def test_hetplans_own_run_log(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     names = {"model": "small", "cluster": "two", "job": "job"}
+    names["ranks"] = ranks_of(RESULT, overruns=60)
     append_run(path, replace(RUN, **names))
     with pytest.raises(InputError, match="the load of the machine"):
         compare(path, RESULT)
-    append_run(path, replace(RUN, **names, ranks=(RANK,)))
+    names["ranks"] = ranks_of(RESULT)
+    append_run(path, replace(RUN, **names))
     append_run(path, replace(RUN, **(names | {"model": "another"})))
-    found = compare(path, RESULT, warmup_steps=1)
+    found = compare(path, RESULT)
     assert found.trainer == "native"
     assert found.measured.median_seconds == 1.0
     assert [row.part for row in found.parts][:3] == [
@@ -270,8 +397,6 @@ def test_every_component_belongs_to_the_passes_or_to_something_after_them() -> N
 def test_the_page_has_every_timer_with_its_components() -> None:
     page = (Path(__file__).parents[2] / "docs/compare.md").read_text()
     for each in MEANINGS:
-        if each.timer == "optimizer_seconds":
-            continue
         (row,) = re.findall(rf"^\| .*`{each.timer}`.*$", page, re.MULTILINE)
         wanted = each.quantity.value if each.quantity is not None else "-"
         assert row.split("|")[2].strip() == wanted, row
@@ -289,6 +414,14 @@ def test_a_list_of_runs(tmp_path: Path) -> None:
     for text, message in (
         ("schema: hetplan.runs/1\nruns: []\n", "the list is empty"),
         ("schema: hetplan.runs/1\nruns:\n  - {log: a.log}\n", "plan"),
+        ("schema: hetplan.runs/1\nruns:\n  - {log: [], plan: b}\n", r":3: runs\[0\].log: empty"),
+        ("schema: hetplan.runs/1\nruns:\n  - {log: ' ', plan: b}\n", r":3: runs\[0\].log: empty"),
+        ("schema: hetplan.runs/1\nruns:\n  - {log: a, plan: ''}\n", r":3: runs\[0\].plan: empty"),
+        (
+            "schema: hetplan.runs/1\nruns:\n  - {log: [a, c], plan: b}\n"
+            "  - {log: [./c, x/../a], plan: b}\n",
+            r":4: runs\[1\]: the same log and plan as runs\[0\]",
+        ),
         ("schema: hetplan.runs/1\nruns:\n  - {logs: a.log, plan: b}\n", "log"),
     ):
         path.write_text(text)
@@ -327,3 +460,16 @@ def test_the_last_rank_waits_in_its_timer_of_the_tied_embedding(tmp_path: Path) 
     assert waits.measured_seconds == pytest.approx(waits.predicted_seconds, abs=1e-4)
     assert waits.predicted_seconds == pytest.approx(after)
     assert "tied embedding" not in [row.part for row in found.parts]
+
+
+def test_cores_that_train_together_are_to_be_measured_together(tmp_path: Path) -> None:
+    cores = tuple(replace(stage, device="cpu") for stage in RESULT.estimate.stages)
+    result = replace(RESULT, estimate=replace(RESULT.estimate, stages=cores))
+    text = run_text(RESULT, added={"forward-compute": STEP})
+    for plan, command in (
+        (result, "torchrun --standalone --nproc-per-node 8"),
+        (RESULT, "hetplan"),
+    ):
+        culprit = compared(tmp_path, text, plan).culprit
+        assert culprit is not None
+        assert culprit.measure.startswith(f"{command} ")

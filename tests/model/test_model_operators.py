@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetplan.errors import InputError
-from hetplan.model.layer_operators import layer_operators
+from hetplan.model.layer_operators import gradient_operators, layer_operators
 from hetplan.model.layers import (
     Attention,
     Experts,
@@ -29,10 +29,11 @@ from hetplan.model.operators import (
     Kernels,
     Operator,
     OperatorClass,
+    has_backward,
     operator_bytes,
     operator_flops,
 )
-from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
 from hetplan.model.work import layer_work
 
 UNFUSED = Kernels(
@@ -268,6 +269,9 @@ def test_bytes_by_hand() -> None:
     assert of(OperatorClass.ADDITION, FORWARD) == 30 * 6
     assert of(OperatorClass.ADDITION, FORWARD, 1) == 30 * 7
     assert of(OperatorClass.ADDITION, FORWARD, 3) == 30 * 15
+    assert of(OperatorClass.ADDITION, BACKWARD, 1) == 30 * 5
+    assert of(OperatorClass.GRADIENT_ADDITION, BACKWARD) == 30 * 6
+    assert of(OperatorClass.BIAS_GRADIENT, BACKWARD) == 30 * 2
     assert of(OperatorClass.ATTENTION_DROPOUT, BACKWARD) == 30 * 5
     assert of(OperatorClass.LOSS, FORWARD) == 30 * 4
     assert of(OperatorClass.LOSS, FORWARD, float32_copy=True) == 30 * 38
@@ -286,3 +290,70 @@ def test_a_wider_result_costs_its_bytes() -> None:
     op = Operator(operator=OperatorClass.MATRIX_PRODUCT, what="", m=4, n=5, k=6)
     wide, narrow = (operator_bytes(op, WEIGHT_GRADIENT, 2, out) for out in (4.0, 2.0))
     assert wide - narrow == 4 * 5 * 2
+
+
+def plain(architecture: Architecture) -> ModelSpec:
+    return plain_model(
+        name="plain",
+        architecture=architecture,
+        num_layers=1,
+        hidden_size=128,
+        ffn_hidden_size=512,
+        num_attention_heads=8,
+        num_kv_heads=8,
+        head_dim=16,
+        vocab_size=1000,
+        max_sequence_length=64,
+    )
+
+
+def gradient_bytes(model: ModelSpec, tp: int = 1, **more: bool | str) -> dict[OperatorClass, float]:
+    found: dict[OperatorClass, float] = {}
+    for op in gradient_operators(
+        model,
+        LayerKind.TRANSFORMER,
+        microbatch_size=2,
+        sequence_length=64,
+        tp=tp,
+        kernels=Kernels(**more),
+    ):
+        moved = op.count * operator_bytes(op, BACKWARD, 2)
+        found[op.operator] = found.get(op.operator, 0.0) + moved
+    return found
+
+
+def test_autograd_adds_gradients_at_two_forks_and_sums_those_of_biases() -> None:
+    """6 bytes per element at each fork; 2 per column of qkv, dense, fc1, fc2 of a GPT layer."""
+    sums, biases = OperatorClass.GRADIENT_ADDITION, OperatorClass.BIAS_GRADIENT
+    model, tokens = plain(Architecture.GPT), 2 * 64
+    h = model.hidden_size
+    assert gradient_bytes(model) == {sums: 12 * tokens * h, biases: 2 * tokens * 9 * h}
+    cut = gradient_bytes(model, 2)
+    assert cut == {sums: 12 * tokens * h, biases: 2 * tokens * (7 / 2 + 2) * h}
+    split = gradient_bytes(model, 2, sequence_parallel=True)
+    assert split == {sums: 6 * tokens * h, biases: 2 * tokens * (7 / 2 + 1) * h}
+    # In 8 bit the biases are summed where the gradients are narrowed.
+    assert gradient_bytes(model, product_format="float8") == {sums: 12 * tokens * h}
+    assert set(gradient_bytes(plain(Architecture.LLAMA))) == {sums}
+
+
+def test_heads_and_embeddings_have_no_forks() -> None:
+    for kind in (LayerKind.EMBEDDING, LayerKind.HEAD):
+        model = plain(Architecture.GPT)
+        assert not gradient_operators(model, kind, microbatch_size=1, sequence_length=8)
+
+
+def test_a_plain_addition_has_no_kernel_in_the_backward_pass() -> None:
+    for dropout in (False, True):
+        (addition,) = (
+            op
+            for op in layer_operators(
+                plain(Architecture.GPT),
+                LayerKind.TRANSFORMER,
+                microbatch_size=1,
+                sequence_length=8,
+                kernels=Kernels(hidden_dropout=dropout),
+            )
+            if op.operator is OperatorClass.ADDITION
+        )
+        assert has_backward(addition) is dropout

@@ -151,7 +151,7 @@ def test_the_newest_population_is_fitted_and_the_report_says_so() -> None:
         assert "2026-02-01" in used
         assert "2 threads" in used
         (note,) = predictor.laws.notes
-        assert note.startswith("testium-1 bfloat16: not used: 48 rows: testium-1")
+        assert note.startswith("testium-1 bfloat16 layers: not used: 48 rows: testium-1")
         assert "2025-12-31" in note
 
 

@@ -55,10 +55,37 @@ def costs(
     )
 
 
-def test_default_kernels_cost_nothing_more() -> None:
+# Backward passes of default kernels: of the additions 8 h elements per token are counted by
+# `layer_work` and none are moved; two forks add gradients (3 h each), the biases of products with
+# 3 h, h, 4 h and h columns are summed, those before attention and MLP cut by tp.
+DEFAULT_BACKWARD_BYTES = TOKENS * H * 2 * (2 * 3 - 8 + (3 + 4) / TP + 2)
+
+
+def test_default_kernels_cost_only_what_autograd_adds() -> None:
     for kind in (LayerKind.EMBEDDING, LayerKind.TRANSFORMER, LayerKind.HEAD):
-        for backward in (False, True):
-            assert costs(kind, DEFAULT_KERNELS, backward=backward) == KernelCosts()
+        assert costs(kind, DEFAULT_KERNELS, backward=False) == KernelCosts()
+    for kind in (LayerKind.EMBEDDING, LayerKind.HEAD):
+        assert costs(kind, DEFAULT_KERNELS, backward=True) == KernelCosts()
+    assert costs(LayerKind.TRANSFORMER, DEFAULT_KERNELS, backward=True) == KernelCosts(
+        moved_bytes=DEFAULT_BACKWARD_BYTES
+    )
+
+
+def test_a_layer_without_biases_sums_none() -> None:
+    llama = plain_model(
+        name="llama",
+        architecture=Architecture.LLAMA,
+        num_layers=1,
+        hidden_size=H,
+        ffn_hidden_size=2 * H,
+        num_attention_heads=HEADS,
+        num_kv_heads=HEADS,
+        head_dim=H // HEADS,
+        vocab_size=VOCAB,
+        max_sequence_length=S,
+    )
+    found = costs(LayerKind.TRANSFORMER, DEFAULT_KERNELS, backward=True, shape=llama)
+    assert found.moved_bytes == TOKENS * H * 2 * (2 * 3 - 8)
 
 
 def test_scores_are_written_and_read() -> None:
@@ -66,10 +93,9 @@ def test_scores_are_written_and_read() -> None:
     # Scores and probabilities, each written and read, of two bytes.
     assert forward.moved_bytes == SCORES * 4 * 2
     assert forward.square_flops == 2 * 2 * TOKENS * S * H / TP
-    assert costs(LayerKind.TRANSFORMER, UNFUSED, backward=True).moved_bytes == SCORES * 7 * 2
-    assert costs(LayerKind.TRANSFORMER, UNFUSED, backward=True, element=4).moved_bytes == (
-        SCORES * 7 * 4
-    )
+    for element in (2, 4):
+        found = costs(LayerKind.TRANSFORMER, UNFUSED, backward=True, element=element).moved_bytes
+        assert found == SCORES * 7 * element + DEFAULT_BACKWARD_BYTES * element / 2
     windowed = replace(
         SHAPE,
         layer_runs=tuple(
@@ -92,7 +118,9 @@ def test_dropout_of_scores_moves_a_mask_as_well() -> None:
         assert found.moved_bytes - plain.moved_bytes == SCORES * 5
         assert found.launches == plain.launches + 1
     inside = Kernels(attention_dropout=True)
-    assert costs(LayerKind.TRANSFORMER, inside, backward=True) == KernelCosts()
+    assert costs(LayerKind.TRANSFORMER, inside, backward=True) == costs(
+        LayerKind.TRANSFORMER, DEFAULT_KERNELS, backward=True
+    )
 
 
 def test_dropout_of_the_residual_moves_masks() -> None:
@@ -105,12 +133,19 @@ def test_dropout_of_the_residual_moves_masks() -> None:
 def test_sequence_parallelism_cuts_norms_and_additions() -> None:
     """Two norms read and write, two additions likewise: 8 h per token, all of it cut in halves."""
     cut = Kernels(sequence_parallel=True)
-    for backward, times in ((False, 1), (True, 2)):
-        found = costs(LayerKind.TRANSFORMER, cut, backward=backward)
-        assert found == KernelCosts(moved_bytes=-times * 8 * TOKENS * H * 2 / 2)
-    masks = costs(LayerKind.TRANSFORMER, replace(cut, hidden_dropout=True), backward=False)
-    plain = costs(LayerKind.TRANSFORMER, cut, backward=False)
-    assert masks.moved_bytes - plain.moved_bytes == TOKENS * H
+    found = costs(LayerKind.TRANSFORMER, cut, backward=False)
+    assert found == KernelCosts(moved_bytes=-8 * TOKENS * H * 2 / 2)
+    dropped = replace(cut, hidden_dropout=True)
+    masks = costs(LayerKind.TRANSFORMER, dropped, backward=False)
+    assert masks.moved_bytes - found.moved_bytes == TOKENS * H
+    # Backward: of the gradients' sums 6 h at the forks and the 2 h of row-cut biases.
+    for kernels, counted in ((cut, 8), (dropped, 16)):
+        whole = costs(
+            LayerKind.TRANSFORMER, replace(kernels, sequence_parallel=False), backward=True
+        )
+        less = whole.moved_bytes - costs(LayerKind.TRANSFORMER, kernels, backward=True).moved_bytes
+        mask = 2 if kernels.hidden_dropout else 0
+        assert less == (counted + 6 + 2 + mask / 2) * TOKENS * H * 2 / 2
 
 
 @pytest.mark.parametrize(("element", "forward", "backward"), [(2, 40, 14), (4, 44, 24)])

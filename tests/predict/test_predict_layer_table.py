@@ -61,6 +61,27 @@ def test_warm_up_is_taken_out_and_work_is_kept() -> None:
     assert after.p90_seconds / before.p90_seconds == pytest.approx(1.5 / 2.4)
 
 
+def scattered(seconds: float, microbatch: int, tp: int = 1) -> LayerSample:
+    """A time whose 10 % and 90 % points lie 5 % away."""
+    return replace(
+        at(seconds, microbatch, tp), p10_seconds=0.95 * seconds, p90_seconds=1.05 * seconds
+    )
+
+
+def test_what_scatter_explains_is_left_as_measured() -> None:
+    close = (scattered(1.04, 1), scattered(1.0, 2), scattered(2.0, 4))
+    assert repaired(close) == close
+    far = (scattered(1.2, 1), scattered(1.0, 2), scattered(2.0, 4))
+    assert times(repaired(far)) == {(1, 1): 1.0, (1, 2): 1.0, (1, 4): 2.0}
+    # A table still rises: neighbours that fall by chance are both their mean.
+    (table,) = layer_tables(repaired(close))
+    assert table.seconds == pytest.approx((1.02, 1.02, 2.0))
+    # Across tp too.
+    across = (scattered(1.0, 1, 2), scattered(1.1, 2, 2), scattered(1.06, 1, 4))
+    across = (*across, scattered(1.2, 2, 4))
+    assert repaired(across) == across
+
+
 def test_across_tp_only_where_launches_set_the_pace() -> None:
     launch_bound = (at(1.0, 1, 2), at(1.1, 2, 2), at(1.6, 1, 4), at(1.7, 2, 4))
     assert times(repaired(launch_bound))[4, 1] == 1.0

@@ -16,6 +16,7 @@ from hetplan.predict.datasheet import LINK_LOG_HALFWIDTH, ring_shape
 from hetplan.predict.fit import FittedPredictor, fit
 from hetplan.predict.links import fit_link_laws
 from hetplan.predict.links_carried import CARRY_LOG_PER_DOUBLING
+from hetplan.predict.links_joint import ONE_GROUP_LOG_HALFWIDTHS, joint_of
 from hetplan.profiling.samples import LinkSample, ProfileSet
 
 REPEATABLE = settings(derandomize=True, deadline=None, max_examples=60)
@@ -115,9 +116,24 @@ def test_one_group_size_is_carried_by_the_law_of_its_class() -> None:
     assert prediction.seconds == pytest.approx(ring(16, 16 << 20), rel=0.15)
     assert prediction.extrapolating == ("all_reduce group 16, 4 measured",)
     same_size = predictor.collective(LINK, "all_reduce", 4, 4 << 20)
-    assert prediction.log_halfwidth == pytest.approx(
-        same_size.log_halfwidth + 2 * CARRY_LOG_PER_DOUBLING
-    )
+    joint = joint_of(predictor.laws.links[0].tables, LINK.bandwidth_bytes_per_second)
+    assert joint is not None
+    halfwidths = dict(ONE_GROUP_LOG_HALFWIDTHS)
+    one_size = 2 * halfwidths[joint.kind(16)]
+    assert prediction.log_halfwidth == max(same_size.log_halfwidth, one_size)
+
+
+def test_noise_counts_in_the_interval_of_a_table() -> None:
+    """Every second time is 30 % longer: neighbours average that away, the interval does not."""
+    sizes = [(1 << 20) * (8 + step) for step in range(120)]
+    noisy = [
+        link_sample(size * 1e-9 * (1.3 if number % 2 else 1.0), size)
+        for number, size in enumerate(sizes)
+    ]
+    calm = [link_sample(size * 1e-9, size) for size in sizes]
+    (wide,), (narrow,) = (fitted(each).laws.links[0].tables for each in (noisy, calm))
+    assert wide.log_halfwidth > 0.1
+    assert narrow.log_halfwidth < 0.01
 
 
 def test_groups_over_several_nodes_have_tables_of_their_own() -> None:

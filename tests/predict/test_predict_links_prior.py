@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from hetplan.benchmarks.cost_collectives_laws import (
     Measured,
     between_nodes,
+    bus_coefficients,
     exchange_coefficients,
     inside_nodes,
     left_out_rows,
+    on_buses,
     ring_coefficients,
     send_coefficients,
 )
@@ -72,6 +74,34 @@ def test_the_constants_are_what_the_published_times_say(rows: list[dict[str, str
 
 
 @needs_table
+def test_the_constants_of_buses_are_what_the_published_times_say(
+    rows: list[dict[str, str]],
+) -> None:
+    said = {
+        "all_reduce": (
+            prior.BUS_BASE_SECONDS,
+            prior.BUS_STEP_SECONDS,
+            prior.BUS_BYTES,
+            prior.BUS_BYTES_OVER_RANKS,
+        ),
+        "all_to_all": (
+            prior.BUS_EXCHANGE_BASE_SECONDS,
+            prior.BUS_EXCHANGE_STEP_SECONDS,
+            prior.BUS_EXCHANGE_BYTES,
+            prior.BUS_EXCHANGE_BYTES_OVER_RANKS,
+        ),
+        "send_recv": (prior.BUS_SEND_BASE_SECONDS, prior.BUS_SEND_BYTES),
+    }
+    for operation, constants in said.items():
+        points = [
+            each
+            for each in on_buses(rows, operation)
+            if operation != "send_recv" or "3090" not in each.source
+        ]
+        assert bus_coefficients(points, operation) == pytest.approx(constants, rel=5e-3)
+
+
+@needs_table
 def test_half_widths_are_those_of_what_was_left_out(rows: list[dict[str, str]]) -> None:
     found = {each.law: each for each in left_out_rows(rows) if each.left_out == "each in turn"}
     said = {
@@ -79,6 +109,8 @@ def test_half_widths_are_those_of_what_was_left_out(rows: list[dict[str, str]]) 
         "all_reduce between nodes": prior.NETWORK_LOG_HALFWIDTH,
         "all_to_all inside a node": prior.EXCHANGE_LOG_HALFWIDTH,
         "send_recv inside a node": prior.SEND_LOG_HALFWIDTH,
+        "all_reduce on a bus": prior.BUS_LOG_HALFWIDTH,
+        "all_to_all on a bus": prior.BUS_EXCHANGE_LOG_HALFWIDTH,
     }
     assert set(found) == set(said)
     for law, halfwidth in said.items():
@@ -169,8 +201,12 @@ def test_a_node_with_several_ranks_carries_as_many_rings() -> None:
 
 
 def test_predictions_say_that_nothing_was_measured() -> None:
-    for nodes, halfwidth in ((1, prior.NODE_LOG_HALFWIDTH), (8, prior.NETWORK_LOG_HALFWIDTH)):
-        found = ON_PAPER.collective(NIC, "all_reduce", 8, 1e6, nodes=nodes)
+    for link, nodes, halfwidth in (
+        (NVLINK, 1, prior.NODE_LOG_HALFWIDTH),
+        (NIC, 1, prior.BUS_LOG_HALFWIDTH),
+        (NIC, 8, prior.NETWORK_LOG_HALFWIDTH),
+    ):
+        found = ON_PAPER.collective(link, "all_reduce", 8, 1e6, nodes=nodes)
         assert (found.source, found.log_halfwidth) == ("datasheet", halfwidth)
     named = replace(NIC, samples="rail")
     missing = ON_PAPER.collective(named, "all_reduce", 8, 1e6, nodes=8).extrapolating

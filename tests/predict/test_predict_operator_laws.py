@@ -21,12 +21,13 @@ from predict_operators import (
 
 from hetplan.errors import InputError
 from hetplan.model.operators import Operator, OperatorClass
-from hetplan.predict.operator_columns import size_groups, tiled_flops
+from hetplan.predict.operator_columns import sample_operator, size_groups, tiled_flops
 from hetplan.predict.operator_fit import gain_is_earned
 from hetplan.predict.operator_laws import fit_operator_laws, sustained_rate
 from hetplan.predict.operator_values import LearnedResidual, MeasuredShape, OperatorTerm
 from hetplan.predict.regression import COVERAGE
 from hetplan.predict.residual import REACHES, point_of, residual
+from hetplan.profiling.samples import OperatorSample
 
 
 def by_key(samples):
@@ -133,6 +134,21 @@ def test_large_products_set_the_rate_that_short_benchmarks_exceed() -> None:
     assert any("never faster" in note for note in law.notes)
 
 
+def test_runs_of_half_a_second_say_what_is_kept_up() -> None:
+    def product(m: int, rate: float, repeats: int) -> OperatorSample:
+        sample = operator_sample(OperatorClass.MATRIX_PRODUCT, m=m, n=8192, k=8192)
+        return replace(sample, median_seconds=2.0 * m * 8192 * 8192 / rate, repeats=repeats)
+
+    short = tuple(product(1024 + at, 1.4e15, 100) for at in range(10))
+    long = tuple(product(1024 + at, 1.1e15, 5000) for at in range(9))
+    assert sustained_rate((*short, *long)) == pytest.approx(1.1e15)
+    # A large product that is slow for its own reasons is no limit where others ran for long.
+    slow = tuple(product(60000 + at, 0.5e15, 1) for at in range(3))
+    assert sustained_rate((*short, *long, *slow)) == pytest.approx(1.1e15)
+    # One or two long runs may be slow for their own reasons.
+    assert sustained_rate((*short, *(replace(each, repeats=1000) for each in slow[:2]))) == 0.0
+
+
 def test_whole_models_are_left_out() -> None:
     products = [s for s in operator_grid() if s.operator == "matrix_product"]
     (name, groups), _ = size_groups([s for s in products if s.phase == "forward"])
@@ -202,8 +218,55 @@ def test_gains_within_their_own_noise_are_not_earned() -> None:
     assert not gain_is_earned([0.1], [0.0], 1.0)
 
 
+def test_waves_are_not_believed_of_two_sizes() -> None:
+    rows = []
+    for k in (1024, 2560, 7168):
+        for m in (1024, 2048, 4096, 8192):
+            for n in (1000, 1500, 3000):  # and a little that no other model has
+                sample = operator_sample(
+                    OperatorClass.MATRIX_PRODUCT,
+                    m=m,
+                    n=n + k // 100,
+                    k=k,
+                    device="nvidia-v100-16gb-sxm",
+                )
+                tiled = tiled_flops(sample_operator(sample), "forward", 80)
+                rows.append(replace(sample, median_seconds=1e-5 + tiled / 1e14))
+    (all_three,) = fit_operator_laws(rows)
+    assert "tiled_flops" in {term.column for term in all_three.terms}
+    (two,) = fit_operator_laws([each for each in rows if each.k != 7168])
+    assert "tiled_flops" not in {term.column for term in two.terms}
+
+
 def test_tiles_and_waves_by_hand() -> None:
     op = Operator(operator=OperatorClass.MATRIX_PRODUCT, what="", m=129, n=128, k=10)
     assert tiled_flops(op, "forward", 0) == 2 * 256 * 128 * 10
     # 2 tiles in waves of 108.
     assert tiled_flops(op, "forward", 108) == 2 * 108 * 128 * 128 * 10
+
+
+def test_what_is_kept_up_depends_on_what_is_written() -> None:
+    def product(m: int, rate: float, repeats: int, output: str) -> OperatorSample:
+        sample = operator_sample(
+            OperatorClass.MATRIX_PRODUCT, "weight_gradient", m=m, n=8192, k=8192, output=output
+        )
+        return replace(sample, median_seconds=2.0 * m * 8192 * 8192 / rate, repeats=repeats)
+
+    rows = [
+        product(1024 * (1 + at), rate, 10000 // (1 + at) if long else 10, output)
+        for output, rate, long in (
+            ("bfloat16", 1.1e15, True),
+            ("bfloat16", 1.4e15, False),
+            ("float32", 1.0e15, True),
+            ("float32", 1.4e15, False),
+        )
+        for at in range(4)
+    ]
+    (law,) = fit_operator_laws(rows)
+    # Asked for sums in float32.
+    assert law.sustained_flops_per_second == pytest.approx(1.0e15)
+    # A shape measured short and long keeps the slower of what it may take and what was measured.
+    least = {each.output_precision: each for each in law.shapes if each.m == 1024}
+    work = 2.0 * 1024 * 8192 * 8192
+    assert least["bfloat16"].seconds == pytest.approx(work / 1.1e15)
+    assert least["float32"].seconds == pytest.approx(work / 1.0e15)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field, replace
 
 import pytest
 from search_jobs import cluster, island, job, model
 
+from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate
-from hetplan.model.spec import LayerKind
+from hetplan.job.spec import Precision, TrainerOptions
+from hetplan.model.operators import DEFAULT_KERNELS, Kernels
+from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.check import check_plan
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search.asked import UPDATE, asking
+from hetplan.predict.predictor import Prediction
+from hetplan.search.asked import UPDATE, AskingPlan, asking
 from hetplan.search.near_best import rivals
 from hetplan.search.search import search
-from hetplan.search.through import Moved, Watched
+from hetplan.search.through import Moved, Through, Watched
 
 PREDICTOR = FittedPredictor.datasheet_only()
 
@@ -72,6 +77,58 @@ def test_layers_of_most_work_have_most_of_a_kinds_seconds() -> None:
         each.layer: part.seconds for each, part in zip(found.asked, found.parts.parts, strict=True)
     }
     assert seconds["transformer"] > seconds["head"] > seconds["embedding"] > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Kept(Through):
+    """Notes the kernels of every transformer layer that is asked for."""
+
+    kernels: set[Kernels] = field(default_factory=set)
+
+    def forward(
+        self,
+        device: DeviceKind,
+        model: ModelSpec,
+        layer: LayerKind,
+        *,
+        microbatch_size: int,
+        sequence_length: int,
+        tp: int,
+        precision: Precision,
+        kernels: Kernels = DEFAULT_KERNELS,
+    ) -> Prediction:
+        if layer is LayerKind.TRANSFORMER:
+            self.kernels.add(kernels)
+        return Through.forward(
+            self,
+            device,
+            model,
+            layer,
+            microbatch_size=microbatch_size,
+            sequence_length=sequence_length,
+            tp=tp,
+            precision=precision,
+            kernels=kernels,
+        )
+
+
+def test_a_job_is_asked_about_with_the_kernels_of_its_own_trainer() -> None:
+    given, on = model(6), cluster(island("quick", kind="new"))
+    plain = replace(job(8), target="megatron")
+    asked = replace(plain, trainer=TrainerOptions(fused_attention=False))
+    best = search(given, on, asked, PREDICTOR)
+    noted = Kept(PREDICTOR)
+    found = asking("best", best.plan, given, on, asked, noted)
+    assert {each.fused_attention for each in noted.kernels} == {False}
+    # Scores in memory make the layers' part of what is computed larger.
+    other = asking("best", best.plan, given, on, plain, PREDICTOR)
+    assert transformer_share(found) > transformer_share(other)
+
+
+def transformer_share(found: AskingPlan) -> float:
+    parts = zip(found.asked, found.parts.parts, strict=True)
+    seconds = {each.layer: part.seconds for each, part in parts if each.layer}
+    return seconds["transformer"] / math.fsum(seconds.values())
 
 
 def test_the_largest_message_of_a_link_is_noted() -> None:

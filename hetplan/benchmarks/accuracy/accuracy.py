@@ -8,6 +8,7 @@ of reference data.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,7 +225,9 @@ def _data_sets(
                 without_suspect=errors_of(clean) if len(clean) < len(every) else None,
                 suspect_rows=len(every) - len(clean),
                 not_predicted=sum(each.row.data_set == name for each in left),
-                intervals_from="; ".join(dict.fromkeys(each.note for _, each in pairs)),
+                intervals_from="; ".join(
+                    dict.fromkeys(_without_count(each.note) for _, each in pairs)
+                ),
                 alone=IntervalFigures(
                     inside=alone.inside,
                     median_width=alone.median_width,
@@ -243,7 +246,19 @@ def _fitted_on(runs: Sequence[PredictedRun], base: Fitted) -> str:
         for run in runs
         for island in run.run.cluster.islands
     )
-    return "; ".join(base.what(*each) for each in kinds)
+    words = [base.what(*each) for each in kinds]
+    lent = [_LENT.search(line) for run in runs for line in run.estimate.warnings]
+    words += dict.fromkeys(f"laws of {found[1]}" for found in lent if found)
+    return "; ".join(words)
+
+
+_LENT = re.compile(r"laws of (.+), by datasheet ratios")
+_COUNT = re.compile(r"by \d+ measured runs")
+
+
+def _without_count(note: str) -> str:
+    """Leaving out one cell or another changes how many runs are left, and nothing else."""
+    return _COUNT.sub("by measured runs", note)
 
 
 def _row(run: PredictedRun, interval: RunInterval) -> PredictedRow:

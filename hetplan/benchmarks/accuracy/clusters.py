@@ -189,6 +189,11 @@ def network_of(row: RunRow, *, needed: bool = True) -> NodeNetwork | None:
     raise InputError(f"inter_bw_note is {note!a}: the network between the nodes is not known")
 
 
+def network_named(word: str) -> NodeNetwork:
+    """The network of a cluster that notes only name."""
+    return next(network for name, network in _NAMED if name == word)
+
+
 def _island(
     row: RunRow, part: NodesOf, network: NodeNetwork | None, measured_links: Sequence[str]
 ) -> Island:

@@ -23,7 +23,13 @@ from hetplan.benchmarks.accuracy.unit_judged import OperatorAnswers, judged_laye
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.errors import InputError
 from hetplan.predict.fit import FittedPredictor, fit_populations
-from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, ProfileSet
+from hetplan.profiling.samples import (
+    LayerSample,
+    LinkOperation,
+    LinkSample,
+    OperatorSample,
+    ProfileSet,
+)
 
 MOST_MESSAGES = 64
 """Of one operation among one number of ranks, evenly over the sizes: tables have a thousand."""
@@ -226,11 +232,13 @@ def _one_link(link: str, populations: Sequence[ProfileSet]) -> Iterator[UnitErro
     folds = sorted({_fold(each) for each in mine})
     octaves = {fold: _without(populations, link, _fold, fold) for fold in folds}
     yield from _link_rows(mine, lambda s: octaves[_fold(s)], "each octave of message sizes")
-    ranks = sorted({each.group_size for each in mine})
+    # A send is always between two: it stays when collectives among two are left out.
+    groups = [each for each in mine if _ranks(each)]
+    ranks = sorted({_ranks(each) for each in groups})
     if len(ranks) > 1:
         fits = {count: _without(populations, link, _ranks, count) for count in ranks}
         what = f"each of {', '.join(map(str, ranks))} ranks"
-        yield from _link_rows(mine, lambda s: fits[_ranks(s)], what)
+        yield from _link_rows(groups, lambda s: fits[_ranks(s)], what)
 
 
 def _without(
@@ -253,7 +261,9 @@ def _without(
 
 
 def _ranks(sample: LinkSample) -> int:
-    return sample.group_size
+    """Of a collective; 0 of sends."""
+    sends = (LinkOperation.SEND_RECV, LinkOperation.SEND_RECV_LATE)
+    return 0 if sample.operation in sends else sample.group_size
 
 
 def _fold(sample: LinkSample) -> int:

@@ -139,9 +139,7 @@ def _qwen3_experts(sizes: _Sizes) -> ModelSpec:
     # Inner width of an expert from config.json of Qwen3-235B-A22B and Qwen3-30B-A3B, by hidden.
     widths = {4096: 1536, 2048: 768}
     if sizes.hidden not in widths:
-        raise InputError(
-            f"experts' width of a Qwen model of hidden {sizes.hidden} is not known"
-        )
+        raise InputError(f"experts' width of a Qwen model of hidden {sizes.hidden} is not known")
     attention = Attention(
         num_heads=sizes.heads, num_kv_heads=sizes.kv_heads, head_dim=128, qk_norm=True
     )

@@ -24,6 +24,7 @@ from hetplan.plans.depths import own_depth
 from hetplan.plans.plan import (
     DeviceRange,
     LayerRange,
+    OverlapSettings,
     Plan,
     Recompute,
     RecomputeGranularity,
@@ -45,6 +46,8 @@ _PRECISIONS = {
     "tf32": Precision.FLOAT32,
 }
 
+_FROZEN = "lora"
+"""In the name of a source of runs that train adapters only."""
 _TOLERATED = "spans"
 """Of the faults of a plan, the word of the one that a run may have and a plan may not: a
 tensor-parallel group in several nodes."""
@@ -63,7 +66,9 @@ def job_of(row: RunRow, *, target: str = "megatron") -> Job:
     """The job of a row; an InputError says what is missing or cannot be priced."""
     trainer = trainer_of(row)
     name = row.dtype.lower()
-    precision = trainer.precision or _PRECISIONS.get(name)
+    narrow = row.product_format
+    # Products are narrowed, everything else stays 16 bits wide (Transformer Engine).
+    precision = trainer.precision or (Precision.BFLOAT16 if narrow else _PRECISIONS.get(name))
     if precision is None:
         raise InputError(
             f"dtype is {row.dtype!a}: hetplan has no rates of it, and predicting it as another "
@@ -71,6 +76,8 @@ def job_of(row: RunRow, *, target: str = "megatron") -> Job:
             if name
             else "the row does not say dtype"
         )
+    if _FROZEN in row.source.lower():
+        raise InputError("LoRA: most weights are frozen, which no job says; not predicted")
     if not row.global_batch or not row.seq:
         missing = [name for name in ("global_batch", "seq") if not getattr(row, name)]
         raise InputError(f"the row does not say {', '.join(missing)}")
@@ -82,7 +89,7 @@ def job_of(row: RunRow, *, target: str = "megatron") -> Job:
         optimizer=Optimizer.ADAMW,
         target=target,
         gradient_clipping=trainer.gradient_clipping,
-        trainer=trainer.options,
+        trainer=replace(trainer.options, product_format=narrow),
     )
 
 
@@ -124,7 +131,7 @@ def plan_of(row: RunRow, model: ModelSpec, cluster: Cluster) -> RunPlan:
             # Cut like the other weights unless they are dealt out.
             etp=degrees.tp if experts and degrees.ep == 1 else 1,
             microbatch_size=degrees.microbatch_size,
-            sequence_parallel=bool(row.seq_parallel) and degrees.tp > 1,
+            sequence_parallel=_sequence_parallel(row) and degrees.tp > 1,
         )
         stages.append(
             Stage(
@@ -149,10 +156,35 @@ def plan_of(row: RunRow, model: ModelSpec, cluster: Cluster) -> RunPlan:
         cluster,
         job,
         (pipeline,),
-        sharding=Sharding.OPTIMIZER if shards > 1 else Sharding.NONE,
+        sharding=_sharding(row) if shards > 1 else Sharding.NONE,
         optimizer_shards=shards,
+        overlap=_overlap(row, degrees, shards),
     )
     return checked(RunPlan(job=job, plan=plan, notes=trainer_of(row).notes), model, cluster)
+
+
+def _sequence_parallel(row: RunRow) -> bool:
+    said = trainer_of(row).sequence_parallel if row.seq_parallel is None else row.seq_parallel
+    return bool(said)
+
+
+def _sharding(row: RunRow) -> Sharding:
+    """Parameters where the row names ranks of FSDP (`64 (0)` is two variants: the first)."""
+    said = row.said.get("FSDP", "").split("(")[0].strip()
+    return Sharding.OPTIMIZER if said in ("", "0") else Sharding.PARAMETERS
+
+
+def _overlap(row: RunRow, degrees: _Degrees, shards: int) -> OverlapSettings | None:
+    """What the trainer overlaps of what this plan has."""
+    said = trainer_of(row).overlap
+    if said is None:
+        return None
+    return OverlapSettings(
+        reduction=said.reduction and shards > 1,
+        gathering=said.gathering and shards > 1,
+        tensor_parallel=said.tensor_parallel and degrees.tp > 1 and _sequence_parallel(row),
+        send=said.send and degrees.virtual > 1,
+    )
 
 
 def checked(run: RunPlan, model: ModelSpec, cluster: Cluster) -> RunPlan:

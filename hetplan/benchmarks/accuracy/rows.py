@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hetplan.errors import Fault
+from hetplan.job.spec import ProductFormat
 
 RUNS_FOLDER = "runs"
 SUSPECT_MARK = "SUSPECT"
@@ -36,6 +37,15 @@ _FLAGS = ("seq_parallel", "dist_opt")
 _NOTHING = ("", "n/a", "na", "none", "null", "-")
 _MOST_WHOLE = 10**12
 """No size or count of a training run is larger; more is a slip."""
+
+_FORMATS = {
+    "fp8": ProductFormat.FLOAT8,
+    "fp8-cs": ProductFormat.FLOAT8,  # one current scale per tensor
+    "fp8-ds": ProductFormat.FLOAT8,  # one delayed scale per tensor
+    "fp8-mx": ProductFormat.MXFP8,
+    "mxfp8": ProductFormat.MXFP8,
+    "nvfp4": ProductFormat.NVFP4,
+}
 
 SLOW_ROWS = (
     ("vtrain-multi", "gpt-39.1B", 2, 8, 2), ("vtrain-multi", "gpt-39.1B", 2, 8, 3),
@@ -100,12 +110,23 @@ class RunRow:
         return "derived" in self.step_time_kind.lower()
 
     @property
+    def product_format(self) -> ProductFormat | None:
+        """Format of the products where it is narrower; of `A (B)`, two variants, the first."""
+        return _FORMATS.get(self.dtype.split("(")[0].strip().lower())
+
+    @property
     def data_set(self) -> str:
-        """Which figures it is averaged with; published and derived step times are kept apart."""
+        """Which figures it is averaged with.
+
+        Published and derived step times are kept apart, and so are formats of products.
+        """
         name = self.source or Path(self.file).stem
-        return (
-            name + (", experts" if self.num_experts else "") + (", derived" if self.derived else "")
+        parts = (
+            "experts" if self.num_experts else "",
+            "" if self.product_format is None else self.product_format.value,
+            "derived" if self.derived else "",
         )
+        return ", ".join((name, *filter(None, parts)))
 
     @property
     def suspect(self) -> str:

@@ -6,10 +6,11 @@ none of it was chosen by how well it fits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetplan.benchmarks.accuracy.rows import RunRow
-from hetplan.job.spec import Precision, TrainerOptions
+from hetplan.job.spec import Precision, ProductFormat, TrainerOptions
+from hetplan.plans.plan import OverlapSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,10 @@ class Trainer:
     precision: Precision | None = None
     """Where the rows' own `dtype` is known to be wrong."""
     notes: tuple[str, ...] = ()
+    overlap: OverlapSettings | None = None
+    """What it overlaps where there is something to overlap; None: nothing but ring attention."""
+    sequence_parallel: bool | None = None
+    """Where rows do not say; None: they do."""
 
 
 TRAINERS = (
@@ -114,16 +119,27 @@ TRAINERS = (
     ),
     Trainer(
         sources=("nemo",),
-        # NeMo's recipes: Transformer Engine, no dropout, fused cross-entropy.
+        # NVIDIA-NeMo/Megatron-Bridge: Transformer Engine, no dropout, fused cross-entropy
+        # (scripts/performance/utils/overrides.py), gradients added up and reduced as bfloat16
+        # (grad_reduce_in_fp32 = False in configs/llama, configs/qwen and perf_recipes/_common.py),
+        # sequence parallelism wherever tp > 1 (overrides.py), reduction and gathering overlapped
+        # wherever optimizer state is sharded, sends with virtual stages, tensor parallelism by
+        # userbuffers (src/megatron/bridge/training/comm_overlap.py, configs/llama, configs/qwen).
         options=TrainerOptions(
             fused_attention=True,
             attention_dropout=False,
             hidden_dropout=False,
             fused_loss=True,
             fused_accumulation=True,
+            gradient_precision=Precision.BFLOAT16,
         ),
         gradient_clipping=True,
-        notes=("recompute and overlap are not published: none of either is assumed",),
+        notes=(
+            "recompute is not published: none is assumed, as most public recipes have it",
+            "overlap is not published: as the public recipes have it, but for experts' all-to-all",
+        ),
+        overlap=OverlapSettings(reduction=True, gathering=True, tensor_parallel=True, send=True),
+        sequence_parallel=True,
     ),
 )
 
@@ -135,5 +151,17 @@ def trainer_of(row: RunRow) -> Trainer:
     name = row.source.lower()
     for trainer in TRAINERS:
         if name.startswith(trainer.sources):
-            return trainer
+            return _as_the_row(row, trainer)
     return UNKNOWN_TRAINER
+
+
+def _as_the_row(row: RunRow, trainer: Trainer) -> Trainer:
+    """What NeMo's recipes switch off: tensor-parallel overlap for NVFP4 and for Qwen3 on H100.
+
+    `tp_comm_overlap` of llama3_70b_pretrain_config_gb200 and qwen3_235b_a22b_pretrain_config_h100.
+    """
+    overlap = trainer.overlap
+    if overlap is None:
+        return trainer
+    off = row.product_format is ProductFormat.NVFP4 or (row.num_experts and "H100" in row.gpu)
+    return replace(trainer, overlap=replace(overlap, tensor_parallel=False)) if off else trainer

@@ -6,31 +6,41 @@ Four sources, and how each is read:
     Aceso         torch collectives inside a node, of the sizes that its models have; the same
                   measurement stands under several models and counts once. send_recv: `busbw_GBps`
                   is GB/s (at 1 GiB it is what NVLink or PCIe of the device does; as Gbit/s it
-                  would be an eighth of what all_reduce reaches there). Its `inter` rows lie on
+                  would be an eighth of what all_reduce reaches there). all_gather: the size is what
+                  each rank gives, a message is what all have then (times the ranks its bandwidth is
+                  that of reduce_scatter on all six devices, 89 and 91 GB/s between two GH200, 251
+                  and 247 among four; and the largest size is that of reduce_scatter over the
+                  ranks). Its `inter` rows lie on
                   Sailor's fitted curve to all digits: no single measurements.
     Galvatron     sp_time: collectives inside a node by size. allreduce_bandwidth, p2p_bandwidth:
                   nccl-tests' average bus bandwidth over messages of 16 to 256 MB in factors of 2,
                   one group at a time (its profile_hardware scripts of 2023-11 to 2024-07), so the
                   middle one, 64 MiB, has about that bandwidth. consec=0 over two nodes: half of
                   the group in each.
-    SimAI         ratios to a link's bandwidth that is not named: no times, not used
+    SimAI         ratios to a link's bandwidth that is not named: no times, so no samples. The law
+                  between nodes rests on the nic_ratio rows (`predict.links_prior`)
 
 Bus bandwidth to time (doc/PERFORMANCE.md of nccl-tests): all_reduce 2 (n - 1) / n of the bytes.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from hetplan.benchmarks.accuracy.unit_notes import Notes, provenance, read_rows
+from hetplan.cluster.catalogue import load_catalogue
 from hetplan.lint.rows import CollectiveRow
 from hetplan.profiling.samples import LinkOperation, LinkSample, ProfileSet
 
 FILE = Path("unit") / "collectives.csv"
-_FAILED_SECONDS = 1e5  # the mark is 1e12 us
+# Marks of failures: 1e12 us, and 1e9 us (50 rows of exactly that, messages of which neighbours take
+# a second at most).
+_FAILED_SECONDS = {"1e9": 1e3, "1e12": 1e6}
 _AVERAGED_BYTES = 64 << 20  # the geometric middle of 16 to 256 MB, see above
 _OPERATIONS = {
     "all_reduce": LinkOperation.ALL_REDUCE,
@@ -126,7 +136,7 @@ def _source(row: CollectiveRow, notes: Notes) -> _Source | str:
         notes.words[_ON_A_CURVE] = None
         return _Source(link=nodes_link(kind), tool="sailor network curve", nodes=2)
     if words.startswith("SimAI"):
-        return "SimAI's ratios to a bandwidth that is not named"
+        return _NIC_RATIO if "nic_ratio" in words else _OTHER_RATIO
     if words.startswith("Galvatron sp_time"):
         return _Source(link=GALVATRON_NODE, tool="galvatron")
     if words.startswith("Galvatron p2p"):
@@ -144,6 +154,11 @@ def _source(row: CollectiveRow, notes: Notes) -> _Source | str:
     return _Source(link=link, tool=_AVERAGES, nodes=2 if crosses else 1)
 
 
+_NIC_RATIO = (
+    "SimAI's ratios to the cards' bandwidth, as samples of a link; the law between nodes of links "
+    "without samples was learned from them (predict/links_prior.py)"
+)
+_OTHER_RATIO = "SimAI's ratios to a fabric's bandwidth that is not named"
 _ON_A_CURVE = (
     "collectives.csv: send_recv between nodes (scope inter) are values of Sailor's fitted "
     "polynomial, not single measurements"
@@ -156,10 +171,14 @@ def _sample(row: CollectiveRow, source: _Source, notes: Notes) -> LinkSample | N
     if operation is None or ranks < 2:
         notes.unused["collectives.csv: an operation or a number of ranks that is not known"] += 1
         return None
-    if row.seconds is not None and row.seconds >= _FAILED_SECONDS:
-        notes.unused["collectives.csv: 1e12 us, the mark of a failure"] += 1
+    if row.seconds is not None and row.seconds >= min(_FAILED_SECONDS.values()):
+        mark = [name for name, least in _FAILED_SECONDS.items() if row.seconds >= least][-1]
+        notes.unused[f"collectives.csv: {mark} us, the mark of a failure"] += 1
         return None
     size, seconds = row.size_bytes, row.seconds
+    if size is not None and size > _memory_bytes(notes.kind(row.device)):
+        notes.unused["collectives.csv: a message larger than the device's memory"] += 1
+        return None
     bandwidth = row.bus_bytes_per_second
     if size is None and source.tool == _AVERAGES:
         notes.words[_NO_SIZE] = None
@@ -171,6 +190,8 @@ def _sample(row: CollectiveRow, source: _Source, notes: Notes) -> LinkSample | N
     if size is None or size < 1 or seconds is None or seconds <= 0:
         notes.unused["collectives.csv: no size, no time or no bandwidth"] += 1
         return None
+    if operation is LinkOperation.ALL_GATHER:
+        size *= ranks
     return LinkSample(
         link=source.link,
         operation=operation.value,
@@ -184,6 +205,13 @@ def _sample(row: CollectiveRow, source: _Source, notes: Notes) -> LinkSample | N
         outliers=0,
         nodes=source.nodes,
     )
+
+
+@lru_cache(maxsize=64)
+def _memory_bytes(kind: str) -> float:
+    """Of the catalogue's kind; without limit where it has none."""
+    found = (each.memory_bytes for each in load_catalogue() if each.kind == kind)
+    return next(found, math.inf)
 
 
 _NO_SIZE = (

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
+from hetplan.benchmarks.accuracy.clusters import network_named
 from hetplan.benchmarks.accuracy.judge import Judged
+from hetplan.benchmarks.accuracy.unit_collectives import GALVATRON_NODE, VTRAIN_V100_NODE, node_link
+from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Link, Transport
 from hetplan.errors import InputError
@@ -58,8 +62,8 @@ def judged_layer(
 def judged_link(sample: LinkSample, predictor: FittedPredictor) -> Judged | None:
     """A message beside its prediction; None where only a datasheet could answer, which has none."""
     link = Link(
-        # Never used: a prediction from it is no prediction of this link.
-        bandwidth_bytes_per_second=1.0,
+        # Says how many of a device's links a group uses; a prediction from it alone is none.
+        bandwidth_bytes_per_second=fabric_bytes_per_second(sample.link),
         latency_seconds=0.0,
         transport=Transport.HOST_STAGED if sample.backend == "gloo" else Transport.DEVICE_DIRECT,
         samples=sample.link,
@@ -89,6 +93,30 @@ def judged_link(sample: LinkSample, predictor: FittedPredictor) -> Judged | None
     if found.source == datasheet.SOURCE:
         return None
     return _judged(name, found, sample.median_seconds)
+
+
+_KINDS = (
+    (GALVATRON_NODE, "nvidia-a100-80gb-sxm"),
+    (VTRAIN_V100_NODE, "nvidia-v100-16gb-sxm"),
+)
+"""Links that are called after a publication, and a kind with their fabric."""
+_ALPS = node_link("nvidia-gh200-96gb")
+
+
+@lru_cache(maxsize=64)
+def fabric_bytes_per_second(link: str) -> float:
+    """What one device's links inside a node have by their figures; 1 of links between nodes."""
+    if link == _ALPS:  # links of nodes of four, which are no figure of the kind
+        return network_named("slingshot").inside_bytes_per_second
+    names = dict(_KINDS)
+    for kind in load_catalogue():
+        if link == node_link(kind.kind) or names.get(link) == kind.kind:
+            # A bridge between two cards does not join the other cards of a node.
+            bridge = kind.scale_up is not None and kind.scale_up.peers == 1
+            fabric = kind.host if bridge else kind.scale_up or kind.host
+            if fabric is not None:
+                return fabric.bandwidth_bytes_per_second
+    return 1.0
 
 
 class OperatorAnswers:

@@ -26,6 +26,7 @@ from hetplan.cost.memory.device import gradient_bytes_per_parameter
 from hetplan.cost.terms import Term, seconds_of
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Optimizer, Precision
+from hetplan.job.trainer import trainer_settings
 from hetplan.plans.targets import target
 from hetplan.predict.datasheet import (
     ELEMENTWISE_EFFICIENCY_BACKWARD,
@@ -245,12 +246,18 @@ def gradient_passes(
     distributed_data_parallel.py, megatron/core/optimizer/optimizer.py) zeroes all of them (written
     once), divides them by the number of copies (read and written) and looks for values that are no
     number (read), in float16 with loss scaling instead while it divides its own by the scale (read
-    and written). Nothing for targets that do not say so (`Target.gradient_buffer`).
+    and written). Nothing for targets that do not say so (`Target.gradient_buffer`). On DeepSpeed's
+    pipeline engine (`blocking_sends`) gradients have no buffer: where others hold the same they are
+    copied into one, divided and copied back, each read and written (deepspeed/runtime/engine.py,
+    `allreduce_bucket` and `allreduce_and_copy`).
     """
     if not target(job.target).gradient_buffer:
         return nothing(Component.OPTIMIZER, f"target {job.target} makes none that are known")
     scales = job.precision is Precision.FLOAT16
-    passes = 1.0 + (2.0 if copies > 1 else 0.0) + (0.0 if scales else 1.0)
+    if trainer_settings(job).blocking_sends:
+        passes = 6.0 if copies > 1 else 0.0
+    else:
+        passes = 1.0 + (2.0 if copies > 1 else 0.0) + (0.0 if scales else 1.0)
     moved = passes * held * gradient_bytes_per_parameter(job)
     moved += (2.0 * own * Precision.FLOAT32.bytes_per_element) if scales else 0.0
     local = streaming(device, moved, update, own, job)

@@ -6,7 +6,8 @@ some of them it depends on the machine (`cluster.node.RingNics`):
 
     own            every ring by the card of a device of its own
     first-device   all rings of a group by the card of its first device in the node
-    one            all rings of all such groups by the node's first card
+    one            all rings of all such groups by the node's first card, and those of groups of
+                   more than two whole nodes
 
 all_reduce in two nodes of 8 A100 with two cards of 25 GB/s each, one group at a time (Galvatron,
 `allreduce_bandwidth_2nodes_8gpus_per_node`): bus bandwidth 8.1, 16.2, 20.8 and 44.7 GB/s with one,
@@ -71,8 +72,10 @@ def _share_in(island: Island, owner: Ints, devices: Ints) -> float:
     lanes = np.diff(np.append(begins, owner.size))
     part = np.repeat(np.arange(begins.size), lanes)
     own = np.array([nics.of(number, each)[0] for number in range(each)], dtype=np.int64)
-    moved = (lanes > 1) & (lanes < each)
     one = nics.ring_nics(each) is RingNics.ONE
+    # Whole nodes, two of them, reach the rate of all their cards (Galvatron's table above).
+    many = np.bincount(owner[begins], minlength=int(owner.max()) + 1)[owner[begins]] > 2
+    moved = (lanes > 1) & ((lanes < each) | (one & many))
     to = np.zeros(begins.size, dtype=np.int64) if one else own[local[begins]]
     card = node * nics.per_node + np.where(moved[part], to[part], own[local])
     # Between nodes of unequal parts there are as many lanes as the smaller has.

@@ -23,11 +23,12 @@ import numpy as np
 from hetplan.cost.components.stragglers import straggler_factors
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.priced.break_down import end_parts
-from hetplan.cost.priced.plan import PipelineWork, PlanCosts, StageWork, sends_wait
+from hetplan.cost.priced.plan import PlanCosts
 from hetplan.cost.priced.pricer import StepCost
 from hetplan.cost.priced.step import norm_parts, owned
 from hetplan.cost.priced.units import Unit
 from hetplan.cost.priced.values import Part
+from hetplan.cost.priced.work import PipelineWork, StageWork, sends_wait
 from hetplan.cost.replay.kernel import Floats, ends_of_draws
 from hetplan.cost.replay.step import step_ends
 from hetplan.cost.terms import Draws, Source, Term, sources_of

@@ -195,9 +195,9 @@ class KnownCollectives:
 
     cluster: Cluster
     predictor: Predictor
-    terms: dict[
-        tuple[GroupShape, float, Crowd | None, LinkOperation, float], tuple[Term, ...]
-    ] = field(default_factory=dict)
+    terms: dict[tuple[GroupShape, float, Crowd | None, LinkOperation, float], tuple[Term, ...]] = (
+        field(default_factory=dict)
+    )
 
     def of(
         self, group: Group, operation: LinkOperation, message_bytes: float, what: str

@@ -1,7 +1,7 @@
 """How long does the device wait for the host in a pass, with what else keeps it busy there?
 
-The host launches a pass's kernels in a row and runs ahead while the device is busy, with collectives
-as with anything else. A predicted layer knows nothing of them and has as its part `wait`
+The host launches a pass's kernels in a row and runs ahead while the device is busy, with
+collectives as with anything else. A predicted layer knows nothing of them and has as its part
 
     wait = max(0, host - device)        so of a pass        max(0, host - device - communication)
 

@@ -115,20 +115,24 @@ class LayerCompute:
         settings = trainer_settings(self.job)
         bandwidth = self.island.device.memory_bandwidth_bytes_per_second
         count = matrix_parameters(self.model, kind, layer, self.shape)
+        # A table's gradient comes from no product.
+        fused = settings.fused_accumulation and kind is not LayerKind.EMBEDDING
         each = accumulation_bytes(
             self.job.precision.bytes_per_element,
             settings.gradient_precision.bytes_per_element,
-            # A table's gradient comes from no product.
-            fused=settings.fused_accumulation and kind is not LayerKind.EMBEDDING,
+            fused=fused,
+            float32_sums=found.float32_sums,
         )
-        if not bandwidth or not count:
+        if not bandwidth or not count or not each:
             return ()
+        # What a product moves beside its operations is at the memory's full rate.
+        rate = bandwidth * (1.0 if fused else ELEMENTWISE_EFFICIENCY_BACKWARD)
         term = Term(
             what=f"{kind.value} gradient accumulation",
             cause=self.island.device.kind,
             count=1,
             prediction=Prediction(
-                seconds=count * each / (bandwidth * ELEMENTWISE_EFFICIENCY_BACKWARD),
+                seconds=count * each / rate,
                 log_halfwidth=ELEMENTWISE_LOG_HALFWIDTH,
                 source=found.source,
             ),

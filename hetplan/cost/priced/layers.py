@@ -162,7 +162,8 @@ class LayerPricer:
             summed = LinkOperation.REDUCE_SCATTER
         # Maximum, sum and the target's logit: the last two in one message or, by Megatron-LM's
         # VocabParallelCrossEntropy over a copy, in two (megatron/core/tensor_parallel).
-        apart = self.job.target != "native" and not trainer_settings(self.job).fused_loss
+        habits, options = target(self.job.target), trainer_settings(self.job)
+        apart = habits.separate_loss_sums and not options.fused_loss
         rows = (1, 1, 1) if apart else (1, 2)
         before = (
             *gathered,
@@ -279,7 +280,7 @@ class LayerPricer:
     def _copied_heads(self, layer: TransformerLayer) -> Iterator[Part]:
         """Sums of the gradients of key and value projections that several ranks hold."""
         attention = layer.attention
-        if not isinstance(attention, Attention) or target(self.job.target).name != "native":
+        if not isinstance(attention, Attention) or not target(self.job.target).sums_copied_heads:
             return
         if self.shape.tp <= attention.num_kv_heads:
             return

@@ -7,8 +7,9 @@ import math
 from hetplan.cost.estimate_values import MemoryUse
 from hetplan.cost.memory.device import device_memory
 from hetplan.cost.memory.values import MemoryLayout
-from hetplan.cost.priced.plan import PipelineWork, PlanCosts
+from hetplan.cost.priced.plan import PlanCosts
 from hetplan.cost.priced.units import Unit
+from hetplan.cost.priced.work import PipelineWork
 from hetplan.plans.plan import Plan
 
 

@@ -1,8 +1,9 @@
-"""The times of a plan's stages and hops, and the end of its pipelines by replay.
+"""The times of a plan's stages and hops, and of its reductions, as far as plans share them.
 
 Everything that does not depend on where the layers are cut is made once and kept: units per
 placement and recomputation (`hetplan.cost.priced.units`), hops per pair of stages, reduction
-groups per set of members. What is left per plan is adding up and the replay.
+groups per set of members. What is left per plan is adding up and the replay
+(`hetplan.cost.priced.work`).
 
 Which hops share a wire: `hetplan.cost.priced.wires`; what groups of different stages leave each
 other: `hetplan.cost.priced.meeting`, once per placement of all stages.
@@ -13,22 +14,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from hetplan.cost.components.overlap import beside, send_slowdowns
 from hetplan.cost.estimate_values import MemoryUse
 from hetplan.cost.priced.end_of_step import EndOfStep
-from hetplan.cost.priced.groups import ALL_KEPT, Holders, copies_of
+from hetplan.cost.priced.groups import Holders, copies_of
 from hetplan.cost.priced.hops import Hop, hop_between
 from hetplan.cost.priced.meeting import Party, kept_by_reductions, kept_by_stages
 from hetplan.cost.priced.units import Settings, Unit, make_unit
 from hetplan.cost.priced.values import Part
 from hetplan.cost.priced.wires import HopArrays, hop_arrays
-from hetplan.cost.replay.kernel import Floats
-from hetplan.cost.replay.step import PipelineTimes, pipeline_ends, step_ends
-from hetplan.cost.replay.times import Exchange
-from hetplan.job.spec import Job, Precision
-from hetplan.job.trainer import trainer_settings
+from hetplan.cost.priced.work import PipelineWork, StageWork, exchange_of
+from hetplan.job.spec import Precision
 from hetplan.model.layers import Experts
 from hetplan.plans.plan import (
     LayerRange,
@@ -40,89 +36,6 @@ from hetplan.plans.plan import (
     Stage,
     expand,
 )
-from hetplan.plans.targets import target
-
-
-@dataclass(slots=True)
-class StageWork:
-    """One stage of a plan: its units and the seconds of its chunks."""
-
-    units: tuple[Unit, ...]
-    unit: Unit
-    """The slowest of them, which the others wait for."""
-    ranges: tuple[tuple[int, int], ...]
-    forward: tuple[float, ...]
-    """Per chunk, one microbatch."""
-    backward: tuple[float, ...]
-    """With recomputation; where the schedule delays the gradients of the weights, without them."""
-    weight: tuple[float, ...]
-    parameters: float
-    expert_parameters: float
-    delays: tuple[tuple[float, float], ...] = ()
-    """Per chunk, what sends beside them make (forward, backward) longer; in those already."""
-
-
-@dataclass(slots=True)
-class PipelineWork:
-    """One pipeline of a plan."""
-
-    pipeline: Pipeline
-    stages: list[StageWork]
-    hops: HopArrays
-    exchange: Exchange = Exchange.TORCH
-    """Whose order of sends and receives."""
-
-    @property
-    def blocking(self) -> bool:
-        """Whether sends and receives follow each other."""
-        return self.exchange is Exchange.DEEPSPEED
-
-    @property
-    def shares(self) -> bool:
-        """Whether its groups or transfers slow each other, or those of other pipelines."""
-        return self.hops.shares or any(
-            unit.kept != ALL_KEPT or unit.pricer.groups.share
-            for stage in self.stages
-            for unit in stage.units
-        )
-
-    def times(self) -> PipelineTimes:
-        """For the replay."""
-        first = self.pipeline.stages
-        return self.with_seconds(
-            np.array([stage.forward for stage in self.stages]),
-            np.array([stage.backward for stage in self.stages]),
-            np.array([stage.weight for stage in self.stages]),
-            tuple(stage.warmup_depth for stage in first),
-        )
-
-    def with_seconds(
-        self,
-        forward: Floats,
-        backward: Floats,
-        weight: Floats,
-        warmup: tuple[int, ...],
-        factors: Floats | float = 1.0,
-    ) -> PipelineTimes:
-        """The same schedule with these passes, [stages, chunks], and hops times these factors."""
-        pipeline, hops = self.pipeline, self.hops
-        return PipelineTimes(
-            schedule=pipeline.schedule.name,
-            num_microbatches=pipeline.num_microbatches,
-            warmup=warmup,
-            forward=forward,
-            backward=backward,
-            weight=weight,
-            send_forward=hops.send_forward * factors,
-            send_backward=hops.send_backward * factors,
-            wire_latency=hops.wire_latency * factors,
-            rendezvous_extra=hops.rendezvous_extra * factors,
-            link_forward=hops.link_forward,
-            link_backward=hops.link_backward,
-            shared_forward=hops.shared_forward * factors,
-            shared_backward=hops.shared_backward * factors,
-            exchange=self.exchange,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -428,45 +341,3 @@ def _whole(unit: Unit, ranges: Sequence[tuple[int, int]]) -> float:
         for start, stop in ranges
         for each in (unit.forward, unit.backward, unit.again)
     )
-
-
-def exchange_of(job: Job) -> Exchange:
-    """Whose rendezvous sends the job's trainer has."""
-    if trainer_settings(job).blocking_sends:
-        return Exchange.DEEPSPEED
-    return Exchange.MEGATRON if job.target == "megatron" else Exchange.TORCH
-
-
-def sends_wait(plan: Plan) -> bool:
-    """Whether a send holds its stage until the receiver is there."""
-    return target(plan.target).rendezvous_sends and not plan.overlap.send
-
-
-def replayed_ends(work: Sequence[PipelineWork], plan: Plan) -> tuple[Floats, ...]:
-    """When every stage leaves its pipeline."""
-    rendezvous = sends_wait(plan)
-    if (
-        len(work) == 1
-        and not work[0].hops.shares
-        and not work[0].blocking
-        and _plain(work[0].pipeline)
-    ):
-        one, hops = work[0], work[0].hops
-        ends: Floats = pipeline_ends(
-            np.array([stage.forward[0] for stage in one.stages]),
-            np.array([stage.backward[0] for stage in one.stages]),
-            hops.send_forward,
-            hops.send_backward,
-            hops.wire_latency,
-            hops.rendezvous_extra,
-            np.array([stage.warmup_depth for stage in one.pipeline.stages], dtype=np.int64),
-            one.pipeline.num_microbatches,
-            rendezvous,
-        )
-        if ends[0] < np.inf:
-            return (ends,)
-    return step_ends([each.times() for each in work], rendezvous=rendezvous)
-
-
-def _plain(pipeline: Pipeline) -> bool:
-    return pipeline.schedule.name == "1f1b" and len(pipeline.stages[0].chunks) == 1

@@ -37,8 +37,9 @@ from hetplan.cost.components.overlap import (
 from hetplan.cost.components.step import clips_gradients
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.priced.end_of_step import tied_embedding_parts
-from hetplan.cost.priced.plan import PipelineWork, PlanCosts, Reduction, StageWork
+from hetplan.cost.priced.plan import PlanCosts, Reduction
 from hetplan.cost.priced.values import Part, seconds_of_parts
+from hetplan.cost.priced.work import PipelineWork, StageWork
 from hetplan.cost.replay.kernel import Floats
 from hetplan.cost.terms import Term, link_cause
 from hetplan.job.spec import Job, Precision

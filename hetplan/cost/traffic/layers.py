@@ -171,7 +171,7 @@ class LayerCalls:
     def _copied_heads(self, layer: TransformerLayer) -> Iterator[Call]:
         """Gradients of key and value projections that several ranks of the native trainer hold."""
         attention = layer.attention
-        if not isinstance(attention, Attention) or target(self.job.target).name != "native":
+        if not isinstance(attention, Attention) or not target(self.job.target).sums_copied_heads:
             return
         if self.replica.tp <= attention.num_kv_heads:
             return

@@ -1,0 +1,242 @@
+"""How long does a layer take on a kind without samples, by one law of all kinds together?
+
+    seconds = sum over columns of coefficient * column at the kind's own datasheet figures
+
+with the columns of `related_rows`. Coefficients minimise the sum over rows of |log(measured /
+predicted)|; a row counts likeness^x / sqrt(rows of its kind). Which x (0: all kinds alike, 1: those
+with a like rate per byte of bandwidth) is decided by the kinds at hand: each chip is left out in
+turn and predicted by the others, and the x with the least mean error over chips is taken.
+
+The same left-out errors set the interval. With o_c the mean and e_c the rest of the log errors of
+chip c, s_o^2 from all o_c and the published spread (as in `related_operators`) and s_e^2 the mean
+square of the e_c,
+
+    half-width = t(0.95) * sqrt(s_o^2 (1 + 1 / chips) / (1 + 1 / published chips) + s_e^2)
+
+Published float32 transformer layers of seven kinds, each left out: 12 % off, where the datasheet is
+15 to 25 % off. A kind's own coefficients cannot be carried one by one: with one hidden size its
+columns cannot be told apart.
+
+A measured layer does not say which kernels ran. This law answers for those that ran in the layers
+it was fitted on, as a kind's own law of whole layers does.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from hetplan.model.spec import LayerKind
+from hetplan.predict.regression import fit_nonnegative, log_ratio, predict
+from hetplan.predict.related_kinds import Rates, likeness, same_chip
+from hetplan.predict.related_operators import (
+    FEWEST_CHIPS,
+    PRIOR_KINDS,
+    PUBLISHED_CHIPS,
+    t_quantile,
+)
+from hetplan.predict.related_rows import Row
+
+LIKENESS_POWERS = (0.0, 0.5, 1.0)
+"""What x may be."""
+
+# Root of the mean square, over chips, of the mean log error of a chip that was left out (Sailor's
+# float32 profiles of seven NVIDIA kinds, forward and backward).
+_PUBLISHED_SPREADS = (
+    (LayerKind.TRANSFORMER, 0.10),
+    (LayerKind.HEAD, 0.14),
+    (LayerKind.EMBEDDING, 0.69),
+)
+
+
+def published_spread(layer: LayerKind) -> float:
+    """Standard deviation of a kind's log ratio to the law of all others, from published layers."""
+    spreads = dict(_PUBLISHED_SPREADS)
+    return spreads.get(layer, max(spreads.values()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindRows:
+    """Everything that one kind showed of one kind of layer and pass."""
+
+    rates: Rates
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """log(measured / predicted) of one chip's rows, by the other chips."""
+
+    errors: tuple[float, ...]
+    after_point: tuple[float, ...]
+    """Of larger layers (of all, where only one was measured), when each kind's smallest layer is
+    known at its most work: the errors less that one's."""
+
+    @property
+    def mean(self) -> float:
+        """What all rows share."""
+        return statistics.fmean(self.errors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOutRoad:
+    """How good a way to a layer's time is, by chips that were left out."""
+
+    log_halfwidth: float
+    error: float
+    """Mean over chips of the mean |log error| of a chip that was left out."""
+    rest: float
+    """The same of larger layers when one point of each kind is known."""
+
+    def off(self, moved: bool) -> float:
+        """What is wrong with it, for a kind with or without points of its own."""
+        return self.rest if moved else self.error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PooledLayers(LeftOutRoad):
+    """The law of all kinds, for one kind that it is asked of."""
+
+    coefficients: tuple[float, ...]
+
+    def seconds(self, values: Sequence[float]) -> float:
+        """Time of a layer that asks this of a kind (`related_rows.values`)."""
+        return predict(self.coefficients, values)
+
+
+def pooled_layers(
+    kinds: Sequence[KindRows], target: Rates, layer: LayerKind
+) -> PooledLayers | None:
+    """The law for the kind with these rates; None with fewer chips than can be left out."""
+    chips = by_chip(kinds)
+    if len(chips) < FEWEST_CHIPS:
+        return None
+    tried = [(power, _left_out(chips, power)) for power in LIKENESS_POWERS]
+    power, found = min(tried, key=lambda each: _error(each[1]))
+    return PooledLayers(
+        coefficients=_fit(kinds, target, power),
+        log_halfwidth=left_out_halfwidth(found, published_spread(layer)),
+        error=_error(found),
+        rest=_mean_size(each.after_point for each in found),
+    )
+
+
+def by_chip(kinds: Sequence[KindRows]) -> tuple[tuple[KindRows, ...], ...]:
+    """Kinds of one chip together."""
+    chips: list[list[KindRows]] = []
+    for each in kinds:
+        same = [chip for chip in chips if _one_chip(chip[0], each)]
+        if same:
+            same[0].append(each)
+        else:
+            chips.append([each])
+    return tuple(map(tuple, chips))
+
+
+def _one_chip(one: KindRows, other: KindRows) -> bool:
+    mine, others = one.rates.kind, other.rates.kind
+    return mine.kind == others.kind or same_chip(mine, others)
+
+
+def _mean_size(errors: Iterable[Sequence[float]]) -> float:
+    """Mean without sign; chips count alike, however many rows they have."""
+    return statistics.fmean(statistics.fmean(map(abs, each)) for each in errors)
+
+
+def _error(found: Sequence[LeftOut]) -> float:
+    return _mean_size(each.errors for each in found)
+
+
+Predicted = Callable[[KindRows, Row], float]
+"""Seconds of a row of a kind, by something that did not see its chip."""
+
+
+def left_out_chip(chip: Sequence[KindRows], predicted: Predicted) -> LeftOut:
+    """Errors of all rows of a chip; its boards are of one chip and err together."""
+    errors: list[float] = []
+    after: list[float] = []
+    for kind in chip:
+        here = [log_ratio(row.seconds, predicted(kind, row)) for row in kind.rows]
+        errors += here
+        after += _after_point(kind.rows, here)
+    return LeftOut(errors=tuple(errors), after_point=tuple(after))
+
+
+def _after_point(rows: Sequence[Row], errors: Sequence[float]) -> list[float]:
+    def size(at: int) -> tuple[int, int, int]:
+        shape = rows[at].size.shape
+        return rows[at].size.model.hidden_size, shape.tp, -shape.microbatch_size
+
+    point = min(range(len(rows)), key=size)
+    larger = [at for at in range(len(rows)) if size(at)[0] > size(point)[0]]
+    return [errors[at] - errors[point] for at in larger or range(len(rows))]
+
+
+_MOST_ROWS = 12
+"""Of one kind, evenly over its sizes: enough for a mean, where each costs a sum of operators."""
+
+
+def corrected_road(
+    kinds: Sequence[KindRows],
+    layer: LayerKind,
+    without: Callable[[Sequence[KindRows]], Predicted],
+) -> LeftOutRoad | None:
+    """The same figures of another way, asked at some rows of each kind; None: too few chips."""
+    chips = by_chip([replace(kind, rows=_thinned(kind.rows)) for kind in kinds])
+    if len(chips) < FEWEST_CHIPS:
+        return None
+    found = [left_out_chip(chip, without(chip)) for chip in chips]
+    return LeftOutRoad(
+        log_halfwidth=left_out_halfwidth(found, published_spread(layer)),
+        error=_error(found),
+        rest=_mean_size(each.after_point for each in found),
+    )
+
+
+def _thinned(rows: Sequence[Row]) -> tuple[Row, ...]:
+    return tuple(rows[:: math.ceil(len(rows) / _MOST_ROWS)])
+
+
+def _left_out(chips: Sequence[Sequence[KindRows]], power: float) -> tuple[LeftOut, ...]:
+    found = []
+    for chip in chips:
+        others = [kind for other in chips if other is not chip for kind in other]
+        found.append(left_out_chip(chip, _predicted_by(others, power)))
+    return tuple(found)
+
+
+def _predicted_by(others: Sequence[KindRows], power: float) -> Predicted:
+    fits: dict[Rates, tuple[float, ...]] = {}
+
+    def predicted(kind: KindRows, row: Row) -> float:
+        if kind.rates not in fits:
+            fits[kind.rates] = _fit(others, kind.rates, power)
+        return predict(fits[kind.rates], row.values)
+
+    return predicted
+
+
+def _fit(kinds: Sequence[KindRows], target: Rates, power: float) -> tuple[float, ...]:
+    rows = [row for kind in kinds for row in kind.rows]
+    counts = [
+        likeness(kind.rates, target) ** power / math.sqrt(len(kind.rows))
+        for kind in kinds
+        for _ in kind.rows
+    ]
+    return fit_nonnegative(
+        [row.values for row in rows], [row.seconds for row in rows], importance=counts
+    )
+
+
+def left_out_halfwidth(found: Sequence[LeftOut], published: float) -> float:
+    """Of the 90 % interval of a further chip."""
+    means = [each.mean for each in found]
+    rest = [(error - each.mean) ** 2 for each in found for error in each.errors]
+    chips = len(found)
+    between = (PRIOR_KINDS * published**2 + sum(mean * mean for mean in means)) / (
+        PRIOR_KINDS + chips
+    )
+    between *= (1.0 + 1.0 / chips) / (1.0 + 1.0 / PUBLISHED_CHIPS)
+    return t_quantile(PRIOR_KINDS + chips) * math.sqrt(between + statistics.fmean(rest))

@@ -1,0 +1,163 @@
+"""Senders and groups that share a node's network cards on a link whose samples say what one did."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from cost_fakes import LinearPredictor, island, job, link, model
+from estimate_plans import plan_with, stages_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetplan.cluster.node import Nics
+from hetplan.cluster.spec import Cluster
+from hetplan.cost.estimate import estimate
+from hetplan.cost.priced.crowds import crowd_of
+from hetplan.cost.priced.groups import KnownCollectives, group_among
+from hetplan.cost.priced.hops import Hop, Port, hop_between, hop_over
+from hetplan.cost.stage_costs import boundary_costs
+from hetplan.plans.build import Degrees
+from hetplan.profiling.samples import LinkOperation
+
+CARD = 10e9
+SHAPE = model()
+ASKED = job(target="any", gradient_clipping=False)
+HIDDEN = 128 * 256 * 4  # one sequence of 128 tokens, float32
+
+
+def cluster(cards: int | None, *, rate: float = CARD, measured: bool = True) -> Cluster:
+    """Nodes of 4 devices; one pair reaches `rate` between them."""
+    between = replace(link(rate), samples="between" if measured else None)
+    one = replace(
+        island("a", nodes=4),
+        inter_node=between,
+        nics=None if cards is None else Nics(per_node=cards, bandwidth_bytes_per_second=CARD),
+    )
+    return Cluster(name="c", islands=(one,))
+
+
+def hop(found: Cluster, tp: int) -> Hop:
+    """From the first devices of the first node to those of the second."""
+    stages = [
+        stages_of([[at]], [tp], 10, first_device=first, num_microbatches=4, tp=tp)[0]
+        for at, first in ((0, 0), (5, 4))
+    ]
+    return hop_between(
+        found, SHAPE, ASKED, stages[0].replicas, stages[1].replicas, LinearPredictor()
+    )
+
+
+@pytest.mark.parametrize(
+    ("cards", "tp", "rate", "slower"),
+    [
+        (1, 4, CARD, 4.0),  # four whole senders on one card
+        (2, 4, CARD, 2.0),
+        (4, 4, CARD, 1.0),
+        (1, 1, CARD, 1.0),
+        (1, 4, CARD / 2, 2.0),  # together they fill the card that one fills by half
+        (1, 4, CARD / 8, 1.0),  # and have room on it
+        (1, 4, 2 * CARD, 4.0),  # the card's figure is too low
+    ],
+)
+def test_senders_of_a_node_share_its_cards(cards: int, tp: int, rate: float, slower: float) -> None:
+    found = hop(cluster(cards, rate=rate), tp)
+    assert found.senders == tp
+    assert found.send_forward_seconds == pytest.approx(slower * HIDDEN / rate)
+    assert found.send_backward_seconds == pytest.approx(slower * HIDDEN / rate)
+
+
+@given(tp=st.sampled_from([1, 2, 4]), rate=st.floats(1e8, 1e11))
+@settings(max_examples=40, deadline=None)
+def test_fewer_cards_are_never_faster_and_own_cards_change_nothing(tp: int, rate: float) -> None:
+    sends = [hop(cluster(cards, rate=rate), tp).send_forward_seconds for cards in (1, 2, 4)]
+    assert sends == sorted(sends, reverse=True)
+    assert sends[-1] == hop(cluster(None, rate=rate), tp).send_forward_seconds
+    # The figure of a link without samples is one device's share already.
+    shares = {
+        hop(cluster(cards, rate=rate, measured=False), tp).send_forward_seconds
+        for cards in (1, 2, 4)
+    }
+    assert len(shares) == 1
+
+
+def test_the_search_shares_cards_as_the_estimate_does() -> None:
+    for cards in (1, 2, 4):
+        here = cluster(cards)
+        one = here.islands[0]
+        degrees = Degrees(tp=4, dp=1, microbatch_size=1)
+        found = boundary_costs(SHAPE, here, one, one, ASKED, degrees, LinearPredictor())
+        same = hop(here, 4)
+        assert found.send_forward_seconds == pytest.approx(same.send_forward_seconds)
+
+
+def test_a_line_that_was_measured_with_one_sender_is_divided_too() -> None:
+    line = replace(link(5e9), samples="line", shared_bandwidth_bytes_per_second=10e9)
+    predictor = LinearPredictor()
+    sends = [hop_over(line, 1e9, 1e9, n, predictor).send_forward_seconds for n in (1, 2, 4)]
+    assert sends[:2] == pytest.approx([0.2, 0.2])
+    assert sends[2] >= 0.4
+    port = (Port(senders=3, bytes_per_second=10e9),)
+    plain = replace(line, shared_bandwidth_bytes_per_second=None)
+    assert hop_over(
+        plain, 1e9, 1e9, 3, predictor, ports=port
+    ).send_forward_seconds == pytest.approx(0.3)
+
+
+# ---- groups
+
+
+def strided(tp: int) -> list[list[int]]:
+    return [list(range(offset, 16, tp)) for offset in range(tp)]
+
+
+@pytest.mark.parametrize(
+    ("cards", "tp", "rate", "share"),
+    [
+        (1, 4, CARD, 1 / 4),
+        (2, 4, CARD, 1 / 2),
+        (4, 4, CARD, 1.0),
+        (1, 2, CARD, 1 / 2),  # two of each group, which alone fill the card as well
+        (1, 1, CARD, 1.0),  # one group: its samples have its own lanes
+        (1, 4, CARD / 2, 1 / 2),
+        (1, 4, CARD / 8, 1.0),
+    ],
+)
+def test_groups_on_one_card_keep_their_part_of_what_was_measured(
+    cards: int, tp: int, rate: float, share: float
+) -> None:
+    crowd = crowd_of(cluster(cards, rate=rate), strided(tp))
+    kept = 1.0 if crowd is None else crowd.share(LinearPredictor(), 1e6)
+    assert kept == pytest.approx(share)
+
+
+def test_reductions_beside_each_other_take_longer() -> None:
+    found = {}
+    for cards in (1, 4):
+        here = cluster(cards)
+        known = KnownCollectives(here, LinearPredictor())
+        group = group_among(here, strided(4))
+        terms = known.of(group, LinkOperation.ALL_REDUCE, 1e9, "gradients")
+        found[cards] = sum(term.seconds for term in terms)
+    assert found[1] == pytest.approx(4 * found[4])
+
+
+def test_what_is_not_measured_or_not_shared_has_no_crowd() -> None:
+    assert crowd_of(cluster(1, measured=False), strided(4)) is None
+    assert crowd_of(cluster(None), strided(4)) is None
+    assert crowd_of(cluster(1), [strided(4)[0]]) is None
+    datasheet = LinearPredictor(source="datasheet")
+    crowd = crowd_of(cluster(1), strided(4))
+    assert crowd is not None
+    assert crowd.share(datasheet, 1e6) == 1.0
+
+
+def test_a_step_on_measured_nodes_is_slower_with_one_card() -> None:
+    total = len(SHAPE.layers)
+    stages = stages_of([[0, total // 2]], [8, 8], total, num_microbatches=4, tp=4)
+    steps = []
+    for cards in (1, 4):
+        here = cluster(cards)
+        plan = plan_with(SHAPE, here, ASKED, [(stages, 4)])
+        steps.append(estimate(plan, SHAPE, here, ASKED, LinearPredictor()).step_seconds)
+    assert steps[0] > steps[1]

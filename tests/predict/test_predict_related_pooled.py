@@ -1,0 +1,196 @@
+"""One law of whole layers of all kinds: known truth comes back, whatever kernels are asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+from predict_kinds import device
+from predict_samples import gpt, layer_sample
+
+from hetplan.cluster.devices import DeviceKind
+from hetplan.job.spec import Precision
+from hetplan.model.operators import Kernels
+from hetplan.model.spec import LayerKind
+from hetplan.predict.laws import FittedLaws
+from hetplan.predict.layer_answer import LayerShape
+from hetplan.predict.layer_laws import fit_layer_laws
+from hetplan.predict.predictor import Prediction
+from hetplan.predict.regression import fit_nonnegative
+from hetplan.predict.related import Related
+from hetplan.predict.related_kinds import Rates, rates
+from hetplan.predict.related_pooled import KindRows, corrected_road, pooled_layers
+from hetplan.predict.related_rows import Row, Size, sizes_of, values
+from hetplan.profiling.samples import LayerSample
+
+KINDS = tuple(
+    device(name, tflops=tflops, gigabytes=gigabytes)
+    for name, tflops, gigabytes in (
+        ("one", 125, 900),
+        ("two", 312, 1555),
+        ("three", 989, 3350),
+        ("four", 71, 936),
+    )
+)
+NEW = device("new", tflops=500, gigabytes=2500)
+SIZES = tuple((hidden, microbatch) for hidden in (1024, 4096) for microbatch in (1, 2, 4, 8, 16))
+# Launches, launches of tp, products, tiles, scores, split bytes, bytes of every rank.
+TRUTH = (4e-4, 1e-4, 1.2, 0.0, 6.0, 3.0, 2.0)
+
+
+def rates_of(kind: DeviceKind) -> Rates:
+    found = rates(kind, "bfloat16")
+    assert found is not None
+    return found
+
+
+def seconds(kind: DeviceKind, hidden: int, shape: LayerShape) -> float:
+    asked = values(rates_of(kind), gpt(hidden), LayerKind.TRANSFORMER, shape)
+    assert asked is not None
+    return sum(share * value for share, value in zip(TRUTH, asked, strict=True))
+
+
+def samples(kind: DeviceKind, *, slower: float = 1.0) -> list[LayerSample]:
+    return [
+        layer_sample(
+            gpt(hidden),
+            slower * seconds(kind, hidden, LayerShape(microbatch, 2048, tp, Precision.BFLOAT16)),
+            microbatch=microbatch,
+            tp=tp,
+            device=kind.kind,
+        )
+        for hidden, microbatch in SIZES
+        for tp in (1, 2)
+    ]
+
+
+def laws(rows: Sequence[LayerSample]) -> FittedLaws:
+    return FittedLaws(
+        hetplan_version="0", layers=fit_layer_laws(rows), links=(), populations=(), notes=()
+    )
+
+
+@lru_cache(maxsize=8)
+def known(*slower: float) -> FittedLaws:
+    pairs = zip(KINDS, slower or (1.0,) * len(KINDS), strict=True)
+    return laws([row for kind, by in pairs for row in samples(kind, slower=by)])
+
+
+def ask(
+    found: FittedLaws,
+    kind: DeviceKind,
+    *,
+    hidden: int = 2048,
+    microbatch: int = 4,
+    tp: int = 1,
+    kernels: Kernels | None = None,
+) -> Prediction:
+    shape = LayerShape(microbatch, 2048, tp, Precision.BFLOAT16, kernels or Kernels())
+    answer = Related(found, (*KINDS, kind)).layer(
+        kind, gpt(hidden), LayerKind.TRANSFORMER, shape, backward=False
+    )
+    assert answer is not None
+    return answer
+
+
+@pytest.mark.parametrize(("hidden", "microbatch", "tp"), [(1024, 2, 1), (2048, 4, 2), (4096, 8, 1)])
+def test_layers_of_other_kinds_tell_what_a_new_one_takes(
+    hidden: int, microbatch: int, tp: int
+) -> None:
+    answer = ask(known(), NEW, hidden=hidden, microbatch=microbatch, tp=tp)
+    true = seconds(NEW, hidden, LayerShape(microbatch, 2048, tp, Precision.BFLOAT16))
+    assert answer.seconds == pytest.approx(true, rel=0.06)
+    assert "law of 4 other kinds" in answer.extrapolating[0]
+
+
+def test_measured_layers_answer_alike_whatever_kernels_are_asked_for() -> None:
+    # A sample does not say its kernels: an own law of whole layers does not ask for them either.
+    fused = ask(known(), NEW, kernels=Kernels(fused_attention=True))
+    plain = ask(known(), NEW, kernels=Kernels(fused_attention=False, fused_loss=False))
+    assert plain.seconds == pytest.approx(fused.seconds, rel=1e-9)
+
+
+def test_kinds_that_differ_more_give_a_wider_interval() -> None:
+    assert ask(known(1.0, 1.8, 0.6, 1.3), NEW).log_halfwidth > ask(known(), NEW).log_halfwidth + 0.1
+
+
+def test_a_kind_beyond_the_measured_ones_is_less_sure() -> None:
+    beyond = device("beyond", tflops=4000, gigabytes=9000)
+    answer = ask(known(), beyond)
+    assert answer.log_halfwidth > 1.3 * ask(known(), NEW).log_halfwidth
+    assert "TFLOP/s 4000 > 989 measured" in answer.extrapolating
+    assert "GB/s 9000 > 3350 measured" in answer.extrapolating
+
+
+def test_another_maker_has_no_law_of_these_kinds() -> None:
+    foreign = replace(NEW, kind="foreign", vendor="elsewhere")
+    assert "law of" not in ask(known(), foreign).extrapolating[0]
+
+
+def test_another_board_of_the_chip_answers_first() -> None:
+    board = device("three-larger", tflops=989, gigabytes=4800)
+    answer = ask(known(1.0, 1.0, 1.5, 1.0), board, hidden=4096, microbatch=4)
+    here = 1.5 * seconds(KINDS[2], 4096, LayerShape(4, 2048, 1, Precision.BFLOAT16))
+    assert answer.extrapolating[0].endswith("as three, the same chip")
+    assert 3350 / 4800 * here < answer.seconds < here
+
+
+def rows_of(kind: DeviceKind, slower: float = 1.0) -> KindRows:
+    found = []
+    for sample in samples(kind, slower=slower):
+        shape = LayerShape(sample.microbatch_size, 2048, sample.tp, Precision.BFLOAT16)
+        model = gpt(sample.hidden_size)
+        asked = values(rates_of(kind), model, LayerKind.TRANSFORMER, shape)
+        assert asked is not None
+        size = Size(model=model, shape=shape, seconds=sample.median_seconds)
+        found.append(Row(size=size, values=asked))
+    return KindRows(rates=rates_of(kind), rows=tuple(found))
+
+
+def test_two_chips_are_too_few_to_leave_one_out() -> None:
+    kinds = [rows_of(kind) for kind in KINDS[:2]]
+    assert pooled_layers(kinds, rates_of(NEW), LayerKind.TRANSFORMER) is None
+    # A second board makes no third chip.
+    kinds.append(rows_of(device("two-slot", tflops=312, gigabytes=1935)))
+    assert pooled_layers(kinds, rates_of(NEW), LayerKind.TRANSFORMER) is None
+
+
+def test_left_out_errors_are_those_of_a_chip_nobody_measured() -> None:
+    kinds = [rows_of(kind) for kind in KINDS]
+    exact = pooled_layers(kinds, rates_of(NEW), LayerKind.TRANSFORMER)
+    assert exact is not None
+    assert exact.error < 0.02
+    kinds[1] = rows_of(KINDS[1], slower=2.0)
+    odd = pooled_layers(kinds, rates_of(NEW), LayerKind.TRANSFORMER)
+    assert odd is not None
+    # One of four chips is log 2 off, and may pull the others along.
+    assert math.log(2.0) / 4 * 0.8 < odd.error
+    assert odd.log_halfwidth > exact.log_halfwidth
+
+
+def test_a_point_takes_off_what_all_sizes_share() -> None:
+    kinds = [rows_of(kind) for kind in KINDS]
+    twice = corrected_road(
+        kinds, LayerKind.TRANSFORMER, lambda _: lambda kind, row: row.seconds / 2.0
+    )
+    assert twice is not None
+    assert twice.off(moved=False) == pytest.approx(math.log(2.0))
+    assert twice.off(moved=True) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_sizes_without_a_table_are_those_between_the_ends() -> None:
+    (law,) = fit_layer_laws([row for row in samples(KINDS[0]) if row.microbatch_size in (1, 16)])
+    assert law.tables == ()
+    sizes = list(sizes_of(law))
+    assert {size.model.hidden_size for size in sizes} == {1024, 4096}
+    assert {size.shape.microbatch_size for size in sizes} == {1, 2, 4, 8, 16}
+    assert {size.shape.tp for size in sizes} == {1, 2}
+
+
+def test_a_row_of_more_importance_counts_more() -> None:
+    rows, times = [(1.0,), (1.0,), (1.0,)], [1.0, 1.0, 2.0]
+    assert fit_nonnegative(rows, times)[0] == pytest.approx(1.0, rel=0.02)
+    assert fit_nonnegative(rows, times, importance=[1, 1, 5])[0] == pytest.approx(2.0, rel=0.02)
