@@ -4,7 +4,7 @@ Three publications, read from the folder of reference data (unit/collectives.csv
 
     vTrain, A100     nccl-tests all_reduce of 2 to 8 devices in one node, 1 MiB to 1 GiB, against
                      the datasheet's NVLink
-    Galvatron, 2x8   all_reduce in two nodes of 8 with two network cards (NCCL_IB_HCA of its
+    Galvatron, 2x8   all_reduce in two nodes of 8 with two NICs (NCCL_IB_HCA of its
                      scripts), one rank in each, two, four or all: bus bandwidths, against what
                      sends between two devices of the same machines reach
     SimAI, rings     bus bandwidth over NIC bandwidth of rings over 2 to 128 nodes of 8, 16 MiB to
@@ -22,16 +22,29 @@ the first were learned from these tables (not from Galvatron's two nodes): `left
 
 from __future__ import annotations
 
-import csv
-import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetplan.benchmarks.accuracy.clusters import (
+    HDR_BYTES_PER_SECOND,
+    NIC_LATENCY_SECONDS,
+    NVLINK_LATENCY_SECONDS,
+)
+from hetplan.benchmarks.collective_rows import (
+    AVERAGED_BYTES,
+    averaged_group,
+    failure_of,
+    nic_ratio,
+    operation_of,
+    published,
+    ranks_of,
+    seconds_of,
+)
 from hetplan.benchmarks.cost_collectives_laws import (
-    FAILED_US,
+    DEVICES_PER_NODE,
     NIC_BYTES_PER_SECOND,
     LawRow,
     left_out_rows,
@@ -41,25 +54,14 @@ from hetplan.cluster.node import Nics, RingNics
 from hetplan.cluster.spec import Cluster, Island, Link, Transport
 from hetplan.cost.collectives import ALL, Algorithm, collective, group_shape
 from hetplan.cost.network.ring_nics import ring_share
-from hetplan.errors import InputError
+from hetplan.lint.rows import CollectiveRow as PublishedRow
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.link_shapes import ring_shape
 from hetplan.profiling.samples import LinkOperation
 
-COLLECTIVES_FILE = Path("unit") / "collectives.csv"
-"""In the folder of reference data."""
-
 NVLINK_BYTES_PER_SECOND = 300e9  # A100 datasheet: third-generation NVLink, 600 GB/s both ways
-NVLINK_LATENCY_SECONDS = 10e-6  # calculon, systems/a100_80g.json, network of a node
-NIC_LATENCY_SECONDS = 20e-6  # calculon, systems/a100_80g.json, InfiniBand
-HDR_BYTES_PER_SECOND = 25e9  # NVIDIA DGX A100 datasheet: HDR InfiniBand, 200 Gbit/s a card
 
 RINGS_ONLY = "SimAI, rings only"
-_DEVICES = 8
-_AVERAGED_BYTES = float(64 << 20)
-"""Galvatron's figures are averages over 16 to 256 MB: the middle."""
-_STRIDED = re.compile(r"allreduce_bandwidth_2nodes_8gpus_per_node \(consec=(\d)\)")
-_NODES = re.compile(r"(\d+)Node-(\d+)GPU")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,7 @@ class _Case:
 
 def collective_rows(reference: Path) -> tuple[CollectiveRow, ...]:
     """One row per kind of measurement and algorithm; an InputError where the file is not there."""
-    rows = _read(reference)
+    rows = published(reference)
     found = []
     for choice in ("figures", "ring", "library", "cheapest"):
         ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -120,19 +122,11 @@ def _label(source: str, choice: str) -> str:
 
 def collective_law_rows(reference: Path) -> tuple[LawRow, ...]:
     """Errors of the laws on what they did not see; an InputError likewise."""
-    return left_out_rows(_read(reference))
-
-
-def _read(reference: Path) -> list[dict[str, str]]:
-    path = reference / COLLECTIVES_FILE
-    if not path.is_file():
-        raise InputError(f"{path} is not there; name the folder of reference data")
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return left_out_rows(published(reference))
 
 
 def _predicted(case: _Case, choice: str) -> float:
-    nodes = max(case.ranks) // _DEVICES + 1
+    nodes = max(case.ranks) // DEVICES_PER_NODE + 1
     if choice == "figures":
         return _by_figures(case, nodes)
     island = _island(nodes, case.inside, case.between, case.nics)
@@ -166,77 +160,69 @@ def _by_figures(case: _Case, nodes: int) -> float:
     )
 
 
-def _one_node(rows: list[dict[str, str]]) -> Iterator[_Case]:
+def _one_node(rows: Sequence[PublishedRow]) -> Iterator[_Case]:
     sizes = {float(1 << 20 << doubling) for doubling in range(11)}
     for row in rows:
-        if not row["source"].startswith("vTrain") or row["gpu"] != "A100":
-            continue
-        size, microseconds = float(row["size_bytes"]), float(row["time_us"])
-        if size in sizes and microseconds < FAILED_US:
+        size, seconds = row.size_bytes, seconds_of(row, row.size_bytes)
+        ours = row.source.startswith("vTrain") and row.device == "A100" and not failure_of(row)
+        if ours and size in sizes and size is not None and seconds is not None:
             yield _Case(
                 source="vTrain, A100",
-                group=f"{row['ranks']} in one node",
-                ranks=tuple(range(int(row["ranks"]))),
+                group=f"{row.ranks} in one node",
+                ranks=tuple(range(ranks_of(row))),
                 inside=_link(NVLINK_BYTES_PER_SECOND, NVLINK_LATENCY_SECONDS),
                 between=_link(NIC_BYTES_PER_SECOND, NIC_LATENCY_SECONDS),
                 nics=None,
                 message_bytes=size,
-                seconds=microseconds * 1e-6,
+                seconds=seconds,
             )
 
 
-def _two_nodes(rows: list[dict[str, str]]) -> Iterator[_Case]:
-    own = [row for row in rows if row["source"].startswith("Galvatron") and row["scope"] == "2x8"]
+def _two_nodes(rows: Sequence[PublishedRow]) -> Iterator[_Case]:
+    own = [row for row in rows if row.source.startswith("Galvatron") and row.scope == "2x8"]
+    ranks = 2 * DEVICES_PER_NODE
     # All 16 devices in pairs across the nodes.
-    pairs = [float(row["busbw_GBps"]) for row in own if row["op"] == "p2p" and row["ranks"] == "16"]
+    sends = [row for row in own if operation_of(row) == LinkOperation.SEND_RECV]
+    pairs = [row.bus_bytes_per_second for row in sends if ranks_of(row) == ranks]
     for row in own:
-        strided = _STRIDED.search(row["source"])
-        count = int(row["ranks"])
-        if not strided or not pairs or (strided[1] == "1" and count <= _DEVICES):
+        group, count = averaged_group(row), ranks_of(row)
+        seconds = seconds_of(row, AVERAGED_BYTES)
+        inside = group is not None and group.consecutive and count <= DEVICES_PER_NODE
+        if group is None or inside or seconds is None or not pairs or not pairs[0]:
             continue
-        each = count // 2
-        rate = float(row["busbw_GBps"]) * 1e9
         yield _Case(
             source="Galvatron, 2x8",
-            group=f"{each} in each of two nodes",
+            group=f"{count // 2} in each of two nodes",
             # Neighbours in a group are as far apart as there are groups.
-            ranks=tuple(range(0, 2 * _DEVICES, 2 * _DEVICES // count)),
+            ranks=tuple(range(0, ranks, ranks // count)),
             inside=_link(NVLINK_BYTES_PER_SECOND, NVLINK_LATENCY_SECONDS),
-            between=_link(pairs[0] * 1e9, NIC_LATENCY_SECONDS),
+            between=_link(pairs[0], NIC_LATENCY_SECONDS),
             nics=Nics(
                 per_node=2,
                 bandwidth_bytes_per_second=HDR_BYTES_PER_SECOND,
                 rings=RingNics.FIRST_DEVICE,
             ),
-            message_bytes=_AVERAGED_BYTES,
-            seconds=_bus_factor(count) * _AVERAGED_BYTES / rate,
+            message_bytes=float(AVERAGED_BYTES),
+            seconds=seconds,
         )
 
 
-def _many_nodes(rows: list[dict[str, str]]) -> Iterator[_Case]:
+def _many_nodes(rows: Sequence[PublishedRow]) -> Iterator[_Case]:
     for row in rows:
-        nodes = _NODES.match(row["ranks"])
-        if "nic_ratio" not in row["source"] or not nodes:
+        ring = nic_ratio(row)
+        if ring is None:
             continue
-        size = float(row["size_bytes"])
-        # The bus bandwidth is of a ring over all NICs of a node.
-        rate = float(row["busbw_GBps"]) * NIC_BYTES_PER_SECOND * _DEVICES
         yield _Case(
             source=RINGS_ONLY,
-            group=f"{nodes[1]} nodes of 8",
-            ranks=tuple(range(int(nodes[2]))),
+            group=f"{ring.nodes} nodes of 8",
+            ranks=tuple(range(ring.ranks)),
             # So fast inside that the NICs rule, as in the rows.
-            inside=_link(2 * NIC_BYTES_PER_SECOND * _DEVICES, NVLINK_LATENCY_SECONDS),
+            inside=_link(2 * NIC_BYTES_PER_SECOND * DEVICES_PER_NODE, NVLINK_LATENCY_SECONDS),
             between=_link(NIC_BYTES_PER_SECOND, NIC_LATENCY_SECONDS),
             nics=None,
-            message_bytes=size,
-            seconds=_bus_factor(int(nodes[2])) * size / rate,
+            message_bytes=ring.message_bytes,
+            seconds=ring.seconds(NIC_BYTES_PER_SECOND, DEVICES_PER_NODE),
         )
-
-
-def _bus_factor(ranks: int) -> float:
-    """Bus bandwidth is 2 (n - 1) / n bytes per byte of message over time (nccl-tests)."""
-    return 2.0 * (ranks - 1) / ranks
 
 
 def _link(bandwidth: float, latency: float) -> Link:
@@ -261,7 +247,7 @@ def _island(nodes: int, inside: Link, between: Link, nics: Nics | None) -> Islan
             source="collectives ask nothing of a device",
         ),
         nodes=nodes,
-        devices_per_node=_DEVICES,
+        devices_per_node=DEVICES_PER_NODE,
         intra_node=inside,
         inter_node=between,
         nics=nics,

@@ -9,23 +9,20 @@ one number of nodes, at a time: that is the error to be expected of a link that 
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from hetplan.benchmarks.collective_rows import failure_of, nic_ratio, operation_of, seconds_of
+from hetplan.lint.rows import CollectiveRow
 from hetplan.predict.link_shapes import shape_columns
 from hetplan.predict.regression import conformal_halfwidth, fit_nonnegative, log_ratio, predict
 
-Row = dict[str, str]
-
 NIC_BYTES_PER_SECOND = 50e9  # 400 Gbit/s per device: Alibaba HPN, Qian et al., SIGCOMM 2024
 DEVICES_PER_NODE = 8
-FAILED_US = 9e8  # the data marks failures by 1e12 and by 1e9
 
-_NODES = re.compile(r"(\d+)Node-(\d+)GPU")
 _LEAST_DOUBLING, _MOST_DOUBLING = 20, 30  # 1 MiB to 1 GiB
 _NODE_RATES = (
     # (source starts with, gpu, one direction of the fabric per device, ranks)
@@ -47,9 +44,6 @@ _BUS_RATES = (
     ("Sailor Aceso", "RTX-3090", 31.508e9, (4, 8)),
 )
 _Rates: TypeAlias = tuple[tuple[str, str, float, tuple[int, ...]], ...]
-_Columns: TypeAlias = "Callable[[Measured], tuple[float, ...]]"
-
-_NAMES = {"allreduce": "all_reduce", "all2all": "all_to_all", "p2p": "send_recv"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,26 +82,27 @@ class LawRow:
     """90 % conformal rank of |log(measured / predicted)|; None for too few rows."""
 
 
-def inside_nodes(rows: Sequence[Row], operation: str) -> list[Measured]:
+def inside_nodes(rows: Sequence[CollectiveRow], operation: str) -> list[Measured]:
     """Times of one operation inside nodes with a fabric, one per doubling of the message."""
     return _inside(rows, operation, _SEND_RATES if operation == "send_recv" else _NODE_RATES)
 
 
-def on_buses(rows: Sequence[Row], operation: str) -> list[Measured]:
+def on_buses(rows: Sequence[CollectiveRow], operation: str) -> list[Measured]:
     """The same inside nodes whose devices have no fabric of their own."""
     return _inside(rows, operation, _BUS_RATES)
 
 
-def _inside(rows: Sequence[Row], operation: str, wanted: _Rates) -> list[Measured]:
+def _inside(rows: Sequence[CollectiveRow], operation: str, wanted: _Rates) -> list[Measured]:
     found = []
     for start, gpu, rate, ranks in wanted:
         for count in ranks:
             times = defaultdict[float, list[float]](list)
             for row in rows:
-                if row["source"].startswith(start) and row["gpu"] == gpu and _is(row, operation):
-                    seconds = _seconds(row)
-                    if row["ranks"] == str(count) and row["scope"] != "inter" and seconds:
-                        times[float(row["size_bytes"])].append(seconds)
+                size, seconds = row.size_bytes, seconds_of(row, row.size_bytes)
+                here = row.source.startswith(start) and row.device == gpu and row.scope != "inter"
+                same = row.ranks == str(count) and operation_of(row) == operation
+                if here and same and size and seconds and not failure_of(row):
+                    times[size].append(seconds)
             found += [
                 Measured(
                     source=f"{start}, {gpu}",
@@ -122,80 +117,91 @@ def _inside(rows: Sequence[Row], operation: str, wanted: _Rates) -> list[Measure
     return found
 
 
-def between_nodes(rows: Iterable[Row]) -> list[Measured]:
-    """Rings over nodes of 8: ratios of bus bandwidth to the rate of all cards of a node."""
-    found = []
-    for row in rows:
-        nodes = _NODES.match(row["ranks"])
-        if "nic_ratio" in row["source"] and nodes:
-            count, size = int(nodes[2]), float(row["size_bytes"])
-            rate = float(row["busbw_GBps"]) * NIC_BYTES_PER_SECOND * DEVICES_PER_NODE
-            found.append(
-                Measured(
-                    source=f"SimAI, {nodes[1]} nodes",
-                    group_size=count,
-                    nodes=int(nodes[1]),
-                    message_bytes=size,
-                    # Bus bandwidth is 2 (n - 1) / n bytes per byte of message over time.
-                    seconds=2.0 * (count - 1) / count * size / rate,
-                    bytes_per_second=NIC_BYTES_PER_SECOND,
-                )
-            )
-    return found
+def between_nodes(rows: Iterable[CollectiveRow]) -> list[Measured]:
+    """Rings over nodes of 8: ratios of bus bandwidth to the rate of all NICs of a node."""
+    return [
+        Measured(
+            source=f"SimAI, {ring.nodes} nodes",
+            group_size=ring.ranks,
+            nodes=ring.nodes,
+            message_bytes=ring.message_bytes,
+            seconds=ring.seconds(NIC_BYTES_PER_SECOND, DEVICES_PER_NODE),
+            bytes_per_second=NIC_BYTES_PER_SECOND,
+        )
+        for ring in map(nic_ratio, rows)
+        if ring is not None
+    ]
 
 
-def ring_coefficients(points: Sequence[Measured]) -> tuple[float, ...]:
-    """(base inside, base between, step, crossing, bytes inside, bytes over ranks, bytes between).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LawForm:
+    """Of what a law's time is the sum, each with a coefficient that the fit finds."""
 
-    Seconds; bytes in parts of the time that the link's rate would give.
-    """
-    return fit_nonnegative([_ring_row(each) for each in points], _times(points))
+    columns: Callable[[Measured], tuple[float, ...]]
 
+    def coefficients(self, points: Sequence[Measured]) -> tuple[float, ...]:
+        """Those of the columns: seconds; bytes in parts of the time at the link's rate."""
+        return fit_nonnegative(
+            [self.columns(each) for each in points], [each.seconds for each in points]
+        )
 
-def exchange_coefficients(points: Sequence[Measured]) -> tuple[float, ...]:
-    """(base, step, bytes, bytes over ranks) of all_to_all inside a node."""
-    return fit_nonnegative([_exchange_row(each) for each in points], _times(points))
-
-
-def send_coefficients(points: Sequence[Measured]) -> tuple[float, ...]:
-    """(base, bytes) of sends inside a node."""
-    return fit_nonnegative([_send_row(each) for each in points], _times(points))
-
-
-def bus_coefficients(points: Sequence[Measured], operation: str) -> tuple[float, ...]:
-    """(base, step, bytes, bytes over ranks) of all_reduce or all_to_all; of sends (base, bytes)."""
-    if operation == "send_recv":
-        return send_coefficients(points)
-    rows = [_exchange_row(each, operation) for each in points]
-    return fit_nonnegative(rows, _times(points))
+    def log_error(self, coefficients: Sequence[float], point: Measured) -> float:
+        """log(measured / predicted)."""
+        return log_ratio(point.seconds, predict(coefficients, self.columns(point)))
 
 
-def left_out_rows(rows: Sequence[Row]) -> tuple[LawRow, ...]:
+def _ring_row(point: Measured) -> tuple[float, ...]:
+    _, steps, crossings, carried, over_ranks = point.columns("all_reduce")
+    across = float(point.nodes > 1)
+    inside = 1.0 - across
+    return (
+        inside,
+        across,
+        steps,
+        crossings,
+        inside * carried,
+        inside * over_ranks,
+        across * carried,
+    )
+
+
+def _inside_row(point: Measured, operation: str) -> tuple[float, ...]:
+    base, steps, _, carried, over_ranks = point.columns(operation)
+    return base, steps, carried, over_ranks
+
+
+RINGS = LawForm(columns=_ring_row)
+"""all_reduce inside nodes and between: base inside, base between, step, crossing, bytes inside,
+bytes over ranks, bytes between."""
+BUS_RINGS = LawForm(columns=lambda point: _inside_row(point, "all_reduce"))
+"""all_reduce on a bus: base, step, bytes, bytes over ranks."""
+EXCHANGES = LawForm(columns=lambda point: _inside_row(point, "all_to_all"))
+"""all_to_all inside a node or on a bus: the same."""
+SENDS = LawForm(columns=lambda point: (1.0, point.message_bytes / point.bytes_per_second))
+"""Sends inside a node or on a bus: base, bytes."""
+
+
+def left_out_rows(rows: Sequence[CollectiveRow]) -> tuple[LawRow, ...]:
     """One row per law and part of its data, and one with all of these parts together."""
     inside, between = inside_nodes(rows, "all_reduce"), between_nodes(rows)
     exchange = inside_nodes(rows, "all_to_all")
     sends = inside_nodes(rows, "send_recv")
-    parts: tuple[tuple[str, list[Measured], list[Measured], _Columns], ...] = (
-        ("all_reduce inside a node", inside, between, _ring_row),
-        ("all_reduce between nodes", between, inside, _ring_row),
-        ("all_to_all inside a node", exchange, [], _exchange_row),
-        ("send_recv inside a node", sends, [], _send_row),
-        (
-            "all_reduce on a bus",
-            on_buses(rows, "all_reduce"),
-            [],
-            lambda each: _exchange_row(each, "all_reduce"),
-        ),
-        ("all_to_all on a bus", on_buses(rows, "all_to_all"), [], _exchange_row),
+    buses = {each: on_buses(rows, each) for each in ("all_reduce", "all_to_all")}
+    parts: tuple[tuple[str, list[Measured], list[Measured], LawForm], ...] = (
+        ("all_reduce inside a node", inside, between, RINGS),
+        ("all_reduce between nodes", between, inside, RINGS),
+        ("all_to_all inside a node", exchange, [], EXCHANGES),
+        ("send_recv inside a node", sends, [], SENDS),
+        ("all_reduce on a bus", buses["all_reduce"], [], BUS_RINGS),
+        ("all_to_all on a bus", buses["all_to_all"], [], EXCHANGES),
     )
     found: list[LawRow] = []
-    for law, judged, others, columns in parts:
+    for law, judged, others, form in parts:
         errors: list[float] = []
         for source in dict.fromkeys(each.source for each in judged):
             seen = [*(each for each in judged if each.source != source), *others]
-            out = [each for each in judged if each.source == source]
-            fitted = fit_nonnegative([columns(each) for each in seen], _times(seen))
-            own = [log_ratio(each.seconds, predict(fitted, columns(each))) for each in out]
+            fitted = form.coefficients(seen)
+            own = [form.log_error(fitted, each) for each in judged if each.source == source]
             found.append(_law_row(law, source, own))
             errors += own
         if errors:
@@ -214,47 +220,6 @@ def _law_row(law: str, left_out: str, errors: Sequence[float]) -> LawRow:
         worst_error=max(relative),
         log_halfwidth=conformal_halfwidth(errors),
     )
-
-
-def _ring_row(point: Measured) -> tuple[float, ...]:
-    _, steps, crossings, carried, over_ranks = point.columns("all_reduce")
-    across = float(point.nodes > 1)
-    inside = 1.0 - across
-    return (
-        inside,
-        across,
-        steps,
-        crossings,
-        inside * carried,
-        inside * over_ranks,
-        across * carried,
-    )
-
-
-def _exchange_row(point: Measured, operation: str = "all_to_all") -> tuple[float, ...]:
-    base, steps, _, carried, over_ranks = point.columns(operation)
-    return base, steps, carried, over_ranks
-
-
-def _send_row(point: Measured) -> tuple[float, ...]:
-    return 1.0, point.message_bytes / point.bytes_per_second
-
-
-def _times(points: Sequence[Measured]) -> list[float]:
-    return [each.seconds for each in points]
-
-
-def _is(row: Row, operation: str) -> bool:
-    return bool(row["size_bytes"]) and _NAMES.get(row["op"], row["op"]) == operation
-
-
-def _seconds(row: Row) -> float | None:
-    if row["time_us"]:
-        microseconds = float(row["time_us"])
-        return microseconds * 1e-6 if microseconds < FAILED_US else None
-    # Sends have GB/s only.
-    rate = float(row["busbw_GBps"] or 0) * 1e9
-    return float(row["size_bytes"]) / rate if rate else None
 
 
 def _per_doubling(times: Iterable[float]) -> list[float]:

@@ -38,6 +38,14 @@ def bench(
             "fitted. Default: the folder that is fitted, whose unit data are then left out in turn."
         ),
     ] = None,
+    readings: Annotated[
+        bool,
+        typer.Option(
+            "--readings",
+            help="accuracy: predict the runs under other readings of their clusters too, which "
+            "takes about three times as long.",
+        ),
+    ] = False,
     plot: Annotated[
         Path | None,
         typer.Option(help="accuracy: draw predicted against measured steps into this SVG file."),
@@ -60,7 +68,7 @@ def bench(
     if what == "cost":
         _cost(reference, cases, as_json=as_json)
     else:
-        _accuracy(fit or reference, judge, plot, as_json=as_json)
+        _accuracy(fit or reference, judge, plot, readings=readings, as_json=as_json)
 
 
 def _cost(reference: Path | None, cases: int, *, as_json: bool) -> None:
@@ -79,13 +87,15 @@ def _cost(reference: Path | None, cases: int, *, as_json: bool) -> None:
         say(f"left out: {line}")
 
 
-def _accuracy(fit: Path | None, judge: Path | None, plot: Path | None, *, as_json: bool) -> None:
+def _accuracy(
+    fit: Path | None, judge: Path | None, plot: Path | None, *, readings: bool, as_json: bool
+) -> None:
     from hetplan.benchmarks.accuracy.accuracy import accuracy
     from hetplan.cli.bench_accuracy_tables import accuracy_lines, accuracy_tables
     from hetplan.files.encoding import encode
     from hetplan.reports.terminal import print_table
 
-    found = accuracy(fit, judge or fit)
+    found = accuracy(fit, judge or fit, readings=readings)
     if plot is not None:
         from hetplan.benchmarks.accuracy.plot import draw
 

@@ -29,6 +29,21 @@ def accuracy_tables(bench: AccuracyBench) -> Iterator[Table]:
             (row for each in bench.data_sets for row in _data_set(each)),
             names_after=("peers",),
         )  # fmt: skip
+    if bench.readings:
+        yield table_of(
+            "The same runs under other readings of their clusters",
+            ("reading", "data set"),
+            ("rows", "changed", "MAPE", "published", "median", "published", "bias", "published"),
+            (
+                (
+                    each.reading, each.data_set, each.errors.rows, each.changed_rows,
+                    f"{each.errors.mape:.2%}", f"{each.as_published.mape:.2%}",
+                    f"{each.errors.median:.2%}", f"{each.as_published.median:.2%}",
+                    f"{each.errors.bias:+.2%}", f"{each.as_published.bias:+.2%}",
+                )
+                for each in bench.readings
+            ),
+        )  # fmt: skip
     if bench.calibrated:
         yield table_of(
             "Calibration on eight runs of a data set, judged on its other rows",

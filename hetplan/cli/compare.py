@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import AsJson, PredictorFile, Stores, emit, say
+from hetplan.cli.options import AsJson, PredictorFile, Stores, check_replaceable, emit, say
 
 if TYPE_CHECKING:
     from hetplan.launchers.compare_values import Comparison
@@ -73,9 +73,9 @@ def compare(
     if force and calibrate is None:
         raise InputError("--force belongs to --calibrate")
     if calibrate is not None:
-        from hetplan.cli.compare_calibrate import check_replaceable
+        from hetplan.predict.laws import SCHEMA
 
-        check_replaceable(calibrate)
+        check_replaceable(calibrate, SCHEMA, "predictor")
     asked = asked_runs(logs, plan, runs)
     changes = (model, cluster, job)
     again = calibrate is not None or predictor is not None or bool(store) or any(changes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,30 +54,6 @@ def calibrate_with(
             f"{out} was not written: factors from these runs did not make what was held back "
             "better; the fit stays as it is (--force writes it all the same)"
         )
-
-
-def check_replaceable(out: Path) -> None:
-    """An InputError where the predictor cannot be written there, or would replace another file
-    than a predictor: the run's log, its plan, a person's notes.
-    """
-    from hetplan.errors import Fault, InputError
-    from hetplan.files.writing import check_writable
-    from hetplan.predict.laws import SCHEMA
-
-    check_writable(out)
-    if not out.exists() or out.stat().st_size == 0:
-        return
-    try:
-        found = json.loads(out.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        found = None
-    schema = found.get("schema") if isinstance(found, dict) else None
-    if str(schema).partition("/")[0] != SCHEMA.partition("/")[0]:
-        message = (
-            "exists and is no predictor; nothing was changed: --calibrate writes a new file, or "
-            "replaces a predictor"
-        )
-        raise InputError(Fault(file=str(out), message=message))
 
 
 def _text(trial: Trial) -> str:

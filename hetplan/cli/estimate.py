@@ -12,6 +12,7 @@ from hetplan.cli.options import (
     PredictorFile,
     Stores,
     TargetName,
+    check_replaceable,
     emit,
     read_inputs,
     read_predictor,
@@ -136,7 +137,7 @@ def estimate(
         typer.Option(help="Timeline to write, for chrome://tracing and ui.perfetto.dev."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Plan file to write, for `hetplan launch`.")
+        Path | None, typer.Option(help="Plan file to write (JSON), for `hetplan launch`.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -152,6 +153,7 @@ def estimate(
     from hetplan.errors import InfeasibleError, InputError
     from hetplan.files.writing import check_writable
     from hetplan.search.candidates import allowed_cluster
+    from hetplan.search.files import SCHEMA
 
     files = (model, cluster, job, target)
     layout = (
@@ -194,16 +196,16 @@ def estimate(
             overlap=overlap,
         )
         chosen = plan_of(options, *inputs)
-    for path in (out, trace):
-        if path is not None:
-            check_writable(path)
+    replacing = "" if out is None else check_replaceable(out, SCHEMA, "plan")
+    if trace is not None:
+        check_writable(trace)
     lost = None if what_if is None else _lost_nic(what_if, inputs[1])
     predict, digest = read_predictor(predictor, store)
     pricer = Pricer(*inputs, predict)
     found = estimate_with(pricer, chosen)
     if out is not None:
         _write(out, asked, digest, chosen, found)
-        say(f"wrote {out}")
+        say(f"wrote {out}{replacing}")
     if trace is not None:
         _trace(trace, pricer, chosen)
         say(f"wrote {trace}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import AsJson, Stores, emit, say, stores_to_read
+from hetplan.cli.options import AsJson, Stores, check_replaceable, emit, say, stores_to_read
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,11 +28,10 @@ def fit(store: Stores = None, out: Out = None, as_json: AsJson = False) -> None:
     the fit did not see, and the half-width of the 90 % interval that follows.
     """
     from hetplan.errors import InputError
-    from hetplan.files.writing import check_writable
     from hetplan.predict.fit import fit_stores, predictor_text, save_predictor
+    from hetplan.predict.laws import SCHEMA
 
-    if out is not None:
-        check_writable(out)
+    replacing = "" if out is None else check_replaceable(out, SCHEMA, "predictor")
     folders = stores_to_read(store)
     predictor, digest = fit_stores(*folders)
     laws = predictor.laws
@@ -48,7 +47,7 @@ def fit(store: Stores = None, out: Out = None, as_json: AsJson = False) -> None:
         _print_report(laws)
     if out is not None:
         save_predictor(predictor, out)
-        say(f"wrote {out} (sha256 {digest[:12]})")
+        say(f"wrote {out} (sha256 {digest[:12]}){replacing}")
 
 
 def _print_report(laws: FittedLaws) -> None:
@@ -193,7 +192,7 @@ def _operator_formula(law: OperatorLaw) -> str:
 
 
 def _law_notes(laws: FittedLaws) -> list[str]:
-    """What single laws have to say, laws of a device that say the same in one line."""
+    """What single laws have to say, laws of a device or link that say the same in one line."""
     from hetplan.predict.laws import OWN_ROWS, LayerLaw
 
     said: dict[tuple[str, str], list[str]] = {}
@@ -205,4 +204,11 @@ def _law_notes(laws: FittedLaws) -> list[str]:
         for note in notes:
             what = law.layer if isinstance(law, LayerLaw) else law.operator
             said.setdefault((law.device, note), []).append(f"{what} {law.phase}")
+    for link in laws.links:
+        for table in link.tables:
+            if table.calibration != OWN_ROWS:
+                note = f"interval from {table.calibration}"
+                said.setdefault((link.link, note), []).append(
+                    f"{table.operation} of {table.group_size}"
+                )
     return [f"{device} {', '.join(names)}: {note}" for (device, note), names in said.items()]

@@ -55,6 +55,34 @@ def emit(text: str) -> None:
     sys.stdout.flush()
 
 
+def check_replaceable(out: Path, schema: str, what: str) -> str:
+    """What to add to `wrote FILE`: that a file of this schema, a `what`, was there before.
+
+    An InputError where the file cannot be written, or would replace something else: a person's
+    notes, an input, a run log.
+    """
+    import json
+
+    from hetplan.errors import Fault, InputError
+    from hetplan.files.writing import check_writable
+
+    check_writable(out)
+    if not out.exists() or out.stat().st_size == 0:
+        return ""
+    try:
+        found = json.loads(out.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        found = None
+    held = found.get("schema") if isinstance(found, dict) else None
+    if str(held).partition("/")[0] != schema.partition("/")[0]:
+        message = (
+            f"exists and is no {what}; nothing was changed: give the name of a new file, or of a "
+            f"{what} to replace"
+        )
+        raise InputError(Fault(file=str(out), message=message))
+    return f", replacing the {what} that was there"
+
+
 def read_inputs(
     model: Path, cluster: Path, job: Path, target: str | None = None, *, searched: bool = True
 ) -> Inputs:

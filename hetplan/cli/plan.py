@@ -17,6 +17,7 @@ from hetplan.cli.options import (
     PredictorFile,
     Stores,
     TargetName,
+    check_replaceable,
     emit,
     read_inputs,
     read_predictor,
@@ -53,12 +54,12 @@ def plan(
     Ctrl-C ends the search, writes the best plan so far and exits with 130.
     """
     from hetplan.cli.progress import ProgressLine
-    from hetplan.files.writing import check_writable
+    from hetplan.search.files import SCHEMA, result_text, save_result
     from hetplan.search.search import search
 
     inputs = read_inputs(model, cluster, job, target)
     asked = _overridden(inputs.job, gap, time_limit)
-    check_writable(out)
+    replacing = check_replaceable(out, SCHEMA, "plan")
     predict, digest = read_predictor(predictor, store)
     with ProgressLine("closing candidates") as line:
         result = search(
@@ -69,10 +70,8 @@ def plan(
             sha256=(*inputs.sha256, ("predictor", digest)),
             progress=_shown_on(line),
         )
-    from hetplan.search.files import result_text, save_result
-
     save_result(result, out)
-    say(f"wrote {out}")
+    say(f"wrote {out}{replacing}")
     if as_json:
         emit(result_text(result))
     else:

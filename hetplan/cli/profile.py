@@ -139,6 +139,7 @@ def profile(
         paths=paths,
         cluster=None if for_ is not None else cluster,
         out=out,
+        operators=operators,
     )
 
     request = ProfileRequest(

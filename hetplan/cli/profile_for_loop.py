@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hetplan.cli.profile_for_units import Doable, corrected_seconds
+from hetplan.cli.profile_for_wider import Ground
 from hetplan.errors import ProfileError
 from hetplan.search.asked import AskingPlan
 from hetplan.search.what_to_measure import (
@@ -44,6 +45,8 @@ class View:
     """The same plans with their estimates, for whoever shows them."""
     notes: tuple[str, ...] = ()
     """What a reader must know."""
+    grounds: tuple[Ground, ...] = ()
+    """What sets the interval of each prediction that the plans ask of a device."""
 
     @property
     def standing(self) -> Standing:

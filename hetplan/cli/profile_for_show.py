@@ -12,12 +12,13 @@ from rich.markup import escape
 from hetplan.cli.options import emit
 from hetplan.cli.profile_for_loop import Done, Report, View, plan_order
 from hetplan.cli.profile_for_units import Doable
+from hetplan.cli.profile_for_wider import wider_words
 from hetplan.cli.profile_request import ProfileRequest
 from hetplan.cli.profile_tables import new_table
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.cluster.spec import Cluster
 from hetplan.files.encoding import encode
-from hetplan.plans.plan import Plan, expand
+from hetplan.plans.plan import Plan
 from hetplan.profiling.grid import job_grid
 from hetplan.profiling.measure_layers import units
 from hetplan.profiling.missing import LinkPlace, layer_need
@@ -91,6 +92,8 @@ class ForReport:
     left_here: tuple[ListedChoice, ...]
     elsewhere: tuple[Elsewhere, ...]
     notes: tuple[str, ...]
+    wider: tuple[str, ...] = ()
+    """Why the best plan's interval is wider than before, where it is."""
 
 
 def listed_view(view: View, cluster: Cluster) -> ListedView:
@@ -112,17 +115,17 @@ def listed_view(view: View, cluster: Cluster) -> ListedView:
 
 
 def plan_words(plan: Plan, cluster: Cluster) -> str:
-    """The plan in one line."""
+    """The plan in one line: degrees of its first replica, and how many stages lie where."""
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
     replica = stages[0].replicas[0]
     islands: dict[str, int] = {}
     for stage in stages:
         name = cluster.island_of_device(stage.replicas[0].devices[0].start).name
         islands[name] = islands.get(name, 0) + 1
-    dp = len(expand(replica.devices)) // replica.tp
     where = ", ".join(f"{name} {count}" for name, count in islands.items())
     full = ", recompute" if stages[0].recompute.granularity.value == "full" else ""
-    return f"tp {replica.tp}, dp {dp}, microbatch {replica.microbatch_size}{full}, stages: {where}"
+    degrees = f"tp {replica.tp}, dp {replica.dp}, microbatch {replica.microbatch_size}"
+    return f"{degrees}{full}, stages: {where}"
 
 
 def show_order(request: ProfileRequest, view: View, inputs: Inputs) -> None:
@@ -161,6 +164,7 @@ def show_report(request: ProfileRequest, report: Report, inputs: Inputs) -> None
         left_here=_listed(choices, report.after),
         elsewhere=elsewhere(request, report.after, inputs),
         notes=_notes(report.after),
+        wider=wider_words(report.before, report.after),
     )
     if request.as_json:
         emit(encode(listed, schema=SCHEMA))
@@ -168,11 +172,8 @@ def show_report(request: ProfileRequest, report: Report, inputs: Inputs) -> None
     _print_view("before", before)
     _print_done(report)
     _print_view("after", after)
-    if after.log_halfwidth > before.log_halfwidth:
-        emit(
-            "The interval is wider than before, and truer: that one stood on laws with too few "
-            "rows to be checked, or on a population measured elsewhere."
-        )
+    for line in listed.wider:
+        emit(line)
     emit(f"Ended: {report.ended}.")
     _print_left("Still worth measuring on this machine:", listed.left_here)
     _print_elsewhere(listed)

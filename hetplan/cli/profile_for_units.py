@@ -7,11 +7,13 @@ What a measurement leaves of a prediction's interval follows the rules of the fi
 - a law of more points that has not been checked by leaving hidden sizes out gets checked by all the
   sizes around what is asked for, as one measurement: it leaves what checked laws of this layer
   have; on this device, else on devices of its sort;
-- the very layer (kind, microbatch size, tp) takes away what is added outside the measured range.
+- the very layer (kind, microbatch size, tp) is answered by its measurement from then on, unless a
+  checked law knows better: what `predict.layer_measured` says, with this kind's usual scatter.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,8 +27,13 @@ from hetplan.model.differences import own_layer_fault
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.causes import calibrated_cause, link_cause
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.law_parts import OWN_ROWS
+from hetplan.predict.law_parts import OWN_ROWS, UNCHECKED
 from hetplan.predict.laws import ALL_LAYERS, LayerLaw
+from hetplan.predict.layer_measured import (
+    answers_itself,
+    exact_log_halfwidth,
+    scatter_log_halfwidth,
+)
 from hetplan.predict.prior import shift
 from hetplan.predict.related_operators import FEWEST_POINTS
 from hetplan.profiling.grid import job_grid
@@ -42,9 +49,8 @@ from hetplan.search.what_to_measure import Leaves, Measurement
 # lie within it (`predict.layer_table`: 4.4 % mean error of a law over all sizes, times 2.06, the
 # ratio of the 90 % quantile to the mean of a half-normal).
 TYPICAL_LOG_HALFWIDTH = 0.09
-LINK_START_SECONDS = (
-    10.0  # of the ranks' programs: torch is imported by each; 6 to 8 s on two cores
-)
+CPU_TYPICAL_LOG_HALFWIDTH = 0.33  # laws of transformer layers of profiles/cpu: .32 and .34
+LINK_START_SECONDS = 10.0  # each rank's program imports torch: 6 to 8 s on two cores
 _UNKNOWN_SECONDS = 0.01  # of one pass on a kind of which nothing is known: nearly all is warm-up
 
 
@@ -187,8 +193,12 @@ def _leaves(
 ) -> Iterator[Leaves]:
     """What these units leave of everything that is asked of their device."""
     predictor, precision = wanted.predictor, wanted.job.precision.value
-    points = {(unit.kind.value, unit.point.microbatch_size, unit.point.tp) for unit in measured}
     layers = {unit.kind.value for unit in measured}
+    points = {
+        (unit.kind.value, unit.point.microbatch_size, unit.point.tp)
+        for unit in measured
+        if unit.point.model.hidden_size == wanted.model.hidden_size
+    }
     updated = {unit.point.tp for unit in measured if unit.with_updates}
     whole = len({unit.point.model.hidden_size for unit in measured}) > 1
     for each in asked:
@@ -198,15 +208,35 @@ def _leaves(
         if each.layer == UPDATE:
             if each.tp in updated:
                 yield Leaves(asked=each.name, least_log_halfwidth=least)
-        elif each.layer not in layers:
             continue
-        elif whole and not (law is not None and _is_mature(law)):
+        if each.layer not in layers:
+            continue
+        checked = whole and not (law is not None and _is_mature(law))
+        if (each.layer, each.microbatch_size, each.tp) in points:
+            inside = least if checked else _inside(law)
+            own = exact_log_halfwidth(kind, _scatter(wanted, kind, layer), inside)
+            trusted = checked or (law is not None and UNCHECKED not in law.calibration)
+            left = own if answers_itself(own, inside, checked=trusted) else inside
+            yield Leaves(asked=each.name, least_log_halfwidth=left)
+        elif checked:
             yield Leaves(asked=each.name, least_log_halfwidth=least)
         elif law is None or law.points < FEWEST_POINTS:
             yield _few(wanted, each, 0 if law is None else law.points, least)
-        elif (each.layer, each.microbatch_size, each.tp) in points:
-            inside = law.table_log_halfwidth if law.tables else law.log_halfwidth
-            yield Leaves(asked=each.name, least_log_halfwidth=max(least, inside))
+
+
+def _inside(law: LayerLaw | None) -> float:
+    """Half-width of a law between what was measured."""
+    if law is None:
+        return math.inf
+    return min(law.log_halfwidth, law.table_log_halfwidth) if law.tables else law.log_halfwidth
+
+
+def _scatter(wanted: Wanted, kind: str, layer: str) -> float:
+    """That a row of this layer is expected to have: the median of its rows, else of the kind's."""
+    rows = [sample for sample in wanted.layers if sample.device == kind]
+    same = [sample for sample in rows if sample.layer == layer]
+    widths = [scatter_log_halfwidth(sample) for sample in same or rows]
+    return statistics.median(widths) if widths else 0.0
 
 
 def _few(wanted: Wanted, asked: Asked, points: int, least: float) -> Leaves:
@@ -216,7 +246,7 @@ def _few(wanted: Wanted, asked: Asked, points: int, least: float) -> Leaves:
     return Leaves(asked=asked.name, least_log_halfwidth=max(least, stays), factor=then / now)
 
 
-_MANY = 1000
+_MANY = 1000  # points, of which more change nothing: the part of each size by itself is left
 
 
 def _after_points(points: int) -> float:
@@ -250,8 +280,10 @@ def typical_log_halfwidth(predictor: FittedPredictor, kind: str, layer: str) -> 
         if law.layer == layer and _is_mature(law) and (law.device == CPU_KIND) == (kind == CPU_KIND)
     ]
     own = [law for law in mature if law.device == kind]
-    widths = [law.table_log_halfwidth if law.tables else law.log_halfwidth for law in own or mature]
-    return statistics.median(widths) if widths else TYPICAL_LOG_HALFWIDTH
+    widths = [_inside(law) for law in own or mature]
+    if widths:
+        return statistics.median(widths)
+    return CPU_TYPICAL_LOG_HALFWIDTH if kind == CPU_KIND else TYPICAL_LOG_HALFWIDTH
 
 
 def _links(wanted: Wanted, here: Here, devices_here: int) -> Iterator[Doable]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hetplan.cli.profile_for_loop import View
 from hetplan.cli.profile_for_units import Doable, Wanted, doables, first_units, unit_words
+from hetplan.cli.profile_for_wider import grounds
 from hetplan.cli.profile_layers import describe, kind_here
 from hetplan.cli.profile_needs import Here
 from hetplan.cli.profile_request import ProfileRequest
@@ -85,6 +86,7 @@ class Machine:
             doables=doables(wanted, self.here, self.devices),
             asking=plans,
             notes=self._notes(predictor, held),
+            grounds=grounds(predictor, model, job, wanted.asked),
         )
 
     def measure(self, doable: Doable, seconds_left: float) -> float:

@@ -89,7 +89,7 @@ def describe(
     together: int = 1,
 ) -> Provenance:
     """The provenance of what is measured now; sets torch's threads."""
-    use_threads(request.threads)
+    use_threads(request.threads_here)
     return circumstances(
         backend,
         device=pace.device if pace else request.kind or kind_here(backend),

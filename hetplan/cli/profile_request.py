@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -86,11 +87,13 @@ class ProfileRequest:
     def __post_init__(self) -> None:
         if self.threads < 1:
             raise InputError(f"--threads is {self.threads}; it must be at least 1")
+        if self.vocab is not None and self.vocab < 1:
+            raise InputError(f"--vocab is {self.vocab}; it must be at least 1")
         if self.budget is not None and not self.budget > 0:
             raise InputError(f"--budget is {self.budget}; it is a positive number of seconds")
         if (self.model is None) != (self.job is None):
             raise InputError("--model and --job belong together: give both or neither")
-        if self.model is not None and (self.hidden or self.vocab):
+        if self.model is not None and (self.hidden or self.vocab is not None):
             raise InputError("--hidden and --vocab come from the model; leave them out")
         if self.job is not None and (self.seq or self.precision):
             raise InputError("--seq and --precision come from the job; leave them out")
@@ -99,6 +102,17 @@ class ProfileRequest:
     def store_folder(self) -> Path:
         """The store that samples are added to."""
         return self.store if self.store is not None else default_store()
+
+    @property
+    def threads_here(self) -> int:
+        """The threads to measure with; an InputError where this process may use fewer cores."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        if cores is not None and self.threads > cores:
+            raise InputError(
+                f"--threads is {self.threads}, and this process may use {cores} cores: threads "
+                f"that wait for each other measure nothing; at most {cores}"
+            )
+        return self.threads
 
     def load(self) -> tuple[ModelSpec, Job] | None:
         """Model and job, where they were given."""
@@ -137,7 +151,7 @@ class ProfileRequest:
         models = plain_models(
             _choice("--architecture", self.architecture, Architecture),
             integers("--hidden", self.hidden) or default.hidden,
-            vocab_size=self.vocab or default.vocab,
+            vocab_size=default.vocab if self.vocab is None else self.vocab,
             sequence_length=max(lengths),
         )
         names = self.precision.split(",") if self.precision else [default.precision]
@@ -158,8 +172,14 @@ def check_modes(
     paths: Sequence[Path] | None,
     cluster: Path | None,
     out: Path | None,
+    operators: bool,
 ) -> None:
     """An InputError where options were given that do not belong together."""
+    if operators and campaign is not None:
+        raise InputError(
+            f"a campaign measures layers and links, not {OPERATORS}: leave the word out, or run "
+            f"`hetplan profile {OPERATORS}` on a device where hetplan is installed"
+        )
     modes = [
         name
         for name, given in (("--list", list_), ("--campaign", campaign), ("--merge", merge))

@@ -185,6 +185,17 @@ PathsField: TypeAlias = Annotated[
         )
     ),
 ]
+MeasuredField: TypeAlias = Annotated[
+    bool | None,
+    Field(
+        description=(
+            "true: the figures are what collectives or sends over the link reached, as a draft "
+            "takes them out of samples, and count as they are: steps * (latency + bytes / "
+            "bandwidth). Left out: they are the hardware's, and device-direct transfers reach the "
+            "part of them that such links are known to reach."
+        )
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +220,7 @@ class LinkForm:
     price: PriceField = None
     compute_share: ComputeShareField = None
     equal_cost_paths: PathsField = None
+    measured: MeasuredField = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ round trip. Over 45 pairs of cities (round trips of 11 to 265 ms, published with
 above is that of Mathis, Semke, Mahdavi and Ott, The Macroscopic Behavior of the TCP Congestion
 Avoidance Algorithm (1997): it holds for Reno-like congestion control.
 
-RoCE network cards that resend everything after a lost packet (go-back-N) have another law. Each of
+RoCE NICs that resend everything after a lost packet (go-back-N) have another law. Each of
 the streams has N packets under way, and a packet of loss p costs them all once more:
 
     goodput = rate without loss * (1 - p) / (1 + p * (N - 1)),    N = rate * round trip / segment
@@ -39,9 +39,9 @@ class LossRecovery(StrEnum):
     RENO = "reno"
     """Slows down: TCP with Reno-like congestion control."""
     GO_BACK_N = "go-back-n"
-    """Sends everything after the lost packet again: RoCE network cards."""
+    """Sends everything after the lost packet again: RoCE NICs."""
     SELECTIVE = "selective"
-    """Sends the lost packet again and goes on as fast as before: BBR, newer RDMA cards."""
+    """Sends the lost packet again and goes on as fast as before: BBR, newer RDMA NICs."""
 
 
 def goodput_bytes_per_second(

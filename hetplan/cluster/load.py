@@ -183,4 +183,5 @@ def _link(form: LinkForm, bandwidth_bytes_per_second: float, transport: Transpor
         price_usd_per_byte=form.price,
         compute_share=form.compute_share or 0.0,
         equal_cost_paths=form.equal_cost_paths,
+        measured=form.measured or False,
     )

@@ -31,12 +31,12 @@ class RingNics(StrEnum):
     FIRST_DEVICE = "first-device"
     """That of the group's first device in the node."""
     ONE = "one"
-    """The node's first, all such groups together, and groups of more than two whole nodes."""
+    """The node's first, all such groups together; groups of three and more whole nodes likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nics:
-    """Network cards of one node that its devices share."""
+    """NICs (network cards) of one node that its devices share."""
 
     per_node: int
     bandwidth_bytes_per_second: float

@@ -90,6 +90,10 @@ class Link:
     transports that copy without them."""
     equal_cost_paths: int | None = None
     """Parallel paths to which flows are assigned by hash, so that some collide; None: none do."""
+    measured: bool = False
+    """Whether bandwidth and latency are what collectives or sends over the link reached, so that
+    time = steps * (latency + bytes / bandwidth); otherwise they are the hardware's figures, of
+    which a device-direct transfer reaches a part."""
 
     def __post_init__(self) -> None:
         for field in (

@@ -43,7 +43,7 @@ from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.plan import Plan
-from hetplan.predict.predictor import Predictor
+from hetplan.predict.predictor import DATASHEET, Predictor
 from hetplan.units import format_bytes
 
 
@@ -75,9 +75,11 @@ def estimate_with(pricer: Pricer, plan: Plan) -> Estimate:
     )
     tokens = job.global_batch_size * job.sequence_length * length_factors(job).tokens
     terms = tuple(_parts(plan, costs, step))
+    hops = [hop for pipeline in step.work for hop in pipeline.hops.hops]
     sources = {part.term.prediction.source for part in terms}
-    sources |= {hop.law.source for pipeline in step.work for hop in pipeline.hops.hops}
-    known = step_calibration(pricer.predictor, plan, pricer.cluster)
+    sources |= {hop.law.source for hop in hops}
+    causes = (*(part.term.cause for part in terms), *(hop.link for hop in hops))
+    known = step_calibration(pricer.predictor, plan, pricer.cluster, causes)
     span = span_of(drawn_steps(plan, costs, step), seconds, known)
     return Estimate(
         step_seconds=seconds,
@@ -197,7 +199,7 @@ def _full_bandwidth(step: StepCost) -> Iterator[str]:
 
 def _warnings(costs: PlanCosts, step: StepCost, parts: tuple[Part, ...]) -> Iterator[str]:
     """What to doubt, in the order of the pipelines; repeats included."""
-    known = {part.term.cause for part in parts if part.term.prediction.source != "datasheet"}
+    known = {part.term.cause for part in parts if part.term.prediction.source != DATASHEET}
     for part in parts:
         term = part.term
         yield from notes(

@@ -9,7 +9,7 @@ conformal prediction asks for. Steps whose predictions are all certain get a nor
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -22,7 +22,13 @@ from hetplan.cost.priced.draws import SourcePart
 from hetplan.cost.terms import NORMAL_90, normal_quantiles
 from hetplan.plans.plan import Plan
 from hetplan.predict.calibration import devices_of, regime_of
-from hetplan.predict.calibration_values import Calibration
+from hetplan.predict.calibration_values import (
+    COMMUNICATION,
+    COMPUTE,
+    Calibration,
+    CauseFactor,
+)
+from hetplan.predict.causes import calibrated_cause, is_link
 from hetplan.predict.predictor import Predictor
 
 _QUANTILES = (0.05, 0.1, 0.9, 0.95)
@@ -46,6 +52,8 @@ class StepCalibration:
     calibration: Calibration | None = None
     devices: tuple[str, ...] = ()
     regime: str = ""
+    factors: tuple[CauseFactor, ...] = ()
+    """Of the calibration, those that multiply a prediction of this step."""
 
     def halfwidth(self, own: float) -> tuple[float, str]:
         """(half-width of the 90 % interval, what it stands on)."""
@@ -53,23 +61,46 @@ class StepCalibration:
             found = self.calibration.width(self.devices, self.regime, own)
             if found is not None:
                 return found.log_halfwidth, found.note
-        return own, "interval by the predictions' own errors; no measured run has checked it"
+        own_errors = "interval by the predictions' own errors"
+        if self.factors:
+            return own, f"{own_errors}; measured runs corrected them, and checked no interval"
+        return own, f"{own_errors}; no measured run has checked it"
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Runs like this one that nothing explains."""
+        """What runs changed in this step, and runs like it that nothing explains."""
         if self.calibration is None:
             return ()
         tail = self.calibration.tail(self.devices, self.regime)
-        return () if tail is None else (tail.note,)
+        return (*map(_words, self.factors), *(() if tail is None else (tail.note,)))
 
 
-def step_calibration(predictor: Predictor, plan: Plan, cluster: Cluster) -> StepCalibration:
-    """What the predictor's runs say about this plan's step."""
+def _words(factor: CauseFactor) -> str:
+    """As in `cpu compute x 0.97, corrected by 8 measured runs`."""
+    runs = "1 measured run" if factor.runs == 1 else f"{factor.runs} measured runs"
+    return f"{factor.cause} {factor.name} x {factor.factor:.3g}, corrected by {runs}"
+
+
+def step_calibration(
+    predictor: Predictor, plan: Plan, cluster: Cluster, causes: Iterable[str]
+) -> StepCalibration:
+    """What the predictor's runs say about this plan's step, which rests on these causes."""
     found = predictor.calibration if isinstance(predictor, Calibrated) else None
     if found is None:
         return StepCalibration()
-    return StepCalibration(found, devices_of(plan, cluster), regime_of(plan, cluster))
+    corrected = {
+        (calibrated_cause(each), COMMUNICATION if is_link(each) else COMPUTE) for each in causes
+    }
+    return StepCalibration(
+        calibration=found,
+        devices=devices_of(plan, cluster),
+        regime=regime_of(plan, cluster),
+        factors=tuple(
+            each
+            for each in found.factors
+            if each.factor != 1.0 and (each.cause, each.name) in corrected
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)

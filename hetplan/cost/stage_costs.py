@@ -22,7 +22,7 @@ from hetplan.cost.estimate_values import MemoryUse
 from hetplan.cost.memory.device import PerKind, StageMemory, message_bytes, stage_memory
 from hetplan.cost.priced.end_of_step import EndSeconds
 from hetplan.cost.priced.groups import KnownCollectives
-from hetplan.cost.priced.hops import Hop, gathered_seconds, hop_over, node_ports
+from hetplan.cost.priced.hops import Hop, Sides, gathered_seconds, hop_over, node_ports
 from hetplan.cost.priced.step import norm_depth, norm_rounds, scalar_term
 from hetplan.cost.priced.units import Settings, Unit, make_unit
 from hetplan.cost.priced.values import Part, seconds_of_parts
@@ -392,5 +392,12 @@ def boundary_costs_over(
     senders = degrees.tp * degrees.dp
     # Two stages inside one node cross no NIC.
     apart = ends if ends and link != ends[0].intra_node else ()
-    ports = [port for island in apart for port in node_ports(island, senders)]
-    return hop_over(link, message, message, senders, predictor, ends, gathering, ports)
+    sides = Sides(
+        forward_bytes=message,
+        backward_bytes=message,
+        senders=senders,
+        islands=ends,
+        gathering_seconds=gathering,
+        ports=tuple(port for island in apart for port in node_ports(island, senders)),
+    )
+    return hop_over(link, sides, predictor)

@@ -22,8 +22,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from hetplan.predict.causes import SAMPLES_OF, is_link, link_cause
-from hetplan.predict.predictor import Prediction, SendLaw
+from hetplan.predict.causes import SAMPLES_OF, is_link
+from hetplan.predict.predictor import DATASHEET, Prediction, SendLaw
 from hetplan.predict.regression import NORMAL_90
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "Term",
     "extrapolates",
     "is_extrapolation",
-    "link_cause",
     "normal_quantiles",
     "notes",
     "seconds_of",
@@ -108,7 +107,7 @@ def notes(
         f"{outside.replace(': ', ', ')}"
         for outside in prediction.extrapolating
     ]
-    if prediction.source == "datasheet":
+    if prediction.source == DATASHEET:
         if others_measured and not is_link(cause):
             found.append(f"{cause}: {what}: predicted from datasheet figures")
         else:
@@ -134,7 +133,7 @@ def sources_of(term: Term) -> tuple[tuple[Source, float, float], ...]:
             for part in prediction.parts
         )
     name = ""
-    if prediction.source != "datasheet" and not is_link(term.cause):
+    if prediction.source != DATASHEET and not is_link(term.cause):
         name = term.what
         for end in _PASSES:
             name = name.removesuffix(end)

@@ -288,7 +288,11 @@ def _link(link: LinkFigures, indent: int) -> list[str]:
     if link.bandwidth is not None:
         lines += comment(link.bandwidth.source, indent)
         lines.append(f"{margin}bandwidth: {format_bandwidth(link.bandwidth.value)}")
-    return lines + _latency_and_samples(link, indent)
+    lines += _latency_and_samples(link, indent)
+    if link.measured:
+        lines += comment("What transfers reached, not what the hardware has.", indent)
+        lines.append(f"{margin}measured: true")
+    return lines
 
 
 def _across(link: LinkFigures, indent: int) -> list[str]:

@@ -1,9 +1,13 @@
 """Which bandwidth and latency a link of a cluster file gets, from what was measured or listed.
 
-A link of hetplan is what ONE device can count on in ONE direction while the others send too, with
-time = steps * (latency + bytes of a step / bandwidth). Here the two figures are taken out of link
-samples (the same formula solved for them), out of a node's matrix of paths and the device
-catalogue, or out of figures of the path between two hosts. What none of them says stays None.
+A link of hetplan is what ONE device can count on in ONE direction while the others send too. Its
+two figures are taken out of link samples, by
+
+    time = steps * (latency + bytes of a step / bandwidth)
+
+solved for them, and the file says that they are `measured`, so that an estimate takes them by the
+same formula; or out of a node's matrix of paths and the device catalogue, or figures of the path
+between two hosts: the hardware's, of which collectives reach a part. What none says stays None.
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ class Figure:
     value: float
     """Base units."""
     source: str
+    measured: bool = False
+    """By collectives or sends of the library that trains (`Link.measured`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +51,11 @@ class LinkFigures:
     """Capacity that all devices which send share; only between islands."""
     samples: str | None = None
     """Name of link samples in the profile store."""
+
+    @property
+    def measured(self) -> bool:
+        """Whether the file says so, whoever said the latency: the bandwidth is the larger slip."""
+        return self.bandwidth is not None and self.bandwidth.measured
 
     def over(self, other: LinkFigures) -> LinkFigures:
         """These figures, and the other's where these have none."""
@@ -68,7 +79,7 @@ class LinkFigures:
 
 
 def _steps(sample: LinkSample) -> float:
-    """Latencies in the sample's time, by the laws that estimates use without measurements.
+    """Latencies in the sample's time, by the formula that estimates use with measured figures.
 
     Two of a send where both sides post together: the receiver's notice crosses first.
     """
@@ -140,12 +151,14 @@ def from_samples(
         if share > 1:
             rate = format_bandwidth(_bytes_sent(large[0]) / seconds)
             source += f": {rate} of a node, shared by its {share} devices"
-        bandwidth = Figure(value=_bytes_sent(large[0]) / seconds / share, source=source)
+        value = _bytes_sent(large[0]) / seconds / share
+        bandwidth = Figure(value=value, source=source, measured=True)
     if small:
         seconds = statistics.median(each.median_seconds for each in small)
         steps = _steps(small[0])
         over = f" over its {steps:g} steps" if steps != 1 else ""
-        latency = Figure(value=seconds / steps, source=f"{_words(small[0])}{over}")
+        source = f"{_words(small[0])}{over}"
+        latency = Figure(value=seconds / steps, source=source)
     return LinkFigures(bandwidth=bandwidth, latency=latency, samples=name)
 
 

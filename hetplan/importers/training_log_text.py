@@ -112,10 +112,11 @@ def _opened(path: Path, stack: ExitStack) -> IO[bytes]:
 def _looks_wide(head: bytes) -> bool:
     """Whether every other byte is zero, as in ASCII text in UTF-16 without a mark.
 
-    Letters beyond ASCII leave fewer of them; a fifth of all bytes is more than any text has.
+    Letters beyond ASCII leave fewer of them; a fifth of all bytes is more than any text has. Zeros
+    side by side are no letters: a log that was truncated while it was written begins with them.
     """
-    zeros = max(head[0::2].count(0), head[1::2].count(0))
-    return len(head) >= 8 and zeros > len(head) / 5
+    few, many = sorted((head[0::2].count(0), head[1::2].count(0)))
+    return len(head) >= 8 and many > len(head) / 5 and few < many / 2
 
 
 def _cleaned(number: int, raw: bytes) -> LogLine:

@@ -19,7 +19,7 @@ megatron  Megatron-LM: `--attention-dropout` and `--hidden-dropout` (0.1 unless 
 native    hetplan's own layers: torch's scaled_dot_product_attention, no dropout, a loss over a
           float32 copy, gradients as wide as the parameters (hetplan.profiling.layers,
           hetplan.profiling.tensor_parallel).
-any       as megatron.
+any       as megatron, its exchanges too (`Target.batched_interleaving`).
 """
 
 from __future__ import annotations

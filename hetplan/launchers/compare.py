@@ -23,7 +23,7 @@ from hetplan.launchers.compare_parts import Seconds, counted_side, parts_of
 from hetplan.launchers.compare_run_log import is_run_log, run_of_plan
 from hetplan.launchers.compare_steps import ChosenSteps, choose_steps
 from hetplan.launchers.compare_timers import MEANING, Quantity, predicted
-from hetplan.launchers.compare_values import Comparison, MemoryRow, StepSpread, TimerRow
+from hetplan.launchers.compare_values import Comparison, MemoryRow, TimerRow
 from hetplan.search.files import load_legal_plan
 from hetplan.search.result import SearchResult
 from hetplan.units import format_seconds
@@ -84,8 +84,10 @@ def compare_steps(log: TrainingLog, result: SearchResult, chosen: ChosenSteps) -
     """The same of a log whose steps were chosen."""
     estimate, spread = result.estimate, chosen.spread
     timers = _timer_rows(chosen, estimate)
+    longest = LONGER_THAN_THE_STEP * spread.p90_seconds
+    usable = [row for row in timers if row.measured_most_seconds <= longest]
     parts = parts_of(
-        timers, _predicted_counted(timers, estimate), spread.median_seconds, estimate.step_seconds
+        usable, _predicted_counted(usable, estimate), spread.median_seconds, estimate.step_seconds
     )
     return Comparison(
         trainer=log.trainer.value,
@@ -104,19 +106,18 @@ def compare_steps(log: TrainingLog, result: SearchResult, chosen: ChosenSteps) -
             *log.notes,
             *chosen.notes,
             *_notes(timers, estimate, log),
-            *_too_long(timers, spread),
+            *_too_long(timers, usable),
         ),
     )
 
 
-def _too_long(timers: Sequence[TimerRow], spread: StepSpread) -> list[str]:
-    """A doubt about timers that cannot be of one step."""
-    limit = LONGER_THAN_THE_STEP * spread.p90_seconds
+def _too_long(timers: Sequence[TimerRow], usable: Sequence[TimerRow]) -> list[str]:
+    """A note on timers that cannot be of one step."""
     return [
         f"{row.timer} took {format_seconds(row.measured_most_seconds)}, longer than the step: it "
-        "is a sum of several steps or passes that run at once, or damaged; its part says nothing"
+        "is a sum of several steps or of passes that run at once, or damaged; no part counts it"
         for row in timers
-        if row.measured_most_seconds > limit
+        if row not in usable
     ]
 
 

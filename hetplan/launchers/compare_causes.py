@@ -11,11 +11,11 @@ from itertools import pairwise
 
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.cluster.spec import Link
-from hetplan.cost.terms import link_cause
 from hetplan.launchers.compare_parts import REST
 from hetplan.launchers.compare_steps import devices_of
 from hetplan.launchers.compare_timers import Quantity
 from hetplan.launchers.compare_values import Culprit, PartRow, StepSpread
+from hetplan.predict.causes import link_cause
 from hetplan.search.result import SearchResult
 
 LEAST_SHARE = 0.01

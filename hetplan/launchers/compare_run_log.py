@@ -63,10 +63,13 @@ def run_of_plan(path: Path, result: SearchResult) -> TrainingLog:
             if alike:
                 message += f"; {len(alike)} have its inputs and another layout: name their plan"
             raise InputError(Fault(file=str(path), message=message))
-        notes.append(
-            "the run's plan file was another one with the same inputs and degrees (estimated at "
-            "another time, or of another microbatch size, which the run log does not say)"
-        )
+        why = "layout (estimated at another time)"
+        if mine[-1].plan is None:
+            why = (
+                "degrees (estimated at another time, or of another microbatch size, which this "
+                "older line of the run log does not say)"
+            )
+        notes.append(f"the run's plan file was another one with the same inputs and {why}")
     valid = [run for run in mine if run.valid]
     if not valid:
         message = (
@@ -80,7 +83,11 @@ def run_of_plan(path: Path, result: SearchResult) -> TrainingLog:
 
 
 def _same_layout(run: RunLog, result: SearchResult) -> bool:
-    """Whether the run's ranks stand where the plan's do: stage, tp index and device of each."""
+    """Whether the run's plan is this one; of an older line, which does not hold it, whether its
+    ranks stand where the plan's do: stage, tp index and device of each.
+    """
+    if run.plan is not None:
+        return run.plan == result.plan
     planned = {
         (number, at % replica.tp, device)
         for pipeline in result.plan.pipelines

@@ -105,6 +105,7 @@ def launch(
         paced=_paced_kinds(training),
         machine=machine,
         loss_check=_check_losses(training, report) if check_loss else None,
+        plan=result.plan,
     )
 
 

@@ -17,6 +17,7 @@ from hetplan.files.encoding import to_plain
 from hetplan.files.reading import Document, decode
 from hetplan.files.writing import append_line
 from hetplan.launchers.machine import Machine
+from hetplan.plans.plan import Plan
 from hetplan.runtime.measured import RankMeasure, StepRecord
 
 SCHEMA = "hetplan.run/1"
@@ -69,6 +70,8 @@ class RunLog:
     """Device kinds that were played by a pace; empty where every rank ran at its own speed."""
     machine: Machine
     loss_check: LossCheck | None = None
+    plan: Plan | None = None
+    """What ran where: stages, degrees, microbatch size. None in lines of before it was written."""
 
     @property
     def relative_error(self) -> float:

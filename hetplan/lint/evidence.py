@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hetplan.importers.sailor import SEQUENCE_LENGTH
-from hetplan.lint.known import known_model, precision_of
+from hetplan.lint.known import element_bytes, known_model, precision_of
 from hetplan.lint.rows import LayerRow, LayerSampleRow, Material, Place
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
 from hetplan.model.work import layer_work
 from hetplan.profiling.samples import Phase
 
-_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 SENTINEL_SECONDS = 5.0
 """No layer or message takes so long; marks for failures are powers of ten above it."""
 
@@ -111,7 +110,7 @@ def _sequences(rows: tuple[LayerRow, ...]) -> dict[tuple[str, ...], tuple[int, i
             smallest[key] = row
     found = {}
     for key, row in smallest.items():
-        bytes_each = _BYTES.get(precision_of(row.precision), 0)
+        bytes_each = element_bytes(precision_of(row.precision), 0)
         if not bytes_each:
             continue
         elements = (row.weight_bytes or 0.0) / bytes_each
@@ -144,7 +143,7 @@ def _of_row(
         flops, width = _layer_flops(model, row), model.hidden_size
     elif not whole and not lookup and row.weight_bytes:
         width, sequence = sequences.get(_table(row), (0, 0))
-        elements = row.weight_bytes / _BYTES.get(precision_of(row.precision), 4)
+        elements = row.weight_bytes / element_bytes(precision_of(row.precision), 4)
         flops = 2.0 * row.microbatch_size * sequence * elements
     return Timed(
         place=row.place,

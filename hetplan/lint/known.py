@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.devices import DeviceKind
+from hetplan.job.spec import Precision
 from hetplan.model.spec import Architecture, ModelSpec, plain_model
 
 DATA_CENTRE_MARGIN = 1.03  # peaks are quoted at the highest clock; 3 % for rounded times
@@ -130,6 +131,14 @@ def precision_of(label: str) -> str:
         if re.search(pattern, text):
             return name
     return ""
+
+
+def element_bytes(precision: str, unknown: int) -> int:
+    """Bytes of one element in a number format; `unknown` of a name that is none."""
+    try:
+        return Precision(precision).bytes_per_element
+    except ValueError:
+        return unknown
 
 
 def _gpt(name: str, layers: int, hidden: int, heads: int, vocab: int) -> ModelSpec:

@@ -31,7 +31,14 @@ from hetplan.lint.own_files import (
 from hetplan.lint.rows import Material, joined
 from hetplan.lint.tables import read_table, table_kind
 from hetplan.model.spec import ModelSpec
-from hetplan.profiling.samples_csv import SAMPLE_TYPES, header
+from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample
+from hetplan.profiling.samples_csv import SAMPLE_TYPES, SampleType, header
+from hetplan.profiling.store_state import (
+    LAYERS_FILE,
+    LINKS_FILE,
+    OPERATORS_FILE,
+    PROVENANCE_FILE,
+)
 
 TEXT_SUFFIXES = (".md", ".rst", ".html", ".py", ".sh", ".c", ".h", ".cpp", ".cu", ".toml")
 """Files in which people write, not measure; they are skipped without a look."""
@@ -62,6 +69,11 @@ class Reading:
     """Whether the job was held against the model and the cluster."""
 
 
+_SAMPLES: Mapping[str, SampleType] = {
+    LAYERS_FILE: LayerSample,
+    LINKS_FILE: LinkSample,
+    OPERATORS_FILE: OperatorSample,
+}
 _CAMPAIGN_RESULTS = '"schema": "hetplan.campaign-results/'
 NOTHING = Material()
 NO_INPUTS = Inputs()
@@ -150,6 +162,9 @@ def _walk(paths: Sequence[Path]) -> Iterator[Path]:
 def _read(path: Path, asked: Asked, loaders: Mapping[str, Loader]) -> _Part:
     if path.suffix.lower() in TEXT_SUFFIXES:
         return _Part(skipped="is text or code, no measurements")
+    sample_type = _of_population(path)
+    if sample_type is not None and asked.importer is None:
+        return _Part(material=sample_rows(path, sample_type), kind="samples")
     text = _text(path)
     if text is None:
         return _Part(skipped="is not UTF-8 text")
@@ -178,6 +193,13 @@ def _read(path: Path, asked: Asked, loaders: Mapping[str, Loader]) -> _Part:
     if importer_of(text) is not None:
         return _recognised(path, text, asked)
     return _Part(skipped=_unknown(first))
+
+
+def _of_population(path: Path) -> SampleType | None:
+    """What a file in a population's folder must hold, by its name; None for others."""
+    if not (path.parent / PROVENANCE_FILE).is_file():
+        return None
+    return _SAMPLES.get(path.name)
 
 
 def _unknown(first: str) -> str:

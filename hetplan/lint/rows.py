@@ -71,6 +71,8 @@ class EfficiencyRow:
     shape: str
     """`key=value` pairs, comma separated, as the file writes them."""
     efficiency: float
+    peak_flops_per_second: float | None = None
+    """The rate of which it is the share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from hetplan.lint.evidence import Evidence
 from hetplan.lint.findings import Severity
+from hetplan.lint.known import element_bytes
 from hetplan.lint.rows import LayerSampleRow, LinkSampleRow, OperatorSampleRow
 from hetplan.lint.rule import Rule, Sighting, grouped, per_file, sighting
 from hetplan.model.spec import LayerKind
@@ -25,7 +26,6 @@ WHOLLY_FLAT_SIZES = 1000.0  # over which even the fastest link's time grows seve
 WHOLLY_FLAT_BYTES = 1 << 20  # from where on bandwidth counts beside any latency of a region
 FASTER_SIZES, FASTER = 4.0, 5.0  # noise slows a message fivefold, but hardly below a larger one
 SampleRow: TypeAlias = LayerSampleRow | LinkSampleRow | OperatorSampleRow
-_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def _rows(evidence: Evidence) -> list[SampleRow]:
@@ -71,7 +71,7 @@ def _activations(evidence: Evidence) -> Iterator[Sighting]:
             sample.microbatch_size
             * sample.sequence_length
             * sample.hidden_size
-            * _BYTES.get(sample.precision, 2)
+            * element_bytes(sample.precision, 2)
         )
         if 0 < sample.activation_bytes < LEAST_ACTIVATIONS * least:
             rows.append((row, least))

@@ -92,7 +92,7 @@ def _collective_rows(rows: Iterator[Cells]) -> Material:
 def _efficiency_rows(rows: Iterator[Cells]) -> Material:
     found = []
     for cells in rows:
-        efficiency = cells.number("efficiency")
+        efficiency, peak = cells.number("efficiency"), cells.number("peak_tflops")
         if efficiency is None:
             continue
         found.append(
@@ -103,6 +103,7 @@ def _efficiency_rows(rows: Iterator[Cells]) -> Material:
                 operation=cells.text("op"),
                 shape=cells.text("shape"),
                 efficiency=efficiency,
+                peak_flops_per_second=None if peak is None else peak * 1e12,
             )
         )
     return Material(efficiencies=tuple(found))

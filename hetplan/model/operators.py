@@ -133,7 +133,7 @@ _FLOAT32_LOSS_BYTES = (36.0, 12.0)
 
 # Optimizers' least traffic per parameter is said in `hetplan.predict.datasheet`; here AdamW in
 # float32: gradient read (4), parameter and two moments read and written (24).
-_UPDATE_BYTES = 28.0
+ADAMW_UPDATE_BYTES = 28.0
 
 
 def operator_flops(op: Operator, phase: str) -> float:
@@ -164,7 +164,7 @@ def operator_bytes(
         out = element_bytes if output_bytes is None else output_bytes
         return _product_bytes(op, phase, element_bytes, out)
     if kind is OperatorClass.OPTIMIZER:
-        return op.m * _UPDATE_BYTES
+        return op.m * ADAMW_UPDATE_BYTES
     if kind is OperatorClass.LOSS:
         return _loss_bytes(op, phase, element_bytes)
     if kind is OperatorClass.EMBEDDING:

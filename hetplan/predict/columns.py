@@ -33,6 +33,9 @@ class Column(StrEnum):
     WEIGHT_BYTES = "weight_bytes"
     """Bytes of the weights that matrix products read, or of an embedding's table: its backward
     pass writes a gradient as large, however few tokens were looked up."""
+    SCORE_BYTES = "score_bytes"
+    """Bytes of the attention scores of a layer that keeps them in memory: heads * tokens * length
+    elements. Only laws of such layers have it (`predict.layer_prior`)."""
     PARAMETERS = "parameters"
     """Parameters that an optimizer updates."""
 
@@ -44,6 +47,7 @@ COEFFICIENT_UNITS: tuple[tuple[Column, str], ...] = (
     (Column.ATTENTION_FLOPS, "s/flop"),
     (Column.ELEMENTWISE_BYTES, "s/B"),
     (Column.WEIGHT_BYTES, "s/B"),
+    (Column.SCORE_BYTES, "s/B"),
     (Column.PARAMETERS, "s/parameter"),
 )
 """Unit of each column's coefficient."""
@@ -93,6 +97,7 @@ class LayerColumns:
     attention_flops: float
     elementwise_bytes: float
     weight_bytes: float
+    score_bytes: float = 0.0
 
     def value(self, column: str) -> float:
         """Value of one column, a `Column` value."""
@@ -118,9 +123,14 @@ def layer_columns(
     weights = work.weight_elements
     if layer is LayerKind.EMBEDDING:
         weights += float(model.vocabulary_matrix(tp))
+    scores = 0.0
+    if layer is LayerKind.TRANSFORMER:
+        heads = model.common_layer(sequence_length).attention.num_heads
+        scores = heads / tp * microbatch_size * float(sequence_length) ** 2
     return LayerColumns(
         work.matrix_flops,
         work.attention_flops,
         work.elementwise_elements * bytes_per_element,
         weights * bytes_per_element,
+        scores * bytes_per_element,
     )

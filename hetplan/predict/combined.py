@@ -57,6 +57,7 @@ class CombinedRows:
             law,
             log_halfwidth=law.log_halfwidth + added,
             table_log_halfwidth=law.table_log_halfwidth + added,
+            measured=(),  # a half is not measured
             calibration=f"{law.calibration}; {added:g} more for the split",
             notes=(
                 *notes,

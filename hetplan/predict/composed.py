@@ -44,10 +44,11 @@ from hetplan.predict.datasheet import (
 from hetplan.predict.float8 import narrowed
 from hetplan.predict.layer_answer import LayerShape
 from hetplan.predict.operator_columns import column_value
-from hetplan.predict.operator_index import DeviceOperators, Launch
-from hetplan.predict.predictor import Prediction, PredictionPart
+from hetplan.predict.operator_index import DeviceOperators
+from hetplan.predict.operator_ready import Launch
+from hetplan.predict.operator_values import OperatorColumn
+from hetplan.predict.predictor import MEASURED, Prediction, PredictionPart
 
-SOURCE = "measured"
 LAUNCH_PART = "launch"
 WAIT_PART = "wait"
 
@@ -148,7 +149,7 @@ def _gradients(
     for op in ops:
         launch = _by_bandwidth(op, device, shape.precision.value, backward=True)
         if rate is not None:
-            moved = column_value("bytes", op, BACKWARD, shape.precision.value)
+            moved = column_value(OperatorColumn.BYTES, op, BACKWARD, shape.precision.value)
             launch = replace(launch, work_seconds=moved * rate)
         yield op.count, replace(launch, notes=(GRADIENTS_NOTE,))
 
@@ -161,16 +162,15 @@ GRADIENTS_NOTE = (
 
 def _by_bandwidth(op: Operator, device: DeviceKind, precision: str, *, backward: bool) -> Launch:
     """A pass over memory on a device of which none was measured: datasheet bandwidth."""
-    moved = column_value("bytes", op, BACKWARD if backward else FORWARD, precision)
+    moved = column_value(OperatorColumn.BYTES, op, BACKWARD if backward else FORWARD, precision)
     share = ELEMENTWISE_EFFICIENCY_BACKWARD if backward else ELEMENTWISE_EFFICIENCY_FORWARD
     bandwidth = device.memory_bandwidth_bytes_per_second
+    note = f"{str(op.operator).replace('_', ' ')} not measured: from the memory bandwidth"
     return Launch(
-        op.operator,
-        moved / (bandwidth * share) if bandwidth > 0 else 0.0,
-        0.0,
-        0.0,
-        ELEMENTWISE_LOG_HALFWIDTH,
-        (f"{str(op.operator).replace('_', ' ')} not measured: from the memory bandwidth",),
+        operator=op.operator,
+        work_seconds=moved / (bandwidth * share) if bandwidth > 0 else 0.0,
+        log_halfwidth=ELEMENTWISE_LOG_HALFWIDTH,
+        notes=(note,),
     )
 
 
@@ -197,7 +197,7 @@ def _sum(launches: list[tuple[int, Launch]]) -> Prediction:
     return Prediction(
         seconds=total,
         log_halfwidth=math.sqrt(variance) / total if total else 0.0,
-        source=SOURCE,
+        source=MEASURED,
         extrapolating=tuple(notes),
         parts=tuple(
             PredictionPart(

@@ -24,15 +24,13 @@ from hetplan.cluster.spec import Link, Transport
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.layers import Experts, LatentAttention
-from hetplan.model.operators import DEFAULT_KERNELS, Kernels
+from hetplan.model.operators import ADAMW_UPDATE_BYTES, DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.predict import links_prior
 from hetplan.predict.columns import layer_columns
 from hetplan.predict.kernel_costs import kernel_costs
 from hetplan.predict.link_shapes import lane_bytes, ring_shape
-from hetplan.predict.predictor import Prediction, SendLaw
-
-SOURCE = "datasheet"
+from hetplan.predict.predictor import DATASHEET, Prediction, SendLaw
 
 # Matrix products of at least 100 GFLOP, median per device of rate / dense peak with float32
 # accumulation: A100-40 .79 (of 312 TFLOP/s), GH200 .59 (989), V100 .71 (125), RTX 3090 1.00 (71),
@@ -76,19 +74,18 @@ WEIGHT_GRADIENT_TRAFFIC = 3.0
 # written (24): 28 bytes per parameter for AdamW; gradient read, parameter read and written: 12 for
 # SGD. 16-bit training adds the 16-bit parameter written and the gradient converted (2 + 2 + 4), and
 # a pass over the gradients for their norm (4).
-_FUSED_BYTES = ((Optimizer.ADAMW, 28.0), (Optimizer.SGD, 12.0))
+_FUSED_BYTES = ((Optimizer.ADAMW, ADAMW_UPDATE_BYTES), (Optimizer.SGD, 12.0))
 _MIXED_PRECISION_BYTES = 12.0
 # Fused AdamW in float32 took (per parameter, time * memory bandwidth, tp 1, Sailor's profiles) 33.5
 # B on V100, 35.0 on A100-40, 35.1 on RTX 3090, 38 to 41 on GH200, 42 on Titan RTX, 42.7 on RTX 2080
 # Ti; 28 are the fused traffic. Geometric mean of the extremes.
-OPTIMIZER_TRAFFIC_FACTOR = math.sqrt(33.5 * 42.7) / 28.0
+OPTIMIZER_TRAFFIC_FACTOR = math.sqrt(33.5 * 42.7) / ADAMW_UPDATE_BYTES
 # Kinds: log(42.7 / 37.8) = .12. The passes over 16-bit gradients and their norm are counted, not
 # measured, and an optimizer without a fused kernel takes up to twice as long: half of log 2.
 OPTIMIZER_LOG_HALFWIDTH = 0.12 + 0.5 * math.log(2.0)
 
-# Measured rate over the link's figure: .65 to .78 on NVLink (A100 ring over 8 devices: 191 to 234
-# of 300 GB/s), .85 to .9 on InfiniBand, about 1 with gloo over Ethernet. log(1 / .65).
-LINK_LOG_HALFWIDTH = 0.43
+LINK_LOG_HALFWIDTH = links_prior.OTHERS_LOG_HALFWIDTH
+"""Of a link's figures, where nothing better is known."""
 
 
 def _operations(model: ModelSpec, layer: LayerKind) -> int:
@@ -179,7 +176,7 @@ def _layer(
         + elementwise * ELEMENTWISE_LOG_HALFWIDTH
     )
     return Prediction(
-        seconds=seconds, log_halfwidth=spread / seconds, source=SOURCE, extrapolating=notes
+        seconds=seconds, log_halfwidth=spread / seconds, source=DATASHEET, extrapolating=notes
     )
 
 
@@ -252,29 +249,29 @@ def optimizer_update(
     return Prediction(
         seconds=traffic / _memory_bandwidth(device),
         log_halfwidth=OPTIMIZER_LOG_HALFWIDTH,
-        source=SOURCE,
+        source=DATASHEET,
         extrapolating=notes,
     )
 
 
 def send(link: Link, notes: tuple[str, ...] = (), *, nodes: int = 1) -> SendLaw:
-    """Point-to-point law of a link that nobody measured; device-direct as `links_prior` has it.
+    """Point-to-point law of a link without samples; device-direct as `links_prior` has it.
 
-    Host-staged, from the link's figures: its latency, and its goodput for the bytes.
+    Host-staged, or where the figures themselves were measured: latency, and goodput for the bytes.
 
     The data crosses once after the receiver is known to be ready: wire = latency. With both sides
     posting together the receiver's readiness has to cross to the sender first, another one-way
     latency: rendezvous = 2 * latency. (gloo over a 10.3 ms round trip: 10.3 ms when posted
     together, 5.5 to 5.7 ms with the receiver early.)
     """
-    if link.transport is Transport.DEVICE_DIRECT:
+    if link.transport is Transport.DEVICE_DIRECT and not link.measured:
         return links_prior.send(link, nodes=nodes, notes=notes)
     return SendLaw(
         rendezvous_latency_seconds=2.0 * link.latency_seconds,
         wire_latency_seconds=link.latency_seconds,
         seconds_per_byte=1.0 / link.goodput_bytes_per_second,
         log_halfwidth=LINK_LOG_HALFWIDTH,
-        source=SOURCE,
+        source=DATASHEET,
         extrapolating=notes,
     )
 
@@ -288,11 +285,12 @@ def collective(
     *,
     nodes: int = 1,
 ) -> Prediction:
-    """A collective over a link that nobody measured; device-direct ones as `links_prior` has it.
+    """A collective over a link without samples; device-direct ones as `links_prior` has it.
 
-    Host-staged by latency and goodput: 2 (n - 1) (alpha + S / n / beta) for all_reduce.
+    Host-staged, or where the figures themselves were measured, by latency and goodput: for
+    all_reduce 2 (n - 1) (alpha + S / n / beta).
     """
-    if link.transport is Transport.DEVICE_DIRECT:
+    if link.transport is Transport.DEVICE_DIRECT and not link.measured:
         return links_prior.collective(
             link, operation, group_size, message_bytes, nodes=nodes, notes=notes
         )
@@ -302,6 +300,6 @@ def collective(
     return Prediction(
         seconds=steps * step,
         log_halfwidth=LINK_LOG_HALFWIDTH,
-        source=SOURCE,
+        source=DATASHEET,
         extrapolating=notes,
     )

@@ -1,8 +1,8 @@
 """From measurements to the predictor that the cost model asks; how it is stored and read back.
 
 Every prediction says where it came from. For a layer the first that there is answers: whole layers
-measured on the device; operators measured on it, summed (`predict.composed`); both `measured`, with
-the interval that left-out sizes gave. Else `related`, laws of other kinds of device carried by the
+measured on the device, the very shape by its own median; operators measured on it, summed
+(`predict.composed`); both `measured`. Else `related`, laws of other kinds of device carried by the
 datasheet's figures (`predict.related`). Else `datasheet`, with the datasheet's wide interval and a
 note that names what is missing. Nothing falls back in silence.
 """
@@ -30,18 +30,19 @@ from hetplan.predict.laws import ALL_LAYERS, SCHEMA, FittedLaws, LayerLaw, LinkL
 from hetplan.predict.layer_answer import LayerShape, by_layer_law
 from hetplan.predict.layer_laws import fit_layer_laws
 from hetplan.predict.links import (
-    SOURCE,
     collective_law,
     fit_link_laws,
     of_transport,
     send_law,
 )
+from hetplan.predict.links_prior import fabric_bytes_per_second
 from hetplan.predict.operator_index import DeviceOperators, index_operators
 from hetplan.predict.operator_laws import fit_operator_laws
 from hetplan.predict.populations import choose
-from hetplan.predict.predictor import Prediction, SendLaw
+from hetplan.predict.predictor import DATASHEET, MEASURED, Prediction, SendLaw
 from hetplan.predict.prior import MovedOperators, with_prior
 from hetplan.predict.related import Related
+from hetplan.predict.related_operators import RelatedLaws
 from hetplan.profiling.samples import LinkOperation, Phase, ProfileSet
 from hetplan.version import __version__
 
@@ -165,21 +166,23 @@ class FittedPredictor:
         moved: bool = False,
     ) -> Prediction:
         """The same without any whole layer of this kind; `moved`: to be moved to points of it."""
+        # A search asks this millions of times: without laws nothing is walked through.
+        if self.laws.operators or self.laws.layers:
+            composed = layer_prediction(
+                self._moved.index(device, shape.precision, self._operators),
+                device,
+                model,
+                layer,
+                shape=shape,
+                backward=backward,
+                lent=self._related.operators,
+            )
+            found = composed or self._related.layer(
+                device, model, layer, shape, backward=backward, moved=moved
+            )
+            if found is not None:
+                return found
         phase = Phase.BACKWARD if backward else Phase.FORWARD
-        composed = layer_prediction(
-            self._moved.index(device, shape.precision, self._operators),
-            device,
-            model,
-            layer,
-            shape=shape,
-            backward=backward,
-            lent=self._related.operators,
-        )
-        if composed is not None:
-            return composed
-        related = self._related.layer(device, model, layer, shape, backward=backward, moved=moved)
-        if related is not None:
-            return related
         answer = datasheet.backward if backward else datasheet.forward
         found = answer(
             device,
@@ -214,13 +217,18 @@ class FittedPredictor:
                 return related
             notes = self._missing(device, precision, phase)
             return datasheet.optimizer_update(device, optimizer, parameters, precision, notes)
+        for each in law.measured_updates:
+            if each.parameters == parameters:
+                return Prediction(
+                    seconds=each.seconds, log_halfwidth=each.log_halfwidth, source=MEASURED
+                )
         seconds = sum(
             term.coefficient * (parameters if term.column == Column.PARAMETERS else 1.0)
             for term in law.terms
         )
         halfwidth, warnings = outside(law.ranges, (max(parameters, 1.0),), law.log_halfwidth)
         return Prediction(
-            seconds=seconds, log_halfwidth=halfwidth, source=SOURCE, extrapolating=warnings
+            seconds=seconds, log_halfwidth=halfwidth, source=MEASURED, extrapolating=warnings
         )
 
     def send(self, link: Link, message_bytes: float, *, nodes: int = 1) -> SendLaw:
@@ -247,7 +255,7 @@ class FittedPredictor:
                 f"{operation!r} is no collective; known are {', '.join(sorted(_COLLECTIVES))}"
             )
         if group_size < 2:
-            return Prediction(seconds=0.0, log_halfwidth=0.0, source=datasheet.SOURCE)
+            return Prediction(seconds=0.0, log_halfwidth=0.0, source=DATASHEET)
         measured, notes = self._measured_link(link)
         law = None
         if measured is not None:
@@ -258,13 +266,17 @@ class FittedPredictor:
                 message_bytes,
                 nodes=nodes,
                 groups=groups,
-                fabric_bytes_per_second=link.bandwidth_bytes_per_second,
+                fabric_bytes_per_second=fabric_bytes_per_second(link),
             )
         if law is None:
             law = datasheet.collective(
                 link, operation, group_size, message_bytes, notes, nodes=nodes
             )
         return corrected(law, factor_of(self.laws.calibration, link_cause(link)))
+
+    def lent(self, device: DeviceKind, precision: Precision) -> RelatedLaws | None:
+        """Laws of single operators that other kinds lend this one; None where nothing can be."""
+        return self._related.lent(device, precision)
 
     @property
     def calibration(self) -> Calibration | None:

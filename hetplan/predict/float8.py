@@ -45,7 +45,8 @@ from hetplan.predict.datasheet import (
 )
 from hetplan.predict.layer_answer import LayerShape
 from hetplan.predict.operator_columns import column_value
-from hetplan.predict.operator_index import DeviceOperators, Launch, index_operators
+from hetplan.predict.operator_index import DeviceOperators, index_operators
+from hetplan.predict.operator_ready import Launch
 from hetplan.predict.operator_values import MeasuredShape, OperatorLaw
 from hetplan.predict.predictor import Prediction
 
@@ -97,8 +98,16 @@ class NarrowOperators:
         if found is None:
             return None
         note = assumed(self.device, self.format, self.wide.precision)
+        added = _assumption(peak_ratio(self.device, self.format, self.wide.precision))
         return (
-            *(replace(each, notes=(*each.notes, note)) for each in found),
+            *(
+                replace(
+                    each,
+                    log_halfwidth=math.hypot(each.log_halfwidth, added),
+                    notes=(*each.notes, note),
+                )
+                for each in found
+            ),
             self._quantise(op, backward=backward),
         )
 
@@ -107,11 +116,9 @@ class NarrowOperators:
         if rate is None:
             rate = _seconds_per_byte(self.device, backward=backward)
         return Launch(
-            QUANTISE,
-            quantise_bytes(op, self.format, backward=backward) * rate,
-            0.0,
-            0.0,
-            ELEMENTWISE_LOG_HALFWIDTH,
+            operator=QUANTISE,
+            work_seconds=quantise_bytes(op, self.format, backward=backward) * rate,
+            log_halfwidth=ELEMENTWISE_LOG_HALFWIDTH,
         )
 
 
@@ -142,6 +149,11 @@ def peak_ratio(device: DeviceKind, product_format: ProductFormat, precision: str
     return max(1.0, device.peak(product_format.rate) / device.peak(precision))
 
 
+def _assumption(ratio: float) -> float:
+    """Log half-width of how far the ratio is reached."""
+    return 0.5 * math.log(ratio)
+
+
 def assumed(device: DeviceKind, product_format: ProductFormat, precision: str) -> str:
     """The note of every such prediction."""
     ratio = peak_ratio(device, product_format, precision)
@@ -169,7 +181,6 @@ def narrowed(
 def _narrow_law(law: OperatorLaw, ratio: float) -> OperatorLaw:
     if law.operator not in tuple(WITH_WEIGHTS) or ratio <= 1.0:
         return law
-    added = 0.5 * math.log(ratio)
     found = replace(
         law,
         terms=tuple(
@@ -177,8 +188,6 @@ def _narrow_law(law: OperatorLaw, ratio: float) -> OperatorLaw:
             for term in law.terms
         ),
         sustained_flops_per_second=law.sustained_flops_per_second * ratio,
-        log_halfwidth=math.hypot(law.log_halfwidth, added),
-        large_log_halfwidth=math.hypot(law.large_log_halfwidth, added),
     )
     return replace(
         found,
@@ -259,7 +268,7 @@ def by_datasheet(
         wide,
         seconds=seconds,
         log_halfwidth=math.hypot(
-            wide.log_halfwidth, 0.5 * math.log(ratio) * products / ratio / seconds
+            wide.log_halfwidth, _assumption(ratio) * products / ratio / seconds
         ),
         extrapolating=(*wide.extrapolating, assumed(device, asked, precision)),
     )

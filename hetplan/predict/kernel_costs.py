@@ -34,11 +34,23 @@ from dataclasses import dataclass, replace
 
 from hetplan.model.layer_operators import gradient_operators
 from hetplan.model.layers import LatentAttention, TransformerLayer
-from hetplan.model.operators import BACKWARD, Kernels, operator_bytes
+from hetplan.model.operators import (
+    BACKWARD,
+    FORWARD,
+    Kernels,
+    Operator,
+    OperatorClass,
+    operator_bytes,
+)
 from hetplan.model.spec import LayerKind, ModelSpec
 
 _MASK_BYTES = 1
 _FLOAT32_BYTES = 4
+# More than one causal kernel, forward and backward: scores, softmax, context for one; two products
+# each for scores and context and the softmax's gradient for one.
+_SCORE_LAUNCHES = (2, 4)
+# Maximum, difference, exponential with its sum, quotient; the softmax scaled and copied back.
+_LOSS_LAUNCHES = (4, 1)
 _DEFAULT_LOSS_PASSES = 3.0
 """Over the logits, of `layer_work` for a head: written, read, and their gradient."""
 
@@ -110,7 +122,7 @@ def _layer(
         square = 2.0 * tokens * sequence_length * (query + value)
         scores = layer.attention.num_heads / tp * tokens * sequence_length
         moved += scores * e * (7 if backward else 4)
-        launches += 4 if backward else 2
+        launches += _SCORE_LAUNCHES[backward]
         if kernels.attention_dropout:
             moved += scores * (2 * e + _MASK_BYTES)
             launches += 1
@@ -133,10 +145,17 @@ def _loss(
 ) -> KernelCosts:
     if kernels.fused_loss:
         return KernelCosts()
-    each = 12.0 + e if backward else 36.0 + e
+    loss = Operator(
+        operator=OperatorClass.LOSS,
+        what="loss",
+        m=int(tokens),
+        n=model.vocabulary_slice(tp),
+        float32_copy=True,
+    )
+    moved = operator_bytes(loss, BACKWARD if backward else FORWARD, e)
     # Logits are written whatever reads them; backward passes count twice the forward's.
     counted = _DEFAULT_LOSS_PASSES * e * (2.0 if backward else 1.0) - (0.0 if backward else e)
-    more = max(0.0, each - counted)
     return KernelCosts(
-        moved_bytes=more * tokens * model.vocabulary_slice(tp), launches=1 if backward else 4
+        moved_bytes=max(0.0, moved - counted * loss.m * loss.n),
+        launches=_LOSS_LAUNCHES[backward],
     )

@@ -12,6 +12,8 @@ from hetplan.units import format_bytes
 
 OWN_ROWS = "own left-out rows"
 """Calibration of a law whose interval its own errors set."""
+UNCHECKED = "are too few"
+"""In the calibration of a law whose interval is assumed."""
 
 # Fits on two hidden sizes, applied 1.3 and 1.5 doublings outside of them (fp16 layers of six NVIDIA
 # devices, 90 rows): unwidened intervals held every row but one, so this is on the safe side.

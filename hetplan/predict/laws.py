@@ -23,6 +23,7 @@ from hetplan.predict.law_parts import (
     outside,
     validation_of,
 )
+from hetplan.predict.layer_measured import MeasuredLayer, MeasuredUpdate
 from hetplan.predict.layer_table import LayerTable
 from hetplan.predict.link_shapes import LinkShape
 from hetplan.predict.operator_values import OperatorLaw
@@ -98,6 +99,10 @@ class LayerLaw:
     going between them is better than the sum of columns; else empty."""
     table_log_halfwidth: float = 0.0
     """Of the 90 % interval of a time between two of a table's."""
+    measured: tuple[MeasuredLayer, ...] = ()
+    """The very layers that were measured, where they answer for themselves."""
+    measured_updates: tuple[MeasuredUpdate, ...] = ()
+    """The same of an optimizer's law."""
 
     def __post_init__(self) -> None:
         names = tuple(measured.quantity for measured in self.ranges)

@@ -1,12 +1,14 @@
 """What a law of whole measured layers answers for one layer: its table, else its sum of columns.
 
-A layer that was itself measured at this tp and sequence length is read off its table
-(`predict.layer_table`); a size beyond the table, or another vocabulary, changes that time by the
-ratio that the columns give. Everything else is the sum of columns.
+A shape that was itself measured has its median (`predict.layer_measured`). A layer that was
+measured at this tp and sequence length is read off its table (`predict.layer_table`); a size beyond
+the table, or another vocabulary, changes that time by the ratio that the columns give. Everything
+else is the sum of columns.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from hetplan.job.spec import Precision
@@ -14,12 +16,11 @@ from hetplan.model.layers import Attention, Mlp
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec
 from hetplan.predict import datasheet
-from hetplan.predict.columns import layer_columns
+from hetplan.predict.columns import Column, layer_columns
 from hetplan.predict.laws import LayerLaw, outside
 from hetplan.predict.layer_laws import measured_values
 from hetplan.predict.layer_table import LayerTable
-from hetplan.predict.links import SOURCE
-from hetplan.predict.predictor import Prediction
+from hetplan.predict.predictor import MEASURED, Prediction
 
 
 class LayerShape(NamedTuple):
@@ -36,6 +37,14 @@ def by_layer_law(
     law: LayerLaw, model: ModelSpec, layer: LayerKind, shape: LayerShape
 ) -> Prediction:
     """Time of one pass of this layer by the law, with notes on what it had not seen."""
+    itself = measured_itself(law, model, layer, shape)
+    if itself is not None:
+        return Prediction(
+            seconds=itself[0],
+            log_halfwidth=itself[1],
+            source=MEASURED,
+            extrapolating=kernel_notes(law, shape.kernels),
+        )
     values = measured_values(model, layer, shape.microbatch_size, shape.sequence_length, shape.tp)
     halfwidth, warnings = outside(law.ranges, values, law.log_halfwidth)
     seconds, measured = _seconds(law, model, layer, shape)
@@ -49,8 +58,63 @@ def by_layer_law(
             note = f"layers with {', '.join(features)} not measured: rates of plain layers"
             warnings = (*warnings, note)
     return Prediction(
-        seconds=seconds, log_halfwidth=halfwidth, source=SOURCE, extrapolating=warnings
+        seconds=seconds,
+        log_halfwidth=halfwidth,
+        source=MEASURED,
+        extrapolating=(*warnings, *kernel_notes(law, shape.kernels)),
     )
+
+
+def kernel_notes(law: LayerLaw, kernels: Kernels) -> tuple[str, ...]:
+    """What of a job's kernels is not known to be in the law, because samples do not say theirs.
+
+    A law with a column of scores was measured with scores in memory, by all that its rows say.
+    """
+    return _kernel_notes(
+        law.layer, any(term.column == Column.SCORE_BYTES for term in law.terms), kernels
+    )
+
+
+@lru_cache(maxsize=64)
+def _kernel_notes(layer: str, kept_scores: bool, kernels: Kernels) -> tuple[str, ...]:
+    if layer == LayerKind.TRANSFORMER:
+        asked = [
+            *(("scores in memory",) if not (kernels.fused_attention or kept_scores) else ()),
+            *(("dropout of scores",) if kernels.attention_dropout else ()),
+            *(("dropout of the residual",) if kernels.hidden_dropout else ()),
+            *(("sequence parallelism",) if kernels.sequence_parallel else ()),
+        ]
+    elif layer == LayerKind.HEAD:
+        asked = [] if kernels.fused_loss else ["a float32 copy of the logits"]
+    else:
+        asked = ["dropout"] if kernels.hidden_dropout else []
+    notes = []
+    if asked:
+        notes.append(
+            f"kernels of the measured {layer} layers are not known: {', '.join(asked)} may "
+            "not be in their times"
+        )
+    if kept_scores and kernels.fused_attention:
+        notes.append(
+            "the measured transformer layers kept attention scores in memory, by their times; "
+            "fused attention takes less"
+        )
+    return tuple(notes)
+
+
+def measured_itself(
+    law: LayerLaw, model: ModelSpec, layer: LayerKind, shape: LayerShape
+) -> tuple[float, float] | None:
+    """Seconds and half-width of this very layer at this size; None where it was not measured."""
+    key = _key(model) if law.measured else None
+    if key is None:
+        return None
+    vocabulary = 0 if layer is LayerKind.TRANSFORMER else model.vocab_size
+    asked = (*key, vocabulary, shape.sequence_length, shape.tp)
+    for each in law.measured:
+        if each.key == asked:
+            return each.at(shape.microbatch_size)
+    return None
 
 
 def _seconds(
@@ -75,19 +139,7 @@ def _table(
     law: LayerLaw, model: ModelSpec, layer: LayerKind, shape: LayerShape
 ) -> LayerTable | None:
     """The table of this very layer; of those that differ by vocabulary alone the nearest."""
-    plain = model.layer_runs[0].layer
-    attention, mlp = plain.attention, plain.mlp
-    if not isinstance(attention, Attention) or not isinstance(mlp, Mlp) or plain.features():
-        return None
-    architecture = Architecture.LLAMA if mlp.gated else Architecture.GPT
-    key = (
-        architecture.value,
-        model.hidden_size,
-        mlp.ffn_hidden_size,
-        attention.num_heads,
-        attention.num_kv_heads,
-        attention.head_dim,
-    )
+    key = _key(model)
     found = [
         table
         for table in law.tables
@@ -95,6 +147,23 @@ def _table(
         and (table.sequence_length, table.tp) == (shape.sequence_length, shape.tp)
     ]
     return min(found, key=lambda each: abs(each.vocab_size - model.vocab_size), default=None)
+
+
+def _key(model: ModelSpec) -> tuple[str | int, ...] | None:
+    """A plain model's layer as samples name it; None of any other."""
+    plain = model.layer_runs[0].layer
+    attention, mlp = plain.attention, plain.mlp
+    if not isinstance(attention, Attention) or not isinstance(mlp, Mlp) or plain.features():
+        return None
+    architecture = Architecture.LLAMA if mlp.gated else Architecture.GPT
+    return (
+        architecture.value,
+        model.hidden_size,
+        mlp.ffn_hidden_size,
+        attention.num_heads,
+        attention.num_kv_heads,
+        attention.head_dim,
+    )
 
 
 def _by_columns(

@@ -5,7 +5,8 @@ say how GPT and Llama layers differ. An optimizer has one law per (device kind, 
 
 Columns are dropped in the order of `predict.columns` until the rows can tell the remaining ones
 apart: at least as many distinct points as columns, and no column that is a mixture of others on
-all rows (with one hidden size, bytes of elementwise work and operations grow alike).
+all rows (with one hidden size, bytes of elementwise work and operations grow alike). A transformer
+layer's law may be held near a datasheet's rates instead (`predict.layer_prior`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind, ModelSpec
 from hetplan.predict.columns import OPTIMIZER_SETS, Column, column_sets, layer_columns
 from hetplan.predict.combined import split_combined
 from hetplan.predict.datasheet import MATRIX_LOG_HALFWIDTH
+from hetplan.predict.law_parts import UNCHECKED
 from hetplan.predict.laws import (
     ALL_LAYERS,
     OWN_ROWS,
@@ -29,6 +31,12 @@ from hetplan.predict.laws import (
     range_names,
     validation_of,
 )
+from hetplan.predict.layer_measured import (
+    measured_layers,
+    measured_updates,
+    repeat_log_halfwidth,
+)
+from hetplan.predict.layer_prior import Candidate, Passes, choose
 from hetplan.predict.layer_table import (
     LayerTable,
     layer_tables,
@@ -39,17 +47,14 @@ from hetplan.predict.layer_table import (
 from hetplan.predict.operator_fit import gain_is_earned
 from hetplan.predict.regression import (
     MIN_CALIBRATION_ROWS,
-    Rows,
     conformal_halfwidth,
-    fit_nonnegative,
     independent,
-    left_out_errors,
 )
 from hetplan.profiling.samples import LayerSample, Phase
 
 UNVALIDATED_LOG_HALFWIDTH = MATRIX_LOG_HALFWIDTH
 """Least half-width where too few errors set it: a law that was never tested on a size it had not
-seen is trusted no more than a datasheet's."""
+seen is trusted no more than a datasheet's, nor more than a second measurement."""
 
 _OPTIMIZER_PREFIX = f"{Phase.OPTIMIZER.value}:"
 
@@ -63,7 +68,10 @@ class _Draft:
 
     key: _Key
     terms: tuple[Term, ...]
+    originals: tuple[LayerSample, ...]
+    """As measured."""
     samples: tuple[LayerSample, ...]
+    """None slower than one of more work."""
     points: int
     left_out: str
     folds: int
@@ -111,7 +119,11 @@ def fit_layer_laws(samples: Sequence[LayerSample]) -> tuple[LayerLaw, ...]:
     groups: dict[_Key, list[LayerSample]] = {}
     for sample in samples:
         groups.setdefault(_key(sample), []).append(sample)
-    drafts = [_draft(key, _as_more_work(key, groups[key])) for key in sorted(groups)]
+    ordered = sorted(groups.items(), key=lambda item: item[0])
+    drafts = [
+        _draft(key, rows, [both for other, both in ordered if other[:3] == key[:3]])
+        for key, rows in ordered
+    ]
     return tuple(combined.widened(_finish(draft, drafts)) for draft in drafts)
 
 
@@ -204,35 +216,65 @@ def _leave_out(samples: Sequence[LayerSample], layer: str) -> tuple[str, list[fl
     return "", []
 
 
-def _draft(key: _Key, samples: Sequence[LayerSample]) -> _Draft:
-    layer = key[2]
-    sets = OPTIMIZER_SETS if layer == ALL_LAYERS else column_sets(LayerKind(layer))
+def _chosen(
+    key: _Key,
+    sets: Sequence[tuple[Column, ...]],
+    samples: Sequence[LayerSample],
+    both: Sequence[Sequence[LayerSample]],
+) -> Candidate:
+    """The columns that the samples can tell apart; of a transformer layer, what leaves least.
+
+    `both` are all samples of each pass of the same layers.
+    """
     columns, rows = _choose_columns(sets, samples)
+    plain = Candidate(columns=columns, rows=rows)
+    if key[2] != LayerKind.TRANSFORMER:
+        return plain
+    hidden = [float(sample.hidden_size) for sample in samples]
+    measured = [_passes(each) for each in both]
+    return choose(plain, key[0], key[1], _passes(samples), hidden, measured)
+
+
+def _passes(samples: Sequence[LayerSample]) -> Passes:
+    return Passes(
+        phase=samples[0].phase,
+        rows_of=lambda columns: [_row_values(sample, columns) for sample in samples],
+        seconds=[sample.median_seconds for sample in samples],
+    )
+
+
+def _draft(
+    key: _Key, originals: Sequence[LayerSample], both: Sequence[Sequence[LayerSample]]
+) -> _Draft:
+    layer, samples = key[2], _as_more_work(key, originals)
+    sets = OPTIMIZER_SETS if layer == ALL_LAYERS else column_sets(LayerKind(layer))
     seconds = [sample.median_seconds for sample in samples]
-    coefficients = fit_nonnegative(rows, seconds)
+    chosen = _chosen(key, sets, samples, both)
+    coefficients = chosen.fit(chosen.rows, seconds)
     left_out, groups = _leave_out(samples, layer)
-    errors = left_out_errors(rows, seconds, groups) if left_out else ()
+    errors = chosen.left_out(seconds, groups) if left_out else ()
     points = len({_row_values(sample, sets[0]) for sample in samples})
-    tables, table_errors = _tables(layer, samples, rows, seconds)
+    tables, table_errors = _tables(layer, samples, chosen, seconds)
     return _Draft(
         key,
         tuple(
             Term(column=column.value, coefficient=coefficient)
-            for column, coefficient in zip(columns, coefficients, strict=True)
+            for column, coefficient in zip(chosen.columns, coefficients, strict=True)
         ),
-        tuple(samples),
+        tuple(originals),
+        samples,
         points,
         left_out,
         len(set(groups)),
         errors,
-        _notes(sets[0], columns, samples, points, left_out),
+        _notes(sets[0], chosen, samples, points, left_out),
         tables,
         table_errors,
     )
 
 
 def _tables(
-    layer: str, samples: Sequence[LayerSample], rows: Rows, seconds: Sequence[float]
+    layer: str, samples: Sequence[LayerSample], law: Candidate, seconds: Sequence[float]
 ) -> tuple[tuple[LayerTable, ...], tuple[float, ...]]:
     """Tables of the measured layers and their errors on sizes left out, where they beat the law."""
     sizes = [sample.microbatch_size for sample in samples]
@@ -244,7 +286,7 @@ def _tables(
     judged = [index for index, each in enumerate(at) if each in inner]
     if len(judged) < MIN_CALIBRATION_ROWS:
         return (), ()
-    by_law = left_out_errors(rows, seconds, sizes)
+    by_law = law.left_out(seconds, sizes)
     by_table = tuple(inner[at[index]] for index in judged)
     if not gain_is_earned([by_law[index] for index in judged], by_table, 1.0):
         return (), ()
@@ -253,13 +295,15 @@ def _tables(
 
 def _notes(
     richest: Sequence[Column],
-    columns: Sequence[Column],
+    law: Candidate,
     samples: Sequence[LayerSample],
     points: int,
     left_out: str,
 ) -> tuple[str, ...]:
-    notes = []
-    if len(columns) < len(richest):
+    notes, columns = [], law.columns
+    if law.centre:
+        notes.append(f"coefficients are held near the datasheet's: {law.words}")
+    elif len(columns) < len(richest):
         notes.append(
             f"{points} distinct points cannot tell {len(richest)} columns apart: fitted "
             f"{', '.join(columns)}"
@@ -283,6 +327,7 @@ def _halfwidth(draft: _Draft, drafts: Sequence[_Draft]) -> tuple[float, str]:
     pooled = [error for other in drafts if other.key[0] == device for error in other.errors]
     together = conformal_halfwidth(pooled)
     largest = max((abs(error) for error in draft.errors), default=0.0)
+    least = max(UNVALIDATED_LOG_HALFWIDTH, repeat_log_halfwidth(device))
     if together is not None and draft.errors:
         # Never below what this law itself got wrong: the others may be easier.
         return (
@@ -291,16 +336,20 @@ def _halfwidth(draft: _Draft, drafts: Sequence[_Draft]) -> tuple[float, str]:
             f"(own: {len(draft.errors)}, {MIN_CALIBRATION_ROWS} needed)",
         )
     return (
-        max(largest, UNVALIDATED_LOG_HALFWIDTH, together or 0.0),
-        f"{len(draft.errors)} left-out rows are too few ({MIN_CALIBRATION_ROWS} needed); "
-        f"at least the datasheet's {UNVALIDATED_LOG_HALFWIDTH:g}",
+        max(largest, least, together or 0.0),
+        f"{len(draft.errors)} left-out rows {UNCHECKED} ({MIN_CALIBRATION_ROWS} needed); "
+        f"at least {least:g}, what datasheets and second measurements are off by",
     )
 
 
 def _finish(draft: _Draft, drafts: Sequence[_Draft]) -> LayerLaw:
     device, precision, layer, phase = draft.key
     halfwidth, calibration = _halfwidth(draft, drafts)
-    columns = zip(*(_values(sample) for sample in draft.samples), strict=True)
+    columns = tuple(zip(*(_values(sample) for sample in draft.samples), strict=True))
+    between = (conformal_halfwidth(draft.table_errors) or 0.0) if draft.tables else 0.0
+    inside = min(halfwidth, between) if draft.tables else halfwidth
+    checked = UNCHECKED not in calibration
+    updates = layer == ALL_LAYERS
     return LayerLaw(
         device=device,
         precision=precision,
@@ -318,7 +367,19 @@ def _finish(draft: _Draft, drafts: Sequence[_Draft]) -> LayerLaw:
         validation=validation_of(draft.left_out, draft.folds, draft.errors),
         notes=_with_tables(draft),
         tables=draft.tables,
-        table_log_halfwidth=conformal_halfwidth(draft.table_errors) or 0.0,
+        table_log_halfwidth=between,
+        measured=(
+            ()
+            if updates
+            else measured_layers(draft.originals, draft.samples, inside, checked=checked)
+        ),
+        measured_updates=(
+            measured_updates(
+                draft.originals, [int(each) for each in columns[0]], inside, checked=checked
+            )
+            if updates
+            else ()
+        ),
     )
 
 

@@ -19,6 +19,16 @@ from hetplan.errors import InputError
 from hetplan.predict.law_parts import Validation
 from hetplan.profiling.samples import LinkOperation
 
+# Other operations from which one can be derived when it was not measured, best first: an
+# all_reduce is a reduce_scatter and an all_gather of the same message, which mirror each other.
+RELATIVES: dict[str, tuple[str, ...]] = {
+    LinkOperation.ALL_REDUCE: (LinkOperation.REDUCE_SCATTER, LinkOperation.ALL_GATHER),
+    LinkOperation.REDUCE_SCATTER: (LinkOperation.ALL_GATHER, LinkOperation.ALL_REDUCE),
+    LinkOperation.ALL_GATHER: (LinkOperation.REDUCE_SCATTER, LinkOperation.ALL_REDUCE),
+    LinkOperation.ALL_TO_ALL: (),
+    LinkOperation.BROADCAST: (),
+}
+
 
 def ring_shape(operation: str, group_size: int) -> tuple[int, float]:
     """(steps, bytes of one step per byte of message) of an operation among n >= 2 ranks.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from hetplan.errors import Fault, InputError
@@ -21,7 +21,7 @@ from hetplan.predict.link_shapes import LinkShape, ShapeLaw, lane_bytes, shape_c
 from hetplan.predict.link_tables import interpolate
 from hetplan.predict.links_carried import carried, direct_collective
 from hetplan.predict.links_prior import OTHERS_LOG_HALFWIDTH
-from hetplan.predict.links_sends import SOURCE, send_law
+from hetplan.predict.links_sends import send_law
 from hetplan.predict.links_staged import staged_collective
 from hetplan.predict.predictor import Prediction
 from hetplan.predict.regression import (
@@ -30,14 +30,13 @@ from hetplan.predict.regression import (
     fit_nonnegative,
     log_ratio,
 )
-from hetplan.profiling.samples import LinkOperation, LinkSample
+from hetplan.profiling.samples import SENDS, LinkOperation, LinkSample
 
-__all__ = ("SOURCE", "collective_law", "fit_link_laws", "of_transport", "send_law")
+__all__ = ("collective_law", "fit_link_laws", "of_transport", "send_law")
 
 HOST_BACKEND = "gloo"
 """Backend of host-staged transfers; every other one moves device memory."""
 
-_SENDS = (LinkOperation.SEND_RECV, LinkOperation.SEND_RECV_LATE)
 _ROWS_PER_DOUBLING = 2
 """Of a table's sizes in the fit of a shape: long tables must not outweigh short ones."""
 
@@ -99,7 +98,7 @@ def collective_law(
 
 def _key(sample: LinkSample) -> _Key:
     # A message between two does not depend on a group: all point-to-point rows go together.
-    if sample.operation in _SENDS:
+    if sample.operation in SENDS:
         return _Key(sample.operation, sample.backend, 2, 1, 1)
     return _Key(sample.operation, sample.backend, sample.group_size, sample.nodes, sample.groups)
 
@@ -111,7 +110,7 @@ def _link_law(link: str, groups: dict[_Key, list[LinkSample]]) -> LinkLaw:
     kinds = dict.fromkeys((each.operation, each.backend) for each in tables)
     shapes = []
     for operation, backend in kinds:
-        if backend == HOST_BACKEND or operation in _SENDS:
+        if backend == HOST_BACKEND or operation in SENDS:
             continue
         own = [t for t in tables if (t.operation, t.backend) == (operation, backend)]
         shape = _shape(own)
@@ -122,28 +121,29 @@ def _link_law(link: str, groups: dict[_Key, list[LinkSample]]) -> LinkLaw:
 
 def _shape(tables: Sequence[SizeTable]) -> LinkShape | None:
     """The law over group sizes of one operation; None where only one was measured."""
-    law = _shape_law(tables)
-    if law is None:
+    bare = _bare(tables)
+    if bare is None:
         return None
-    sizes = [table.group_size for table in tables]
-    errors = [
-        log_ratio(seconds, found.seconds)
-        for table in tables
-        for rest in [[other for other in tables if other.group_size != table.group_size]]
-        for shape in [_bare(rest)]
-        for size, seconds in _rows(table)
-        for found in [carried(rest, shape, table.operation, table.group_size, size, table.nodes)]
-    ]
-    return LinkShape(
-        operation=tables[0].operation,
-        backend=tables[0].backend,
-        law=law,
-        least_group=min(sizes),
-        most_group=max(sizes),
+    errors = [error for table in tables for error in _without(tables, table)]
+    folds = len({table.group_size for table in tables})
+    return replace(
+        bare,
         log_halfwidth=conformal_halfwidth(errors),
         rows=sum(len(_rows(table)) for table in tables),
-        validation=validation_of("group size", len(set(sizes)), errors),
+        validation=validation_of("group size", folds, errors),
     )
+
+
+def _without(tables: Sequence[SizeTable], out: SizeTable) -> list[float]:
+    """log(measured / predicted) of one table's rows by those of other group sizes."""
+    rest = [table for table in tables if table.group_size != out.group_size]
+    shape = _bare(rest)
+    return [
+        log_ratio(
+            seconds, carried(rest, shape, out.operation, out.group_size, size, out.nodes).seconds
+        )
+        for size, seconds in _rows(out)
+    ]
 
 
 def _bare(tables: Sequence[SizeTable]) -> LinkShape | None:
@@ -233,7 +233,7 @@ def _points(key: _Key, samples: Sequence[LinkSample]) -> tuple[list[float], list
     by_size: dict[int, list[float]] = {}
     for sample in samples:
         by_size.setdefault(sample.message_bytes, []).append(sample.median_seconds)
-    if key.operation in _SENDS and key.backend != HOST_BACKEND:
+    if key.operation in SENDS and key.backend != HOST_BACKEND:
         means = [_geometric_mean(by_size[size]) for size in sorted(by_size)]
         repaired = list(accumulate(reversed(means), min))[::-1]
         return [float(size) for size in sorted(by_size)], repaired

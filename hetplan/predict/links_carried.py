@@ -8,19 +8,19 @@ latency or the time of the smallest message if that is less, and everything abov
 
 S0 of as many bytes per ring: so it rises with S as the table does. It is taken from the two
 measured group sizes around n (geometric mean, the nearer one counting more), or from the nearest
-one where n lies outside of them. The law is the link's own where
-several group sizes were measured, else that of links of its class at the rate that the largest
-measured message had, with as many links more or less as `links_joint` says. Everything that was not
-measured as asked says so.
+one where n lies outside of them. The law is the link's own where several group sizes were measured,
+else that of links of its class at the rate that the largest measured message had, with as many
+links more or less as `links_joint` says. Everything that was not measured as asked says so.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hetplan.predict.laws import LinkLaw, SizeTable
-from hetplan.predict.link_shapes import LinkShape, ShapeLaw, lane_bytes, lanes
+from hetplan.predict.link_shapes import RELATIVES, LinkShape, ShapeLaw, lane_bytes, lanes
 from hetplan.predict.link_tables import outside_sizes, table_seconds
 from hetplan.predict.links_joint import Joint, JointClass, joint_of
 from hetplan.predict.links_prior import (
@@ -28,11 +28,9 @@ from hetplan.predict.links_prior import (
     network_law,
     node_law,
 )
-from hetplan.predict.links_staged import RELATIVES, from_sends
-from hetplan.predict.predictor import Prediction
+from hetplan.predict.links_staged import from_sends
+from hetplan.predict.predictor import MEASURED, Prediction
 from hetplan.profiling.samples import LinkOperation
-
-SOURCE = "measured"
 
 # all_reduce among 2, 4 and 8 devices, each carried to the other two, 1 MiB to 1 GiB: 90 % of
 # |log(measured / predicted)| per doubling are below 0.19 on A100 with an NVLink switch.
@@ -103,43 +101,83 @@ def carried(
     exact = len(near) == 1 and _fits(near[0][0], group_size, nodes)
     if not exact:
         notes = (*notes, _other_group(measured, group_size, nodes, near))
-    log_seconds, halfwidth = 0.0, 0.0
-    found: tuple[str, ...] = ()
-    for table, weight in near:
-        law = shape.law if shape is not None else class_law(table, joint)
-        size = lane * lanes(table.operation, table.group_size, table.nodes)
-        latency = law.latency_seconds(table.operation, table.group_size, table.nodes)
-        there = table_seconds(table, size, latency)
-        if not exact or measured != operation:
-            fixed = min(latency, table.seconds[0], there)
-            # Of one byte per ring: how much more its bytes cost does not depend on the size.
-            own, asked = (
-                law.byte_seconds(what, ranks, lanes(what, ranks, stops), stops)
-                for what, ranks, stops in (
-                    (table.operation, table.group_size, table.nodes),
-                    (operation, group_size, nodes),
-                )
-            )
-            more = law.latency_seconds(operation, group_size, nodes) / latency if latency else 1.0
-            moved = (there - fixed) * (asked / own if own else 1.0)
-            if shape is None and joint is not None and nodes == 1 and table.nodes == 1:
-                # A shape of the link's own group sizes has seen what its links do.
-                moved *= joint.less_reach(table.group_size, group_size)
-            there = fixed * more + moved
-        log_seconds += weight * math.log(there) if there > 0 else -math.inf
-        width, warnings = outside_sizes(table, table.operation, size)
-        halfwidth = max(halfwidth, width)
-        found = found or warnings
+    asked = _Asked(operation=operation, group_size=group_size, nodes=nodes, lane_bytes=lane)
+    moving = not exact or measured != operation
+    found = [_by_table(table, shape, asked, joint, moving=moving) for table, _ in near]
+    halfwidth = max(each.log_halfwidth for each in found)
     if not exact:
         halfwidth = _carried_halfwidth(shape, near, group_size, halfwidth, joint)
     if measured != operation:
         halfwidth += OTHERS_LOG_HALFWIDTH
+    # Both neighbours mostly warn of the same size: the first one's words are enough.
+    warnings = next((each.warnings for each in found if each.warnings), ())
     return Prediction(
-        seconds=there if len(near) == 1 else math.exp(log_seconds),
+        seconds=_between([each.seconds for each in found], [weight for _, weight in near]),
         log_halfwidth=halfwidth,
-        source=SOURCE,
-        extrapolating=(*notes, *found),
+        source=MEASURED,
+        extrapolating=(*notes, *warnings),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A collective, with the bytes of one of its rings."""
+
+    operation: str
+    group_size: int
+    nodes: int
+    lane_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ByTable:
+    """What one table says of it."""
+
+    seconds: float
+    log_halfwidth: float
+    warnings: tuple[str, ...]
+
+
+def _by_table(
+    table: SizeTable,
+    shape: LinkShape | None,
+    asked: _Asked,
+    joint: Joint | None,
+    *,
+    moving: bool,
+) -> _ByTable:
+    """The table's time; `moving`: changed by the law to the shape that is asked."""
+    law = shape.law if shape is not None else class_law(table, joint)
+    size = asked.lane_bytes * lanes(table.operation, table.group_size, table.nodes)
+    latency = law.latency_seconds(table.operation, table.group_size, table.nodes)
+    seconds = table_seconds(table, size, latency)
+    halfwidth, warnings = outside_sizes(table, table.operation, size)
+    if moving:
+        fixed = min(latency, table.seconds[0], seconds)
+        own = _ring_byte_seconds(law, table.operation, table.group_size, table.nodes)
+        other = _ring_byte_seconds(law, asked.operation, asked.group_size, asked.nodes)
+        moved = (seconds - fixed) * (other / own if own else 1.0)
+        if shape is None and joint is not None and asked.nodes == 1 and table.nodes == 1:
+            # A shape of the link's own group sizes has seen what its links do.
+            moved *= joint.less_reach(table.group_size, asked.group_size)
+        more = law.latency_seconds(asked.operation, asked.group_size, asked.nodes)
+        seconds = fixed * (more / latency if latency else 1.0) + moved
+    return _ByTable(seconds=seconds, log_halfwidth=halfwidth, warnings=warnings)
+
+
+def _ring_byte_seconds(law: ShapeLaw, operation: str, group_size: int, nodes: int) -> float:
+    """Of one byte per ring: how much more its bytes cost does not depend on the size."""
+    return law.byte_seconds(operation, group_size, lanes(operation, group_size, nodes), nodes)
+
+
+def _between(seconds: Sequence[float], weights: Sequence[float]) -> float:
+    """Weighted geometric mean; a single time as it is."""
+    if len(seconds) == 1:
+        return seconds[0]
+    if min(seconds) <= 0:
+        return 0.0
+    logs = (weight * math.log(each) for each, weight in zip(seconds, weights, strict=True))
+    return math.exp(sum(logs))
 
 
 def class_law(table: SizeTable, joint: Joint | None = None) -> ShapeLaw:

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 
 from hetplan.predict.laws import SizeTable
 from hetplan.predict.link_tables import outside_sizes, slope, table_seconds
-from hetplan.predict.predictor import SendLaw
+from hetplan.predict.predictor import MEASURED, SendLaw
 from hetplan.profiling.samples import LinkOperation
-
-SOURCE = "measured"
 
 
 def send_law(tables: Sequence[SizeTable], message_bytes: float) -> SendLaw | None:
@@ -48,7 +46,7 @@ def send_law(tables: Sequence[SizeTable], message_bytes: float) -> SendLaw | Non
         wire_latency_seconds=wire,
         seconds_per_byte=rate,
         log_halfwidth=halfwidth,
-        source=SOURCE,
+        source=MEASURED,
         extrapolating=warnings,
     )
 

@@ -13,27 +13,15 @@ import math
 from collections.abc import Sequence
 
 from hetplan.predict.laws import SizeTable
-from hetplan.predict.link_shapes import ring_shape
+from hetplan.predict.link_shapes import RELATIVES, ring_shape
 from hetplan.predict.link_tables import outside_sizes, table_seconds
 from hetplan.predict.links_prior import OTHERS_LOG_HALFWIDTH
-from hetplan.predict.predictor import Prediction
+from hetplan.predict.predictor import MEASURED, Prediction
 from hetplan.profiling.samples import LinkOperation
-
-SOURCE = "measured"
 
 STAGED_LOG_PER_DOUBLING = 0.6
 """Growth of the half-width per doubling between the group size asked and the one measured: 90 %
 of |log(measured / predicted)| of an A100 node's all_reduce among 2, 4 and 8, carried like this."""
-
-# Other operations from which one can be derived when it was not measured, best first: an
-# all_reduce is a reduce_scatter and an all_gather of the same message, which mirror each other.
-RELATIVES: dict[str, tuple[str, ...]] = {
-    LinkOperation.ALL_REDUCE: (LinkOperation.REDUCE_SCATTER, LinkOperation.ALL_GATHER),
-    LinkOperation.REDUCE_SCATTER: (LinkOperation.ALL_GATHER, LinkOperation.ALL_REDUCE),
-    LinkOperation.ALL_GATHER: (LinkOperation.REDUCE_SCATTER, LinkOperation.ALL_REDUCE),
-    LinkOperation.ALL_TO_ALL: (),
-    LinkOperation.BROADCAST: (),
-}
 
 
 def staged_collective(
@@ -89,7 +77,7 @@ def _carried(
     return Prediction(
         seconds=factor * table_seconds(table, equivalent),
         log_halfwidth=halfwidth + extra,
-        source=SOURCE,
+        source=MEASURED,
         extrapolating=(*notes, *warnings),
     )
 
@@ -103,6 +91,6 @@ def from_sends(
     return Prediction(
         seconds=steps * table_seconds(table, share * message_bytes),
         log_halfwidth=halfwidth + OTHERS_LOG_HALFWIDTH,
-        source=SOURCE,
+        source=MEASURED,
         extrapolating=(f"{operation} not measured: {steps} sends", *warnings),
     )

@@ -15,6 +15,7 @@ from hetplan.job.spec import Precision
 from hetplan.model.operators import (
     FORWARD,
     PRODUCTS,
+    WEIGHT_GRADIENT,
     Operator,
     OperatorClass,
     operator_bytes,
@@ -71,17 +72,17 @@ def column_value(
     waves_of: int = 0,
 ) -> float:
     """Value of one column (an `OperatorColumn` value) for one launch in this pass."""
-    if column == "launches":
+    if column == OperatorColumn.LAUNCHES:
         return 1.0
-    if column == "flops":
+    if column == OperatorColumn.FLOPS:
         return operator_flops(op, phase)
-    if column == "tiled_flops":
+    if column == OperatorColumn.TILED_FLOPS:
         return tiled_flops(op, phase, waves_of)
     element = element_bytes(precision)
-    if column == "table_bytes":
+    if column == OperatorColumn.TABLE_BYTES:
         return float(element * op.n * op.k) if phase != FORWARD else 0.0
     output = element_bytes(output_precision) if output_precision else element
-    if column == "output_bytes":
+    if column == OperatorColumn.OUTPUT_BYTES:
         return float(output) * op.batch * op.m * op.n
     return operator_bytes(op, phase, element, output)
 
@@ -175,16 +176,20 @@ def _families(samples: Sequence[OperatorSample]) -> list[float]:
 
 def _weights(sample: OperatorSample) -> tuple[int, int]:
     """The two sizes of the weights: of a weight gradient its result's, else all but the rows."""
-    if sample.phase == "weight_gradient":
+    if sample.phase == WEIGHT_GRADIENT:
         return sample.m, sample.n
     return (sample.k, sample.k) if sample.operator == OperatorClass.LOSS else (sample.n, sample.k)
 
 
+_BLOCKS = 5
+"""As few as leave four fifths of the sizes to fit on."""
+
+
 def _blocks(samples: Sequence[OperatorSample]) -> list[float]:
-    """Five blocks of rows by the work they do, whole sizes together."""
+    """Blocks of rows by the work they do, whole sizes together."""
     work = [_work(sample) for sample in samples]
     distinct = sorted(set(work))
-    blocks = min(5, len(distinct))
+    blocks = min(_BLOCKS, len(distinct))
     place = {value: at * blocks // len(distinct) for at, value in enumerate(distinct)}
     return [float(place[value]) for value in work]
 

@@ -29,6 +29,7 @@ from hetplan.predict.residual import REACHES, Point, left_out_residuals
 # Floors that are tried: times that this share of the rows stays below.
 _FLOOR_SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 _TURNS = 5
+"""Of sorting rows by the floor and fitting those above it, at most: it ends when no row moves."""
 _FEWEST_FOR_FLOOR = 8
 """Rows from which a floor is looked for: half of them on it still leave a fit of three columns."""
 _FEWEST_FOR_WAVES = 3
@@ -38,7 +39,7 @@ _LEAST_GAIN = 0.003
 """Smaller gains of the mean error are below the timing noise of 1 % per row."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """A fitted candidate."""
 
@@ -51,18 +52,18 @@ class Fit:
         return max(self.floor, predict(self.coefficients, row))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """The law that was chosen, and its errors on rows it had not seen."""
 
     fit: Fit
     rows: tuple[int, ...]
     """Rows above the floor: those that the columns were fitted to."""
-    errors: tuple[float, ...]
+    errors: tuple[float, ...] = ()
     """log(measured / predicted) of these, whole groups left out; with the residual if any."""
-    left_out: str
-    folds: int
-    residual: LearnedResidual | None
+    left_out: str = ""
+    folds: int = 0
+    residual: LearnedResidual | None = None
 
 
 Values = Sequence[dict[OperatorColumn, float]]
@@ -92,19 +93,25 @@ def choose_law(
     if len(set(kept[0][1])) < _FEWEST_FOR_WAVES:
         candidates = [each for each in candidates if OperatorColumn.TILED_FLOPS not in each]
     if not groups:
-        fit = Fit(candidates[0], fit_nonnegative(_rows(values, candidates[0]), seconds), floor)
-        return Choice(fit, above, (), "", 0, None)
+        return Choice(fit=_fit(candidates[0], values, seconds, floor), rows=above)
     best, errors = candidates[0], _left_out(candidates[0], values, seconds, groups)
     for columns in candidates[1:]:
         tried = _left_out(columns, values, seconds, groups)
         if gain_is_earned(errors, tried, 1.0):
             best, errors = columns, tried
-    fit = Fit(best, fit_nonnegative(_rows(values, best), seconds), floor)
+    fit = _fit(best, values, seconds, floor)
     learned = None
     if points is not None:
         at_rows = [points[at] for at in above]
         errors, learned = _learn(fit, values, seconds, groups, at_rows, errors)
-    return Choice(fit, above, errors, name, len(set(groups)), learned)
+    return Choice(
+        fit=fit,
+        rows=above,
+        errors=errors,
+        left_out=name,
+        folds=len(set(groups)),
+        residual=learned,
+    )
 
 
 def _groups(sizes: Sequence[tuple[str, list[float]]]) -> tuple[str, list[float]]:
@@ -149,6 +156,13 @@ def gain_is_earned(before: Sequence[float], after: Sequence[float], standard_err
     return mean > standard_errors * math.sqrt(variance / len(gains))
 
 
+def _fit(
+    columns: tuple[OperatorColumn, ...], values: Values, seconds: Sequence[float], floor: float
+) -> Fit:
+    coefficients = fit_nonnegative(_rows(values, columns), seconds)
+    return Fit(columns=columns, coefficients=coefficients, floor=floor)
+
+
 def _rows(values: Values, columns: Sequence[OperatorColumn]) -> list[tuple[float, ...]]:
     return [tuple(value[column] for column in columns) for value in values]
 
@@ -159,7 +173,7 @@ def _floor(
     """The floor, 0 where none shows, and the rows above it: those with more work than it."""
     everything = tuple(range(len(seconds)))
     rows = _rows(values, columns)
-    plain = Fit(columns, fit_nonnegative(rows, seconds), 0.0)
+    plain = _fit(columns, values, seconds, 0.0)
     best, above_best = plain, everything
     errors = plain_errors = _errors(plain, rows, seconds)
     ordered = sorted(seconds)

@@ -25,17 +25,23 @@ from hetplan.model.operators import (
     operator_flops,
 )
 from hetplan.predict.datasheet import ELEMENTWISE_LOG_HALFWIDTH, MATRIX_LOG_HALFWIDTH
-from hetplan.predict.law_parts import outside
-from hetplan.predict.operator_columns import column_value, range_values
-from hetplan.predict.operator_values import MeasuredShape, OperatorLaw
-from hetplan.predict.residual import Point, point_of, residual
+from hetplan.predict.operator_columns import column_value
+from hetplan.predict.operator_ready import (
+    ABOVE_FLOOR,
+    Launch,
+    Ready,
+    alone,
+    by_law,
+    changed,
+    ready_of,
+    words,
+)
+from hetplan.predict.operator_values import OperatorColumn, OperatorLaw
 
 # Gradient of the weights, written in 16 bit, over the forward product of equal operations: median
 # of 82 shapes measured both ways on B200 (SimuMax's tables). Sums kept in float32 (1.05 to 1.07
 # there) are memory traffic that `hetplan.cost` counts apart.
 WEIGHT_GRADIENT_OVER_FORWARD = 1.02
-# The same shape measured twice in those tables (58 shapes): 90 % of |log ratio| below 0.07.
-LOOKED_UP_LOG_HALFWIDTH = 0.07
 # A fused causal kernel does half of the square's operations, at about half of the rate of plain
 # products: counted as the full square it runs at the rate of the unfused scores and context (335
 # against 292 to 344 TFLOP/s forward, 250 against 202 to 229 backward, on A100). Rates of single
@@ -44,38 +50,11 @@ FUSED_FROM_UNFUSED_LOG_HALFWIDTH = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """One launch of an operator, or two that stand for it."""
-
-    operator: str
-    work_seconds: float
-    """Of the device, without its cost of the launch."""
-    launch_seconds: float
-    """What the launch costs the device."""
-    floor_seconds: float
-    """Least time that the host needs."""
-    log_halfwidth: float
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """A law with what it is asked for most often at hand."""
-
-    law: OperatorLaw
-    terms: tuple[tuple[str, float], ...]
-    launch: float
-    shapes: dict[tuple[int, int, int, int, str], float]
-    points: tuple[Point, ...]
-    residuals: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceOperators:
     """Every operator law of one device and precision."""
 
     precision: str
-    _laws: dict[tuple[str, str], _Ready] = field(repr=False)
+    _laws: dict[tuple[str, str], Ready] = field(repr=False)
     kept: dict[object, DeviceOperators] = field(default_factory=dict, repr=False, compare=False)
     """The same laws changed, each change made once (`predict.float8`)."""
 
@@ -102,8 +81,8 @@ class DeviceOperators:
             if not self.has(kind, phase):
                 others = lent()
                 if others is not None and others.has(kind, phase):
-                    note = f"{_words(kind)} not measured here: by laws of other kinds of device"
-                    return tuple(_changed(each, note) for each in others._one(op, phase) or ())
+                    note = f"{words(kind)} not measured here: by laws of other kinds of device"
+                    return tuple(changed(each, note) for each in others._one(op, phase) or ())
             return self._one(op, phase)
         if not backward or self.has(kind, BACKWARD):
             return self._one(op, phase)
@@ -116,7 +95,7 @@ class DeviceOperators:
     def _one(self, op: Operator, phase: str) -> tuple[Launch, ...] | None:
         ready = self._laws.get((op.operator, phase))
         if ready is not None:
-            return (_by_law(ready, op, phase, self.precision),)
+            return (by_law(ready, op, phase, self.precision),)
         stand_in = self._stand_in(op, phase)
         return None if stand_in is None else (stand_in,)
 
@@ -131,8 +110,8 @@ class DeviceOperators:
             forward = self._one(op, FORWARD)
             if forward is None:
                 return None
-            note = f"{_words(kind)} backward not measured: as two forward products"
-            return _changed(forward[0], note, factor=2.0)
+            note = f"{words(kind)} backward not measured: as two forward products"
+            return changed(forward[0], note, factor=2.0)
         for other, other_phase, factor in (
             (kind, FORWARD, WEIGHT_GRADIENT_OVER_FORWARD if phase == WEIGHT_GRADIENT else 1.0),
             (OperatorClass.MATRIX_PRODUCT, phase, 1.0),
@@ -143,14 +122,14 @@ class DeviceOperators:
                 same = other is kind
                 if phase != FORWARD:
                     ready = self._product_alone(ready)
-                found = _by_law(ready, op, other_phase, self.precision, looked_up=False)
-                note = f"{_words(kind)} {_words(phase)} not measured: from {_words(other)} forward"
-                return _changed(
+                found = by_law(ready, op, other_phase, self.precision, looked_up=False)
+                note = f"{words(kind)} {words(phase)} not measured: from {words(other)} forward"
+                return changed(
                     found, note, factor=factor, least=0.0 if same else MATRIX_LOG_HALFWIDTH
                 )
         return None
 
-    def _product_alone(self, ready: _Ready) -> _Ready:
+    def _product_alone(self, ready: Ready) -> Ready:
         """The law without what writes its result more slowly than other passes write.
 
         A profiler's forward operator may hold passes beside its product (a bias, a split of its
@@ -160,7 +139,7 @@ class DeviceOperators:
         if rate is None:
             return ready
         terms = tuple(
-            (column, min(value, rate) if column == "output_bytes" else value)
+            (column, min(value, rate) if column == OperatorColumn.OUTPUT_BYTES else value)
             for column, value in ready.terms
         )
         return replace(ready, terms=terms)
@@ -171,23 +150,21 @@ class DeviceOperators:
             coefficient
             for kind in (OperatorClass.ATTENTION_SCORE, OperatorClass.ATTENTION_CONTEXT)
             for column, coefficient in self._terms(kind, phase)
-            if column in ("flops", "tiled_flops") and coefficient > 0
+            if column in _OPERATIONS and coefficient > 0
         ]
         if not rates:
             rates = [
                 coefficient
                 for column, coefficient in self._terms(OperatorClass.MATRIX_PRODUCT, FORWARD)
-                if column in ("flops", "tiled_flops") and coefficient > 0
+                if column in _OPERATIONS and coefficient > 0
             ]
         if not rates:
             return None
         return Launch(
-            op.operator,
-            operator_flops(op, phase) * sum(rates) / len(rates),
-            0.0,
-            0.0,
-            FUSED_FROM_UNFUSED_LOG_HALFWIDTH,
-            ("fused attention not measured: from products over the full square",),
+            operator=op.operator,
+            work_seconds=operator_flops(op, phase) * sum(rates) / len(rates),
+            log_halfwidth=FUSED_FROM_UNFUSED_LOG_HALFWIDTH,
+            notes=("fused attention not measured: from products over the full square",),
         )
 
     def _memory_pass(self, op: Operator, phase: str) -> Launch | None:
@@ -196,14 +173,13 @@ class DeviceOperators:
         rate = self.pass_rate(phase)
         if rate is None:
             return None
-        moved = column_value("bytes", op, phase, self.precision)
+        moved = column_value(OperatorColumn.BYTES, op, phase, self.precision)
+        note = f"{words(op.operator)} not measured: at the rate of other passes over memory"
         return Launch(
-            op.operator,
-            moved * rate,
-            0.0,
-            0.0,
-            ELEMENTWISE_LOG_HALFWIDTH,
-            (f"{_words(op.operator)} not measured: at the rate of other passes over memory",),
+            operator=op.operator,
+            work_seconds=moved * rate,
+            log_halfwidth=ELEMENTWISE_LOG_HALFWIDTH,
+            notes=(note,),
         )
 
     def pass_rate(self, phase: str) -> float | None:
@@ -213,7 +189,7 @@ class DeviceOperators:
             for (kind, other), ready in self._laws.items()
             if kind not in _UNLIKE_PASSES and other == phase
             for column, coefficient in ready.terms
-            if column == "bytes" and coefficient > 0
+            if column == OperatorColumn.BYTES and coefficient > 0
         )
         return rates[len(rates) // 2] if rates else None
 
@@ -221,6 +197,8 @@ class DeviceOperators:
         ready = self._laws.get((kind, phase))
         return () if ready is None else ready.terms
 
+
+_OPERATIONS = frozenset({OperatorColumn.FLOPS, OperatorColumn.TILED_FLOPS})
 
 # Look-ups jump in memory, and updates and losses mix formats: no measure of a plain pass.
 _UNLIKE_PASSES = frozenset(
@@ -232,17 +210,17 @@ def index_operators(
     laws: Iterable[OperatorLaw],
 ) -> dict[tuple[str, str], DeviceOperators]:
     """Laws by device and precision."""
-    found: dict[tuple[str, str], dict[tuple[str, str], _Ready]] = {}
+    found: dict[tuple[str, str], dict[tuple[str, str], Ready]] = {}
     for law in laws:
         phase = law.phase
         if law.operator == OperatorClass.LOSS and phase == INPUT_GRADIENT:
             phase = BACKWARD  # what a loss's own backward pass is; its product stands apart
         here = found.setdefault((law.device, law.precision), {})
-        here[law.operator, phase] = _ready(law)
+        here[law.operator, phase] = ready_of(law)
     return {key: DeviceOperators(key[1], _like_forward(here)) for key, here in found.items()}
 
 
-def _like_forward(laws: dict[tuple[str, str], _Ready]) -> dict[tuple[str, str], _Ready]:
+def _like_forward(laws: dict[tuple[str, str], Ready]) -> dict[tuple[str, str], Ready]:
     """The laws, without those of input gradients that no real gradient follows.
 
     A product of constant numbers switches fewer transistors than one of real ones, so a chip at its
@@ -258,9 +236,9 @@ def _like_forward(laws: dict[tuple[str, str], _Ready]) -> dict[tuple[str, str], 
         if forward is None or gradient is None or not gradient.law.shapes:
             continue
         ratios = sorted(
-            _alone(gradient, each) / max(_alone(forward, each), _TINY_SECONDS)
+            alone(gradient, each) / max(alone(forward, each), _TINY_SECONDS)
             for each in gradient.law.shapes
-            if each.seconds > gradient.law.floor_seconds * _ABOVE_FLOOR
+            if each.seconds > gradient.law.floor_seconds * ABOVE_FLOOR
         )
         if ratios and ratios[len(ratios) // 2] < _TOO_FAST:
             del result[kind, INPUT_GRADIENT]
@@ -268,133 +246,6 @@ def _like_forward(laws: dict[tuple[str, str], _Ready]) -> dict[tuple[str, str], 
 
 
 _TOO_FAST = 0.95
+"""Gradients over forward: between real ones (.995, 1.007, see above) and constant ones (.9)."""
 _TINY_SECONDS = 1e-12
-_ABOVE_FLOOR = 1.15
-"""Times up to this much above a floor may show the host."""
-
-
-def _alone(ready: _Ready, each: MeasuredShape) -> float:
-    op = _shape_operator(ready.law, each)
-    return ready.launch + _work(ready.law, ready.terms, op, ready.law.phase)
-
-
-def _ready(law: OperatorLaw) -> _Ready:
-    terms = tuple((term.column, term.coefficient) for term in law.terms)
-    launch = sum(value for column, value in terms if column == "launches")
-    work = tuple((column, value) for column, value in terms if column != "launches")
-    shapes = {
-        (each.batch, each.m, each.n, each.k, each.output_precision): each.seconds
-        for each in law.shapes
-    }
-    points: tuple[Point, ...] = ()
-    residuals: tuple[float, ...] = ()
-    if law.residual is not None:
-        points, residuals = _residuals(law, work, launch)
-    return _Ready(law, work, launch, shapes, points, residuals)
-
-
-def _residuals(
-    law: OperatorLaw, work: tuple[tuple[str, float], ...], launch: float
-) -> tuple[tuple[Point, ...], tuple[float, ...]]:
-    from math import log
-
-    points, residuals = [], []
-    for each in law.shapes:
-        if each.seconds <= law.floor_seconds:
-            continue
-        op = _shape_operator(law, each)
-        seconds = launch + _work(law, work, op, law.phase, each.output_precision)
-        if seconds > 0:
-            points.append(point_of(each.batch, each.m, each.n, each.k))
-            residuals.append(log(each.seconds / seconds))
-    return tuple(points), tuple(residuals)
-
-
-def _shape_operator(law: OperatorLaw, each: MeasuredShape) -> Operator:
-    return Operator(
-        operator=OperatorClass(law.operator),
-        what="sample",
-        batch=each.batch,
-        m=each.m,
-        n=each.n,
-        k=each.k,
-    )
-
-
-def _work(
-    law: OperatorLaw,
-    terms: tuple[tuple[str, float], ...],
-    op: Operator,
-    phase: str,
-    output_precision: str = "",
-) -> float:
-    return sum(
-        value
-        * column_value(column, op, phase, law.precision, output_precision, law.multiprocessors)
-        for column, value in terms
-        if value > 0
-    )
-
-
-def _by_law(
-    ready: _Ready, op: Operator, phase: str, precision: str, *, looked_up: bool = True
-) -> Launch:
-    """By the law's shapes where they hold this one, else by its terms."""
-    from math import exp
-
-    law = ready.law
-    # Sums of weights' gradients are kept in float32 by every trainer that is planned for.
-    output = "float32" if phase == WEIGHT_GRADIENT else precision
-    if looked_up and ready.shapes:
-        seconds = _look_up(ready, op, phase, output)
-        # Times on the floor show the host.
-        if seconds is not None and seconds > law.floor_seconds * _ABOVE_FLOOR:
-            return Launch(
-                op.operator,
-                max(0.0, seconds - ready.launch),
-                min(ready.launch, seconds),
-                law.floor_seconds,
-                min(LOOKED_UP_LOG_HALFWIDTH, law.log_halfwidth),
-            )
-    of_law = phase if law.operator == op.operator else law.phase
-    work = _work(law, ready.terms, op, of_law, output if op.operator in PRODUCTS else "")
-    if ready.points:
-        near = residual(
-            point_of(op.batch, op.m, op.n, op.k),
-            ready.points,
-            ready.residuals,
-            law.residual.doublings if law.residual is not None else 1.0,
-        )
-        work = max(0.0, (work + ready.launch) * exp(near) - ready.launch)
-    if law.sustained_flops_per_second:
-        work = max(work, operator_flops(op, of_law) / law.sustained_flops_per_second)
-    values = tuple(value for _, value in range_values(op, of_law))
-    halfwidth, warnings = outside(law.ranges, values, law.halfwidth_at(work + ready.launch))
-    return Launch(op.operator, work, ready.launch, law.floor_seconds, halfwidth, warnings)
-
-
-def _look_up(ready: _Ready, op: Operator, phase: str, output: str) -> float | None:
-    keys = [(op.batch, op.m, op.n, op.k)]
-    if phase == WEIGHT_GRADIENT:
-        keys.append((op.batch, op.n, op.m, op.k))  # the same product, its result transposed
-    for key in keys:
-        found = ready.shapes.get((*key, output))
-        if found is not None:
-            return found
-    return None
-
-
-def _changed(launch: Launch, note: str, *, factor: float = 1.0, least: float = 0.0) -> Launch:
-    """The launch with its time times a factor and a note that says so."""
-    return Launch(
-        launch.operator,
-        launch.work_seconds * factor,
-        launch.launch_seconds,
-        launch.floor_seconds,
-        max(launch.log_halfwidth, least),
-        (*launch.notes, note),
-    )
-
-
-def _words(name: str) -> str:
-    return str(name).replace("_", " ")
+"""Below any clock's tick: only against a division by zero."""

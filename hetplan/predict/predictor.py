@@ -11,6 +11,13 @@ from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind, ModelSpec
 
+MEASURED = "measured"
+"""`Prediction.source`: regression on samples of this device or link."""
+RELATED = "related"
+"""`Prediction.source`: laws of related device kinds, carried by datasheet figures."""
+DATASHEET = "datasheet"
+"""`Prediction.source`: datasheet figures alone."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionPart:
@@ -32,8 +39,7 @@ class Prediction:
     log_halfwidth: float
     """The 90 % interval is seconds * exp(-+ log_halfwidth)."""
     source: str
-    """`measured` (regression on samples of this device or link), `related` (laws of related device
-    kinds, carried by datasheet figures) or `datasheet`."""
+    """`MEASURED`, `RELATED` or `DATASHEET`."""
     extrapolating: tuple[str, ...] = ()
     """What lies outside the measured range, as in `hidden 16384 > 8192 measured`."""
     parts: tuple[PredictionPart, ...] = ()
@@ -119,7 +125,7 @@ class Predictor(Protocol):
         """Time of a collective (a `LinkOperation` value) among `group_size` ranks over a link.
 
         `message_bytes`, `nodes` and `groups` as in `LinkSample`: with as many nodes as ranks each
-        sends by its own card; with fewer, the ranks of a node carry a ring each, with its part of
+        sends by its own NIC; with fewer, the ranks of a node carry a ring each, with its part of
         the message. Groups of one cost nothing.
         """
         ...

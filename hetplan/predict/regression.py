@@ -17,7 +17,7 @@ the measured sizes are not exchangeable; callers widen the interval there.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 COVERAGE = 0.9
 """Of every interval in this package."""
@@ -58,10 +58,14 @@ def fit_nonnegative(
     *,
     steps: int = _REWEIGHTING_STEPS,
     importance: Sequence[float] | None = None,
+    centre: Sequence[float] = (),
+    weight: float = 0.0,
 ) -> tuple[float, ...]:
     """Coefficients >= 0, one per column, with the least sum of absolute log errors found.
 
     `importance` is what each row counts in that sum; None: all alike. `seconds` must be positive.
+    `centre`: positive values that the coefficients are held near, with this part of the rows' mean
+    power for the square of each relative distance (ridge regression); empty: nothing holds them.
     Columns may be linearly dependent; the split among them is then one of many that predict the
     same.
     """
@@ -70,16 +74,21 @@ def fit_nonnegative(
 
     measured = np.asarray(seconds, dtype=float)
     matrix = np.asarray(rows, dtype=float)
-    scale = np.abs(matrix).max(axis=0)
-    scale[scale == 0] = 1.0
     # Column norms differ by 15 orders of magnitude (1 and operations), which nnls cannot stand.
+    scale = 1.0 / np.asarray(centre) if len(centre) else np.abs(matrix).max(axis=0)
+    scale[scale == 0] = 1.0
     matrix = matrix / scale
     counts = np.ones(len(measured)) if importance is None else np.asarray(importance, dtype=float)
     around, target, weights = measured, np.ones(len(measured)), np.sqrt(counts)
     best = np.zeros(matrix.shape[1])
     least = math.inf
     for _ in range(steps):
-        scaled, _ = nnls(matrix * (weights / around)[:, None], target * weights, maxiter=1000)
+        weighted, aims = matrix * (weights / around)[:, None], target * weights
+        if len(centre):
+            pull = math.sqrt(weight * float((weighted**2).mean()) * len(measured))
+            weighted = np.vstack([weighted, pull * np.eye(len(centre))])
+            aims = np.append(aims, np.full(len(centre), pull))
+        scaled, _ = nnls(weighted, aims, maxiter=1000)
         around = np.maximum(matrix @ scaled, _LEAST_RATIO * measured)
         errors = np.log(measured / around)
         total = float((counts * np.abs(errors)).sum())
@@ -105,7 +114,11 @@ def independent(rows: Rows, seconds: Sequence[float]) -> bool:
 
 
 def left_out_errors(
-    rows: Rows, seconds: Sequence[float], groups: Sequence[Hashable]
+    rows: Rows,
+    seconds: Sequence[float],
+    groups: Sequence[Hashable],
+    *,
+    fit: Callable[[Rows, Sequence[float]], tuple[float, ...]] = fit_nonnegative,
 ) -> tuple[float, ...]:
     """log(measured / predicted) of every row by a fit that saw no row of its group.
 
@@ -114,7 +127,7 @@ def left_out_errors(
     errors = [0.0] * len(rows)
     for left_out in dict.fromkeys(groups):
         seen = [index for index, group in enumerate(groups) if group != left_out]
-        coefficients = fit_nonnegative([rows[i] for i in seen], [seconds[i] for i in seen])
+        coefficients = fit([rows[i] for i in seen], [seconds[i] for i in seen])
         for index, group in enumerate(groups):
             if group == left_out:
                 errors[index] = log_ratio(seconds[index], predict(coefficients, rows[index]))

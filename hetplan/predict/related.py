@@ -34,7 +34,7 @@ from hetplan.predict.laws import ALL_LAYERS, FittedLaws, LayerLaw
 from hetplan.predict.layer_answer import LayerShape
 from hetplan.predict.operator_index import DeviceOperators, index_operators
 from hetplan.predict.operator_values import OperatorLaw
-from hetplan.predict.predictor import Prediction
+from hetplan.predict.predictor import RELATED, Prediction
 from hetplan.predict.related_kinds import (
     Rates,
     asked_format,
@@ -44,8 +44,6 @@ from hetplan.predict.related_kinds import (
 )
 from hetplan.predict.related_laws import Rated
 from hetplan.predict.related_layers import (
-    MOST_NAMED,
-    SOURCE,
     Asked,
     Assumed,
     RatedLayer,
@@ -179,15 +177,20 @@ class Related:
             return Prediction(
                 seconds=seconds,
                 log_halfwidth=math.hypot(law.log_halfwidth, chip_halfwidth(kind, device)),
-                source=SOURCE,
+                source=RELATED,
                 extrapolating=(f"{device.kind} update not measured: as {kind.kind}, same chip",),
             )
         return None
 
+    def lent(self, device: DeviceKind, precision: Precision) -> RelatedLaws | None:
+        """Laws of single operators that other kinds lend this one; None where nothing can be."""
+        lent = self._lent_to(device, precision)
+        return None if lent is None else lent.laws
+
     def operator_laws(self, device: DeviceKind, precision: Precision) -> tuple[OperatorLaw, ...]:
         """Laws of single operators that others lend this kind; empty: none can be carried."""
-        lent = self._lent_to(device, precision)
-        return () if lent is None else lent.laws.laws
+        lent = self.lent(device, precision)
+        return () if lent is None else lent.laws
 
     def _kind(self, name: str, device: DeviceKind) -> DeviceKind | None:
         if name == device.kind:
@@ -247,10 +250,13 @@ class Related:
         averages = lent.laws.classes_of_others
         lent_seconds = sum(part.seconds for part in found.parts if part.name in averages)
         added = SUM_LOG_HALFWIDTH * lent_seconds / found.seconds if found.seconds > 0 else 0.0
-        note = f"{device.kind} {asked.shape.precision.value} not measured: {_words(lent.laws)}"
+        note = (
+            f"{device.kind} {asked.shape.precision.value} not measured: {lent.laws.lenders}, by "
+            "datasheet ratios"
+        )
         return replace(
             found,
-            source=SOURCE,
+            source=RELATED,
             log_halfwidth=math.hypot(found.log_halfwidth, added),
             extrapolating=(note, *found.extrapolating),
         )
@@ -368,14 +374,3 @@ class Related:
 
     def _sum_of_operators(self, of: Rates, asked: Asked) -> Prediction:
         return self._by_operators(of.kind, asked) or paper(of, asked)
-
-
-def _words(laws: RelatedLaws) -> str:
-    parts = []
-    if laws.same_chip:
-        parts.append(f"laws of {', '.join(laws.same_chip)} (same chip)")
-    if laws.others:
-        several = f"{len(laws.others)} other kinds"
-        names = ", ".join(laws.others) if len(laws.others) <= MOST_NAMED else several
-        parts.append(f"mean of {names}")
-    return f"{' and '.join(parts)}, by datasheet ratios"

@@ -22,7 +22,7 @@ samples of a kind that has TF32 it means float32 itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hetplan.cluster.devices import DeviceKind
@@ -38,6 +38,8 @@ _NEAR_RATES = math.log(1.35)
 chip are switched off and its balance is another."""
 _ACROSS_VENDORS = 0.25
 """Other makers' libraries choose other kernels: they count where there is nothing nearer."""
+
+_MOST_NAMED = 3  # as many as a warning of one line can hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,3 +131,8 @@ def asked_format(kind: DeviceKind, precision: str, measured: Iterable[Rates]) ->
     votes = {each.kind.kind: each.number_format for each in measured if _has_faster_tf32(each.kind)}
     ran_tf32 = sum(ran == TF32 for ran in votes.values())
     return TF32 if 2 * ran_tf32 > len(votes) else precision
+
+
+def named(kinds: Sequence[str]) -> str:
+    """These kinds in words: their names, or how many they are where a line has no room."""
+    return ", ".join(kinds) if len(kinds) <= _MOST_NAMED else f"{len(kinds)} other kinds"

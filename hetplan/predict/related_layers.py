@@ -33,18 +33,13 @@ from hetplan.predict import datasheet
 from hetplan.predict.laws import LayerLaw, MeasuredRange, outside
 from hetplan.predict.layer_answer import LayerShape, by_layer_law
 from hetplan.predict.layer_laws import measured_values
-from hetplan.predict.predictor import Prediction
-from hetplan.predict.related_kinds import Rates, likeness, same_chip
+from hetplan.predict.predictor import RELATED, Prediction
+from hetplan.predict.related_kinds import Rates, likeness, named, same_chip
 from hetplan.predict.related_laws import common_ranges
 from hetplan.predict.related_operators import FEWEST_CHIPS, chip_halfwidth, different_chips
 from hetplan.predict.related_pooled import LeftOutRoad, PooledLayers
 from hetplan.predict.related_rows import Size, sizes_of, values
 from hetplan.profiling.samples import Phase
-
-SOURCE = "related"
-
-MOST_NAMED = 3
-"""Kinds that a note names; more are counted."""
 
 PRIOR_WEIGHT = 1.0
 """Of the assumption against the laws of kinds: as much as one kind just like it."""
@@ -221,7 +216,7 @@ def _of_chip(
     return own, Prediction(
         seconds=own.seconds * ratio**BOARD_SHARE,
         log_halfwidth=math.hypot(own.log_halfwidth, added),
-        source=SOURCE,
+        source=RELATED,
         extrapolating=(
             f"{target.kind.kind} {what} not measured: as {kind.kind}, the same chip",
             *own.extrapolating,
@@ -252,7 +247,7 @@ def _of_all(
     return Prediction(
         seconds=seconds,
         log_halfwidth=halfwidth,
-        source=SOURCE,
+        source=RELATED,
         extrapolating=(
             f"{target.kind.kind} {asked.layer.value} {asked.phase} not measured: law of "
             f"{_named(sources)}, by datasheet figures, with the kernels that ran there",
@@ -308,7 +303,7 @@ def corrected_layer(
     return Prediction(
         seconds=there.seconds * math.exp(total / (PRIOR_WEIGHT + sum(weights))),
         log_halfwidth=halfwidth,
-        source=SOURCE,
+        source=RELATED,
         extrapolating=(
             f"{target.kind.kind} {asked.layer.value} {asked.phase} not measured: what is "
             f"assumed of it, corrected as for {_named(sources)}",
@@ -322,7 +317,7 @@ def _with(kernels: Kernels, of: Rates, asked: Asked, assumed: Assumed) -> Predic
 
 def _named(sources: Sequence[RatedLayer]) -> str:
     names = tuple(dict.fromkeys(source.rates.kind.kind for source in sources))
-    return ", ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} other kinds"
+    return named(names)
 
 
 def near_chips(sources: Sequence[RatedLayer], kind: DeviceKind) -> int:

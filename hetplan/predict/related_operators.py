@@ -35,7 +35,13 @@ from hetplan.predict.datasheet import (
 )
 from hetplan.predict.law_parts import WIDENING_PER_DOUBLING
 from hetplan.predict.operator_values import OperatorLaw
-from hetplan.predict.related_kinds import Rates, board_distance, chip_distance, same_chip
+from hetplan.predict.related_kinds import (
+    Rates,
+    board_distance,
+    chip_distance,
+    named,
+    same_chip,
+)
 from hetplan.predict.related_laws import (
     BY_BANDWIDTH,
     BY_RATE,
@@ -106,6 +112,16 @@ class RelatedLaws:
     """Kinds of other chips that laws were averaged over."""
     classes_of_others: frozenset[str]
     """Classes whose laws are such averages."""
+
+    @property
+    def lenders(self) -> str:
+        """Whose laws they are, in words."""
+        parts = []
+        if self.same_chip:
+            parts.append(f"laws of {', '.join(self.same_chip)} (same chip)")
+        if self.others:
+            parts.append(f"mean of {named(self.others)}")
+        return " and ".join(parts)
 
 
 def related_laws(

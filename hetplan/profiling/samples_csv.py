@@ -30,6 +30,9 @@ Sample = TypeVar("Sample", LayerSample, LinkSample, OperatorSample)
 # No count, byte or second reaches it; a larger integer would overflow where it becomes a float.
 _BEYOND = 1e300
 
+# Spreadsheets begin a CSV file with it, to say that it is UTF-8.
+_MARK = "\ufeff"
+
 _LOGGER = logging.getLogger(__name__)
 _BOOLEANS = {"true": True, "false": False}
 _TIMES = ("median_seconds", "p10_seconds", "p90_seconds")
@@ -111,8 +114,8 @@ def inspect_samples(path: Path, sample_type: type[Sample]) -> SampleFile[Sample]
     if not lines:
         fault = Fault(file=str(path), line=1, message="the header line is missing")
         return SampleFile(samples=(), faults=(fault,), torn=torn)
-    names = _cells(lines[0]) or []
-    faults = _header_faults(path, names, sample_type)
+    names = _header_names(lines[0])
+    faults = list(header_faults(path, lines[0], sample_type))
     samples: list[Sample] = []
     # Every row is one line (a writer refuses others), so one spoilt line spoils itself only.
     for number, line in enumerate(lines[1:], start=2) if not faults else ():
@@ -166,6 +169,18 @@ def _cells(line: str) -> list[str] | None:
         return next(csv.reader([line.rstrip("\r")], strict=True), [])
     except csv.Error:
         return None
+
+
+def header_faults(path: Path, line: str, sample_type: SampleType) -> tuple[Fault, ...]:
+    """What is wrong with the first line of a file of samples."""
+    if _cells(line.removeprefix(_MARK)) is None:
+        message = f"the header cannot be read: {line[:40]!a}; samples are text, one row a line"
+        return (Fault(file=str(path), line=1, message=message),)
+    return tuple(_header_faults(path, _header_names(line), sample_type))
+
+
+def _header_names(line: str) -> list[str]:
+    return _cells(line.removeprefix(_MARK)) or []
 
 
 def _header_faults(path: Path, names: list[str], sample_type: SampleType) -> list[Fault]:

@@ -30,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from hetplan.errors import HetplanError, InputError
+from hetplan.errors import Fault, HetplanError, InputError
 from hetplan.files.encoding import encode
 from hetplan.files.writing import append_line, write_atomically
 from hetplan.profiling.samples import (
@@ -40,7 +40,15 @@ from hetplan.profiling.samples import (
     ProfileSet,
     Provenance,
 )
-from hetplan.profiling.samples_csv import Sample, header, read_samples, row
+from hetplan.profiling.samples_csv import (
+    AnySample,
+    Sample,
+    SampleType,
+    header,
+    header_faults,
+    read_samples,
+    row,
+)
 from hetplan.profiling.store_state import (
     LAYERS_FILE,
     LINKS_FILE,
@@ -71,6 +79,8 @@ __all__ = [
 ]
 
 _LOCK_FILE = ".lock"
+_MOST_OF_A_HEADER = 1 << 16
+"""Bytes; the longest header of samples has a few hundred."""
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -124,7 +134,7 @@ class LayerWriter:
 
     def append(self, sample: LayerSample) -> None:
         """Add a row; it is on disk when this returns."""
-        _append(self._path, row(sample))
+        _append(self._path, sample)
 
     def add_new(self, samples: Sequence[LayerSample]) -> int:
         """Add all rows that the population does not hold yet, in one step; how many those were."""
@@ -143,7 +153,7 @@ class OperatorWriter:
 
     def append(self, sample: OperatorSample) -> None:
         """Add a row; it is on disk when this returns."""
-        _append(self._path, row(sample))
+        _append(self._path, sample)
 
     def add_new(self, samples: Sequence[OperatorSample]) -> int:
         """Add all rows that the population does not hold yet, in one step; how many those were."""
@@ -162,7 +172,7 @@ class LinkWriter:
 
     def append(self, sample: LinkSample) -> None:
         """Add a row; it is on disk when this returns."""
-        _append(self._path, row(sample))
+        _append(self._path, sample)
 
     def add_new(self, samples: Sequence[LinkSample]) -> int:
         """Add all rows that the population does not hold yet, in one step; how many those were."""
@@ -226,9 +236,21 @@ def _open_population(
             write_atomically(folder / PROVENANCE_FILE, encode(provenance, schema=SCHEMA))
         if not path.exists():
             write_atomically(path, header(sample_type) + "\n")
-        _cut_torn_line(path)
+        _cut_torn_line(path, sample_type)
         _bring_up_to_date(path, sample_type)
     return path
+
+
+def _check_header(path: Path, first: bytes, sample_type: SampleType) -> None:
+    if not first.endswith(b"\n"):
+        message = (
+            "the header line is missing; nothing was changed: move the file away, it holds no "
+            "samples that hetplan wrote"
+        )
+        raise InputError(Fault(file=str(path), line=1, message=message))
+    line = first.decode("utf-8", "surrogateescape").removesuffix("\n")
+    if faults := header_faults(path, line, sample_type):
+        raise InputError(*faults)
 
 
 def _bring_up_to_date(path: Path, sample_type: type[Sample]) -> None:
@@ -240,17 +262,18 @@ def _bring_up_to_date(path: Path, sample_type: type[Sample]) -> None:
         write_atomically(path, "\n".join(lines) + "\n")
 
 
-def _append(path: Path, line: str) -> None:
+def _append(path: Path, sample: AnySample) -> None:
+    line = row(sample)
     with _locked(path.parent):
         # A full disk or a kill may have left half a row of another writer since.
-        _cut_torn_line(path)
+        _cut_torn_line(path, type(sample))
         append_line(path, line)
 
 
 def _add_new(path: Path, samples: Sequence[Sample], sample_type: type[Sample]) -> int:
     """Rows that are equal in every column, date and times included, are one measurement."""
     with _locked(path.parent):
-        _cut_torn_line(path)
+        _cut_torn_line(path, sample_type)
         held = Counter(row(sample) for sample in read_samples(path, sample_type))
         new = []
         for line in map(row, samples):
@@ -264,10 +287,15 @@ def _add_new(path: Path, samples: Sequence[Sample], sample_type: type[Sample]) -
     return len(new)
 
 
-def _cut_torn_line(path: Path) -> None:
-    """Remove the half line at the end; only the end of the file is read."""
+def _cut_torn_line(path: Path, sample_type: SampleType) -> None:
+    """Remove the half line at the end; only both ends of the file are read.
+
+    An InputError, and the file as it was, where its header is not that of these samples: a writer
+    makes the header in one step, so what stands there is somebody's own.
+    """
     try:
         with path.open("r+b") as file:
+            _check_header(path, file.readline(_MOST_OF_A_HEADER), sample_type)
             end = whole = file.seek(0, os.SEEK_END)
             tail = b""
             while whole and b"\n" not in tail:

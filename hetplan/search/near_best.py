@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
@@ -35,7 +35,27 @@ from hetplan.search.through import Moved
 _GAP = 0.02  # of a rival's own search: below what any interval tells apart
 _MOST_RIVALS = 10  # combinations of degrees that are walked in the first world
 _MOST_ELSEWHERE = 3  # and in each other one
-_SEED = 0
+_SEED = 0  # any; fixed, so that equal inputs give equal plans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _World:
+    """What a search asks, and by which predictions."""
+
+    model: ModelSpec
+    cluster: Cluster
+    job: Job
+    predictor: Predictor
+
+    def maker(self) -> SpaceMaker:
+        """Of the spaces of its candidates."""
+        allowed = allowed_cluster(self.cluster, self.job)
+        return SpaceMaker(model=self.model, cluster=allowed, job=self.job, predictor=self.predictor)
+
+    def without(self, island: str) -> _World:
+        """The same where this island is forbidden."""
+        forbid = replace(self.job.forbid, islands=(*self.job.forbid.islands, island))
+        return replace(self, job=replace(self.job, forbid=forbid))
 
 
 def rivals(
@@ -52,40 +72,33 @@ def rivals(
     No search begins after so many `seconds`; what was found until then is given.
     """
     deadline = time.monotonic() + seconds
+    world = _World(model=model, cluster=cluster, job=job, predictor=predictor)
     found: dict[Plan, None] = {}
-    for other in _every(plan, model, cluster, job, predictor, deadline):
+    for other in _every(plan, world, deadline):
         if other != plan:
             found.setdefault(other)
     return tuple(found)
 
 
-def _every(
-    plan: Plan, model: ModelSpec, cluster: Cluster, job: Job, predictor: Predictor, deadline: float
-) -> Iterator[Plan]:
-    maker = _maker(model, cluster, job, predictor)
-    every = enumerate_candidates(model, maker.cluster, job)
+def _every(plan: Plan, world: _World, deadline: float) -> Iterator[Plan]:
+    maker, islands = world.maker(), world.cluster.islands
+    every = enumerate_candidates(world.model, maker.cluster, world.job)
     likeliest = _likeliest(maker, every, _MOST_RIVALS, deadline)
     yield from _best_of(maker, likeliest[:_MOST_ELSEWHERE], deadline)
-    kinds = dict.fromkeys(island.device.kind for island in cluster.islands)
+    kinds = dict.fromkeys(island.device.kind for island in islands)
     if len(kinds) > 1:
         for kind in kinds:
             for sign in (-1.0, 1.0):
-                world = _maker(model, cluster, job, Moved(predictor, kind, sign))
-                there = _likeliest(world, likeliest, _MOST_ELSEWHERE, deadline)
-                yield from _best_of(world, there, deadline)
-    if len(cluster.islands) > 1:
-        for name in _islands(plan, cluster):
-            forbid = replace(job.forbid, islands=(*job.forbid.islands, name))
-            without = _maker(model, cluster, replace(job, forbid=forbid), predictor)
-            every = enumerate_candidates(model, without.cluster, without.job)
+                moved = replace(world, predictor=Moved(world.predictor, kind, sign)).maker()
+                there = _likeliest(moved, likeliest, _MOST_ELSEWHERE, deadline)
+                yield from _best_of(moved, there, deadline)
+    if len(islands) > 1:
+        for name in _islands(plan, world.cluster):
+            without = world.without(name).maker()
+            every = enumerate_candidates(world.model, without.cluster, without.job)
             there = _likeliest(without, every, _MOST_ELSEWHERE, deadline)
             yield from _best_of(without, there, deadline)
     yield from _best_of(maker, likeliest[_MOST_ELSEWHERE:], deadline)
-
-
-def _maker(model: ModelSpec, cluster: Cluster, job: Job, predictor: Predictor) -> SpaceMaker:
-    allowed = allowed_cluster(cluster, job)
-    return SpaceMaker(model=model, cluster=allowed, job=job, predictor=predictor)
 
 
 def _islands(plan: Plan, cluster: Cluster) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ from hetplan.cost.terms import Draws
 from hetplan.errors import InputError
 
 DRAWS = 512  # the chance of 1 in 2 comes out within .022 (sqrt(.25 / 512))
-_SEED = 1
+_SEED = 1  # any; fixed, so that equal plans give equal orders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +211,7 @@ class _Widths:
         for index, part in enumerate(parts):
             self.at.setdefault(part.asked, []).append(index)
         draws = Draws(sources, DRAWS, _SEED)
-        # A half-width of 1 makes the factor exp(z / 1.645) of a standard normal z.
+        # A half-width of 1 makes the factor exp(z / NORMAL_90) of a standard normal z.
         self.normal = np.array([np.log(draws.factor(each, 1.0)) for each in sources])
         self.shape = len(plans), len(sources)
 

@@ -25,7 +25,7 @@ from hetplan.benchmarks.accuracy import accuracy as accuracy_module
 from hetplan.benchmarks.accuracy.accuracy import AccuracyBench, accuracy
 from hetplan.benchmarks.accuracy.calibrated import run_intervals
 from hetplan.benchmarks.accuracy.judged_unit import read_judged_unit
-from hetplan.benchmarks.accuracy.left_out import left_out, other_folder
+from hetplan.benchmarks.accuracy.left_out import OCTAVES, left_out, other_folder
 from hetplan.benchmarks.accuracy.peers import peers_of
 from hetplan.benchmarks.accuracy.plot import draw
 from hetplan.benchmarks.accuracy.predicted import predict_rows
@@ -302,9 +302,9 @@ def test_messages_and_ranks_are_left_out(tmp_path: Path) -> None:
     populations = read_unit(tmp_path).populations
     found = left_out(populations, fit_populations(populations)).rows
     by_what = {row.left_out: row.errors for row in found}
-    assert by_what["each octave of message sizes"].rows == 24
+    assert by_what[OCTAVES].rows == 24
     # A line in between is a line: only the ends, which are beyond what is left, can be off.
-    assert by_what["each octave of message sizes"].median < 0.01
+    assert by_what[OCTAVES].median < 0.01
     assert by_what["each of 2, 4, 8 ranks"].rows == 24
 
 

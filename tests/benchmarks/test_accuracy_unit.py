@@ -192,11 +192,18 @@ def test_efficiencies_become_times_at_the_rate_of_their_row(tmp_path: Path) -> N
     assert has_note(found, "1 row not used", "fp8_matmul")
 
 
-def test_an_efficiency_without_a_rate_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        ("many", r"csv:2: peak_tflops: found 'many'"),
+        ("", r"csv:2: peak_tflops: this cell is empty"),
+    ],
+)
+def test_an_efficiency_without_a_rate_is_an_error(tmp_path: Path, cell: str, words: str) -> None:
     shape = '"b=1, m=64, k=32, n=16, layout=TN"'
-    line = f"SimuMax x,a100_pcie,matmul,many,0.5,{shape},0.5"
+    line = f"SimuMax x,a100_pcie,matmul,{cell},0.5,{shape},0.5"
     write_table(tmp_path, "gemm_efficiency.csv", EFFICIENCY_HEADER, line)
-    with pytest.raises(InputError, match="found 'many'; the nominal rate"):
+    with pytest.raises(InputError, match=words):
         read_unit(tmp_path)
 
 

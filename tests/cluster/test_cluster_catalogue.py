@@ -95,7 +95,8 @@ def test_every_figure_has_a_source(kind):
 def test_figures_are_in_the_units_that_their_names_say(kind):
     assert set(rates(kind)) <= set(DTYPES)
     assert [dtype for dtype in DTYPES if dtype in rates(kind)] == list(rates(kind))
-    assert all(5e12 <= rate <= 6e15 for rate in rates(kind).values())
+    most = {"float4": 15e15}
+    assert all(5e12 <= rate <= most.get(name, 6e15) for name, rate in rates(kind).items())
     if kind.memory_bytes:
         assert 11e9 <= kind.memory_bytes <= 300e9
     if kind.memory_bandwidth_bytes_per_second:
@@ -162,6 +163,15 @@ def test_wider_formats_are_slower(kind):
         # Once (TPU v4, MI100) or twice the half rate; 4 is the sparse rate, or a GeForce.
         most, _ = INT8_RATIO.get(kind.kind, (2.1, ""))
         assert 0.99 <= has["int8"] / half <= most
+
+
+@each_kind
+def test_float4_is_no_sparse_rate(kind):
+    has = rates(kind)
+    if "float4" in has:
+        # Blackwell has twice float8, its Ultra version about three times.
+        assert 1.9 <= has["float4"] / has["float8"] <= 3.0
+        assert kind.source_of("peak.float4") != kind.source
 
 
 @each_kind

@@ -23,7 +23,8 @@ from hetplan.cost.terms import (
     normal_quantiles,
     sources_of,
 )
-from hetplan.job.spec import Precision
+from hetplan.errors import InputError
+from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.build import Degrees, StageChoice, build_plan
@@ -105,6 +106,16 @@ class InParts(LinearPredictor):
     ) -> Prediction:
         seconds = 2 * dict(self.layer_seconds)[layer] * microbatch_size / tp
         return self._cut(self._prediction(seconds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithoutUpdates(LinearPredictor):
+    """Operators alone were measured: of the update there is no figure."""
+
+    def optimizer_update(
+        self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision
+    ) -> Prediction:
+        return datasheet(None).optimizer_update(device, optimizer, parameters, precision)
 
 
 def half(found: Estimate) -> float:
@@ -265,6 +276,50 @@ def test_factors_multiply_what_they_are_of() -> None:
     found = estimate(ALONE, SHAPE, CLUSTER, ASKED, datasheet(calibration(factors=factors)))
     assert found.step_seconds == pytest.approx(1.25 * plain.step_seconds)
     assert found.own_log_halfwidth == pytest.approx(plain.own_log_halfwidth)
+    # One device talks to nobody, so the link named like it corrects nothing here.
+    said = "fast compute x 1.25, corrected by 9 measured runs"
+    assert found.warnings == (*plain.warnings, said)
+    assert f"note: {said}" in list(estimate_lines(found))
+    assert found.interval_note == (
+        "interval by the predictions' own errors; measured runs corrected them, and checked no "
+        "interval"
+    )
+
+
+def test_only_factors_of_what_a_step_rests_on_are_told() -> None:
+    plain = estimate(BOTH, SHAPE, CLUSTER, ASKED, datasheet(None))
+    wires = sorted({calibrated_cause(each.cause) for each in plain.causes if is_link(each.cause)})
+    factors = tuple(
+        CauseFactor(cause=cause, name=name, factor=factor, log_halfwidth=0.1, runs=1)
+        for cause, name, factor in (
+            ("elsewhere", COMPUTE, 2.0),
+            ("fast", COMPUTE, 1.0),
+            ("slow", COMPUTE, 0.9712),
+            *((wire, COMMUNICATION, 1.5) for wire in wires),
+        )
+    )
+    known = calibration(factors=factors, intervals=(group(0.06),))
+    found = estimate(BOTH, SHAPE, CLUSTER, ASKED, datasheet(known))
+    assert wires
+    assert [each for each in found.warnings if "corrected by" in each] == [
+        "slow compute x 0.971, corrected by 1 measured run",
+        *(f"{wire} communication x 1.5, corrected by 1 measured run" for wire in wires),
+    ]
+    alone = estimate(ALONE, SHAPE, CLUSTER, ASKED, datasheet(known))
+    assert not any("corrected by" in each for each in alone.warnings)
+
+
+def test_a_predictor_without_an_answer_says_what_was_asked() -> None:
+    plain = replace(CLUSTER.islands[0].device, memory_bandwidth_bytes_per_second=0.0)
+    bare = replace(CLUSTER, islands=tuple(replace(each, device=plain) for each in CLUSTER.islands))
+    with pytest.raises(
+        InputError, match=r"^embedding forward in \w+ on fast: device kind fast has"
+    ):
+        estimate(ALONE, SHAPE, bare, ASKED, datasheet(None))
+    with pytest.raises(
+        InputError, match=r"^adamw update in \w+ on fast \(measured with the layers"
+    ):
+        estimate(ALONE, SHAPE, bare, ASKED, WithoutUpdates())
 
 
 def test_calibration_by_runs_makes_estimates_right() -> None:

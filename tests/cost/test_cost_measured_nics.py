@@ -15,7 +15,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate
 from hetplan.cost.priced.crowds import crowd_of
 from hetplan.cost.priced.groups import KnownCollectives, group_among
-from hetplan.cost.priced.hops import Hop, Port, hop_between, hop_over
+from hetplan.cost.priced.hops import Hop, Port, Sides, hop_between, hop_over
 from hetplan.cost.stage_costs import boundary_costs
 from hetplan.plans.build import Degrees
 from hetplan.profiling.samples import LinkOperation
@@ -94,14 +94,17 @@ def test_the_search_shares_cards_as_the_estimate_does() -> None:
 def test_a_line_that_was_measured_with_one_sender_is_divided_too() -> None:
     line = replace(link(5e9), samples="line", shared_bandwidth_bytes_per_second=10e9)
     predictor = LinearPredictor()
-    sends = [hop_over(line, 1e9, 1e9, n, predictor).send_forward_seconds for n in (1, 2, 4)]
+    sends = [hop_over(line, sides(n), predictor).send_forward_seconds for n in (1, 2, 4)]
     assert sends[:2] == pytest.approx([0.2, 0.2])
     assert sends[2] >= 0.4
-    port = (Port(senders=3, bytes_per_second=10e9),)
+    port = Port(senders=3, bytes_per_second=10e9)
     plain = replace(line, shared_bandwidth_bytes_per_second=None)
-    assert hop_over(
-        plain, 1e9, 1e9, 3, predictor, ports=port
-    ).send_forward_seconds == pytest.approx(0.3)
+    found = hop_over(plain, replace(sides(3), ports=(port,)), predictor)
+    assert found.send_forward_seconds == pytest.approx(0.3)
+
+
+def sides(senders: int) -> Sides:
+    return Sides(forward_bytes=1e9, backward_bytes=1e9, senders=senders)
 
 
 # ---- groups

@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetplan.cluster.devices import DeviceKind
-from hetplan.cost.components.layers import accumulation_bytes, matrix_parameters
+from hetplan.cost.components.layers import accumulation_bytes
 from hetplan.cost.components.step import gradient_passes
 from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import Component, Estimate
 from hetplan.cost.network.link_names import TrafficClass
 from hetplan.cost.priced.hops import Hop, hop_between
+from hetplan.cost.priced.layer_shares import matrix_parameters
 from hetplan.cost.priced.pricer import Pricer
 from hetplan.cost.priced.values import Shape
 from hetplan.cost.replay.step import PipelineTimes, replay_step, step_ends

@@ -41,6 +41,7 @@ from hetplan.job.spec import (
     Optimizer,
     Pins,
     Precision,
+    ProductFormat,
     TrainerOptions,
 )
 from hetplan.launchers.machine import Machine
@@ -72,6 +73,7 @@ from hetplan.predict.laws import (
     Term,
     Validation,
 )
+from hetplan.predict.layer_measured import MeasuredLayer, MeasuredUpdate
 from hetplan.predict.layer_table import LayerTable
 from hetplan.predict.operator_values import (
     LearnedResidual,
@@ -122,6 +124,7 @@ LEASED = Link(
     price_usd_per_byte=2e-11,
     compute_share=0.125,
     equal_cost_paths=4,
+    measured=True,
 )
 
 
@@ -195,6 +198,7 @@ JOB = Job(
         attention_dropout=True,
         scattered_sends=True,
         gradient_precision=Precision.BFLOAT16,
+        product_format=ProductFormat.MXFP8,
     ),
     pin=Pins(tp=8, recompute=False, embedding_on="slow"),
     forbid=Forbids(nodes=("fast/1",)),
@@ -462,6 +466,25 @@ LAWS = FittedLaws(
                 ),
             ),
             table_log_halfwidth=0.05,
+            measured=(
+                MeasuredLayer(
+                    architecture="gpt",
+                    hidden_size=96,
+                    ffn_hidden_size=384,
+                    num_attention_heads=4,
+                    num_kv_heads=4,
+                    head_dim=24,
+                    vocab_size=0,
+                    sequence_length=128,
+                    tp=2,
+                    microbatch_sizes=(1, 2),
+                    seconds=(0.0008, 0.0015),
+                    log_halfwidths=(0.1, 0.11),
+                ),
+            ),
+            measured_updates=(
+                MeasuredUpdate(parameters=110976, seconds=0.0001, log_halfwidth=0.1),
+            ),
         ),
     ),
     operators=(

@@ -117,3 +117,24 @@ def test_modules_stay_small() -> None:
         if (lines := len(path.read_text().splitlines())) > 600
     }
     assert not too_long, f"more than 600 lines, split them: {too_long}"
+
+
+def test_folders_of_a_room_have_an_order() -> None:
+    """No circle: what a folder needs of another one does not need it in turn."""
+    needs: dict[str, set[str]] = {}
+    folders = {
+        ".".join(path.parent.relative_to(PACKAGE.parent).parts)
+        for path in MODULES
+        if len(path.relative_to(PACKAGE).parts) == 3
+    }
+    for path in MODULES:
+        own = ".".join(path.parent.relative_to(PACKAGE.parent).parts)
+        if own in folders:
+            found = {module for module in imported_modules(path) if module.startswith("hetplan.")}
+            others = {".".join(module.split(".")[:3]) for module in found} & folders
+            needs.setdefault(own, set()).update(others - {own})
+    while needs:
+        free = [folder for folder, others in needs.items() if not others & set(needs)]
+        assert free, f"these folders need each other in a circle: {needs}"
+        for folder in free:
+            del needs[folder]

@@ -55,6 +55,7 @@ def link(figures: LinkFigures) -> Link:
         bandwidth_bytes_per_second=figures.bandwidth.value,
         latency_seconds=figures.latency.value,
         transport=Transport.DEVICE_DIRECT,
+        measured=figures.measured,
     )
 
 
@@ -64,14 +65,17 @@ def link(figures: LinkFigures) -> Link:
     ranks=st.integers(2, 64),
     latency=st.floats(1e-6, 1e-3),
     bandwidth=st.floats(1e8, 1e12),
+    hardware=st.booleans(),
 )
-def test_figures_from_samples_invert_the_law_of_estimates(
-    operation: LinkOperation, ranks: int, latency: float, bandwidth: float
+def test_figures_from_samples_give_the_measured_times_back(
+    operation: LinkOperation, ranks: int, latency: float, bandwidth: float, hardware: bool
 ) -> None:
+    """Whatever law made the times: that of the hardware's figures, or of measured ones."""
     true = Link(
         bandwidth_bytes_per_second=bandwidth,
         latency_seconds=latency,
         transport=Transport.DEVICE_DIRECT,
+        measured=not hardware,
     )
 
     def seconds(of: Link, size: int) -> float:
@@ -87,9 +91,26 @@ def test_figures_from_samples_invert_the_law_of_estimates(
     large, small = 10**18, 1
     rows = [sample(operation, ranks, size, seconds(true, size)) for size in (small, large)]
     found = link(from_samples(rows, "x"))
-    assert found.bandwidth_bytes_per_second == pytest.approx(bandwidth, rel=1e-2)
+    if not hardware:
+        assert found.bandwidth_bytes_per_second == pytest.approx(bandwidth, rel=1e-2)
+    assert found.measured
     assert seconds(found, large) == pytest.approx(seconds(true, large), rel=1e-2)
     assert seconds(found, small) == pytest.approx(seconds(true, small), rel=0.2)
+
+
+def test_the_file_says_which_figures_were_measured(tmp_path: Path) -> None:
+    rows = [sample("all_reduce", 8, 1 << 30, 0.0083), sample("all_reduce", 8, 1 << 10, 2e-5)]
+    found = from_samples(rows, "x")
+    given_latency = replace(found, latency=figure(3e-6))
+    given_bandwidth = replace(found, bandwidth=figure(3e11))
+    for link, measured in ((found, True), (given_latency, True), (given_bandwidth, False)):
+        cluster = loaded(draft(island(intra_node=link)), tmp_path)
+        (read,) = cluster.islands  # type: ignore[attr-defined]
+        assert (read.intra_node.measured, read.inter_node.measured) == (measured, False)
+    # Without the samples an estimate still gives back what they say.
+    read = loaded(draft(island(intra_node=found)), tmp_path).islands[0]  # type: ignore[attr-defined]
+    seconds = collective(read.intra_node, "all_reduce", 8, 1 << 30).seconds
+    assert seconds == pytest.approx(0.0083, rel=0.01)
 
 
 def test_of_many_rows_the_widest_group_counts_and_repeats_take_their_median() -> None:

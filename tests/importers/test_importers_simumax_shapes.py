@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from hetplan.importers.simumax_shapes import efficiency_sample
 from hetplan.profiling.samples import OperatorSample
 
 PEAK = 312e12
+ATTENTION = "batch=2, seq_len=8, head_num=2, kv_head_num=2, qk_head_dim=4, v_head_dim=4"
 
 
 def sample(operation: str, shape: str, efficiency: float = 0.5) -> OperatorSample:
@@ -95,7 +97,13 @@ def test_attention_counts_the_full_square_and_five_products_backward() -> None:
         ("matmul", "b=1, m=1, k=1, n=1, layout=TN, out_dtype=fp4", 0.5, "cannot be read"),
         ("matmul", "b=1, m=1, k=1, n=1, layout=TN", 0.0, "efficiency of 0"),
         ("matmul", "b=1, m=1, k=1, n=1, layout=TN", -0.5, "efficiency of -0.5"),
-        ("matmul", "b=1, m=1, k=1, n=1, layout=TN", 1e3, "efficiency of 1000"),
+        ("matmul", "b=1, m=1, k=1, n=1, layout=TN", 1e3, "efficiency of 1000 is impossible"),
+        ("matmul", "b=1, m=1, k=1, n=1, layout=TN", 1.26, "impossible (at most 1.25)"),
+        ("group_matmul", "ng=1, M=1, N=1, K=1, stage=fwd", 9.9, "impossible (at most 1.25)"),
+        ("sdp_fwd", ATTENTION, 2.01, "impossible (at most 2)"),
+        ("sdp_bwd", ATTENTION, 9.9, "impossible (at most 2)"),
+        ("sdp_bwd", ATTENTION, math.inf, "impossible"),
+        ("sdp_bwd", ATTENTION, math.nan, "efficiency of nan is none"),
     ],
 )
 def test_what_is_no_time_says_why(
@@ -110,6 +118,11 @@ def test_what_is_no_time_says_why(
     )
     assert isinstance(found, str)
     assert reason in found
+
+
+def test_a_causal_kernel_counted_full_may_exceed_one() -> None:
+    # FlashAttention-3 says up to 0.75 of an H100's peak (arXiv 2407.08608): counted full, 1.5.
+    assert sample("sdp_fwd", ATTENTION, 1.3).median_seconds > 0
 
 
 @given(st.text(max_size=60), st.floats(), st.floats())

@@ -323,6 +323,14 @@ def test_a_line_that_another_rank_wrote_into(tmp_path: Path) -> None:
     assert [(step.iteration, step.seconds) for step in log.steps] == [(5, 0.9), (20, 1.0)]
 
 
+@pytest.mark.parametrize("zeros", [100, 4096, 200_000])
+def test_zeros_that_a_rotation_left_are_passed_over(tmp_path: Path, zeros: int) -> None:
+    path = tmp_path / "train.log"
+    lines = "".join(f"{megatron_line(10 * at, 900.0)}\n" for at in range(1, 6))
+    path.write_bytes(b"\0" * zeros + lines.encode())
+    assert len(read_training_log([path]).steps) >= 4
+
+
 def test_a_log_of_another_trainer_than_was_said_is_named(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text(megatron_line(10, 900.0) + "\n")

@@ -2,12 +2,20 @@ from dataclasses import fields, replace
 
 import pytest
 
+from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.load import load_cluster
 from hetplan.errors import InputError
 from hetplan.files.shipped import shipped_folder
 from hetplan.job.check import check_job_against
 from hetplan.job.load import load_job
-from hetplan.job.spec import Job, Optimizer, Precision, TrainerOptions
+from hetplan.job.spec import (
+    Forbids,
+    Job,
+    Optimizer,
+    Precision,
+    ProductFormat,
+    TrainerOptions,
+)
 from hetplan.job.trainer import TRAINER_DEFAULTS, trainer_faults, trainer_settings
 from hetplan.model.load import load_model
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
@@ -49,7 +57,7 @@ def test_every_target_says_what_its_trainer_does():
         missing = [
             each.name for each in fields(TrainerOptions) if getattr(found.own, each.name) is None
         ]
-        assert missing in ([], ["gradient_precision"])
+        assert missing in (["product_format"], ["gradient_precision", "product_format"])
         assert set(found.choices) <= {each.name for each in fields(TrainerOptions)}
 
 
@@ -114,6 +122,59 @@ def test_the_native_trainer_has_no_choices(tmp_path):
         trainer_settings(wrong)
     same = replace(wrong, trainer=TrainerOptions(fused_attention=True, fused_accumulation=False))
     assert tuple(trainer_faults(same)) == ()
+
+
+NARROW = replace(
+    JOB,
+    precision=Precision.BFLOAT16,
+    trainer=TrainerOptions(product_format=ProductFormat.MXFP8),
+)
+
+
+def test_narrow_products_are_of_layers_and_of_bfloat16_parameters(tmp_path):
+    text = TEXT[: TEXT.index("trainer:")].replace("float16", "bfloat16")
+    text += "trainer:\n  product_format: mxfp8\n"
+    job = load_job(write(tmp_path, text))
+    assert job == NARROW
+    found = trainer_settings(job)
+    assert found.kernels(LayerKind.TRANSFORMER).product_format == "mxfp8"
+    assert found.kernels(LayerKind.MULTI_TOKEN_PREDICTION).product_format == "mxfp8"
+    for kind in (LayerKind.HEAD, LayerKind.EMBEDDING):
+        assert found.kernels(kind).product_format == ""
+    assert trainer_settings(JOB).kernels(LayerKind.TRANSFORMER).product_format == ""
+    for change, line, says in (
+        (("bfloat16", "float16"), 9, "mxfp8 with float16 parameters; it goes with bfloat16 ones"),
+        (("megatron", "native"), 9, "mxfp8; target native always has bfloat16; leave it out"),
+        (("mxfp8", "fp8"), 9, "write one of float8, mxfp8"),
+    ):
+        with pytest.raises(InputError) as caught:
+            load_job(write(tmp_path, text.replace(*change)))
+        (fault,) = caught.value.faults
+        assert (fault.line, fault.field) == (line, "trainer.product_format")
+        assert says in fault.message
+
+
+def test_devices_must_have_the_rate_of_the_products():
+    model = load_model(CONFIGS / "models" / "llama-2-7b.yaml")
+    cluster = load_cluster(CONFIGS / "clusters" / "mixed-768.yaml")
+    faults = check_job_against(NARROW, model, cluster, searched=False)
+    assert {fault.field for fault in faults} == {"trainer.product_format"}
+    kinds = dict.fromkeys(island.device.kind for island in cluster.islands)
+    assert len(faults) == len(kinds) == 2
+    for fault, kind in zip(faults, kinds, strict=True):
+        assert f"mxfp8 needs a float8 rate, and {kind} has none" in fault.message
+    first, *rest = cluster.islands
+    b200 = next(kind for kind in load_catalogue() if kind.kind == "nvidia-b200-180gb-sxm")
+    mixed = replace(cluster, islands=(replace(first, device=b200), *rest))
+    forbid = Forbids(islands=tuple(island.name for island in rest))
+    assert len(check_job_against(NARROW, model, mixed, searched=False)) == 1
+    for asked in (ProductFormat.MXFP8, ProductFormat.NVFP4):
+        job = replace(NARROW, forbid=forbid, trainer=TrainerOptions(product_format=asked))
+        assert check_job_against(job, model, mixed, searched=False) == ()
+    h100 = next(kind for kind in load_catalogue() if kind.kind == "nvidia-h100-80gb-sxm")
+    mixed = replace(cluster, islands=(replace(first, device=h100), *rest))
+    (fault,) = check_job_against(job, model, mixed, searched=False)
+    assert "nvfp4 needs a float4 rate, and nvidia-h100-80gb-sxm has none" in fault.message
 
 
 def test_an_unknown_target_is_a_fault_of_others():

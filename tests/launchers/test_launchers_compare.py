@@ -217,6 +217,18 @@ def test_a_run_of_another_layout_is_another_run_though_its_inputs_are_the_same(
     assert any("another one" in note for note in compare(path, RESULT).notes)
 
 
+def test_a_run_that_holds_its_plan_is_matched_exactly(tmp_path: Path) -> None:
+    other = small_result(sizes=(8, 8))  # alike in all that the ranks say: stage, tp and device
+    path = own_log(tmp_path, plan=other.plan)
+    with pytest.raises(InputError, match=r"none of them of this plan; 1 have its inputs"):
+        compare(path, RESULT)
+    notes = compare(path, other).notes
+    assert any("the same inputs and layout (estimated at another time)" in each for each in notes)
+    own_log(tmp_path, plan=RESULT.plan, steps=steps(9.0, 5.0, 5.0))
+    assert compare(path, RESULT).measured.median_seconds == 5.0
+    assert compare(path, other).measured.median_seconds == 1.0
+
+
 def test_the_steps_of_the_launch_count_because_its_timers_are_medians_of_them(
     tmp_path: Path,
 ) -> None:
@@ -274,6 +286,8 @@ def test_timers_that_are_no_times_or_longer_than_the_step_are_doubted(tmp_path: 
         assert all(each.timer != "forward-compute" for each in found.timers)
     huge = compared(tmp_path, text.replace(row, before + "(1e300, 1e308)"))
     assert any("forward-compute took" in n and "longer than the step" in n for n in huge.notes)
+    assert "forward passes" not in [row.part for row in huge.parts]
+    assert all(abs(row.difference_seconds) < STEP for row in huge.parts)
 
 
 def test_rates_that_give_no_time_are_left_out(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hetplan.errors import InputError
 from hetplan.files.shipped import shipped_folder
 from hetplan.lint.reading import Asked, Reading, read_all
 from hetplan.lint.registry import findings, judge
+from hetplan.profiling.store import read_populations
 
 
 def read(*paths: Path, asked: Asked | None = None) -> Reading:
@@ -40,6 +41,29 @@ def test_kinds_are_recognised_by_shape_and_not_by_name(tmp_path: Path) -> None:
         assert getattr(reading.material, name), name
     for name in ("figures", "plans", "cases", "sizes", "layer_samples", "link_samples"):
         assert getattr(reading.material, name), name
+
+
+BROKEN = (b"\x00\xff\xfe\x01", b"\x00\xff\n\x01", b"colour,taste\nred,sweet\n", b"")
+
+
+@pytest.mark.parametrize("name", ["layers.csv", "links.csv", "operators.csv"])
+@pytest.mark.parametrize("content", BROKEN)
+def test_samples_that_a_fit_refuses_are_told(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / "drawn").mkdir()
+    Bundle.draw(1).write(tmp_path / "drawn", "layer_samples")
+    provenance = next((tmp_path / "drawn").rglob("provenance.json")).read_text()
+    folder = tmp_path / "store" / "cpu" / "population"
+    folder.mkdir(parents=True)
+    (folder / "provenance.json").write_text(provenance)
+    (folder / name).write_bytes(content)
+    with pytest.raises(InputError):
+        read_populations(tmp_path / "store")
+    reading = read(tmp_path / "store")
+    assert reading.skipped == ()
+    assert {fault.file for fault in reading.faults} == {str(folder / name)}
+    # Without a provenance beside it it is anybody's file.
+    (folder / "provenance.json").unlink()
+    assert len(read(tmp_path / "store").skipped) == (1 if content else 0)
 
 
 def test_unknown_files_are_skipped_with_why(tmp_path: Path) -> None:

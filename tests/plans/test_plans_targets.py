@@ -18,6 +18,8 @@ from plans_of_many import (
     two_pipelines,
 )
 
+from hetplan.cluster.catalogue import load_catalogue
+from hetplan.job.spec import Precision, ProductFormat, TrainerOptions
 from hetplan.plans.assemble import assemble_plan
 from hetplan.plans.check import check_plan
 from hetplan.plans.depths import own_depth
@@ -185,3 +187,28 @@ def test_megatron_keeps_islands_and_nodes_whole() -> None:
     assert found([range(4), range(4, 8), range(8, 12)]) == ""
     assert "island a are not next to each other" in found([range(4), range(8, 12), range(4, 8)])
     assert "4 devices in 2 nodes of 4" in found([range(2, 6), range(8, 10), range(10, 12)])
+
+
+def test_narrow_products_need_devices_that_have_their_rate() -> None:
+    case = plain_case()
+    kinds = {kind.kind: kind for kind in load_catalogue()}
+
+    def found(kind: str, asked: ProductFormat) -> list[str]:
+        islands = tuple(replace(each, device=kinds[kind]) for each in case.cluster.islands)
+        job = replace(
+            case.job,
+            target="megatron",
+            precision=Precision.BFLOAT16,
+            trainer=TrainerOptions(product_format=asked),
+        )
+        plan = replace(case.plan, target="megatron", precision="bfloat16")
+        cluster = replace(case.cluster, islands=islands)
+        faults = check_plan(plan, case.model, cluster, job)
+        return [fault.message for fault in faults if "product_format" in fault.message]
+
+    assert found("nvidia-b200-180gb-sxm", ProductFormat.NVFP4) == []
+    assert found("nvidia-h100-80gb-sxm", ProductFormat.FLOAT8) == []
+    four = found("nvidia-h100-80gb-sxm", ProductFormat.NVFP4)
+    assert len(four) == len(case.plan.pipelines[0].stages)
+    assert "nvidia-h100-80gb-sxm has no float4 rate" in four[0]
+    assert "has no float8 rate" in found("nvidia-a100-80gb-sxm", ProductFormat.MXFP8)[0]

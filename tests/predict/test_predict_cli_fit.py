@@ -41,6 +41,8 @@ def test_a_table_per_law_and_a_file(store: Path, tmp_path: Path) -> None:
     for words in ("testium-1", "transformer", "backward", "4 hidden", "s/flop", "all_reduce"):
         assert words in done.stdout
     assert "2026-01-01, torch 2.13.0, 1.0, 1 thread" in done.stdout
+    # Four sizes leave too few out for an interval of their own.
+    assert "rail all_reduce of 2: interval from 2 left-out sizes are too few" in done.stdout
     assert f"wrote {out}" in done.stderr
     assert "wrote" not in done.stdout
     assert load_predictor(out) == fit_stores(store)[0]

@@ -20,8 +20,14 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Precision, ProductFormat
 from hetplan.model.layer_operators import layer_operators
 from hetplan.model.layers import Experts
-from hetplan.model.operators import Kernels, Operator, OperatorClass, operator_flops
-from hetplan.model.spec import LayerKind, LayerRun
+from hetplan.model.operators import (
+    Kernels,
+    Operator,
+    OperatorClass,
+    operator_bytes,
+    operator_flops,
+)
+from hetplan.model.spec import Architecture, LayerKind, LayerRun
 from hetplan.predict import datasheet, float8
 from hetplan.predict.fit import FittedPredictor, fit
 from hetplan.predict.operator_index import index_operators
@@ -59,11 +65,15 @@ def parts(prediction):
     return {part.name: part.seconds for part in prediction.parts}
 
 
-def products(backward):
+def products(backward, model=None):
     """Operations and elements of inputs of the products with weights, counted here."""
     flops = inputs = outputs = 0.0
     for op in layer_operators(
-        gpt(2560), LayerKind.TRANSFORMER, microbatch_size=4, sequence_length=2048, kernels=WIDE
+        gpt(2560) if model is None else model,
+        LayerKind.TRANSFORMER,
+        microbatch_size=4,
+        sequence_length=2048,
+        kernels=WIDE,
     ):
         if op.operator is OperatorClass.MATRIX_PRODUCT:
             flops += op.count * operator_flops(op, "backward" if backward else "forward")
@@ -90,6 +100,8 @@ def test_operations_shrink_by_the_ratio_and_quantising_is_added(
     assert after.pop(float8.QUANTISE) == pytest.approx(
         elements * bytes_per_element / BYTES_PER_SECOND, rel=0.03
     )
+    # Transformer Engine sums biases' gradients where it quantises (`cast_transpose_dbias`).
+    assert (before.pop("bias_gradient", 0.0) > 0.0) == backward
     for each in (before, after):
         del each["matrix_product"]
     assert before == after
@@ -103,7 +115,7 @@ def test_every_answer_says_that_it_is_assumed_and_is_wider() -> None:
         wide, narrow = (ask(found, each, backward=backward) for each in (WIDE, NARROW))
         assert note in narrow.extrapolating
         assert note not in wide.extrapolating
-        assert narrow.log_halfwidth > wide.log_halfwidth + 0.05
+        assert narrow.log_halfwidth > wide.log_halfwidth + 0.03
         share = parts(narrow)["matrix_product"] / narrow.seconds
         assert narrow.log_halfwidth < share * 0.5 * math.log(2.0) + wide.log_halfwidth + 0.05
 
@@ -134,8 +146,11 @@ def test_measured_shapes_change_as_their_law_does() -> None:
             op, backward=False, lent=lambda: None
         )
         work = operator_flops(op, "forward") / FLOPS_PER_SECOND
-        expected = (wide.work_seconds + LAUNCH) * (1 - 0.5 * work / (work + LAUNCH))
-        assert narrow.work_seconds + narrow.launch_seconds == pytest.approx(expected, rel=0.1)
+        all_of_it = LAUNCH + work + operator_bytes(op, "forward", 2) / BYTES_PER_SECOND
+        # What was measured is exact to a few hundredths, what it is carried by is not.
+        assert narrow.log_halfwidth >= 0.5 * math.log(2.0) > wide.log_halfwidth
+        expected = (wide.work_seconds + wide.launch_seconds) * (1 - 0.5 * work / all_of_it)
+        assert narrow.work_seconds + narrow.launch_seconds == pytest.approx(expected, rel=0.02)
 
 
 def test_a_rate_that_lasts_is_raised_too() -> None:
@@ -212,8 +227,11 @@ def test_other_kinds_lend_their_laws() -> None:
 def test_the_datasheet_alone_knows_narrow_products(backward) -> None:
     kind = device("new-kind", tflops=100, gigabytes=2000, others=(("float8", 200e12),))
     found = FittedPredictor.datasheet_only()
-    wide, narrow = (ask(found, each, backward=backward, kind=kind) for each in (WIDE, NARROW))
-    flops, elements = products(backward)
+    model = gpt(2560, Architecture.LLAMA)
+    wide, narrow = (
+        ask(found, each, backward=backward, kind=kind, model=model) for each in (WIDE, NARROW)
+    )
+    flops, elements = products(backward, model)
     share = (
         datasheet.ELEMENTWISE_EFFICIENCY_BACKWARD
         if backward

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from predict_samples import link_sample
 
 from hetplan.benchmarks.cost_collectives_groups import carried_errors
+from hetplan.cluster.spec import Link, Transport
+from hetplan.predict.fit import fit
 from hetplan.predict.links import collective_law, fit_link_laws
 from hetplan.predict.links_joint import ONE_GROUP_LOG_HALFWIDTHS, Joint, JointClass, joint_of
-from hetplan.predict.links_prior import SEND_BYTES
+from hetplan.predict.links_prior import NODE_BYTES, SEND_BYTES, fabric_bytes_per_second
+from hetplan.profiling.samples import ProfileSet
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
 SIZES = [1 << exponent for exponent in range(20, 31)]
@@ -63,6 +67,26 @@ def test_a_pair_of_a_mesh_is_carried_to_all_links() -> None:
     same = collective_law(law, "all_reduce", 2, size, fabric_bytes_per_second=NVLINK)
     assert same is not None
     assert same.seconds == pytest.approx(60e-6 + size / peer)
+
+
+def test_a_measured_figure_is_taken_for_what_the_hardware_has() -> None:
+    """300 GB/s of NVLink or the 236 that its collectives reach: the same joint, the same answer."""
+    rate = 300e9 / SEND_BYTES
+    rows = [link_sample(60e-6 + size / rate, size) for size in SIZES]
+    rows += [link_sample(60e-6 + size / rate, size, operation="send_recv") for size in SIZES]
+    predictor = fit(ProfileSet(layers=(), links=tuple(rows), provenance=()))
+    hardware = Link(
+        bandwidth_bytes_per_second=300e9,
+        latency_seconds=3e-6,
+        transport=Transport.DEVICE_DIRECT,
+        samples=rows[0].link,
+    )
+    measured = replace(hardware, bandwidth_bytes_per_second=300e9 / NODE_BYTES, measured=True)
+    one, other = (
+        predictor.collective(link, "all_reduce", 8, 1 << 26) for link in (hardware, measured)
+    )
+    assert one == other
+    assert fabric_bytes_per_second(measured) == pytest.approx(300e9)
 
 
 def test_group_sizes_of_its_own_have_seen_what_the_links_do() -> None:

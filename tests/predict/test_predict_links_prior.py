@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,24 +9,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetplan.benchmarks.collective_rows import FILE, published
 from hetplan.benchmarks.cost_collectives_laws import (
+    BUS_RINGS,
+    EXCHANGES,
+    RINGS,
+    SENDS,
     Measured,
     between_nodes,
-    bus_coefficients,
-    exchange_coefficients,
     inside_nodes,
     left_out_rows,
     on_buses,
-    ring_coefficients,
-    send_coefficients,
 )
 from hetplan.cluster.spec import Link, Transport
+from hetplan.lint.rows import CollectiveRow
 from hetplan.predict import links_prior as prior
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.link_shapes import ShapeLaw, lane_bytes, shape_columns
 
-TABLE = Path(__file__).resolve().parents[3] / "shared" / "reference" / "unit" / "collectives.csv"
-needs_table = pytest.mark.skipif(not TABLE.is_file(), reason="published measurements are not here")
+REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
+needs_table = pytest.mark.skipif(
+    not (REFERENCE / FILE).is_file(), reason="published measurements are not here"
+)
 ON_PAPER = FittedPredictor.datasheet_only()
 NVLINK = Link(
     bandwidth_bytes_per_second=300e9, latency_seconds=3e-6, transport=Transport.DEVICE_DIRECT
@@ -38,14 +41,13 @@ REPEATABLE = settings(derandomize=True, deadline=None, max_examples=100)
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[dict[str, str]]:
-    with TABLE.open(newline="") as file:
-        return list(csv.DictReader(file))
+def rows() -> tuple[CollectiveRow, ...]:
+    return published(REFERENCE)
 
 
 @needs_table
-def test_the_constants_are_what_the_published_times_say(rows: list[dict[str, str]]) -> None:
-    rings = ring_coefficients([*inside_nodes(rows, "all_reduce"), *between_nodes(rows)])
+def test_the_constants_are_what_the_published_times_say(rows: tuple[CollectiveRow, ...]) -> None:
+    rings = RINGS.coefficients([*inside_nodes(rows, "all_reduce"), *between_nodes(rows)])
     assert rings == pytest.approx(
         (
             prior.NODE_BASE_SECONDS,
@@ -58,7 +60,7 @@ def test_the_constants_are_what_the_published_times_say(rows: list[dict[str, str
         ),
         rel=5e-3,
     )
-    assert exchange_coefficients(inside_nodes(rows, "all_to_all")) == pytest.approx(
+    assert EXCHANGES.coefficients(inside_nodes(rows, "all_to_all")) == pytest.approx(
         (
             prior.EXCHANGE_BASE_SECONDS,
             prior.EXCHANGE_STEP_SECONDS,
@@ -68,41 +70,41 @@ def test_the_constants_are_what_the_published_times_say(rows: list[dict[str, str
         rel=5e-3,
     )
     sends = [each for each in inside_nodes(rows, "send_recv") if "A100" in each.source]
-    assert send_coefficients(sends) == pytest.approx(
+    assert SENDS.coefficients(sends) == pytest.approx(
         (prior.SEND_BASE_SECONDS, prior.SEND_BYTES), rel=5e-3
     )
 
 
 @needs_table
 def test_the_constants_of_buses_are_what_the_published_times_say(
-    rows: list[dict[str, str]],
+    rows: tuple[CollectiveRow, ...],
 ) -> None:
     said = {
-        "all_reduce": (
+        ("all_reduce", BUS_RINGS): (
             prior.BUS_BASE_SECONDS,
             prior.BUS_STEP_SECONDS,
             prior.BUS_BYTES,
             prior.BUS_BYTES_OVER_RANKS,
         ),
-        "all_to_all": (
+        ("all_to_all", EXCHANGES): (
             prior.BUS_EXCHANGE_BASE_SECONDS,
             prior.BUS_EXCHANGE_STEP_SECONDS,
             prior.BUS_EXCHANGE_BYTES,
             prior.BUS_EXCHANGE_BYTES_OVER_RANKS,
         ),
-        "send_recv": (prior.BUS_SEND_BASE_SECONDS, prior.BUS_SEND_BYTES),
+        ("send_recv", SENDS): (prior.BUS_SEND_BASE_SECONDS, prior.BUS_SEND_BYTES),
     }
-    for operation, constants in said.items():
+    for (operation, form), constants in said.items():
         points = [
             each
             for each in on_buses(rows, operation)
             if operation != "send_recv" or "3090" not in each.source
         ]
-        assert bus_coefficients(points, operation) == pytest.approx(constants, rel=5e-3)
+        assert form.coefficients(points) == pytest.approx(constants, rel=5e-3)
 
 
 @needs_table
-def test_half_widths_are_those_of_what_was_left_out(rows: list[dict[str, str]]) -> None:
+def test_half_widths_are_those_of_what_was_left_out(rows: tuple[CollectiveRow, ...]) -> None:
     found = {each.law: each for each in left_out_rows(rows) if each.left_out == "each in turn"}
     said = {
         "all_reduce inside a node": prior.NODE_LOG_HALFWIDTH,
@@ -141,7 +143,7 @@ def test_a_fit_finds_the_law_that_made_the_times() -> None:
         for ranks, nodes in ((2, 1), (4, 1), (8, 1), (16, 2), (64, 8))
         for size in (2.0**20, 2.0**24, 2.0**28, 2.0**31)
     ]
-    inside, across, step, crossing, *_ = ring_coefficients(points)
+    inside, across, step, crossing, *_ = RINGS.coefficients(points)
     assert (inside, step, crossing) == pytest.approx((5e-5, 2e-6, 2e-5), rel=0.02)
     assert across == pytest.approx(5e-5, rel=0.2)
 

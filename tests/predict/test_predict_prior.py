@@ -18,7 +18,7 @@ from hetplan.model.operators import OperatorClass
 from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import FittedPredictor, fit
 from hetplan.predict.predictor import Prediction
-from hetplan.predict.prior import MovedOperators, shift
+from hetplan.predict.prior import SHARED_VARIANCE, MovedOperators, shift
 from hetplan.predict.related import Related
 from hetplan.profiling.samples import LayerSample, ProfileSet
 
@@ -52,15 +52,17 @@ def test_many_points_give_their_mean_and_the_spread_of_single_sizes(
     assert 0 < many.log_halfwidth < 0.5 * width
 
 
-def test_one_point_leaves_what_was_published() -> None:
-    # .31 without a point and .20 with one, from which the shared part was computed.
-    assert shift([0.1], 0.31).log_halfwidth == pytest.approx(0.20, abs=0.005)
+def test_one_point_takes_off_the_square_of_the_shared_part() -> None:
+    # Errors of a size after a point of another: (1 - s) d - s e + e', variance 1 - s^2.
+    left = 0.31 * math.sqrt(1.0 - SHARED_VARIANCE**2)
+    assert shift([0.1], 0.31).log_halfwidth == pytest.approx(left, rel=1e-9)
+    assert shift([0.1], 0.31).log_mean == pytest.approx(0.1 * SHARED_VARIANCE)
     assert shift([], 0.31).log_halfwidth == 0.31
 
 
 def test_points_are_the_mean_of_a_posterior_on_a_grid() -> None:
     # The same posterior by summing over a grid of shifts, written apart from the formula.
-    known, width, share = [0.4, 0.1, 0.3], 0.5, 0.77
+    known, width, share = [0.4, 0.1, 0.3], 0.5, SHARED_VARIANCE
     total = (width / 1.645) ** 2
     grid = [at / 2000 for at in range(-4000, 4001)]
     weight = [

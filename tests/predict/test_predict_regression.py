@@ -112,3 +112,24 @@ def test_more_work_never_takes_less_time(seed: int, factor: float) -> None:
     for column in range(3):
         grown = tuple(x * factor if i == column else x for i, x in enumerate(row))
         assert predict(fitted, grown) >= predict(fitted, row)
+
+
+def test_a_centre_decides_what_the_rows_leave_open() -> None:
+    """Two columns that grow alike: any split fits; the held one keeps the centre's ratio."""
+    rows = [(float(size), 2.0 * size) for size in (1, 2, 4, 8)]
+    seconds = [6.0 * row[0] for row in rows]
+    held = fit_nonnegative(rows, seconds, centre=(1.0, 2.0), weight=1e-3)
+    assert predict(held, (1.0, 2.0)) == pytest.approx(6.0, rel=0.01)
+    # What is missing is shared by the columns' squared shares of a time: 1 to 16.
+    assert held[0] - 1.0 == pytest.approx((held[1] / 2.0 - 1.0) / 4.0, rel=0.1)
+
+
+def test_a_weak_centre_gives_way_to_what_was_measured() -> None:
+    rows = rows_of(40, 3)
+    true = (1e-4, 5e-15, 2e-12)
+    seconds = [predict(true, row) for row in rows]
+    centre = tuple(2.0 * each for each in true)
+    held = fit_nonnegative(rows, seconds, centre=centre, weight=1e-4)
+    assert max(abs(predict(held, row) / y - 1) for row, y in zip(rows, seconds, strict=True)) < 0.03
+    stiff = fit_nonnegative(rows, seconds, centre=centre, weight=1e6)
+    assert stiff == pytest.approx(centre, rel=0.01)

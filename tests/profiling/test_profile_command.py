@@ -133,6 +133,11 @@ def test_a_model_and_job_with_a_pace(tmp_path) -> None:
     ("arguments", "text"),
     [
         (("--threads", 0), "--threads"),
+        (("--threads", 100_000), r"--threads is 100000, and this process may use \d+ cores"),
+        (("--vocab", 0), "--vocab is 0; it must be at least 1"),
+        (("--vocab", -5), "--vocab is -5"),
+        (("operators", "--threads", 100_000), "may use"),
+        (("operators", "--campaign", "cluster.yaml"), "a campaign measures layers and links, not"),
         (("--budget", -1), "--budget"),
         (("--job", "job.yaml"), "belong together"),
         (("--tp", "1,x"), "'x'"),

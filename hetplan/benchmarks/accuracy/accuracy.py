@@ -7,21 +7,19 @@ of reference data.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hetplan.benchmarks.accuracy.calibrated import (
-    EightRows,
+    CalibratedOn,
     RunInterval,
     eight_rows,
     run_intervals,
     tails_of,
 )
 from hetplan.benchmarks.accuracy.fitting import Fitted, fitted
-from hetplan.benchmarks.accuracy.judge import Errors, Judged, errors_of
+from hetplan.benchmarks.accuracy.judge import Errors, errors_of
 from hetplan.benchmarks.accuracy.judged_unit import read_judged_unit
 from hetplan.benchmarks.accuracy.left_out import (
     UnitErrors,
@@ -31,6 +29,7 @@ from hetplan.benchmarks.accuracy.left_out import (
 )
 from hetplan.benchmarks.accuracy.peers import PeerFigure, peers_of
 from hetplan.benchmarks.accuracy.predicted import NotPredicted, PredictedRun, predict_rows
+from hetplan.benchmarks.accuracy.readings import ReadingErrors, other_readings
 from hetplan.benchmarks.accuracy.rows import read_runs
 
 
@@ -109,7 +108,7 @@ class AccuracyBench:
 
     data_sets: tuple[DataSetErrors, ...]
     rows: tuple[PredictedRow, ...]
-    calibrated: tuple[EightRows, ...]
+    calibrated: tuple[CalibratedOn, ...]
     """What factors from eight rows do to the rest of a data set."""
     tails: tuple[str, ...]
     """Slow runs of clusters that the intervals leave out, in words."""
@@ -122,12 +121,15 @@ class AccuracyBench:
     """What of the unit data was not used, and what was assumed of runs."""
     missing: tuple[str, ...] = ()
     """Tables that are left out, and why."""
+    readings: tuple[ReadingErrors, ...] = ()
+    """The same runs under other readings of their clusters, where they were asked for."""
 
 
-def accuracy(fit: Path | None, judge: Path | None) -> AccuracyBench:
+def accuracy(fit: Path | None, judge: Path | None, *, readings: bool = False) -> AccuracyBench:
     """Fitted on the unit data of one folder, judged on the runs of another, or of the same.
 
-    None: no such folder, so nothing is fitted, or nothing judged.
+    None: no such folder, so nothing is fitted, or nothing judged. `readings`: the runs are also
+    predicted under other readings of their clusters, which takes as long again for each.
     """
     base = fitted(fit)
     if judge is None:
@@ -160,6 +162,8 @@ def accuracy(fit: Path | None, judge: Path | None) -> AccuracyBench:
         skipped=_skipped(left),
         faults=tuple(str(fault) for fault in runs.faults),
         notes=(*base.notes, *unit.notes),
+        missing=(*(() if runs.rows else (_NO_RUNS,)), *(() if readings else (_NO_READINGS,))),
+        readings=other_readings(done, base.predictor) if readings else (),
     )
 
 
@@ -176,23 +180,12 @@ def _unit(base: Fitted, fit: Path | None, judge: Path) -> UnitJudgement:
     return UnitJudgement(rows=found.rows, notes=(*read.notes, *found.notes))
 
 
+_NO_READINGS = "other readings of clusters: give --readings, which predicts every run again"
+_NO_RUNS = "steps: the judged folder has no row of runs (runs/*.csv with a column step_time_s)"
 _NO_FOLDER = (
     "every table: no folder of measured runs was given and the usual one is not there; give "
     "--reference DIR, or --fit DIR and --judge DIR"
 )
-
-
-def judged(run: PredictedRun, log_halfwidth: float) -> Judged:
-    """A run as the judge sees it, with a 90 % interval of this half-width."""
-    seconds, spread = run.estimate.step_seconds, math.exp(log_halfwidth)
-    return Judged(
-        name=f"{run.row.place} {run.row.layout}",
-        predicted=seconds,
-        measured=run.measured_seconds,
-        lower=seconds / spread,
-        upper=seconds * spread,
-        suspect=bool(run.row.suspect),
-    )
 
 
 def _data_sets(
@@ -208,8 +201,8 @@ def _data_sets(
             for run, interval in zip(done, intervals, strict=True)
             if run.row.data_set == name
         ]
-        every = [judged(run, interval.log_halfwidth) for run, interval in pairs]
-        alone = errors_of([judged(run, interval.own) for run, interval in pairs])
+        every = [run.judged(interval.log_halfwidth) for run, interval in pairs]
+        alone = errors_of([run.judged(interval.own) for run, interval in pairs])
         errors = errors_of(every)
         if errors is None or alone is None:
             continue
@@ -225,9 +218,7 @@ def _data_sets(
                 without_suspect=errors_of(clean) if len(clean) < len(every) else None,
                 suspect_rows=len(every) - len(clean),
                 not_predicted=sum(each.row.data_set == name for each in left),
-                intervals_from="; ".join(
-                    dict.fromkeys(_without_count(each.note) for _, each in pairs)
-                ),
+                intervals_from="; ".join(dict.fromkeys(each.stands_on for _, each in pairs)),
                 alone=IntervalFigures(
                     inside=alone.inside,
                     median_width=alone.median_width,
@@ -241,28 +232,20 @@ def _data_sets(
 
 def _fitted_on(runs: Sequence[PredictedRun], base: Fitted) -> str:
     """What is known of every device kind of these runs."""
-    kinds = dict.fromkeys(
-        (island.device.kind, run.run.planned.job.precision.value)
+    asked = [
+        (island.device, run.run.planned.job.precision)
         for run in runs
         for island in run.run.cluster.islands
-    )
-    words = [base.what(*each) for each in kinds]
-    lent = [_LENT.search(line) for run in runs for line in run.estimate.warnings]
-    words += dict.fromkeys(f"laws of {found[1]}" for found in lent if found)
+    ]
+    kinds = {(device.kind, precision): device for device, precision in asked}
+    words = [base.what(kind, precision.value) for kind, precision in kinds]
+    lent = (base.lent(device, precision) for (_, precision), device in kinds.items())
+    words += dict.fromkeys(filter(None, lent))
     return "; ".join(words)
 
 
-_LENT = re.compile(r"laws of (.+), by datasheet ratios")
-_COUNT = re.compile(r"by \d+ measured runs")
-
-
-def _without_count(note: str) -> str:
-    """Leaving out one cell or another changes how many runs are left, and nothing else."""
-    return _COUNT.sub("by measured runs", note)
-
-
 def _row(run: PredictedRun, interval: RunInterval) -> PredictedRow:
-    seen, row = judged(run, interval.log_halfwidth), run.row
+    seen, row = run.judged(interval.log_halfwidth), run.row
     return PredictedRow(
         data_set=row.data_set,
         place=row.place,

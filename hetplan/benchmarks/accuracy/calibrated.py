@@ -11,7 +11,6 @@ predictor, factors included; the rest of the data set is predicted with and with
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,12 +19,14 @@ from hetplan.benchmarks.accuracy.predicted import PredictedRun, predict_run
 from hetplan.cost.run_error import own_halfwidth, run_error
 from hetplan.errors import InputError
 from hetplan.predict.calibration import calibrate, devices_of, regime_of
-from hetplan.predict.calibration_values import Calibration, RunError
+from hetplan.predict.calibration_values import Calibration, GroupInterval, RunError
 from hetplan.predict.fit import FittedPredictor
 
 CALIBRATING_ROWS = 8
-_FEWEST_LEFT = 8
-"""Rows that must be left to judge."""
+"""What somebody has who ran a handful of configurations before a search: a step of each takes
+seconds, and a calibration judges itself from 8 runs on (`hetplan.predict.calibration`)."""
+_FEWEST_LEFT = CALIBRATING_ROWS
+"""Rows that must be left to judge: no fewer than those that calibrate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +35,28 @@ class RunInterval:
 
     own: float
     """By the predictions alone."""
-    by_runs: float | None
-    """By measured runs of other cells; None where too few of them say anything."""
-    note: str
-    """What the second one stands on."""
+    group: GroupInterval | None
+    """Measured runs of other cells that say how wide it must be; None where too few do."""
+    asked: tuple[str, ...]
+    """The run's device kinds, and what it spans."""
+
+    @property
+    def by_runs(self) -> float | None:
+        """By measured runs of other cells."""
+        return None if self.group is None else self.group.halfwidth(self.own)
+
+    @property
+    def stands_on(self) -> str:
+        """In words, without how many runs there are: leaving out another cell leaves another
+        number and nothing else.
+        """
+        if self.group is None:
+            return "by the predictions alone"
+        kinds = ", ".join(self.group.devices) or "any device kind"
+        found = f"interval by measured runs of {kinds}, {self.group.regime or 'any size'}"
+        if not self.group.pooled:
+            return found
+        return f"{found}: pooled, too few are of {', '.join(self.asked)}"
 
     @property
     def log_halfwidth(self) -> float:
@@ -46,7 +65,7 @@ class RunInterval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EightRows:
+class CalibratedOn:
     """A data set's rows without the eight that calibrated, before and after."""
 
     data_set: str
@@ -77,25 +96,35 @@ def error_of(run: PredictedRun) -> RunError:
     )
 
 
+def _is_narrow(run: PredictedRun) -> bool:
+    """Whether its products' format was measured nowhere: errors of such runs say nothing of others,
+    nor others' of them.
+    """
+    return run.row.product_format is not None
+
+
 def run_intervals(
     runs: Sequence[PredictedRun], known: Sequence[PredictedRun]
 ) -> tuple[RunInterval, ...]:
-    """The interval of every run, by those of the `known` ones that are of other cells."""
-    errors = [error_of(run) for run in known]
-    kept: dict[str, Calibration] = {}
+    """The interval of every run, by those of the `known` ones that are of other cells.
+
+    `known`: runs whose measured times may be used, which are those of the fitted folder.
+    """
+    errors = [(error_of(run), _is_narrow(run)) for run in known]
+    kept: dict[tuple[str, bool], Calibration] = {}
     found = []
     for run in runs:
-        cell = cell_of(run)
-        if cell not in kept:
-            kept[cell] = calibrate([e for e in errors if e.cell != cell], factors=False)
-        own = own_halfwidth(run.estimate)
+        key = cell, narrow = cell_of(run), _is_narrow(run)
+        if key not in kept:
+            others = [e for e, of_narrow in errors if e.cell != cell and of_narrow == narrow]
+            kept[key] = calibrate(others, factors=False)
         plan, cluster = run.run.planned.plan, run.run.cluster
-        width = kept[cell].width(devices_of(plan, cluster), regime_of(plan, cluster), own)
+        devices, regime = devices_of(plan, cluster), regime_of(plan, cluster)
         found.append(
             RunInterval(
-                own=own,
-                by_runs=None if width is None else width.log_halfwidth,
-                note="by the predictions alone" if width is None else width.note,
+                own=own_halfwidth(run.estimate),
+                group=kept[key].group(devices, regime),
+                asked=(*devices, regime),
             )
         )
     return tuple(found)
@@ -109,7 +138,9 @@ def tails_of(known: Sequence[PredictedRun]) -> tuple[str, ...]:
     )
 
 
-def eight_rows(runs: Sequence[PredictedRun], predictor: FittedPredictor) -> tuple[EightRows, ...]:
+def eight_rows(
+    runs: Sequence[PredictedRun], predictor: FittedPredictor
+) -> tuple[CalibratedOn, ...]:
     """Every data set with rows enough, calibrated on its first eight by hash."""
     found = []
     for name in dict.fromkeys(run.row.data_set for run in runs):
@@ -122,11 +153,11 @@ def eight_rows(runs: Sequence[PredictedRun], predictor: FittedPredictor) -> tupl
             continue
         calibration = calibrate([error_of(run) for run in first])
         after = _again(rest, calibration, predictor)
-        one, two = errors_of([_plain(run) for run in rest]), errors_of(after)
+        one, two = errors_of([run.judged() for run in rest]), errors_of(after)
         if one is None or two is None:
             continue
         found.append(
-            EightRows(
+            CalibratedOn(
                 data_set=name,
                 calibrated_on=tuple(run.row.place for run in first),
                 accepted=bool(calibration.factors),
@@ -146,20 +177,8 @@ def _again(
     found = []
     for run in runs:
         try:
-            found.append(_plain(predict_run(run.run, calibrated)))
+            found.append(predict_run(run.run, calibrated).judged())
         except InputError:
             # A factor cannot make a prediction impossible; if it does the row is judged as it was.
-            found.append(_plain(run))
+            found.append(run.judged())
     return found
-
-
-def _plain(run: PredictedRun) -> Judged:
-    spread, seconds = math.exp(own_halfwidth(run.estimate)), run.estimate.step_seconds
-    return Judged(
-        name=run.row.place,
-        predicted=seconds,
-        measured=run.measured_seconds,
-        lower=seconds / spread,
-        upper=seconds * spread,
-        suspect=bool(run.row.suspect),
-    )

@@ -2,8 +2,9 @@
 
 Inside a node: the devices' own fabric, or PCIe where they have none, at the datasheet's rate; where
 unit data were measured on links of the kind those replace it. Between nodes: the
-network cards that the row notes, shared by the devices of a node. A row of several nodes that notes
-none is not predicted: nothing is made up.
+NICs that the row notes, shared by the devices of a node. Where it notes none, or not how many, they
+are those of the vendor's own system of the kind, which the row's notes say
+(`usual_networks`); a kind without such a system is not predicted on several nodes.
 """
 
 from __future__ import annotations
@@ -15,30 +16,35 @@ from dataclasses import dataclass
 from hetplan.benchmarks.accuracy.devices import device_kind_of, kind_names
 from hetplan.benchmarks.accuracy.rows import RunRow
 from hetplan.benchmarks.accuracy.unit_collectives import node_link, nodes_link
+from hetplan.benchmarks.accuracy.usual_networks import (
+    GIGABIT,
+    noted_rate,
+    one_nic,
+    usual_network,
+)
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.node import Nics, RingNics
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.errors import InputError
 
-GIGABIT = 1e9 / 8
 NVLINK_LATENCY_SECONDS = 10e-6  # calculon, systems/a100_80g.json, network of a node
 NIC_LATENCY_SECONDS = 20e-6  # calculon, systems/a100_80g.json, InfiniBand
 HDR_BYTES_PER_SECOND = 200 * GIGABIT  # NVIDIA DGX A100 datasheet: ConnectX-6, HDR InfiniBand
 _MOST_NVLINK_DOMAIN = 72  # NVIDIA GB200 NVL72: one NVLink fabric of 72 GPUs
 
-_SEVERAL = re.compile(r"(\d+)\s*x\s*[^\d]*(\d+)\s*Gb", re.IGNORECASE)
-_PER_NODE = re.compile(r"(\d+)\s*Gb(?:it)?/s per node", re.IGNORECASE)
-_PER_DEVICE = re.compile(r"(\d+)\s*Gb(?:it)?/s\+? per GPU", re.IGNORECASE)
+_SEVERAL = re.compile(r"(\d+)\s*x\s*[^\d]*(\d+)\s*Gb")
+_PER_NODE = re.compile(r"(\d+)\s*Gb(?:it)?/s per node")
+_PER_DEVICE = re.compile(r"(\d+)\s*Gb(?:it)?/s\+? per GPU")
 
 
-ONE_CARD = "all ranks of a node leave by one network card: read off this cluster's runs"
-SHARED_RINGS = "rings of strided groups share one network card: read off this cluster's runs"
+ONE_NIC = "all ranks of a node leave by one NIC: read off this cluster's runs"
+SHARED_RINGS = "rings of strided groups share one NIC: read off this cluster's runs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeNetwork:
-    """The network cards of a node, and where the figures are from."""
+    """The NICs of a node, and where the figures are from."""
 
     nics: int
     bandwidth_bytes_per_second: float
@@ -46,21 +52,21 @@ class NodeNetwork:
     inside_bytes_per_second: float = 0.0
     """Of one device to the others of its node, where that differs by system; 0: as its kind has."""
     rings: RingNics | None = None
-    """Which cards rings of strided groups use, where that is known of this cluster."""
+    """Which NICs rings of strided groups use, where that is known of this cluster."""
     inferred: str = ""
     """What of it was read off the cluster's own runs; empty: nothing."""
 
 
 _NAMED = (
     (
-        "slingshot",
+        "clariden",
         NodeNetwork(
             # A node has four, one per device. The published times of the reduction alone
             # (grad_reduce_s) are on average 2.7 times what four would take, and 0.7 of what one
             # takes: the ranks of a node are taken to leave by one.
             nics=1,
             bandwidth_bytes_per_second=200 * GIGABIT,
-            inferred=ONE_CARD,
+            inferred=ONE_NIC,
             # Six NVLink 4 links of 25 GB/s and direction between any two of the four.
             inside_bytes_per_second=3 * 150e9,
             source="CSCS, Alps: nodes of 4 GH200, one Slingshot 11 port of 200 Gbit/s each",
@@ -79,9 +85,9 @@ _NAMED = (
 
 
 _RINGS = (("vtrain config", RingNics.ONE),)
-"""(word of the note, cards that rings of strided groups use) of clusters whose runs show it.
+"""(word of the note, NICs that rings of strided groups use) of clusters whose runs show it.
 
-vTrain's runs reduce gradients over strided groups four times slower than the cards of a node allow,
+vTrain's runs reduce gradients over strided groups four times slower than the NICs of a node allow,
 unless tensor parallelism fills the node. Nothing but those runs says so of this cluster."""
 
 
@@ -127,8 +133,9 @@ def cluster_notes(row: RunRow, cluster: Cluster) -> tuple[str, ...]:
 def _nvlink_domain(devices: int, per_node: int) -> int:
     """Devices that one NVLink fabric joins, as a node: as many nodes as fit and divide the run."""
     nodes = devices // per_node
-    fit = [each for each in range(1, nodes + 1) if nodes % each == 0]
-    return max(each * per_node for each in fit if each * per_node <= _MOST_NVLINK_DOMAIN)
+    most = min(nodes, _MOST_NVLINK_DOMAIN // per_node)
+    fit = (each for each in range(1, most + 1) if nodes % each == 0)
+    return max(fit, default=1) * per_node
 
 
 def cluster_of_nodes(
@@ -165,7 +172,7 @@ def network_of(row: RunRow, *, needed: bool = True) -> NodeNetwork | None:
     found = _PER_NODE.search(note)
     if found:
         whole = int(found[1]) * GIGABIT
-        # Nodes of A100 have HDR cards; of others the figure is taken as one card per device.
+        # Nodes of A100 have HDR NICs; of others the figure is taken as one NIC per device.
         nics = round(whole / HDR_BYTES_PER_SECOND) if "A100" in row.gpu else per_node
         nics = max(1, nics)
         rings = next((rings for word, rings in _RINGS if word in note.lower()), None)
@@ -184,9 +191,36 @@ def network_of(row: RunRow, *, needed: bool = True) -> NodeNetwork | None:
     for word, network in _NAMED:
         if word in note.lower():
             return network
-    if not needed:
-        return None
+    guessed = _of_the_kind(row)
+    if guessed is not None or not needed:
+        return guessed
     raise InputError(f"inter_bw_note is {note!a}: the network between the nodes is not known")
+
+
+def _of_the_kind(row: RunRow) -> NodeNetwork | None:
+    """What the note leaves open as the systems of the row's kind have it; None: no system has."""
+    names, per_node = kind_names(row.gpu), row.gpus_per_node or 1
+    rate = noted_rate(row.inter_bw_note)
+    usual = None
+    if len(names) == 1:
+        usual = usual_network(device_kind_of(names[0], load_catalogue()).kind)
+    if rate is not None and (rate.count or rate.of or not one_nic(rate)):
+        nics = rate.count or per_node
+        whole = rate.bytes_per_second * (per_node if rate.of == "gpu" else rate.count or 1)
+        return NodeNetwork(
+            nics=nics, bandwidth_bytes_per_second=whole / nics, source=row.inter_bw_note
+        )
+    if rate is None and usual is None:
+        return None
+    nics = 1 if usual is None else max(1, per_node // usual.devices_per_nic)
+    said = "nothing" if rate is None else "no number of NICs"
+    like = "one in a node" if usual is None else usual.source
+    return NodeNetwork(
+        nics=nics,
+        bandwidth_bytes_per_second=(rate or usual).bytes_per_second,  # type: ignore[union-attr]
+        source=row.inter_bw_note or like,
+        inferred=f"the row says {said} of the network between its nodes; assumed: {like}",
+    )
 
 
 def network_named(word: str) -> NodeNetwork:
@@ -202,7 +236,7 @@ def _island(
     nics = None
     between = inside
     if network is not None:
-        # A note counts the cards of a node, or one per device (which a whole fabric has, too).
+        # A note counts the NICs of a node, or one per device (which a whole fabric has, too).
         whole = part.devices_per_node if network.nics == row.gpus_per_node else network.nics
         nics = Nics(
             per_node=whole,
@@ -230,7 +264,7 @@ def _island(
 
 def _inside(part: NodesOf, network: NodeNetwork | None, measured_links: Sequence[str]) -> Link:
     kind = part.kind
-    # A bridge between two cards does not join the other cards of a node.
+    # A bridge between two devices does not join the other devices of a node.
     joined = kind.scale_up is not None and (kind.scale_up.peers or 8) >= part.devices_per_node - 1
     if network is not None and network.inside_bytes_per_second:
         bandwidth = network.inside_bytes_per_second
@@ -238,6 +272,11 @@ def _inside(part: NodesOf, network: NodeNetwork | None, measured_links: Sequence
         bandwidth = kind.scale_up.bandwidth_bytes_per_second
     elif kind.host is not None:
         bandwidth = kind.host.bandwidth_bytes_per_second
+    elif part.devices_per_node == 1:
+        # Nobody else is in the node; any rate above 0 will do.
+        bandwidth = HDR_BYTES_PER_SECOND if network is None else network.bandwidth_bytes_per_second
+    elif kind.kind.startswith("nvidia-gh200") and part.devices_per_node <= 4:
+        bandwidth = 3 * 150e9  # NVIDIA, quad GH200 node: six NVLink 4 links to each of the others
     else:
         raise InputError(f"{kind.kind} has neither a fabric nor a host interface in the catalogue")
     return Link(

@@ -1,8 +1,8 @@
-"""Which device kind does a table of measurements mean by its name for a card?
+"""Which device kind does a table of measurements mean by its name for it?
 
 Tables write `A100-80GB-SXM (multi: ...)`, `GH-96`, `B200-SXM`, `RTX-3090`. Names are looked up in
 the catalogue: by what a driver calls the kind, by the labels of the tables, then by the words of
-the name, where cards in a module come before cards in a slot, as large runs have them.
+the name, where devices in a module come before devices in a slot, as large runs have them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ALIASES = {"gh200": "nvidia-gh200-96gb", "v100": "nvidia-v100-16gb-sxm"}
 
 
 def kind_names(text: str) -> tuple[str, ...]:
-    """The cards of a row: `RTX-3090+Titan-RTX` are two."""
+    """The devices of a row: `RTX-3090+Titan-RTX` are two."""
     return tuple(part.strip() for part in text.split(" (")[0].split("+") if part.strip())
 
 

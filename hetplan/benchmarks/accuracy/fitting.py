@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetplan.cluster.devices import DeviceKind
+from hetplan.job.spec import Precision
 from hetplan.predict.fit import FittedPredictor, fit_populations
 from hetplan.profiling.samples import LayerSample, OperatorSample, ProfileSet
 
@@ -18,6 +20,14 @@ class Fitted:
     populations: tuple[ProfileSet, ...]
     notes: tuple[str, ...]
     """Measurements that were not used, by reason."""
+
+    def lent(self, device: DeviceKind, precision: Precision) -> str:
+        """Whose laws of operators stand in for a kind that has no sample of its own; else empty."""
+        key = device.kind, precision.value
+        if any(_count(one.layers, *key) or _count(one.operators, *key) for one in self.populations):
+            return ""
+        found = self.predictor.lent(device, precision)
+        return "" if found is None else found.lenders
 
     def what(self, device: str, precision: str) -> str:
         """In a few words, what is known of a device kind in one number format."""

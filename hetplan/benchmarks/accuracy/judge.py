@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 ALPHA = 0.1
 """What a 90 % interval may miss."""
-_BAND = 0.95
+_BAND = 0.95  # of the binomial law: what `true if` says of a number of rows inside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,27 @@ class Judged:
     upper: float
     """Of the 90 % interval."""
     suspect: bool = False
+
+    @classmethod
+    def around(
+        cls,
+        name: str,
+        predicted: float,
+        log_halfwidth: float,
+        measured: float,
+        *,
+        suspect: bool = False,
+    ) -> Judged:
+        """A prediction whose 90 % interval is predicted * exp(-+ log_halfwidth)."""
+        spread = math.exp(log_halfwidth)
+        return cls(
+            name=name,
+            predicted=predicted,
+            measured=measured,
+            lower=predicted / spread,
+            upper=predicted * spread,
+            suspect=suspect,
+        )
 
     @property
     def error(self) -> float:
@@ -80,11 +101,6 @@ class Errors:
     def coverage(self) -> float:
         """Part of the rows inside."""
         return self.inside / self.rows
-
-    @property
-    def covers(self) -> bool:
-        """Whether the coverage is what a true 90 % interval has."""
-        return self.least_inside <= self.inside <= self.most_inside
 
 
 def errors_of(judged: Sequence[Judged]) -> Errors | None:

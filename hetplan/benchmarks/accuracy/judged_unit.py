@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hetplan.benchmarks.accuracy.rows import csv_files
 from hetplan.benchmarks.accuracy.unit import UnitData, read_unit
 from hetplan.benchmarks.accuracy.unit_layers import FOLDER as PROFILES
 from hetplan.benchmarks.accuracy.unit_layers import UNUSABLE
@@ -41,7 +42,7 @@ def read_judged_unit(folder: Path) -> UnitData:
     """All populations that can be read, and a note for everything that cannot."""
     populations: list[ProfileSet] = []
     notes: dict[str, None] = {}
-    for path in sorted((folder / UNIT_FOLDER).glob("*.csv")):
+    for path in (*csv_files(folder / UNIT_FOLDER), *csv_files(folder)):
         try:
             text = path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as fault:
@@ -49,6 +50,8 @@ def read_judged_unit(folder: Path) -> UnitData:
             continue
         kind = table_kind(text.partition("\n")[0].rstrip("\r"))
         name = _NAMES.get(kind.title if kind else "")
+        if name is None and path.parent == folder and "step_time_s" in text.partition("\n")[0]:
+            continue  # a table of runs
         if name is None:
             notes[f"{path.name} is no table of layers, products or collectives"] = None
             continue

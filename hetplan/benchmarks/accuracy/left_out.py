@@ -5,7 +5,7 @@ of the rest:
 
     size      every sample of one hidden size of one device; the device's other sizes are fitted
     device    every sample of one device; only other devices are fitted
-    message   every message of one octave of size of a link; its other octaves are fitted
+    message   every message of every fourth octave of size of a link; its other octaves are fitted
     ranks     every message among one number of ranks of a link; its other numbers are fitted
 
 Of another folder's unit data nothing is fitted and everything is predicted.
@@ -14,8 +14,9 @@ Of another folder's unit data nothing is fitted and everything is predicted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from hetplan.benchmarks.accuracy.devices import device_kind_of
 from hetplan.benchmarks.accuracy.judge import Errors, Judged, errors_of
@@ -24,8 +25,8 @@ from hetplan.cluster.catalogue import load_catalogue
 from hetplan.errors import InputError
 from hetplan.predict.fit import FittedPredictor, fit_populations
 from hetplan.profiling.samples import (
+    SENDS,
     LayerSample,
-    LinkOperation,
     LinkSample,
     OperatorSample,
     ProfileSet,
@@ -33,7 +34,10 @@ from hetplan.profiling.samples import (
 
 MOST_MESSAGES = 64
 """Of one operation among one number of ranks, evenly over the sizes: tables have a thousand."""
-_OCTAVES_AT_A_TIME = 4
+_OCTAVES_APART = 4
+"""Every fourth octave is left out at once: four fits a link instead of one an octave (some twenty),
+and the octaves beside each that is left out are still fitted."""
+OCTAVES = "every fourth octave of message sizes, in turn"
 ALL_OPERATORS = "operators"
 COLLECTIVES = "collectives"
 
@@ -63,49 +67,66 @@ class UnitJudgement:
 
 def left_out(populations: Sequence[ProfileSet], whole: FittedPredictor) -> UnitJudgement:
     """Sizes, devices, messages and numbers of ranks left out in turn; `whole`: fitted on all."""
-    notes: dict[str, None] = {}
-    rows = (
-        *_sizes(populations, notes),
-        *_devices(populations, whole, notes),
-        *_messages(populations),
-    )
-    return UnitJudgement(rows=rows, notes=tuple(notes))
+    return _together((*_sizes(populations), *_devices(populations, whole), *_messages(populations)))
 
 
 def other_folder(populations: Sequence[ProfileSet], predictor: FittedPredictor) -> UnitJudgement:
     """Everything of a folder that was not fitted."""
-    notes: dict[str, None] = {}
     layers = [sample for each in populations for sample in each.layers]
     operators = [sample for each in populations for sample in each.operators]
     links = [sample for each in populations for sample in each.links]
     what = "not fitted"
-    rows = (
-        *_layer_rows(layers, predictor, what, notes),
-        *_operator_rows(operators, predictor, what, notes),
-        *_link_rows(links, lambda _: predictor, what),
+    return _together(
+        (
+            *_layer_rows(layers, predictor, what),
+            *_operator_rows(operators, predictor, what),
+            *_link_rows(links, lambda _: predictor, what),
+        )
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NotJudged:
+    """A sample that no prediction could be asked of, and why."""
+
+    note: str
+
+
+_Row: TypeAlias = UnitErrors | _NotJudged
+"""Rows and what is missing from them come in one stream, in the order of the work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    what: str
+    """Kind of layer, or class of operators."""
+    judged: Judged
+
+
+def _together(found: Iterable[_Row]) -> UnitJudgement:
+    every = tuple(found)
+    notes = dict.fromkeys(each.note for each in every if isinstance(each, _NotJudged))
+    rows = tuple(each for each in every if isinstance(each, UnitErrors))
     return UnitJudgement(rows=rows, notes=tuple(notes))
 
 
-def _sizes(populations: Sequence[ProfileSet], notes: dict[str, None]) -> Iterator[UnitErrors]:
+def _sizes(populations: Sequence[ProfileSet]) -> Iterator[_Row]:
     layers = [sample for each in populations for sample in each.layers]
     for device, precision in _keys(layers):
         mine = [each for each in layers if (each.device, each.precision) == (device, precision)]
         sizes = sorted({each.hidden_size for each in mine})
         if len(sizes) < 2:
             continue
-        judged: list[tuple[str, Judged]] = []
+        judged: list[_Judged | _NotJudged] = []
         for size in sizes:
             predictor = fit_populations(_without_size(populations, device, size))
             unseen = [each for each in mine if each.hidden_size == size]
-            judged += _judged_layers(unseen, predictor, notes)
+            judged += _judged_layers(unseen, predictor)
         what = f"each of hidden {', '.join(map(str, sizes))}"
         yield from _by_kind(device, precision, what, judged)
 
 
-def _devices(
-    populations: Sequence[ProfileSet], whole: FittedPredictor, notes: dict[str, None]
-) -> Iterator[UnitErrors]:
+def _devices(populations: Sequence[ProfileSet], whole: FittedPredictor) -> Iterator[_Row]:
     devices = [sample.device for each in populations for sample in each.layers]
     devices += [sample.device for each in populations for sample in each.operators]
     for device in dict.fromkeys(devices):
@@ -113,8 +134,8 @@ def _devices(
         layers = [s for each in populations for s in each.layers if s.device == device]
         operators = [s for each in populations for s in each.operators if s.device == device]
         what = "the device"
-        yield from _layer_rows(layers, predictor, what, notes)
-        yield from _operator_rows(operators, predictor, what, notes)
+        yield from _layer_rows(layers, predictor, what)
+        yield from _operator_rows(operators, predictor, what)
 
 
 def _without_device(whole: FittedPredictor, device: str) -> FittedPredictor:
@@ -157,68 +178,69 @@ def _keys(
 
 
 def _layer_rows(
-    samples: Sequence[LayerSample],
-    predictor: FittedPredictor,
-    what: str,
-    notes: dict[str, None],
-) -> Iterator[UnitErrors]:
+    samples: Sequence[LayerSample], predictor: FittedPredictor, what: str
+) -> Iterator[_Row]:
     for device, precision in _keys(samples):
         mine = [each for each in samples if (each.device, each.precision) == (device, precision)]
-        yield from _by_kind(device, precision, what, _judged_layers(mine, predictor, notes))
+        yield from _by_kind(device, precision, what, _judged_layers(mine, predictor))
 
 
 def _by_kind(
-    device: str, precision: str, what: str, judged: Sequence[tuple[str, Judged]]
-) -> Iterator[UnitErrors]:
+    device: str, precision: str, left: str, found: Sequence[_Judged | _NotJudged]
+) -> Iterator[_Row]:
     """Embedding, transformer layers and head apart: they have laws of their own."""
-    for layer in dict.fromkeys(layer for layer, _ in judged):
-        same = [each for other, each in judged if other == layer]
-        yield from _row(f"{layer} layers", device, precision, what, same)
+    yield from (each for each in found if isinstance(each, _NotJudged))
+    known = [each for each in found if isinstance(each, _Judged)]
+    for layer in dict.fromkeys(each.what for each in known):
+        same = [each.judged for each in known if each.what == layer]
+        yield from _row(f"{layer} layers", device, precision, left, same)
 
 
 def _judged_layers(
-    samples: Sequence[LayerSample], predictor: FittedPredictor, notes: dict[str, None]
-) -> list[tuple[str, Judged]]:
-    kinds, judged = load_catalogue(), []
+    samples: Sequence[LayerSample], predictor: FittedPredictor
+) -> list[_Judged | _NotJudged]:
+    kinds = load_catalogue()
+    judged: list[_Judged | _NotJudged] = []
     for sample in samples:
         try:
             found = judged_layer(sample, device_kind_of(sample.device, kinds), predictor)
         except InputError as fault:
-            notes[f"a layer of {sample.device} is not judged: {fault}"] = None
+            judged.append(_NotJudged(note=f"a layer of {sample.device} is not judged: {fault}"))
             continue
         if found is not None:
-            judged.append((sample.layer, found))
+            judged.append(_Judged(what=sample.layer, judged=found))
     return judged
 
 
 def _operator_rows(
-    samples: Sequence[OperatorSample],
-    predictor: FittedPredictor,
-    what: str,
-    notes: dict[str, None],
-) -> Iterator[UnitErrors]:
+    samples: Sequence[OperatorSample], predictor: FittedPredictor, left: str
+) -> Iterator[_Row]:
     answers = OperatorAnswers(predictor)
     for device, precision in _keys(samples):
         mine = [each for each in samples if (each.device, each.precision) == (device, precision)]
-        judged = _judged_operators(mine, answers, notes)
-        yield from _row(ALL_OPERATORS, device, precision, what, [each for _, each in judged])
-        for operator in dict.fromkeys(operator for operator, _ in judged):
-            same = [each for other, each in judged if other == operator]
-            yield from _row(operator, device, precision, what, same)
+        found = _judged_operators(mine, answers)
+        yield from (each for each in found if isinstance(each, _NotJudged))
+        known = [each for each in found if isinstance(each, _Judged)]
+        yield from _row(ALL_OPERATORS, device, precision, left, [each.judged for each in known])
+        for operator in dict.fromkeys(each.what for each in known):
+            same = [each.judged for each in known if each.what == operator]
+            yield from _row(operator, device, precision, left, same)
 
 
 def _judged_operators(
-    samples: Sequence[OperatorSample], answers: OperatorAnswers, notes: dict[str, None]
-) -> list[tuple[str, Judged]]:
-    kinds, judged = load_catalogue(), []
+    samples: Sequence[OperatorSample], answers: OperatorAnswers
+) -> list[_Judged | _NotJudged]:
+    kinds = load_catalogue()
+    judged: list[_Judged | _NotJudged] = []
     for sample in samples:
         try:
             found = answers.judged(sample, device_kind_of(sample.device, kinds))
         except InputError as fault:
-            notes[f"a {sample.operator} of {sample.device} is not judged: {fault}"] = None
+            note = f"a {sample.operator} of {sample.device} is not judged: {fault}"
+            judged.append(_NotJudged(note=note))
             continue
         if found is not None:
-            judged.append((sample.operator, found))
+            judged.append(_Judged(what=sample.operator, judged=found))
     return judged
 
 
@@ -231,7 +253,7 @@ def _one_link(link: str, populations: Sequence[ProfileSet]) -> Iterator[UnitErro
     mine = [each for one in populations for each in one.links if each.link == link]
     folds = sorted({_fold(each) for each in mine})
     octaves = {fold: _without(populations, link, _fold, fold) for fold in folds}
-    yield from _link_rows(mine, lambda s: octaves[_fold(s)], "each octave of message sizes")
+    yield from _link_rows(mine, lambda s: octaves[_fold(s)], OCTAVES)
     # A send is always between two: it stays when collectives among two are left out.
     groups = [each for each in mine if _ranks(each)]
     ranks = sorted({_ranks(each) for each in groups})
@@ -262,12 +284,11 @@ def _without(
 
 def _ranks(sample: LinkSample) -> int:
     """Of a collective; 0 of sends."""
-    sends = (LinkOperation.SEND_RECV, LinkOperation.SEND_RECV_LATE)
-    return 0 if sample.operation in sends else sample.group_size
+    return 0 if sample.operation in SENDS else sample.group_size
 
 
 def _fold(sample: LinkSample) -> int:
-    return int(math.log2(sample.message_bytes)) % _OCTAVES_AT_A_TIME
+    return int(math.log2(sample.message_bytes)) % _OCTAVES_APART
 
 
 def _link_rows(

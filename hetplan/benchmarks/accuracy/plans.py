@@ -9,6 +9,7 @@ then context-parallel, then data-parallel ones, stages outermost. Layers are as 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -160,7 +161,10 @@ def plan_of(row: RunRow, model: ModelSpec, cluster: Cluster) -> RunPlan:
         optimizer_shards=shards,
         overlap=_overlap(row, degrees, shards),
     )
-    return checked(RunPlan(job=job, plan=plan, notes=trainer_of(row).notes), model, cluster)
+    notes = (*trainer_of(row).notes, *_uneven_note(row, model, chunks))
+    if "(" in row.dtype:
+        notes += (f"dtype is {row.dtype!a}, two variants: the first",)
+    return checked(RunPlan(job=job, plan=plan, notes=notes), model, cluster)
 
 
 def _sequence_parallel(row: RunRow) -> bool:
@@ -212,17 +216,24 @@ def _short(fault: Fault) -> str:
 
 
 def recompute_of(row: RunRow) -> Recompute:
-    """What the row recomputes; nothing where it does not say."""
-    if row.recompute == "full":
+    """What the row recomputes; nothing where it does not say.
+
+    Megatron-LM's `uniform` and `block` are ways of recomputing whole layers (--recompute-method,
+    which goes with --recompute-granularity full); all of them are taken to be.
+    """
+    said = row.recompute.lower()
+    if said in ("full", "uniform", "block"):
         return Recompute(granularity=RecomputeGranularity.FULL)
-    if row.recompute == "selective":
+    if said == "selective":
         # Scores, softmax, dropout and context (arXiv 2205.05198, section 5).
         return Recompute(
             granularity=RecomputeGranularity.SELECTIVE, modules=(RecomputeModule.CORE_ATTENTION,)
         )
-    if row.recompute in ("", "none"):
+    if said in ("", "none"):
         return Recompute()
-    raise InputError(f"recompute is {row.recompute!a}; known: full, selective, none")
+    raise InputError(
+        f"recompute is {row.recompute!a}; known: full, uniform, block, selective, none"
+    )
 
 
 def _degrees(row: RunRow, job: Job) -> _Degrees:
@@ -251,6 +262,10 @@ def _degrees(row: RunRow, job: Job) -> _Degrees:
 def _chunks(row: RunRow, model: ModelSpec, degrees: _Degrees) -> list[LayerRange]:
     """Layers of every virtual stage in the model's order."""
     counts = list(_said_layers(row)) or _even(model, degrees)
+    if sum(counts) == model.num_layers < len(model.layers):
+        # Transformer layers alone; embedding and head stand with the first and the last.
+        counts[0] += 1
+        counts[-1] += len(model.layers) - model.num_layers - 1
     if sum(counts) != len(model.layers) or min(counts) < 1:
         raise InputError(
             f"layers_per_stage {'/'.join(map(str, counts))} are not the {len(model.layers)} layers "
@@ -259,6 +274,14 @@ def _chunks(row: RunRow, model: ModelSpec, degrees: _Degrees) -> list[LayerRange
     if len(counts) != degrees.pp * degrees.virtual:
         raise InputError(f"layers_per_stage has {len(counts)} entries for pp {degrees.pp}")
     return ranges_of(counts)
+
+
+def _uneven_note(row: RunRow, model: ModelSpec, chunks: Sequence[LayerRange]) -> tuple[str, ...]:
+    """That layers do not divide and the row does not say which stage has how many."""
+    counts = [each.stop - each.start for each in chunks]
+    if any(_said_layers(row)) or not model.num_layers % len(counts) or len(set(counts)) == 1:
+        return ()
+    return (f"layers do not divide; as even as they can be: {'/'.join(map(str, counts))}",)
 
 
 def ranges_of(counts: Sequence[int]) -> list[LayerRange]:
@@ -271,8 +294,8 @@ def ranges_of(counts: Sequence[int]) -> list[LayerRange]:
 
 
 def _said_layers(row: RunRow) -> Iterator[int]:
-    for part in filter(None, row.said.get("layers_per_stage", "").split("/")):
-        if not part.isdigit():
+    for part in filter(None, re.split(r"[/,\s+-]+", row.said.get("layers_per_stage", ""))):
+        if not part.isdecimal():
             raise InputError(f"layers_per_stage has {part!a}; whole numbers with / between them")
         yield int(part)
 
@@ -281,16 +304,17 @@ def _even(model: ModelSpec, degrees: _Degrees) -> list[int]:
     """Even layers per virtual stage; embedding with the first, head with the last.
 
     Where only all layers together divide, embedding and head count as layers (Megatron-LM's
-    account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split).
+    account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split). Where nothing
+    divides they are as even as they can be, which `_uneven_note` says.
     """
     count, whole = degrees.pp * degrees.virtual, len(model.layers)
     if model.num_layers % count and not whole % count and whole // count > 1:
         return [whole // count] * count
     if model.num_layers % count:
-        raise InputError(
-            f"{model.num_layers} layers do not divide into {degrees.pp} stages x "
-            f"{degrees.virtual} virtual ones, and the row does not say which has how many"
-        )
+        if whole < count:
+            raise InputError(f"{whole} layers are too few for {count} virtual stages")
+        # The last ones, one of which has the head, get no more than the others.
+        return [whole // count + (at < whole % count) for at in range(count)]
     counts = [model.num_layers // count] * count
     counts[0] += 1
     counts[-1] += len(model.layers) - model.num_layers - 1

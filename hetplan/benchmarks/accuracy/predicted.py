@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hetplan.benchmarks.accuracy.clusters import cluster_notes, cluster_of
 from hetplan.benchmarks.accuracy.devices import kind_names
+from hetplan.benchmarks.accuracy.judge import Judged
 from hetplan.benchmarks.accuracy.mixed import find_mixed, mixed_run
 from hetplan.benchmarks.accuracy.models import model_of
 from hetplan.benchmarks.accuracy.plans import RunPlan, plan_of
@@ -20,9 +21,13 @@ from hetplan.benchmarks.accuracy.rows import RunRow
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import Estimate
+from hetplan.cost.run_error import own_halfwidth
 from hetplan.errors import HetplanError, InputError
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import FittedPredictor
+
+_DECIDING = ("gpus_per_node", "kv_heads", "num_experts", "tp", "pp", "cp", "ep", "dp")
+"""Columns that a row may leave empty, and that make it another run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +58,16 @@ class PredictedRun:
         """Of the step."""
         return self.run.row.step_seconds or math.nan
 
-    @property
-    def ratio(self) -> float:
-        """Predicted over measured."""
-        return self.estimate.step_seconds / self.measured_seconds
+    def judged(self, log_halfwidth: float | None = None) -> Judged:
+        """As the judge sees it, with a 90 % interval of this half-width; None: the predictions'."""
+        row = self.run.row
+        return Judged.around(
+            f"{row.place} {row.layout}",
+            self.estimate.step_seconds,
+            own_halfwidth(self.estimate) if log_halfwidth is None else log_halfwidth,
+            self.measured_seconds,
+            suspect=bool(row.suspect),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +85,10 @@ def run_of(row: RunRow, folders: Sequence[Path], measured_links: Sequence[str]) 
     """
     if row.step_seconds is None:
         raise InputError("the row has no step time")
+    unread = [fault for fault in row.faults if fault.split()[0] in _DECIDING]
+    if unread:
+        # An empty cell has a usual meaning; one that cannot be read has none.
+        raise InputError("; ".join(unread))
     found = model_of(row)
     if len(kind_names(row.gpu)) > 1:
         mixed = find_mixed(row, folders)
@@ -109,7 +124,4 @@ def predict_rows(
             done.append(predict_run(run_of(row, folders, links), predictor))
         except HetplanError as fault:
             left.append(NotPredicted(row=row, reason=str(fault).replace("\n", "; ")))
-        except (ValueError, ArithmeticError, OverflowError) as fault:
-            # A row of nonsense sizes must not end the judgement of the others.
-            left.append(NotPredicted(row=row, reason=f"cannot be priced: {fault}"))
     return tuple(done), tuple(left)

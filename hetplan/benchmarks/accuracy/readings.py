@@ -4,9 +4,9 @@ A cluster's description has lines that nothing but its runs says, or that are le
 something is known of them. Each of these readings changes one such line, wherever it stands, and
 everything else is as in the tables before it:
 
-    rings by default    groups with several devices in a node use the cards that the library uses
-    rings by own cards  every device of such a group uses its own network card
-    a card each         as many network cards as devices, where all ranks are taken to use one
+    rings by default    groups with several devices in a node use the NICs that the library uses
+    rings by own NICs   every device of such a group uses its own NIC
+    a NIC each          as many NICs as devices, where all ranks are taken to use one
     speed spread        no two devices are equally fast, in every cluster alike
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from hetplan.benchmarks.accuracy.clusters import ONE_CARD, network_of
+from hetplan.benchmarks.accuracy.clusters import ONE_NIC, network_of
 from hetplan.benchmarks.accuracy.judge import Errors, errors_of
 from hetplan.benchmarks.accuracy.predicted import PredictedRun, predict_run
 from hetplan.cluster.node import Nics, RingNics
@@ -76,7 +76,7 @@ def other_readings(
 
 
 def _with_rings(rings: RingNics | None) -> Callable[[PredictedRun], Cluster]:
-    """Where the cluster says which cards rings of strided groups use: these."""
+    """Where the cluster says which NICs rings of strided groups use: these."""
 
     def changed(island: Island) -> Island:
         if island.nics is None or island.nics.rings is None:
@@ -86,14 +86,14 @@ def _with_rings(rings: RingNics | None) -> Callable[[PredictedRun], Cluster]:
     return lambda run: _each_island(run.run.cluster, changed)
 
 
-def _a_card_each(run: PredictedRun) -> Cluster:
+def _a_nic_each(run: PredictedRun) -> Cluster:
     network = network_of(run.row, needed=False)
-    if network is None or network.inferred != ONE_CARD:
+    if network is None or network.inferred != ONE_NIC:
         return run.run.cluster
-    return _each_island(run.run.cluster, _with_own_cards)
+    return _each_island(run.run.cluster, _with_own_nics)
 
 
-def _with_own_cards(island: Island) -> Island:
+def _with_own_nics(island: Island) -> Island:
     if island.nics is None:
         return island
     nics = Nics(
@@ -107,9 +107,7 @@ def _with_own_cards(island: Island) -> Island:
 
 
 def _uneven(run: PredictedRun) -> Cluster:
-    return _each_island(
-        run.run.cluster, lambda island: replace(island, speed_spread=SPEED_SPREAD)
-    )
+    return _each_island(run.run.cluster, lambda island: replace(island, speed_spread=SPEED_SPREAD))
 
 
 def _each_island(cluster: Cluster, changed: Callable[[Island], Island]) -> Cluster:
@@ -118,7 +116,7 @@ def _each_island(cluster: Cluster, changed: Callable[[Island], Island]) -> Clust
 
 _READINGS = (
     _Reading(name="rings by the library's usual choice", of=_with_rings(None)),
-    _Reading(name="rings by every device's own card", of=_with_rings(RingNics.OWN)),
-    _Reading(name="a network card for each device of a node", of=_a_card_each),
+    _Reading(name="rings by every device's own NIC", of=_with_rings(RingNics.OWN)),
+    _Reading(name="a NIC for each device of a node", of=_a_nic_each),
     _Reading(name=f"speed_spread {SPEED_SPREAD} in every cluster", of=_uneven),
 )

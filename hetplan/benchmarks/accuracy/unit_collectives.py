@@ -19,40 +19,31 @@ Four sources, and how each is read:
                   the group in each.
     SimAI         ratios to a link's bandwidth that is not named: no times, so no samples. The law
                   between nodes rests on the nic_ratio rows (`predict.links_prior`)
-
-Bus bandwidth to time (doc/PERFORMANCE.md of nccl-tests): all_reduce 2 (n - 1) / n of the bytes.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from hetplan.benchmarks.accuracy.unit_notes import Notes, provenance, read_rows
+from hetplan.benchmarks.collective_rows import (
+    AVERAGED_BYTES,
+    FILE,
+    averaged_group,
+    failure_of,
+    operation_of,
+    ranks_of,
+    seconds_of,
+)
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.lint.rows import CollectiveRow
 from hetplan.profiling.samples import LinkOperation, LinkSample, ProfileSet
 
-FILE = Path("unit") / "collectives.csv"
-# Marks of failures: 1e12 us, and 1e9 us (50 rows of exactly that, messages of which neighbours take
-# a second at most).
-_FAILED_SECONDS = {"1e9": 1e3, "1e12": 1e6}
-_AVERAGED_BYTES = 64 << 20  # the geometric middle of 16 to 256 MB, see above
-_OPERATIONS = {
-    "all_reduce": LinkOperation.ALL_REDUCE,
-    "allreduce": LinkOperation.ALL_REDUCE,
-    "all_gather": LinkOperation.ALL_GATHER,
-    "reduce_scatter": LinkOperation.REDUCE_SCATTER,
-    "all_to_all": LinkOperation.ALL_TO_ALL,
-    "all2all": LinkOperation.ALL_TO_ALL,
-    "p2p": LinkOperation.SEND_RECV,
-}
 _AVERAGES = "galvatron, averages over sizes"
-_NAME = re.compile(r"allreduce_bandwidth_(\d+)nodes_\d+gpus_per_node \(consec=([01])\)")
 
 
 def node_link(kind: str) -> str:
@@ -140,16 +131,16 @@ def _source(row: CollectiveRow, notes: Notes) -> _Source | str:
     if words.startswith("Galvatron sp_time"):
         return _Source(link=GALVATRON_NODE, tool="galvatron")
     if words.startswith("Galvatron p2p"):
-        if row.ranks != "2":
+        if ranks_of(row) != 2:
             return "Galvatron's chains of sends among more than two ranks"
         crosses = row.scope.startswith("2x")
         link = GALVATRON_NODES if crosses else GALVATRON_NODE
         return _Source(link=link, tool=_AVERAGES, nodes=2 if crosses else 1)
-    group = _NAME.search(words)
+    group = averaged_group(row)
     if group is None:
         return f"{words[:60]}, a source that is not known"
     # Consecutive ranks fill a node first: with 8 to a node only 16 of them need two.
-    crosses = group[1] == "2" and (group[2] == "0" or row.ranks == "16")
+    crosses = group.nodes == 2 and (not group.consecutive or ranks_of(row) == 16)
     link = GALVATRON_NODES if crosses else GALVATRON_NODE
     return _Source(link=link, tool=_AVERAGES, nodes=2 if crosses else 1)
 
@@ -166,27 +157,21 @@ _ON_A_CURVE = (
 
 
 def _sample(row: CollectiveRow, source: _Source, notes: Notes) -> LinkSample | None:
-    operation = _OPERATIONS.get(row.operation)
-    ranks = int(row.ranks) if row.ranks.isdecimal() else 0
+    operation, ranks, mark = operation_of(row), ranks_of(row), failure_of(row)
     if operation is None or ranks < 2:
         notes.unused["collectives.csv: an operation or a number of ranks that is not known"] += 1
         return None
-    if row.seconds is not None and row.seconds >= min(_FAILED_SECONDS.values()):
-        mark = [name for name, least in _FAILED_SECONDS.items() if row.seconds >= least][-1]
+    if mark:
         notes.unused[f"collectives.csv: {mark} us, the mark of a failure"] += 1
         return None
-    size, seconds = row.size_bytes, row.seconds
+    size = row.size_bytes
     if size is not None and size > _memory_bytes(notes.kind(row.device)):
         notes.unused["collectives.csv: a message larger than the device's memory"] += 1
         return None
-    bandwidth = row.bus_bytes_per_second
     if size is None and source.tool == _AVERAGES:
         notes.words[_NO_SIZE] = None
-        size = float(_AVERAGED_BYTES)
-    if seconds is None and bandwidth is not None and bandwidth > 0 and size is not None:
-        # Only the average bandwidths and send_recv come without a time.
-        shares = {LinkOperation.ALL_REDUCE: 2 * (ranks - 1) / ranks, LinkOperation.SEND_RECV: 1.0}
-        seconds = shares[operation] * size / bandwidth if operation in shares else None
+        size = float(AVERAGED_BYTES)
+    seconds = seconds_of(row, size)
     if size is None or size < 1 or seconds is None or seconds <= 0:
         notes.unused["collectives.csv: no size, no time or no bandwidth"] += 1
         return None

@@ -15,15 +15,15 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Precision
 from hetplan.model.operators import WITH_WEIGHTS
 from hetplan.model.spec import LayerKind
-from hetplan.predict import datasheet
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.layer_laws import sample_model
 from hetplan.predict.operator_columns import sample_operator
 from hetplan.predict.operator_index import index_operators
-from hetplan.predict.predictor import Prediction
+from hetplan.predict.predictor import DATASHEET, MEASURED, Prediction
 from hetplan.predict.prior import MovedOperators
 from hetplan.predict.related import Related
 from hetplan.profiling.samples import (
+    SENDS,
     LayerSample,
     LinkOperation,
     LinkSample,
@@ -31,8 +31,6 @@ from hetplan.profiling.samples import (
     OperatorSample,
     Phase,
 )
-
-_SENDS = (LinkOperation.SEND_RECV, LinkOperation.SEND_RECV_LATE)
 
 
 def judged_layer(
@@ -69,7 +67,7 @@ def judged_link(sample: LinkSample, predictor: FittedPredictor) -> Judged | None
         samples=sample.link,
     )
     name = f"{sample.operation} of {sample.message_bytes} B among {sample.group_size}"
-    if sample.operation in _SENDS:
+    if sample.operation in SENDS:
         law = predictor.send(link, sample.message_bytes)
         latency = (
             law.wire_latency_seconds
@@ -90,7 +88,7 @@ def judged_link(sample: LinkSample, predictor: FittedPredictor) -> Judged | None
             nodes=sample.nodes,
             groups=sample.groups,
         )
-    if found.source == datasheet.SOURCE:
+    if found.source == DATASHEET:
         return None
     return _judged(name, found, sample.median_seconds)
 
@@ -107,11 +105,11 @@ _ALPS = node_link("nvidia-gh200-96gb")
 def fabric_bytes_per_second(link: str) -> float:
     """What one device's links inside a node have by their figures; 1 of links between nodes."""
     if link == _ALPS:  # links of nodes of four, which are no figure of the kind
-        return network_named("slingshot").inside_bytes_per_second
+        return network_named("clariden").inside_bytes_per_second
     names = dict(_KINDS)
     for kind in load_catalogue():
         if link == node_link(kind.kind) or names.get(link) == kind.kind:
-            # A bridge between two cards does not join the other cards of a node.
+            # A bridge between two devices does not join the other devices of a node.
             bridge = kind.scale_up is not None and kind.scale_up.peers == 1
             fabric = kind.host if bridge else kind.scale_up or kind.host
             if fabric is not None:
@@ -159,7 +157,7 @@ class OperatorAnswers:
         halfwidth = max((each.log_halfwidth for each in launches), default=0.0)
         sizes = f"{sample.batch} x [{sample.m}, {sample.n}, {sample.k}]"
         name = f"{sample.operator} {sample.phase} {sizes}"
-        found = Prediction(seconds=seconds, log_halfwidth=halfwidth, source="measured")
+        found = Prediction(seconds=seconds, log_halfwidth=halfwidth, source=MEASURED)
         return _judged(name, found, sample.median_seconds)
 
 
@@ -173,11 +171,4 @@ def _precision(text: str) -> Precision:
 def _judged(name: str, found: Prediction, seconds: float) -> Judged | None:
     if not (found.seconds > 0 and math.isfinite(found.seconds) and seconds > 0):
         return None
-    spread = math.exp(found.log_halfwidth)
-    return Judged(
-        name=name,
-        predicted=found.seconds,
-        measured=seconds,
-        lower=found.seconds / spread,
-        upper=found.seconds * spread,
-    )
+    return Judged.around(name, found.seconds, found.log_halfwidth, seconds)

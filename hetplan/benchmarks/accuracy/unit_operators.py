@@ -34,7 +34,7 @@ from hetplan.benchmarks.accuracy.unit_notes import Notes, provenance, read_rows
 from hetplan.errors import Fault, InputError
 from hetplan.lint.known import precision_of
 from hetplan.lint.rows import LayerRow
-from hetplan.model.operators import OperatorClass
+from hetplan.model.operators import ADDITION_APART, OperatorClass
 from hetplan.profiling.samples import OperatorPhase, OperatorSample, ProfileSet
 
 FILE = Path("unit") / "layer_times.csv"
@@ -188,8 +188,8 @@ def _shape(row: LayerRow, *, is_forward: bool) -> _Shape:
         "enc-2nd-layernorm": (OperatorClass.NORM, tokens, hidden, 0),
         "enc-MLP-gelu": (OperatorClass.ACTIVATION, tokens, inner, inner),
         # Three kernels: 17 bytes per element of float16, where one would move 7.
-        "enc-post-attention-dropout": (OperatorClass.ADDITION, tokens, hidden, 3),
-        "enc-post-MLP-dropout": (OperatorClass.ADDITION, tokens, hidden, 3),
+        "enc-post-attention-dropout": (OperatorClass.ADDITION, tokens, hidden, ADDITION_APART),
+        "enc-post-MLP-dropout": (OperatorClass.ADDITION, tokens, hidden, ADDITION_APART),
     }
     if name not in others:
         raise _wrong(row, "op", f"found operator {name[:60]!a}; known are those of this table")

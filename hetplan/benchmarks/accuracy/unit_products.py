@@ -7,7 +7,6 @@ Each row names the nominal rate that its efficiency was computed with, so it is 
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 from hetplan.benchmarks.accuracy.unit_notes import Notes, provenance, read_rows
@@ -18,7 +17,6 @@ from hetplan.profiling.samples import OperatorSample, ProfileSet
 
 FILE = Path("unit") / "gemm_efficiency.csv"
 TOOL = "SimuMax efficiency tables"
-_TERA = 1e12
 
 
 def read_products(folder: Path, notes: Notes) -> tuple[ProfileSet, ...]:
@@ -26,7 +24,6 @@ def read_products(folder: Path, notes: Notes) -> tuple[ProfileSet, ...]:
     material = read_rows(folder / FILE, notes)
     if material is None:
         return ()
-    peaks = _peaks(folder / FILE)
     by_device: dict[str, list[OperatorSample]] = {}
     for row in material.efficiencies:
         found = efficiency_sample(
@@ -34,7 +31,7 @@ def read_products(folder: Path, notes: Notes) -> tuple[ProfileSet, ...]:
             operation=row.operation,
             shape=row.shape,
             efficiency=row.efficiency,
-            peak_flops_per_second=_peak_of(row, peaks),
+            peak_flops_per_second=_peak_of(row),
         )
         if isinstance(found, str):
             notes.unused[f"gemm_efficiency.csv: {found}"] += 1
@@ -43,33 +40,14 @@ def read_products(folder: Path, notes: Notes) -> tuple[ProfileSet, ...]:
     return tuple(_population(label, samples, notes) for label, samples in by_device.items())
 
 
-def _peaks(path: Path) -> dict[int, str]:
-    """The nominal rate of every line: a column that other readers of the table do not need."""
-    found: dict[int, str] = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        try:
-            for row in reader:
-                found[reader.line_num] = row.get("peak_tflops") or ""
-        except csv.Error as error:
-            fault = Fault(file=str(path), line=reader.line_num, message=f"not CSV: {error}")
-            raise InputError(fault) from error
-    return found
-
-
-def _peak_of(row: EfficiencyRow, peaks: dict[int, str]) -> float:
-    text = peaks.get(row.place.line, "")
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
-    if not 0 < rate < 1e6:
-        place = row.place
-        message = f"found {text[:40]!a}; the nominal rate in TFLOP/s is due"
+def _peak_of(row: EfficiencyRow) -> float:
+    """The rate of which the row's efficiency is a share; without it there is no time."""
+    if row.peak_flops_per_second is None:
+        message = "this cell is empty; write the nominal rate in TFLOP/s"
         raise InputError(
-            Fault(file=place.file, line=place.line, field="peak_tflops", message=message)
+            Fault(file=row.place.file, line=row.place.line, field="peak_tflops", message=message)
         )
-    return rate * _TERA
+    return row.peak_flops_per_second
 
 
 def _population(label: str, samples: list[OperatorSample], notes: Notes) -> ProfileSet:

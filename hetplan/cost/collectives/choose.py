@@ -31,10 +31,9 @@ from hetplan.cost.collectives.trees import chain_broadcast, tree_all_reduce, tre
 from hetplan.cost.collectives.values import Algorithm, CollectiveCost, ExchangeOrder
 from hetplan.errors import InputError
 from hetplan.predict.predictor import Predictor
-from hetplan.profiling.samples import LinkOperation
+from hetplan.profiling.samples import SENDS, LinkOperation
 
 _REDUCE = {Algorithm.RING, Algorithm.TWO_LEVEL, Algorithm.HALVING_DOUBLING}
-_SENDS = (LinkOperation.SEND_RECV, LinkOperation.SEND_RECV_LATE)
 _NODE_BY_NODE = describe(((RANK, NODE), (NODE, WHOLE)))
 """The two-level form that stands for a library's rings."""
 
@@ -142,7 +141,7 @@ def _candidates(
     order: ExchangeOrder | None,
 ) -> Iterator[Candidate]:
     """Every form of one algorithm that the group can use."""
-    if operation in _SENDS:
+    if operation in SENDS:
         yield send(cluster, shape, operation, message_bytes, asking)
     elif operation is LinkOperation.ALL_TO_ALL:
         if algorithm is Algorithm.DIRECT:
@@ -173,7 +172,7 @@ def _check(shape: GroupShape, operation: LinkOperation, message_bytes: float, sh
         raise InputError(f"message_bytes is {message_bytes}; it must be at least 0 and finite")
     if not 0 < share <= 1:
         raise InputError(f"share is {share}; it must be above 0 and at most 1")
-    if operation in _SENDS and shape.num_ranks > 2:
+    if operation in SENDS and shape.num_ranks > 2:
         raise InputError(f"{operation.value} among {shape.num_ranks} ranks; it takes two")
 
 

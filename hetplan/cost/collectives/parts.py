@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from hetplan.cluster.spec import Link
-from hetplan.cost.terms import Term, link_cause
+from hetplan.cost.terms import Term
+from hetplan.predict.causes import link_cause
 from hetplan.predict.link_shapes import lanes
-from hetplan.predict.predictor import Prediction, Predictor, SendLaw
+from hetplan.predict.predictor import MEASURED, Prediction, Predictor, SendLaw
 from hetplan.profiling.samples import LinkOperation
-
-MEASURED = "measured"
 
 _SENDERS_SLACK = 1e-9
 """Rounding of sums of fractions before devices are counted."""

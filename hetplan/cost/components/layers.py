@@ -1,4 +1,4 @@
-"""What of a layer's work is there only because of how the model is cut or loaded.
+"""What of a layer's work and traffic is there only because of how the model is cut or loaded.
 
 Key-value heads: with k heads on t > k ranks each is held by t / k of them (arXiv 2305.13245); a
 rank has one head where an even split would give it k / t of one.
@@ -11,10 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetplan.cost.priced.values import Shape
 from hetplan.job.spec import Job
-from hetplan.model.layers import Attention, Experts, TransformerLayer
-from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.model.layers import Attention, Experts, LatentAttention, TransformerLayer
 from hetplan.model.work import transformer_work
 
 # ---- gradients of the weights
@@ -35,24 +33,6 @@ def accumulation_bytes(
     if fused:
         return max(0, 2 * gradient_bytes - (8 if float32_sums else 2 * weight_bytes))
     return weight_bytes + 2 * gradient_bytes
-
-
-def matrix_parameters(
-    model: ModelSpec, kind: LayerKind, layer: TransformerLayer | None, shape: Shape
-) -> float:
-    """Weights of one layer's matrices on one rank, the embedding's table included."""
-    h = model.hidden_size
-    if layer is None:
-        return (
-            float(model.vocabulary_matrix(shape.tp)) if kind is not LayerKind.TRANSFORMER else 0.0
-        )
-    mlp, count = layer.mlp, float(layer.attention.matrix_parameters(h, shape.tp))
-    if not isinstance(mlp, Experts):
-        return count + mlp.matrix_parameters(h, shape.tp)
-    degree = shape.tp if shape.experts_like_rest else shape.etp
-    count += mlp.router_parameters(h)
-    count += mlp.num_experts / shape.ep * mlp.expert.matrix_parameters(h, degree)
-    return count + (mlp.shared.matrix_parameters(h, shape.tp) if mlp.shared else 0)
 
 
 # ---- key-value heads
@@ -115,3 +95,25 @@ def expert_load(layer: TransformerLayer, job: Job, ep: int) -> ExpertLoad:
     return ExpertLoad(
         factor=factor, note=f"the busiest of {ep} ranks has {factor:g} times the mean"
     )
+
+
+# ---- what tensor parallelism moves
+
+
+def attention_widths(layer: TransformerLayer, tp: int) -> tuple[float, float, float, float]:
+    """Elements of a token's queries, keys, values and result on one tensor-parallel rank."""
+    attention = layer.attention
+    one, two = map(float, attention.slice_sizes(tp))
+    if isinstance(attention, LatentAttention):
+        return one, one, two, two
+    return one, two, two, one
+
+
+def products_by_columns(layer: TransformerLayer, experts_like_rest: bool) -> int:
+    """Inputs of a layer that tensor parallelism gathers: attention's, the MLP's or shared experts'.
+
+    Routed experts that are not cut like the rest get theirs from the exchange of tokens.
+    """
+    if not isinstance(layer.mlp, Experts) or experts_like_rest:
+        return 2
+    return 1 if layer.mlp.shared is None else 2

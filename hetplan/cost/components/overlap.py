@@ -41,6 +41,7 @@ ASSUMED_COMPUTE_SLOWDOWN = 1.0 / (1.0 - 20.0 / 132.0)
 is left computes; calculon's A100 file takes 15 % for transfers over NVLink, the same."""
 
 _BUCKET_PARAMETERS, _BUCKET_PARAMETERS_PER_RANK = 4e7, 1e6
+_MOST_BUCKETS = 4096  # 1.6e11 parameters on one rank, 330 GB of float16: no device holds more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,10 +257,11 @@ def bucket_count(parameters: float, ranks: int) -> int:
     """Buckets in which Megatron-LM reduces so many parameters' gradients over so many ranks.
 
     A bucket holds max(40,000,000, 1,000,000 * ranks) of them (the default that
-    megatron/core/distributed/distributed_data_parallel.py sets for `--ddp-bucket-size`).
+    megatron/core/distributed/distributed_data_parallel.py sets for `--ddp-bucket-size`). At most
+    `_MOST_BUCKETS` are told apart.
     """
     largest = max(_BUCKET_PARAMETERS, _BUCKET_PARAMETERS_PER_RANK * ranks)
-    return max(1, math.ceil(parameters / largest))
+    return min(_MOST_BUCKETS, max(1, math.ceil(parameters / largest)))
 
 
 def _overlap(communication: float, hidden: float, slow: Slowdowns) -> Overlap:

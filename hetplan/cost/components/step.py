@@ -31,9 +31,8 @@ from hetplan.plans.targets import target
 from hetplan.predict.datasheet import (
     ELEMENTWISE_EFFICIENCY_BACKWARD,
     ELEMENTWISE_LOG_HALFWIDTH,
-    SOURCE,
 )
-from hetplan.predict.predictor import Prediction
+from hetplan.predict.predictor import DATASHEET, Prediction
 
 HOST_UPDATE_BYTES_PER_SECOND = 1.2e11
 """Memory traffic of a whole host's update, all its processors: geometric mean of 36 GB/s (28 bytes
@@ -127,7 +126,7 @@ def host_optimizer(
     total = down + update + up
     seconds = total / pieces + (pieces - 1) / pieces * max(down, update, up)
     wide = HOST_INTERFACE_LOG_HALFWIDTH * (down + up) + HOST_UPDATE_LOG_HALFWIDTH * update
-    prediction = Prediction(seconds=seconds, log_halfwidth=wide / total, source=SOURCE)
+    prediction = Prediction(seconds=seconds, log_halfwidth=wide / total, source=DATASHEET)
     return ComponentCost(
         component=Component.OFFLOAD,
         seconds=seconds,
@@ -219,7 +218,7 @@ def gradient_norm(
         if job.gradient_clipping is False:
             why = "the job does not clip gradients"
         return nothing(Component.NORM, why)
-    counted = update.source == SOURCE and job.precision is not Precision.FLOAT32
+    counted = update.source == DATASHEET and job.precision is not Precision.FLOAT32
     passes = 2.0 if counted else 3.0
     local = streaming(device, passes * gradients * gradient_bytes, update, gradients, job)
     rounds = 2.0 if job.precision is Precision.FLOAT16 else 1.0
@@ -274,7 +273,7 @@ def streaming(
         return Prediction(
             seconds=moved / (bandwidth * ELEMENTWISE_EFFICIENCY_BACKWARD),
             log_halfwidth=ELEMENTWISE_LOG_HALFWIDTH,
-            source=SOURCE,
+            source=DATASHEET,
         )
     whole = parameters * _UPDATE_BYTES[job.optimizer]
     return Prediction(

@@ -1,14 +1,14 @@
-"""How much of a measured link do groups leave each other whose devices share network cards?
+"""How much of a measured link do groups leave each other whose devices share NICs?
 
-A link's bandwidth in the cluster file is one device's share of its node's cards, so groups that use
+A link's bandwidth in the cluster file is one device's share of its node's NICs, so groups that use
 their shares do not slow each other (`hetplan.cost.network.group_shares`). Samples are another
-thing: they say what one group reached with the cards to itself. Of k lanes over the busiest card,
+thing: they say what one group reached with the NICs to itself. Of k lanes over the busiest NIC,
 o of them of one group, that group keeps
 
-    share = min(1, (o / k) * C / min(o * r, C))        C = max(card's bandwidth, r)
+    share = min(1, (o / k) * C / min(o * r, C))        C = max(NIC's bandwidth, r)
 
-where r is the rate that one pair reached: o lanes alone get what they ask for, up to the card's
-rate, and all k together the card's rate, each an equal part.
+where r is the rate that one pair reached: o lanes alone get what they ask for, up to the NIC's
+rate, and all k together the NIC's rate, each an equal part.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.cluster.spec import Cluster, Island, Link
+from hetplan.cluster.node import Nics
+from hetplan.cluster.spec import Cluster, Link
 from hetplan.cost.arrays import Ints
-from hetplan.predict.predictor import Predictor
-
-_MEASURED = "measured"
+from hetplan.predict.predictor import MEASURED, Predictor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crowd:
-    """Lanes over the busiest card of groups that communicate at the same time."""
+    """Lanes over the busiest NIC of groups that communicate at the same time."""
 
     link: Link
     """Between their nodes; has samples."""
@@ -35,16 +34,16 @@ class Crowd:
     own: int
     """Of one group, the most."""
     bytes_per_second: float
-    """Of the card."""
+    """Of the NIC."""
 
     def share(self, predictor: Predictor, message_bytes: float) -> float:
         """Part of its speed alone that a group keeps, at most 1."""
         law = predictor.send(self.link, message_bytes, nodes=2)
-        rate = 1.0 / law.seconds_per_byte if law.seconds_per_byte > 0 else self.bytes_per_second
-        if law.source != _MEASURED:
+        if law.source != MEASURED:
             return 1.0
-        card = max(self.bytes_per_second, rate)
-        return min(1.0, self.own / self.lanes * card / min(self.own * rate, card))
+        rate = 1.0 / law.seconds_per_byte if law.seconds_per_byte > 0 else self.bytes_per_second
+        nic = max(self.bytes_per_second, rate)
+        return min(1.0, self.own / self.lanes * nic / min(self.own * rate, nic))
 
 
 def crowd_of(cluster: Cluster, groups: Sequence[Sequence[int]]) -> Crowd | None:
@@ -61,8 +60,8 @@ def crowd_of(cluster: Cluster, groups: Sequence[Sequence[int]]) -> Crowd | None:
     if devices.min() < 0 or devices.max() >= island.num_devices:
         return None  # Other groups of the same kind lie elsewhere.
     owner = np.repeat(np.arange(len(groups)), [len(each) for each in groups])
-    card = _cards(island, devices)
-    _, place, lanes = np.unique(card, return_inverse=True, return_counts=True)
+    used = _nics_of(devices, nics, island.devices_per_node)
+    _, place, lanes = np.unique(used, return_inverse=True, return_counts=True)
     busiest = int(lanes.argmax())
     own = np.bincount(owner[place == busiest])
     if lanes[busiest] == own.max():
@@ -75,11 +74,9 @@ def crowd_of(cluster: Cluster, groups: Sequence[Sequence[int]]) -> Crowd | None:
     )
 
 
-def _cards(island: Island, devices: Ints) -> Ints:
-    """The first card of each device, numbered over all nodes of the island."""
-    nics, each = island.nics, island.devices_per_node
-    if nics is None:
-        return devices
+def _nics_of(devices: Ints, nics: Nics, devices_per_node: int) -> Ints:
+    """The first NIC of each device, numbered over all nodes of the island."""
+    each = devices_per_node
     own = np.array([nics.of(local, each)[0] for local in range(each)], dtype=np.int64)
     found: Ints = devices // each * nics.per_node + own[devices % each]
     return found

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Protocol
 
 import numpy as np
 
@@ -122,6 +123,20 @@ def _steps(plan: Plan, costs: PlanCosts, step: StepCost, ends: _Ends, samples: _
     return found
 
 
+class _AnyDraws(Protocol):
+    """What steps are drawn from: random (`Draws`), one value (`_Certain`), nudges (`_Nudged`)."""
+
+    count: int
+
+    def factor(self, source: Source, log_halfwidth: float) -> Floats:
+        """Of a prediction of this source, in every draw."""
+        ...
+
+    def sample(self, terms: Iterable[Term]) -> Floats:
+        """The sum of the terms in every draw."""
+        ...
+
+
 class _Certain:
     """Draws in which every prediction has its central value."""
 
@@ -214,7 +229,7 @@ def _every_part(work: Sequence[PipelineWork], ends: _Ends, norm: Sequence[Part])
 class _Samples:
     """Draws of parts, those of one unit's layers kept."""
 
-    def __init__(self, draws: Draws | _Certain | _Nudged, seed: int) -> None:
+    def __init__(self, draws: _AnyDraws, seed: int) -> None:
         self.draws = draws
         self._random = np.random.default_rng((seed, 1))
         self._known: dict[int, list[tuple[Floats, ...]]] = {}
@@ -348,8 +363,8 @@ def _drawn(pipeline: PipelineWork, samples: _Samples) -> _Drawn:
 def _at_once(pipeline: PipelineWork, drawn: _Drawn, rendezvous: bool) -> Floats:
     """A pipeline that shares no wire with others, by the kernel where that can order it."""
     described, hops = pipeline.pipeline, pipeline.hops
-    kernel = described.schedule.name == "1f1b" and not pipeline.blocking
-    if kernel and drawn.passes.shape[3] == 1:
+    kernel_orders = described.schedule.name == "1f1b" and not pipeline.blocking
+    if kernel_orders and drawn.passes.shape[3] == 1:
         found: Floats = ends_of_draws(
             np.ascontiguousarray(drawn.passes[0, :, :, 0]),
             np.ascontiguousarray(drawn.passes[1, :, :, 0]),

@@ -29,17 +29,18 @@ from hetplan.cost.components.step import (
 )
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.memory.device import gradient_bytes_per_parameter
+from hetplan.cost.memory.values import FLOAT32_BYTES
+from hetplan.cost.priced.asked import asking
 from hetplan.cost.priced.groups import Copies, Group, KnownCollectives
 from hetplan.cost.priced.values import Part, seconds_of_parts
-from hetplan.cost.terms import Term, link_cause
-from hetplan.job.spec import Job, Precision
+from hetplan.cost.terms import Term
+from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import Degrees
 from hetplan.plans.plan import Sharding
+from hetplan.predict.causes import link_cause
 from hetplan.predict.predictor import Predictor
 from hetplan.profiling.samples import LinkOperation
-
-_FLOAT32_BYTES = Precision.FLOAT32.bytes_per_element
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,9 +166,11 @@ class EndOfStep:
 
     def _update_of(self, own: float, held: float) -> tuple[Part, ...]:
         device = self.island.device
-        predicted = self.predictor.optimizer_update(
-            device, self.job.optimizer, own, self.job.precision
-        )
+        asked = f"{self.job.optimizer} update in {self.job.precision} on {device.kind}"
+        with asking(f"{asked} (measured with the layers, not by `hetplan profile operators`)"):
+            predicted = self.predictor.optimizer_update(
+                device, self.job.optimizer, own, self.job.precision
+            )
         on_device = Term(
             what=f"{self.job.optimizer.value} update",
             cause=device.kind,
@@ -175,7 +178,7 @@ class EndOfStep:
             prediction=predicted,
         )
         # Of narrower gradients a float32 copy is what the update reads.
-        norm = gradient_norm(device, self.job, own, _FLOAT32_BYTES, predicted, ())
+        norm = gradient_norm(device, self.job, own, FLOAT32_BYTES, predicted, ())
         copies = max(self.dense.whole.size, self.experts.whole.size)
         passes = gradient_passes(device, self.job, held, own, copies, predicted)
         before = (*_parts(norm), *_parts(passes))

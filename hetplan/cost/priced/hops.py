@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetplan.cluster.spec import Cluster, Island, Link, Transport
-from hetplan.cost.collectives.parts import MEASURED
 from hetplan.cost.network.hash_collisions import link_collisions
 from hetplan.cost.network.host_staged import (
     HostResources,
@@ -37,13 +36,14 @@ from hetplan.cost.network.segments import (
     shared_link,
 )
 from hetplan.cost.priced.groups import KnownCollectives, group_among
-from hetplan.cost.terms import link_cause, seconds_of
+from hetplan.cost.terms import seconds_of
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import neighbour_link
 from hetplan.plans.plan import Replica, expand
-from hetplan.predict.predictor import Predictor, SendLaw
+from hetplan.predict.causes import link_cause
+from hetplan.predict.predictor import MEASURED, Predictor, SendLaw
 from hetplan.profiling.samples import LinkOperation
 
 
@@ -67,6 +67,23 @@ class Port:
 
     senders: int
     bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sides:
+    """What of two neighbouring stages their transfers depend on, beside the link between them."""
+
+    forward_bytes: float
+    """Per device of the smaller stage."""
+    backward_bytes: float
+    senders: int
+    """Devices that send at the same time."""
+    islands: tuple[Island, Island] | None = None
+    """What the link joins; None: two islands of which nothing is said here."""
+    gathering_seconds: float = 0.0
+    """What the receivers do before a transfer has arrived."""
+    ports: tuple[Port, ...] = ()
+    """The NICs that the senders cross; none of a link inside a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,25 +185,14 @@ def _switches(island: Island, senders: int) -> HostResources:
     return HostResources(switch_bytes_per_second=uplink * senders / fullest)
 
 
-def hop_over(
-    link: Link,
-    forward_bytes: float,
-    backward_bytes: float,
-    senders: int,
-    predictor: Predictor,
-    ends: tuple[Island, Island] | None = None,
-    gathering_seconds: float = 0.0,
-    ports: Sequence[Port] = (),
-) -> Hop:
-    """Transfers over this link, of so many devices at once; `ends`: what the link joins.
-
-    `gathering_seconds`: what the receivers do before a transfer has arrived. `ports`: the NICs that
-    they cross, none of a link inside a node.
-    """
+def hop_over(link: Link, sides: Sides, predictor: Predictor) -> Hop:
+    """Transfers over this link between two stages."""
+    senders, ends = sides.senders, sides.islands
+    forward_bytes, backward_bytes = sides.forward_bytes, sides.backward_bytes
     alone, collisions = link, link_collisions(link, senders)
     kept = 1.0 if collisions is None else collisions.mean
     link = link.among(senders)
-    # Between two islands of which nothing is said here: between nodes.
+    # Between two islands of which nothing is said: between nodes.
     inside = ends is not None and ends[0] is ends[1] and alone == ends[0].intra_node
     nodes = 1 if inside else 2
     law = predictor.send(link, forward_bytes, nodes=nodes)
@@ -205,9 +211,9 @@ def hop_over(
         forward_bytes=forward_bytes,
         backward_bytes=backward_bytes,
         senders=senders,
-        send_forward_seconds=forward_bytes * _among(law, alone, senders, ports) / kept,
-        send_backward_seconds=backward_bytes * _among(back, alone, senders, ports) / kept,
-        wire_latency_seconds=law.wire_latency_seconds + copies + gathering_seconds,
+        send_forward_seconds=forward_bytes * _among(law, alone, sides) / kept,
+        send_backward_seconds=backward_bytes * _among(back, alone, sides) / kept,
+        wire_latency_seconds=law.wire_latency_seconds + copies + sides.gathering_seconds,
         rendezvous_extra_seconds=max(
             0.0, law.rendezvous_latency_seconds - law.wire_latency_seconds
         ),
@@ -216,8 +222,8 @@ def hop_over(
     )
 
 
-def _among(law: SendLaw, link: Link, senders: int, ports: Sequence[Port]) -> float:
-    """Seconds per byte of one of so many senders; the bandwidth of an unmeasured link is a share.
+def _among(law: SendLaw, link: Link, sides: Sides) -> float:
+    """Seconds per byte of one of the senders; the bandwidth of an unmeasured link is a share.
 
     A rate above a figure of the cluster file shows that the figure is too low.
     """
@@ -225,9 +231,9 @@ def _among(law: SendLaw, link: Link, senders: int, ports: Sequence[Port]) -> flo
     if link.samples is None or law.source != MEASURED or alone <= 0:
         return alone
     shared = link.shared_bandwidth_bytes_per_second
-    whole = () if shared is None else (Port(senders=senders, bytes_per_second=shared),)
+    whole = () if shared is None else (Port(senders=sides.senders, bytes_per_second=shared),)
     slowest = alone
-    for port in (*whole, *ports):
+    for port in (*whole, *sides.ports):
         slowest = max(slowest, port.senders * min(alone, 1.0 / port.bytes_per_second))
     return slowest
 
@@ -257,41 +263,40 @@ def hop_between(
 
     `nics`: with the NICs that they cross. `scale`: bytes on the wire over those in memory.
     """
-    sides = [
+    one, two = (
         [device for replica in side for device in expand(replica.devices)] for side in (left, right)
-    ]
-    counts = [len(side) for side in sides]
-    link = neighbour_link(cluster, *sides)[0]
-    forward = scale * max(received_bytes(model, job, replica) for replica in right)
-    backward = scale * max(received_bytes(model, job, replica) for replica in left)
-    islands = [cluster.island_of_device(side[0]) for side in sides]
+    )
+    senders = min(len(one), len(two))
+    link = neighbour_link(cluster, one, two)[0]
+    islands = cluster.island_of_device(one[0]), cluster.island_of_device(two[0])
     ports: Counter[Segment] = Counter()
     if nics or link.samples is not None:
-        ports = _nics_crossed(cluster, sides[0], sides[1], min(counts))
-    found = hop_over(
-        link,
+        ports = _nics_crossed(cluster, one, two, senders)
+    forward = scale * max(received_bytes(model, job, replica) for replica in right)
+    backward = scale * max(received_bytes(model, job, replica) for replica in left)
+    sides = Sides(
         # One of few senders sends for several receivers; one of many gets by with one message.
-        forward * max(1.0, counts[1] / counts[0]),
-        backward * max(1.0, counts[0] / counts[1]),
-        min(counts),
-        predictor,
-        (islands[0], islands[1]),
+        forward_bytes=forward * max(1.0, len(two) / len(one)),
+        backward_bytes=backward * max(1.0, len(one) / len(two)),
+        senders=senders,
+        islands=islands,
         # Where the two sides take unlike times, the longer one counts in both directions.
-        max(
+        gathering_seconds=max(
             gathered_seconds(model, job, island, replica, predictor)
             for island, side in zip(islands, (left, right), strict=True)
             for replica in side
         ),
-        [
+        ports=tuple(
             Port(senders=number, bytes_per_second=capacity(cluster, port))
             for port, number in ports.items()
-        ],
+        ),
     )
-    forward, backward = found.forward_bytes, found.backward_bytes
+    found = hop_over(link, sides, predictor)
+    there, back = sides.forward_bytes, sides.backward_bytes
     return replace(
         found,
-        forward_crosses=_crossed(cluster, sides[0], sides[1], forward, found.senders, nics=nics),
-        backward_crosses=_crossed(cluster, sides[1], sides[0], backward, found.senders, nics=nics),
+        forward_crosses=_crossed(cluster, one, two, there, senders, nics=nics),
+        backward_crosses=_crossed(cluster, two, one, back, senders, nics=nics),
     )
 
 

@@ -12,17 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from hetplan.cluster.spec import Island
-from hetplan.cost.components.layers import (
-    accumulation_bytes,
-    copied_heads,
-    expert_load,
-    matrix_parameters,
-)
+from hetplan.cost.components.layers import accumulation_bytes, copied_heads, expert_load
 from hetplan.cost.components.sequences import length_factors
 from hetplan.cost.components.step import clock_factor
 from hetplan.cost.components.stragglers import straggler_factors
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.priced.layer_shares import LayerShares, view_of
+from hetplan.cost.priced.asked import asking
+from hetplan.cost.priced.layer_shares import LayerShares, matrix_parameters, view_of
 from hetplan.cost.priced.values import Part, Shape, compute_seconds
 from hetplan.cost.terms import Term
 from hetplan.job.spec import Job
@@ -68,21 +64,22 @@ class LayerCompute:
     ) -> tuple[Part, ...]:
         """One pass of a layer, what is there only because of how it is cut apart."""
         ask = self.predictor.backward if backward else self.predictor.forward
-        found = ask(
-            self.island.device,
-            self.model if layer is None else view_of(self.model, layer),
-            kind,
-            microbatch_size=self.shape.microbatch_size,
-            sequence_length=self.job.sequence_length,
-            tp=self.shape.tp,
-            precision=self.job.precision,
-            kernels=replace(
-                trainer_settings(self.job).kernels(kind),
-                sequence_parallel=self.shape.sequence_parallel,
-                expert_parallel=self.shape.ep,
-            ),
-        )
         what = f"{kind.value} {'backward' if backward else 'forward'}"
+        with asking(f"{what} in {self.job.precision} on {self.island.device.kind}"):
+            found = ask(
+                self.island.device,
+                self.model if layer is None else view_of(self.model, layer),
+                kind,
+                microbatch_size=self.shape.microbatch_size,
+                sequence_length=self.job.sequence_length,
+                tp=self.shape.tp,
+                precision=self.job.precision,
+                kernels=replace(
+                    trainer_settings(self.job).kernels(kind),
+                    sequence_parallel=self.shape.sequence_parallel,
+                    expert_parallel=self.shape.ep,
+                ),
+            )
 
         def part(component: Component, count: float) -> Part:
             term = Term(what=what, cause=self.island.device.kind, count=count, prediction=found)

@@ -1,4 +1,4 @@
-"""Which part of a layer's work is what: attention core, products, experts, modules.
+"""Which part of a layer's work is what: attention core, products, experts, modules, weights.
 
 By operations of the forward pass on one tensor-parallel rank (`hetplan.model.work`).
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from hetplan.cost.priced.values import Shape
 from hetplan.model.layers import Experts, LatentAttention, LayerRun, TransformerLayer
-from hetplan.model.spec import ModelSpec
+from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.model.work import LayerWork, transformer_work
 from hetplan.plans.plan import RecomputeModule
 
@@ -92,20 +93,19 @@ def kv_width(layer: TransformerLayer, tp: int) -> float:
     return 2.0 * attention.slice_sizes(tp)[1]
 
 
-def attention_widths(layer: TransformerLayer, tp: int) -> tuple[float, float, float, float]:
-    """Elements of a token's queries, keys, values and result on one tensor-parallel rank."""
-    attention = layer.attention
-    one, two = map(float, attention.slice_sizes(tp))
-    if isinstance(attention, LatentAttention):
-        return one, one, two, two
-    return one, two, two, one
-
-
-def products_by_columns(layer: TransformerLayer, experts_like_rest: bool) -> int:
-    """Inputs of a layer that tensor parallelism gathers: attention's, the MLP's or shared experts'.
-
-    Routed experts that are not cut like the rest get theirs from the exchange of tokens.
-    """
-    if not isinstance(layer.mlp, Experts) or experts_like_rest:
-        return 2
-    return 1 if layer.mlp.shared is None else 2
+def matrix_parameters(
+    model: ModelSpec, kind: LayerKind, layer: TransformerLayer | None, shape: Shape
+) -> float:
+    """Weights of one layer's matrices on one rank, the embedding's table included."""
+    h = model.hidden_size
+    if layer is None:
+        return (
+            float(model.vocabulary_matrix(shape.tp)) if kind is not LayerKind.TRANSFORMER else 0.0
+        )
+    mlp, count = layer.mlp, float(layer.attention.matrix_parameters(h, shape.tp))
+    if not isinstance(mlp, Experts):
+        return count + mlp.matrix_parameters(h, shape.tp)
+    degree = shape.tp if shape.experts_like_rest else shape.etp
+    count += mlp.router_parameters(h)
+    count += mlp.num_experts / shape.ep * mlp.expert.matrix_parameters(h, degree)
+    return count + (mlp.shared.matrix_parameters(h, shape.tp) if mlp.shared else 0)

@@ -33,17 +33,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from hetplan.cluster.spec import Island, Link
-from hetplan.cost.components.layers import expert_load
+from hetplan.cost.components.layers import attention_widths, expert_load, products_by_columns
 from hetplan.cost.components.overlap import exposed_ring, slowdowns
 from hetplan.cost.estimate_values import Component
+from hetplan.cost.memory.values import FLOAT32_BYTES
 from hetplan.cost.priced.groups import Group, Groups, KnownCollectives
 from hetplan.cost.priced.host_waits import without_waits
 from hetplan.cost.priced.layer_compute import LayerCompute
-from hetplan.cost.priced.layer_shares import (
-    attention_widths,
-    kv_width,
-    products_by_columns,
-)
+from hetplan.cost.priced.layer_shares import kv_width
 from hetplan.cost.priced.values import (
     LayerCost,
     Part,
@@ -61,8 +58,6 @@ from hetplan.plans.plan import RecomputeGranularity, RecomputeModule
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
 from hetplan.profiling.samples import LinkOperation
-
-_FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +148,7 @@ class LayerPricer:
         """Final norm, output projection and loss."""
         forward = self._compute.parts(LayerKind.HEAD, None, backward=False)
         backward = self._compute.parts(LayerKind.HEAD, None, backward=True)
-        softmax = self.tokens * _FLOAT32_BYTES
+        softmax = self.tokens * FLOAT32_BYTES
         reduce = LinkOperation.ALL_REDUCE
         gathered: tuple[Part, ...] = ()
         summed = reduce

@@ -41,10 +41,11 @@ from hetplan.cost.priced.plan import PlanCosts, Reduction
 from hetplan.cost.priced.values import Part, seconds_of_parts
 from hetplan.cost.priced.work import PipelineWork, StageWork
 from hetplan.cost.replay.kernel import Floats
-from hetplan.cost.terms import Term, link_cause
+from hetplan.cost.terms import Term
 from hetplan.job.spec import Job, Precision
 from hetplan.plans.build import Degrees, neighbour_link, stage_link
 from hetplan.plans.plan import Pipeline, Plan
+from hetplan.predict.causes import link_cause
 from hetplan.predict.predictor import Prediction, Predictor
 
 SCALAR_BYTES = 4.0

@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from hetplan.cost.components.layers import attention_widths, products_by_columns
 from hetplan.cost.network.link_names import TrafficClass
-from hetplan.cost.priced.layer_shares import attention_widths, products_by_columns
 from hetplan.cost.traffic.groups import GroupKind
 from hetplan.job.spec import Job, Precision
 from hetplan.job.trainer import trainer_settings

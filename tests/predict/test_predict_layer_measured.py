@@ -1,0 +1,193 @@
+"""A shape that was measured is answered by its measurement; errors on left-out sizes are not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from predict_samples import DEVICE, gpt, layer_grid, layer_sample
+
+from hetplan.cluster.devices import CPU_KIND
+from hetplan.errors import InputError
+from hetplan.job.spec import Optimizer, Precision
+from hetplan.model.spec import LayerKind
+from hetplan.predict.fit import FittedPredictor, fit, load_predictor, save_predictor
+from hetplan.predict.layer_laws import fit_layer_laws
+from hetplan.predict.layer_measured import (
+    ACCELERATOR_REPEAT_LOG_HALFWIDTH,
+    CPU_REPEAT_LOG_HALFWIDTH,
+    exact_log_halfwidth,
+    scatter_log_halfwidth,
+)
+from hetplan.predict.predictor import Prediction
+from hetplan.profiling.samples import LayerSample, ProfileSet
+
+# A law that no sum of columns meets: the measured medians are off it by up to a fifth.
+NOISE = 0.1
+
+
+def spread(sample: LayerSample, ratio: float) -> LayerSample:
+    """With its 10 % and 90 % points this far apart."""
+    return replace(
+        sample,
+        p10_seconds=sample.median_seconds / math.sqrt(ratio),
+        p90_seconds=sample.median_seconds * math.sqrt(ratio),
+    )
+
+
+def fitted(samples: list[LayerSample]) -> FittedPredictor:
+    return fit(ProfileSet(layers=tuple(samples), links=(), provenance=()))
+
+
+def ask(
+    predictor: FittedPredictor, sample: LayerSample, microbatch: int | None = None
+) -> Prediction:
+    return predictor.forward(
+        replace(DEVICE, kind=sample.device),
+        gpt(sample.hidden_size),
+        LayerKind(sample.layer),
+        microbatch_size=microbatch or sample.microbatch_size,
+        sequence_length=sample.sequence_length,
+        tp=sample.tp,
+        precision=Precision(sample.precision),
+    )
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000), st.floats(1.0, 3.0))
+def test_a_measured_shape_has_its_median_unless_a_checked_law_is_surer(
+    seed: int, ratio: float
+) -> None:
+    samples = [
+        spread(each, ratio)
+        for each in layer_grid(noise=NOISE, seed=seed, sequences=(1024,), microbatches=(1, 4))
+    ]
+    (law,) = fit_layer_laws(samples)
+    predictor = fitted(samples)
+    for sample in samples:
+        found = ask(predictor, sample)
+        assert found.source == "measured"
+        assert not found.extrapolating
+        # What the row says of itself, not what the law is off by on sizes that it has not seen.
+        own = max(scatter_log_halfwidth(sample), ACCELERATOR_REPEAT_LOG_HALFWIDTH)
+        assert found.log_halfwidth == pytest.approx(min(own, law.log_halfwidth))
+        if own < law.log_halfwidth:
+            assert found.seconds == sample.median_seconds
+
+
+def test_what_was_not_measured_is_the_sum_of_columns_as_before() -> None:
+    samples = layer_grid(noise=NOISE, seed=3)
+    (law,) = fit_layer_laws(samples)
+    bare = FittedPredictor(replace(fitted(samples).laws, layers=(replace(law, measured=()),)))
+    predictor = fitted(samples)
+    for microbatch in (3, 6, 64):
+        assert ask(predictor, samples[0], microbatch) == ask(bare, samples[0], microbatch)
+    assert ask(predictor, samples[0]) != ask(bare, samples[0])
+    # Another sequence length, tp, model or precision is not the same shape.
+    other = layer_sample(gpt(3072), 1.0, microbatch=1, sequence=1024)
+    assert ask(predictor, other) == ask(bare, other)
+
+
+def test_one_point_answers_for_itself_and_moves_the_rest() -> None:
+    (sample,) = [layer_sample(gpt(), 0.02, microbatch=2)]
+    predictor = fitted([sample])
+    assert ask(predictor, sample).seconds == 0.02
+    assert ask(predictor, sample).log_halfwidth == ACCELERATOR_REPEAT_LOG_HALFWIDTH
+    beside = ask(predictor, sample, 4)
+    assert any("1 point measured" in note for note in beside.extrapolating)
+    assert beside.log_halfwidth > ACCELERATOR_REPEAT_LOG_HALFWIDTH
+
+
+def test_several_rows_of_a_shape_say_how_far_it_repeats() -> None:
+    first = layer_sample(gpt(), 0.020, microbatch=2)
+    rows = [first, replace(first, median_seconds=0.025), replace(first, median_seconds=0.030)]
+    found = ask(fitted(rows), first)
+    assert found.seconds == 0.025
+    assert found.log_halfwidth == pytest.approx(math.log(0.025 / 0.020))
+
+
+def test_a_first_pass_that_more_work_beats_is_taken_as_that_and_known_no_better() -> None:
+    slow, fast = layer_sample(gpt(), 0.03), layer_sample(gpt(), 0.02, microbatch=2)
+    found = ask(fitted([slow, fast]), slow)
+    assert found.seconds == 0.02
+    assert found.log_halfwidth == pytest.approx(math.log(1.5))
+
+
+def test_cpus_repeat_less_well_than_accelerators_until_their_laws_are_checked() -> None:
+    def width(samples: list[LayerSample]) -> float:
+        return ask(fitted(samples), samples[0]).log_halfwidth
+
+    few = layer_grid(hidden=(2048,), microbatches=(1, 2), sequences=(1024,), tps=(1,))
+    on_cpu = [replace(each, device=CPU_KIND) for each in few]
+    assert width(few) == ACCELERATOR_REPEAT_LOG_HALFWIDTH
+    assert width(on_cpu) == CPU_REPEAT_LOG_HALFWIDTH
+    # An untested law is trusted no more than a second measurement either.
+    (law,) = fit_layer_laws(on_cpu)
+    assert law.log_halfwidth >= CPU_REPEAT_LOG_HALFWIDTH
+    checked = [replace(each, device=CPU_KIND) for each in layer_grid(noise=0.02, seed=1)]
+    (law,) = fit_layer_laws(checked)
+    assert law.log_halfwidth < 0.1
+    assert width(checked) == law.log_halfwidth
+    assert exact_log_halfwidth(CPU_KIND, 0.9, law.log_halfwidth) == 0.9
+
+
+def test_errors_on_left_out_sizes_do_not_know_the_medians_that_they_leave_out() -> None:
+    """The published errors of a law, and a fit without a size, hold no exact hit of it."""
+    samples = layer_grid(noise=0.3, seed=7)
+    (law,) = fit_layer_laws(samples)
+    assert law.validation.mean > 0.1  # what the noise is off from any smooth law
+    unseen = [each for each in samples if each.hidden_size == 4096]
+    rest = [each for each in samples if each.hidden_size != 4096]
+    (without,) = fit_layer_laws(rest)
+    assert all(each.hidden_size != 4096 for each in without.measured)
+    errors = [abs(ask(fitted(rest), each).seconds / each.median_seconds - 1) for each in unseen]
+    assert sum(errors) / len(errors) > 0.1
+
+
+def test_the_update_of_parameters_that_were_measured() -> None:
+    phase = f"optimizer:{Optimizer.SGD.value}"
+    samples = [
+        replace(each, copies=copies, median_seconds=each.median_seconds * copies)
+        for each in layer_grid(phase=phase, microbatches=(1,), sequences=(1024,), tps=(1,))
+        for copies in (1, 8)
+    ]
+    predictor = fitted(samples)
+    (law,) = predictor.laws.layers
+    assert law.measured == ()
+    for each in law.measured_updates:
+        found = predictor.optimizer_update(
+            DEVICE, Optimizer.SGD, float(each.parameters), Precision.BFLOAT16
+        )
+        assert (found.seconds, found.log_halfwidth) == (each.seconds, each.log_halfwidth)
+        beside = predictor.optimizer_update(
+            DEVICE, Optimizer.SGD, each.parameters + 1.0, Precision.BFLOAT16
+        )
+        assert beside.seconds != found.seconds
+
+
+def test_halves_of_a_time_of_both_passes_are_not_measured() -> None:
+    rows = [replace(each, phase="forward_backward") for each in layer_grid()]
+    assert all(law.measured == () for law in fit_layer_laws(rows))
+
+
+def test_it_is_read_back_and_a_wrong_file_is_refused(tmp_path) -> None:
+    predictor = fitted(layer_grid(noise=NOISE))
+    save_predictor(predictor, tmp_path / "p.json")
+    assert load_predictor(tmp_path / "p.json") == predictor
+    (law,) = predictor.laws.layers
+    first = law.measured[0]
+    assert first.at(3) is None
+    with pytest.raises(InputError, match="one time and one half-width"):
+        replace(first, seconds=())
+    with pytest.raises(InputError, match="rising microbatch sizes"):
+        replace(first, microbatch_sizes=tuple(reversed(first.microbatch_sizes)))
+
+
+def test_a_row_without_a_spread_has_no_scatter() -> None:
+    sample = layer_sample(gpt(), 1.0)
+    assert scatter_log_halfwidth(sample) == 0.0
+    assert scatter_log_halfwidth(replace(sample, p10_seconds=0.0)) == 0.0
+    assert scatter_log_halfwidth(spread(sample, 4.0)) == pytest.approx(math.log(2.0))
