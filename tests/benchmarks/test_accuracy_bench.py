@@ -351,7 +351,9 @@ def test_whole_layers_of_a_table_are_judged(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not REFERENCE.is_dir(), reason="published measurements are not here")
-def test_every_published_row_is_predicted_or_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_published_row_is_predicted_or_listed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     bench = accuracy(REFERENCE, REFERENCE)
     rows = read_runs(REFERENCE).rows
     places = [row.place for row in bench.rows]
@@ -365,5 +367,6 @@ def test_every_published_row_is_predicted_or_listed(monkeypatch: pytest.MonkeyPa
     assert by_name["simumax-b200-v1.2"].mape < 0.0586
     assert by_name["megatron-sc21-table1, derived"].mape < 0.103
     monkeypatch.setattr(accuracy_module, "left_out", lambda *_: pytest.fail("fitted on the judge"))
-    other = accuracy(REFERENCE, REFERENCE / "runs")
+    other = accuracy(REFERENCE, tmp_path)
     assert other.rows == ()
+    assert any("no row of runs" in each for each in other.missing)

@@ -116,6 +116,13 @@ def test_models_that_a_row_does_not_give(
         ("MI300X", "amd-mi300x"),
         ("V100-16", "nvidia-v100-16gb-sxm"),
         ("910B", "huawei-ascend-910b2-64gb"),
+        ("A100-SXM4-40GB", "nvidia-a100-40gb-sxm"),
+        ("A100-SXM", "nvidia-a100-80gb-sxm"),
+        ("NVIDIA H100-SXM5-80GB", "nvidia-h100-80gb-sxm"),
+        ("Tesla V100-SXM2-32GB", "nvidia-v100-32gb-sxm"),
+        ("RTX3090", "nvidia-rtx-3090-24gb"),
+        ("RTX-2080Ti", "nvidia-rtx-2080-ti-11gb"),
+        ("TPUv4", "google-tpu-v4"),
     ],
 )
 def test_labels_mean_kinds(label: str, kind: str) -> None:

@@ -151,8 +151,8 @@ def optimum(model: ModelSpec, cluster: Cluster, job: Job, predictor: Predictor) 
 
         for row in _rows(cluster, degrees, job, model.num_layers, m):
             boundary = [
-                boundary_costs_over(link, model, job, degrees, predictor)
-                for link in _links(cluster, row, degrees)
+                boundary_costs_over(link, model, job, degrees, predictor, ends)
+                for ends, link in zip(pairwise(row), _links(cluster, row, degrees), strict=True)
             ]
             cuts = combinations(range(1, model.num_layers), len(row) - 1)
             for cut in cuts:

@@ -15,7 +15,11 @@ from hetplan.cluster.catalogue import kind_called, nearest_kinds
 from hetplan.cluster.devices import DeviceKind
 from hetplan.errors import InputError
 
-_ALIASES = {"gh200": "nvidia-gh200-96gb", "v100": "nvidia-v100-16gb-sxm"}
+_ALIASES = {
+    "gh200": "nvidia-gh200-96gb",
+    "v100": "nvidia-v100-16gb-sxm",
+    "a100-sxm": "nvidia-a100-80gb-sxm",
+}
 """Names, as `_plain` writes them, that several kinds share; the one that the tables mean."""
 
 
@@ -54,6 +58,12 @@ def _begins(word: str, words: Sequence[str]) -> bool:
 
 
 def _plain(name: str) -> str:
-    """Lower case, `80GB` and `80GiB` as in the catalogue's names, `_` and spaces as `-`."""
+    """Lower case, `80GB` and `80GiB` as in the catalogue's names, `_` and spaces as `-`.
+
+    `SXM4` is `sxm`, `RTX3090` and `2080Ti` are several words; families' names say nothing more.
+    """
     text = re.sub(r"[_\s]+", "-", name.split(" (")[0].strip().lower()).replace("gib", "gb")
-    return text.removeprefix("nvidia-")
+    text = re.sub(r"\bsxm\d", "sxm", text)
+    text = re.sub(r"\b(rtx|tpu|ascend)(?=[v\d])", r"\1-", text)
+    text = re.sub(r"(?<=\d)ti\b", "-ti", text)
+    return re.sub(r"^(nvidia-|amd-instinct-|tesla-|geforce-)+", "", text)

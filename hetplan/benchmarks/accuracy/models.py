@@ -2,8 +2,8 @@
 
 A row of a table of runs has the sizes; what it does not have follows from the family that its name
 begins with, and has its source here. A name of no known family is read by its sizes: an inner
-width of 4 hidden sizes and as many key-value heads as heads is a GPT layer, anything else a gated
-one, and the reader is told.
+width of 4 hidden sizes is a GPT layer (with grouped heads, too: Falcon, StarCoder2 and Nemotron
+have such ones), anything else a gated one, and the reader is told.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def model_of(row: RunRow) -> RunModel:
             f"model {row.model!a} has {sizes.num_experts} experts and is of no known family: how "
             "many a token goes to is not known"
         )
-    plain = sizes.ffn_hidden == 4 * sizes.hidden and sizes.kv_heads == sizes.heads
+    plain = sizes.ffn_hidden == 4 * sizes.hidden
     note = f"{row.model or 'the model'}: of no known family, read as {'GPT' if plain else 'Llama'}"
     return RunModel(model=(_gpt if plain else _llama)(sizes), notes=(note,))
 

@@ -85,7 +85,8 @@ def run_of(row: RunRow, folders: Sequence[Path], measured_links: Sequence[str]) 
     """
     if row.step_seconds is None:
         raise InputError("the row has no step time")
-    unread = [fault for fault in row.faults if fault.split()[0] in _DECIDING]
+    deciding = (*_DECIDING, "vpp") if (row.pp or 1) > 1 else _DECIDING
+    unread = [fault for fault in row.faults if fault.split()[0] in deciding]
     if unread:
         # An empty cell has a usual meaning; one that cannot be read has none.
         raise InputError("; ".join(unread))
