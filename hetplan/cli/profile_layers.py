@@ -21,7 +21,7 @@ from hetplan.profiling.measure_layers import (
     has_pace,
     units,
 )
-from hetplan.profiling.pacing import PacedKind, Pacer
+from hetplan.profiling.pacing import SAMPLE_DEBT_LIMIT_SECONDS, PacedKind, Pacer
 from hetplan.profiling.samples import LayerSample, ProfileSet, Provenance
 from hetplan.profiling.store import LayerWriter
 from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS
@@ -41,7 +41,7 @@ def profile_layers(request: ProfileRequest) -> None:
         raise InputError("--pace plays another device on a CPU; add --device cpu")
     work = _work(request, backend, pace)
     provenance = describe(request, backend, pace, together=processes_together())
-    pacer = Pacer(pace) if pace else None
+    pacer = Pacer(pace, debt_limit_seconds=SAMPLE_DEBT_LIMIT_SECONDS) if pace else None
     profiler = LayerProfiler(
         backend,
         device=provenance.device,

@@ -256,4 +256,5 @@ _MAKERS: dict[OperatorClass, Callable[[Operator, Place], _Pass]] = {
     OperatorClass.EMBEDDING: _embedding,
     OperatorClass.LOSS: _loss,
 }
-"""Every class but the products with weights and the optimizer, which layers' samples hold."""
+"""Every class that is measured alone, but the products with weights. Layers' samples hold the
+optimizer, and what only a backward pass runs (`BACKWARD_ONLY`) is told from other passes' laws."""

@@ -39,6 +39,10 @@ SCHEMA = "hetplan.pace/1"
 # and no debt outlives a scheduling hiccup (Linux at 250 Hz: 4 ms ticks, five of them).
 DEBT_SHARE = 0.5
 DEBT_LIMIT_SECONDS = 0.02
+# A training step is a sum of passes, a sample the median of single ones: were a hiccup of 20 ms
+# owed there, dozens of passes of 1 ms would each last half as long, and the median with them. Only
+# what an ordinary sleep takes too long is owed (four times Linux's timer slack of 50 us).
+SAMPLE_DEBT_LIMIT_SECONDS = 2e-4
 # Below this a sleep overshoots by more than it waits (timer slack of Linux: 50 us).
 SLEEP_RESOLUTION_SECONDS = 2e-5
 
@@ -152,14 +156,16 @@ def pace_from_samples(
 class Pacer:
     """Paces the layers of one rank; `passes` and `overruns` tell whether the pace was held.
 
-    One Pacer per rank: debt is carried from layer to layer. Passes must run in one thread (torch
-    runs the backward pass of a CPU in the caller's).
+    One Pacer per rank: debt is carried from layer to layer, up to `debt_limit_seconds`
+    (`SAMPLE_DEBT_LIMIT_SECONDS` where single passes are measured). Passes must run in one thread
+    (torch runs the backward pass of a CPU in the caller's).
     """
 
     def __init__(
         self,
         kind: PacedKind,
         *,
+        debt_limit_seconds: float = DEBT_LIMIT_SECONDS,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -169,7 +175,7 @@ class Pacer:
         self.overruns = 0
         """Passes whose real work took longer than the nominal time."""
         self._clock, self._sleep = clock, sleep
-        self._debt = 0.0
+        self._debt_limit, self._debt = debt_limit_seconds, 0.0
         self._open_backward: _Paced | None = None
 
     def wrap(self, module: nn.Module, layer: LayerKind, microbatch_size: int, tp: int) -> nn.Module:
@@ -199,7 +205,7 @@ class Pacer:
         while (left := end - self._clock()) > SLEEP_RESOLUTION_SECONDS:
             self._sleep(left)
         late = self._clock() - end
-        self._debt = min(DEBT_LIMIT_SECONDS, max(0.0, self._debt - repaid + late))
+        self._debt = min(self._debt_limit, max(0.0, self._debt - repaid + late))
 
 
 class _Paced(nn.Module):

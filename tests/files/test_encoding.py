@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from hetplan.cluster.devices import DeviceKind, HostInterface
-from hetplan.cluster.node import Nics
+from hetplan.cluster.node import Nics, RingNics
 from hetplan.cluster.spec import Cluster, Island, Link
 from hetplan.errors import InputError
 from hetplan.files.encoding import encode
@@ -67,9 +67,12 @@ def strategy(hint):
         fields["loss"] = st.none() | st.floats(0, 1, exclude_max=True)
         fields["compute_share"] = st.floats(0, 1, exclude_max=True)
     if hint is Nics:
-        fields |= {"bandwidth_bytes_per_second": positive, "rails": st.none() | st.just(1)}
+        fields |= {"bandwidth_bytes_per_second": positive, "of_device": st.just(())}
         fields |= {"per_node": st.integers(1, 64), "most_per_device": st.integers(1, 8)}
-        fields["of_device"] = st.just(())
+        # With rails a ring stays on the rail of its devices: no other NICs may be said.
+        railed = {"rails": st.just(1), "rings": st.none() | st.just(RingNics.OWN)}
+        plain = {"rails": st.none(), "rings": st.none() | st.sampled_from(RingNics)}
+        return st.builds(hint, **fields | railed) | st.builds(hint, **fields | plain)
     if hint is Island:
         fields |= {"nodes": st.integers(3, 99), "devices_per_node": st.integers(1, 99)}
         fields |= {"memory_bytes": positive, "nodes_out": st.sampled_from([(), (0,), (2, 1)])}

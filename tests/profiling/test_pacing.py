@@ -1,5 +1,6 @@
 import time
 from dataclasses import replace
+from statistics import median
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hetplan.model.spec import TRAINED_KINDS, LayerKind
 from hetplan.profiling.layers import HeadWithLoss, build_layer
 from hetplan.profiling.pacing import (
     DEBT_LIMIT_SECONDS,
+    SAMPLE_DEBT_LIMIT_SECONDS,
     Pace,
     PacedKind,
     PaceEntry,
@@ -114,6 +116,22 @@ def test_debt_is_limited_and_reset_forgets_it() -> None:
     assert pacer._debt == DEBT_LIMIT_SECONDS
     pacer.reset()
     assert (pacer._debt, pacer.passes, pacer.overruns) == (0.0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"), [(SAMPLE_DEBT_LIMIT_SECONDS, 0.001), (DEBT_LIMIT_SECONDS, 0.0005)]
+)
+def test_the_median_pass_of_a_busy_machine(limit: float, seconds: float) -> None:
+    """One sleep of ten takes 15 ms too long; what steps owe must not become a sample's time."""
+    fake, passes = FakeTime(), []
+    kind = paced_kind(forward=0.001)
+    pacer = Pacer(kind, debt_limit_seconds=limit, clock=fake.clock, sleep=fake.sleep)
+    layer = pacer.wrap(Worker(fake, 0.0002, 0.0), LayerKind.TRANSFORMER, 1, 1)
+    for index in range(100):
+        begun, fake.oversleep = fake.now, 0.0 if index % 10 else 0.015
+        layer(torch.ones(3))
+        passes.append(fake.now - begun)
+    assert median(passes) == pytest.approx(seconds)
 
 
 def test_oversleep_does_not_add_up() -> None:

@@ -16,16 +16,17 @@ from hetplan.files.shipped import shipped_folder
 from hetplan.job.load import load_job
 from hetplan.job.spec import Precision
 from hetplan.job.trainer import trainer_settings
-from hetplan.model.layer_operators import layer_operators
+from hetplan.model.layer_operators import gradient_operators, layer_operators
 from hetplan.model.operators import (
     BACKWARD,
+    BACKWARD_ONLY,
     FORWARD,
     Kernels,
     Operator,
     OperatorClass,
     operator_flops,
 )
-from hetplan.model.spec import TRAINED_KINDS, Architecture
+from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind
 from hetplan.profiling.backends import CpuBackend
 from hetplan.profiling.measure_operators import (
     OperatorProfiler,
@@ -75,8 +76,19 @@ EVERY = (
 )
 
 
-def test_every_class_but_the_optimizer_is_there() -> None:
-    assert {op.operator for op in EVERY} == set(OperatorClass) - {OperatorClass.OPTIMIZER}
+def test_every_class_but_the_optimizer_and_the_backward_only_ones_is_there() -> None:
+    not_measured_alone = BACKWARD_ONLY | {OperatorClass.OPTIMIZER}
+    assert {op.operator for op in EVERY} == set(OperatorClass) - not_measured_alone
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA])
+def test_what_only_a_backward_pass_runs_is_no_work(model) -> None:
+    measured = {unit.operator.operator for unit in operator_units(grid(model))}
+    assert not measured & BACKWARD_ONLY
+    shapes = {"microbatch_size": 1, "sequence_length": 16}
+    backward = gradient_operators(model, LayerKind.TRANSFORMER, **shapes)
+    assert backward
+    assert {op.operator for op in backward} <= BACKWARD_ONLY
 
 
 @pytest.mark.parametrize("architecture", Architecture)
