@@ -45,7 +45,6 @@ from hetplan.model.operators import (
 from hetplan.model.spec import LayerKind, ModelSpec
 
 _MASK_BYTES = 1
-_FLOAT32_BYTES = 4
 # More than one causal kernel, forward and backward: scores, softmax, context for one; two products
 # each for scores and context and the softmax's gradient for one.
 _SCORE_LAUNCHES = (2, 4)

@@ -1,7 +1,8 @@
 """Which trainer made the runs of a source, and which of its kernels and habits are not in a row?
 
-What is written here is how a publication says that it trained, or what its trainer's code does;
-none of it was chosen by how well it fits.
+What is written here is how a publication says that it trained, or what its trainer's code does. It
+was written by people who had seen how far off the runs are, so it is no blind choice, as
+docs/accuracy.md says.
 """
 
 from __future__ import annotations
@@ -31,6 +32,17 @@ class Trainer:
     """Where rows do not say; None: they do."""
 
 
+_MEGATRON_2021 = TrainerOptions(
+    fused_attention=False,
+    attention_dropout=True,
+    hidden_dropout=True,
+    fused_loss=False,
+    scattered_sends=True,
+    fused_accumulation=False,
+    gradient_precision=Precision.FLOAT16,
+)
+"""Megatron-LM of April 2021 and the trainers that grew out of it; each below says what differs."""
+
 TRAINERS = (
     Trainer(
         sources=("vtrain",),
@@ -38,30 +50,14 @@ TRAINERS = (
         # softmax, dropout of probabilities and of both outputs (--attention-dropout 0.1 and
         # --hidden-dropout 0.1 by default); vocab-parallel cross-entropy on a float32 copy; p2p
         # communication scatters and gathers; fp16 gradients are added up and reduced as fp16.
-        options=TrainerOptions(
-            fused_attention=False,
-            attention_dropout=True,
-            hidden_dropout=True,
-            fused_loss=False,
-            scattered_sends=True,
-            fused_accumulation=False,
-            gradient_precision=Precision.FLOAT16,
-        ),
+        options=_MEGATRON_2021,
         gradient_clipping=True,
     ),
     Trainer(
         sources=("megatron-sc21",),
         # Megatron-LM of April 2021 (arXiv 2104.04473, section 4): the same kernels, scatter and
         # gather of sends (section 4.1), fp16 gradients that autograd adds up.
-        options=TrainerOptions(
-            fused_attention=False,
-            attention_dropout=True,
-            hidden_dropout=True,
-            fused_loss=False,
-            scattered_sends=True,
-            fused_accumulation=False,
-            gradient_precision=Precision.FLOAT16,
-        ),
+        options=_MEGATRON_2021,
         gradient_clipping=True,
     ),
     Trainer(
@@ -70,14 +66,8 @@ TRAINERS = (
         # hidden states. 18 bytes of parameters, gradients and state per parameter (its figure 1):
         # gradients are kept in float32, to which the products of 2022's Megatron-LM add theirs
         # (--no-gradient-accumulation-fusion switches that off).
-        options=TrainerOptions(
-            fused_attention=False,
-            attention_dropout=True,
-            hidden_dropout=True,
-            fused_loss=False,
-            scattered_sends=True,
-            fused_accumulation=True,
-            gradient_precision=Precision.FLOAT32,
+        options=replace(
+            _MEGATRON_2021, fused_accumulation=True, gradient_precision=Precision.FLOAT32
         ),
         gradient_clipping=True,
     ),
@@ -103,16 +93,7 @@ TRAINERS = (
         # Sailor's fork of Megatron-DeepSpeed, float32 without autocast: unfused attention; pipeline
         # engine with blocking sends and receives, each rank its part of the tensor, which the
         # receivers put together (deepspeed/pipe_engine.py: PartitionedTensor); float32 gradients.
-        options=TrainerOptions(
-            fused_attention=False,
-            attention_dropout=True,
-            hidden_dropout=True,
-            fused_loss=False,
-            scattered_sends=True,
-            fused_accumulation=False,
-            blocking_sends=True,
-            gradient_precision=Precision.FLOAT32,
-        ),
+        options=replace(_MEGATRON_2021, blocking_sends=True, gradient_precision=Precision.FLOAT32),
         gradient_clipping=True,
         precision=Precision.FLOAT32,
         notes=("rows say fp16; float32 by their profiles and 4-byte transfers",),
