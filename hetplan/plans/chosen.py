@@ -1,0 +1,76 @@
+"""What is chosen of a plan before devices are numbered: shapes, layers and order of its stages.
+
+A search, a journal and a user's own layout speak in these values; `hetplan.plans.build.plan_of`
+gives them devices and groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetplan.plans.plan import RecomputeGranularity, Schedule, Sharding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Shape:
+    """Degrees of the devices of a stage that lie on one island."""
+
+    tp: int
+    cp: int = 1
+    dp: int
+    """Data-parallel ranks on this island; those of a stage's other parts come on top."""
+    microbatch_size: int
+    """Sequences of one microbatch on one data-parallel rank."""
+    ep: int = 1
+    etp: int = 1
+    """As in `hetplan.plans.plan.Replica`: 1 where the model has no experts."""
+    sequence_parallel: bool = False
+
+    @property
+    def num_devices(self) -> int:
+        """Product of tp, cp and dp."""
+        return self.tp * self.cp * self.dp
+
+    @property
+    def samples(self) -> int:
+        """Sequences of one microbatch over all data-parallel ranks of this part."""
+        return self.dp * self.microbatch_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Part:
+    """The devices of a stage on one island."""
+
+    island: str
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenStage:
+    """One stage: where, how many transformer layers, what is recomputed, how deep its warm-up."""
+
+    parts: tuple[Part, ...]
+    """One per island; several share every microbatch between them."""
+    layers: tuple[int, ...]
+    """Transformer layers of each chunk (virtual stage); embedding and head are not counted."""
+    recompute: RecomputeGranularity = RecomputeGranularity.NONE
+    warmup_depth: int
+    """Most microbatches in flight (`hetplan.plans.plan.Stage.warmup_depth`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenPipeline:
+    """One copy of the model."""
+
+    stages: tuple[ChosenStage, ...]
+    num_microbatches: int
+    schedule: Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenPlan:
+    """All pipelines of a plan."""
+
+    pipelines: tuple[ChosenPipeline, ...]
+    sharding: Sharding = Sharding.NONE
+    """Over all data- and context-parallel ranks of every stage."""

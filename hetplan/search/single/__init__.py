@@ -1,0 +1,1 @@
+"""The best plan of one pipeline under 1F1B: programs, bounds, local search."""

@@ -1,0 +1,154 @@
+"""What the driver asks of whoever searches one part of the space, and what they share.
+
+A solver holds one family of plans (`hetplan.search.families`), or all plans of several pipelines.
+The driver (`hetplan.search.search`) lets solvers offer plans first, likeliest solver first, and
+then lets those prove themselves whose bound is below the target. `Best` is all that they share.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hetplan.plans.chosen import ChosenPlan
+
+RESOLUTION = 1e-9
+"""Steps closer than this part of each other count as equal: two replays of equal plans differ by
+the order of their additions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a search stands."""
+
+    best_seconds: float
+    """Infinite while there is no plan."""
+    lower_bound_seconds: float
+    candidates_done: int
+    candidates: int
+    elapsed_seconds: float
+
+    @property
+    def gap(self) -> float:
+        """(best - bound) / best; 1 while there is no plan."""
+        if self.best_seconds == float("inf"):
+            return 1.0
+        return max(0.0, 1.0 - self.lower_bound_seconds / self.best_seconds)
+
+
+class OutOfTimeError(Exception):
+    """The time limit was reached; what was found so far stands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rough:
+    """What is known of a solver's plans before any program runs."""
+
+    bound_seconds: float
+    """Valid for every plan of it; infinite where none is feasible."""
+    estimate_seconds: float
+    """A guess at the best step, to visit the likeliest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A plan that a solver has found."""
+
+    solver: int
+    seconds: float
+    chosen: ChosenPlan
+
+
+@dataclass(slots=True)
+class Best:
+    """The best plan so far, the bound of every solver, and what it took to get there."""
+
+    gap: float
+    bounds: list[float]
+    """Per solver: no plan of it has a shorter step. Starts with the rough bound."""
+    deadline: float
+    progress: Callable[[Progress], None] | None
+    started: float
+    seconds: float = float("inf")
+    solver: int = -1
+    chosen: ChosenPlan | None = None
+    offers: list[Offer] = field(default_factory=list)
+    """Every plan that was the best when it was found, oldest first."""
+    replays: int = 0
+    on_event: Callable[[Offer | tuple[int, float]], None] | None = None
+    """Told of every better plan and every raised bound (solver, bound), for the journal."""
+
+    @property
+    def target(self) -> float:
+        """A step below this would be worth finding."""
+        return self.seconds * (1.0 - max(self.gap, RESOLUTION))
+
+    @property
+    def lower_bound(self) -> float:
+        """No plan of any solver has a shorter step."""
+        return min(self.seconds, *self.bounds)
+
+    def offer(self, solver: int, chosen: ChosenPlan, seconds: float) -> bool:
+        """Keep the plan if it is faster than the best so far; whether it was."""
+        if not seconds < self.seconds * (1.0 - RESOLUTION):
+            return False
+        self.seconds, self.solver, self.chosen = seconds, solver, chosen
+        found = Offer(solver=solver, seconds=seconds, chosen=chosen)
+        self.offers.append(found)
+        if self.on_event is not None:
+            self.on_event(found)
+        self.report()
+        return True
+
+    def raise_bound(self, solver: int, bound: float) -> None:
+        """Note a bound of a solver; the larger one counts."""
+        if bound > self.bounds[solver]:
+            self.bounds[solver] = bound
+            if self.on_event is not None:
+                self.on_event((solver, bound))
+
+    def open(self, solver: int) -> bool:
+        """Whether a plan of this solver could be better than the best by more than the gap."""
+        return self.bounds[solver] < self.target
+
+    def check_time(self) -> None:
+        """Raise OutOfTimeError past the deadline."""
+        if time.monotonic() > self.deadline:
+            raise OutOfTimeError
+
+    def report(self) -> None:
+        """Tell the caller where the search stands."""
+        if self.progress is not None:
+            self.progress(
+                Progress(
+                    best_seconds=self.seconds,
+                    lower_bound_seconds=self.lower_bound,
+                    candidates_done=sum(not self.open(c) for c in range(len(self.bounds))),
+                    candidates=len(self.bounds),
+                    elapsed_seconds=time.monotonic() - self.started,
+                )
+            )
+
+
+class Solver(Protocol):
+    """Searches one part of the space; told its number in `Best.bounds`."""
+
+    index: int
+
+    @property
+    def rough(self) -> Rough:
+        """Cheap, valid, made before `improve`."""
+        ...
+
+    def improve(self, best: Best) -> None:
+        """Offer good plans, fast: a fraction of a second; nothing has to be proven."""
+        ...
+
+    def prove(self, best: Best) -> None:
+        """Raise the own bound to `best.target` or as far as possible; offer what is met.
+
+        Where the part holds a plan below the target, it is found and offered in the end.
+        """
+        ...
