@@ -1,4 +1,4 @@
-"""`hetplan explain`: what a plan means: which bytes cross which links, which rank runs where."""
+"""`hetplan explain`: why a plan is as it is; which bytes cross which links; each rank's place."""
 
 from __future__ import annotations
 
@@ -27,6 +27,22 @@ def explain(
     plan: Annotated[
         Path | None, typer.Argument(help="Plan file that `hetplan plan` or `estimate` wrote.")
     ] = None,
+    shadow_prices: Annotated[
+        bool,
+        typer.Option(
+            "--shadow-prices",
+            help="What more bandwidth, nodes, memory, or fewer demands would be worth: plans again "
+            "for each.",
+        ),
+    ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", help="Another plan file: why it was not chosen."),
+    ] = None,
+    time_limit: Annotated[
+        str | None,
+        typer.Option(help="--shadow-prices: longest search of one change. Default: the job's."),
+    ] = None,
     traffic: Annotated[
         bool, typer.Option("--traffic", help="Bytes per link, class and step, and switches.")
     ] = False,
@@ -49,11 +65,34 @@ def explain(
     store: Stores = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a plan means: its traffic, or the place of every rank."""
+    """Say what limits a plan, what would help, why not another plan; its traffic; its ranks."""
     from hetplan.errors import InputError
 
-    if traffic == ranks:
-        raise InputError("say what to explain: --traffic or --ranks")
+    if traffic and ranks:
+        raise InputError("one thing at a time: --traffic or --ranks")
+    if (traffic or ranks) and (shadow_prices or against is not None or time_limit is not None):
+        raise InputError(
+            "--shadow-prices, --against and --time-limit do not go with --traffic or --ranks"
+        )
+    if time_limit is not None and not shadow_prices:
+        raise InputError("--time-limit belongs to --shadow-prices")
+    if not traffic and not ranks and traffic_model is None and tokens is None:
+        if plan is None:
+            raise InputError("name a plan file")
+        from hetplan.cli.explain_why import explain_why
+
+        explain_why(
+            plan,
+            against=against,
+            shadow_prices=shadow_prices,
+            time_limit=time_limit,
+            predictor=predictor,
+            store=store,
+            as_json=as_json,
+        )
+        return
+    if not traffic and not ranks:
+        raise InputError("--tokens and --traffic-model belong to --traffic")
     if ranks and (tokens is not None or traffic_model is not None):
         raise InputError("--tokens and --traffic-model belong to --traffic")
     kind = traffic_model or "ring"

@@ -78,8 +78,9 @@ def estimate_with(pricer: Pricer, plan: Plan) -> Estimate:
     hops = [hop for pipeline in step.work for hop in pipeline.hops.hops]
     sources = {part.term.prediction.source for part in terms}
     sources |= {hop.law.source for hop in hops}
-    causes = (*(part.term.cause for part in terms), *(hop.link for hop in hops))
-    known = step_calibration(pricer.predictor, plan, pricer.cluster, causes)
+    known = step_calibration(
+        pricer.predictor, plan, pricer.cluster, step_causes(plan, costs, step)
+    )
     span = span_of(drawn_steps(plan, costs, step), seconds, known)
     return Estimate(
         step_seconds=seconds,
@@ -98,6 +99,13 @@ def estimate_with(pricer: Pricer, plan: Plan) -> Estimate:
         interval_note=span.note,
         causes=causes_of(step_sources(plan, costs, step), seconds - job.data_loading_seconds),
     )
+
+
+def step_causes(plan: Plan, costs: PlanCosts, step: StepCost) -> tuple[str, ...]:
+    """Device kinds and links whose predictions a priced step rests on, in order, repeated."""
+    hops = [hop for pipeline in step.work for hop in pipeline.hops.hops]
+    terms = (part.term.cause for part in _parts(plan, costs, step))
+    return (*terms, *(hop.link for hop in hops))
 
 
 def misfits(estimate: Estimate) -> tuple[str, ...]:

@@ -116,13 +116,7 @@ class StepSpan:
 
 def span_of(steps: Floats, central: float, known: StepCalibration) -> StepSpan:
     """The interval of a step of `central` seconds from its draws."""
-    logs = np.log(steps / central)
-    low, high = np.quantile(logs, (_QUANTILES[0], _QUANTILES[-1]), method="hazen")
-    own = max(0.0, 0.5 * float(high - low))
-    wanted, note = known.halfwidth(own)
-    if wanted != own:
-        even = normal_quantiles(len(logs)) * (wanted / NORMAL_90)
-        logs = logs * (wanted / own) if own > _CERTAIN else even
+    logs, own, note = scaled_logs(steps, central, known)
     p5, p10, p90, p95 = (
         float(each) for each in central * np.exp(np.quantile(logs, _QUANTILES, method="hazen"))
     )
@@ -134,6 +128,20 @@ def span_of(steps: Floats, central: float, known: StepCalibration) -> StepSpan:
         own_log_halfwidth=own,
         note=note,
     )
+
+
+def scaled_logs(
+    steps: Floats, central: float, known: StepCalibration
+) -> tuple[Floats, float, str]:
+    """(logarithms of the draws over `central` as wide as runs say, own half-width, note)."""
+    logs = np.log(steps / central)
+    low, high = np.quantile(logs, (_QUANTILES[0], _QUANTILES[-1]), method="hazen")
+    own = max(0.0, 0.5 * float(high - low))
+    wanted, note = known.halfwidth(own)
+    if wanted != own:
+        even = normal_quantiles(len(logs)) * (wanted / NORMAL_90)
+        logs = logs * (wanted / own) if own > _CERTAIN else even
+    return logs, own, note
 
 
 _CERTAIN = 1e-6

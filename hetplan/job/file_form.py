@@ -8,11 +8,21 @@ from typing import Annotated, Literal, TypeAlias, get_args
 from pydantic import Field
 
 from hetplan.files.quantities import Count, Name, NodeName, Ratio, Seconds
-from hetplan.job.spec import MOST_SEED, MOST_TOKENS, Optimizer, Precision, ProductFormat
+from hetplan.job.spec import (
+    LEAST_QUANTILE,
+    MOST_DEPTH,
+    MOST_QUANTILE,
+    MOST_SEED,
+    MOST_TOKENS,
+    Objective,
+    Optimizer,
+    Precision,
+    ProductFormat,
+)
 
-JOB_SCHEMA = "hetplan.job/3"
+JOB_SCHEMA = "hetplan.job/4"
 
-TargetName: TypeAlias = Literal["native", "megatron", "any"]
+TargetName: TypeAlias = Literal["native", "megatron", "flagscale", "torchtitan", "any"]
 TARGET_NAMES: tuple[str, ...] = get_args(TargetName)
 """Trainers that a job may name: the keys of `hetplan.plans.targets.TARGETS`, which lies above."""
 
@@ -39,6 +49,22 @@ class PinsForm:
     """Island or device kind of the first stage."""
     head_on: Name | None = None
     """Island or device kind of the last stage."""
+    cp: Count | None = None
+    """Context-parallel degree."""
+    ep: Count | None = None
+    """Expert-parallel degree."""
+    virtual_stages: Count | None = None
+    """Chunks of layers per stage; 1: not interleaved."""
+    sequence_parallel: bool | None = None
+    """Whether tensor-parallel ranks share what lies between their products."""
+    sharded_optimizer: bool | None = None
+    """Whether data-parallel ranks share the optimizer state."""
+    pipelines: Count | None = None
+    """Copies of the model, each over its own devices with its own share of the batch."""
+    same_degrees: bool | None = None
+    """True: all stages have one tp, dp and microbatch size, and each lies on one island."""
+    depth: Annotated[int, Field(ge=0, le=MOST_DEPTH)] | None = None
+    """Most microbatches that a stage keeps in flight beyond its schedule's own; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +141,10 @@ class JobForm:
     """Update rule."""
     target: TargetName
     """Trainer that will run the plan."""
+    objective: Objective = Objective.STEP_TIME
+    """What is made as small as it can be: step_time, or cost_per_token where there are prices."""
+    quantile: Annotated[float, Field(ge=LEAST_QUANTILE, le=MOST_QUANTILE)] | None = None
+    """Quantile of the predicted step that is compared. Left out: the estimate itself."""
     gap: Fraction = 0.01
     """The search may stop when no plan can be faster by more than this fraction of the step."""
     time_limit: Seconds | None = None

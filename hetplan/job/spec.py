@@ -13,6 +13,8 @@ MOST_TOKENS = 10**18
 MOST_SECONDS = 1e9
 """No step waits 30 years for its data; means over far larger numbers overflow."""
 MOST_SEED = 2**31 - 1
+MOST_DEPTH = 1000
+"""More microbatches beyond a schedule's own than any device has memory for."""
 SHARES_TOLERANCE = 1e-6
 """How far the sum of all lengths' shares may be from 1: thirds have no exact text."""
 
@@ -53,6 +55,17 @@ class Optimizer(StrEnum):
     SGD = "sgd"
 
 
+class Objective(StrEnum):
+    """What the search makes as small as it can."""
+
+    STEP_TIME = "step_time"
+    COST_PER_TOKEN = "cost_per_token"
+    """Money; every device that may be used needs a price."""
+
+
+LEAST_QUANTILE, MOST_QUANTILE = 0.5, 0.99
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pins:
     """Choices the user has made; the search keeps them. None leaves a choice free."""
@@ -66,6 +79,19 @@ class Pins:
     """Island (or device kind) that must hold the embedding, which is the first stage."""
     head_on: str | None = None
     """Island (or device kind) that must hold the head, which is the last stage."""
+    cp: int | None = None
+    ep: int | None = None
+    virtual_stages: int | None = None
+    """Chunks of layers per stage; 1: not interleaved."""
+    sequence_parallel: bool | None = None
+    """Where tp is above 1."""
+    sharded_optimizer: bool | None = None
+    pipelines: int | None = None
+    """Copies of the model, each over its own devices."""
+    same_degrees: bool | None = None
+    """True: all stages have one tp, dp and microbatch size, and each lies on one island."""
+    depth: int | None = None
+    """Most microbatches that a stage keeps in flight beyond its schedule's own; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +154,9 @@ class Job:
     """Trainer that will run the plan; a key of `hetplan.plans.targets.TARGETS`."""
     gap: float = 0.01
     """Relative distance to the best plan at which the search may stop."""
+    objective: Objective = Objective.STEP_TIME
+    quantile: float | None = None
+    """Quantile of the predicted step that is compared, from 0.5 to 0.99; None: the estimate."""
     time_limit_seconds: float | None = None
     total_tokens: int | None = None
     """Length of the training run, for its duration; None leaves that out."""
@@ -158,6 +187,10 @@ class Job:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if not 0 <= self.gap < 1:
             raise InputError(f"gap is {self.gap}; it is a fraction from 0 to below 1")
+        if self.quantile is not None and not LEAST_QUANTILE <= self.quantile <= MOST_QUANTILE:
+            raise InputError(
+                f"quantile is {self.quantile}; it must be from {LEAST_QUANTILE} to {MOST_QUANTILE}"
+            )
         if not 0 <= self.memory_reserve_fraction < 1:
             raise InputError(
                 f"memory_reserve_fraction is {self.memory_reserve_fraction}; "

@@ -19,6 +19,10 @@ megatron  Megatron-LM: `--attention-dropout` and `--hidden-dropout` (0.1 unless 
 native    hetplan's own layers: torch's scaled_dot_product_attention, no dropout, a loss over a
           float32 copy, gradients as wide as the parameters (hetplan.profiling.layers,
           hetplan.profiling.tensor_parallel).
+flagscale as megatron, from which it is made; no context parallelism, no engine of DeepSpeed.
+torchtitan torch's scaled_dot_product_attention, no dropout, a loss over a float32 copy
+          (components/loss.py), gradients accumulated and reduced in float32
+          (training.mixed_precision_reduce); products in float8 or mxfp8 by torchao.
 any       as megatron, its exchanges too (`Target.batched_interleaving`).
 """
 
@@ -104,9 +108,29 @@ _NATIVE = TrainerDefaults(
     ),
     choices=(),
 )
+_FLAGSCALE = TrainerDefaults(
+    own=_MEGATRON.own,
+    choices=tuple(name for name in _ALL if name not in ("blocking_sends", "context_exchange")),
+)
+_TORCHTITAN = TrainerDefaults(
+    own=TrainerOptions(
+        fused_attention=True,
+        attention_dropout=False,
+        hidden_dropout=False,
+        fused_loss=False,
+        scattered_sends=False,
+        fused_accumulation=False,
+        blocking_sends=False,
+        context_exchange=False,
+        gradient_precision=Precision.FLOAT32,
+    ),
+    choices=("product_format",),
+)
 TRAINER_DEFAULTS: tuple[tuple[str, TrainerDefaults], ...] = (
     ("native", _NATIVE),
     ("megatron", _MEGATRON),
+    ("flagscale", _FLAGSCALE),
+    ("torchtitan", _TORCHTITAN),
     ("any", _MEGATRON),
 )
 """By target."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING
 
+from hetplan.model.layer_units import layer_units
 from hetplan.model.layers import Norm, TransformerLayer
 
 if TYPE_CHECKING:
@@ -15,18 +16,13 @@ _MOST_NAMED = 4
 
 
 def planning_faults(model: ModelSpec, sequence_length: int) -> tuple[str, ...]:
-    """Why no plan for this model can be searched at this length; empty where one can."""
-    faults = []
-    if len(model.distinct_layers(sequence_length)) > 1:
-        faults.append(unlike_layers(model, sequence_length))
-    if model.num_mtp_layers:
-        faults.append(
-            f"{model.name} has {model.num_mtp_layers} multi-token prediction "
-            f"layer{'s' if model.num_mtp_layers > 1 else ''}; plans for rows with such layers are "
-            "not searched yet; hetplan estimate prices a layout. Or plan the model without them "
-            "(num_nextn_predict_layers: 0, or no multi_token_prediction in the YAML file)"
-        )
-    return tuple(faults)
+    """Why no plan for this model can be searched at this length; empty where one can.
+
+    Layers may differ where they can be cut at units (`hetplan.model.layer_units`).
+    """
+    if layer_units(model, sequence_length) is None:
+        return (unlike_layers(model, sequence_length),)
+    return ()
 
 
 def unlike_layers(model: ModelSpec, sequence_length: int | None) -> str:
@@ -43,8 +39,9 @@ def unlike_layers(model: ModelSpec, sequence_length: int | None) -> str:
     length = "" if sequence_length is None else f" at sequence length {sequence_length}"
     return (
         f"{model.name} has transformer layers of {len(distinct)} shapes{length}: layers 1 and "
-        f"{at + 1} differ in {', '.join(named[:_MOST_NAMED])}{more}; plans for rows of unlike "
-        "layers are not searched yet; hetplan estimate prices a layout"
+        f"{at + 1} differ in {', '.join(named[:_MOST_NAMED])}{more}; plans are searched for rows "
+        "of equal layers, or of a repeating pattern, with at most one run of other layers before "
+        "and one behind; hetplan estimate prices a layout"
     )
 
 

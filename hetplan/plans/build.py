@@ -1,13 +1,15 @@
-"""From choices to a plan: which devices each stage gets, and every group that follows from it.
+"""From choices to a plan and back: which devices each stage gets, and every group that follows.
 
-Placement: the stages of an island take its usable devices in order, `tp * dp` each, tensor
-parallel ranks next to each other. `tp` divides the devices of a node; `tp * dp` divides them or is
-a multiple of them, so that no stage shares a node with half of another stage's tensor group and
-every data-parallel group lies in nodes of one kind.
+Placement: the stages on an island take its usable devices in order, pipeline by pipeline
+(`hetplan.plans.placing`), `tp * cp * dp` each, tensor-parallel ranks next to each other, then
+context-parallel ones. `tp` divides the devices of a node; the product divides them or is a multiple
+of them, so that no tensor-parallel group leaves its node. A stage on several islands has one
+replica entry per island.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,9 +19,16 @@ from hetplan.job.spec import Job
 from hetplan.model.differences import own_layer_fault, planning_faults
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import assemble_pipeline, assemble_plan
+from hetplan.plans.choices import SELECTIVE_MODULES
+from hetplan.plans.choices import chosen_of as chosen_of
+from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
 from hetplan.plans.depths import own_depth
+from hetplan.plans.pieces import stage_copies
+from hetplan.plans.placing import device_ranges, positions, stages_with_room
 from hetplan.plans.plan import (
+    DeviceRange,
     LayerRange,
+    Pipeline,
     Plan,
     Recompute,
     RecomputeGranularity,
@@ -27,11 +36,160 @@ from hetplan.plans.plan import (
     Schedule,
     Sharding,
     Stage,
-    compress,
     expand,
 )
 from hetplan.plans.rules import experts_of
 from hetplan.plans.targets import target
+
+
+def plan_of(model: ModelSpec, cluster: Cluster, job: Job, chosen: ChosenPlan) -> Plan:
+    """The plan of these choices; an InputError where it cannot be placed.
+
+    Whether it is legal, and its target can express it, is another question:
+    `hetplan.plans.check`.
+    """
+    for p, pipeline in enumerate(chosen.pipelines):
+        _check_pipeline(model, f"pipelines[{p}]", pipeline)
+    if not chosen.pipelines:
+        raise InputError("a plan needs at least one pipeline")
+    places = iter(_places(cluster, chosen))
+    pipelines = []
+    for pipeline in chosen.pipelines:
+        chunks = _chunks(model, pipeline)
+        stages = [
+            Stage(
+                chunks=chunks[s],
+                replicas=tuple(_replica(part.shape, next(places)) for part in stage.parts),
+                recompute=_recompute(stage.recompute),
+                warmup_depth=stage.warmup_depth,
+            )
+            for s, stage in enumerate(pipeline.stages)
+        ]
+        pipelines.append(
+            assemble_pipeline(
+                cluster,
+                job,
+                stages,
+                num_microbatches=pipeline.num_microbatches,
+                schedule=pipeline.schedule,
+            )
+        )
+    shards = _all_shards(pipelines) if chosen.sharding is not Sharding.NONE else 1
+    return assemble_plan(
+        model,
+        cluster,
+        job,
+        pipelines,
+        sharding=chosen.sharding if shards > 1 else Sharding.NONE,
+        optimizer_shards=shards,
+    )
+
+
+def _check_pipeline(model: ModelSpec, field: str, pipeline: ChosenPipeline) -> None:
+    virtual = pipeline.schedule.virtual_stages
+    if not pipeline.stages:
+        raise InputError(Fault(field=field, message="a plan needs at least one stage"))
+    if pipeline.num_microbatches < 1:
+        message = f"{pipeline.num_microbatches}; at least 1"
+        raise InputError(Fault(field=f"{field}.num_microbatches", message=message))
+    for s, stage in enumerate(pipeline.stages):
+        where = f"{field}.stages[{s}]"
+        if len(stage.layers) != virtual:
+            message = f"{len(stage.layers)} numbers of layers for {virtual} virtual stages"
+            raise InputError(Fault(field=f"{where}.layers", message=message))
+        if min(stage.layers) < 1:
+            message = f"stage {s} has no transformer layer; give it one"
+            raise InputError(Fault(field=f"{where}.layers", message=message))
+        if not stage.parts:
+            raise InputError(Fault(field=f"{where}.parts", message="needs at least one part"))
+    held = sum(sum(stage.layers) for stage in pipeline.stages)
+    if held != model.num_layers:
+        message = (
+            f"the stages hold {held} transformer layers, {model.name} has {model.num_layers}; the "
+            "numbers must add up to that"
+        )
+        raise InputError(Fault(field=field, message=message))
+
+
+def _chunks(model: ModelSpec, pipeline: ChosenPipeline) -> list[tuple[LayerRange, ...]]:
+    """Layer ranges of every stage; chunk by chunk they go through all stages."""
+    stages, virtual = pipeline.stages, pipeline.schedule.virtual_stages
+    found: list[list[LayerRange]] = [[] for _ in stages]
+    at = 0
+    for chunk in range(virtual):
+        for s, stage in enumerate(stages):
+            stop = at + stage.layers[chunk] + (at == 0)
+            # Multi-token prediction and the head follow the last transformer layer.
+            if chunk == virtual - 1 and s == len(stages) - 1:
+                stop = len(model.layers)
+            found[s].append(LayerRange(start=at, stop=stop))
+            at = stop
+    return [tuple(ranges) for ranges in found]
+
+
+def _recompute(granularity: RecomputeGranularity) -> Recompute:
+    selective = granularity is RecomputeGranularity.SELECTIVE
+    return Recompute(granularity=granularity, modules=SELECTIVE_MODULES if selective else ())
+
+
+def _replica(shape: Shape, devices: tuple[DeviceRange, ...]) -> Replica:
+    return Replica(
+        devices=devices,
+        tp=shape.tp,
+        cp=shape.cp,
+        ep=shape.ep,
+        etp=shape.etp,
+        microbatch_size=shape.microbatch_size,
+        sequence_parallel=shape.sequence_parallel,
+    )
+
+
+def _all_shards(pipelines: Sequence[Pipeline]) -> int:
+    """So that every stage shards over all of its ranks (`Plan.optimizer_shards`)."""
+    return math.lcm(*(stage_copies(stage) for each in pipelines for stage in each.stages))
+
+
+def _places(cluster: Cluster, chosen: ChosenPlan) -> list[tuple[DeviceRange, ...]]:
+    """Devices of every part of every stage, in their order."""
+    parts = [part for each in chosen.pipelines for stage in each.stages for part in stage.parts]
+    by_island: dict[str, list[int]] = {}
+    for at, part in enumerate(parts):
+        by_island.setdefault(part.island, []).append(at)
+    found: list[tuple[DeviceRange, ...]] = [()] * len(parts)
+    for name, mine in by_island.items():
+        island = cluster.island(name)
+        for k, at in enumerate(mine):
+            _check_shape(island, parts[at].shape, k)
+        sizes = [parts[at].shape.num_devices for at in mine]
+        nodes = len(island.usable_nodes)
+        starts = positions(sizes, island.devices_per_node, nodes)
+        if starts is None:
+            fits = next(
+                k
+                for k in range(len(mine))
+                if positions(sizes[: k + 1], island.devices_per_node, nodes) is None
+            )
+            raise InputError(_no_room(island, parts[mine[fits]].shape, fits + 1))
+        for at, start, size in zip(mine, starts, sizes, strict=True):
+            found[at] = device_ranges(cluster, island, start, size)
+    return found
+
+
+def _check_shape(island: Island, shape: Shape, before: int) -> None:
+    """A stage of this shape suits the island's nodes, with `before` others there."""
+    if min(shape.tp, shape.cp, shape.dp, shape.microbatch_size, shape.ep, shape.etp) < 1:
+        raise InputError(f"{shape}: every degree must be at least 1")
+    if stages_with_room(island, shape.tp, shape.num_devices) == 0:
+        raise InputError(_no_room(island, shape, before + 1))
+
+
+def _no_room(island: Island, shape: Shape, stage: int) -> str:
+    cp = f" x cp {shape.cp}" if shape.cp > 1 else ""
+    return (
+        f"island {island.name} ({len(island.usable_nodes)} usable nodes of "
+        f"{island.devices_per_node} devices) has no room for stage {stage} of tp {shape.tp}{cp} x "
+        f"dp {shape.dp} devices; tp must divide a node, and tp{cp} x dp a node or be whole nodes"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -52,37 +210,6 @@ class StageChoice:
     transformer_layers: int
 
 
-def stages_that_fit(island: Island, degrees: Degrees) -> int:
-    """How many stages of `tp * dp` devices fit on the island; 0 if the degrees do not suit it."""
-    per_node = island.devices_per_node
-    size = degrees.tp * degrees.dp
-    if per_node % degrees.tp or (per_node % size and size % per_node):
-        return 0
-    nodes = len(island.usable_nodes)
-    return nodes * (per_node // size) if size <= per_node else nodes // (size // per_node)
-
-
-def stage_link(island: Island, stage_devices: int) -> Link:
-    """The link inside a stage of this many devices: in one node, or between nodes."""
-    return island.intra_node if stage_devices <= island.devices_per_node else island.inter_node
-
-
-def neighbour_link(
-    cluster: Cluster, left: Sequence[int], right: Sequence[int]
-) -> tuple[Link, bool]:
-    """The link that carries activations between two stages, and whether it stays in one node.
-
-    Each device sends to the device of the same position; where any pair lies in two nodes the
-    slower link, the one between nodes, counts.
-    """
-    one, two = cluster.island_of_device(left[0]), cluster.island_of_device(right[0])
-    if one.name != two.name:
-        return cluster.link_between(one.name, two.name), False
-    first = cluster.first_device(one.name)
-    nodes = {(device - first) // one.devices_per_node for device in (*left, *right)}
-    return (one.intra_node, True) if len(nodes) == 1 else (one.inter_node, False)
-
-
 def build_plan(
     model: ModelSpec,
     cluster: Cluster,
@@ -90,55 +217,33 @@ def build_plan(
     choices: Sequence[StageChoice],
     degrees: Degrees,
 ) -> Plan:
-    """The plan of one pipeline with these stages; an InputError where it cannot be placed."""
+    """The plan of one 1F1B pipeline whose stages share degrees; InputError where there is none."""
     _check_choices(model, job, choices, degrees)
-    groups = _place(cluster, choices, degrees)
-    samples = degrees.microbatch_size * degrees.dp
-    num_microbatches = job.global_batch_size // samples
-    stages = []
-    start = 0
-    last = len(choices) - 1
-    experts = bool(experts_of(model, 0, len(model.layers)))
-    for index, (choice, devices) in enumerate(zip(choices, groups, strict=True)):
-        stop = start + choice.transformer_layers + (index == 0) + (index == last)
-        stages.append(
-            Stage(
-                chunks=(LayerRange(start=start, stop=stop),),
-                replicas=(
-                    Replica(
-                        devices=compress(devices),
-                        tp=degrees.tp,
-                        # Without expert parallelism experts are cut like the other weights.
-                        etp=degrees.tp if experts else 1,
-                        microbatch_size=degrees.microbatch_size,
-                    ),
-                ),
-                recompute=Recompute(
-                    granularity=RecomputeGranularity.FULL
-                    if degrees.full_recompute
-                    else RecomputeGranularity.NONE
-                ),
-                warmup_depth=own_depth("1f1b", index, len(choices), num_microbatches),
-            )
-        )
-        start = stop
     trainer = target(job.target)
-    shards = degrees.dp if trainer.optimizer_sharding else 1
-    pipeline = assemble_pipeline(
-        cluster,
-        job,
-        stages,
-        num_microbatches=num_microbatches,
+    count = job.global_batch_size // (degrees.microbatch_size * degrees.dp)
+    shape = Shape(
+        tp=degrees.tp,
+        dp=degrees.dp,
+        microbatch_size=degrees.microbatch_size,
+        # Without expert parallelism experts are cut like the other weights.
+        etp=degrees.tp if experts_of(model, 0, len(model.layers)) else 1,
+    )
+    full = RecomputeGranularity.FULL if degrees.full_recompute else RecomputeGranularity.NONE
+    pipeline = ChosenPipeline(
+        stages=tuple(
+            ChosenStage(
+                parts=(Part(island=choice.island, shape=shape),),
+                layers=(choice.transformer_layers,),
+                recompute=full,
+                warmup_depth=own_depth("1f1b", at, len(choices), count),
+            )
+            for at, choice in enumerate(choices)
+        ),
+        num_microbatches=count,
         schedule=Schedule(name="1f1b"),
     )
-    return assemble_plan(
-        model,
-        cluster,
-        job,
-        (pipeline,),
-        sharding=Sharding.NONE if shards == 1 else Sharding.OPTIMIZER,
-        optimizer_shards=shards,
-    )
+    sharding = Sharding.OPTIMIZER if trainer.optimizer_sharding else Sharding.NONE
+    return plan_of(model, cluster, job, ChosenPlan(pipelines=(pipeline,), sharding=sharding))
 
 
 def check_model(model: ModelSpec, job: Job) -> None:
@@ -163,18 +268,10 @@ def _check_choices(
         )
     if not choices:
         raise InputError("a plan needs at least one stage")
-    layers = [choice.transformer_layers for choice in choices]
-    if len(layers) > model.num_layers:
+    if len(choices) > model.num_layers:
         raise InputError(
-            f"{len(layers)} pipeline stages for {model.num_layers} transformer layers of "
+            f"{len(choices)} pipeline stages for {model.num_layers} transformer layers of "
             f"{model.name}; every stage needs at least one, so use at most {model.num_layers}"
-        )
-    if min(layers) < 1:
-        raise InputError(f"stage {layers.index(min(layers))} has no transformer layer; give it one")
-    if sum(layers) != model.num_layers:
-        raise InputError(
-            f"the stages hold {sum(layers)} transformer layers, {model.name} has "
-            f"{model.num_layers}; the numbers must add up to that"
         )
     samples = degrees.microbatch_size * degrees.dp
     if job.global_batch_size % samples:
@@ -188,44 +285,38 @@ def _check_choices(
             f"{num_microbatches} microbatches for {len(choices)} stages: target {job.target} needs "
             "at least one microbatch per stage; use fewer stages, a smaller dp or microbatch size"
         )
-
-
-def _place(
-    cluster: Cluster, choices: Sequence[StageChoice], degrees: Degrees
-) -> list[tuple[int, ...]]:
-    """Device numbers of every stage, in (dp, tp) order."""
-    size = degrees.tp * degrees.dp
-    taken: dict[str, int] = {}
-    groups = []
-    previous = None
-    for choice in choices:
-        island = cluster.island(choice.island)
-        if choice.island in taken and choice.island != previous:
+    names = [choice.island for choice in choices]
+    for at, name in enumerate(names[1:], start=1):
+        if name != names[at - 1] and name in names[:at]:
             raise InputError(
-                f"the stages of island {choice.island} are not next to each other in the pipeline"
+                f"the stages of island {name} are not next to each other in the pipeline"
             )
-        previous = choice.island
-        if stages_that_fit(island, degrees) <= taken.get(choice.island, 0):
-            raise InputError(
-                f"island {island.name} ({len(island.usable_nodes)} usable nodes of "
-                f"{island.devices_per_node} devices) has no room for stage "
-                f"{taken.get(choice.island, 0) + 1} of tp {degrees.tp} x dp {degrees.dp} devices; "
-                "tp must divide a node, and tp x dp a node or be whole nodes"
-            )
-        usable = _usable_devices(cluster, island)
-        at = taken.get(choice.island, 0)
-        groups.append(usable[at * size : (at + 1) * size])
-        taken[choice.island] = at + 1
-    return groups
 
 
-def _usable_devices(cluster: Cluster, island: Island) -> tuple[int, ...]:
-    first = cluster.first_device(island.name)
-    return tuple(
-        first + node * island.devices_per_node + local
-        for node in island.usable_nodes
-        for local in range(island.devices_per_node)
-    )
+def stages_that_fit(island: Island, degrees: Degrees) -> int:
+    """How many stages of `tp * dp` devices fit on the island; 0 if the degrees do not suit it."""
+    return stages_with_room(island, degrees.tp, degrees.tp * degrees.dp)
+
+
+def stage_link(island: Island, stage_devices: int) -> Link:
+    """The link inside a stage of this many devices: in one node, or between nodes."""
+    return island.intra_node if stage_devices <= island.devices_per_node else island.inter_node
+
+
+def neighbour_link(
+    cluster: Cluster, left: Sequence[int], right: Sequence[int]
+) -> tuple[Link, bool]:
+    """The link that carries activations between two stages, and whether it stays in one node.
+
+    Each device sends to the device of the same position; where any pair lies in two nodes the
+    slower link, the one between nodes, counts.
+    """
+    one, two = cluster.island_of_device(left[0]), cluster.island_of_device(right[0])
+    if one.name != two.name:
+        return cluster.link_between(one.name, two.name), False
+    first = cluster.first_device(one.name)
+    nodes = {(device - first) // one.devices_per_node for device in (*left, *right)}
+    return (one.intra_node, True) if len(nodes) == 1 else (one.inter_node, False)
 
 
 def stage_devices(stage: Stage) -> tuple[int, ...]:

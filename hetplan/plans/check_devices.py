@@ -99,16 +99,20 @@ def degrees(asked: Asked) -> Found:
 def nodes(asked: Asked) -> Found:
     """Where the devices of every stage are, and what their degrees cut."""
     for field, _, stage in asked.stages():
-        devices = stage_array(stage)
-        islands = np.unique(asked.places.islands(devices))
-        if islands.size > 1:
-            named = ", ".join(asked.cluster.islands[at].name for at in islands)
-            yield Rule.ONE_ISLAND, field, f"mixes islands {named}; a stage lies in one island"
-        out = asked.places.out(devices)
+        out = asked.places.out(stage_array(stage))
         if out.size:
             yield Rule.NODES_USABLE, field, f"devices {some(out)} are in nodes that are out"
         for r, replica in enumerate(stage.replicas):
-            yield from _slices(asked, f"{field}.replicas[{r}]", stage, replica)
+            where = f"{field}.replicas[{r}]"
+            islands = np.unique(asked.places.islands(device_array(replica.devices)))
+            if islands.size > 1:
+                named = ", ".join(asked.cluster.islands[at].name for at in islands)
+                yield (
+                    Rule.ONE_ISLAND,
+                    where,
+                    f"mixes islands {named}; give the devices of each an entry of their own",
+                )
+            yield from _slices(asked, where, stage, replica)
 
 
 def _slices(asked: Asked, where: str, stage: Stage, replica: Replica) -> Found:

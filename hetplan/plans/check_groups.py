@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -66,11 +67,17 @@ def sharding(asked: Asked) -> Found:
             "else to more",
         )
         return
+    stages = [stage for _, _, stage in asked.stages()]
+    every = math.lcm(*(stage_copies(stage) for stage in stages))
+    if shards == every:
+        return  # every stage shards over all of its ranks, and so do its experts
     experts = bool(asked.experts_at(0, len(asked.model.layers)))
-    stages = [(stage_copies(stage), expert_copies(stage)) for _, _, stage in asked.stages()]
-    for copies, of_expert in sorted(set(stages)):
+    for copies, of_expert in sorted({(stage_copies(each), expert_copies(each)) for each in stages}):
         if copies % shards:
-            message = f"{shards} does not divide dp x cp {copies}; use a divisor of it"
+            message = (
+                f"{shards} does not divide dp x cp {copies}; use a divisor of it, or {every} for "
+                "all ranks of every stage"
+            )
             yield rule, "optimizer_shards", message
         elif shards > 1 and experts and of_expert % (copies // shards):
             # Experts are sharded inside the same groups: as many copies of their state are kept.

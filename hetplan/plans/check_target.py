@@ -14,13 +14,15 @@ import numpy as np
 from hetplan.job.trainer import trainer_faults, trainer_settings
 from hetplan.model.differences import own_layer_fault
 from hetplan.plans.check_settings import own_depths
-from hetplan.plans.places import stage_array
+from hetplan.plans.places import device_array, stage_array
 from hetplan.plans.plan import (
     SCHEDULES,
     OverlapSettings,
     Pipeline,
     RecomputeGranularity,
+    Replica,
     Sharding,
+    Stage,
 )
 from hetplan.plans.rules import Asked, Found, Rule
 from hetplan.plans.targets import Target
@@ -40,8 +42,12 @@ def target_limits(asked: Asked) -> Found:
     for p, pipeline in enumerate(plan.pipelines):
         yield from _schedule(f"pipelines[{p}]", pipeline, trainer, asked)
         yield from _places(asked, f"pipelines[{p}]", pipeline, trainer)
+    if not trainer.mixed_stages:
+        yield from _mixed(asked, trainer)
     if not trainer.stages_differ:
         yield from _differences(asked, trainer)
+    if trainer.equal_ends:
+        yield from _ends(asked, trainer)
     yield from _parallelism(asked, trainer)
     yield from _recompute(asked, trainer)
     if plan.sharding not in trainer.sharding:
@@ -108,21 +114,22 @@ def _schedule(field: str, pipeline: Pipeline, trainer: Target, asked: Asked) -> 
             f"{count} for {stages} stages; target {trainer.name} needs at least one microbatch "
             "per stage",
         )
-    if virtual > 1 and trainer.whole_microbatch_groups:
-        if count % stages:
-            yield (
-                Rule.TARGET,
-                f"{field}.num_microbatches",
-                f"{count} is not a multiple of {stages} stages, as interleaving of target "
-                f"{trainer.name} needs it",
-            )
-        least = 2 if asked.plan.overlap.send else 3
-        if stages < least:
+    if virtual > 1 and trainer.whole_microbatch_groups and count % stages:
+        yield (
+            Rule.TARGET,
+            f"{field}.num_microbatches",
+            f"{count} is not a multiple of {stages} stages, as interleaving of target "
+            f"{trainer.name} needs it",
+        )
+    if virtual > 1:
+        least = trainer.least_interleaved_stages
+        overlapped = " on, or from 2 with overlap.send" if least > 2 else " on"
+        if stages < (min(least, 2) if asked.plan.overlap.send else least):
             yield (
                 Rule.TARGET,
                 f"{field}.schedule.virtual_stages",
-                f"{virtual} with {stages} stages; target {trainer.name} interleaves from 3 stages "
-                "on, or from 2 with overlap.send",
+                f"{virtual} with {stages} stages; target {trainer.name} interleaves from {least} "
+                f"stages{overlapped}",
             )
     if not trainer.other_warmup:
         depths, own = [stage.warmup_depth for stage in pipeline.stages], own_depths(pipeline)
@@ -140,40 +147,74 @@ def _schedule(field: str, pipeline: Pipeline, trainer: Target, asked: Asked) -> 
 
 
 def _places(asked: Asked, field: str, pipeline: Pipeline, trainer: Target) -> Found:
-    islands = []
+    rows = []
     for s, stage in enumerate(pipeline.stages):
-        devices = stage_array(stage)
-        at = int(asked.places.islands(devices[:1])[0])
-        islands.append(at)
-        per_node = asked.cluster.islands[at].devices_per_node
-        used = np.unique(asked.places.nodes(devices)).size
-        if trainer.whole_nodes and used > 1 and used * per_node != devices.size:
+        row = []
+        for r, replica in enumerate(stage.replicas):
+            devices = device_array(replica.devices)
+            at = int(asked.places.islands(devices[:1])[0])
+            row.append(at)
+            per_node = asked.cluster.islands[at].devices_per_node
+            used = np.unique(asked.places.nodes(devices)).size
+            if trainer.whole_nodes and used > 1 and used * per_node != devices.size:
+                where = f".replicas[{r}]" if len(stage.replicas) > 1 else ""
+                yield (
+                    Rule.TARGET,
+                    f"{field}.stages[{s}]{where}",
+                    f"{devices.size} devices in {used} nodes of {per_node}; with target "
+                    f"{trainer.name} a stage lies in one node or fills whole ones",
+                )
+        rows.append(tuple(row))
+    runs = [rows[0], *(right for left, right in pairwise(rows) if left != right)]
+    seen: set[int] = set()
+    for run in runs:
+        if trainer.island_runs and seen & {*run}:
+            again = asked.cluster.islands[min(seen & {*run})].name
             yield (
                 Rule.TARGET,
-                f"{field}.stages[{s}]",
-                f"{devices.size} devices in {used} nodes of {per_node}; with target "
-                f"{trainer.name} a stage lies in one node or fills whole ones",
+                f"{field}.stages",
+                f"the stages of island {again} are not next to each other",
             )
-    runs = [islands[0], *(right for left, right in pairwise(islands) if left != right)]
-    if trainer.island_runs and len(set(runs)) < len(runs):
-        again = next(at for k, at in enumerate(runs) if at in runs[:k])
-        yield (
-            Rule.TARGET,
-            f"{field}.stages",
-            f"the stages of island {asked.cluster.islands[again].name} are not next to each other",
-        )
+            return
+        seen |= {*run}
+
+
+def _mixed(asked: Asked, trainer: Target) -> Found:
+    """Stages whose entries are not data-parallel ranks of one kind and one shape."""
+    for field, _, stage in asked.stages():
+        if len(stage.replicas) == 1:
+            continue
+        at = np.unique(asked.places.islands(stage_array(stage)))
+        kinds = sorted({asked.cluster.islands[int(island)].device.kind for island in at})
+        if len(kinds) > 1:
+            message = f"mixes {', '.join(kinds)}; a stage of target {trainer.name} has one kind"
+            yield Rule.TARGET, f"{field}.replicas", message
+        shapes = {_rank_shape(replica) for replica in stage.replicas}
+        if len(shapes) > 1:
+            yield (
+                Rule.TARGET,
+                f"{field}.replicas",
+                "(tp, cp, ep, etp, microbatch size, sequence parallel) differ between entries: "
+                f"{sorted(shapes)}; target {trainer.name} has one for a stage",
+            )
+        elif stage.replicas[0].ep > 1:
+            message = f"ep {stage.replicas[0].ep} in {len(stage.replicas)} entries; use one entry"
+            yield Rule.TARGET, f"{field}.replicas", message
+
+
+def _rank_shape(replica: Replica) -> tuple[int, int, int, int, int, bool]:
+    return (
+        *(replica.tp, replica.cp, replica.ep, replica.etp),
+        *(replica.microbatch_size, replica.sequence_parallel),
+    )
 
 
 def _differences(asked: Asked, trainer: Target) -> Found:
-    shapes = set()
-    for field, _, stage in asked.stages():
-        if len(stage.replicas) > 1:
-            message = f"{len(stage.replicas)} entries; target {trainer.name} has one for a stage"
-            yield Rule.TARGET, f"{field}.replicas", message
-        shapes |= {
-            (r.tp, r.cp, r.ep, r.etp, r.dp, r.microbatch_size, r.sequence_parallel)
-            for r in stage.replicas
-        }
+    shapes = {
+        (r.tp, r.cp, r.ep, r.etp, _data_ranks(stage), r.microbatch_size, r.sequence_parallel)
+        for _, _, stage in asked.stages()
+        for r in stage.replicas
+    }
     if len(shapes) > 1:
         yield (
             Rule.TARGET,
@@ -181,6 +222,34 @@ def _differences(asked: Asked, trainer: Target) -> Found:
             "(tp, cp, ep, etp, dp, microbatch size, sequence parallel) differ between stages: "
             f"{sorted(shapes)}; target {trainer.name} has one for all",
         )
+
+
+def _data_ranks(stage: Stage) -> int:
+    return sum(replica.dp for replica in stage.replicas)
+
+
+def _ends(asked: Asked, trainer: Target) -> Found:
+    """First and last stage where they share a matrix (FlagScale's pre_validate_args)."""
+    if not asked.model.tied_embeddings and not asked.model.num_mtp_layers:
+        return
+    for p, pipeline in enumerate(asked.plan.pipelines):
+        first, last = pipeline.stages[0], pipeline.stages[-1]
+        tps = (first.replicas[0].tp, last.replicas[0].tp)
+        dps = (_data_ranks(first), _data_ranks(last))
+        if not ends_agree(tps, dps):
+            what = "a tied matrix" if asked.model.tied_embeddings else "multi-token prediction"
+            yield (
+                Rule.TARGET,
+                f"pipelines[{p}].stages",
+                f"tp {tps[0]} and {tps[1]}, dp {dps[0]} and {dps[1]} at first and last stage; with "
+                f"{what} target {trainer.name} needs one tp, and dp of the first to divide dp of "
+                "the last",
+            )
+
+
+def ends_agree(tps: tuple[int, int], dps: tuple[int, int]) -> bool:
+    """What `Target.equal_ends` asks of (first, last) stage's tp and dp."""
+    return tps[0] == tps[1] and dps[1] % dps[0] == 0
 
 
 def _parallelism(asked: Asked, trainer: Target) -> Found:

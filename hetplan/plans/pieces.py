@@ -6,6 +6,7 @@ stage of each pipeline holds, whose gradients are reduced over the same devices.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +17,15 @@ from hetplan.plans.plan import LayerRange, Replica, Stage
 def stage_copies(stage: Stage) -> int:
     """Copies of the weights that a stage's ranks hold: dp * cp of all its replicas."""
     return sum(replica.dp * replica.cp for replica in stage.replicas)
+
+
+def stage_shards(optimizer_shards: int, stage: Stage) -> int:
+    """Ranks of a stage over which `Plan.optimizer_shards` splits its optimizer state.
+
+    Shards that divide the copies of every stage are groups of that size; the least common multiple
+    of the copies of all stages means all ranks of each.
+    """
+    return math.gcd(optimizer_shards, stage_copies(stage))
 
 
 def expert_copies(stage: Stage) -> int:

@@ -244,7 +244,9 @@ class Plan:
     precision: str
     optimizer: str
     optimizer_shards: int
-    """Ranks over which the optimizer state of a parameter is split; 1 is no sharding."""
+    """Ranks over which the optimizer state of a parameter is split; 1 is no sharding. Divides the
+    copies of every stage, or is their least common multiple: then each stage splits over all of its
+    ranks (`hetplan.plans.pieces.stage_shards`)."""
     padded_vocab_size: int
     """Vocabulary rounded up so that tp divides it."""
     tied_embedding_devices: tuple[DeviceRange, ...]

@@ -28,7 +28,7 @@ class Rule(StrEnum):
     TRANSFORMER_LAYER = "every stage has a transformer layer"
     DEVICES_ONCE = "a device is in one stage"
     DEVICES_COUNTED = "every device is used or listed as unused"
-    ONE_ISLAND = "a stage lies in one island"
+    ONE_ISLAND = "an entry of replicas lies in one island"
     NODES_USABLE = "nodes that are out stay unused"
     DEGREES = "dp x cp x tp is the number of devices"
     EXPERT_DEGREES = "ep x etp divides dp x cp x tp"

@@ -10,6 +10,10 @@ from hetplan.plans.plan import SCHEDULES, OverlapSettings, RecomputeModule, Shar
 _EVERY_OVERLAP = OverlapSettings(
     reduction=True, gathering=True, tensor_parallel=True, context_parallel=True, send=True
 )
+MOST_VIRTUAL_STAGES = 8
+"""More than published runs: 3 in arXiv 2205.05198 (table 3), 6 in arXiv 2402.15627."""
+MOST_EXTRA_DEPTH = 8
+"""Hides 8 stage times of latency; a round trip between continents is 0.3 s, a stage time 0.1 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +27,8 @@ class Target:
     vocab_multiple: int
     """The vocabulary is padded to a multiple of this times tp."""
     optimizer_sharding: bool
-    """The optimizer state can be split over the data-parallel ranks."""
+    """Layouts split the optimizer state over the data-parallel ranks unless they say otherwise;
+    `sharding` has what is possible."""
     full_recompute: bool
     fewer_microbatches_than_stages: bool
     """1F1B runs with fewer microbatches than the pipeline has stages."""
@@ -34,12 +39,24 @@ class Target:
     several_pipelines: bool
     """More than one pipeline, each with its own devices, layers per stage and microbatches."""
     stages_differ: bool
-    """Stages may differ in their degrees and microbatch size, and have several replica entries."""
+    """Stages may differ in their degrees and microbatch size."""
+    mixed_stages: bool = False
+    """The replica entries of a stage may be of unlike device kinds, degrees and microbatch sizes;
+    otherwise they are of one kind and differ in dp at most."""
+    equal_ends: bool = False
+    """With a tied matrix or multi-token prediction the first and the last stage have one tp, and dp
+    of the first divides dp of the last."""
     schedules: tuple[str, ...]
     whole_microbatch_groups: bool
     """Interleaving needs as many microbatches as stages, or a multiple of that."""
+    least_interleaved_stages: int = 2
+    """Fewest stages of an interleaved pipeline."""
+    most_virtual_stages: int = 1
+    """Most virtual stages that are searched; a plan, or a pin, may have more."""
     other_warmup: bool
     """Warm-up depths other than the schedule's own."""
+    most_extra_depth: int = 0
+    """Most microbatches that are searched beyond the schedule's own depth."""
     whole_nodes: bool
     """A stage lies in one node or fills whole ones."""
     island_runs: bool
@@ -99,15 +116,21 @@ TARGETS: dict[str, Target] = {
         own_layers_only=True,
         # hetplan.profiling.tensor_parallel._SumReplicas.
         sums_copied_heads=True,
-        # The rest is what hetplan.runtime.placement refuses.
-        several_pipelines=False,
-        stages_differ=False,
-        schedules=("1f1b",),
+        # What the reference trainer is made for; what of it `hetplan launch` does not run yet
+        # is in hetplan.plans.launch.
+        several_pipelines=True,
+        stages_differ=True,
+        mixed_stages=True,
+        schedules=("1f1b", "interleaved-1f1b"),
+        # torch's ScheduleInterleaved1F1B makes other groups where stages do not divide
+        # microbatches; the replay has none.
         whole_microbatch_groups=True,
-        other_warmup=False,
+        most_virtual_stages=MOST_VIRTUAL_STAGES,
+        other_warmup=True,
+        most_extra_depth=MOST_EXTRA_DEPTH,
         whole_nodes=False,
         island_runs=False,
-        sharding=(Sharding.NONE,),
+        sharding=(Sharding.NONE, Sharding.OPTIMIZER),
         sequence_parallel=False,
         context_parallel=False,
         expert_parallel=False,
@@ -140,6 +163,9 @@ TARGETS: dict[str, Target] = {
         schedules=("1f1b", "interleaved-1f1b"),
         # core/pipeline_parallel/schedules.py refuses a last group smaller than the stages.
         whole_microbatch_groups=True,
+        # training/arguments.py: more than 2 stages unless sends are overlapped.
+        least_interleaved_stages=3,
+        most_virtual_stages=MOST_VIRTUAL_STAGES,
         other_warmup=False,
         whole_nodes=True,
         island_runs=True,
@@ -168,6 +194,90 @@ TARGETS: dict[str, Target] = {
         separate_loss_sums=True,
         other_formats=False,
     ),
+    "flagscale": Target(
+        name="flagscale",
+        description="FlagScale's Megatron-LM with --enable-hetero: every mesh (stages of one "
+        "device kind next to each other) has its own tp, dp and microbatch size",
+        # Its schedules are Megatron-LM's.
+        rendezvous_sends=True,
+        vocab_multiple=128,
+        optimizer_sharding=True,
+        full_recompute=True,
+        fewer_microbatches_than_stages=True,
+        several_pipelines=False,
+        # --hetero-process-meshes: tp, cp, ep, dp, pp of every mesh (flagscale/train/arguments.py).
+        stages_differ=True,
+        equal_ends=True,
+        # pre_validate_args refuses virtual stages.
+        schedules=("1f1b",),
+        whole_microbatch_groups=True,
+        other_warmup=False,
+        whole_nodes=True,
+        # A mesh takes the next devices of its type.
+        island_runs=True,
+        # hetero/parallel_context.py asserts num_distributed_optimizer_instances == 1.
+        sharding=(Sharding.NONE, Sharding.OPTIMIZER),
+        # Forced off in meshes with tp 1.
+        sequence_parallel=True,
+        # hetero/parallel_context.py asserts cp == 1; ep of meshes is not guaranteed to work.
+        context_parallel=False,
+        expert_parallel=False,
+        experts_need_sequence_parallel=True,
+        # --recompute-granularity-per-stage-micro-batch turns full recomputation on or off.
+        recompute_modules=(),
+        recompute_layers=True,
+        recompute_per_stage=True,
+        optimizer_offload=False,
+        overlap=OverlapSettings(reduction=True, gathering=True, tensor_parallel=True),
+        overlap_needs=True,
+        clips_gradients=True,
+        gradient_buffer=True,
+        separate_loss_sums=True,
+        other_formats=False,
+    ),
+    "torchtitan": Target(
+        name="torchtitan",
+        description="torchtitan: one tp, cp, dp and microbatch size for all stages, uneven layers "
+        "per stage (parallelism.module_fqns_per_model_part), FSDP2 over dp x cp",
+        # torch.distributed.pipelining waits for each fused send and receive.
+        rendezvous_sends=True,
+        # DTensor shards the embedding unevenly where tp does not divide it.
+        vocab_multiple=1,
+        optimizer_sharding=True,
+        full_recompute=True,
+        # torch.distributed.pipelining's Schedule1F1B refuses it.
+        fewer_microbatches_than_stages=False,
+        # distributed/parallel_dims.py: one mesh for all stages.
+        several_pipelines=False,
+        stages_differ=False,
+        schedules=("1f1b", "interleaved-1f1b"),
+        # torch makes other groups where stages do not divide microbatches; the replay has none.
+        whole_microbatch_groups=True,
+        most_virtual_stages=MOST_VIRTUAL_STAGES,
+        other_warmup=False,
+        whole_nodes=True,
+        island_runs=True,
+        # With pipelines FSDP2 gathers parameters once a step and reduces gradients after the last
+        # microbatch (fsdp_reshard_after_forward: default means never): the optimizer is sharded.
+        # Unsharded: data_parallel_replicate_degree.
+        sharding=(Sharding.NONE, Sharding.OPTIMIZER),
+        sequence_parallel=True,
+        context_parallel=True,
+        expert_parallel=True,
+        experts_need_sequence_parallel=False,
+        # activation_checkpoint.mode selective saves chosen operations, not all but attention.
+        recompute_modules=(),
+        recompute_layers=False,
+        recompute_per_stage=False,
+        optimizer_offload=False,
+        overlap=OverlapSettings(reduction=True, gathering=True),
+        overlap_needs=False,
+        # training.max_norm defaults to 1.0.
+        clips_gradients=True,
+        # loss_parallel: maximum, sum and target's logit are reduced one by one.
+        separate_loss_sums=True,
+        other_formats=False,
+    ),
     "any": Target(
         name="any",
         description="no trainer in particular: whatever can be priced, to ask what a trainer would "
@@ -180,9 +290,13 @@ TARGETS: dict[str, Target] = {
         fewer_microbatches_than_stages=True,
         several_pipelines=True,
         stages_differ=True,
+        mixed_stages=True,
         schedules=SCHEDULES,
         whole_microbatch_groups=False,
+        least_interleaved_stages=1,
+        most_virtual_stages=MOST_VIRTUAL_STAGES,
         other_warmup=True,
+        most_extra_depth=MOST_EXTRA_DEPTH,
         whole_nodes=False,
         island_runs=False,
         sharding=tuple(Sharding),

@@ -25,16 +25,23 @@ class Certificate:
     space: str
     """What was searched and what was fixed, in words."""
     candidates: int
-    """Combinations of degrees, microbatch size and recomputation that divide and fit."""
+    """Families of plans (degrees or tick, microbatch size, recomputation, schedule, sharding) that
+    divide and fit, and one more for several pipelines."""
     pruned_by_bound: int
-    """Candidates whose bound excluded them without a search."""
+    """Candidates whose order-free bound excluded them without a search."""
     searched: int
     replays: int
     """Plans priced by replay."""
-    integer_model_bound_seconds: float | None
-    """Second opinion on the degrees of this plan: the bound of their integer model (CP-SAT), which
-    shares nothing with the program that found the plan. None where it was left out (no time
-    left, or too large a model). A bound above the step would be a contradiction and is a fault."""
+    closed_by_program: int = 0
+    """Searched candidates that the programs over orders, cuts and depths closed at the target."""
+    closed_by_listing: int = 0
+    """Searched candidates of which every plan below the target was replayed."""
+    left_open: int = 0
+    """Candidates that may hold a plan below the target: the gap counts them."""
+    explored: int = 0
+    """Subproblems that programs solved."""
+    integer_model_bound_seconds: float | None = None
+    """Of files before hetplan.plan/5: the bound of an integer model of the plan's degrees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +86,34 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Restriction:
+    """What the plan's target costs: the same job for a trainer that can run more."""
+
+    target: str
+    """The other trainer."""
+    step_seconds: float
+    """Its best plan that was found."""
+    lower_bound_seconds: float
+    """No plan of it has a shorter step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Another plan that is good by some aim, beside the best one."""
+
+    plan: Plan
+    step_seconds: float
+    quantile_seconds: float
+    """What the step stays below with the probability that was asked, else with 0.9."""
+    usd_per_step: float | None
+    """None where a price is not given."""
+    devices: int
+    """In use."""
+    words: str
+    """How it differs from the best plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
     """The plan and everything needed to judge, reproduce and launch it."""
 
@@ -90,3 +125,9 @@ class SearchResult:
     estimate: Estimate
     certificate: Certificate | None
     """None where the layout was given by the user and priced, not searched."""
+    objective: str = "step_time"
+    """What the plan was chosen by; the certificate is about the step time."""
+    alternatives: tuple[Alternative, ...] = ()
+    """Other plans worth a look, best first."""
+    restriction: Restriction | None = None
+    """None where it was not asked, or the target can run all that is searched."""

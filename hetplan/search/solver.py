@@ -76,7 +76,15 @@ class Best:
     chosen: ChosenPlan | None = None
     offers: list[Offer] = field(default_factory=list)
     """Every plan that was the best when it was found, oldest first."""
+    own: dict[int, Offer] = field(default_factory=dict)
+    """The best plan of every solver that has offered one."""
     replays: int = 0
+    seed: int = 0
+    """Of everything random; the job's."""
+    listed: int = 0
+    """Families of which every plan below the target was replayed."""
+    explored: int = 0
+    """Subproblems that programs solved: bounds on X, sequences of slots, nodes of a tree."""
     on_event: Callable[[Offer | tuple[int, float]], None] | None = None
     """Told of every better plan and every raised bound (solver, bound), for the journal."""
 
@@ -88,19 +96,30 @@ class Best:
     @property
     def lower_bound(self) -> float:
         """No plan of any solver has a shorter step."""
-        return min(self.seconds, *self.bounds)
+        return min(self.seconds, *self.bounds, float("inf"))
 
     def offer(self, solver: int, chosen: ChosenPlan, seconds: float) -> bool:
-        """Keep the plan if it is faster than the best so far; whether it was."""
-        if not seconds < self.seconds * (1.0 - RESOLUTION):
+        """Keep the plan if it is faster than the best so far, or its solver's; whether the former.
+
+        Wanted are plans below `wanted(solver)`.
+        """
+        if not seconds < self.wanted(solver) * (1.0 - RESOLUTION):
             return False
-        self.seconds, self.solver, self.chosen = seconds, solver, chosen
-        found = Offer(solver=solver, seconds=seconds, chosen=chosen)
-        self.offers.append(found)
+        better = seconds < self.seconds * (1.0 - RESOLUTION)
+        found = self.own[solver] = Offer(solver=solver, seconds=seconds, chosen=chosen)
+        if better:
+            self.seconds, self.solver, self.chosen = seconds, solver, chosen
+            self.offers.append(found)
         if self.on_event is not None:
             self.on_event(found)
-        self.report()
-        return True
+        if better:
+            self.report()
+        return better
+
+    def wanted(self, solver: int) -> float:
+        """Plans of this solver that are not below it are not kept."""
+        found = self.own.get(solver)
+        return float("inf") if found is None else found.seconds
 
     def raise_bound(self, solver: int, bound: float) -> None:
         """Note a bound of a solver; the larger one counts."""

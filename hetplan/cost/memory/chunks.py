@@ -47,7 +47,7 @@ def chunk_bytes(
     again = layers.stop if cut.recompute.layers is None else first + cut.recompute.layers
     keeps = replace(cut, recompute=NO_RECOMPUTE)
     for at in reversed(range(layers.start, layers.stop)):
-        one, matrix = _layer(model, at, cut if at < again else keeps, habits)
+        one, matrix = layer_bytes(model, at, cut if at < again else keeps, habits)
         one = one.times(tokens)
         working = max(working, one.loss - released, one.working + matrix - released)
         kept += one.kept
@@ -57,7 +57,9 @@ def chunk_bytes(
     return Chunk(kept=kept, for_weights=for_weights, working=working)
 
 
-def _layer(model: ModelSpec, at: int, cut: Cut, habits: TrainerMemory) -> tuple[LayerBytes, float]:
+def layer_bytes(
+    model: ModelSpec, at: int, cut: Cut, habits: TrainerMemory
+) -> tuple[LayerBytes, float]:
     """What a layer needs per token, and for the gradient of its largest matrix."""
     vocabulary = float(cut.element_bytes * model.vocabulary_matrix(cut.tp))
     if at == 0:

@@ -286,18 +286,10 @@ class _Table:
 
     def _parameters(self, position: int) -> tuple[float, float]:
         """(parameters, of routed experts apart) of one rank."""
-        model, shape = self.settings.model, self.pricer.shape
-        total = float(model.parameters_at(position, shape.tp))
-        last = model.num_layers + model.num_mtp_layers + 1
-        if position in (0, last) or shape.experts_like_rest:
-            return total, 0.0
-        mlp = model.layer_at(position).mlp
-        if not isinstance(mlp, Experts):
-            return total, 0.0
-        h = model.hidden_size
-        routed = mlp.num_experts * mlp.expert.parameters(h, shape.tp)
-        apart = mlp.num_experts / shape.ep * mlp.expert.parameters(h, shape.etp)
-        return total - routed, apart
+        shape = self.pricer.shape
+        return layer_parameters(
+            self.settings.model, position, tp=shape.tp, ep=shape.ep, etp=shape.etp
+        )
 
     def _moved(self, cost: LayerCost, position: int, replica: Replica) -> LayerCost:
         """The layer with what sharded gradients and parameters move in every microbatch."""
@@ -373,6 +365,26 @@ class _Table:
             ),
             *(replace(part, component=Component.SLOWED) for part in slowed),
         )
+
+
+def layer_parameters(
+    model: ModelSpec, position: int, *, tp: int, ep: int, etp: int
+) -> tuple[float, float]:
+    """(parameters, of routed experts apart) that one rank holds of the layer at this position.
+
+    Experts are apart where they are cut or copied otherwise than the other weights.
+    """
+    total = float(model.parameters_at(position, tp))
+    last = model.num_layers + model.num_mtp_layers + 1
+    if position in (0, last) or (ep == 1 and etp == tp):
+        return total, 0.0
+    mlp = model.layer_at(position).mlp
+    if not isinstance(mlp, Experts):
+        return total, 0.0
+    h = model.hidden_size
+    routed = mlp.num_experts * mlp.expert.parameters(h, tp)
+    apart = mlp.num_experts / ep * mlp.expert.parameters(h, etp)
+    return total - routed, apart
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,197 @@
+"""From a family of plans to its numbers: `Space`, exact, and `Rough`, before any program runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from hetplan.cluster.spec import Cluster
+from hetplan.cost.components.step import clips_gradients
+from hetplan.cost.memory.lines import most_units
+from hetplan.job.spec import Job
+from hetplan.model.layer_units import LayerUnits
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.plan import Sharding
+from hetplan.plans.targets import target
+from hetplan.predict.predictor import Predictor
+from hetplan.search.costs.ends import Ends
+from hetplan.search.costs.placed import ROLES, Placed
+from hetplan.search.costs.stages import StageArrays, stage_arrays
+from hetplan.search.costs.transfers import Transfers
+from hetplan.search.families.family import Family, Mesh
+from hetplan.search.single.space import FIRST, LAST, Floats, Ints, NormSums, Space
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpaceMaker:
+    """Turns families of one job into spaces; keeps what families share."""
+
+    model: ModelSpec
+    cluster: Cluster
+    """With the forbidden nodes out."""
+    job: Job
+    predictor: Predictor = field(repr=False)
+
+    @cached_property
+    def _placed(self) -> Placed:
+        return Placed(
+            model=self.model, cluster=self.cluster, job=self.job, predictor=self.predictor
+        )
+
+    @cached_property
+    def _transfers(self) -> Transfers:
+        return Transfers(self._placed)
+
+    @cached_property
+    def _ends(self) -> Ends:
+        return Ends(self._placed)
+
+    def units(self) -> LayerUnits:
+        """Where the model can be cut; an InputError where it has no such units."""
+        return self._placed.units
+
+    def space(self, family: Family) -> Space:
+        """Exact costs of every stage, boundary and end of step of the family's plans.
+
+        They add up to the step of the plan without shared links (`hetplan.cost.priced`). Where
+        parts of a stage take turns at being the slowest, or plans with several tp pad the
+        vocabulary further than a stage's own tp asks, the numbers are a little less than the plan's.
+        An InputError for models without units, and where the predictor lacks something.
+        """
+        meshes, units = family.meshes, self.units()
+        stages = stage_arrays(self._placed, family)
+        most_stages = np.array([min(each.max_stages, units.count) for each in meshes])
+        limit = stage_limit(self.job, units, family)
+        flights = most_flights(most_stages, limit, family, units)
+        links, node_links, norm_links, norm_nodes = self._transfers.between(meshes)
+        norm = None
+        if clips_gradients(self.job):
+            inside = np.array([self._transfers.norm_inside(mesh) for mesh in meshes])
+            norm = NormSums(inside=inside, links=norm_links, node_links=norm_nodes)
+        after, leaving = self._after(family, stages, norm)
+        cluster, pin = self.cluster, self.job.pin
+        return Space(
+            family=family,
+            num_layers=units.count,
+            layers_per_unit=units.layers_per_unit,
+            front_layers=units.front_layers,
+            back_layers=units.back_layers,
+            num_microbatches=family.num_microbatches,
+            stages=pin.pp or 0,
+            stage_limit=limit,
+            region=np.array([self._region(mesh) for mesh in meshes], dtype=np.int64),
+            island_mask=np.array([mesh.mask for mesh in meshes], dtype=np.int64),
+            max_stages=most_stages,
+            forward=stages.forward,
+            backward=stages.backward,
+            extra_forward=stages.extra_forward,
+            extra_backward=stages.extra_backward,
+            links=links,
+            node_links=node_links,
+            stages_per_node=np.array(
+                [self._transfers.side(mesh).stages_per_node for mesh in meshes], dtype=np.int64
+            ),
+            tied=self._transfers.tied(meshes, stages.slowest),
+            rendezvous=target(self.job.target).rendezvous_sends,
+            most_layers=self._memory(family, flights),
+            after=after,
+            leaving=leaving,
+            norm=norm,
+            may_be_first=np.array([self._may(mesh, pin.embedding_on) for mesh in meshes]),
+            may_be_last=np.array([self._may(mesh, pin.head_on) for mesh in meshes]),
+        )
+
+    def _region(self, mesh: Mesh) -> int:
+        regions = {self.cluster.islands[at].region for at in mesh.islands}
+        return self.cluster.regions.index(min(regions)) if len(regions) == 1 else -1
+
+    def _may(self, mesh: Mesh, place: str | None) -> bool:
+        islands = [self.cluster.islands[at] for at in mesh.islands]
+        return all(place in (None, each.name, each.device.kind) for each in islands)
+
+    def _after(
+        self, family: Family, stages: StageArrays, norm: NormSums | None
+    ) -> tuple[Floats, Floats]:
+        """[4, M, L + 1] after the last backward pass, and of that what waits for all stages."""
+        each = [
+            self._ends.of(mesh, int(slowest), family.sharding)
+            for mesh, slowest in zip(family.meshes, stages.slowest, strict=True)
+        ]
+        leaving = np.stack([end.update + end.gathering for end in each], axis=1)
+        after = np.stack([end.reduction for end in each], axis=1) + leaving
+        after += self.job.data_loading_seconds
+        if norm is None:
+            return after, np.zeros_like(leaving)
+        return after + float(norm.inside.min()), leaving
+
+    def _memory(self, family: Family, flights: int) -> Ints:
+        """[V, 4, M, W + 1] units that fit; none with nothing in flight."""
+        in_flight = np.minimum(np.arange(1, flights + 1), family.num_microbatches)
+        shape = (len(family.recompute), ROLES, len(family.meshes))
+        found = np.zeros((*shape, flights + 1), dtype=np.int64)
+        found[..., 1:] = self.units().count
+        widest = max(len(mesh.islands) for mesh in family.meshes)
+        for part in range(widest):
+            have = [m for m, mesh in enumerate(family.meshes) if part < len(mesh.islands)]
+            rows, room = self._rows(family, have, part)
+            fits = most_units(rows, room, self.units().count, in_flight)
+            found[:, :, have, 1:] = np.minimum(found[:, :, have, 1:], fits)
+        return found
+
+    def _rows(self, family: Family, have: Sequence[int], part: int) -> tuple[Floats, Floats]:
+        """Lines of memory [V, 4, meshes, 8] and the room for them [V, 4, meshes]."""
+        placed = self._placed
+        rows = np.empty((len(family.recompute), ROLES, len(have), 8))
+        room = np.empty(rows.shape[:3])
+        for m, at in enumerate(have):
+            mesh = family.meshes[at]
+            shape, island = mesh.shapes[part], self.cluster.islands[mesh.islands[part]]
+            shards = expert_shards = 1
+            if family.sharding is not Sharding.NONE:
+                shards = sum(each.dp * each.cp for each in mesh.shapes)
+                expert_shards = _expert_shards(mesh, part, shards)
+            room[:, :, m] = island.memory_bytes * (1 - self.job.memory_reserve_fraction)
+            for v, recompute in enumerate(family.recompute):
+                for role in range(ROLES):
+                    held = placed.stage_bytes(shape, recompute, role)
+                    rows[v, role, m] = held.lines(
+                        family.sharding, shards, expert_shards, family.num_microbatches
+                    ).row()
+        return rows, room
+
+
+def _expert_shards(mesh: Mesh, part: int, shards: int) -> int:
+    """Ranks that share the state of routed experts (`hetplan.cost.priced.memory`)."""
+    shape = mesh.shapes[part]
+    if shape.ep == 1 and shape.etp == shape.tp:
+        return max(1, shards * shape.tp // (shape.ep * shape.tp))
+    return int(np.gcd(shards, shape.num_devices // (shape.ep * shape.etp)))
+
+
+def stage_limit(job: Job, units: LayerUnits, family: Family) -> int:
+    """Most stages that the job's target can run: a unit in every chunk, and enough microbatches."""
+    most = units.count // family.virtual_stages
+    if target(job.target).fewer_microbatches_than_stages:
+        return most
+    return min(most, family.num_microbatches)
+
+
+def most_flights(
+    most_stages: Ints, limit: int, family: Family, units: LayerUnits
+) -> int:
+    """W: most microbatches that any stage of the family has in flight."""
+    stages = min(int(most_stages.sum()), limit, units.count)
+    return stages + family.most_extra_depth
+
+
+def transformer_layers(space: Space, role: int, units: int) -> int:
+    """Transformer layers of a stage of this role with so many units."""
+    layers = units * space.layers_per_unit
+    return (
+        layers
+        + (space.front_layers if role & FIRST else 0)
+        + (space.back_layers if role & LAST else 0)
+    )

@@ -1,0 +1,1 @@
+"""The search over plans whose stages hold several chunks of layers (interleaved 1F1B)."""

@@ -1,0 +1,176 @@
+"""How fast can an interleaved pipeline be, slot by slot: chains of passes that add up over slots.
+
+Symbols as in `hetplan.search.interleaved.ticks`. Of every slot s one chain is followed: down
+through the slots above it with the first microbatch's first chunk, along all turns of s, and up
+again with the last microbatch's first chunk. Twice it may leave s for the slots below:
+
+    the first backward pass of s waits for the first microbatch, which from forward pass (v - 1) P
+    of s goes down its last chunk to the last slot and up again; s itself has only 2 (P - 1 - s)
+    forward passes to run meanwhile
+    the last forward pass of s goes down to the last slot, and its gradient comes up; s has only
+    2 (P - 1 - s) backward passes to run meanwhile
+
+    step >= sum of rise_i (i < s) + own_s + max(0, sum of turn_j (j > s) - skip_s)
+                                          + max(0, sum of turn'_j (j > s) - skip'_s)
+
+With lock-step exchanges (`lockstep_applies`, rendezvous sends) a slot below that is passed on the
+way up of the first detour runs a forward pass in the same turn, one on the way down of the second
+a backward pass, and between two turns of s lies an exchange. Without, turns follow each other at
+once and the passes of the detour are all. Where m is not a multiple of P, or less than 2 P, the
+detours and exchanges are left out.
+
+With lock-step exchanges slot 0 may also leave for the last slot at once, over the hop that leads
+back: that is at its pairs P - 1 ticks earlier, and has them P - 1 ticks longer. Slot 0 is away in
+the ticks v P - 1 to v P + P - 2, or N - 1 to N + P - 2; the longer of two detours counts.
+
+Hop times do not depend on layers, so all exchanges of a slot are one number.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from hetplan.search.interleaved.ticks import chunk_at
+from hetplan.search.single.space import Floats
+
+RISE, OWN, TURN, TURN_BACK, SKIP, SKIP_BACK, AWAY, AWAY_BACK = range(8)
+"""Entries of `slot_terms`. Away is what slot 0 leaves out and the last slot runs instead."""
+TERMS = 8
+
+
+@numba.njit(cache=True)
+def exchange_seconds(hops: Floats, stages: int, chunks: int, microbatches: int) -> Floats:
+    """[5, P] seconds of exchanges between the turns of each slot: of all, of those that the first
+    and the second detour leave out, and those of first and last slot while slot 0 is away, twice,
+    with the ways there and back. Lock-step only; `hops` as in `lockstep_ends`.
+    """
+    total = microbatches * chunks
+    last = stages - 1
+    base = 2 * last + (chunks - 1) * stages
+    found = np.zeros((5, stages))
+    over = 2.0 * hops[3, last] + hops[0, last] + hops[1, last]
+    found[3, last] = found[4, last] = over
+    received = hops[3] + hops[2]
+    for s in range(stages):
+        above = s - 1 if s > 0 else last
+        below = s + 1 if s < last else 0
+        warmup = base - 2 * s
+        for turn in range(total + warmup - 1):
+            t = s + turn
+            wait = 0.0
+            # Activations out and in, gradients out and in; the same tick on both sides.
+            k, y = t - s, t + s - base
+            if 0 <= k < total and (s < last or chunk_at(k, stages, chunks) < chunks - 1):
+                wait = max(wait, hops[0, s])
+            k = t - above
+            if 0 <= k < total and (s > 0 or chunk_at(k, stages, chunks) < chunks - 1):
+                wait = max(wait, received[above] + hops[0, above])
+            if 0 <= y < total and (s > 0 or chunk_at(y, stages, chunks) < chunks - 1):
+                wait = max(wait, hops[1, above])
+            y = t + below - base
+            if 0 <= y < total and (s < last or chunk_at(y, stages, chunks) < chunks - 1):
+                wait = max(wait, received[s] + hops[1, s])
+            found[0, s] += wait
+            if (chunks - 1) * stages <= turn < warmup:
+                found[1, s] += wait
+            if total - 1 <= turn < total + warmup - 1 - (chunks - 1) * stages:
+                found[2, s] += wait
+            # Slot 0 leaves after the tick before, and comes back after the last one.
+            for detour in range(2):
+                begin = chunks * stages - 1 if detour == 0 else total - 1
+                if begin - (s == 0) <= t < begin + stages - (s == last):
+                    if s == 0 or s == last:
+                        found[3 + detour, s] += wait
+    return found
+
+
+@numba.njit(cache=True)
+def slot_terms(
+    forward: Floats,
+    backward: Floats,
+    slot: int,
+    stages: int,
+    microbatches: int,
+    hop_above: float,
+    hop_below: float,
+    exchanges: Floats,
+    lockstep: bool,
+    detours: bool,
+    out: Floats,
+) -> None:
+    """The numbers of a slot with these passes per chunk.
+
+    hop_above, hop_below: both ways of one transfer over the hop to the slot above, and below.
+    exchanges [5]: of this slot, zeros without lock-step.
+    """
+    chunks = forward.shape[0]
+    last = stages - 1
+    busy = 0.0
+    for c in range(chunks):
+        busy += forward[c] + backward[c]
+    out[RISE] = forward[0] + backward[0] + hop_below
+    out[OWN] = microbatches * busy + exchanges[0]
+    out[TURN:] = 0.0
+    if not detours:
+        return
+    passes = forward[chunks - 1] + backward[chunks - 1] + hop_above
+    out[TURN] = out[TURN_BACK] = passes
+    held = 1 if lockstep else 0
+    reached = (chunks - 1) * stages
+    warmup = reached + 2 * (last - slot)
+    total = microbatches * chunks
+    if lockstep and slot < last:
+        out[TURN] += forward[chunk_at(warmup, stages, chunks)]
+        out[TURN_BACK] += backward[chunks - 1 - chunk_at(total - 1 - warmup, stages, chunks)]
+    out[SKIP], out[SKIP_BACK] = exchanges[1], exchanges[2]
+    for place in range(reached + 1, warmup + 1 - held):
+        out[SKIP] += forward[chunk_at(place, stages, chunks)]
+        out[SKIP_BACK] += backward[chunks - 1 - chunk_at(total - 1 - place, stages, chunks)]
+    if not lockstep or 0 < slot < last:
+        return
+    base = 2 * last + (chunks - 1) * stages
+    for detour in range(2):
+        out[AWAY + detour] = exchanges[3 + detour]
+        begin = chunks * stages - 1 if detour == 0 else total - 1
+        for t in range(begin, begin + stages):
+            k, y = t - slot, t + slot - base
+            if k < total:
+                out[AWAY + detour] += forward[chunk_at(k, stages, chunks)]
+            if y >= 0:
+                out[AWAY + detour] += backward[chunks - 1 - chunk_at(y, stages, chunks)]
+
+
+@numba.njit(cache=True)
+def path_bound_seconds(
+    forward: Floats, backward: Floats, hops: Floats, microbatches: int, lockstep: bool, after: Floats
+) -> float:
+    """Seconds that no step of these slots can beat; `after` [P] follows each slot's last pass.
+
+    Arguments as in `lockstep_ends`; valid for every interleaved order whose m is a multiple of P.
+    """
+    stages, chunks = forward.shape
+    detours = microbatches % stages == 0 and microbatches >= 2 * stages
+    exchanges = np.zeros((5, stages))
+    if lockstep:
+        exchanges = exchange_seconds(hops, stages, chunks, microbatches)
+    both = hops[0] + hops[1] + 2.0 * hops[2]
+    terms = np.empty((stages, TERMS))
+    for s in range(stages):
+        slot_terms(
+            forward[s], backward[s], s, stages, microbatches, both[s - 1],
+            both[s] if s < stages - 1 else 0.0, exchanges[:, s].copy(), lockstep, detours, terms[s],
+        )  # fmt: skip
+    best, turn, turn_back, need = 0.0, 0.0, 0.0, 0.0
+    for s in range(stages - 1, -1, -1):
+        gain = max(0.0, turn - terms[s, SKIP])
+        gain_back = max(0.0, turn_back - terms[s, SKIP_BACK])
+        if s == 0 and lockstep:
+            gain = max(gain, terms[stages - 1, AWAY] - terms[0, AWAY])
+            gain_back = max(gain_back, terms[stages - 1, AWAY_BACK] - terms[0, AWAY_BACK])
+        own = terms[s, OWN] + gain + gain_back
+        need = max(own, need + terms[s, RISE])
+        turn += terms[s, TURN]
+        turn_back += terms[s, TURN_BACK]
+        best = max(best, need) if s == 0 else best
+    return best + after[0]

@@ -1,0 +1,95 @@
+"""Which of the best plans is the best one when it is placed and priced whole.
+
+A search prices every boundary alone. The last offers are placed on devices, checked against all
+rules and priced with the links that they share; the fastest is the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetplan.cost.estimate import estimate_with
+from hetplan.cost.estimate_values import Estimate
+from hetplan.cost.priced.pricer import Pricer
+from hetplan.errors import HetplanError, InputError
+from hetplan.plans.build import plan_of
+from hetplan.plans.check import check_plan
+from hetplan.plans.chosen import ChosenPlan
+from hetplan.plans.plan import Plan
+from hetplan.plans.chosen_of import chosen_of
+from hetplan.search.solver import Best, Offer
+
+_SETTLED = 8
+"""Offers that are priced whole."""
+
+_AGREEMENT = 1e-6
+"""Prices of search and estimate that are further apart are a fault of hetplan."""
+
+GIVEN = -1
+"""Solver number of plans that the caller gave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """The answer, placed and priced."""
+
+    plan: Plan
+    estimate: Estimate
+
+
+def settle(best: Best, pricer: Pricer) -> Settled:
+    """The fastest of the best offers by its whole price."""
+    plans = [(offer, placed(offer.chosen, pricer)) for offer in _nearest(best)]
+    priced = [
+        (_agreeing(offer, plan, pricer), at) for at, (offer, plan) in enumerate(plans)
+    ]
+    _, at = min(priced)
+    plan = plans[at][1]
+    return Settled(plan=plan, estimate=estimate_with(pricer, plan))
+
+
+def _nearest(best: Best) -> list[Offer]:
+    """The best plans that were found, best first, each once."""
+    found: dict[ChosenPlan, Offer] = {}
+    for offer in sorted((*best.offers, *best.own.values()), key=lambda offer: offer.seconds):
+        found.setdefault(offer.chosen, offer)
+    return list(found.values())[:_SETTLED]
+
+
+def placed(chosen: ChosenPlan, pricer: Pricer) -> Plan:
+    """The plan on devices; a HetplanError where it breaks a rule: the search has a fault."""
+    plan = plan_of(pricer.model, pricer.cluster, pricer.job, chosen)
+    broken = check_plan(plan, pricer.model, pricer.cluster, pricer.job)
+    if broken:
+        raise HetplanError(f"the search built an illegal plan: {broken[0]}")
+    return plan
+
+
+def _agreeing(offer: Offer, plan: Plan, pricer: Pricer) -> float:
+    """The plan's whole price, no less than the search's and more only where links are shared."""
+    step = pricer.step(plan)
+    more = step.step_seconds - offer.seconds
+    shared = any(pipeline.shares for pipeline in step.work)
+    if abs(more) > _AGREEMENT * offer.seconds and not (shared and more > 0):
+        raise HetplanError(
+            f"the search priced the plan at {offer.seconds!r} s, its estimate is "
+            f"{step.step_seconds!r} s; they must agree"
+        )
+    return step.step_seconds
+
+
+def offer_starts(start: Sequence[Plan], best: Best, pricer: Pricer) -> None:
+    """Plans that the caller knows; those that the job does not allow are left out."""
+    for plan in start:
+        try:
+            chosen = chosen_of(plan, pricer.cluster)
+            legal = plan_of(pricer.model, pricer.cluster, pricer.job, chosen)
+        except InputError:
+            continue
+        if check_plan(legal, pricer.model, pricer.cluster, pricer.job):
+            continue
+        step = pricer.step(legal)
+        fits = all(use.fits for pipeline in step.memory for use in pipeline)
+        if fits:
+            best.offer(GIVEN, chosen, step.step_seconds)

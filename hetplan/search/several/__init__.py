@@ -1,0 +1,1 @@
+"""Plans of several pipelines: their lower bound, and how good ones are found."""

@@ -1,0 +1,300 @@
+"""What one part of a stage can be, and what it costs at least: what columns are made of, as arrays.
+
+An option is (class of islands, tp, microbatch size, recomputation). Islands of one class have equal
+devices, nodes and links, so that a part costs the same on each. Everything is a lower bound for
+every plan that uses the option: passes without stragglers beyond one tensor-parallel group,
+transfers over the fastest link that such a stage can have, memory with the optimizer's state split
+over every device there is, where the target can split it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hetplan.cluster.spec import Cluster, Island
+from hetplan.cost.arrays import Floats, Ints
+from hetplan.cost.memory.lines import most_units
+from hetplan.cost.stage_costs import boundary_costs_over
+from hetplan.errors import InputError
+from hetplan.plans.build import Degrees
+from hetplan.plans.chosen import Shape
+from hetplan.plans.plan import RecomputeGranularity, Sharding
+from hetplan.plans.rules import experts_of
+from hetplan.plans.targets import Target, target
+from hetplan.search.candidates import divisors, matches
+from hetplan.search.costs.placed import Passes, Placed
+from hetplan.search.single.space import BOTH, FIRST, LAST
+
+_NO_PLACE = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IslandClass:
+    """Islands on which every part of a stage costs the same."""
+
+    islands: tuple[int, ...]
+    """Positions in the cluster's islands."""
+    devices_per_node: int
+    nodes: tuple[int, ...]
+    """Usable nodes of each."""
+
+    @property
+    def devices(self) -> int:
+        """Usable devices of all of them."""
+        return sum(self.nodes) * self.devices_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Option:
+    """One way to run a part of a stage."""
+
+    place: int
+    """Position in the classes."""
+    tp: int
+    microbatch_size: int
+    recompute: RecomputeGranularity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Options:
+    """All options of a job; O options, C classes."""
+
+    classes: tuple[IslandClass, ...]
+    options: tuple[Option, ...]
+    num_layers: int
+    """Layer units."""
+    batch: int
+    """Sequences of one step."""
+    place: Ints
+    """[O]"""
+    use: Floats
+    """[O] devices that one sequence of a microbatch occupies."""
+    forward: Floats
+    """[O] seconds of one layer unit, one microbatch."""
+    backward: Floats
+    """[O] recomputation included."""
+    extra_forward: Floats
+    """[4, O] of embedding, head, front and back layers by role."""
+    extra_backward: Floats
+    """[4, O]"""
+    arrive_forward: Floats
+    """[O] least seconds of an activation from another stage."""
+    arrive_backward: Floats
+    """[O] the same of a gradient."""
+    memory: Floats
+    """[4, O, 8] as `hetplan.cost.memory.lines.Lines.row`, without receive buffers."""
+    received: Floats
+    """[4, O] receive buffers per microbatch of the step, bytes."""
+    available: Floats
+    """[O] bytes; negative infinity in `memory` where pins keep a role off a class."""
+    after_seconds: float
+    """What follows the last backward pass of every plan, at least."""
+    rendezvous: bool
+    enough_microbatches: bool
+    """Whether a pipeline needs as many microbatches as stages."""
+    stage_limit: int
+    """Most stages of a pipeline."""
+
+    @property
+    def devices(self) -> Ints:
+        """[C] usable devices of every class."""
+        return np.array([each.devices for each in self.classes], dtype=np.int64)
+
+    def most_layers(self, num_microbatches: int, rows: int) -> Ints:
+        """[4, O, rows + 1] units that fit with so many microbatches in flight; 0: none fits."""
+        lines = self.memory.copy()
+        # Receive buffers are there during every pass, not during the update.
+        lines[..., 0] += self.received * num_microbatches
+        lines[..., 2] += self.received * num_microbatches
+        room = np.broadcast_to(self.available, lines.shape[:-1])
+        flights = np.minimum(np.arange(rows + 1, dtype=np.int64), num_microbatches)
+        return most_units(lines, room, self.num_layers, flights)
+
+
+def island_classes(cluster: Cluster) -> tuple[IslandClass, ...]:
+    """Islands with usable nodes, equal ones together, in the cluster's order."""
+    found: dict[object, list[int]] = {}
+    for index, island in enumerate(cluster.islands):
+        if island.usable_nodes:
+            found.setdefault(_likeness(cluster, island), []).append(index)
+    return tuple(
+        IslandClass(
+            islands=tuple(members),
+            devices_per_node=cluster.islands[members[0]].devices_per_node,
+            nodes=tuple(len(cluster.islands[index].usable_nodes) for index in members),
+        )
+        for members in found.values()
+    )
+
+
+def _likeness(cluster: Cluster, island: Island) -> object:
+    """Equal for islands between which no option can tell; one with one node has no link there."""
+    alone = replace(island, name="", nodes=1, nodes_out=(), node_names=())
+    links = frozenset(
+        cluster.link_between(island.name, other.name)
+        for other in cluster.islands
+        if other.name != island.name and other.usable_nodes
+    )
+    return alone, links, len(island.usable_nodes) > 1
+
+
+def make_options(placed: Placed) -> Options:
+    """Every option of which one unit fits with one microbatch in flight.
+
+    InputError where there is none.
+    """
+    job, cluster = placed.job, placed.cluster
+    trainer = target(job.target)
+    classes = island_classes(cluster)
+    options, passes = [], []
+    for option in _choices(placed, classes, trainer):
+        options.append(option)
+        island = classes[option.place].islands[0]
+        passes.append(placed.passes(island, shape_of(placed, option), (option.recompute,)))
+    if not options:
+        raise InputError("no layer of the model can be placed on any island of the cluster")
+    memory, received = _memory(placed, classes, options, trainer)
+    arrive = np.array([_arrive(placed, classes[each.place], each) for each in options])
+    found = Options(
+        classes=classes,
+        options=tuple(options),
+        num_layers=placed.units.count,
+        batch=job.global_batch_size,
+        place=np.array([each.place for each in options], dtype=np.int64),
+        use=np.array([each.tp / each.microbatch_size for each in options]),
+        forward=np.array([each.forward[0] for each in passes]),
+        backward=np.array([each.backward[0] for each in passes]),
+        extra_forward=np.array([each.extra_forward[:, 0] for each in passes]).T.copy(),
+        extra_backward=np.array([each.extra_backward[:, 0] for each in passes]).T.copy(),
+        arrive_forward=arrive[:, 0].copy(),
+        arrive_backward=arrive[:, 1].copy(),
+        memory=memory,
+        received=received,
+        available=np.array([_room(placed, classes[each.place]) for each in options]),
+        after_seconds=job.data_loading_seconds,
+        rendezvous=trainer.rendezvous_sends,
+        enough_microbatches=not trainer.fewer_microbatches_than_stages,
+        stage_limit=min(placed.units.count, job.pin.pp or placed.units.count),
+    )
+    fits = found.most_layers(1, 1)[:, :, 1].max(axis=0) > 0
+    return _only(found, np.flatnonzero(fits))
+
+
+def shape_of(placed: Placed, option: Option, dp: int = 1) -> Shape:
+    """The option's shape with so many data-parallel ranks."""
+    experts = bool(experts_of(placed.model, 0, len(placed.model.layers)))
+    return Shape(
+        tp=option.tp,
+        dp=dp,
+        microbatch_size=option.microbatch_size,
+        etp=option.tp if experts else 1,
+        sequence_parallel=_sequence_parallel(placed, option.tp),
+    )
+
+
+def _sequence_parallel(placed: Placed, tp: int) -> bool:
+    has = target(placed.job.target).sequence_parallel
+    return has and tp > 1 and placed.job.sequence_length % tp == 0
+
+
+def _choices(
+    placed: Placed, classes: tuple[IslandClass, ...], trainer: Target
+) -> Iterator[Option]:
+    job, pin = placed.job, placed.job.pin
+    recompute = [RecomputeGranularity.NONE]
+    if trainer.full_recompute:
+        recompute.append(RecomputeGranularity.FULL)
+    for place, each in enumerate(classes):
+        for tp in divisors(each.devices_per_node):
+            if placed.model.slicing_faults(tp) or pin.tp not in (None, tp):
+                continue
+            for size in divisors(job.global_batch_size):
+                if pin.microbatch_size not in (None, size):
+                    continue
+                for again in recompute:
+                    yield Option(place=place, tp=tp, microbatch_size=size, recompute=again)
+
+
+def _room(placed: Placed, place: IslandClass) -> float:
+    island = placed.cluster.islands[place.islands[0]]
+    return island.memory_bytes * (1 - placed.job.memory_reserve_fraction)
+
+
+def _memory(
+    placed: Placed, classes: tuple[IslandClass, ...], options: list[Option], trainer: Target
+) -> tuple[Floats, Floats]:
+    job = placed.job
+    shards = 1
+    sharding = Sharding.NONE
+    if Sharding.OPTIMIZER in trainer.sharding and job.pin.sharded_optimizer is not False:
+        sharding = Sharding.OPTIMIZER
+        shards = sum(each.devices for each in classes)
+    lines = np.empty((4, len(options), 8))
+    received = np.empty((4, len(options)))
+    for o, option in enumerate(options):
+        shape = shape_of(placed, option)
+        members = [placed.cluster.islands[i] for i in classes[option.place].islands]
+        first = any(matches(island, job.pin.embedding_on) for island in members)
+        last = any(matches(island, job.pin.head_on) for island in members)
+        for role in range(4):
+            held = placed.stage_bytes(shape, option.recompute, role)
+            lines[role, o] = held.lines(sharding, shards, shards, 0).row()
+            received[role, o] = held.received
+            if (role & FIRST and not first) or (role & LAST and not last):
+                lines[role, o, 0] = np.inf
+    return lines, received
+
+
+def _arrive(placed: Placed, place: IslandClass, option: Option) -> tuple[float, float]:
+    """Least seconds of a message (forward, backward) into a stage of this option."""
+    cluster = placed.cluster
+    island = cluster.islands[place.islands[0]]
+    links = [
+        (cluster.link_between(island.name, other.name), (island, other))
+        for other in cluster.islands
+        if other.name != island.name and other.usable_nodes
+    ]
+    if len(island.usable_nodes) > 1:
+        links.append((island.inter_node, (island, island)))
+    if option.tp < island.devices_per_node:
+        links.append((island.intra_node, (island, island)))
+    degrees = Degrees(tp=option.tp, dp=1, microbatch_size=option.microbatch_size)
+    hops = [
+        boundary_costs_over(link, placed.model, placed.job, degrees, placed.predictor, ends)
+        for link, ends in links
+    ]
+    if not hops:
+        return 0.0, 0.0  # the only stage that there can be
+    return (
+        min(hop.send_forward_seconds + hop.wire_latency_seconds for hop in hops),
+        min(hop.send_backward_seconds + hop.wire_latency_seconds for hop in hops),
+    )
+
+
+def _only(options: Options, which: Ints) -> Options:
+    """Those options alone; an InputError where there is none."""
+    if not which.size:
+        raise InputError("no layer of the model fits on any device of the cluster")
+    return replace(
+        options,
+        options=tuple(options.options[o] for o in which.tolist()),
+        **{
+            name: getattr(options, name)[which]
+            for name in (
+                "place",
+                "use",
+                "forward",
+                "backward",
+                "arrive_forward",
+                "arrive_backward",
+                "available",
+            )
+        },
+        **{
+            name: getattr(options, name)[:, which].copy()
+            for name in ("extra_forward", "extra_backward", "memory", "received")
+        },
+    )

@@ -1,0 +1,140 @@
+"""The best plan of a family with few plans, by replay of every one that its bound lets through.
+
+Rows of slots are listed: every order of meshes with islands of their own, every number of stages,
+every extra depth. For each row an odometer over recomputation and layers of the slots before the
+last one visits every cut; a slot that is busy too long closes all that is fuller. What is left is
+bounded by the closed forms and then replayed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numba
+import numpy as np
+
+from hetplan.cost.bounds.closed_forms import busy_seconds
+from hetplan.search.single.local import EXTRA, MESH, STAGES, Rules, violations
+from hetplan.search.single.local_cut import estimate
+from hetplan.search.single.replay import Numbers, fits, role_of, step_seconds
+from hetplan.search.single.space import Ints, Space
+
+Row = tuple[tuple[int, int, int], ...]
+"""Runs (mesh, stages, extra depth) from the first stage to the last."""
+
+
+def rows(rules: Rules) -> Iterator[Row]:
+    """Every legal row, memory aside."""
+    meshes = len(rules.mask)
+    runs = np.zeros((max(1, meshes), 3), dtype=np.int64)
+
+    def longer(row: Row, used: int, slots: int) -> Iterator[Row]:
+        # Depths do not grow towards the last stage, so rows are listed from the last run upstream.
+        if row:
+            for r, run in enumerate(row):
+                runs[r] = run
+            if violations(rules, runs, len(row)) == 0:
+                yield row
+        for i in range(meshes):
+            if used & int(rules.mask[i]):
+                continue
+            least = row[0][EXTRA] if row else 0
+            most = rules.most_extra if row else 0
+            room = min(int(rules.max_stages[i]), (rules.stages or rules.most_slots) - slots)
+            for stages in range(1, room + 1):
+                for extra in range(least, most + 1):
+                    yield from longer(
+                        ((i, stages, extra), *row), used | int(rules.mask[i]), slots + stages
+                    )
+
+    yield from longer((), 0, 0)
+
+
+def few_plans(space: Space, rules: Rules, most: int) -> tuple[Row, ...] | None:
+    """All rows where together they have at most `most` cuts; None where there are more."""
+    found: list[Row] = []
+    plans, variants = 0, space.forward.shape[0]
+    for tried, row in enumerate(rows(rules)):
+        slots = sum(run[STAGES] for run in row)
+        plans += math.comb(space.num_layers - 1, slots - 1) * variants**slots
+        if plans > most or tried > most:
+            return None
+        found.append(row)
+    return tuple(found)
+
+
+def row_arrays(row: Row) -> tuple[Ints, Ints]:
+    """(mesh, extra depth) of every slot."""
+    mesh = [run[MESH] for run in row for _ in range(run[STAGES])]
+    extra = [run[EXTRA] for run in row for _ in range(run[STAGES])]
+    return np.array(mesh, dtype=np.int64), np.array(extra, dtype=np.int64)
+
+
+@numba.njit(cache=True)
+def cheapest(
+    numbers: Numbers,
+    mesh: Ints,
+    extra: Ints,
+    ceiling: float,
+    budget: int,
+    best_variant: Ints,
+    best_units: Ints,
+    spent: Ints,
+) -> float:
+    """Least step below `ceiling` over all cuts of a row; `ceiling` where none is below.
+
+    Fills `best_variant` and `best_units`, adds to `spent` (operations, replays, plans) and gives
+    minus one where it ended at `budget` operations.
+    """
+    slots, variants, m = mesh.shape[0], numbers.forward.shape[0], numbers.microbatches
+    most = np.zeros((slots, variants), np.int64)
+    rest = np.zeros(slots + 1, np.int64)  # most units that slots s, s + 1, ... can hold
+    for s in range(slots - 1, -1, -1):
+        widest = 0
+        for v in range(variants):
+            most[s, v] = fits(numbers, slots, s, mesh[s], v, extra[s])
+            widest = max(widest, most[s, v])
+        if widest < 1:
+            return ceiling
+        rest[s] = rest[s + 1] + widest
+    best = ceiling
+    variant, units = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
+    left, before = np.zeros(slots + 1, np.int64), np.zeros(slots + 1)
+    left[0] = numbers.layers
+    s = 0
+    while s >= 0:
+        units[s] += 1
+        if s == slots - 1 and units[s] < left[s]:
+            units[s] = left[s]
+        v, i, role = variant[s], mesh[s], role_of(slots, s)
+        own = numbers.extra_forward[role, v, i] + numbers.extra_backward[role, v, i]
+        own += units[s] * (numbers.forward[v, i] + numbers.backward[v, i])
+        over = units[s] > most[s, v] or left[s] - units[s] < slots - 1 - s
+        if over or busy_seconds(before[s], own, m) >= best:
+            variant[s] += 1
+            units[s] = 0
+            if variant[s] == variants:
+                variant[s] = 0
+                s -= 1
+            continue
+        if s < slots - 1:
+            if left[s] - units[s] <= rest[s + 1]:
+                left[s + 1] = left[s] - units[s]
+                before[s + 1] = before[s] + own
+                s += 1
+                variant[s], units[s] = 0, 0
+            continue
+        spent[2] += 1
+        spent[0] += slots
+        if spent[0] > budget:
+            return -1.0
+        if estimate(numbers, mesh, variant, units, extra, True) >= best:
+            continue
+        spent[0] += 2 * slots * m
+        spent[1] += 1
+        step = step_seconds(numbers, mesh, variant, units, extra)
+        if step < best:
+            best = step
+            best_variant[:], best_units[:] = variant, units
+    return best

@@ -1,0 +1,150 @@
+"""Which islands a pipeline has used: the states that the program over orders goes through.
+
+A pipeline is built from its last stage to its first. A state is the set of islands that can be used
+no more, as bits, and where regions are contiguous the region that may still be continued. A move
+puts all stages of one mesh in front of a state. With R regions of k islands there are about
+R * 2**(R - 1) * 2**k states instead of 2**(R k).
+
+Equal islands are taken in the order of their numbers: swapping two of them changes no time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetplan.search.single.space import Floats, Ints, Links, Space
+
+MOST_FREE_ISLANDS = 8
+"""With more islands the meshes of a region stand next to each other (part of the space)."""
+
+MERGE = -1
+"""Instead of a mesh: what can be done in front of `below` can be done here."""
+
+_NOWHERE = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OrderStates:
+    """States in an order in which every state comes after those below it; 0 is empty."""
+
+    blocked: Ints
+    """[S] islands that can be used no more, as bits."""
+    first: Ints
+    """[S + 1] where the moves into each state begin."""
+    mesh: Ints
+    """By move: the mesh that is added, or `MERGE`."""
+    below: Ints
+    """By move: the state to which it is added."""
+
+
+def order_states(space: Space, mesh_class: Ints, *, contiguous: bool | None = None) -> OrderStates:
+    """States of the space; moves into a state are sorted by the class of their mesh.
+
+    contiguous: whether meshes of one region stand next to each other, an island of a region that
+    was left staying unused; by the number of islands where left out.
+    """
+    masks = [int(mask) for mask in space.island_mask]
+    every = 0
+    for mask in masks:
+        every |= mask
+    apart = every.bit_count() > MOST_FREE_ISLANDS if contiguous is None else contiguous
+    regions = [int(r) for r in space.region] if apart else [_NOWHERE] * len(masks)
+    of_region: dict[int, int] = {}
+    for mask, region in zip(masks, regions, strict=True):
+        if region >= 0:
+            of_region[region] = of_region.get(region, 0) | mask
+    earlier = _earlier_equals(space, masks)
+    moves: dict[tuple[int, int], list[tuple[int, tuple[int, int]]]] = {(0, _NOWHERE): []}
+    pending = [(0, _NOWHERE)]
+    while pending:
+        at = pending.pop()
+        blocked, region = at
+        found: list[tuple[int, tuple[int, int]]] = []
+        if region >= 0:
+            found.append((MERGE, (blocked | of_region[region], _NOWHERE)))
+        for i, mask in enumerate(masks):
+            if mask & blocked or earlier[i] & ~blocked:
+                continue
+            if region in (_NOWHERE, regions[i]):
+                found.append((i, (blocked | mask, regions[i])))
+        for mesh, goal in found:
+            if goal not in moves:
+                moves[goal] = []
+                pending.append(goal)
+            moves[goal].append((mesh, at))
+    keys = sorted(moves, key=lambda key: (key[0].bit_count(), key[1] < 0, key))
+    number = {key: at for at, key in enumerate(keys)}
+    first, mesh_of, below = [0], list[int](), list[int]()
+    for key in keys:
+        into = sorted(
+            (int(mesh_class[mesh]) if mesh >= 0 else -1, mesh, number[source])
+            for mesh, source in moves[key]
+        )
+        mesh_of.extend(mesh for _, mesh, _ in into)
+        below.extend(source for _, _, source in into)
+        first.append(len(mesh_of))
+    return OrderStates(
+        blocked=np.array([key[0] for key in keys], dtype=np.int64),
+        first=np.array(first, dtype=np.int64),
+        mesh=np.array(mesh_of, dtype=np.int64),
+        below=np.array(below, dtype=np.int64),
+    )
+
+
+def _earlier_equals(space: Space, masks: list[int]) -> list[int]:
+    """By mesh: islands equal to its own with smaller numbers, which are used before it."""
+    owners: dict[int, list[int]] = {}
+    for i, mask in enumerate(masks):
+        for island in range(mask.bit_length()):
+            if mask >> island & 1:
+                owners.setdefault(island, []).append(i)
+    shared = {island for i, m in enumerate(masks) if m.bit_count() > 1
+              for island in range(m.bit_length()) if m >> island & 1}  # fmt: skip
+    found = [0] * len(masks)
+    islands = sorted(owners)
+    for at, right in enumerate(islands):
+        for left in reversed(islands[:at]):
+            if {left, right} & shared or not _equal(space, owners[left], owners[right]):
+                continue
+            for i in owners[right]:
+                found[i] |= 1 << left
+            break  # the one before it waits for its own predecessor
+    return found
+
+
+def _equal(space: Space, left: list[int], right: list[int]) -> bool:
+    """Whether the meshes of two islands can be exchanged, one for one, without any change."""
+    if len(left) != len(right):
+        return False
+    swapped = np.arange(len(space.max_stages))
+    swapped[left], swapped[right] = right, left
+    for whole, axis in (
+        (space.region, 0),
+        (space.max_stages, 0),
+        (space.forward, 1),
+        (space.backward, 1),
+        (space.extra_forward, 2),
+        (space.extra_backward, 2),
+        (space.most_layers, 2),
+        (space.after, 1),
+        (space.leaving, 1),
+        (space.stages_per_node, 0),
+        (space.may_be_first, 0),
+        (space.may_be_last, 0),
+    ):
+        if not np.array_equal(whole, np.take(whole, swapped, axis=axis)):
+            return False
+    pairs = [space.tied, *_times(space.links)]
+    lines = _times(space.node_links)
+    if space.norm is not None:
+        pairs.append(space.norm.links)
+        lines += [space.norm.inside, space.norm.node_links]
+    return all(np.array_equal(pair, pair[np.ix_(swapped, swapped)]) for pair in pairs) and all(
+        np.array_equal(line, line[swapped]) for line in lines
+    )
+
+
+def _times(links: Links) -> list[Floats]:
+    return [links.send_forward, links.send_backward, links.wire_latency, links.rendezvous_extra]

@@ -1,0 +1,163 @@
+"""The best plan of one 1F1B family: local search first, then the programs' proof.
+
+`improve` looks for rows of slots by local search (`local`), cuts and polishes them by replay.
+`prove` asks the programs over orders and cuts (`prove`) whether any plan is below the target,
+and lists all plans (`exact`) where they are few. Both depend on the space and on `Best` alone, so
+that a search that is resumed goes on as if it had never stopped.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from hetplan.search.costs.maker import SpaceMaker
+from hetplan.search.families.family import Family
+from hetplan.search.single.chosen import chosen_of_row
+from hetplan.search.single.exact import cheapest, few_plans, row_arrays
+from hetplan.search.single.local import expand, rules_of, search_rows
+from hetplan.search.single.local_cut import cut
+from hetplan.search.single.local_polish import polish
+from hetplan.search.single.replay import NEVER, Numbers, numbers_of, step_seconds
+from hetplan.search.single.space import Ints, Space
+from hetplan.search.solver import RESOLUTION, Best, Rough
+
+_KEPT = 6
+"""Rows that are cut and replayed after a local search."""
+
+_ROUNDS = 12
+"""Times that the best row is shaken."""
+
+_LOCAL_BUDGET = 1_500_000
+"""Slots cut in one local search: about 0.06 s at 40 ns each (measured)."""
+
+_POLISH_BUDGET = 6_000_000
+"""Passes replayed to polish one row: about 40 ms at 6 ns each (measured)."""
+
+_SLACKS = (0.0, 0.003, 0.01, 0.03)
+"""Parts by which X is above the least one in the cuts that are tried."""
+
+_WORTH_POLISHING = 1.03
+"""A cut further above the best does not become the best by moving single layers."""
+
+_FEW_PLANS = 2_000_000
+"""Plans of a family that are listed one by one."""
+
+_EXACT_BUDGET = 1_000_000_000
+"""Passes replayed to list a family: about 6 s."""
+
+
+class SingleSolver:
+    """Searches the plans of one family with one pipeline under 1F1B."""
+
+    def __init__(self, index: int, family: Family, maker: SpaceMaker) -> None:
+        self.index = index
+        self.family = family
+        self._maker = maker
+
+    @cached_property
+    def rough(self) -> Rough:
+        """Order-free bound and estimate of the family."""
+        return self._maker.rough(self.family)
+
+    @cached_property
+    def space(self) -> Space:
+        """The family's numbers."""
+        return self._maker.space(self.family)
+
+    @cached_property
+    def _numbers(self) -> Numbers:
+        return numbers_of(self.space)
+
+    def improve(self, best: Best) -> None:
+        """Offer the best of some rows that local search finds."""
+        space, numbers, rules = self.space, self._numbers, rules_of(self.space)
+        most = max(1, min(len(rules.mask), _islands(space)))
+        keep = np.zeros((_KEPT, most, 3), dtype=np.int64)
+        counts = np.zeros(_KEPT, dtype=np.int64)
+        scores = np.full(_KEPT, np.inf)
+        start = np.zeros((most, 3), dtype=np.int64)
+        search_rows(
+            numbers, rules, start, 0, best.seed, _ROUNDS, _LOCAL_BUDGET, keep, counts, scores
+        )
+        for k in range(_KEPT):
+            best.check_time()
+            if scores[k] < min(NEVER, best.seconds * _WORTH_POLISHING) and scores[k] < _IMPOSSIBLE:
+                mesh, extra = expand(keep[k], counts[k])
+                self.offer_row(mesh, extra, best)
+
+    def offer_row(self, mesh: Ints, extra: Ints, best: Best) -> None:
+        """Cut and polish a row of slots; offer the fastest."""
+        slots = len(mesh)
+        tried: list[tuple[float, Ints, Ints]] = []
+        for slack in _SLACKS:
+            variant, units = np.zeros(slots, dtype=np.int64), np.zeros(slots, dtype=np.int64)
+            if cut(self._numbers, mesh, extra, slack, NEVER, variant, units):
+                step = step_seconds(self._numbers, mesh, variant, units, extra)
+                tried.append((step, variant, units))
+                best.replays += 1
+        if tried:
+            _, variant, units = min(tried, key=lambda each: each[0])
+            self.offer_cut(mesh, variant, units, extra, best)
+
+    def offer_cut(
+        self, mesh: Ints, variant: Ints, units: Ints, extra: Ints, best: Best
+    ) -> float:
+        """Polish a cut near the best and offer it; its step."""
+        step = step_seconds(self._numbers, mesh, variant, units, extra)
+        best.replays += 1
+        if step < min(NEVER, best.seconds * _WORTH_POLISHING):
+            variant, units = variant.copy(), units.copy()
+            spent = np.zeros(2, dtype=np.int64)
+            step = polish(
+                self._numbers, mesh, variant, units, extra, RESOLUTION, _POLISH_BUDGET, spent
+            )
+            best.replays += int(spent[1])
+        if step < min(NEVER, best.wanted(self.index)):
+            names = tuple(island.name for island in self._maker.cluster.islands)
+            chosen = chosen_of_row(self.space, names, mesh, variant, units, extra)
+            best.offer(self.index, chosen, float(step))
+        return float(step)
+
+    def prove(self, best: Best) -> None:
+        """Raise the family's bound to the target, by the programs and by listing all plans."""
+        if best.open(self.index) and not self._list(best):
+            pass
+
+    def _list(self, best: Best) -> bool:
+        """Replay every plan below the target where they are few; whether that was all of them."""
+        found = few_plans(self.space, rules_of(self.space), _FEW_PLANS)
+        if found is None:
+            return False
+        spent = np.zeros(3, dtype=np.int64)
+        least = float("inf")
+        for row in found:
+            best.check_time()
+            mesh, extra = row_arrays(row)
+            variant, units = np.zeros(len(mesh), dtype=np.int64), np.zeros(len(mesh), np.int64)
+            before = int(spent[1])
+            ceiling = min(NEVER, best.target)
+            step = cheapest(
+                self._numbers, mesh, extra, ceiling, _EXACT_BUDGET, variant, units, spent
+            )
+            best.replays += int(spent[1]) - before
+            if step < 0:
+                return False
+            if step < ceiling:
+                self.offer_cut(mesh, variant, units, extra, best)
+            least = min(least, step)
+        best.listed += 1
+        best.raise_bound(self.index, float("inf") if least >= NEVER else least)
+        return True
+
+
+_IMPOSSIBLE = 1e24
+"""Scores of rows that are no plans are larger."""
+
+
+def _islands(space: Space) -> int:
+    together = 0
+    for mask in space.island_mask:
+        together |= int(mask)
+    return together.bit_count()

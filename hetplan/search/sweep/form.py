@@ -1,0 +1,260 @@
+"""How a sweep file is written, and the grid of questions that it stands for.
+
+Every list is an axis; the grid is their product. Files are named relative to the sweep file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from hetplan.cluster.load import load_cluster
+from hetplan.cluster.spec import Cluster, IslandLink, Link
+from hetplan.errors import InputError
+from hetplan.files.quantities import Bandwidth, Count, Name, Seconds
+from hetplan.files.reading import decode, read_document
+from hetplan.job.file_form import TargetName
+from hetplan.job.load import load_job
+from hetplan.job.spec import Job
+from hetplan.model.load import load_model
+from hetplan.search.reasons.constraints import Question
+
+SWEEP_SCHEMA = "hetplan.sweep/1"
+
+MOST_POINTS = 100_000
+
+Backend: TypeAlias = Literal["processes", "dask", "ray"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkAxis:
+    """A link between two islands or two regions whose speed varies."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    between: Annotated[list[Name], Field(min_length=2, max_length=2)]
+    """Two islands, or two regions: all links between their islands."""
+    bandwidth: list[Bandwidth] = field(default_factory=list)
+    """What all devices that send over it share; each instead of the cluster file's figure."""
+    round_trip: list[Seconds] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesAxis:
+    """An island whose number of nodes varies."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    island: Name
+    nodes: Annotated[list[Count], Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepForm:
+    """A sweep file."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    schema: str
+    models: Annotated[list[str], Field(min_length=1)]
+    """Model files."""
+    clusters: Annotated[list[str], Field(min_length=1)]
+    """Cluster files."""
+    jobs: Annotated[list[str], Field(min_length=1)]
+    """Job files."""
+    targets: list[TargetName] = field(default_factory=list)
+    """Instead of the jobs' targets."""
+    global_batch_size: list[Count] = field(default_factory=list)
+    sequence_length: list[Count] = field(default_factory=list)
+    links: list[LinkAxis] = field(default_factory=list)
+    nodes: list[NodesAxis] = field(default_factory=list)
+    backend: Backend = "processes"
+    """Where plans are made: processes of this machine, or a cluster of Dask's or Ray's that the
+    environment names."""
+    workers: Count | None = None
+    """Plans made at the same time; left out: one per core."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkChange:
+    """Another speed of one link."""
+
+    between: tuple[str, str]
+    bandwidth_bytes_per_second: float | None
+    round_trip_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One question of the grid, by names and changes; small enough to send to a worker."""
+
+    model: str
+    """Path."""
+    cluster: str
+    job: str
+    target: str | None
+    global_batch_size: int | None
+    sequence_length: int | None
+    links: tuple[LinkChange, ...]
+    nodes: tuple[tuple[str, int], ...]
+    digest: str
+    """Of the contents of the three files."""
+
+    @property
+    def key(self) -> str:
+        """The same for the same question, whatever the sweep around it."""
+        asked = (
+            self.digest, self.target, self.global_batch_size, self.sequence_length, self.links,
+            self.nodes,
+        )  # fmt: skip
+        return hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Every question and where they are asked."""
+
+    points: tuple[Point, ...]
+    backend: Backend
+    workers: int | None
+
+
+def load_sweep(path: Path) -> Sweep:
+    """The sweep that the file describes; an InputError with every fault otherwise."""
+    document = read_document(path)
+    form = decode(document, SweepForm, schema=SWEEP_SCHEMA)
+    folder = path.parent
+    for field_name in ("models", "clusters", "jobs"):
+        for at, name in enumerate(getattr(form, field_name)):
+            if not (folder / name).is_file():
+                raise InputError(document.fault((field_name, at), f"{name!a} is no file"))
+    counted = _count(form)
+    if counted > MOST_POINTS:
+        raise InputError(
+            document.fault((), f"stands for {counted:,} questions; at most {MOST_POINTS:,}")
+        )
+    points = tuple(dict.fromkeys(_points(form, folder)))
+    return Sweep(points=points, backend=form.backend, workers=form.workers)
+
+
+def _count(form: SweepForm) -> int:
+    total = len(form.models) * len(form.clusters) * len(form.jobs)
+    for values in (form.targets, form.global_batch_size, form.sequence_length):
+        total *= max(1, len(values))
+    for link in form.links:
+        total *= max(1, len(link.bandwidth)) * max(1, len(link.round_trip))
+    for nodes in form.nodes:
+        total *= len(nodes.nodes)
+    return total
+
+
+def _points(form: SweepForm, folder: Path) -> Iterator[Point]:
+    link_axes = [tuple(_link_changes(axis)) for axis in form.links]
+    node_axes = [tuple((axis.island, count) for count in axis.nodes) for axis in form.nodes]
+    digests = {
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        for name in (*form.models, *form.clusters, *form.jobs)
+    }
+    for model, cluster, job in product(form.models, form.clusters, form.jobs):
+        for target, batch, length in product(
+            form.targets or (None,), form.global_batch_size or (None,),
+            form.sequence_length or (None,),
+        ):  # fmt: skip
+            for links in product(*link_axes):
+                for nodes in product(*node_axes):
+                    yield Point(
+                        model=str(folder / model),
+                        cluster=str(folder / cluster),
+                        job=str(folder / job),
+                        target=target,
+                        global_batch_size=batch,
+                        sequence_length=length,
+                        links=links,
+                        nodes=nodes,
+                        digest=digests[model] + digests[cluster] + digests[job],
+                    )
+
+
+def _link_changes(axis: LinkAxis) -> Iterator[LinkChange]:
+    for bandwidth, round_trip in product(axis.bandwidth or (None,), axis.round_trip or (None,)):
+        yield LinkChange(
+            between=(axis.between[0], axis.between[1]),
+            bandwidth_bytes_per_second=bandwidth,
+            round_trip_seconds=round_trip,
+        )
+
+
+def question(point: Point) -> Question:
+    """Read the files and make the changes; an InputError where one does not apply."""
+    cluster = load_cluster(point.cluster)
+    for name, count in point.nodes:
+        cluster = _with_nodes(cluster, name, count)
+    for change in point.links:
+        cluster = _with_link(cluster, change)
+    return Question(
+        model=load_model(point.model), cluster=cluster, job=_changed_job(load_job(point.job), point)
+    )
+
+
+def _changed_job(job: Job, point: Point) -> Job:
+    if point.target is not None:
+        job = replace(job, target=point.target)
+    if point.global_batch_size is not None:
+        job = replace(job, global_batch_size=point.global_batch_size)
+    if point.sequence_length is not None:
+        job = replace(job, sequence_length=point.sequence_length)
+    return job
+
+
+def _with_nodes(cluster: Cluster, name: str, count: int) -> Cluster:
+    island = cluster.island(name)
+    if island.node_names and count != island.nodes:
+        island = replace(island, node_names=())
+    out = tuple(node for node in island.nodes_out if node < count)
+    changed = replace(island, nodes=count, nodes_out=out)
+    return replace(
+        cluster,
+        islands=tuple(changed if each.name == name else each for each in cluster.islands),
+    )
+
+
+def _with_link(cluster: Cluster, change: LinkChange) -> Cluster:
+    one, two = change.between
+    regions = cluster.regions
+    if one in regions and two in regions:
+        pairs = [
+            (a.name, b.name)
+            for a in cluster.islands
+            for b in cluster.islands
+            if (a.region, b.region) == change.between
+        ]
+    else:
+        pairs = [(cluster.island(one).name, cluster.island(two).name)]
+    if one == two:
+        raise InputError(f"links: {one} and {two} are one place; name two islands or two regions")
+    named = {frozenset(pair) for pair in pairs}
+    kept = tuple(each for each in cluster.links if frozenset(each.between) not in named)
+    changed = tuple(
+        IslandLink(between=pair, link=_changed(cluster.link_between(*pair), change))
+        for pair in pairs
+    )
+    return replace(cluster, links=(*kept, *changed))
+
+
+def _changed(link: Link, change: LinkChange) -> Link:
+    if change.bandwidth_bytes_per_second is not None:
+        link = replace(
+            link,
+            bandwidth_bytes_per_second=change.bandwidth_bytes_per_second,
+            shared_bandwidth_bytes_per_second=change.bandwidth_bytes_per_second,
+            samples=None,
+        )
+    if change.round_trip_seconds is not None:
+        link = replace(link, latency_seconds=change.round_trip_seconds / 2, samples=None)
+    return link

@@ -1,0 +1,505 @@
+"""What does a plan cost? The oracle's own sum over what single layers, hops and collectives take.
+
+Taken from the product are single numbers only: seconds of one layer on given devices, of one
+message between two stages, of one collective, of one update. Put together here, from docs/cost.md:
+
+    step = max(end in the pipeline + reduction [+ tied matrix]) + norm + max(update + gathering)
+
+with clipping, the largest sum without. Ends come from `oracle_replay`, memory from `oracle_memory`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+from oracle_memory import Held, parameters_at, peak_bytes
+from oracle_replay import Floats, Program, pipeline_ends, program
+
+from hetplan.cluster.spec import Cluster, Link
+from hetplan.cost.priced.end_of_step import tied_embedding_terms
+from hetplan.cost.priced.groups import Copies, Group, KnownCollectives, copies_of
+from hetplan.cost.priced.hops import Hop, hop_between
+from hetplan.cost.priced.units import Settings, Unit, make_unit
+from hetplan.cost.terms import seconds_of
+from hetplan.job.spec import Job, Precision
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.build import Degrees
+from hetplan.plans.chosen import Shape
+from hetplan.plans.plan import (
+    OverlapSettings,
+    Recompute,
+    RecomputeGranularity,
+    RecomputeModule,
+    Replica,
+    Sharding,
+    expand,
+)
+from hetplan.plans.targets import TARGETS
+from hetplan.predict.predictor import Predictor
+from hetplan.profiling.samples import LinkOperation
+
+Range = tuple[int, int]
+Replicas = tuple[Replica, ...]
+Holders = tuple[tuple[tuple[int, ...], int], ...]
+"""(devices, tp) of replicas."""
+GRANULARITIES = {
+    RecomputeGranularity.NONE: Recompute(),
+    RecomputeGranularity.FULL: Recompute(granularity=RecomputeGranularity.FULL),
+    RecomputeGranularity.SELECTIVE: Recompute(
+        granularity=RecomputeGranularity.SELECTIVE, modules=(RecomputeModule.CORE_ATTENTION,)
+    ),
+}
+
+
+@dataclass(frozen=True)
+class PlacedStage:
+    """A stage with its devices."""
+
+    replicas: tuple[Replica, ...]
+    chunks: tuple[Range, ...]
+    """Positions in the row of layers; 0 is the embedding."""
+    recompute: RecomputeGranularity
+    depth: int
+
+
+@dataclass(frozen=True)
+class PlacedPipeline:
+    """A pipeline with its devices."""
+
+    stages: tuple[PlacedStage, ...]
+    microbatches: int
+
+    @property
+    def chunks(self) -> int:
+        """Virtual stages."""
+        return len(self.stages[0].chunks)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the oracle says of a plan."""
+
+    seconds: float
+    """Infinite where stages wait for each other for ever."""
+    fits: bool
+
+
+def copies(stage: PlacedStage) -> int:
+    """Ranks of a stage that hold the same weights."""
+    return sum(each.dp * each.cp for each in stage.replicas)
+
+
+def shape_of(replica: Replica) -> Shape:
+    """Its degrees."""
+    return Shape(
+        tp=replica.tp,
+        cp=replica.cp,
+        dp=replica.dp,
+        microbatch_size=replica.microbatch_size,
+        ep=replica.ep,
+        etp=replica.etp,
+        sequence_parallel=replica.sequence_parallel,
+    )
+
+
+@dataclass
+class Costs:
+    """Single numbers of one instance under one padded vocabulary, sharding and shard count."""
+
+    model: ModelSpec
+    """As it is; `padded` has the vocabulary that is trained."""
+    cluster: Cluster
+    job: Job
+    predictor: Predictor
+    vocabulary: int
+    sharding: Sharding
+    shards: int
+    known: KnownCollectives
+    hops: dict[tuple[Replicas, Replicas], Hop]
+    """Kept for all of an instance, as the following two."""
+    rows: dict[tuple[Replica, RecomputeGranularity, int], tuple[Unit, Floats, Floats]]
+    held: dict[tuple[int, ...], tuple[float, float]]
+    padded: ModelSpec = field(init=False)
+    groups: dict[Holders, Copies] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.padded = replace(self.model, vocab_size=self.vocabulary)
+
+    @property
+    def settings(self) -> Settings:
+        """What the product's single numbers depend on; layers and updates on no sharding."""
+        return Settings(
+            model=self.padded,
+            real_vocab_size=self.model.vocab_size,
+            cluster=self.cluster,
+            job=self.job,
+            predictor=self.predictor,
+            sharding=Sharding.NONE,
+            shards=1,
+            offload=0.0,
+            overlap=OverlapSettings(),
+            known=self.known,
+        )
+
+    def layers(
+        self, replica: Replica, recompute: RecomputeGranularity
+    ) -> tuple[Unit, Floats, Floats]:
+        """(its unit, forward and backward seconds of the layers before each position)."""
+        key = (replica, recompute, self.vocabulary)
+        found = self.rows.get(key)
+        if found is None:
+            unit = make_unit(self.settings, replica, GRANULARITIES[recompute])
+            each = [unit.costs[kind] for kind in unit.kind_at]
+            forward = [one.forward_seconds for one in each]
+            backward = [one.backward_seconds + one.again_seconds for one in each]
+            found = self.rows[key] = (
+                unit,
+                np.cumsum([0.0, *forward]),
+                np.cumsum([0.0, *backward]),
+            )
+        return found
+
+    def stage(
+        self, stage: PlacedStage
+    ) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
+        """(its slowest part, forward and backward seconds of every chunk there)."""
+        best = (-1.0, 0, (), ())
+        for at, replica in enumerate(stage.replicas):
+            _, forward, backward = self.layers(replica, stage.recompute)
+            fore = tuple(float(forward[b] - forward[a]) for a, b in stage.chunks)
+            back = tuple(float(backward[b] - backward[a]) for a, b in stage.chunks)
+            whole = sum(fore) + sum(back)
+            if whole > best[0] * (1 + 1e-12):
+                best = (whole, at, fore, back)
+        return best[1:]
+
+    def hop(self, left: tuple[Replica, ...], right: tuple[Replica, ...]) -> Hop:
+        """One microbatch from one stage to another, and back."""
+        found = self.hops.get((left, right))
+        if found is None:
+            found = self.hops[left, right] = hop_between(
+                self.cluster, self.padded, self.job, left, right, self.predictor
+            )
+        return found
+
+    def parameters(self, replica: Replica, ranges: Sequence[Range]) -> tuple[float, float]:
+        """(weights, routed experts apart) on a rank; a tied matrix that is whole here once."""
+        flat = [edge for pair in ranges for edge in pair]
+        key = (self.vocabulary, replica.tp, replica.ep, replica.etp, *flat)
+        found = self.held.get(key)
+        if found is None:
+            shape = shape_of(replica)
+            here = [at for start, stop in ranges for at in range(start, stop)]
+            pairs = [parameters_at(self.padded, shape, at) for at in here]
+            dense, routed = (sum(column) for column in zip(*pairs, strict=True))
+            if replica.ep == 1 and replica.etp == replica.tp:
+                dense, routed = dense + routed, 0.0
+            both = 0 in here and len(self.padded.layers) - 1 in here
+            if both and self.padded.tied_embeddings:
+                dense -= self.padded.vocabulary_matrix(replica.tp)
+            found = self.held[key] = (dense, routed)
+        return found
+
+    def collective(self, group: Group, what: LinkOperation, message_bytes: float) -> float:
+        """Seconds of one collective."""
+        return seconds_of(self.known.of(group, what, message_bytes, what.value))
+
+    def reduction(self, ranks: Copies, count: float) -> float:
+        """Seconds until the gradients of so many parameters are summed over these ranks."""
+        size = count * self.gradient_bytes
+        if self.sharding is Sharding.NONE or ranks.shard.size == 1:
+            return self.collective(ranks.whole, LinkOperation.ALL_REDUCE, size)
+        return self.collective(ranks.shard, LinkOperation.REDUCE_SCATTER, size) + self.collective(
+            ranks.across, LinkOperation.ALL_REDUCE, size / ranks.shard.size
+        )
+
+    def gathering(self, ranks: Copies, count: float) -> float:
+        """Seconds until all have the updated weights."""
+        if self.sharding is Sharding.NONE:
+            return 0.0
+        size = count * self.job.precision.bytes_per_element
+        return self.collective(ranks.shard, LinkOperation.ALL_GATHER, size)
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Of one parameter, as it is reduced: float32 with Megatron-LM."""
+        return self.job.precision.bytes_per_element if self.job.target == "native" else 4
+
+    def ranks(self, holders: Holders) -> Copies:
+        """The ranks that hold the same weights."""
+        found = self.groups.get(holders)
+        if found is None:
+            found = self.groups[holders] = copies_of(self.cluster, holders, self.shards)
+        return found
+
+    def sharded_by(self, ranks: Copies) -> int:
+        """Ranks that split one copy of the state."""
+        return 1 if self.sharding is Sharding.NONE else ranks.shard.size
+
+
+@dataclass
+class Prices:
+    """Prices plans of one instance."""
+
+    model: ModelSpec
+    cluster: Cluster
+    job: Job
+    predictor: Predictor
+    known: KnownCollectives = field(init=False)
+    costs: dict[tuple[int, Sharding, int], Costs] = field(default_factory=dict)
+    scalars: dict[Link, float] = field(default_factory=dict)
+    hops_kept: dict[tuple[Replicas, Replicas], Hop] = field(default_factory=dict)
+    rows_kept: dict[tuple[Replica, RecomputeGranularity, int], tuple[Unit, Floats, Floats]] = field(
+        default_factory=dict
+    )
+    held_kept: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.known = KnownCollectives(self.cluster, self.predictor)
+        trainer = TARGETS[self.job.target]
+        self.rendezvous = trainer.rendezvous_sends
+        self.batched = trainer.batched_interleaving
+        clips = self.job.gradient_clipping
+        self.clips = trainer.clips_gradients if clips is None else clips
+
+    def of(self, tps: Sequence[int], sharding: Sharding, shards: int) -> Costs:
+        """The numbers for stages of these tensor-parallel degrees."""
+        multiple = TARGETS[self.job.target].vocab_multiple * math.lcm(*tps)
+        vocabulary = -(-self.model.vocab_size // multiple) * multiple
+        key = (vocabulary, sharding, shards)
+        found = self.costs.get(key)
+        if found is None:
+            found = self.costs[key] = Costs(
+                self.model,
+                self.cluster,
+                self.job,
+                self.predictor,
+                vocabulary,
+                sharding,
+                shards,
+                self.known,
+                self.hops_kept,
+                self.rows_kept,
+                self.held_kept,
+            )
+        return found
+
+    def plan(self, pipelines: Sequence[PlacedPipeline], sharding: Sharding) -> Step:
+        """Step and whether it fits, of any plan."""
+        stages = [stage for each in pipelines for stage in each.stages]
+        tps = [replica.tp for stage in stages for replica in stage.replicas]
+        shards = 1 if sharding is Sharding.NONE else math.lcm(*map(copies, stages))
+        costs = self.of(tps, sharding, shards)
+        fits = all(
+            self.fits(costs, each, s, replica)
+            for each in pipelines
+            for s, stage in enumerate(each.stages)
+            for replica in stage.replicas
+        )
+        slow, ends = [], []
+        for each in pipelines:
+            times = [costs.stage(stage) for stage in each.stages]
+            found = self.ends(costs, each, times)
+            if found is None:
+                return Step(math.inf, fits)
+            slow.append([part for part, _, _ in times])
+            ends.append(found)
+        return Step(self.compose(costs, pipelines, slow, ends), fits)
+
+    def ends(
+        self,
+        costs: Costs,
+        pipeline: PlacedPipeline,
+        times: Sequence[tuple[int, tuple[float, ...], tuple[float, ...]]],
+    ) -> Floats | None:
+        """When every stage leaves the pipeline."""
+        hops = self.hops(costs, pipeline)
+        seconds = np.array([[*fore, *back] for _, fore, back in times])
+        send = np.array(
+            [x for hop in hops for x in (hop.send_forward_seconds, hop.send_backward_seconds)]
+        )
+        latency = np.array([hop.wire_latency_seconds for hop in hops])
+        extra = np.array([hop.rendezvous_extra_seconds for hop in hops])
+        run = self.program(
+            len(pipeline.stages),
+            pipeline.microbatches,
+            pipeline.chunks,
+            tuple(stage.depth for stage in pipeline.stages),
+        )
+        return pipeline_ends(run, seconds, send, latency, extra, self.rendezvous)
+
+    def program(self, stages: int, m: int, chunks: int, depths: tuple[int, ...]) -> Program:
+        """What every stage does."""
+        depths = depths if chunks == 1 else (0,) * stages
+        return program(stages, m, chunks, depths, self.rendezvous, self.batched)
+
+    def hops(self, costs: Costs, pipeline: PlacedPipeline) -> list[Hop]:
+        """Of all virtual stages."""
+        count = len(pipeline.stages)
+        if count == 1:
+            return []
+        return [
+            costs.hop(
+                pipeline.stages[k % count].replicas, pipeline.stages[(k + 1) % count].replicas
+            )
+            for k in range(count * pipeline.chunks - 1)
+        ]
+
+    def fits(self, costs: Costs, pipeline: PlacedPipeline, s: int, replica: Replica) -> bool:
+        """Whether the fullest of these devices has room."""
+        stage = pipeline.stages[s]
+        held = Held(
+            shape=shape_of(replica),
+            chunks=stage.chunks,
+            recompute=stage.recompute,
+            copies=1 if costs.sharding is Sharding.NONE else copies(stage),
+            stage=s,
+            stages=len(pipeline.stages),
+            microbatches=pipeline.microbatches,
+            depth=stage.depth,
+        )
+        island = self.cluster.island_of_device(replica.devices[0].start)
+        room = island.memory_bytes * (1 - self.job.memory_reserve_fraction)
+        return peak_bytes(costs.padded, self.job, held) <= room
+
+    def compose(
+        self,
+        costs: Costs,
+        pipelines: Sequence[PlacedPipeline],
+        slow: Sequence[Sequence[int]],
+        ends: Sequence[Floats],
+    ) -> float:
+        """The step once all have left their pipelines."""
+        arrive = [[float(end) for end in each] for each in ends]
+        leave = [[0.0] * len(each) for each in ends]
+        own = [[0.0] * len(each) for each in ends]
+        held = [[0.0] * len(each) for each in ends]
+        lead = [
+            [stage.replicas[slow[p][s]] for s, stage in enumerate(each.stages)]
+            for p, each in enumerate(pipelines)
+        ]
+        for p, each in enumerate(pipelines):
+            for s, stage in enumerate(each.stages):
+                own[p][s] = held[p][s] = sum(costs.parameters(lead[p][s], stage.chunks))
+        for ranks, members in self.reductions(costs, pipelines, lead):
+            seconds = costs.reduction(ranks, max(count for _, _, count in members))
+            done = max(arrive[p][s] for p, s, _ in members) + seconds
+            for p, s, count in members:
+                arrive[p][s] = done
+                leave[p][s] += costs.gathering(ranks, count)
+                own[p][s] += count / costs.sharded_by(ranks) - count
+        for p, each in enumerate(pipelines):
+            for s, stage in enumerate(each.stages):
+                unit = costs.layers(lead[p][s], stage.recompute)[0]
+                update = unit.end.update_of(own[p][s], held[p][s])
+                leave[p][s] += sum(part.seconds for part in update)
+            if self.model.tied_embeddings and len(each.stages) > 1:
+                tied = self.tied(costs, lead[p][0], lead[p][-1])
+                arrive[p][0] += tied
+                arrive[p][-1] += tied
+        loading = self.job.data_loading_seconds
+        if self.clips:
+            norm = self.norm(costs, pipelines, [each[0] for each in lead])
+            return max(map(max, arrive)) + norm + max(map(max, leave)) + loading
+        both = [a + b for x, y in zip(arrive, leave, strict=True) for a, b in zip(x, y, strict=True)]
+        return max(both) + loading
+
+    def reductions(
+        self,
+        costs: Costs,
+        pipelines: Sequence[PlacedPipeline],
+        lead: Sequence[Sequence[Replica]],
+    ) -> list[tuple[Copies, list[tuple[int, int, float]]]]:
+        """(ranks, [(pipeline, stage, parameters)]) of every group, in the order of reducing."""
+        if len(pipelines) == 1 and all(len(stage.replicas) == 1 for stage in pipelines[0].stages):
+            return self._alone(costs, pipelines[0])
+        total = len(self.model.layers)
+        cuts = sorted(
+            {0, total}
+            | {cut for each in pipelines for stage in each.stages for cut, _ in stage.chunks}
+        )
+        found = []
+        for start, stop in reversed([*pairwise(cuts)]):
+            members, holders = [], []
+            for p, each in enumerate(pipelines):
+                for s, stage in enumerate(each.stages):
+                    if any(a <= start and stop <= b for a, b in stage.chunks):
+                        count = sum(costs.parameters(lead[p][s], ((start, stop),)))
+                        members.append((p, s, count))
+                        holders += [(expand(one.devices), one.tp) for one in stage.replicas]
+            if sum(len(devices) // tp for devices, tp in holders) > 1:
+                found.append((costs.ranks(tuple(holders)), members))
+        return found
+
+    def _alone(
+        self, costs: Costs, pipeline: PlacedPipeline
+    ) -> list[tuple[Copies, list[tuple[int, int, float]]]]:
+        """Every stage by itself: its weights, and its experts where others hold the same ones."""
+        found = []
+        for s, stage in enumerate(pipeline.stages):
+            replica = stage.replicas[0]
+            devices = expand(replica.devices)
+            dense, routed = costs.parameters(replica, stage.chunks)
+            found.append((costs.ranks(((devices, replica.tp),)), [(0, s, dense)]))
+            if routed:
+                ranks = costs.ranks(((devices, replica.ep * replica.etp),))
+                found.append((ranks, [(0, s, routed)]))
+        return found
+
+    def tied(self, costs: Costs, first: Replica, last: Replica) -> float:
+        """Seconds in which first and last stage sum a tied matrix's gradients."""
+        tp = min(first.tp, last.tp)
+        pairs = min(first.num_devices, last.num_devices)
+        terms = tied_embedding_terms(
+            costs.padded,
+            self.cluster,
+            self.cluster.island_of_device(first.devices[0].start),
+            self.cluster.island_of_device(last.devices[0].start),
+            self.job,
+            Degrees(tp=tp, dp=max(1, pairs // tp), microbatch_size=first.microbatch_size),
+            self.predictor,
+        )
+        return seconds_of(terms)
+
+    def norm(
+        self, costs: Costs, pipelines: Sequence[PlacedPipeline], heads: Sequence[Replica]
+    ) -> float:
+        """One number up and down a tree over the ranks of a stage, and one over all stages.
+
+        heads: the slowest part of every pipeline's first stage; pipelines meet there.
+        """
+        inside, links = 0.0, set()
+        for each in pipelines:
+            for stage in each.stages:
+                levels = (sum(one.num_devices for one in stage.replicas) - 1).bit_length()
+                for one in stage.replicas:
+                    island = self.cluster.island_of_device(one.devices[0].start)
+                    wide = one.num_devices > island.devices_per_node
+                    link = island.inter_node if wide else island.intra_node
+                    inside = max(inside, levels * self._scalar(link))
+            links |= {hop.path for hop in self.hops(costs, each)}
+        for other in heads[1:]:
+            links.add(self._link(heads[0].devices[0].start, other.devices[0].start))
+        levels = (sum(len(each.stages) for each in pipelines) - 1).bit_length()
+        across = max((levels * self._scalar(link) for link in links), default=0.0)
+        rounds = 4 if self.job.precision is Precision.FLOAT16 else 2
+        return rounds * (inside + across)
+
+    def _scalar(self, link: Link) -> float:
+        found = self.scalars.get(link)
+        if found is None:
+            law = self.predictor.send(link, 4.0)
+            found = self.scalars[link] = law.wire_latency_seconds + 4.0 * law.seconds_per_byte
+        return found
+
+    def _link(self, one: int, two: int) -> Link:
+        left, right = self.cluster.island_of_device(one), self.cluster.island_of_device(two)
+        if left.name != right.name:
+            return self.cluster.link_between(left.name, right.name)
+        first = self.cluster.first_device(left.name)
+        nodes = {(device - first) // left.devices_per_node for device in (one, two)}
+        return left.intra_node if len(nodes) == 1 else left.inter_node

@@ -1,0 +1,150 @@
+"""Rows of slots: their price, the local search and the listing of all plans, on invented spaces."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from synthetic_spaces import Wanted, small_space
+
+from hetplan.cost.replay.kernel import replay_seconds
+from hetplan.search.single.exact import cheapest, few_plans, row_arrays, rows
+from hetplan.search.single.local import expand, rules_of, search_rows
+from hetplan.search.single.local_cut import cut, estimate
+from hetplan.search.single.local_polish import polish
+from hetplan.search.single.replay import NEVER, numbers_of, step_seconds
+from hetplan.search.single.space import FIRST, LAST, Ints, Space
+
+_CASES = [
+    Wanted(),
+    Wanted(variants=2, tight=True),
+    Wanted(most_extra_depth=2, rendezvous=False),
+    Wanted(meshes_per_island=2, unions=True),
+    Wanted(norm=True, leaving=True, tied=True),
+    Wanted(pinned_stages=2, islands=2),
+    Wanted(pinned_ends=True, islands=2),
+    Wanted(regions=2, long_links=True, islands=3),
+]
+
+
+def _slow_step(space: Space, mesh: Ints, variant: Ints, units: Ints, extra: Ints) -> float:
+    """The step of a row, written apart: plain sums over `Space`, then the replay."""
+    slots, m = len(mesh), space.num_microbatches
+    forward, backward, ends, late = [], [], [], []
+    warmup = [min(slots - s + int(extra[s]), m) for s in range(slots)]
+    tied = float(space.tied[mesh[0], mesh[-1]]) if slots > 1 else 0.0
+    for s in range(slots):
+        i, v, n = int(mesh[s]), int(variant[s]), int(units[s])
+        role = (FIRST if s == 0 else 0) | (LAST if s == slots - 1 else 0)
+        if n > space.most_layers[v, role, i, min(warmup[s], space.most_layers.shape[3] - 1)]:
+            return NEVER
+        forward.append(space.extra_forward[role, v, i] + n * space.forward[v, i])
+        backward.append(space.extra_backward[role, v, i] + n * space.backward[v, i])
+        late.append(space.leaving[role, i, n])
+        ends.append(space.after[role, i, n] - late[-1] + (tied if role else 0.0))
+    boundaries = []
+    norms = [0.0]
+    begin = 0
+    for s in range(slots - 1):
+        i, j = int(mesh[s]), int(mesh[s + 1])
+        begin = begin if s and mesh[s - 1] == i else s
+        nodes = i == j and (s + 1 - begin) % int(space.stages_per_node[i]) == 0
+        links, at = (space.node_links, (i,)) if nodes else (space.links, (i, j))
+        boundaries.append(
+            [
+                float(getattr(links, name)[at])
+                for name in ("send_forward", "send_backward", "wire_latency", "rendezvous_extra")
+            ]
+        )
+        if space.norm is not None:
+            norms.append(
+                float(space.norm.node_links[i] if nodes else space.norm.links[i, j])
+            )
+    norm = 0.0
+    if space.norm is not None:
+        norm = float(space.norm.inside[mesh].max() - space.norm.inside.min())
+        norm += (slots - 1).bit_length() * max(norms)
+    wires = np.array(boundaries, dtype=float).reshape(slots - 1, 4).T
+    step = replay_seconds(
+        np.array(forward), np.array(backward), *(np.ascontiguousarray(w) for w in wires),
+        np.array(warmup), m, np.array(ends), space.rendezvous,
+    )  # fmt: skip
+    return min(NEVER, step + max(late) + norm)
+
+
+def _cuts(layers: int, slots: int) -> list[tuple[int, ...]]:
+    found = product(range(1, layers + 1), repeat=slots - 1)
+    return [(*cut, layers - sum(cut)) for cut in found if layers - sum(cut) >= 1]
+
+
+def _every_plan(space: Space) -> list[tuple[float, Ints, Ints, Ints, Ints]]:
+    found = []
+    for row in rows(rules_of(space)):
+        mesh, extra = row_arrays(row)
+        for units in _cuts(space.num_layers, len(mesh)):
+            for variant in product(range(space.forward.shape[0]), repeat=len(mesh)):
+                v, n = np.array(variant), np.array(units)
+                found.append((_slow_step(space, mesh, v, n, extra), mesh, v, n, extra))
+    return found
+
+
+@pytest.mark.parametrize("case", range(len(_CASES)))
+def test_listing_finds_what_plain_enumeration_finds(case: int) -> None:
+    rng = np.random.default_rng(100 + case)
+    found_some = 0
+    for _ in range(4):
+        space = small_space(rng, _CASES[case])
+        every = _every_plan(space)
+        numbers, spent = numbers_of(space), np.zeros(3, dtype=np.int64)
+        for step, mesh, variant, units, extra in every:
+            priced = step_seconds(numbers, mesh, variant, units, extra)
+            assert priced == pytest.approx(step, rel=1e-9)
+            if priced < NEVER:
+                assert estimate(numbers, mesh, variant, units, extra, True) <= priced * (1 + 1e-9)
+        best = min((plan[0] for plan in every), default=NEVER)
+        listed = few_plans(space, rules_of(space), 10**6)
+        assert listed is not None
+        least = NEVER
+        for row in listed:
+            mesh, extra = row_arrays(row)
+            variant, units = np.zeros_like(mesh), np.zeros_like(mesh)
+            least = cheapest(numbers, mesh, extra, least, 10**9, variant, units, spent)
+        assert least == pytest.approx(best, rel=1e-9)
+        found_some += best < NEVER
+    assert found_some
+
+
+def _found(space: Space) -> float:
+    numbers, rules = numbers_of(space), rules_of(space)
+    keep, counts = np.zeros((6, 4, 3), dtype=np.int64), np.zeros(6, dtype=np.int64)
+    scores, best = np.full(6, np.inf), NEVER
+    start = np.zeros((4, 3), dtype=np.int64)
+    search_rows(numbers, rules, start, 0, 0, 12, 10**6, keep, counts, scores)
+    for k in range(6):
+        if scores[k] >= 1e24:
+            continue
+        mesh, extra = expand(keep[k], int(counts[k]))
+        for slack in (0.0, 0.01, 0.03):
+            variant, units = np.zeros_like(mesh), np.zeros_like(mesh)
+            if cut(numbers, mesh, extra, slack, NEVER, variant, units):
+                spent = np.zeros(2, dtype=np.int64)
+                step = polish(numbers, mesh, variant, units, extra, 1e-9, 10**8, spent)
+                assert step == step_seconds(numbers, mesh, variant, units, extra)
+                best = min(best, step)
+    return best
+
+
+def test_local_search_is_nearly_always_best_on_small_spaces() -> None:
+    rng = np.random.default_rng(7)
+    ratios = []
+    for case in range(48):
+        space = small_space(rng, _CASES[case % len(_CASES)])
+        best = min((plan[0] for plan in _every_plan(space)), default=NEVER)
+        found = _found(space)
+        assert found >= best * (1 - 1e-9)
+        assert (found < NEVER) == (best < NEVER)
+        if best < NEVER:
+            ratios.append(found / best)
+    assert np.mean(np.array(ratios) < 1 + 1e-9) > 0.8
+    assert max(ratios) < 1.15
