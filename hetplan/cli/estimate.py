@@ -152,7 +152,7 @@ def estimate(
     from hetplan.cost.priced.pricer import Pricer
     from hetplan.errors import InfeasibleError, InputError
     from hetplan.files.writing import check_writable
-    from hetplan.search.candidates import allowed_cluster
+    from hetplan.search.families.allowed import allowed_cluster
     from hetplan.search.files import SCHEMA
 
     files = (model, cluster, job, target)

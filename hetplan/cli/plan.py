@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from hetplan.cli.progress import ProgressLine
     from hetplan.job.spec import Job
     from hetplan.predict.predictor import Predictor
-    from hetplan.search.explore import Progress
     from hetplan.search.result import SearchResult
+    from hetplan.search.solver import Progress
 
 
 def plan(
@@ -47,11 +47,23 @@ def plan(
         str | None, typer.Option(help="Longest search, as in '60 s' or '5 min', over the job's.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Plan file to write (JSON).")] = Path("plan.json"),
+    journal: Annotated[
+        Path | None,
+        typer.Option(help="Write down what the search finds while it runs (JSON lines)."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from what the journal says.")
+    ] = False,
+    native: Annotated[
+        bool,
+        typer.Option(help="Say what the target costs against hetplan's own trainer."),
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Find the fastest plan for a model, a cluster and a job.
 
-    Ctrl-C ends the search, writes the best plan so far and exits with 130.
+    Ctrl-C ends the search, writes the best plan so far and exits with 130. A search that was
+    killed goes on from its journal with --resume.
     """
     from hetplan.cli.progress import ProgressLine
     from hetplan.search.files import SCHEMA, result_text, save_result
@@ -60,6 +72,7 @@ def plan(
     inputs = read_inputs(model, cluster, job, target)
     asked = _overridden(inputs.job, gap, time_limit)
     replacing = check_replaceable(out, SCHEMA, "plan")
+    _check_journal(journal, resume)
     predict, digest = read_predictor(predictor, store)
     with ProgressLine("closing candidates") as line:
         result = search(
@@ -69,6 +82,8 @@ def plan(
             predict,
             sha256=(*inputs.sha256, ("predictor", digest)),
             progress=_shown_on(line),
+            journal=journal,
+            resume=resume,
         )
     save_result(result, out)
     say(f"wrote {out}{replacing}")
@@ -79,7 +94,43 @@ def plan(
     if result.certificate is not None and result.certificate.status == "interrupted":
         raise typer.Exit(INTERRUPTED)
     if not as_json:
+        if native:
+            _show_restriction(result, predict)
         _show_homogeneous(result, predict)
+
+
+def _check_journal(journal: Path | None, resume: bool) -> None:
+    """A journal is never written over by mistake, nor resumed from nothing."""
+    from hetplan.errors import Fault, InputError
+
+    if resume and journal is None:
+        raise InputError("--resume needs --journal FILE, which a search before wrote")
+    if journal is None:
+        return
+    if resume and not journal.is_file():
+        raise InputError(
+            Fault(file=str(journal), message="there is no such journal; leave out --resume")
+        )
+    if not resume and journal.exists():
+        message = "exists already; go on from it with --resume, or name another file"
+        raise InputError(Fault(file=str(journal), message=message))
+
+
+def _show_restriction(result: SearchResult, predictor: Predictor) -> None:
+    """What a trainer that can run more plans would gain."""
+    from hetplan.cli.progress import ProgressLine
+    from hetplan.reports.plans import restriction_line
+    from hetplan.search.restriction import restriction
+
+    with ProgressLine("closing candidates of native") as line:
+        found = restriction(
+            result,
+            predictor,
+            time_limit_seconds=result.inputs.job.time_limit_seconds,
+            progress=_shown_on(line),
+        )
+    if found is not None:
+        emit(restriction_line(found, result.estimate.step_seconds))
 
 
 def _overridden(job: Job, gap: float | None, time_limit: str | None) -> Job:

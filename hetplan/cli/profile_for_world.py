@@ -34,7 +34,7 @@ from hetplan.profiling.samples import LayerSample, ProfileSet
 from hetplan.profiling.store import LayerWriter, read_populations
 from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS
 from hetplan.search.asked import AskingPlan, asking
-from hetplan.search.candidates import tensor_degrees
+from hetplan.search.families.allowed import tensor_degrees
 from hetplan.search.near_best import rivals
 from hetplan.search.result import Inputs
 from hetplan.search.search import search

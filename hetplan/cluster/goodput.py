@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 import sys
 from enum import StrEnum
+from functools import lru_cache
 
 MATHIS_CONSTANT = 1.22
 """sqrt(3 / 2) for periodic loss and an acknowledgement per segment, as the paper rounds it."""
@@ -44,6 +45,7 @@ class LossRecovery(StrEnum):
     """Sends the lost packet again and goes on as fast as before: BBR, newer RDMA NICs."""
 
 
+@lru_cache(maxsize=16384)
 def goodput_bytes_per_second(
     share_bytes_per_second: float,
     *,

@@ -9,6 +9,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault
 from hetplan.files.nodes import Path, field_text
 from hetplan.files.reading import Document
+from hetplan.job.pins import pin_faults
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_faults
 from hetplan.model.differences import planning_faults
@@ -42,6 +43,7 @@ def check_job_against(
         *((("trainer", name), message) for name, message in trainer_faults(job)),
         *_product_format(job, cluster),
         *(_unsearched(job) if searched else ()),
+        *(pin_faults(job, model, cluster) if searched else ()),
     )
     # What is wrong with the model stands in no line of the job's file.
     of_model = (
@@ -106,7 +108,8 @@ def _degrees(job: Job, model: ModelSpec, cluster: Cluster) -> Iterator[tuple[Pat
             f"{pp} stages for {model.num_layers} transformer layers of {model.name}; "
             "each stage needs at least one",
         )
-    needed = (tp or 1) * (pp or 1) * (dp or 1)
+    # Every pipeline has devices of its own.
+    needed = (tp or 1) * (pp or 1) * (dp or 1) * (job.pin.cp or 1) * (job.pin.pipelines or 1)
     usable = sum(len(island.usable_nodes) * island.devices_per_node for island in cluster.islands)
     if needed > usable:
         yield (

@@ -28,6 +28,7 @@ from hetplan.plans.placing import device_ranges, positions, stages_with_room
 from hetplan.plans.plan import (
     DeviceRange,
     LayerRange,
+    OverlapSettings,
     Pipeline,
     Plan,
     Recompute,
@@ -82,6 +83,7 @@ def plan_of(model: ModelSpec, cluster: Cluster, job: Job, chosen: ChosenPlan) ->
         pipelines,
         sharding=chosen.sharding if shards > 1 else Sharding.NONE,
         optimizer_shards=shards,
+        overlap=OverlapSettings(send=chosen.early_sends),
     )
 
 

@@ -52,6 +52,13 @@ def target_limits(asked: Asked) -> Found:
     yield from _recompute(asked, trainer)
     if plan.sharding not in trainer.sharding:
         yield rule, "sharding", f"target {trainer.name} cannot shard {plan.sharding}"
+    if (
+        plan.sharding is Sharding.NONE
+        and trainer.context_shards
+        and any(replica.cp > 1 for _, replica in asked.replicas())
+    ):
+        message = f"none; target {trainer.name} shards over context-parallel ranks"
+        yield rule, "sharding", message
     if plan.optimizer_offload > 0 and not trainer.optimizer_offload:
         message = f"target {trainer.name} keeps optimizer state on the device: use 0"
         yield rule, "optimizer_offload", message

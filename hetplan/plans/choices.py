@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
@@ -37,6 +38,7 @@ def chosen_of(plan: Plan, cluster: Cluster, model: ModelSpec | None = None) -> C
             for pipeline in plan.pipelines
         ),
         sharding=plan.sharding,
+        early_sends=plan.overlap.send,
     )
 
 
@@ -90,5 +92,6 @@ def _beyond_choices(plan: Plan) -> Iterator[Fault]:
     if plan.optimizer_offload:
         message = f"{plan.optimizer_offload}; searched plans keep optimizer state on the device"
         yield Fault(field="optimizer_offload", message=message)
-    if plan.overlap != OverlapSettings():
-        yield Fault(field="overlap", message="searched plans overlap what a plan does by default")
+    if replace(plan.overlap, send=False) != OverlapSettings():
+        message = "searched plans overlap what a plan does by default, and sends"
+        yield Fault(field="overlap", message=message)

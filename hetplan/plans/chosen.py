@@ -74,3 +74,6 @@ class ChosenPlan:
     pipelines: tuple[ChosenPipeline, ...]
     sharding: Sharding = Sharding.NONE
     """Over all data- and context-parallel ranks of every stage."""
+    early_sends: bool = False
+    """Sends run beside the passes of other microbatches and do not wait for their receivers
+    (`hetplan.plans.plan.OverlapSettings.send`)."""

@@ -56,12 +56,14 @@ class Target:
     other_warmup: bool
     """Warm-up depths other than the schedule's own."""
     most_extra_depth: int = 0
-    """Most microbatches that are searched beyond the schedule's own depth."""
+    """Most microbatches that are searched beyond the schedule's own depth, with early sends."""
     whole_nodes: bool
     """A stage lies in one node or fills whole ones."""
     island_runs: bool
     """The stages of an island stand next to each other in the pipeline."""
     sharding: tuple[Sharding, ...]
+    context_shards: bool = False
+    """Context-parallel ranks always share the optimizer state."""
     sequence_parallel: bool
     context_parallel: bool
     expert_parallel: bool
@@ -139,8 +141,9 @@ TARGETS: dict[str, Target] = {
         recompute_layers=False,
         recompute_per_stage=True,
         optimizer_offload=False,
-        # Nothing runs beside compute (hetplan.runtime.trainer reduces after the pipeline).
-        overlap=OverlapSettings(context_parallel=False),
+        # Sends may leave before they are waited for; nothing else runs beside compute
+        # (hetplan.runtime.trainer reduces after the pipeline).
+        overlap=OverlapSettings(context_parallel=False, send=True),
         overlap_needs=False,
         # hetplan.runtime has no clipping.
         clips_gradients=False,
@@ -259,8 +262,9 @@ TARGETS: dict[str, Target] = {
         island_runs=True,
         # With pipelines FSDP2 gathers parameters once a step and reduces gradients after the last
         # microbatch (fsdp_reshard_after_forward: default means never): the optimizer is sharded.
-        # Unsharded: data_parallel_replicate_degree.
+        # Unsharded: data_parallel_replicate_degree; cp is always a part of the sharded mesh.
         sharding=(Sharding.NONE, Sharding.OPTIMIZER),
+        context_shards=True,
         sequence_parallel=True,
         context_parallel=True,
         expert_parallel=True,

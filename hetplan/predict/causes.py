@@ -6,6 +6,8 @@ file where it has none.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from hetplan.cluster.spec import Link
 from hetplan.units import format_bandwidth, format_seconds
 
@@ -13,6 +15,7 @@ SAMPLES_OF = "link "
 _FIGURES = " link of "
 
 
+@lru_cache(maxsize=4096)
 def link_cause(link: Link) -> str:
     """Name under which predictions about this link err together: its samples, or its figures."""
     if link.samples is not None:

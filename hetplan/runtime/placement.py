@@ -13,7 +13,8 @@ from itertools import chain
 
 from hetplan.errors import Fault, InputError
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.plan import LayerRange, Pipeline, Plan, Stage, expand
+from hetplan.plans.launch import launch_faults
+from hetplan.plans.plan import LayerRange, Pipeline, Plan, expand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +42,9 @@ class RankPlace:
 def place_ranks(plan: Plan) -> tuple[RankPlace, ...]:
     """The place of every rank; an InputError where hetplan's trainer cannot run the plan.
 
-    `runnable_faults` says what it can run; the plan must also be legal (`check_plan`).
+    `hetplan.plans.launch` says what it can run; the plan must also be legal (`check_plan`).
     """
-    faults = tuple(runnable_faults(plan))
+    faults = tuple(launch_faults(plan))
     if faults:
         raise InputError(*faults)
     pipeline = plan.pipelines[0]
@@ -76,79 +77,13 @@ def _stage_places(pipeline: Pipeline, stage: int, *, tied: bool) -> Iterator[Ran
         )
 
 
-def runnable_faults(plan: Plan) -> Iterator[Fault]:
-    """What keeps hetplan's trainer from running a plan that is otherwise legal."""
-    if len(plan.pipelines) != 1:
-        yield _fault("pipelines", f"{len(plan.pipelines)} pipelines; the trainer runs one")
-        return
-    pipeline = plan.pipelines[0]
-    degrees = set()
-    for index, stage in enumerate(pipeline.stages):
-        place = f"pipelines[0].stages[{index}]"
-        yield from _stage_faults(
-            place, stage, min(len(pipeline.stages) - index, pipeline.num_microbatches)
-        )
-        degrees |= {(r.tp, r.dp, r.microbatch_size) for r in stage.replicas}
-    if len(degrees) > 1:
-        yield _fault(
-            "pipelines[0]",
-            f"stages differ in (tp, dp, microbatch size): {sorted(degrees)}; the trainer needs "
-            "the same for all",
-        )
-    schedule = pipeline.schedule
-    if schedule.name != "1f1b" or schedule.virtual_stages != 1:
-        yield _fault(
-            "pipelines[0].schedule",
-            f"{schedule.name} with {schedule.virtual_stages} virtual stages; the trainer runs 1f1b "
-            "with 1",
-        )
-    if pipeline.num_microbatches < len(pipeline.stages):
-        yield _fault(
-            "pipelines[0].num_microbatches",
-            f"{pipeline.num_microbatches} for {len(pipeline.stages)} stages; the trainer needs one "
-            "per stage",
-        )
-    for boundary in pipeline.boundaries:
-        if boundary.precision != plan.precision:
-            yield _fault(
-                f"pipelines[0].boundaries[{boundary.index}].precision",
-                f"{boundary.precision}; the trainer sends what it computes, {plan.precision}",
-            )
-    if plan.optimizer_shards != 1:
-        yield _fault(
-            "optimizer_shards", f"{plan.optimizer_shards}; the trainer does not shard the optimizer"
-        )
-
-
-def _stage_faults(place: str, stage: Stage, depth: int) -> Iterator[Fault]:
-    if len(stage.chunks) != 1:
-        yield _fault(f"{place}.chunks", f"{len(stage.chunks)} layer ranges; the trainer runs one")
-    if len(stage.replicas) != 1:
-        yield _fault(f"{place}.replicas", f"{len(stage.replicas)} replicas; the trainer runs one")
-    for replica in stage.replicas:
-        if (replica.cp, replica.ep, replica.etp) != (1, 1, 1) or replica.sequence_parallel:
-            yield _fault(
-                f"{place}.replicas[0]",
-                "the trainer has no context, expert or sequence parallelism; use cp, ep, etp 1",
-            )
-    if stage.warmup_depth != depth:
-        yield _fault(
-            f"{place}.warmup_depth",
-            f"{stage.warmup_depth}; the trainer's 1F1B has {depth} microbatches in flight there",
-        )
-
-
 def vocabulary_faults(plan: Plan, model: ModelSpec) -> Iterator[Fault]:
     """Whether the plan pads the vocabulary as the trainer's layers do: to a multiple of tp."""
     tp = plan.pipelines[0].stages[0].replicas[0].tp
     padded = -(-model.vocab_size // tp) * tp
     if plan.padded_vocab_size != padded:
-        yield _fault(
-            "padded_vocab_size",
-            f"{plan.padded_vocab_size}; with tp {tp} the trainer pads {model.vocab_size} to "
-            f"{padded}",
+        yield Fault(
+            field="padded_vocab_size",
+            message=f"{plan.padded_vocab_size}; with tp {tp} the trainer pads {model.vocab_size} "
+            f"to {padded}",
         )
-
-
-def _fault(field: str, message: str) -> Fault:
-    return Fault(field=field, message=message)

@@ -10,6 +10,7 @@ so a search that resumes takes the steps on record and goes on (`hetplan.search.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,15 +20,13 @@ from hetplan.search.solver import Best, Solver
 _PATIENCE = 6
 """Improvements in a row that bring nothing before the proofs begin."""
 
-_MOST_IMPROVED = 40
-
 _FAR = 1.25
 """Estimates this much above the best step are not improved before the proofs."""
 
 
 @dataclass(slots=True)
 class Drive:
-    """The two phases over some solvers."""
+    """The two phases over solvers that may have plans."""
 
     solvers: Sequence[Solver]
     best: Best
@@ -39,40 +38,41 @@ class Drive:
         """Both phases; OutOfTimeError at the deadline."""
         self._plans()
         self._proofs()
+        self.best.report()
 
     def _plans(self) -> None:
         best, patience = self.best, _PATIENCE
         order = sorted(
-            self.solvers, key=lambda solver: (solver.rough.estimate_seconds, solver.index)
+            ((solver.rough.estimate_seconds, solver.index, at))
+            for at, solver in enumerate(self.solvers)
         )
-        for solver in order:
-            if not best.open(solver.index):
+        for estimate, index, at in order:
+            if not best.open(index):
                 continue
-            far = solver.rough.estimate_seconds > _FAR * best.seconds
-            if patience == 0 or far or len(self.improved) >= _MOST_IMPROVED:
+            if patience == 0 or estimate > _FAR * best.seconds:
                 break
             before = best.seconds
-            self._step("improve", solver)
-            self.improved.add(solver.index)
-            patience = _PATIENCE if best.seconds < before else patience - 1
+            self._step("improve", self.solvers[at])
+            self.improved.add(index)
+            if best.seconds < float("inf"):
+                patience = _PATIENCE if best.seconds < before else patience - 1
 
     def _proofs(self) -> None:
         best = self.best
-        while True:
-            left = [
-                solver
-                for solver in self.solvers
-                if solver.index not in self.proven and best.open(solver.index)
-            ]
-            if not left:
-                return
-            solver = min(left, key=lambda each: (best.bounds[each.index], each.index))
-            if solver.index not in self.improved:
-                self._step("improve", solver)
-                self.improved.add(solver.index)
-                continue
-            self._step("prove", solver)
-            self.proven.add(solver.index)
+        # Bounds only rise: an entry of the heap is at most as high as its solver's bound.
+        heap = [(best.bounds[s.index], s.index, at) for at, s in enumerate(self.solvers)]
+        heapq.heapify(heap)
+        while heap and heap[0][0] < best.target:
+            known, index, at = heapq.heappop(heap)
+            if best.bounds[index] > known:
+                heapq.heappush(heap, (best.bounds[index], index, at))
+            elif index not in self.improved:
+                self._step("improve", self.solvers[at])
+                self.improved.add(index)
+                heapq.heappush(heap, (known, index, at))
+            else:
+                self._step("prove", self.solvers[at])
+                self.proven.add(index)
 
     def _step(self, what: str, solver: Solver) -> None:
         if not self.journal.on_record(what, solver.index):
@@ -82,4 +82,4 @@ class Drive:
             else:
                 solver.prove(self.best)
             self.journal.done(what, solver.index)
-        self.best.report()
+        self.best.report_now_and_then()

@@ -19,10 +19,10 @@ from hetplan.job.spec import Forbids, Job, Pins
 from hetplan.model.spec import TRAINED_KINDS, ModelSpec
 from hetplan.model.work import layer_work
 from hetplan.predict.predictor import Predictor
-from hetplan.search.candidates import allowed_cluster
-from hetplan.search.explore import Progress
+from hetplan.search.families.allowed import allowed_cluster
 from hetplan.search.result import HomogeneousSum, KindAlone, SearchResult
 from hetplan.search.search import search
+from hetplan.search.solver import Progress
 
 _LARGEST_GAP = 0.01
 
@@ -92,7 +92,7 @@ def _alone(
     )
     tokens, gap, reason = 0.0, 0.0, ""
     try:
-        found = search(model, part, own_job, predictor, progress=progress)
+        found = search(model, part, own_job, predictor, progress=progress, reasons=False)
         tokens = found.estimate.tokens_per_second
         gap = found.certificate.gap if found.certificate is not None else 1.0
     # InputError: the kind lacks a rate for the job's precision, and the plan left it unused.

@@ -31,7 +31,8 @@ from hetplan.files.reading import Document, decode
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import ChosenPlan
-from hetplan.search.solver import Best, Offer
+from hetplan.search.solver import Best, Offer, Solver
+from hetplan.search.words import words_of
 from hetplan.version import __version__
 
 SCHEMA = "hetplan.journal/1"
@@ -178,8 +179,7 @@ class Journal:
     path: Path | None
     started: float
     best: Best
-    names: Sequence[str] = ()
-    """Of the solvers."""
+    solvers: Sequence[Solver] = ()
     steps: Sequence[Step] = ()
     reserve: Sequence[Event] = ()
     from_start: bool = False
@@ -254,7 +254,7 @@ class Journal:
             )
 
     def _name(self, solver: int) -> str:
-        return self.names[solver] if 0 <= solver < len(self.names) else ""
+        return words_of(self.solvers[solver]) if 0 <= solver < len(self.solvers) else ""
 
     def on_record(self, what: str, solver: int) -> bool:
         """Take the next step from the record if it is this one; whether it was."""
@@ -278,6 +278,8 @@ class Journal:
 
     def done(self, what: str, solver: int) -> None:
         """A step was computed."""
+        if self._file is None:
+            return
         best = self.best
         self.write(
             Event(

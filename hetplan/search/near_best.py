@@ -3,12 +3,12 @@
 The search gives the plan that is best if every prediction is right. Others are best if a
 prediction is wrong. Here are the best plans of
 
-1. every combination of degrees whose estimate comes near the best step, likeliest first;
+1. every family of plans whose estimate comes near the best step, likeliest first;
 2. the worlds in which every prediction of one device kind lies at an end of its interval;
 3. the cluster without one of the islands that the best plan uses.
 
-Each is walked as in the search (`explore`), to a coarser gap. `what_to_measure.near_best` says
-which of them cannot be told from the best.
+Each is the best plan that the family's solver finds, without a proof. `what_to_measure.near_best`
+says which of them cannot be told from the best.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.build import StageChoice, build_plan
+from hetplan.plans.build import plan_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
-from hetplan.search.candidates import Candidate, allowed_cluster, enumerate_candidates
-from hetplan.search.closing import close_by_model
-from hetplan.search.explore import Best, CandidateWalk, OutOfTimeError, few_islands, rough
-from hetplan.search.spaces import SpaceMaker
+from hetplan.search.costs.maker import SpaceMaker
+from hetplan.search.families.allowed import allowed_cluster
+from hetplan.search.families.families import Families
+from hetplan.search.families.family import Family
+from hetplan.search.solver import Best, OutOfTimeError
+from hetplan.search.solvers import solvers_of
 from hetplan.search.through import Moved
 
-_GAP = 0.02  # of a rival's own search: below what any interval tells apart
-_MOST_RIVALS = 10  # combinations of degrees that are walked in the first world
+_MOST_RIVALS = 10  # families that are searched in the first world
 _MOST_ELSEWHERE = 3  # and in each other one
-_SEED = 0  # any; fixed, so that equal inputs give equal plans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,11 @@ class _World:
         """Of the spaces of its candidates."""
         allowed = allowed_cluster(self.cluster, self.job)
         return SpaceMaker(model=self.model, cluster=allowed, job=self.job, predictor=self.predictor)
+
+    def families(self) -> tuple[Family, ...]:
+        """Of its plans with one pipeline."""
+        allowed = allowed_cluster(self.cluster, self.job)
+        return Families(model=self.model, cluster=allowed, job=self.job).families()
 
     def without(self, island: str) -> _World:
         """The same where this island is forbidden."""
@@ -82,7 +87,7 @@ def rivals(
 
 def _every(plan: Plan, world: _World, deadline: float) -> Iterator[Plan]:
     maker, islands = world.maker(), world.cluster.islands
-    every = enumerate_candidates(world.model, maker.cluster, world.job)
+    every = world.families()
     likeliest = _likeliest(maker, every, _MOST_RIVALS, deadline)
     yield from _best_of(maker, likeliest[:_MOST_ELSEWHERE], deadline)
     kinds = dict.fromkeys(island.device.kind for island in islands)
@@ -94,9 +99,9 @@ def _every(plan: Plan, world: _World, deadline: float) -> Iterator[Plan]:
                 yield from _best_of(moved, there, deadline)
     if len(islands) > 1:
         for name in _islands(plan, world.cluster):
-            without = world.without(name).maker()
-            every = enumerate_candidates(world.model, without.cluster, without.job)
-            there = _likeliest(without, every, _MOST_ELSEWHERE, deadline)
+            other = world.without(name)
+            without = other.maker()
+            there = _likeliest(without, other.families(), _MOST_ELSEWHERE, deadline)
             yield from _best_of(without, there, deadline)
     yield from _best_of(maker, likeliest[_MOST_ELSEWHERE:], deadline)
 
@@ -114,57 +119,53 @@ def _islands(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
 
 
 def _likeliest(
-    maker: SpaceMaker, candidates: Sequence[Candidate], most: int, deadline: float
-) -> list[Candidate]:
+    maker: SpaceMaker, families: Sequence[Family], most: int, deadline: float
+) -> list[Family]:
     """Those with the shortest estimates, as far as the time allows a look at them."""
-    entries: list[tuple[float, Candidate]] = []
-    for candidate in candidates:
+    entries: list[tuple[float, Family]] = []
+    for family in families:
         if time.monotonic() > deadline:
             break
         try:
-            known = rough(maker.outline(candidate))
+            known = maker.rough(family)
         except InputError:
             continue  # a kind without a figure for this precision, which the best plan leaves out
         if known.bound_seconds < math.inf:
-            entries.append((known.estimate_seconds, candidate))
-    entries.sort(key=lambda each: (each[0], each[1].degrees))
-    return [candidate for _, candidate in entries[:most]]
+            entries.append((known.estimate_seconds, family))
+    entries.sort(key=lambda each: each[0])
+    return [family for _, family in entries[:most]]
 
 
-def _best_of(maker: SpaceMaker, candidates: Sequence[Candidate], deadline: float) -> Iterator[Plan]:
-    """The best plan of each of these combinations of degrees."""
-    for candidate in candidates:
+def _best_of(maker: SpaceMaker, families: Sequence[Family], deadline: float) -> Iterator[Plan]:
+    """The best plan of each of these families."""
+    for family in families:
         if time.monotonic() > deadline:
             return
-        found = _walked(maker, candidate, deadline)
+        found = _searched(maker, family, deadline)
         if found is not None:
             yield found
 
 
-def _walked(maker: SpaceMaker, candidate: Candidate, deadline: float) -> Plan | None:
-    """The best plan of these degrees, near enough; None where there is none or no time."""
-    space = maker.space(candidate)
-    known = rough(space)
+def _searched(maker: SpaceMaker, family: Family, deadline: float) -> Plan | None:
+    """The best plan that was found of this family; None where there is none or no time."""
     best = Best(
-        gap=_GAP,
-        bounds=[known.bound_seconds],
+        gap=0.0,
+        bounds=[0.0],
         deadline=deadline,
         progress=None,
         started=time.monotonic(),
+        seed=maker.job.seed,
     )
     try:
-        if few_islands(space):
-            CandidateWalk(0, space, known, best).run()
-        else:
-            close_by_model(0, space, best, seed=_SEED)
+        for solver in solvers_of((family,), maker, maker.cluster, _one_pipeline(maker.job)):
+            solver.improve(best)
     except OutOfTimeError:
         pass
-    if best.candidate < 0:
+    if best.chosen is None:
         return None
-    names = [island.name for island in candidate.islands]
-    choices = [
-        StageChoice(island=names[island], transformer_layers=layers)
-        for island, layers in zip(best.slots, best.layers, strict=True)
-    ]
-    plan = build_plan(maker.model, maker.cluster, maker.job, choices, candidate.degrees)
+    plan = plan_of(maker.model, maker.cluster, maker.job, best.chosen)
     return None if check_plan(plan, maker.model, maker.cluster, maker.job) else plan
+
+
+def _one_pipeline(job: Job) -> Job:
+    return replace(job, pin=replace(job.pin, pipelines=1))

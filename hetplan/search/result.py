@@ -101,16 +101,17 @@ class Restriction:
 class Alternative:
     """Another plan that is good by some aim, beside the best one."""
 
+    why: str
+    """What speaks for it, in words."""
     plan: Plan
     step_seconds: float
     quantile_seconds: float
-    """What the step stays below with the probability that was asked, else with 0.9."""
+    """What the step stays below with probability `quantile`."""
+    quantile: float
     usd_per_step: float | None
     """None where a price is not given."""
     devices: int
     """In use."""
-    words: str
-    """How it differs from the best plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +126,9 @@ class SearchResult:
     estimate: Estimate
     certificate: Certificate | None
     """None where the layout was given by the user and priced, not searched."""
-    objective: str = "step_time"
-    """What the plan was chosen by; the certificate is about the step time."""
+    objective: str = ""
+    """What the plan was chosen by where that is not the step time alone; the certificate is about
+    the step time."""
     alternatives: tuple[Alternative, ...] = ()
     """Other plans worth a look, best first."""
     restriction: Restriction | None = None

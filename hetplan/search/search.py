@@ -30,13 +30,14 @@ from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.drive import Drive
 from hetplan.search.families.allowed import allowed_cluster
 from hetplan.search.families.families import Families
+from hetplan.search.families.family import Family
 from hetplan.search.files import SCHEMA
 from hetplan.search.journal import Journal, digests, header_of, read_journal, resumable
 from hetplan.search.reasons.answer import quick_reasons, whole_reasons
 from hetplan.search.result import Certificate, Inputs, SearchResult
 from hetplan.search.settle import Settled, offer_starts, settle
 from hetplan.search.solver import Best, OutOfTimeError, Progress, Solver
-from hetplan.search.solvers import solvers_of, words_of
+from hetplan.search.solvers import solvers_of
 from hetplan.search.words import describe_space
 from hetplan.version import __version__
 
@@ -56,6 +57,7 @@ class _Run:
     job: Job
     predictor: Predictor
     best: Best
+    families: Sequence[Family] = ()
     solvers: Sequence[Solver] = ()
     feasible: Sequence[Solver] = ()
     improved: set[int] = field(default_factory=set)
@@ -143,12 +145,14 @@ def _search(run: _Run, book: Journal, start: Sequence[Plan]) -> None:
     """Fill `run`: solvers, bounds, the best plan, and how it ended."""
     best = run.best
     try:
-        maker = SpaceMaker(run.model, run.cluster, run.job, run.predictor)
-        families = Families(run.model, run.cluster, run.job).families()
-        run.solvers = solvers_of(families, maker, run.cluster, run.job)
-        best.bounds = [solver.rough.bound_seconds for solver in run.solvers]
+        maker = SpaceMaker(
+            model=run.model, cluster=run.cluster, job=run.job, predictor=run.predictor
+        )
+        run.families = Families(model=run.model, cluster=run.cluster, job=run.job).families()
+        run.solvers = solvers_of(run.families, maker, run.cluster, run.job)
+        best.bounds = [float(solver.rough.bound_seconds) for solver in run.solvers]
         run.feasible = [s for s in run.solvers if s.rough.bound_seconds < float("inf")]
-        book.names = [words_of(solver) for solver in run.solvers]
+        book.solvers = run.solvers
         offer_starts(start, best, Pricer(run.model, run.cluster, run.job, run.predictor))
         if book.from_start:
             book.use_reserve()
@@ -180,7 +184,7 @@ def _result(run: _Run, inputs: Inputs, settled: Settled) -> SearchResult:
         # Bounds that no program could raise, or stages and boundaries that share links.
         status = "limit"
     searched = {*run.improved, *run.proven}
-    still_open = sum(best.open(solver.index) for solver in run.feasible)
+    still_open = len(best.bounds) - best.closed()
     closed = sum(not best.open(index) for index in searched)
     return SearchResult(
         schema=SCHEMA,
@@ -193,7 +197,7 @@ def _result(run: _Run, inputs: Inputs, settled: Settled) -> SearchResult:
             lower_bound_seconds=lower,
             gap=gap,
             status=status,
-            space=describe_space(run.solvers, job),
+            space=describe_space(run.solvers, run.families, job),
             candidates=len(run.feasible),
             pruned_by_bound=len(run.feasible) - len(searched),
             searched=len(searched),

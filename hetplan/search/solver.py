@@ -19,6 +19,10 @@ RESOLUTION = 1e-9
 the order of their additions."""
 
 
+_TELL_SECONDS = 0.1
+"""Between two reports of a search that has found nothing better."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """Where a search stands."""
@@ -88,6 +92,8 @@ class Best:
     on_event: Callable[[Offer | tuple[int, float]], None] | None = None
     """Told of every better plan and every raised bound (solver, bound), for the journal."""
 
+    _told: float = 0.0
+
     @property
     def target(self) -> float:
         """A step below this would be worth finding."""
@@ -132,19 +138,30 @@ class Best:
         """Whether a plan of this solver could be better than the best by more than the gap."""
         return self.bounds[solver] < self.target
 
+    def closed(self) -> int:
+        """Solvers that hold no plan better than the best by more than the gap."""
+        target = self.target
+        return sum(bound >= target for bound in self.bounds)
+
     def check_time(self) -> None:
         """Raise OutOfTimeError past the deadline."""
         if time.monotonic() > self.deadline:
             raise OutOfTimeError
 
+    def report_now_and_then(self) -> None:
+        """`report` unless that was a moment ago."""
+        if self.progress is not None and time.monotonic() - self._told > _TELL_SECONDS:
+            self.report()
+
     def report(self) -> None:
         """Tell the caller where the search stands."""
+        self._told = time.monotonic()
         if self.progress is not None:
             self.progress(
                 Progress(
                     best_seconds=self.seconds,
                     lower_bound_seconds=self.lower_bound,
-                    candidates_done=sum(not self.open(c) for c in range(len(self.bounds))),
+                    candidates_done=self.closed(),
                     candidates=len(self.bounds),
                     elapsed_seconds=time.monotonic() - self.started,
                 )

@@ -115,7 +115,7 @@ def strategy(hint):
         fields |= {"seed": st.integers(0, 2**31 - 1), "total_tokens": st.none() | st.just(10**18)}
         fields["checkpoint_interval_steps"] = st.none() | st.integers(1, 2**40)
     if hint is SearchResult:
-        fields["schema"] = st.just("hetplan.plan/4")
+        fields["schema"] = st.just("hetplan.plan/5")
     return st.builds(hint, **fields)
 
 
@@ -130,7 +130,7 @@ def read_back(folder, value, schema):
 
 @pytest.mark.parametrize("type_", [Plan, Job, Cluster, ModelSpec, SearchResult, Prediction])
 def test_decode_inverts_encode(tmp_path, type_):
-    schema = "hetplan.plan/4" if type_ is SearchResult else "x/1"
+    schema = "hetplan.plan/5" if type_ is SearchResult else "x/1"
 
     @given(value=strategy(type_))
     @steady

@@ -85,7 +85,7 @@ from hetplan.profiling.campaign_values import Campaign, CampaignKind, CampaignLi
 from hetplan.profiling.pacing import Pace, PacedKind, PaceEntry
 from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, Provenance
 from hetplan.runtime.measured import RankMeasure, StepRecord
-from hetplan.search.result import Certificate, Inputs, SearchResult
+from hetplan.search.result import Alternative, Certificate, Inputs, Restriction, SearchResult
 
 MODEL = plain_model(
     name="llama-2-70b",
@@ -321,7 +321,7 @@ ESTIMATE = Estimate(
 )
 
 RESULT = SearchResult(
-    schema="hetplan.plan/4",
+    schema="hetplan.plan/5",
     hetplan_version="0.1.0",
     seed=7,
     inputs=Inputs(model=MODEL, cluster=CLUSTER, job=JOB, sha256=(("model", "00ff"),)),
@@ -336,8 +336,25 @@ RESULT = SearchResult(
         pruned_by_bound=7,
         searched=3,
         replays=123,
+        closed_by_program=2,
+        closed_by_listing=1,
+        left_open=0,
+        explored=45,
         integer_model_bound_seconds=41.25,
     ),
+    objective="step time that 9 of 10 steps stay below",
+    alternatives=(
+        Alternative(
+            why="fewest devices",
+            plan=PLAN,
+            step_seconds=13.5,
+            quantile_seconds=14.5,
+            quantile=0.9,
+            usd_per_step=0.75,
+            devices=16,
+        ),
+    ),
+    restriction=Restriction(target="native", step_seconds=12.0, lower_bound_seconds=11.5),
 )
 
 LAYER_SAMPLE = LayerSample(
@@ -674,7 +691,7 @@ GOLDEN: tuple[tuple[str, object], ...] = (
     ("hetplan.job-value/3", JOB),
     ("hetplan.plan-value/2", PLAN),
     ("hetplan.estimate/3", ESTIMATE),
-    ("hetplan.plan/4", RESULT),
+    ("hetplan.plan/5", RESULT),
     ("hetplan.provenance/2", PROVENANCE),
     ("hetplan.pace/1", PACE),
     ("hetplan.predictor/2", LAWS),

@@ -39,8 +39,12 @@ class Habits:
     """More than the float32 softmax while the loss is made, 16-bit logits."""
     logits_wide: float
     keeps_more: bool
-    """RMSNorm's result before its scale, the packed projection, the result of shared heads; what
-    was sent; buffers for all microbatches; matrix gradients apart; AdamW's temporary tensors."""
+    """RMSNorm's result before its scale, the result of shared heads; what was sent; buffers for
+    all microbatches; matrix gradients apart."""
+    packed: bool
+    """Beside rotated queries and keys the projection that they are views of."""
+    update: int
+    """AdamW's temporary tensors: a root and a quotient of each updated parameter's size."""
     standing: float
     experts_standing: float
     placeholders: bool
@@ -48,10 +52,18 @@ class Habits:
 
 # Megatron-LM: float32 gradients, a float32 master copy, fused activation (gate, up, product),
 # cuBLAS and Transformer Engine workspaces of 32 MiB each, four more for grouped products.
-MEGATRON = Habits(4, 4, 3.0, 2.0, 0.0, False, 64.0 * MIB, 128.0 * MIB, True)
+MEGATRON = Habits(4, 4, 3.0, 2.0, 0.0, False, False, 0, 64.0 * MIB, 128.0 * MIB, True)
 # hetplan's own layers: gradients as weights, float32 copies of both, activation not fused.
-NATIVE = Habits(None, 8, 4.0, 6.0, 4.0, True, 0.0, 0.0, False)
-HABITS = {"native": NATIVE, "megatron": MEGATRON, "flagscale": MEGATRON, "any": MEGATRON}
+NATIVE = Habits(None, 8, 4.0, 6.0, 4.0, True, True, 8, 0.0, 0.0, False)
+# torch's layers with FSDP2: float32 sums of gradients, a fused optimizer, three projections.
+TORCHTITAN = Habits(4, 4, 4.0, 6.0, 4.0, True, False, 0, 0.0, 0.0, False)
+HABITS = {
+    "native": NATIVE,
+    "megatron": MEGATRON,
+    "flagscale": MEGATRON,
+    "torchtitan": TORCHTITAN,
+    "any": MEGATRON,
+}
 
 
 @dataclass(frozen=True)
@@ -109,8 +121,7 @@ def peak_bytes(model: ModelSpec, job: Job, held: Held) -> float:
     if keeps:
         kept += neighbours * held.microbatches * message
         working += neighbours * message
-        # A root and a quotient of each updated parameter's size in float32.
-        working = max(working, mine * 8 - kept)
+        working = max(working, mine * habits.update - kept)
     elif len(held.chunks) > 1:
         working += 2 * message
     buffers = habits.standing
@@ -225,7 +236,7 @@ def _transformer(
     if job.trainer.fused_attention is False:
         scores = attention.num_heads / shape.tp * (job.sequence_length / shape.cp) * e
     core += scores
-    packed = apart * (query + keys) * e
+    packed = habits.packed * (query + keys) * e
     around = (query + 2 * keys + result) * e + packed
     ring = shape.cp * (2 * keys + result) * e if shape.cp > 1 else 0.0
     gradients = (2 * (query + 2 * keys) + result) * e + 4 * query

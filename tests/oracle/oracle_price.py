@@ -72,6 +72,8 @@ class PlacedPipeline:
 
     stages: tuple[PlacedStage, ...]
     microbatches: int
+    early: bool = False
+    """Sends do not hold their stage, whatever the trainer does by default."""
 
     @property
     def chunks(self) -> int:
@@ -329,13 +331,17 @@ class Prices:
             pipeline.microbatches,
             pipeline.chunks,
             tuple(stage.depth for stage in pipeline.stages),
+            early=pipeline.early,
         )
-        return pipeline_ends(run, seconds, send, latency, extra, self.rendezvous)
+        waits = self.rendezvous and not pipeline.early
+        return pipeline_ends(run, seconds, send, latency, extra, waits)
 
-    def program(self, stages: int, m: int, chunks: int, depths: tuple[int, ...]) -> Program:
+    def program(
+        self, stages: int, m: int, chunks: int, depths: tuple[int, ...], *, early: bool
+    ) -> Program:
         """What every stage does."""
         depths = depths if chunks == 1 else (0,) * stages
-        return program(stages, m, chunks, depths, self.rendezvous, self.batched)
+        return program(stages, m, chunks, depths, self.rendezvous and not early, self.batched)
 
     def hops(self, costs: Costs, pipeline: PlacedPipeline) -> list[Hop]:
         """Of all virtual stages."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -19,9 +20,12 @@ from plans_of_many import (
 )
 
 from hetplan.cluster.catalogue import load_catalogue
+from hetplan.job.pins import CAN_PIN, CanPin
 from hetplan.job.spec import Precision, ProductFormat, TrainerOptions
 from hetplan.plans.assemble import assemble_plan
+from hetplan.plans.build import chosen_of, plan_of
 from hetplan.plans.check import check_plan
+from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
 from hetplan.plans.depths import own_depth
 from hetplan.plans.plan import (
     LayerRange,
@@ -122,19 +126,19 @@ def changed(case: Case, what: str) -> Plan:
 @pytest.mark.parametrize(
     ("what", "native", "megatron"),
     [
-        ("interleaved", "runs 1f1b, not interleaved", "interleaves from 3 stages on"),
-        ("interleaved with overlap", "runs 1f1b, not interleaved", ""),
-        ("gpipe", "runs 1f1b, not gpipe", "not gpipe"),
-        ("zb-h1", "runs 1f1b, not zb-h1", "not zb-h1"),
-        ("deeper", "always has [2, 1]", "always has [2, 1]"),
+        ("interleaved", "", "interleaves from 3 stages on"),
+        ("interleaved with overlap", "", ""),
+        ("gpipe", "runs 1f1b, interleaved-1f1b, not gpipe", "not gpipe"),
+        ("zb-h1", "runs 1f1b, interleaved-1f1b, not zb-h1", "not zb-h1"),
+        ("deeper", "", "always has [2, 1]"),
         ("full", "", ""),
         ("selective", "cannot recompute core_attn alone", ""),
         ("unlike recompute", "", "recomputes the same on all stages"),
-        ("unlike degrees", "differ between stages", "differ between stages"),
+        ("unlike degrees", "", "differ between stages"),
         ("sequence parallel", "does not have it", ""),
         ("offload", "keeps optimizer state on the device", ""),
         ("reduction overlap", "does not overlap it", ""),
-        ("send overlap", "does not overlap it", "only with virtual stages"),
+        ("send overlap", "", "only with virtual stages"),
         ("parameters", "cannot shard parameters", "cannot shard parameters"),
         ("other format", "sends what it computes", "sends what it computes"),
     ],
@@ -149,13 +153,15 @@ def test_what_a_target_cannot_express_is_named(what: str, native: str, megatron:
 
 def test_several_pipelines_need_a_target_that_runs_them() -> None:
     case = two_pipelines()
-    for name in ("native", "megatron"):
+    for name in ("megatron", "flagscale", "torchtitan"):
         job = replace(case.job, target=name)
         padded = TARGETS[name].padded_vocab_size(case.model.vocab_size, 2)
         plan = replace(case.plan, target=name, padded_vocab_size=padded)
         faults = check_plan(plan, case.model, case.cluster, job)
         assert {rule_of(fault) for fault in faults} == {Rule.TARGET}
         assert f"2; target {name} runs one" in str(faults[0])
+    job = replace(case.job, target="native")
+    assert check_plan(replace(case.plan, target="native"), case.model, case.cluster, job) == ()
 
 
 def test_megatron_trains_experts_with_sequence_parallelism() -> None:
@@ -187,6 +193,117 @@ def test_megatron_keeps_islands_and_nodes_whole() -> None:
     assert found([range(4), range(4, 8), range(8, 12)]) == ""
     assert "island a are not next to each other" in found([range(4), range(8, 12), range(4, 8)])
     assert "4 devices in 2 nodes of 4" in found([range(2, 6), range(8, 10), range(10, 12)])
+
+
+def shape(**changed: object) -> Shape:
+    return replace(Shape(tp=2, dp=2, microbatch_size=1), **changed)
+
+
+def of_stages(
+    target: str, *stages: Sequence[Part], tied: bool = False, sharding: Sharding = Sharding.NONE
+) -> list[str]:
+    """Faults of a pipeline of 4 microbatches of 4 sequences with these parts per stage."""
+    twin = replace(small_island("a", 2, 4), name="twin")
+    cluster = small_cluster(small_island("a", 2, 4), twin, small_island("b", 2, 4))
+    model, job = small_model(8, tied=tied), small_job(16, target)
+    each, more = divmod(8, len(stages))
+    pipeline = ChosenPipeline(
+        stages=tuple(
+            ChosenStage(
+                parts=tuple(parts),
+                layers=(each + (s < more),),
+                warmup_depth=own_depth("1f1b", s, len(stages), 4),
+            )
+            for s, parts in enumerate(stages)
+        ),
+        num_microbatches=4,
+        schedule=Schedule(name="1f1b"),
+    )
+    chosen = ChosenPlan(pipelines=(pipeline,), sharding=sharding)
+    plan = plan_of(model, cluster, job, chosen)
+    assert chosen_of(plan, cluster, model) == chosen
+    return [str(fault) for fault in check_plan(plan, model, cluster, job)]
+
+
+ON_A, ON_TWIN = Part(island="a", shape=shape()), Part(island="twin", shape=shape())
+ON_B = Part(island="b", shape=shape(dp=4))
+
+
+@pytest.mark.parametrize("target", ["native", "megatron", "flagscale", "torchtitan", "any"])
+def test_stages_may_lie_on_islands_of_one_kind(target: str) -> None:
+    for sharding in (Sharding.NONE, Sharding.OPTIMIZER):
+        assert of_stages(target, [ON_A, ON_TWIN], [ON_B], sharding=sharding) == []
+    unlike = [ON_A, replace(ON_TWIN, shape=shape(tp=1))]
+    faults = of_stages(target, unlike, [ON_B])
+    if target in ("native", "any"):
+        assert faults == []
+    else:
+        assert "differ between entries" in "".join(faults)
+
+
+@pytest.mark.parametrize("target", ["native", "megatron", "flagscale", "torchtitan", "any"])
+def test_unlike_kinds_in_a_stage_need_a_target_that_mixes_them(target: str) -> None:
+    mixed = [ON_A, replace(ON_B, shape=shape())]
+    faults = "".join(of_stages(target, mixed))
+    assert ("mixes kind-a, kind-b" in faults) == (target not in ("native", "any"))
+    assert bool(faults) == (target not in ("native", "any"))
+
+
+def test_shards_over_all_ranks_of_unlike_stages() -> None:
+    first, second = Part(island="a", shape=shape(dp=4)), Part(island="b", shape=shape(tp=1, dp=2))
+    second = replace(second, shape=replace(second.shape, microbatch_size=2))
+    for target in ("flagscale", "native", "any"):
+        assert of_stages(target, [first], [second], sharding=Sharding.OPTIMIZER) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "words"),
+    [
+        (shape(dp=2, microbatch_size=2), shape(dp=4), ""),
+        (shape(dp=4), shape(dp=2, microbatch_size=2), "dp 4 and 2 at first and last stage"),
+        (shape(tp=1, dp=4), shape(dp=4), "tp 1 and 2"),
+    ],
+)
+def test_flagscale_ties_ends_of_one_tp_and_dividing_dp(
+    first: Shape, last: Shape, words: str
+) -> None:
+    stages = [Part(island="a", shape=first)], [Part(island="b", shape=last)]
+    assert of_stages("flagscale", *stages) == []
+    assert of_stages("native", *stages, tied=True) == []
+    faults = "".join(of_stages("flagscale", *stages, tied=True))
+    assert bool(faults) == bool(words)
+    assert words in faults
+
+
+def test_torchtitan_shards_over_context_parallel_ranks() -> None:
+    part = Part(island="a", shape=shape(cp=2, tp=1))
+    part = replace(part, shape=replace(part.shape, dp=4))
+    faults = of_stages("torchtitan", [part])
+    assert "shards over context-parallel ranks" in "".join(faults)
+    assert of_stages("torchtitan", [part], sharding=Sharding.OPTIMIZER) == []
+    assert of_stages("megatron", [part]) == []
+
+
+def test_torchtitan_interleaves_two_stages() -> None:
+    case = plain_case("torchtitan")
+    assert check_plan(interleaved(case), case.model, case.cluster, case.job) == ()
+
+
+def test_what_a_job_may_pin_is_what_the_target_can() -> None:
+    for name, can in CAN_PIN:
+        trainer = TARGETS[name]
+        assert can == CanPin(
+            context_parallel=trainer.context_parallel,
+            expert_parallel=trainer.expert_parallel,
+            sequence_parallel=trainer.sequence_parallel,
+            experts_need_sequence_parallel=trainer.experts_need_sequence_parallel,
+            interleaving="interleaved-1f1b" in trainer.schedules,
+            several_pipelines=trainer.several_pipelines,
+            other_warmup=trainer.other_warmup,
+            fewer_microbatches_than_stages=trainer.fewer_microbatches_than_stages,
+            context_shards=trainer.context_shards,
+        )
+    assert {name for name, _ in CAN_PIN} == set(TARGETS)
 
 
 def test_narrow_products_need_devices_that_have_their_rate() -> None:

@@ -14,7 +14,7 @@ from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.job.spec import Forbids, Job, Pins
 from hetplan.plans.check import check_plan
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search.explore import Progress
+from hetplan.search.solver import Progress
 from hetplan.search.files import load_plan, result_text, save_result
 from hetplan.search.homogeneous import homogeneous_sum, operations_per_token
 from hetplan.search.result import SearchResult

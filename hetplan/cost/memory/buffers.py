@@ -51,7 +51,7 @@ class Messages:
     received: float
     """Buffers that are there all the time."""
     sent: float
-    """Kept with every microbatch in flight."""
+    """Kept with every microbatch in flight, in every chunk but the model's last."""
     beside: float
     """While a pass runs."""
 
@@ -68,12 +68,12 @@ def messages(
     if habits.receive_buffers:
         return Messages(
             received=neighbours * layout.num_microbatches * message,
-            sent=message if habits.keeps_output and not last else 0.0,
+            sent=message if habits.keeps_output else 0.0,
             beside=neighbours * message,
         )
     # With several chunks the next pass's inputs are received while this one runs, in both
     # directions (Megatron-LM's interleaved schedule); with one chunk sends and receives end first.
     ahead = 2.0 * message if len(layout.chunks) > 1 else 0.0
     return Messages(
-        received=0.0, sent=message if habits.keeps_output and not last else 0.0, beside=ahead
+        received=0.0, sent=message if habits.keeps_output else 0.0, beside=ahead
     )

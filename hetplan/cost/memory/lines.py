@@ -61,10 +61,18 @@ class StageBytes:
     routed: Amount
     kept: Amount
     """Bytes that one microbatch in flight keeps."""
+    front_kept: float
+    """Of that, before the first unit."""
+    back_kept: float
+    """Behind the last one."""
+    sent: float
+    """For the next stage, or the next chunk's; the last chunk of all keeps none."""
     working: float
     """A, with what lies between stages."""
+    working_alone: float
+    """A without that."""
     before: float
-    """B, the same."""
+    """B, with it."""
     released: float
     """R"""
     buffers: float
@@ -117,6 +125,26 @@ class Lines:
             self.last.fixed + units * self.last.each + kept,
             self.before.fixed + units * self.before.each + kept,
             self.update.fixed + units * self.update.each,
+        )
+
+    def interleaved(self, held: StageBytes, chunks: int, *, ends: bool) -> Lines:
+        """The moment of the first backward pass, where what is in flight are chunks of a stage.
+
+        Earlier chunks are neither smaller nor less often in flight than later ones, so that w
+        chunks in flight keep at least w / chunks of what all of them keep; the last chunk is in
+        flight once, and sends nothing where the model ends with it. Other moments of a step need as
+        much or more: an upper bound of what fits.
+        """
+        part = 1.0 / chunks
+        return Lines(
+            last=Amount(
+                fixed=self.last.fixed + held.back_kept - held.sent * ends, each=self.last.each
+            ),
+            before=Amount(fixed=-math.inf, each=0.0),
+            update=self.update,
+            kept=Amount(
+                fixed=held.sent + part * held.front_kept, each=part * self.kept.each
+            ),
         )
 
     def row(self) -> tuple[float, ...]:
@@ -179,8 +207,12 @@ def stage_bytes(
     return StageBytes(
         dense=Amount(fixed=outside[0], each=own[0]),
         routed=Amount(fixed=outside[1], each=own[1]),
-        kept=Amount(fixed=ahead.kept - kept + between.sent, each=kept),
+        kept=Amount(fixed=ahead.kept - kept + between.sent * (not last), each=kept),
+        front_kept=ahead.kept - unit.kept,
+        back_kept=behind.kept,
+        sent=between.sent,
         working=unit.working + between.beside,
+        working_alone=unit.working,
         before=ahead.working + released + between.beside,
         released=released,
         buffers=standing_bytes(model, cut, habits, (*front, *inside, *back), tokens),

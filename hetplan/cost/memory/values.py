@@ -145,16 +145,37 @@ MEGATRON = TrainerMemory(
     experts_workspace_bytes=128.0 * MEBIBYTE,
 )
 
-_HABITS = (("native", NATIVE), ("megatron", MEGATRON), ("any", MEGATRON))
+TORCHTITAN = replace(
+    NATIVE,
+    # With pipelines FSDP2 keeps 16-bit parameters and float32 sums of their gradients whole until
+    # the last microbatch (torchtitan's parallelism.fsdp_reshard_after_forward is then off by
+    # default; torch/distributed/fsdp/_fully_shard/_fsdp_param.py, unsharded_accumulated_grad); the
+    # float32 parameters that the optimizer updates are sharded with its moments.
+    gradient_bytes=FLOAT32_BYTES,
+    master_bytes=FLOAT32_BYTES,
+    # wq, wk and wv are three matrices.
+    packed_projection=False,
+    # optimizer.implementation: fused.
+    update_bytes=0.0,
+)
+
+_HABITS = (
+    ("native", NATIVE),
+    ("megatron", MEGATRON),
+    ("flagscale", MEGATRON),
+    ("torchtitan", TORCHTITAN),
+    ("any", MEGATRON),
+)
 
 
 def trainer_memory(target_name: str) -> TrainerMemory:
     """Habits of a target; an InputError for one whose habits are not known."""
     name = target(target_name).name
-    for known, habits in _HABITS:
-        if known == name:
-            return habits
-    raise InputError(f"memory of target {name} is not known; known: native, megatron, any")
+    found = dict(_HABITS).get(name)
+    if found is not None:
+        return found
+    known = ", ".join(each for each, _ in _HABITS)
+    raise InputError(f"memory of target {name} is not known; known: {known}")
 
 
 def job_memory(job: Job) -> TrainerMemory:
@@ -175,7 +196,7 @@ def _job_memory(target_name: str, precision: Precision, asked: TrainerOptions) -
     return replace(
         habits,
         gradient_bytes=gradients,
-        loss=Loss.IN_PLACE if settings.fused_loss else Loss.VOCAB_PARALLEL,
+        loss=Loss.IN_PLACE if settings.fused_loss else habits.loss,
         # After the attention, after the MLP (arXiv 2205.05198, section 4.1).
         dropout_masks=2 if settings.hidden_dropout else 0,
         fused_attention=settings.fused_attention,

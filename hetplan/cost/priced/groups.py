@@ -195,9 +195,9 @@ class KnownCollectives:
 
     cluster: Cluster
     predictor: Predictor
-    terms: dict[tuple[GroupShape, float, Crowd | None, LinkOperation, float], tuple[Term, ...]] = (
-        field(default_factory=dict)
-    )
+    terms: dict[
+        tuple[GroupShape, float, Crowd | None, LinkOperation, float, str], tuple[Term, ...]
+    ] = field(default_factory=dict)
 
     def of(
         self, group: Group, operation: LinkOperation, message_bytes: float, what: str
@@ -205,12 +205,12 @@ class KnownCollectives:
         """The predicted parts of one collective; none for a group of one."""
         if group.size == 1 or message_bytes <= 0:
             return ()
-        key = (group.shape, group.share, group.crowd, operation, message_bytes)
+        key = (group.shape, group.share, group.crowd, operation, message_bytes, what)
         found = self.terms.get(key)
         if found is None:
             crowd = group.crowd
             kept = 1.0 if crowd is None else crowd.share(self.predictor, message_bytes)
-            found = self.terms[key] = collective(
+            priced = collective(
                 self.cluster,
                 group.shape,
                 operation,
@@ -220,7 +220,8 @@ class KnownCollectives:
                 # of what the samples say.
                 share=min(group.share, kept),
             ).terms
-        return tuple([replace(term, what=what) for term in found])
+            found = self.terms[key] = tuple([replace(term, what=what) for term in priced])
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from hetplan.cost.memory.values import MemoryLayout
 from hetplan.cost.priced.plan import PlanCosts
 from hetplan.cost.priced.units import Unit
 from hetplan.cost.priced.work import PipelineWork
+from hetplan.plans.pieces import stage_shards
 from hetplan.plans.plan import Plan
 
 
@@ -57,6 +58,7 @@ def memory_layout(
     replica, schedule = unit.replica, pipeline.pipeline.schedule
     stages = pipeline.pipeline.stages
     copies = replica.num_devices // (replica.ep * replica.etp)
+    shards = stage_shards(plan.optimizer_shards, stages[s])
     return MemoryLayout(
         chunks=stages[s].chunks,
         tp=replica.tp,
@@ -73,7 +75,7 @@ def memory_layout(
         sequence_parallel=replica.sequence_parallel,
         recompute=unit.recompute,
         sharding=costs.settings.sharding,
-        shards=plan.optimizer_shards,
+        shards=shards,
         expert_shards=None
         if unit.pricer.shape.experts_like_rest
         else math.gcd(plan.optimizer_shards, copies),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,10 +20,13 @@ from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
 from hetplan.search.costs.ends import Ends
 from hetplan.search.costs.placed import ROLES, Placed
+from hetplan.search.costs.rough import Roughs, most_stages_of
 from hetplan.search.costs.stages import StageArrays, stage_arrays
 from hetplan.search.costs.transfers import Transfers
+from hetplan.search.families.allowed import ends_allowed, mesh_matches
 from hetplan.search.families.family import Family, Mesh
 from hetplan.search.single.space import FIRST, LAST, Floats, Ints, NormSums, Space
+from hetplan.search.solver import Rough
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +53,10 @@ class SpaceMaker:
     def _ends(self) -> Ends:
         return Ends(self._placed)
 
+    @cached_property
+    def _roughs(self) -> Roughs:
+        return Roughs(self._placed)
+
     def units(self) -> LayerUnits:
         """Where the model can be cut; an InputError where it has no such units."""
         return self._placed.units
@@ -57,14 +65,15 @@ class SpaceMaker:
         """Exact costs of every stage, boundary and end of step of the family's plans.
 
         They add up to the step of the plan without shared links (`hetplan.cost.priced`). Where
-        parts of a stage take turns at being the slowest, or plans with several tp pad the
-        vocabulary further than a stage's own tp asks, the numbers are a little less than the plan's.
+        parts of a stage take turns at being the slowest, plans with several tp pad the vocabulary
+        further than a stage's own tp asks, or early sends take compute units of the passes beside
+        them, the numbers are a little less than the plan's.
         An InputError for models without units, and where the predictor lacks something.
         """
         meshes, units = family.meshes, self.units()
         stages = stage_arrays(self._placed, family)
         most_stages = np.array([min(each.max_stages, units.count) for each in meshes])
-        limit = stage_limit(self.job, units, family)
+        limit = most_stages_of(self.job, units, family)
         flights = most_flights(most_stages, limit, family, units)
         links, node_links, norm_links, norm_nodes = self._transfers.between(meshes)
         norm = None
@@ -94,8 +103,8 @@ class SpaceMaker:
             stages_per_node=np.array(
                 [self._transfers.side(mesh).stages_per_node for mesh in meshes], dtype=np.int64
             ),
-            tied=self._transfers.tied(meshes, stages.slowest),
-            rendezvous=target(self.job.target).rendezvous_sends,
+            tied=self._tied(meshes, stages),
+            rendezvous=target(self.job.target).rendezvous_sends and not getattr(family, "early_sends", False),
             most_layers=self._memory(family, flights),
             after=after,
             leaving=leaving,
@@ -104,13 +113,26 @@ class SpaceMaker:
             may_be_last=np.array([self._may(mesh, pin.head_on) for mesh in meshes]),
         )
 
+    def rough(self, family: Family) -> Rough:
+        """A valid bound and a guess (`hetplan.search.costs.rough`); raises as `space` does."""
+        return self._roughs.of(family)
+
     def _region(self, mesh: Mesh) -> int:
         regions = {self.cluster.islands[at].region for at in mesh.islands}
         return self.cluster.regions.index(min(regions)) if len(regions) == 1 else -1
 
+    def _tied(self, meshes: Sequence[Mesh], stages: StageArrays) -> Floats:
+        """[M, M], infinite for ends that the target cannot have together."""
+        found, trainer = self._transfers.tied(meshes, stages.slowest), target(self.job.target)
+        if trainer.equal_ends:
+            for i, first in enumerate(meshes):
+                for j, last in enumerate(meshes):
+                    if not ends_allowed(trainer, self.model, first, last):
+                        found[i, j] = math.inf
+        return found
+
     def _may(self, mesh: Mesh, place: str | None) -> bool:
-        islands = [self.cluster.islands[at] for at in mesh.islands]
-        return all(place in (None, each.name, each.device.kind) for each in islands)
+        return mesh_matches(mesh, self.cluster, place)
 
     def _after(
         self, family: Family, stages: StageArrays, norm: NormSums | None
@@ -129,7 +151,8 @@ class SpaceMaker:
 
     def _memory(self, family: Family, flights: int) -> Ints:
         """[V, 4, M, W + 1] units that fit; none with nothing in flight."""
-        in_flight = np.minimum(np.arange(1, flights + 1), family.num_microbatches)
+        chunks = family.num_microbatches * family.virtual_stages
+        in_flight = np.minimum(np.arange(1, flights + 1), chunks)
         shape = (len(family.recompute), ROLES, len(family.meshes))
         found = np.zeros((*shape, flights + 1), dtype=np.int64)
         found[..., 1:] = self.units().count
@@ -148,42 +171,45 @@ class SpaceMaker:
         room = np.empty(rows.shape[:3])
         for m, at in enumerate(have):
             mesh = family.meshes[at]
-            shape, island = mesh.shapes[part], self.cluster.islands[mesh.islands[part]]
-            shards = expert_shards = 1
-            if family.sharding is not Sharding.NONE:
-                shards = sum(each.dp * each.cp for each in mesh.shapes)
-                expert_shards = _expert_shards(mesh, part, shards)
-            room[:, :, m] = island.memory_bytes * (1 - self.job.memory_reserve_fraction)
+            shape = mesh.shapes[part]
+            shards, expert_shards = _shards(family, mesh, part)
+            room[:, :, m] = self._room(mesh, part)
             for v, recompute in enumerate(family.recompute):
                 for role in range(ROLES):
-                    held = placed.stage_bytes(shape, recompute, role)
-                    rows[v, role, m] = held.lines(
+                    held = placed.stage_bytes(shape, recompute, role, family.virtual_stages)
+                    lines = held.lines(
                         family.sharding, shards, expert_shards, family.num_microbatches
-                    ).row()
+                    )
+                    if family.virtual_stages > 1:
+                        lines = lines.interleaved(
+                            held, family.virtual_stages, ends=bool(role & LAST)
+                        )
+                    rows[v, role, m] = lines.row()
         return rows, room
 
+    def _room(self, mesh: Mesh, part: int) -> float:
+        island = self.cluster.islands[mesh.islands[part]]
+        return island.memory_bytes * (1 - self.job.memory_reserve_fraction)
 
-def _expert_shards(mesh: Mesh, part: int, shards: int) -> int:
-    """Ranks that share the state of routed experts (`hetplan.cost.priced.memory`)."""
+
+def _shards(family: Family, mesh: Mesh, part: int) -> tuple[int, int]:
+    """Ranks that share optimizer state, and that of routed experts (`cost.priced.memory`)."""
+    if family.sharding is Sharding.NONE:
+        return 1, 1
     shape = mesh.shapes[part]
+    shards = sum(each.dp * each.cp for each in mesh.shapes)
     if shape.ep == 1 and shape.etp == shape.tp:
-        return max(1, shards * shape.tp // (shape.ep * shape.tp))
-    return int(np.gcd(shards, shape.num_devices // (shape.ep * shape.etp)))
-
-
-def stage_limit(job: Job, units: LayerUnits, family: Family) -> int:
-    """Most stages that the job's target can run: a unit in every chunk, and enough microbatches."""
-    most = units.count // family.virtual_stages
-    if target(job.target).fewer_microbatches_than_stages:
-        return most
-    return min(most, family.num_microbatches)
+        return shards, shards
+    return shards, math.gcd(shards, shape.num_devices // (shape.ep * shape.etp))
 
 
 def most_flights(
     most_stages: Ints, limit: int, family: Family, units: LayerUnits
 ) -> int:
-    """W: most microbatches that any stage of the family has in flight."""
+    """W: most microbatches that a stage of the family has in flight; of several chunks, passes."""
     stages = min(int(most_stages.sum()), limit, units.count)
+    if family.virtual_stages > 1:
+        return (family.virtual_stages + 1) * stages
     return stages + family.most_extra_depth
 
 

@@ -27,7 +27,7 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.choices import SELECTIVE_MODULES
 from hetplan.plans.chosen import Shape
 from hetplan.plans.placing import device_ranges
-from hetplan.plans.plan import Recompute, RecomputeGranularity, Replica
+from hetplan.plans.plan import LayerRange, Recompute, RecomputeGranularity, Replica
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
 from hetplan.search.single.space import BOTH, FIRST, LAST, Floats
@@ -157,17 +157,8 @@ class Placed:
         self, island: int, shape: Shape, recompute: Sequence[RecomputeGranularity]
     ) -> Passes:
         """Passes of stages of this shape with each of these recomputations."""
-        found = self._kind_seconds(
-            island, shape, selective=RecomputeGranularity.SELECTIVE in recompute
-        )
         _, unit, extra = self._kinds
-        again = {
-            RecomputeGranularity.NONE: np.zeros(len(unit)),
-            RecomputeGranularity.SELECTIVE: found[_SELECTIVE],
-            RecomputeGranularity.FULL: found[_FULL],
-        }
-        backward = np.array([found[_BACKWARD] + again[each] for each in recompute])
-        forward = np.array([found[_FORWARD] for _ in recompute])
+        forward, backward = self._both(island, shape, recompute, tuple(range(unit.size)))
         return Passes(
             forward=forward @ unit,
             backward=backward @ unit,
@@ -175,8 +166,37 @@ class Placed:
             extra_backward=extra @ backward.T,
         )
 
-    def _kind_seconds(self, island: int, shape: Shape, *, selective: bool) -> Floats:
-        """[forward, backward, repeated selectively, repeated whole][kinds of layers]."""
+    def unit_passes(
+        self, island: int, shape: Shape, recompute: Sequence[RecomputeGranularity]
+    ) -> tuple[Floats, Floats]:
+        """(forward, backward) of one layer unit, [V] each; no other layers are priced."""
+        unit = self._kinds[1]
+        kinds = tuple(np.flatnonzero(unit).tolist())
+        forward, backward = self._both(island, shape, recompute, kinds)
+        return forward @ unit[list(kinds)], backward @ unit[list(kinds)]
+
+    def _both(
+        self,
+        island: int,
+        shape: Shape,
+        recompute: Sequence[RecomputeGranularity],
+        kinds: tuple[int, ...],
+    ) -> tuple[Floats, Floats]:
+        """Passes [V, kinds] of these kinds of layers."""
+        selective = RecomputeGranularity.SELECTIVE in recompute
+        found = self._kind_seconds(island, shape, kinds, selective=selective)
+        again = {
+            RecomputeGranularity.NONE: np.zeros(len(kinds)),
+            RecomputeGranularity.SELECTIVE: found[_SELECTIVE],
+            RecomputeGranularity.FULL: found[_FULL],
+        }
+        backward = np.array([found[_BACKWARD] + again[each] for each in recompute])
+        return np.array([found[_FORWARD] for _ in recompute]), backward
+
+    def _kind_seconds(
+        self, island: int, shape: Shape, kinds: tuple[int, ...], *, selective: bool
+    ) -> Floats:
+        """[forward, backward, repeated selectively, repeated whole][kinds]."""
         place = self.cluster.islands[island]
         groups = self.groups(island, shape)
         key = (
@@ -190,11 +210,13 @@ class Placed:
             groups,
             shape.num_devices if place.speed_spread else 0,
             selective,
+            kinds,
         )
         found = self._seconds.get(key)
         if found is None:
             pricer = self._pricer(place, shape, groups, selective=selective)
-            each = [self._priced(pricer, position) for position in self._kinds[0]]
+            positions = self._kinds[0]
+            each = [self._priced(pricer, positions[kind]) for kind in kinds]
             found = self._seconds[key] = np.array(each).T
         return found
 
@@ -265,8 +287,10 @@ class Placed:
             extra=tuple((plain, experts) for plain, experts in besides.tolist()),
         )
 
-    def stage_bytes(self, shape: Shape, recompute: RecomputeGranularity, role: int) -> StageBytes:
-        """Memory of stages of this shape and role."""
+    def stage_bytes(
+        self, shape: Shape, recompute: RecomputeGranularity, role: int, chunks: int = 1
+    ) -> StageBytes:
+        """Memory of stages of this shape, role and number of chunks."""
         key = (
             shape.tp,
             shape.cp,
@@ -276,12 +300,13 @@ class Placed:
             shape.sequence_parallel,
             recompute,
             role,
+            chunks,
         )
         found = self._bytes.get(key)
         if found is None:
             like_rest = shape.ep == 1 and shape.etp == shape.tp
             layout = MemoryLayout(
-                chunks=(),
+                chunks=(LayerRange(start=0, stop=1),) * chunks,
                 tp=shape.tp,
                 cp=shape.cp,
                 ep=shape.ep,

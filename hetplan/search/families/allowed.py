@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hetplan.cluster.spec import Cluster, Island
@@ -16,6 +17,11 @@ def divisors(number: int) -> tuple[int, ...]:
     """Every divisor in increasing order."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return tuple(sorted({*small, *(number // d for d in small)}))
+
+
+def kept(pin: int | None, choices: Sequence[int]) -> tuple[int, ...]:
+    """The choices that a pin leaves."""
+    return tuple(choice for choice in choices if pin in (None, choice))
 
 
 def tensor_degrees(model: ModelSpec, cluster: Cluster) -> tuple[int, ...]:

@@ -3,13 +3,14 @@
 Everything that divides, before any time or memory is known. Degrees: tp divides what it slices and
 the devices of a node; cp is 1 or a power of two up to 16 of which twice divides the sequence; ep
 divides the experts and cp * dp * tp / etp; dp * microbatch size divides the batch. Targets that
-need equal degrees have a family per shape, others one per tick (sequences of a microbatch), whose
-meshes differ in tp, dp and microbatch size. `any` has both. Each comes once per schedule, per
-sharding and, where all stages must recompute alike, per recomputation.
+need equal degrees have a family per shape; others have one per tick (sequences of a microbatch),
+whose meshes differ in tp, dp and microbatch size, with cp = ep = 1. `any` has both. Each comes once
+per schedule, per sharding and, where all stages must recompute alike, per recomputation.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,26 +22,49 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import RecomputeGranularity, RecomputeModule, Sharding
 from hetplan.plans.rules import experts_of
-from hetplan.plans.targets import target
-from hetplan.search.families.allowed import divisors, stage_limit, tensor_degrees
+from hetplan.plans.targets import Target, target
+from hetplan.search.families.allowed import divisors, kept, stage_limit, tensor_degrees
 from hetplan.search.families.family import Family, Mesh
 from hetplan.search.families.rooms import Room, Rooms
+from hetplan.search.families.variants import Variants
 
 MOST_CONTEXT_PARALLEL = 16
-LEAST_INTERLEAVED = 3
-"""Stages from which interleaving is searched: Megatron-LM has no fewer, and two stages gain
-little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Degrees:
-    """What all stages of a family of one shape share."""
+    """Of all stages of a family of one shape; cp and dp count the ranks of a whole stage."""
 
     tp: int
     cp: int
     dp: int
     sequence_parallel: bool
     rooms: tuple[Room, ...]
+
+    def meshes(
+        self, microbatch_size: int, ep: int, etp: int, rooms: Sequence[Room]
+    ) -> tuple[Mesh, ...]:
+        shapes: dict[int, Shape] = {}
+        for room in rooms:
+            for dp in room.dps:
+                if dp not in shapes:
+                    shapes[dp] = Shape(
+                        tp=self.tp,
+                        cp=self.cp,
+                        dp=dp,
+                        microbatch_size=microbatch_size,
+                        ep=ep,
+                        etp=etp,
+                        sequence_parallel=self.sequence_parallel,
+                    )
+        return tuple(
+            Mesh(
+                islands=room.islands,
+                shapes=tuple([shapes[dp] for dp in room.dps]),
+                max_stages=room.stages,
+            )
+            for room in rooms
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,68 +75,88 @@ class Families:
     cluster: Cluster
     job: Job
 
-    @cached_property
-    def _all(self) -> tuple[Family, ...]:
-        pin = self.job.pin
-        if pin.pipelines not in (None, 1):
-            return ()
-        found = []
-        if self.one_shape:
-            found += [*self._of_one_shape()]
-        if self.unlike_shapes:
-            found += [*self._of_one_tick()]
-        found.sort(key=_order)
-        return tuple(found)
-
     def families(self) -> tuple[Family, ...]:
         """Every family, sorted by tick, schedule, sharding and recomputation; made once."""
         return self._all
 
+    @cached_property
+    def _all(self) -> tuple[Family, ...]:
+        if self.job.pin.pipelines not in (None, 1):
+            return ()
+        found = [*(self._of_one_shape() if self._one_shape else ())]
+        found += self._of_one_tick() if self._unlike_shapes else ()
+        # Equal ones stay in the order in which they were made: by tp, cp, dp, ep, etp.
+        found.sort(
+            key=lambda each: (
+                *(each.samples, each.schedule, each.virtual_stages),
+                *(each.early_sends, each.sharding, each.recompute),
+            )
+        )
+        return tuple(found)
+
     # ---- what is searched
 
     @cached_property
-    def unlike_shapes(self) -> bool:
-        """Whether there are families whose stages may differ in their degrees."""
+    def _trainer(self) -> Target:
+        return target(self.job.target)
+
+    @cached_property
+    def _unlike_shapes(self) -> bool:
         return self._trainer.stages_differ and not self.job.pin.same_degrees
 
     @cached_property
-    def one_shape(self) -> bool:
-        """Whether there are families whose stages have one shape.
-
-        With a target whose stages may differ these are what equal degrees are pinned for, or what
-        only they are searched with.
-        """
+    def _one_shape(self) -> bool:
+        """With cp or ep above 1, or where unlike shapes are not searched."""
         trainer = self._trainer
-        more = trainer.context_parallel or trainer.expert_parallel
-        return not self.unlike_shapes or more
+        return not self._unlike_shapes or trainer.context_parallel or trainer.expert_parallel
 
     @cached_property
     def tensor_degrees(self) -> tuple[int, ...]:
         """Degrees that the model, the nodes and the pins allow."""
-        return _kept(self.job.pin.tp, tensor_degrees(self.model, self.cluster))
+        return kept(self.job.pin.tp, tensor_degrees(self.model, self.cluster))
 
     @cached_property
     def context_degrees(self) -> tuple[int, ...]:
         """1, and what divides the sequence where the target has context parallelism."""
-        found, length = [1], self.job.sequence_length
-        cp = 2
-        while self._trainer.context_parallel and cp <= MOST_CONTEXT_PARALLEL:
-            if length % (2 * cp) == 0:
-                found.append(cp)
-            cp *= 2
-        return _kept(self.job.pin.cp, found)
+        length, pin = self.job.sequence_length, self.job.pin.cp
+        tried = [2**k for k in range(1, MOST_CONTEXT_PARALLEL.bit_length())]
+        if pin is not None:
+            tried = [pin] if pin > 1 else []
+        if not self._trainer.context_parallel:
+            tried = []
+        return kept(pin, [1, *(cp for cp in tried if length % (2 * cp) == 0)])
 
     @cached_property
     def recompute(self) -> tuple[RecomputeGranularity, ...]:
-        """What a stage may recompute."""
+        """What a stage may recompute; a pin leaves one."""
         trainer, pin = self._trainer, self.job.pin.recompute
         found = [] if pin else [RecomputeGranularity.NONE]
-        alone = RecomputeModule.CORE_ATTENTION in trainer.recompute_modules
-        if pin is None and alone and not trainer_settings(self.job).fused_attention:
+        attention = RecomputeModule.CORE_ATTENTION in trainer.recompute_modules
+        if pin is None and attention and not trainer_settings(self.job).fused_attention:
             found.append(RecomputeGranularity.SELECTIVE)
         if pin is not False and trainer.full_recompute:
             found.append(RecomputeGranularity.FULL)
         return tuple(found)
+
+    def shardings(self, copies: int, cp: int = 1) -> tuple[Sharding, ...]:
+        """What the target, the pin and this many copies of the weights allow."""
+        pin, can = self.job.pin.sharded_optimizer, self._trainer.sharding
+        if copies == 1:
+            return (Sharding.NONE,)
+        found = [] if pin or (cp > 1 and self._trainer.context_shards) else [Sharding.NONE]
+        if pin is not False and Sharding.OPTIMIZER in can:
+            found.append(Sharding.OPTIMIZER)
+        return tuple(found)
+
+    def sequence_parallel(self, tp: int, cp: int = 1) -> bool | None:
+        """Whether ranks of these degrees are sequence parallel; None: there are no such ranks."""
+        trainer, pin = self._trainer, self.job.pin.sequence_parallel
+        if tp == 1:
+            return False
+        divides = self.job.sequence_length // cp % tp == 0
+        found = trainer.sequence_parallel and divides and pin is not False
+        needed = pin or (trainer.experts_need_sequence_parallel and self._experts is not None)
+        return None if needed and not found else found
 
     @cached_property
     def rooms(self) -> Rooms:
@@ -124,55 +168,19 @@ class Families:
         )
 
     @cached_property
-    def batch_divisors(self) -> tuple[int, ...]:
-        """Of the global batch size."""
+    def _variants(self) -> Variants:
+        pin = self.job.pin
+        return Variants(
+            trainer=self._trainer,
+            layers=self.model.num_layers,
+            pinned_stages=pin.pp,
+            pinned_virtual_stages=pin.virtual_stages,
+            pinned_depth=pin.depth,
+        )
+
+    @cached_property
+    def _batch_divisors(self) -> tuple[int, ...]:
         return divisors(self.job.global_batch_size)
-
-    @property
-    def _trainer(self) -> Target:
-        return target(self.job.target)
-
-    # ---- families of one shape
-
-    def _of_one_shape(self) -> Iterator[Family]:
-        pin, batch = self.job.pin, self.job.global_batch_size
-        for each in self._degrees():
-            alone = tuple(room for room in each.rooms if len(room.islands) == 1)
-            for size in _kept(pin.microbatch_size, divisors(batch // each.dp)):
-                count = batch // (each.dp * size)
-                if not self._long_enough(count, each.rooms):
-                    continue
-                for ep, etp in self._expert_degrees(each):
-                    rooms = each.rooms if ep == 1 else alone
-                    if rooms:
-                        meshes = _meshes_of(each, size, ep, etp, rooms)
-                        yield from self._with_schedules(
-                            each.dp * size, count, meshes, copies=each.dp * each.cp
-                        )
-
-    def _degrees(self) -> Iterator[_Degrees]:
-        few = not self.job.pin.same_degrees and self._trainer.stages_differ
-        for tp in self.tensor_degrees:
-            for cp in self.context_degrees:
-                parallel = self._sequence_parallel(tp, cp)
-                if parallel is None:
-                    continue
-                for dp in _kept(self.job.pin.dp, self.batch_divisors):
-                    rooms = self.rooms.of(tp, cp, dp)
-                    if rooms:
-                        yield _Degrees(
-                            tp=tp, cp=cp, dp=dp, sequence_parallel=parallel, rooms=rooms
-                        )
-
-    def _sequence_parallel(self, tp: int, cp: int) -> bool | None:
-        """Whether ranks of these degrees are sequence parallel; None: there are no such ranks."""
-        trainer, pin = self._trainer, self.job.pin.sequence_parallel
-        if tp == 1:
-            return False
-        divides = self.job.sequence_length // cp % tp == 0
-        found = trainer.sequence_parallel and divides and pin is not False
-        needed = pin or (trainer.experts_need_sequence_parallel and self._experts is not None)
-        return None if needed and not found else found
 
     @cached_property
     def _experts(self) -> int | None:
@@ -180,29 +188,146 @@ class Families:
         found = experts_of(self.model, 0, len(self.model.layers))
         return math.gcd(*(each.num_experts for each in found)) if found else None
 
+    # ---- families of one shape
+
+    def _of_one_shape(self) -> Iterator[Family]:
+        pin, batch = self.job.pin, self.job.global_batch_size
+        for each in self._degrees():
+            alone = tuple(room for room in each.rooms if len(room.islands) == 1)
+            for size in kept(pin.microbatch_size, divisors(batch // each.dp)):
+                count = batch // (each.dp * size)
+                for ep, etp in self._expert_degrees(each):
+                    if self._unlike_shapes and each.cp == ep == 1:
+                        continue  # plans of a family of one tick
+                    # Experts are not dealt out over islands.
+                    rooms = each.rooms if ep == 1 else alone
+                    if rooms and self._long_enough(count, rooms):
+                        meshes = each.meshes(size, ep, etp, rooms)
+                        yield from self._varied(each.dp * size, count, meshes, each.dp * each.cp)
+
+    def _degrees(self) -> Iterator[_Degrees]:
+        for tp in self.tensor_degrees:
+            for cp in self.context_degrees:
+                parallel = self.sequence_parallel(tp, cp)
+                for dp in kept(self.job.pin.dp, self._batch_divisors):
+                    rooms = self.rooms.of(tp, cp, dp)
+                    if rooms and parallel is not None:
+                        yield _Degrees(tp=tp, cp=cp, dp=dp, sequence_parallel=parallel, rooms=rooms)
+
     def _expert_degrees(self, each: _Degrees) -> Iterator[tuple[int, int]]:
-        """(ep, etp)"""
+        """(ep, etp); without expert parallelism experts are cut like the other weights."""
         pin, experts = self.job.pin.ep, self._experts
-        if experts is None:
-            yield from [(1, 1)] if pin in (None, 1) else []
-            return
         if pin in (None, 1):
-            yield 1, each.tp
-        if not self._trainer.expert_parallel:
+            yield 1, 1 if experts is None else each.tp
+        if experts is None or not self._trainer.expert_parallel:
             return
         for etp in sorted({1, each.tp}):
             ranks = each.cp * each.dp * each.tp // etp
-            for ep in _kept(pin, divisors(experts)):
+            for ep in kept(pin, divisors(experts)):
                 if ep > 1 and ranks % ep == 0:
                     yield ep, etp
 
     # ---- families of one tick
 
     def _of_one_tick(self) -> Iterator[Family]:
-        batch = self.job.global_batch_size
-        for samples in self.batch_divisors:
-            meshes = tuple(sorted(self._meshes_of_tick(samples), key=_mesh_order))
-            count = batch // samples
-            if meshes and self._long_enough(count, self._whole_rooms(meshes)):
+        pin, batch = self.job.pin, self.job.global_batch_size
+        if pin.cp not in (None, 1) or pin.ep not in (None, 1):
+            return
+        for samples in self._batch_divisors:
+            rooms, meshes = self._tick(samples)
+            if meshes and self._long_enough(batch // samples, rooms):
                 copies = max(sum(each.dp for each in mesh.shapes) for mesh in meshes)
-                yield from self._with_schedules(samples, count, meshes, copies=copies)
+                yield from self._varied(samples, batch // samples, meshes, copies)
+
+    def _tick(self, samples: int) -> tuple[list[Room], tuple[Mesh, ...]]:
+        """Every mesh whose stages take so many sequences at a time."""
+        pin = self.job.pin
+        rooms: list[Room] = []
+        found: list[Mesh] = []
+        for tp in self.tensor_degrees:
+            parallel = self.sequence_parallel(tp)
+            if parallel is None:
+                continue
+            for dp in kept(pin.dp, divisors(samples)):
+                size = samples // dp
+                if pin.microbatch_size not in (None, size):
+                    continue
+                mine = self.rooms.of(tp, 1, dp)
+                degrees = _Degrees(tp=tp, cp=1, dp=dp, sequence_parallel=parallel, rooms=mine)
+                found += degrees.meshes(size, 1, 1 if self._experts is None else tp, mine)
+                rooms += mine
+        mixed = self._mixed(samples) if self._trainer.mixed_stages else []
+        rooms += [Room(islands=e.islands, dps=(), stages=e.max_stages) for e in mixed]
+        return rooms, tuple(sorted([*found, *mixed], key=_mesh_order))
+
+    def _mixed(self, samples: int) -> list[Mesh]:
+        """Meshes of two unlike kinds."""
+        pin, found = self.job.pin, []
+        for room in self.rooms.mixed(samples, self.job.global_batch_size, self.tensor_degrees):
+            parts = room.parts
+            parallel = [self.sequence_parallel(part.tp) for part in parts]
+            sizes = {part.microbatch_size for part in parts}
+            if (
+                None in parallel
+                or pin.dp not in (None, sum(part.dp for part in parts))
+                or pin.microbatch_size not in (None, *sizes)
+                or (pin.microbatch_size is not None and len(sizes) > 1)
+            ):
+                continue
+            shapes = tuple(
+                Shape(
+                    tp=part.tp,
+                    dp=part.dp,
+                    microbatch_size=part.microbatch_size,
+                    etp=1 if self._experts is None else part.tp,
+                    sequence_parallel=bool(sequence),
+                )
+                for part, sequence in zip(parts, parallel, strict=True)
+            )
+            islands = tuple(part.island for part in parts)
+            found.append(Mesh(islands=islands, shapes=shapes, max_stages=room.stages))
+        return found
+
+    # ---- schedules, sharding, recomputation
+
+    def _long_enough(self, num_microbatches: int, rooms: Sequence[Room]) -> bool:
+        """Whether a pipeline of the pinned number of stages may have room."""
+        pp = self.job.pin.pp
+        limit = stage_limit(self.job, self.model, num_microbatches)
+        return pp is None or (pp <= limit and pp <= _capacity(rooms))
+
+    def _varied(
+        self, samples: int, num_microbatches: int, meshes: tuple[Mesh, ...], copies: int
+    ) -> Iterator[Family]:
+        shardings = self.shardings(copies, max(s.cp for s in meshes[0].shapes))
+        variants = self._variants
+        per_stage = self._trainer.recompute_per_stage
+        recompute = (self.recompute,) if per_stage else tuple((one,) for one in self.recompute)
+        for each in variants.of(num_microbatches, meshes):
+            schedule = "1f1b" if each.virtual_stages == 1 else "interleaved-1f1b"
+            for sharding in shardings:
+                for choices in recompute:
+                    yield Family(
+                        samples=samples,
+                        num_microbatches=num_microbatches,
+                        schedule=schedule,
+                        virtual_stages=each.virtual_stages,
+                        sharding=sharding,
+                        recompute=choices,
+                        early_sends=each.early_sends,
+                        most_extra_depth=each.most_extra_depth,
+                        meshes=meshes,
+                    )
+
+
+def _mesh_order(mesh: Mesh) -> tuple[object, ...]:
+    return mesh.islands, [(s.tp, s.dp, s.microbatch_size) for s in mesh.shapes]
+
+
+def _capacity(rooms: Sequence[Room]) -> int:
+    """No pipeline has more stages: every island's most, whatever else lies on it."""
+    most: dict[int, int] = {}
+    for room in rooms:
+        for island in room.islands:
+            most[island] = max(most.get(island, 0), room.stages)
+    return sum(most.values())

@@ -49,7 +49,9 @@ class Family:
     sharding: Sharding
     recompute: tuple[RecomputeGranularity, ...]
     """What every stage may choose by itself; one entry where all stages must do the same."""
+    early_sends: bool = False
+    """Sends do not wait for their receivers (`OverlapSettings.send`)."""
     most_extra_depth: int = 0
-    """Most microbatches in flight beyond the schedule's own; 0 where the target has no choice."""
+    """Most microbatches in flight beyond the schedule's own, which only early sends make use of."""
     meshes: tuple[Mesh, ...]
     """Every one has `samples`; where the target needs equal degrees they have one shape."""

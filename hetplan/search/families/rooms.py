@@ -160,9 +160,7 @@ class Rooms:
         return found
 
     @staticmethod
-    def _ratio(
-        one: tuple[int, int, int, float], two: tuple[int, int, int, float]
-    ) -> float:
+    def _ratio(one: tuple[int, int, int, float], two: tuple[int, int, int, float]) -> float:
         return one[3] / (one[3] + two[3])
 
 

@@ -15,7 +15,7 @@ from scipy.optimize import linprog
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.search.several.options import Options
 from hetplan.search.single.space import FIRST, LAST
-from hetplan.search.several.pricing import cheapest_path
+from hetplan.search.several.pricing import Bools, cheapest_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,9 @@ def modes_of(options: Options) -> tuple[Mode, ...]:
         Mode(down=1.0, bonus=0.5),
         Mode(down=0.0, bonus=0.0),
     )
+
+
+_NO_FILL = Mode(down=0.0, bonus=0.0)
 
 
 @dataclass(slots=True)
@@ -87,34 +90,67 @@ class PathPricer:
         )
 
     def least(
-        self, prices: Floats, least: float, most: float, rows: int, microbatches: int = 1
+        self, prices: Floats, allowed: Bools, least: float, most: float, rows: int
     ) -> tuple[float, Path | None]:
         """(least weight of a path, the path) where the bottleneck takes `least` to `most`."""
         price = prices[self.options.place] * self.options.use
-        best, found, which = -1.0, None, None
-        path = np.empty((3, rows), dtype=np.int64)
+        microbatches = self._fewest(price, allowed, most, rows)
+        if microbatches == 0:
+            return np.inf, None
+        best, found = -1.0, None
         for mode in self.modes:
-            self.calls += 1
-            value = cheapest_path(
-                self.layer,
-                self.wire,
-                self.serial,
-                self.most_layers(microbatches),
-                price,
-                least,
-                most,
-                self.options.num_layers,
-                rows,
-                mode.down,
-                mode.bonus,
-                path,
-            )
+            value, path = self._cheapest(price, allowed, (least, most), rows, microbatches, mode)
             if value > best:
-                best, found, which = value, path.copy(), mode
-            if value == np.inf:
-                return np.inf, None
-        assert found is not None and which is not None
+                best, found = value, path
+        if found is None or best == np.inf:
+            return np.inf, None
         return best, self._path(found, best, price, least)
+
+    def _cheapest(
+        self,
+        price: Floats,
+        allowed: Bools,
+        seconds: tuple[float, float],
+        rows: int,
+        microbatches: int,
+        mode: Mode,
+    ) -> tuple[float, Ints]:
+        self.calls += 1
+        path = np.empty((3, rows), dtype=np.int64)
+        value = cheapest_path(
+            self.layer,
+            self.wire,
+            self.serial,
+            self.most_layers(microbatches),
+            price,
+            allowed,
+            *seconds,
+            self.options.num_layers,
+            rows,
+            mode.down,
+            mode.bonus,
+            path,
+        )
+        return value, path
+
+    def _fewest(self, price: Floats, allowed: Bools, most: float, rows: int) -> int:
+        """Microbatches that a path whose stages take `most` seconds must do to be worth its price.
+
+        0 where there is no such path. The price falls with fewer microbatches, for which more
+        memory is left, so this climbs from one to the first number that holds itself up.
+        """
+        known = 1
+        while True:
+            value, _ = self._cheapest(
+                price, allowed, (np.inf, most), rows, known, _NO_FILL
+            )
+            if value == np.inf or value > self.options.batch:
+                return 0
+            # A grid of few numbers, from below, so that few tables of memory are made.
+            needed = int(1.06 ** np.floor(np.log(max(1.0, value * (1 - 1e-9))) / np.log(1.06)))
+            if needed <= known:
+                return known
+            known = needed
 
     def _path(self, path: Ints, weight: float, price: Floats, least: float) -> Path:
         count = int(np.count_nonzero(np.cumprod(path[0] >= 0)))
@@ -142,41 +178,84 @@ class SeveralBound:
     paths: tuple[Path, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """Paths whose bottleneck takes `low` to `high` seconds and that use allowed options only."""
+
+    low: float
+    high: float
+    allowed: Bools
+    path: Path
+
+    def split_shapes(self, options: Options) -> tuple[Bools, Bools] | None:
+        """Two parts between which every real path must choose; None where this one is real."""
+        seen: dict[int, dict[tuple[int, int], int]] = {}
+        for o, n in zip(self.path.options, self.path.layers, strict=True):
+            option = options.options[o]
+            if len(options.classes[option.place].islands) == 1:
+                shapes = seen.setdefault(option.place, {})
+                key = (option.tp, option.microbatch_size)
+                shapes[key] = shapes.get(key, 0) + n
+        for place, shapes in seen.items():
+            if len(shapes) > 1:
+                tp, size = max(shapes, key=lambda each: (shapes[each], each))
+                here = options.place == place
+                same = here & (options.tp == tp) & (options.microbatch_size == size)
+                return self.allowed & (~here | same), self.allowed & ~same
+        return None
+
+
+_COARSE = 1.01
+"""Shapes are told apart where the bottleneck is known this well: earlier there are too many."""
+
+
 def sweep(
-    pricer: PathPricer, prices: Floats, limit: float, ratio: float, row_limit: int
+    pricer: PathPricer, prices: Floats, limit: float, ratio: float
 ) -> tuple[float, list[Path]]:
     """(bound of these prices, paths that are nearest to it); prices sum up to the batch."""
     options = pricer.options
     shortest = float((pricer.layer + pricer.serial.min(axis=0)).min())
     longest = float((pricer.layer * options.num_layers + pricer.serial.max(axis=0)).max())
     longest = min(longest, limit)
-    edges = np.geomspace(shortest * 0.999, longest * 1.001, 2 + int(np.log(longest / shortest) / 0.1))
-    heap: list[tuple[float, int, float, float, Path | None]] = []
-    count = 0
+    count = 2 + int(np.log(longest / shortest) / 0.1)
+    edges = np.geomspace(shortest * 0.999, longest * 1.001, count)
+    heap: list[tuple[float, int, _Cell]] = []
+    made = 0
 
-    def push(low: float, high: float) -> None:
-        nonlocal count
-        rows = row_limit
+    def push(low: float, high: float, allowed: Bools) -> None:
+        nonlocal made
+        rows = options.stage_limit
         if options.enough_microbatches:
             rows = min(rows, int(limit / low))
         if rows < 1:
             return
-        weight, path = pricer.least(prices, low, high, rows)
-        if weight < np.inf:
-            heapq.heappush(heap, (low * weight, count, low, high, path))
-            count += 1
+        weight, path = pricer.least(prices, allowed, low, high, rows)
+        if path is not None:
+            heapq.heappush(heap, (low * weight, made, _Cell(low, high, allowed, path)))
+            made += 1
 
+    every = np.ones(len(options.options), dtype=np.bool_)
     for low, high in zip(edges[:-1], edges[1:], strict=True):
-        push(float(low), float(high))
+        push(float(low), float(high), every)
     while heap:
-        value, _, low, high, path = heap[0]
-        if high / low <= 1 + ratio:
-            near = [entry[4] for entry in heapq.nsmallest(4, heap) if entry[4] is not None]
+        value, _, cell = heap[0]
+        wide = cell.high / cell.low
+        parts = cell.split_shapes(options) if wide <= _COARSE else None
+        if parts is None and wide <= 1 + ratio:
+            near = [
+                entry[2].path
+                for entry in heapq.nsmallest(30, heap)
+                if entry[2].split_shapes(options) is None
+            ]
             return value, near
         heapq.heappop(heap)
-        middle = (low * high) ** 0.5
-        push(low, middle)
-        push(middle, high)
+        if parts is not None:
+            for part in parts:
+                push(cell.low, cell.high, part)
+        else:
+            middle = (cell.low * cell.high) ** 0.5
+            push(cell.low, middle, cell.allowed)
+            push(middle, cell.high, cell.allowed)
     return np.inf, []
 
 
@@ -185,7 +264,6 @@ def several_bound(
     batch: int,
     limit: float,
     *,
-    row_limit: int,
     rounds: int = 30,
     ratio: float = 1e-3,
     tolerance: float = 1e-3,
@@ -200,7 +278,7 @@ def several_bound(
     paths: list[Path] = []
     upper = np.inf
     for turn in range(rounds):
-        value, near = sweep(pricer, prices, limit, ratio, row_limit)
+        value, near = sweep(pricer, prices, limit, ratio)
         paths += near
         if value > best.seconds:
             best = SeveralBound(seconds=value, prices=tuple(prices.tolist()), paths=tuple(near))

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.arrays import Floats, Ints
@@ -27,9 +28,6 @@ from hetplan.plans.targets import Target, target
 from hetplan.search.candidates import divisors, matches
 from hetplan.search.costs.placed import Passes, Placed
 from hetplan.search.single.space import BOTH, FIRST, LAST
-
-_NO_PLACE = -1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IslandClass:
@@ -70,6 +68,10 @@ class Options:
     """Sequences of one step."""
     place: Ints
     """[O]"""
+    tp: Ints
+    """[O]"""
+    microbatch_size: Ints
+    """[O]"""
     use: Floats
     """[O] devices that one sequence of a microbatch occupies."""
     forward: Floats
@@ -85,11 +87,18 @@ class Options:
     arrive_backward: Floats
     """[O] the same of a gradient."""
     memory: Floats
-    """[4, O, 8] as `hetplan.cost.memory.lines.Lines.row`, without receive buffers."""
+    """[4, O, 8] as `hetplan.cost.memory.lines.Lines.row`, without optimizer state that ranks share
+    and without receive buffers."""
+    shared_state: Floats
+    """[4, O, 8] what one rank adds to that where it shares with nobody."""
     received: Floats
     """[4, O] receive buffers per microbatch of the step, bytes."""
     available: Floats
-    """[O] bytes; negative infinity in `memory` where pins keep a role off a class."""
+    """[O] bytes of a device that a plan may use."""
+    may_have: npt.NDArray[np.bool_]
+    """[4, O] whether the job's pins let a stage of this role be there."""
+    most_shards: int
+    """Ranks that could share the optimizer's state; 1 where the target cannot share it."""
     after_seconds: float
     """What follows the last backward pass of every plan, at least."""
     rendezvous: bool
@@ -103,15 +112,20 @@ class Options:
         """[C] usable devices of every class."""
         return np.array([each.devices for each in self.classes], dtype=np.int64)
 
-    def most_layers(self, num_microbatches: int, rows: int) -> Ints:
-        """[4, O, rows + 1] units that fit with so many microbatches in flight; 0: none fits."""
-        lines = self.memory.copy()
+    def most_layers(self, num_microbatches: int, rows: int, shards: int | None = None) -> Ints:
+        """[4, O, rows + 1] units that fit with so many microbatches in flight; 0: none fits.
+
+        `shards`: ranks that share the optimizer's state; as many as there could be unless given.
+        """
+        lines = self.memory + self.shared_state / (self.most_shards if shards is None else shards)
         # Receive buffers are there during every pass, not during the update.
         lines[..., 0] += self.received * num_microbatches
         lines[..., 2] += self.received * num_microbatches
         room = np.broadcast_to(self.available, lines.shape[:-1])
         flights = np.minimum(np.arange(rows + 1, dtype=np.int64), num_microbatches)
-        return most_units(lines, room, self.num_layers, flights)
+        found = most_units(lines, room, self.num_layers, flights)
+        found[~self.may_have] = 0
+        return found
 
 
 def island_classes(cluster: Cluster) -> tuple[IslandClass, ...]:
@@ -156,7 +170,8 @@ def make_options(placed: Placed) -> Options:
         passes.append(placed.passes(island, shape_of(placed, option), (option.recompute,)))
     if not options:
         raise InputError("no layer of the model can be placed on any island of the cluster")
-    memory, received = _memory(placed, classes, options, trainer)
+    memory, shared, received = _memory(placed, options, trainer)
+    usable = sum(each.devices for each in classes)
     arrive = np.array([_arrive(placed, classes[each.place], each) for each in options])
     found = Options(
         classes=classes,
@@ -164,6 +179,8 @@ def make_options(placed: Placed) -> Options:
         num_layers=placed.units.count,
         batch=job.global_batch_size,
         place=np.array([each.place for each in options], dtype=np.int64),
+        tp=np.array([each.tp for each in options], dtype=np.int64),
+        microbatch_size=np.array([each.microbatch_size for each in options], dtype=np.int64),
         use=np.array([each.tp / each.microbatch_size for each in options]),
         forward=np.array([each.forward[0] for each in passes]),
         backward=np.array([each.backward[0] for each in passes]),
@@ -172,7 +189,10 @@ def make_options(placed: Placed) -> Options:
         arrive_forward=arrive[:, 0].copy(),
         arrive_backward=arrive[:, 1].copy(),
         memory=memory,
+        shared_state=shared,
         received=received,
+        may_have=_may_have(placed, classes, options),
+        most_shards=usable if _may_shard(placed, trainer) else 1,
         available=np.array([_room(placed, classes[each.place]) for each in options]),
         after_seconds=job.data_loading_seconds,
         rendezvous=trainer.rendezvous_sends,
@@ -223,29 +243,44 @@ def _room(placed: Placed, place: IslandClass) -> float:
     return island.memory_bytes * (1 - placed.job.memory_reserve_fraction)
 
 
-def _memory(
-    placed: Placed, classes: tuple[IslandClass, ...], options: list[Option], trainer: Target
-) -> tuple[Floats, Floats]:
-    job = placed.job
-    shards = 1
-    sharding = Sharding.NONE
-    if Sharding.OPTIMIZER in trainer.sharding and job.pin.sharded_optimizer is not False:
-        sharding = Sharding.OPTIMIZER
-        shards = sum(each.devices for each in classes)
-    lines = np.empty((4, len(options), 8))
+_NOBODY, _EVERYBODY = 1, 2**60
+"""Ranks that share the state; so many that nothing is left of it on one."""
+
+
+def _memory(placed: Placed, options: list[Option], trainer: Target) -> tuple[Floats, Floats, Floats]:
+    """[4, O, 8], [4, O, 8], [4, O] as in `Options`."""
+    lines = np.empty((2, 4, len(options), 8))
     received = np.empty((4, len(options)))
+    sharding = Sharding.OPTIMIZER if _may_shard(placed, trainer) else Sharding.NONE
     for o, option in enumerate(options):
         shape = shape_of(placed, option)
-        members = [placed.cluster.islands[i] for i in classes[option.place].islands]
-        first = any(matches(island, job.pin.embedding_on) for island in members)
-        last = any(matches(island, job.pin.head_on) for island in members)
         for role in range(4):
             held = placed.stage_bytes(shape, option.recompute, role)
-            lines[role, o] = held.lines(sharding, shards, shards, 0).row()
+            lines[0, role, o] = held.lines(sharding, _EVERYBODY, _EVERYBODY, 0).row()
+            lines[1, role, o] = held.lines(sharding, _NOBODY, _NOBODY, 0).row()
             received[role, o] = held.received
-            if (role & FIRST and not first) or (role & LAST and not last):
-                lines[role, o, 0] = np.inf
-    return lines, received
+    # Nothing stands before the units of most stages: both are minus infinity.
+    with np.errstate(invalid="ignore"):
+        shared = np.nan_to_num(lines[1] - lines[0], nan=0.0)
+    return lines[0], shared, received
+
+
+def _may_shard(placed: Placed, trainer: Target) -> bool:
+    return Sharding.OPTIMIZER in trainer.sharding and placed.job.pin.sharded_optimizer is not False
+
+
+def _may_have(
+    placed: Placed, classes: tuple[IslandClass, ...], options: list[Option]
+) -> npt.NDArray[np.bool_]:
+    found = np.ones((4, len(options)), dtype=np.bool_)
+    pin = placed.job.pin
+    for o, option in enumerate(options):
+        members = [placed.cluster.islands[i] for i in classes[option.place].islands]
+        if not any(matches(island, pin.embedding_on) for island in members):
+            found[[FIRST, BOTH], o] = False
+        if not any(matches(island, pin.head_on) for island in members):
+            found[[LAST, BOTH], o] = False
+    return found
 
 
 def _arrive(placed: Placed, place: IslandClass, option: Option) -> tuple[float, float]:
@@ -285,6 +320,8 @@ def _only(options: Options, which: Ints) -> Options:
             name: getattr(options, name)[which]
             for name in (
                 "place",
+                "tp",
+                "microbatch_size",
                 "use",
                 "forward",
                 "backward",
@@ -295,6 +332,6 @@ def _only(options: Options, which: Ints) -> Options:
         },
         **{
             name: getattr(options, name)[:, which].copy()
-            for name in ("extra_forward", "extra_backward", "memory", "received")
+            for name in ("extra_forward", "extra_backward", "memory", "shared_state", "received", "may_have")
         },
     )

@@ -15,12 +15,13 @@ flight do: stage at position r has r of them in flight.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 from numba import njit
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.search.single.space import BOTH, FIRST, LAST, MIDDLE
 
-INFINITE = np.inf
+Bools = npt.NDArray[np.bool_]
 
 
 @njit(cache=True)
@@ -35,6 +36,7 @@ def _table(
     serial: Floats,
     most_layers: Ints,
     price: Floats,
+    allowed: Bools,
     most: float,
     rows: int,
 ) -> None:
@@ -43,6 +45,8 @@ def _table(
     which[:] = -1
     layers = weights.shape[1] - 1
     for o in range(layer.shape[0]):
+        if not allowed[o]:
+            continue
         # A little more than fits: another order of additions must not leave a stage out.
         fits = int(np.floor((most * (1 + 1e-12) - serial[role, o]) / layer[o] * (1 + 1e-12)))
         row = rows
@@ -78,6 +82,7 @@ def cheapest_path(
     serial: Floats,
     most_layers: Ints,
     price: Floats,
+    allowed: Bools,
     least: float,
     most: float,
     num_layers: int,
@@ -112,6 +117,7 @@ def cheapest_path(
             serial,
             most_layers,
             price,
+            allowed,
             most,
             table_rows,
         )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
 from hetplan.plans.plan import Schedule
+from hetplan.search.costs.maker import transformer_layers
 from hetplan.search.single.space import FIRST, LAST, Ints, Space
 
 
@@ -40,13 +41,3 @@ def chosen_of_row(
         schedule=Schedule(name=family.schedule, virtual_stages=family.virtual_stages),
     )
     return ChosenPlan(pipelines=(pipeline,), sharding=family.sharding)
-
-
-def transformer_layers(space: Space, role: int, units: int) -> int:
-    """Transformer layers of a slot with so many units."""
-    layers = units * space.layers_per_unit
-    if role & FIRST:
-        layers += space.front_layers
-    if role & LAST:
-        layers += space.back_layers
-    return layers

@@ -75,6 +75,8 @@ class OrderNumbers(NamedTuple):
     """[M, C]"""
     is_long: npt.NDArray[np.bool_]
     """[M, C] whether buckets are read."""
+    buckets: npt.NDArray[np.bool_]
+    """[C] whether the tables of a class are buckets."""
     wires: Floats
     """[M] least transfers that a slot with something downstream adds to Sigma."""
     wire_once: float
@@ -159,6 +161,7 @@ def order_numbers(
         back=np.where(known, numbers[2], 0.0),
         post=np.where(known, numbers[3], 0.0),
         is_long=is_long,
+        buckets=is_long.any(axis=0),
         wires=wires,
         wire_once=wire_once,
         posts=posts,

@@ -69,8 +69,8 @@ def outline(o: OrderNumbers, limit: float, prune: bool) -> Outline:
         return Outline(capacity > 0, units, need, left, slowest, 0.0)
     base, head = _ends(o, live)
     owner, slope, width = _segments(o, live, units, capacity, islands)
+    base -= o.wire_once
     for t in range(states):
-        need[t, 0] = 0.0
         left[t] = 0.0
         for at in range(owner.shape[0]):
             if not o.state_blocked[t] >> owner[at] & 1:
@@ -107,12 +107,21 @@ def _capacities(o: OrderNumbers, limit: float) -> tuple[Ints, Ints, float]:
                 flight = min(q + o.level_bound[e], o.microbatches)
                 held = min(q + o.level_memory[e], o.microbatches, widest)
                 for v in range(variants):
+                    forward, backward = o.forward[v, a], o.backward[v, a]
                     for role in (MIDDLE, FIRST, LAST, BOTH):
-                        n = _most(o, limit, a, v, role, flight, held, most)
+                        top = o.most_layers[v, role, a, held]
+                        if top <= most:
+                            continue
+                        f, b = o.extra_forward[role, v, a], o.extra_backward[role, v, a]
+                        passes = f + b
+                        if not role & FIRST:
+                            f += o.posts[0, a]
+                        if not role & LAST:
+                            b += o.posts[1, a]
+                        n = _most(limit, f, b, forward, backward, o.microbatches, flight, most, top)
                         if n > most:
                             most = n
-                            c = o.extra_forward[role, v, a] + o.extra_backward[role, v, a]
-                            slowest = max(slowest, c + n * (o.forward[v, a] + o.backward[v, a]))
+                            slowest = max(slowest, passes + n * (forward + backward))
             sums[q] = sums[q - 1] + most
             units[a] = max(units[a], most)
             capacity[a] = max(capacity[a], sums[q] - sums[max(0, q - o.max_stages[a])])
@@ -121,22 +130,21 @@ def _capacities(o: OrderNumbers, limit: float) -> tuple[Ints, Ints, float]:
 
 @numba.njit(cache=True)
 def _most(
-    o: OrderNumbers, limit: float, a: int, v: int, role: int, flight: int, held: int, known: int
+    limit: float,
+    f: float,
+    b: float,
+    forward: float,
+    backward: float,
+    microbatches: int,
+    flight: int,
+    known: int,
+    top: int,
 ) -> int:
-    """Most units of a slot by memory and (b), if more than `known`."""
-    f = o.extra_forward[role, v, a]
-    b = o.extra_backward[role, v, a]
-    if not role & FIRST:
-        f += o.posts[0, a]
-    if not role & LAST:
-        b += o.posts[1, a]
-    top = o.most_layers[v, role, a, held]
-    if top <= known:
-        return known
+    """Most units, from `known` to `top`, with which (b) of a slot stays within the limit."""
     n = known
     while n < top:
         more = wait_once_seconds(
-            f + (n + 1) * o.forward[v, a], b + (n + 1) * o.backward[v, a], o.microbatches, flight
+            f + (n + 1) * forward, b + (n + 1) * backward, microbatches, flight
         )
         if more > limit * SLACK:
             break

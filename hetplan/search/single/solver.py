@@ -19,8 +19,10 @@ from hetplan.search.single.exact import cheapest, few_plans, row_arrays
 from hetplan.search.single.local import expand, rules_of, search_rows
 from hetplan.search.single.local_cut import cut
 from hetplan.search.single.local_polish import polish
+from hetplan.search.single.orders import OrderProgram
 from hetplan.search.single.replay import NEVER, Numbers, numbers_of, step_seconds
 from hetplan.search.single.space import Ints, Space
+from hetplan.search.single.walk import prove
 from hetplan.search.solver import RESOLUTION, Best, Rough
 
 _KEPT = 6
@@ -40,6 +42,12 @@ _SLACKS = (0.0, 0.003, 0.01, 0.03)
 
 _WORTH_POLISHING = 1.03
 """A cut further above the best does not become the best by moving single layers."""
+
+_PROGRAM_BUDGET = 2_000_000_000.0
+"""Additions and comparisons of the programs in one proof."""
+
+_MOST_MET = 8
+"""Pipelines of the programs that are polished."""
 
 _FEW_PLANS = 2_000_000
 """Plans of a family that are listed one by one."""
@@ -122,8 +130,32 @@ class SingleSolver:
 
     def prove(self, best: Best) -> None:
         """Raise the family's bound to the target, by the programs and by listing all plans."""
-        if best.open(self.index) and not self._list(best):
-            pass
+        if not self._walk(best):
+            self._list(best)
+
+    def _walk(self, best: Best) -> bool:
+        """Whether the programs over orders close the family; what they meet is offered."""
+        program = OrderProgram(self.space)
+        while best.open(self.index):
+            before = best.target
+            found = prove(
+                self.space,
+                min(before, NEVER),
+                budget=_PROGRAM_BUDGET,
+                check=best.check_time,
+                program=program,
+            )
+            best.explored += found.programs
+            bound = found.bound_seconds
+            best.raise_bound(self.index, bound if bound < NEVER else float("inf"))
+            for met in found.met[:_MOST_MET]:
+                order = met.order
+                arrays = (order.meshes, order.variants, order.units, order.extra)
+                mesh, variant, units, extra = (np.array(each, dtype=np.int64) for each in arrays)
+                self.offer_cut(mesh, variant, units, extra, best)
+            if best.target >= before:
+                return not best.open(self.index)
+        return True
 
     def _list(self, best: Best) -> bool:
         """Replay every plan below the target where they are few; whether that was all of them."""

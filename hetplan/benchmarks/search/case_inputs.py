@@ -1,0 +1,127 @@
+"""A peer case as hetplan's inputs: which model, cluster and job are the same question?
+
+float32, AdamW, no recomputation, no interleaving, one pipeline, nothing sharded, as Sailor's plans
+are; one island per GPU and zone, and links that name their path in Sailor's fits. The target is
+flagscale: stages that differ in tp and dp, as Sailor's do.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from hetplan.benchmarks.search.cases import Case, Room
+from hetplan.benchmarks.search.sailor_cost import MEMORY_BYTES
+from hetplan.benchmarks.search.sailor_files import SailorFiles
+from hetplan.benchmarks.search.sailor_predictor import path_name
+from hetplan.cluster.catalogue import load_catalogue
+from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
+from hetplan.emitters.sailor import NAMES
+from hetplan.errors import InputError
+from hetplan.job.spec import Job, Optimizer, Pins, Precision, TrainerOptions
+from hetplan.lint.known import known_model
+from hetplan.model.spec import ModelSpec
+from hetplan.search.result import Inputs
+
+TARGET = "flagscale"
+_MESSAGE_BYTES = 8e6
+"""Size of the message whose rate stands in a link: activations of one sequence of OPT-350."""
+_GIB = dict(MEMORY_BYTES)
+_KINDS = {name: kind for kind, name in NAMES}
+
+
+def case_inputs(case: Case, files: SailorFiles, *, gap: float) -> Inputs:
+    """Model, cluster and job of a case; an InputError for a model or GPU that is not known."""
+    return Inputs(
+        model=_model(case),
+        cluster=_cluster(case, files),
+        job=Job(
+            name=case.name,
+            global_batch_size=case.global_batch_size,
+            sequence_length=case.sequence_length,
+            precision=Precision.FLOAT32,
+            optimizer=Optimizer.ADAMW,
+            target=TARGET,
+            gap=gap,
+            # The head-room of Sailor's own memory rule is in its fixed 2 or 3 GB.
+            memory_reserve_fraction=0.0,
+            gradient_clipping=False,
+            # Megatron-DeepSpeed without fused attention; memory was measured so.
+            trainer=TrainerOptions(
+                fused_attention=True,
+                attention_dropout=False,
+                hidden_dropout=False,
+                fused_loss=True,
+                fused_accumulation=True,
+            ),
+            pin=Pins(
+                recompute=False,
+                cp=1,
+                ep=1,
+                virtual_stages=1,
+                sequence_parallel=False,
+                sharded_optimizer=False,
+                pipelines=1,
+                depth=0,
+            ),
+        ),
+        sha256=(),
+    )
+
+
+def _model(case: Case) -> ModelSpec:
+    model = known_model(case.model)
+    if model is None:
+        raise InputError(f"case {case.name}: the shape of model {case.model} is not known")
+    if len(model.layers) != case.num_layers:
+        raise InputError(
+            f"case {case.name}: model_layers is {case.num_layers}; {case.model} has "
+            f"{len(model.layers)} with embedding and head"
+        )
+    return model
+
+
+def _cluster(case: Case, files: SailorFiles) -> Cluster:
+    islands = tuple(_island(case, room, files) for room in case.rooms)
+    links = tuple(
+        IslandLink(
+            between=(islands[one].name, islands[other].name),
+            link=_link(case.rooms[one], case.rooms[other], files),
+        )
+        for one, other in combinations(range(len(islands)), 2)
+    )
+    return Cluster(name=case.name, islands=islands, links=links)
+
+
+def _island(case: Case, room: Room, files: SailorFiles) -> Island:
+    kind = _KINDS.get(room.gpu)
+    device = next((each for each in load_catalogue() if each.kind == kind), None)
+    if device is None:
+        raise InputError(f"case {case.name}: GPU {room.gpu} is not known; known: {list(_KINDS)}")
+    return Island(
+        name=f"{room.gpu}-{room.zone}",
+        region=room.zone,
+        device=device,
+        nodes=room.devices // case.devices_per_node,
+        devices_per_node=case.devices_per_node,
+        # Its collectives stand in the profiles: any rate will do.
+        intra_node=Link(
+            bandwidth_bytes_per_second=100e9,
+            latency_seconds=0.0,
+            transport=Transport.DEVICE_DIRECT,
+            measured=True,
+        ),
+        inter_node=_link(room, room, files),
+        memory_bytes=_GIB[room.gpu] * 1024**3,
+    )
+
+
+def _link(one: Room, other: Room, files: SailorFiles) -> Link:
+    ends = (one.zone, one.gpu), (other.zone, other.gpu)
+    seconds = files.fit((*ends[0], 1), (*ends[1], 1)).seconds(_MESSAGE_BYTES)
+    return Link(
+        bandwidth_bytes_per_second=_MESSAGE_BYTES / seconds,
+        latency_seconds=0.0,
+        transport=Transport.DEVICE_DIRECT,
+        samples=path_name(*ends),
+        measured=True,
+    )

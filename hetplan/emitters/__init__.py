@@ -1,0 +1,1 @@
+"""Plans as files of other tools: one module per tool."""

@@ -1,0 +1,261 @@
+"""Which pins contradict each other, the job's target, the model or the cluster?
+
+Only what no plan can keep; whether a plan with these pins fits in memory the search finds out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hetplan.cluster.spec import Cluster
+from hetplan.files.nodes import Path
+from hetplan.job.spec import Job, Objective
+from hetplan.model.layers import Experts
+from hetplan.model.spec import ModelSpec
+
+LEAST_INTERLEAVED_STAGES = 3
+"""As searched (`hetplan.search.families.variants`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanPin:
+    """What of a pin a target can do; the same as in `hetplan.plans.targets`, which lies above."""
+
+    context_parallel: bool = False
+    expert_parallel: bool = False
+    sequence_parallel: bool = False
+    experts_need_sequence_parallel: bool = False
+    interleaving: bool = False
+    several_pipelines: bool = False
+    other_warmup: bool = False
+    fewer_microbatches_than_stages: bool = False
+    context_shards: bool = False
+
+
+CAN_PIN: tuple[tuple[str, CanPin], ...] = (
+    ("native", CanPin(interleaving=True, several_pipelines=True, other_warmup=True)),
+    (
+        "megatron",
+        CanPin(
+            context_parallel=True,
+            expert_parallel=True,
+            sequence_parallel=True,
+            experts_need_sequence_parallel=True,
+            interleaving=True,
+            fewer_microbatches_than_stages=True,
+        ),
+    ),
+    (
+        "flagscale",
+        CanPin(
+            sequence_parallel=True,
+            experts_need_sequence_parallel=True,
+            fewer_microbatches_than_stages=True,
+        ),
+    ),
+    (
+        "torchtitan",
+        CanPin(
+            context_parallel=True,
+            expert_parallel=True,
+            sequence_parallel=True,
+            interleaving=True,
+            context_shards=True,
+        ),
+    ),
+    (
+        "any",
+        CanPin(
+            context_parallel=True,
+            expert_parallel=True,
+            sequence_parallel=True,
+            interleaving=True,
+            several_pipelines=True,
+            other_warmup=True,
+            fewer_microbatches_than_stages=True,
+        ),
+    ),
+)
+
+
+def pin_faults(job: Job, model: ModelSpec, cluster: Cluster) -> Iterator[tuple[Path, str]]:
+    """(path in the job's file, message) of every contradiction."""
+    can = dict(CAN_PIN).get(job.target)
+    if can is None:
+        return
+    yield from _of_target(job, can)
+    yield from _of_sequence(job)
+    yield from _of_experts(job, model, can)
+    yield from _of_stages(job, model, can)
+    yield from _of_pipelines(job, cluster)
+    yield from _prices(job, cluster)
+
+
+def _of_target(job: Job, can: CanPin) -> Iterator[tuple[Path, str]]:
+    pin = job.pin
+    for name, value, wanted, able, what in (
+        ("cp", pin.cp, (pin.cp or 1) > 1, can.context_parallel, "context parallelism"),
+        ("ep", pin.ep, (pin.ep or 1) > 1, can.expert_parallel, "expert parallelism"),
+        (
+            "sequence_parallel",
+            "true",
+            bool(pin.sequence_parallel),
+            can.sequence_parallel,
+            "sequence parallelism",
+        ),
+        (
+            "virtual_stages",
+            pin.virtual_stages,
+            (pin.virtual_stages or 1) > 1,
+            can.interleaving,
+            "interleaved stages",
+        ),
+        (
+            "pipelines",
+            pin.pipelines,
+            (pin.pipelines or 1) > 1,
+            can.several_pipelines,
+            "several pipelines",
+        ),
+        ("depth", pin.depth, (pin.depth or 0) > 0, can.other_warmup, "warm-up depths of its own"),
+    ):
+        if wanted and not able:
+            others = [other for other, does in CAN_PIN if _able(does, name)]
+            yield (
+                ("pin", name),
+                f"{value}, and target {job.target} has no {what}; remove it, or plan for "
+                f"{' or '.join(others)}",
+            )
+    if pin.sharded_optimizer is False and can.context_shards and (pin.cp or 1) > 1:
+        yield (
+            ("pin", "sharded_optimizer"),
+            f"false with cp {pin.cp}; target {job.target} shards over context-parallel ranks",
+        )
+
+
+def _able(can: CanPin, name: str) -> bool:
+    return {
+        "cp": can.context_parallel,
+        "ep": can.expert_parallel,
+        "sequence_parallel": can.sequence_parallel,
+        "virtual_stages": can.interleaving,
+        "pipelines": can.several_pipelines,
+        "depth": can.other_warmup,
+    }[name]
+
+
+def _of_sequence(job: Job) -> Iterator[tuple[Path, str]]:
+    pin, length = job.pin, job.sequence_length
+    cp = pin.cp or 1
+    if cp > 1 and length % (2 * cp):
+        yield ("pin", "cp"), f"sequence_length {length} is not a multiple of 2 x cp {cp}"
+    elif pin.sequence_parallel and pin.tp == 1:
+        yield ("pin", "sequence_parallel"), "true with tp 1: there is nothing to be parallel with"
+    elif pin.sequence_parallel and pin.tp and length // cp % pin.tp:
+        yield (
+            ("pin", "sequence_parallel"),
+            f"true, and tp {pin.tp} does not divide the {length // cp} tokens of a rank",
+        )
+
+
+def _of_experts(job: Job, model: ModelSpec, can: CanPin) -> Iterator[tuple[Path, str]]:
+    pin = job.pin
+    experts = [run.layer.mlp for run in model.layer_runs if isinstance(run.layer.mlp, Experts)]
+    ep = pin.ep or 1
+    if ep > 1 and not experts:
+        yield ("pin", "ep"), f"{ep}, and {model.name} has no experts; remove it"
+        return
+    for count in dict.fromkeys(each.num_experts for each in experts):
+        if count % ep:
+            yield ("pin", "ep"), f"{ep} does not divide the {count} experts of {model.name}"
+    if ep > 1 and None not in (pin.tp, pin.dp, pin.cp):
+        ranks = (pin.tp or 1) * (pin.dp or 1) * (pin.cp or 1)
+        if ranks % ep:
+            yield (
+                ("pin", "ep"),
+                f"{ep} does not divide tp {pin.tp} x cp {pin.cp} x dp {pin.dp} = {ranks} ranks",
+            )
+    needs = can.experts_need_sequence_parallel and experts and (pin.tp or 1) > 1
+    if needs and pin.sequence_parallel is False:
+        yield (
+            ("pin", "sequence_parallel"),
+            f"false; target {job.target} trains experts with tp {pin.tp} only with it",
+        )
+
+
+def _of_stages(job: Job, model: ModelSpec, can: CanPin) -> Iterator[tuple[Path, str]]:
+    pin, count = job.pin, _num_microbatches(job)
+    virtual, pp = pin.virtual_stages or 1, pin.pp
+    if pp and count and pp > count and not can.fewer_microbatches_than_stages:
+        yield (
+            ("pin", "pp"),
+            f"{pp} stages, and the other pins leave {count} microbatches; target {job.target} "
+            "needs at least one per stage",
+        )
+    if virtual == 1:
+        return
+    if pin.depth:
+        yield ("pin", "depth"), f"{pin.depth} with {virtual} virtual stages; it goes with 1f1b"
+    least = pp or LEAST_INTERLEAVED_STAGES
+    if least < LEAST_INTERLEAVED_STAGES:
+        yield (
+            ("pin", "virtual_stages"),
+            f"{virtual} with pp {pp}; interleaving is searched from {LEAST_INTERLEAVED_STAGES} "
+            "stages on",
+        )
+    elif least * virtual > model.num_layers:
+        yield (
+            ("pin", "virtual_stages"),
+            f"{virtual} on {'' if pp else 'at least '}{least} stages are {least * virtual} parts, "
+            f"{model.name} has {model.num_layers} transformer layers",
+        )
+    elif pp and count and count % pp:
+        yield (
+            ("pin", "virtual_stages"),
+            f"{virtual} with pp {pp} and {count} microbatches; interleaving needs a multiple of "
+            "the stages",
+        )
+
+
+def _num_microbatches(job: Job) -> int | None:
+    """Of a pipeline whose pins decide it."""
+    pin = job.pin
+    if pin.dp is None or pin.microbatch_size is None or (pin.pipelines or 1) > 1:
+        return None
+    count, rest = divmod(job.global_batch_size, pin.dp * pin.microbatch_size)
+    return None if rest else count
+
+
+def _of_pipelines(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
+    pin = job.pin
+    count = pin.pipelines or 1
+    if count == 1:
+        return
+    if count > job.global_batch_size:
+        yield (
+            ("pin", "pipelines"),
+            f"{count} for {job.global_batch_size} sequences; each needs at least one",
+        )
+    usable = sum(island.num_usable_devices for island in cluster.islands)
+    if count > usable:
+        yield ("pin", "pipelines"), f"{count}; {cluster.name} has {usable} usable devices"
+    if (pin.virtual_stages or 1) > 1:
+        yield (
+            ("pin", "virtual_stages"),
+            f"{pin.virtual_stages} with {count} pipelines; several pipelines run 1f1b",
+        )
+
+
+def _prices(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
+    if job.objective is not Objective.COST_PER_TOKEN:
+        return
+    used = [island for island in cluster.islands if island.name not in job.forbid.islands]
+    without = [each.name for each in used if each.price_usd_per_device_hour is None]
+    if without:
+        more = f" and {len(without) - 3} more" if len(without) > 3 else ""
+        yield (
+            ("objective",),
+            f"{job.objective}, and islands {', '.join(without[:3])}{more} of {cluster.name} have "
+            "no price; give them one (price), or forbid them",
+        )

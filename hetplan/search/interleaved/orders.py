@@ -1,0 +1,95 @@
+"""Which rows of slots does a family have: meshes in every order, stages of each next to each other.
+
+A number of stages P is one that the target can interleave (`stage_counts`): P v <= L, at least 3,
+and m a multiple of P.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from hetplan.search.families.family import Family
+from hetplan.search.single.space import Space
+
+LEAST_STAGES = 3
+"""Fewest stages that are interleaved (`hetplan.plans.check_target`)."""
+
+_INSIDE = 1e-12
+"""A sum in another order differs by less than this part of itself."""
+
+_MANY_ISLANDS = 8
+"""With more islands the meshes of a region stand next to each other."""
+
+
+def stage_counts(space: Space, family: Family) -> tuple[int, ...]:
+    """Numbers of stages that the family can have, increasing; `space` may be of other chunks."""
+    m, chunks = family.num_microbatches, family.virtual_stages
+    most = min(
+        space.num_layers // chunks, space.stage_limit, int(space.max_stages.sum()), m
+    )
+    return tuple(
+        p
+        for p in range(LEAST_STAGES, most + 1)
+        if m % p == 0 and space.stages in (0, p)
+    )
+
+
+def most_by_time(space: Space, limit: float) -> list[int]:
+    """Layer units of a stage of each mesh whose passes take at most `limit` in a step."""
+    each = space.num_microbatches * (space.forward + space.backward).min(axis=0)
+    with np.errstate(divide="ignore"):
+        fits = np.minimum(limit / each, space.num_layers) * (1 + _INSIDE)
+    return [int(most) for most in fits]
+
+
+def rows(space: Space, family: Family, limit: float) -> Iterator[tuple[int, ...]]:
+    """Meshes of every slot of all rows, by number of stages.
+
+    Without rows whose stages cannot hold all units in steps of `limit`, memory aside.
+    """
+    most = most_by_time(space, limit)
+    for stages in stage_counts(space, family):
+        # What stages still to come hold at most, whichever they are.
+        best = max((most[mesh] for mesh in range(len(most))), default=0)
+        for runs in _runs(space, stages, (), 0, space.num_layers, most, best, family.virtual_stages):
+            yield tuple(mesh for mesh, count in runs for _ in range(count))
+
+
+def _runs(
+    space: Space,
+    left: int,
+    before: tuple[tuple[int, int], ...],
+    used: int,
+    units: int,
+    most: list[int],
+    best: int,
+    chunks: int,
+) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Runs after these ones that fill `left` stages and hold `units` units."""
+    if left == 0:
+        if units <= 0 and space.may_be_last[before[-1][0]]:
+            yield before
+        return
+    if left * best < units:
+        return
+    for mesh, mask in enumerate(space.island_mask.tolist()):
+        if used & mask or not (before or space.may_be_first[mesh]) or most[mesh] < chunks:
+            continue
+        if not _region_stays(space, before, mesh):
+            continue
+        for count in range(1, min(left, int(space.max_stages[mesh])) + 1):
+            yield from _runs(
+                space, left - count, (*before, (mesh, count)), used | mask,
+                units - count * most[mesh], most, best, chunks,
+            )  # fmt: skip
+
+
+def _region_stays(space: Space, before: tuple[tuple[int, int], ...], mesh: int) -> bool:
+    """Whether the mesh may come next where regions stand together."""
+    islands = {island for each in space.family.meshes for island in each.islands}
+    if len(islands) <= _MANY_ISLANDS or not before:
+        return True
+    region, last = int(space.region[mesh]), int(space.region[before[-1][0]])
+    return region == last or all(int(space.region[each]) != region for each, _ in before)

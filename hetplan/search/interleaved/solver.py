@@ -1,0 +1,263 @@
+"""The best plan of one interleaved family: rows of slots, cut by a program and by replay.
+
+`improve` visits the likeliest rows, cuts them by the program and by work, and moves layers by
+replay. `prove` bounds every row: by what its slots can hold, then by the program over its cuts,
+then by replaying every cut that the program's bound leaves open. A row of which nothing is left is
+closed at the target of that moment. Families with more rows than can be listed keep their bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
+from hetplan.plans.depths import own_depth
+from hetplan.plans.plan import Schedule
+from hetplan.cost.priced.work import exchange_of
+from hetplan.cost.replay.times import Exchange
+from hetplan.search.costs.maker import SpaceMaker
+from hetplan.search.families.family import Family
+from hetplan.search.interleaved.capacity import capacity_bound
+from hetplan.search.interleaved.listing import fastest, list_cuts
+from hetplan.search.interleaved.memory import ChunkMemory, Room
+from hetplan.search.interleaved.orders import rows
+from hetplan.search.interleaved.polish import polish, proportional
+from hetplan.search.interleaved.program import least_bound
+from hetplan.search.interleaved.rows import Row, row_of, row_terms
+from hetplan.search.single.replay import NEVER, Numbers, numbers_of
+from hetplan.search.single.space import Floats, Ints, Space
+from hetplan.search.solver import Best, Rough
+
+_MOST_ROWS = 3000
+"""Rows of a family that are listed: about 0.5 s at 0.15 ms each (measured)."""
+
+_FIRST_ROWS = 4
+"""Rows that are cut before the proof, and replays for each."""
+_POLISH_REPLAYS = 400
+
+_MOST_CUTS = 20_000
+"""Cuts of a row that are replayed one by one: about 0.6 s at 30 us each (measured)."""
+_GENERAL_CUTS = 2_000
+"""The same where the general replay has to be asked, at 0.3 ms each."""
+_EFFORT = 2_000_000
+"""Places that are looked at for one list of cuts."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A row of the family, and the least that is known of its plans."""
+
+    row: Row
+    terms: Floats
+    bound: float
+
+
+class Spaces(Protocol):
+    """Where the numbers of families come from; `SpaceMaker` is one."""
+
+    def space(self, family: Family) -> Space:
+        """All numbers."""
+        ...
+
+    def rough(self, family: Family) -> Rough:
+        """A valid bound and a guess."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What the families of one question share: spaces that differ in nothing but chunks."""
+
+    maker: Spaces
+    room: Room
+    exchange: Exchange
+    islands: tuple[str, ...]
+    """Names, as the cluster has them."""
+    _spaces: dict[tuple[object, ...], tuple[Family, Space]] = field(default_factory=dict, repr=False)
+
+    def space(self, family: Family) -> Space:
+        """The numbers of the family's meshes, as if its stages had one chunk each: memory, schedule
+        and the limit of stages are the chunked family's own (`memory`, `orders`).
+        """
+        plain = replace(family, schedule="1f1b", virtual_stages=1, most_extra_depth=0)
+        key = (id(family.meshes), plain.num_microbatches, plain.sharding, plain.recompute)
+        found = self._spaces.get(key)
+        if found is None or found[0].meshes is not family.meshes:
+            found = self._spaces[key] = (plain, self.maker.space(plain))
+        return found[1]
+
+
+_SHARED: WeakValueDictionary[int, Shared] = WeakValueDictionary()
+"""By the maker's identity, which a value holds on to; as long as a solver has it."""
+
+
+def shared_of(maker: SpaceMaker) -> Shared:
+    """What all solvers of this maker's question share."""
+    found = _SHARED.get(id(maker))
+    if found is None:
+        found = _SHARED[id(maker)] = Shared(
+            maker=maker,
+            room=ChunkMemory(
+                model=maker.model, cluster=maker.cluster, job=maker.job, units=maker.units()
+            ),
+            exchange=exchange_of(maker.job),
+            islands=tuple(island.name for island in maker.cluster.islands),
+        )
+    return found
+
+
+class InterleavedSolver:
+    """Searches the plans of one family under interleaved 1F1B."""
+
+    def __init__(self, index: int, family: Family, maker: SpaceMaker | Shared) -> None:
+        self.index = index
+        self.family = family
+        self.whole = True
+        """Whether all rows were listed, so that the family can be bounded."""
+        self._shared = maker if isinstance(maker, Shared) else shared_of(maker)
+        self._listed: list[_Open] | None = None
+
+    @cached_property
+    def rough(self) -> Rough:
+        """Order-free bound and estimate of the family."""
+        return self._shared.maker.rough(self.family)
+
+    @cached_property
+    def space(self) -> Space:
+        """The numbers of the family's meshes."""
+        return self._shared.space(self.family)
+
+    @cached_property
+    def _numbers(self) -> Numbers:
+        return numbers_of(self.space)
+
+    def _rows(self, limit: float) -> list[_Open]:
+        """Rows that may have a step below `limit`, least bound first.
+
+        Once listed they are kept: a later limit is never higher. Where there are more than
+        `_MOST_ROWS`, `whole` is false.
+        """
+        if self._listed is None:
+            found, tried = [], 0
+            for mesh in rows(self.space, self.family, limit):
+                tried += 1
+                if tried > _MOST_ROWS:
+                    self.whole = False
+                    break
+                opened = self._open(mesh)
+                if opened.bound < limit:
+                    found.append(opened)
+            found.sort(key=lambda each: (each.bound, each.row.mesh))
+            self._listed = found
+        return self._listed
+
+    def _open(self, mesh: tuple[int, ...]) -> _Open:
+        family, units = self.family, self.space.num_layers
+        most = self._shared.room.most_units(family, mesh, units)
+        row = row_of(
+            self._numbers, mesh, most, family.virtual_stages, self._shared.exchange
+        )
+        terms = row_terms(row.arrays, units)
+        return _Open(row, terms, float(capacity_bound(row.arrays, terms, units)))
+
+    def improve(self, best: Best) -> None:
+        """Offer the best cuts of the likeliest rows."""
+        for each in self._rows(min(best.target, NEVER))[:_FIRST_ROWS]:
+            best.check_time()
+            if each.bound >= best.target:
+                return
+            start = proportional(each.row)
+            if start is not None:
+                self._polish(each.row, *start, best)
+            _, variant, units, _, _ = self._program(each, best.seconds)
+            if units[0]:
+                self._polish(each.row, variant, units, best)
+
+    def prove(self, best: Best) -> None:
+        """Bound every row, replay what is left open, and raise the family's bound."""
+        if not best.open(self.index):
+            return
+        least = limit = min(best.target, NEVER)
+        for each in self._rows(limit):
+            best.check_time()
+            if each.bound < best.target:
+                each.bound = max(each.bound, self._close(each, best))
+            least = min(least, each.bound)
+        if self.whole:
+            best.raise_bound(self.index, least if least < NEVER else float("inf"))
+
+    def _program(self, each: _Open, cutoff: float) -> tuple[float, Ints, Ints, Floats, Ints]:
+        found: tuple[float, Ints, Ints, Floats, Ints] = least_bound(
+            each.row.arrays, each.terms, each.row.units, min(cutoff, NEVER)
+        )
+        return found
+
+    def _close(self, each: _Open, best: Best) -> float:
+        """A bound of the row: the target where no cut of it is below."""
+        target = best.target
+        bound, variant, units, labels, counts = self._program(each, target)
+        if bound >= NEVER:
+            return min(target, NEVER)
+        self._polish(each.row, variant, units, best)
+        target = best.target
+        if bound >= target:
+            return bound
+        row, lockstep = each.row, each.row.arrays.lockstep
+        cuts, count, whole = list_cuts(
+            row.arrays, each.terms, row.units, target, labels, counts,
+            _MOST_CUTS if lockstep else _GENERAL_CUTS, _EFFORT,
+        )  # fmt: skip
+        if lockstep:
+            seconds, at = fastest(row.arrays, cuts, count)
+        else:
+            steps = [row.seconds(*cuts[i]) for i in range(count)]
+            at = int(np.argmin(steps)) if steps else -1
+            seconds = steps[at] if steps else NEVER
+        best.replays += count
+        if at >= 0 and seconds < best.seconds:
+            self._offer(row, cuts[at, 0], cuts[at, 1], seconds, best)
+        return min(target, max(seconds, bound)) if whole else bound
+
+    def _polish(self, row: Row, variant: Ints, units: Ints, best: Best) -> None:
+        seconds, variant, units, replays = polish(row, variant, units, _POLISH_REPLAYS)
+        best.replays += replays
+        if seconds < NEVER:
+            self._offer(row, variant, units, seconds, best)
+
+    def _offer(self, row: Row, variant: Ints, units: Ints, seconds: float, best: Best) -> None:
+        if seconds < best.seconds:
+            best.offer(self.index, self._chosen(row, variant, units), seconds)
+
+    def _chosen(self, row: Row, variant: Ints, units: Ints) -> ChosenPlan:
+        """The plan of these slots."""
+        family, space, islands = self.family, self.space, self._shared.islands
+        m, chunks, slots = family.num_microbatches, family.virtual_stages, row.slots
+        stages = []
+        for s, at in enumerate(row.mesh):
+            each, rest = divmod(int(units[s]), chunks)
+            held = [(each + (c < rest)) * space.layers_per_unit for c in range(chunks)]
+            held[0] += space.front_layers * (s == 0)
+            held[-1] += space.back_layers * (s == slots - 1)
+            mesh = family.meshes[at]
+            stages.append(
+                ChosenStage(
+                    parts=tuple(
+                        Part(island=islands[island], shape=shape)
+                        for island, shape in zip(mesh.islands, mesh.shapes, strict=True)
+                    ),
+                    layers=tuple(held),
+                    recompute=family.recompute[int(variant[s])],
+                    warmup_depth=own_depth(family.schedule, s, slots, m, chunks),
+                )
+            )
+        pipeline = ChosenPipeline(
+            stages=tuple(stages),
+            num_microbatches=m,
+            schedule=Schedule(name=family.schedule, virtual_stages=chunks),
+        )
+        return ChosenPlan(pipelines=(pipeline,), sharding=family.sharding)

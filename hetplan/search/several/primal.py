@@ -1,0 +1,100 @@
+"""Good plans of several pipelines: templates, their flows, whole plans, and a search around them.
+
+1. At a guess T of the step, candidates (`pool`) and the flows that do most sequences (`master`);
+   T is corrected until they do the batch.
+2. Every choice of flows becomes a plan whose pipelines end together (`assembling`), priced whole.
+3. The best plans are changed a little at a time (`local`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetplan.cost.arrays import Floats
+from hetplan.plans.chosen import ChosenPlan
+from hetplan.search.costs.placed import Placed
+from hetplan.search.several.assembling import Assembler, Whole, plan_of_flows
+from hetplan.search.several.master import Flow, most_sequences
+from hetplan.search.several.options import Options
+from hetplan.search.several.pool import Candidate, Pool
+
+_MOST_PIPELINES = (1, 2, 3, 4)
+_EFFORT = 2.0
+"""Deterministic seconds of the integer program; it mostly needs a tenth of a second."""
+
+
+@dataclass(slots=True)
+class Primal:
+    """Finds plans of one job."""
+
+    placed: Placed
+    options: Options
+    assembler: Assembler
+    keep: int = 60
+    shapes_per_island: int = 4
+    most_stages: int = 32
+
+    def plans(self, prices: Floats, guess_seconds: float) -> list[Whole]:
+        """Whole plans near the best, best first; none where nothing fits."""
+        pool = Pool(
+            options=self.options,
+            cluster=self.placed.cluster,
+            prices=prices,
+            most_stages=min(self.most_stages, self.options.stage_limit),
+        )
+        found: dict[ChosenPlan, Whole] = {}
+        seconds, batch = guess_seconds, self.options.batch
+        levels = pool.shard_levels()
+        for turn in range(4):
+            # The step is found roughly first; then every number of shards counts.
+            candidates = pool.candidates(
+                seconds, levels[-2:] if turn < 2 else levels, keep=self.keep, shapes_per_island=self.shapes_per_island
+            )
+            done = 0
+            for count in _MOST_PIPELINES:
+                sequences, flows = self._flows(candidates, count)
+                if sequences <= done:
+                    continue
+                done = sequences
+                for whole in self._wholes(flows, candidates):
+                    found[whole.chosen] = whole
+            if not done:
+                seconds *= 1.5
+                continue
+            ratio = batch / done
+            if abs(ratio - 1) < 0.003:
+                break
+            seconds *= ratio
+        return sorted(found.values(), key=lambda each: each.seconds)
+
+    def _flows(
+        self, candidates: Sequence[Candidate], most_pipelines: int
+    ) -> tuple[int, tuple[Flow, ...]]:
+        return most_sequences(
+            [each.template for each in candidates],
+            [each.flows for each in candidates],
+            [each.microbatches for each in candidates],
+            self.placed.cluster,
+            most_pipelines=most_pipelines,
+            effort=_EFFORT,
+        )
+
+    def _wholes(self, flows: Sequence[Flow], candidates: Sequence[Candidate]) -> list[Whole]:
+        counts = {id(each.template): each.microbatches for each in candidates}
+        found = []
+        for shard in (True, False) if self.options.most_shards > 1 else (False,):
+            chosen = plan_of_flows(
+                self.placed,
+                self.options,
+                flows,
+                [counts[id(flow.template)] for flow in flows],
+                shard=shard,
+            )
+            balanced = self.assembler.balanced(chosen)
+            whole = None if balanced is None else self.assembler.whole(balanced)
+            if whole is not None:
+                found.append(whole)
+        return found

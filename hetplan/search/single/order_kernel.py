@@ -1,0 +1,621 @@
+"""The compiled program over orders: which meshes, in which order, how many stages and layers each.
+
+Tables [row, layers] hold the least D that a pipeline's end can have; a row is a number of stages
+and a level of extra depth. A move puts one mesh in front of a state (`order_states`):
+
+    below    tables of the classes that can be in front of the lower state, least of those whose
+             boundaries cost this mesh the same
+    block    one stage more at a time; all lengths are merged
+    closing  the slot in front, once for every different boundary ahead (`order_numbers`)
+
+so the work of a move does not grow with the number of meshes that can come next. Tables of a
+finished state are kept packed in one array (`Pool`), because `order_trace` reads them again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from hetplan.cost.bounds.closed_forms import (
+    downstream_room_seconds,
+    interval_room_seconds,
+    interval_seconds,
+    wait_once_seconds,
+)
+from hetplan.search.single.order_numbers import BUCKETS, OrderNumbers
+from hetplan.search.single.order_outline import Outline
+from hetplan.search.single.partition_kernel import NONE, SLACK
+from hetplan.search.single.space import BOTH, FIRST, LAST, MIDDLE, Floats, Ints
+
+_FAST = 0.4
+"""Passes below this part of the slowest slot's are one bucket: their circuits do not bind."""
+
+
+class Link(NamedTuple):
+    """Boundaries of a slot: what is upstream and downstream of it."""
+
+    role: int
+    wire_in: float
+    post_in: float
+    late: float
+    back: float
+    post_back: float
+    beside: float
+    """F' + B of the slot downstream where the boundary is long, else negative."""
+    joins: bool
+    """Whether the slot downstream is of another mesh, so that the depth may grow."""
+
+
+class Pool(NamedTuple):
+    """Packed tables by state and class."""
+
+    values: Floats
+    start: Ints
+    """[S, C] position of the first entry, -1 where there is no table."""
+    size: Ints
+    """[S, C, 4] first and last row, first and last number of layers."""
+
+
+class Work(NamedTuple):
+    """Working space. Outside its band every row of a table is NONE."""
+
+    below: Floats
+    below_band: Ints
+    one: Floats
+    one_band: Ints
+    two: Floats
+    two_band: Ints
+    every: Floats
+    every_band: Ints
+    closing: Floats
+    """[slices, rows, L + 1]"""
+    closing_band: Ints
+    """[slices, 2, rows]"""
+
+
+class Goal(NamedTuple):
+    """The best whole pipeline so far."""
+
+    seconds: Floats
+    """[1]"""
+    place: Ints
+    """[3] move, row and variant + V * units of the first slot."""
+
+
+@numba.njit(cache=True)
+def work_of(o: OrderNumbers) -> Work:
+    """Working space for a space."""
+    rows = (o.most_stages + 1) * o.level_bound.shape[0]
+    shape = (rows, o.layers + 1)
+    bands = np.empty((2, rows), np.int64)
+    bands[0], bands[1] = o.layers + 1, -1
+    slices = o.slices.max()
+    closing_band = np.empty((slices, 2, rows), np.int64)
+    closing_band[:] = bands
+    return Work(
+        np.full(shape, NONE), bands.copy(), np.full(shape, NONE), bands.copy(),
+        np.full(shape, NONE), bands.copy(), np.full(shape, NONE), bands.copy(),
+        np.full((slices, rows, o.layers + 1), NONE), closing_band,
+    )  # fmt: skip
+
+
+# What is called per slot takes numbers, not the tuples: those are large and passed by value.
+
+
+@numba.njit(cache=True)
+def slot_room(
+    limit: float,
+    microbatches: int,
+    f: float,
+    b: float,
+    link: Link,
+    flight: int,
+    turning: int,
+) -> float:
+    """Most D with which a slot stays within the limit; negative where none does.
+
+    f, b: seconds of its passes alone.
+    """
+    x = limit * SLACK
+    serial_f, serial_b, back = f + link.post_in, b + link.post_back, b + link.back
+    if wait_once_seconds(serial_f, serial_b, microbatches, flight) > x:
+        return -1.0
+    room = downstream_room_seconds(x, serial_f, serial_b, back, microbatches, flight)
+    if link.beside >= 0.0 and turning > 0:
+        circuit = serial_f + back + link.beside
+        most = interval_seconds(circuit, serial_f, serial_b, microbatches, flight, turning)
+        if most > x:
+            return -1.0
+        more = interval_room_seconds(
+            x, circuit, serial_f, serial_b, back, microbatches, flight, turning
+        )
+        room = min(room, more)
+    return float(room - link.late)
+
+
+@numba.njit(cache=True)
+def slot_own(link: Link, f: float, b: float) -> float:
+    """What a slot adds to Sigma."""
+    return float(link.wire_in + link.late + link.back + (f + b))
+
+
+@numba.njit(cache=True)
+def end_seconds(o: OrderNumbers, a: int, role: int, n: int, stages: int) -> float:
+    """What the first slot of a pipeline adds behind Sigma."""
+    levels, reached = 0, 1
+    while reached < stages:
+        reached, levels = 2 * reached, levels + 1
+    return float(o.after_first[1 if role == BOTH else 0, a, n] + levels * o.norm_hop)
+
+
+@numba.njit(cache=True)
+def undominated(o: OrderNumbers, role: int, a: int, held: int, first: Ints) -> None:
+    """By variant: fewest units for which no other one is as fast both ways and fits as well.
+
+    Where times of variants cross, that is left to the program.
+    """
+    for v in range(first.shape[0]):
+        first[v] = 1
+        for u in range(first.shape[0]):
+            if u == v:
+                continue
+            f_u, f_v = o.extra_forward[role, u, a], o.extra_forward[role, v, a]
+            b_u, b_v = o.extra_backward[role, u, a], o.extra_backward[role, v, a]
+            if (
+                f_u <= f_v
+                and b_u <= b_v
+                and o.forward[u, a] <= o.forward[v, a]
+                and o.backward[u, a] <= o.backward[v, a]
+                and (
+                    u < v
+                    or o.forward[u, a] < o.forward[v, a]
+                    or o.backward[u, a] < o.backward[v, a]
+                )
+            ):
+                first[v] = max(first[v], o.most_layers[u, role, a, held] + 1)
+
+
+@numba.njit(cache=True)
+def bucket_of(seconds: float, slowest: float) -> int:
+    """Slice of a front slot by both its passes."""
+    part = seconds / slowest
+    if part < _FAST:
+        return 1
+    return 2 + min(BUCKETS - 2, int((part - _FAST) / (1.0 - _FAST) * (BUCKETS - 1)))
+
+
+@numba.njit(cache=True)
+def bucket_seconds(bucket: int, slowest: float) -> float:
+    """Least passes of a slot in this slice."""
+    if bucket <= 1:
+        return 0.0
+    part = _FAST + (1.0 - _FAST) * (bucket - 2) / (BUCKETS - 1)
+    return slowest * part * (1.0 - 1e-9)
+
+
+@numba.njit(cache=True)
+def _shift(
+    below: Floats, low: int, high: int, n: int, room: float, own: float, out: Floats
+) -> None:
+    """out[l + n] becomes the least of itself and below[l] + own, where below[l] <= room."""
+    for at in range(low, high + 1):
+        value, known = below[at], out[at + n]
+        moved = value + own if value <= room else NONE
+        out[at + n] = moved if moved < known else known
+
+
+@numba.njit(cache=True)
+def one_slice(table: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The table as one with a single slice."""
+    return table.reshape((1, table.shape[0], table.shape[1]))
+
+
+@numba.njit(cache=True)
+def depths(o: OrderNumbers, row: int, level: int) -> tuple[int, int]:
+    """(W of the bounds, W of the memory) of a slot above `row` at a level of extra depth."""
+    stages = row // o.level_bound.shape[0] + 1
+    widest = min(o.microbatches, o.most_layers.shape[3] - 1)
+    return (
+        min(stages + o.level_bound[level], o.microbatches),
+        min(stages + o.level_memory[level], widest),
+    )
+
+
+@numba.njit(cache=True)
+def turning_of(o: OrderNumbers, row: int) -> int:
+    """W of the slot downstream; 0 where it is not known exactly."""
+    levels = o.level_bound.shape[0]
+    stages, level = row // levels, row % levels
+    if o.level_bound[level] != o.level_memory[level]:
+        return 0
+    return int(min(stages + o.level_bound[level], o.microbatches))
+
+
+@numba.njit(cache=True)
+def extend(
+    o: OrderNumbers,
+    limit: float,
+    a: int,
+    link: Link,
+    below: Floats,
+    below_band: Ints,
+    out: Floats,
+    out_band: Ints,
+    part: int,
+    slowest: float,
+) -> int:
+    """Put one slot of mesh a before every entry of `below`; operations.
+
+    out: [slices, rows, L + 1]; where `part` is negative the slice is the slot's bucket.
+    """
+    levels, layers, m = o.level_bound.shape[0], o.layers, o.microbatches
+    rows, done = below.shape[0], 0
+    fewest = np.empty(o.forward.shape[0], np.int64)
+    for row in range(rows - levels):
+        low, high = below_band[0, row], below_band[1, row]
+        if low > high:
+            continue
+        turning = turning_of(o, row)
+        top = levels if link.joins else row % levels + 1
+        for level in range(row % levels, top):
+            flight, held = depths(o, row, level)
+            goal = (row // levels + 1) * levels + level
+            undominated(o, link.role, a, held, fewest)
+            for v in range(fewest.shape[0]):
+                most = min(o.most_layers[v, link.role, a, held], layers - 1 - low)
+                forward, backward = o.forward[v, a], o.backward[v, a]
+                extra_f, extra_b = (
+                    o.extra_forward[link.role, v, a],
+                    o.extra_backward[link.role, v, a],
+                )
+                for n in range(fewest[v], most + 1):
+                    f, b = extra_f + n * forward, extra_b + n * backward
+                    room = slot_room(limit, m, f, b, link, flight, turning)
+                    if room < 0.0:
+                        break
+                    at = part if part >= 0 else bucket_of(f + b, slowest)
+                    stop = min(high, layers - 1 - n)
+                    _shift(below[row], low, stop, n, room, slot_own(link, f, b), out[at, goal])
+                    done += stop - low + 8
+                    band = out_band[at]
+                    band[0, goal] = min(band[0, goal], low + n)
+                    band[1, goal] = max(band[1, goal], stop + n)
+    return done
+
+
+@numba.njit(cache=True)
+def finish(
+    o: OrderNumbers,
+    limit: float,
+    a: int,
+    link: Link,
+    below: Floats,
+    below_band: Ints,
+    move: int,
+    goal: Goal,
+) -> None:
+    """Put a first slot before every entry of `below` and keep the best whole pipeline."""
+    levels, variants = o.level_bound.shape[0], o.forward.shape[0]
+    for row in range(below.shape[0] - levels):
+        low, high = below_band[0, row], below_band[1, row]
+        stages = row // levels + 1
+        if low > high or (o.pinned and stages != o.pinned):
+            continue
+        turning = turning_of(o, row)
+        top = levels if link.joins else row % levels + 1
+        for level in range(row % levels, top):
+            flight, held = depths(o, row, level)
+            for v in range(variants):
+                most = min(o.most_layers[v, link.role, a, held], o.layers - low)
+                for n in range(max(1, o.layers - high), most + 1):
+                    value = below[row, o.layers - n]
+                    if value >= NONE:
+                        continue
+                    f = o.extra_forward[link.role, v, a] + n * o.forward[v, a]
+                    b = o.extra_backward[link.role, v, a] + n * o.backward[v, a]
+                    if value > slot_room(limit, o.microbatches, f, b, link, flight, turning):
+                        continue
+                    value += slot_own(link, f, b)
+                    value += end_seconds(o, a, link.role, n, stages)
+                    if value < goal.seconds[0]:
+                        goal.seconds[0] = value
+                        goal.place[0], goal.place[1] = move, row + levels - row % levels + level
+                        goal.place[2] = v + variants * n
+
+
+@numba.njit(cache=True)
+def clean(values: Floats, band: Ints) -> None:
+    """Make a table empty."""
+    for row in range(values.shape[0]):
+        if band[0, row] <= band[1, row]:
+            values[row, band[0, row] : band[1, row] + 1] = NONE
+            band[0, row], band[1, row] = values.shape[1], -1
+
+
+@numba.njit(cache=True)
+def merge(values: Floats, band: Ints, out: Floats, out_band: Ints) -> None:
+    """Elementwise least."""
+    for row in range(values.shape[0]):
+        low, high = band[0, row], band[1, row]
+        if low > high:
+            continue
+        for at in range(low, high + 1):
+            out[row, at] = min(out[row, at], values[row, at])
+        out_band[0, row] = min(out_band[0, row], low)
+        out_band[1, row] = max(out_band[1, row], high)
+
+
+@numba.njit(cache=True)
+def prune(values: Floats, band: Ints, need: Floats, cutoff: float, room: float) -> bool:
+    """Drop what cannot end below `cutoff`, or places too few layers; whether anything is left."""
+    layers, left = values.shape[1] - 1, False
+    for row in range(values.shape[0]):
+        low, high = band[0, row], band[1, row]
+        if low > high:
+            continue
+        first, last = layers + 1, -1
+        for at in range(low, high + 1):
+            value = values[row, at]
+            if value >= NONE:
+                continue
+            if layers - at > room + 1e-6 or value > cutoff - need[layers - at]:
+                values[row, at] = NONE
+                continue
+            first = min(first, at)
+            last = at
+        band[0, row], band[1, row] = first, last
+        left = left or first <= last
+    return left
+
+
+@numba.njit(cache=True)
+def load(pool: Pool, t: int, c: int, part: int, out: Floats, out_band: Ints) -> None:
+    """Elementwise least with a slice of a packed table."""
+    start = pool.start[t, c]
+    if start < 0:
+        return
+    r0, r1, l0, l1 = pool.size[t, c]
+    width = l1 - l0 + 1
+    at = start + part * (r1 - r0 + 1) * width
+    for row in range(r0, r1 + 1):
+        first, last = out_band[0, row], out_band[1, row]
+        for k in range(width):
+            value = pool.values[at + k]
+            if value < NONE:
+                out[row, l0 + k] = min(out[row, l0 + k], value)
+                first, last = min(first, l0 + k), max(last, l0 + k)
+        out_band[0, row], out_band[1, row] = first, last
+        at += width
+
+
+@numba.njit(cache=True)
+def _close(
+    o: OrderNumbers,
+    limit: float,
+    slowest: float,
+    a: int,
+    link: Link,
+    below: Floats,
+    below_band: Ints,
+    w: Work,
+    move: int,
+    goal: Goal,
+    may_go_on: bool,
+) -> int:
+    """Slots of mesh a with another mesh in front of them, or none."""
+    done, c = 0, o.mesh_class[a]
+    if may_go_on:
+        for part in range(o.slices[c]):
+            ahead = Link(
+                link.role, o.slice_in[c, part, 0], o.slice_in[c, part, 1], link.late, link.back,
+                link.post_back, link.beside, link.joins,
+            )  # fmt: skip
+            done += extend(
+                o, limit, a, ahead, below, below_band, w.closing, w.closing_band,
+                -1 if o.buckets[c] else part, slowest,
+            )  # fmt: skip
+            if o.buckets[c]:
+                break
+    only = link.role == LAST
+    if o.may_be_only[a] if only else o.may_be_first[a]:
+        first = Link(
+            BOTH if only else FIRST, 0.0, 0.0, link.late, link.back, link.post_back, link.beside,
+            link.joins,
+        )  # fmt: skip
+        finish(o, limit, a, first, below, below_band, move, goal)
+    return done
+
+
+@numba.njit(cache=True)
+def _first_slots(
+    o: OrderNumbers,
+    limit: float,
+    slowest: float,
+    a: int,
+    link: Link,
+    w: Work,
+    move: int,
+    goal: Goal,
+    may_go_on: bool,
+) -> int:
+    """The slot of a block that is next to what is below it, from `w.below`, which is emptied."""
+    done = _close(o, limit, slowest, a, link, w.below, w.below_band, w, move, goal, may_go_on)
+    if o.max_stages[a] > 1:
+        inner = Link(
+            link.role, o.inner[0, a], o.inner[1, a], link.late, link.back, link.post_back,
+            link.beside, link.joins,
+        )  # fmt: skip
+        done += extend(
+            o, limit, a, inner, w.below, w.below_band, one_slice(w.one), one_slice(w.one_band),
+            0, slowest,
+        )  # fmt: skip
+    clean(w.below, w.below_band)
+    return done
+
+
+@numba.njit(cache=True)
+def same_boundary(o: OrderNumbers, a: int, c: int, d: int) -> bool:
+    """Whether mesh a can read classes c and d together."""
+    return bool(
+        o.late[a, c] == o.late[a, d]
+        and o.back[a, c] == o.back[a, d]
+        and o.post[a, c] == o.post[a, d]
+        and o.is_long[a, c] == o.is_long[a, d]
+    )
+
+
+@numba.njit(cache=True)
+def starts(
+    o: OrderNumbers,
+    limit: float,
+    out: Outline,
+    a: int,
+    under: int,
+    pool: Pool,
+    w: Work,
+    move: int,
+    goal: Goal,
+    may_go_on: bool,
+) -> int:
+    """All slots of mesh a that are next to what state `under` has in front; operations."""
+    classes = o.slices.shape[0]
+    if under == 0:
+        if not o.may_be_last[a]:
+            return 0
+        w.below[0, 0], w.below_band[0, 0], w.below_band[1, 0] = 0.0, 0, 0
+        link = Link(LAST, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, False)
+        return _first_slots(o, limit, out.slowest, a, link, w, move, goal, may_go_on)
+    done = 0
+    for c in range(classes):
+        if pool.start[under, c] < 0:
+            continue
+        known = False
+        for d in range(c):
+            known = known or (pool.start[under, d] >= 0 and same_boundary(o, a, c, d))
+        if known:
+            continue
+        far = o.is_long[a, c]
+        for bucket in range(1, BUCKETS + 1) if far else range(1):
+            for d in range(c, classes):
+                if same_boundary(o, a, c, d):
+                    load(pool, under, d, bucket if far else o.slice_of[a, d], w.below, w.below_band)
+            beside = bucket_seconds(bucket, out.slowest) + o.late[a, c] if far else -1.0
+            link = Link(
+                MIDDLE, 0.0, 0.0, o.late[a, c], o.back[a, c], o.post[a, c], beside, True
+            )  # fmt: skip
+            done += _first_slots(o, limit, out.slowest, a, link, w, move, goal, may_go_on)
+    return done
+
+
+@numba.njit(cache=True)
+def add_mesh(
+    o: OrderNumbers,
+    limit: float,
+    cutoff: float,
+    out: Outline,
+    t: int,
+    move: int,
+    pool: Pool,
+    w: Work,
+    goal: Goal,
+    keep: Floats,
+) -> int:
+    """All blocks of stages of a move's mesh; closings gather in `w`; operations.
+
+    keep: [stages, rows, L + 1] takes every length of the block, or nothing where it is empty.
+    """
+    a, under = o.move_mesh[move], o.move_below[move]
+    may_go_on = out.room[t] > 0.0
+    done = starts(o, limit, out, a, under, pool, w, move, goal, may_go_on)
+    one, one_band, two, two_band = w.one, w.one_band, w.two, w.two_band
+    link = Link(
+        MIDDLE, o.inner[0, a], o.inner[1, a], 0.0, o.inner[2, a], o.inner[3, a], -1.0, False
+    )
+    most = o.max_stages[a]
+    for r in range(1, most):
+        room = out.room[t] + (most - r) * out.units[a]
+        if not prune(one, one_band, out.need[under], cutoff, room):
+            break
+        if keep.shape[0] > 0:
+            keep[r] = one
+        merge(one, one_band, w.every, w.every_band)
+        if r < most - 1:
+            done += extend(
+                o, limit, a, link, one, one_band, one_slice(two), one_slice(two_band), 0,
+                out.slowest,
+            )  # fmt: skip
+        clean(one, one_band)
+        one, one_band, two, two_band = two, two_band, one, one_band
+    clean(one, one_band)
+    done += _close(o, limit, out.slowest, a, link, w.every, w.every_band, w, move, goal, may_go_on)
+    clean(w.every, w.every_band)
+    return done
+
+
+@numba.njit(cache=True)
+def _flush(
+    o: OrderNumbers, cutoff: float, out: Outline, t: int, c: int, pool: Pool, used: int, w: Work
+) -> tuple[Pool, int]:
+    """Pack what has gathered in `w.closing` as the table of a class; the pool may grow."""
+    parts = o.slices[c]
+    closing, bands = w.closing, w.closing_band
+    if o.buckets[c]:
+        for part in range(1, parts):
+            merge(closing[part], bands[part], closing[0], bands[0])
+    r0, r1, l0, l1 = closing.shape[1], -1, closing.shape[2], -1
+    for part in range(parts):
+        prune(closing[part], bands[part], out.need[t], cutoff, out.room[t])
+        for row in range(closing.shape[1]):
+            if bands[part, 0, row] <= bands[part, 1, row]:
+                r0, r1 = min(r0, row), max(r1, row)
+                l0, l1 = min(l0, bands[part, 0, row]), max(l1, bands[part, 1, row])
+    if r1 < 0:
+        return pool, used
+    size = parts * (r1 - r0 + 1) * (l1 - l0 + 1)
+    values = pool.values
+    if used + size > values.shape[0]:
+        values = np.empty(2 * (used + size))
+        values[:used] = pool.values[:used]
+    pool.start[t, c] = used
+    pool.size[t, c, 0], pool.size[t, c, 1] = r0, r1
+    pool.size[t, c, 2], pool.size[t, c, 3] = l0, l1
+    at = used
+    for part in range(parts):
+        for row in range(r0, r1 + 1):
+            values[at : at + l1 - l0 + 1] = closing[part, row, l0 : l1 + 1]
+            at += l1 - l0 + 1
+        clean(closing[part], bands[part])
+    return Pool(values, pool.start, pool.size), at
+
+
+@numba.njit(cache=True)
+def run(
+    o: OrderNumbers, limit: float, cutoff: float, out: Outline, pool: Pool, w: Work, goal: Goal
+) -> tuple[Pool, int]:
+    """Fill the tables of all states; `goal` gets the best pipeline; (pool, operations)."""
+    pool.start[:] = -1
+    goal.seconds[0] = NONE
+    done, used = 0, 0
+    nothing = np.empty((0, 0, 0))
+    for t in range(1, o.state_blocked.shape[0]):
+        first, stop = o.state_first[t], o.state_first[t + 1]
+        if o.move_mesh[first] < 0:
+            for c in range(o.slices.shape[0]):
+                for move in range(first, stop):
+                    for part in range(o.slices[c]):
+                        load(
+                            pool, o.move_below[move], c, part, w.closing[part], w.closing_band[part]
+                        )
+                pool, used = _flush(o, cutoff, out, t, c, pool, used, w)
+            continue
+        for move in range(first, stop):
+            a = o.move_mesh[move]
+            if out.live[a]:
+                done += add_mesh(o, limit, cutoff, out, t, move, pool, w, goal, nothing)
+            if move + 1 == stop or o.mesh_class[o.move_mesh[move + 1]] != o.mesh_class[a]:
+                pool, used = _flush(o, cutoff, out, t, o.mesh_class[a], pool, used, w)
+    return pool, done

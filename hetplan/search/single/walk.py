@@ -1,0 +1,228 @@
+"""Is any plan of a family below a target: the certified walk over X.
+
+S(X) is the least Sigma + after_0 of all pipelines whose X is at most X (`orders`). A pipeline below
+an aim A has Sigma + after_0 + X < A. So where S(U) = v, no pipeline with X between A - v and U is
+below A; walking U down to A - v, again and again, ends where nothing is left below A (A is a
+bound) or stands still: then the pipeline that has v is, in the bound, below A, and A comes down to
+it. Both ends of the walk come from the order-free S, which is cheap. Where the aim has to come
+down, it starts at the least of a few samples, so that the walk is short.
+
+The bound is valid for whatever aim and samples; they decide only how long the walk takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hetplan.search.single.orders import Order, OrderProgram
+from hetplan.search.single.partition_kernel import NONE
+from hetplan.search.single.space import Space
+
+RESOLUTION = 1e-4
+"""Part of a step by which a bound below the target may miss the least of the programs."""
+
+_EDGE = 1e-3
+"""Part of X to which the order-free ends are found: they only make programs smaller."""
+
+_SAMPLES = 6
+"""Programs that look for the least of the bound before the walk goes below the target."""
+
+_FAR = 1.2
+"""A walk whose ends are further apart than this looks for a nearer aim first."""
+
+_STRIDE = 1.03
+"""From one X to the next while no pipeline has been met."""
+
+_JUST_BELOW = 1.0 - 1e-11
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Met:
+    """A pipeline that a program found, and what the bound says of it."""
+
+    order: Order
+    bound_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What is known of all plans of a space."""
+
+    bound_seconds: float
+    """No plan is below; `NONE` where there is no plan at all."""
+    proven: bool
+    """Whether the bound has reached the target."""
+    finished: bool
+    """Whether the walk came to its end; it can be resumed where not."""
+    met: tuple[Met, ...]
+    """Pipelines below the target in the bound, least first."""
+    programs: int
+    operations: int
+    """Of the programs so far; they decide when a budget is spent."""
+
+
+@dataclass(slots=True)
+class Walk:
+    """A proof under way; `run` goes on where it stopped.
+
+    check is called between programs and may raise; the walk can be resumed then too.
+    """
+
+    program: OrderProgram
+    target: float
+    resolution: float = RESOLUTION
+    check: Callable[[], None] | None = None
+    aim: float = field(init=False)
+    """No pipeline whose X is above `upper` is below this."""
+    upper: float = field(init=False)
+    lower: float = field(init=False, default=0.0)
+    """No pipeline has a smaller X."""
+    programs: int = field(init=False, default=0)
+    finished: bool = field(init=False, default=False)
+    _least: float = field(init=False, default=0.0)
+    """Least Sigma + after_0 with X at most `upper`, as far as it is known."""
+    _sampled: bool = field(init=False, default=False)
+    _met: dict[Order, float] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.aim = self.upper = self.target
+
+    def run(self, budget: float = NONE) -> Proof:
+        """Go on until the end, or until `budget` operations more are spent."""
+        stop = self.program.operations + budget
+        if not self.finished and self.programs == 0:
+            self._ends()
+        while not self.finished:
+            if self.program.operations > stop:
+                break
+            self._step()
+        return self.proof()
+
+    def proof(self) -> Proof:
+        """What is known by now."""
+        # Whatever is left has X between the two ends.
+        bound = self.aim if self.finished else min(self.aim, self.lower + self._least)
+        ordered = sorted(self._met.items(), key=lambda item: item[1])
+        return Proof(
+            bound_seconds=bound,
+            proven=self.finished and bound >= self.target,
+            finished=self.finished,
+            met=tuple(Met(order=order, bound_seconds=seconds) for order, seconds in ordered),
+            programs=self.programs,
+            operations=self.program.operations,
+        )
+
+    def _ends(self) -> None:
+        """Both ends of X by the order-free program."""
+        free = self.program.free(NONE)
+        self._least = free
+        if free >= NONE:
+            self.aim, self.finished = NONE, True
+            return
+        if free >= self.target:
+            self.finished = True
+            return
+        self.lower = self._least_x()
+        self._come_down()
+        if not self.finished and self.upper > _FAR * self.lower:
+            # A program is the larger the larger its X, so the aim comes down from below.
+            self._climb()
+            self._come_down()
+
+    def _come_down(self) -> None:
+        """Bring the upper end down as far as the order-free program can."""
+        while True:
+            free = self._least = self.program.free(min(self.upper, self.aim))
+            if self.aim - free <= self.lower:
+                self.finished = True
+                return
+            if self.aim - free > self.upper * (1.0 - _EDGE):
+                return
+            self.upper = self.aim - free
+
+    def _climb(self) -> None:
+        """Ask at growing X until a pipeline is met; it is a first aim."""
+        at = self.lower
+        while at * _STRIDE < self.upper:
+            at *= _STRIDE
+            value, reached = self._ask(at)
+            if value < NONE:
+                self._sampled = True
+                self._lower_aim(value + reached)
+                self._sample(reached)
+                return
+
+    def _lower_aim(self, seconds: float) -> None:
+        if seconds < self.aim:
+            self.aim = seconds - self.resolution * min(seconds, self.target)
+
+    def _least_x(self) -> float:
+        """An X below which nothing fits, order-free."""
+        high = 1.0
+        while self.program.free(high) >= NONE:
+            high *= 4.0
+        low = 0.0
+        while high - low > _EDGE * high:
+            middle = (low + high) / 2.0
+            low, high = (middle, high) if self.program.free(middle) >= NONE else (low, middle)
+        return low
+
+    def _ask(self, limit: float) -> tuple[float, float]:
+        """(S, X of the pipeline that has it) at a limit; S is `NONE` where nothing is below."""
+        if self.check is not None:
+            self.check()
+        value = self.program.least(limit, self.aim - self.lower)
+        self.programs += 1
+        order = self.program.order()
+        if order is None:
+            return NONE, 0.0
+        reached = min(limit, self.program.limit_of_order())
+        if value + reached < self.target:
+            self._met[order] = min(self._met.get(order, NONE), value + reached)
+        return value, reached
+
+    def _step(self) -> None:
+        limit = self.upper
+        value, reached = self._ask(limit)
+        if value >= NONE:
+            self.finished = True
+            return
+        self._least = value
+        if value + reached < self.aim and not self._sampled:
+            self._sampled = True
+            self._sample(reached)
+        # Every pipeline with X from `reached` to `upper` takes at least value + reached.
+        self._lower_aim(value + reached)
+        self.upper = min(reached * _JUST_BELOW, max(self.aim - value, 0.0))
+        if self.upper < self.lower:
+            self.finished = True
+
+    def _sample(self, reached: float) -> None:
+        """Bring the aim down to the least of the bound, if only roughly."""
+        low = self.lower
+        at = (low + reached) / 2.0
+        for _ in range(_SAMPLES):
+            value, x = self._ask(at)
+            if value >= NONE:
+                low, at = at, (at + reached) / 2.0
+                continue
+            self._lower_aim(value + x)
+            at = (low + x) / 2.0
+
+
+def prove(
+    space: Space,
+    target: float,
+    *,
+    budget: float = NONE,
+    resolution: float = RESOLUTION,
+    check: Callable[[], None] | None = None,
+    program: OrderProgram | None = None,
+) -> Proof:
+    """Whether any plan of the space can be below `target`, or the best bound and what it meets.
+
+    budget: operations of the programs after which it stops. check: called between programs. A
+    `Walk` can be resumed.
+    """
+    return Walk(program or OrderProgram(space), target, resolution, check).run(budget)

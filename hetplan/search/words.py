@@ -1,0 +1,99 @@
+"""What a search covered and what it left out, in words, for the certificate (docs/search.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hetplan.job.spec import Job
+from hetplan.plans.plan import RecomputeGranularity
+from hetplan.plans.targets import target
+from hetplan.search.families.family import Family
+from hetplan.search.solver import RESOLUTION, Solver
+
+
+def describe_space(solvers: Sequence[Solver], families: Sequence[Family], job: Job) -> str:
+    """What was searched and what was fixed."""
+    trainer = target(job.target)
+    shapes = list(dict.fromkeys(s for f in families for mesh in f.meshes for s in mesh.shapes))
+    several = len(solvers) > len(families)
+    searched = [
+        f"{name} {_values(getattr(shape, field) for shape in shapes)}"
+        for name, field in (
+            ("tp", "tp"),
+            ("cp", "cp"),
+            ("dp", "dp"),
+            ("ep", "ep"),
+            ("microbatch size", "microbatch_size"),
+        )
+    ]
+    recompute = [
+        each.value
+        for each in RecomputeGranularity
+        if any(each in family.recompute for family in families)
+    ]
+    searched.append(f"recompute {', '.join(recompute)}{_each(trainer.recompute_per_stage)}")
+    searched.append(f"schedules {_schedules(families)}")
+    searched.append(f"sharding {_words(family.sharding.value for family in families)}")
+    deepest = max((family.most_extra_depth for family in families), default=0)
+    if deepest:
+        searched.append(f"warm-up up to {deepest} deeper than 1F1B's")
+    searched.append("which islands, their order, stages per island, layers per stage")
+    if any(len(mesh.islands) > 1 for family in families for mesh in family.meshes):
+        searched.append("data parallelism over 2 to 4 islands in every stage")
+    fixed = [
+        "stages of a mesh next to each other",
+        "whole layer units",
+        "sequence parallelism wherever it can be" if trainer.sequence_parallel else "",
+        "" if trainer.stages_differ else "the same degrees for all stages",
+        "chunks of a stage as even as they can be" if _interleaved(families) else "",
+        "meshes of a region next to each other where there are more than 8 islands",
+    ]
+    return (
+        f"{'one or more pipelines' if several else 'one pipeline'} for {job.target}; searched: "
+        f"{'; '.join(searched)}. Fixed: {', '.join(filter(None, fixed))}. "
+        f"Steps closer than {RESOLUTION:g} of each other count as equal."
+    )
+
+
+def _values(found: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(set(found)))) or "none"
+
+
+def _words(found: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(found)) or "none"
+
+
+def _each(per_stage: bool) -> str:
+    return " of each stage" if per_stage else " of all stages"
+
+
+def _interleaved(families: Sequence[Family]) -> bool:
+    return any(family.virtual_stages > 1 for family in families)
+
+
+def _schedules(families: Sequence[Family]) -> str:
+    chunks = sorted({family.virtual_stages for family in families if family.virtual_stages > 1})
+    found = _words(family.schedule for family in families if family.virtual_stages == 1)
+    if chunks:
+        found += f", interleaved-1f1b with {', '.join(map(str, chunks))} virtual stages"
+    return found
+
+
+def words_of(solver: Solver) -> str:
+    """A solver in words, for the journal."""
+    family = getattr(solver, "family", None)
+    if not isinstance(family, Family):
+        return "several pipelines"
+    shape = family.meshes[0].shapes[0]
+    chunks = f" v {family.virtual_stages}" if family.virtual_stages > 1 else ""
+    degrees = ""
+    if all(mesh.shapes == (shape,) for mesh in family.meshes):
+        more = "".join(
+            f" {name} {value}" for name, value in (("cp", shape.cp), ("ep", shape.ep)) if value > 1
+        )
+        degrees = f" tp {shape.tp}{more} dp {shape.dp} microbatch size {shape.microbatch_size}"
+    recompute = "/".join(each.value for each in family.recompute)
+    return (
+        f"{family.schedule}{chunks} tick {family.samples}{degrees} recompute {recompute} "
+        f"sharding {family.sharding.value}"
+    )

@@ -1,0 +1,194 @@
+"""Pins of every kind are read; what no plan can keep is named with its line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hetplan.cluster.load import load_cluster
+from hetplan.cluster.spec import Cluster
+from hetplan.errors import Fault, InputError
+from hetplan.files.reading import read_document
+from hetplan.files.shipped import shipped_folder
+from hetplan.job.check import check_job_against
+from hetplan.job.load import load_job
+from hetplan.job.spec import Job, Objective, Pins
+from hetplan.model.layers import Experts, LayerRun
+from hetplan.model.load import load_model
+from hetplan.model.spec import ModelSpec
+
+CONFIGS = shipped_folder("configs")
+
+TEXT = """schema: hetplan.job/4
+name: small
+global_batch_size: 96
+sequence_length: 2048
+precision: bfloat16
+optimizer: adamw
+target: megatron
+objective: step_time
+pin: {tp: 4}
+"""
+
+
+def load(tmp_path: Path, pin: str, *, target: str = "megatron", objective: str = "") -> Job:
+    text = TEXT.replace("{tp: 4}", pin).replace("megatron", target)
+    path = tmp_path / "job.yaml"
+    path.write_text(text.replace("step_time", objective or "step_time"))
+    return load_job(path)
+
+
+def cluster() -> Cluster:
+    return load_cluster(CONFIGS / "clusters" / "two-regions.yaml")
+
+
+def model(*, experts: bool = False) -> ModelSpec:
+    plain = load_model(CONFIGS / "models" / "llama-2-7b.yaml")
+    if not experts:
+        return plain
+    mlp = Experts(num_experts=8, experts_per_token=2, expert_ffn_hidden_size=1024)
+    run = plain.layer_runs[0]
+    layer = replace(run.layer, mlp=mlp)
+    return replace(plain, layer_runs=(LayerRun(count=run.count, layer=layer),))
+
+
+def found(tmp_path: Path, job: Job, *, experts: bool = False) -> tuple[Fault, ...]:
+    document = read_document(tmp_path / "job.yaml")
+    return check_job_against(job, model(experts=experts), cluster(), document)
+
+
+def test_every_pin_is_read(tmp_path: Path) -> None:
+    pin = (
+        "{tp: 4, cp: 2, ep: 1, dp: 3, pp: 8, microbatch_size: 2, virtual_stages: 2, "
+        "recompute: false, sequence_parallel: true, sharded_optimizer: true, pipelines: 1, "
+        "same_degrees: true, depth: 0, embedding_on: a100, head_on: mi250x}"
+    )
+    assert load(tmp_path, pin).pin == Pins(
+        tp=4,
+        cp=2,
+        ep=1,
+        dp=3,
+        pp=8,
+        microbatch_size=2,
+        virtual_stages=2,
+        recompute=False,
+        sequence_parallel=True,
+        sharded_optimizer=True,
+        pipelines=1,
+        same_degrees=True,
+        depth=0,
+        embedding_on="a100",
+        head_on="mi250x",
+    )
+
+
+def test_objective_and_quantile_are_read(tmp_path: Path) -> None:
+    job = load(tmp_path, "{}", objective="cost_per_token\nquantile: 0.9")
+    assert (job.objective, job.quantile) == (Objective.COST_PER_TOKEN, 0.9)
+    job = load(tmp_path, "{}")
+    assert (job.objective, job.quantile) == (Objective.STEP_TIME, None)
+
+
+@pytest.mark.parametrize("quantile", ["0.49", "0.991", "1", "-1", ".nan", "high"])
+def test_quantiles_outside_are_refused_with_their_line(tmp_path: Path, quantile: str) -> None:
+    with pytest.raises(InputError) as raised:
+        load(tmp_path, "{}", objective=f"step_time\nquantile: {quantile}")
+    assert "job.yaml:9: quantile: " in str(raised.value)
+
+
+def test_an_unknown_objective_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"job\.yaml:8: objective: .*step_time, cost_per_token"):
+        load(tmp_path, "{}", objective="steptime")
+
+
+@pytest.mark.parametrize(
+    ("target", "pin", "experts", "field", "words"),
+    [
+        ("native", "{cp: 2}", False, "pin.cp", "native has no context parallelism"),
+        ("flagscale", "{cp: 2}", False, "pin.cp", "or plan for megatron or torchtitan or any"),
+        ("flagscale", "{ep: 2}", True, "pin.ep", "flagscale has no expert parallelism"),
+        ("native", "{sequence_parallel: true}", False, "pin.sequence_parallel", "true, and target"),
+        ("flagscale", "{virtual_stages: 2}", False, "pin.virtual_stages", "no interleaved stages"),
+        ("torchtitan", "{pipelines: 2}", False, "pin.pipelines", "no several pipelines"),
+        ("megatron", "{depth: 1}", False, "pin.depth", "no warm-up depths of its own"),
+        (
+            "torchtitan",
+            "{cp: 2, sharded_optimizer: false}",
+            False,
+            "pin.sharded_optimizer",
+            "shards over context-parallel ranks",
+        ),
+        ("megatron", "{cp: 3}", False, "pin.cp", "not a multiple of 2 x cp 3"),
+        ("megatron", "{sequence_parallel: true, tp: 1}", False, "pin.sequence_parallel", "tp 1"),
+        ("megatron", "{ep: 2}", False, "pin.ep", "has no experts"),
+        ("megatron", "{ep: 3}", True, "pin.ep", "3 does not divide the 8 experts"),
+        ("megatron", "{ep: 8, tp: 2, cp: 1, dp: 2}", True, "pin.ep", "= 4 ranks"),
+        (
+            "megatron",
+            "{tp: 2, sequence_parallel: false}",
+            True,
+            "pin.sequence_parallel",
+            "trains experts with tp 2 only with it",
+        ),
+        (
+            "torchtitan",
+            "{pp: 16, dp: 8, microbatch_size: 1}",
+            False,
+            "pin.pp",
+            "16 stages, and the other pins leave 12 microbatches",
+        ),
+        ("megatron", "{pp: 2, virtual_stages: 2}", False, "pin.virtual_stages", "from 3 stages on"),
+        (
+            "megatron",
+            "{pp: 16, virtual_stages: 3}",
+            False,
+            "pin.virtual_stages",
+            "3 on 16 stages are 48 parts, llama-2-7b has 32 transformer layers",
+        ),
+        ("megatron", "{virtual_stages: 11}", False, "pin.virtual_stages", "at least 3 stages"),
+        (
+            "megatron",
+            "{pp: 5, dp: 8, microbatch_size: 1, virtual_stages: 2}",
+            False,
+            "pin.virtual_stages",
+            "a multiple of the stages",
+        ),
+        ("native", "{virtual_stages: 2, depth: 1}", False, "pin.depth", "it goes with 1f1b"),
+        (
+            "native",
+            "{virtual_stages: 2, pipelines: 2}",
+            False,
+            "pin.virtual_stages",
+            "several pipelines run 1f1b",
+        ),
+        ("native", "{pipelines: 97}", False, "pin.pipelines", "97 for 96 sequences"),
+        ("native", "{pipelines: 96, tp: 8, pp: 2}", False, "pin", "at least 1536 devices"),
+    ],
+)
+def test_contradictions_are_named_with_their_line(
+    tmp_path: Path, target: str, pin: str, experts: bool, field: str, words: str
+) -> None:
+    faults = found(tmp_path, load(tmp_path, pin, target=target), experts=experts)
+    named = [fault for fault in faults if fault.field == field]
+    assert [fault.line for fault in named] == [9], faults
+    assert words in named[0].message
+
+
+@pytest.mark.parametrize("target", ["native", "megatron", "flagscale", "torchtitan", "any"])
+def test_pins_that_every_target_keeps_are_no_fault(tmp_path: Path, target: str) -> None:
+    pin = "{tp: 4, cp: 1, ep: 1, virtual_stages: 1, pipelines: 1, same_degrees: true, depth: 0}"
+    assert found(tmp_path, load(tmp_path, pin, target=target)) == ()
+
+
+def test_cost_per_token_needs_prices(tmp_path: Path) -> None:
+    job = load(tmp_path, "{}", objective="cost_per_token")
+    bare = tuple(replace(each, price_usd_per_device_hour=None) for each in cluster().islands)
+    (fault,) = check_job_against(
+        job, model(), replace(cluster(), islands=bare), read_document(tmp_path / "job.yaml")
+    )
+    assert (fault.line, fault.field) == (8, "objective")
+    assert bare[0].name in fault.message
+    priced = tuple(replace(each, price_usd_per_device_hour=2.0) for each in bare)
+    assert check_job_against(job, model(), replace(cluster(), islands=priced)) == ()

@@ -1,0 +1,181 @@
+"""Holds the search against the oracle on listed instances.
+
+    python tests/oracle/oracle_judge.py [--workers N] [--every K] [--from I] [--only NUMBER]
+
+prints what agreed, by axis, and every fault; exits with 1 where there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "search"))
+
+from oracle_instances import AXES, Listed, axes_of, listed
+from oracle_optimum import optimum
+from oracle_price import PlacedPipeline, PlacedStage, Prices
+from oracle_space import SmallSpace
+
+from hetplan.errors import InfeasibleError
+from hetplan.plans.check import check_plan
+from hetplan.plans.plan import Plan
+from hetplan.predict.fit import FittedPredictor
+from hetplan.search.result import SearchResult
+from hetplan.search.search import search
+
+EQUAL = 1e-8
+"""Two sums of the same numbers in another order."""
+MOST_SECONDS = 60.0
+"""Of one search; then its certificate has to say how far it is."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of one instance."""
+
+    number: int
+    target: str
+    axes: tuple[str, ...]
+    outcome: str
+    """`equal`, `within gap`, `no plan`, or `FAULT`."""
+    text: str
+    gap: float
+    oracle_seconds: float
+    search_seconds: float
+
+
+def placed_of(plan: Plan) -> tuple[PlacedPipeline, ...]:
+    """A plan in the oracle's words."""
+    return tuple(
+        PlacedPipeline(
+            tuple(
+                PlacedStage(
+                    stage.replicas,
+                    tuple((chunk.start, chunk.stop) for chunk in stage.chunks),
+                    stage.recompute.granularity,
+                    stage.warmup_depth,
+                )
+                for stage in each.stages
+            ),
+            each.num_microbatches,
+            plan.overlap.send,
+        )
+        for each in plan.pipelines
+    )
+
+
+def judge(one: Listed) -> Verdict:
+    """Whether the search and the oracle agree."""
+    made = one.instance()
+    predictor = FittedPredictor.datasheet_only()
+    axes = tuple(sorted(axes_of(made), key=[*AXES].index))
+    begin = time.process_time()
+    prices = Prices(made.model, made.cluster, made.job, predictor)
+    best = optimum(SmallSpace(made.model, made.cluster, made.job), prices).best
+    between = time.process_time()
+    job = replace(made.job, time_limit_seconds=MOST_SECONDS)
+    result: SearchResult | None = None
+    fault = ""
+    try:
+        result = search(made.model, made.cluster, job, predictor, reasons=False)
+    except InfeasibleError as error:
+        if best is not None:
+            fault = f"no plan ({error}); the oracle has one of {best.seconds:.9g} s: {best.rows}"
+    except Exception:
+        fault = traceback.format_exc(limit=-3)
+    end = time.process_time()
+    outcome, gap = "no plan", 0.0
+    if result is not None and best is None:
+        fault = f"a plan of {result.estimate.step_seconds:.9g} s; the oracle has none"
+    elif result is not None and best is not None:
+        gap = result.certificate.gap
+        own = prices.plan(placed_of(result.plan), result.plan.sharding)
+        step = result.estimate.step_seconds
+        equal = step <= best.seconds * (1 + EQUAL)
+        outcome = "equal" if equal else "within gap"
+        fault = _fault(step, best.seconds, own.seconds, own.fits, result, str(best))
+        if not fault:
+            found = check_plan(result.plan, made.model, made.cluster, made.job)
+            fault = "; ".join(each.message for each in found)
+    if fault:
+        outcome = "FAULT"
+    return Verdict(
+        one.number, one.target, axes, outcome, fault, gap, between - begin, end - between
+    )
+
+
+def _fault(
+    step: float, best: float, own: float, fits: bool, result: SearchResult, text: str
+) -> str:
+    certificate = result.certificate
+    if abs(own - step) > EQUAL * step:
+        return f"the search says {step:.12g} s, the oracle {own:.12g} s of the same plan"
+    if not fits:
+        return f"the plan of {step:.9g} s does not fit by the oracle's memory"
+    if step < best * (1 - EQUAL):
+        return f"a plan of {step:.12g} s, below the oracle's {best:.12g}: {result.plan.pipelines}"
+    if certificate.lower_bound_seconds > best * (1 + EQUAL):
+        return f"bound {certificate.lower_bound_seconds:.12g} above the optimum {best:.12g}: {text}"
+    if step > best * (1 + EQUAL) and certificate.status == "optimal":
+        return f"{step:.12g} s is called optimal; the optimum is {best:.12g}: {text}"
+    return ""
+
+
+def table(verdicts: Sequence[Verdict]) -> str:
+    """Outcomes and seconds, by target and by axis."""
+    head = f"{'':14}{'jobs':>6}{'equal':>7}{'in gap':>8}{'no plan':>9}{'faults':>8}"
+    lines = [head + f"{'most gap':>10}{'oracle s':>10}{'search s':>10}{'longest':>9}"]
+    groups = [(name, [v for v in verdicts if v.target == name]) for name in sorted(
+        {v.target for v in verdicts}
+    )]
+    groups += [(name, [v for v in verdicts if name in v.axes]) for name in AXES]
+    groups.append(("all", [*verdicts]))
+    for name, rows in groups:
+        if not rows:
+            continue
+        counts = [
+            sum(row.outcome == kind for row in rows)
+            for kind in ("equal", "within gap", "no plan", "FAULT")
+        ]
+        lines.append(
+            f"{name:14}{len(rows):6}{counts[0]:7}{counts[1]:8}{counts[2]:9}{counts[3]:8}"
+            f"{max(row.gap for row in rows):10.2%}{sum(row.oracle_seconds for row in rows):10.1f}"
+            f"{sum(row.search_seconds for row in rows):10.1f}"
+            f"{max(row.search_seconds for row in rows):9.2f}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """All chosen instances; the exit code."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--from", type=int, default=0, dest="first")
+    parser.add_argument("--only", type=int, nargs="*")
+    asked = parser.parse_args()
+    rows = listed()[asked.first :: asked.every]
+    if asked.only:
+        rows = [row for row in listed() if row.number in asked.only]
+    verdicts = []
+    with ProcessPoolExecutor(asked.workers) as pool:
+        for verdict in pool.map(judge, rows, chunksize=4):
+            verdicts.append(verdict)
+            if verdict.outcome == "FAULT":
+                print(f"{verdict.number} {verdict.target} {' '.join(verdict.axes)}")
+                print(f"    {verdict.text}", flush=True)
+            if len(verdicts) % 100 == 0:
+                print(f"{len(verdicts)} of {len(rows)}", file=sys.stderr, flush=True)
+    print(table(verdicts))
+    return int(any(verdict.outcome == "FAULT" for verdict in verdicts))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,88 @@
+"""The oracle's step and memory are those of the product, over random plans of every target.
+
+Both are written apart, so this checks both: placement, replay, end of step, memory, legality.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from oracle_instances import Listed, listed
+from oracle_optimum import Enumeration, Found
+from oracle_plans import chosen_plan
+from oracle_price import Prices
+from oracle_space import SmallSpace
+
+from hetplan.cost.priced.pricer import Pricer
+from hetplan.errors import InputError
+from hetplan.plans.build import plan_of
+from hetplan.plans.check import check_plan
+from hetplan.plans.choices import chosen_of
+from hetplan.plans.plan import OverlapSettings
+from hetplan.predict.fit import FittedPredictor
+
+PLANS_EACH = 6
+
+
+def _some(space: SmallSpace, prices: Prices, rng: np.random.Generator) -> list[Found]:
+    """Random plans, whether they fit or not."""
+    rows = [(row,) for row in space.rows()] if space.job.pin.pipelines != 2 else []
+    if space.trainer.several_pipelines and space.job.pin.pipelines != 1:
+        several = Enumeration(space, prices).sequences(space.job.pin.pipelines)
+        rows += several
+    found = []
+    for _ in range(PLANS_EACH if rows else 0):
+        chosen = rows[int(rng.integers(len(rows)))]
+        placed = space.placed(chosen)
+        if placed is None or not all(space.cuts(row) for row in chosen):
+            continue
+        pipelines = []
+        for row, replicas in zip(chosen, placed, strict=True):
+            cuts, choices = space.cuts(row), space.recomputes(row)
+            cut, choice = cuts[rng.integers(len(cuts))], choices[rng.integers(len(choices))]
+            pipelines.append(space.pipeline(row, replicas, cut, choice))
+        ranks = [sum(one.dp * one.cp for one in each) for row in placed for each in row]
+        for sharding in space.shardings(chosen[0], ranks):
+            found.append(Found(0.0, tuple(pipelines), chosen, sharding))
+    return found
+
+
+def _compare(one: Listed) -> int:
+    made = one.instance()
+    predictor = FittedPredictor.datasheet_only()
+    space = SmallSpace(made.model, made.cluster, made.job)
+    prices = Prices(made.model, made.cluster, made.job, predictor)
+    pricer = Pricer(made.model, made.cluster, made.job, predictor)
+    plans = _some(space, prices, np.random.default_rng(one.seed))
+    for found in plans:
+        chosen = chosen_plan(space, found.pipelines, found.rows, found.sharding)
+        own = prices.plan(found.pipelines, found.sharding)
+        plan = plan_of(made.model, made.cluster, made.job, chosen)
+        if found.rows[0].early:
+            plan = replace(plan, overlap=OverlapSettings(send=True))
+        assert [
+            [stage.replicas for stage in each.stages] for each in plan.pipelines
+        ] == [[stage.replicas for stage in each.stages] for each in found.pipelines]
+        assert chosen_of(plan, made.cluster, made.model) == chosen
+        if math.isinf(own.seconds):
+            with pytest.raises(InputError, match="wait for itself"):
+                pricer.step(plan)
+            continue
+        step = pricer.step(plan)
+        assert own.seconds == pytest.approx(step.step_seconds, rel=1e-9), chosen
+        assert own.fits == all(use.fits for row in step.memory for use in row), chosen
+        assert not check_plan(plan, made.model, made.cluster, made.job), chosen
+    return len(plans)
+
+
+def test_the_oracle_prices_as_the_product() -> None:
+    rows = listed()
+    assert sum(_compare(one) for one in rows[:: len(rows) // 120]) > 300
+
+
+@pytest.mark.slow
+def test_the_oracle_prices_as_the_product_everywhere() -> None:
+    assert sum(_compare(one) for one in listed()) > 5000

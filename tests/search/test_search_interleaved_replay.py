@@ -1,0 +1,82 @@
+"""The lock-step replay of interleaving is the general one; a row's step is that of its plan."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hetplan.cost.replay.ends import step_ends
+from hetplan.cost.replay.times import Exchange, PipelineTimes
+from hetplan.search.interleaved.rows import row_of
+from hetplan.search.interleaved.ticks import lockstep_applies, lockstep_ends
+from hetplan.search.single.replay import numbers_of
+from hetplan.search.single.space import Floats
+from tests.search.interleaved_cases import Case, cuts, every_row, random_case, step_of
+
+
+def times_of(forward: Floats, backward: Floats, hops: Floats, m: int) -> PipelineTimes:
+    """A pipeline with Megatron-LM's exchange; hops [4, P] repeat for every chunk."""
+    slots, chunks = forward.shape
+    hop = hops[:, np.arange(slots * chunks - 1) % slots]
+    alone, nothing = np.full(hop.shape[1], -1, dtype=np.int64), np.zeros(hop.shape[1])
+    return PipelineTimes(
+        schedule="interleaved-1f1b",
+        num_microbatches=m,
+        warmup=(1,) * slots,
+        forward=forward,
+        backward=backward,
+        weight=np.zeros_like(forward),
+        send_forward=hop[0],
+        send_backward=hop[1],
+        wire_latency=hop[2],
+        rendezvous_extra=hop[3],
+        link_forward=alone,
+        link_backward=alone,
+        shared_forward=nothing,
+        shared_backward=nothing,
+        exchange=Exchange.MEGATRON,
+    )
+
+
+def random_pipeline(seed: int) -> tuple[Floats, Floats, Floats, int]:
+    """Forward, backward, hops and microbatches of a pipeline that ticks in lock-step."""
+    rng = np.random.default_rng(seed)
+    slots, chunks = int(rng.integers(3, 8)), int(rng.integers(2, 5))
+    m = slots * int(rng.integers(2, 6))
+    forward = rng.uniform(0.1, 1.0, (slots, chunks))
+    backward = rng.uniform(0.1, 2.0, (slots, chunks))
+    return forward, backward, rng.uniform(0, 1, (4, slots)) * rng.choice([0, 0.01, 0.3, 1]), m
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_lockstep_replay_is_the_general_replay(seed: int) -> None:
+    forward, backward, hops, m = random_pipeline(seed)
+    assert lockstep_applies(len(forward), m)
+    ends = step_ends((times_of(forward, backward, hops, m),), rendezvous=True)[0]
+    found = lockstep_ends(forward, backward, hops, m)
+    np.testing.assert_allclose(found, ends, rtol=1e-12, atol=0)
+
+
+def test_lockstep_needs_whole_groups_and_two_of_them() -> None:
+    assert not lockstep_applies(4, 4)
+    assert not lockstep_applies(4, 10)
+    assert not lockstep_applies(2, 8)
+    assert lockstep_applies(4, 8)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_step_of_a_row_is_that_of_its_plan(seed: int) -> None:
+    case: Case = random_case(seed)
+    rng = np.random.default_rng(1000 + seed)
+    numbers, layers = numbers_of(case.space), case.space.num_layers
+    for mesh in list(every_row(case))[:6]:
+        most = case.most_units(case.family, mesh, layers)
+        row = row_of(numbers, mesh, most, case.family.virtual_stages, case.exchange)
+        listed = list(cuts(layers, len(mesh), case.family.virtual_stages))
+        units = listed[int(rng.integers(len(listed)))]
+        variant = rng.integers(0, case.room.shape[0], len(mesh))
+        seconds = row.seconds(variant, np.array(units))
+        if all(n <= most[s, variant[s]] for s, n in enumerate(units)):
+            assert seconds == pytest.approx(step_of(case, mesh, variant, units), rel=1e-12)
+        else:
+            assert seconds >= 1e29

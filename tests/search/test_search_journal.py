@@ -1,0 +1,155 @@
+"""A search that was cut off goes on from its journal as if it had never stopped."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from search_jobs import cluster, island, job, model
+
+from hetplan.cluster.spec import Cluster
+from hetplan.errors import InputError, LimitError
+from hetplan.job.spec import Job
+from hetplan.predict.fit import FittedPredictor
+from hetplan.search.files import result_text
+from hetplan.search.journal import SCHEMA, read_journal
+from hetplan.search.result import SearchResult
+from hetplan.search.search import search
+from hetplan.search.solver import Best
+
+PREDICTOR = FittedPredictor.datasheet_only()
+
+
+def _mixed() -> Cluster:
+    return cluster(
+        island("slow", kind="old", teraflops=40.0, nodes=1, per_node=4),
+        island("quick", kind="new", teraflops=120.0, nodes=1, per_node=4),
+    )
+
+
+def _find(asked: Job, path: Path | None = None, *, resume: bool = False) -> SearchResult:
+    return search(
+        model(8),
+        _mixed(),
+        asked,
+        PREDICTOR,
+        journal=path,
+        resume=resume,
+        sha256=(("predictor", "00ff"),),
+    )
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> tuple[bytes, SearchResult]:
+    """The journal and the result of a search that nobody stopped."""
+    path = tmp_path / "whole.jsonl"
+    result = _find(job(8, gap=0.01), path)
+    return path.read_bytes(), result
+
+
+def test_every_line_is_json_and_says_what_happened(whole: tuple[bytes, SearchResult]) -> None:
+    data, result = whole
+    lines = [json.loads(line) for line in data.splitlines()]
+    assert lines[0]["schema"] == SCHEMA
+    kinds = {line["event"] for line in lines[1:]}
+    assert kinds >= {"offer", "step", "end"}
+    offers = [line["seconds"] for line in lines[1:] if line["event"] == "offer"]
+    assert min(offers) == pytest.approx(result.estimate.step_seconds)
+    assert lines[-1]["what"] == "optimal"
+
+
+def test_a_journal_cut_off_at_any_byte_gives_the_same_plan(
+    whole: tuple[bytes, SearchResult], tmp_path: Path
+) -> None:
+    data, result = whole
+    cuts = sorted({0, 1, len(data) - 1, len(data), *range(7, len(data), len(data) // 24)})
+    for cut in cuts:
+        path = tmp_path / "torn.jsonl"
+        path.write_bytes(data[:cut])
+        again = _find(job(8, gap=0.01), path, resume=True)
+        assert result_text(again) == result_text(result)
+        # What the resumed search wrote can be resumed once more.
+        third = _find(job(8, gap=0.01), path, resume=True)
+        assert result_text(third) == result_text(result)
+
+
+def test_steps_on_record_are_not_computed_again(
+    whole: tuple[bytes, SearchResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, result = whole
+    path = tmp_path / "done.jsonl"
+    path.write_bytes(data)
+
+    def never(self: object, best: Best) -> None:
+        raise AssertionError("this step is on record")
+
+    monkeypatch.setattr("hetplan.search.single.solver.SingleSolver.improve", never)
+    monkeypatch.setattr("hetplan.search.single.solver.SingleSolver.prove", never)
+    assert result_text(_find(job(8, gap=0.01), path, resume=True)) == result_text(result)
+
+
+def test_a_smaller_gap_goes_on_from_plans_and_bounds(
+    whole: tuple[bytes, SearchResult], tmp_path: Path
+) -> None:
+    data, result = whole
+    path = tmp_path / "smaller.jsonl"
+    path.write_bytes(data)
+    closer = _find(job(8, gap=0.001), path, resume=True)
+    assert closer.estimate.step_seconds <= result.estimate.step_seconds * (1 + 1e-9)
+    assert closer.certificate is not None
+    assert closer.certificate.gap <= 0.001 + 1e-9
+
+
+def test_a_search_without_time_gives_the_plan_on_record(
+    whole: tuple[bytes, SearchResult], tmp_path: Path
+) -> None:
+    data, _ = whole
+    path = tmp_path / "late.jsonl"
+    lines = data.splitlines(keepends=True)
+    first_offer = next(k for k, line in enumerate(lines) if b'"event": "offer"' in line)
+    path.write_bytes(b"".join(lines[: first_offer + 1]))  # the step that found it never ended
+    asked = replace(job(8, gap=0.01), time_limit_seconds=1e-6)
+    found = _find(asked, path, resume=True)
+    offered = json.loads(lines[first_offer])["seconds"]
+    assert found.certificate is not None
+    assert found.certificate.status == "limit"
+    assert found.estimate.step_seconds == pytest.approx(offered)
+    with pytest.raises(LimitError):
+        _find(asked)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda data: b"no json\n" + data, "line of a journal"),
+        (lambda data: data.replace(b'"event": "step"', b'"event": 3', 1), "event"),
+        (lambda data: data.replace(b'"hetplan_version": "', b'"hetplan_version": "0.', 1), "0."),
+        (lambda data: data.replace(b'["predictor", "00', b'["predictor", "11', 1), "predictor"),
+    ],
+)
+def test_a_journal_of_something_else_is_refused(
+    whole: tuple[bytes, SearchResult],
+    tmp_path: Path,
+    change,  # type: ignore[no-untyped-def]
+    words: str,
+) -> None:
+    path = tmp_path / "other.jsonl"
+    path.write_bytes(change(whole[0]))
+    with pytest.raises(InputError, match=words) as error:
+        _find(job(8, gap=0.01), path, resume=True)
+    assert str(path) in str(error.value)
+
+
+def test_another_job_is_refused(whole: tuple[bytes, SearchResult], tmp_path: Path) -> None:
+    path = tmp_path / "other.jsonl"
+    path.write_bytes(whole[0])
+    with pytest.raises(InputError, match="another job"):
+        _find(job(16, gap=0.01), path, resume=True)
+
+
+def test_no_file_or_an_empty_one_is_no_record(tmp_path: Path) -> None:
+    assert read_journal(tmp_path / "missing.jsonl") is None
+    (tmp_path / "empty.jsonl").write_bytes(b'{"schema": "het')
+    assert read_journal(tmp_path / "empty.jsonl") is None
