@@ -40,8 +40,9 @@ test: $(VENV)/.installed-dev ## lint, types and every fast test
 test-slow: $(VENV)/.installed-dev ## the slow tests too
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup
 
-oracle: $(VENV)/.installed-dev ## brute force against the search, many instances
-	$(BIN)/pytest -n $(WORKERS) tests/oracle
+oracle: $(VENV)/.installed-dev ## every plan of 2,000 small jobs against the search; docs/search-oracle.md
+	$(BIN)/pytest -q -n $(WORKERS) tests/oracle/test_oracle_replay.py tests/oracle/test_oracle_price.py
+	$(BIN)/python tests/oracle/oracle_judge.py --workers $(WORKERS)
 
 bench: $(VENV)/.installed ## speed of the cost model, its bounds, predictions against measured runs; REFERENCE=DIR
 	$(BIN)/hetplan bench cost $(if $(REFERENCE),--reference $(REFERENCE))

@@ -9,7 +9,7 @@ import typer
 
 from hetplan.cli.options import AsJson, emit, say
 
-BENCHMARKS = ("cost", "accuracy")
+BENCHMARKS = ("cost", "accuracy", "search")
 BENCH_SCHEMA = "hetplan.bench/1"
 USUAL_REFERENCE = Path("../shared/reference")
 """Where the folder of other people's measurements lies beside a checkout, if it is there."""
@@ -25,8 +25,27 @@ def bench(
         ),
     ] = None,
     cases: Annotated[
-        int, typer.Option(min=1, help="cost: random pipelines per row of bounds and anomalies.")
-    ] = 1000,
+        str | None,
+        typer.Option(
+            help="cost: random pipelines per row of bounds and anomalies (default 1000). search: "
+            "file of peer cases. Default: peers/sailor_cases.json of --reference."
+        ),
+    ] = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option(
+            help="search: numbers of devices of the scaling table, with commas; `none` leaves it "
+            "out. Default: all."
+        ),
+    ] = None,
+    targets: Annotated[
+        str | None,
+        typer.Option(help="search: targets of the scaling table, with commas. Default: all."),
+    ] = None,
+    time_limit: Annotated[
+        str | None,
+        typer.Option(help="search: longest search of the scaling table. Default: 180 s."),
+    ] = None,
     fit: Annotated[
         Path | None,
         typer.Option(help="accuracy: folder whose unit data are fitted. Default: --reference."),
@@ -48,7 +67,10 @@ def bench(
     ] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(help="accuracy: draw predicted against measured steps into this SVG file."),
+        typer.Option(
+            help="accuracy: draw predicted against measured steps into this SVG file. search: draw "
+            "the scaling table."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -65,10 +87,35 @@ def bench(
             raise InputError(f"{folder} is no folder")
     if reference is None and USUAL_REFERENCE.is_dir():
         reference = USUAL_REFERENCE
+    if what != "search" and (sizes or targets or time_limit):
+        raise InputError("--sizes, --targets and --time-limit belong to bench search")
     if what == "cost":
-        _cost(reference, cases, as_json=as_json)
+        _cost(reference, _count(cases), as_json=as_json)
+    elif what == "search":
+        from hetplan.cli.bench_search import bench_search
+
+        bench_search(
+            reference,
+            None if cases is None else Path(cases),
+            sizes=sizes,
+            targets=targets,
+            time_limit=time_limit,
+            plot=plot,
+            as_json=as_json,
+            schema=BENCH_SCHEMA,
+        )
     else:
         _accuracy(fit or reference, judge, plot, readings=readings, as_json=as_json)
+
+
+def _count(cases: str | None) -> int:
+    from hetplan.errors import InputError
+
+    if cases is None:
+        return 1000
+    if not cases.isascii() or not cases.isdigit() or int(cases) < 1:
+        raise InputError(f"--cases is {cases!a}; bench cost takes a number of at least 1")
+    return int(cases)
 
 
 def _cost(reference: Path | None, cases: int, *, as_json: bool) -> None:

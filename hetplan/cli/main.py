@@ -22,6 +22,7 @@ from hetplan.cli.check import check
 from hetplan.cli.compare import compare
 from hetplan.cli.demo import demo
 from hetplan.cli.doctor import doctor
+from hetplan.cli.emit import emit
 from hetplan.cli.estimate import estimate
 from hetplan.cli.explain import explain
 from hetplan.cli.fit import fit
@@ -117,7 +118,8 @@ def common(
 
 
 _COMMANDS = (
-    doctor, profile, import_, check, fit, plan, estimate, explain, launch, compare, bench, demo,
+    doctor, profile, import_, check, fit, plan, estimate, explain, emit, launch, compare, bench,
+    demo,
 )  # fmt: skip
 for _command in _COMMANDS:
     app.command(_command.__name__.rstrip("_"))(guarded(_command))

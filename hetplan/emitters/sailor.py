@@ -84,13 +84,10 @@ def _pipeline_faults(where: str, pipeline: Pipeline, cluster: Cluster) -> list[F
             "first stage's dp, so all stages must have it"
         )
         found.append(Fault(field=f"{where}.stages", message=message))
-    sizes = {
-        replica.microbatch_size for stage in pipeline.stages for replica in stage.replicas
-    }
+    sizes = {replica.microbatch_size for stage in pipeline.stages for replica in stage.replicas}
     if len(sizes) > 1:
         message = (
-            f"microbatch sizes {_listed(sizes)}; Sailor has one for all stages: "
-            "pin microbatch_size"
+            f"microbatch sizes {_listed(sizes)}; Sailor has one for all stages: pin microbatch_size"
         )
         found.append(Fault(field=f"{where}.stages", message=message))
     for s, stage in enumerate(pipeline.stages):

@@ -64,7 +64,8 @@ class PinsForm:
     same_degrees: bool | None = None
     """True: all stages have one tp, dp and microbatch size, and each lies on one island."""
     depth: Annotated[int, Field(ge=0, le=MOST_DEPTH)] | None = None
-    """Most microbatches that a stage keeps in flight beyond its schedule's own; 0: none."""
+    """Most microbatches that a stage keeps in flight beyond its schedule's own, with sends that do
+    not wait for their receivers; 0: none, and sends wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hetplan.cluster.spec import Cluster
 from hetplan.files.nodes import Path
 from hetplan.job.spec import Job, Objective
-from hetplan.model.layers import Experts
+from hetplan.model.layers import Attention, Experts
 from hetplan.model.spec import ModelSpec
 
 LEAST_INTERLEAVED_STAGES = 3
@@ -31,6 +31,7 @@ class CanPin:
     other_warmup: bool = False
     fewer_microbatches_than_stages: bool = False
     context_shards: bool = False
+    copied_heads: bool = True
 
 
 CAN_PIN: tuple[tuple[str, CanPin], ...] = (
@@ -62,6 +63,7 @@ CAN_PIN: tuple[tuple[str, CanPin], ...] = (
             sequence_parallel=True,
             interleaving=True,
             context_shards=True,
+            copied_heads=False,
         ),
     ),
     (
@@ -85,6 +87,7 @@ def pin_faults(job: Job, model: ModelSpec, cluster: Cluster) -> Iterator[tuple[P
     if can is None:
         return
     yield from _of_target(job, can)
+    yield from _of_heads(job, model, can)
     yield from _of_sequence(job)
     yield from _of_experts(job, model, can)
     yield from _of_stages(job, model, can)
@@ -143,6 +146,21 @@ def _able(can: CanPin, name: str) -> bool:
         "pipelines": can.several_pipelines,
         "depth": can.other_warmup,
     }[name]
+
+
+def _of_heads(job: Job, model: ModelSpec, can: CanPin) -> Iterator[tuple[Path, str]]:
+    tp = job.pin.tp
+    if tp is None or can.copied_heads:
+        return
+    attentions = [run.layer.attention for run in model.layer_runs]
+    heads = [each.num_kv_heads for each in attentions if isinstance(each, Attention)]
+    for count in dict.fromkeys(heads):
+        if count % tp:
+            yield (
+                ("pin", "tp"),
+                f"{tp} does not divide the {count} key-value heads of {model.name}, which target "
+                f"{job.target} does not copy",
+            )
 
 
 def _of_sequence(job: Job) -> Iterator[tuple[Path, str]]:

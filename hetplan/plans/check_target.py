@@ -13,6 +13,8 @@ import numpy as np
 
 from hetplan.job.trainer import trainer_faults, trainer_settings
 from hetplan.model.differences import own_layer_fault
+from hetplan.model.layers import Attention
+from hetplan.model.spec import ModelSpec
 from hetplan.plans.check_settings import own_depths
 from hetplan.plans.places import device_array, stage_array
 from hetplan.plans.plan import (
@@ -259,8 +261,22 @@ def ends_agree(tps: tuple[int, int], dps: tuple[int, int]) -> bool:
     return tps[0] == tps[1] and dps[1] % dps[0] == 0
 
 
+def copied_heads_fault(model: ModelSpec, tp: int) -> str:
+    """Why a target without `Target.copied_heads` cannot cut the model so; empty where it can."""
+    for run in model.layer_runs:
+        attention = run.layer.attention
+        if isinstance(attention, Attention) and attention.num_kv_heads % tp:
+            return f"tp {tp} does not divide the {attention.num_kv_heads} key-value heads"
+    return ""
+
+
 def _parallelism(asked: Asked, trainer: Target) -> Found:
     experts = bool(asked.experts_at(0, len(asked.model.layers)))
+    for tp in sorted({replica.tp for _, replica in asked.replicas()}):
+        fault = "" if trainer.copied_heads else copied_heads_fault(asked.model, tp)
+        if fault:
+            message = f"{fault} of {asked.model.name}, which target {trainer.name} does not copy"
+            yield Rule.TARGET, "pipelines", message
     for field, replica in asked.replicas():
         for name, used, can in (
             ("cp", replica.cp > 1, trainer.context_parallel),

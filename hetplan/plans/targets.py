@@ -92,6 +92,8 @@ class Target:
     separate_loss_sums: bool = False
     """The sums of the vocabulary-parallel loss are three messages: maximum, target's logit, sum
     (megatron/core/tensor_parallel/cross_entropy.py); otherwise the last two are one."""
+    copied_heads: bool = True
+    """Where tp exceeds the key-value heads, several ranks hold the same head."""
     sums_copied_heads: bool = False
     """Ranks that hold the same key-value head add up its gradients; Megatron-LM gives each the
     whole projection instead."""
@@ -278,6 +280,8 @@ TARGETS: dict[str, Target] = {
         overlap_needs=False,
         # training.max_norm defaults to 1.0.
         clips_gradients=True,
+        # The view of a part of a head fails (pytorch/torchtitan#2574, #2577).
+        copied_heads=False,
         # loss_parallel: maximum, sum and target's logit are reduced one by one.
         separate_loss_sums=True,
         other_formats=False,

@@ -2,7 +2,7 @@
 
 1. `improve` by estimate, likeliest first, until several in a row have brought nothing better;
 2. `prove` by bound, lowest first, as long as a solver's bound is below the target. A solver that
-   has not been improved is improved before it is proven.
+   stays open is improved, if that has not been done, and proven once more.
 
 A step is one `improve` or `prove`. What comes next depends on the bounds and the best plan alone,
 so a search that resumes takes the steps on record and goes on (`hetplan.search.journal`).
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from hetplan.search.journal import Journal
 from hetplan.search.solver import Best, Solver
 
-_PATIENCE = 6
+_PATIENCE = 5
 """Improvements in a row that bring nothing before the proofs begin."""
 
 _FAR = 1.25
@@ -39,6 +39,10 @@ class Drive:
         self._plans()
         self._proofs()
         self.best.report()
+
+    def prove_again(self) -> None:
+        """The proofs once more, for a target that has moved up."""
+        self._proofs()
 
     def _plans(self) -> None:
         best, patience = self.best, _PATIENCE
@@ -66,13 +70,14 @@ class Drive:
             known, index, at = heapq.heappop(heap)
             if best.bounds[index] > known:
                 heapq.heappush(heap, (best.bounds[index], index, at))
-            elif index not in self.improved:
+                continue
+            self._step("prove", self.solvers[at])
+            self.proven.add(index)
+            if best.open(index) and index not in self.improved:
                 self._step("improve", self.solvers[at])
                 self.improved.add(index)
-                heapq.heappush(heap, (known, index, at))
-            else:
-                self._step("prove", self.solvers[at])
-                self.proven.add(index)
+                if best.open(index):
+                    self._step("prove", self.solvers[at])
 
     def _step(self, what: str, solver: Solver) -> None:
         if not self.journal.on_record(what, solver.index):

@@ -43,6 +43,9 @@ from hetplan.version import __version__
 
 __all__ = ["Progress", "search"]
 
+_MOST_ROUNDS = 3
+"""Proofs again for a plan whose whole price is above what the search had."""
+
 _AGREEMENT = 1e-6
 """Estimate and search add the same times in another order."""
 
@@ -57,6 +60,7 @@ class _Run:
     job: Job
     predictor: Predictor
     best: Best
+    pricer: Pricer
     families: Sequence[Family] = ()
     solvers: Sequence[Solver] = ()
     feasible: Sequence[Solver] = ()
@@ -103,7 +107,10 @@ def search(
         seed=job.seed,
     )
     allowed = allowed_cluster(cluster, job)
-    run = _Run(model=model, cluster=allowed, job=job, predictor=predictor, best=best)
+    pricer = Pricer(model, allowed, job, predictor)
+    run = _Run(
+        model=model, cluster=allowed, job=job, predictor=predictor, best=best, pricer=pricer
+    )
     book = _journal(journal, resume, best, digests(model, cluster, job, sha256), job.gap)
     try:
         _search(run, book, start)
@@ -118,7 +125,7 @@ def search(
             "raise time_limit or pin degrees"
         )
     inputs = Inputs(model=model, cluster=cluster, job=job, sha256=sha256)
-    settled = settle(best, Pricer(model, allowed, job, predictor))
+    settled = settle(best, pricer)
     return _result(run, inputs, settled)
 
 
@@ -153,7 +160,7 @@ def _search(run: _Run, book: Journal, start: Sequence[Plan]) -> None:
         best.bounds = [float(solver.rough.bound_seconds) for solver in run.solvers]
         run.feasible = [s for s in run.solvers if s.rough.bound_seconds < float("inf")]
         book.solvers = run.solvers
-        offer_starts(start, best, Pricer(run.model, run.cluster, run.job, run.predictor))
+        offer_starts(start, best, run.pricer)
         if book.from_start:
             book.use_reserve()
         drive = Drive(
@@ -164,6 +171,7 @@ def _search(run: _Run, book: Journal, start: Sequence[Plan]) -> None:
             proven=run.proven,
         )
         drive.run()
+        _close_priced(run, drive)
     except OutOfTimeError:
         run.status = "limit"
         book.use_reserve()
@@ -172,6 +180,20 @@ def _search(run: _Run, book: Journal, start: Sequence[Plan]) -> None:
         if best.chosen is None:
             raise
         run.status = "interrupted"
+
+
+def _close_priced(run: _Run, drive: Drive) -> None:
+    """Where the priced plan is slower than the search has it, raise the bounds to match."""
+    best, job = run.best, run.job
+    for _ in range(_MOST_ROUNDS):
+        if best.chosen is None:
+            return
+        step = settle(best, run.pricer).estimate.step_seconds
+        wanted = step * (1.0 - job.gap)
+        if best.lower_bound >= wanted * (1.0 - _AGREEMENT) or wanted >= best.seconds:
+            return
+        best.gap = 1.0 - wanted / best.seconds
+        drive.prove_again()
 
 
 def _result(run: _Run, inputs: Inputs, settled: Settled) -> SearchResult:

@@ -12,6 +12,7 @@ from hetplan.job.spec import Job
 from hetplan.plans.targets import target
 from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.families.family import Family
+from hetplan.search.interleaved.solver import InterleavedSolver
 from hetplan.search.single.solver import SingleSolver
 from hetplan.search.solver import Solver
 
@@ -24,8 +25,8 @@ def solvers_of(
     for family in families:
         if family.schedule == "1f1b":
             found.append(SingleSolver(len(found), family, maker))
-        elif (kind := _late("hetplan.search.interleaved.solver", "InterleavedSolver")) is not None:
-            found.append(kind(len(found), family, maker))
+        else:
+            found.append(InterleavedSolver(len(found), family, maker))
     if target(job.target).several_pipelines and job.pin.pipelines != 1:
         several = _late("hetplan.search.several.solver", "SeveralSolver")
         if several is not None:

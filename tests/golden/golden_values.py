@@ -688,7 +688,7 @@ GOLDEN: tuple[tuple[str, object], ...] = (
     ("hetplan.comparison/1", COMPARISON),
     ("hetplan.model-value/2", MODEL),
     ("hetplan.cluster-value/4", CLUSTER),
-    ("hetplan.job-value/3", JOB),
+    ("hetplan.job-value/4", JOB),
     ("hetplan.plan-value/2", PLAN),
     ("hetplan.estimate/3", ESTIMATE),
     ("hetplan.plan/5", RESULT),

@@ -182,6 +182,18 @@ def test_pins_that_every_target_keeps_are_no_fault(tmp_path: Path, target: str) 
     assert found(tmp_path, load(tmp_path, pin, target=target)) == ()
 
 
+def test_torchtitan_pins_no_tp_above_the_key_value_heads(tmp_path: Path) -> None:
+    plain = model()
+    run = plain.layer_runs[0]
+    attention = replace(run.layer.attention, num_kv_heads=2)
+    few = replace(run, layer=replace(run.layer, attention=attention))
+    grouped = replace(plain, layer_runs=(few,))
+    for target, count in (("torchtitan", 1), ("megatron", 0)):
+        job = load(tmp_path, "{tp: 4}", target=target)
+        faults = check_job_against(job, grouped, cluster(), read_document(tmp_path / "job.yaml"))
+        assert [fault.field for fault in faults] == ["pin.tp"] * count
+
+
 def test_cost_per_token_needs_prices(tmp_path: Path) -> None:
     job = load(tmp_path, "{}", objective="cost_per_token")
     bare = tuple(replace(each, price_usd_per_device_hour=None) for each in cluster().islands)

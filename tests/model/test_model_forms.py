@@ -282,9 +282,8 @@ def test_models_of_unlike_layers_cannot_be_planned(tmp_path):
     # A window that covers the sequence is none.
     assert planning_faults(config(tmp_path, "gemma2-uneven"), 16) == ()
     assert planning_faults(config(tmp_path, "mistral-window"), 64) == ()
-    two = planning_faults(config(tmp_path, "deepseek-v3-small-biased"), 64)
-    assert "layers 1 and 3 differ in mlp (a dense MLP and experts)" in two[0]
-    assert "2 multi-token prediction layers" in two[1]
+    # Two dense layers and one of experts behind them, which goes with the prediction layers.
+    assert planning_faults(config(tmp_path, "deepseek-v3-small-biased"), 64) == ()
     with pytest.raises(InputError, match="mlp"):
         config(tmp_path, "deepseek-v3-small-biased").common_layer()
 

@@ -72,7 +72,6 @@ def test_models_of_equal_layers_are_planned_and_priced(tmp_path, name):
     [
         ("gemma2-uneven", "transformer layers of 2 shapes"),
         ("qwen3-moe-uneven", "a dense MLP and experts"),
-        ("deepseek-v3-small-biased", "multi-token prediction"),
     ],
 )
 def test_rows_of_unlike_layers_are_not_searched_but_layouts_of_them_are_priced(

@@ -16,8 +16,8 @@ from search_jobs import device, model
 
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.job.spec import Forbids, Job, Optimizer, Pins, Precision, TrainerOptions
-from hetplan.model.layers import Experts
-from hetplan.model.spec import LayerRun, ModelSpec
+from hetplan.model.layers import Experts, LayerRun
+from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import RecomputeModule, Sharding
 from hetplan.plans.targets import TARGETS
 
@@ -175,6 +175,8 @@ def make(target: str, wanted: frozenset[str], seed: int) -> Instance:
     if "pipelines" in wanted:
         batch = int(rng.choice([3, 4]) if "interleaving" not in wanted else 3)
     shape = _model(rng, wanted, target)
+    experts = any(isinstance(run.layer.mlp, Experts) for run in shape.layer_runs)
+    busiest = _one_of(rng, 1.0, 1.3)
     job = Job(
         name="oracle",
         global_batch_size=batch,
@@ -183,7 +185,7 @@ def make(target: str, wanted: frozenset[str], seed: int) -> Instance:
         optimizer=Optimizer.ADAMW,
         target=target,
         gap=0.0,
-        expert_load_factor=float(rng.choice([1.0, 1.3])),
+        expert_load_factor=busiest if experts else 1.0,
         trainer=TrainerOptions(fused_attention=False if "selective" in wanted else None),
         pin=_pins(rng, wanted, target, cluster, shape, batch),
         forbid=_forbids(rng, wanted, cluster),
@@ -205,13 +207,15 @@ def _cluster(rng: np.random.Generator, wanted: frozenset[str]) -> Cluster:
     speeds = {kind: rng.uniform(30, 200) for kind in kinds}
     tensor = bool({"tp", "cp", "ep"} & wanted)
     several = bool({"dp", "sharding", "stages"} & wanted) or tensor
-    islands = []
+    islands: list[Island] = []
     budget = 5 if {"pipelines", "mixed"} & wanted else 6
     for at, kind in enumerate(kinds):
         left = budget - sum(each.num_devices for each in islands) - (len(kinds) - at - 1)
         node = 2 if tensor and left >= 2 and (at == 0 or rng.random() < 0.5) else 1
         if kinds[:at].count(kind):
-            node = next(each.devices_per_node for each in islands if each.device.kind == f"kind-{kind}")
+            node = next(
+                each.devices_per_node for each in islands if each.device.kind == f"kind-{kind}"
+            )
         nodes = 1
         if node * 2 <= left and (rng.random() < 0.4 or (several and at == 0 and node == 1)):
             nodes = 2
@@ -259,7 +263,7 @@ def _island(
 ) -> Island:
     memory = _one_of(rng, 0.5, 0.8, 1.3, 2.5) if "tight" in wanted else 60.0
     between = _one_of(rng, 0.5, 5.0, 50.0)
-    out = ()
+    out: tuple[int, ...] = ()
     if "limits" in wanted and nodes > 1 and rng.random() < 0.2:
         out = (0,)
 
@@ -291,7 +295,7 @@ def _model(rng: np.random.Generator, wanted: frozenset[str], target: str) -> Mod
     if {"pipelines", "recompute", "shapes", "selective"} & wanted and least == 3:
         most = 6
     layers = int(rng.integers(least, most + 1))
-    found = model(layers, tied="tied" in wanted)
+    found: ModelSpec = model(layers, tied="tied" in wanted)
     found = replace(found, name="oracle", vocab_size=int(rng.choice([4096, 4000, 4001])))
     experts = "ep" in wanted or ("units" in wanted and not TARGETS[target].own_layers_only)
     if not experts:

@@ -18,12 +18,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "search"))
 
+from oracle_costs import PlacedPipeline, PlacedStage
 from oracle_instances import AXES, Listed, axes_of, listed
 from oracle_optimum import optimum
-from oracle_price import PlacedPipeline, PlacedStage, Prices
+from oracle_price import Prices
 from oracle_space import SmallSpace
 
-from hetplan.errors import InfeasibleError
+from hetplan.errors import InfeasibleError, InputError
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import Plan
 from hetplan.predict.fit import FittedPredictor
@@ -85,7 +86,8 @@ def judge(one: Listed) -> Verdict:
     fault = ""
     try:
         result = search(made.model, made.cluster, job, predictor, reasons=False)
-    except InfeasibleError as error:
+    except (InfeasibleError, InputError) as error:
+        # Pins that contradict each other are bad input.
         if best is not None:
             fault = f"no plan ({error}); the oracle has one of {best.seconds:.9g} s: {best.rows}"
     except Exception:
@@ -95,6 +97,7 @@ def judge(one: Listed) -> Verdict:
     if result is not None and best is None:
         fault = f"a plan of {result.estimate.step_seconds:.9g} s; the oracle has none"
     elif result is not None and best is not None:
+        assert result.certificate is not None, "a search has a certificate"
         gap = result.certificate.gap
         own = prices.plan(placed_of(result.plan), result.plan.sharding)
         step = result.estimate.step_seconds
@@ -115,6 +118,7 @@ def _fault(
     step: float, best: float, own: float, fits: bool, result: SearchResult, text: str
 ) -> str:
     certificate = result.certificate
+    assert certificate is not None, "a search has a certificate"
     if abs(own - step) > EQUAL * step:
         return f"the search says {step:.12g} s, the oracle {own:.12g} s of the same plan"
     if not fits:
@@ -130,11 +134,12 @@ def _fault(
 
 def table(verdicts: Sequence[Verdict]) -> str:
     """Outcomes and seconds, by target and by axis."""
-    head = f"{'':14}{'jobs':>6}{'equal':>7}{'in gap':>8}{'no plan':>9}{'faults':>8}"
+    head = f"{'':14}{'jobs':>6}{'equal':>7}{'in gap':>8}{'no plan':>9}{'faults':>8}{'proven':>8}"
     lines = [head + f"{'most gap':>10}{'oracle s':>10}{'search s':>10}{'longest':>9}"]
-    groups = [(name, [v for v in verdicts if v.target == name]) for name in sorted(
-        {v.target for v in verdicts}
-    )]
+    groups = [
+        (name, [v for v in verdicts if v.target == name])
+        for name in sorted({v.target for v in verdicts})
+    ]
     groups += [(name, [v for v in verdicts if name in v.axes]) for name in AXES]
     groups.append(("all", [*verdicts]))
     for name, rows in groups:
@@ -146,6 +151,7 @@ def table(verdicts: Sequence[Verdict]) -> str:
         ]
         lines.append(
             f"{name:14}{len(rows):6}{counts[0]:7}{counts[1]:8}{counts[2]:9}{counts[3]:8}"
+            f"{sum(row.outcome == 'equal' and row.gap <= EQUAL for row in rows):8}"
             f"{max(row.gap for row in rows):10.2%}{sum(row.oracle_seconds for row in rows):10.1f}"
             f"{sum(row.search_seconds for row in rows):10.1f}"
             f"{max(row.search_seconds for row in rows):9.2f}"

@@ -259,9 +259,7 @@ def _mlp(
     mlp = model.layer_at(at).mlp
     if not isinstance(mlp, Experts):
         width = mlp.ffn_hidden_size // shape.tp * e
-        working = max(
-            output + whole + width, output + 2 * width, output + h * e + whole - width
-        )
+        working = max(output + whole + width, output + 2 * width, output + h * e + whole - width)
         return habits.columns * width, working
     cut = 1.0 / shape.tp if shape.sequence_parallel else 1.0
     busiest = job.expert_load_factor if shape.ep > 1 else 1.0

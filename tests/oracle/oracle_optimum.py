@@ -10,22 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
-from oracle_price import Costs, PlacedPipeline, PlacedStage, Prices, Replicas, copies
-from oracle_replay import Floats, Ints, Program, interpret
+from oracle_costs import Costs, PlacedPipeline, Replicas
+from oracle_meshes import Mesh
+from oracle_price import Prices
+from oracle_replay import Floats, Ints, Program
 from oracle_space import Row, SmallSpace
+from oracle_tables import VARIANTS, Tables, best_of_row
 
 from hetplan.plans.plan import RecomputeGranularity, Sharding
 
 Bools = npt.NDArray[np.bool_]
-VARIANTS = (
-    RecomputeGranularity.NONE,
-    RecomputeGranularity.SELECTIVE,
-    RecomputeGranularity.FULL,
-)
 
 
 class TooManyPlansError(Exception):
@@ -57,80 +55,6 @@ class Optimum:
             self.best = found
 
 
-@dataclass(frozen=True)
-class _Table:
-    """One stage by recomputation and units."""
-
-    seconds: Floats
-    """[V, U + 1, 2 * chunks]"""
-    reduction: Floats
-    """[V, U + 1]"""
-    leaving: Floats
-
-
-@njit(cache=True)
-def _best_of_row(
-    steps: Ints,
-    first: Ints,
-    lane_of: Ints,
-    lanes: Ints,
-    lane_first: Ints,
-    hop_of: Ints,
-    seconds: Floats,
-    reduction: Floats,
-    leaving: Floats,
-    fits: Bools,
-    cuts: Ints,
-    variants: Ints,
-    send: Floats,
-    latency: Floats,
-    extra: Floats,
-    rendezvous: bool,
-    clips: bool,
-    best: float,
-) -> tuple[float, int, int, int]:
-    """(least step, its cut, its recomputation, plans that fit); norm and the like not counted."""
-    stages = cuts.shape[1]
-    now = np.empty((stages, seconds.shape[3]))
-    ends = np.empty(stages)
-    at_cut = at_variant = -1
-    fitting = 0
-    for c in range(cuts.shape[0]):
-        for r in range(variants.shape[0]):
-            fit = True
-            for s in range(stages):
-                fit = fit and fits[s, variants[r, s], cuts[c, s]]
-            if not fit:
-                continue
-            fitting += 1
-            for s in range(stages):
-                now[s] = seconds[s, variants[r, s], cuts[c, s]]
-            if not interpret(
-                steps,
-                first,
-                lane_of,
-                lanes,
-                lane_first,
-                hop_of,
-                now,
-                send,
-                latency,
-                extra,
-                rendezvous,
-                ends,
-            ):
-                continue
-            arrive = leave = both = 0.0
-            for s in range(stages):
-                one = ends[s] + reduction[s, variants[r, s], cuts[c, s]]
-                two = leaving[s, variants[r, s], cuts[c, s]]
-                arrive, leave, both = max(arrive, one), max(leave, two), max(both, one + two)
-            step = arrive + leave if clips else both
-            if step < best:
-                best, at_cut, at_variant = step, c, r
-    return best, at_cut, at_variant, fitting
-
-
 @dataclass
 class Enumeration:
     """Tries every plan of one job."""
@@ -141,8 +65,11 @@ class Enumeration:
     only_count: bool = False
     """Nothing is priced."""
     found: Optimum = field(default_factory=Optimum)
-    tables: dict[object, _Table] = field(default_factory=dict)
-    fit_kept: dict[object, bool] = field(default_factory=dict)
+
+    @cached_property
+    def tables(self) -> Tables:
+        """What stages take."""
+        return Tables(self.space, self.prices)
 
     def run(self) -> Optimum:
         """The optimum; TooManyPlansError past `most_plans`."""
@@ -158,8 +85,6 @@ class Enumeration:
         self.found.plans += plans
         if self.found.plans > self.most_plans:
             raise TooManyPlansError
-
-    # ---- one pipeline
 
     def _row(self, row: Row) -> None:
         space, prices = self.space, self.prices
@@ -211,10 +136,10 @@ class Enumeration:
         stages = range(len(replicas))
         # Lists of tables: one per stage.
         tables = [
-            self._table(costs, row, replicas, s, np.unique(cuts[:, s]), used, together)
+            self.tables.table(costs, row, replicas, s, np.unique(cuts[:, s]), used, together)
             for s in stages
         ]
-        fits = np.stack([self._fits(costs, row, replicas, s, cuts, used) for s in stages])
+        fits = np.stack([self.tables.fits(costs, row, replicas, s, cuts, used) for s in stages])
         sample = self.space.pipeline(row, replicas, tuple(cuts[0]), choices[0])
         hops = self.prices.hops(costs, sample)
         send = [x for hop in hops for x in (hop.send_forward_seconds, hop.send_backward_seconds)]
@@ -227,7 +152,7 @@ class Enumeration:
         if self.prices.clips:
             offset += self._norm(costs, sample)
         best = math.inf if self.found.best is None else self.found.best.seconds - offset
-        step, c, r, fitting = _best_of_row(
+        step, c, r, fitting = best_of_row(
             run.steps,
             run.first,
             run.lane_of,
@@ -256,121 +181,6 @@ class Enumeration:
     def _norm(self, costs: Costs, sample: PlacedPipeline) -> float:
         return self.prices.norm(costs, [sample], [sample.stages[0].replicas[0]])
 
-    def _stage(
-        self, row: Row, replicas: tuple[Replicas, ...], s: int, n: int, variant: int
-    ) -> PlacedStage:
-        """A stage of n units at this place; where its units stand does not matter."""
-        slots, units = len(replicas), self.space.units.count
-        v, end = row.virtual, len(self.space.model.layers)
-        chunks = []
-        for chunk in range(v):
-            held = n // v + (chunk < n % v)
-            head = chunk == v - 1 and s == slots - 1
-            embedding = chunk == 0 and s == 0
-            at = 0 if embedding else units - held if head else min(1, units - held)
-            a, b = self.space.units.range(at, at + held, embedding=embedding, head=head)
-            chunks.append((a, end if head else b))
-        return PlacedStage(replicas[s], tuple(chunks), VARIANTS[variant], row.depths[s])
-
-    def _table(
-        self,
-        costs: Costs,
-        row: Row,
-        replicas: tuple[Replicas, ...],
-        s: int,
-        counts: Ints,
-        used: Ints,
-        together: bool,
-    ) -> _Table:
-        slots = len(replicas)
-        role = (s == 0, s == slots - 1)
-        key = (id(costs), replicas[s], row.virtual, role, together, *counts, -1, *used)
-        found = self.tables.get(key)
-        if found is None:
-            shape = (len(VARIANTS), self.space.units.count + 1)
-            found = _Table(np.zeros((*shape, 2 * row.virtual)), np.zeros(shape), np.zeros(shape))
-            for n in counts:
-                for variant in used:
-                    stage = self._stage(row, replicas, s, int(n), int(variant))
-                    slow, fore, back = costs.stage(stage)
-                    found.seconds[variant, n] = [*fore, *back]
-                    ends = self._end(costs, stage, slow, together)
-                    found.reduction[variant, n], found.leaving[variant, n] = ends
-            self.tables[key] = found
-        return found
-
-    def _end(
-        self, costs: Costs, stage: PlacedStage, slow: int, together: bool
-    ) -> tuple[float, float]:
-        """(reduction, update and gathering) of a stage that reduces by itself."""
-        lead = stage.replicas[slow]
-        held = own = sum(costs.parameters(lead, stage.chunks))
-        groups = []
-        if together:
-            # Layers that follow each other in the pipeline are reduced chunk by chunk.
-            holders = tuple(
-                (tuple(d for r in one.devices for d in r.devices()), one.tp)
-                for one in stage.replicas
-            )
-            if copies(stage) > 1:
-                for chunk in stage.chunks:
-                    groups.append((costs.ranks(holders), sum(costs.parameters(lead, (chunk,)))))
-        else:
-            devices = tuple(d for r in lead.devices for d in r.devices())
-            dense, routed = costs.parameters(lead, stage.chunks)
-            groups.append((costs.ranks(((devices, lead.tp),)), dense))
-            if routed:
-                groups.append((costs.ranks(((devices, lead.ep * lead.etp),)), routed))
-        reduction = leaving = 0.0
-        for ranks, count in groups:
-            reduction += costs.reduction(ranks, count)
-            leaving += costs.gathering(ranks, count)
-            own += count / costs.sharded_by(ranks) - count
-        unit = costs.layers(lead, stage.recompute)[0]
-        leaving += sum(part.seconds for part in unit.end.update_of(own, held))
-        return reduction, leaving
-
-    def _fits(
-        self,
-        costs: Costs,
-        row: Row,
-        replicas: tuple[Replicas, ...],
-        s: int,
-        cuts: Ints,
-        used: Ints,
-    ) -> Bools:
-        found = np.zeros((len(VARIANTS), self.space.units.count + 1), dtype=np.bool_)
-        m, slots = row.microbatches, len(replicas)
-        for n in np.unique(cuts[:, s]):
-            for variant in used:
-                place: tuple[object, ...] = (s == 0, s == slots - 1, row.depths[s])
-                if row.virtual > 1:
-                    place = (s, slots)
-                shapes = tuple((one.devices[0].start, one.tp, one.microbatch_size) for one in replicas[s])
-                key = (
-                    costs.vocabulary,
-                    costs.sharding,
-                    replicas[s],
-                    shapes,
-                    row.virtual,
-                    m,
-                    place,
-                    int(n),
-                    int(variant),
-                )
-                known = self.fit_kept.get(key)
-                if known is None:
-                    stage = self._stage(row, replicas, s, int(n), int(variant))
-                    filler = [PlacedStage(each, (), stage.recompute, 1) for each in replicas]
-                    filler[s] = stage
-                    whole = PlacedPipeline(tuple(filler), m, row.early)
-                    known = all(self.prices.fits(costs, whole, s, one) for one in replicas[s])
-                    self.fit_kept[key] = known
-                found[variant, n] = known
-        return found
-
-    # ---- several pipelines
-
     def _several(self, wanted: int | None) -> None:
         for rows in self.sequences(wanted):
             self._pipelines(rows)
@@ -398,7 +208,10 @@ class Enumeration:
                 if min(rest) >= 0:
                     yield from chosen(left - row.samples, rest, [*taken, at])
 
-        return [tuple(rows[at] for at in taken) for taken in chosen(batch, room, [])]
+        found = [tuple(rows[at] for at in taken) for taken in chosen(batch, room, [])]
+        if not self.space.job.pin.same_degrees:
+            return found
+        return [each for each in found if len({m.parts[0][1] for r in each for m in r.slots}) == 1]
 
     def _devices(self, row: Row) -> list[int]:
         found = [0] * len(self.space.cluster.islands)
@@ -409,14 +222,12 @@ class Enumeration:
 
     def _partial_rows(self) -> Iterator[Row]:
         """Pipelines of 1F1B with every number of microbatches below the batch."""
-        by_samples: dict[object, list] = {}
+        by_samples: dict[int, list[Mesh]] = {}
         for mesh in self.space.meshes(alike=False):
             by_samples.setdefault(mesh.samples, []).append(mesh)
         for samples, meshes in by_samples.items():
-            assert isinstance(samples, int)
             for m in range(1, (self.space.job.global_batch_size - 1) // samples + 1):
-                for row in self.space.arranged(meshes, m, interleaves=False):
-                    yield row
+                yield from self.space.arranged(meshes, m, interleaves=False)
 
     def _pipelines(self, rows: tuple[Row, ...]) -> None:
         space, prices = self.space, self.prices
@@ -424,17 +235,17 @@ class Enumeration:
         if placed is None:
             return
         ranks = [sum(one.dp * one.cp for one in each) for row in placed for each in row]
-        open_choices = []
+        open_choices: list[list[PlacedPipeline]] = []
+        counts: list[int] = []
         for row, replicas in zip(rows, placed, strict=True):
-            if self.only_count:
-                open_choices.append([None] * len(space.cuts(row)) * len(space.recomputes(row)))
-            else:
+            counts.append(len(space.cuts(row)) * len(space.recomputes(row)))
+            if not self.only_count:
                 open_choices.append([*self._all(row, replicas)])
         tps = [one.tp for row in placed for each in row for one in each]
         for sharding in space.shardings(rows[0], ranks):
             shards = 1 if sharding is Sharding.NONE else math.lcm(*ranks)
             costs = prices.of(tps, sharding, shards)
-            self._count(math.prod(map(len, open_choices)))
+            self._count(math.prod(counts))
             if self.only_count:
                 continue
             ready = [[*self._ready(costs, each)] for each in open_choices]

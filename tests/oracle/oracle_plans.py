@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oracle_price import PlacedPipeline, shape_of
+from oracle_costs import PlacedPipeline, shape_of
 from oracle_space import Row, SmallSpace
 
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
@@ -22,6 +22,7 @@ def chosen_plan(
             _pipeline(space, each, row) for each, row in zip(pipelines, rows, strict=True)
         ),
         sharding=sharding,
+        early_sends=rows[0].early,
     )
 
 
@@ -40,9 +41,7 @@ def _pipeline(space: SmallSpace, placed: PlacedPipeline, row: Row) -> ChosenPipe
                     Part(island=islands[at].name, shape=shape_of(replica))
                     for (at, _), replica in zip(mesh.parts, stage.replicas, strict=True)
                 ),
-                layers=tuple(
-                    min(stop, total - 1) - max(start, 1) for start, stop in stage.chunks
-                ),
+                layers=tuple(min(stop, total - 1) - max(start, 1) for start, stop in stage.chunks),
                 recompute=stage.recompute,
                 warmup_depth=depth,
             )

@@ -314,10 +314,7 @@ def interpret(
                 at[s] += 1
                 moved = True
             ends[s] = now
-    for s in range(stages):
-        if at[s] < first[s + 1]:
-            return False
-    return True
+    return bool((at == first[1:]).all())
 
 
 def pipeline_ends(

@@ -51,8 +51,8 @@ HOW_JUDGED = {
     "cp": "every power of two up to 16 that the sequence allows",
     "ep": "every divisor of the experts, etp 1 or tp",
     "microbatch": "every divisor of the batch over dp",
-    "interleaving": "every number of chunks, layers dealt evenly; the replay of the trainer's order",
-    "depth": "every non-increasing choice per mesh up to 8; what waits for itself is no plan",
+    "interleaving": "every number of chunks, layers dealt evenly; own replay of the order",
+    "depth": "every choice per mesh up to 8, with sends that do not wait",
     "recompute": "every choice, per stage where the target can",
     "selective": "every choice, with unfused attention",
     "sharding": "both, with their reductions, gatherings and memory",
@@ -88,9 +88,10 @@ def draw() -> list[Listed]:
     found: list[Listed] = []
     together: Counter[Pair] = Counter()
     empty = seed = 0
-    while len(found) < LEAST_INSTANCES or min(
-        together[pair] for pair in every_pair()
-    ) < LEAST_TOGETHER:
+    while (
+        len(found) < LEAST_INSTANCES
+        or min(together[pair] for pair in every_pair()) < LEAST_TOGETHER
+    ):
         seed += 1
         target = str(rng.choice([*TARGET_WEIGHTS], p=[*TARGET_WEIGHTS.values()]))
         scarce = min(every_pair(), key=lambda pair: together[pair])
@@ -141,20 +142,20 @@ def page(rows: list[Listed]) -> str:
     lines = [
         "# How is the search judged?",
         "",
-        "`make oracle` tries every plan of small jobs and holds the search against the best one. The",
-        "judge is written apart from what it judges (`tests/oracle`): its own enumeration, replay,",
-        "memory and feasibility. It shares with the product the seconds of one layer, one transfer",
-        "and one collective. For every instance:",
+        "`make oracle` tries every plan of small jobs and holds the search against the best one.",
+        "The judge is written apart from what it judges (`tests/oracle`): its own enumeration,",
+        "replay, memory and feasibility. It shares with the product the seconds of one layer, one",
+        "transfer and one collective. For every instance:",
         "",
         "- with gap 0 the search's step is the optimum (relative 1e-8), or its certificate names a",
         "  gap that contains it;",
         "- its lower bound is never above the optimum;",
         "- it finds no plan exactly where there is none.",
         "",
-        f"{len(rows):,} jobs of 2 to {MOST_DEVICES} devices and 3 to 10 layers, {total:,} plans. Every",
-        f"axis that is off is pinned by the job. The rarest pair of axes, {least[0]} and {least[1]}, "
-        f"is on together in",
-        f"{together[least]}. This page is written by `.venv/bin/python tests/oracle/oracle_table.py`.",
+        f"{len(rows):,} jobs of 2 to {MOST_DEVICES} devices and 3 to 10 layers; {total:,} plans.",
+        "Every axis that is off is pinned by the job. The rarest pair of axes, "
+        f"{least[0]} and {least[1]}, is on together in {together[least]} of them.",
+        "This page is written by `.venv/bin/python tests/oracle/oracle_table.py`.",
         "",
         "## Axes",
         "| axis | what is open | on | " + " | ".join(targets) + " | how the judge has it |",

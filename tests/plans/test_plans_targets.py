@@ -284,6 +284,21 @@ def test_torchtitan_shards_over_context_parallel_ranks() -> None:
     assert of_stages("megatron", [part]) == []
 
 
+def test_torchtitan_does_not_copy_key_value_heads() -> None:
+    for target, words in (
+        ("torchtitan", "tp 2 does not divide the 1 key-value heads"),
+        ("any", ""),
+    ):
+        case = plain_case(target)
+        run = case.model.layer_runs[0]
+        attention = replace(run.layer.attention, num_kv_heads=1)
+        layer = replace(run.layer, attention=attention)
+        model = replace(case.model, layer_runs=(replace(run, layer=layer),))
+        faults = "".join(map(str, check_plan(case.plan, model, case.cluster, case.job)))
+        assert words in faults
+        assert bool(faults) == bool(words)
+
+
 def test_torchtitan_interleaves_two_stages() -> None:
     case = plain_case("torchtitan")
     assert check_plan(interleaved(case), case.model, case.cluster, case.job) == ()
@@ -302,6 +317,7 @@ def test_what_a_job_may_pin_is_what_the_target_can() -> None:
             other_warmup=trainer.other_warmup,
             fewer_microbatches_than_stages=trainer.fewer_microbatches_than_stages,
             context_shards=trainer.context_shards,
+            copied_heads=trainer.copied_heads,
         )
     assert {name for name, _ in CAN_PIN} == set(TARGETS)
 

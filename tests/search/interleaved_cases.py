@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import permutations, product
 
 import numpy as np
+from synthetic_spaces import Wanted, small_space
 
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.times import Exchange, PipelineTimes
@@ -14,7 +15,6 @@ from hetplan.search.families.family import Family
 from hetplan.search.interleaved.solver import Shared
 from hetplan.search.single.space import Floats, Ints, Space
 from hetplan.search.solver import Rough
-from tests.search.synthetic_spaces import Wanted, small_space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +141,7 @@ def cuts(total: int, slots: int, least: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-def step_of(
-    case: Case, row: Sequence[int], variants: Sequence[int], units: Sequence[int]
-) -> float:
+def step_of(case: Case, row: Sequence[int], variants: Sequence[int], units: Sequence[int]) -> float:
     """One step by the general replay and the rules of `Space`, without the search's own code."""
     space, v, slots = case.space, case.family.virtual_stages, len(row)
     last = slots - 1
@@ -160,7 +158,9 @@ def step_of(
                 forward[s, c] += space.extra_forward[ends, choice, at]
                 backward[s, c] += space.extra_backward[ends, choice, at]
     hops = [_hop(space, row, k % slots) for k in range(slots * v - 1)]
-    send, back, latency, extra = (np.array(part) for part in zip(*[h[:4] for h in hops], strict=True))
+    send, back, latency, extra = (
+        np.array(part) for part in zip(*[h[:4] for h in hops], strict=True)
+    )
     alone, nothing = np.full(len(hops), -1, dtype=np.int64), np.zeros(len(hops))
     times = PipelineTimes(
         schedule="interleaved-1f1b",
@@ -187,9 +187,7 @@ def step_of(
         + (space.tied[row[0], row[-1]] if s in (0, last) else 0.0)
         for s, (role, at, n) in enumerate(zip(roles, row, units, strict=True))
     ]
-    leaving = [
-        space.leaving[role, at, n] for role, at, n in zip(roles, row, units, strict=True)
-    ]
+    leaving = [space.leaving[role, at, n] for role, at, n in zip(roles, row, units, strict=True)]
     step = max(arrived) + max(leaving)
     if space.norm is not None:
         inside = space.norm.inside

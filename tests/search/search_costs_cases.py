@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from search_jobs import island
+from search_jobs import model as dense_model
 
 from hetplan.cluster.spec import Cluster, Link, Transport
 from hetplan.cost.replay.step import PipelineTimes, step_ends
 from hetplan.cost.replay.times import Exchange
+from hetplan.model.layers import Experts, LayerRun
+from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
-from hetplan.plans.plan import RecomputeGranularity, Schedule
+from hetplan.plans.plan import Schedule
 from hetplan.search.costs.maker import transformer_layers
-
 from hetplan.search.single.space import FIRST, LAST, Space
 
 
@@ -62,6 +64,7 @@ def chosen(space: Space, cluster: Cluster, slots: Slots) -> ChosenPlan:
             ),
         ),
         sharding=family.sharding,
+        early_sends=family.early_sends,
     )
 
 
@@ -149,10 +152,8 @@ def random_slots(rng: np.random.Generator, space: Space) -> Slots | None:
     )
 
 
-def regions_cluster(
-    rng: np.random.Generator, kinds: Sequence[int], *, per_node: int = 4, nodes: int = 4
-) -> Cluster:
-    """Islands of these kinds, every second one in another region."""
+def regions_cluster(rng: np.random.Generator, kinds: Sequence[int]) -> Cluster:
+    """Islands of these kinds of four nodes of four devices, every second one in another region."""
     islands = []
     for index, kind in enumerate(kinds):
         one = island(
@@ -160,11 +161,11 @@ def regions_cluster(
             kind=f"kind{kind}",
             teraflops=50.0 * (1 + kind),
             gigabytes=float(rng.choice([1.0, 4.0, 64.0])),
-            nodes=nodes,
-            per_node=per_node,
+            nodes=4,
+            per_node=4,
             gigabytes_per_second=float(rng.choice([5.0, 50.0])),
         )
-        islands.append(_in_region(one, "here" if index % 2 == 0 else "there"))
+        islands.append(replace(one, region="here" if index % 2 == 0 else "there"))
     return Cluster(
         name="regions",
         islands=tuple(islands),
@@ -173,22 +174,24 @@ def regions_cluster(
     )
 
 
-def _in_region(one, region):  # type: ignore[no-untyped-def]
-    from dataclasses import replace
-
-    return replace(one, region=region)
-
-
 def _link(rate: float, latency: float) -> Link:
     return Link(
-        bandwidth_bytes_per_second=rate,
-        latency_seconds=latency,
-        transport=Transport.HOST_STAGED,
+        bandwidth_bytes_per_second=rate, latency_seconds=latency, transport=Transport.HOST_STAGED
     )
 
 
-NONE, SELECTIVE, FULL = (
-    RecomputeGranularity.NONE,
-    RecomputeGranularity.SELECTIVE,
-    RecomputeGranularity.FULL,
-)
+def unlike_model(form: str, layers: int, *, tied: bool) -> ModelSpec:
+    """Dense, alternating windows, or experts behind two dense layers with a prediction layer."""
+    plain = dense_model(layers, tied=tied)
+    layer = plain.layer_runs[0].layer
+    if form == "dense":
+        return plain
+    if form == "windows":
+        short = replace(layer, attention=replace(layer.attention, window=256))  # type: ignore[type-var]
+        runs = tuple(LayerRun(count=1, layer=each) for each in (short, layer) * (layers // 2))
+        return replace(plain, layer_runs=(*runs, LayerRun(count=1, layer=short)))
+    experts = replace(
+        layer, mlp=Experts(num_experts=4, experts_per_token=2, expert_ffn_hidden_size=512)
+    )
+    runs = (LayerRun(count=2, layer=layer), LayerRun(count=layers - 2, layer=experts))
+    return replace(plain, layer_runs=runs, num_mtp_layers=1, mtp_layer=experts)

@@ -1,4 +1,4 @@
-"""All plans of a small space, their replays, and the bound of the programs spelled out in Python."""
+"""All plans of a small space, their replays, and what the programs bound, spelled out in Python."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def sequences(space: Space, *, contiguous: bool = False) -> Iterator[tuple[int, 
                 continue
             for stages in product(*(range(1, int(space.max_stages[i]) + 1) for i in order)):
                 slots = tuple(i for i, n in zip(order, stages, strict=True) for _ in range(n))
-                if len(slots) <= most and len(slots) == (space.stages or len(slots)):
-                    if len(slots) == 1 or np.isfinite(space.tied[slots[0], slots[-1]]):
-                        yield slots
+                ends = len(slots) == 1 or np.isfinite(space.tied[slots[0], slots[-1]])
+                if ends and len(slots) <= most and len(slots) == (space.stages or len(slots)):
+                    yield slots
 
 
 def extras(space: Space, slots: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -32,6 +32,7 @@ from hetplan.plans.targets import TARGETS, target
 from hetplan.search.families.allowed import allowed_cluster, divisors
 from hetplan.search.families.families import Families
 from hetplan.search.families.family import Family, Mesh
+from hetplan.search.families.rooms import MOST_MIXED, splits
 
 SEARCHED = ("native", "megatron", "flagscale", "torchtitan", "any")
 
@@ -242,6 +243,50 @@ def test_large_ticks_are_split_near_the_ratio_of_peak_rates() -> None:
     assert splits == {(11, 5), (12, 4)}
 
 
+def test_splits_of_a_tick_are_all_of_few_and_the_nearest_of_many() -> None:
+    rng = random.Random("splits")
+    for _ in range(3000):
+        samples, left, right = rng.randint(2, 60), rng.randint(1, 8), rng.randint(1, 8)
+        ratio = rng.random()
+        every = [
+            (a, (samples - left * a) // right)
+            for a in range(1, (samples - right) // left + 1)
+            if (samples - left * a) % right == 0
+        ]
+        if samples > 8:
+            wanted = ratio * samples / left
+            every = sorted(sorted(every, key=lambda split: (abs(split[0] - wanted), split))[:2])
+        assert splits(samples, left, right, ratio) == every
+
+
+def test_large_islands_mix_equal_or_proportional_parts() -> None:
+    cluster = small_cluster(small_island("a", 4, 4), small_island("b", 2, 4))
+    found = families(small_model(4), cluster, small_job(16, "native"))
+    mixed = {(f.samples, m) for f in found for m in f.meshes if m.islands == (0, 1)}
+    assert mixed
+    for _, mesh in mixed:
+        one, two = (shape.num_devices for shape in mesh.shapes)
+        assert one in (two, 2 * two)
+    for samples in (2, 4, 8, 16):
+        assert 0 < sum(tick == samples for tick, _ in mixed) <= MOST_MIXED
+
+
+def test_early_sends_come_beside_waiting_ones() -> None:
+    cluster = small_cluster(small_island("a", 1, 4), small_island("b", 1, 4))
+    job = small_job(16, "native")
+    found = families(small_model(4), cluster, job)
+    plain = [family for family in found if family.schedule == "1f1b"]
+    early = [replace(f, early_sends=True, most_extra_depth=0) for f in plain if not f.early_sends]
+    assert {*early} == {replace(f, most_extra_depth=0) for f in plain if f.early_sends}
+    for family in found:
+        deepest = max(0, min(8, family.num_microbatches - 2)) if family.early_sends else 0
+        assert family.most_extra_depth == deepest
+    pinned = families(small_model(4), cluster, replace(job, pin=Pins(depth=3)))
+    assert all(f.early_sends and f.most_extra_depth <= 3 for f in pinned)
+    waiting = families(small_model(4), cluster, replace(job, pin=Pins(depth=0)))
+    assert {*waiting} == {family for family in found if not family.early_sends}
+
+
 @pytest.mark.parametrize("trainer", SEARCHED)
 @pytest.mark.parametrize(
     "pin",
@@ -260,8 +305,6 @@ def test_large_ticks_are_split_near_the_ratio_of_peak_rates() -> None:
         Pins(sharded_optimizer=True),
         Pins(sharded_optimizer=False),
         Pins(same_degrees=True),
-        Pins(depth=0),
-        Pins(depth=1),
     ],
 )
 def test_pins_leave_the_families_that_keep_them(trainer: str, pin: Pins) -> None:
@@ -290,8 +333,6 @@ def test_pins_leave_the_families_that_keep_them(trainer: str, pin: Pins) -> None
         )
 
     assert all(keeps(family, mesh) for family in kept for mesh in family.meshes)
-    assert all(family.most_extra_depth <= (pin.depth or 8) for family in kept)
-    assert pin.depth != 0 or all(family.most_extra_depth == 0 for family in kept)
     able = target(trainer)
     missing = (pin.cp == 2 and not able.context_parallel) or (
         pin.virtual_stages == 2 and "interleaved-1f1b" not in able.schedules

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from interleaved_cases import Case, every_plan, random_case, step_of
 
 from hetplan.search.interleaved.solver import InterleavedSolver
 from hetplan.search.solver import Best
-from tests.search.interleaved_cases import Case, every_plan, random_case, step_of
 
 
 def solved(case: Case, gap: float) -> Best:
@@ -71,3 +71,31 @@ def test_same_search_twice_is_the_same(seed: int) -> None:
     case = random_case(seed)
     one, two = solved(case, 0.01), solved(case, 0.01)
     assert (one.seconds, one.chosen, one.bounds) == (two.seconds, two.chosen, two.bounds)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_families_with_too_many_rows_keep_their_bound(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where rows are not listed, plans are looked for from row to row and nothing is proven."""
+    monkeypatch.setattr("hetplan.search.interleaved.solver._MOST_ROWS", 0)
+    case = random_case(seed, most_layers=9)
+    steps = [step for *_, step in every_plan(case)]
+    best = solved(case, 0.0)
+    if not steps:
+        assert best.chosen is None
+        return
+    assert best.bounds == [0.0]
+    assert best.seconds >= min(steps) * (1 - 1e-9)
+
+
+def test_climbing_from_row_to_row_finds_good_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetplan.search.interleaved.solver._MOST_ROWS", 0)
+    excess = []
+    for seed in range(40):
+        case = random_case(seed, most_layers=9)
+        steps = [step for *_, step in every_plan(case)]
+        if steps:
+            excess.append(solved(case, 0.0).seconds / min(steps))
+    assert len(excess) > 15
+    assert sorted(excess)[len(excess) // 2] < 1.001

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from interleaved_cases import Case, cuts, every_row, random_case, step_of
 
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.times import Exchange, PipelineTimes
@@ -11,7 +12,6 @@ from hetplan.search.interleaved.rows import row_of
 from hetplan.search.interleaved.ticks import lockstep_applies, lockstep_ends
 from hetplan.search.single.replay import numbers_of
 from hetplan.search.single.space import Floats
-from tests.search.interleaved_cases import Case, cuts, every_row, random_case, step_of
 
 
 def times_of(forward: Floats, backward: Floats, hops: Floats, m: int) -> PipelineTimes:

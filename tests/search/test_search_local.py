@@ -58,9 +58,7 @@ def _slow_step(space: Space, mesh: Ints, variant: Ints, units: Ints, extra: Ints
             ]
         )
         if space.norm is not None:
-            norms.append(
-                float(space.norm.node_links[i] if nodes else space.norm.links[i, j])
-            )
+            norms.append(float(space.norm.node_links[i] if nodes else space.norm.links[i, j]))
     norm = 0.0
     if space.norm is not None:
         norm = float(space.norm.inside[mesh].max() - space.norm.inside.min())

@@ -29,7 +29,7 @@ _GIB = dict(MEMORY_BYTES)
 _KINDS = {name: kind for kind, name in NAMES}
 
 
-def case_inputs(case: Case, files: SailorFiles, *, gap: float) -> Inputs:
+def case_inputs(case: Case, files: SailorFiles) -> Inputs:
     """Model, cluster and job of a case; an InputError for a model or GPU that is not known."""
     return Inputs(
         model=_model(case),
@@ -41,7 +41,6 @@ def case_inputs(case: Case, files: SailorFiles, *, gap: float) -> Inputs:
             precision=Precision.FLOAT32,
             optimizer=Optimizer.ADAMW,
             target=TARGET,
-            gap=gap,
             # The head-room of Sailor's own memory rule is in its fixed 2 or 3 GB.
             memory_reserve_fraction=0.0,
             gradient_clipping=False,

@@ -143,7 +143,7 @@ def _peer(value: Value, per_node: int, construction: dict[str, float]) -> PeerPl
 def _replicas(stage: Value, key: str, count: Value, per_node: int) -> SailorReplicas:
     found = _PLACE.fullmatch(key)
     if found is None:
-        raise stage.refuse(f"found the key {ascii(key[:80])}; `GPU tpN zone` is expected")
+        raise stage.refuse(f"found the key {key[:80]!a}; `GPU tpN zone` is expected")
     return SailorReplicas(
         gpu=found[1], tp=int(found[2]), zone=found[3], devices_per_node=per_node,
         count=_count(count),

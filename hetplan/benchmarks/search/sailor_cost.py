@@ -160,9 +160,7 @@ def _qualify(plan: SailorPlan, files: SailorFiles) -> None:
                 )
 
 
-def _compute(
-    replicas: SailorReplicas, plan: SailorPlan, files: SailorFiles, span: slice
-) -> float:
+def _compute(replicas: SailorReplicas, plan: SailorPlan, files: SailorFiles, span: slice) -> float:
     times = files.times[replicas.gpu, plan.microbatch_size, replicas.tp]
     return sum(times.forward_seconds[span]) + sum(times.backward_seconds[span])
 
@@ -206,8 +204,7 @@ def _reduction(plan: SailorPlan, files: SailorFiles, stage: int, span: slice) ->
     least_tp = min(4, *(each.tp for each in plan.stages[stage]))
     left = sum(files.sizes[1].parameters[span]) * FLOAT_BYTES / least_tp
     fits = [
-        files.fit(_end(one, 1), _end(other, 1))
-        for one, other in dict.fromkeys(pairwise(replicas))
+        files.fit(_end(one, 1), _end(other, 1)) for one, other in dict.fromkeys(pairwise(replicas))
     ]
     if not fits:
         return 0.0

@@ -1,6 +1,6 @@
 """What does the cost model hear when Sailor's profiles and fits are all that was measured?
 
-A predictor (`hetplan.predict.predictor.Predictor`) that looks up instead of fitting: layers by (GPU,
+A predictor (`hetplan.predict.predictor.Predictor`) that looks up and fits nothing: layers by (GPU,
 microbatch size, tp) as they were profiled, sends and reductions by the fits of the path that a
 link's `samples` names (`path_name`). Profiled times hold the tensor-parallel communication, so
 collectives inside a node cost nothing here. What was not profiled takes so long that no plan has

@@ -74,6 +74,4 @@ def messages(
     # With several chunks the next pass's inputs are received while this one runs, in both
     # directions (Megatron-LM's interleaved schedule); with one chunk sends and receives end first.
     ahead = 2.0 * message if len(layout.chunks) > 1 else 0.0
-    return Messages(
-        received=0.0, sent=message if habits.keeps_output else 0.0, beside=ahead
-    )
+    return Messages(received=0.0, sent=message if habits.keeps_output else 0.0, beside=ahead)

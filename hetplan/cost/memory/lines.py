@@ -142,9 +142,7 @@ class Lines:
             ),
             before=Amount(fixed=-math.inf, each=0.0),
             update=self.update,
-            kept=Amount(
-                fixed=held.sent + part * held.front_kept, each=part * self.kept.each
-            ),
+            kept=Amount(fixed=held.sent + part * held.front_kept, each=part * self.kept.each),
         )
 
     def row(self) -> tuple[float, ...]:

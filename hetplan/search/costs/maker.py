@@ -73,15 +73,16 @@ class SpaceMaker:
         meshes, units = family.meshes, self.units()
         stages = stage_arrays(self._placed, family)
         most_stages = np.array([min(each.max_stages, units.count) for each in meshes])
-        limit = most_stages_of(self.job, units, family)
+        limit = most_stages_of(self.job, units, family.num_microbatches, family.virtual_stages)
         flights = most_flights(most_stages, limit, family, units)
         links, node_links, norm_links, norm_nodes = self._transfers.between(meshes)
         norm = None
         if clips_gradients(self.job):
             inside = np.array([self._transfers.norm_inside(mesh) for mesh in meshes])
             norm = NormSums(inside=inside, links=norm_links, node_links=norm_nodes)
-        after, leaving = self._after(family, stages, norm)
-        cluster, pin = self.cluster, self.job.pin
+        most_layers = self._memory(family, flights)
+        after, leaving = self._after(family, stages, norm, most_layers[..., 1].max(axis=0))
+        pin, trainer = self.job.pin, target(self.job.target)
         return Space(
             family=family,
             num_layers=units.count,
@@ -104,8 +105,8 @@ class SpaceMaker:
                 [self._transfers.side(mesh).stages_per_node for mesh in meshes], dtype=np.int64
             ),
             tied=self._tied(meshes, stages),
-            rendezvous=target(self.job.target).rendezvous_sends and not getattr(family, "early_sends", False),
-            most_layers=self._memory(family, flights),
+            rendezvous=trainer.rendezvous_sends and not family.early_sends,
+            most_layers=most_layers,
             after=after,
             leaving=leaving,
             norm=norm,
@@ -135,12 +136,17 @@ class SpaceMaker:
         return mesh_matches(mesh, self.cluster, place)
 
     def _after(
-        self, family: Family, stages: StageArrays, norm: NormSums | None
+        self, family: Family, stages: StageArrays, norm: NormSums | None, most: Ints
     ) -> tuple[Floats, Floats]:
-        """[4, M, L + 1] after the last backward pass, and of that what waits for all stages."""
+        """[4, M, L + 1] after the last backward pass, and of that what waits for all stages.
+
+        `most`: [4, M] units that fit at all.
+        """
         each = [
-            self._ends.of(mesh, int(slowest), family.sharding)
-            for mesh, slowest in zip(family.meshes, stages.slowest, strict=True)
+            self._ends.of(mesh, slowest, family.sharding, fits)
+            for mesh, slowest, fits in zip(
+                family.meshes, stages.slowest.tolist(), most.T.tolist(), strict=True
+            )
         ]
         leaving = np.stack([end.update + end.gathering for end in each], axis=1)
         after = np.stack([end.reduction for end in each], axis=1) + leaving
@@ -203,9 +209,7 @@ def _shards(family: Family, mesh: Mesh, part: int) -> tuple[int, int]:
     return shards, math.gcd(shards, shape.num_devices // (shape.ep * shape.etp))
 
 
-def most_flights(
-    most_stages: Ints, limit: int, family: Family, units: LayerUnits
-) -> int:
+def most_flights(most_stages: Ints, limit: int, family: Family, units: LayerUnits) -> int:
     """W: most microbatches that a stage of the family has in flight; of several chunks, passes."""
     stages = min(int(most_stages.sum()), limit, units.count)
     if family.virtual_stages > 1:

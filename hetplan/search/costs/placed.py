@@ -30,6 +30,7 @@ from hetplan.plans.placing import device_ranges
 from hetplan.plans.plan import LayerRange, Recompute, RecomputeGranularity, Replica
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
+from hetplan.search.costs.remembered import Remembered
 from hetplan.search.single.space import BOTH, FIRST, LAST, Floats
 
 ROLES = 4
@@ -100,6 +101,10 @@ class Placed:
     def known(self) -> KnownCollectives:
         """Collectives that were priced before."""
         return KnownCollectives(self.cluster, self.predictor)
+
+    @cached_property
+    def _remembered(self) -> Remembered:
+        return Remembered(self.predictor)
 
     @cached_property
     def _kinds(self) -> tuple[tuple[int, ...], Floats, Floats]:
@@ -241,7 +246,7 @@ class Placed:
             ),
             groups=groups,
             known=self.known,
-            predictor=self.predictor,
+            predictor=self._remembered,
         )
 
     def _priced(self, pricer: LayerPricer, position: int) -> tuple[float, float, float, float]:
@@ -320,4 +325,3 @@ class Placed:
                 self.padded(shape.tp), self.job, layout, self.units, role
             )
         return found
-

@@ -6,16 +6,17 @@ all, m microbatches. Some stage has the longest c; call it K. For every plan of 
     step >= m K                                              that stage is busy so long
     step >= S + (m - 1) K - (min(W, m) - 1) min(f, b)        S = sum of all c (1F1B only)
 
-(`hetplan.cost.bounds`; W are the microbatches in flight, f and b that stage's passes.) K is at least
-the least number with which stages of at most floor(K / a) units hold L of them:
+(`hetplan.cost.bounds`; W are the microbatches in flight, f and b that stage's passes.) K is at
+least the least number with which stages of at most floor(K / a) units hold L of them:
 
     by islands      an island is in one mesh; no stage holds more than fit with 1 microbatch
-    by position     the w-th stage from the end has w microbatches in flight
+    by position     the w-th stage from the end has w microbatches in flight, with chunks more
 
-and S at least L units on the cheapest islands, as far as those have room. Embedding, head, transfers
-and everything else only make steps longer. Memory is that of a middle stage without messages, which
-no other stage is below. Costs of passes do not depend on dp here: other groups of a stage only slow
-down. So few numbers are priced for thousands of families, and none for shapes that do not fit.
+and S at least L units on the cheapest islands, as far as those have room. Embedding, head,
+transfers and everything else only make steps longer. Memory is that of a middle stage without
+messages, which no other stage is below. Costs of passes do not depend on dp here: other groups of a
+stage only slow down. So few numbers are priced for thousands of families, and none for shapes that
+do not fit.
 """
 
 from __future__ import annotations
@@ -60,24 +61,17 @@ class _Base:
     family: Family
     """One of them; it keeps the meshes, whose identity is the key."""
     feasible: bool
-    rows: Floats
-    """[V, M, 8] lines of memory."""
-    room: Floats
-    cost: Floats
-    """[V, M] both passes of one unit."""
-    first: Ints
-    """[M] island of the first part."""
-    most: Ints
-    """[M] stages."""
-    stages: int
-    """Most stages of all islands together."""
-    least: float
-    grown: float
+    longest: float = math.inf
+    """K"""
+    whole: float = math.inf
+    """S"""
+    positions: int = 0
+    """Most stages of a plan."""
+    least: float = 0.0
+    grown: float = 1.0
     """What embedding and head make of K, where all stages can carry a part of them: a guess."""
-    after: float
+    after: float = 0.0
     """Seconds per part of the model that a stage holds: a guess."""
-    found: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """(K, S) by number of positions."""
 
 
 _Line = tuple[float, ...]
@@ -104,26 +98,11 @@ class Roughs:
             base = self._bases[key] = self._base(family)
         if not base.feasible:
             return _NOTHING
+        longest, whole = base.longest, base.whole
         v, m = family.virtual_stages, family.num_microbatches
-        stages, positions = base.stages, 1
-        if v == 1:
-            limit = self.placed.job.pin.pp or most_stages_of(
-                self.placed.job, self.placed.units, family
-            )
-            # With virtual stages more is in flight than the position says; one always is.
-            positions = stages = max(1, min(stages, limit))
-        found = base.found.get(positions)
-        if found is None:
-            found = base.found[positions] = least_bottleneck(
-                base.rows, base.room, base.cost, base.first, base.most, self.placed.units.count, m,
-                positions,
-            )  # fmt: skip
-        longest, whole = found
-        if longest == math.inf:
-            return _NOTHING
         bound = m * longest
         if v == 1:
-            in_flight = min(stages + family.most_extra_depth, m)
+            in_flight = min(base.positions + family.most_extra_depth, m)
             other = whole + (m - 1) * longest - (in_flight - 1) * base.least * longest
             bound = max(bound, other)
         estimate = (m * longest + max(0.0, whole - longest) / v) * base.grown
@@ -134,39 +113,47 @@ class Roughs:
         )
 
     def _base(self, family: Family) -> _Base:
-        meshes, choices = family.meshes, len(family.recompute)
-        rows = [self._memory(family, mesh) for mesh in meshes]
-        fits = [any(_fits(row, room) for row in lines) for lines, room in rows]
-        cost = np.full((choices, len(meshes)), math.inf)
+        meshes, count = family.meshes, self.placed.units.count
+        held = [self._memory(family, mesh) for mesh in meshes]
+        if not any(_fits(row, room) for lines, room in held for row in lines):
+            return _Base(family=family, feasible=False)
+        rows = np.array([lines for lines, _ in held]).swapaxes(0, 1).copy()
+        room = np.array([each for _, each in held])
+        first = np.array([mesh.islands[0] for mesh in meshes], dtype=np.int64)
+        most = np.array([min(mesh.max_stages, count) for mesh in meshes], dtype=np.int64)
+        positions = self._positions(family, first, most)
+        cap = caps(rows, room, count, family.num_microbatches, positions)
+        if not holds(np.inf, np.ones(cap.shape[:2]), cap, first, most, count):
+            return _Base(family=family, feasible=False)
+        cost = np.full(cap.shape[:2], math.inf)
         least = ends = 0.0
         after = math.inf
         for at, mesh in enumerate(meshes):
-            if fits[at]:
+            if any(_fits(row, held[at][1]) for row in held[at][0]):
                 unit = self._slowest(family, mesh)
                 cost[:, at] = unit.cost
                 least, ends = max(least, unit.least), max(ends, unit.ends)
                 after = min(after, self._after(family, mesh))
-        first = [mesh.islands[0] for mesh in meshes]
-        most = [min(mesh.max_stages, self.placed.units.count) for mesh in meshes]
-        best: dict[int, int] = {}
-        for island, stages in zip(first, most, strict=True):
-            best[island] = max(best.get(island, 0), stages)
-        feasible = any(fits)
+        longest, whole = least_bottleneck(cost, cap, first, most, count)
         return _Base(
             family=family,
-            feasible=feasible,
-            rows=np.array([lines for lines, _ in rows]).swapaxes(0, 1).copy()
-            if feasible
-            else _EMPTY,
-            room=np.array([room for _, room in rows]),
-            cost=cost,
-            first=np.array(first, dtype=np.int64),
-            most=np.array(most, dtype=np.int64),
-            stages=sum(best.values()),
+            feasible=True,
+            longest=longest,
+            whole=whole,
+            positions=positions,
             least=least,
-            grown=1.0 + ends / self.placed.units.count,
+            grown=1.0 + ends / count,
             after=after,
         )
+
+    def _positions(self, family: Family, first: Ints, most: Ints) -> int:
+        """Most stages of a plan without virtual stages, which has the most."""
+        best: dict[int, int] = {}
+        for island, stages in zip(first.tolist(), most.tolist(), strict=True):
+            best[island] = max(best.get(island, 0), stages)
+        job, units = self.placed.job, self.placed.units
+        limit = job.pin.pp or most_stages_of(job, units, family.num_microbatches, 1)
+        return max(1, min(sum(best.values()), limit))
 
     def _after(self, family: Family, mesh: Mesh) -> float:
         """A guess at the reduction of the whole model on stages of this mesh, by bytes alone."""
@@ -289,15 +276,12 @@ class Roughs:
         return found
 
 
-_EMPTY = np.empty((0, 0, 8))
-
-
-def most_stages_of(job: Job, units: LayerUnits, family: Family) -> int:
+def most_stages_of(job: Job, units: LayerUnits, num_microbatches: int, chunks: int) -> int:
     """Most stages that the target can run: a unit in every chunk, and microbatches enough."""
-    most = units.count // family.virtual_stages
+    most = units.count // chunks
     if target(job.target).fewer_microbatches_than_stages:
         return most
-    return min(most, family.num_microbatches)
+    return min(most, num_microbatches)
 
 
 def _lines(base: _Line, shards: float, expert_shards: float) -> _Line:
@@ -315,53 +299,7 @@ def _fits(row: _Line, room: float) -> bool:
 
 
 @numba.njit(cache=True)
-def least_bottleneck(
-    rows: Floats,
-    room: Floats,
-    cost: Floats,
-    first: Ints,
-    most: Ints,
-    units: int,
-    microbatches: int,
-    positions: int,
-) -> tuple[float, float]:
-    """(least K, least S) with which the units find room; infinite where they find none.
-
-    rows[V, M, 8] and room[M]: memory; cost[V, M] of one unit; first[M]: island; most[M]: stages.
-    """
-    cap = _caps(rows, room, units, microbatches, positions)
-    choices, meshes = cost.shape
-    islands = int(first.max()) + 1
-    cheapest = np.full(islands, np.inf)
-    holds = np.zeros(islands)
-    high, low = 0.0, np.inf
-    for i in range(meshes):
-        for v in range(choices):
-            if cap[v, i, 0] > 0:
-                cheapest[first[i]] = min(cheapest[first[i]], cost[v, i])
-                holds[first[i]] = max(holds[first[i]], most[i] * cap[v, i, 0])
-                high = max(high, cost[v, i] * cap[v, i, 0])
-                low = min(low, cost[v, i])
-    if not _holds(np.inf, cost, cap, first, most, units, islands):
-        return np.inf, np.inf
-    low *= 1.0 - 1e-9
-    for _ in range(_STEPS):
-        middle = 0.5 * (low + high)
-        if _holds(middle, cost, cap, first, most, units, islands):
-            high = middle
-        else:
-            low = middle
-    whole, left = 0.0, float(units)
-    for at in np.argsort(cheapest):
-        taken = min(left, holds[at])
-        if taken > 0:
-            whole += taken * cheapest[at]
-            left -= taken
-    return low, whole
-
-
-@numba.njit(cache=True)
-def _caps(rows: Floats, room: Floats, most: int, microbatches: int, positions: int) -> Floats:
+def caps(rows: Floats, room: Floats, most: int, microbatches: int, positions: int) -> Floats:
     """[V, M, W] units that fit with 1 .. W microbatches in flight."""
     found = np.zeros((rows.shape[0], rows.shape[1], positions))
     for v in range(rows.shape[0]):
@@ -379,12 +317,10 @@ def _caps(rows: Floats, room: Floats, most: int, microbatches: int, positions: i
 
 
 @numba.njit(cache=True)
-def _holds(
-    longest: float, cost: Floats, cap: Floats, first: Ints, most: Ints, units: int, islands: int
-) -> bool:
+def holds(longest: float, cost: Floats, cap: Floats, first: Ints, most: Ints, units: int) -> bool:
     """Whether stages of at most this long could hold all units, by islands and by position."""
     choices, meshes, positions = cap.shape
-    best = np.zeros(islands)
+    best = np.zeros(int(first.max()) + 1)
     at = np.zeros(positions)
     for i in range(meshes):
         for v in range(choices):
@@ -398,5 +334,40 @@ def _holds(
                 at[w] = max(at[w], min(fits, cap[v, i, w]))
     if best.sum() < units:
         return False
-    # A single position stands for all where in-flight numbers are not told apart.
-    return positions == 1 or at.sum() >= units
+    return bool(at.sum() >= units)
+
+
+@numba.njit(cache=True)
+def least_bottleneck(
+    cost: Floats, cap: Floats, first: Ints, most: Ints, units: int
+) -> tuple[float, float]:
+    """(least K, least S) with which the units find room, which they must without a limit on K.
+
+    cost[V, M] of one unit; cap[V, M, W]: units that fit; first[M]: island; most[M]: stages.
+    """
+    choices, meshes = cost.shape
+    islands = int(first.max()) + 1
+    cheapest = np.full(islands, np.inf)
+    rooms = np.zeros(islands)
+    high, low = 0.0, np.inf
+    for i in range(meshes):
+        for v in range(choices):
+            if cap[v, i, 0] > 0:
+                cheapest[first[i]] = min(cheapest[first[i]], cost[v, i])
+                rooms[first[i]] = max(rooms[first[i]], most[i] * cap[v, i, 0])
+                high = max(high, cost[v, i] * cap[v, i, 0])
+                low = min(low, cost[v, i])
+    low *= 1.0 - 1e-9
+    for _ in range(_STEPS):
+        middle = 0.5 * (low + high)
+        if holds(middle, cost, cap, first, most, units):
+            high = middle
+        else:
+            low = middle
+    whole, left = 0.0, float(units)
+    for at in np.argsort(cheapest):
+        taken = min(left, rooms[at])
+        if taken > 0:
+            whole += taken * cheapest[at]
+            left -= taken
+    return low, whole

@@ -2,7 +2,7 @@
 
 Of a stage on several islands the slowest part counts, and both of its passes. Where that is
 another part for few units than for many, times are no line in the units: then the part with the
-longer unit is taken and its constant lowered so far that no number of units costs more than it does.
+longer unit is taken, its constant lowered so far that no number of units costs more than it does.
 """
 
 from __future__ import annotations

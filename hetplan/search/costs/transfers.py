@@ -193,9 +193,7 @@ class Transfers:
             ]
             for mesh, at in ((left, number), (right, other))
         )
-        return hop_between(
-            placed.cluster, placed.model, placed.job, one, two, placed.predictor
-        )
+        return hop_between(placed.cluster, placed.model, placed.job, one, two, placed.predictor)
 
     def _row(self, hop: Hop) -> _Row:
         placed = self.placed
@@ -278,5 +276,3 @@ def _links(rows: Floats) -> Links:
         wire_latency=np.ascontiguousarray(rows[..., _LATENCY]),
         rendezvous_extra=np.ascontiguousarray(rows[..., _EXTRA]),
     )
-
-

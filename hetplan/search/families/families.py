@@ -19,6 +19,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import ModelSpec
+from hetplan.plans.check_target import copied_heads_fault
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import RecomputeGranularity, RecomputeModule, Sharding
 from hetplan.plans.rules import experts_of
@@ -113,7 +114,10 @@ class Families:
     @cached_property
     def tensor_degrees(self) -> tuple[int, ...]:
         """Degrees that the model, the nodes and the pins allow."""
-        return kept(self.job.pin.tp, tensor_degrees(self.model, self.cluster))
+        found = tensor_degrees(self.model, self.cluster)
+        if not self._trainer.copied_heads:
+            found = tuple(tp for tp in found if not copied_heads_fault(self.model, tp))
+        return kept(self.job.pin.tp, found)
 
     @cached_property
     def context_degrees(self) -> tuple[int, ...]:

@@ -2,8 +2,8 @@
 
 A stage of degrees (tp, cp, dp) lies on one island, or on 2 to 4 islands of one device kind and one
 node size: its data-parallel ranks are then dealt out equally, or in proportion to the usable nodes
-(reduced by their greatest common divisor). Targets with mixed stages also have parts on two small
-islands of unlike kinds in one region, each with its own degrees.
+(reduced by their greatest common divisor). Targets with mixed stages also have parts on two islands
+of unlike kinds in one region, each with its own degrees.
 """
 
 from __future__ import annotations
@@ -11,19 +11,28 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import nsmallest
 from itertools import combinations, product
+from operator import itemgetter
 
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.plans.placing import stages_with_room
 from hetplan.search.families.allowed import divisors
 
 MOST_ISLANDS_OF_A_UNION = 4
-MOST_MIXED_DEVICES = 16
-"""Usable devices of two islands whose kinds a stage may mix: with more, pipelines side by side and
-stages of unlike size are as fine a cut, and the choices would outnumber all others."""
+FEW_ISLANDS = 3
+"""Up to so many islands of one kind every union is tried; of more, those that stand next to each
+other when islands are sorted by region, whose number grows with the islands and no faster."""
+FEW_DEVICES = 8
+"""Up to so many usable devices on two islands of unlike kinds every pair of parts is tried; above,
+parts of equal numbers of devices, or in proportion to the usable ones."""
 FEW_SAMPLES = 8
 """Up to here every split of a microbatch between unlike parts is tried; above, the two that are
 nearest to the ratio of their peak rates."""
+MOST_MIXED, LEAST_MIXED = 24, 2
+"""Meshes of one tick on pairs of islands with more than `FEW_DEVICES`, dealt out equally over the
+pairs, and fewest of each pair: those whose parts are nearest to taking as long as each other by
+their peak rates. Each further mesh costs the search time with every other one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +64,19 @@ class MixedRoom:
     stages: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Side:
+    """Degrees of one island's part of a mixed stage."""
+
+    tp: int
+    dp: int
+    size: int
+    """Devices."""
+    stages: int
+    rate: float
+    """Peak operations per second of all its devices."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rooms:
     """Answers for one cluster, as `allowed_cluster` left it."""
@@ -65,6 +87,9 @@ class Rooms:
     unions: bool
     """Whether stages may lie on several islands."""
     _found: dict[tuple[int, int, int], tuple[Room, ...]] = field(default_factory=dict)
+    _pairs_found: dict[tuple[int, int], tuple[tuple[_Side, _Side, int], ...]] = field(
+        default_factory=dict
+    )
 
     @cached_property
     def usable(self) -> tuple[tuple[int, Island], ...]:
@@ -86,12 +111,20 @@ class Rooms:
         found = []
         for group in alike.values():
             for count in range(2, min(len(group), MOST_ISLANDS_OF_A_UNION) + 1):
-                for islands in combinations(group, count):
+                for islands in self._together(group, count):
                     nodes = [len(self.cluster.islands[at].usable_nodes) for at in islands]
                     shared = math.gcd(*nodes)
                     weights = {(1,) * count, tuple(each // shared for each in nodes)}
                     found += [(islands, each) for each in sorted(weights)]
         return tuple(sorted(found))
+
+    def _together(self, group: list[int], count: int) -> list[tuple[int, ...]]:
+        """So many islands of a kind: any of few, neighbours in one or two regions of many."""
+        if len(group) <= FEW_ISLANDS:
+            return [*combinations(group, count)]
+        regions = self.cluster.regions
+        row = sorted(group, key=lambda at: (regions.index(self.cluster.islands[at].region), at))
+        return [tuple(sorted(row[k : k + count])) for k in range(len(row) - count + 1)]
 
     def of(self, tp: int, cp: int, dp: int) -> tuple[Room, ...]:
         """Every room for stages of these degrees, by islands."""
@@ -120,19 +153,30 @@ class Rooms:
         return tuple(found)
 
     def mixed(self, samples: int, batch: int, tps: tuple[int, ...]) -> tuple[MixedRoom, ...]:
-        """Every room for stages of two unlike kinds that share microbatches of so many samples."""
-        found: list[MixedRoom] = []
+        """Every room for stages of two unlike kinds that share microbatches of so many samples.
+
+        The data-parallel ranks of each part divide the batch.
+        """
         if samples < 2 or not self.unions:
             return ()
+        found: list[MixedRoom] = []
+        many = sum(not self._few(*pair) for pair in self._mixed_pairs)
         for left, right in self._mixed_pairs:
-            for one, two in product(self._parts(left, batch, tps), self._parts(right, batch, tps)):
-                stages = min(one[2], two[2], self.most_stages)
-                for first, second in _splits(samples, one[1], two[1], self._ratio(one, two)):
-                    parts = (
-                        MixedPart(island=left, tp=one[0], dp=one[1], microbatch_size=first),
-                        MixedPart(island=right, tp=two[0], dp=two[1], microbatch_size=second),
-                    )
-                    found.append(MixedRoom(parts=parts, stages=stages))
+            close = []
+            for one, two, stages in self._pairs(left, right, batch, tps):
+                ratio = one.rate / (one.rate + two.rate)
+                for a, b in splits(samples, one.dp, two.dp, ratio):
+                    close.append((abs(one.dp * a / samples - ratio), one, two, a, b, stages))
+            if not self._few(left, right):
+                # Equally near ones stay in the order of their degrees.
+                most = max(LEAST_MIXED, MOST_MIXED // many)
+                close = nsmallest(most, close, key=itemgetter(0))
+            for _, one, two, a, b, stages in close:
+                parts = (
+                    MixedPart(island=left, tp=one.tp, dp=one.dp, microbatch_size=a),
+                    MixedPart(island=right, tp=two.tp, dp=two.dp, microbatch_size=b),
+                )
+                found.append(MixedRoom(parts=parts, stages=stages))
         return tuple(found)
 
     @cached_property
@@ -140,38 +184,64 @@ class Rooms:
         return tuple(
             (left, right)
             for (left, one), (right, two) in combinations(self.usable, 2)
-            if one.device.kind != two.device.kind
-            and one.region == two.region
-            and one.num_usable_devices + two.num_usable_devices <= MOST_MIXED_DEVICES
+            if one.device.kind != two.device.kind and one.region == two.region
         )
 
-    def _parts(
-        self, at: int, batch: int, tps: tuple[int, ...]
-    ) -> list[tuple[int, int, int, float]]:
-        """(tp, dp, stages, peak rate of a part) on one island."""
+    def _few(self, left: int, right: int) -> bool:
+        islands = self.cluster.islands
+        return islands[left].num_usable_devices + islands[right].num_usable_devices <= FEW_DEVICES
+
+    def _pairs(
+        self, left: int, right: int, batch: int, tps: tuple[int, ...]
+    ) -> tuple[tuple[_Side, _Side, int], ...]:
+        """Parts on two islands that go together, and how many such stages have room."""
+        key = (left, right)
+        if key not in self._pairs_found:
+            one, two = (self.cluster.islands[at].num_usable_devices for at in key)
+            shared = math.gcd(one, two)
+            ratios = {(1, 1), (one // shared, two // shared)}
+            every = self._few(left, right)
+            self._pairs_found[key] = tuple(
+                (a, b, min(a.stages, b.stages, self.most_stages))
+                for a, b in product(self._sides(left, batch, tps), self._sides(right, batch, tps))
+                if every or any(a.size * second == b.size * first for first, second in ratios)
+            )
+        return self._pairs_found[key]
+
+    def _sides(self, at: int, batch: int, tps: tuple[int, ...]) -> list[_Side]:
+        """Every part of a mixed stage on one island."""
         island = self.cluster.islands[at]
         rate = max((rate for _, rate in island.device.peak_flops_per_second), default=1.0)
         found = []
         for tp, dp in product(tps, divisors(batch)):
-            if tp * dp <= island.num_usable_devices:
-                stages = stages_with_room(island, tp, tp * dp)
+            size = tp * dp
+            if size <= island.num_usable_devices:
+                stages = stages_with_room(island, tp, size)
                 if stages:
-                    found.append((tp, dp, stages, rate * tp * dp))
+                    found.append(_Side(tp=tp, dp=dp, size=size, stages=stages, rate=rate * size))
         return found
 
-    @staticmethod
-    def _ratio(one: tuple[int, int, int, float], two: tuple[int, int, int, float]) -> float:
-        return one[3] / (one[3] + two[3])
 
+def splits(samples: int, left: int, right: int, ratio: float) -> list[tuple[int, int]]:
+    """Microbatch sizes (a, b) with left * a + right * b = samples.
 
-def _splits(samples: int, left: int, right: int, ratio: float) -> list[tuple[int, int]]:
-    """Microbatch sizes (a, b) with left * a + right * b = samples, nearest to the ratio first."""
-    found = [
-        (a, (samples - left * a) // right)
-        for a in range(1, (samples - right) // left + 1)
-        if (samples - left * a) % right == 0
-    ]
-    if samples > FEW_SAMPLES:
-        found.sort(key=lambda split: (abs(left * split[0] / samples - ratio), split))
-        found = sorted(found[:2])
-    return found
+    All of few samples; of more the two for which left * a / samples is nearest to the ratio.
+    """
+    shared = math.gcd(left, right)
+    if samples % shared:
+        return []
+    step = right // shared
+    first = samples // shared * pow(left // shared, -1, step) % step if step > 1 else 0
+    first = first or step
+    most = (samples - right) // left
+    if samples <= FEW_SAMPLES:
+        return [(a, (samples - left * a) // right) for a in range(first, most + 1, step)]
+    # Of the numbers first, first + step, ... up to `most` those around the wanted one.
+    wanted = ratio * samples / left
+    below = first + step * math.floor((wanted - first) / step)
+    near = [a for a in range(below - step, below + 3 * step, step) if first <= a <= most]
+    if not near:
+        near = [a for a in (first, first + step) if a <= most]
+        near += [a for a in (most - (most - first) % step,) if a >= first and a not in near]
+    near.sort(key=lambda a: (abs(a - wanted), a))
+    return sorted((a, (samples - left * a) // right) for a in near[:2])

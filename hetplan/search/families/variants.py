@@ -48,7 +48,7 @@ class Variants:
             if self.trainer.most_extra_depth and self.pinned_depth != 0:
                 depth = self._depth(num_microbatches, meshes)
                 yield Variant(virtual_stages=1, early_sends=True, most_extra_depth=depth)
-        if "interleaved-1f1b" not in self.trainer.schedules:
+        if "interleaved-1f1b" not in self.trainer.schedules or self.pinned_depth:
             return
         pin = self.pinned_virtual_stages
         choices = range(2, self.trainer.most_virtual_stages + 1) if pin is None else [pin]

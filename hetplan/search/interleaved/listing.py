@@ -26,11 +26,11 @@ from hetplan.search.single.space import Floats, Ints
 
 @numba.njit(cache=True, inline="never")
 def _open(
+    row: Arrays,
     terms: Floats,
     variant: Ints,
     units: Ints,
     slot: int,
-    lockstep: bool,
     labels: Floats,
     count: int,
     limit: float,
@@ -48,10 +48,11 @@ def _open(
             own = terms[i, variant[i], units[i]]
             gain = max(0.0, turn - own[SKIP])
             gain_back = max(0.0, turn_back - own[SKIP_BACK])
-            if i == 0 and lockstep:
+            if i == 0 and row.lockstep:
                 gain = max(gain, labels[e, 2] - own[AWAY])
                 gain_back = max(gain_back, labels[e, 3] - own[AWAY_BACK])
-            fine = rise[i] + own[OWN] + gain + gain_back < limit
+            gained = max(gain, gain_back) if row.one_detour else gain + gain_back
+            fine = rise[i] + own[OWN] + gained < limit
             turn += own[TURN]
             turn_back += own[TURN_BACK]
         if fine:
@@ -99,7 +100,7 @@ def list_cuts(
             limit = cutoff - row.closing - row.after[0, n] - row.leaving[0, n]
         rest = left[s] - units[s]
         if not _open(
-            terms, variant, units, s, row.lockstep, labels[s + 1, rest], counts[s + 1, rest], limit
+            row, terms, variant, units, s, labels[s + 1, rest], counts[s + 1, rest], limit
         ):
             continue
         if s == slots - 1:

@@ -127,7 +127,7 @@ class ChunkMemory:
         # The state of a stage is the same however many chunks it is dealt over.
         lines = own.lines(family.sharding, shards, experts, family.num_microbatches)
         fixed = lines.last.fixed - own.working
-        sent = 0.0 if role & LAST else middle.kept.fixed
+        sent = middle.kept.fixed
         return _Part(
             kept=Kept(
                 each=own.kept.each,
@@ -137,13 +137,11 @@ class ChunkMemory:
                 first_before=own.before if role & FIRST else -math.inf,
                 first_released=own.released,
                 last_fixed=own.kept.fixed if role & LAST else sent,
-                last_working=own.working if role & LAST else -math.inf,
+                last_working=own.working if role & LAST else middle.working + beside,
             ),
             base=np.array([fixed, lines.last.each]),
             update=np.array([lines.update.fixed, lines.update.each]),
-            room=island.memory_bytes
-            * (1 - self.job.memory_reserve_fraction)
-            * (1 + _INSIDE),
+            room=island.memory_bytes * (1 - self.job.memory_reserve_fraction) * (1 + _INSIDE),
         )
 
     def _stage(

@@ -39,7 +39,7 @@ class Kept(NamedTuple):
     last_fixed: float
     """Instead of `fixed` in the last chunk."""
     last_working: float
-    """Instead of `working` in the last chunk."""
+    """Instead of `working` in the last chunk: a head's own; it frees its part first."""
 
 
 def moments(stage: int, stages: int, microbatches: int, chunks: int) -> Ints:
@@ -127,7 +127,7 @@ def worst_bytes(found: Ints, kept: Kept, units: int) -> float:
         working[c] = kept.working
         if c == chunks - 1:
             bytes_of[c] += kept.last_fixed - kept.fixed
-            working[c] = max(working[c], kept.last_working)
+            working[c] = kept.last_working
         if c == 0:
             bytes_of[c] += kept.first_fixed - kept.fixed
             working[c] = max(working[c], kept.first_before - held * kept.first_released)

@@ -6,7 +6,7 @@ and m a multiple of P.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,6 +19,9 @@ LEAST_STAGES = 3
 _INSIDE = 1e-12
 """A sum in another order differs by less than this part of itself."""
 
+_LOOKED_PER_ROW = 10
+"""Beginnings of rows that are looked at for every row that may be listed."""
+
 _MANY_ISLANDS = 8
 """With more islands the meshes of a region stand next to each other."""
 
@@ -26,14 +29,8 @@ _MANY_ISLANDS = 8
 def stage_counts(space: Space, family: Family) -> tuple[int, ...]:
     """Numbers of stages that the family can have, increasing; `space` may be of other chunks."""
     m, chunks = family.num_microbatches, family.virtual_stages
-    most = min(
-        space.num_layers // chunks, space.stage_limit, int(space.max_stages.sum()), m
-    )
-    return tuple(
-        p
-        for p in range(LEAST_STAGES, most + 1)
-        if m % p == 0 and space.stages in (0, p)
-    )
+    most = min(space.num_layers // chunks, space.stage_limit, int(space.max_stages.sum()), m)
+    return tuple(p for p in range(LEAST_STAGES, most + 1) if m % p == 0 and space.stages in (0, p))
 
 
 def most_by_time(space: Space, limit: float) -> list[int]:
@@ -44,46 +41,56 @@ def most_by_time(space: Space, limit: float) -> list[int]:
     return [int(most) for most in fits]
 
 
-def rows(space: Space, family: Family, limit: float) -> Iterator[tuple[int, ...]]:
-    """Meshes of every slot of all rows, by number of stages.
+def rows(space: Space, family: Family, limit: float, most: int) -> list[tuple[int, ...]] | None:
+    """Meshes of every slot of all rows, by number of stages; None where there are more than `most`.
 
     Without rows whose stages cannot hold all units in steps of `limit`, memory aside.
     """
-    most = most_by_time(space, limit)
+    listing = _Listing(space, family.virtual_stages, most_by_time(space, limit), most)
     for stages in stage_counts(space, family):
-        # What stages still to come hold at most, whichever they are.
-        best = max((most[mesh] for mesh in range(len(most))), default=0)
-        for runs in _runs(space, stages, (), 0, space.num_layers, most, best, family.virtual_stages):
-            yield tuple(mesh for mesh, count in runs for _ in range(count))
+        if not listing.add((), 0, stages, space.num_layers):
+            return None
+    return listing.found
 
 
-def _runs(
-    space: Space,
-    left: int,
-    before: tuple[tuple[int, int], ...],
-    used: int,
-    units: int,
-    most: list[int],
-    best: int,
-    chunks: int,
-) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Runs after these ones that fill `left` stages and hold `units` units."""
-    if left == 0:
-        if units <= 0 and space.may_be_last[before[-1][0]]:
-            yield before
-        return
-    if left * best < units:
-        return
-    for mesh, mask in enumerate(space.island_mask.tolist()):
-        if used & mask or not (before or space.may_be_first[mesh]) or most[mesh] < chunks:
-            continue
-        if not _region_stays(space, before, mesh):
-            continue
-        for count in range(1, min(left, int(space.max_stages[mesh])) + 1):
-            yield from _runs(
-                space, left - count, (*before, (mesh, count)), used | mask,
-                units - count * most[mesh], most, best, chunks,
-            )  # fmt: skip
+@dataclass(slots=True)
+class _Listing:
+    """Rows while they are listed."""
+
+    space: Space
+    chunks: int
+    by_time: list[int]
+    """Units that a stage of each mesh can hold."""
+    most: int
+    found: list[tuple[int, ...]] = field(default_factory=list)
+    looked: int = 0
+
+    def add(self, before: tuple[tuple[int, int], ...], used: int, left: int, units: int) -> bool:
+        """Rows that begin with these runs, have `left` stages more and `units` units on them.
+
+        False where they are too many.
+        """
+        space = self.space
+        self.looked += 1
+        if self.looked > _LOOKED_PER_ROW * self.most:
+            return False
+        if left == 0:
+            if units <= 0 and space.may_be_last[before[-1][0]]:
+                self.found.append(tuple(mesh for mesh, count in before for _ in range(count)))
+            return len(self.found) <= self.most
+        if left * max(self.by_time) < units:
+            return True
+        for mesh, mask in enumerate(space.island_mask.tolist()):
+            if used & mask or not (before or space.may_be_first[mesh]):
+                continue
+            held = self.by_time[mesh]
+            if held < self.chunks or not _region_stays(space, before, mesh):
+                continue
+            for count in range(1, min(left, int(space.max_stages[mesh])) + 1):
+                runs = (*before, (mesh, count))
+                if not self.add(runs, used | mask, left - count, units - count * held):
+                    return False
+        return True
 
 
 def _region_stays(space: Space, before: tuple[tuple[int, int], ...], mesh: int) -> bool:

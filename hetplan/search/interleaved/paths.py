@@ -16,8 +16,9 @@ again with the last microbatch's first chunk. Twice it may leave s for the slots
 With lock-step exchanges (`lockstep_applies`, rendezvous sends) a slot below that is passed on the
 way up of the first detour runs a forward pass in the same turn, one on the way down of the second
 a backward pass, and between two turns of s lies an exchange. Without, turns follow each other at
-once and the passes of the detour are all. Where m is not a multiple of P, or less than 2 P, the
-detours and exchanges are left out.
+once and the passes of the detour are all. m is a multiple of P. Where it is P (`one_detour`), slots
+may run all forward passes before the first backward pass: there a chain takes one detour only, the
+longer one, of which s never has more passes meanwhile than it has behind forward pass (v - 1) P.
 
 With lock-step exchanges slot 0 may also leave for the last slot at once, over the hop that leads
 back: that is at its pairs P - 1 ticks earlier, and has them P - 1 ticks longer. Slot 0 is away in
@@ -79,9 +80,9 @@ def exchange_seconds(hops: Floats, stages: int, chunks: int, microbatches: int) 
             # Slot 0 leaves after the tick before, and comes back after the last one.
             for detour in range(2):
                 begin = chunks * stages - 1 if detour == 0 else total - 1
-                if begin - (s == 0) <= t < begin + stages - (s == last):
-                    if s == 0 or s == last:
-                        found[3 + detour, s] += wait
+                here = begin - (s == 0) <= t < begin + stages - (s == last)
+                if here and (s == 0 or s == last):
+                    found[3 + detour, s] += wait
     return found
 
 
@@ -96,7 +97,6 @@ def slot_terms(
     hop_below: float,
     exchanges: Floats,
     lockstep: bool,
-    detours: bool,
     out: Floats,
 ) -> None:
     """The numbers of a slot with these passes per chunk.
@@ -112,8 +112,6 @@ def slot_terms(
     out[RISE] = forward[0] + backward[0] + hop_below
     out[OWN] = microbatches * busy + exchanges[0]
     out[TURN:] = 0.0
-    if not detours:
-        return
     passes = forward[chunks - 1] + backward[chunks - 1] + hop_above
     out[TURN] = out[TURN_BACK] = passes
     held = 1 if lockstep else 0
@@ -124,7 +122,7 @@ def slot_terms(
         out[TURN] += forward[chunk_at(warmup, stages, chunks)]
         out[TURN_BACK] += backward[chunks - 1 - chunk_at(total - 1 - warmup, stages, chunks)]
     out[SKIP], out[SKIP_BACK] = exchanges[1], exchanges[2]
-    for place in range(reached + 1, warmup + 1 - held):
+    for place in range(reached + 1, min(warmup + 1 - held, total)):
         out[SKIP] += forward[chunk_at(place, stages, chunks)]
         out[SKIP_BACK] += backward[chunks - 1 - chunk_at(total - 1 - place, stages, chunks)]
     if not lockstep or 0 < slot < last:
@@ -143,14 +141,18 @@ def slot_terms(
 
 @numba.njit(cache=True)
 def path_bound_seconds(
-    forward: Floats, backward: Floats, hops: Floats, microbatches: int, lockstep: bool, after: Floats
+    forward: Floats,
+    backward: Floats,
+    hops: Floats,
+    microbatches: int,
+    lockstep: bool,
+    after: Floats,
 ) -> float:
     """Seconds that no step of these slots can beat; `after` [P] follows each slot's last pass.
 
-    Arguments as in `lockstep_ends`; valid for every interleaved order whose m is a multiple of P.
+    Arguments as in `lockstep_ends`; valid for every interleaved order; m is a multiple of P.
     """
     stages, chunks = forward.shape
-    detours = microbatches % stages == 0 and microbatches >= 2 * stages
     exchanges = np.zeros((5, stages))
     if lockstep:
         exchanges = exchange_seconds(hops, stages, chunks, microbatches)
@@ -159,7 +161,7 @@ def path_bound_seconds(
     for s in range(stages):
         slot_terms(
             forward[s], backward[s], s, stages, microbatches, both[s - 1],
-            both[s] if s < stages - 1 else 0.0, exchanges[:, s].copy(), lockstep, detours, terms[s],
+            both[s] if s < stages - 1 else 0.0, exchanges[:, s].copy(), lockstep, terms[s],
         )  # fmt: skip
     best, turn, turn_back, need = 0.0, 0.0, 0.0, 0.0
     for s in range(stages - 1, -1, -1):
@@ -168,9 +170,10 @@ def path_bound_seconds(
         if s == 0 and lockstep:
             gain = max(gain, terms[stages - 1, AWAY] - terms[0, AWAY])
             gain_back = max(gain_back, terms[stages - 1, AWAY_BACK] - terms[0, AWAY_BACK])
-        own = terms[s, OWN] + gain + gain_back
+        one = microbatches == stages
+        own = terms[s, OWN] + (max(gain, gain_back) if one else gain + gain_back)
         need = max(own, need + terms[s, RISE])
         turn += terms[s, TURN]
         turn_back += terms[s, TURN_BACK]
         best = max(best, need) if s == 0 else best
-    return best + after[0]
+    return float(best + after[0])

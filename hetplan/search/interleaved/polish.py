@@ -33,7 +33,7 @@ def polish(row: Row, variant: Ints, units: Ints, budget: int) -> tuple[float, In
 
 def _neighbours(row: Row, variant: Ints, units: Ints) -> list[tuple[Ints, Ints]]:
     """Cuts one move away that fit, those that relieve the busiest slots first."""
-    arrays, slots = row.arrays, row.slots
+    arrays = row.arrays
     forward, backward = passes_of(arrays, variant, units)
     busy = forward.sum(axis=1) + backward.sum(axis=1)
     found = []
@@ -81,5 +81,3 @@ def proportional(row: Row) -> tuple[Ints, Ints] | None:
         after = np.where(units < most, besides + (units + 1) * each, np.inf)
         units[int(after.argmin())] += 1
     return variant.astype(np.int64), units
-
-

@@ -77,14 +77,15 @@ def add_label(labels: Floats, origin: Ints, count: int, new: Floats, parent: Int
 
 
 @numba.njit(cache=True, inline="never")
-def need_of(terms: Floats, first: bool, lockstep: bool, below: Floats) -> float:
+def need_of(row: Arrays, terms: Floats, first: bool, below: Floats) -> float:
     """Longest chain from the first pass of a slot to its last one, above this label."""
     gain = max(0.0, below[0] - terms[SKIP])
     gain_back = max(0.0, below[1] - terms[SKIP_BACK])
-    if first and lockstep:
+    if first and row.lockstep:
         gain = max(gain, below[2] - terms[AWAY])
         gain_back = max(gain_back, below[3] - terms[AWAY_BACK])
-    return float(max(terms[OWN] + gain + gain_back, terms[RISE] + below[4]))
+    gained = max(gain, gain_back) if row.one_detour else gain + gain_back
+    return float(max(terms[OWN] + gained, terms[RISE] + below[4]))
 
 
 @numba.njit(cache=True)
@@ -128,7 +129,7 @@ def least_bound(
                         own = terms[s, v, n]
                         if own[OWN] + rise[s] >= limit:
                             break
-                        need = need_of(own, s == 0, row.lockstep, below)
+                        need = need_of(row, own, s == 0, below)
                         if need + rise[s] >= limit:
                             continue
                         if s == 0:

@@ -30,8 +30,8 @@ class Arrays(NamedTuple):
     chunks: int
     lockstep: bool
     """Megatron-LM's exchanges, in lock-step."""
-    detours: bool
-    """The chains that leave a slot for those below hold (`interleaved.paths`)."""
+    one_detour: bool
+    """Chains leave a slot for those below once only (`interleaved.paths`)."""
     unit_forward: Floats
     """[P, V] seconds of one layer unit, one microbatch."""
     unit_backward: Floats
@@ -133,7 +133,7 @@ def row_of(
             microbatches=numbers.microbatches,
             chunks=chunks,
             lockstep=bool(batched and lockstep_applies(slots, numbers.microbatches)),
-            detours=numbers.microbatches % slots == 0 and numbers.microbatches >= 2 * slots,
+            one_detour=numbers.microbatches == slots,
             unit_forward=np.ascontiguousarray(numbers.forward[:, at].T),
             unit_backward=np.ascontiguousarray(numbers.backward[:, at].T),
             first=np.ascontiguousarray(ends[:, FIRST, :, at[0]]),
@@ -241,6 +241,6 @@ def row_terms(row: Arrays, units: int) -> Floats:
                 slot_passes(row, s, v, n, forward, backward)
                 slot_terms(
                     forward, backward, s, slots, row.microbatches, hop_above, hop_below, own,
-                    row.lockstep, row.detours, terms[s, v, n],
+                    row.lockstep, terms[s, v, n],
                 )  # fmt: skip
     return terms

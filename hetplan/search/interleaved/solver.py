@@ -15,11 +15,11 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from hetplan.cost.priced.work import exchange_of
+from hetplan.cost.replay.times import Exchange
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
 from hetplan.plans.depths import own_depth
 from hetplan.plans.plan import Schedule
-from hetplan.cost.priced.work import exchange_of
-from hetplan.cost.replay.times import Exchange
 from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.families.family import Family
 from hetplan.search.interleaved.capacity import capacity_bound
@@ -29,6 +29,7 @@ from hetplan.search.interleaved.orders import rows
 from hetplan.search.interleaved.polish import polish, proportional
 from hetplan.search.interleaved.program import least_bound
 from hetplan.search.interleaved.rows import Row, row_of, row_terms
+from hetplan.search.interleaved.seeds import Runs, beginnings, meshes_of, neighbours
 from hetplan.search.single.replay import NEVER, Numbers, numbers_of
 from hetplan.search.single.space import Floats, Ints, Space
 from hetplan.search.solver import Best, Rough
@@ -39,6 +40,9 @@ _MOST_ROWS = 3000
 _FIRST_ROWS = 4
 """Rows that are cut before the proof, and replays for each."""
 _POLISH_REPLAYS = 400
+
+_ROWS_CLIMBED = 300
+"""Rows that are looked at where there are too many to list."""
 
 _MOST_CUTS = 20_000
 """Cuts of a row that are replayed one by one: about 0.6 s at 30 us each (measured)."""
@@ -78,14 +82,19 @@ class Shared:
     exchange: Exchange
     islands: tuple[str, ...]
     """Names, as the cluster has them."""
-    _spaces: dict[tuple[object, ...], tuple[Family, Space]] = field(default_factory=dict, repr=False)
+    _spaces: dict[tuple[object, ...], tuple[Family, Space]] = field(
+        default_factory=dict, repr=False
+    )
 
     def space(self, family: Family) -> Space:
         """The numbers of the family's meshes, as if its stages had one chunk each: memory, schedule
         and the limit of stages are the chunked family's own (`memory`, `orders`).
         """
         plain = replace(family, schedule="1f1b", virtual_stages=1, most_extra_depth=0)
-        key = (id(family.meshes), plain.num_microbatches, plain.sharding, plain.recompute)
+        key = (
+            id(family.meshes), plain.num_microbatches, plain.sharding, plain.recompute,
+            plain.early_sends,
+        )  # fmt: skip
         found = self._spaces.get(key)
         if found is None or found[0].meshes is not family.meshes:
             found = self._spaces[key] = (plain, self.maker.space(plain))
@@ -137,21 +146,15 @@ class InterleavedSolver:
         return numbers_of(self.space)
 
     def _rows(self, limit: float) -> list[_Open]:
-        """Rows that may have a step below `limit`, least bound first.
+        """Rows that may have a step below `limit`, least bound first; kept once they are listed.
 
-        Once listed they are kept: a later limit is never higher. Where there are more than
-        `_MOST_ROWS`, `whole` is false.
+        A later limit is never higher. None, and `whole` is false, where they are too many.
         """
         if self._listed is None:
-            found, tried = [], 0
-            for mesh in rows(self.space, self.family, limit):
-                tried += 1
-                if tried > _MOST_ROWS:
-                    self.whole = False
-                    break
-                opened = self._open(mesh)
-                if opened.bound < limit:
-                    found.append(opened)
+            meshes = rows(self.space, self.family, limit, _MOST_ROWS)
+            self.whole = meshes is not None
+            found = [self._open(mesh) for mesh in meshes or ()]
+            found = [each for each in found if each.bound < limit]
             found.sort(key=lambda each: (each.bound, each.row.mesh))
             self._listed = found
         return self._listed
@@ -159,30 +162,62 @@ class InterleavedSolver:
     def _open(self, mesh: tuple[int, ...]) -> _Open:
         family, units = self.family, self.space.num_layers
         most = self._shared.room.most_units(family, mesh, units)
-        row = row_of(
-            self._numbers, mesh, most, family.virtual_stages, self._shared.exchange
-        )
+        row = row_of(self._numbers, mesh, most, family.virtual_stages, self._shared.exchange)
         terms = row_terms(row.arrays, units)
         return _Open(row, terms, float(capacity_bound(row.arrays, terms, units)))
 
     def improve(self, best: Best) -> None:
         """Offer the best cuts of the likeliest rows."""
-        for each in self._rows(min(best.target, NEVER))[:_FIRST_ROWS]:
+        limit = min(best.target, NEVER)
+        found = self._rows(limit)
+        if not self.whole:
+            top = self._climbed(best)
+            found = [] if top is None else [top]
+        for each in found[:_FIRST_ROWS]:
             best.check_time()
-            if each.bound >= best.target:
+            if each.bound >= limit:
                 return
             start = proportional(each.row)
             if start is not None:
                 self._polish(each.row, *start, best)
-            _, variant, units, _, _ = self._program(each, best.seconds)
-            if units[0]:
+            bound, variant, units, _, _ = self._program(each, best.seconds)
+            if bound < NEVER:
                 self._polish(each.row, variant, units, best)
+
+    def _climbed(self, best: Best) -> _Open | None:
+        """The row of least bound that moves from a beginning to the next better row reach."""
+        space, family = self.space, self.family
+        top: _Open | None = None
+        where: Runs = ()
+        least = NEVER
+        for begin in beginnings(space, family, self._shared.islands, best.chosen):
+            each = self._open(meshes_of(begin))
+            each.bound = self._program(each, least)[0]
+            if each.bound < least:
+                top, where, least = each, begin, each.bound
+        tried, moved = 0, bool(where)
+        while moved and tried < _ROWS_CLIMBED:
+            moved = False
+            for runs in neighbours(space, family, where):
+                best.check_time()
+                tried += 1
+                each = self._open(meshes_of(runs))
+                if each.bound < least:
+                    each.bound = self._program(each, least)[0]
+                if each.bound < least:
+                    top, where, least, moved = each, runs, each.bound, True
+                    break
+                if tried >= _ROWS_CLIMBED:
+                    break
+        return top
 
     def prove(self, best: Best) -> None:
         """Bound every row, replay what is left open, and raise the family's bound."""
         if not best.open(self.index):
             return
         least = limit = min(best.target, NEVER)
+        if not self.whole:
+            self._listed = None  # fewer rows may be below this limit
         for each in self._rows(limit):
             best.check_time()
             if each.bound < best.target:
@@ -200,6 +235,7 @@ class InterleavedSolver:
     def _close(self, each: _Open, best: Best) -> float:
         """A bound of the row: the target where no cut of it is below."""
         target = best.target
+        best.explored += 1
         bound, variant, units, labels, counts = self._program(each, target)
         if bound >= NEVER:
             return min(target, NEVER)
@@ -219,7 +255,7 @@ class InterleavedSolver:
             at = int(np.argmin(steps)) if steps else -1
             seconds = steps[at] if steps else NEVER
         best.replays += count
-        if at >= 0 and seconds < best.seconds:
+        if at >= 0:
             self._offer(row, cuts[at, 0], cuts[at, 1], seconds, best)
         return min(target, max(seconds, bound)) if whole else bound
 
@@ -230,7 +266,7 @@ class InterleavedSolver:
             self._offer(row, variant, units, seconds, best)
 
     def _offer(self, row: Row, variant: Ints, units: Ints, seconds: float, best: Best) -> None:
-        if seconds < best.seconds:
+        if seconds < best.wanted(self.index):
             best.offer(self.index, self._chosen(row, variant, units), seconds)
 
     def _chosen(self, row: Row, variant: Ints, units: Ints) -> ChosenPlan:
@@ -260,4 +296,6 @@ class InterleavedSolver:
             num_microbatches=m,
             schedule=Schedule(name=family.schedule, virtual_stages=chunks),
         )
-        return ChosenPlan(pipelines=(pipeline,), sharding=family.sharding)
+        return ChosenPlan(
+            pipelines=(pipeline,), sharding=family.sharding, early_sends=family.early_sends
+        )

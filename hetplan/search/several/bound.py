@@ -1,6 +1,45 @@
-"""No plan of one or several pipelines can have a shorter step than this, whatever its stages are.
+"""No plan of one or several 1F1B pipelines has a shorter step than this, whatever its stages are.
 
-(docstring below is completed with the proof)
+Proof. Every stage deals the G sequences of a tick to its parts; the common refinement of all deals
+cuts a pipeline into *paths*: w sequences that are with one part on every stage, in every tick. A
+part of tp ranks and microbatch size b has dp b sequences on dp tp devices, so a path of w sequences
+occupies w tp / b devices of each of its parts, paths do not overlap, and the w m of all paths add
+up to the batch B. A stage is as slow as its slowest part, so a pipeline of the path's own parts
+alone would end no later than the whole one.
+
+Prices p_k >= 0 of a device of class k (N_k of them) with sum N_k p_k = B. If every path that ends
+within T had fewer microbatches m than the price of its devices per sequence, then
+
+    B = sum w m < sum w price <= sum N_k p_k = B,
+
+so some path of every plan has m >= price. It is left to show when such a path ends. Let C_j be the
+time that stage j needs for both passes of a microbatch with both messages that it waits for, K the
+largest of them (the bottleneck s), U, D the sums of C_j up- and downstream of s. Then
+(`hetplan.cost.bounds.closed_forms`)
+
+    (a)  T >= U + m K                              (c)  T >= U + 2 D + (m + 1 - W) K
+
+where W - 1 stages stand downstream of s; (c) without extra warm-up depth. It is proven there for
+m > W. With m <= W, m > 1, the stage z with W_z = m - 1 stands downstream of s and (c) of z says
+
+    T >= U_z + 2 D_z + 2 C_z = U + K + sum between s and z + 2 (C_z + D_z),
+
+which is no less than (c) of s, as W - m stages of at most K seconds stand between; with m = 1 the
+way of one microbatch is U + K + D, no less either. A mixture of the two, (1 - t) (a) + t (c):
+
+    T / K >= m + sum over upstream C_j / K + sum over downstream t (2 C_j / K - 1)
+
+With m >= price the right side is a sum over the stages, so its least value over all paths is found
+by a program over positions and layers (`hetplan.search.several.pricing`); for K in an interval,
+K's lower end stands for it on both sides. Memory is that of as many microbatches as the price asks
+for. What is left out (links between islands beyond the fastest, reductions, one island in one mesh
+beyond its shape) only makes plans faster.
+
+Where warm-up may be deeper (early sends, not on the last mesh), (a) of every stage takes the place
+of (c): `hetplan.search.several.slanted`.
+
+The best prices are found by cutting planes: every path found is a row of a linear program whose
+optimum is the next price. Any prices are valid.
 """
 
 from __future__ import annotations
@@ -16,6 +55,7 @@ from hetplan.cost.arrays import Floats, Ints
 from hetplan.search.several.options import Options
 from hetplan.search.single.space import FIRST, LAST
 from hetplan.search.several.pricing import Bools, cheapest_path
+from hetplan.search.several.slanted import cheapest_slanted_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +80,14 @@ class Mode:
     bonus: float
 
 
-def modes_of(options: Options) -> tuple[Mode, ...]:
-    share = np.minimum(options.forward, options.backward) / (options.forward + options.backward)
-    return (
-        Mode(down=2.0, bonus=1.0),
-        Mode(down=1.0, bonus=0.5),
-        Mode(down=0.0, bonus=0.0),
-    )
+_WAIT = Mode(down=0.0, bonus=0.0)
+"""(a) alone."""
+
+_HALVINGS = 4
+"""Of the number of microbatches that the slanted bound assumes."""
+
+_MIXED = (Mode(down=2.0, bonus=1.0), Mode(down=1.0, bonus=0.5))
+"""(c), and half of it with half of (a)."""
 
 
 _NO_FILL = Mode(down=0.0, bonus=0.0)
@@ -61,6 +102,7 @@ class PathPricer:
     wire: Floats
     serial: Floats
     modes: tuple[Mode, ...]
+    extra_depth: int
     known: dict[int, Ints]
     calls: int = 0
 
@@ -71,8 +113,12 @@ class PathPricer:
         return found
 
     @staticmethod
-    def of(options: Options) -> PathPricer:
-        """Ready to price."""
+    def of(options: Options, *, early_sends: bool = False, extra_depth: int = 0) -> PathPricer:
+        """Ready to price.
+
+        `early_sends`: no send waits for its receiver; then warm-up may be deeper by `extra_depth`
+        on all but the last mesh.
+        """
         extra = options.extra_forward + options.extra_backward
         wire = extra.copy()
         for role in range(4):
@@ -84,16 +130,33 @@ class PathPricer:
             options=options,
             layer=options.forward + options.backward,
             wire=wire,
-            serial=wire if options.rendezvous else extra,
-            modes=modes_of(options),
+            serial=wire if options.rendezvous and not early_sends else extra,
+            modes=(_WAIT,) if extra_depth else (*_MIXED, _WAIT),
+            extra_depth=extra_depth,
             known={},
         )
 
+    @property
+    def stage_ranges(self) -> tuple[tuple[int, int], ...]:
+        """Numbers of stages that are looked at apart."""
+        limit = self.options.stage_limit
+        if not self.extra_depth:
+            return ((1, limit),)
+        starts = [start for start in (1, 2, 3, 4, 6, 8, 11, 15, 20, 28, 40, 60) if start <= limit]
+        return tuple(zip(starts, [*(start - 1 for start in starts[1:]), limit], strict=True))
+
     def least(
-        self, prices: Floats, allowed: Bools, least: float, most: float, rows: int
+        self,
+        prices: Floats,
+        allowed: Bools,
+        least: float,
+        most: float,
+        stages: tuple[int, int],
+        limit: float,
     ) -> tuple[float, Path | None]:
         """(least weight of a path, the path) where the bottleneck takes `least` to `most`."""
         price = prices[self.options.place] * self.options.use
+        rows = stages[1]
         microbatches = self._fewest(price, allowed, most, rows)
         if microbatches == 0:
             return np.inf, None
@@ -102,6 +165,26 @@ class PathPricer:
             value, path = self._cheapest(price, allowed, (least, most), rows, microbatches, mode)
             if value > best:
                 best, found = value, path
+        if self.extra_depth and 0 < best < np.inf:
+            high = min(float(self.options.batch), limit / least)
+            for _ in range(_HALVINGS):
+                # Either a path does more than `done` microbatches, which takes longer, or not.
+                done = 0.5 * (best + high)
+                value, path = max(
+                    (
+                        self._slanted(
+                            price, allowed, (least, most), stages, microbatches, (depth, done)
+                        )
+                        for depth in sorted({1, stages[0]})
+                    ),
+                    key=lambda each: each[0],
+                )
+                if value >= done:
+                    best, found = done, path
+                else:
+                    if value > best:
+                        best, found = value, path
+                    high = done
         if found is None or best == np.inf:
             return np.inf, None
         return best, self._path(found, best, price, least)
@@ -129,6 +212,32 @@ class PathPricer:
             rows,
             mode.down,
             mode.bonus,
+            path,
+        )
+        return value, path
+
+    def _slanted(
+        self,
+        price: Floats,
+        allowed: Bools,
+        seconds: tuple[float, float],
+        stages: tuple[int, int],
+        microbatches: int,
+        mixture: tuple[int, float],
+    ) -> tuple[float, Ints]:
+        self.calls += 1
+        path = np.empty((3, stages[1]), dtype=np.int64)
+        value = cheapest_slanted_path(
+            self.layer,
+            self.wire,
+            self.serial,
+            self.most_layers(microbatches),
+            price,
+            allowed,
+            np.array(seconds),
+            self.options.num_layers,
+            *stages,
+            *mixture,
             path,
         )
         return value, path
@@ -185,6 +294,8 @@ class _Cell:
     low: float
     high: float
     allowed: Bools
+    stages: tuple[int, int]
+    """Fewest and most of a path."""
     path: Path
 
     def split_shapes(self, options: Options) -> tuple[Bools, Bools] | None:
@@ -222,21 +333,24 @@ def sweep(
     heap: list[tuple[float, int, _Cell]] = []
     made = 0
 
-    def push(low: float, high: float, allowed: Bools) -> None:
+    def push(low: float, high: float, allowed: Bools, stages: tuple[int, int]) -> None:
         nonlocal made
         rows = options.stage_limit
         if options.enough_microbatches:
-            rows = min(rows, int(limit / low))
-        if rows < 1:
+            rows = int(min(rows, limit / low))
+        stages = stages[0], min(stages[1], rows)
+        if stages[0] > stages[1]:
             return
-        weight, path = pricer.least(prices, allowed, low, high, rows)
+        weight, path = pricer.least(prices, allowed, low, high, stages, limit)
         if path is not None:
-            heapq.heappush(heap, (low * weight, made, _Cell(low, high, allowed, path)))
+            cell = _Cell(low, high, allowed, stages, path)
+            heapq.heappush(heap, (low * weight, made, cell))
             made += 1
 
     every = np.ones(len(options.options), dtype=np.bool_)
     for low, high in zip(edges[:-1], edges[1:], strict=True):
-        push(float(low), float(high), every)
+        for stages in pricer.stage_ranges:
+            push(float(low), float(high), every, stages)
     while heap:
         value, _, cell = heap[0]
         wide = cell.high / cell.low
@@ -251,25 +365,24 @@ def sweep(
         heapq.heappop(heap)
         if parts is not None:
             for part in parts:
-                push(cell.low, cell.high, part)
+                push(cell.low, cell.high, part, cell.stages)
         else:
             middle = (cell.low * cell.high) ** 0.5
-            push(cell.low, middle, cell.allowed)
-            push(middle, cell.high, cell.allowed)
+            push(cell.low, middle, cell.allowed, cell.stages)
+            push(middle, cell.high, cell.allowed, cell.stages)
     return np.inf, []
 
 
 def several_bound(
     pricer: PathPricer,
-    batch: int,
     limit: float,
     *,
-    rounds: int = 30,
-    ratio: float = 1e-3,
+    rounds: int,
+    ratio: float,
     tolerance: float = 1e-3,
 ) -> SeveralBound:
     """The best bound that `rounds` of the cutting planes give; `limit`: a step that is known."""
-    options = pricer.options
+    options, batch = pricer.options, pricer.options.batch
     devices = options.devices.astype(np.float64)
     rate = np.zeros(len(devices))
     np.maximum.at(rate, options.place, 1.0 / (pricer.layer * options.use))

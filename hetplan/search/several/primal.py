@@ -8,10 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from hetplan.cost.arrays import Floats
 from hetplan.plans.chosen import ChosenPlan
@@ -22,6 +20,7 @@ from hetplan.search.several.options import Options
 from hetplan.search.several.pool import Candidate, Pool
 
 _MOST_PIPELINES = (1, 2, 3, 4)
+_TURNS = 3
 _EFFORT = 2.0
 """Deterministic seconds of the integer program; it mostly needs a tenth of a second."""
 
@@ -48,26 +47,24 @@ class Primal:
         found: dict[ChosenPlan, Whole] = {}
         seconds, batch = guess_seconds, self.options.batch
         levels = pool.shard_levels()
-        for turn in range(4):
+        for turn in range(_TURNS):
             # The step is found roughly first; then every number of shards counts.
+            last = turn == _TURNS - 1
             candidates = pool.candidates(
-                seconds, levels[-2:] if turn < 2 else levels, keep=self.keep, shapes_per_island=self.shapes_per_island
+                seconds,
+                levels if last else levels[-2:],
+                keep=self.keep,
+                shapes_per_island=self.shapes_per_island,
             )
-            done = 0
+            most = 0
             for count in _MOST_PIPELINES:
                 sequences, flows = self._flows(candidates, count)
-                if sequences <= done:
+                if sequences <= most and count > 1:
                     continue
-                done = sequences
+                most = max(most, sequences)
                 for whole in self._wholes(flows, candidates):
                     found[whole.chosen] = whole
-            if not done:
-                seconds *= 1.5
-                continue
-            ratio = batch / done
-            if abs(ratio - 1) < 0.003:
-                break
-            seconds *= ratio
+            seconds *= batch / most if most else 1.5
         return sorted(found.values(), key=lambda each: each.seconds)
 
     def _flows(
@@ -83,6 +80,8 @@ class Primal:
         )
 
     def _wholes(self, flows: Sequence[Flow], candidates: Sequence[Candidate]) -> list[Whole]:
+        if not flows:
+            return []
         counts = {id(each.template): each.microbatches for each in candidates}
         found = []
         for shard in (True, False) if self.options.most_shards > 1 else (False,):

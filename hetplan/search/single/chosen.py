@@ -40,4 +40,6 @@ def chosen_of_row(
         num_microbatches=space.num_microbatches,
         schedule=Schedule(name=family.schedule, virtual_stages=family.virtual_stages),
     )
-    return ChosenPlan(pipelines=(pipeline,), sharding=family.sharding)
+    return ChosenPlan(
+        pipelines=(pipeline,), sharding=family.sharding, early_sends=family.early_sends
+    )

@@ -176,7 +176,7 @@ def neighbour(
     """The runs of one neighbour in `found`, and how many; 0 where there is none.
 
     Kinds: 0 run a has c stages more; 1 run a gives c stages to run b; 2 runs a and b change
-    places; 3 run a moves to place b; 4 run a goes to mesh b, its stages times c / 4; 5 mesh b
+    places; 3 run a moves to place b; 4 run a goes to mesh b, filling as much of it times c / 4; 5 mesh b
     with c stages joins at place a; 6 run a leaves; 7 runs up to a get c more depth. Where stages are
     too many then, or too few of a pinned number, the other runs give or take the difference.
     """
@@ -198,7 +198,10 @@ def neighbour(
             found[b, k] = runs[a, k]
     elif kind == 4:
         found[a, MESH] = b
-        found[a, STAGES] = min(max(1, runs[a, STAGES] * c // 4), rules.max_stages[b])
+        room = rules.max_stages[b] / rules.max_stages[runs[a, MESH]]
+        found[a, STAGES] = min(
+            max(1, round(runs[a, STAGES] * room * c / 4)), rules.max_stages[b]
+        )
     elif kind == 5:
         if count + 1 > found.shape[0]:
             return 0
@@ -304,8 +307,8 @@ def _amount(
     if kind == 4:
         if b == runs[a, MESH] if a < count else True:
             return 0
-        scales = (4, 2, 8, 1, 16, 32)
-        return scales[choice]
+        scales = (4, 2, 8)
+        return scales[choice] if choice < 3 else 0
     if kind == 5:
         joined = (1, 2, 4, 8, 16, 1 << 20)
         return joined[choice]

@@ -14,67 +14,27 @@ finished state are kept packed in one array (`Pool`), because `order_trace` read
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numba
 import numpy as np
-import numpy.typing as npt
 
-from hetplan.cost.bounds.closed_forms import (
-    downstream_room_seconds,
-    interval_room_seconds,
-    interval_seconds,
-    wait_once_seconds,
-)
 from hetplan.search.single.order_numbers import BUCKETS, OrderNumbers
 from hetplan.search.single.order_outline import Outline
-from hetplan.search.single.partition_kernel import NONE, SLACK
+from hetplan.search.single.order_slots import (
+    Link,
+    bucket_of,
+    bucket_seconds,
+    depths,
+    end_seconds,
+    slot_own,
+    slot_room,
+    turning_of,
+    undominated,
+)
+from hetplan.search.single.order_tables import Pool, Work, clean, load, merge, one_slice, prune
+from hetplan.search.single.partition_kernel import NONE
 from hetplan.search.single.space import BOTH, FIRST, LAST, MIDDLE, Floats, Ints
-
-_FAST = 0.4
-"""Passes below this part of the slowest slot's are one bucket: their circuits do not bind."""
-
-
-class Link(NamedTuple):
-    """Boundaries of a slot: what is upstream and downstream of it."""
-
-    role: int
-    wire_in: float
-    post_in: float
-    late: float
-    back: float
-    post_back: float
-    beside: float
-    """F' + B of the slot downstream where the boundary is long, else negative."""
-    joins: bool
-    """Whether the slot downstream is of another mesh, so that the depth may grow."""
-
-
-class Pool(NamedTuple):
-    """Packed tables by state and class."""
-
-    values: Floats
-    start: Ints
-    """[S, C] position of the first entry, -1 where there is no table."""
-    size: Ints
-    """[S, C, 4] first and last row, first and last number of layers."""
-
-
-class Work(NamedTuple):
-    """Working space. Outside its band every row of a table is NONE."""
-
-    below: Floats
-    below_band: Ints
-    one: Floats
-    one_band: Ints
-    two: Floats
-    two_band: Ints
-    every: Floats
-    every_band: Ints
-    closing: Floats
-    """[slices, rows, L + 1]"""
-    closing_band: Ints
-    """[slices, 2, rows]"""
 
 
 class Goal(NamedTuple):
@@ -87,117 +47,6 @@ class Goal(NamedTuple):
 
 
 @numba.njit(cache=True)
-def work_of(o: OrderNumbers) -> Work:
-    """Working space for a space."""
-    rows = (o.most_stages + 1) * o.level_bound.shape[0]
-    shape = (rows, o.layers + 1)
-    bands = np.empty((2, rows), np.int64)
-    bands[0], bands[1] = o.layers + 1, -1
-    slices = o.slices.max()
-    closing_band = np.empty((slices, 2, rows), np.int64)
-    closing_band[:] = bands
-    return Work(
-        np.full(shape, NONE), bands.copy(), np.full(shape, NONE), bands.copy(),
-        np.full(shape, NONE), bands.copy(), np.full(shape, NONE), bands.copy(),
-        np.full((slices, rows, o.layers + 1), NONE), closing_band,
-    )  # fmt: skip
-
-
-# What is called per slot takes numbers, not the tuples: those are large and passed by value.
-
-
-@numba.njit(cache=True)
-def slot_room(
-    limit: float,
-    microbatches: int,
-    f: float,
-    b: float,
-    link: Link,
-    flight: int,
-    turning: int,
-) -> float:
-    """Most D with which a slot stays within the limit; negative where none does.
-
-    f, b: seconds of its passes alone.
-    """
-    x = limit * SLACK
-    serial_f, serial_b, back = f + link.post_in, b + link.post_back, b + link.back
-    if wait_once_seconds(serial_f, serial_b, microbatches, flight) > x:
-        return -1.0
-    room = downstream_room_seconds(x, serial_f, serial_b, back, microbatches, flight)
-    if link.beside >= 0.0 and turning > 0:
-        circuit = serial_f + back + link.beside
-        most = interval_seconds(circuit, serial_f, serial_b, microbatches, flight, turning)
-        if most > x:
-            return -1.0
-        more = interval_room_seconds(
-            x, circuit, serial_f, serial_b, back, microbatches, flight, turning
-        )
-        room = min(room, more)
-    return float(room - link.late)
-
-
-@numba.njit(cache=True)
-def slot_own(link: Link, f: float, b: float) -> float:
-    """What a slot adds to Sigma."""
-    return float(link.wire_in + link.late + link.back + (f + b))
-
-
-@numba.njit(cache=True)
-def end_seconds(o: OrderNumbers, a: int, role: int, n: int, stages: int) -> float:
-    """What the first slot of a pipeline adds behind Sigma."""
-    levels, reached = 0, 1
-    while reached < stages:
-        reached, levels = 2 * reached, levels + 1
-    return float(o.after_first[1 if role == BOTH else 0, a, n] + levels * o.norm_hop)
-
-
-@numba.njit(cache=True)
-def undominated(o: OrderNumbers, role: int, a: int, held: int, first: Ints) -> None:
-    """By variant: fewest units for which no other one is as fast both ways and fits as well.
-
-    Where times of variants cross, that is left to the program.
-    """
-    for v in range(first.shape[0]):
-        first[v] = 1
-        for u in range(first.shape[0]):
-            if u == v:
-                continue
-            f_u, f_v = o.extra_forward[role, u, a], o.extra_forward[role, v, a]
-            b_u, b_v = o.extra_backward[role, u, a], o.extra_backward[role, v, a]
-            if (
-                f_u <= f_v
-                and b_u <= b_v
-                and o.forward[u, a] <= o.forward[v, a]
-                and o.backward[u, a] <= o.backward[v, a]
-                and (
-                    u < v
-                    or o.forward[u, a] < o.forward[v, a]
-                    or o.backward[u, a] < o.backward[v, a]
-                )
-            ):
-                first[v] = max(first[v], o.most_layers[u, role, a, held] + 1)
-
-
-@numba.njit(cache=True)
-def bucket_of(seconds: float, slowest: float) -> int:
-    """Slice of a front slot by both its passes."""
-    part = seconds / slowest
-    if part < _FAST:
-        return 1
-    return 2 + min(BUCKETS - 2, int((part - _FAST) / (1.0 - _FAST) * (BUCKETS - 1)))
-
-
-@numba.njit(cache=True)
-def bucket_seconds(bucket: int, slowest: float) -> float:
-    """Least passes of a slot in this slice."""
-    if bucket <= 1:
-        return 0.0
-    part = _FAST + (1.0 - _FAST) * (bucket - 2) / (BUCKETS - 1)
-    return slowest * part * (1.0 - 1e-9)
-
-
-@numba.njit(cache=True)
 def _shift(
     below: Floats, low: int, high: int, n: int, room: float, own: float, out: Floats
 ) -> None:
@@ -206,33 +55,6 @@ def _shift(
         value, known = below[at], out[at + n]
         moved = value + own if value <= room else NONE
         out[at + n] = moved if moved < known else known
-
-
-@numba.njit(cache=True)
-def one_slice(table: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The table as one with a single slice."""
-    return table.reshape((1, table.shape[0], table.shape[1]))
-
-
-@numba.njit(cache=True)
-def depths(o: OrderNumbers, row: int, level: int) -> tuple[int, int]:
-    """(W of the bounds, W of the memory) of a slot above `row` at a level of extra depth."""
-    stages = row // o.level_bound.shape[0] + 1
-    widest = min(o.microbatches, o.most_layers.shape[3] - 1)
-    return (
-        min(stages + o.level_bound[level], o.microbatches),
-        min(stages + o.level_memory[level], widest),
-    )
-
-
-@numba.njit(cache=True)
-def turning_of(o: OrderNumbers, row: int) -> int:
-    """W of the slot downstream; 0 where it is not known exactly."""
-    levels = o.level_bound.shape[0]
-    stages, level = row // levels, row % levels
-    if o.level_bound[level] != o.level_memory[level]:
-        return 0
-    return int(min(stages + o.level_bound[level], o.microbatches))
 
 
 @numba.njit(cache=True)
@@ -325,71 +147,6 @@ def finish(
                         goal.seconds[0] = value
                         goal.place[0], goal.place[1] = move, row + levels - row % levels + level
                         goal.place[2] = v + variants * n
-
-
-@numba.njit(cache=True)
-def clean(values: Floats, band: Ints) -> None:
-    """Make a table empty."""
-    for row in range(values.shape[0]):
-        if band[0, row] <= band[1, row]:
-            values[row, band[0, row] : band[1, row] + 1] = NONE
-            band[0, row], band[1, row] = values.shape[1], -1
-
-
-@numba.njit(cache=True)
-def merge(values: Floats, band: Ints, out: Floats, out_band: Ints) -> None:
-    """Elementwise least."""
-    for row in range(values.shape[0]):
-        low, high = band[0, row], band[1, row]
-        if low > high:
-            continue
-        for at in range(low, high + 1):
-            out[row, at] = min(out[row, at], values[row, at])
-        out_band[0, row] = min(out_band[0, row], low)
-        out_band[1, row] = max(out_band[1, row], high)
-
-
-@numba.njit(cache=True)
-def prune(values: Floats, band: Ints, need: Floats, cutoff: float, room: float) -> bool:
-    """Drop what cannot end below `cutoff`, or places too few layers; whether anything is left."""
-    layers, left = values.shape[1] - 1, False
-    for row in range(values.shape[0]):
-        low, high = band[0, row], band[1, row]
-        if low > high:
-            continue
-        first, last = layers + 1, -1
-        for at in range(low, high + 1):
-            value = values[row, at]
-            if value >= NONE:
-                continue
-            if layers - at > room + 1e-6 or value > cutoff - need[layers - at]:
-                values[row, at] = NONE
-                continue
-            first = min(first, at)
-            last = at
-        band[0, row], band[1, row] = first, last
-        left = left or first <= last
-    return left
-
-
-@numba.njit(cache=True)
-def load(pool: Pool, t: int, c: int, part: int, out: Floats, out_band: Ints) -> None:
-    """Elementwise least with a slice of a packed table."""
-    start = pool.start[t, c]
-    if start < 0:
-        return
-    r0, r1, l0, l1 = pool.size[t, c]
-    width = l1 - l0 + 1
-    at = start + part * (r1 - r0 + 1) * width
-    for row in range(r0, r1 + 1):
-        first, last = out_band[0, row], out_band[1, row]
-        for k in range(width):
-            value = pool.values[at + k]
-            if value < NONE:
-                out[row, l0 + k] = min(out[row, l0 + k], value)
-                first, last = min(first, l0 + k), max(last, l0 + k)
-        out_band[0, row], out_band[1, row] = first, last
-        at += width
 
 
 @numba.njit(cache=True)

@@ -80,7 +80,8 @@ class OrderNumbers(NamedTuple):
     wires: Floats
     """[M] least transfers that a slot with something downstream adds to Sigma."""
     wire_once: float
-    """What of them a first slot may not have."""
+    """What of them one slot may not have: the first one (rendezvous), or one whose transfer in is
+    already in the entry below it (eager, inside a mesh)."""
     posts: Floats
     """[2, M] least serial parts of a slot with neighbours on both sides."""
     state_blocked: Ints
@@ -161,7 +162,7 @@ def order_numbers(
         back=np.where(known, numbers[2], 0.0),
         post=np.where(known, numbers[3], 0.0),
         is_long=is_long,
-        buckets=is_long.any(axis=0),
+        buckets=np.array([bool(column.any()) for column in is_long.T]),
         wires=wires,
         wire_once=wire_once,
         posts=posts,
@@ -249,7 +250,7 @@ def _least_wires(
     ).min(axis=1)
     own = np.minimum(np.where(known, numbers, np.inf).min(axis=2), inner)
     into = np.minimum(everywhere[0], inner[0]) if rendezvous else own[0]
-    once = float(np.max(into)) if rendezvous else 0.0
+    once = float(np.max(into))
     posts = np.stack((np.minimum(everywhere[1], inner[1]), own[3]))
     return into + own[2], once, posts
 

@@ -11,24 +11,20 @@ from dataclasses import dataclass, replace
 import numba
 import numpy as np
 
-from hetplan.search.single.order_kernel import (
-    Goal,
+from hetplan.search.single.order_kernel import Goal, add_mesh
+from hetplan.search.single.order_numbers import BUCKETS, OrderNumbers
+from hetplan.search.single.order_outline import Outline
+from hetplan.search.single.order_slots import (
     Link,
-    Pool,
-    Work,
-    add_mesh,
     bucket_of,
     bucket_seconds,
-    clean,
     depths,
     end_seconds,
-    load,
     slot_own,
     slot_room,
     turning_of,
 )
-from hetplan.search.single.order_numbers import BUCKETS, OrderNumbers
-from hetplan.search.single.order_outline import Outline
+from hetplan.search.single.order_tables import Pool, Work, clean, load
 from hetplan.search.single.partition_kernel import NONE
 from hetplan.search.single.space import BOTH, FIRST, LAST, MIDDLE, Floats, Ints
 

@@ -19,9 +19,10 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from hetplan.search.single.order_kernel import Pool, Work, run, work_of
+from hetplan.search.single.order_kernel import run
 from hetplan.search.single.order_numbers import OrderNumbers, order_numbers
 from hetplan.search.single.order_outline import Outline, outline
+from hetplan.search.single.order_tables import Pool, Work, work_of
 from hetplan.search.single.order_trace import Slot, Tracer, empty_goal
 from hetplan.search.single.partition_kernel import NONE
 from hetplan.search.single.space import Space
@@ -69,13 +70,13 @@ class OrderProgram:
     ) -> None:
         self._prune = prune
         depth = levels or depth_levels(space.family.most_extra_depth, space.num_layers)
-        self._parts = [
+        self.parts = [
             order_numbers(space, depth, contiguous=contiguous, last=last)
             for last in _last_groups(space)
         ]
         self._levels = depth
-        self._works: list[Work | None] = [None] * len(self._parts)
-        states, classes = len(self._parts[0].state_blocked), len(self._parts[0].slices)
+        self._works: list[Work | None] = [None] * len(self.parts)
+        states, classes = len(self.parts[0].state_blocked), len(self.parts[0].slices)
         self._pool = Pool(
             np.empty(1 << 16),
             np.full((states, classes), -1, dtype=np.int64),
@@ -88,7 +89,7 @@ class OrderProgram:
 
     def free(self, limit: float) -> float:
         """At most `least(limit)`, without regard to order or places; NONE where it is NONE."""
-        return min(NONE, *(self._outline(part, limit).free for part in self._parts))
+        return min(NONE, *(self._outline(part, limit).free for part in self.parts))
 
     def least(self, limit: float, cutoff: float = NONE, *, keep: bool = True) -> float:
         """Least Sigma + after_0 with X at most `limit`; NONE where no plan has less than `cutoff`.
@@ -97,7 +98,7 @@ class OrderProgram:
         """
         self._best = None
         least = NONE
-        for at, part in enumerate(self._parts):
+        for at, part in enumerate(self.parts):
             out = self._outline(part, limit)
             top = min(cutoff, least) * (1.0 + 1e-12)
             if out.free > top:

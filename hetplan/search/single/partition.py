@@ -96,7 +96,8 @@ class ChainProgram:
             together=together,
         )
         self._most: Ints = np.empty((variants, slots), dtype=np.int64)
-        self._bands: Ints = np.empty((2, slots + 1), dtype=np.int64)
+        self._low: Ints = np.empty(slots + 1, dtype=np.int64)
+        self._high: Ints = np.empty(slots + 1, dtype=np.int64)
         self._table: Floats = np.empty((slots + 1, layers + 1))
         self._fronts = empty_fronts(len(far), variants, most, layers)
         self._limit = NONE
@@ -106,7 +107,7 @@ class ChainProgram:
         self._limit = limit
         self.operations += self._table.size
         return least_downstream(
-            self._numbers, limit, self._most, *self._bands, self._table, self._fronts
+            self._numbers, limit, self._most, self._low, self._high, self._table, self._fronts
         )
 
     def cut(self) -> Cut:
@@ -114,7 +115,7 @@ class ChainProgram:
         slots = len(self.chain.meshes)
         units, chosen = (np.zeros(slots, dtype=np.int64) for _ in range(2))
         trace(
-            self._numbers, self._limit, self._most, *self._bands, self._table, self._fronts,
+            self._numbers, self._limit, self._most, self._low, self._high, self._table, self._fronts,
             units, chosen,
         )  # fmt: skip
         return Cut(units=tuple(int(n) for n in units), variants=tuple(int(v) for v in chosen))

@@ -66,13 +66,16 @@ class Proof:
 class Walk:
     """A proof under way; `run` goes on where it stopped.
 
-    check is called between programs and may raise; the walk can be resumed then too.
+    check is called before every program and may raise; the walk can be resumed then too. on_met is
+    told of every pipeline below the target and returns the target from then on: lower where a
+    replay has found a better plan.
     """
 
     program: OrderProgram
     target: float
     resolution: float = RESOLUTION
     check: Callable[[], None] | None = None
+    on_met: Callable[[Met], float] | None = None
     aim: float = field(init=False)
     """No pipeline whose X is above `upper` is below this."""
     upper: float = field(init=False)
@@ -125,7 +128,7 @@ class Walk:
             return
         self.lower = self._least_x()
         self._come_down()
-        if not self.finished and self.upper > _FAR * self.lower:
+        if not self.finished and self.lower > 0.0 and self.upper > _FAR * self.lower:
             # A program is the larger the larger its X, so the aim comes down from below.
             self._climb()
             self._come_down()
@@ -159,6 +162,8 @@ class Walk:
 
     def _least_x(self) -> float:
         """An X below which nothing fits, order-free."""
+        if self.program.free(0.0) < NONE:
+            return 0.0  # a single microbatch
         high = 1.0
         while self.program.free(high) >= NONE:
             high *= 4.0
@@ -179,8 +184,16 @@ class Walk:
             return NONE, 0.0
         reached = min(limit, self.program.limit_of_order())
         if value + reached < self.target:
+            known = order in self._met
             self._met[order] = min(self._met.get(order, NONE), value + reached)
+            if self.on_met is not None and not known:
+                self.lower_target(self.on_met(Met(order=order, bound_seconds=value + reached)))
         return value, reached
+
+    def lower_target(self, target: float) -> None:
+        """Plans below a lower target than before are looked for from now on."""
+        self.target = min(self.target, target)
+        self.aim = min(self.aim, self.target)
 
     def _step(self) -> None:
         limit = self.upper
@@ -218,11 +231,13 @@ def prove(
     budget: float = NONE,
     resolution: float = RESOLUTION,
     check: Callable[[], None] | None = None,
+    on_met: Callable[[Met], float] | None = None,
     program: OrderProgram | None = None,
 ) -> Proof:
     """Whether any plan of the space can be below `target`, or the best bound and what it meets.
 
-    budget: operations of the programs after which it stops. check: called between programs. A
-    `Walk` can be resumed.
+    budget: operations of the programs after which it stops; a `Walk` can be resumed. check, on_met:
+    see there.
     """
-    return Walk(program or OrderProgram(space), target, resolution, check).run(budget)
+    walk = Walk(program or OrderProgram(space), target, resolution, check, on_met)
+    return walk.run(budget)

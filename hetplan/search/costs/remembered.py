@@ -1,0 +1,112 @@
+"""A predictor that answers a question about a layer once: many shapes ask the same.
+
+Context parallelism and data parallelism do not change what is predicted, only what is made of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.spec import Link
+from hetplan.job.spec import Optimizer, Precision
+from hetplan.model.operators import DEFAULT_KERNELS, Kernels
+from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.predict.predictor import Prediction, Predictor, SendLaw
+
+_Asked = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """Asks `predictor` about layers of one model, with several vocabularies, on living devices."""
+
+    predictor: Predictor
+    _forward: dict[_Asked, Prediction] = field(default_factory=dict, repr=False, compare=False)
+    _backward: dict[_Asked, Prediction] = field(default_factory=dict, repr=False, compare=False)
+
+    def forward(
+        self,
+        device: DeviceKind,
+        model: ModelSpec,
+        layer: LayerKind,
+        *,
+        microbatch_size: int,
+        sequence_length: int,
+        tp: int,
+        precision: Precision,
+        kernels: Kernels = DEFAULT_KERNELS,
+    ) -> Prediction:
+        """As the predictor says."""
+        key = _key(device, model, layer, microbatch_size, sequence_length, tp, precision, kernels)
+        found = self._forward.get(key)
+        if found is None:
+            found = self._forward[key] = self.predictor.forward(
+                device,
+                model,
+                layer,
+                microbatch_size=microbatch_size,
+                sequence_length=sequence_length,
+                tp=tp,
+                precision=precision,
+                kernels=kernels,
+            )
+        return found
+
+    def backward(
+        self,
+        device: DeviceKind,
+        model: ModelSpec,
+        layer: LayerKind,
+        *,
+        microbatch_size: int,
+        sequence_length: int,
+        tp: int,
+        precision: Precision,
+        kernels: Kernels = DEFAULT_KERNELS,
+    ) -> Prediction:
+        """As the predictor says."""
+        key = _key(device, model, layer, microbatch_size, sequence_length, tp, precision, kernels)
+        found = self._backward.get(key)
+        if found is None:
+            found = self._backward[key] = self.predictor.backward(
+                device,
+                model,
+                layer,
+                microbatch_size=microbatch_size,
+                sequence_length=sequence_length,
+                tp=tp,
+                precision=precision,
+                kernels=kernels,
+            )
+        return found
+
+    def optimizer_update(
+        self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision
+    ) -> Prediction:
+        """As the predictor says."""
+        return self.predictor.optimizer_update(device, optimizer, parameters, precision)
+
+    def send(self, link: Link, message_bytes: float, *, nodes: int = 1) -> SendLaw:
+        """As the predictor says."""
+        return self.predictor.send(link, message_bytes, nodes=nodes)
+
+    def collective(
+        self,
+        link: Link,
+        operation: str,
+        group_size: int,
+        message_bytes: float,
+        *,
+        nodes: int = 1,
+        groups: int = 1,
+    ) -> Prediction:
+        """As the predictor says."""
+        return self.predictor.collective(
+            link, operation, group_size, message_bytes, nodes=nodes, groups=groups
+        )
+
+
+def _key(device: DeviceKind, model: ModelSpec, *rest: object) -> _Asked:
+    # Devices are those of one cluster, models differ in vocabulary and in which layer they show.
+    return (id(device), model.vocab_size, model.layer_runs, model.num_mtp_layers, *rest)

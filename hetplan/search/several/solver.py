@@ -1,0 +1,149 @@
+"""All plans of several pipelines as one solver: a bound by prices, plans by templates.
+
+`rough` is the bound at coarse intervals; `improve` looks for plans (`primal`, `local`); `prove`
+refines the bound, and lists all plans where the cluster is small (`exact`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from hetplan.cluster.spec import Cluster
+from hetplan.errors import InputError
+from hetplan.job.spec import Job
+from hetplan.plans.targets import target
+from hetplan.search.costs.maker import SpaceMaker
+from hetplan.search.costs.placed import Placed
+from hetplan.search.families.family import Family
+from hetplan.search.several.assembling import Assembler
+from hetplan.search.several.bound import PathPricer, SeveralBound, several_bound
+from hetplan.search.several.local import improved
+from hetplan.search.several.options import Options, make_options
+from hetplan.search.several.primal import Primal
+from hetplan.search.solver import Best, Rough
+
+_ROUGH_RATIO, _ROUGH_ROUNDS = 0.03, 6
+_RATIO, _ROUNDS = 3e-3, 30
+"""Width of the intervals of the bottleneck's time, and linear programs, of the bound."""
+
+_LIKELY = 1.05
+"""A step over its rough bound, where the first templates are made."""
+
+_LOCAL_BUDGET = 300
+"""Whole plans priced by one local search: about 5 ms each (measured)."""
+
+_KEPT = 2
+"""Plans that a local search starts from."""
+
+
+class SeveralSolver:
+    """Searches the plans of several pipelines of one job."""
+
+    def __init__(
+        self,
+        index: int,
+        families: Sequence[Family],
+        maker: SpaceMaker,
+        cluster: Cluster,
+        job: Job,
+    ) -> None:
+        self.index = index
+        self.families = families
+        self._maker = maker
+        self._cluster = cluster
+        self._job = job
+
+    @cached_property
+    def _placed(self) -> Placed:
+        maker = self._maker
+        return Placed(
+            model=maker.model, cluster=self._cluster, job=self._job, predictor=maker.predictor
+        )
+
+    @cached_property
+    def _options(self) -> Options | None:
+        """None where no layer fits anywhere."""
+        try:
+            return make_options(self._placed)
+        except InputError:
+            return None
+
+    @cached_property
+    def _assembler(self) -> Assembler:
+        maker = self._maker
+        return Assembler(
+            maker.model,
+            self._cluster,
+            self._job,
+            maker.predictor,
+            self._placed.units.layers_per_unit,
+        )
+
+    @property
+    def _bounded(self) -> bool:
+        """Whether the bound covers every shape that the target has."""
+        trainer = target(self._job.target)
+        return not (trainer.context_parallel or trainer.expert_parallel)
+
+    def _bound(self, limit: float, ratio: float, rounds: int) -> SeveralBound:
+        options = self._options
+        if options is None or not self._possible:
+            return SeveralBound(seconds=float("inf"), prices=(), paths=())
+        trainer, islands = target(self._job.target), sum(len(e.islands) for e in options.classes)
+        found = [several_bound(PathPricer.of(options), limit, rounds=rounds, ratio=ratio)]
+        if trainer.overlap.send and trainer.rendezvous_sends:
+            early = several_bound(
+                PathPricer.of(options, early_sends=True), limit, rounds=rounds, ratio=ratio
+            )
+            found.append(early)
+            if trainer.most_extra_depth and islands > 1 and self._job.pin.depth != 0:
+                deep = PathPricer.of(
+                    options, early_sends=True, extra_depth=trainer.most_extra_depth
+                )
+                found.append(several_bound(deep, limit, rounds=rounds, ratio=ratio))
+        return min(found, key=lambda each: each.seconds)
+
+    @property
+    def _possible(self) -> bool:
+        """Whether there are two devices, and no pin that forbids two pipelines."""
+        pin = self._job.pin
+        devices = sum(island.num_usable_devices for island in self._cluster.islands)
+        return devices >= 2 and pin.pipelines != 1 and self._job.global_batch_size >= 2
+
+    @cached_property
+    def _rough(self) -> SeveralBound:
+        return self._bound(float("inf"), _ROUGH_RATIO, _ROUGH_ROUNDS)
+
+    @cached_property
+    def rough(self) -> Rough:
+        """The bound at a few coarse intervals."""
+        seconds = self._rough.seconds
+        return Rough(
+            bound_seconds=seconds if self._bounded else 0.0, estimate_seconds=seconds * _LIKELY
+        )
+
+    def improve(self, best: Best) -> None:
+        """Offer plans made of templates, and what a local search makes of the best of them."""
+        options = self._options
+        if options is None or self._rough.seconds == float("inf"):
+            return
+        primal = Primal(placed=self._placed, options=options, assembler=self._assembler)
+        before = self._assembler.replays
+        plans = primal.plans(np.array(self._rough.prices), self._rough.seconds * _LIKELY)
+        for whole in plans[:_KEPT]:
+            best.offer(self.index, whole.chosen, whole.seconds)
+        for whole in plans[:_KEPT]:
+            best.check_time()
+            found = improved(whole, self._assembler, budget=_LOCAL_BUDGET)
+            best.offer(self.index, found.chosen, found.seconds)
+        best.replays += self._assembler.replays - before
+
+    def prove(self, best: Best) -> None:
+        """Raise the bound; list all plans where they are few."""
+        if self._bounded:
+            found = self._bound(best.seconds, _RATIO, _ROUNDS)
+            best.raise_bound(self.index, found.seconds)

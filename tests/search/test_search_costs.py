@@ -1,0 +1,208 @@
+"""Spaces add up to what the plans of their families cost; rough bounds are below all of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from search_costs_cases import (
+    Slots,
+    chosen,
+    fits,
+    random_slots,
+    regions_cluster,
+    roles,
+    step_seconds,
+    unlike_model,
+)
+from search_jobs import job
+
+from hetplan.cluster.spec import Cluster
+from hetplan.cost.priced.pricer import Pricer, StepCost
+from hetplan.job.spec import Job, TrainerOptions
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.build import plan_of
+from hetplan.plans.check import check_plan
+from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
+from hetplan.plans.depths import own_depth
+from hetplan.plans.plan import Schedule
+from hetplan.predict.fit import fit_populations
+from hetplan.search.costs.ends import filled
+from hetplan.search.costs.maker import SpaceMaker
+from hetplan.search.families.allowed import allowed_cluster
+from hetplan.search.families.families import Families
+from hetplan.search.families.family import Family
+from hetplan.search.single.space import FIRST, LAST, Space
+
+PREDICTOR = fit_populations(())
+EXACT = 1e-9
+
+
+def question(seed: int, target: str) -> tuple[ModelSpec, Cluster, Job]:
+    """A small job of this target; what the target can have, it has now and then."""
+    rng = np.random.default_rng(seed)
+    cluster = regions_cluster(rng, [0, 1, 0] if seed % 2 else [0, 0])
+    forms = ("dense",) if target == "native" else ("dense", "windows", "experts")
+    model = unlike_model(str(rng.choice(forms)), 8, tied=bool(rng.random() < 0.3))
+    options = TrainerOptions()
+    if target in ("megatron", "any") and rng.random() < 0.4:
+        options = TrainerOptions(fused_attention=False)
+    asked = replace(job(int(rng.choice([8, 16])), target=target), trainer=options)
+    if rng.random() < 0.5:
+        asked = replace(asked, gradient_clipping=target != "megatron")
+    return model, cluster, asked
+
+
+def drawn(rng: np.random.Generator, families: tuple[Family, ...], count: int) -> list[Family]:
+    """Some families, those with the rarer degrees as likely as the others."""
+    plain = [each for each in families if each.virtual_stages == 1]
+
+    def rare(family: Family) -> bool:
+        shape = family.meshes[-1].shapes[0]
+        return shape.cp > 1 or shape.ep > 1 or family.early_sends
+
+    groups = [each for each in ([f for f in plain if rare(f)], plain) if each]
+    return [groups[k % len(groups)][int(rng.integers(len(groups[k % len(groups)])))]
+            for k in range(count)]  # fmt: skip
+
+
+def unlike_parts(cluster: Cluster, space: Space, slots: Slots) -> bool:
+    """Whether a stage has parts of unlike kinds or links, which may take turns at being slowest."""
+    parts = [
+        {(cluster.islands[i].device.kind, cluster.islands[i].intra_node) for i in mesh.islands}
+        for mesh in (space.family.meshes[at] for at in slots.meshes)
+    ]
+    return any(len(each) > 1 for each in parts)
+
+
+def holds(step: StepCost) -> bool:
+    return all(use.total_bytes <= use.available_bytes for row in step.memory for use in row)
+
+
+@pytest.mark.parametrize("target", ["megatron", "flagscale", "torchtitan", "native", "any"])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_space_adds_up_to_what_the_plan_costs(target: str, seed: int) -> None:
+    model, cluster, asked = question(seed, target)
+    families = Families(model=model, cluster=allowed_cluster(cluster, asked), job=asked).families()
+    maker = SpaceMaker(model=model, cluster=cluster, job=asked, predictor=PREDICTOR)
+    pricer = Pricer(model, cluster, asked, PREDICTOR)
+    rng = np.random.default_rng(1000 + seed)
+    priced = 0
+    for family in drawn(rng, families, 8):
+        space, rough = maker.space(family), maker.rough(family)
+        for _ in range(4):
+            slots = random_slots(rng, space)
+            if not np.isfinite(space.tied[slots.meshes[0], slots.meshes[-1]]):
+                continue
+            plan = plan_of(model, cluster, asked, chosen(space, cluster, slots))
+            assert check_plan(plan, model, cluster, asked) == ()
+            step = pricer.step(plan)
+            assert holds(step) is fits(space, slots), (family, slots)
+            if not fits(space, slots):
+                continue
+            mine = step_seconds(space, slots)
+            assert rough.bound_seconds <= step.step_seconds
+            assert mine <= step.step_seconds * (1 + EXACT)
+            if not unlike_parts(cluster, space, slots):
+                assert mine == pytest.approx(step.step_seconds, rel=EXACT), (family, slots)
+                priced += 1
+    assert priced
+
+
+def chunked(space: Space, cluster: Cluster, meshes: list[int], units: list[int]) -> ChosenPlan:
+    """An interleaved pipeline whose stages hold so many units, dealt as evenly as possible."""
+    family, count, v = space.family, len(meshes), space.family.virtual_stages
+    stages = []
+    for s, (at, role) in enumerate(zip(meshes, roles(count), strict=True)):
+        each, more = divmod(units[s], v)
+        layers = [(each + (chunk < more)) * space.layers_per_unit for chunk in range(v)]
+        layers[0] += space.front_layers * bool(role & FIRST)
+        layers[-1] += space.back_layers * bool(role & LAST)
+        stages.append(
+            ChosenStage(
+                parts=tuple(
+                    Part(island=cluster.islands[i].name, shape=shape)
+                    for i, shape in zip(
+                        family.meshes[at].islands, family.meshes[at].shapes, strict=True
+                    )
+                ),
+                layers=tuple(layers),
+                recompute=family.recompute[0],
+                warmup_depth=own_depth("interleaved-1f1b", s, count, family.num_microbatches, v),
+            )
+        )
+    schedule = Schedule(name="interleaved-1f1b", virtual_stages=v)
+    pipeline = ChosenPipeline(
+        stages=tuple(stages), num_microbatches=family.num_microbatches, schedule=schedule
+    )
+    return ChosenPlan(pipelines=(pipeline,), sharding=family.sharding)
+
+
+@pytest.mark.parametrize("target", ["megatron", "torchtitan", "native"])
+def test_stages_of_interleaved_plans_cost_what_the_space_says(target: str) -> None:
+    """Sums of passes, ends of the step, and never less room than there is."""
+    looked_at = 0
+    for seed in range(12):
+        model, cluster, asked = question(seed, target)
+        model = unlike_model("dense" if target == "native" else "experts", 14, tied=False)
+        found = Families(model=model, cluster=allowed_cluster(cluster, asked), job=asked).families()
+        rng = np.random.default_rng(seed)
+        maker = SpaceMaker(model=model, cluster=cluster, job=asked, predictor=PREDICTOR)
+        pricer = Pricer(model, cluster, asked, PREDICTOR)
+        some = [each for each in found if each.virtual_stages > 1]
+        for at in rng.permutation(len(some))[:6].tolist():
+            family = some[at]
+            space, rough = maker.space(family), maker.rough(family)
+            v, mesh = family.virtual_stages, int(rng.integers(len(family.meshes)))
+            count = next(
+                (p for p in (4, 3, 8) if family.num_microbatches % p == 0
+                 and p <= space.max_stages[mesh] and p * v <= space.num_layers),
+                0,
+            )  # fmt: skip
+            if not count or len(family.meshes[mesh].islands) > 1:
+                continue
+            cuts = rng.multinomial(space.num_layers - count * v, np.full(count, 1 / count)) + v
+            choices = chunked(space, cluster, [mesh] * count, cuts.tolist())
+            plan = plan_of(model, cluster, asked, choices)
+            step = pricer.step(plan)
+            looked_at += 1
+            for s, (stage, end) in enumerate(zip(step.work[0].stages, step.composed.stages[0],
+                                                 strict=True)):  # fmt: skip
+                n, role = int(cuts[s]), roles(count)[s]
+                forward = space.extra_forward[role, 0, mesh] + n * space.forward[0, mesh]
+                backward = space.extra_backward[role, 0, mesh] + n * space.backward[0, mesh]
+                assert sum(stage.forward) == pytest.approx(forward, rel=EXACT)
+                assert sum(stage.backward) == pytest.approx(backward, rel=EXACT)
+                depth = plan.pipelines[0].stages[s].warmup_depth
+                use = step.memory[0][s]
+                if use.total_bytes <= use.available_bytes:
+                    assert n <= space.most_layers[0, role, mesh, depth]
+                    if space.norm is not None:
+                        assert end.leaves == pytest.approx(space.leaving[role, mesh, n], rel=EXACT)
+            if holds(step):
+                assert rough.bound_seconds <= step.step_seconds
+    assert looked_at > 10
+
+
+def test_a_law_is_read_off_where_it_is_straight_and_asked_where_it_bends() -> None:
+    values = np.cumsum(np.random.default_rng(1).uniform(0.5, 2.0, 400))
+
+    def asked(law):  # type: ignore[no-untyped-def]
+        count = 0
+
+        def counted(k: int) -> float:
+            nonlocal count
+            count += 1
+            return float(law(values[k]))
+
+        found = filled(values, counted)
+        np.testing.assert_allclose(found, [law(each) for each in values], rtol=1e-11)
+        return count
+
+    assert asked(lambda x: 3.0 + 2.0 * x) < 10
+    kinked = asked(lambda x: min(3.0 + 2.0 * x, 60.0 + 0.7 * x, 150.0 + 0.2 * x))
+    assert kinked < 60
+    assert asked(np.sqrt) == values.size
+    assert asked(lambda x: 1.0 if x < 300 else 1.0 + x - 300) < 60
+    assert asked(lambda x: 5.0) < 10

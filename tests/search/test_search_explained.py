@@ -1,0 +1,132 @@
+"""What limits a plan, what a change is worth, why not another plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hetplan.cluster.load import load_cluster
+from hetplan.cost.estimate import estimate
+from hetplan.files.shipped import shipped_folder
+from hetplan.job.load import load_job
+from hetplan.model.load import load_model
+from hetplan.predict.fit import FittedPredictor
+from hetplan.search.explained.against import against
+from hetplan.search.explained.changes import Change, changes
+from hetplan.search.explained.limits import FASTER, limits
+from hetplan.search.explained.shadow_prices import shadow_prices
+from hetplan.search.result import SearchResult
+from hetplan.search.search import search
+
+_PREDICTOR = FittedPredictor.datasheet_only()
+
+
+@pytest.fixture(scope="module")
+def found() -> SearchResult:
+    configs = shipped_folder("configs")
+    job = load_job(configs / "jobs" / "llama-2-7b.yaml")
+    return search(
+        load_model(configs / "models" / "llama-2-7b.yaml"),
+        load_cluster(configs / "clusters" / "two-regions.yaml"),
+        replace(job, target="megatron", gap=0.05, pin=replace(job.pin, virtual_stages=1)),
+        _PREDICTOR,
+    )
+
+
+def test_all_that_limits_a_plan_adds_up_to_no_more_than_the_step(found: SearchResult) -> None:
+    seen = limits(found, _PREDICTOR)
+    assert seen.step_seconds == pytest.approx(found.estimate.step_seconds)
+    # Passes a tenth shorter save a tenth of a step at most.
+    assert 0 < sum(each.gain for each in seen.islands) <= FASTER + 1e-9 or len(seen.islands) > 1
+    for each in (*seen.islands, *seen.stages):
+        assert 0 <= each.gain <= FASTER + 1e-9
+    for boundary in seen.boundaries:
+        assert 0 <= boundary.gain < 1
+    gains = [each.gain for each in seen.stages]
+    assert gains == sorted(gains, reverse=True)
+    used = sum(
+        replica.num_devices
+        for pipeline in found.plan.pipelines
+        for stage in pipeline.stages
+        for replica in stage.replicas
+    )
+    usable = sum(island.num_usable_devices for island in found.inputs.cluster.islands)
+    assert sum(each.devices for each in seen.idle) == usable - used
+
+
+def test_a_faster_device_kind_is_worth_what_its_limit_says(found: SearchResult) -> None:
+    """Passes a tenth shorter are those of a clock 1 / 0.9 as fast, communication inside aside."""
+    seen = limits(found, _PREDICTOR)
+    first = seen.islands[0]
+    cluster = found.inputs.cluster
+    faster = replace(
+        cluster,
+        islands=tuple(
+            replace(island, clock_ratio=island.clock_ratio / (1 - FASTER))
+            if island.name == first.island
+            else island
+            for island in cluster.islands
+        ),
+    )
+    again = estimate(found.plan, found.inputs.model, faster, found.inputs.job, _PREDICTOR)
+    gain = 1 - again.step_seconds / found.estimate.step_seconds
+    assert 0 < gain <= first.gain + 1e-9
+
+
+def test_changes_are_single_and_in_words(found: SearchResult) -> None:
+    cluster, job = found.inputs.cluster, found.inputs.job
+    every = list(changes(cluster, job))
+    words = [each.words for each in every]
+    assert len(words) == len(set(words))
+    assert any("without pin virtual_stages: 1" in each for each in words)
+    for each in every:
+        assert (each.cluster, each.job) != (cluster, job), each.words
+
+
+def test_an_unneeded_change_is_worth_nothing_and_a_pin_that_costs_is_found(
+    found: SearchResult,
+) -> None:
+    inputs = found.inputs
+    none = Change(words="nothing", cluster=inputs.cluster, job=inputs.job)
+    slower = replace(
+        inputs.cluster,
+        islands=tuple(replace(each, clock_ratio=0.5) for each in inputs.cluster.islands),
+    )
+    worse = Change(words="half the clock", cluster=slower, job=inputs.job)
+    best, last = shadow_prices(found, _PREDICTOR, asked=(worse, none))
+    assert best.words == "nothing"
+    assert abs(best.gain) <= best.uncertain + 1e-9
+    assert best.same_plan_gain == pytest.approx(0.0, abs=1e-9)
+    assert last.gain < -0.1
+
+
+def test_a_plan_against_itself_and_against_a_worse_one(found: SearchResult) -> None:
+    same = against(found, found, _PREDICTOR)
+    assert same.choices == ()
+    assert same.components == ()
+    assert same.found_seconds == same.other_seconds
+    inputs = found.inputs
+    job = replace(inputs.job, pin=replace(inputs.job.pin, recompute=True))
+    other = search(inputs.model, inputs.cluster, job, _PREDICTOR)
+    seen = against(found, other, _PREDICTOR)
+    assert seen.illegal == ()
+    assert seen.inputs_differ == ("job",)
+    assert {each.name for each in seen.choices} >= {"recompute"}
+    assert seen.other_seconds is not None
+    assert seen.other_seconds >= seen.found_seconds
+    more = sum(each.more_seconds for each in seen.components)
+    assert more == pytest.approx(seen.other_seconds - seen.found_seconds)
+
+
+def test_a_plan_that_is_too_large_or_for_another_batch_is_told(found: SearchResult) -> None:
+    inputs = found.inputs
+    small = replace(
+        inputs.cluster,
+        islands=tuple(replace(each, memory_bytes=2e9) for each in inputs.cluster.islands),
+    )
+    held = replace(found, inputs=replace(inputs, cluster=small))
+    assert any("needs" in each for each in against(held, found, _PREDICTOR).illegal)
+    job = replace(inputs.job, global_batch_size=inputs.job.global_batch_size * 3)
+    held = replace(found, inputs=replace(inputs, job=job))
+    assert against(held, found, _PREDICTOR).other_seconds is None

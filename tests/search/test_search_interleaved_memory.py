@@ -1,0 +1,139 @@
+"""A row of slots fits, and takes, what the price of its plan says."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pytest
+from random_chosen import random_chosen
+from search_jobs import cluster, island, job, model
+
+from hetplan.cluster.spec import Cluster
+from hetplan.cost.priced.pricer import Pricer, StepCost
+from hetplan.job.spec import Job
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.build import plan_of
+from hetplan.plans.chosen import ChosenPlan
+from hetplan.predict.fit import FittedPredictor
+from hetplan.search.costs.maker import SpaceMaker
+from hetplan.search.families.families import Families
+from hetplan.search.families.family import Family
+from hetplan.search.interleaved.memory import ChunkMemory
+from hetplan.search.interleaved.rows import row_of
+from hetplan.search.interleaved.solver import shared_of
+from hetplan.search.single.replay import NEVER, numbers_of
+
+_INTERLEAVED = "interleaved-1f1b"
+PREDICTOR = FittedPredictor.datasheet_only()
+
+
+def question(seed: int) -> tuple[ModelSpec, Cluster, Job]:
+    """Two or three islands with room for several stages, 8 to 14 layers, memory that binds."""
+    rng = np.random.default_rng(seed)
+    islands = [
+        island(
+            f"i{at}",
+            kind=f"kind{at}",
+            teraflops=float(rng.uniform(30, 200)),
+            gigabytes=float(rng.choice([0.3, 0.5, 1.2, 16.0])),
+            nodes=int(rng.integers(1, 4)),
+            per_node=int(rng.choice([1, 2, 4])),
+            gigabytes_per_second=float(rng.choice([0.5, 5.0, 50.0])),
+        )
+        for at in range(int(rng.integers(2, 4)))
+    ]
+    return (
+        model(int(rng.integers(8, 15)), tied=bool(rng.random() < 0.25)),
+        cluster(*islands, gigabytes_per_second=float(rng.choice([0.2, 2.0, 20.0]))),
+        job(int(rng.choice([12, 24])), target=str(rng.choice(["torchtitan", "megatron"]))),
+    )
+
+
+@lru_cache(maxsize=64)
+def plans(seed: int, number: int) -> list[tuple[Family, ChosenPlan, StepCost, SpaceMaker]]:
+    """Random interleaved plans with their prices."""
+    spec, where, asked = question(seed)
+    draw = random.Random(seed)
+    maker = SpaceMaker(model=spec, cluster=where, job=asked, predictor=PREDICTOR)
+    families = [
+        each
+        for each in Families(model=spec, cluster=where, job=asked).families()
+        if each.schedule == _INTERLEAVED
+    ]
+    pricer = Pricer(spec, where, asked, PREDICTOR)
+    found = []
+    for _ in range(40 * number):
+        if len(found) == number or not families:
+            break
+        family = draw.choice(families)
+        chosen = random_chosen(draw, family, spec, where, asked)
+        if chosen is None:
+            continue
+        (pipeline,) = chosen.pipelines
+        if len(pipeline.stages) < 3 or pipeline.num_microbatches % len(pipeline.stages):
+            continue
+        # One recomputation for all, as these families have.
+        found.append((family, chosen, pricer.step(plan_of(spec, where, asked, chosen)), maker))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_row_is_priced_as_its_plan(seed: int) -> None:
+    for family, chosen, price, maker in plans(seed, 6):
+        shared = shared_of(maker)
+        space = shared.space(family)
+        (pipeline,) = chosen.pipelines
+        names = [tuple(shared.islands[island] for island in mesh.islands) for mesh in family.meshes]
+        mesh = tuple(
+            names.index(tuple(part.island for part in stage.parts)) for stage in pipeline.stages
+        )
+        units = np.array([sum(stage.layers) for stage in pipeline.stages])
+        variant = np.array([family.recompute.index(stage.recompute) for stage in pipeline.stages])
+        most = shared.room.most_units(family, mesh, space.num_layers)
+        use = price.memory[0]
+        for s, (n, v) in enumerate(zip(units, variant, strict=True)):
+            assert (n <= most[s, v]) == (use[s].total_bytes <= use[s].available_bytes), (s, n)
+        row = row_of(numbers_of(space), mesh, most, family.virtual_stages, shared.exchange)
+        fits = all(each.total_bytes <= each.available_bytes for each in use)
+        seconds = row.seconds(variant, units)
+        assert (seconds < NEVER) == fits
+        if fits:
+            assert seconds == pytest.approx(price.step_seconds, rel=1e-9)
+
+
+def test_random_plans_are_many_and_memory_binds() -> None:
+    """What the test above draws: enough plans, some of which fit and some not."""
+    found = [price for seed in range(16) for *_, price, _ in plans(seed, 6)]
+    fit = [
+        all(each.total_bytes <= each.available_bytes for each in price.memory[0]) for price in found
+    ]
+    assert len(found) > 60
+    assert 10 < sum(fit) < len(fit) - 10
+
+
+def test_more_memory_never_holds_less() -> None:
+    spec, where, asked = question(3)
+    families = [
+        each
+        for each in Families(model=spec, cluster=where, job=asked).families()
+        if each.schedule == _INTERLEAVED
+    ]
+    larger = replace(
+        where,
+        islands=tuple(replace(each, memory_bytes=2 * each.memory_bytes) for each in where.islands),
+    )
+    for family in families[::7]:
+        mesh = (0,) * 3
+        few, many = (
+            ChunkMemory(
+                model=spec,
+                cluster=each,
+                job=asked,
+                units=SpaceMaker(model=spec, cluster=each, job=asked, predictor=PREDICTOR).units(),
+            ).most_units(family, mesh, spec.num_layers)
+            for each in (where, larger)
+        )
+        assert (few <= many).all()

@@ -1,0 +1,380 @@
+"""The programs over cuts and orders of one family, against all plans of small spaces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from synthetic_plans import Row, every_row, extras, rows, sequences, sigma_and_x, step_of
+from synthetic_spaces import Scale, Wanted, large_space, small_space
+
+from hetplan.search.single.chain import chain_of
+from hetplan.search.single.orders import Order, OrderProgram, depth_levels
+from hetplan.search.single.partition import ChainProgram, long_boundaries
+from hetplan.search.single.partition_kernel import NONE
+from hetplan.search.single.space import Links, Space
+from hetplan.search.single.walk import Walk, prove
+
+FEATURES = {
+    "plain": Wanted(),
+    "recompute": Wanted(variants=2),
+    "meshes": Wanted(meshes_per_island=2, islands=2),
+    "unions": Wanted(unions=True, islands=3, layers=5),
+    "depths": Wanted(most_extra_depth=2, islands=2, layers=5),
+    "pinned ends": Wanted(pinned_ends=True),
+    "pinned stages": Wanted(pinned_stages=2),
+    "tied ends": Wanted(forbidden_ends=True),
+    "norm": Wanted(norm=True, leaving=True, islands=2),
+    "eager": Wanted(rendezvous=False, long_links=True, microbatches=8, islands=3, layers=6),
+    "eager depths": Wanted(
+        rendezvous=False, long_links=True, microbatches=8, islands=2, layers=6, most_extra_depth=2
+    ),
+    "all": Wanted(
+        variants=2, most_extra_depth=1, islands=2, layers=5, meshes_per_island=2, norm=True,
+        leaving=True, most_stages=1,
+    ),
+}  # fmt: skip
+
+
+def spaces(name: str, count: int) -> list[Space]:
+    seed = sorted(FEATURES).index(name)
+    return [small_space(np.random.default_rng([seed, k]), FEATURES[name]) for k in range(count)]
+
+
+def plain(space: Space) -> Space:
+    """The space without what the program over orders relaxes."""
+
+    def line(times: np.ndarray) -> np.ndarray:
+        return np.diagonal(times).copy()
+
+    links = space.links
+    return replace(
+        space,
+        node_links=Links(
+            send_forward=line(links.send_forward),
+            send_backward=line(links.send_backward),
+            wire_latency=line(links.wire_latency),
+            rendezvous_extra=line(links.rendezvous_extra),
+        ),
+        tied=np.where(np.isfinite(space.tied), 0.0, np.inf),
+        norm=None,
+    )
+
+
+def row_of(order: Order) -> Row:
+    return Row(meshes=order.meshes, variants=order.variants, units=order.units, extra=order.extra)
+
+
+def mesh_boundaries(space: Space, row: Row) -> tuple[int, ...]:
+    """Where the program over orders may follow the circuit of two slots."""
+    if space.rendezvous:
+        return ()
+    return tuple(s for s, (a, b) in enumerate(pairwise(row.meshes)) if a != b)
+
+
+def limits(xs: list[float]) -> list[float]:
+    return [NONE, *sorted(xs)[:: max(1, len(xs) // 4)]]
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_sigma_and_x_are_below_every_replay(name: str) -> None:
+    counted = 0
+    for space in spaces(name, 6):
+        for row in every_row(space):
+            sigma, x = sigma_and_x(space, row, together=tuple(range(len(row.meshes) - 1)))
+            assert sigma + x <= step_of(space, row) * (1 + 1e-9)
+            counted += 1
+    assert counted > 8
+
+
+@pytest.mark.parametrize("name", ["recompute", "depths", "eager", "eager depths", "all"])
+def test_the_chain_program_is_the_least_over_all_cuts(name: str) -> None:
+    rng, far = np.random.default_rng(1), 0
+    for space in spaces(name, 6):
+        for slots in list(sequences(space))[::3]:
+            extra = list(extras(space, slots))[-1]
+            free = [int(v) for v in rng.integers(-1, space.forward.shape[0], len(slots))]
+            chain = chain_of(space, slots, free, extra)
+            long_too = bool(rng.random() < 0.7)
+            together = long_boundaries(chain) if long_too else ()
+            far += len(together)
+            found = [
+                sigma_and_x(space, row, together=together)
+                for row in rows(space, slots, extra, tuple(free))
+            ]
+            program = ChainProgram(chain, long_too=long_too)
+            for limit in limits([x for _, x in found]):
+                least = min((s for s, x in found if x <= limit * (1 + 1e-12)), default=NONE)
+                assert program.least(limit) == pytest.approx(least, rel=1e-12)
+                if least < NONE:
+                    cut = program.cut()
+                    row = Row(meshes=slots, variants=cut.variants, units=cut.units, extra=extra)
+                    sigma, x = sigma_and_x(space, row, together=together)
+                    assert sigma == pytest.approx(least, rel=1e-12)
+                    assert x <= limit * (1 + 1e-9)
+    assert far > 4
+
+
+def test_the_scan_of_a_chain_is_close_to_its_least_bound() -> None:
+    for space in spaces("recompute", 6) + spaces("eager", 4):
+        for slots in list(sequences(space))[::4]:
+            chain = chain_of(space, slots)
+            together, none = long_boundaries(chain), (0,) * len(slots)
+            found = [
+                sum(sigma_and_x(space, row, together=together)) for row in rows(space, slots, none)
+            ]
+            if found:
+                step = 1e-3 * min(found)
+                bound = ChainProgram(chain).bound(2 * min(found), step).lower_bound_seconds
+                assert min(found) - step * (1 + 1e-9) <= bound <= min(found) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_the_order_program_is_a_bound_whatever_is_relaxed(name: str) -> None:
+    for space in spaces(name, 6):
+        program = OrderProgram(space)
+        found = [
+            sigma_and_x(space, row, together=mesh_boundaries(space, row))
+            for row in every_row(space)
+        ]
+        for limit in limits([x for _, x in found]):
+            least = min((s for s, x in found if x <= limit * (1 + 1e-12)), default=NONE)
+            assert program.least(limit) <= least * (1 + 1e-9)
+            assert program.free(limit) <= least * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_the_order_program_is_exact_and_its_order_attains_it(name: str) -> None:
+    checked = 0
+    for space in map(plain, spaces(name, 6)):
+        program, careful = OrderProgram(space), OrderProgram(space, prune=False)
+        every = list(every_row(space))
+        alone = [sigma_and_x(space, row) for row in every]
+        whole = [sigma_and_x(space, row, together=mesh_boundaries(space, row)) for row in every]
+        for limit in limits([x for _, x in alone]):
+            # Circuits of slots are followed at some boundaries, by bucket.
+            weak = min((s for s, x in alone if x <= limit * (1 + 1e-12)), default=NONE)
+            strong = min((s for s, x in whole if x <= limit * (1 + 1e-12)), default=NONE)
+            least = program.least(limit)
+            assert weak * (1 - 1e-9) <= least <= strong * (1 + 1e-9)
+            assert careful.least(limit) == pytest.approx(least, rel=1e-12)
+            order = program.order()
+            assert (order is None) == (least >= NONE)
+            if order is not None:
+                sigma, x = sigma_and_x(space, row_of(order))
+                reached = program.limit_of_order()
+                assert sigma == pytest.approx(least, rel=1e-9)
+                assert x <= min(limit, reached) * (1 + 1e-9)
+                assert program.least(reached * (1 + 1e-9)) == pytest.approx(least, rel=1e-9)
+                assert program.least(limit, least * (1 - 1e-6)) >= NONE
+                assert program.least(limit, least * (1 + 1e-6)) == least
+                checked += 1
+    assert checked > 8
+
+
+def test_least_does_not_grow_with_the_limit() -> None:
+    for name in ("all", "eager depths", "unions"):
+        for space in spaces(name, 4):
+            program = OrderProgram(space)
+            found = [program.least(float(limit)) for limit in np.linspace(1.0, 60.0, 25)]
+            assert all(a >= b for a, b in pairwise(found))
+
+
+def test_regions_stand_together_where_they_have_to() -> None:
+    apart = 0
+    for k in range(12):
+        rng = np.random.default_rng([77, k])
+        space = plain(small_space(rng, Wanted(islands=3, regions=2, layers=5)))
+        # The middle island belongs to another region than its neighbours.
+        space = replace(space, region=np.array([0, 1, 0]))
+        both = [OrderProgram(space, contiguous=c, prune=bool(k % 2)) for c in (True, False)]
+        found = [
+            [sigma_and_x(space, row) for row in every_row(space, contiguous=c)]
+            for c in (True, False)
+        ]
+        if space.rendezvous:
+            for limit in limits([x for _, x in found[1]]):
+                least = [
+                    min((s for s, x in part if x <= limit * (1 + 1e-12)), default=NONE)
+                    for part in found
+                ]
+                assert [one.least(limit) for one in both] == pytest.approx(least, rel=1e-9)
+                apart += least[0] > least[1] * (1 + 1e-9)
+    assert apart > 0
+
+
+def test_equal_islands_are_taken_in_their_order() -> None:
+    fewer = 0
+    for k in range(10):
+        space = plain(small_space(np.random.default_rng([5, k]), Wanted(islands=3, layers=5)))
+        space = _twins(space)
+        program = OrderProgram(space)
+        fewer += len(program.parts[0].move_mesh) < 12
+        found = [
+            sigma_and_x(space, row, together=mesh_boundaries(space, row))
+            for row in every_row(space)
+        ]
+        for limit in limits([x for _, x in found]):
+            least = min((s for s, x in found if x <= limit * (1 + 1e-12)), default=NONE)
+            if space.rendezvous:
+                assert program.least(limit) == pytest.approx(least, rel=1e-9)
+            else:
+                assert program.least(limit) <= least * (1 + 1e-9)
+    assert fewer == 10
+
+
+def _twins(space: Space) -> Space:
+    """The second island is a copy of the first one."""
+    copy = np.array([0, 0, 2])
+    square = np.ix_(copy, copy)
+
+    def mirrored(times: np.ndarray) -> np.ndarray:
+        taken = times[square].copy()
+        # A boundary between the twins costs the same both ways.
+        taken[0, 1] = taken[1, 0] = times[0, 1]
+        return taken
+
+    def links(of: Links, pick: object) -> Links:
+        return Links(
+            **{
+                name: pick(getattr(of, name))  # type: ignore[operator]
+                for name in ("send_forward", "send_backward", "wire_latency", "rendezvous_extra")
+            }
+        )
+
+    return replace(
+        space,
+        max_stages=space.max_stages[copy],
+        forward=space.forward[:, copy],
+        backward=space.backward[:, copy],
+        extra_forward=space.extra_forward[..., copy],
+        extra_backward=space.extra_backward[..., copy],
+        links=links(space.links, mirrored),
+        node_links=links(space.node_links, lambda line: line[copy]),
+        stages_per_node=space.stages_per_node[copy],
+        tied=space.tied[square],
+        most_layers=space.most_layers[:, :, copy],
+        after=space.after[:, copy],
+        leaving=space.leaving[:, copy],
+        may_be_first=space.may_be_first[copy],
+        may_be_last=space.may_be_last[copy],
+    )
+
+
+def test_joined_levels_of_depth_are_a_bound() -> None:
+    joined = 0
+    ask = Wanted(most_extra_depth=2, islands=2, layers=6, tight=True, microbatches=8)
+    for k in range(12):
+        space = small_space(np.random.default_rng([9, k]), ask)
+        # Every microbatch in flight takes the room of a layer.
+        flights = np.arange(space.most_layers.shape[3])
+        fitting = np.broadcast_to(np.clip(7 - flights, 0, 6), space.most_layers.shape)
+        space = replace(space, most_layers=fitting)
+        exact = OrderProgram(space)
+        coarse = OrderProgram(space, levels=((0, 0), (2, 1)))
+        for limit in np.geomspace(0.5, 80.0, 20):
+            least = exact.least(float(limit))
+            assert coarse.least(float(limit)) <= least * (1 + 1e-12)
+            joined += coarse.least(float(limit)) < least * (1 - 1e-9)
+    assert joined > 0
+    assert depth_levels(2, 10) == ((0, 0), (1, 1), (2, 2))
+    assert depth_levels(8, 100) == ((0, 0), (1, 1), (3, 2), (8, 4))
+    assert depth_levels(3, 100) == ((0, 0), (1, 1), (3, 2))
+    assert depth_levels(0, 100) == ((0, 0),)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_proof_is_below_every_plan(name: str) -> None:
+    proven = 0
+    for space in spaces(name, 6):
+        steps = [step_of(space, row) for row in every_row(space)]
+        best = min(steps, default=NONE)
+        for part in (0.6, 0.95, 1.0, 1.5):
+            target = best * part if best < NONE else 10.0
+            proof = prove(space, target)
+            assert proof.finished
+            assert proof.bound_seconds <= best * (1 + 1e-9)
+            assert proof.proven == (proof.bound_seconds >= target)
+            if proof.proven:
+                proven += 1
+                assert all(step >= target * (1 - 1e-9) for step in steps)
+            else:
+                least = proof.met[0]
+                row = row_of(least.order)
+                assert step_of(space, row) >= best * (1 - 1e-9)
+                assert proof.bound_seconds >= least.bound_seconds * (1 - 2e-4)
+        assert prove(space, NONE).bound_seconds <= best * (1 + 1e-9)
+    assert proven > 8
+
+
+def test_the_bound_of_a_proof_is_the_least_of_the_program() -> None:
+    for name in ("recompute", "meshes", "depths"):
+        for space in map(plain, spaces(name, 5)):
+            if not space.rendezvous:
+                continue
+            least = min((sum(sigma_and_x(space, row)) for row in every_row(space)), default=NONE)
+            proof = prove(space, least * 1.2 if least < NONE else 10.0)
+            assert least * (1 - 1.1e-4) <= proof.bound_seconds <= least * (1 + 1e-9)
+
+
+class _StopError(Exception):
+    pass
+
+
+def test_a_walk_can_be_stopped_anywhere_and_goes_on() -> None:
+    space = large_space(2, Scale(islands=4, regions=2, stages=20, layers=40, microbatches=48))
+    whole = prove(space, 400.0)
+    assert whole.finished
+    assert not whole.proven
+    by_budget = Walk(OrderProgram(space), 400.0)
+    parts = [by_budget.run(1.0)]
+    while not parts[-1].finished:
+        parts.append(by_budget.run(1.0))
+    assert len(parts) > 3
+    assert all(part.bound_seconds <= whole.bound_seconds * (1 + 1e-4) for part in parts)
+    assert parts[-1].bound_seconds == pytest.approx(whole.bound_seconds, rel=2e-4)
+
+    left = 3
+
+    def check() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise _StopError
+
+    stopped = Walk(OrderProgram(space), 400.0, check=check)
+    with pytest.raises(_StopError):
+        stopped.run()
+    assert stopped.proof().bound_seconds <= whole.bound_seconds * (1 + 1e-4)
+    left = 10**6
+    assert stopped.run().bound_seconds == pytest.approx(whole.bound_seconds, rel=2e-4)
+
+
+def test_a_better_plan_shortens_the_walk() -> None:
+    space = large_space(2, Scale(islands=4, regions=2, stages=20, layers=40, microbatches=48))
+    best = NONE
+
+    def replayed(met: object) -> float:
+        nonlocal best
+        best = min(best, step_of(space, row_of(met.order)))  # type: ignore[attr-defined]
+        return best * 0.99
+
+    proof = prove(space, 1e5, on_met=replayed)
+    assert proof.finished
+    assert proof.bound_seconds >= best * 0.99 * (1 - 1e-9)
+    assert proof.bound_seconds <= best
+
+
+@pytest.mark.parametrize("islands", [8, 10, 24])
+def test_large_spaces_are_proven_within_few_operations(islands: int) -> None:
+    space = large_space(1, Scale(islands=islands, stages=64, layers=128))
+    walk = Walk(OrderProgram(space), 1e5)
+    proof = walk.run()
+    assert proof.finished
+    best = min(step_of(space, row_of(met.order)) for met in proof.met)
+    assert proof.bound_seconds >= 0.99 * best
+    again = prove(space, 0.995 * best)
+    assert again.proven
+    assert again.operations < 30e6
