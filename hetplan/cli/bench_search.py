@@ -68,8 +68,8 @@ def _limit(text: str | None) -> float:
         return USUAL_LIMIT_SECONDS
     try:
         return parse_quantity(text, Dimension.TIME)
-    except ValueError as error:
-        raise InputError(f"--time-limit is {text!a}: {error}") from None
+    except InputError as error:
+        raise InputError(f"--time-limit: {error}") from None
 
 
 def _listed(text: str | None) -> tuple[str, ...]:

@@ -271,8 +271,8 @@ def certificate_line(certificate: Certificate, step_seconds: float) -> str:
         f"this one takes {format_seconds(step_seconds)}, gap {certificate.gap:.2%} ({verdict}; "
         f"{certificate.candidates} candidates, {certificate.pruned_by_bound} pruned by bound, "
         f"{certificate.searched} searched: {certificate.closed_by_program} closed by programs, "
-        f"{certificate.closed_by_listing} by listing every plan, {certificate.left_open} left open; "
-        f"{certificate.replays} replays)"
+        f"{certificate.closed_by_listing} by listing every plan, {certificate.left_open} left "
+        f"open; {certificate.replays} replays)"
     )
 
 

@@ -135,9 +135,7 @@ def read_journal(path: Path) -> Record | None:
         if event.event in ("offer", "bound"):
             pending.append(event)
         elif event.event == "step":
-            step = Step(
-                what=event.what, solver=event.solver, events=tuple(pending), done=event
-            )
+            step = Step(what=event.what, solver=event.solver, events=tuple(pending), done=event)
             steps.append(step)
             pending = []
         else:

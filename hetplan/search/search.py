@@ -108,9 +108,7 @@ def search(
     )
     allowed = allowed_cluster(cluster, job)
     pricer = Pricer(model, allowed, job, predictor)
-    run = _Run(
-        model=model, cluster=allowed, job=job, predictor=predictor, best=best, pricer=pricer
-    )
+    run = _Run(model=model, cluster=allowed, job=job, predictor=predictor, best=best, pricer=pricer)
     book = _journal(journal, resume, best, digests(model, cluster, job, sha256), job.gap)
     try:
         _search(run, book, start)

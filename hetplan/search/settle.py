@@ -15,9 +15,9 @@ from hetplan.cost.priced.pricer import Pricer, StepCost
 from hetplan.errors import HetplanError, InputError
 from hetplan.plans.build import plan_of
 from hetplan.plans.check import check_plan
+from hetplan.plans.choices import chosen_of
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.plans.plan import Plan
-from hetplan.plans.choices import chosen_of
 from hetplan.search.solver import Best, Offer
 
 _SETTLED = 8
@@ -41,9 +41,7 @@ class Settled:
 def settle(best: Best, pricer: Pricer) -> Settled:
     """The fastest of the best offers by its whole price."""
     plans = [(offer, placed(offer.chosen, pricer)) for offer in _nearest(best)]
-    priced = [
-        (_agreeing(offer, plan, pricer), at) for at, (offer, plan) in enumerate(plans)
-    ]
+    priced = [(_agreeing(offer, plan, pricer), at) for at, (offer, plan) in enumerate(plans)]
     _, at = min(priced)
     plan = plans[at][1]
     return Settled(plan=plan, estimate=estimate_with(pricer, plan))

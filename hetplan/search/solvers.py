@@ -13,7 +13,7 @@ from hetplan.plans.targets import target
 from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.families.family import Family
 from hetplan.search.interleaved.solver import InterleavedSolver
-from hetplan.search.single.solver import SingleSolver
+from hetplan.search.single_solver import SingleSolver
 from hetplan.search.solver import Solver
 
 

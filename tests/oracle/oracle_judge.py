@@ -80,6 +80,10 @@ def judge(one: Listed) -> Verdict:
     begin = time.process_time()
     prices = Prices(made.model, made.cluster, made.job, predictor)
     best = optimum(SmallSpace(made.model, made.cluster, made.job), prices).best
+    if best is not None:
+        again = prices.plan(best.pipelines, best.sharding)
+        own_fault = abs(again.seconds - best.seconds) > EQUAL * best.seconds or not again.fits
+        assert not own_fault, f"the oracle contradicts itself: {again} {best}"
     between = time.process_time()
     job = replace(made.job, time_limit_seconds=MOST_SECONDS)
     result: SearchResult | None = None

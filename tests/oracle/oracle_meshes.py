@@ -106,8 +106,11 @@ class Meshes:
                 return False
         return True
 
-    def shapes(self, at: int, *, alike: bool) -> Iterator[Shape]:
-        """What a part on this island can be; `alike`: of families whose stages share one shape."""
+    def shapes(self, at: int, *, alike: bool, mixed: bool = False) -> Iterator[Shape]:
+        """What a part on this island can be; `alike`: of families whose stages share one shape.
+
+        `mixed`: beside a part of another kind, where every split of a microbatch is possible.
+        """
         island, nodes = self.cluster.islands[at], len(self.usable[at])
         pin, batch = self.job.pin, self.job.global_batch_size
         total = nodes * island.devices_per_node
@@ -135,7 +138,8 @@ class Meshes:
                     continue
                 for ep, etp in self._expert_degrees(tp, cp, dp, alike):
                     for size in range(1, batch // dp + 1):
-                        if (batch // dp) % size or pin.microbatch_size not in (None, size):
+                        splits = mixed or (batch // dp) % size == 0
+                        if not splits or pin.microbatch_size not in (None, size):
                             continue
                         yield Shape(
                             tp=tp,
@@ -223,7 +227,8 @@ class Meshes:
             many = sum(len(self.usable[at]) * islands[at].devices_per_node for at in (one, two))
             if not (self.usable[one] and self.usable[two]) or many > MOST_MIXED_DEVICES:
                 continue
-            for pair in product(self.shapes(one, alike=False), self.shapes(two, alike=False)):
+            choices = [[*self.shapes(at, alike=False, mixed=True)] for at in (one, two)]
+            for pair in product(*choices):
                 parts = tuple(zip((one, two), pair, strict=True))
                 mesh = Mesh(parts, min(self._room(at, part) for at, part in parts))
                 assert self.job.global_batch_size <= 8, "larger ticks have fewer splits"

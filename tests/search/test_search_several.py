@@ -6,16 +6,164 @@ import itertools
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from search_jobs import island, job, model
+from search_jobs import cluster, island, job, model, random_case
+from several_plans import random_several
 
-from hetplan.cluster.spec import Cluster, Link, Transport
-from hetplan.job.spec import Job
+from hetplan.cluster.spec import Cluster
+from hetplan.job.spec import Job, Pins
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
-from hetplan.plans.plan import RecomputeGranularity, Schedule, Sharding
+from hetplan.predict.fit import fit_populations
 from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.several.assembling import Assembler
 from hetplan.search.several.shares import Share, balanced
 from hetplan.search.several.solver import SeveralSolver
 from hetplan.search.solver import Best
+
+PREDICTOR = fit_populations(())
+
+
+def solver(asked: ModelSpec, where: Cluster, wanted: Job) -> SeveralSolver:
+    maker = SpaceMaker(model=asked, cluster=where, job=wanted, predictor=PREDICTOR)
+    return SeveralSolver(0, (), maker, where, wanted)
+
+
+def fresh(bound: float) -> Best:
+    return Best(gap=0.0, bounds=[bound], deadline=float("inf"), progress=None, started=0.0)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_no_plan_is_faster_than_the_bound(seed: int) -> None:
+    asked, where, wanted = random_case(seed)
+    wanted = replace(wanted, target="native", global_batch_size=3 + seed % 6)
+    rng = random.Random(seed)
+    found = solver(asked, where, wanted)
+    best = fresh(found.rough.bound_seconds)
+    priced = Assembler(asked, where, wanted, PREDICTOR, 1)
+    draws = (random_several(rng, asked, where, wanted) for _ in range(120))
+    plans = [priced.whole(each) for each in draws if each is not None]
+    steps = [each.seconds for each in plans if each is not None]
+    found.prove(best)
+    assert best.bounds[0] <= min(steps, default=float("inf")) * (1 + 1e-9)
+    # A bound that is told a good plan may only speak of better ones.
+    if steps:
+        told = fresh(0.0)
+        told.seconds = min(steps)
+        found.prove(told)
+        assert min(told.bounds[0], told.seconds) <= min(steps) * (1 + 1e-9)
+
+
+def test_enough_plans_are_drawn_for_the_bound_to_be_wrong() -> None:
+    feasible = 0
+    for seed in range(20):
+        asked, where, wanted = random_case(seed)
+        wanted = replace(wanted, target="native", global_batch_size=3 + seed % 6)
+        rng = random.Random(seed)
+        priced = Assembler(asked, where, wanted, PREDICTOR, 1)
+        draws = (random_several(rng, asked, where, wanted) for _ in range(60))
+        feasible += sum(priced.whole(each) is not None for each in draws if each is not None)
+    assert feasible > 60
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_shares_are_the_best_of_all(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    count, batch = int(rng.integers(1, 4)), int(rng.integers(4, 25))
+    ticks = [int(rng.integers(1, 5)) for _ in range(count)]
+    least = [int(rng.integers(1, 3)) for _ in range(count)]
+    fill, turn = rng.uniform(0, 3, count), rng.uniform(0.2, 2, count)
+
+    def seconds(p: int, m: int) -> float:
+        return float(fill[p] + turn[p] * m)
+
+    shares = [
+        Share(sequences=ticks[p], least=least[p], seconds=lambda m, p=p: seconds(p, m))
+        for p in range(count)
+    ]
+    every = [
+        numbers
+        for numbers in itertools.product(*(range(low, batch + 1) for low in least))
+        if sum(m * tick for m, tick in zip(numbers, ticks, strict=True)) == batch
+    ]
+    found = balanced(shares, batch)
+    if not every:
+        assert found is None
+        return
+    assert found in every
+
+    def longest(numbers: tuple[int, ...]) -> float:
+        return max(seconds(p, m) for p, m in enumerate(numbers))
+
+    assert longest(found) == pytest.approx(min(map(longest, every)), rel=1e-8)
+
+
+def two_kinds() -> Cluster:
+    return cluster(
+        island("one", kind="slow", teraflops=60.0, gigabytes=16.0, nodes=4),
+        island("two", kind="fast", teraflops=150.0, gigabytes=16.0, nodes=4),
+        gigabytes_per_second=20.0,
+    )
+
+
+def test_what_is_found_is_legal_and_takes_what_is_said() -> None:
+    asked, where, wanted = model(8), two_kinds(), job(48, target="native")
+    found = solver(asked, where, wanted)
+    best = fresh(found.rough.bound_seconds)
+    found.improve(best)
+    assert best.chosen is not None
+    priced = Assembler(asked, where, wanted, PREDICTOR, 1)
+    assert priced.whole(best.chosen).seconds == best.seconds
+    # Two unlike kinds are worth more than the faster one alone.
+    alone = cluster(where.islands[1])
+    other = solver(asked, alone, wanted)
+    single = fresh(other.rough.bound_seconds)
+    other.improve(single)
+    assert best.seconds < single.seconds
+    found.prove(best)
+    assert best.bounds[0] <= best.seconds
+    assert best.bounds[0] > 0.5 * best.seconds
+
+
+@pytest.mark.parametrize(
+    "pin",
+    [Pins(tp=1, dp=1), Pins(pp=2), Pins(pipelines=2), Pins(depth=0), Pins(embedding_on="one")],
+)
+def test_pins_are_kept(pin: Pins) -> None:
+    wanted = replace(job(24, target="native"), pin=pin)
+    found = solver(model(6), two_kinds(), wanted)
+    best = fresh(found.rough.bound_seconds)
+    found.improve(best)
+    if best.chosen is None:
+        return
+    for pipeline in best.chosen.pipelines:
+        stages = pipeline.stages
+        assert pin.pp in (None, len(stages))
+        assert {s.parts[0].shape.dp for s in stages} == {1} or pin.dp is None
+        assert pin.embedding_on in (None, stages[0].parts[0].island)
+    assert pin.pipelines in (None, len(best.chosen.pipelines))
+    assert pin.depth is None or not best.chosen.early_sends
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    answers = []
+    for _ in range(2):
+        found = solver(model(6), two_kinds(), job(24, target="native"))
+        best = fresh(found.rough.bound_seconds)
+        found.improve(best)
+        found.prove(best)
+        answers.append((best.chosen, best.seconds, tuple(best.bounds)))
+    assert answers[0] == answers[1]
+
+
+def test_one_device_has_no_several_pipelines() -> None:
+    found = solver(model(4), cluster(island("one", nodes=1)), job(4, target="native"))
+    assert found.rough.bound_seconds == float("inf")
+    best = fresh(0.0)
+    found.improve(best)
+    assert best.chosen is None
+
+
+def test_a_model_that_fits_nowhere_is_infeasible() -> None:
+    where = cluster(island("one", gigabytes=0.01, nodes=2))
+    assert solver(model(4), where, job(4, target="native")).rough.bound_seconds == float("inf")

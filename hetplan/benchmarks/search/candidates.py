@@ -31,7 +31,7 @@ from hetplan.search.families.allowed import allowed_cluster
 from hetplan.search.families.families import Families
 from hetplan.search.families.family import Family, Mesh
 from hetplan.search.result import Inputs
-from hetplan.search.single.solver import SingleSolver
+from hetplan.search.single_solver import SingleSolver
 from hetplan.search.solver import Best
 
 _NAMES = dict(NAMES)
@@ -130,9 +130,9 @@ def _parts(families: Sequence[Family], judge: _Judge) -> Iterator[Family]:
                     yield replace(family, meshes=kept)
             for islands, choices in by_islands.items():
                 if len(islands) > 1:
-                    for mesh in choices:
-                        if mesh is not None:
-                            yield replace(family, meshes=(mesh,))
+                    for whole in choices:
+                        if whole is not None:
+                            yield replace(family, meshes=(whole,))
 
 
 def _profiled(mesh: Mesh, microbatch_size: int, judge: _Judge) -> bool:
@@ -225,7 +225,7 @@ def _refined(
     best = None if start is None else (start, chosen)
     now, seconds = chosen, math.inf if start is None else start.step_seconds
     while True:
-        tried = []
+        tried: list[tuple[float, int, SailorScore, ChosenPlan]] = []
         for moved in _moves(now):
             found = judge.score(moved)
             if found is not None:

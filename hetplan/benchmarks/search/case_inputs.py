@@ -44,7 +44,8 @@ def case_inputs(case: Case, files: SailorFiles) -> Inputs:
             # The head-room of Sailor's own memory rule is in its fixed 2 or 3 GB.
             memory_reserve_fraction=0.0,
             gradient_clipping=False,
-            # Megatron-DeepSpeed without fused attention; memory was measured so.
+            # The least memory: what fits is judged by Sailor's own rule (candidates), which
+            # measured activations decide; hetplan's must not exclude more.
             trainer=TrainerOptions(
                 fused_attention=True,
                 attention_dropout=False,

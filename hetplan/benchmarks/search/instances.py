@@ -8,8 +8,8 @@ kinds, regions, model, seed)`:
   shares of 1/16 of what one island would have on average;
 * regions: every one has an island, the others are drawn;
 * links: inside a node the kind's own fabric; between nodes of an island 25 or 50 GB/s per device,
-  10 us; between islands of a region 12.5 GB/s, host-staged, 20 us; between regions 2 to 20 ms and
-  1.25 GB/s per device, all devices of a region sharing 50 to 400 GB/s;
+  10 us; between islands of a region 12.5 GB/s, host-staged, 20 us; between regions 1 to 10 ms and
+  1.25 GB/s per device, all devices sharing 50, 100 or 400 GB/s;
 * model: 128 layers, vocabulary 128,000, sequences of 4,096 tokens, bfloat16, AdamW; hidden size by
   devices (`_HIDDEN`); `moe` has layers of half the hidden size with 16 to 64 experts of which two
   are taken;

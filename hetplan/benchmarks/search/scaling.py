@@ -110,6 +110,8 @@ def measure(instance: Instance, target: str, limit: float) -> ScalingRow:
             )
         spent = time.process_time() - begin
         proof = found.certificate
+        if proof is None:
+            return replace(_row(each, target, status="no proof"), seconds=spent)
         return replace(
             _row(each, target, status=proof.status),
             seconds=spent,

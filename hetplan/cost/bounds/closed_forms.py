@@ -9,7 +9,7 @@
     shared wire        x      x           x            x     `hetplan.cost.bounds.walks`
 
 `hetplan.cost.bounds.step` picks those that hold for a pipeline, and for several together. The
-search uses the parts of (b), (c) and (i) directly (`hetplan.search.partition`).
+search uses the parts of (b), (c) and (i) directly (`hetplan.search.single.partition`).
 
 The idea: a step cannot be shorter than a chain of passes and transfers in which each waits for the
 one before it. Every bound is the length of one such chain. Whatever else makes a pass wait (a

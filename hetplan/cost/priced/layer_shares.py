@@ -109,3 +109,23 @@ def matrix_parameters(
     count += mlp.router_parameters(h)
     count += mlp.num_experts / shape.ep * mlp.expert.matrix_parameters(h, degree)
     return count + (mlp.shared.matrix_parameters(h, shape.tp) if mlp.shared else 0)
+
+
+def layer_parameters(
+    model: ModelSpec, position: int, *, tp: int, ep: int, etp: int
+) -> tuple[float, float]:
+    """(parameters, of routed experts apart) that one rank holds of the layer at this position.
+
+    Experts are apart where they are cut or copied otherwise than the other weights.
+    """
+    total = float(model.parameters_at(position, tp))
+    last = model.num_layers + model.num_mtp_layers + 1
+    if position in (0, last) or (ep == 1 and etp == tp):
+        return total, 0.0
+    mlp = model.layer_at(position).mlp
+    if not isinstance(mlp, Experts):
+        return total, 0.0
+    h = model.hidden_size
+    routed = mlp.num_experts * mlp.expert.parameters(h, tp)
+    apart = mlp.num_experts / ep * mlp.expert.parameters(h, etp)
+    return total - routed, apart

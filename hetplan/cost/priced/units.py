@@ -29,6 +29,7 @@ from hetplan.cost.priced.groups import (
     copies_of,
     groups_of,
 )
+from hetplan.cost.priced.layer_shares import layer_parameters
 from hetplan.cost.priced.layers import LayerPricer
 from hetplan.cost.priced.values import (
     LayerCost,
@@ -39,7 +40,6 @@ from hetplan.cost.priced.values import (
     seconds_of_parts,
 )
 from hetplan.job.spec import Job
-from hetplan.model.layers import Experts
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.plan import OverlapSettings, Plan, Recompute, Replica, Sharding, expand
 from hetplan.predict.predictor import Predictor
@@ -365,26 +365,6 @@ class _Table:
             ),
             *(replace(part, component=Component.SLOWED) for part in slowed),
         )
-
-
-def layer_parameters(
-    model: ModelSpec, position: int, *, tp: int, ep: int, etp: int
-) -> tuple[float, float]:
-    """(parameters, of routed experts apart) that one rank holds of the layer at this position.
-
-    Experts are apart where they are cut or copied otherwise than the other weights.
-    """
-    total = float(model.parameters_at(position, tp))
-    last = model.num_layers + model.num_mtp_layers + 1
-    if position in (0, last) or (ep == 1 and etp == tp):
-        return total, 0.0
-    mlp = model.layer_at(position).mlp
-    if not isinstance(mlp, Experts):
-        return total, 0.0
-    h = model.hidden_size
-    routed = mlp.num_experts * mlp.expert.parameters(h, tp)
-    apart = mlp.num_experts / ep * mlp.expert.parameters(h, etp)
-    return total - routed, apart
 
 
 @lru_cache(maxsize=64)

@@ -16,8 +16,9 @@ from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.memory.lines import StageBytes, stage_bytes
 from hetplan.cost.memory.values import MemoryLayout
 from hetplan.cost.priced.groups import Groups, KnownCollectives, groups_of
+from hetplan.cost.priced.layer_shares import layer_parameters
 from hetplan.cost.priced.layers import LayerPricer
-from hetplan.cost.priced.units import layer_kinds, layer_parameters
+from hetplan.cost.priced.units import layer_kinds
 from hetplan.cost.priced.values import Shape as PricedShape
 from hetplan.errors import InputError
 from hetplan.job.spec import Job

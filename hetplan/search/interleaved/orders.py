@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hetplan.search.families.family import Family
+from hetplan.search.interleaved.memory import Room
 from hetplan.search.single.space import Space
 
 LEAST_STAGES = 3
@@ -41,32 +42,50 @@ def most_by_time(space: Space, limit: float) -> list[int]:
     return [int(most) for most in fits]
 
 
-def rows(space: Space, family: Family, limit: float, most: int) -> list[tuple[int, ...]] | None:
+def rows(
+    space: Space, family: Family, room: Room, limit: float, most: int
+) -> list[tuple[int, ...]] | None:
     """Meshes of every slot of all rows, by number of stages; None where there are more than `most`.
 
-    Without rows whose stages cannot hold all units in steps of `limit`, memory aside.
+    Without rows whose slots cannot hold all units in steps of `limit`, by memory and by time.
     """
-    listing = _Listing(space, family.virtual_stages, most_by_time(space, limit), most)
+    by_time = np.array(most_by_time(space, limit))
+    found: list[tuple[int, ...]] = []
     for stages in stage_counts(space, family):
-        if not listing.add((), 0, stages, space.num_layers):
+        # A mesh's units by position: as if all slots were of it.
+        fits = [
+            room.most_units(family, (mesh,) * stages, space.num_layers).max(axis=1)
+            for mesh in range(len(by_time))
+        ]
+        held = np.minimum(np.array(fits), by_time[:, None]).T
+        listing = _Listing(space, family.virtual_stages, held.tolist(), most, found)
+        if not listing.add((), 0, 0, space.num_layers):
             return None
-    return listing.found
+    return found
 
 
 @dataclass(slots=True)
 class _Listing:
-    """Rows while they are listed."""
+    """Rows of one number of stages while they are listed."""
 
     space: Space
     chunks: int
-    by_time: list[int]
-    """Units that a stage of each mesh can hold."""
+    held: list[list[int]]
+    """[P][M] most units that a slot in this place can hold."""
     most: int
-    found: list[tuple[int, ...]] = field(default_factory=list)
+    found: list[tuple[int, ...]]
     looked: int = 0
+    room: list[int] = field(default_factory=list)
+    """Most units of all slots from each place on, whichever their meshes are."""
 
-    def add(self, before: tuple[tuple[int, int], ...], used: int, left: int, units: int) -> bool:
-        """Rows that begin with these runs, have `left` stages more and `units` units on them.
+    def __post_init__(self) -> None:
+        left = [0]
+        for place in reversed(self.held):
+            left.append(left[-1] + max(place))
+        self.room = left[::-1]
+
+    def add(self, before: tuple[tuple[int, int], ...], used: int, at: int, units: int) -> bool:
+        """Rows that begin with these runs of `at` slots and have `units` units behind them.
 
         False where they are too many.
         """
@@ -74,21 +93,24 @@ class _Listing:
         self.looked += 1
         if self.looked > _LOOKED_PER_ROW * self.most:
             return False
-        if left == 0:
+        if at == len(self.held):
             if units <= 0 and space.may_be_last[before[-1][0]]:
                 self.found.append(tuple(mesh for mesh, count in before for _ in range(count)))
             return len(self.found) <= self.most
-        if left * max(self.by_time) < units:
+        if self.room[at] < units:
             return True
         for mesh, mask in enumerate(space.island_mask.tolist()):
             if used & mask or not (before or space.may_be_first[mesh]):
                 continue
-            held = self.by_time[mesh]
-            if held < self.chunks or not _region_stays(space, before, mesh):
+            if not _region_stays(space, before, mesh):
                 continue
-            for count in range(1, min(left, int(space.max_stages[mesh])) + 1):
-                runs = (*before, (mesh, count))
-                if not self.add(runs, used | mask, left - count, units - count * held):
+            left = units
+            for end in range(at, min(len(self.held), at + int(space.max_stages[mesh]))):
+                if self.held[end][mesh] < self.chunks:
+                    break
+                left -= self.held[end][mesh]
+                runs = (*before, (mesh, end + 1 - at))
+                if not self.add(runs, used | mask, end + 1, left):
                     return False
         return True
 

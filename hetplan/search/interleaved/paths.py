@@ -40,49 +40,62 @@ RISE, OWN, TURN, TURN_BACK, SKIP, SKIP_BACK, AWAY, AWAY_BACK = range(8)
 TERMS = 8
 
 
+@numba.njit(cache=True, inline="never")
+def slot_exchanges(
+    hops: Floats, s: int, stages: int, chunks: int, microbatches: int, found: Floats
+) -> None:
+    """Fill in [5] of slot s as `exchange_seconds` has them, from the hops above and below it."""
+    total = microbatches * chunks
+    last = stages - 1
+    base = 2 * last + (chunks - 1) * stages
+    found[:] = 0.0
+    if s == last:
+        found[3] = found[4] = 2.0 * hops[3, last] + hops[0, last] + hops[1, last]
+    above = s - 1 if s > 0 else last
+    below = s + 1 if s < last else 0
+    received_above = hops[3, above] + hops[2, above] + hops[0, above]
+    received_below = hops[3, s] + hops[2, s] + hops[1, s]
+    warmup = base - 2 * s
+    for turn in range(total + warmup - 1):
+        t = s + turn
+        wait = 0.0
+        # Activations out and in, gradients out and in; the same tick on both sides.
+        k, y = t - s, t + s - base
+        if 0 <= k < total and (s < last or chunk_at(k, stages, chunks) < chunks - 1):
+            wait = max(wait, hops[0, s])
+        k = t - above
+        if 0 <= k < total and (s > 0 or chunk_at(k, stages, chunks) < chunks - 1):
+            wait = max(wait, received_above)
+        if 0 <= y < total and (s > 0 or chunk_at(y, stages, chunks) < chunks - 1):
+            wait = max(wait, hops[1, above])
+        y = t + below - base
+        if 0 <= y < total and (s < last or chunk_at(y, stages, chunks) < chunks - 1):
+            wait = max(wait, received_below)
+        found[0] += wait
+        if (chunks - 1) * stages <= turn < warmup:
+            found[1] += wait
+        if total - 1 <= turn < total + warmup - 1 - (chunks - 1) * stages:
+            found[2] += wait
+        # Slot 0 leaves after the tick before, and comes back after the last one.
+        for detour in range(2):
+            begin = chunks * stages - 1 if detour == 0 else total - 1
+            here = begin - (s == 0) <= t < begin + stages - (s == last)
+            if here and (s == 0 or s == last):
+                found[3 + detour] += wait
+
+
 @numba.njit(cache=True)
 def exchange_seconds(hops: Floats, stages: int, chunks: int, microbatches: int) -> Floats:
     """[5, P] seconds of exchanges between the turns of each slot: of all, of those that the first
     and the second detour leave out, and those of first and last slot while slot 0 is away, twice,
     with the ways there and back. Lock-step only; `hops` as in `lockstep_ends`.
     """
-    total = microbatches * chunks
-    last = stages - 1
-    base = 2 * last + (chunks - 1) * stages
     found = np.zeros((5, stages))
-    over = 2.0 * hops[3, last] + hops[0, last] + hops[1, last]
-    found[3, last] = found[4, last] = over
-    received = hops[3] + hops[2]
+    own = np.empty(5)
     for s in range(stages):
-        above = s - 1 if s > 0 else last
-        below = s + 1 if s < last else 0
-        warmup = base - 2 * s
-        for turn in range(total + warmup - 1):
-            t = s + turn
-            wait = 0.0
-            # Activations out and in, gradients out and in; the same tick on both sides.
-            k, y = t - s, t + s - base
-            if 0 <= k < total and (s < last or chunk_at(k, stages, chunks) < chunks - 1):
-                wait = max(wait, hops[0, s])
-            k = t - above
-            if 0 <= k < total and (s > 0 or chunk_at(k, stages, chunks) < chunks - 1):
-                wait = max(wait, received[above] + hops[0, above])
-            if 0 <= y < total and (s > 0 or chunk_at(y, stages, chunks) < chunks - 1):
-                wait = max(wait, hops[1, above])
-            y = t + below - base
-            if 0 <= y < total and (s < last or chunk_at(y, stages, chunks) < chunks - 1):
-                wait = max(wait, received[s] + hops[1, s])
-            found[0, s] += wait
-            if (chunks - 1) * stages <= turn < warmup:
-                found[1, s] += wait
-            if total - 1 <= turn < total + warmup - 1 - (chunks - 1) * stages:
-                found[2, s] += wait
-            # Slot 0 leaves after the tick before, and comes back after the last one.
-            for detour in range(2):
-                begin = chunks * stages - 1 if detour == 0 else total - 1
-                here = begin - (s == 0) <= t < begin + stages - (s == last)
-                if here and (s == 0 or s == last):
-                    found[3 + detour, s] += wait
+        slot_exchanges(hops, s, stages, chunks, microbatches, own)
+        for e in range(5):
+            found[e, s] = own[e]
     return found
 
 

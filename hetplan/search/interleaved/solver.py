@@ -151,7 +151,7 @@ class InterleavedSolver:
         A later limit is never higher. None, and `whole` is false, where they are too many.
         """
         if self._listed is None:
-            meshes = rows(self.space, self.family, limit, _MOST_ROWS)
+            meshes = rows(self.space, self.family, self._shared.room, limit, _MOST_ROWS)
             self.whole = meshes is not None
             found = [self._open(mesh) for mesh in meshes or ()]
             found = [each for each in found if each.bound < limit]

@@ -43,7 +43,7 @@ def choose(
     inputs = result.inputs
     job = inputs.job
     pricer = Pricer(inputs.model, inputs.cluster, job, predictor)
-    quantile = USUAL_QUANTILE if job.quantile is None else job.quantile
+    quantile = quantile_of(job)
     rated = [
         _Rated(
             candidate=each,
@@ -70,8 +70,13 @@ def choose(
         estimate=estimate,
         certificate=_certificate(result, estimate.step_seconds),
         objective=_words(job, best, len(rated)),
-        alternatives=tuple(_alternatives(rated, top, inputs.job)),
+        alternatives=tuple(_alternatives(rated, top, job)),
     )
+
+
+def quantile_of(job: Job) -> float:
+    """The job's, or the usual one."""
+    return USUAL_QUANTILE if job.quantile is None else job.quantile
 
 
 def _aim(found: Worth, job: Job) -> float:
@@ -124,10 +129,11 @@ def _alternatives(rated: Sequence[_Rated], top: int, job: Job) -> list[Alternati
         seen.add(key)
         found.append(
             Alternative(
-                words=each.candidate.words,
+                why=each.candidate.words,
                 plan=each.candidate.result.plan,
                 step_seconds=each.worth.step_seconds,
                 quantile_seconds=each.worth.quantile_seconds,
+                quantile=quantile_of(job),
                 usd_per_step=each.worth.usd_per_step,
                 devices=each.worth.devices,
             )

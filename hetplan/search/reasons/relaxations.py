@@ -26,6 +26,8 @@ class Relaxation:
 
     words: str
     asked: Question
+    pin: str = ""
+    """The pin that it leaves out, where that is all."""
 
 
 def relaxations(asked: Question, feasible: Callable[[Question], bool]) -> Iterator[Relaxation]:
@@ -42,8 +44,8 @@ def relaxations(asked: Question, feasible: Callable[[Question], bool]) -> Iterat
 def _without_devices(asked: Question) -> Iterator[Relaxation]:
     """What costs no hardware."""
     job = asked.job
-    for words, changed in _jobs(job):
-        yield Relaxation(words=words, asked=replace(asked, job=changed))
+    for words, changed, pin in _jobs(job):
+        yield Relaxation(words=words, asked=replace(asked, job=changed), pin=pin)
     for island in asked.cluster.islands:
         if island.nodes_out:
             back = replace(island, nodes_out=())
@@ -53,37 +55,41 @@ def _without_devices(asked: Question) -> Iterator[Relaxation]:
             )
 
 
-def _jobs(job: Job) -> Iterator[tuple[str, Job]]:
+def _jobs(job: Job) -> Iterator[tuple[str, Job, str]]:
+    """(words, job, name of the pin) of every change of the job, cheapest first."""
     for name in _pins_by_cost():
         value = getattr(job.pin, name)
         if value is not None:
             shown = str(value).lower() if isinstance(value, bool) else value
             pin = replace(job.pin, **{name: None})
-            yield f"leaving out pin {name}: {shown}", replace(job, pin=pin)
+            yield f"leaving out pin {name}: {shown}", replace(job, pin=pin), name
     if job.forbid != Forbids():
-        yield "allowing the forbidden islands and nodes", replace(job, forbid=Forbids())
+        yield "allowing the forbidden islands and nodes", replace(job, forbid=Forbids()), ""
     for reserve in _RESERVES:
         if job.memory_reserve_fraction > reserve:
             yield (
                 f"memory_reserve_fraction {reserve:g} instead of {job.memory_reserve_fraction:g}",
                 replace(job, memory_reserve_fraction=reserve),
+                "",
             )
     for name in TARGETS:
         if name not in (job.target, "any"):
-            yield f"target {name} instead of {job.target}", replace(job, target=name)
+            yield f"target {name} instead of {job.target}", replace(job, target=name), ""
     for size in _batches(job):
         yield (
             f"global_batch_size {size} instead of {job.global_batch_size}",
             replace(job, global_batch_size=size),
+            "",
         )
     if job.sequence_length > 1 and not job.sequence_lengths:
         half = job.sequence_length // 2
         yield (
             f"sequence_length {half} instead of {job.sequence_length}",
             replace(job, sequence_length=half),
+            "",
         )
-    if job.pin != Pins():
-        yield "leaving out all pins", replace(job, pin=Pins())
+    if sum(getattr(job.pin, name) is not None for name in Pins.__dataclass_fields__) > 1:
+        yield "leaving out all pins", replace(job, pin=Pins()), ""
 
 
 def _pins_by_cost() -> tuple[str, ...]:

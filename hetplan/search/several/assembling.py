@@ -6,7 +6,7 @@ is decided on the plan's own times (`hetplan.search.several.shares`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,6 +27,7 @@ from hetplan.predict.predictor import Predictor
 from hetplan.search.costs.placed import Placed
 from hetplan.search.several.master import Flow
 from hetplan.search.several.options import Options, shape_of
+from hetplan.search.several.pins import keeps_pins
 from hetplan.search.several.shares import Share, balanced
 
 
@@ -85,7 +86,9 @@ class Assembler:
         return None if check_plan(plan, self.model, self.cluster, self.job) else plan
 
     def priced(self, chosen: ChosenPlan) -> StepCost | None:
-        """Its step; None where it is no legal plan or does not fit."""
+        """Its step; None where it is no legal plan, breaks a pin or does not fit."""
+        if not keeps_pins(chosen, self.cluster, self.job):
+            return None
         plan = self.plan(chosen)
         if plan is None:
             return None
@@ -95,9 +98,7 @@ class Assembler:
         except InputError:
             # Warm-up depths that make rendezvous sends wait for themselves.
             return None
-        fits = all(
-            use.total_bytes <= use.available_bytes for row in cost.memory for use in row
-        )
+        fits = all(use.total_bytes <= use.available_bytes for row in cost.memory for use in row)
         return cost if fits else None
 
     def whole(self, chosen: ChosenPlan) -> Whole | None:
@@ -118,7 +119,7 @@ class Assembler:
             Share(
                 sequences=sum(part.shape.samples for part in pipeline.stages[0].parts),
                 least=len(pipeline.stages) if enough else 1,
-                seconds=_ends(each, rendezvous),
+                seconds=_ends(each, rendezvous=rendezvous),
             )
             for pipeline, each in zip(chosen.pipelines, work, strict=True)
         ]
@@ -147,26 +148,28 @@ def with_microbatches(pipeline: ChosenPipeline, count: int) -> ChosenPipeline:
     )
 
 
-class _ends:  # noqa: N801 - a function with its arrays made once
-    """Seconds of one pipeline by microbatches, with nothing shared."""
+def _ends(work: PipelineWork, *, rendezvous: bool) -> Callable[[int], float]:
+    """Seconds of one pipeline by microbatches, as if it had its links for itself."""
+    hops = work.hops
+    depths = np.arange(len(work.stages), 0, -1)
+    forward = np.array([stage.forward[0] for stage in work.stages])
+    backward = np.array([stage.backward[0] for stage in work.stages])
 
-    def __init__(self, work: PipelineWork, rendezvous: bool) -> None:
-        hops = work.hops
-        stages = len(work.stages)
-        self.rendezvous = rendezvous
-        self.depths = np.arange(stages, 0, -1)
-        self.times = (
-            np.array([stage.forward[0] for stage in work.stages]),
-            np.array([stage.backward[0] for stage in work.stages]),
+    def seconds(microbatches: int) -> float:
+        ends = pipeline_ends(
+            forward,
+            backward,
             hops.send_forward,
             hops.send_backward,
             hops.wire_latency,
             hops.rendezvous_extra,
+            depths,
+            microbatches,
+            rendezvous,
         )
-
-    def __call__(self, microbatches: int) -> float:
-        ends = pipeline_ends(*self.times, self.depths, microbatches, self.rendezvous)
         return float(ends.max())
+
+    return seconds
 
 
 def plan_of_flows(

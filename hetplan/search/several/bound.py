@@ -45,7 +45,8 @@ optimum is the next price. Any prices are valid.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,9 +54,9 @@ from scipy.optimize import linprog
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.search.several.options import Options
-from hetplan.search.single.space import FIRST, LAST
 from hetplan.search.several.pricing import Bools, cheapest_path
 from hetplan.search.several.slanted import cheapest_slanted_path
+from hetplan.search.single.space import FIRST, LAST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +105,17 @@ class PathPricer:
     modes: tuple[Mode, ...]
     extra_depth: int
     known: dict[int, Ints]
+    check: Callable[[], None] | None = None
+    """Called now and then; raises where time is up."""
     calls: int = 0
 
     def most_layers(self, microbatches: int) -> Ints:
+        """[4, O, W + 1] units that fit in a pipeline of so many microbatches."""
         found = self.known.get(microbatches)
         if found is None:
-            found = self.known[microbatches] = self.options.most_layers(microbatches, self.options.stage_limit)
+            found = self.known[microbatches] = self.options.most_layers(
+                microbatches, self.options.stage_limit
+            )
         return found
 
     @staticmethod
@@ -156,6 +162,8 @@ class PathPricer:
     ) -> tuple[float, Path | None]:
         """(least weight of a path, the path) where the bottleneck takes `least` to `most`."""
         price = prices[self.options.place] * self.options.use
+        if self.check is not None:
+            self.check()
         rows = stages[1]
         microbatches = self._fewest(price, allowed, most, rows)
         if microbatches == 0:
@@ -250,9 +258,7 @@ class PathPricer:
         """
         known = 1
         while True:
-            value, _ = self._cheapest(
-                price, allowed, (np.inf, most), rows, known, _NO_FILL
-            )
+            value, _ = self._cheapest(price, allowed, (np.inf, most), rows, known, _NO_FILL)
             if value == np.inf or value > self.options.batch:
                 return 0
             # A grid of few numbers, from below, so that few tables of memory are made.
@@ -348,7 +354,7 @@ def sweep(
             made += 1
 
     every = np.ones(len(options.options), dtype=np.bool_)
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in itertools.pairwise(edges):
         for stages in pricer.stage_ranges:
             push(float(low), float(high), every, stages)
     while heap:
@@ -390,7 +396,7 @@ def several_bound(
     best = SeveralBound(seconds=0.0, prices=(), paths=())
     paths: list[Path] = []
     upper = np.inf
-    for turn in range(rounds):
+    for _ in range(rounds):
         value, near = sweep(pricer, prices, limit, ratio)
         paths += near
         if value > best.seconds:
@@ -408,9 +414,7 @@ def _next_prices(
 ) -> tuple[Floats, float]:
     """(prices at which the known paths allow the longest step, that step)."""
     count = len(devices)
-    rows = [
-        [*(-path.bottleneck_seconds * np.array(path.use)), 1.0] for path in paths
-    ]
+    rows = [[*(-path.bottleneck_seconds * np.array(path.use)), 1.0] for path in paths]
     right = [path.bottleneck_seconds * path.weight_without_price for path in paths]
     found = linprog(
         c=[0.0] * count + [-1.0],
@@ -421,4 +425,5 @@ def _next_prices(
         bounds=[(0, None)] * (count + 1),
         method="highs",
     )
-    return found.x[:count], -float(found.fun)
+    prices = np.array(found.x, dtype=np.float64)
+    return prices[:count], float(prices[count])

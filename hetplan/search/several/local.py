@@ -71,6 +71,4 @@ def _other_recompute(pipeline: ChosenPipeline) -> Iterator[ChosenPipeline]:
 
 
 def _with_stage(pipeline: ChosenPipeline, at: int, stage: ChosenStage) -> ChosenPipeline:
-    return replace(
-        pipeline, stages=(*pipeline.stages[:at], stage, *pipeline.stages[at + 1 :])
-    )
+    return replace(pipeline, stages=(*pipeline.stages[:at], stage, *pipeline.stages[at + 1 :]))

@@ -25,9 +25,10 @@ from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import RecomputeGranularity, Sharding
 from hetplan.plans.rules import experts_of
 from hetplan.plans.targets import Target, target
-from hetplan.search.candidates import divisors, matches
-from hetplan.search.costs.placed import Passes, Placed
+from hetplan.search.costs.placed import Placed
+from hetplan.search.families.allowed import divisors, matches
 from hetplan.search.single.space import BOTH, FIRST, LAST
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IslandClass:
@@ -220,9 +221,7 @@ def _sequence_parallel(placed: Placed, tp: int) -> bool:
     return has and tp > 1 and placed.job.sequence_length % tp == 0
 
 
-def _choices(
-    placed: Placed, classes: tuple[IslandClass, ...], trainer: Target
-) -> Iterator[Option]:
+def _choices(placed: Placed, classes: tuple[IslandClass, ...], trainer: Target) -> Iterator[Option]:
     job, pin = placed.job, placed.job.pin
     recompute = [RecomputeGranularity.NONE]
     if trainer.full_recompute:
@@ -247,7 +246,9 @@ _NOBODY, _EVERYBODY = 1, 2**60
 """Ranks that share the state; so many that nothing is left of it on one."""
 
 
-def _memory(placed: Placed, options: list[Option], trainer: Target) -> tuple[Floats, Floats, Floats]:
+def _memory(
+    placed: Placed, options: list[Option], trainer: Target
+) -> tuple[Floats, Floats, Floats]:
     """[4, O, 8], [4, O, 8], [4, O] as in `Options`."""
     lines = np.empty((2, 4, len(options), 8))
     received = np.empty((4, len(options)))
@@ -332,6 +333,13 @@ def _only(options: Options, which: Ints) -> Options:
         },
         **{
             name: getattr(options, name)[:, which].copy()
-            for name in ("extra_forward", "extra_backward", "memory", "shared_state", "received", "may_have")
+            for name in (
+                "extra_forward",
+                "extra_backward",
+                "memory",
+                "shared_state",
+                "received",
+                "may_have",
+            )
         },
     )

@@ -24,7 +24,6 @@ from hetplan.search.several.templates import (
     stage_counts,
 )
 
-
 _NEAR = 0.94
 """Templates worth less than this part of the best are not made."""
 
@@ -97,7 +96,9 @@ class Pool:
                 key=lambda pair: -pair[1].worth,
             )
             alone[island] = [one for _, one in good][:keep]
-            shapes[island] = self._shapes(island, place, [mesh for mesh, _ in good], shapes_per_island)
+            shapes[island] = self._shapes(
+                island, place, [mesh for mesh, _ in good], shapes_per_island
+            )
         found = [one for ones in alone.values() for one in ones]
         both = [
             one
@@ -167,9 +168,7 @@ class Pool:
         if made is None:
             return None
         template, microbatches = made
-        flows = flows_of(
-            template, self.options, self.cluster, self.options.batch, maker.shards
-        )
+        flows = flows_of(template, self.options, self.cluster, self.options.batch, maker.shards)
         if not flows:
             return None
         place = self.place_of

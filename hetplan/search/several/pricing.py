@@ -132,7 +132,9 @@ def cheapest_path(
     best, best_row, best_taken, best_kind = values[7, 1, num_layers], 1, num_layers, 7
     for r in range(2, rows + 1):
         # The first stage at this position.
-        for n in range(1, min(num_layers - 1, max(_longest(values[3], r), _longest(values[4], r))) + 1):
+        for n in range(
+            1, min(num_layers - 1, max(_longest(values[3], r), _longest(values[4], r))) + 1
+        ):
             rest = num_layers - n
             value = below[r - 1, rest] + values[3, r, n]
             if value < best:
@@ -143,19 +145,19 @@ def cheapest_path(
         if r == rows:
             break
         for n in range(1, _longest(values[1], r) + 1):
-            for l in range(r - 1 + n, num_layers):
-                value = below[r - 1, l - n] + values[0, r, n]
-                if value < below[r, l]:
-                    below[r, l], below_taken[r, l] = value, n
-                value = below[r - 1, l - n] + values[1, r, n]
-                if value < above[r, l]:
-                    above[r, l], above_taken[r, l] = value, -n
-                value = above[r - 1, l - n] + values[2, r, n]
-                if value < above[r, l]:
-                    above[r, l], above_taken[r, l] = value, n
+            for held in range(r - 1 + n, num_layers):
+                value = below[r - 1, held - n] + values[0, r, n]
+                if value < below[r, held]:
+                    below[r, held], below_taken[r, held] = value, n
+                value = below[r - 1, held - n] + values[1, r, n]
+                if value < above[r, held]:
+                    above[r, held], above_taken[r, held] = value, -n
+                value = above[r - 1, held - n] + values[2, r, n]
+                if value < above[r, held]:
+                    above[r, held], above_taken[r, held] = value, n
     path[0, :] = -1
     if best == np.inf:
-        return best
+        return float(best)
     path[0, best_row - 1] = chosen[best_kind, best_row, best_taken]
     path[1, best_row - 1] = best_taken
     path[2, best_row - 1] = 1 if best_kind == 3 or best_kind == 7 else 0
@@ -176,4 +178,4 @@ def cheapest_path(
         path[0, r - 1] = chosen[kind, r, taken]
         path[1, r - 1] = taken
         left -= taken
-    return best
+    return float(best)

@@ -8,11 +8,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetplan.cost.arrays import Floats
 from hetplan.plans.chosen import ChosenPlan
+from hetplan.plans.targets import target
 from hetplan.search.costs.placed import Placed
 from hetplan.search.several.assembling import Assembler, Whole, plan_of_flows
 from hetplan.search.several.master import Flow, most_sequences
@@ -84,7 +86,10 @@ class Primal:
             return []
         counts = {id(each.template): each.microbatches for each in candidates}
         found = []
-        for shard in (True, False) if self.options.most_shards > 1 else (False,):
+        trainer = target(self.placed.job.target)
+        earlier = (True, False) if trainer.overlap.send else (False,)
+        sharded = (True, False) if self.options.most_shards > 1 else (False,)
+        for shard, early in itertools.product(sharded, earlier):
             chosen = plan_of_flows(
                 self.placed,
                 self.options,
@@ -92,7 +97,7 @@ class Primal:
                 [counts[id(flow.template)] for flow in flows],
                 shard=shard,
             )
-            balanced = self.assembler.balanced(chosen)
+            balanced = self.assembler.balanced(replace(chosen, early_sends=early))
             whole = None if balanced is None else self.assembler.whole(balanced)
             if whole is not None:
                 found.append(whole)

@@ -74,9 +74,7 @@ def balanced(shares: Sequence[Share], batch: int) -> tuple[int, ...] | None:
         best = better
 
 
-def _floor(
-    shares: Sequence[Share], batch: int, seconds: Callable[[int, int], float]
-) -> float:
+def _floor(shares: Sequence[Share], batch: int, seconds: Callable[[int, int], float]) -> float:
     """No numbers that add up take less: every pipeline with its fewest."""
     return max(seconds(p, share.least) for p, share in enumerate(shares)) * (1 - 1e-9)
 

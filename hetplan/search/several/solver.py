@@ -1,13 +1,12 @@
 """All plans of several pipelines as one solver: a bound by prices, plans by templates.
 
 `rough` is the bound at coarse intervals; `improve` looks for plans (`primal`, `local`); `prove`
-refines the bound, and lists all plans where the cluster is small (`exact`).
+refines the bound. Plans of one pipeline under 1F1B obey the bound too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -89,22 +88,22 @@ class SeveralSolver:
         trainer = target(self._job.target)
         return not (trainer.context_parallel or trainer.expert_parallel)
 
-    def _bound(self, limit: float, ratio: float, rounds: int) -> SeveralBound:
+    def _bound(
+        self, limit: float, ratio: float, rounds: int, check: Callable[[], None] | None = None
+    ) -> SeveralBound:
         options = self._options
         if options is None or not self._possible:
             return SeveralBound(seconds=float("inf"), prices=(), paths=())
         trainer, islands = target(self._job.target), sum(len(e.islands) for e in options.classes)
-        found = [several_bound(PathPricer.of(options), limit, rounds=rounds, ratio=ratio)]
-        if trainer.overlap.send and trainer.rendezvous_sends:
-            early = several_bound(
-                PathPricer.of(options, early_sends=True), limit, rounds=rounds, ratio=ratio
-            )
-            found.append(early)
-            if trainer.most_extra_depth and islands > 1 and self._job.pin.depth != 0:
-                deep = PathPricer.of(
-                    options, early_sends=True, extra_depth=trainer.most_extra_depth
-                )
-                found.append(several_bound(deep, limit, rounds=rounds, ratio=ratio))
+        pricers = [PathPricer.of(options)]
+        if trainer.overlap.send and trainer.rendezvous_sends and self._job.pin.depth != 0:
+            # One mesh has the schedule's own depth, so has one island.
+            depth = trainer.most_extra_depth if islands > 1 else 0
+            pricers.append(PathPricer.of(options, early_sends=True, extra_depth=depth))
+        found = []
+        for pricer in pricers:
+            pricer.check = check
+            found.append(several_bound(pricer, limit, rounds=rounds, ratio=ratio))
         return min(found, key=lambda each: each.seconds)
 
     @property
@@ -145,5 +144,5 @@ class SeveralSolver:
     def prove(self, best: Best) -> None:
         """Raise the bound; list all plans where they are few."""
         if self._bounded:
-            found = self._bound(best.seconds, _RATIO, _ROUNDS)
+            found = self._bound(best.seconds, _RATIO, _ROUNDS, best.check_time)
             best.raise_bound(self.index, found.seconds)

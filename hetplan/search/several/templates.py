@@ -98,7 +98,7 @@ def _capacity(
     for s in range(layer.shape[0]):
         best = 0
         for v in range(layer.shape[1]):
-            fits = int(math.floor((seconds - serial[s, v]) / layer[s, v] * (1 + 1e-12)))
+            fits = math.floor((seconds - serial[s, v]) / layer[s, v] * (1 + 1e-12))
             fits = min(fits, most_layers[s, v])
             if fits > best:
                 best, which[s] = fits, v

@@ -176,9 +176,10 @@ def neighbour(
     """The runs of one neighbour in `found`, and how many; 0 where there is none.
 
     Kinds: 0 run a has c stages more; 1 run a gives c stages to run b; 2 runs a and b change
-    places; 3 run a moves to place b; 4 run a goes to mesh b, filling as much of it times c / 4; 5 mesh b
-    with c stages joins at place a; 6 run a leaves; 7 runs up to a get c more depth. Where stages are
-    too many then, or too few of a pinned number, the other runs give or take the difference.
+    places; 3 run a moves to place b; 4 run a goes to mesh b, filling as much of it times c / 4;
+    5 mesh b with c stages joins at place a; 6 run a leaves; 7 runs up to a get c more depth.
+    Where stages are too many then, or too few of a pinned number, the other runs give or take the
+    difference.
     """
     _keep(found, runs, count)
     if kind == 0:
@@ -199,9 +200,7 @@ def neighbour(
     elif kind == 4:
         found[a, MESH] = b
         room = rules.max_stages[b] / rules.max_stages[runs[a, MESH]]
-        found[a, STAGES] = min(
-            max(1, round(runs[a, STAGES] * room * c / 4)), rules.max_stages[b]
-        )
+        found[a, STAGES] = min(max(1, round(runs[a, STAGES] * room * c / 4)), rules.max_stages[b])
     elif kind == 5:
         if count + 1 > found.shape[0]:
             return 0
@@ -291,9 +290,7 @@ def descend(
 
 
 @numba.njit(cache=True, inline="never")
-def _amount(
-    kind: int, choice: int, rules: Rules, runs: Ints, count: int, a: int, b: int
-) -> int:
+def _amount(kind: int, choice: int, rules: Rules, runs: Ints, count: int, a: int, b: int) -> int:
     """The choice-th amount of a kind of move; 0 where there are no more."""
     if kind in (0, 7):
         if kind == 7 and (rules.most_extra == 0 or choice > 1):

@@ -1,4 +1,4 @@
-"""How to cut the layers over given slots, fast and nearly as well as the best cut, and what it costs.
+"""How to cut the layers over given slots, fast and nearly as well as can be, and what it costs.
 
 By bound (b) of `hetplan.cost.bounds.closed_forms` a step is at least Sigma + X, X the largest over
 the slots of two linear forms in the slot's layers. So for a given X every slot takes as many
@@ -190,9 +190,7 @@ def _trim(
 
 
 @numba.njit(cache=True, inline="never")
-def _fastest(
-    numbers: Numbers, mesh: Ints, most: Ints, s: int, variant: Ints, units: Ints
-) -> None:
+def _fastest(numbers: Numbers, mesh: Ints, most: Ints, s: int, variant: Ints, units: Ints) -> None:
     least = numbers.forward[variant[s], mesh[s]] + numbers.backward[variant[s], mesh[s]]
     for v in range(numbers.forward.shape[0]):
         seconds = numbers.forward[v, mesh[s]] + numbers.backward[v, mesh[s]]

@@ -74,9 +74,7 @@ def polish(
                 if giver == taker or units[giver] <= 1:
                     continue
                 before = variant[taker]
-                if units[taker] >= fits(
-                    numbers, slots, taker, mesh[taker], before, extra[taker]
-                ):
+                if units[taker] >= fits(numbers, slots, taker, mesh[taker], before, extra[taker]):
                     other = roomy(numbers, slots, taker, mesh[taker], extra[taker], units[taker])
                     if other < 0:
                         continue

@@ -123,7 +123,11 @@ class OrderProgram:
         return self._best
 
     def limit_of_order(self) -> float:
-        """The X of that pipeline; `least` is the same from here up to the limit asked for."""
+        """The X of that pipeline; `least` is the same from here up to the limit asked for.
+
+        Below long boundaries buckets depend on the limit, so that there it may be larger: the
+        bound of a lower limit is then the better one.
+        """
         return self._best_limit
 
     def _outline(self, part: OrderNumbers, limit: float) -> Outline:

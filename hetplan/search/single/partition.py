@@ -115,8 +115,8 @@ class ChainProgram:
         slots = len(self.chain.meshes)
         units, chosen = (np.zeros(slots, dtype=np.int64) for _ in range(2))
         trace(
-            self._numbers, self._limit, self._most, self._low, self._high, self._table, self._fronts,
-            units, chosen,
+            self._numbers, self._limit, self._most, self._low, self._high, self._table,
+            self._fronts, units, chosen,
         )  # fmt: skip
         return Cut(units=tuple(int(n) for n in units), variants=tuple(int(v) for v in chosen))
 

@@ -60,12 +60,22 @@ def numbers_of(space: Space) -> Numbers:
         extra_backward=_floats(space.extra_backward),
         links=_floats(
             np.stack(
-                (links.send_forward, links.send_backward, links.wire_latency, links.rendezvous_extra)
+                (
+                    links.send_forward,
+                    links.send_backward,
+                    links.wire_latency,
+                    links.rendezvous_extra,
+                )
             )
         ),
         node_links=_floats(
             np.stack(
-                (nodes.send_forward, nodes.send_backward, nodes.wire_latency, nodes.rendezvous_extra)
+                (
+                    nodes.send_forward,
+                    nodes.send_backward,
+                    nodes.wire_latency,
+                    nodes.rendezvous_extra,
+                )
             )
         ),
         stages_per_node=np.ascontiguousarray(space.stages_per_node, dtype=np.int64),
@@ -132,9 +142,7 @@ def role_of(slots: int, slot: int) -> int:
 
 
 @numba.njit(cache=True, inline="never")
-def fits(
-    numbers: Numbers, slots: int, slot: int, mesh: int, variant: int, extra: int
-) -> int:
+def fits(numbers: Numbers, slots: int, slot: int, mesh: int, variant: int, extra: int) -> int:
     """Most layer units that a slot can hold; 0: none."""
     flight = min(
         depth_of(slots, slot, extra, numbers.microbatches), numbers.most_layers.shape[3] - 1
@@ -143,9 +151,7 @@ def fits(
 
 
 @numba.njit(cache=True)
-def step_seconds(
-    numbers: Numbers, mesh: Ints, variant: Ints, units: Ints, extra: Ints
-) -> float:
+def step_seconds(numbers: Numbers, mesh: Ints, variant: Ints, units: Ints, extra: Ints) -> float:
     """Seconds of one step of this row of slots; `NEVER` where it does not fit or cannot run."""
     slots = mesh.shape[0]
     forward, backward, ends = np.empty(slots), np.empty(slots), np.empty(slots)

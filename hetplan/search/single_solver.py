@@ -14,7 +14,6 @@ import numpy as np
 
 from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.families.family import Family
-from hetplan.search.single.chosen import chosen_of_row
 from hetplan.search.single.exact import cheapest, few_plans, row_arrays
 from hetplan.search.single.local import expand, rules_of, search_rows
 from hetplan.search.single.local_cut import cut
@@ -23,6 +22,7 @@ from hetplan.search.single.orders import OrderProgram
 from hetplan.search.single.replay import NEVER, Numbers, numbers_of, step_seconds
 from hetplan.search.single.space import Ints, Space
 from hetplan.search.single.walk import prove
+from hetplan.search.single_row import chosen_of_row
 from hetplan.search.solver import RESOLUTION, Best, Rough
 
 _KEPT = 6
@@ -109,9 +109,7 @@ class SingleSolver:
             _, variant, units = min(tried, key=lambda each: each[0])
             self.offer_cut(mesh, variant, units, extra, best)
 
-    def offer_cut(
-        self, mesh: Ints, variant: Ints, units: Ints, extra: Ints, best: Best
-    ) -> float:
+    def offer_cut(self, mesh: Ints, variant: Ints, units: Ints, extra: Ints, best: Best) -> float:
         """Polish a cut near the best and offer it; its step."""
         step = step_seconds(self._numbers, mesh, variant, units, extra)
         best.replays += 1

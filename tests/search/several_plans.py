@@ -1,0 +1,112 @@
+"""Random plans of one or several pipelines, with unequal shapes, mixed stages and deep warm-ups."""
+
+from __future__ import annotations
+
+import random
+
+from hetplan.cluster.spec import Cluster
+from hetplan.job.spec import Job
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
+from hetplan.plans.plan import RecomputeGranularity, Schedule, Sharding
+
+
+def random_several(
+    rng: random.Random, model: ModelSpec, cluster: Cluster, job: Job
+) -> ChosenPlan | None:
+    """A plan; None where this draw has none."""
+    early = rng.random() < 0.5
+    pipelines: list[ChosenPipeline] = []
+    free = {one.name: one.num_usable_devices for one in cluster.islands}
+    left = job.global_batch_size
+    for remaining in range(rng.choice((1, 2, 2, 3)), 0, -1):
+        found = _pipeline(rng, model, cluster, free, left, last=remaining == 1, early=early)
+        if found is None:
+            return None
+        pipelines.append(found)
+        left -= found.num_microbatches * sum(p.shape.samples for p in found.stages[0].parts)
+        if left == 0:
+            break
+    if left:
+        return None
+    sharding = rng.choice((Sharding.NONE, Sharding.OPTIMIZER))
+    return ChosenPlan(pipelines=tuple(pipelines), sharding=sharding, early_sends=early)
+
+
+def _pipeline(
+    rng: random.Random,
+    model: ModelSpec,
+    cluster: Cluster,
+    free: dict[str, int],
+    batch: int,
+    *,
+    last: bool,
+    early: bool,
+) -> ChosenPipeline | None:
+    tick = rng.choice([each for each in (1, 2, 3, 4) if each <= batch] or [1])
+    counts = [m for m in range(1, batch // tick + 1) if not last or m * tick == batch]
+    if not counts:
+        return None
+    count = rng.choice(counts)
+    rows: list[tuple[tuple[Part, ...], bool]] = []
+    names = rng.sample(sorted(free), len(free))
+    while names and (not rows or rng.random() < 0.6):
+        taken = [names.pop() for _ in range(min(len(names), rng.choice((1, 1, 1, 2))))]
+        parts = _parts(rng, model, cluster, free, taken, tick)
+        if parts is None:
+            return None
+        most = min(free[part.island] // part.shape.num_devices for part in parts)
+        if most == 0:
+            return None
+        stages = rng.randint(1, most)
+        for part in parts:
+            free[part.island] -= stages * part.shape.num_devices
+        rows += [(parts, k == 0) for k in range(stages)]
+    if not rows or len(rows) > min(model.num_layers, count):
+        return None
+    layers = [1] * len(rows)
+    for _ in range(model.num_layers - len(rows)):
+        layers[rng.randrange(len(rows))] += 1
+    deeper, stages_found = 0, []
+    for s in range(len(rows) - 1, -1, -1):
+        parts, _ = rows[s]
+        # Meshes further upstream may be deeper.
+        if early and s + 1 < len(rows) and rows[s + 1][1]:
+            deeper += rng.randint(0, 3)
+        stages_found.append(
+            ChosenStage(
+                parts=parts,
+                layers=(layers[s],),
+                recompute=rng.choice((RecomputeGranularity.NONE, RecomputeGranularity.FULL)),
+                warmup_depth=min(len(rows) - s + min(deeper, 8), count),
+            )
+        )
+    return ChosenPipeline(
+        stages=tuple(reversed(stages_found)),
+        num_microbatches=count,
+        schedule=Schedule(name="1f1b"),
+    )
+
+
+def _parts(
+    rng: random.Random,
+    model: ModelSpec,
+    cluster: Cluster,
+    free: dict[str, int],
+    taken: list[str],
+    tick: int,
+) -> tuple[Part, ...] | None:
+    """One part per island, which share the tick."""
+    shares = [tick] if len(taken) == 1 else [1, tick - 1]
+    if min(shares) < 1:
+        return None
+    found = []
+    for name, samples in zip(taken, shares, strict=True):
+        per_node = cluster.island(name).devices_per_node
+        tp = rng.choice([each for each in (1, 2) if per_node % each == 0])
+        dp = rng.choice([each for each in range(1, samples + 1) if samples % each == 0])
+        size = tp * dp
+        if (per_node % size and size % per_node) or size > free[name]:
+            return None
+        found.append(Part(island=name, shape=Shape(tp=tp, dp=dp, microbatch_size=samples // dp)))
+    return tuple(found)
