@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -78,8 +79,7 @@ def test_shares_are_the_best_of_all(seed: int) -> None:
         return float(fill[p] + turn[p] * m)
 
     shares = [
-        Share(sequences=ticks[p], least=least[p], seconds=lambda m, p=p: seconds(p, m))
-        for p in range(count)
+        Share(sequences=ticks[p], least=least[p], seconds=partial(seconds, p)) for p in range(count)
     ]
     every = [
         numbers
@@ -113,7 +113,9 @@ def test_what_is_found_is_legal_and_takes_what_is_said() -> None:
     found.improve(best)
     assert best.chosen is not None
     priced = Assembler(asked, where, wanted, PREDICTOR, 1)
-    assert priced.whole(best.chosen).seconds == best.seconds
+    again = priced.whole(best.chosen)
+    assert again is not None
+    assert again.seconds == best.seconds
     # Two unlike kinds are worth more than the faster one alone.
     alone = cluster(where.islands[1])
     other = solver(asked, alone, wanted)

@@ -6,7 +6,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Job
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan
 from hetplan.plans.plan import RecomputeGranularity, Sharding
-from hetplan.search.candidates import matches
+from hetplan.search.families.allowed import matches
 
 
 def keeps_pins(chosen: ChosenPlan, cluster: Cluster, job: Job) -> bool:
