@@ -93,9 +93,13 @@ def hethub_bench(
     targets: Sequence[str] = TARGETS,
     mixes: Sequence[Mix] | None = None,
     predictor: Predictor | None = None,
+    time_limit_seconds: float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> HethubBench:
-    """Plan every mix for every target, and each kind alone."""
+    """Plan every mix for every target, and each kind alone.
+
+    `time_limit_seconds` is for each search, instead of the job's.
+    """
     if predictor is None:
         predictor, _ = fit_stores(*default_stores())
     rows = []
@@ -103,7 +107,7 @@ def hethub_bench(
         for target in targets:
             if progress is not None:
                 progress(f"{mix.name} for {target}")
-            rows.append(_row(mix, target, predictor))
+            rows.append(_row(mix, target, predictor, time_limit_seconds))
     return HethubBench(rows=tuple(rows), measured_by_hethub=MEASURED_BY_HETHUB)
 
 
@@ -137,8 +141,10 @@ def _pairs(configs: Path) -> Iterator[Mix]:
         )
 
 
-def _row(mix: Mix, target: str, predictor: Predictor) -> MixRow:
+def _row(mix: Mix, target: str, predictor: Predictor, limit: float | None) -> MixRow:
     job = replace(mix.job, target=target)
+    if limit is not None:
+        job = replace(job, time_limit_seconds=limit)
     islands = [
         island for island in mix.cluster.islands if island.name not in mix.job.forbid.islands
     ]
@@ -146,7 +152,7 @@ def _row(mix: Mix, target: str, predictor: Predictor) -> MixRow:
     found: SearchResult | None = None
     reason = ""
     try:
-        found = search(mix.model, mix.cluster, job, predictor)
+        found = search(mix.model, mix.cluster, job, predictor, reasons=False)
     except (InfeasibleError, InputError, LimitError) as error:
         reason = str(error).splitlines()[0]
     spent = time.process_time() - started
@@ -169,7 +175,8 @@ def _row(mix: Mix, target: str, predictor: Predictor) -> MixRow:
     )
     if found is None:
         return row
-    return _compared(row, found, homogeneous_sum(found, predictor))
+    figure = homogeneous_sum(found, predictor, time_limit_seconds=job.time_limit_seconds)
+    return _compared(row, found, figure)
 
 
 def _compared(row: MixRow, found: SearchResult, figure: HomogeneousSum) -> MixRow:

@@ -9,7 +9,7 @@ import typer
 
 from hetplan.cli.options import AsJson, emit, say
 
-BENCHMARKS = ("cost", "accuracy", "search")
+BENCHMARKS = ("cost", "accuracy", "search", "hethub")
 BENCH_SCHEMA = "hetplan.bench/1"
 USUAL_REFERENCE = Path("../shared/reference")
 """Where the folder of other people's measurements lies beside a checkout, if it is there."""
@@ -40,11 +40,16 @@ def bench(
     ] = None,
     targets: Annotated[
         str | None,
-        typer.Option(help="search: targets of the scaling table, with commas. Default: all."),
+        typer.Option(
+            help="search, hethub: targets of the table, with commas. Default: all that train."
+        ),
     ] = None,
     time_limit: Annotated[
         str | None,
-        typer.Option(help="search: longest search of the scaling table. Default: 180 s."),
+        typer.Option(
+            help="search: longest search of the scaling table (180 s). hethub: of every plan (the "
+            "jobs' own limit)."
+        ),
     ] = None,
     fit: Annotated[
         Path | None,
@@ -87,8 +92,10 @@ def bench(
             raise InputError(f"{folder} is no folder")
     if reference is None and USUAL_REFERENCE.is_dir():
         reference = USUAL_REFERENCE
-    if what != "search" and (sizes or targets or time_limit):
-        raise InputError("--sizes, --targets and --time-limit belong to bench search")
+    if what not in ("search", "hethub") and (targets or time_limit):
+        raise InputError("--targets and --time-limit belong to bench search and bench hethub")
+    if what != "search" and sizes:
+        raise InputError("--sizes belongs to bench search")
     if what == "cost":
         _cost(reference, _count(cases), as_json=as_json)
     elif what == "search":
@@ -104,6 +111,10 @@ def bench(
             as_json=as_json,
             schema=BENCH_SCHEMA,
         )
+    elif what == "hethub":
+        from hetplan.cli.bench_hethub import bench_hethub
+
+        bench_hethub(targets=targets, time_limit=time_limit, as_json=as_json, schema=BENCH_SCHEMA)
     else:
         _accuracy(fit or reference, judge, plot, readings=readings, as_json=as_json)
 

@@ -11,9 +11,6 @@ import typer
 from hetplan.cli.options import (
     INTERRUPTED,
     AsJson,
-    ClusterFile,
-    JobFile,
-    ModelFile,
     PredictorFile,
     Stores,
     TargetName,
@@ -23,6 +20,8 @@ from hetplan.cli.options import (
     read_predictor,
     say,
 )
+from hetplan.cli.plan_objectives import MOST_ALTERNATIVES, by_aim, show_aim, with_aim
+from hetplan.cli.plan_sweep import plan_sweep
 
 if TYPE_CHECKING:
     from hetplan.cli.progress import ProgressLine
@@ -33,9 +32,12 @@ if TYPE_CHECKING:
 
 
 def plan(
-    model: ModelFile,
-    cluster: ClusterFile,
-    job: JobFile,
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", help="Model file (YAML, or a Hugging Face config.json)."),
+    ] = None,
+    cluster: Annotated[Path | None, typer.Option("--cluster", help="Cluster file (YAML).")] = None,
+    job: Annotated[Path | None, typer.Option("--job", help="Job file (YAML).")] = None,
     predictor: PredictorFile = None,
     store: Stores = None,
     target: TargetName = None,
@@ -46,14 +48,42 @@ def plan(
     time_limit: Annotated[
         str | None, typer.Option(help="Longest search, as in '60 s' or '5 min', over the job's.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Plan file to write (JSON).")] = Path("plan.json"),
+    objective: Annotated[
+        str | None, typer.Option(help="step_time or cost_per_token, over the job's.")
+    ] = None,
+    quantile: Annotated[
+        float | None,
+        typer.Option(
+            help="Compare what a step stays below with this probability, as in 0.9, over the job's."
+        ),
+    ] = None,
+    top: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=MOST_ALTERNATIVES,
+            help="How many unlike plans: the best one and others that are good by another aim.",
+        ),
+    ] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Plan file to write (JSON; plan.json). --sweep: the table (sweep.csv)."),
+    ] = None,
     journal: Annotated[
         Path | None,
         typer.Option(help="Write down what the search finds while it runs (JSON lines)."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from what the journal says.")
+        bool,
+        typer.Option("--resume", help="Go on from what the journal, or the table, says."),
     ] = False,
+    sweep: Annotated[
+        Path | None,
+        typer.Option(help="Plan a grid of models, clusters, jobs and links (YAML) into a table."),
+    ] = None,
+    plans: Annotated[
+        Path | None, typer.Option(help="--sweep: folder for the plan files too.")
+    ] = None,
     native: Annotated[
         bool,
         typer.Option(help="Say what the target costs against hetplan's own trainer."),
@@ -63,14 +93,27 @@ def plan(
     """Find the fastest plan for a model, a cluster and a job.
 
     Ctrl-C ends the search, writes the best plan so far and exits with 130. A search that was
-    killed goes on from its journal with --resume.
+    killed goes on from its journal with --resume, a sweep from its table.
     """
+    if sweep is not None:
+        given = {
+            "--model": model, "--cluster": cluster, "--job": job, "--target": target, "--gap": gap,
+            "--time-limit": time_limit, "--objective": objective, "--quantile": quantile,
+            "--journal": journal, "--top": top if top > 1 else None, "--json": as_json or None,
+        }  # fmt: skip
+        _refuse_with_sweep([name for name, value in given.items() if value is not None])
+        plan_sweep(sweep, out=out, plans=plans, resume=resume, predictor=predictor, store=store)
+        return
+    if plans is not None:
+        _refuse_plans()
+    files = _three_files(model, cluster, job)
+    out = Path("plan.json") if out is None else out
     from hetplan.cli.progress import ProgressLine
     from hetplan.search.files import SCHEMA, result_text, save_result
     from hetplan.search.search import search
 
-    inputs = read_inputs(model, cluster, job, target)
-    asked = _overridden(inputs.job, gap, time_limit)
+    inputs = read_inputs(*files, target)
+    asked = with_aim(_overridden(inputs.job, gap, time_limit), quantile, objective)
     replacing = check_replaceable(out, SCHEMA, "plan")
     _check_journal(journal, resume)
     predict, digest = read_predictor(predictor, store)
@@ -85,18 +128,49 @@ def plan(
             journal=journal,
             resume=resume,
         )
+    result = by_aim(result, predict, top)
     save_result(result, out)
     say(f"wrote {out}{replacing}")
     if as_json:
         emit(result_text(result))
     else:
         _show(result)
+        show_aim(result)
     if result.certificate is not None and result.certificate.status == "interrupted":
         raise typer.Exit(INTERRUPTED)
     if not as_json:
         if native:
             _show_restriction(result, predict)
         _show_homogeneous(result, predict)
+
+
+def _refuse_with_sweep(given: list[str]) -> None:
+    """What is asked of one question stands in the sweep's files."""
+    from hetplan.errors import InputError
+
+    if given:
+        raise InputError(
+            f"{', '.join(given)}: not with --sweep, whose file names models, clusters, jobs and "
+            "targets; the jobs have the rest"
+        )
+
+
+def _refuse_plans() -> None:
+    from hetplan.errors import InputError
+
+    raise InputError("--plans belongs to --sweep; one plan goes to --out FILE")
+
+
+def _three_files(
+    model: Path | None, cluster: Path | None, job: Path | None
+) -> tuple[Path, Path, Path]:
+    from hetplan.errors import InputError
+
+    if model is None or cluster is None or job is None:
+        named = (("--model", model), ("--cluster", cluster), ("--job", job))
+        missing = " ".join(f"{name} FILE" for name, given in named if given is None)
+        raise InputError(f"name {missing}; or a grid of questions with --sweep FILE")
+    return model, cluster, job
 
 
 def _check_journal(journal: Path | None, resume: bool) -> None:

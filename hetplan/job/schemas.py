@@ -10,6 +10,7 @@ from hetplan.cluster.file_form import CLUSTER_SCHEMA, ClusterForm
 from hetplan.files.schemas import schema_text
 from hetplan.files.writing import write_atomically
 from hetplan.job.file_form import JOB_SCHEMA, JobForm
+from hetplan.job.sweep_form import SWEEP_SCHEMA, SweepForm
 from hetplan.model.file_form import MODEL_SCHEMA, ModelForm
 
 
@@ -20,6 +21,7 @@ def input_schemas() -> tuple[tuple[str, str], ...]:
         ("cluster", ClusterForm, CLUSTER_SCHEMA, "hetplan cluster"),
         ("devices", DevicesForm, DEVICES_SCHEMA, "hetplan device kinds"),
         ("job", JobForm, JOB_SCHEMA, "hetplan job"),
+        ("sweep", SweepForm, SWEEP_SCHEMA, "hetplan sweep"),
     )
     return tuple(
         (f"{name}.schema.json", schema_text(form, schema=schema, title=title))

@@ -8,14 +8,24 @@ from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import fit_stores
 from hetplan.predict.predictor import Predictor
+from hetplan.search.objectives.answer import by_objective
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
 
 
 def plan(
-    model: ModelSpec, cluster: Cluster, job: Job, predictor: Predictor | None = None
+    model: ModelSpec,
+    cluster: Cluster,
+    job: Job,
+    predictor: Predictor | None = None,
+    *,
+    top: int = 1,
 ) -> SearchResult:
-    """The fastest plan for this job, its estimate and its certificate.
+    """The best plan for this job's aim, its estimate and its certificate.
+
+    The aim is `job.objective`, at `job.quantile` where one is given; the certificate is about the
+    step time, whatever the aim (`result.objective` says so). With `top` above 1 the result has up
+    to that many plans less one as `alternatives`, none of them better by every aim than another.
 
     Without a predictor one is fitted from the user's profile store and the shipped profiles;
     device kinds without samples are predicted from their datasheets, and the estimate says so.
@@ -23,4 +33,4 @@ def plan(
     """
     if predictor is None:
         predictor, _ = fit_stores(*default_stores())
-    return search(model, cluster, job, predictor)
+    return by_objective(search(model, cluster, job, predictor), predictor, top=top)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
 from hetplan.plans.plan import Schedule
 from hetplan.search.costs.maker import transformer_layers
-from hetplan.search.single.space import FIRST, LAST, Ints, Space
+from hetplan.search.families.space import FIRST, LAST, Ints, Space
 
 
 def chosen_of_row(

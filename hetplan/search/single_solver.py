@@ -12,15 +12,16 @@ from functools import cached_property
 
 import numpy as np
 
+from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.families.family import Family
-from hetplan.search.single.exact import cheapest, few_plans, row_arrays
+from hetplan.search.families.space import Ints, Space
+from hetplan.search.single.exact import Row, cheapest, few_plans, row_arrays
 from hetplan.search.single.local import expand, rules_of, search_rows
 from hetplan.search.single.local_cut import cut
 from hetplan.search.single.local_polish import polish
 from hetplan.search.single.orders import OrderProgram
 from hetplan.search.single.replay import NEVER, Numbers, numbers_of, step_seconds
-from hetplan.search.single.space import Ints, Space
 from hetplan.search.single.walk import prove
 from hetplan.search.single_row import chosen_of_row
 from hetplan.search.solver import RESOLUTION, Best, Rough
@@ -51,6 +52,12 @@ _MOST_MET = 8
 
 _FEW_PLANS = 2_000_000
 """Plans of a family that are listed one by one."""
+
+_FEW_WHOLE = 100_000
+"""Plans of a family whose plans are priced as they are placed: some milliseconds each."""
+
+_MOST_WHOLE = 256
+"""Plans of a row that are priced so in a proof."""
 
 _EXACT_BUDGET = 1_000_000_000
 """Passes replayed to list a family: about 6 s."""
@@ -121,10 +128,25 @@ class SingleSolver:
             )
             best.replays += int(spent[1])
         if step < min(NEVER, best.wanted(self.index)):
-            names = tuple(island.name for island in self._maker.cluster.islands)
-            chosen = chosen_of_row(self.space, names, mesh, variant, units, extra)
+            chosen = self._chosen(mesh, variant, units, extra)
+            if self._priced_whole:
+                step = self._maker.whole_seconds(chosen)
             best.offer(self.index, chosen, float(step))
         return float(step)
+
+    def _chosen(self, mesh: Ints, variant: Ints, units: Ints, extra: Ints) -> ChosenPlan:
+        names = tuple(island.name for island in self._maker.cluster.islands)
+        return chosen_of_row(self.space, names, mesh, variant, units, extra)
+
+    @cached_property
+    def _priced_whole(self) -> bool:
+        """Whether plans are offered at what they cost as they are placed.
+
+        Where the space is a little low and the family small enough that all can be priced so.
+        """
+        if self._maker.exact(self.family):
+            return False
+        return few_plans(self.space, rules_of(self.space), _FEW_WHOLE) is not None
 
     def prove(self, best: Best) -> None:
         """Raise the family's bound to the target, by the programs and by listing all plans."""
@@ -164,22 +186,42 @@ class SingleSolver:
         least = float("inf")
         for row in found:
             best.check_time()
-            mesh, extra = row_arrays(row)
-            variant, units = np.zeros(len(mesh), dtype=np.int64), np.zeros(len(mesh), np.int64)
-            before = int(spent[1])
-            ceiling = min(NEVER, best.target)
-            step = cheapest(
-                self._numbers, mesh, extra, ceiling, _EXACT_BUDGET, variant, units, spent
-            )
-            best.replays += int(spent[1]) - before
-            if step < 0:
+            below = self._list_row(row, best, spent)
+            if below is None:
                 return False
-            if step < ceiling:
-                self.offer_cut(mesh, variant, units, extra, best)
-            least = min(least, step)
+            least = min(least, below)
         best.listed += 1
         best.raise_bound(self.index, float("inf") if least >= NEVER else least)
         return True
+
+    def _list_row(self, row: Row, best: Best, spent: Ints) -> float | None:
+        """No plan of the row has a shorter step, or one was offered; None: too many operations."""
+        mesh, extra = row_arrays(row)
+        most = _MOST_WHOLE if self._priced_whole else 1
+        steps = np.zeros(most)
+        variants, units = (np.zeros((most, len(mesh)), dtype=np.int64) for _ in range(2))
+        before = int(spent[1])
+        ceiling = min(NEVER, best.target)
+        kept = cheapest(
+            self._numbers, mesh, extra, ceiling, _EXACT_BUDGET, steps, variants, units, spent
+        )
+        best.replays += int(spent[1]) - before
+        if kept < 0:
+            return None
+        if not self._priced_whole:
+            if kept:
+                self.offer_cut(mesh, variants[0], units[0], extra, best)
+            return float(steps[0]) if kept else ceiling
+        least = ceiling if kept < most else float(steps.max())
+        for k in np.argsort(steps[:kept], kind="stable").tolist():
+            if steps[k] >= best.target:
+                # So are all that follow.
+                return min(least, float(steps[k]))
+            chosen = self._chosen(mesh, variants[k], units[k], extra)
+            whole = self._maker.whole_seconds(chosen)
+            best.offer(self.index, chosen, whole)
+            least = min(least, whole)
+        return least
 
 
 _IMPOSSIBLE = 1e24

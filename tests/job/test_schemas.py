@@ -9,7 +9,13 @@ from hetplan.files.shipped import shipped_folder
 from hetplan.job.schemas import input_schemas, write_schemas
 
 CONFIGS = shipped_folder("configs")
-FOLDERS = {"model": "models", "cluster": "clusters", "devices": "devices", "job": "jobs"}
+FOLDERS = {
+    "model": "models",
+    "cluster": "clusters",
+    "devices": "devices",
+    "job": "jobs",
+    "sweep": "sweeps",
+}
 FILES = [path for folder in FOLDERS.values() for path in sorted((CONFIGS / folder).glob("*.yaml"))]
 
 

@@ -217,9 +217,11 @@ class SmallSpace(Meshes):
         if pin.virtual_stages in (None, 1):
             if not self.trainer.other_warmup or pin.depth in (None, 0):
                 yield Row(order, held, m, 1, tuple(own))
-            for extra in self._extras(len(order), m - stages):
+            early = []
+            for extra in self._extras(len(order), m):
                 more = [e for e, count in zip(extra, held, strict=True) for _ in range(count)]
-                depths = tuple(min(stages - s + more[s], m) for s in range(stages))
+                early.append(tuple(min(stages - s + more[s], m) for s in range(stages)))
+            for depths in dict.fromkeys(early):
                 yield Row(order, held, m, 1, depths, early=True)
         if not interleaves or "interleaved-1f1b" not in self.trainer.schedules:
             return
@@ -228,13 +230,14 @@ class SmallSpace(Meshes):
             if pin.virtual_stages in (None, v) and stages * v <= self.units.count and whole:
                 yield Row(order, held, m, v, tuple(own))
 
-    def _extras(self, meshes: int, room: int) -> Iterator[tuple[int, ...]]:
+    def _extras(self, meshes: int, microbatches: int) -> Iterator[tuple[int, ...]]:
         """Depth beyond the schedule's own, per mesh, where sends do not wait: none on the last
         mesh, never less on an earlier one."""
         if not self.trainer.other_warmup or self.job.pin.depth == 0:
             return
         most = MOST_EXTRA_DEPTH if self.job.pin.depth is None else self.job.pin.depth
-        most = min(most, max(0, room))
+        # No stage has more in flight than there are.
+        most = min(most, microbatches)
         for extra in product(range(most + 1), repeat=meshes - 1):
             if list(extra) == sorted(extra, reverse=True):
                 yield (*extra, 0)

@@ -12,8 +12,8 @@ from synthetic_spaces import Wanted, small_space
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.times import Exchange, PipelineTimes
 from hetplan.search.families.family import Family
+from hetplan.search.families.space import Floats, Ints, Space
 from hetplan.search.interleaved.solver import Shared
-from hetplan.search.single.space import Floats, Ints, Space
 from hetplan.search.solver import Rough
 
 

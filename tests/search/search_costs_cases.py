@@ -17,7 +17,7 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
 from hetplan.plans.plan import Schedule
 from hetplan.search.costs.maker import transformer_layers
-from hetplan.search.single.space import FIRST, LAST, Space
+from hetplan.search.families.space import FIRST, LAST, Space
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

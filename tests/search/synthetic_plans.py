@@ -10,8 +10,8 @@ import numpy as np
 
 from hetplan.cost.replay.kernel import replay_seconds
 from hetplan.cost.replay.step import replay
+from hetplan.search.families.space import Space
 from hetplan.search.single.chain import Chain, chain_of
-from hetplan.search.single.space import Space
 
 
 @dataclass(frozen=True, kw_only=True)

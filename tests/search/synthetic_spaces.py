@@ -10,7 +10,7 @@ import numpy as np
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import RecomputeGranularity, Sharding
 from hetplan.search.families.family import Family, Mesh
-from hetplan.search.single.space import Floats, Ints, Links, NormSums, Space
+from hetplan.search.families.space import Floats, Ints, Links, NormSums, Space
 
 _GRANULARITIES = (
     RecomputeGranularity.NONE,

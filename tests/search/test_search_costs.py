@@ -33,7 +33,7 @@ from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.families.allowed import allowed_cluster
 from hetplan.search.families.families import Families
 from hetplan.search.families.family import Family
-from hetplan.search.single.space import FIRST, LAST, Space
+from hetplan.search.families.space import FIRST, LAST, Space
 
 PREDICTOR = fit_populations(())
 EXACT = 1e-9

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from search_jobs import cluster, island, job, model
 
-from hetplan.cluster.load import load_cluster
 from hetplan.cost.estimate import estimate
-from hetplan.files.shipped import shipped_folder
-from hetplan.job.load import load_job
-from hetplan.model.load import load_model
+from hetplan.job.spec import Pins
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.explained.against import against
 from hetplan.search.explained.changes import Change, changes
@@ -24,14 +22,9 @@ _PREDICTOR = FittedPredictor.datasheet_only()
 
 @pytest.fixture(scope="module")
 def found() -> SearchResult:
-    configs = shipped_folder("configs")
-    job = load_job(configs / "jobs" / "llama-2-7b.yaml")
-    return search(
-        load_model(configs / "models" / "llama-2-7b.yaml"),
-        load_cluster(configs / "clusters" / "two-regions.yaml"),
-        replace(job, target="megatron", gap=0.05, pin=replace(job.pin, virtual_stages=1)),
-        _PREDICTOR,
-    )
+    of = cluster(island("a", nodes=2, per_node=2), island("b", kind="slow", teraflops=60, nodes=2))
+    pins = Pins(cp=1, virtual_stages=1)
+    return search(model(6), of, replace(job(8, gap=0.05), pin=pins), _PREDICTOR)
 
 
 def test_all_that_limits_a_plan_adds_up_to_no_more_than_the_step(found: SearchResult) -> None:
@@ -59,14 +52,14 @@ def test_a_faster_device_kind_is_worth_what_its_limit_says(found: SearchResult) 
     """Passes a tenth shorter are those of a clock 1 / 0.9 as fast, communication inside aside."""
     seen = limits(found, _PREDICTOR)
     first = seen.islands[0]
-    cluster = found.inputs.cluster
+    of = found.inputs.cluster
     faster = replace(
-        cluster,
+        of,
         islands=tuple(
-            replace(island, clock_ratio=island.clock_ratio / (1 - FASTER))
-            if island.name == first.island
-            else island
-            for island in cluster.islands
+            replace(each, clock_ratio=each.clock_ratio / (1 - FASTER))
+            if each.name == first.island
+            else each
+            for each in of.islands
         ),
     )
     again = estimate(found.plan, found.inputs.model, faster, found.inputs.job, _PREDICTOR)
@@ -75,13 +68,13 @@ def test_a_faster_device_kind_is_worth_what_its_limit_says(found: SearchResult) 
 
 
 def test_changes_are_single_and_in_words(found: SearchResult) -> None:
-    cluster, job = found.inputs.cluster, found.inputs.job
-    every = list(changes(cluster, job))
+    of, wanted = found.inputs.cluster, found.inputs.job
+    every = list(changes(of, wanted))
     words = [each.words for each in every]
     assert len(words) == len(set(words))
     assert any("without pin virtual_stages: 1" in each for each in words)
     for each in every:
-        assert (each.cluster, each.job) != (cluster, job), each.words
+        assert (each.cluster, each.job) != (of, wanted), each.words
 
 
 def test_an_unneeded_change_is_worth_nothing_and_a_pin_that_costs_is_found(
@@ -107,8 +100,8 @@ def test_a_plan_against_itself_and_against_a_worse_one(found: SearchResult) -> N
     assert same.components == ()
     assert same.found_seconds == same.other_seconds
     inputs = found.inputs
-    job = replace(inputs.job, pin=replace(inputs.job.pin, recompute=True))
-    other = search(inputs.model, inputs.cluster, job, _PREDICTOR)
+    pinned = replace(inputs.job, pin=replace(inputs.job.pin, recompute=True))
+    other = search(inputs.model, inputs.cluster, pinned, _PREDICTOR)
     seen = against(found, other, _PREDICTOR)
     assert seen.illegal == ()
     assert seen.inputs_differ == ("job",)
@@ -123,10 +116,10 @@ def test_a_plan_that_is_too_large_or_for_another_batch_is_told(found: SearchResu
     inputs = found.inputs
     small = replace(
         inputs.cluster,
-        islands=tuple(replace(each, memory_bytes=2e9) for each in inputs.cluster.islands),
+        islands=tuple(replace(each, memory_bytes=2e8) for each in inputs.cluster.islands),
     )
     held = replace(found, inputs=replace(inputs, cluster=small))
     assert any("needs" in each for each in against(held, found, _PREDICTOR).illegal)
-    job = replace(inputs.job, global_batch_size=inputs.job.global_batch_size * 3)
-    held = replace(found, inputs=replace(inputs, job=job))
+    thrice = replace(inputs.job, global_batch_size=inputs.job.global_batch_size * 3)
+    held = replace(found, inputs=replace(inputs, job=thrice))
     assert against(held, found, _PREDICTOR).other_seconds is None

@@ -8,10 +8,10 @@ from interleaved_cases import Case, cuts, every_row, random_case, step_of
 
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.times import Exchange, PipelineTimes
+from hetplan.search.families.space import Floats
 from hetplan.search.interleaved.rows import row_of
 from hetplan.search.interleaved.ticks import lockstep_applies, lockstep_ends
 from hetplan.search.single.replay import numbers_of
-from hetplan.search.single.space import Floats
 
 
 def times_of(forward: Floats, backward: Floats, hops: Floats, m: int) -> PipelineTimes:

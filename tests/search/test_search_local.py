@@ -9,12 +9,12 @@ import pytest
 from synthetic_spaces import Wanted, small_space
 
 from hetplan.cost.replay.kernel import replay_seconds
+from hetplan.search.families.space import FIRST, LAST, Ints, Space
 from hetplan.search.single.exact import cheapest, few_plans, row_arrays, rows
 from hetplan.search.single.local import expand, rules_of, search_rows
 from hetplan.search.single.local_cut import cut, estimate
 from hetplan.search.single.local_polish import polish
 from hetplan.search.single.replay import NEVER, numbers_of, step_seconds
-from hetplan.search.single.space import FIRST, LAST, Ints, Space
 
 _CASES = [
     Wanted(),
@@ -106,8 +106,18 @@ def test_listing_finds_what_plain_enumeration_finds(case: int) -> None:
         least = NEVER
         for row in listed:
             mesh, extra = row_arrays(row)
-            variant, units = np.zeros_like(mesh), np.zeros_like(mesh)
-            least = cheapest(numbers, mesh, extra, least, 10**9, variant, units, spent)
+            for kept in (1, 5):
+                steps = np.zeros(kept)
+                slots = [np.zeros((kept, len(mesh)), dtype=np.int64) for _ in range(2)]
+                count = cheapest(numbers, mesh, extra, least, 10**9, steps, *slots, spent)
+                own = sorted(
+                    plan[0]
+                    for plan in every
+                    if np.array_equal(plan[1], mesh) and np.array_equal(plan[4], extra)
+                )
+                own = [step for step in own if step < least * (1 - 1e-9)][:kept]
+                assert sorted(steps[:count]) == pytest.approx(own, rel=1e-9)
+            least = min([least, *steps[:count]])
         assert least == pytest.approx(best, rel=1e-9)
         found_some += best < NEVER
     assert found_some

@@ -10,11 +10,11 @@ import pytest
 from synthetic_plans import Row, every_row, extras, rows, sequences, sigma_and_x, step_of
 from synthetic_spaces import Scale, Wanted, large_space, small_space
 
+from hetplan.search.families.space import Links, Space
 from hetplan.search.single.chain import chain_of
 from hetplan.search.single.orders import Order, OrderProgram, depth_levels
 from hetplan.search.single.partition import ChainProgram, long_boundaries
 from hetplan.search.single.partition_kernel import NONE
-from hetplan.search.single.space import Links, Space
 from hetplan.search.single.walk import Walk, prove
 
 FEATURES = {

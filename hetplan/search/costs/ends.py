@@ -19,7 +19,7 @@ from hetplan.cost.priced.values import Part, seconds_of_parts
 from hetplan.plans.plan import Replica, Sharding, expand
 from hetplan.search.costs.placed import ROLES, Placed
 from hetplan.search.families.family import Mesh
-from hetplan.search.single.space import Floats
+from hetplan.search.families.space import Floats
 
 _ON_CHORD = 1e-12
 """Sums in another order differ by less than this part of themselves."""

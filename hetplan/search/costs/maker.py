@@ -15,17 +15,20 @@ from hetplan.cost.memory.lines import most_units
 from hetplan.job.spec import Job
 from hetplan.model.layer_units import LayerUnits
 from hetplan.model.spec import ModelSpec
+from hetplan.plans.chosen import ChosenPlan
 from hetplan.plans.plan import Sharding
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
 from hetplan.search.costs.ends import Ends
 from hetplan.search.costs.placed import ROLES, Placed
 from hetplan.search.costs.rough import Roughs, most_stages_of
+from hetplan.search.costs.rough_hops import SlowestHops
 from hetplan.search.costs.stages import StageArrays, stage_arrays
 from hetplan.search.costs.transfers import Transfers
+from hetplan.search.costs.whole import Whole
 from hetplan.search.families.allowed import ends_allowed, mesh_matches
 from hetplan.search.families.family import Family, Mesh
-from hetplan.search.single.space import FIRST, LAST, Floats, Ints, NormSums, Space
+from hetplan.search.families.space import FIRST, LAST, Floats, Ints, NormSums, Space
 from hetplan.search.solver import Rough
 
 
@@ -54,8 +57,12 @@ class SpaceMaker:
         return Ends(self._placed)
 
     @cached_property
+    def _whole(self) -> Whole:
+        return Whole(placed=self._placed)
+
+    @cached_property
     def _roughs(self) -> Roughs:
-        return Roughs(self._placed)
+        return Roughs(self._placed, SlowestHops(self._placed))
 
     def units(self) -> LayerUnits:
         """Where the model can be cut; an InputError where it has no such units."""
@@ -117,6 +124,14 @@ class SpaceMaker:
     def rough(self, family: Family) -> Rough:
         """A valid bound and a guess (`hetplan.search.costs.rough`); raises as `space` does."""
         return self._roughs.of(family)
+
+    def exact(self, family: Family) -> bool:
+        """Whether plans of the family cost what its space says (`hetplan.search.costs.whole`)."""
+        return self._whole.exact(family)
+
+    def whole_seconds(self, chosen: ChosenPlan) -> float:
+        """The step of a plan as it is placed; infinite where it does not fit."""
+        return self._whole.seconds(chosen)
 
     def _region(self, mesh: Mesh) -> int:
         regions = {self.cluster.islands[at].region for at in mesh.islands}

@@ -32,7 +32,7 @@ from hetplan.plans.plan import LayerRange, Recompute, RecomputeGranularity, Repl
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
 from hetplan.search.costs.remembered import Remembered
-from hetplan.search.single.space import BOTH, FIRST, LAST, Floats
+from hetplan.search.families.space import BOTH, FIRST, LAST, Floats
 
 ROLES = 4
 _FORWARD, _BACKWARD, _SELECTIVE, _FULL = range(4)

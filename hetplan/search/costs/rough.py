@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-import numba
 import numpy as np
 
 from hetplan.cost.memory.device import gradient_bytes_per_parameter
@@ -34,12 +33,12 @@ from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import RecomputeGranularity, Sharding
 from hetplan.plans.targets import target
 from hetplan.search.costs.placed import Placed
+from hetplan.search.costs.rough_chunks import least_chunked, stage_counts
+from hetplan.search.costs.rough_hops import SlowestHops
+from hetplan.search.costs.rough_longest import caps, holds, least_bottleneck
 from hetplan.search.families.family import Family, Mesh
-from hetplan.search.single.space import FIRST, LAST, MIDDLE, Floats, Ints
+from hetplan.search.families.space import FIRST, LAST, MIDDLE, Floats, Ints
 from hetplan.search.solver import Rough
-
-_STEPS = 24
-"""Halvings of the range of K: the bound is within 1e-7 of the range of what it could be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,19 @@ class _Base:
     """What embedding and head make of K, where all stages can carry a part of them: a guess."""
     after: float = 0.0
     """Seconds per part of the model that a stage holds: a guess."""
+    hop: float = 0.0
+    """Seconds of a transfer over the slowest hop between islands that all of them need: a guess."""
+    arrays: tuple[Floats, Floats, Floats, Ints, Ints] | None = None
+    """cost, rows, room, first and most, as `least_chunked` takes them."""
+    chunked: list[list[float]] = field(default_factory=list)
+    """What that found, by the number of chunks."""
 
+
+_CHUNKS = 8
+"""Numbers of chunks that are looked at together: most families come with all of these."""
+
+_BESIDE_SLOW_HOP = 2.0
+"""Stages that wait for the slowest hop twice a microbatch. A guess."""
 
 _Line = tuple[float, ...]
 """What the memory of a middle stage is made of, see `Roughs._middle`."""
@@ -84,6 +95,7 @@ class Roughs:
     """Rough figures of the families of a job; keeps what they share."""
 
     placed: Placed
+    _hops: SlowestHops
     _bases: dict[tuple[object, ...], _Base] = field(default_factory=dict, repr=False)
     _units: dict[tuple[object, ...], _Unit] = field(default_factory=dict, repr=False)
     _bytes: dict[tuple[object, ...], tuple[_Line, ...]] = field(default_factory=dict, repr=False)
@@ -99,13 +111,20 @@ class Roughs:
         if not base.feasible:
             return _NOTHING
         longest, whole = base.longest, base.whole
-        v, m = family.virtual_stages, family.num_microbatches
-        bound = m * longest
-        if v == 1:
+        m = family.num_microbatches
+        if family.virtual_stages == 1:
             in_flight = min(base.positions + family.most_extra_depth, m)
             other = whole + (m - 1) * longest - (in_flight - 1) * base.least * longest
-            bound = max(bound, other)
-        estimate = (m * longest + max(0.0, whole - longest) / v) * base.grown
+            bound = max(m * longest, other)
+            estimate = m * longest + max(0.0, whole - longest)
+            if not family.early_sends:
+                estimate += 2.0 * m * base.hop * min(1.0, _BESIDE_SLOW_HOP / base.positions)
+        else:
+            longest, estimate = self._chunked(base, family)
+            if longest == math.inf:
+                return _NOTHING
+            bound = m * longest
+        estimate *= base.grown
         loading = self.placed.job.data_loading_seconds
         return Rough(
             bound_seconds=bound + loading,
@@ -144,7 +163,21 @@ class Roughs:
             least=least,
             grown=1.0 + ends / count,
             after=after,
+            hop=self._hops.seconds(family),
+            arrays=(cost, rows, room, first, most),
         )
+
+    def _chunked(self, base: _Base, family: Family) -> tuple[float, float]:
+        """Least K and a guess at the step of an interleaved family."""
+        m, v, units = family.num_microbatches, family.virtual_stages, self.placed.units.count
+        if len(base.chunked) <= v and base.arrays is not None:
+            counts = stage_counts(m, min(base.positions, units // 2), self.placed.job.pin.pp or 0)
+            base.chunked[:] = least_chunked(
+                *base.arrays, units, m, max(v, _CHUNKS), np.array(counts, dtype=np.int64),
+                base.longest, base.whole, base.hop,
+            ).tolist()  # fmt: skip
+        longest, guess = base.chunked[v]
+        return longest, guess
 
     def _positions(self, family: Family, first: Ints, most: Ints) -> int:
         """Most stages of a plan without virtual stages, which has the most."""
@@ -296,78 +329,3 @@ def _fits(row: _Line, room: float) -> bool:
     """Whether one unit with one microbatch in flight does."""
     have = room * (1.0 + 1e-12)
     return row[0] + row[1] + row[7] <= have and row[4] + row[5] <= have
-
-
-@numba.njit(cache=True)
-def caps(rows: Floats, room: Floats, most: int, microbatches: int, positions: int) -> Floats:
-    """[V, M, W] units that fit with 1 .. W microbatches in flight."""
-    found = np.zeros((rows.shape[0], rows.shape[1], positions))
-    for v in range(rows.shape[0]):
-        for i in range(rows.shape[1]):
-            r = rows[v, i]
-            have = room[i] * (1.0 + 1e-12)
-            fixed = min(float(most), (have - r[4]) / r[5])
-            for w in range(positions):
-                flight = min(w + 1, microbatches)
-                fits = min(fixed, (have - r[0]) / (r[1] + flight * r[7]))
-                if fits < 1.0:
-                    break
-                found[v, i, w] = math.floor(fits)
-    return found
-
-
-@numba.njit(cache=True)
-def holds(longest: float, cost: Floats, cap: Floats, first: Ints, most: Ints, units: int) -> bool:
-    """Whether stages of at most this long could hold all units, by islands and by position."""
-    choices, meshes, positions = cap.shape
-    best = np.zeros(int(first.max()) + 1)
-    at = np.zeros(positions)
-    for i in range(meshes):
-        for v in range(choices):
-            if cap[v, i, 0] < 1.0:
-                continue
-            fits = np.floor(longest / cost[v, i] * (1.0 + 1e-12))
-            best[first[i]] = max(best[first[i]], most[i] * min(fits, cap[v, i, 0]))
-            for w in range(positions):
-                if cap[v, i, w] < 1.0:
-                    break
-                at[w] = max(at[w], min(fits, cap[v, i, w]))
-    if best.sum() < units:
-        return False
-    return bool(at.sum() >= units)
-
-
-@numba.njit(cache=True)
-def least_bottleneck(
-    cost: Floats, cap: Floats, first: Ints, most: Ints, units: int
-) -> tuple[float, float]:
-    """(least K, least S) with which the units find room, which they must without a limit on K.
-
-    cost[V, M] of one unit; cap[V, M, W]: units that fit; first[M]: island; most[M]: stages.
-    """
-    choices, meshes = cost.shape
-    islands = int(first.max()) + 1
-    cheapest = np.full(islands, np.inf)
-    rooms = np.zeros(islands)
-    high, low = 0.0, np.inf
-    for i in range(meshes):
-        for v in range(choices):
-            if cap[v, i, 0] > 0:
-                cheapest[first[i]] = min(cheapest[first[i]], cost[v, i])
-                rooms[first[i]] = max(rooms[first[i]], most[i] * cap[v, i, 0])
-                high = max(high, cost[v, i] * cap[v, i, 0])
-                low = min(low, cost[v, i])
-    low *= 1.0 - 1e-9
-    for _ in range(_STEPS):
-        middle = 0.5 * (low + high)
-        if holds(middle, cost, cap, first, most, units):
-            high = middle
-        else:
-            low = middle
-    whole, left = 0.0, float(units)
-    for at in np.argsort(cheapest):
-        taken = min(left, rooms[at])
-        if taken > 0:
-            whole += taken * cheapest[at]
-            left -= taken
-    return low, whole

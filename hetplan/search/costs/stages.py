@@ -14,12 +14,12 @@ import numpy as np
 
 from hetplan.search.costs.placed import ROLES, Passes, Placed
 from hetplan.search.families.family import Family, Mesh
-from hetplan.search.single.space import Floats, Ints
+from hetplan.search.families.space import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageArrays:
-    """As the fields of the same names in `hetplan.search.single.space.Space`."""
+    """As the fields of the same names in `hetplan.search.families.space.Space`."""
 
     forward: Floats
     backward: Floats

@@ -28,7 +28,7 @@ from hetplan.plans.build import Degrees, stage_link
 from hetplan.plans.plan import Replica
 from hetplan.search.costs.placed import Placed
 from hetplan.search.families.family import Mesh
-from hetplan.search.single.space import Floats, Ints, Links
+from hetplan.search.families.space import Floats, Ints, Links
 
 _FORWARD, _BACKWARD, _LATENCY, _EXTRA, _NORM = range(5)
 

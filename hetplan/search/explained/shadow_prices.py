@@ -22,6 +22,10 @@ from hetplan.search.result import SearchResult
 from hetplan.search.search import search
 
 
+_LOOSE_GAP = 0.02
+"""Of a search with a change: proofs cost most, and `uncertain` says what is left open."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowPrice:
     """One change and what it is worth."""
@@ -73,11 +77,13 @@ def _price(
         uncertain=1.0,
         changed=False,
     )
-    job = change.job if seconds is None else replace(change.job, time_limit_seconds=seconds)
+    job = replace(change.job, gap=max(change.job.gap, _LOOSE_GAP))
+    if seconds is not None:
+        job = replace(job, time_limit_seconds=seconds)
     model = result.inputs.model
     start = (result.plan,) if same is not None else ()
     try:
-        found = search(model, change.cluster, job, predictor, start=start)
+        found = search(model, change.cluster, job, predictor, start=start, reasons=False)
     except (InfeasibleError, InputError, LimitError) as error:
         return replace(row, note=str(error).splitlines()[0])
     after = found.estimate.tokens_per_second

@@ -10,10 +10,10 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from hetplan.search.families.space import Floats
 from hetplan.search.interleaved.paths import OWN, RISE
 from hetplan.search.interleaved.rows import Arrays
 from hetplan.search.single.replay import NEVER
-from hetplan.search.single.space import Floats
 
 
 @numba.njit(cache=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from hetplan.search.families.space import Floats, Ints
 from hetplan.search.interleaved.paths import (
     AWAY,
     AWAY_BACK,
@@ -21,7 +22,6 @@ from hetplan.search.interleaved.paths import (
 )
 from hetplan.search.interleaved.rows import Arrays, cut_seconds
 from hetplan.search.single.replay import NEVER
-from hetplan.search.single.space import Floats, Ints
 
 
 @numba.njit(cache=True, inline="never")

@@ -27,8 +27,8 @@ from hetplan.plans.plan import LayerRange, RecomputeGranularity, Sharding
 from hetplan.plans.targets import target
 from hetplan.search.costs.placed import RECOMPUTE
 from hetplan.search.families.family import Family, Mesh
+from hetplan.search.families.space import FIRST, LAST, Floats, Ints
 from hetplan.search.interleaved.moments import Kept, moments, most_that_fit
-from hetplan.search.single.space import FIRST, LAST, Floats, Ints
 
 _INSIDE = 1e-12
 """A sum in another order differs by less than this part of itself."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from hetplan.search.single.space import Floats, Ints
+from hetplan.search.families.space import Floats, Ints
 
 
 class Kept(NamedTuple):

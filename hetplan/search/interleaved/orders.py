@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hetplan.search.families.family import Family
+from hetplan.search.families.space import Space
 from hetplan.search.interleaved.memory import Room
-from hetplan.search.single.space import Space
 
 LEAST_STAGES = 3
 """Fewest stages that are interleaved (`hetplan.plans.check_target`)."""

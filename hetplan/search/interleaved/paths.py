@@ -32,8 +32,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from hetplan.search.families.space import Floats
 from hetplan.search.interleaved.ticks import chunk_at
-from hetplan.search.single.space import Floats
 
 RISE, OWN, TURN, TURN_BACK, SKIP, SKIP_BACK, AWAY, AWAY_BACK = range(8)
 """Entries of `slot_terms`. Away is what slot 0 leaves out and the last slot runs instead."""

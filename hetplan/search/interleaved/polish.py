@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from hetplan.search.families.space import Ints
 from hetplan.search.interleaved.rows import Row, passes_of
 from hetplan.search.single.replay import NEVER
-from hetplan.search.single.space import Ints
 from hetplan.search.solver import RESOLUTION
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from hetplan.search.families.space import Floats, Ints
 from hetplan.search.interleaved.paths import (
     AWAY,
     AWAY_BACK,
@@ -29,7 +30,6 @@ from hetplan.search.interleaved.paths import (
 )
 from hetplan.search.interleaved.rows import Arrays
 from hetplan.search.single.replay import NEVER
-from hetplan.search.single.space import Floats, Ints
 
 ROOM = 12
 """Labels kept per place."""

@@ -17,10 +17,10 @@ import numpy as np
 
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.times import Exchange, PipelineTimes
+from hetplan.search.families.space import FIRST, LAST, Floats, Ints
 from hetplan.search.interleaved.paths import TERMS, exchange_seconds, slot_terms
 from hetplan.search.interleaved.ticks import lockstep_applies, lockstep_ends
 from hetplan.search.single.replay import NEVER, Numbers, boundaries_of, norm_seconds
-from hetplan.search.single.space import FIRST, LAST, Floats, Ints
 
 
 class Arrays(NamedTuple):

@@ -14,8 +14,8 @@ import numpy as np
 
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.families.family import Family
+from hetplan.search.families.space import Space
 from hetplan.search.interleaved.orders import stage_counts
-from hetplan.search.single.space import Space
 
 Runs = tuple[tuple[int, int], ...]
 

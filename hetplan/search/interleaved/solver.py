@@ -22,6 +22,7 @@ from hetplan.plans.depths import own_depth
 from hetplan.plans.plan import Schedule
 from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.families.family import Family
+from hetplan.search.families.space import Floats, Ints, Space
 from hetplan.search.interleaved.capacity import capacity_bound
 from hetplan.search.interleaved.listing import fastest, list_cuts
 from hetplan.search.interleaved.memory import ChunkMemory, Room
@@ -31,7 +32,6 @@ from hetplan.search.interleaved.program import least_bound
 from hetplan.search.interleaved.rows import Row, row_of, row_terms
 from hetplan.search.interleaved.seeds import Runs, beginnings, meshes_of, neighbours
 from hetplan.search.single.replay import NEVER, Numbers, numbers_of
-from hetplan.search.single.space import Floats, Ints, Space
 from hetplan.search.solver import Best, Rough
 
 _MOST_ROWS = 3000

@@ -21,7 +21,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from hetplan.search.single.space import Floats
+from hetplan.search.families.space import Floats
 
 
 @numba.njit(cache=True)

@@ -69,7 +69,7 @@ def choose(
         plan=best.candidate.result.plan,
         estimate=estimate,
         certificate=_certificate(result, estimate.step_seconds),
-        objective=_words(job, best, len(rated)),
+        objective=_words(job, best, len(rated), _tokens(result)),
         alternatives=tuple(_alternatives(rated, top, job)),
     )
 
@@ -98,10 +98,14 @@ def _certificate(result: SearchResult, step_seconds: float) -> Certificate | Non
     return replace(known, lower_bound_seconds=lower, gap=gap, status=status)
 
 
-def _words(job: Job, best: _Rated, count: int) -> str:
+def _tokens(result: SearchResult) -> float:
+    """Of one step, padding left out."""
+    return result.estimate.tokens_per_second * result.estimate.step_seconds
+
+
+def _words(job: Job, best: _Rated, count: int, tokens: float) -> str:
     """What the plan is best at, and of how many."""
     if job.objective is Objective.COST_PER_TOKEN:
-        tokens = job.global_batch_size * job.sequence_length
         aim = f"cost per token: {(best.worth.usd_per_step or 0.0) / tokens * 1e6:.4g} USD per 1M"
         if job.quantile is not None:
             aim += f" at the mean step, chosen by the step's p{job.quantile * 100:g}"
@@ -110,8 +114,8 @@ def _words(job: Job, best: _Rated, count: int) -> str:
     else:
         return ""
     return (
-        f"{aim}; best of {count} plans of nearby questions ({best.candidate.words}); no "
-        "certificate goes with this aim"
+        f"{aim}; best of {count} plan{'s' * (count > 1)} of nearby questions "
+        f"({best.candidate.words}); no certificate goes with this aim"
     )
 
 

@@ -9,7 +9,7 @@ give an equal pool. No proof goes with it: better plans by such an aim may exist
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hetplan.cluster.spec import Cluster, Island
@@ -23,8 +23,8 @@ from hetplan.search.search import search
 _PARTS = (0.75, 0.5, 0.25, 0.125)
 """Parts of every island's nodes that are left for cheaper plans."""
 
-_LOOSE_GAP = 0.02
-"""Of a nearby question: below what an interval tells apart."""
+_LOOSE_GAP = 0.05
+"""Of a nearby question: about what an interval tells apart (docs/accuracy.md); proofs cost most."""
 
 _DEGREES = (1, 2, 4, 8, 16)
 
@@ -96,6 +96,9 @@ def _fewer_nodes(job: Job, islands: list[Island], part: float) -> Job:
 def _other_degrees(plan: Plan, job: Job) -> Iterator[Nearby]:
     replicas = _replicas(plan)
     pin = job.pin
+    if pin.tp is None and pin.same_degrees is None and len({r.tp for r in replicas}) > 1:
+        changed = replace(pin, same_degrees=True)
+        yield Nearby(words="the same degrees everywhere", job=replace(job, pin=changed))
     if pin.tp is None:
         now = {replica.tp for replica in replicas}
         for tp in _DEGREES:
@@ -107,10 +110,10 @@ def _other_degrees(plan: Plan, job: Job) -> Iterator[Nearby]:
             if other != size:
                 changed = replace(pin, microbatch_size=other)
                 yield Nearby(words=f"microbatch size {other}", job=replace(job, pin=changed))
-    if pin.virtual_stages is None:
-        if any(pipeline.schedule.virtual_stages > 1 for pipeline in plan.pipelines):
-            changed = replace(pin, virtual_stages=1)
-            yield Nearby(words="without interleaving", job=replace(job, pin=changed))
+    chunks = max(pipeline.schedule.virtual_stages for pipeline in plan.pipelines)
+    if pin.virtual_stages is None and chunks > 1:
+        changed = replace(pin, virtual_stages=1)
+        yield Nearby(words="without interleaving", job=replace(job, pin=changed))
     if pin.recompute is None:
         full = any(
             stage.recompute.granularity is RecomputeGranularity.FULL
@@ -138,11 +141,14 @@ def pool(
 ) -> tuple[Candidate, ...]:
     """The result and the best plans of nearby questions, each plan once.
 
-    `time_limit_seconds` is for each search. Questions without a plan are left out.
+    `time_limit_seconds` is for each search. Questions without a plan are left out. Ctrl-C ends it
+    with the plans so far and the first one's certificate `interrupted`.
     """
     inputs = result.inputs
     found = [Candidate(words="the shortest step", result=result)]
     known = {result.plan}
+    if _interrupted(result):
+        return tuple(found)
     for number, each in enumerate(nearby(result)):
         if progress is not None:
             progress(number, each.words)
@@ -157,7 +163,27 @@ def pool(
             other = search(inputs.model, inputs.cluster, job, predictor, reasons=False)
         except (InfeasibleError, InputError, LimitError):
             continue
+        except KeyboardInterrupt:
+            return _ended(found)
         if other.plan not in known:
             known.add(other.plan)
             found.append(Candidate(words=each.words, result=other))
+        if _interrupted(other):
+            return _ended(found)
     return tuple(found)
+
+
+def _interrupted(result: SearchResult) -> bool:
+    return result.certificate is not None and result.certificate.status == "interrupted"
+
+
+def _ended(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """The plans so far, of which the first says that more were wanted."""
+    first, *rest = found
+    if first.result.certificate is None:
+        return tuple(found)
+    certificate = replace(first.result.certificate, status="interrupted")
+    return (
+        replace(first, result=replace(first.result, certificate=certificate)),
+        *rest,
+    )

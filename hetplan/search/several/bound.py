@@ -53,10 +53,9 @@ import numpy as np
 from scipy.optimize import linprog
 
 from hetplan.cost.arrays import Floats, Ints
+from hetplan.search.families.space import FIRST, LAST, MIDDLE
 from hetplan.search.several.options import Options
 from hetplan.search.several.pricing import Bools, cheapest_path
-from hetplan.search.several.slanted import cheapest_slanted_path
-from hetplan.search.single.space import FIRST, LAST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,17 +80,18 @@ class Mode:
     bonus: float
 
 
-_WAIT = Mode(down=0.0, bonus=0.0)
+_NO_FILL = Mode(down=0.0, bonus=0.0)
 """(a) alone."""
 
-_HALVINGS = 4
-"""Of the number of microbatches that the slanted bound assumes."""
 
-_MIXED = (Mode(down=2.0, bonus=1.0), Mode(down=1.0, bonus=0.5))
-"""(c), and half of it with half of (a)."""
-
-
-_NO_FILL = Mode(down=0.0, bonus=0.0)
+def _modes(turn: float) -> tuple[Mode, ...]:
+    """(c), (b), half of each, and (a); `turn`: the largest min(F, B) / C of a bottleneck."""
+    return (
+        Mode(down=2.0, bonus=1.0),
+        Mode(down=1.0, bonus=turn),
+        Mode(down=1.5, bonus=0.5 * (1.0 + turn)),
+        _NO_FILL,
+    )
 
 
 @dataclass(slots=True)
@@ -103,8 +103,11 @@ class PathPricer:
     wire: Floats
     serial: Floats
     modes: tuple[Mode, ...]
+    early_sends: bool
     extra_depth: int
     known: dict[int, Ints]
+    limit: float = np.inf
+    """Seconds of a step that is known: only shorter ones are looked at."""
     check: Callable[[], None] | None = None
     """Called now and then; raises where time is up."""
     calls: int = 0
@@ -114,7 +117,9 @@ class PathPricer:
         found = self.known.get(microbatches)
         if found is None:
             found = self.known[microbatches] = self.options.most_layers(
-                microbatches, self.options.stage_limit
+                microbatches,
+                self.options.stage_limit + self.extra_depth,
+                early_sends=self.early_sends,
             )
         return found
 
@@ -132,67 +137,47 @@ class PathPricer:
                 wire[role] += options.arrive_forward
             if not role & LAST:
                 wire[role] += options.arrive_backward
+        waits = options.rendezvous and not early_sends
         return PathPricer(
             options=options,
             layer=options.forward + options.backward,
             wire=wire,
-            serial=wire if options.rendezvous and not early_sends else extra,
-            modes=(_WAIT,) if extra_depth else (*_MIXED, _WAIT),
+            serial=wire if waits else extra,
+            modes=_modes(_largest_turn(options, waits=waits)),
+            early_sends=early_sends,
             extra_depth=extra_depth,
             known={},
         )
 
-    @property
-    def stage_ranges(self) -> tuple[tuple[int, int], ...]:
-        """Numbers of stages that are looked at apart."""
-        limit = self.options.stage_limit
-        if not self.extra_depth:
-            return ((1, limit),)
-        starts = [start for start in (1, 2, 3, 4, 6, 8, 11, 15, 20, 28, 40, 60) if start <= limit]
-        return tuple(zip(starts, [*(start - 1 for start in starts[1:]), limit], strict=True))
-
     def least(
-        self,
-        prices: Floats,
-        allowed: Bools,
-        least: float,
-        most: float,
-        stages: tuple[int, int],
-        limit: float,
+        self, prices: Floats, allowed: Bools, seconds: tuple[float, float], extra: tuple[int, int]
     ) -> tuple[float, Path | None]:
-        """(least weight of a path, the path) where the bottleneck takes `least` to `most`."""
+        """(least weight of a path, the path).
+
+        `seconds`: least and most that the bottleneck takes; `extra`: fewest and most microbatches
+        that it has in flight beyond its position.
+        """
         price = prices[self.options.place] * self.options.use
         if self.check is not None:
             self.check()
-        rows = stages[1]
-        microbatches = self._fewest(price, allowed, most, rows)
+        rows = self.options.stage_limit
+        least, most = seconds
+        if self.options.enough_microbatches:
+            rows = int(min(rows, self.limit / least))
+        microbatches = self._fewest(price, allowed, most, rows) if rows else 0
         if microbatches == 0:
             return np.inf, None
-        best, found = -1.0, None
+        # Fewer turns are taken off where the bottleneck takes less than `most`.
+        scale = most / least if extra[1] else 1.0
+        best, found = -np.inf, None
         for mode in self.modes:
-            value, path = self._cheapest(price, allowed, (least, most), rows, microbatches, mode)
+            scaled = Mode(down=mode.down, bonus=mode.bonus * scale)
+            value, path = self._cheapest(
+                price, allowed, seconds, rows, microbatches, scaled, extra[0]
+            )
+            value -= scaled.bonus * extra[1]
             if value > best:
                 best, found = value, path
-        if self.extra_depth and 0 < best < np.inf:
-            high = min(float(self.options.batch), limit / least)
-            for _ in range(_HALVINGS):
-                # Either a path does more than `done` microbatches, which takes longer, or not.
-                done = 0.5 * (best + high)
-                value, path = max(
-                    (
-                        self._slanted(
-                            price, allowed, (least, most), stages, microbatches, (depth, done)
-                        )
-                        for depth in sorted({1, stages[0]})
-                    ),
-                    key=lambda each: each[0],
-                )
-                if value >= done:
-                    best, found = done, path
-                else:
-                    if value > best:
-                        best, found = value, path
-                    high = done
         if found is None or best == np.inf:
             return np.inf, None
         return best, self._path(found, best, price, least)
@@ -205,6 +190,7 @@ class PathPricer:
         rows: int,
         microbatches: int,
         mode: Mode,
+        deeper: int = 0,
     ) -> tuple[float, Ints]:
         self.calls += 1
         path = np.empty((3, rows), dtype=np.int64)
@@ -220,32 +206,7 @@ class PathPricer:
             rows,
             mode.down,
             mode.bonus,
-            path,
-        )
-        return value, path
-
-    def _slanted(
-        self,
-        price: Floats,
-        allowed: Bools,
-        seconds: tuple[float, float],
-        stages: tuple[int, int],
-        microbatches: int,
-        mixture: tuple[int, float],
-    ) -> tuple[float, Ints]:
-        self.calls += 1
-        path = np.empty((3, stages[1]), dtype=np.int64)
-        value = cheapest_slanted_path(
-            self.layer,
-            self.wire,
-            self.serial,
-            self.most_layers(microbatches),
-            price,
-            allowed,
-            np.array(seconds),
-            self.options.num_layers,
-            *stages,
-            *mixture,
+            deeper,
             path,
         )
         return value, path
@@ -284,6 +245,22 @@ class PathPricer:
         )
 
 
+def _largest_turn(options: Options, *, waits: bool) -> float:
+    """Of all stages but last ones, the largest part of a turn that its shorter pass takes."""
+    layers = np.arange(1, options.num_layers + 1)
+    largest = 0.0
+    for role in (FIRST, MIDDLE):
+        forward, backward = options.extra_forward[role], options.extra_backward[role]
+        if waits:
+            forward = forward + (0.0 if role == FIRST else options.arrive_forward)
+            backward = backward + options.arrive_backward
+        forward = forward[:, None] + options.forward[:, None] * layers
+        backward = backward[:, None] + options.backward[:, None] * layers
+        shorter = np.minimum(forward, backward)
+        largest = max(largest, float((shorter / (forward + backward)).max()))
+    return largest
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeveralBound:
     """A bound, the prices that prove it, and the paths that came nearest to it."""
@@ -300,8 +277,8 @@ class _Cell:
     low: float
     high: float
     allowed: Bools
-    stages: tuple[int, int]
-    """Fewest and most of a path."""
+    extra: tuple[int, int]
+    """Fewest and most microbatches that the bottleneck has in flight beyond its position."""
     path: Path
 
     def split_shapes(self, options: Options) -> tuple[Bools, Bools] | None:
@@ -322,6 +299,9 @@ class _Cell:
         return None
 
 
+_DEPTHS_APART = 1.06
+"""Depths are told apart where the bottleneck is known this well."""
+
 _COARSE = 1.01
 """Shapes are told apart where the bottleneck is known this well: earlier there are too many."""
 
@@ -339,29 +319,25 @@ def sweep(
     heap: list[tuple[float, int, _Cell]] = []
     made = 0
 
-    def push(low: float, high: float, allowed: Bools, stages: tuple[int, int]) -> None:
+    def push(low: float, high: float, allowed: Bools, extra: tuple[int, int]) -> None:
         nonlocal made
-        rows = options.stage_limit
-        if options.enough_microbatches:
-            rows = int(min(rows, limit / low))
-        stages = stages[0], min(stages[1], rows)
-        if stages[0] > stages[1]:
-            return
-        weight, path = pricer.least(prices, allowed, low, high, stages, limit)
+        weight, path = pricer.least(prices, allowed, (low, high), extra)
         if path is not None:
-            cell = _Cell(low, high, allowed, stages, path)
+            cell = _Cell(low, high, allowed, extra, path)
             heapq.heappush(heap, (low * weight, made, cell))
             made += 1
 
     every = np.ones(len(options.options), dtype=np.bool_)
     for low, high in itertools.pairwise(edges):
-        for stages in pricer.stage_ranges:
-            push(float(low), float(high), every, stages)
+        push(float(low), float(high), every, (0, 0))
+        if pricer.extra_depth:
+            push(float(low), float(high), every, (1, pricer.extra_depth))
     while heap:
         value, _, cell = heap[0]
         wide = cell.high / cell.low
         parts = cell.split_shapes(options) if wide <= _COARSE else None
-        if parts is None and wide <= 1 + ratio:
+        first, last = cell.extra
+        if parts is None and wide <= 1 + ratio and first == last:
             near = [
                 entry[2].path
                 for entry in heapq.nsmallest(30, heap)
@@ -369,13 +345,17 @@ def sweep(
             ]
             return value, near
         heapq.heappop(heap)
-        if parts is not None:
+        if first < last and wide <= _DEPTHS_APART:
+            middle = (first + last) // 2
+            push(cell.low, cell.high, cell.allowed, (first, middle))
+            push(cell.low, cell.high, cell.allowed, (middle + 1, last))
+        elif parts is not None:
             for part in parts:
-                push(cell.low, cell.high, part, cell.stages)
+                push(cell.low, cell.high, part, cell.extra)
         else:
-            middle = (cell.low * cell.high) ** 0.5
-            push(cell.low, middle, cell.allowed, cell.stages)
-            push(middle, cell.high, cell.allowed, cell.stages)
+            halfway = (cell.low * cell.high) ** 0.5
+            push(cell.low, halfway, cell.allowed, cell.extra)
+            push(halfway, cell.high, cell.allowed, cell.extra)
     return np.inf, []
 
 
@@ -389,6 +369,7 @@ def several_bound(
 ) -> SeveralBound:
     """The best bound that `rounds` of the cutting planes give; `limit`: a step that is known."""
     options, batch = pricer.options, pricer.options.batch
+    pricer.limit = limit
     devices = options.devices.astype(np.float64)
     rate = np.zeros(len(devices))
     np.maximum.at(rate, options.place, 1.0 / (pricer.layer * options.use))

@@ -27,7 +27,7 @@ from hetplan.plans.rules import experts_of
 from hetplan.plans.targets import Target, target
 from hetplan.search.costs.placed import Placed
 from hetplan.search.families.allowed import divisors, matches
-from hetplan.search.single.space import BOTH, FIRST, LAST
+from hetplan.search.families.space import BOTH, FIRST, LAST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,15 +113,26 @@ class Options:
         """[C] usable devices of every class."""
         return np.array([each.devices for each in self.classes], dtype=np.int64)
 
-    def most_layers(self, num_microbatches: int, rows: int, shards: int | None = None) -> Ints:
+    def most_layers(
+        self,
+        num_microbatches: int,
+        rows: int,
+        shards: int | None = None,
+        *,
+        early_sends: bool = False,
+    ) -> Ints:
         """[4, O, rows + 1] units that fit with so many microbatches in flight; 0: none fits.
 
         `shards`: ranks that share the optimizer's state; as many as there could be unless given.
+        With `early_sends` there need be no more receive buffers than microbatches in flight.
         """
         lines = self.memory + self.shared_state / (self.most_shards if shards is None else shards)
         # Receive buffers are there during every pass, not during the update.
-        lines[..., 0] += self.received * num_microbatches
-        lines[..., 2] += self.received * num_microbatches
+        if early_sends:
+            lines[..., 6] += self.received
+        else:
+            lines[..., 0] += self.received * num_microbatches
+            lines[..., 2] += self.received * num_microbatches
         room = np.broadcast_to(self.available, lines.shape[:-1])
         flights = np.minimum(np.arange(rows + 1, dtype=np.int64), num_microbatches)
         found = most_units(lines, room, self.num_layers, flights)

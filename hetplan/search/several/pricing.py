@@ -6,7 +6,7 @@ stages upstream of it, itself and those downstream of it weigh
     price + C / least        price        price + down * C / least - bonus
 
 (`hetplan.search.several.bound` says why). Positions count from the last stage, as microbatches in
-flight do: stage at position r has r of them in flight.
+flight do: stage at position r has r of them in flight, or `deeper` more.
 
     below[r][l]  least weight of stages 1 to r, all downstream of the bottleneck, with l layers
     above[r][l]  the same with the bottleneck among them
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from numba import njit
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.search.single.space import BOTH, FIRST, LAST, MIDDLE
+from hetplan.search.families.space import BOTH, FIRST, LAST, MIDDLE
 
 Bools = npt.NDArray[np.bool_]
 
@@ -39,8 +39,12 @@ def _table(
     allowed: Bools,
     most: float,
     rows: int,
+    deeper: int,
 ) -> None:
-    """[r][n] least weight of a stage of n layers at position r, and whose option it is."""
+    """[r][n] least weight of a stage of n layers at position r, and whose option it is.
+
+    `deeper`: it has so many more microbatches in flight than its position.
+    """
     weights[:] = np.inf
     which[:] = -1
     layers = weights.shape[1] - 1
@@ -51,7 +55,7 @@ def _table(
         fits = int(np.floor((most * (1 + 1e-12) - serial[role, o]) / layer[o] * (1 + 1e-12)))
         row = rows
         for n in range(1, min(layers, fits) + 1):
-            while row >= 1 and most_layers[role, o, row] < n:
+            while row >= 1 and most_layers[role, o, row + deeper] < n:
                 row -= 1
             if row < 1:
                 break
@@ -89,10 +93,13 @@ def cheapest_path(
     rows: int,
     down: float,
     bonus: float,
+    deeper: int,
     path: Ints,
 ) -> float:
     """Least weight of a whole path, infinite where there is none.
 
+    deeper: microbatches that the bottleneck and all upstream of it have in flight beyond their
+    positions; of the last stage it is none, so that with `deeper` above 0 it is not the bottleneck.
     layer: [O] seconds per layer; wire, serial: [4, O] what a stage of this role has besides, as it
     counts for one microbatch's way, and in a stage's own turn; most_layers: [4, O, W + 1]. `path`
     [3, rows] is filled with (option, layers, 1 for the bottleneck) by position from the back, from
@@ -120,6 +127,7 @@ def cheapest_path(
             allowed,
             most,
             table_rows,
+            0 if k == 0 or k == 5 else deeper,
         )
     below = np.full(shape, np.inf)
     above = np.full(shape, np.inf)
@@ -128,8 +136,11 @@ def cheapest_path(
     above_taken = np.zeros(shape, np.int64)
     for n in range(1, num_layers + 1):
         below[1, n], below_taken[1, n] = values[5, 1, n], n
-        above[1, n], above_taken[1, n] = values[6, 1, n], -n
-    best, best_row, best_taken, best_kind = values[7, 1, num_layers], 1, num_layers, 7
+        if deeper == 0:
+            above[1, n], above_taken[1, n] = values[6, 1, n], -n
+    best, best_row, best_taken, best_kind = np.inf, 1, num_layers, 7
+    if deeper == 0:
+        best = values[7, 1, num_layers]
     for r in range(2, rows + 1):
         # The first stage at this position.
         for n in range(

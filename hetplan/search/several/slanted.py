@@ -15,8 +15,8 @@ import numpy as np
 from numba import njit
 
 from hetplan.cost.arrays import Floats, Ints
+from hetplan.search.families.space import BOTH, FIRST, LAST, MIDDLE
 from hetplan.search.several.pricing import Bools
-from hetplan.search.single.space import BOTH, FIRST, LAST, MIDDLE
 
 
 @njit(cache=True)

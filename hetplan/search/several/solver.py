@@ -20,6 +20,7 @@ from hetplan.search.costs.placed import Placed
 from hetplan.search.families.family import Family
 from hetplan.search.several.assembling import Assembler
 from hetplan.search.several.bound import PathPricer, SeveralBound, several_bound
+from hetplan.search.several.listing import Listing
 from hetplan.search.several.local import improved
 from hetplan.search.several.options import Options, make_options
 from hetplan.search.several.primal import Primal
@@ -143,6 +144,10 @@ class SeveralSolver:
 
     def prove(self, best: Best) -> None:
         """Raise the bound; list all plans where they are few."""
+        if self._possible and Listing(self._assembler, self._placed.units).run(self.index, best):
+            # Plans that are no better than the best were left out.
+            best.raise_bound(self.index, best.target)
+            return
         if self._bounded:
             found = self._bound(best.seconds, _RATIO, _ROUNDS, best.check_time)
             best.raise_bound(self.index, found.seconds)

@@ -16,8 +16,8 @@ from numba import njit
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.kernel import pipeline_ends
+from hetplan.search.families.space import FIRST, LAST
 from hetplan.search.several.options import Options
-from hetplan.search.single.space import FIRST, LAST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

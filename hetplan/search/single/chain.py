@@ -1,6 +1,6 @@
 """Slots in pipeline order with their meshes decided, as arrays: what is left are layers.
 
-Symbols and times are those of `hetplan.search.single.space`. The recomputation of a slot is fixed
+Symbols and times are those of `hetplan.search.families.space`. The recomputation of a slot is fixed
 or free: a variant that a slot may not take holds no layers.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hetplan.search.single.space import FIRST, LAST, Floats, Ints, Links, Space
+from hetplan.search.families.space import FIRST, LAST, Floats, Ints, Links, Space
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

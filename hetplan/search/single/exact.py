@@ -1,4 +1,4 @@
-"""The best plan of a family with few plans, by replay of every one that its bound lets through.
+"""The best plans of a family with few plans, by replay of every one that its bound lets through.
 
 Rows of slots are listed: every order of meshes with islands of their own, every number of stages,
 every extra depth. For each row an odometer over recomputation and layers of the slots before the
@@ -15,10 +15,10 @@ import numba
 import numpy as np
 
 from hetplan.cost.bounds.closed_forms import busy_seconds
+from hetplan.search.families.space import Floats, Ints, Space
 from hetplan.search.single.local import EXTRA, MESH, STAGES, Rules, violations
 from hetplan.search.single.local_cut import estimate
 from hetplan.search.single.replay import Numbers, fits, role_of, step_seconds
-from hetplan.search.single.space import Ints, Space
 
 Row = tuple[tuple[int, int, int], ...]
 """Runs (mesh, stages, extra depth) from the first stage to the last."""
@@ -78,14 +78,16 @@ def cheapest(
     extra: Ints,
     ceiling: float,
     budget: int,
-    best_variant: Ints,
-    best_units: Ints,
+    kept_steps: Floats,
+    kept_variants: Ints,
+    kept_units: Ints,
     spent: Ints,
-) -> float:
-    """Least step below `ceiling` over all cuts of a row; `ceiling` where none is below.
+) -> int:
+    """The K least steps below `ceiling` over all cuts of a row; how many there are, up to K.
 
-    Fills `best_variant` and `best_units`, adds to `spent` (operations, replays, plans) and gives
-    minus one where it ended at `budget` operations.
+    Fills `kept_steps` [K], in no order, and the slots `kept_variants` and `kept_units` [K, slots],
+    adds to `spent` (operations, replays, plans) and gives minus one where it ended at `budget`
+    operations.
     """
     slots, variants, m = mesh.shape[0], numbers.forward.shape[0], numbers.microbatches
     most = np.zeros((slots, variants), np.int64)
@@ -96,9 +98,9 @@ def cheapest(
             most[s, v] = fits(numbers, slots, s, mesh[s], v, extra[s])
             widest = max(widest, most[s, v])
         if widest < 1:
-            return ceiling
+            return 0
         rest[s] = rest[s + 1] + widest
-    best = ceiling
+    best, kept, worst = ceiling, 0, 0
     variant, units = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
     left, before = np.zeros(slots + 1, np.int64), np.zeros(slots + 1)
     left[0] = numbers.layers
@@ -128,13 +130,18 @@ def cheapest(
         spent[2] += 1
         spent[0] += slots
         if spent[0] > budget:
-            return -1.0
+            return -1
         if estimate(numbers, mesh, variant, units, extra, True) >= best:
             continue
         spent[0] += 2 * slots * m
         spent[1] += 1
         step = step_seconds(numbers, mesh, variant, units, extra)
         if step < best:
-            best = step
-            best_variant[:], best_units[:] = variant, units
-    return best
+            at = kept if kept < kept_steps.shape[0] else worst
+            kept = max(kept, at + 1)
+            kept_steps[at] = step
+            kept_variants[at], kept_units[at] = variant, units
+            if kept == kept_steps.shape[0]:
+                worst = int(np.argmax(kept_steps))
+                best = kept_steps[worst]
+    return kept

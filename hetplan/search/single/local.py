@@ -21,9 +21,9 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from hetplan.search.families.space import Ints, Space
 from hetplan.search.single.local_cut import cut, estimate
 from hetplan.search.single.replay import NEVER, Numbers, fits
-from hetplan.search.single.space import Ints, Space
 
 MESH, STAGES, EXTRA = 0, 1, 2
 """Columns of a run."""

@@ -14,6 +14,7 @@ import numba
 import numpy as np
 
 from hetplan.cost.bounds.closed_forms import interval_seconds
+from hetplan.search.families.space import Floats, Ints
 from hetplan.search.single.replay import (
     NEVER,
     Numbers,
@@ -23,7 +24,6 @@ from hetplan.search.single.replay import (
     norm_seconds,
     role_of,
 )
-from hetplan.search.single.space import Floats, Ints
 
 _HALVINGS = 16  # of the interval of X: below 2e-5 of it
 

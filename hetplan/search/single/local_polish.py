@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numba
 
+from hetplan.search.families.space import Ints
 from hetplan.search.single.local_cut import estimate
 from hetplan.search.single.replay import NEVER, Numbers, fits, step_seconds
-from hetplan.search.single.space import Ints
 
 
 @numba.njit(cache=True, inline="never")

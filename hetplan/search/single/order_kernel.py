@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
+from hetplan.search.families.space import BOTH, FIRST, LAST, MIDDLE, Floats, Ints
 from hetplan.search.single.order_numbers import BUCKETS, OrderNumbers
 from hetplan.search.single.order_outline import Outline
 from hetplan.search.single.order_slots import (
@@ -34,7 +35,6 @@ from hetplan.search.single.order_slots import (
 )
 from hetplan.search.single.order_tables import Pool, Work, clean, load, merge, one_slice, prune
 from hetplan.search.single.partition_kernel import NONE
-from hetplan.search.single.space import BOTH, FIRST, LAST, MIDDLE, Floats, Ints
 
 
 class Goal(NamedTuple):
@@ -351,14 +351,31 @@ def _flush(
 
 @numba.njit(cache=True)
 def run(
-    o: OrderNumbers, limit: float, cutoff: float, out: Outline, pool: Pool, w: Work, goal: Goal
+    o: OrderNumbers,
+    limit: float,
+    cutoff: float,
+    out: Outline,
+    pool: Pool,
+    w: Work,
+    goal: Goal,
+    place: Ints,
+    slice_: int,
 ) -> tuple[Pool, int]:
-    """Fill the tables of all states; `goal` gets the best pipeline; (pool, operations)."""
-    pool.start[:] = -1
-    goal.seconds[0] = NONE
-    done, used = 0, 0
+    """Fill tables of states; `goal` gets the best pipeline; (pool, operations).
+
+    place: [3] state, move and entries of the pool in use, from which it goes on; zeros to begin
+    with. It comes back after about `slice_` operations, and is done when the state is past the
+    last one.
+    """
+    states = o.state_blocked.shape[0]
+    if place[0] == 0:
+        pool.start[:] = -1
+        goal.seconds[0] = NONE
+        place[0], place[1], place[2] = 1, o.state_first[1], 0
+    done, used = 0, place[2]
     nothing = np.empty((0, 0, 0))
-    for t in range(1, o.state_blocked.shape[0]):
+    while place[0] < states and done < slice_:
+        t = place[0]
         first, stop = o.state_first[t], o.state_first[t + 1]
         if o.move_mesh[first] < 0:
             for c in range(o.slices.shape[0]):
@@ -368,11 +385,16 @@ def run(
                             pool, o.move_below[move], c, part, w.closing[part], w.closing_band[part]
                         )
                 pool, used = _flush(o, cutoff, out, t, c, pool, used, w)
+            place[0], place[1] = t + 1, stop
             continue
-        for move in range(first, stop):
-            a = o.move_mesh[move]
-            if out.live[a]:
-                done += add_mesh(o, limit, cutoff, out, t, move, pool, w, goal, nothing)
-            if move + 1 == stop or o.mesh_class[o.move_mesh[move + 1]] != o.mesh_class[a]:
-                pool, used = _flush(o, cutoff, out, t, o.mesh_class[a], pool, used, w)
+        move = place[1]
+        a = o.move_mesh[move]
+        if out.live[a]:
+            done += add_mesh(o, limit, cutoff, out, t, move, pool, w, goal, nothing)
+        if move + 1 == stop or o.mesh_class[o.move_mesh[move + 1]] != o.mesh_class[a]:
+            pool, used = _flush(o, cutoff, out, t, o.mesh_class[a], pool, used, w)
+        place[1] = move + 1
+        if move + 1 == stop:
+            place[0] = t + 1
+    place[2] = used
     return pool, done

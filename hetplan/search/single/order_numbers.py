@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hetplan.search.families.space import BOTH, FIRST, Floats, Ints, Links, Space
 from hetplan.search.single.order_states import order_states
-from hetplan.search.single.space import BOTH, FIRST, Floats, Ints, Links, Space
 
 BUCKETS = 16
 """Parts of the passes of a slot below a long boundary; the prototype's number."""

@@ -15,9 +15,9 @@ from hetplan.cost.bounds.closed_forms import (
     interval_seconds,
     wait_once_seconds,
 )
+from hetplan.search.families.space import BOTH, Ints
 from hetplan.search.single.order_numbers import BUCKETS, OrderNumbers
 from hetplan.search.single.partition_kernel import SLACK
-from hetplan.search.single.space import BOTH, Ints
 
 _FAST = 0.4
 """Passes below this part of the slowest slot's are one bucket: their circuits do not bind."""

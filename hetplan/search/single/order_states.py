@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.search.single.space import Floats, Ints, Links, Space
+from hetplan.search.families.space import Floats, Ints, Links, Space
 
 MOST_FREE_ISLANDS = 8
 """With more islands the meshes of a region stand next to each other (part of the space)."""

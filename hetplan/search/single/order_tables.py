@@ -11,9 +11,9 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from hetplan.search.families.space import Floats, Ints
 from hetplan.search.single.order_numbers import OrderNumbers
 from hetplan.search.single.partition_kernel import NONE
-from hetplan.search.single.space import Floats, Ints
 
 
 class Pool(NamedTuple):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numba
 import numpy as np
 
+from hetplan.search.families.space import BOTH, FIRST, LAST, MIDDLE, Floats, Ints
 from hetplan.search.single.order_kernel import Goal, add_mesh
 from hetplan.search.single.order_numbers import BUCKETS, OrderNumbers
 from hetplan.search.single.order_outline import Outline
@@ -26,7 +27,6 @@ from hetplan.search.single.order_slots import (
 )
 from hetplan.search.single.order_tables import Pool, Work, clean, load
 from hetplan.search.single.partition_kernel import NONE
-from hetplan.search.single.space import BOTH, FIRST, LAST, MIDDLE, Floats, Ints
 
 
 @numba.njit(cache=True)

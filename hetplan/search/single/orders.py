@@ -19,13 +19,13 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from hetplan.search.families.space import Space
 from hetplan.search.single.order_kernel import run
 from hetplan.search.single.order_numbers import OrderNumbers, order_numbers
 from hetplan.search.single.order_outline import Outline, outline
 from hetplan.search.single.order_tables import Pool, Work, work_of
 from hetplan.search.single.order_trace import Slot, Tracer, empty_goal
 from hetplan.search.single.partition_kernel import NONE
-from hetplan.search.single.space import Space
 
 _FEW_ROWS = 40
 """Stages up to which every extra depth is a level of its own; more stages join them."""

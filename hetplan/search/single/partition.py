@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hetplan.search.families.space import Floats, Ints
 from hetplan.search.single.chain import Chain
 from hetplan.search.single.partition_kernel import (
     NONE,
@@ -28,7 +29,6 @@ from hetplan.search.single.partition_kernel import (
     least_downstream,
     trace,
 )
-from hetplan.search.single.space import Floats, Ints
 
 _LONG = 0.02
 """Transfers of a boundary over the passes of a slot from which its circuit is worth a bound: with

@@ -13,7 +13,7 @@ from hetplan.cost.bounds.closed_forms import (
     interval_seconds,
     wait_once_seconds,
 )
-from hetplan.search.single.space import Floats, Ints
+from hetplan.search.families.space import Floats, Ints
 
 NONE = 1e300
 """Stands for "no plan", far above any step."""

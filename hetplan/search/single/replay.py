@@ -14,7 +14,7 @@ import numba
 import numpy as np
 
 from hetplan.cost.replay.kernel import replay_seconds
-from hetplan.search.single.space import FIRST, LAST, Floats, Ints, Space
+from hetplan.search.families.space import FIRST, LAST, Floats, Ints, Space
 
 NEVER = 1e30
 """Seconds of what cannot be; numba compiles comparisons with it faster than with infinity."""

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hetplan.search.families.space import Space
 from hetplan.search.single.orders import Order, OrderProgram
 from hetplan.search.single.partition_kernel import NONE
-from hetplan.search.single.space import Space
 
 RESOLUTION = 1e-4
 """Part of a step by which a bound below the target may miss the least of the programs."""

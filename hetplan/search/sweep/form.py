@@ -1,84 +1,31 @@
-"""How a sweep file is written, and the grid of questions that it stands for.
+"""Which questions does a sweep file stand for, and what is each of them?
 
-Every list is an axis; the grid is their product. Files are named relative to the sweep file.
+Every list of the file (`hetplan.job.sweep_form`) is an axis; the grid is their product. All that
+can be wrong before a plan is made is found before any is: files, names, links.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
-
-from pydantic import Field
+from typing import TypeVar
 
 from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster, IslandLink, Link
-from hetplan.errors import InputError
-from hetplan.files.quantities import Bandwidth, Count, Name, Seconds
-from hetplan.files.reading import decode, read_document
-from hetplan.job.file_form import TargetName
+from hetplan.errors import Fault, InputError
+from hetplan.files.reading import Document, decode, read_document
 from hetplan.job.load import load_job
 from hetplan.job.spec import Job
+from hetplan.job.sweep_form import SWEEP_SCHEMA, Backend, LinkAxis, SweepForm
 from hetplan.model.load import load_model
 from hetplan.search.reasons.constraints import Question
 
-SWEEP_SCHEMA = "hetplan.sweep/1"
-
 MOST_POINTS = 100_000
 
-Backend: TypeAlias = Literal["processes", "dask", "ray"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkAxis:
-    """A link between two islands or two regions whose speed varies."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
-
-    between: Annotated[list[Name], Field(min_length=2, max_length=2)]
-    """Two islands, or two regions: all links between their islands."""
-    bandwidth: list[Bandwidth] = field(default_factory=list)
-    """What all devices that send over it share; each instead of the cluster file's figure."""
-    round_trip: list[Seconds] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodesAxis:
-    """An island whose number of nodes varies."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
-
-    island: Name
-    nodes: Annotated[list[Count], Field(min_length=1)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepForm:
-    """A sweep file."""
-
-    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
-
-    schema: str
-    models: Annotated[list[str], Field(min_length=1)]
-    """Model files."""
-    clusters: Annotated[list[str], Field(min_length=1)]
-    """Cluster files."""
-    jobs: Annotated[list[str], Field(min_length=1)]
-    """Job files."""
-    targets: list[TargetName] = field(default_factory=list)
-    """Instead of the jobs' targets."""
-    global_batch_size: list[Count] = field(default_factory=list)
-    sequence_length: list[Count] = field(default_factory=list)
-    links: list[LinkAxis] = field(default_factory=list)
-    nodes: list[NodesAxis] = field(default_factory=list)
-    backend: Backend = "processes"
-    """Where plans are made: processes of this machine, or a cluster of Dask's or Ray's that the
-    environment names."""
-    workers: Count | None = None
-    """Plans made at the same time; left out: one per core."""
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,18 +76,71 @@ def load_sweep(path: Path) -> Sweep:
     """The sweep that the file describes; an InputError with every fault otherwise."""
     document = read_document(path)
     form = decode(document, SweepForm, schema=SWEEP_SCHEMA)
-    folder = path.parent
-    for field_name in ("models", "clusters", "jobs"):
-        for at, name in enumerate(getattr(form, field_name)):
-            if not (folder / name).is_file():
-                raise InputError(document.fault((field_name, at), f"{name!a} is no file"))
     counted = _count(form)
     if counted > MOST_POINTS:
-        raise InputError(
-            document.fault((), f"stands for {counted:,} questions; at most {MOST_POINTS:,}")
-        )
+        message = f"stands for {counted:,} questions; at most {MOST_POINTS:,}"
+        raise InputError(document.fault((), message))
+    folder = path.parent
+    faults: list[Fault] = []
+    _read_all(document, "models", form.models, folder, load_model, faults)
+    clusters = _read_all(document, "clusters", form.clusters, folder, load_cluster, faults)
+    _read_all(document, "jobs", form.jobs, folder, load_job, faults)
+    if not faults:
+        faults += _axis_faults(document, form, clusters)
+    if faults:
+        raise InputError(*faults)
     points = tuple(dict.fromkeys(_points(form, folder)))
     return Sweep(points=points, backend=form.backend, workers=form.workers)
+
+
+def _read_all(
+    document: Document,
+    key: str,
+    names: list[str],
+    folder: Path,
+    load: Callable[[Path], _T],
+    faults: list[Fault],
+) -> list[_T]:
+    """What could be read of the files; every fault of the others is added."""
+    found = []
+    for at, name in enumerate(names):
+        file = folder / name
+        if not file.is_file():
+            message = f"there is no file {str(file)!a}; name it relative to this file"
+            faults.append(document.fault((key, at), message))
+            continue
+        try:
+            found.append(load(file))
+        except InputError as error:
+            faults.extend(error.faults)
+    return found
+
+
+def _axis_faults(document: Document, form: SweepForm, clusters: list[Cluster]) -> Iterator[Fault]:
+    """Links and islands that are in none of the clusters, and links that change in nothing."""
+    islands = {island.name for cluster in clusters for island in cluster.islands}
+    places = islands | {region for cluster in clusters for region in cluster.regions}
+    for at, link in enumerate(form.links):
+        one, two = link.between
+        for number, name in enumerate(link.between):
+            if name not in places:
+                message = f"no cluster has an island or region {name}; there is {_few(places)}"
+                yield document.fault(("links", at, "between", number), message)
+        if one == two:
+            message = f"{one} and {two} are one place; name two islands or two regions"
+            yield document.fault(("links", at, "between"), message)
+        if not link.bandwidth and not link.round_trip:
+            yield document.fault(("links", at), "changes nothing; add bandwidth or round_trip")
+    for at, axis in enumerate(form.nodes):
+        if axis.island not in islands:
+            message = f"no cluster has an island {axis.island}; there is {_few(islands)}"
+            yield document.fault(("nodes", at, "island"), message)
+
+
+def _few(names: set[str], most: int = 8) -> str:
+    shown = sorted(names)
+    more = len(shown) - most
+    return ", ".join(shown[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _count(form: SweepForm) -> int:
@@ -227,7 +227,8 @@ def _with_nodes(cluster: Cluster, name: str, count: int) -> Cluster:
 def _with_link(cluster: Cluster, change: LinkChange) -> Cluster:
     one, two = change.between
     regions = cluster.regions
-    if one in regions and two in regions:
+    islands = [island.name for island in cluster.islands]
+    if (one not in islands or two not in islands) and one in regions and two in regions:
         pairs = [
             (a.name, b.name)
             for a in cluster.islands
@@ -236,8 +237,6 @@ def _with_link(cluster: Cluster, change: LinkChange) -> Cluster:
         ]
     else:
         pairs = [(cluster.island(one).name, cluster.island(two).name)]
-    if one == two:
-        raise InputError(f"links: {one} and {two} are one place; name two islands or two regions")
     named = {frozenset(pair) for pair in pairs}
     kept = tuple(each for each in cluster.links if frozenset(each.between) not in named)
     changed = tuple(

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hetplan.errors import HetplanError, InfeasibleError, InputError, LimitError
 from hetplan.files.shipped import default_stores
-from hetplan.plans.plan import Plan, Replica
 from hetplan.predict.fit import fit_stores
 from hetplan.predict.predictor import Predictor
 from hetplan.search.files import save_result
+from hetplan.search.objectives.answer import by_objective
+from hetplan.search.objectives.layout import devices_in_use, layout_words
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
 from hetplan.search.sweep.form import Point, Sweep, question
@@ -31,8 +32,7 @@ from hetplan.units import format_bytes, format_seconds
 class Asked:
     """What a worker needs beside the question."""
 
-    predictor: Predictor | None
-    """None: fitted from the usual stores by each worker."""
+    predictor: Predictor
     plans: str | None
     """Folder for plan files; None: only the table."""
 
@@ -43,19 +43,24 @@ def run_sweep(
     *,
     resume: bool = False,
     predictor: Predictor | None = None,
+    digest: str = "",
     plans: Path | None = None,
     progress: Callable[[int, int, Row], None] | None = None,
 ) -> int:
     """Plan every question that is not in the table yet; how many were planned.
 
-    InputError where the table is of something else, or where the backend that is named is not
-    installed. Ctrl-C ends it with the rows that are done.
+    `digest` is of the predictor's text: rows of another one are asked again. InputError where the
+    table is of something else, or where the backend that is named is not installed. Ctrl-C ends it
+    with the rows that are done.
     """
+    if predictor is None:
+        predictor, digest = fit_stores(*default_stores())
     asked = Asked(predictor=predictor, plans=None if plans is None else str(plans))
-    if plans is not None:
-        plans.mkdir(parents=True, exist_ok=True)
+    points = tuple(replace(point, digest=point.digest + digest) for point in sweep.points)
     with Table(table, fresh=not resume) as out:
-        left = [point for point in sweep.points if point.key not in out.done]
+        left = [point for point in points if point.key not in out.done]
+        if plans is not None:
+            plans.mkdir(parents=True, exist_ok=True)
         for number, row in enumerate(_rows(sweep, left, asked)):
             out.add(row)
             if progress is not None:
@@ -67,45 +72,68 @@ def _rows(sweep: Sweep, points: Sequence[Point], asked: Asked) -> Iterator[Row]:
     from joblib import Parallel, delayed
 
     workers = sweep.workers or os.cpu_count() or 1
+    # On a cluster of workers their number is the cluster's.
+    jobs = min(workers, len(points)) if sweep.backend == "processes" else -1
+    if not points:
+        return
+    if jobs == 1:
+        yield from (answer(point, asked) for point in points)
+        return
     with _backend(sweep):
-        # On a cluster of workers their number is the cluster's.
-        jobs = min(workers, len(points)) if sweep.backend == "processes" else -1
-        if jobs == 1 or len(points) < 2:
-            yield from (answer(point, asked) for point in points)
-            return
         parallel = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
         yield from parallel(delayed(answer)(point, asked) for point in points)
 
 
-def _backend(sweep: Sweep) -> AbstractContextManager[Any]:
+@contextmanager
+def _backend(sweep: Sweep) -> Iterator[None]:
+    """Where joblib runs what it is given, as long as this lasts."""
     if sweep.backend == "processes":
-        return nullcontext()
+        yield
+        return
     from joblib import parallel_config
 
+    with ExitStack() as stack:
+        try:
+            if sweep.backend == "dask":
+                stack.enter_context(_dask(sweep.workers))
+            else:
+                from ray.util.joblib import register_ray
+
+                register_ray()
+        except ImportError as error:
+            raise InputError(
+                f"backend: {sweep.backend} is not installed ({error}); pip install "
+                f"{'distributed' if sweep.backend == 'dask' else 'ray'}, or use backend: processes"
+            ) from None
+        stack.enter_context(parallel_config(backend=sweep.backend))
+        yield
+
+
+def _dask(workers: int | None) -> AbstractContextManager[Any]:
+    """The caller's client; else that of the scheduler which DASK_SCHEDULER_ADDRESS names; else
+    workers of this machine, one thread each.
+    """
+    import distributed
+
+    client: Any = distributed.Client  # it has no types
     try:
-        if sweep.backend == "dask":
-            from distributed import Client, get_client
-
-            try:
-                get_client()
-            except ValueError:
-                # No client of the caller's: the scheduler that DASK_SCHEDULER_ADDRESS names, else
-                # workers of this machine.
-                Client(
-                    address=os.environ.get("DASK_SCHEDULER_ADDRESS"),
-                    **({} if sweep.workers is None else {"n_workers": sweep.workers}),
-                )
-        else:
-            from ray.util.joblib import register_ray
-
-            register_ray()
-    except ImportError as error:
+        return nullcontext(distributed.get_client())
+    except ValueError:
+        pass
+    address = os.environ.get("DASK_SCHEDULER_ADDRESS")
+    if address is None:
+        count = workers or os.cpu_count() or 1
+        own: AbstractContextManager[Any] = client(
+            n_workers=count, threads_per_worker=1, dashboard_address=None
+        )
+        return own
+    try:
+        named: AbstractContextManager[Any] = client(address=address)
+    except (OSError, ValueError) as error:
         raise InputError(
-            f"backend: {sweep.backend} is not installed ({error}); pip install "
-            f"{'distributed' if sweep.backend == 'dask' else 'ray'}, or use backend: processes"
+            f"DASK_SCHEDULER_ADDRESS is {address}: no scheduler answers there ({error})"
         ) from None
-    found: AbstractContextManager[Any] = parallel_config(backend=sweep.backend)
-    return found
+    return named
 
 
 def answer(point: Point, asked: Asked) -> Row:
@@ -130,14 +158,16 @@ def answer(point: Point, asked: Asked) -> Row:
             global_batch_size=found.job.global_batch_size,
             sequence_length=found.job.sequence_length,
         )
-        predictor = asked.predictor
-        if predictor is None:
-            predictor, _ = fit_stores(*default_stores())
-        result = search(found.model, found.cluster, found.job, predictor, reasons=False)
-    except (InfeasibleError, LimitError) as error:
+        result = search(found.model, found.cluster, found.job, asked.predictor, reasons=False)
+        result = by_objective(result, asked.predictor)
+    except InfeasibleError as error:
         return replace(row, status="infeasible", reason=_first_line(error))
-    except (HetplanError, InputError) as error:
+    except LimitError as error:
+        return replace(row, status="limit", reason=_first_line(error))
+    except HetplanError as error:
         return replace(row, reason=_first_line(error))
+    if result.certificate is not None and result.certificate.status == "interrupted":
+        raise KeyboardInterrupt  # half of a search is no row
     if asked.plans is not None:
         save_result(result, Path(asked.plans) / f"{point.key}.json")
     return _filled(row, result)
@@ -166,29 +196,6 @@ def _filled(row: Row, result: SearchResult) -> Row:
         tokens_per_second=repr(result.estimate.tokens_per_second),
         gap="" if certificate is None else repr(certificate.gap),
         lower_bound_seconds="" if certificate is None else repr(certificate.lower_bound_seconds),
-        devices_in_use=str(sum(replica.num_devices for replica in _replicas(result.plan))),
-        layout=_layout(result.plan),
-    )
-
-
-def _replicas(plan: Plan) -> list[Replica]:
-    return [
-        replica
-        for pipeline in plan.pipelines
-        for stage in pipeline.stages
-        for replica in stage.replicas
-    ]
-
-
-def _layout(plan: Plan) -> str:
-    """As in `tp 4 dp 16 pp 11 mbs 1`."""
-    replicas = _replicas(plan)
-
-    def some(values: Iterator[int]) -> str:
-        return "/".join(dict.fromkeys(str(value) for value in values))
-
-    return (
-        f"tp {some(each.tp for each in replicas)} dp {some(each.dp for each in replicas)} "
-        f"pp {some(len(each.stages) for each in plan.pipelines)} "
-        f"mbs {some(each.microbatch_size for each in replicas)}"
+        devices_in_use=str(devices_in_use(result.plan)),
+        layout=layout_words(result.plan),
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 
-from hetplan.errors import InputError
+from hetplan.errors import Fault, InputError
 from hetplan.files.writing import write_atomically
 
 
@@ -31,7 +31,8 @@ class Row:
     links: str
     nodes: str
     status: str
-    """`optimal`, `limit`, `infeasible` or `error`."""
+    """`optimal`, `limit` (with a plan, or without one in time), `infeasible`, or `error`: the
+    question contradicts itself."""
     step_seconds: str = ""
     tokens_per_second: str = ""
     gap: str = ""
@@ -40,6 +41,14 @@ class Row:
     layout: str = ""
     """Degrees in short."""
     reason: str = ""
+    """Why there is no plan."""
+
+    @property
+    def words(self) -> str:
+        """For a line of progress."""
+        found = f"{float(self.step_seconds):.4g} s" if self.step_seconds else self.status
+        asked = (self.model, self.cluster, self.job, self.target, self.links, self.nodes)
+        return f"{', '.join(each for each in asked if each)}: {found}"
 
 
 COLUMNS = tuple(each.name for each in fields(Row))
@@ -76,13 +85,24 @@ class Table:
 
     def _mend(self) -> frozenset[str]:
         """Keys of whole rows; a torn last line is cut off."""
-        text = self._path.read_text(encoding="utf-8", errors="replace")
+        text = self._path.read_bytes().decode("utf-8", errors="replace")
         whole = text[: text.rfind("\n") + 1]
-        rows = list(csv.reader(io.StringIO(whole)))
+        try:
+            rows = list(csv.reader(io.StringIO(whole)))
+        except csv.Error:
+            rows = []
+        if not text or (not whole and _line(COLUMNS).startswith(text)):
+            # A kill before the first line was whole.
+            write_atomically(self._path, _line(COLUMNS))
+            return frozenset()
         if not rows or tuple(rows[0]) != COLUMNS:
             raise InputError(
-                f"{self._path} is no table of a sweep (its first line is another); name another "
-                "--out, or leave --resume out to begin anew"
+                Fault(
+                    file=str(self._path),
+                    line=1,
+                    message="is no table of a sweep of this version of hetplan; nothing was "
+                    "changed: name another file with --out",
+                )
             )
         good = [row for row in rows[1:] if len(row) == len(COLUMNS)]
         if whole != text or len(good) < len(rows) - 1:
@@ -92,5 +112,5 @@ class Table:
 
 def _line(cells: list[str] | tuple[str, ...]) -> str:
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerow([cell.replace("\n", " ") for cell in cells])
+    csv.writer(buffer, lineterminator="\n").writerow([" ".join(cell.split()) for cell in cells])
     return buffer.getvalue()

@@ -1,0 +1,204 @@
+"""Which pipelines may stand beside each other, before layers are cut and devices are numbered?
+
+A *row* is one pipeline without its cuts: meshes in order, stages of each, microbatches, warm-up. A
+*sequence* is two rows or more whose samples make up the batch and whose devices are there. Order
+counts, because stages are placed in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from hetplan.cluster.spec import Cluster
+from hetplan.job.spec import Job
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.chosen import Shape
+from hetplan.plans.targets import target
+from hetplan.search.families.allowed import mesh_matches
+from hetplan.search.families.families import Families
+from hetplan.search.families.family import Mesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One pipeline without its cuts."""
+
+    meshes: tuple[Mesh, ...]
+    stages: tuple[int, ...]
+    """Of each mesh."""
+    microbatches: int
+    extra: tuple[int, ...]
+    """Warm-up depth of each mesh beyond the schedule's own."""
+    early_sends: bool
+
+    @property
+    def samples(self) -> int:
+        """Sequences of a step."""
+        return self.meshes[0].samples * self.microbatches
+
+    @property
+    def slots(self) -> tuple[Mesh, ...]:
+        """The mesh of every stage."""
+        pairs = zip(self.meshes, self.stages, strict=True)
+        return tuple(mesh for mesh, count in pairs for _ in range(count))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Warm-up depth of every stage."""
+        total = sum(self.stages)
+        extra = [e for e, n in zip(self.extra, self.stages, strict=True) for _ in range(n)]
+        return tuple(min(total - s + e, self.microbatches) for s, e in enumerate(extra))
+
+    @property
+    def shapes(self) -> frozenset[Shape]:
+        """Of all parts."""
+        return frozenset(shape for mesh in self.meshes for shape in mesh.shapes)
+
+    def devices(self, islands: int) -> tuple[int, ...]:
+        """Of every island."""
+        found = [0] * islands
+        for mesh, count in zip(self.meshes, self.stages, strict=True):
+            for island, shape in zip(mesh.islands, mesh.shapes, strict=True):
+                found[island] += count * shape.num_devices
+        return tuple(found)
+
+
+class TooManyError(Exception):
+    """There are more than it is worth to list."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Rows and sequences of one job; `cluster` as `allowed_cluster` left it."""
+
+    model: ModelSpec
+    cluster: Cluster
+    job: Job
+    units: int
+    """Layer units of the model."""
+    most: int
+    """Rows, or sequences, above which TooManyError is raised."""
+    _steps: list[int] = field(default_factory=lambda: [0])
+
+    def ticks(self) -> tuple[tuple[Mesh, ...], ...]:
+        """Meshes that may stand in one pipeline."""
+        pin = self.job.pin
+        if pin.virtual_stages not in (None, 1):
+            return ()
+        # A pipeline with few microbatches may have more stages than one with all of them.
+        free = replace(pin, pipelines=None, pp=None, virtual_stages=1, depth=0)
+        job = replace(self.job, pin=free)
+        found: dict[int, dict[Mesh, None]] = {}
+        for family in Families(model=self.model, cluster=self.cluster, job=job).families():
+            for mesh in family.meshes:
+                # Context and expert parallelism are for one pipeline.
+                if all(shape.cp == shape.ep == 1 for shape in mesh.shapes):
+                    found.setdefault(family.samples, {})[mesh] = None
+        return tuple(tuple(found[samples]) for samples in sorted(found))
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """Every pipeline that leaves something of the batch for others."""
+        batch = self.job.global_batch_size
+        return tuple(
+            row
+            for meshes in self.ticks()
+            for m in range(1, (batch - 1) // meshes[0].samples + 1)
+            for row in self._of_tick(meshes, m)
+            if not self.job.pin.same_degrees or len(row.shapes) == 1
+        )
+
+    def _of_tick(self, meshes: Sequence[Mesh], m: int) -> Iterator[Row]:
+        trainer, pin = target(self.job.target), self.job.pin
+        limit = self.units if trainer.fewer_microbatches_than_stages else min(self.units, m)
+        limit = limit if pin.pp is None else min(limit, pin.pp)
+        for order, held in self._orders(meshes, limit, (), (), 0):
+            ends = ((order[0], pin.embedding_on), (order[-1], pin.head_on))
+            if pin.pp not in (None, sum(held)):
+                continue
+            if not all(mesh_matches(mesh, self.cluster, place) for mesh, place in ends):
+                continue
+            for early, extra in self._warmups(len(order), m - sum(held)):
+                self._count()
+                yield Row(meshes=order, stages=held, microbatches=m, extra=extra, early_sends=early)
+
+    def _orders(
+        self,
+        meshes: Sequence[Mesh],
+        room: int,
+        order: tuple[Mesh, ...],
+        held: tuple[int, ...],
+        mask: int,
+    ) -> Iterator[tuple[tuple[Mesh, ...], tuple[int, ...]]]:
+        self._count()
+        if order:
+            yield order, held
+        for mesh in meshes:
+            if mask & mesh.mask:
+                continue
+            for count in range(1, min(mesh.max_stages, room) + 1):
+                yield from self._orders(
+                    meshes, room - count, (*order, mesh), (*held, count), mask | mesh.mask
+                )
+
+    def _warmups(self, meshes: int, beyond: int) -> Iterator[tuple[bool, tuple[int, ...]]]:
+        """(early sends, extra depth of every mesh): none on the last, never less upstream."""
+        trainer, pin = target(self.job.target), self.job.pin.depth
+        if not pin:
+            yield False, (0,) * meshes
+        if not trainer.most_extra_depth or pin == 0:
+            return
+        most = trainer.most_extra_depth if pin is None else min(pin, trainer.most_extra_depth)
+        yield from ((True, extra) for extra in _falling(meshes, min(most, max(0, beyond))))
+
+    def sequences(self) -> Iterator[tuple[Row, ...]]:
+        """Every sequence that may have room."""
+        islands = self.cluster.islands
+        needs = [row.devices(len(islands)) for row in self.rows]
+        room = tuple(island.num_usable_devices for island in islands)
+        wanted = self.job.pin.pipelines
+        return self._longer((), self.job.global_batch_size, room, needs, wanted)
+
+    def _longer(
+        self,
+        taken: tuple[Row, ...],
+        left: int,
+        room: tuple[int, ...],
+        needs: Sequence[tuple[int, ...]],
+        wanted: int | None,
+    ) -> Iterator[tuple[Row, ...]]:
+        if left == 0:
+            if len(taken) > 1 and wanted in (None, len(taken)):
+                self._count()
+                yield taken
+            return
+        if len(taken) == wanted:
+            return
+        for row, need in zip(self.rows, needs, strict=True):
+            if row.samples > left or (taken and not self._together(taken[0], row)):
+                continue
+            rest = tuple(a - b for a, b in zip(room, need, strict=True))
+            if min(rest) >= 0:
+                yield from self._longer((*taken, row), left - row.samples, rest, needs, wanted)
+
+    def _together(self, first: Row, row: Row) -> bool:
+        if first.early_sends != row.early_sends:
+            return False
+        return not self.job.pin.same_degrees or first.shapes == row.shapes
+
+    def _count(self) -> None:
+        self._steps[0] += 1
+        if self._steps[0] > self.most:
+            raise TooManyError
+
+
+def _falling(count: int, most: int) -> Iterator[tuple[int, ...]]:
+    """Numbers up to `most` that never grow, the last one 0."""
+    if count == 1:
+        yield (0,)
+        return
+    for rest in _falling(count - 1, most):
+        for first in range(rest[0], most + 1):
+            yield (first, *rest)

@@ -1,0 +1,364 @@
+"""What every pipeline that may stand in a plan of several takes, by cut and recomputation.
+
+Numbers come from the cost room's own units, hops and memory, so that a listed plan has the price
+that `hetplan.cost.priced` says. Passes and memory of a row do not depend on where on its islands it
+lies; transfers do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations, pairwise, product
+
+import numpy as np
+
+from hetplan.cluster.spec import Cluster
+from hetplan.cost.arrays import Floats, Ints
+from hetplan.cost.priced.hops import Hop
+from hetplan.cost.priced.memory import stage_memory_use
+from hetplan.cost.priced.plan import PlanCosts
+from hetplan.cost.priced.units import Unit, make_unit, settings_of
+from hetplan.cost.priced.wires import hop_arrays
+from hetplan.cost.priced.work import PipelineWork, StageWork, sends_wait
+from hetplan.job.spec import Job
+from hetplan.model.layer_units import LayerUnits
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.assemble import assemble_pipeline, assemble_plan
+from hetplan.plans.chosen import Shape
+from hetplan.plans.placing import device_ranges
+from hetplan.plans.plan import (
+    DeviceRange,
+    LayerRange,
+    OverlapSettings,
+    Pipeline,
+    Plan,
+    RecomputeGranularity,
+    Replica,
+    Schedule,
+    Sharding,
+    Stage,
+)
+from hetplan.predict.predictor import Predictor
+from hetplan.search.costs.placed import RECOMPUTE
+from hetplan.search.families.family import Mesh
+from hetplan.search.several.listing_kernel import ends_of, variants
+from hetplan.search.several.listing_rows import Row
+
+_PLAIN = Schedule(name="1f1b")
+
+Replicas = tuple[tuple[Replica, ...], ...]
+"""Of every stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Variants:
+    """Cuts and recomputations of a row that fit; V of them, P stages."""
+
+    positions: Ints
+    """[V, P + 1] layers where stages begin."""
+    units: Ints
+    """[V, P]"""
+    choices: Ints
+    """[V, P] of the recomputations of the tables."""
+    slow: Ints
+    """[V, P] the part that counts."""
+    forward: Floats
+    """[V, P]"""
+    backward: Floats
+    """[V, P]"""
+    busy: Floats
+    """[V] seconds; no pipeline of it ends earlier."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ended:
+    """Variants of a placed row in the order in which they end, W of those below some limit."""
+
+    which: Ints
+    """[W] of the variants."""
+    ends: Floats
+    """[W, P]"""
+    last: Floats
+    """[W]"""
+    limit: float
+    """Those that end no earlier are left out."""
+    hops: tuple[Hop, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """Of one padded vocabulary, one sharding and one way to send."""
+
+    model: ModelSpec
+    cluster: Cluster
+    job: Job
+    predictor: Predictor
+    layer_units: LayerUnits
+    recompute: tuple[RecomputeGranularity, ...]
+    sharding: Sharding
+    padded: int
+    early_sends: bool
+    wires: PlanCosts | None = None
+    """Where hops and collectives are kept that all tables share; None: its own."""
+    spent: list[int] = field(default_factory=lambda: [0, 0])
+    """Cuts looked at, pipelines replayed."""
+    _units: dict[tuple[int, Shape, RecomputeGranularity], Unit] = field(default_factory=dict)
+    _most: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _variants: dict[Row, Variants] = field(default_factory=dict)
+    _ended: dict[tuple[Row, tuple[int, ...]], Ended] = field(default_factory=dict)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """One with these settings, to ask the cost room; its pipeline is of no account."""
+        at = next(i for i, each in enumerate(self.cluster.islands) if each.num_usable_devices)
+        shape = Shape(tp=1, dp=1, microbatch_size=1)
+        whole = LayerRange(start=0, stop=len(self.model.layers))
+        found = assemble_plan(
+            self.model,
+            self.cluster,
+            self.job,
+            [self._pipeline((self._replica(at, shape),), RecomputeGranularity.NONE, whole, 1, 1)],
+            sharding=self.sharding,
+            overlap=OverlapSettings(send=self.early_sends),
+        )
+        return replace(found, padded_vocab_size=self.padded)
+
+    @cached_property
+    def costs(self) -> PlanCosts:
+        """What the cost room keeps for such plans."""
+        return PlanCosts(settings_of(self.plan, self.model, self.cluster, self.job, self.predictor))
+
+    @property
+    def shared(self) -> PlanCosts:
+        """Where hops and collectives are kept."""
+        return self.costs if self.wires is None else self.wires
+
+    def _replica(self, island: int, shape: Shape) -> Replica:
+        where = self.cluster.islands[island]
+        return replica_of(shape, device_ranges(self.cluster, where, 0, shape.num_devices))
+
+    def _pipeline(
+        self,
+        replicas: tuple[Replica, ...],
+        recompute: RecomputeGranularity,
+        layers: LayerRange,
+        stages: int,
+        microbatches: int,
+        depth: int = 1,
+    ) -> Pipeline:
+        """So many times the same stage."""
+        stage = Stage(
+            chunks=(layers,),
+            replicas=replicas,
+            recompute=RECOMPUTE[recompute],
+            warmup_depth=depth,
+        )
+        return replace(
+            assemble_pipeline(
+                self.cluster, self.job, [stage], num_microbatches=microbatches, schedule=_PLAIN
+            ),
+            stages=(stage,) * stages,
+        )
+
+    def unit(self, island: int, shape: Shape, recompute: RecomputeGranularity) -> Unit:
+        """Costs of one part."""
+        key = (island, shape, recompute)
+        found = self._units.get(key)
+        if found is None:
+            found = self._units[key] = make_unit(
+                self.costs.settings, self._replica(island, shape), RECOMPUTE[recompute]
+            )
+        return found
+
+    # ---- memory
+
+    def most_units(self, row: Row, mesh: Mesh, s: int, recompute: RecomputeGranularity) -> int:
+        """Units of stage s that fit."""
+        stages, depth = sum(row.stages), row.depths[s]
+        key = (mesh.islands, mesh.shapes, s, stages, row.microbatches, depth, recompute)
+        found = self._most.get(key)
+        if found is None:
+            low, high = 0, self.layer_units.count - stages + 1
+            while low < high:
+                middle = (low + high + 1) // 2
+                if self._fits(row, mesh, s, recompute, middle):
+                    low = middle
+                else:
+                    high = middle - 1
+            found = self._most[key] = low
+        return found
+
+    def _fits(
+        self, row: Row, mesh: Mesh, s: int, recompute: RecomputeGranularity, units: int
+    ) -> bool:
+        stages = sum(row.stages)
+        first, last = s == 0, s == stages - 1
+        each = self.layer_units
+        start = 0 if first else 1 + each.layers(1, first=True, last=False)
+        held = each.layers(units, first=first, last=last)
+        layers = LayerRange(
+            start=start, stop=len(self.model.layers) if last else start + held + first
+        )
+        if last and not first:
+            layers = LayerRange(start=self._end - held, stop=len(self.model.layers))
+        parts = zip(mesh.islands, mesh.shapes, strict=True)
+        replicas = tuple(self._replica(*part) for part in parts)
+        copies = sum(shape.dp for shape in mesh.shapes)
+        plan = replace(self.plan, optimizer_shards=1 if self.sharding is Sharding.NONE else copies)
+        pipeline = self._pipeline(
+            replicas, recompute, layers, stages, row.microbatches, row.depths[s]
+        )
+        units_of = tuple(
+            self.unit(island, shape, recompute)
+            for island, shape in zip(mesh.islands, mesh.shapes, strict=True)
+        )
+        work = StageWork(units_of, units_of[0], (), (), (), (), 0.0, 0.0)
+        hops = hop_arrays([()], [pipeline])[0]
+        asked = PipelineWork(pipeline, [work] * stages, hops)
+        use = stage_memory_use(self.costs, plan, asked, s)
+        return use.total_bytes <= use.available_bytes
+
+    @property
+    def _end(self) -> int:
+        """Position behind the last transformer layer."""
+        return 1 + self.model.num_layers
+
+    # ---- passes
+
+    def variants(self, row: Row, limit: float) -> Variants:
+        """What fits and is busy for less than the limit of the first call."""
+        found = self._variants.get(row)
+        if found is None:
+            found = self._variants[row] = self._list(row, limit)
+        return found
+
+    def _list(self, row: Row, limit: float) -> Variants:
+        slots, count = row.slots, sum(row.stages)
+        units = cuts(self.layer_units.count, count)
+        choices = np.array([*product(range(len(self.recompute)), repeat=count)], dtype=np.int64)
+        positions = self._positions(units)
+        most = np.array(
+            [
+                [self.most_units(row, mesh, s, k) for k in self.recompute]
+                for s, mesh in enumerate(slots)
+            ]
+        )
+        width = max(len(mesh.islands) for mesh in slots)
+        seconds = np.zeros((count, width, len(self.recompute), 3, len(self.model.layers) + 1))
+        for s, mesh in enumerate(slots):
+            for u, part in enumerate(zip(mesh.islands, mesh.shapes, strict=True)):
+                for k, recompute in enumerate(self.recompute):
+                    unit = self.unit(*part, recompute)
+                    seconds[s, u, k] = unit.forward, unit.backward, unit.again
+        size = len(units) * len(choices)
+        self.spent[0] += size
+        cut, choice = np.empty(size, np.int64), np.empty(size, np.int64)
+        slow = np.empty((size + 1, count), np.int64)
+        forward, backward = np.empty((size + 1, count)), np.empty((size + 1, count))
+        busy = np.empty(size)
+        found = variants(
+            units,
+            positions,
+            choices,
+            np.array([len(mesh.islands) for mesh in slots]),
+            most,
+            seconds,
+            row.microbatches,
+            limit,
+            cut,
+            choice,
+            slow,
+            forward,
+            backward,
+            busy,
+        )
+        return Variants(
+            positions=positions[cut[:found]],
+            units=units[cut[:found]],
+            choices=choices[choice[:found]],
+            slow=slow[:found].copy(),
+            forward=forward[:found].copy(),
+            backward=backward[:found].copy(),
+            busy=busy[:found].copy(),
+        )
+
+    def _positions(self, units: Ints) -> Ints:
+        """[C, P + 1]: layers where stages begin."""
+        each = self.layer_units
+        found = np.zeros((len(units), units.shape[1] + 1), dtype=np.int64)
+        found[:, 1:] = 1 + each.front_layers + np.cumsum(units, axis=1) * each.layers_per_unit
+        found[:, -1] = len(self.model.layers)
+        return found
+
+    # ---- ends
+
+    def ended(self, row: Row, replicas: Replicas, limit: float) -> Ended:
+        """When variants of this placement end, those below the limit (or one that was larger)."""
+        hops = tuple(self._hop(left, right) for left, right in pairwise(replicas))
+        key = (row, tuple(map(id, hops)))
+        found = self._ended.get(key)
+        if found is None or found.limit < limit:
+            found = self._ended[key] = self._replayed(row, hops, limit)
+        return found
+
+    def _hop(self, left: tuple[Replica, ...], right: tuple[Replica, ...]) -> Hop:
+        whole = LayerRange(start=0, stop=1)
+        one, two = (Stage(chunks=(whole,), replicas=each, warmup_depth=1) for each in (left, right))
+        return self.shared.hop(one, two, nics=True)
+
+    def _replayed(self, row: Row, hops: tuple[Hop, ...], limit: float) -> Ended:
+        each = self.variants(row, limit)
+        size, count = each.forward.shape
+        ends, last = np.empty((size, count)), np.empty(size)
+
+        def floats(name: str) -> Floats:
+            return np.array([getattr(hop, name) for hop in hops], dtype=np.float64)
+
+        self.spent[1] += ends_of(
+            each.forward,
+            each.backward,
+            floats("send_forward_seconds"),
+            floats("send_backward_seconds"),
+            floats("wire_latency_seconds"),
+            floats("rendezvous_extra_seconds"),
+            np.array(row.depths, dtype=np.int64),
+            row.microbatches,
+            sends_wait(self.plan),
+            limit,
+            each.busy,
+            ends,
+            last,
+        )
+        order = np.argsort(last, kind="stable")
+        order = order[: int(np.count_nonzero(last < math.inf))]
+        return Ended(which=order, ends=ends[order], last=last[order], limit=limit, hops=hops)
+
+
+def cuts(units: int, stages: int) -> Ints:
+    """[C, P] every way to deal so many units out, at least one to each stage."""
+    found = [
+        [b - a for a, b in pairwise((0, *inner, units))]
+        for inner in combinations(range(1, units), stages - 1)
+    ]
+    return np.array(found, dtype=np.int64).reshape(len(found), stages)
+
+
+def replica_of(shape: Shape, devices: tuple[DeviceRange, ...]) -> Replica:
+    """A part of a stage on these devices."""
+    return Replica(
+        devices=devices,
+        tp=shape.tp,
+        cp=shape.cp,
+        ep=shape.ep,
+        etp=shape.etp,
+        microbatch_size=shape.microbatch_size,
+        sequence_parallel=shape.sequence_parallel,
+    )
+
+
+def number_of_variants(units: int, recompute: int, stages: Sequence[int]) -> int:
+    """Cuts and recomputations of pipelines with so many stages, all together."""
+    return math.prod(math.comb(units - 1, count - 1) * recompute**count for count in stages)

@@ -1,0 +1,160 @@
+"""Other aims than the shortest step: what a step stays below, money, and a choice of plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from search_jobs import cluster, island, job, model
+from sweep_files import sweep_files
+from typer.testing import CliRunner, Result
+
+import hetplan
+from hetplan.cli.main import app
+from hetplan.cluster.spec import Cluster
+from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.quantile import step_quantile
+from hetplan.errors import InputError
+from hetplan.job.spec import Job, Objective, Pins
+from hetplan.plans.check import check_plan
+from hetplan.predict.fit import FittedPredictor
+from hetplan.search.files import load_plan, save_result
+from hetplan.search.objectives.choose import layout
+from hetplan.search.objectives.worth import rent_usd_per_hour, usd_per_step
+from hetplan.search.result import SearchResult
+from hetplan.search.search import search
+
+_PREDICTOR = FittedPredictor.datasheet_only()
+_PINS = Pins(cp=1, virtual_stages=1, recompute=False)
+
+
+def asked(batch: int = 8, **changes: object) -> Job:
+    return replace(job(batch, gap=0.1), pin=_PINS, **changes)  # type: ignore[arg-type]
+
+
+def priced(cheap: float, dear: float) -> Cluster:
+    one = replace(island("a", teraflops=60, nodes=2), price_usd_per_device_hour=cheap)
+    two = island("b", kind="other", teraflops=100, nodes=2)
+    return cluster(one, replace(two, price_usd_per_device_hour=dear))
+
+
+def islands_of(result: SearchResult) -> set[str]:
+    return {stage.island for stage in result.estimate.stages}
+
+
+def test_quantiles_grow_and_are_those_of_the_estimate() -> None:
+    of = cluster(replace(island("a", nodes=2), speed_spread=0.1))
+    found = search(model(4), of, asked(), _PREDICTOR)
+    pricer = Pricer(model(4), of, asked(), _PREDICTOR)
+    values = [step_quantile(pricer, found.plan, q) for q in (0.05, 0.5, 0.9, 0.95)]
+    assert values == sorted(values)
+    assert values[0] == pytest.approx(found.estimate.p5_seconds)
+    assert values[3] == pytest.approx(found.estimate.p95_seconds)
+
+
+def test_a_quantile_plan_is_no_worse_at_its_quantile_and_says_that_nothing_is_proven() -> None:
+    calm = island("a", teraflops=60, nodes=2)
+    wild = replace(island("b", kind="other", teraflops=80, nodes=2), speed_spread=0.5)
+    of = cluster(calm, wild)
+    fastest = search(model(6), of, asked(), _PREDICTOR)
+    robust = hetplan.plan(model(6), of, asked(quantile=0.9), _PREDICTOR)
+    pricer = Pricer(model(6), of, asked(), _PREDICTOR)
+    at = [step_quantile(pricer, each.plan, 0.9) for each in (robust, fastest)]
+    assert at[0] <= at[1] * (1 + 1e-12)
+    assert robust.objective.startswith("p90 of the step: ")
+    assert "no certificate goes with this aim" in robust.objective
+    # The bound that stands beside it is still one of the step time.
+    assert robust.certificate is not None
+    assert robust.certificate.lower_bound_seconds <= fastest.estimate.step_seconds * (1 + 1e-9)
+    assert robust.estimate.step_seconds >= fastest.certificate.lower_bound_seconds
+    assert fastest.objective == ""
+
+
+def test_dear_devices_stay_out_where_money_is_the_aim() -> None:
+    of = priced(cheap=1.0, dear=50.0)
+    fast = hetplan.plan(model(6), of, asked(), _PREDICTOR)
+    cheap = hetplan.plan(model(6), of, asked(objective=Objective.COST_PER_TOKEN), _PREDICTOR, top=3)
+    assert "b" in islands_of(fast)
+    assert islands_of(cheap) == {"a"}
+    pricer = Pricer(model(6), of, asked(), _PREDICTOR)
+    costs = [usd_per_step(pricer, r.plan, r.estimate.step_seconds) for r in (cheap, fast)]
+    assert None not in costs
+    assert costs[0] < costs[1]
+    nodes = len({device.start for s in cheap.plan.pipelines[0].stages for r in s.replicas
+                 for device in r.devices})  # fmt: skip
+    rent = rent_usd_per_hour(cheap.plan, of)
+    assert rent in (1.0, 2.0)
+    assert nodes <= 2
+    assert costs[0] == pytest.approx(rent / 3600 * cheap.estimate.step_seconds)
+    per_million = costs[0] / (8 * 1024) * 1e6
+    assert cheap.objective.startswith(f"cost per token: {per_million:.4g} USD per 1M")
+
+
+def test_alternatives_are_legal_unlike_and_none_is_beaten(tmp_path: Path) -> None:
+    of = priced(cheap=1.0, dear=3.0)
+    found = hetplan.plan(model(6), of, asked(), _PREDICTOR, top=5)
+    assert 1 <= len(found.alternatives) <= 4
+    layouts = [layout(found.plan), *(layout(each.plan) for each in found.alternatives)]
+    assert len(set(layouts)) == len(layouts)
+    figures = []
+    for each in found.alternatives:
+        assert check_plan(each.plan, model(6), of, asked()) == ()
+        assert each.quantile == 0.9
+        assert each.step_seconds >= found.estimate.step_seconds * (1 - 1e-9)
+        figures.append((each.step_seconds, each.quantile_seconds, each.usd_per_step, each.devices))
+    for one in figures:
+        for two in figures:
+            assert one is two or any(a > b for a, b in zip(one, two, strict=True))
+    save_result(found, tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == found
+    assert hetplan.plan(model(6), of, asked(), _PREDICTOR, top=5) == found
+
+
+def test_money_without_prices_is_a_fault() -> None:
+    with pytest.raises(InputError, match="islands a, b of test have no price"):
+        hetplan.plan(
+            model(6),
+            cluster(island("a"), island("b")),
+            asked(objective=Objective.COST_PER_TOKEN),
+            _PREDICTOR,
+        )
+
+
+def command(folder: Path, *options: str) -> Result:
+    sweep_files(folder)
+    (folder / "store").mkdir(exist_ok=True)
+    named = [f"--{name}={folder / f'{file}.yaml'}" for name, file in
+             (("model", "model"), ("cluster", "one"), ("job", "job"))]  # fmt: skip
+    arguments = ["plan", *named, f"--store={folder / 'store'}", f"--out={folder / 'p.json'}"]
+    return CliRunner().invoke(app, [*arguments, "--no-native", *options])
+
+
+def test_the_command_prints_the_aim_and_the_alternatives(tmp_path: Path) -> None:
+    done = command(tmp_path, "--quantile", "0.9", "--top", "3")
+    assert done.exit_code == 0, done.output
+    assert "chosen by p90 of the step" in done.stdout
+    assert "no certificate goes with this aim" in done.stdout
+    kept = load_plan(tmp_path / "p.json")
+    assert kept.inputs.job.quantile == 0.9
+    assert kept.objective in " ".join(done.stdout.split())
+    if kept.alternatives:
+        assert "Other plans" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--quantile", "2"), "--quantile: quantile is 2"),
+        (("--objective", "speed"), "known: step_time, cost_per_token"),
+        (("--objective", "cost_per_token"), "no price"),
+        (("--top", "0"), "--top"),
+    ],
+)
+def test_aims_that_make_no_sense_exit_with_2(
+    tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
+    done = command(tmp_path, *options)
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert not (tmp_path / "p.json").exists()

@@ -1,0 +1,257 @@
+"""Many questions at once: rows stream into a table, survive a kill, and are never asked twice."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from sweep_files import SWEEP, sweep_files
+from typer.testing import CliRunner, Result
+
+from hetplan.cli.main import app
+from hetplan.errors import InputError
+from hetplan.predict.fit import FittedPredictor
+from hetplan.search.files import load_plan
+from hetplan.search.sweep.form import load_sweep, question
+from hetplan.search.sweep.run import run_sweep
+from hetplan.search.sweep.table import COLUMNS, Row
+
+_PREDICTOR = FittedPredictor.datasheet_only()
+
+
+def rows_of(table: Path) -> list[dict[str, str]]:
+    with table.open(encoding="utf-8", newline="") as file:
+        return sorted(csv.DictReader(file), key=lambda row: row["key"])
+
+
+def plan_all(sweep: Path, table: Path, *, resume: bool = False, plans: Path | None = None) -> int:
+    return run_sweep(
+        load_sweep(sweep), table, resume=resume, predictor=_PREDICTOR, plans=plans, digest="none"
+    )
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["plan", *arguments])
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    return sweep_files(tmp_path)
+
+
+def test_every_question_has_one_row_and_its_plan(sweep: Path, tmp_path: Path) -> None:
+    table, plans = tmp_path / "table.csv", tmp_path / "plans"
+    assert plan_all(sweep, table, plans=plans) == 8
+    rows = rows_of(table)
+    assert tuple(rows[0]) == COLUMNS
+    asked = {(row["cluster"], row["global_batch_size"], row["links"]) for row in rows}
+    assert len(asked) == len(rows) == 8
+    for row in rows:
+        assert row["status"] == "optimal"
+        assert float(row["gap"]) <= 0.2
+        kept = load_plan(plans / f"{row['key']}.json")
+        assert repr(kept.estimate.step_seconds) == row["step_seconds"]
+        assert kept.inputs.cluster.name == row["cluster"].removesuffix(".yaml")
+        link = kept.inputs.cluster.link_between("a", "b")
+        # No device gets more than its own port of 80 Gbit/s.
+        assert f"{link.bandwidth_bytes_per_second * 8e-9:g}" in ("1", "80")
+    again = tmp_path / "again.csv"
+    plan_all(sweep, again)
+    assert rows_of(again) == rows
+
+
+def test_workers_of_dask_give_the_same_rows(sweep: Path, tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    plan_all(sweep, tmp_path / "alone.csv")
+    text = SWEEP.replace("workers: 1", "backend: dask")
+    asked = sweep_files(tmp_path, text)
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        assert len(client.scheduler_info()["workers"]) == 2
+        assert plan_all(asked, tmp_path / "dask.csv") == 8
+        ran = [key for key in client.run(lambda dask_worker: len(dask_worker.state.log)).values()]
+    assert all(count > 0 for count in ran)
+    assert rows_of(tmp_path / "dask.csv") == rows_of(tmp_path / "alone.csv")
+
+
+def test_a_killed_sweep_goes_on_with_what_is_missing(tmp_path: Path) -> None:
+    many = SWEEP.replace("workers: 1", "workers: 2").replace(
+        "[2, 4]", "[2, 4, 6, 8, 10, 12]"
+    )
+    sweep, table = sweep_files(tmp_path, many), tmp_path / "table.csv"
+    (tmp_path / "store").mkdir()
+    arguments = ["plan", "--sweep", str(sweep), "--out", str(table)]
+    arguments += ["--store", str(tmp_path / "store")]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "hetplan", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        until = time.monotonic() + 120
+        while time.monotonic() < until and not (table.exists() and len(rows_of(table)) >= 3):
+            time.sleep(0.02)
+        os.kill(running.pid, signal.SIGKILL)
+        running.wait()
+    finally:
+        os.killpg(running.pid, signal.SIGKILL)  # its workers
+    kept = rows_of(table)
+    assert 3 <= len(kept) < 24
+    with table.open("a", encoding="utf-8") as file:
+        file.write("0123456789abcdef,model.yaml,one.y")  # a line that was cut off
+    done = command(*arguments[1:], "--resume")
+    assert done.exit_code == 0, done.output
+    assert f"{24 - len(kept)} of 24 questions planned, {len(kept)} were there before" in done.stderr
+    rows = rows_of(table)
+    assert len({row["key"] for row in rows}) == len(rows) == 24
+    assert [row for row in rows if row in kept] == kept
+    assert all(row["status"] == "optimal" for row in rows)
+    before = table.read_bytes()
+    assert command(*arguments[1:], "--resume").exit_code == 0
+    assert table.read_bytes() == before
+
+
+def test_a_question_without_a_plan_is_a_row_with_its_reason(tmp_path: Path) -> None:
+    text = SWEEP.replace("[one.yaml, two.yaml]", "[one.yaml]").replace("[2, 4]", "[4]")
+    sweep = sweep_files(tmp_path, text + "sequence_length: [128, 4096]\n")
+    cluster = (tmp_path / "one.yaml").read_text()
+    (tmp_path / "one.yaml").write_text(
+        cluster.replace(
+            "devices_per_node: 1\n", "devices_per_node: 1\n        memory: 1 MB\n", 1
+        ).replace("192 GB", "1 MB")
+    )
+    plan_all(sweep, tmp_path / "table.csv")
+    found = {
+        (row["sequence_length"], row["status"]): row for row in rows_of(tmp_path / "table.csv")
+    }
+    assert set(found) == {("128", "infeasible"), ("4096", "error")}
+    assert "no plan of tiny for megatron fits" in found["128", "infeasible"]["reason"]
+    assert "longer than max_sequence_length" in found["4096", "error"]["reason"]
+    assert all(row["step_seconds"] == "" for row in found.values())
+
+
+def test_axes_change_what_they_say(tmp_path: Path) -> None:
+    text = SWEEP.replace("    bandwidth: [1 Gbit/s, 100 Gbit/s]\n", "    round_trip: [8 ms]\n")
+    text += "nodes: [{island: a, nodes: [1, 3]}]\ntargets: [native]\nsequence_length: [64]\n"
+    points = load_sweep(sweep_files(tmp_path, text)).points
+    assert len(points) == 2 * 2 * 2
+    nodes = []
+    for point in points:
+        asked = question(point)
+        link = asked.cluster.link_between("a", "b")
+        assert link.round_trip_seconds == 8e-3
+        assert link.bandwidth_bytes_per_second == 1e9
+        assert (asked.job.target, asked.job.sequence_length) == ("native", 64)
+        nodes.append(asked.cluster.island("a").nodes)
+    assert sorted(nodes) == [1, 1, 1, 1, 3, 3, 3, 3]
+
+
+def test_other_inputs_and_another_predictor_are_other_questions(
+    sweep: Path, tmp_path: Path
+) -> None:
+    keys = {point.key for point in load_sweep(sweep).points}
+    job = tmp_path / "job.yaml"
+    job.write_text(job.read_text().replace("gap: 0.2", "gap: 0.3"))
+    changed = load_sweep(sweep)
+    assert keys.isdisjoint(point.key for point in changed.points)
+    asked = []
+    for digest in ("one", "one", "two"):
+        asked.append(
+            run_sweep(changed, tmp_path / "t.csv", resume=True, predictor=_PREDICTOR, digest=digest)
+        )
+    assert asked == [8, 0, 8]
+
+
+def test_a_table_of_something_else_is_left_alone(sweep: Path, tmp_path: Path) -> None:
+    table = tmp_path / "notes.csv"
+    table.write_text("my,notes\n1,2\n")
+    for options in ((), ("--resume",)):
+        done = command("--sweep", str(sweep), "--out", str(table), *options)
+        assert done.exit_code == 2, done.output
+        assert "notes.csv" in done.stderr
+        assert table.read_text() == "my,notes\n1,2\n"
+
+
+def test_a_table_that_was_cut_off_in_its_first_line_begins_anew(
+    sweep: Path, tmp_path: Path
+) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("key,model,clu")
+    assert plan_all(sweep, table, resume=True) == 8
+
+
+def test_a_reason_of_several_lines_stays_one_row(tmp_path: Path) -> None:
+    from hetplan.search.sweep.table import Table
+
+    path = tmp_path / "t.csv"
+    with Table(path, fresh=True) as table:
+        table.add(
+            Row(
+                key="k", model='m,"\n', cluster="c", job="j", target="t", global_batch_size=1,
+                sequence_length=1, links="", nodes="", status="error", reason="one\r\ntwo",
+            )
+        )  # fmt: skip
+    assert path.read_bytes().count(b"\n") == 2
+    with Table(path, fresh=False) as table:
+        assert table.done == {"k"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("[one.yaml, two.yaml]", "[one.yaml, too.yaml]", "clusters[1]: there is no file"),
+        ("workers: 1", "workers: 0", "workers: found 0; it must be at least 1"),
+        ("[here, there]", "[here, where]", "no cluster has an island or region where"),
+        ("[here, there]", "[a, a]", "a and a are one place"),
+        ("    bandwidth: [1 Gbit/s, 100 Gbit/s]\n", "", "changes nothing; add bandwidth"),
+        ("workers: 1", "backend: slurm", "backend: found the text 'slurm'"),
+        ("models: [model.yaml]", "models: []", "models: found 0 entries"),
+        ("models: [model.yaml]", "models: [job.yaml]", "job.yaml:2: schema"),
+        ("[2, 4]", "[0]", "global_batch_size[0]: found 0"),
+        ("workers: 1", "nodes: [{island: c, nodes: [1]}]", "no cluster has an island c"),
+        ("workers: 1", "speed: 3", "speed: unknown key"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_line(
+    tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    assert old in SWEEP
+    sweep = sweep_files(tmp_path, SWEEP.replace(old, new))
+    with pytest.raises(InputError) as error:
+        load_sweep(sweep)
+    text = str(error.value)
+    assert words in text, text
+    assert ".yaml:" in text
+
+
+def test_a_backend_that_is_not_installed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray.util.joblib", None)
+    sweep = sweep_files(tmp_path, SWEEP.replace("workers: 1", "backend: ray"))
+    with pytest.raises(InputError, match=r"ray is not installed .* pip install ray"):
+        plan_all(sweep, tmp_path / "table.csv")
+
+
+def test_options_of_one_plan_do_not_go_with_a_sweep(sweep: Path) -> None:
+    done = command("--sweep", str(sweep), "--target", "native", "--top", "3", "--json")
+    assert done.exit_code == 2
+    assert "--target, --top, --json: not with --sweep" in done.stderr
+    done = command("--plans", "somewhere", "--model", "m")
+    assert done.exit_code == 2
+    assert "--plans belongs to --sweep" in done.stderr
+    done = command("--model", "m.yaml")
+    assert done.exit_code == 2
+    assert "name --cluster FILE --job FILE; or a grid" in done.stderr
