@@ -81,6 +81,8 @@ class Held:
     microbatches: int
     depth: int
     """Of 1F1B with one chunk."""
+    early: bool = False
+    """Sends do not wait: receives are posted for what is in flight."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,8 @@ def peak_bytes(model: ModelSpec, job: Job, held: Held) -> float:
     kept, working = _worst(held, each)
     neighbours = (here[0] > 0) + (here[-1] < last)
     if keeps:
-        kept += neighbours * held.microbatches * message
+        posted = min(held.depth, held.microbatches) if held.early else held.microbatches
+        kept += neighbours * posted * message
         working += neighbours * message
         working = max(working, mine * habits.update - kept)
     elif len(held.chunks) > 1:

@@ -226,6 +226,8 @@ class Enumeration:
         for mesh in self.space.meshes(alike=False):
             by_samples.setdefault(mesh.samples, []).append(mesh)
         for samples, meshes in by_samples.items():
+            if self.space.job.global_batch_size % samples:
+                continue
             for m in range(1, (self.space.job.global_batch_size - 1) // samples + 1):
                 yield from self.space.arranged(meshes, m, interleaves=False)
 

@@ -173,6 +173,7 @@ class Prices:
             stages=len(pipeline.stages),
             microbatches=pipeline.microbatches,
             depth=stage.depth,
+            early=pipeline.early,
         )
         island = self.cluster.island_of_device(replica.devices[0].start)
         room = island.memory_bytes * (1 - self.job.memory_reserve_fraction)

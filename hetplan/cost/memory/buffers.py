@@ -66,8 +66,10 @@ def messages(
     """
     neighbours = (not first) + (not last)
     if habits.receive_buffers:
+        # Receives that are posted when there is room need no buffers for later microbatches.
+        posted = layout.in_flight if layout.early_sends else layout.num_microbatches
         return Messages(
-            received=neighbours * layout.num_microbatches * message,
+            received=neighbours * posted * message,
             sent=message if habits.keeps_output else 0.0,
             beside=neighbours * message,
         )

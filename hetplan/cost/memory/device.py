@@ -160,10 +160,8 @@ def _with_message(chunk: Chunk, message: float) -> Chunk:
 
 def _worst(layout: MemoryLayout, chunks: tuple[Chunk, ...]) -> tuple[float, float]:
     """Bytes kept, and needed besides, at the worst backward pass of the stage's order."""
-    depth = None if layout.warmup is None else layout.warmup[layout.stage]
     if layout.schedule == "1f1b" and len(chunks) == 1:
-        depth = layout.num_stages - layout.stage if depth is None else depth
-        return min(depth, layout.num_microbatches) * chunks[0].kept, chunks[0].working
+        return layout.in_flight * chunks[0].kept, chunks[0].working
     order = passes(
         layout.schedule,
         stage=layout.stage,

@@ -77,7 +77,7 @@ class StageBytes:
     """R"""
     buffers: float
     received: float
-    """Receive buffers per microbatch of the step."""
+    """Receive buffers per microbatch."""
     parameter_bytes: float
     gradient_bytes: float
     optimizer_bytes: float
@@ -85,9 +85,19 @@ class StageBytes:
     """Per parameter whose state a rank keeps."""
 
     def lines(
-        self, sharding: Sharding, shards: int, expert_shards: int, num_microbatches: int
+        self,
+        sharding: Sharding,
+        shards: int,
+        expert_shards: int,
+        num_microbatches: int,
+        *,
+        early_sends: bool = False,
     ) -> Lines:
-        """The three lines where so many ranks share the state."""
+        """The three lines where so many ranks share the state.
+
+        Buffers are there for what is received of all microbatches of the step, with `early_sends`
+        of those in flight.
+        """
         whole = self.dense + self.routed
         own = whole
         if sharding is not Sharding.NONE:
@@ -96,14 +106,15 @@ class StageBytes:
         state += own.times(self.optimizer_bytes)
         base = Amount(fixed=state.fixed + self.buffers, each=state.each)
         update = base + own.times(self.update_bytes)
-        received = self.received * num_microbatches
+        received = 0.0 if early_sends else self.received * num_microbatches
+        kept = replace(self.kept, fixed=self.kept.fixed + self.received * early_sends)
         return Lines(
             last=Amount(fixed=base.fixed + received + self.working, each=base.each),
             before=Amount(
                 fixed=base.fixed + received + self.before, each=base.each - self.released
             ),
             update=update,
-            kept=self.kept,
+            kept=kept,
         )
 
 

@@ -97,7 +97,8 @@ class TrainerMemory:
     keeps_output: bool
     """A stage keeps what it sent until its backward pass."""
     receive_buffers: bool
-    """A buffer per microbatch of the step and neighbour is there for what is received."""
+    """A buffer per microbatch and neighbour is there for what is received: for all of the step,
+    or, where sends do not wait, for those in flight."""
     update_bytes: float
     """Per parameter, allocated while AdamW updates, when no activations are left."""
     workspace_bytes: float = 0.0
@@ -227,6 +228,8 @@ class MemoryLayout:
     num_stages: int = 1
     warmup: tuple[int, ...] | None = None
     """Microbatches in flight of every stage, for 1f1b; None: its own."""
+    early_sends: bool = False
+    """Whether sends do not wait for their receivers."""
     sequence_parallel: bool = False
     recompute: Recompute = NO_RECOMPUTE
     sharding: Sharding = Sharding.NONE
@@ -248,6 +251,13 @@ class MemoryLayout:
             raise InputError(f"{len(self.warmup)} warm-up depths for {self.num_stages} stages")
         if not 0 <= self.offload <= 1:
             raise InputError(f"offload is {self.offload}; it is a part, from 0 to 1")
+
+    @property
+    def in_flight(self) -> int:
+        """Microbatches of which the stage keeps activations at most, under 1f1b."""
+        own = self.num_stages - self.stage
+        depth = own if self.warmup is None else self.warmup[self.stage]
+        return min(depth, self.num_microbatches)
 
     @property
     def routed_shards(self) -> int:

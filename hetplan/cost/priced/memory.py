@@ -72,6 +72,7 @@ def memory_layout(
         stage=s,
         num_stages=len(stages),
         warmup=tuple(stage.warmup_depth for stage in stages) if schedule.name == "1f1b" else None,
+        early_sends=plan.overlap.send and schedule.name == "1f1b",
         sequence_parallel=replica.sequence_parallel,
         recompute=unit.recompute,
         sharding=costs.settings.sharding,

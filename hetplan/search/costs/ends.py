@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from hetplan.cost.priced.end_of_step import EndOfStep
 from hetplan.cost.priced.groups import Copies, Holders, copies_of
@@ -71,6 +72,21 @@ class Ends:
             wanted = tuple(map(max, most, found.most)) if found else tuple(most)
             found = self._known[key] = self._computed(mesh, slowest, sharding, wanted)
         return found
+
+    def least(
+        self, mesh: Mesh, sharding: Sharding, most: Sequence[int], waited: npt.NDArray[np.bool_]
+    ) -> tuple[Floats, Floats]:
+        """(reduction, update and gathering), each of the part that is waited for and has least.
+
+        `waited`: [parts, 4, L + 1] whether the others may wait for a part.
+        """
+        reduction, leaving = np.full(waited.shape[1:], np.inf), np.full(waited.shape[1:], np.inf)
+        for part, here in enumerate(waited):
+            if here.any():
+                end = self.of(mesh, part, sharding, most)
+                np.minimum(reduction, end.reduction, out=reduction, where=here)
+                np.minimum(leaving, end.update + end.gathering, out=leaving, where=here)
+        return reduction, leaving
 
     def _computed(
         self, mesh: Mesh, slowest: int, sharding: Sharding, most: tuple[int, ...]

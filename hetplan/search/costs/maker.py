@@ -139,7 +139,7 @@ class SpaceMaker:
 
     def _tied(self, meshes: Sequence[Mesh], stages: StageArrays) -> Floats:
         """[M, M], infinite for ends that the target cannot have together."""
-        found, trainer = self._transfers.tied(meshes, stages.slowest), target(self.job.target)
+        found, trainer = self._transfers.tied(meshes, stages.waited_for), target(self.job.target)
         if trainer.equal_ends:
             for i, first in enumerate(meshes):
                 for j, last in enumerate(meshes):
@@ -158,13 +158,13 @@ class SpaceMaker:
         `most`: [4, M] units that fit at all.
         """
         each = [
-            self._ends.of(mesh, slowest, family.sharding, fits)
-            for mesh, slowest, fits in zip(
-                family.meshes, stages.slowest.tolist(), most.T.tolist(), strict=True
+            self._ends.least(mesh, family.sharding, fits, waited)
+            for mesh, waited, fits in zip(
+                family.meshes, stages.waited_for, most.T.tolist(), strict=True
             )
         ]
-        leaving = np.stack([end.update + end.gathering for end in each], axis=1)
-        after = np.stack([end.reduction for end in each], axis=1) + leaving
+        leaving = np.stack([left for _, left in each], axis=1)
+        after = np.stack([reduction for reduction, _ in each], axis=1) + leaving
         after += self.job.data_loading_seconds
         if norm is None:
             return after, np.zeros_like(leaving)
@@ -199,7 +199,11 @@ class SpaceMaker:
                 for role in range(ROLES):
                     held = placed.stage_bytes(shape, recompute, role, family.virtual_stages)
                     lines = held.lines(
-                        family.sharding, shards, expert_shards, family.num_microbatches
+                        family.sharding,
+                        shards,
+                        expert_shards,
+                        family.num_microbatches,
+                        early_sends=family.early_sends,
                     )
                     if family.virtual_stages > 1:
                         lines = lines.interleaved(

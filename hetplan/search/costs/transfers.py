@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from hetplan.cluster.spec import Island, Link
 from hetplan.cost.priced.end_of_step import tied_embedding_terms
@@ -28,7 +29,7 @@ from hetplan.plans.build import Degrees, stage_link
 from hetplan.plans.plan import Replica
 from hetplan.search.costs.placed import Placed
 from hetplan.search.families.family import Mesh
-from hetplan.search.families.space import Floats, Ints, Links
+from hetplan.search.families.space import FIRST, LAST, Floats, Links
 
 _FORWARD, _BACKWARD, _LATENCY, _EXTRA, _NORM = range(5)
 
@@ -221,15 +222,26 @@ class Transfers:
             worst = max(worst, self._inside[key])
         return norm_rounds(placed.job) * norm_depth(devices) * worst
 
-    def tied(self, meshes: Sequence[Mesh], slowest: Ints) -> Floats:
-        """[M, M] sum of a tied matrix's gradients between first (row) and last stage (column)."""
+    def tied(self, meshes: Sequence[Mesh], waited_for: Sequence[npt.NDArray[np.bool_]]) -> Floats:
+        """[M, M] sum of a tied matrix's gradients between first (row) and last stage (column).
+
+        `waited_for`: [parts, 4, L + 1] of every mesh, who may be the part that sums; the least.
+        """
         count = len(meshes)
         found = np.zeros((count, count))
         if not self.placed.model.tied_embeddings:
             return found
+        ends = [
+            [np.flatnonzero(each[:, role, 1:].any(axis=1)).tolist() for each in waited_for]
+            for role in (FIRST, LAST)
+        ]
         for i, first in enumerate(meshes):
             for j, last in enumerate(meshes):
-                found[i, j] = self._tied_pair(first, last, int(slowest[i]), int(slowest[j]))
+                found[i, j] = min(
+                    self._tied_pair(first, last, one, two)
+                    for one in ends[0][i]
+                    for two in ends[1][j]
+                )
         return found
 
     def _tied_pair(self, first: Mesh, last: Mesh, one: int, two: int) -> float:

@@ -22,8 +22,8 @@ from hetplan.cost.priced.meeting import shares_anything
 from hetplan.cost.priced.pricer import Pricer
 from hetplan.plans.build import plan_of
 from hetplan.plans.chosen import ChosenPlan
-from hetplan.plans.targets import target
 from hetplan.search.costs.placed import Placed
+from hetplan.search.costs.stages import alike_padded
 from hetplan.search.families.family import Family, Mesh
 
 
@@ -56,7 +56,7 @@ class Whole:
             return False
         if family.early_sends and self._slow_sends:
             return False
-        return self._alike_padded(family) and all(
+        return alike_padded(self.placed, family) and all(
             self._alike_parts(family, mesh) for mesh in family.meshes if len(mesh.islands) > 1
         )
 
@@ -65,16 +65,10 @@ class Whole:
         cluster = self.placed.cluster
         links = [entry.link for entry in (*cluster.links, *cluster.region_links)]
         links += [each for each in (cluster.within_region, cluster.across_regions) if each]
-        links += [link for island in cluster.islands for link in (island.intra_node, island.inter_node)]
+        links += [
+            link for island in cluster.islands for link in (island.intra_node, island.inter_node)
+        ]
         return any(link.compute_share for link in links)
-
-    def _alike_padded(self, family: Family) -> bool:
-        placed = self.placed
-        degrees = {shape.tp for mesh in family.meshes for shape in mesh.shapes}
-        trainer, size = target(placed.job.target), placed.model.vocab_size
-        return (
-            len({trainer.padded_vocab_size(size, tp) for tp in (*degrees, math.lcm(*degrees))}) == 1
-        )
 
     def _alike_parts(self, family: Family, mesh: Mesh) -> bool:
         """Whether all parts take equally long, so that it does not matter who is the slowest."""

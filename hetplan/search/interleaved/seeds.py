@@ -141,3 +141,8 @@ def _moves(space: Space, runs: Runs) -> Iterator[Runs]:
 def meshes_of(runs: Runs) -> tuple[int, ...]:
     """Mesh of every slot."""
     return tuple(mesh for mesh, stages in runs for _ in range(stages))
+
+
+def runs_of(row: Sequence[int]) -> Runs:
+    """Its runs of one mesh."""
+    return tuple((mesh, len(list(slots))) for mesh, slots in groupby(row))

@@ -24,13 +24,14 @@ from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.families.family import Family
 from hetplan.search.families.space import Floats, Ints, Space
 from hetplan.search.interleaved.capacity import capacity_bound
+from hetplan.search.interleaved.islands import IslandProgram, island_program, least_open
 from hetplan.search.interleaved.listing import fastest, list_cuts
 from hetplan.search.interleaved.memory import ChunkMemory, Room
-from hetplan.search.interleaved.orders import rows
+from hetplan.search.interleaved.orders import rows, stage_counts
 from hetplan.search.interleaved.polish import polish, proportional
 from hetplan.search.interleaved.program import least_bound
 from hetplan.search.interleaved.rows import Row, row_of, row_terms
-from hetplan.search.interleaved.seeds import Runs, beginnings, meshes_of, neighbours
+from hetplan.search.interleaved.seeds import beginnings, legal, meshes_of, neighbours, runs_of
 from hetplan.search.single.replay import NEVER, Numbers, numbers_of
 from hetplan.search.solver import Best, Rough
 
@@ -41,8 +42,11 @@ _FIRST_ROWS = 4
 """Rows that are cut before the proof, and replays for each."""
 _POLISH_REPLAYS = 400
 
-_ROWS_CLIMBED = 300
+_ROWS_CLIMBED = 60
 """Rows that are looked at where there are too many to list."""
+
+_HALVINGS = 7
+"""Of the range of a bound by islands: to within a hundredth of it."""
 
 _MOST_CUTS = 20_000
 """Cuts of a row that are replayed one by one: about 0.6 s at 30 us each (measured)."""
@@ -130,6 +134,7 @@ class InterleavedSolver:
         """Whether all rows were listed, so that the family can be bounded."""
         self._shared = maker if isinstance(maker, Shared) else shared_of(maker)
         self._listed: list[_Open] | None = None
+        self._programs: dict[int, IslandProgram] = {}
 
     @cached_property
     def rough(self) -> Rough:
@@ -152,6 +157,8 @@ class InterleavedSolver:
         """
         if self._listed is None:
             meshes = rows(self.space, self.family, self._shared.room, limit, _MOST_ROWS)
+            if meshes is None:
+                meshes = self._rows_by_islands(limit)
             self.whole = meshes is not None
             found = [self._open(mesh) for mesh in meshes or ()]
             found = [each for each in found if each.bound < limit]
@@ -171,8 +178,7 @@ class InterleavedSolver:
         limit = min(best.target, NEVER)
         found = self._rows(limit)
         if not self.whole:
-            top = self._climbed(best)
-            found = [] if top is None else [top]
+            found = self._likely(best)
         for each in found[:_FIRST_ROWS]:
             best.check_time()
             if each.bound >= limit:
@@ -184,28 +190,60 @@ class InterleavedSolver:
             if bound < NEVER:
                 self._polish(each.row, variant, units, best)
 
-    def _climbed(self, best: Best) -> _Open | None:
-        """The row of least bound that moves from a beginning to the next better row reach."""
+    def _rows_by_islands(self, limit: float) -> list[tuple[int, ...]] | None:
+        """The same rows, fewer of them, by what positions can hold (`interleaved.islands`)."""
+        found: list[tuple[int, ...]] = []
+        for stages in stage_counts(self.space, self.family):
+            some = self._island_program(stages).rows(limit, _MOST_ROWS - len(found))
+            if some is None:
+                return None
+            found += [row for row in some if legal(self.space, runs_of(row))]
+        return found
+
+    def _island_program(self, stages: int) -> IslandProgram:
+        found = self._programs.get(stages)
+        if found is None:
+            found = self._programs[stages] = island_program(
+                self.space, self.family, self._shared.room, self._shared.exchange, stages
+            )
+        return found
+
+    def _likely(self, best: Best) -> list[_Open]:
+        """Rows to begin with where there are too many to list, and what moves make of the best."""
         space, family = self.space, self.family
-        top: _Open | None = None
-        where: Runs = ()
-        least = NEVER
-        for begin in beginnings(space, family, self._shared.islands, best.chosen):
-            each = self._open(meshes_of(begin))
-            each.bound = self._program(each, least)[0]
+        starts = dict.fromkeys(beginnings(space, family, self._shared.islands, best.chosen))
+        least = min(best.target, NEVER)
+        for stages in stage_counts(space, family):
+            best.check_time()
+            _, row = least_open(self._island_program(stages), 0.0, least, _HALVINGS)
+            runs = runs_of(row)
+            if runs and legal(space, runs):
+                starts[runs] = None
+        found = []
+        for runs in starts:
+            each = self._open(meshes_of(runs))
             if each.bound < least:
-                top, where, least = each, begin, each.bound
-        tried, moved = 0, bool(where)
+                each.bound = self._program(each, NEVER)[0]
+                found.append(each)
+        found.sort(key=lambda each: (each.bound, each.row.mesh))
+        if found and found[0].bound < NEVER:
+            found.insert(0, self._climbed(found[0], best))
+        return [each for each in found if each.bound < NEVER]
+
+    def _climbed(self, top: _Open, best: Best) -> _Open:
+        """The row of least bound that moves from this one to the next better row reach."""
+        space, family = self.space, self.family
+        tried, moved = 0, True
         while moved and tried < _ROWS_CLIMBED:
             moved = False
-            for runs in neighbours(space, family, where):
+            for runs in neighbours(space, family, runs_of(top.row.mesh)):
                 best.check_time()
                 tried += 1
                 each = self._open(meshes_of(runs))
-                if each.bound < least:
-                    each.bound = self._program(each, least)[0]
-                if each.bound < least:
-                    top, where, least, moved = each, runs, each.bound, True
+                if each.bound < top.bound:
+                    each.bound = self._program(each, top.bound)[0]
+                if each.bound < top.bound:
+                    top, moved = each, True
                     break
                 if tried >= _ROWS_CLIMBED:
                     break
@@ -223,8 +261,26 @@ class InterleavedSolver:
             if each.bound < best.target:
                 each.bound = max(each.bound, self._close(each, best))
             least = min(least, each.bound)
-        if self.whole:
-            best.raise_bound(self.index, least if least < NEVER else float("inf"))
+        if not self.whole:
+            least = self._least_of_islands(best)
+        best.raise_bound(self.index, least if least < NEVER else float("inf"))
+
+    def _least_of_islands(self, best: Best) -> float:
+        """A bound of all rows, by islands (`interleaved.islands`)."""
+        known, least = best.bounds[self.index], NEVER
+        for stages in stage_counts(self.space, self.family):
+            best.check_time()
+            best.explored += 1
+            target = min(best.target, NEVER)
+            bound, row = least_open(self._island_program(stages), known, target, _HALVINGS)
+            runs = runs_of(row)
+            if runs and legal(self.space, runs):
+                each = self._open(row)
+                step, variant, units, _, _ = self._program(each, target)
+                if step < NEVER:
+                    self._polish(each.row, variant, units, best)
+            least = min(least, bound)
+        return least
 
     def _program(self, each: _Open, cutoff: float) -> tuple[float, Ints, Ints, Floats, Ints]:
         found: tuple[float, Ints, Ints, Floats, Ints] = least_bound(

@@ -18,8 +18,9 @@ from hetplan.job.check import check_job_against
 from hetplan.plans.build import check_model
 from hetplan.predict.predictor import Predictor
 from hetplan.search.costs.maker import SpaceMaker
-from hetplan.search.families.allowed import allowed_cluster
+from hetplan.search.families.allowed import allowed_cluster, mesh_matches
 from hetplan.search.families.families import Families
+from hetplan.search.families.family import Family
 from hetplan.search.interleaved.solver import InterleavedSolver
 from hetplan.search.reasons.constraints import Question
 from hetplan.search.single.orders import OrderProgram
@@ -59,6 +60,8 @@ class Feasible:
         solvers = solvers_of(families, maker, cluster, job)
         tried = 0
         for solver in solvers:
+            if solver.index < len(families) and not _ends_meet(families[solver.index], asked):
+                continue
             if solver.rough.bound_seconds == math.inf:
                 continue
             if tried == _MOST_TRIED:
@@ -89,3 +92,13 @@ class Feasible:
             self.uncertain = True
             return True
         return best.chosen is not None
+
+
+def _ends_meet(family: Family, asked: Question) -> bool:
+    """Whether pins of the first stage, the last stage and their number leave meshes for them."""
+    pin, cluster = asked.job.pin, asked.cluster
+    first = [mesh_matches(mesh, cluster, pin.embedding_on) for mesh in family.meshes]
+    last = [mesh_matches(mesh, cluster, pin.head_on) for mesh in family.meshes]
+    if pin.pp == 1:
+        return any(a and b for a, b in zip(first, last, strict=True))
+    return any(first) and any(last)

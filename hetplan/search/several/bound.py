@@ -55,7 +55,8 @@ from scipy.optimize import linprog
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.search.families.space import FIRST, LAST, MIDDLE
 from hetplan.search.several.options import Options
-from hetplan.search.several.pricing import Bools, cheapest_path
+from hetplan.search.several.pricing import Bools, cheapest_path, weigh_turns
+from hetplan.search.several.slanted import weigh_slanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,21 +151,28 @@ class PathPricer:
         )
 
     def least(
-        self, prices: Floats, allowed: Bools, seconds: tuple[float, float], extra: tuple[int, int]
+        self,
+        prices: Floats,
+        allowed: Bools,
+        seconds: tuple[float, float],
+        extra: tuple[int, int],
+        stages: tuple[int, int],
     ) -> tuple[float, Path | None]:
         """(least weight of a path, the path).
 
         `seconds`: least and most that the bottleneck takes; `extra`: fewest and most microbatches
-        that it has in flight beyond its position.
+        that it has in flight beyond its position; `stages`: fewest and most of the path.
         """
         price = prices[self.options.place] * self.options.use
         if self.check is not None:
             self.check()
-        rows = self.options.stage_limit
         least, most = seconds
+        rows = min(stages[1], self.options.stage_limit)
         if self.options.enough_microbatches:
             rows = int(min(rows, self.limit / least))
-        microbatches = self._fewest(price, allowed, most, rows) if rows else 0
+        if rows < stages[0]:
+            return np.inf, None
+        microbatches = self._fewest(price, allowed, most, rows)
         if microbatches == 0:
             return np.inf, None
         # Fewer turns are taken off where the bottleneck takes less than `most`.
@@ -173,28 +181,45 @@ class PathPricer:
         for mode in self.modes:
             scaled = Mode(down=mode.down, bonus=mode.bonus * scale)
             value, path = self._cheapest(
-                price, allowed, seconds, rows, microbatches, scaled, extra[0]
+                price, allowed, seconds, (stages[0], rows), microbatches, scaled, extra[0]
             )
             value -= scaled.bonus * extra[1]
             if value > best:
                 best, found = value, path
+            if best == np.inf:
+                return np.inf, None
+        if extra[1]:
+            done = min(float(self.options.batch), self.limit / least)
+            for depth in sorted({1, min(stages[0], 8)}):
+                value, path = self._slanted(
+                    price, allowed, seconds, (stages[0], rows), microbatches, (depth, done)
+                )
+                if value > best:
+                    best, found = value, path
         if found is None or best == np.inf:
             return np.inf, None
         return best, self._path(found, best, price, least)
+
+    def _tables(self, allowed: Bools, rows: int) -> tuple[Floats, Ints]:
+        shape = (len(allowed), 8, rows + 1, self.options.num_layers + 1)
+        return np.empty(shape), np.empty(shape, np.int64)
 
     def _cheapest(
         self,
         price: Floats,
         allowed: Bools,
         seconds: tuple[float, float],
-        rows: int,
+        stages: tuple[int, int],
         microbatches: int,
         mode: Mode,
         deeper: int = 0,
     ) -> tuple[float, Ints]:
         self.calls += 1
-        path = np.empty((3, rows), dtype=np.int64)
-        value = cheapest_path(
+        path = np.empty((2, stages[1]), dtype=np.int64)
+        values, chosen = self._tables(allowed, stages[1])
+        weigh_turns(
+            values,
+            chosen,
             self.layer,
             self.wire,
             self.serial,
@@ -202,14 +227,37 @@ class PathPricer:
             price,
             allowed,
             *seconds,
-            self.options.num_layers,
-            rows,
             mode.down,
             mode.bonus,
             deeper,
-            path,
         )
-        return value, path
+        return cheapest_path(values, chosen, stages[0], path), path
+
+    def _slanted(
+        self,
+        price: Floats,
+        allowed: Bools,
+        seconds: tuple[float, float],
+        stages: tuple[int, int],
+        microbatches: int,
+        mixture: tuple[int, float],
+    ) -> tuple[float, Ints]:
+        self.calls += 1
+        path = np.empty((2, stages[1]), dtype=np.int64)
+        values, chosen = self._tables(allowed, stages[1])
+        weigh_slanted(
+            values,
+            chosen,
+            self.layer,
+            self.wire,
+            self.serial,
+            self.most_layers(microbatches),
+            price,
+            allowed,
+            np.array(seconds),
+            *mixture,
+        )
+        return cheapest_path(values, chosen, stages[0], path), path
 
     def _fewest(self, price: Floats, allowed: Bools, most: float, rows: int) -> int:
         """Microbatches that a path whose stages take `most` seconds must do to be worth its price.
@@ -219,7 +267,9 @@ class PathPricer:
         """
         known = 1
         while True:
-            value, _ = self._cheapest(price, allowed, (np.inf, most), rows, known, _NO_FILL)
+            value, _ = self._cheapest(
+                price, allowed, (np.inf, most), (1, rows), known, _NO_FILL
+            )
             if value == np.inf or value > self.options.batch:
                 return 0
             # A grid of few numbers, from below, so that few tables of memory are made.
@@ -277,12 +327,35 @@ class _Cell:
     low: float
     high: float
     allowed: Bools
+    """[phase, O] by the back and the front of a path, where they differ."""
     extra: tuple[int, int]
     """Fewest and most microbatches that the bottleneck has in flight beyond its position."""
+    stages: tuple[int, int]
+    """Fewest and most of a path."""
     path: Path
 
-    def split_shapes(self, options: Options) -> tuple[Bools, Bools] | None:
-        """Two parts between which every real path must choose; None where this one is real."""
+    def split(self, options: Options) -> tuple[Bools, ...]:
+        """Parts between which every real path must choose; none where this one is real."""
+        return self._orders(options) or self._shapes(options)
+
+    def _orders(self, options: Options) -> tuple[Bools, ...]:
+        """Stages of one island stand next to each other: another class is before or after it."""
+        if len(self.allowed) > 1:
+            return ()
+        row = [place for place, _ in itertools.groupby(options.place[list(self.path.options)])]
+        for place in dict.fromkeys(row):
+            if row.count(place) > 1 and len(options.classes[place].islands) == 1:
+                between = row[row.index(place) + 1]
+                here, there = options.place == place, options.place == between
+                allowed = self.allowed[0]
+                return (
+                    np.array([allowed & ~here, allowed & ~there]),
+                    np.array([allowed & ~there, allowed & ~here]),
+                )
+        return ()
+
+    def _shapes(self, options: Options) -> tuple[Bools, ...]:
+        """All stages of one island have one shape."""
         seen: dict[int, dict[tuple[int, int], int]] = {}
         for o, n in zip(self.path.options, self.path.layers, strict=True):
             option = options.options[o]
@@ -296,7 +369,7 @@ class _Cell:
                 here = options.place == place
                 same = here & (options.tp == tp) & (options.microbatch_size == size)
                 return self.allowed & (~here | same), self.allowed & ~same
-        return None
+        return ()
 
 
 _DEPTHS_APART = 1.06
@@ -319,44 +392,59 @@ def sweep(
     heap: list[tuple[float, int, _Cell]] = []
     made = 0
 
-    def push(low: float, high: float, allowed: Bools, extra: tuple[int, int]) -> None:
+    def push(
+        low: float, high: float, allowed: Bools, extra: tuple[int, int], stages: tuple[int, int]
+    ) -> None:
         nonlocal made
-        weight, path = pricer.least(prices, allowed, (low, high), extra)
+        weight, path = pricer.least(prices, allowed, (low, high), extra, stages)
         if path is not None:
-            cell = _Cell(low, high, allowed, extra, path)
+            cell = _Cell(low, high, allowed, extra, stages, path)
             heapq.heappush(heap, (low * weight, made, cell))
             made += 1
 
-    every = np.ones(len(options.options), dtype=np.bool_)
+    every = np.ones((1, len(options.options)), dtype=np.bool_)
+    rows = (1, options.stage_limit)
     for low, high in itertools.pairwise(edges):
-        push(float(low), float(high), every, (0, 0))
+        push(float(low), float(high), every, (0, 0), rows)
         if pricer.extra_depth:
-            push(float(low), float(high), every, (1, pricer.extra_depth))
+            push(float(low), float(high), every, (1, pricer.extra_depth), rows)
     while heap:
         value, _, cell = heap[0]
         wide = cell.high / cell.low
-        parts = cell.split_shapes(options) if wide <= _COARSE else None
-        first, last = cell.extra
-        if parts is None and wide <= 1 + ratio and first == last:
-            near = [
+        parts = cell.split(options) if wide <= _COARSE else ()
+        extra, stages = cell.extra, cell.stages
+        if not parts and wide <= 1 + ratio and _apart(extra) and (_apart(stages) or not extra[1]):
+            return value, [
                 entry[2].path
                 for entry in heapq.nsmallest(30, heap)
-                if entry[2].split_shapes(options) is None
+                if not entry[2].split(options)
             ]
-            return value, near
         heapq.heappop(heap)
-        if first < last and wide <= _DEPTHS_APART:
-            middle = (first + last) // 2
-            push(cell.low, cell.high, cell.allowed, (first, middle))
-            push(cell.low, cell.high, cell.allowed, (middle + 1, last))
-        elif parts is not None:
-            for part in parts:
-                push(cell.low, cell.high, part, cell.extra)
+        if wide <= _DEPTHS_APART and extra[1] and not _apart(stages):
+            for part in _halves(stages, len(cell.path.options)):
+                push(cell.low, cell.high, cell.allowed, extra, part)
+        elif wide <= _DEPTHS_APART and not _apart(extra):
+            for part in _halves(extra, sum(extra) // 2):
+                push(cell.low, cell.high, cell.allowed, part, stages)
+        elif parts:
+            for allowed in parts:
+                push(cell.low, cell.high, allowed, extra, stages)
         else:
             halfway = (cell.low * cell.high) ** 0.5
-            push(cell.low, halfway, cell.allowed, cell.extra)
-            push(halfway, cell.high, cell.allowed, cell.extra)
+            push(cell.low, halfway, cell.allowed, extra, stages)
+            push(halfway, cell.high, cell.allowed, extra, stages)
     return np.inf, []
+
+
+def _apart(numbers: tuple[int, int]) -> bool:
+    """Whether the range has one number, or at most a sixth more than its least one."""
+    return numbers[0] == numbers[1] or 6 * numbers[1] <= 7 * numbers[0]
+
+
+def _halves(numbers: tuple[int, int], middle: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The range cut after `middle`, or before its last number."""
+    middle = min(middle, numbers[1] - 1)
+    return (numbers[0], middle), (middle + 1, numbers[1])
 
 
 def several_bound(

@@ -20,7 +20,13 @@ from hetplan.job.trainer import trainer_settings
 from hetplan.model.layer_units import LayerUnits
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
 from hetplan.plans.placing import device_ranges, positions
-from hetplan.plans.plan import RecomputeGranularity, RecomputeModule, Schedule, Sharding
+from hetplan.plans.plan import (
+    RecomputeGranularity,
+    RecomputeModule,
+    Replica,
+    Schedule,
+    Sharding,
+)
 from hetplan.plans.targets import target
 from hetplan.search.several.assembling import Assembler
 from hetplan.search.several.listing_rows import Row, Rows, TooManyError
@@ -266,23 +272,30 @@ class Listing:
     def _placed(self, rows: Sequence[Row]) -> tuple[Replicas, ...] | None:
         """Devices of every stage, as `hetplan.plans.build` places them; None: they have no room."""
         cluster = self.assembler.cluster
-        wanted: dict[int, list[tuple[int, int, int]]] = {}
-        for p, row in enumerate(rows):
-            for s, mesh in enumerate(row.slots):
-                for part, island in enumerate(mesh.islands):
-                    wanted.setdefault(island, []).append((p, s, part))
         slots = [row.slots for row in rows]
-        found = [[[None] * len(mesh.islands) for mesh in each] for each in slots]
+        wanted: dict[int, list[tuple[int, int, int]]] = {}
+        for p, meshes in enumerate(slots):
+            for s, mesh in enumerate(meshes):
+                for part, at in enumerate(mesh.islands):
+                    wanted.setdefault(at, []).append((p, s, part))
+        found: dict[tuple[int, int, int], Replica] = {}
         for at, mine in wanted.items():
             island = cluster.islands[at]
-            sizes = [slots[p][s].shapes[part].num_devices for p, s, part in mine]
+            shapes = [slots[p][s].shapes[part] for p, s, part in mine]
+            sizes = [shape.num_devices for shape in shapes]
             starts = positions(sizes, island.devices_per_node, len(island.usable_nodes))
             if starts is None:
                 return None
-            for start, size, (p, s, part) in zip(starts, sizes, mine, strict=True):
-                devices = device_ranges(cluster, island, start, size)
-                found[p][s][part] = replica_of(slots[p][s].shapes[part], devices)
-        return tuple(tuple(map(tuple, each)) for each in found)
+            for where, shape, start in zip(mine, shapes, starts, strict=True):
+                devices = device_ranges(cluster, island, start, shape.num_devices)
+                found[where] = replica_of(shape, devices)
+        return tuple(
+            tuple(
+                tuple(found[p, s, part] for part in range(len(mesh.islands)))
+                for s, mesh in enumerate(meshes)
+            )
+            for p, meshes in enumerate(slots)
+        )
 
     def _chosen(
         self,

@@ -92,13 +92,13 @@ class Steps:
                 own[p][s] += less
         barrier = clips_gradients(self.tables.job)
         arrive = leave = whole = 0.0
-        for p, each in enumerate(now):
+        for p, reaches in enumerate(now):
             tied = self._tied(p, slow[p][0], slow[p][-1])
-            for s, reached in enumerate(each):
+            for s, reached in enumerate(reaches):
                 # As where waiting is told from reducing.
                 waits = max(0.0, reached - began[p][s] - spent[p][s])
                 arrives = began[p][s] + waits + spent[p][s]
-                arrives += tied if s in (0, len(each) - 1) else 0.0
+                arrives += tied if s in (0, len(reaches) - 1) else 0.0
                 leaves = gathered[p][s] + self._update(p, s, slow[p][s], own[p][s], held[p][s])
                 arrive, leave = max(arrive, arrives), max(leave, leaves)
                 whole = max(whole, arrives + leaves)

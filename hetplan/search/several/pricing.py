@@ -6,7 +6,8 @@ stages upstream of it, itself and those downstream of it weigh
     price + C / least        price        price + down * C / least - bonus
 
 (`hetplan.search.several.bound` says why). Positions count from the last stage, as microbatches in
-flight do: stage at position r has r of them in flight, or `deeper` more.
+flight do: stage at position r has r of them in flight, or `deeper` more. The options that a stage
+may have can differ between the back of a path and its front (two phases).
 
     below[r][l]  least weight of stages 1 to r, all downstream of the bottleneck, with l layers
     above[r][l]  the same with the bottleneck among them
@@ -22,6 +23,9 @@ from hetplan.cost.arrays import Floats, Ints
 from hetplan.search.families.space import BOTH, FIRST, LAST, MIDDLE
 
 Bools = npt.NDArray[np.bool_]
+
+BELOW, TURN, ABOVE, FIRST_TURN, FIRST_ABOVE, LAST_BELOW, LAST_TURN, ONLY = range(8)
+"""Kinds of stages: downstream of the bottleneck, itself, upstream; the first, the last, both."""
 
 
 @njit(cache=True)
@@ -71,16 +75,18 @@ def _table(
 
 
 @njit(cache=True)
-def _longest(weights: Floats, row: int) -> int:
-    """The most layers of a stage at this position; 0 where none fits."""
-    for n in range(weights.shape[1] - 1, 0, -1):
-        if weights[row, n] < np.inf:
+def _longest(weights: Floats) -> int:
+    """The most layers of such a stage; 0 where none fits."""
+    for n in range(weights.shape[0] - 1, 0, -1):
+        if weights[n] < np.inf:
             return n
     return 0
 
 
 @njit(cache=True)
-def cheapest_path(
+def weigh_turns(
+    values: Floats,
+    chosen: Ints,
     layer: Floats,
     wire: Floats,
     serial: Floats,
@@ -89,104 +95,103 @@ def cheapest_path(
     allowed: Bools,
     least: float,
     most: float,
-    num_layers: int,
-    rows: int,
     down: float,
     bonus: float,
     deeper: int,
-    path: Ints,
-) -> float:
-    """Least weight of a whole path, infinite where there is none.
+) -> None:
+    """Fill [phase, kind, r, n] with weights of stages, and with the options that have them.
 
-    deeper: microbatches that the bottleneck and all upstream of it have in flight beyond their
-    positions; of the last stage it is none, so that with `deeper` above 0 it is not the bottleneck.
     layer: [O] seconds per layer; wire, serial: [4, O] what a stage of this role has besides, as it
-    counts for one microbatch's way, and in a stage's own turn; most_layers: [4, O, W + 1]. `path`
-    [3, rows] is filled with (option, layers, 1 for the bottleneck) by position from the back, from
-    index 0 on; its end is marked by option -1.
+    counts for one microbatch's way, and in a stage's own turn; most_layers: [4, O, W + 1];
+    allowed: [phase, O]. deeper: microbatches that the bottleneck and all upstream of it have in
+    flight beyond their positions; of the last stage it is none, so that it is then no bottleneck.
     """
-    shape = (rows + 1, num_layers + 1)
+    rows = values.shape[2] - 1
     up = 1.0 / least
-    values = np.empty((8, rows + 1, num_layers + 1))
-    chosen = np.empty((8, rows + 1, num_layers + 1), np.int64)
     slopes = (down * up, 0.0, up, 0.0, up, down * up, 0.0, 0.0)
     roles = (MIDDLE, MIDDLE, MIDDLE, FIRST, FIRST, LAST, LAST, BOTH)
-    for k in range(8):
-        table_rows = rows if k < 5 else 1
-        _table(
-            values[k, : table_rows + 1],
-            chosen[k, : table_rows + 1],
-            slopes[k],
-            bonus if k == 0 or k == 5 else 0.0,
-            roles[k],
-            layer,
-            wire,
-            serial,
-            most_layers,
-            price,
-            allowed,
-            most,
-            table_rows,
-            0 if k == 0 or k == 5 else deeper,
-        )
-    below = np.full(shape, np.inf)
-    above = np.full(shape, np.inf)
-    # Layers of the stage at this position; of `above` negative where it is the bottleneck.
-    below_taken = np.zeros(shape, np.int64)
-    above_taken = np.zeros(shape, np.int64)
-    for n in range(1, num_layers + 1):
-        below[1, n], below_taken[1, n] = values[5, 1, n], n
-        if deeper == 0:
-            above[1, n], above_taken[1, n] = values[6, 1, n], -n
-    best, best_row, best_taken, best_kind = np.inf, 1, num_layers, 7
-    if deeper == 0:
-        best = values[7, 1, num_layers]
+    for phase in range(values.shape[0]):
+        for kind in range(8):
+            below = kind == BELOW or kind == LAST_BELOW
+            table_rows = rows if kind < LAST_BELOW else 1
+            _table(
+                values[phase, kind, : table_rows + 1],
+                chosen[phase, kind, : table_rows + 1],
+                slopes[kind],
+                bonus if below else 0.0,
+                roles[kind],
+                layer,
+                wire,
+                serial,
+                most_layers,
+                price,
+                allowed[phase],
+                most,
+                table_rows,
+                0 if below else deeper,
+            )
+            if deeper > 0 and (kind == LAST_TURN or kind == ONLY):
+                values[phase, kind] = np.inf
+
+
+@njit(cache=True)
+def cheapest_path(values: Floats, chosen: Ints, fewest: int, path: Ints) -> float:
+    """Least weight of a whole path of `fewest` or more stages, infinite where there is none.
+
+    `values`, `chosen`: [phase, kind, rows + 1, layers + 1]. `path` [2, rows] is filled with
+    (option, layers) by position from the back, from index 0 on; its end is marked by option -1.
+    """
+    phases, rows, layers = values.shape[0], values.shape[2] - 1, values.shape[3] - 1
+    # [bottleneck among them?, phase, r, l], and (layers, the same of what is downstream) as one.
+    reached = np.full((2, phases, rows + 1, layers + 1), np.inf)
+    came = np.zeros((2, phases, rows + 1, layers + 1), np.int64)
+    best, best_row, best_came, best_kind, best_phase = np.inf, 0, 0, ONLY, 0
+    for phase in range(phases):
+        for n in range(1, layers + 1):
+            reached[0, phase, 1, n], came[0, phase, 1, n] = values[phase, LAST_BELOW, 1, n], n * 4
+            reached[1, phase, 1, n], came[1, phase, 1, n] = values[phase, LAST_TURN, 1, n], n * 4
+        if fewest <= 1 and values[phase, ONLY, 1, layers] < best:
+            best, best_row, best_came = values[phase, ONLY, 1, layers], 1, layers * 4
+            best_phase = phase
     for r in range(2, rows + 1):
-        # The first stage at this position.
-        for n in range(
-            1, min(num_layers - 1, max(_longest(values[3], r), _longest(values[4], r))) + 1
-        ):
-            rest = num_layers - n
-            value = below[r - 1, rest] + values[3, r, n]
-            if value < best:
-                best, best_row, best_taken, best_kind = value, r, n, 3
-            value = above[r - 1, rest] + values[4, r, n]
-            if value < best:
-                best, best_row, best_taken, best_kind = value, r, n, 4
-        if r == rows:
-            break
-        for n in range(1, _longest(values[1], r) + 1):
-            for held in range(r - 1 + n, num_layers):
-                value = below[r - 1, held - n] + values[0, r, n]
-                if value < below[r, held]:
-                    below[r, held], below_taken[r, held] = value, n
-                value = below[r - 1, held - n] + values[1, r, n]
-                if value < above[r, held]:
-                    above[r, held], above_taken[r, held] = value, -n
-                value = above[r - 1, held - n] + values[2, r, n]
-                if value < above[r, held]:
-                    above[r, held], above_taken[r, held] = value, n
+        for phase in range(phases):
+            for before in range(phase + 1):
+                for k in range(2):
+                    if r < fewest:
+                        continue
+                    ends = values[phase, FIRST_TURN + k, r]
+                    for n in range(1, min(layers - 1, _longest(ends)) + 1):
+                        value = reached[k, before, r - 1, layers - n] + ends[n]
+                        if value < best:
+                            best, best_row, best_phase = value, r, phase
+                            best_kind, best_came = FIRST_TURN + k, n * 4 + 2 * k + before
+                if r == rows:
+                    continue
+                for kind in range(3):
+                    k, into = int(kind == ABOVE), int(kind != BELOW)
+                    weights = values[phase, kind, r]
+                    downstream, here = reached[k, before, r - 1], reached[into, phase, r]
+                    for n in range(1, _longest(weights) + 1):
+                        for held in range(r - 1 + n, layers):
+                            value = downstream[held - n] + weights[n]
+                            if value < here[held]:
+                                here[held] = value
+                                came[into, phase, r, held] = n * 4 + 2 * k + before
     path[0, :] = -1
     if best == np.inf:
         return float(best)
-    path[0, best_row - 1] = chosen[best_kind, best_row, best_taken]
-    path[1, best_row - 1] = best_taken
-    path[2, best_row - 1] = 1 if best_kind == 3 or best_kind == 7 else 0
-    placed = best_kind == 3
-    left = num_layers - best_taken
-    for r in range(best_row - 1, 0, -1):
-        if placed:
-            taken, kind = below_taken[r, left], 5 if r == 1 else 0
-        else:
-            taken = above_taken[r, left]
-            kind = 2
-            if taken < 0:
-                taken, placed = -taken, True
-                kind = 6 if r == 1 else 1
-                path[2, r - 1] = 1
-        if kind != 6 and kind != 1:
-            path[2, r - 1] = 0
-        path[0, r - 1] = chosen[kind, r, taken]
-        path[1, r - 1] = taken
-        left -= taken
+    left, kind, phase, code = layers, best_kind, best_phase, best_came
+    for r in range(best_row, 0, -1):
+        n = code // 4
+        path[0, r - 1], path[1, r - 1] = chosen[phase, kind, r, n], n
+        left -= n
+        if r > 1:
+            k, phase = code % 4 // 2, code % 2
+            code = came[k, phase, r - 1, left]
+            if r == 2:
+                kind = LAST_TURN if k else LAST_BELOW
+            elif k == 0:
+                kind = BELOW
+            else:
+                kind = ABOVE if code % 4 // 2 else TURN
     return float(best)

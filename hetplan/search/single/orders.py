@@ -13,6 +13,7 @@ deepest, memory the flattest of a level, which both only help a plan.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetplan.search.families.space import Space
-from hetplan.search.single.order_kernel import run
+from hetplan.search.single.order_kernel import Goal, run
 from hetplan.search.single.order_numbers import OrderNumbers, order_numbers
 from hetplan.search.single.order_outline import Outline, outline
 from hetplan.search.single.order_tables import Pool, Work, work_of
@@ -29,6 +30,9 @@ from hetplan.search.single.partition_kernel import NONE
 
 _FEW_ROWS = 40
 """Stages up to which every extra depth is a level of its own; more stages join them."""
+
+_SLICE = 50_000_000
+"""Operations between two looks at the clock: about 0.1 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +95,18 @@ class OrderProgram:
         """At most `least(limit)`, without regard to order or places; NONE where it is NONE."""
         return min(NONE, *(self._outline(part, limit).free for part in self.parts))
 
-    def least(self, limit: float, cutoff: float = NONE, *, keep: bool = True) -> float:
+    def least(
+        self,
+        limit: float,
+        cutoff: float = NONE,
+        *,
+        keep: bool = True,
+        check: Callable[[], None] | None = None,
+    ) -> float:
         """Least Sigma + after_0 with X at most `limit`; NONE where no plan has less than `cutoff`.
 
-        keep: whether `order` can be asked for afterwards.
+        keep: whether `order` can be asked for afterwards. check is called now and then and may
+        raise; the program can be asked again then.
         """
         self._best = None
         least = NONE
@@ -103,12 +115,8 @@ class OrderProgram:
             top = min(cutoff, least) * (1.0 + 1e-12)
             if out.free > top:
                 continue
-            work = self._works[at]
-            if work is None:
-                work = self._works[at] = work_of(part)
             goal = empty_goal()
-            self._pool, done = run(part, limit, top, out, self._pool, work, goal)
-            self.operations += int(done) + out.need.size
+            work = self._run(at, limit, top, out, goal, check)
             value = float(goal.seconds[0])
             if value < min(least, cutoff):
                 least = value
@@ -117,6 +125,31 @@ class OrderProgram:
                     slots = tracer.slots(goal)
                     self._best, self._best_limit = self._order(slots), tracer.limit(slots)
         return least
+
+    def _run(
+        self,
+        at: int,
+        limit: float,
+        top: float,
+        out: Outline,
+        goal: Goal,
+        check: Callable[[], None] | None,
+    ) -> Work:
+        """The program of one part, slice by slice."""
+        part, work = self.parts[at], self._works[at]
+        if work is None:
+            work = work_of(part)
+        # Broken off, the working space is left as it is and made anew.
+        self._works[at] = None
+        place = np.zeros(3, dtype=np.int64)
+        self.operations += out.need.size
+        while place[0] < len(part.state_blocked):
+            if check is not None:
+                check()
+            self._pool, done = run(part, limit, top, out, self._pool, work, goal, place, _SLICE)
+            self.operations += int(done)
+        self._works[at] = work
+        return work
 
     def order(self) -> Order | None:
         """The pipeline of the last call of `least` that found one."""

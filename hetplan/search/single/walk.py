@@ -62,11 +62,15 @@ class Proof:
     """Of the programs so far; they decide when a budget is spent."""
 
 
+class _SpentError(Exception):
+    """The budget of a run is spent."""
+
+
 @dataclass(slots=True)
 class Walk:
     """A proof under way; `run` goes on where it stopped.
 
-    check is called before every program and may raise; the walk can be resumed then too. on_met is
+    check is called every now and then and may raise; the walk can be resumed then too. on_met is
     told of every pipeline below the target and returns the target from then on: lower where a
     replay has found a better plan.
     """
@@ -86,6 +90,7 @@ class Walk:
     _least: float = field(init=False, default=0.0)
     """Least Sigma + after_0 with X at most `upper`, as far as it is known."""
     _sampled: bool = field(init=False, default=False)
+    _stop: float = field(init=False, default=NONE)
     _met: dict[Order, float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -93,14 +98,21 @@ class Walk:
 
     def run(self, budget: float = NONE) -> Proof:
         """Go on until the end, or until `budget` operations more are spent."""
-        stop = self.program.operations + budget
-        if not self.finished and self.programs == 0:
-            self._ends()
-        while not self.finished:
-            if self.program.operations > stop:
-                break
-            self._step()
+        self._stop = self.program.operations + budget
+        try:
+            if not self.finished and self.programs == 0:
+                self._ends()
+            while not self.finished:
+                self._step()
+        except _SpentError:
+            pass
         return self.proof()
+
+    def _check(self) -> None:
+        if self.check is not None:
+            self.check()
+        if self.program.operations > self._stop:
+            raise _SpentError
 
     def proof(self) -> Proof:
         """What is known by now."""
@@ -175,9 +187,8 @@ class Walk:
 
     def _ask(self, limit: float) -> tuple[float, float]:
         """(S, X of the pipeline that has it) at a limit; S is `NONE` where nothing is below."""
-        if self.check is not None:
-            self.check()
-        value = self.program.least(limit, self.aim - self.lower)
+        self._check()
+        value = self.program.least(limit, self.aim - self.lower, check=self._check)
         self.programs += 1
         order = self.program.order()
         if order is None:

@@ -1,0 +1,109 @@
+"""`hetplan explain PLAN`: what limits it, what would help, why not another plan."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import run
+
+from hetplan.cluster.load import load_cluster
+from hetplan.files.reading import decode, read_document
+from hetplan.files.shipped import shipped_folder
+from hetplan.job.load import load_job
+from hetplan.job.spec import Pins
+from hetplan.model.load import load_model
+from hetplan.predict.fit import FittedPredictor
+from hetplan.reports.explained import EXPLAIN_SCHEMA, Explained
+from hetplan.search.files import save_result
+from hetplan.search.search import search
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`plan.json`, `other.json` with recomputation, and an empty store."""
+    found = tmp_path_factory.mktemp("explain")
+    configs = shipped_folder("configs")
+    cluster = load_cluster(configs / "clusters" / "two-regions.yaml")
+    islands = tuple(replace(each, nodes=1) for each in cluster.islands)
+    job = replace(
+        load_job(configs / "jobs" / "llama-2-7b.yaml"),
+        global_batch_size=16,
+        gap=0.1,
+        pin=Pins(tp=8, cp=1, microbatch_size=1, virtual_stages=1),
+    )
+    model = load_model(configs / "models" / "llama-2-7b.yaml")
+    for name, recompute in (("plan", False), ("other", True)):
+        pinned = replace(job, pin=replace(job.pin, recompute=recompute))
+        result = search(
+            model, replace(cluster, islands=islands), pinned, FittedPredictor.datasheet_only()
+        )
+        save_result(result, found / f"{name}.json")
+    (found / "store").mkdir()
+    return found
+
+
+def explain(folder: Path, *options: str):  # type: ignore[no-untyped-def]
+    return run("explain", str(folder / "plan.json"), "--store", str(folder / "store"), *options)
+
+
+def test_what_limits_a_plan_is_said_in_words(folder: Path) -> None:
+    done = explain(folder)
+    assert done.exit_code == 0, done.stderr
+    assert "what limits it, one change at a time:" in done.stdout
+    assert "10% shorter passes save" in done.stdout
+
+
+def test_another_plan_is_set_beside_it(folder: Path) -> None:
+    done = explain(folder, "--against", str(folder / "other.json"))
+    assert done.exit_code == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    assert "note: the other plan was made for another job" in text
+    assert "% slower" in text
+    assert "recompute" in text
+
+
+def test_shadow_prices_are_a_table_with_what_is_uncertain(folder: Path) -> None:
+    done = explain(folder, "--shadow-prices")
+    assert done.exit_code == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    for words in ("twice the bandwidth between", "known to", "more node", "without pin tp: 8"):
+        assert words in text
+
+
+def test_json_is_the_whole_answer(folder: Path) -> None:
+    done = explain(folder, "--against", str(folder / "other.json"), "--json")
+    assert done.exit_code == 0, done.stderr
+    path = folder / "explained.json"
+    path.write_text(done.stdout)
+    found = decode(read_document(path), Explained, schema=EXPLAIN_SCHEMA)
+    assert found.limits.step_seconds == found.against.found_seconds
+    assert json.loads(done.stdout)["schema"] == EXPLAIN_SCHEMA
+
+
+def test_a_plan_of_another_model_cannot_be_set_beside_it(folder: Path) -> None:
+    data = json.loads((folder / "other.json").read_text())
+    for stage in data["plan"]["pipelines"][0]["stages"]:
+        for replica in stage["replicas"]:
+            replica["tp"] = 3
+    (folder / "wrong.json").write_text(json.dumps(data))
+    done = explain(folder, "--against", str(folder / "wrong.json"))
+    assert done.exit_code == 0, done.stderr
+    assert "not possible here" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--against", "nowhere.json"), "there is no such file"),
+        (("--time-limit", "5 s"), "--time-limit belongs to --shadow-prices"),
+        (("--shadow-prices", "--time-limit", "5 GB"), "5 GB"),
+        (("--shadow-prices", "--ranks"), "do not go with"),
+    ],
+)
+def test_wrong_questions_exit_with_2(folder: Path, options: tuple[str, ...], words: str) -> None:
+    done = explain(folder, *options)
+    assert done.exit_code == 2, done.stdout
+    assert words in done.stderr

@@ -1,0 +1,247 @@
+"""Jobs without a plan: what cannot hold together, and changes that were found to help."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from search_jobs import cluster, island, job, model
+from sweep_files import sweep_files
+from typer.testing import CliRunner, Result
+
+from hetplan.cli.main import app
+from hetplan.cluster.spec import Cluster
+from hetplan.errors import InfeasibleError
+from hetplan.job.spec import Forbids, Job, Pins
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.check import check_plan
+from hetplan.predict.fit import FittedPredictor
+from hetplan.search.reasons.conflict import find_conflict
+from hetplan.search.reasons.constraints import Question, constraints
+from hetplan.search.reasons.feasible import Feasible
+from hetplan.search.reasons.relaxations import relaxations
+from hetplan.search.search import search
+
+_PREDICTOR = FittedPredictor.datasheet_only()
+
+
+def two(**first: object) -> Cluster:
+    return cluster(
+        replace(island("a", nodes=2), **first),  # type: ignore[arg-type]
+        island("b", kind="other", teraflops=60, nodes=2),
+    )
+
+
+def small(gigabytes: float, nodes: int = 2) -> Cluster:
+    return cluster(island("small", gigabytes=gigabytes, nodes=nodes))
+
+
+CASES: dict[str, tuple[ModelSpec, Cluster, Job, str]] = {
+    "memory": (model(8), small(0.35), job(4), "devices: 2 of small | memory of fast: 333.8 MiB"),
+    "recompute": (
+        model(3),
+        small(1.45, nodes=1),
+        replace(job(4), pin=Pins(recompute=False, microbatch_size=4)),
+        "pin microbatch_size: 4 | pin recompute: false",
+    ),
+    "one stage": (
+        model(8),
+        cluster(island("tight", gigabytes=1.1, nodes=4, per_node=2)),
+        replace(job(4), pin=Pins(tp=1, cp=1, pp=1, dp=1)),
+        "pin dp: 1 | pin pp: 1 | pin cp: 1 | memory_reserve_fraction: 0.1 | memory of fast",
+    ),
+    "divisibility": (
+        model(6),
+        two(),
+        replace(job(7), pin=Pins(dp=2)),
+        "pin dp: 2 | target: megatron | global_batch_size: 7",
+    ),
+    "ends": (
+        model(6),
+        two(),
+        replace(job(4), pin=Pins(embedding_on="a", head_on="b", pp=1)),
+        "pin pp: 1 | pin embedding_on: a | pin head_on: b",
+    ),
+    "all nodes forbidden": (
+        model(6),
+        two(),
+        replace(job(4), forbid=Forbids(nodes=("a/0", "a/1", "b/0", "b/1"))),
+        "forbid nodes: a/0, a/1, b/0, b/1 | devices: 2 of a + 2 of b",
+    ),
+    "forbidden island": (
+        model(6),
+        cluster(island("a", nodes=1, gigabytes=0.6), island("b", kind="other")),
+        replace(job(4), forbid=Forbids(islands=("b",))),
+        "forbid islands: b | devices: 1 of a + 2 of b | memory of fast: 572.2 MiB",
+    ),
+    "target": (
+        model(6),
+        two(),
+        replace(job(4, target="torchtitan"), pin=Pins(pp=3, microbatch_size=2)),
+        "pin microbatch_size: 2 | pin pp: 3 | target: torchtitan | global_batch_size: 4",
+    ),
+}
+
+
+def asked_of(name: str) -> tuple[Question, tuple[str, ...]]:
+    of, there, wanted, words = CASES[name]
+    question = Question(model=of, cluster=there, job=replace(wanted, gap=0.2))
+    return question, tuple(words.split(" | "))
+
+
+def has_plan(asked: Question) -> bool:
+    """By the search itself, which must also give a legal plan that fits."""
+    try:
+        found = search(asked.model, asked.cluster, asked.job, _PREDICTOR, reasons=False)
+    except InfeasibleError:
+        return False
+    assert check_plan(found.plan, asked.model, asked.cluster, asked.job) == ()
+    assert found.estimate.fits
+    return True
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_smallest_conflict_is_named_and_every_offer_has_a_plan(name: str) -> None:
+    asked, words = asked_of(name)
+    with pytest.raises(InfeasibleError) as error:
+        search(asked.model, asked.cluster, asked.job, _PREDICTOR)
+    lines = error.value.reasons
+    assert "cannot hold together" in lines[0] or "this alone cannot be met" in lines[0]
+    named = [line.strip() for line in lines[1 : 1 + len(words)]]
+    for want in words:
+        assert any(line.startswith(want) for line in named), lines
+    offers = lines[lines.index("each of these alone gives a plan:") + 1 :]
+    assert offers, lines
+    possible = {each.words: each.asked for each in relaxations(asked, Feasible(_PREDICTOR))}
+    for offer in offers:
+        change = offer.strip().split(" (the plan has")[0].rpartition(": ")[0] or offer.strip()
+        found = [each for text, each in possible.items() if offer.strip().startswith(text)]
+        assert found, change
+        assert has_plan(found[0]), change
+
+
+# That pinned ends leave no plan for any target, with any devices, takes the search a minute.
+@pytest.mark.parametrize("name", [name for name in CASES if name != "ends"])
+def test_a_conflict_has_no_plan_and_loses_it_with_every_part(name: str) -> None:
+    """By searches of the questions, not by what said so."""
+    asked, _ = asked_of(name)
+    every = constraints(asked)
+    conflict = find_conflict(asked, every, Feasible(_PREDICTOR)).constraints
+
+    def only(kept: tuple[object, ...]) -> Question:
+        question = replace(asked, job=replace(asked.job, time_limit_seconds=None))
+        for each in every:
+            if each not in kept:
+                question = each.without(question)
+        # Whatever is left open is planned as one pipeline, which is enough to have a plan.
+        pins = question.job.pin
+        if pins.pipelines is None:
+            pins = replace(pins, pipelines=1)
+        return replace(question, job=replace(question.job, pin=pins, gap=0.9))
+
+    assert conflict
+    assert not has_plan(only(conflict))
+    for part in conflict:
+        assert has_plan(only(tuple(each for each in conflict if each is not part))), part.words
+
+
+def test_memory_that_is_far_from_enough_is_counted() -> None:
+    asked, _ = asked_of("memory")
+    with pytest.raises(InfeasibleError) as error:
+        search(asked.model, asked.cluster, asked.job, _PREDICTOR)
+    text = str(error.value)
+    assert "memory: one transformer layer of small-8 needs" in text
+    assert "together at most 1 of 8 transformer layers fit" in text
+    assert "more nodes of small" in text
+
+
+def test_a_cluster_without_a_usable_node_is_said(tmp_path: Path) -> None:
+    sweep_files(tmp_path)
+    text = (tmp_path / "one.yaml").read_text()
+    text = text.replace("        nodes: 2\n", "        nodes: 2\n        nodes_out: [0, 1]\n")
+    text = text.replace("        nodes: 1\n", "        nodes: 1\n        nodes_out: [0]\n")
+    (tmp_path / "one.yaml").write_text(text)
+    done = command(tmp_path)
+    assert done.exit_code == 2, done.output
+    assert "no usable" in done.stderr or "nodes_out" in done.stderr
+
+
+def test_callers_that_ask_often_get_one_line() -> None:
+    asked, _ = asked_of("recompute")
+    with pytest.raises(InfeasibleError) as error:
+        search(asked.model, asked.cluster, asked.job, _PREDICTOR, reasons=False)
+    assert len(error.value.reasons) == 1
+
+
+# ---- by the command
+
+
+def command(folder: Path, *options: str) -> Result:
+    (folder / "store").mkdir(exist_ok=True)
+    named = [f"--{name}={folder / f'{file}.yaml'}" for name, file in
+             (("model", "model"), ("cluster", "one"), ("job", "job"))]  # fmt: skip
+    arguments = ["plan", *named, f"--store={folder / 'store'}", f"--out={folder / 'p.json'}"]
+    return CliRunner().invoke(app, [*arguments, *options])
+
+
+def change(path: Path, old: str, new: str) -> int:
+    """The line of the change."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    return text[: text.index(old)].count("\n") + 1
+
+
+def test_no_plan_exits_with_3_and_writes_nothing(tmp_path: Path) -> None:
+    sweep_files(tmp_path)
+    change(tmp_path / "job.yaml", "pin: {", "pin: {embedding_on: a, head_on: b, pp: 1, ")
+    done = command(tmp_path)
+    assert done.exit_code == 3, done.output
+    for words in ("cannot hold together", "pin pp: 1", "each of these alone gives a plan:"):
+        assert words in done.stderr
+    assert done.stdout == ""
+    assert not (tmp_path / "p.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "field", "words"),
+    [
+        ("one", "      - name: a\n", "      - name: b\n", "islands", "b"),
+        
+        ("one", "nodes: 2", "nodes: 0", "nodes", "found 0"),
+        ("one", "        nodes: 2\n", "        nodes: 2\n        nodes_out: [0, 5]\n", "nodes_out",
+         "5"),
+        ("job", "tp: 1", "tp: 3", "pin.tp", "3"),
+        ("job", "microbatch_size: 1", "microbatch_size: 3", "pin.microbatch_size", "divide"),
+        ("job", "cp: 1", "cp: 1, pp: 9", "pin.pp", "9 stages for 4 transformer layers"),
+        ("job", "cp: 1", "embedding_on: nowhere", "pin.embedding_on", "nowhere"),
+        ("job", "pin: {", "forbid: {islands: [a, b]}\npin: {", "forbid.islands", "every island"),
+        ("job", "pin: {", "forbid: {islands: [a]}\npin: {embedding_on: a, ", "pin.embedding_on",
+         "forbidden"),
+        ("job", "pin: {", "pin: {pipelines: 2, ", "pin.pipelines", "target megatron"),
+        ("job", "cp: 1", "cp: 3", "pin.cp", "not a multiple"),
+        ("job", "pin: {", "pin: {ep: 2, ", "pin.ep", "has no experts"),
+        ("job", "pin: {", "pin: {dp: 4, pp: 2, ", "pin", "need at least 8 devices"),
+        ("job", "virtual_stages: 1", "virtual_stages: 4, pp: 2", "pin", "virtual"),
+        ("job", "pin: {", "quantile: 1.5\npin: {", "quantile", "1.5"),
+        ("job", "pin: {", "objective: cost_per_token\npin: {", "objective", "price"),
+        ("job", "target: megatron", "target: alpa", "target", "alpa"),
+    ],
+)  # fmt: skip
+def test_contradictions_exit_with_2_and_their_line(
+    tmp_path: Path, file: str, old: str, new: str, field: str, words: str
+) -> None:
+    sweep_files(tmp_path)
+    path = tmp_path / f"{file}.yaml"
+    line = change(path, old, new)
+    done = command(tmp_path)
+    assert done.exit_code == 2, done.output
+    assert f"{file}.yaml:" in done.stderr, done.stderr
+    numbers = [int(text.split(":")[0]) for text in done.stderr.split(f"{file}.yaml:")[1:]]
+    # A flow mapping is one line; what was put in above it moves it down by one.
+    assert any(abs(number - line) <= 15 for number in numbers), (numbers, line)
+    assert field in done.stderr, done.stderr
+    assert words in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "p.json").exists()
