@@ -1,8 +1,10 @@
 """In which order solvers work: plans first, then proofs.
 
-1. `improve` by estimate, likeliest first, until several in a row have brought nothing better;
+1. `improve` by estimate, likeliest first, until several in a row have brought nothing better; then
+   those whose estimate says nothing (plans of several pipelines);
 2. `prove` by bound, lowest first, as long as a solver's bound is below the target. A solver that
-   stays open is improved, if that has not been done, and proven once more.
+   stays open is improved, if that has not been done, and proven once more. What is open then is
+   proven again with more effort: so no family that is hard to close keeps the others waiting.
 
 A step is one `improve` or `prove`. What comes next depends on the bounds and the best plan alone,
 so a search that resumes takes the steps on record and goes on (`hetplan.search.journal`).
@@ -15,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hetplan.search.journal import Journal
-from hetplan.search.solver import Best, Solver
+from hetplan.search.solver import MOST_EFFORT, Best, Solver
 
 _PATIENCE = 5
 """Improvements in a row that bring nothing before the proofs begin."""
@@ -23,14 +25,20 @@ _PATIENCE = 5
 _FAR = 1.25
 """Estimates this much above the best step are not improved before the proofs."""
 
+_FIRST = 8
+"""Solvers that are tried for a first plan."""
+
+_UNKNOWN = float("inf")
+"""Estimate of a solver that has none."""
+
 
 @dataclass(slots=True)
 class Drive:
     """The two phases over solvers that may have plans."""
 
-    solvers: Sequence[Solver]
     best: Best
     journal: Journal
+    solvers: Sequence[Solver] = ()
     improved: set[int] = field(default_factory=set)
     proven: set[int] = field(default_factory=set)
 
@@ -40,44 +48,65 @@ class Drive:
         self._proofs()
         self.best.report()
 
+    def first_plan(self, solvers: Sequence[Solver]) -> None:
+        """Improve the likeliest of a few solvers until there is a plan: for little time."""
+        for _, at in self._likeliest(solvers)[:_FIRST]:
+            if self.best.chosen is not None:
+                return
+            self._improve(solvers[at])
+
     def prove_again(self) -> None:
         """The proofs once more, for a target that has moved up."""
         self._proofs()
 
+    def _likeliest(self, solvers: Sequence[Solver]) -> list[tuple[float, int]]:
+        found = [(s.rough.estimate_seconds, s.index, at) for at, s in enumerate(solvers)]
+        return [(estimate, at) for estimate, _, at in sorted(found) if estimate < _UNKNOWN]
+
     def _plans(self) -> None:
         best, patience = self.best, _PATIENCE
-        order = sorted(
-            ((solver.rough.estimate_seconds, solver.index, at))
-            for at, solver in enumerate(self.solvers)
-        )
-        for estimate, index, at in order:
-            if not best.open(index):
+        for estimate, at in self._likeliest(self.solvers):
+            solver = self.solvers[at]
+            if not best.open(solver.index) or solver.index in self.improved:
                 continue
             if patience == 0 or estimate > _FAR * best.seconds:
                 break
             before = best.seconds
-            self._step("improve", self.solvers[at])
-            self.improved.add(index)
+            self._improve(solver)
             if best.seconds < float("inf"):
                 patience = _PATIENCE if best.seconds < before else patience - 1
+        for solver in self.solvers:
+            if solver.rough.estimate_seconds == _UNKNOWN and best.open(solver.index):
+                self._improve(solver)
 
     def _proofs(self) -> None:
         best = self.best
-        # Bounds only rise: an entry of the heap is at most as high as its solver's bound.
-        heap = [(best.bounds[s.index], s.index, at) for at, s in enumerate(self.solvers)]
-        heapq.heapify(heap)
-        while heap and heap[0][0] < best.target:
-            known, index, at = heapq.heappop(heap)
-            if best.bounds[index] > known:
-                heapq.heappush(heap, (best.bounds[index], index, at))
-                continue
-            self._step("prove", self.solvers[at])
-            self.proven.add(index)
-            if best.open(index) and index not in self.improved:
-                self._step("improve", self.solvers[at])
-                self.improved.add(index)
-                if best.open(index):
-                    self._step("prove", self.solvers[at])
+        for best.effort in range(MOST_EFFORT + 1):
+            # Bounds only rise: an entry of the heap is at most as high as its solver's bound.
+            heap = [
+                (best.bounds[s.index], s.index, at)
+                for at, s in enumerate(self.solvers)
+                if best.open(s.index)
+            ]
+            heapq.heapify(heap)
+            while heap and heap[0][0] < best.target:
+                known, index, at = heapq.heappop(heap)
+                if best.bounds[index] > known:
+                    heapq.heappush(heap, (best.bounds[index], index, at))
+                    continue
+                self._prove(self.solvers[at])
+
+    def _prove(self, solver: Solver) -> None:
+        self._step("prove", solver)
+        self.proven.add(solver.index)
+        if self.best.open(solver.index) and solver.index not in self.improved:
+            self._improve(solver)
+            if self.best.open(solver.index):
+                self._step("prove", solver)
+
+    def _improve(self, solver: Solver) -> None:
+        self._step("improve", solver)
+        self.improved.add(solver.index)
 
     def _step(self, what: str, solver: Solver) -> None:
         if not self.journal.on_record(what, solver.index):

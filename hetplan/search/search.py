@@ -46,6 +46,12 @@ __all__ = ["Progress", "search"]
 _MOST_ROUNDS = 3
 """Proofs again for a plan whose whole price is above what the search had."""
 
+_LITTLE_SECONDS = 5.0
+"""Time limits below it: a plan is looked for before every family has been looked at."""
+
+_SAMPLED = 256
+"""Families that are looked at for such a first plan, and between two looks at the clock."""
+
 _AGREEMENT = 1e-6
 """Estimate and search add the same times in another order."""
 
@@ -123,7 +129,12 @@ def search(
             "raise time_limit or pin degrees"
         )
     inputs = Inputs(model=model, cluster=cluster, job=job, sha256=sha256)
-    settled = settle(best, pricer)
+    try:
+        settled = settle(best, pricer)
+    except KeyboardInterrupt:
+        # The plan is known, only its whole price is not.
+        run.status = "interrupted"
+        settled = settle(best, pricer)
     return _result(run, inputs, settled)
 
 
@@ -155,19 +166,21 @@ def _search(run: _Run, book: Journal, start: Sequence[Plan]) -> None:
         )
         run.families = Families(model=run.model, cluster=run.cluster, job=run.job).families()
         run.solvers = solvers_of(run.families, maker, run.cluster, run.job)
-        best.bounds = [float(solver.rough.bound_seconds) for solver in run.solvers]
-        run.feasible = [s for s in run.solvers if s.rough.bound_seconds < float("inf")]
+        best.bounds = [0.0] * len(run.solvers)
         book.solvers = run.solvers
         offer_starts(start, best, run.pricer)
+        drive = Drive(best=best, journal=book, improved=run.improved, proven=run.proven)
+        limit = run.job.time_limit_seconds
+        if limit is not None and limit < _LITTLE_SECONDS:
+            drive.first_plan(run.solvers[:: 1 + len(run.solvers) // _SAMPLED])
+        for at, solver in enumerate(run.solvers):
+            if at % _SAMPLED == 0:
+                best.check_time()
+            best.bounds[at] = max(best.bounds[at], float(solver.rough.bound_seconds))
+        run.feasible = [s for s in run.solvers if best.bounds[s.index] < float("inf")]
         if book.from_start:
             book.use_reserve()
-        drive = Drive(
-            solvers=run.feasible,
-            best=best,
-            journal=book,
-            improved=run.improved,
-            proven=run.proven,
-        )
+        drive.solvers = run.feasible
         drive.run()
         _close_priced(run, drive)
     except OutOfTimeError:

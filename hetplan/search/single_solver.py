@@ -44,8 +44,8 @@ _SLACKS = (0.0, 0.003, 0.01, 0.03)
 _WORTH_POLISHING = 1.03
 """A cut further above the best does not become the best by moving single layers."""
 
-_PROGRAM_BUDGET = 2_000_000_000.0
-"""Additions and comparisons of the programs in one proof."""
+_PROGRAM_BUDGETS = (2e8, 2e9, 2e10)
+"""Additions and comparisons of the programs in one proof, by effort; 1e9 take about a second."""
 
 _MOST_MET = 8
 """Pipelines of the programs that are polished."""
@@ -161,9 +161,10 @@ class SingleSolver:
             found = prove(
                 self.space,
                 min(before, NEVER),
-                budget=_PROGRAM_BUDGET,
+                budget=_PROGRAM_BUDGETS[best.effort],
                 check=best.check_time,
                 program=program,
+                most=_PROGRAM_BUDGETS[best.effort],
             )
             best.explored += found.programs
             bound = found.bound_seconds

@@ -19,6 +19,8 @@ RESOLUTION = 1e-9
 the order of their additions."""
 
 
+MOST_EFFORT = 2
+
 _TELL_SECONDS = 0.1
 """Between two reports of a search that has found nothing better."""
 
@@ -87,6 +89,8 @@ class Best:
     """Of everything random; the job's."""
     listed: int = 0
     """Families of which every plan below the target was replayed."""
+    effort: int = 0
+    """How hard a proof may try: 0 first, up to `MOST_EFFORT` for what stays open."""
     explored: int = 0
     """Subproblems that programs solved: bounds on X, sequences of slots, nodes of a tree."""
     on_event: Callable[[Offer | tuple[int, float]], None] | None = None
@@ -185,6 +189,7 @@ class Solver(Protocol):
     def prove(self, best: Best) -> None:
         """Raise the own bound to `best.target` or as far as possible; offer what is met.
 
-        Where the part holds a plan below the target, it is found and offered in the end.
+        Where the part holds a plan below the target, it is found and offered in the end. How much
+        work a proof may take goes by `best.effort`: a solver that stays open is asked again.
         """
         ...

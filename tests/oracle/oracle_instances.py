@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from search_jobs import device, model
 
-from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
+from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, RegionLink, Transport
 from hetplan.job.spec import Forbids, Job, Optimizer, Pins, Precision, TrainerOptions
 from hetplan.model.layers import Experts, LayerRun
 from hetplan.model.spec import ModelSpec
@@ -46,7 +46,12 @@ AXES = {
     "limits": "pins of ends or stages, forbidden nodes, nodes that are out",
     "tied": "embedding and head share a matrix",
     "units": "layers that differ: dense front layers, or a repeating pattern",
+    "capacity": "links whose capacity several boundaries share",
+    "mtp": "a layer of multi-token prediction before the head",
 }
+PRICED = ("capacity", "mtp")
+"""Instances with one of these on are enumerated by the oracle, and priced plan by plan as
+`hetplan estimate` does: these two are not in the oracle's own cost."""
 FREE = tuple(name for name in AXES if name not in ("islands", "layers"))
 """What an instance may have off."""
 
@@ -60,6 +65,16 @@ class Instance:
     job: Job
     tight: bool
     """Whether memory was drawn small."""
+
+    @property
+    def shares(self) -> bool:
+        """Whether regions share the capacity of the line between them."""
+        return bool(self.cluster.region_links)
+
+    @property
+    def priced(self) -> bool:
+        """Whether the product prices the plans (`PRICED`)."""
+        return self.shares or self.model.num_mtp_layers > 0
 
 
 @dataclass(frozen=True)
@@ -104,6 +119,7 @@ def possible(target: str, wanted: frozenset[str]) -> bool:
         "pipelines": trainer.several_pipelines,
         "mixed": trainer.mixed_stages,
         "units": not own,
+        "mtp": not own,
     }
     return all(has.get(name, True) for name in wanted)
 
@@ -163,6 +179,8 @@ def axes_of(one: Instance) -> frozenset[str]:
         or any(island.nodes_out for island in islands),
         "tied": one.model.tied_embeddings,
         "units": len(kinds) > 1,
+        "capacity": len(islands) > 1 and one.shares,
+        "mtp": one.model.num_mtp_layers > 0,
     }
     return frozenset(name for name, yes in on.items() if yes)
 
@@ -175,6 +193,10 @@ def make(target: str, wanted: frozenset[str], seed: int) -> Instance:
     if "pipelines" in wanted:
         batch = int(rng.choice([3, 4]) if "interleaving" not in wanted else 3)
     shape = _model(rng, wanted, target)
+    if "capacity" in wanted:
+        cluster = _with_capacity(cluster)
+    if "mtp" in wanted:
+        shape = replace(shape, num_mtp_layers=1, mtp_layer=shape.layer_runs[-1].layer)
     experts = any(isinstance(run.layer.mlp, Experts) for run in shape.layer_runs)
     busiest = _one_of(rng, 1.0, 1.3)
     job = Job(
@@ -247,6 +269,34 @@ def _cluster(rng: np.random.Generator, wanted: frozenset[str]) -> Cluster:
                 ),
             )
             for a, b in combinations(islands, 2)
+        ),
+    )
+
+
+def _with_capacity(cluster: Cluster) -> Cluster:
+    """All islands of two regions share one line; the middle one of three lies apart."""
+    islands = cluster.islands
+    if len({island.region for island in islands}) == 1:
+        islands = (islands[0], replace(islands[1], region="east"), *islands[2:])
+    region = {island.name: island.region for island in islands}
+    far = next(
+        entry.link for entry in cluster.links if len({region[name] for name in entry.between}) == 2
+    )
+    return replace(
+        cluster,
+        islands=islands,
+        links=tuple(
+            entry for entry in cluster.links if len({region[name] for name in entry.between}) == 1
+        ),
+        region_links=(
+            RegionLink(
+                between=("west", "east"),
+                link=replace(
+                    far,
+                    bandwidth_bytes_per_second=far.bandwidth_bytes_per_second / 4,
+                    shared_bandwidth_bytes_per_second=far.bandwidth_bytes_per_second / 4,
+                ),
+            ),
         ),
     )
 

@@ -22,9 +22,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "search"))
 from oracle_costs import PlacedPipeline, PlacedStage
 from oracle_instances import AXES, Listed, axes_of, listed
 from oracle_optimum import optimum
-from oracle_price import Prices
+from oracle_price import Prices, Step
 from oracle_space import SmallSpace
 
+from hetplan.cost.priced.pricer import Pricer
 from hetplan.errors import InfeasibleError, InputError
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import Plan
@@ -80,8 +81,9 @@ def judge(one: Listed) -> Verdict:
     axes = tuple(sorted(axes_of(made), key=[*AXES].index))
     begin = time.process_time()
     prices = Prices(made.model, made.cluster, made.job, predictor)
-    best = optimum(SmallSpace(made.model, made.cluster, made.job), prices).best
-    if best is not None:
+    product = Pricer(made.model, made.cluster, made.job, predictor) if made.priced else None
+    best = optimum(SmallSpace(made.model, made.cluster, made.job), prices, product).best
+    if best is not None and product is None:
         again = prices.plan(best.pipelines, best.sharding)
         own_fault = abs(again.seconds - best.seconds) > EQUAL * best.seconds or not again.fits
         assert not own_fault, f"the oracle contradicts itself: {again} {best}"
@@ -104,7 +106,7 @@ def judge(one: Listed) -> Verdict:
     elif result is not None and best is not None:
         assert result.certificate is not None, "a search has a certificate"
         gap = result.certificate.gap
-        own = prices.plan(placed_of(result.plan), result.plan.sharding)
+        own = _own(prices, product, result.plan)
         step = result.estimate.step_seconds
         equal = step <= best.seconds * (1 + EQUAL)
         outcome = "equal" if equal else "within gap"
@@ -117,6 +119,14 @@ def judge(one: Listed) -> Verdict:
     return Verdict(
         one.number, one.target, axes, outcome, fault, gap, between - begin, end - between
     )
+
+
+def _own(prices: Prices, product: Pricer | None, plan: Plan) -> Step:
+    """What the judge says of the search's plan."""
+    if product is None:
+        return prices.plan(placed_of(plan), plan.sharding)
+    step = product.step(plan)
+    return Step(step.step_seconds, all(use.fits for memory in step.memory for use in memory))
 
 
 def _fault(

@@ -11,16 +11,20 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
 from oracle_costs import Costs, PlacedPipeline, Replicas
 from oracle_meshes import Mesh
+from oracle_plans import chosen_plan
 from oracle_price import Prices
 from oracle_replay import Floats, Ints, Program
 from oracle_space import Row, SmallSpace
 from oracle_tables import VARIANTS, Tables, best_of_row
 
+from hetplan.cost.priced.pricer import Pricer
+from hetplan.plans.build import plan_of
 from hetplan.plans.plan import RecomputeGranularity, Sharding
 
 Bools = npt.NDArray[np.bool_]
@@ -64,6 +68,8 @@ class Enumeration:
     most_plans: int = 10**9
     only_count: bool = False
     """Nothing is priced."""
+    product: Pricer | None = None
+    """Prices the plans instead of the oracle's own sums."""
     found: Optimum = field(default_factory=Optimum)
 
     @cached_property
@@ -106,6 +112,10 @@ class Enumeration:
         for sharding in space.shardings(row, ranks):
             self._count(len(cuts) * len(variants))
             if self.only_count:
+                continue
+            if self.product is not None:
+                for each in self._all(row, replicas):
+                    self._product((row,), (each,), sharding)
                 continue
             shards = 1 if sharding is Sharding.NONE else math.lcm(*ranks)
             costs = prices.of(tps, sharding, shards)
@@ -250,8 +260,24 @@ class Enumeration:
             self._count(math.prod(counts))
             if self.only_count:
                 continue
+            if self.product is not None:
+                for every in product(*open_choices):
+                    self._product(rows, every, sharding)
+                continue
             ready = [[*self._ready(costs, each)] for each in open_choices]
             self._combine(costs, rows, ready, [])
+
+    def _product(
+        self, rows: tuple[Row, ...], pipelines: tuple[PlacedPipeline, ...], sharding: Sharding
+    ) -> None:
+        """The product's price of a plan."""
+        space = self.space
+        chosen = chosen_plan(space, pipelines, rows, sharding)
+        assert self.product is not None
+        step = self.product.step(plan_of(space.model, space.cluster, space.job, chosen))
+        if all(use.fits for memory in step.memory for use in memory):
+            self.found.fitting += 1
+            self.found.offer(Found(step.step_seconds, pipelines, rows, sharding))
 
     def _ready(
         self, costs: Costs, pipelines: list[PlacedPipeline]
@@ -287,9 +313,9 @@ class Enumeration:
         self.found.offer(Found(step, pipelines, rows, costs.sharding))
 
 
-def optimum(space: SmallSpace, prices: Prices) -> Optimum:
-    """The best of all plans."""
-    return Enumeration(space, prices).run()
+def optimum(space: SmallSpace, prices: Prices, product: Pricer | None = None) -> Optimum:
+    """The best of all plans; by the oracle's own prices, or by the product's."""
+    return Enumeration(space, prices, product=product).run()
 
 
 def number_of_plans(space: SmallSpace, prices: Prices, most: int) -> int:

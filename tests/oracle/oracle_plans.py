@@ -27,7 +27,8 @@ def chosen_plan(
 
 
 def _pipeline(space: SmallSpace, placed: PlacedPipeline, row: Row) -> ChosenPipeline:
-    islands, total = space.cluster.islands, len(space.model.layers)
+    # Layers of multi-token prediction go with the head.
+    islands, last = space.cluster.islands, len(space.model.layers) - 1 - space.model.num_mtp_layers
     m, count = placed.microbatches, len(placed.stages)
     name = "1f1b" if row.virtual == 1 else "interleaved-1f1b"
     stages = []
@@ -41,7 +42,7 @@ def _pipeline(space: SmallSpace, placed: PlacedPipeline, row: Row) -> ChosenPipe
                     Part(island=islands[at].name, shape=shape_of(replica))
                     for (at, _), replica in zip(mesh.parts, stage.replicas, strict=True)
                 ),
-                layers=tuple(min(stop, total - 1) - max(start, 1) for start, stop in stage.chunks),
+                layers=tuple(min(stop, last) - max(start, 1) for start, stop in stage.chunks),
                 recompute=stage.recompute,
                 warmup_depth=depth,
             )

@@ -205,7 +205,7 @@ class SmallSpace(Meshes):
             names = [{islands[at].name, islands[at].device.kind} for at in mesh.islands]
             if where is not None and not all(where in each for each in names):
                 return False
-        if self.trainer.equal_ends and self.model.tied_embeddings:
+        if self.trainer.equal_ends and (self.model.tied_embeddings or self.model.num_mtp_layers):
             return first.tps == last.tps and last.dp % first.dp == 0
         return True
 

@@ -197,7 +197,7 @@ class Tables:
         m, slots = row.microbatches, len(replicas)
         for n in np.unique(cuts[:, s]):
             for variant in used:
-                place: tuple[object, ...] = (s == 0, s == slots - 1, row.depths[s])
+                place: tuple[object, ...] = (s == 0, s == slots - 1, row.depths[s], row.early)
                 if row.virtual > 1:
                     place = (s, slots)
                 shapes = tuple(

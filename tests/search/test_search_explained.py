@@ -123,3 +123,13 @@ def test_a_plan_that_is_too_large_or_for_another_batch_is_told(found: SearchResu
     thrice = replace(inputs.job, global_batch_size=inputs.job.global_batch_size * 3)
     held = replace(found, inputs=replace(inputs, job=thrice))
     assert against(held, found, _PREDICTOR).other_seconds is None
+
+
+def test_more_nodes_never_cost_anything(found: SearchResult) -> None:
+    """Today's layout is where the search with the change begins."""
+    of, wanted = found.inputs.cluster, found.inputs.job
+    more = [each for each in changes(of, wanted) if "more node" in each.words]
+    assert len(more) == 2
+    for price in shadow_prices(found, _PREDICTOR, asked=more):
+        assert price.same_plan_gain == pytest.approx(0.0, abs=1e-9)
+        assert price.gain >= -1e-9

@@ -74,10 +74,10 @@ def test_same_search_twice_is_the_same(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_families_with_too_many_rows_keep_their_bound(
+def test_families_with_too_many_rows_have_a_plan_and_a_bound(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where rows are not listed, plans are looked for from row to row and nothing is proven."""
+    """Where rows are not listed, sets of islands bound them all and say where to look."""
     monkeypatch.setattr("hetplan.search.interleaved.solver._MOST_ROWS", 0)
     case = random_case(seed, most_layers=9)
     steps = [step for *_, step in every_plan(case)]
@@ -85,7 +85,8 @@ def test_families_with_too_many_rows_keep_their_bound(
     if not steps:
         assert best.chosen is None
         return
-    assert best.bounds == [0.0]
+    assert best.bounds[0] <= min(steps) * (1 + 1e-9)
+    assert best.chosen is not None
     assert best.seconds >= min(steps) * (1 - 1e-9)
 
 

@@ -31,7 +31,9 @@ def solver(asked: ModelSpec, where: Cluster, wanted: Job) -> SeveralSolver:
 
 
 def fresh(bound: float) -> Best:
-    return Best(gap=0.0, bounds=[bound], deadline=float("inf"), progress=None, started=0.0)
+    return Best(
+        gap=0.0, bounds=[bound], deadline=float("inf"), progress=None, started=0.0, effort=1
+    )
 
 
 @pytest.mark.parametrize("seed", range(24))

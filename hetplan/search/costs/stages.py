@@ -20,7 +20,6 @@ from hetplan.search.costs.placed import ROLES, Passes, Placed
 from hetplan.search.families.family import Family, Mesh
 from hetplan.search.families.space import Floats
 
-
 Bools = npt.NDArray[np.bool_]
 
 _TOGETHER = 1e-9

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate_with
 from hetplan.cost.estimate_values import Component, Estimate
 from hetplan.cost.priced.pricer import Pricer
 from hetplan.plans.check import check_plan
-from hetplan.plans.plan import Plan, Stage
+from hetplan.plans.plan import Plan, Replica, Sharding, Stage
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import SearchResult
 from hetplan.units import format_bytes
@@ -75,7 +76,7 @@ def against(result: SearchResult, other: SearchResult, predictor: Predictor) -> 
     certificate = result.certificate
     return Against(
         illegal=illegal,
-        choices=tuple(_choices(result.plan, other.plan)),
+        choices=tuple(_choices(result.plan, other.plan, inputs.cluster)),
         found_seconds=found.step_seconds,
         other_seconds=None if priced is None else priced.step_seconds,
         components=() if priced is None else _components(found, priced),
@@ -130,14 +131,14 @@ def _components(found: Estimate, other: Estimate) -> tuple[ComponentChange, ...]
     return tuple(sorted(differ, key=lambda each: -abs(each.more_seconds)))
 
 
-def _choices(found: Plan, other: Plan) -> Iterator[Choice]:
-    one, two = _described(found), _described(other)
+def _choices(found: Plan, other: Plan, cluster: Cluster) -> Iterator[Choice]:
+    one, two = _described(found, cluster), _described(other, cluster)
     for name in one:
         if one[name] != two[name]:
             yield Choice(name=name, found=one[name], other=two[name])
 
 
-def _described(plan: Plan) -> dict[str, str]:
+def _described(plan: Plan, cluster: Cluster) -> dict[str, str]:
     """What is chosen, by name, in words."""
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
     replicas = [replica for stage in stages for replica in stage.replicas]
@@ -145,23 +146,33 @@ def _described(plan: Plan) -> dict[str, str]:
     def some(values: Iterator[object]) -> str:
         return "/".join(dict.fromkeys(str(value) for value in values))
 
+    def place(replica: Replica) -> str:
+        device = replica.devices[0].start
+        return cluster.island_of_device(device).name if device < cluster.num_devices else "nowhere"
+
+    sharding = plan.sharding.value
+    if plan.sharding is not Sharding.NONE:
+        sharding += f" over {plan.optimizer_shards}"
     return {
+        "islands": some(place(each) for each in replicas),
         "pipelines": str(len(plan.pipelines)),
         "stages": some(len(each.stages) for each in plan.pipelines),
-        "layers of the stages": ", ".join(_chunks(stage) for stage in stages),
+        "layers, embedding and head": ", ".join(_chunks(stage) for stage in stages),
         "tp": some(each.tp for each in replicas),
         "cp": some(each.cp for each in replicas),
         "ep": some(each.ep for each in replicas),
         "dp": some(sum(each.dp for each in stage.replicas) for stage in stages),
         "microbatch size": some(each.microbatch_size for each in replicas),
         "microbatches": some(each.num_microbatches for each in plan.pipelines),
-        "sequence parallelism": some(each.sequence_parallel for each in replicas),
+        "sequence parallelism": some(
+            "yes" if each.sequence_parallel else "no" for each in replicas
+        ),
         "recompute": some(each.recompute.granularity for each in stages),
         "schedule": some(
             f"{each.schedule.name} x {each.schedule.virtual_stages}" for each in plan.pipelines
         ),
         "microbatches in flight": some(each.warmup_depth for each in stages),
-        "sharding": f"{plan.sharding.value} over {plan.optimizer_shards}",
+        "sharded": sharding,
         "devices used": str(sum(each.num_devices for each in replicas)),
     }
 

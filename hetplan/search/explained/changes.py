@@ -27,8 +27,6 @@ class Change:
     words: str
     cluster: Cluster
     job: Job
-    same_devices: bool = True
-    """Device numbers mean the same devices as before, so that the old plan can be priced too."""
 
 
 def changes(cluster: Cluster, job: Job) -> Iterator[Change]:
@@ -66,7 +64,7 @@ def _links(cluster: Cluster, job: Job) -> Iterator[Change]:
 
 def _rate(link: Link) -> str:
     shared = link.shared_bandwidth_bytes_per_second
-    return format_rate(link.bandwidth_bytes_per_second if shared is None else shared, "B/s")
+    return format_rate(8 * (link.bandwidth_bytes_per_second if shared is None else shared), "bit/s")
 
 
 def _wider(link: Link) -> Link:
@@ -112,7 +110,8 @@ def _islands(cluster: Cluster, job: Job) -> Iterator[Change]:
                 nics = replace(nics, bandwidth_bytes_per_second=2 * nics.bandwidth_bytes_per_second)
             yield Change(
                 words=f"twice the bandwidth between the nodes of {island.name} "
-                f"(+{format_rate(island.inter_node.bandwidth_bytes_per_second, 'B/s')} per device)",
+                f"(+{format_rate(8 * island.inter_node.bandwidth_bytes_per_second, 'bit/s')} "
+                "per device)",
                 cluster=_with_island(
                     cluster, replace(island, inter_node=_wider(island.inter_node), nics=nics)
                 ),
@@ -135,7 +134,6 @@ def _islands(cluster: Cluster, job: Job) -> Iterator[Change]:
                 replace(island, nodes=island.nodes + more, node_names=()),
             ),
             job=job,
-            same_devices=False,
         )
 
 

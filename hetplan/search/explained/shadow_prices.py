@@ -1,7 +1,7 @@
 """What would a change be worth? The search is asked again.
 
     gain       1 - (tokens/s now / tokens/s of the best plan with the change)
-    same plan  the same for today's plan under the change, where it is still the same devices
+    same plan  the same for today's layout under the change
 
 Both are of the best plans found, each within its own gap: a gain is known no better than
 `uncertain`, and a change that helps a plan can never hurt it by more than that. Gains of two
@@ -13,14 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from hetplan.cost.estimate import estimate_with
 from hetplan.cost.priced.pricer import Pricer
 from hetplan.errors import InfeasibleError, InputError, LimitError
+from hetplan.plans.build import plan_of
 from hetplan.plans.check import check_plan
+from hetplan.plans.choices import chosen_of
+from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
 from hetplan.search.explained.changes import Change, changes
+from hetplan.search.families.allowed import allowed_cluster
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
-
 
 _LOOSE_GAP = 0.02
 """Of a search with a change: proofs cost most, and `uncertain` says what is left open."""
@@ -36,7 +40,7 @@ class ShadowPrice:
     gain: float
     """Part by which tokens/s grow; below 0 only within `uncertain`."""
     same_plan_gain: float | None
-    """The same where nothing but the change happens; None where the old plan cannot be priced."""
+    """The same where the layout stays; None where it is not legal with the change."""
     uncertain: float
     """Sum of the two gaps."""
     changed: bool
@@ -67,8 +71,13 @@ def shadow_prices(
 def _price(
     result: SearchResult, change: Change, predictor: Predictor, seconds: float | None
 ) -> ShadowPrice:
-    before = result.estimate.tokens_per_second
-    same = _same_plan(result, change, predictor)
+    before, model = result.estimate.tokens_per_second, result.inputs.model
+    moved = _same_layout(result, change)
+    same = None
+    if moved is not None:
+        pricer = Pricer(model, change.cluster, change.job, predictor)
+        tokens = before * result.estimate.step_seconds
+        same = tokens / estimate_with(pricer, moved).step_seconds
     row = ShadowPrice(
         words=change.words,
         tokens_per_second=0.0,
@@ -80,8 +89,7 @@ def _price(
     job = replace(change.job, gap=max(change.job.gap, _LOOSE_GAP))
     if seconds is not None:
         job = replace(job, time_limit_seconds=seconds)
-    model = result.inputs.model
-    start = (result.plan,) if same is not None else ()
+    start = () if moved is None else (moved,)
     try:
         found = search(model, change.cluster, job, predictor, start=start, reasons=False)
     except (InfeasibleError, InputError, LimitError) as error:
@@ -93,20 +101,22 @@ def _price(
         tokens_per_second=after,
         gain=after / before - 1.0,
         uncertain=sum(gaps) if len(gaps) == 2 else 1.0,
-        changed=found.plan.pipelines != result.plan.pipelines,
+        changed=moved is None or found.plan.pipelines != moved.pipelines,
     )
 
 
-def _same_plan(result: SearchResult, change: Change, predictor: Predictor) -> float | None:
-    """Tokens/s of today's plan under the change; None where it is not legal or not the same."""
-    inputs, plan = result.inputs, result.plan
-    if not change.same_devices or change.job.global_batch_size != inputs.job.global_batch_size:
+def _same_layout(result: SearchResult, change: Change) -> Plan | None:
+    """Today's layout on the changed cluster; None where it is not legal there, or not the same."""
+    inputs = result.inputs
+    if change.job.global_batch_size != inputs.job.global_batch_size:
         return None
-    if check_plan(plan, inputs.model, change.cluster, change.job):
+    try:
+        chosen = chosen_of(result.plan, inputs.cluster, inputs.model)
+        allowed = allowed_cluster(change.cluster, change.job)
+        plan = plan_of(inputs.model, allowed, change.job, chosen)
+    except InputError:
         return None
-    step = Pricer(inputs.model, change.cluster, change.job, predictor).step(plan).step_seconds
-    tokens = result.estimate.tokens_per_second * result.estimate.step_seconds
-    return tokens / step
+    return None if check_plan(plan, inputs.model, change.cluster, change.job) else plan
 
 
 def best_first(prices: Iterable[ShadowPrice]) -> Iterator[ShadowPrice]:

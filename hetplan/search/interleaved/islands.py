@@ -154,7 +154,7 @@ def island_program(
     space: Space, family: Family, room: Room, exchange: Exchange, stages: int
 ) -> IslandProgram:
     """The program over all rows of so many stages."""
-    numbers, both, least = _least_hops(numbers_of(space))
+    numbers, both, least = _least_hops(space)
     count, units, chunks = len(space.max_stages), space.num_layers, family.virtual_stages
     terms, allowed, ending = [], [], NEVER
     n = np.arange(units + 1)
@@ -203,13 +203,17 @@ def island_program(
     )
 
 
-def _least_hops(numbers: Numbers) -> tuple[Numbers, Floats, Floats]:
+def _least_hops(space: Space) -> tuple[Numbers, Floats, Floats]:
     """With the least hop of every mesh inside it, [M, M] both ways of a hop, [M] of the least."""
-    links, nodes = numbers.links.copy(), numbers.node_links.copy()
+    numbers = numbers_of(space)
+    links, at = numbers.links.copy(), np.arange(len(space.max_stages))
+    # A mesh has hops inside nodes where nodes have several of its stages, and others where more.
+    inside = np.where(space.stages_per_node > 1, links[:, at, at], np.inf)
+    across = np.where(space.max_stages > space.stages_per_node, numbers.node_links, np.inf)
+    links[:, at, at] = np.inf
     least = np.minimum(links.min(axis=2), links.min(axis=1))
-    least = np.minimum(least, nodes)
-    at = np.arange(links.shape[1])
-    both = links[0] + links[1] + 2.0 * links[2]
+    least = np.minimum(least, np.minimum(inside, across))
+    both = numbers.links[0] + numbers.links[1] + 2.0 * numbers.links[2]
     links[:, at, at] = least
     tied = np.broadcast_to(numbers.tied.min(axis=1)[:, None], numbers.tied.shape).copy()
     changed = numbers._replace(links=links, node_links=least, tied=tied)

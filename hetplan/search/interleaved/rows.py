@@ -68,6 +68,12 @@ class Row:
         """P."""
         return len(self.mesh)
 
+    @property
+    def work(self) -> int:
+        """Passes, and gaps between them, that one replay goes through."""
+        arrays = self.arrays
+        return (arrays.microbatches + self.slots) * arrays.chunks * self.slots
+
     def seconds(self, variant: Ints, units: Ints) -> float:
         """One step by replay; `NEVER` where it does not fit, or waits for itself."""
         if self.arrays.lockstep:

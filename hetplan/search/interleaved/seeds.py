@@ -29,7 +29,7 @@ def beginnings(
     """Legal rows to begin with; none twice."""
     counts, found = stage_counts(space, family), dict[Runs, None]()
     bases = [_fastest_first(space), tuple(reversed(_fastest_first(space)))]
-    own = _like(family, islands, chosen)
+    own = like(family, islands, chosen)
     if own:
         bases.insert(0, own)
     for base in bases:
@@ -41,7 +41,7 @@ def beginnings(
     return list(found)
 
 
-def _like(family: Family, islands: Sequence[str], chosen: ChosenPlan | None) -> Runs:
+def like(family: Family, islands: Sequence[str], chosen: ChosenPlan | None) -> Runs:
     """The runs of a plan in this family's meshes; empty where it has none on these islands."""
     if chosen is None or len(chosen.pipelines) != 1:
         return ()
@@ -146,3 +146,12 @@ def meshes_of(runs: Runs) -> tuple[int, ...]:
 def runs_of(row: Sequence[int]) -> Runs:
     """Its runs of one mesh."""
     return tuple((mesh, len(list(slots))) for mesh, slots in groupby(row))
+
+
+def units_of(space: Space, chosen: ChosenPlan) -> list[int]:
+    """Layer units of the stages of a plan's first pipeline."""
+    stages = chosen.pipelines[0].stages
+    layers = [sum(stage.layers) for stage in stages]
+    layers[0] -= space.front_layers
+    layers[-1] -= space.back_layers
+    return [each // space.layers_per_unit for each in layers]

@@ -31,7 +31,15 @@ from hetplan.search.interleaved.orders import rows, stage_counts
 from hetplan.search.interleaved.polish import polish, proportional
 from hetplan.search.interleaved.program import least_bound
 from hetplan.search.interleaved.rows import Row, row_of, row_terms
-from hetplan.search.interleaved.seeds import beginnings, legal, meshes_of, neighbours, runs_of
+from hetplan.search.interleaved.seeds import (
+    beginnings,
+    legal,
+    like,
+    meshes_of,
+    neighbours,
+    runs_of,
+    units_of,
+)
 from hetplan.search.single.replay import NEVER, Numbers, numbers_of
 from hetplan.search.solver import Best, Rough
 
@@ -50,6 +58,8 @@ _HALVINGS = 7
 
 _MOST_CUTS = 20_000
 """Cuts of a row that are replayed one by one: about 0.6 s at 30 us each (measured)."""
+_MOST_WORK = 300_000_000
+"""Passes in all replays of one proof: about 3 s at 9 ns each (measured)."""
 _GENERAL_CUTS = 2_000
 """The same where the general replay has to be asked, at 0.3 ms each."""
 _EFFORT = 2_000_000
@@ -176,6 +186,7 @@ class InterleavedSolver:
     def improve(self, best: Best) -> None:
         """Offer the best cuts of the likeliest rows."""
         limit = min(best.target, NEVER)
+        self._like_best(best)
         found = self._rows(limit)
         if not self.whole:
             found = self._likely(best)
@@ -189,6 +200,23 @@ class InterleavedSolver:
             bound, variant, units, _, _ = self._program(each, best.seconds)
             if bound < NEVER:
                 self._polish(each.row, variant, units, best)
+
+    def _like_best(self, best: Best) -> None:
+        """The row and the cut of the best plan so far, where the family has them."""
+        space, family = self.space, self.family
+        runs = like(family, self._shared.islands, best.chosen)
+        row = meshes_of(runs)
+        if best.chosen is None or len(row) not in stage_counts(space, family):
+            return
+        if not legal(space, runs):
+            return
+        opened = self._open(row)
+        if opened.bound < min(best.target, NEVER):
+            units = np.array(units_of(space, best.chosen), dtype=np.int64)
+            arrays = opened.row.arrays
+            cost = arrays.unit_forward + arrays.unit_backward
+            variant = np.where(arrays.most >= units[:, None], cost, NEVER).argmin(axis=1)
+            self._polish(opened.row, variant.astype(np.int64), units, best)
 
     def _rows_by_islands(self, limit: float) -> list[tuple[int, ...]] | None:
         """The same rows, fewer of them, by what positions can hold (`interleaved.islands`)."""
@@ -256,10 +284,13 @@ class InterleavedSolver:
         least = limit = min(best.target, NEVER)
         if not self.whole:
             self._listed = None  # fewer rows may be below this limit
+        left, replays = _MOST_WORK, best.replays
         for each in self._rows(limit):
             best.check_time()
             if each.bound < best.target:
-                each.bound = max(each.bound, self._close(each, best))
+                each.bound = max(each.bound, self._close(each, best, left))
+                left -= (best.replays - replays) * each.row.work
+                replays = best.replays
             least = min(least, each.bound)
         if not self.whole:
             least = self._least_of_islands(best)
@@ -288,8 +319,11 @@ class InterleavedSolver:
         )
         return found
 
-    def _close(self, each: _Open, best: Best) -> float:
-        """A bound of the row: the target where no cut of it is below."""
+    def _close(self, each: _Open, best: Best, left: int) -> float:
+        """A bound of the row: the target where no cut of it is below.
+
+        `left`: passes that replays of its cuts may run together.
+        """
         target = best.target
         best.explored += 1
         bound, variant, units, labels, counts = self._program(each, target)
@@ -302,7 +336,7 @@ class InterleavedSolver:
         row, lockstep = each.row, each.row.arrays.lockstep
         cuts, count, whole = list_cuts(
             row.arrays, each.terms, row.units, target, labels, counts,
-            _MOST_CUTS if lockstep else _GENERAL_CUTS, _EFFORT,
+            min(_MOST_CUTS if lockstep else _GENERAL_CUTS, max(0, left // row.work)), _EFFORT,
         )  # fmt: skip
         if lockstep:
             seconds, at = fastest(row.arrays, cuts, count)

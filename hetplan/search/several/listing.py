@@ -1,9 +1,10 @@
 """Every plan of several pipelines where they are few: the best one, by trying all that may be it.
 
-Sequences of rows come by the least time that any of their cuts is busy. Of each placed sequence the
-variants of every pipeline are replayed once; combinations of them come by the latest end, which no
-step is below, then by the step composed of their reductions and updates, and what is left is placed
-and priced whole. Links that several transfers share, which only make steps longer, count in the
+Every row is replayed with the fastest transfers that it can have; rows that are done within a limit
+must do the batch together (`listing_prices`), and are then put into sequences and placed. Of each
+the variants of every pipeline are replayed once; combinations of them come by the latest end with
+the least reduction, which no step is below, then by the step composed of their reductions and
+updates, and what is left is placed and priced whole. Links that several transfers share, which only make steps longer, count in the
 last of these alone.
 """
 
@@ -12,11 +13,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+import numpy as np
+
+from hetplan.cluster.spec import Cluster
+from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.priced.plan import PlanCosts
 from hetplan.cost.priced.work import exchange_of
 from hetplan.cost.replay.times import Exchange
 from hetplan.job.trainer import trainer_settings
+from hetplan.job.spec import Job
 from hetplan.model.layer_units import LayerUnits
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
 from hetplan.plans.placing import device_ranges, positions
@@ -29,27 +36,33 @@ from hetplan.plans.plan import (
 )
 from hetplan.plans.targets import target
 from hetplan.search.several.assembling import Assembler
+from hetplan.search.several.listing_prices import least_prices, least_step
 from hetplan.search.several.listing_rows import Row, Rows, TooManyError
 from hetplan.search.several.listing_steps import Known, Steps
 from hetplan.search.several.listing_tables import (
     Ended,
     Replicas,
     Tables,
+    Variants,
     number_of_variants,
     replica_of,
 )
 from hetplan.search.solver import Best
 
-_MOST_DEVICES = 16
+_MOST_DEVICES = 64
 """Usable ones; with more, rows are not even counted."""
-_MOST_ROWS = 60_000
-"""Rows and sequences together: some 40 microseconds each."""
-_MOST_VARIANTS = 3_000_000
+_MOST_ROWS = 20_000
+"""Rows: some 300 microseconds each."""
+_MOST_SEQUENCES = 40_000
+"""Rows put one after the other: about 100 microseconds each."""
+_MOST_VARIANTS = 1_000_000
 """Cuts and recomputations of all rows: about a microsecond each."""
-_MOST_STEPS = 150_000
+_MOST_STEPS = 100_000
 """Composed steps: about 40 microseconds each."""
-_MOST_PRICED = 1_500
+_MOST_PRICED = 1_000
 """Plans priced whole: about 4 milliseconds each."""
+_WIDTHS = (1.02, 1.1, 1.3, 1.8, 3.0, math.inf)
+"""Limits that are tried one after the other, over the least step: a good plan closes the rest."""
 
 
 class _TooLongError(Exception):
@@ -57,8 +70,49 @@ class _TooLongError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """Rows that may stand in one plan, those that are done first before the others."""
+
+    rows: tuple[Row, ...]
+    seconds: dict[Row, float]
+    """No plan with the row has a shorter step."""
+    needs: Ints
+    """[R, I] devices."""
+    samples: Ints
+    devices: Ints
+    """[I] usable ones."""
+    least: float
+    """No plan of these rows has a shorter step."""
+
+    @staticmethod
+    def of(some: Sequence[tuple[float, Row]], cluster: Cluster, job: Job) -> _Group:
+        """Of (seconds, row)."""
+        order = sorted(range(len(some)), key=lambda at: (some[at][0], at))
+        rows = tuple(some[at][1] for at in order)
+        seconds = [some[at][0] for at in order]
+        islands = cluster.islands
+        needs = np.array([row.devices(len(islands)) for row in rows], dtype=np.int64)
+        samples = np.array([row.samples for row in rows], dtype=np.int64)
+        devices = np.array([island.num_usable_devices for island in islands], dtype=np.int64)
+        return _Group(
+            rows=rows,
+            seconds=dict(zip(rows, seconds, strict=True)),
+            needs=needs,
+            samples=samples,
+            devices=devices,
+            least=least_step(seconds, needs, samples, devices, job.global_batch_size),
+        )
+
+    def below(self, limit: float) -> tuple[tuple[Row, ...], Floats]:
+        """Rows below the limit, and prices of devices at which none is worth more than it needs."""
+        count = sum(seconds < limit for seconds in self.seconds.values())
+        prices = least_prices(self.needs[:count], self.samples[:count], self.devices)
+        return self.rows[:count], prices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Columns:
-    """Variants of one pipeline by their latest end, as plain numbers."""
+    """Variants of one pipeline, as plain numbers, by when they end and have reduced at least."""
 
     last: list[float]
     positions: list[list[int]]
@@ -68,16 +122,21 @@ class _Columns:
     ends: list[list[float]]
 
     @staticmethod
-    def of(ended: Ended, tables: Tables, row: Row) -> _Columns:
-        """Of one placement of a row."""
-        each = tables.variants(row, math.inf)
+    def of(ended: Ended, each: Variants, reductions: Floats) -> _Columns:
+        """Of one placement of a row; reductions: [P, parts, layers + 1, layers + 1] at least."""
+        which = ended.which
+        cut, slow = each.positions[which], each.slow[which]
+        stages = np.arange(slow.shape[1])
+        done = ended.ends + reductions[stages, slow, cut[:, :-1], cut[:, 1:]]
+        last = done.max(axis=1)
+        order = np.argsort(last, kind="stable")
         return _Columns(
-            last=ended.last.tolist(),
-            positions=each.positions[ended.which].tolist(),
-            units=each.units[ended.which].tolist(),
-            choices=each.choices[ended.which].tolist(),
-            slow=each.slow[ended.which].tolist(),
-            ends=ended.ends.tolist(),
+            last=last[order].tolist(),
+            positions=cut[order].tolist(),
+            units=each.units[which][order].tolist(),
+            choices=each.choices[which][order].tolist(),
+            slow=slow[order].tolist(),
+            ends=ended.ends[order].tolist(),
         )
 
 
@@ -99,7 +158,7 @@ def _copies(rows: Sequence[Row]) -> list[int]:
     return [sum(shape.dp for shape in mesh.shapes) for row in rows for mesh in row.meshes]
 
 
-@dataclass(slots=True)
+@dataclass(kw_only=True)
 class Listing:
     """Tries all plans of one job."""
 
@@ -112,47 +171,99 @@ class Listing:
     _tables: dict[tuple[int, Sharding, bool], Tables] = field(default_factory=dict)
     _wires: PlanCosts | None = None
 
-    def run(self, solver: int, best: Best) -> bool:
-        """Offer what is better than the best; whether that was looked for everywhere."""
-        sequences = self._sequences()
-        if sequences is None:
-            return False
+    def run(self, solver: int, best: Best) -> float:
+        """Offer what is better than the best; no plan that was not looked at is below the result.
+
+        That is the best's target where everything was looked at.
+        """
+        ceiling = best.target
+        groups = self._groups(ceiling, best)
+        if groups is None:
+            return 0.0
+        bound = min((each.least for each in groups), default=math.inf)
         try:
-            for _, rows, sharding in self._by_bound(sequences, best):
-                best.check_time()
-                self._try(rows, sharding, solver, best)
-        except _TooLongError:
-            return False
+            for width in _WIDTHS:
+                if bound >= best.target:
+                    break
+                limit = min(best.target, bound * width)
+                for each in groups:
+                    self._below(each, limit, solver, best)
+                bound = limit
+        except (_TooLongError, TooManyError):
+            return bound
         finally:
             best.replays += self.priced
         best.listed += 1
-        return True
+        return best.target
 
     # ---- what there is
 
-    def _sequences(self) -> tuple[tuple[Row, ...], ...] | None:
-        """All of them; None where they are too many, or their sends are not as replayed here."""
+    @cached_property
+    def _rows(self) -> Rows:
         each = self.assembler
-        devices = sum(island.num_usable_devices for island in each.cluster.islands)
-        if devices > _MOST_DEVICES or exchange_of(each.job) is Exchange.DEEPSPEED:
-            return None
-        rows = Rows(
+        return Rows(
             model=each.model,
             cluster=each.cluster,
             job=each.job,
             units=self.units.count,
             most=_MOST_ROWS,
         )
+
+    def _groups(self, ceiling: float, best: Best) -> list[_Group] | None:
+        """Rows below the ceiling, those with early sends apart; None where they are too many."""
+        each = self.assembler
+        devices = sum(island.num_usable_devices for island in each.cluster.islands)
+        if devices > _MOST_DEVICES or exchange_of(each.job) is Exchange.DEEPSPEED:
+            return None
         try:
-            found = tuple(rows.sequences())
+            rows = self._rows.rows
         except TooManyError:
             return None
-        used = {row: None for sequence in found for row in sequence}
-        many = sum(
-            number_of_variants(self.units.count, len(self.recompute), (sum(row.stages),))
-            for row in used
-        )
-        return found if many <= _MOST_VARIANTS else None
+        stages = [sum(row.stages) for row in rows]
+        if sum(number_of_variants(self.units.count, len(self.recompute), (n,)) for n in stages) > (
+            _MOST_VARIANTS
+        ):
+            return None
+        found = []
+        for early in (False, True):
+            some = []
+            for row in rows:
+                if row.early_sends == early:
+                    best.check_time()
+                    seconds = self._least(row, ceiling)
+                    if seconds < ceiling:
+                        some.append((seconds, row))
+            if some:
+                found.append(_Group.of(some, each.cluster, each.job))
+        return found
+
+    def _least(self, row: Row, ceiling: float) -> float:
+        """No plan with this row has a shorter step."""
+        job = self.assembler.job
+        shardings = self._shardings((row,))
+        sharding = Sharding.OPTIMIZER if Sharding.OPTIMIZER in shardings else shardings[0]
+        loading = job.data_loading_seconds
+        return self._tables_of((row,), sharding).least_seconds(row, ceiling) + loading
+
+    def _below(self, group: _Group, limit: float, solver: int, best: Best) -> None:
+        """Every plan of a group whose step is below the limit."""
+        rows, prices = group.below(limit)
+        if not rows:
+            return
+        self._rows.most, found = _MOST_SEQUENCES, []
+        for at, sequence in enumerate(self._rows.sequences(rows, prices)):
+            if at % 256 == 0:
+                best.check_time()
+            found += [
+                (max(group.seconds[row] for row in sequence), at, sequence, each)
+                for each in self._shardings(sequence)
+            ]
+        found.sort(key=lambda each: each[:2])
+        for seconds, _, sequence, sharding in found:
+            if seconds >= min(limit, best.target):
+                return
+            best.check_time()
+            self._try(sequence, sharding, min(limit, best.target), solver, best)
 
     @property
     def recompute(self) -> tuple[RecomputeGranularity, ...]:
@@ -176,29 +287,6 @@ class Listing:
         if pin is not False and Sharding.OPTIMIZER in can:
             found.append(Sharding.OPTIMIZER)
         return tuple(found)
-
-    def _by_bound(
-        self, sequences: Sequence[tuple[Row, ...]], best: Best
-    ) -> Iterator[tuple[float, tuple[Row, ...], Sharding]]:
-        """Those that may hold a better plan, likeliest first."""
-        found = []
-        for at, rows in enumerate(sequences):
-            if at % 256 == 0:
-                best.check_time()
-            for sharding in self._shardings(rows):
-                tables = self._tables_of(rows, sharding)
-                bound = 0.0
-                for row in rows:
-                    busy = tables.variants(row, best.target).busy
-                    bound = max(bound, float(busy.min())) if busy.size else math.inf
-                    if bound >= best.target:
-                        break
-                if bound < best.target:
-                    found.append((bound, at, sharding))
-        found.sort(key=lambda each: each[:2])
-        for bound, at, sharding in found:
-            if bound < best.target:
-                yield bound, sequences[at], sharding
 
     def _tables_of(self, rows: Sequence[Row], sharding: Sharding) -> Tables:
         each = self.assembler
@@ -227,14 +315,21 @@ class Listing:
 
     # ---- one sequence
 
-    def _try(self, rows: tuple[Row, ...], sharding: Sharding, solver: int, best: Best) -> None:
+    def _try(
+        self,
+        rows: tuple[Row, ...],
+        sharding: Sharding,
+        limit: float,
+        solver: int,
+        best: Best,
+    ) -> None:
         tables = self._tables_of(rows, sharding)
         placed = self._placed(rows)
         if placed is None:
             return
         ended: list[Ended] = []
         for row, replicas in zip(rows, placed, strict=True):
-            ended.append(tables.ended(row, replicas, best.target))
+            ended.append(tables.ended(row, replicas, limit))
             if not ended[-1].which.size:
                 return
         steps = Steps(
@@ -246,8 +341,11 @@ class Listing:
             known=self.known,
         )
         after = steps.least_after
-        columns = [_Columns.of(each, tables, row) for each, row in zip(ended, rows, strict=True)]
-        for picks in _combinations(columns, lambda: best.target - after):
+        columns = [
+            _Columns.of(each, tables.variants(row, limit), steps.least_reductions(p))
+            for p, (row, each) in enumerate(zip(rows, ended, strict=True))
+        ]
+        for picks in _combinations(columns, lambda: min(limit, best.target) - after):
             self.steps += 1
             if self.steps > _MOST_STEPS:
                 raise _TooLongError
@@ -257,9 +355,8 @@ class Listing:
                 [each.ends[w] for each, w in pairs],
                 [each.slow[w] for each, w in pairs],
             )
-            if seconds < best.target:
-                chosen = self._chosen(rows, tables, columns, picks)
-                self._offer(chosen, solver, best)
+            if seconds < min(limit, best.target):
+                self._offer(self._chosen(rows, tables, columns, picks), solver, best)
 
     def _offer(self, chosen: ChosenPlan, solver: int, best: Best) -> None:
         self.priced += 1

@@ -8,7 +8,7 @@ counts, because stages are placed in it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hetplan.cluster.spec import Cluster
@@ -21,7 +21,7 @@ from hetplan.search.families.families import Families
 from hetplan.search.families.family import Mesh
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Row:
     """One pipeline without its cuts."""
 
@@ -33,25 +33,25 @@ class Row:
     """Warm-up depth of each mesh beyond the schedule's own."""
     early_sends: bool
 
-    @property
+    @cached_property
     def samples(self) -> int:
         """Sequences of a step."""
         return self.meshes[0].samples * self.microbatches
 
-    @property
+    @cached_property
     def slots(self) -> tuple[Mesh, ...]:
         """The mesh of every stage."""
         pairs = zip(self.meshes, self.stages, strict=True)
         return tuple(mesh for mesh, count in pairs for _ in range(count))
 
-    @property
+    @cached_property
     def depths(self) -> tuple[int, ...]:
         """Warm-up depth of every stage."""
         total = sum(self.stages)
         extra = [e for e, n in zip(self.extra, self.stages, strict=True) for _ in range(n)]
         return tuple(min(total - s + e, self.microbatches) for s, e in enumerate(extra))
 
-    @property
+    @cached_property
     def shapes(self) -> frozenset[Shape]:
         """Of all parts."""
         return frozenset(shape for mesh in self.meshes for shape in mesh.shapes)
@@ -65,11 +65,15 @@ class Row:
         return tuple(found)
 
 
+_SURE = 1e-7
+"""Accuracy of prices."""
+
+
 class TooManyError(Exception):
     """There are more than it is worth to list."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Rows:
     """Rows and sequences of one job; `cluster` as `allowed_cluster` left it."""
 
@@ -79,8 +83,8 @@ class Rows:
     units: int
     """Layer units of the model."""
     most: int
-    """Rows, or sequences, above which TooManyError is raised."""
-    _steps: list[int] = field(default_factory=lambda: [0])
+    """Rows, or rows put one after the other, above which TooManyError is raised."""
+    counted: int = 0
 
     def ticks(self) -> tuple[tuple[Mesh, ...], ...]:
         """Meshes that may stand in one pipeline."""
@@ -120,9 +124,14 @@ class Rows:
                 continue
             if not all(mesh_matches(mesh, self.cluster, place) for mesh, place in ends):
                 continue
-            for early, extra in self._warmups(len(order), m - sum(held)):
+            seen = set()
+            for early, extra in self._warmups(len(order), m):
                 self._count()
-                yield Row(meshes=order, stages=held, microbatches=m, extra=extra, early_sends=early)
+                row = Row(meshes=order, stages=held, microbatches=m, extra=extra, early_sends=early)
+                # No stage has more in flight than there are.
+                if (early, row.depths) not in seen:
+                    seen.add((early, row.depths))
+                    yield row
 
     def _orders(
         self,
@@ -143,7 +152,7 @@ class Rows:
                     meshes, room - count, (*order, mesh), (*held, count), mask | mesh.mask
                 )
 
-    def _warmups(self, meshes: int, beyond: int) -> Iterator[tuple[bool, tuple[int, ...]]]:
+    def _warmups(self, meshes: int, m: int) -> Iterator[tuple[bool, tuple[int, ...]]]:
         """(early sends, extra depth of every mesh): none on the last, never less upstream."""
         trainer, pin = target(self.job.target), self.job.pin.depth
         if not pin:
@@ -151,46 +160,49 @@ class Rows:
         if not trainer.most_extra_depth or pin == 0:
             return
         most = trainer.most_extra_depth if pin is None else min(pin, trainer.most_extra_depth)
-        yield from ((True, extra) for extra in _falling(meshes, min(most, max(0, beyond))))
+        yield from ((True, extra) for extra in _falling(meshes, min(most, max(0, m - 2))))
 
-    def sequences(self) -> Iterator[tuple[Row, ...]]:
-        """Every sequence that may have room."""
+    def sequences(self, rows: Sequence[Row], prices: Sequence[float]) -> Iterator[tuple[Row, ...]]:
+        """Every sequence of these rows that may have room.
+
+        prices: of a device of every island, so that no row has more samples than its devices cost.
+        """
         islands = self.cluster.islands
-        needs = [row.devices(len(islands)) for row in self.rows]
+        needs = [(row, row.devices(len(islands))) for row in rows]
         room = tuple(island.num_usable_devices for island in islands)
-        wanted = self.job.pin.pipelines
-        return self._longer((), self.job.global_batch_size, room, needs, wanted)
+        return self._longer((), self.job.global_batch_size, room, needs, prices)
 
     def _longer(
         self,
         taken: tuple[Row, ...],
         left: int,
         room: tuple[int, ...],
-        needs: Sequence[tuple[int, ...]],
-        wanted: int | None,
+        needs: Sequence[tuple[Row, tuple[int, ...]]],
+        prices: Sequence[float],
     ) -> Iterator[tuple[Row, ...]]:
+        wanted = self.job.pin.pipelines
         if left == 0:
             if len(taken) > 1 and wanted in (None, len(taken)):
-                self._count()
                 yield taken
             return
-        if len(taken) == wanted:
+        worth = sum(price * free for price, free in zip(prices, room, strict=True))
+        if len(taken) == wanted or worth < left * (1 - _SURE):
             return
-        for row, need in zip(self.rows, needs, strict=True):
-            if row.samples > left or (taken and not self._together(taken[0], row)):
+        for row, need in needs:
+            samples = row.samples
+            if samples > left or (len(taken) + 1 == wanted and samples < left):
                 continue
-            rest = tuple(a - b for a, b in zip(room, need, strict=True))
-            if min(rest) >= 0:
-                yield from self._longer((*taken, row), left - row.samples, rest, needs, wanted)
+            rest = tuple([a - b for a, b in zip(room, need, strict=True)])
+            if min(rest) >= 0 and (not taken or self._together(taken[0], row)):
+                self._count()
+                yield from self._longer((*taken, row), left - samples, rest, needs, prices)
 
     def _together(self, first: Row, row: Row) -> bool:
-        if first.early_sends != row.early_sends:
-            return False
         return not self.job.pin.same_degrees or first.shapes == row.shapes
 
     def _count(self) -> None:
-        self._steps[0] += 1
-        if self._steps[0] > self.most:
+        self.counted += 1
+        if self.counted > self.most:
             raise TooManyError
 
 

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
 
+import numpy as np
+
+from hetplan.cost.arrays import Floats
 from hetplan.cost.components.step import clips_gradients
 from hetplan.cost.priced.end_of_step import EndOfStep, tied_embedding_parts
 from hetplan.cost.priced.groups import copies_of
@@ -41,6 +44,9 @@ class Known:
 
     groups: dict[tuple[object, ...], EndOfStep] = field(default_factory=dict)
     tied: dict[tuple[object, ...], float] = field(default_factory=dict)
+    rates: dict[tuple[object, ...], float] = field(default_factory=dict)
+    weights: dict[int, Floats] = field(default_factory=dict)
+    """By a unit's id; tables keep the units."""
 
 
 @dataclass(slots=True)
@@ -115,6 +121,66 @@ class Steps:
             return loading
         firsts = product(*(range(len(each[0])) for each in self.placed))
         return loading + min(self.norm(first) for first in firsts)
+
+    def least_reductions(self, p: int) -> Floats:
+        """[P, parts, layers + 1, layers + 1]: seconds that a stage of these layers reduces, at
+        least, with whatever stages of the other pipelines.
+
+        Per parameter of the stage a piece takes no less than the best of all pieces.
+        """
+        total = len(self.tables.model.layers)
+        count, width = len(self.placed[p]), max(map(len, self.placed[p]))
+        found = np.zeros((count, width, total + 1, total + 1))
+        others = [range(len(each)) for q, each in enumerate(self.placed) if q != p]
+        for s in range(count):
+            rates = []
+            for met in product(*others):
+                stages = [*met[:p], s, *met[p:]]
+                rates.append(self._least_rate(stages, p))
+            for part in range(len(self.placed[p][s])):
+                found[s, part] = min(rates) * self._unit_weights(p, s, part)
+        return found
+
+    def _least_rate(self, stages: Sequence[int], p: int) -> float:
+        """Seconds per parameter of pipeline p's stage, where these reduce together."""
+        placed = tuple(self.placed[q][s] for q, s in enumerate(stages))
+        key = ("rate", placed, p, self.shards, self.tables.sharding, self.tables.padded)
+        found = self.known.rates.get(key)
+        if found is None:
+            members = [(q, s, 0) for q, s in enumerate(stages)]
+            group = self._group(placed, members[0])
+            own = self._weights_of_pieces(p, stages[p])
+            most = np.max(
+                [self._weights_of_pieces(q, s).min(axis=0) for q, s in enumerate(stages)], axis=0
+            )
+            pieces = np.unique(np.stack([own.max(axis=0).ravel(), most.ravel()], axis=1), axis=0)
+            found = min(
+                (
+                    group.seconds(float(sent)).reduction / float(held)
+                    for held, sent in pieces
+                    if held
+                ),
+                default=0.0,
+            )
+            self.known.rates[key] = found
+        return found
+
+    def _weights_of_pieces(self, p: int, s: int) -> Floats:
+        """[parts, starts, stops] parameters of every run of layers."""
+        return np.stack([self._unit_weights(p, s, part) for part in range(len(self.placed[p][s]))])
+
+    def _unit_weights(self, p: int, s: int, part: int) -> Floats:
+        """[starts, stops]"""
+        unit = self._unit(p, s, part)
+        found = self.known.weights.get(id(unit))
+        if found is None:
+            total = len(self.tables.model.layers)
+            found = np.zeros((total + 1, total + 1))
+            for start in range(total):
+                for stop in range(start + 1, total + 1):
+                    found[start, stop] = unit.held(((start, stop),))[0]
+            self.known.weights[id(unit)] = found
+        return found
 
     def _unit(self, p: int, s: int, part: int) -> Unit:
         # Parameters and updates do not depend on what is recomputed.

@@ -108,6 +108,9 @@ class Tables:
     _units: dict[tuple[int, Shape, RecomputeGranularity], Unit] = field(default_factory=dict)
     _most: dict[tuple[object, ...], int] = field(default_factory=dict)
     _variants: dict[Row, Variants] = field(default_factory=dict)
+    _fastest: dict[tuple[Mesh, Mesh], tuple[float, float, float, float]] = field(
+        default_factory=dict
+    )
     _ended: dict[tuple[Row, tuple[int, ...]], Ended] = field(default_factory=dict)
 
     @cached_property
@@ -295,6 +298,66 @@ class Tables:
 
     # ---- ends
 
+    def least_seconds(self, row: Row, limit: float) -> float:
+        """No placement of the row ends earlier; infinite where none ends below the limit."""
+        slots = row.slots
+        hops = [self._fastest_hop(left, right) for left, right in pairwise(slots)]
+        each = self.variants(row, limit)
+        size, count = each.forward.shape
+        if not size:
+            return math.inf
+        last = np.empty(size)
+        columns = np.array(hops, dtype=np.float64).reshape(count - 1, 4).T.copy()
+        self.spent[1] += ends_of(
+            each.forward,
+            each.backward,
+            *columns,
+            np.array(row.depths, dtype=np.int64),
+            row.microbatches,
+            sends_wait(self.plan),
+            limit,
+            each.busy,
+            np.empty((size, count)),
+            last,
+        )
+        return float(last.min())
+
+    def _fastest_hop(self, left: Mesh, right: Mesh) -> tuple[float, float, float, float]:
+        """Least of each of a hop's times over all places of the two stages."""
+        key = (left, right)
+        found = self._fastest.get(key)
+        if found is None:
+            hops = [_times(self._hop(*pair)) for pair in self._neighbours(left, right)]
+            found = self._fastest[key] = _least(hops) if hops else _NO_TIMES
+        return found
+
+    def _neighbours(
+        self, left: Mesh, right: Mesh
+    ) -> list[tuple[tuple[Replica, ...], tuple[Replica, ...]]]:
+        """Where two stages may lie; none where these are many ways."""
+        if len(left.islands) > 1 or len(right.islands) > 1:
+            return []
+        if left.islands != right.islands:
+            return [
+                (
+                    (self._replica(left.islands[0], left.shapes[0]),),
+                    (self._replica(right.islands[0], right.shapes[0]),),
+                )
+            ]
+        at, shape = left.islands[0], left.shapes[0]
+        island = self.cluster.islands[at]
+        size = shape.num_devices
+        step = min(size, island.devices_per_node)
+        starts = range(0, island.num_usable_devices - size + 1, step)
+        return [
+            tuple(
+                (replica_of(shape, device_ranges(self.cluster, island, start, size)),)
+                for start in pair
+            )
+            for pair in product(starts, repeat=2)
+            if abs(pair[0] - pair[1]) >= size
+        ]
+
     def ended(self, row: Row, replicas: Replicas, limit: float) -> Ended:
         """When variants of this placement end, those below the limit (or one that was larger)."""
         hops = tuple(self._hop(left, right) for left, right in pairwise(replicas))
@@ -335,6 +398,25 @@ class Tables:
         order = np.argsort(last, kind="stable")
         order = order[: int(np.count_nonzero(last < math.inf))]
         return Ended(which=order, ends=ends[order], last=last[order], limit=limit, hops=hops)
+
+
+_NO_TIMES = (0.0, 0.0, 0.0, 0.0)
+
+
+def _times(hop: Hop) -> tuple[float, float, float, float]:
+    return (
+        hop.send_forward_seconds,
+        hop.send_backward_seconds,
+        hop.wire_latency_seconds,
+        hop.rendezvous_extra_seconds,
+    )
+
+
+def _least(
+    hops: Sequence[tuple[float, float, float, float]],
+) -> tuple[float, float, float, float]:
+    a, b, c, d = (min(each) for each in zip(*hops, strict=True))
+    return a, b, c, d
 
 
 def cuts(units: int, stages: int) -> Ints:

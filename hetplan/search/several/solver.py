@@ -56,6 +56,7 @@ class SeveralSolver:
         self._maker = maker
         self._cluster = cluster
         self._job = job
+        self._known: SeveralBound | None = None
 
     @cached_property
     def _placed(self) -> Placed:
@@ -114,26 +115,31 @@ class SeveralSolver:
         devices = sum(island.num_usable_devices for island in self._cluster.islands)
         return devices >= 2 and pin.pipelines != 1 and self._job.global_batch_size >= 2
 
-    @cached_property
-    def _rough(self) -> SeveralBound:
-        return self._bound(float("inf"), _ROUGH_RATIO, _ROUGH_ROUNDS)
+    def _coarse(self, best: Best) -> SeveralBound:
+        """The bound at a few coarse intervals, kept."""
+        if self._known is None:
+            self._known = self._bound(float("inf"), _ROUGH_RATIO, _ROUGH_ROUNDS, best.check_time)
+        return self._known
 
     @cached_property
     def rough(self) -> Rough:
-        """The bound at a few coarse intervals."""
-        seconds = self._rough.seconds
+        """Whether two pipelines are possible; the bound, seconds of work, comes with a proof."""
         return Rough(
-            bound_seconds=seconds if self._bounded else 0.0, estimate_seconds=seconds * _LIKELY
+            bound_seconds=float("inf") if not self._possible or self._options is None else 0.0,
+            estimate_seconds=float("inf"),
         )
 
     def improve(self, best: Best) -> None:
         """Offer plans made of templates, and what a local search makes of the best of them."""
         options = self._options
-        if options is None or self._rough.seconds == float("inf"):
+        if options is None:
+            return
+        coarse = self._coarse(best)
+        if coarse.seconds == float("inf"):
             return
         primal = Primal(placed=self._placed, options=options, assembler=self._assembler)
         before = self._assembler.replays
-        plans = primal.plans(np.array(self._rough.prices), self._rough.seconds * _LIKELY)
+        plans = primal.plans(np.array(coarse.prices), coarse.seconds * _LIKELY)
         for whole in plans[:_KEPT]:
             best.offer(self.index, whole.chosen, whole.seconds)
         for whole in plans[:_KEPT]:
@@ -144,10 +150,13 @@ class SeveralSolver:
 
     def prove(self, best: Best) -> None:
         """Raise the bound; list all plans where they are few."""
-        if self._possible and Listing(self._assembler, self._placed.units).run(self.index, best):
-            # Plans that are no better than the best were left out.
-            best.raise_bound(self.index, best.target)
-            return
+        if self._possible and self._options is not None:
+            listing = Listing(assembler=self._assembler, units=self._placed.units)
+            best.raise_bound(self.index, listing.run(self.index, best))
+            if not best.open(self.index):
+                return
         if self._bounded:
+            best.raise_bound(self.index, self._coarse(best).seconds)
+        if self._bounded and best.effort > 0 and best.open(self.index):
             found = self._bound(best.seconds, _RATIO, _ROUNDS, best.check_time)
             best.raise_bound(self.index, found.seconds)

@@ -34,6 +34,9 @@ _FAR = 1.2
 _STRIDE = 1.03
 """From one X to the next while no pipeline has been met."""
 
+_NO_PLAN_YET = 1e24
+"""A target above any step: before the first plan is known."""
+
 _JUST_BELOW = 1.0 - 1e-11
 
 
@@ -62,8 +65,8 @@ class Proof:
     """Of the programs so far; they decide when a budget is spent."""
 
 
-class _SpentError(Exception):
-    """The budget of a run is spent."""
+class _TooLargeError(Exception):
+    """A program needs more operations than it may."""
 
 
 @dataclass(slots=True)
@@ -80,6 +83,8 @@ class Walk:
     resolution: float = RESOLUTION
     check: Callable[[], None] | None = None
     on_met: Callable[[Met], float] | None = None
+    most: float = NONE
+    """Operations at which a single program is given up, and the run with it."""
     aim: float = field(init=False)
     """No pipeline whose X is above `upper` is below this."""
     upper: float = field(init=False)
@@ -98,13 +103,13 @@ class Walk:
 
     def run(self, budget: float = NONE) -> Proof:
         """Go on until the end, or until `budget` operations more are spent."""
-        self._stop = self.program.operations + budget
+        stop = self.program.operations + budget
         try:
             if not self.finished and self.programs == 0:
                 self._ends()
-            while not self.finished:
+            while not self.finished and self.program.operations <= stop:
                 self._step()
-        except _SpentError:
+        except _TooLargeError:
             pass
         return self.proof()
 
@@ -112,7 +117,7 @@ class Walk:
         if self.check is not None:
             self.check()
         if self.program.operations > self._stop:
-            raise _SpentError
+            raise _TooLargeError
 
     def proof(self) -> Proof:
         """What is known by now."""
@@ -140,10 +145,17 @@ class Walk:
             return
         self.lower = self._least_x()
         self._come_down()
+        if not self.finished and self.target >= _NO_PLAN_YET and self._is_empty():
+            self.aim, self.finished = NONE, True
         if not self.finished and self.lower > 0.0 and self.upper > _FAR * self.lower:
             # A program is the larger the larger its X, so the aim comes down from below.
             self._climb()
             self._come_down()
+
+    def _is_empty(self) -> bool:
+        """Whether no pipeline exists at all: the order-free program does not see every pin."""
+        self._stop = self.program.operations + self.most
+        return self.program.least(NONE, keep=False, check=self._check) >= NONE
 
     def _come_down(self) -> None:
         """Bring the upper end down as far as the order-free program can."""
@@ -187,7 +199,9 @@ class Walk:
 
     def _ask(self, limit: float) -> tuple[float, float]:
         """(S, X of the pipeline that has it) at a limit; S is `NONE` where nothing is below."""
-        self._check()
+        if self.check is not None:
+            self.check()
+        self._stop = self.program.operations + self.most
         value = self.program.least(limit, self.aim - self.lower, check=self._check)
         self.programs += 1
         order = self.program.order()
@@ -244,11 +258,12 @@ def prove(
     check: Callable[[], None] | None = None,
     on_met: Callable[[Met], float] | None = None,
     program: OrderProgram | None = None,
+    most: float = NONE,
 ) -> Proof:
     """Whether any plan of the space can be below `target`, or the best bound and what it meets.
 
-    budget: operations of the programs after which it stops; a `Walk` can be resumed. check, on_met:
-    see there.
+    budget: operations of the programs after which it stops; a `Walk` can be resumed. check, on_met,
+    most: see there.
     """
-    walk = Walk(program or OrderProgram(space), target, resolution, check, on_met)
+    walk = Walk(program or OrderProgram(space), target, resolution, check, on_met, most)
     return walk.run(budget)

@@ -25,7 +25,7 @@ from hetplan.search.result import SearchResult
 from hetplan.search.search import search
 from hetplan.search.sweep.form import Point, Sweep, question
 from hetplan.search.sweep.table import Row, Table
-from hetplan.units import format_bytes, format_seconds
+from hetplan.units import format_rate, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +181,7 @@ def _link_words(point: Point) -> Iterator[str]:
     for change in point.links:
         words = f"{change.between[0]}-{change.between[1]}"
         if change.bandwidth_bytes_per_second is not None:
-            words += f" {format_bytes(change.bandwidth_bytes_per_second)}/s"
+            words += f" {format_rate(8 * change.bandwidth_bytes_per_second, 'bit/s')}"
         if change.round_trip_seconds is not None:
             words += f" {format_seconds(change.round_trip_seconds)}"
         yield words

@@ -1,0 +1,143 @@
+"""What do stages cost by Sailor's formula, as arrays over their first and last layer?
+
+For rows of stages that are cut many times (`hetplan.benchmarks.search.rows`): of a set of classes
+(room, tp) that share a stage, `ticks[a, e]` are the forward and backward seconds of one microbatch
+over layers a to e - 1 on the slowest class, infinite where a class has no memory for it with so
+many microbatches in flight; `reductions[a, e]` the seconds of the stage's reduction. The formula is
+that of `hetplan.benchmarks.search.sailor_cost`, which scores whatever is chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetplan.benchmarks.search.cases import Room
+from hetplan.benchmarks.search.sailor_cost import (
+    BUCKET_BYTES,
+    BYTES_PER_PARAMETER,
+    FLOAT_BYTES,
+    MEMORY_BYTES,
+)
+from hetplan.benchmarks.search.sailor_files import Fit, LayerSizes, SailorFiles
+from hetplan.errors import InputError
+
+Floats = NDArray[np.float64]
+_GIB = dict(MEMORY_BYTES)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Class:
+    """One way to run a replica."""
+
+    room: int
+    tp: int
+
+
+@dataclass(kw_only=True)
+class Tables:
+    """Figures of one case at one microbatch size; each made once."""
+
+    files: SailorFiles
+    rooms: tuple[Room, ...]
+    devices_per_node: int
+    microbatch_size: int
+    _ticks: dict[tuple[frozenset[Class], int], Floats] = field(default_factory=dict)
+    _reductions: dict[tuple[frozenset[tuple[int, int]], int, int], Floats] = field(
+        default_factory=dict
+    )
+    _sends: dict[tuple[Class, Class], float] = field(default_factory=dict)
+
+    def classes(self, room: int) -> tuple[Class, ...]:
+        """Of a room, what was profiled and whose memory is known, by tp."""
+        gpu = self.rooms[room].gpu
+        return tuple(
+            Class(room, tp)
+            for tp in sorted(self.files.sizes)
+            if (gpu, self.microbatch_size, tp) in self.files.times
+            and tp <= self.devices_per_node
+            and self.devices_per_node % tp == 0
+        )
+
+    def layer_seconds(self, each: Class) -> Floats:
+        """Forward and backward of one microbatch, by layer."""
+        gpu = self.rooms[each.room].gpu
+        times = self.files.times[gpu, self.microbatch_size, each.tp]
+        return np.array(times.forward_seconds) + np.array(times.backward_seconds)
+
+    def ticks(self, classes: frozenset[Class], in_flight: int) -> Floats:
+        """Of a stage; rows are first layers, columns the layer after the last."""
+        key = (classes, in_flight)
+        if key not in self._ticks:
+            found = np.zeros((self.files.num_layers + 1,) * 2)
+            for each in classes:
+                span = _spans(self.layer_seconds(each))
+                memory = self._memory(each, in_flight)
+                room = self.rooms[each.room]
+                span = np.where(memory <= _GIB[room.gpu] * 1024**3, span, np.inf)
+                found = np.maximum(found, span)
+            self._ticks[key] = found
+        return self._ticks[key]
+
+    def _memory(self, each: Class, in_flight: int) -> Floats:
+        sizes: LayerSizes = self.files.sizes[each.tp]
+        kept = _spans(np.array(sizes.kept_activations)) * self.microbatch_size * FLOAT_BYTES
+        weights = _spans(np.array(sizes.parameters)) * BYTES_PER_PARAMETER
+        return weights + kept * in_flight + (2e9 if each.tp == 1 else 3e9)
+
+    def send(self, one: Class, other: Class) -> float:
+        """Activations of one microbatch from a replica to another; infinite without a path."""
+        key = (one, other)
+        if key not in self._sends:
+            size = max(self.files.sizes[1].output_activations[:-1])
+            ends = [
+                (self.rooms[each.room].zone, self.rooms[each.room].gpu, each.tp) for each in key
+            ]
+            try:
+                fit = self.files.fit(ends[0], ends[1])
+                self._sends[key] = fit.seconds(size * self.microbatch_size * FLOAT_BYTES)
+            except InputError:
+                self._sends[key] = np.inf
+        return self._sends[key]
+
+    def reductions(self, rings: frozenset[tuple[int, int]], tp: int, dp: int) -> Floats:
+        """Of a stage whose neighbouring replicas lie in these pairs of rooms, smallest tp first."""
+        key = (rings, min(4, tp), dp)
+        if key not in self._reductions:
+            weights = np.array(self.files.sizes[1].parameters) * FLOAT_BYTES / min(4, tp)
+            found = np.zeros((self.files.num_layers + 1,) * 2)
+            for one, other in sorted(rings) if dp > 1 else ():
+                ends = [(self.rooms[at].zone, self.rooms[at].gpu, 1) for at in (one, other)]
+                try:
+                    seconds = _reduced(_spans(weights), dp, self.files.fit(ends[0], ends[1]))
+                except InputError:
+                    seconds = np.full_like(found, np.inf)
+                found = np.maximum(found, seconds)
+            self._reductions[key] = found
+        return self._reductions[key]
+
+
+def _spans(values: Floats) -> Floats:
+    """Sums over layers a to e - 1; 0 where e <= a."""
+    summed = np.concatenate(([0.0], np.cumsum(values)))
+    return np.maximum(summed[None, :] - summed[:, None], 0.0)
+
+
+def _reduced(size_bytes: Floats, dp: int, fit: Fit) -> Floats:
+    """Sum over buckets of 2 (dp - 1) t(bucket / dp); infinite where the fit is not above zero."""
+    whole = np.floor(size_bytes / BUCKET_BYTES)
+    rest = size_bytes - whole * BUCKET_BYTES
+    return np.asarray(
+        2 * (dp - 1) * (whole * _seconds(np.array(BUCKET_BYTES / dp), fit) + _seconds(rest / dp, fit))
+    )
+
+
+def _seconds(size_bytes: Floats, fit: Fit) -> Floats:
+    some = np.maximum(size_bytes, 1.0)
+    exponent = np.log2(some / 1e6)
+    rate = fit.a * exponent**2 + fit.b * exponent + fit.c
+    with np.errstate(divide="ignore"):
+        seconds = np.where(rate > 0, some / 1e9 / np.where(rate > 0, rate, 1.0), np.inf)
+    return np.where(size_bytes > 0, seconds, 0.0)
