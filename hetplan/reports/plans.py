@@ -260,9 +260,16 @@ def _by_cause(subjects: Iterable[str]) -> Iterator[str]:
         yield f"{cause} ({', '.join(dict.fromkeys(whats))})" if whats else cause
 
 
-def certificate_line(certificate: Certificate, step_seconds: float) -> str:
-    """How far the plan can be from the best one, in words."""
-    if certificate.status == "optimal":
+def certificate_line(
+    certificate: Certificate, step_seconds: float, *, other_aim: bool = False
+) -> str:
+    """How far the plan can be from the best one, in words.
+
+    other_aim: it was not chosen by its step time, which the certificate is about.
+    """
+    if other_aim and certificate.status != "interrupted":
+        verdict = "of the step time; the plan was chosen by another aim"
+    elif certificate.status == "optimal":
         verdict = "proven within the gap that was asked for"
     else:
         verdict = f"search ended by {certificate.status} before the gap that was asked for"
@@ -338,7 +345,9 @@ def result_lines(result: SearchResult) -> Iterator[str]:
     if result.certificate is None:
         yield "no certificate: the layout was given, not searched"
         return
-    yield certificate_line(result.certificate, result.estimate.step_seconds)
+    yield certificate_line(
+        result.certificate, result.estimate.step_seconds, other_aim=bool(result.objective)
+    )
     if result.restriction is not None:
         yield restriction_line(result.restriction, result.estimate.step_seconds)
     yield f"searched: {result.certificate.space}"

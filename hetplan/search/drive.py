@@ -1,10 +1,10 @@
 """In which order solvers work: plans first, then proofs.
 
-1. `improve` by estimate, likeliest first, until several in a row have brought nothing better; then
-   those whose estimate says nothing (plans of several pipelines);
+1. `improve` by estimate, likeliest first, until several in a row have brought nothing better;
 2. `prove` by bound, lowest first, as long as a solver's bound is below the target. A solver that
    stays open is improved, if that has not been done, and proven once more. What is open then is
    proven again with more effort: so no family that is hard to close keeps the others waiting.
+   Who has no estimate (several pipelines) is improved in the second round.
 
 A step is one `improve` or `prove`. What comes next depends on the bounds and the best plan alone,
 so a search that resumes takes the steps on record and goes on (`hetplan.search.journal`).
@@ -75,9 +75,6 @@ class Drive:
             self._improve(solver)
             if best.seconds < float("inf"):
                 patience = _PATIENCE if best.seconds < before else patience - 1
-        for solver in self.solvers:
-            if solver.rough.estimate_seconds == _UNKNOWN and best.open(solver.index):
-                self._improve(solver)
 
     def _proofs(self) -> None:
         best = self.best
@@ -99,7 +96,8 @@ class Drive:
     def _prove(self, solver: Solver) -> None:
         self._step("prove", solver)
         self.proven.add(solver.index)
-        if self.best.open(solver.index) and solver.index not in self.improved:
+        known = solver.rough.estimate_seconds < _UNKNOWN or self.best.effort > 0
+        if known and self.best.open(solver.index) and solver.index not in self.improved:
             self._improve(solver)
             if self.best.open(solver.index):
                 self._step("prove", solver)

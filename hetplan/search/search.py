@@ -46,10 +46,10 @@ __all__ = ["Progress", "search"]
 _MOST_ROUNDS = 3
 """Proofs again for a plan whose whole price is above what the search had."""
 
-_LITTLE_SECONDS = 5.0
+_LITTLE_SECONDS = 10.0
 """Time limits below it: a plan is looked for before every family has been looked at."""
 
-_SAMPLED = 256
+_SAMPLED = 32
 """Families that are looked at for such a first plan, and between two looks at the clock."""
 
 _AGREEMENT = 1e-6

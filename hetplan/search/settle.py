@@ -6,6 +6,7 @@ rules and priced with the links that they share; the fastest is the answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,12 +40,19 @@ class Settled:
 
 
 def settle(best: Best, pricer: Pricer) -> Settled:
-    """The fastest of the best offers by its whole price."""
-    plans = [(offer, placed(offer.chosen, pricer)) for offer in _nearest(best)]
-    priced = [(_agreeing(offer, plan, pricer), at) for at, (offer, plan) in enumerate(plans)]
-    _, at = min(priced)
-    plan = plans[at][1]
-    return Settled(plan=plan, estimate=estimate_with(pricer, plan))
+    """The fastest of the best offers by its whole price, which is never below the search's."""
+    found: Plan | None = None
+    least = math.inf
+    for offer in _nearest(best):
+        if found is not None and offer.seconds >= least * (1.0 - _AGREEMENT):
+            break
+        plan = placed(offer.chosen, pricer)
+        seconds = _agreeing(offer, plan, pricer)
+        if found is None or seconds < least:
+            found, least = plan, seconds
+    if found is None:
+        raise HetplanError("the search has no plan to settle on")
+    return Settled(plan=found, estimate=estimate_with(pricer, found))
 
 
 def _nearest(best: Best) -> list[Offer]:

@@ -78,6 +78,23 @@ def test_habits_follow_the_options() -> None:
     assert trainer_memory("megatron") is MEGATRON
 
 
+def test_the_loss_is_that_of_the_target() -> None:
+    for target, loss in (("megatron", Loss.VOCAB_PARALLEL), ("torchtitan", Loss.FLOAT32_COPY)):
+        assert job_memory(replace(asked(), target=target)).loss is loss
+
+
+def test_sends_that_do_not_wait_need_buffers_for_what_is_in_flight() -> None:
+    place = layout(1, 5, microbatch_size=1, num_microbatches=16, num_stages=4, stage=1)
+    place = replace(place, warmup=(6, 5, 2, 1))
+    waits, early = (
+        device_memory(LLAMA, job(), replace(place, early_sends=each), 1e12)
+        for each in (False, True)
+    )
+    message = job().sequence_length * LLAMA.hidden_size * job().precision.bytes_per_element
+    # Two neighbours: 16 buffers of each, or 5.
+    assert waits.activation_bytes - early.activation_bytes == 2 * (16 - 5) * message
+
+
 def test_a_fused_loss_keeps_the_logits_only() -> None:
     cut = cut_of(layout(), S, 2, 1.0)
     copy, in_place = (

@@ -104,7 +104,8 @@ def test_a_space_adds_up_to_what_the_plan_costs(target: str, seed: int) -> None:
             mine = step_seconds(space, slots)
             assert rough.bound_seconds <= step.step_seconds
             assert mine <= step.step_seconds * (1 + EXACT)
-            if not unlike_parts(cluster, space, slots):
+            assert maker.whole_seconds(chosen(space, cluster, slots)) == step.step_seconds
+            if maker.exact(family) or not unlike_parts(cluster, space, slots):
                 assert mine == pytest.approx(step.step_seconds, rel=EXACT), (family, slots)
                 priced += 1
     assert priced

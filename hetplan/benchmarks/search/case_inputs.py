@@ -7,6 +7,7 @@ flagscale: stages that differ in tp and dp, as Sailor's do.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 
 from hetplan.benchmarks.search.cases import Case, Room
@@ -81,18 +82,21 @@ def _model(case: Case) -> ModelSpec:
 
 
 def _cluster(case: Case, files: SailorFiles) -> Cluster:
-    islands = tuple(_island(case, room, files) for room in case.rooms)
+    islands = [(room, room_island(case, room, files)) for room in case.rooms]
+    return rooms_cluster(case.name, islands, files)
+
+
+def rooms_cluster(name: str, islands: Sequence[tuple[Room, Island]], files: SailorFiles) -> Cluster:
+    """Islands, each in its room, and the links between them."""
     links = tuple(
-        IslandLink(
-            between=(islands[one].name, islands[other].name),
-            link=_link(case.rooms[one], case.rooms[other], files),
-        )
-        for one, other in combinations(range(len(islands)), 2)
+        IslandLink(between=(one.name, other.name), link=_link(room, to_room, files))
+        for (room, one), (to_room, other) in combinations(islands, 2)
     )
-    return Cluster(name=case.name, islands=islands, links=links)
+    return Cluster(name=name, islands=tuple(island for _, island in islands), links=links)
 
 
-def _island(case: Case, room: Room, files: SailorFiles) -> Island:
+def room_island(case: Case, room: Room, files: SailorFiles) -> Island:
+    """All devices of a room; an InputError for a GPU that is not known."""
     kind = _KINDS.get(room.gpu)
     device = next((each for each in load_catalogue() if each.kind == kind), None)
     if device is None:

@@ -12,23 +12,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetplan.benchmarks.search.candidates import Found, best_plan
+from hetplan.benchmarks.search.candidates import best_plan
 from hetplan.benchmarks.search.case_inputs import case_inputs
 from hetplan.benchmarks.search.cases import Case, PeerPlan
+from hetplan.benchmarks.search.row_plans import row_chosen, row_inputs
+from hetplan.benchmarks.search.rows import Row, Rows
 from hetplan.benchmarks.search.sailor_cost import SailorPlan, read_plan, score
 from hetplan.benchmarks.search.sailor_files import read_sailor
 from hetplan.benchmarks.search.sailor_predictor import ProfilePredictor
 from hetplan.emitters.sailor import sailor_text
-from hetplan.errors import HetplanError, InputError
+from hetplan.errors import HetplanError, InfeasibleError, InputError
 from hetplan.plans.build import plan_of
 from hetplan.plans.check import check_plan
 
 CHOSEN_BY = (
-    "Sailor's cost, rebuilt in hetplan.benchmarks.search.sailor_cost, chose among the search's "
-    "plans and moved layers between their stages"
+    "Sailor's cost, rebuilt in hetplan.benchmarks.search.sailor_cost, chose the plan and cut its "
+    "layers: among plans of the search and among rows of stages laid out for this comparison"
 )
 _AGREES = 1e-4
 """The file of cases has four digits after the point."""
@@ -65,6 +67,8 @@ class CaseRow:
     best_peer_cpu_seconds: float | None
     plan: str
     """In words."""
+    bound_seconds: float
+    """No plan of one pipeline in Sailor's form is below it (`rows.Rows.bound`)."""
     parts: int
     """Parts of families in Sailor's form."""
     searched: int
@@ -100,24 +104,55 @@ def compare(cases: Sequence[Case], reference: Path) -> PeerTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Planned:
-    found: Found
     text: str
+    bound_seconds: float
     cpu_seconds: float
+    parts: int
+    searched: int
+    scored: int
 
 
 def _planned(case: Case, reference: Path) -> _Planned:
     begin = time.process_time()
     files = read_sailor(reference, case.model, case.gpus, case.zones)
+    rows = Rows(case=case, files=files)
+    row = _best_row(rows.best(), case, files)
     inputs = case_inputs(case, files)
-    found = best_plan(inputs, ProfilePredictor(files=files), files)
-    plan = plan_of(inputs.model, inputs.cluster, inputs.job, found.chosen)
+    found = best_plan(
+        inputs, ProfilePredictor(files=files), files, math.inf if row is None else row.step_seconds
+    )
+    if row is not None and (found is None or row.step_seconds <= found.score.step_seconds):
+        inputs, chosen = row_inputs(case, files, row), row_chosen(row)
+    elif found is not None:
+        chosen = found.chosen
+    else:
+        raise InfeasibleError([f"case {case.name}: no plan in Sailor's form fits"])
+    plan = plan_of(inputs.model, inputs.cluster, inputs.job, chosen)
     spent = time.process_time() - begin
     broken = check_plan(plan, inputs.model, inputs.cluster, inputs.job)
     if broken:
         raise HetplanError(f"case {case.name}: the search built an illegal plan: {broken[0]}")
     return _Planned(
-        found=found, text=sailor_text(plan, inputs.cluster, inputs.job), cpu_seconds=spent
+        text=sailor_text(plan, inputs.cluster, inputs.job),
+        bound_seconds=rows.bound(),
+        cpu_seconds=spent,
+        parts=found.families if found else 0,
+        searched=found.searched if found else 0,
+        scored=rows.cuts + (found.scored if found else 0),
     )
+
+
+def _best_row(rows: Sequence[Row], case: Case, files: SailorFiles) -> Row | None:
+    """By the formula itself, which knows the update and what is disqualified."""
+    scored = []
+    for at, row in enumerate(rows):
+        try:
+            found = score(row.plan, files, case.global_batch_size)
+        except InputError:
+            continue
+        if found.fits:
+            scored.append((found.step_seconds, at, replace(row, step_seconds=found.step_seconds)))
+    return min(scored, key=lambda each: each[:2])[2] if scored else None
 
 
 def _row(case: Case, reference: Path) -> CaseRow:
@@ -136,9 +171,10 @@ def _row(case: Case, reference: Path) -> CaseRow:
         cpu_seconds=planned.cpu_seconds,
         best_peer_cpu_seconds=best.cpu_seconds if best else None,
         plan=plan_words(emitted),
-        parts=planned.found.families,
-        searched=planned.found.searched,
-        scored=planned.found.scored,
+        bound_seconds=planned.bound_seconds,
+        parts=planned.parts,
+        searched=planned.searched,
+        scored=planned.scored,
         peers=peers,
         emitted=planned.text,
     )

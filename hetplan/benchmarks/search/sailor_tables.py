@@ -9,6 +9,7 @@ that of `hetplan.benchmarks.search.sailor_cost`, which scores whatever is chosen
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,6 +50,8 @@ class Tables:
         default_factory=dict
     )
     _sends: dict[tuple[Class, Class], float] = field(default_factory=dict)
+    _whole: dict[Class, float] = field(default_factory=dict)
+    _least: dict[tuple[float, int, bool], float] = field(default_factory=dict)
 
     def classes(self, room: int) -> tuple[Class, ...]:
         """Of a room, what was profiled and whose memory is known, by tp."""
@@ -66,6 +69,38 @@ class Tables:
         gpu = self.rooms[each.room].gpu
         times = self.files.times[gpu, self.microbatch_size, each.tp]
         return np.array(times.forward_seconds) + np.array(times.backward_seconds)
+
+    def model_seconds(self, each: Class) -> float:
+        """Forward and backward of one microbatch on all layers."""
+        if each not in self._whole:
+            self._whole[each] = float(self.layer_seconds(each).sum())
+        return self._whole[each]
+
+    def least_reduction(self, replicas: list[int], dp: int, stages: int, tp: int) -> float:
+        """No row of so many stages at most, of dp replicas of at most tp, reduces faster.
+
+        One stage has 1 / stages of the parameters, and the embedding lies in one. Its ring takes
+        the fastest path there is, of those between zones where no zone has room for dp replicas.
+        """
+        if dp == 1:
+            return 0.0
+        weights = np.array(self.files.sizes[1].parameters) * FLOAT_BYTES / min(4, tp)
+        largest = max(float(weights.sum()) / stages, float(weights.max()))
+        zones = {room.zone: 0 for room in self.rooms}
+        for room, number in zip(self.rooms, replicas, strict=True):
+            zones[room.zone] += number
+        across = max(zones.values()) < dp
+        key = (largest, dp, across)
+        if key not in self._least:
+            self._least[key] = min(
+                (
+                    float(_reduced(np.array(largest), dp, fit))
+                    for (zone, _, count, to_zone, _, to_count), fit in self.files.fits.items()
+                    if count == to_count == 1 and (zone != to_zone or not across)
+                ),
+                default=math.inf,
+            )
+        return self._least[key]
 
     def ticks(self, classes: frozenset[Class], in_flight: int) -> Floats:
         """Of a stage; rows are first layers, columns the layer after the last."""
@@ -130,7 +165,9 @@ def _reduced(size_bytes: Floats, dp: int, fit: Fit) -> Floats:
     whole = np.floor(size_bytes / BUCKET_BYTES)
     rest = size_bytes - whole * BUCKET_BYTES
     return np.asarray(
-        2 * (dp - 1) * (whole * _seconds(np.array(BUCKET_BYTES / dp), fit) + _seconds(rest / dp, fit))
+        2
+        * (dp - 1)
+        * (whole * _seconds(np.array(BUCKET_BYTES / dp), fit) + _seconds(rest / dp, fit))
     )
 
 

@@ -63,11 +63,11 @@ class Whole:
     @cached_property
     def _slow_sends(self) -> bool:
         cluster = self.placed.cluster
-        links = [entry.link for entry in (*cluster.links, *cluster.region_links)]
+        links = [entry.link for entry in cluster.links]
+        links += [entry.link for entry in cluster.region_links]
         links += [each for each in (cluster.within_region, cluster.across_regions) if each]
-        links += [
-            link for island in cluster.islands for link in (island.intra_node, island.inter_node)
-        ]
+        for island in cluster.islands:
+            links += [island.intra_node, island.inter_node]
         return any(link.compute_share for link in links)
 
     def _alike_parts(self, family: Family, mesh: Mesh) -> bool:

@@ -77,8 +77,12 @@ class _Listing:
     looked: int = 0
     room: list[int] = field(default_factory=list)
     """Most units of all slots from each place on, whichever their meshes are."""
+    regions: bool = False
+    """Whether meshes of a region stand together."""
 
     def __post_init__(self) -> None:
+        islands = {island for each in self.space.family.meshes for island in each.islands}
+        self.regions = len(islands) > _MANY_ISLANDS
         left = [0]
         for place in reversed(self.held):
             left.append(left[-1] + max(place))
@@ -102,7 +106,7 @@ class _Listing:
         for mesh, mask in enumerate(space.island_mask.tolist()):
             if used & mask or not (before or space.may_be_first[mesh]):
                 continue
-            if not _region_stays(space, before, mesh):
+            if self.regions and not _region_stays(space, before, mesh):
                 continue
             left = units
             for end in range(at, min(len(self.held), at + int(space.max_stages[mesh]))):
@@ -117,8 +121,7 @@ class _Listing:
 
 def _region_stays(space: Space, before: tuple[tuple[int, int], ...], mesh: int) -> bool:
     """Whether the mesh may come next where regions stand together."""
-    islands = {island for each in space.family.meshes for island in each.islands}
-    if len(islands) <= _MANY_ISLANDS or not before:
+    if not before:
         return True
     region, last = int(space.region[mesh]), int(space.region[before[-1][0]])
     return region == last or all(int(space.region[each]) != region for each, _ in before)

@@ -22,6 +22,9 @@ from hetplan.search.interleaved.paths import TERMS, exchange_seconds, slot_terms
 from hetplan.search.interleaved.ticks import lockstep_applies, lockstep_ends
 from hetplan.search.single.replay import NEVER, Numbers, boundaries_of, norm_seconds
 
+_GENERAL = 50
+"""How much longer a pass of the general replay takes than one in lock-step (measured)."""
+
 
 class Arrays(NamedTuple):
     """A row as compiled code takes it; P slots, V recomputations, v chunks."""
@@ -70,9 +73,10 @@ class Row:
 
     @property
     def work(self) -> int:
-        """Passes, and gaps between them, that one replay goes through."""
+        """Passes, and gaps between them, that one replay goes through; more where it is general."""
         arrays = self.arrays
-        return (arrays.microbatches + self.slots) * arrays.chunks * self.slots
+        passes = (arrays.microbatches + self.slots) * arrays.chunks * self.slots
+        return passes if arrays.lockstep else _GENERAL * passes
 
     def seconds(self, variant: Ints, units: Ints) -> float:
         """One step by replay; `NEVER` where it does not fit, or waits for itself."""

@@ -58,8 +58,12 @@ _HALVINGS = 7
 
 _MOST_CUTS = 20_000
 """Cuts of a row that are replayed one by one: about 0.6 s at 30 us each (measured)."""
-_MOST_WORK = 300_000_000
-"""Passes in all replays of one proof: about 3 s at 9 ns each (measured)."""
+_NEAR = 1.1
+"""Cuts this much above the best step are polished in a proof."""
+
+_MOST_WORK = 50_000_000
+"""Passes in all replays of one proof, ten times more with each `Best.effort`: about 0.5 s at 9 ns
+each (measured)."""
 _GENERAL_CUTS = 2_000
 """The same where the general replay has to be asked, at 0.3 ms each."""
 _EFFORT = 2_000_000
@@ -284,7 +288,7 @@ class InterleavedSolver:
         least = limit = min(best.target, NEVER)
         if not self.whole:
             self._listed = None  # fewer rows may be below this limit
-        left, replays = _MOST_WORK, best.replays
+        left, replays = _MOST_WORK * 10**best.effort, best.replays
         for each in self._rows(limit):
             best.check_time()
             if each.bound < best.target:
@@ -329,7 +333,9 @@ class InterleavedSolver:
         bound, variant, units, labels, counts = self._program(each, target)
         if bound >= NEVER:
             return min(target, NEVER)
-        self._polish(each.row, variant, units, best)
+        best.replays += 1
+        if each.row.seconds(variant, units) < _NEAR * best.seconds:
+            self._polish(each.row, variant, units, best)
         target = best.target
         if bound >= target:
             return bound

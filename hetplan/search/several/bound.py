@@ -17,26 +17,45 @@ time that stage j needs for both passes of a microbatch with both messages that 
 largest of them (the bottleneck s), U, D the sums of C_j up- and downstream of s. Then
 (`hetplan.cost.bounds.closed_forms`)
 
-    (a)  T >= U + m K                              (c)  T >= U + 2 D + (m + 1 - W) K
+    (a)  T >= U + m K
+    (b)  T >= U + D + m K - (W - 1) beta K
+    (c)  T >= U + 2 D + (m + 1 - W) K
 
-where W - 1 stages stand downstream of s; (c) without extra warm-up depth. It is proven there for
-m > W. With m <= W, m > 1, the stage z with W_z = m - 1 stands downstream of s and (c) of z says
+where W microbatches of s are in flight, r - 1 stages stand downstream of it, and beta is its
+shorter pass over K, at most the largest of all options. Usual warm-up has W = r; deeper warm-up
+(early sends only) W = min(r + e, m), with e not growing downstream and 0 on the last stage, and
+then all upstream of s have e more in flight than their positions, too. A mixture of the three, with
+d = t_b + 2 t_c and g = t_b beta + t_c, is
+
+    T / K >= m + sum over upstream C_j / K + sum over downstream (d C_j / K - g) - g e
+
+(c) is proven there for m > W. With m <= r + e and m > 1 let z be the nearest stage downstream of s
+with fewer than m in flight, at position q: the last stage has 1. (c) of z, whose W is at most
+m - 1, says
 
     T >= U_z + 2 D_z + 2 C_z = U + K + sum between s and z + 2 (C_z + D_z),
 
-which is no less than (c) of s, as W - m stages of at most K seconds stand between; with m = 1 the
-way of one microbatch is U + K + D, no less either. A mixture of the two, (1 - t) (a) + t (c):
-
-    T / K >= m + sum over upstream C_j / K + sum over downstream t (2 C_j / K - 1)
+no less than U + 2 D + (m + 1 - r - e) K, as at most r + e - m stages of at most K seconds stand
+between: position q + 1 and its own e make m or more. With m = 1 the way of one microbatch is
+U + K + D, no less either.
 
 With m >= price the right side is a sum over the stages, so its least value over all paths is found
-by a program over positions and layers (`hetplan.search.several.pricing`); for K in an interval,
-K's lower end stands for it on both sides. Memory is that of as many microbatches as the price asks
-for. What is left out (links between islands beyond the fastest, reductions, one island in one mesh
-beyond its shape) only makes plans faster.
+by a program over positions and layers (`hetplan.search.several.pricing`), for every e and for K in
+an interval: its lower end stands for K in m K, as m K + ... >= m low + ...; in what is taken off,
+g (r - 1 + e) K, its upper end does where e > 0. (With e = 0 that need not be: m > W - 1 and the sum
+of all multiples of K is not negative.) Where e > 0, mixtures of (a) of several stages are looked at
+besides (`hetplan.search.several.slanted`).
 
-Where warm-up may be deeper (early sends, not on the last mesh), (a) of every stage takes the place
-of (c): `hetplan.search.several.slanted`.
+Memory is that of as many microbatches as the price asks for (`PathPricer._fewest`: a path that is
+worth its price has at least as many as the cheapest path of one microbatch costs, then as many as
+the cheapest with that many, and so on). As G m <= B, no more than B / m ranks share the state of
+the optimizer, which all of them hold in one stage. Receive buffers are there for all of them, or, with early
+sends, for those in flight. What is left out (links between islands beyond the fastest, reductions)
+only makes plans faster.
+
+An island is in one mesh of a pipeline at most, so that its stages stand next to each other and have
+one shape. A mesh of several islands has the same shares on all of its stages, so that a path can be
+chosen that stays on one of them. Both are made true by branching, for classes of one island.
 
 The best prices are found by cutting planes: every path found is a row of a linear program whose
 optimum is the next price. Any prices are valid.
@@ -120,6 +139,8 @@ class PathPricer:
             found = self.known[microbatches] = self.options.most_layers(
                 microbatches,
                 self.options.stage_limit + self.extra_depth,
+                # G m is at most the batch, and a stage has at most G data-parallel ranks.
+                min(self.options.most_shards, max(1, self.options.batch // microbatches)),
                 early_sends=self.early_sends,
             )
         return found
@@ -267,9 +288,7 @@ class PathPricer:
         """
         known = 1
         while True:
-            value, _ = self._cheapest(
-                price, allowed, (np.inf, most), (1, rows), known, _NO_FILL
-            )
+            value, _ = self._cheapest(price, allowed, (np.inf, most), (1, rows), known, _NO_FILL)
             if value == np.inf or value > self.options.batch:
                 return 0
             # A grid of few numbers, from below, so that few tables of memory are made.
@@ -415,9 +434,7 @@ def sweep(
         extra, stages = cell.extra, cell.stages
         if not parts and wide <= 1 + ratio and _apart(extra) and (_apart(stages) or not extra[1]):
             return value, [
-                entry[2].path
-                for entry in heapq.nsmallest(30, heap)
-                if not entry[2].split(options)
+                entry[2].path for entry in heapq.nsmallest(30, heap) if not entry[2].split(options)
             ]
         heapq.heappop(heap)
         if wide <= _DEPTHS_APART and extra[1] and not _apart(stages):

@@ -4,8 +4,8 @@ Every row is replayed with the fastest transfers that it can have; rows that are
 must do the batch together (`listing_prices`), and are then put into sequences and placed. Of each
 the variants of every pipeline are replayed once; combinations of them come by the latest end with
 the least reduction, which no step is below, then by the step composed of their reductions and
-updates, and what is left is placed and priced whole. Links that several transfers share, which only make steps longer, count in the
-last of these alone.
+updates, and what is left is placed and priced whole. Links that several transfers share, which only
+make steps longer, count in the last of these alone.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.priced.plan import PlanCosts
 from hetplan.cost.priced.work import exchange_of
 from hetplan.cost.replay.times import Exchange
-from hetplan.job.trainer import trainer_settings
 from hetplan.job.spec import Job
+from hetplan.job.trainer import trainer_settings
 from hetplan.model.layer_units import LayerUnits
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
 from hetplan.plans.placing import device_ranges, positions
@@ -61,7 +61,7 @@ _MOST_STEPS = 100_000
 """Composed steps: about 40 microseconds each."""
 _MOST_PRICED = 1_000
 """Plans priced whole: about 4 milliseconds each."""
-_WIDTHS = (1.02, 1.1, 1.3, 1.8, 3.0, math.inf)
+_WIDTHS = (1.1, 1.5, math.inf)
 """Limits that are tried one after the other, over the least step: a good plan closes the rest."""
 
 
@@ -122,14 +122,14 @@ class _Columns:
     ends: list[list[float]]
 
     @staticmethod
-    def of(ended: Ended, each: Variants, reductions: Floats) -> _Columns:
+    def of(ended: Ended, each: Variants, reductions: Floats, limit: float) -> _Columns:
         """Of one placement of a row; reductions: [P, parts, layers + 1, layers + 1] at least."""
         which = ended.which
         cut, slow = each.positions[which], each.slow[which]
         stages = np.arange(slow.shape[1])
         done = ended.ends + reductions[stages, slow, cut[:, :-1], cut[:, 1:]]
         last = done.max(axis=1)
-        order = np.argsort(last, kind="stable")
+        order = np.argsort(last, kind="stable")[: int(np.count_nonzero(last < limit))]
         return _Columns(
             last=last[order].tolist(),
             positions=cut[order].tolist(),
@@ -251,7 +251,7 @@ class Listing:
         if not rows:
             return
         self._rows.most, found = _MOST_SEQUENCES, []
-        for at, sequence in enumerate(self._rows.sequences(rows, prices)):
+        for at, sequence in enumerate(self._rows.sequences(rows, prices.tolist())):
             if at % 256 == 0:
                 best.check_time()
             found += [
@@ -341,10 +341,16 @@ class Listing:
             known=self.known,
         )
         after = steps.least_after
-        columns = [
-            _Columns.of(each, tables.variants(row, limit), steps.least_reductions(p))
-            for p, (row, each) in enumerate(zip(rows, ended, strict=True))
-        ]
+        if max(float(each.last[0]) for each in ended) + after >= limit:
+            return
+        columns: list[_Columns] = []
+        for p, (row, each) in enumerate(zip(rows, ended, strict=True)):
+            reductions = steps.least_reductions(p)
+            columns.append(
+                _Columns.of(each, tables.variants(row, limit), reductions, limit - after)
+            )
+            if not columns[-1].last:
+                return
         for picks in _combinations(columns, lambda: min(limit, best.target) - after):
             self.steps += 1
             if self.steps > _MOST_STEPS:

@@ -144,25 +144,24 @@ class Steps:
     def _least_rate(self, stages: Sequence[int], p: int) -> float:
         """Seconds per parameter of pipeline p's stage, where these reduce together."""
         placed = tuple(self.placed[q][s] for q, s in enumerate(stages))
-        key = ("rate", placed, p, self.shards, self.tables.sharding, self.tables.padded)
+        members = [(q, s, 0) for q, s in enumerate(stages)]
+        group = self._group(placed, members[0])
+        units = [
+            id(self._unit(q, s, part))
+            for q, s in enumerate(stages)
+            for part in range(len(self.placed[q][s]))
+        ]
+        key = (group.dense, self.tables.sharding, p, *units)
         found = self.known.rates.get(key)
         if found is None:
-            members = [(q, s, 0) for q, s in enumerate(stages)]
-            group = self._group(placed, members[0])
-            own = self._weights_of_pieces(p, stages[p])
+            own = self._weights_of_pieces(p, stages[p]).max(axis=0)
             most = np.max(
                 [self._weights_of_pieces(q, s).min(axis=0) for q, s in enumerate(stages)], axis=0
             )
-            pieces = np.unique(np.stack([own.max(axis=0).ravel(), most.ravel()], axis=1), axis=0)
-            found = min(
-                (
-                    group.seconds(float(sent)).reduction / float(held)
-                    for held, sent in pieces
-                    if held
-                ),
-                default=0.0,
+            pieces = {*zip(own.ravel().tolist(), most.ravel().tolist(), strict=True)}
+            found = self.known.rates[key] = min(
+                seconds_of_parts(group.reduction(sent)) / held for held, sent in pieces if held
             )
-            self.known.rates[key] = found
         return found
 
     def _weights_of_pieces(self, p: int, s: int) -> Floats:

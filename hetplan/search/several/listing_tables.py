@@ -311,7 +311,10 @@ class Tables:
         self.spent[1] += ends_of(
             each.forward,
             each.backward,
-            *columns,
+            columns[0],
+            columns[1],
+            columns[2],
+            columns[3],
             np.array(row.depths, dtype=np.int64),
             row.microbatches,
             sends_wait(self.plan),
@@ -349,13 +352,14 @@ class Tables:
         size = shape.num_devices
         step = min(size, island.devices_per_node)
         starts = range(0, island.num_usable_devices - size + 1, step)
+        replicas = {
+            start: (replica_of(shape, device_ranges(self.cluster, island, start, size)),)
+            for start in starts
+        }
         return [
-            tuple(
-                (replica_of(shape, device_ranges(self.cluster, island, start, size)),)
-                for start in pair
-            )
-            for pair in product(starts, repeat=2)
-            if abs(pair[0] - pair[1]) >= size
+            (replicas[one], replicas[two])
+            for one, two in product(starts, repeat=2)
+            if abs(one - two) >= size
         ]
 
     def ended(self, row: Row, replicas: Replicas, limit: float) -> Ended:

@@ -7,7 +7,7 @@ least numbers of them, and may then only be used with as many data-parallel rank
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,6 +51,8 @@ class Pool:
     prices: Floats
     """[C] of a device, by class."""
     most_stages: int
+    check: Callable[[], None] | None = None
+    """Called for every template; may raise."""
     makers: dict[int, TemplateMaker] = field(default_factory=dict)
     best_worth: float = 0.0
     """Of the templates over several islands so far."""
@@ -162,6 +164,8 @@ class Pool:
         counts: Sequence[int],
         seconds: float,
     ) -> Candidate | None:
+        if self.check is not None:
+            self.check()
         if self._hopeless(meshes, counts, seconds):
             return None
         made = maker.best(meshes, counts, seconds)

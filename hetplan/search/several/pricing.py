@@ -112,7 +112,7 @@ def weigh_turns(
     roles = (MIDDLE, MIDDLE, MIDDLE, FIRST, FIRST, LAST, LAST, BOTH)
     for phase in range(values.shape[0]):
         for kind in range(8):
-            below = kind == BELOW or kind == LAST_BELOW
+            below = kind in (BELOW, LAST_BELOW)
             table_rows = rows if kind < LAST_BELOW else 1
             _table(
                 values[phase, kind, : table_rows + 1],
@@ -130,7 +130,7 @@ def weigh_turns(
                 table_rows,
                 0 if below else deeper,
             )
-            if deeper > 0 and (kind == LAST_TURN or kind == ONLY):
+            if deeper > 0 and kind in (LAST_TURN, ONLY):
                 values[phase, kind] = np.inf
 
 

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hetplan.cost.arrays import Floats
@@ -34,6 +34,10 @@ class Primal:
     placed: Placed
     options: Options
     assembler: Assembler
+    check: Callable[[], None] | None = None
+    """Called every now and then; may raise."""
+    on_whole: Callable[[Whole], None] | None = None
+    """Told of every plan at once."""
     keep: int = 60
     shapes_per_island: int = 4
     most_stages: int = 32
@@ -45,6 +49,7 @@ class Primal:
             cluster=self.placed.cluster,
             prices=prices,
             most_stages=min(self.most_stages, self.options.stage_limit),
+            check=self.check,
         )
         found: dict[ChosenPlan, Whole] = {}
         seconds, batch = guess_seconds, self.options.batch
@@ -99,6 +104,10 @@ class Primal:
             )
             balanced = self.assembler.balanced(replace(chosen, early_sends=early))
             whole = None if balanced is None else self.assembler.whole(balanced)
+            if self.check is not None:
+                self.check()
             if whole is not None:
                 found.append(whole)
+                if self.on_whole is not None:
+                    self.on_whole(whole)
         return found

@@ -18,7 +18,7 @@ from hetplan.plans.targets import target
 from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.costs.placed import Placed
 from hetplan.search.families.family import Family
-from hetplan.search.several.assembling import Assembler
+from hetplan.search.several.assembling import Assembler, Whole
 from hetplan.search.several.bound import PathPricer, SeveralBound, several_bound
 from hetplan.search.several.listing import Listing
 from hetplan.search.several.local import improved
@@ -137,11 +137,19 @@ class SeveralSolver:
         coarse = self._coarse(best)
         if coarse.seconds == float("inf"):
             return
-        primal = Primal(placed=self._placed, options=options, assembler=self._assembler)
+
+        def offer(whole: Whole) -> None:
+            best.offer(self.index, whole.chosen, whole.seconds)
+
+        primal = Primal(
+            placed=self._placed,
+            options=options,
+            assembler=self._assembler,
+            check=best.check_time,
+            on_whole=offer,
+        )
         before = self._assembler.replays
         plans = primal.plans(np.array(coarse.prices), coarse.seconds * _LIKELY)
-        for whole in plans[:_KEPT]:
-            best.offer(self.index, whole.chosen, whole.seconds)
         for whole in plans[:_KEPT]:
             best.check_time()
             found = improved(whole, self._assembler, budget=_LOCAL_BUDGET)

@@ -142,7 +142,7 @@ def finish(
                     if value > slot_room(limit, o.microbatches, f, b, link, flight, turning):
                         continue
                     value += slot_own(link, f, b)
-                    value += end_seconds(o, a, link.role, n, stages)
+                    value += end_seconds(o, move, link.role, n, stages)
                     if value < goal.seconds[0]:
                         goal.seconds[0] = value
                         goal.place[0], goal.place[1] = move, row + levels - row % levels + level

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetplan.search.families.space import BOTH, FIRST, Floats, Ints, Links, Space
+from hetplan.search.single.order_norms import norm_hops
 from hetplan.search.single.order_states import order_states
 
 BUCKETS = 16
@@ -54,8 +55,8 @@ class OrderNumbers(NamedTuple):
     """[M] first and last at once, where a tied matrix costs nothing."""
     after_first: Floats
     """[2, M, L + 1] what a first slot adds at the end; [1] where it is the only one."""
-    norm_hop: float
-    """Least seconds of one level of the sum of norms."""
+    norm_hop: Floats
+    """By move: least seconds of one level of the sum of norms where its mesh is first."""
     level_bound: Ints
     """[E] extra depth that bounds assume."""
     level_memory: Ints
@@ -151,7 +152,7 @@ def order_numbers(
         may_be_last=np.ascontiguousarray(ends),
         may_be_only=space.may_be_first & ends,
         after_first=after,
-        norm_hop=_norm_hop(space),
+        norm_hop=norm_hops(space, states),
         level_bound=np.array([bound for bound, _ in levels], dtype=np.int64),
         level_memory=np.array([held for _, held in levels], dtype=np.int64),
         mesh_class=mesh_class,
@@ -263,9 +264,3 @@ def _after_first(space: Space, ends: npt.NDArray[np.bool_]) -> tuple[Floats, npt
     if space.norm is not None:
         after += (space.norm.inside - space.norm.inside.min())[None, :, None]
     return np.ascontiguousarray(after), space.may_be_first & np.isfinite(tied)
-
-
-def _norm_hop(space: Space) -> float:
-    if space.norm is None:
-        return 0.0
-    return float(min(space.norm.links.min(), space.norm.node_links.min()))

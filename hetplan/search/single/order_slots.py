@@ -79,12 +79,13 @@ def slot_own(link: Link, f: float, b: float) -> float:
 
 
 @numba.njit(cache=True)
-def end_seconds(o: OrderNumbers, a: int, role: int, n: int, stages: int) -> float:
-    """What the first slot of a pipeline adds behind Sigma."""
+def end_seconds(o: OrderNumbers, move: int, role: int, n: int, stages: int) -> float:
+    """What the first slot of a pipeline, of the mesh of a move, adds behind Sigma."""
     levels, reached = 0, 1
     while reached < stages:
         reached, levels = 2 * reached, levels + 1
-    return float(o.after_first[1 if role == BOTH else 0, a, n] + levels * o.norm_hop)
+    after = o.after_first[1 if role == BOTH else 0, o.move_mesh[move], n]
+    return float(after + levels * o.norm_hop[move])
 
 
 @numba.njit(cache=True)

@@ -37,6 +37,8 @@ class OrderStates:
     """By move: the mesh that is added, or `MERGE`."""
     below: Ints
     """By move: the state to which it is added."""
+    apart: bool
+    """Whether regions are contiguous; islands of a region that was left may then be unused."""
 
 
 def order_states(space: Space, mesh_class: Ints, *, contiguous: bool | None = None) -> OrderStates:
@@ -90,6 +92,7 @@ def order_states(space: Space, mesh_class: Ints, *, contiguous: bool | None = No
         first=np.array(first, dtype=np.int64),
         mesh=np.array(mesh_of, dtype=np.int64),
         below=np.array(below, dtype=np.int64),
+        apart=apart,
     )
 
 

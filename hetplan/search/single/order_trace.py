@@ -41,8 +41,12 @@ def _nearest(
     goal: float,
     bucket: int,
     slowest: float,
+    first: int,
 ) -> tuple[float, int, int, int]:
-    """(distance, row below, variant, units) of the slot that leads nearest to a value."""
+    """(distance, row below, variant, units) of the slot that leads nearest to a value.
+
+    first: the move of the pipeline's first mesh.
+    """
     levels = o.level_bound.shape[0]
     level, nearest = row % levels, (np.inf, 0, 0, 0)
     for source in range(0 if link.joins else level, level + 1):
@@ -62,7 +66,7 @@ def _nearest(
                     continue
                 value += slot_own(link, f, b)
                 if link.role & FIRST:
-                    value += end_seconds(o, a, link.role, n, row // levels)
+                    value += end_seconds(o, first, link.role, n, row // levels)
                 if abs(value - goal) < nearest[0]:
                     nearest = (abs(value - goal), under, v, n)
     return nearest
@@ -151,11 +155,12 @@ class Tracer:
         self._out, self._pool, self._work = out, pool, work
         self._spare = Goal(np.zeros(1), np.zeros(3, dtype=np.int64))
         self._keep: Floats = np.empty((0, 0, 0))
+        self._first = 0
 
     def slots(self, goal: Goal) -> tuple[Slot, ...]:
         """Stages of the best pipeline, first to last."""
         found: list[Slot] = []
-        move = int(goal.place[0])
+        move = self._first = int(goal.place[0])
         entry = _Entry(
             part=-1, row=int(goal.place[1]), at=self._o.layers, value=float(goal.seconds[0])
         )
@@ -279,7 +284,7 @@ class Tracer:
     ) -> _Step:
         distance, row, variant, units = _nearest(
             self._o, self._limit, a, link, below, entry.row, entry.at, entry.value, bucket,
-            self._out.slowest,
+            self._out.slowest, self._first,
         )  # fmt: skip
         levels = len(self._o.level_bound)
         under = replace(

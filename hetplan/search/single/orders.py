@@ -3,7 +3,8 @@
 `OrderProgram.least(x)` is the least Sigma + after_0 of any pipeline whose X is at most x; symbols
 and inequalities are those of `hetplan.search.single.partition`. It is exact for what is added up
 there, with three relaxations: inside a mesh a boundary costs what the faster of its two kinds
-does, unless all are of one kind; a tied matrix and the sum of norms cost what they cost at least;
+does, unless all are of one kind; a tied matrix costs what it costs at least, and the sum of norms
+what it does in the fastest order of the islands that are used (`order_norms`);
 and below a long boundary the passes of a slot are known by bucket, lower edge (eager sends; with
 rendezvous sends (b) of the two slots implies their circuit).
 

@@ -8,6 +8,8 @@ sweep. What is in the table is not asked again.
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -35,6 +37,8 @@ class Asked:
     predictor: Predictor
     plans: str | None
     """Folder for plan files; None: only the table."""
+    parent: int | None = None
+    """Process without which its workers end; None: they outlive it, as those of a cluster do."""
 
 
 def run_sweep(
@@ -55,7 +59,11 @@ def run_sweep(
     """
     if predictor is None:
         predictor, digest = fit_stores(*default_stores())
-    asked = Asked(predictor=predictor, plans=None if plans is None else str(plans))
+    asked = Asked(
+        predictor=predictor,
+        plans=None if plans is None else str(plans),
+        parent=os.getpid() if sweep.backend == "processes" else None,
+    )
     points = tuple(replace(point, digest=point.digest + digest) for point in sweep.points)
     with Table(table, fresh=not resume) as out:
         left = [point for point in points if point.key not in out.done]
@@ -136,8 +144,29 @@ def _dask(workers: int | None) -> AbstractContextManager[Any]:
     return named
 
 
+_WATCHING: list[int] = []
+"""Parents whose end this process waits for."""
+
+_WATCH_SECONDS = 1.0
+
+
+def _end_with(parent: int) -> None:
+    """End this worker soon after its parent, which a kill leaves no chance to say so."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_SECONDS)
+        os._exit(1)
+
+    if parent != os.getpid() and os.getppid() == parent and parent not in _WATCHING:
+        _WATCHING.append(parent)
+        threading.Thread(target=watch, daemon=True).start()
+
+
 def answer(point: Point, asked: Asked) -> Row:
     """The row of one question."""
+    if asked.parent is not None:
+        _end_with(asked.parent)
     row = Row(
         key=point.key,
         model=Path(point.model).name,
