@@ -97,11 +97,15 @@ def _tables(found: SearchBench) -> Iterator[Table]:
         yield table_of(
             "Steps by Sailor's simulator, CPU time with construction",
             ("case", "best peer"),
-            ("hetplan", "peer", "hetplan / peer", "CPU", "CPU of the peer", "plans scored"),
+            (
+                "hetplan", "peer", "hetplan / peer", "bound by work", "CPU", "CPU of the peer",
+                "plans scored",
+            ),
             (
                 (
                     row.case, row.best_peer, f"{row.step_seconds:.4f} s",
                     _or_dash(row.best_peer_seconds, "{:.4f} s"), _or_dash(row.ratio, "{:.3f}"),
+                    f"{row.bound_seconds:.3f} s",
                     f"{row.cpu_seconds:.2f} s", _or_dash(row.best_peer_cpu_seconds, "{:.2f} s"),
                     row.scored,
                 )

@@ -226,11 +226,13 @@ def _overridden(job: Job, gap: float | None, time_limit: str | None) -> Job:
 
 
 def _show(result: SearchResult) -> None:
-    from hetplan.reports.plans import result_lines, stage_table
+    from hetplan.reports.plans import launch_lines, result_lines, stage_table
     from hetplan.reports.terminal import print_table
 
     print_table(stage_table(result.inputs.model, result.plan, result.estimate))
     for line in result_lines(result):
+        emit(line)
+    for line in launch_lines(result.plan):
         emit(line)
 
 

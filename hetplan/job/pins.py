@@ -15,7 +15,7 @@ from hetplan.model.layers import Attention, Experts
 from hetplan.model.spec import ModelSpec
 
 LEAST_INTERLEAVED_STAGES = 3
-"""As searched (`hetplan.search.families.variants`)."""
+"""Fewest that are searched: Megatron-LM interleaves no fewer unless sends are overlapped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

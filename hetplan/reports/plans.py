@@ -11,6 +11,7 @@ from hetplan.cluster.devices import CPU_KIND
 from hetplan.cost.estimate_values import Estimate, StageEstimate
 from hetplan.cost.terms import EXTRAPOLATING
 from hetplan.model.spec import ModelSpec
+from hetplan.plans.launch import limits_of, pins_line
 from hetplan.plans.plan import Plan, Replica, Stage, expand
 from hetplan.search.result import Certificate, HomogeneousSum, Restriction, SearchResult
 from hetplan.units import format_bytes, format_seconds
@@ -286,11 +287,37 @@ def certificate_line(
 def restriction_line(restriction: Restriction, step_seconds: float) -> str:
     """What the target costs, against a trainer that can run more."""
     gain = 1.0 - restriction.step_seconds / step_seconds
-    most = max(0.0, 1.0 - restriction.lower_bound_seconds / step_seconds)
-    found = (
-        f"would be {gain:.1%} faster" if gain > 0 else "has no faster plan as far as was searched"
-    )
-    return f"{restriction.target} {found} (at most {most:.1%})"
+    most = 1.0 - restriction.lower_bound_seconds / step_seconds
+    if most <= 0.0:
+        return (
+            f"{restriction.target} cannot be faster: no plan of it takes less than "
+            f"{format_seconds(restriction.lower_bound_seconds)}"
+        )
+    if gain <= 0.0:
+        return (
+            f"{restriction.target} has no faster plan as far as was searched (at most "
+            f"{most:.1%} faster)"
+        )
+    return f"{restriction.target} would be {gain:.1%} faster (at most {most:.1%})"
+
+
+def launch_lines(plan: Plan) -> Iterator[str]:
+    """What of a plan for hetplan's own trainer it does not run yet, and the pins that help."""
+    if plan.target not in _OWN_TRAINER:
+        return
+    limits = list(limits_of(plan))
+    for each in limits[:_MOST_LIMITS]:
+        yield f"`hetplan launch` does not run it yet: {each.field}: {each.message}"
+    if len(limits) > _MOST_LIMITS:
+        yield f"and {len(limits) - _MOST_LIMITS} more such limits"
+    yield from pins_line(limits)
+
+
+_OWN_TRAINER = ("native", "any")
+"""Targets whose plans `hetplan launch` may be asked to run."""
+
+_MOST_LIMITS = 4
+"""More are counted."""
 
 
 def homogeneous_lines(figure: HomogeneousSum) -> Iterator[str]:

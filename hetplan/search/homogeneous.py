@@ -20,6 +20,8 @@ from hetplan.model.spec import TRAINED_KINDS, ModelSpec
 from hetplan.model.work import layer_work
 from hetplan.predict.predictor import Predictor
 from hetplan.search.families.allowed import allowed_cluster
+from hetplan.search.reasons.constraints import Question
+from hetplan.search.reasons.room import room_lines
 from hetplan.search.result import HomogeneousSum, KindAlone, SearchResult
 from hetplan.search.search import search
 from hetplan.search.solver import Progress
@@ -95,8 +97,11 @@ def _alone(
         found = search(model, part, own_job, predictor, progress=progress, reasons=False)
         tokens = found.estimate.tokens_per_second
         gap = found.certificate.gap if found.certificate is not None else 1.0
+    except InfeasibleError as error:
+        lacking = room_lines(Question(model=model, cluster=part, job=own_job), predictor)
+        reason = (*lacking, str(error).splitlines()[0])[0]
     # InputError: the kind lacks a rate for the job's precision, and the plan left it unused.
-    except (InfeasibleError, InputError, LimitError) as error:
+    except (InputError, LimitError) as error:
         reason = str(error).splitlines()[0]
     devices = sum(len(island.usable_nodes) * island.devices_per_node for island in islands)
     peaks = dict(islands[0].device.peak_flops_per_second)

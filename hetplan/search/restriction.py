@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,6 +17,9 @@ WIDER = "native"
 
 _LARGEST_GAP = 0.02
 
+_MOST_SECONDS = 30.0
+"""Longest search; it ends with whatever bound it has."""
+
 
 def restriction(
     result: SearchResult,
@@ -24,7 +28,7 @@ def restriction(
     time_limit_seconds: float | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Restriction | None:
-    """The native plan of the same model, cluster and job, to the same gap or 2 %.
+    """The native plan of the same model, cluster and job, to the same gap or 2 %, or half a minute.
 
     None where the result is of that target already, or it cannot train this model.
     """
@@ -35,7 +39,9 @@ def restriction(
         inputs.job,
         target=WIDER,
         gap=max(inputs.job.gap, _LARGEST_GAP),
-        time_limit_seconds=time_limit_seconds,
+        time_limit_seconds=min(
+            _MOST_SECONDS, math.inf if time_limit_seconds is None else time_limit_seconds
+        ),
     )
     try:
         found = search(

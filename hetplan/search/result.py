@@ -40,8 +40,11 @@ class Certificate:
     """Candidates that may hold a plan below the target: the gap counts them."""
     explored: int = 0
     """Subproblems that programs solved."""
-    integer_model_bound_seconds: float | None = None
-    """Of files before hetplan.plan/5: the bound of an integer model of the plan's degrees."""
+
+    @staticmethod
+    def from_older_form(data: dict[str, object]) -> dict[str, object]:
+        """Data of forms before 5, which had a second bound, of the plan's own degrees."""
+        return {key: each for key, each in data.items() if key != "integer_model_bound_seconds"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

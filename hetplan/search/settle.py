@@ -47,11 +47,11 @@ def settle(best: Best, pricer: Pricer) -> Settled:
         if found is not None and offer.seconds >= least * (1.0 - _AGREEMENT):
             break
         plan = placed(offer.chosen, pricer)
-        seconds = _agreeing(offer, plan, pricer)
-        if found is None or seconds < least:
-            found, least = plan, seconds
+        step = _agreeing(offer, plan, pricer)
+        if _fits(step) and step.step_seconds < least:
+            found, least = plan, step.step_seconds
     if found is None:
-        raise HetplanError("the search has no plan to settle on")
+        raise HetplanError("no plan that the search found fits in memory once it is placed")
     return Settled(plan=found, estimate=estimate_with(pricer, found))
 
 
@@ -72,7 +72,12 @@ def placed(chosen: ChosenPlan, pricer: Pricer) -> Plan:
     return plan
 
 
-def _agreeing(offer: Offer, plan: Plan, pricer: Pricer) -> float:
+def _fits(step: StepCost) -> bool:
+    """Whether every stage does."""
+    return all(use.fits for pipeline in step.memory for use in pipeline)
+
+
+def _agreeing(offer: Offer, plan: Plan, pricer: Pricer) -> StepCost:
     """The plan's whole price, no less than the search's and more only where links are shared."""
     step = pricer.step(plan)
     more = step.step_seconds - offer.seconds
@@ -81,7 +86,7 @@ def _agreeing(offer: Offer, plan: Plan, pricer: Pricer) -> float:
             f"the search priced the plan at {offer.seconds!r} s, its estimate is "
             f"{step.step_seconds!r} s; they must agree"
         )
-    return step.step_seconds
+    return step
 
 
 def _may_be_slower(step: StepCost) -> bool:
@@ -107,6 +112,5 @@ def offer_starts(start: Sequence[Plan], best: Best, pricer: Pricer) -> None:
         if check_plan(legal, pricer.model, pricer.cluster, pricer.job):
             continue
         step = pricer.step(legal)
-        fits = all(use.fits for pipeline in step.memory for use in pipeline)
-        if fits:
+        if _fits(step):
             best.offer(GIVEN, chosen, step.step_seconds)

@@ -17,6 +17,7 @@ from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.families.family import Family
 from hetplan.search.families.space import Ints, Space
 from hetplan.search.single.exact import Row, cheapest, few_plans, row_arrays
+from hetplan.search.single.likely import likely_meshes, part_of
 from hetplan.search.single.local import expand, rules_of, search_rows
 from hetplan.search.single.local_cut import cut
 from hetplan.search.single.local_polish import polish
@@ -87,7 +88,12 @@ class SingleSolver:
 
     def improve(self, best: Best) -> None:
         """Offer the best of some rows that local search finds."""
-        space, numbers, rules = self.space, self._numbers, rules_of(self.space)
+        likely = likely_meshes(self.space)
+        space, numbers = self.space, self._numbers
+        if len(likely) < len(space.max_stages):
+            space = part_of(space, likely)
+            numbers = numbers_of(space)
+        rules = rules_of(space)
         most = max(1, min(len(rules.mask), _islands(space)))
         keep = np.zeros((_KEPT, most, 3), dtype=np.int64)
         counts = np.zeros(_KEPT, dtype=np.int64)
@@ -100,7 +106,7 @@ class SingleSolver:
             best.check_time()
             if scores[k] < min(NEVER, best.seconds * _WORTH_POLISHING) and scores[k] < _IMPOSSIBLE:
                 mesh, extra = expand(keep[k], counts[k])
-                self.offer_row(mesh, extra, best)
+                self.offer_row(likely[mesh], extra, best)
 
     def offer_row(self, mesh: Ints, extra: Ints, best: Best) -> None:
         """Cut and polish a row of slots; offer the fastest."""

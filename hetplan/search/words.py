@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hetplan.job.spec import Job
+from hetplan.job.spec import Job, Pins
 from hetplan.plans.plan import RecomputeGranularity
 from hetplan.plans.targets import target
 from hetplan.search.families.family import Family
@@ -34,25 +34,50 @@ def describe_space(solvers: Sequence[Solver], families: Sequence[Family], job: J
     searched.append(f"recompute {', '.join(recompute)}{_each(trainer.recompute_per_stage)}")
     searched.append(f"schedules {_schedules(families)}")
     searched.append(f"sharding {_words(family.sharding.value for family in families)}")
-    deepest = max((family.most_extra_depth for family in families), default=0)
-    if deepest:
-        searched.append(f"warm-up up to {deepest} deeper than 1F1B's")
+    if any(family.early_sends for family in families):
+        deepest = max(family.most_extra_depth for family in families)
+        waiting = any(not family.early_sends for family in families)
+        searched.append(
+            ("sends that wait, and sends that do not" if waiting else "sends that do not wait")
+            + (f", these with a warm-up up to {deepest} deeper than 1F1B's" if deepest else "")
+        )
     searched.append("which islands, their order, stages per island, layers per stage")
-    if any(len(mesh.islands) > 1 for family in families for mesh in family.meshes):
-        searched.append("data parallelism over 2 to 4 islands in every stage")
-    fixed = [
-        "stages of a mesh next to each other",
-        "whole layer units",
-        "sequence parallelism wherever it can be" if trainer.sequence_parallel else "",
-        "" if trainer.stages_differ else "the same degrees for all stages",
-        "chunks of a stage as even as they can be" if _interleaved(families) else "",
-        "meshes of a region next to each other where there are more than 8 islands",
-    ]
+    meshes = list(dict.fromkeys(mesh for family in families for mesh in family.meshes))
+    if any(len(mesh.islands) > 1 and len(set(mesh.shapes)) == 1 for mesh in meshes):
+        searched.append("data parallelism over 2 to 4 islands of one kind in every stage")
+    if any(len(set(mesh.shapes)) > 1 for mesh in meshes):
+        searched.append("stages of two islands with shapes of their own")
     return (
         f"{'one or more pipelines' if several else 'one pipeline'} for {job.target}; searched: "
-        f"{'; '.join(searched)}. Fixed: {', '.join(filter(None, fixed))}. "
+        f"{'; '.join(searched)}. Fixed: {', '.join(_fixed(families, job))}. "
+        f"Every boundary is searched with its links for itself; where boundaries share one, the "
+        f"plan's own price has it, and the gap counts the difference. "
         f"Steps closer than {RESOLUTION:g} of each other count as equal."
     )
+
+
+def _fixed(families: Sequence[Family], job: Job) -> tuple[str, ...]:
+    """What was decided without a search; pins of the job are such too."""
+    trainer, pin = target(job.target), job.pin
+    islands = {i for family in families for mesh in family.meshes for i in mesh.islands}
+    found = [
+        "stages of a mesh next to each other",
+        "whole layer units",
+        "an extra warm-up depth is the same for all stages of a mesh, none on the last one"
+        if any(family.most_extra_depth for family in families)
+        else "",
+        "sequence parallelism wherever it can be"
+        if trainer.sequence_parallel and pin.sequence_parallel is None
+        else "",
+        "" if trainer.stages_differ else "the same degrees for all stages",
+        "chunks of a stage as even as they can be" if _interleaved(families) else "",
+        "interleaving only where the stages divide the microbatches and are 3 or more"
+        if _interleaved(families)
+        else "",
+        "meshes of a region next to each other (more than 8 islands)" if len(islands) > 8 else "",
+        "pins of the job" if pin != Pins() else "",
+    ]
+    return tuple(filter(None, found))
 
 
 def _values(found: Iterable[int]) -> str:

@@ -157,6 +157,29 @@ def test_no_peer_is_faster() -> None:
     assert compare(cases, REFERENCE).rows[1].emitted == rows["het128"].emitted
 
 
+@needs_reference
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("devices", "batch", "most"),
+    [
+        # What Sailor's planner gives for these, with replicas that do not divide the batch.
+        ({"A100-40": {"us-central1-a": 12}, "V100-16": {"us-central1-a": 20}}, 1024, 14.889),
+        ({"A100-40": {"us-central1-a": 24}, "V100-16": {"us-central1-a": 40}}, 1024, 8.495),
+    ],
+)
+def test_other_numbers_of_devices_do_not_lose(
+    tmp_path: Path, devices: dict[str, dict[str, int]], batch: int, most: float
+) -> None:
+    path = tmp_path / "cases.json"
+    document = json.loads(json.dumps(_document()))
+    document["cases"][0] |= {"devices_by_kind_and_zone": devices, "global_batch_size": batch}
+    path.write_text(json.dumps(document))
+    cases = read_cases(path)
+    (row,) = compare(cases, REFERENCE).rows
+    assert row.bound_seconds <= row.step_seconds < most
+    assert _whole(row, cases[0])
+
+
 def _whole(row: CaseRow, case: Case) -> bool:
     """The emitted plan holds every layer and no more devices than there are."""
     plan = read_plan(row.emitted)

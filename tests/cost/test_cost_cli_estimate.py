@@ -180,7 +180,6 @@ def saved_plan(folder: Path, plan: Plan) -> Path:
             pruned_by_bound=0,
             searched=0,
             replays=0,
-            integer_model_bound_seconds=None,
         ),
     )
     path = folder / "plan.json"

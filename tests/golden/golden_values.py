@@ -340,7 +340,6 @@ RESULT = SearchResult(
         closed_by_listing=1,
         left_open=0,
         explored=45,
-        integer_model_bound_seconds=41.25,
     ),
     objective="step time that 9 of 10 steps stay below",
     alternatives=(

@@ -78,6 +78,5 @@ def result_of(
             pruned_by_bound=0,
             searched=1,
             replays=1,
-            integer_model_bound_seconds=None,
         ),
     )

@@ -35,6 +35,10 @@ FEATURES = {
         variants=2, most_extra_depth=1, islands=2, layers=5, meshes_per_island=2, norm=True,
         leaving=True, most_stages=1,
     ),
+    "unions and norms": Wanted(unions=True, islands=3, layers=4, norm=True),
+    "unions of two regions": Wanted(
+        unions=True, islands=3, layers=4, regions=2, norm=True, leaving=True
+    ),
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 
+from hetplan.benchmarks.search.rows import FEW_ROOMS
 from hetplan.benchmarks.search.sailor_cost import (
     SailorPlan,
     SailorReplicas,
@@ -129,7 +130,7 @@ def _parts(families: Sequence[Family], judge: _Judge) -> Iterator[Family]:
             for mesh in meshes:
                 by_islands.setdefault(mesh.islands, [None]).append(mesh)
             alone = [choices for islands, choices in by_islands.items() if len(islands) == 1]
-            for choice in product(*alone):
+            for choice in _choices(alone):
                 kept = tuple(mesh for mesh in choice if mesh is not None)
                 if kept:
                     yield replace(family, meshes=kept)
@@ -138,6 +139,19 @@ def _parts(families: Sequence[Family], judge: _Judge) -> Iterator[Family]:
                     for whole in choices:
                         if whole is not None:
                             yield replace(family, meshes=(whole,))
+
+
+def _choices(alone: list[list[Mesh | None]]) -> Iterator[tuple[Mesh | None, ...]]:
+    """A mesh of every island or none; of many islands those of one tp."""
+    if len(alone) <= FEW_ROOMS:
+        yield from product(*alone)
+        return
+    found = {mesh.shapes[0].tp for choices in alone for mesh in choices if mesh is not None}
+    for tp in sorted(found):
+        yield tuple(
+            next((mesh for mesh in choices if mesh is not None and mesh.shapes[0].tp == tp), None)
+            for choices in alone
+        )
 
 
 def _profiled(mesh: Mesh, microbatch_size: int, judge: _Judge) -> bool:

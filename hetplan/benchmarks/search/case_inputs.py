@@ -8,6 +8,7 @@ flagscale: stages that differ in tp and dp, as Sailor's do.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 
 from hetplan.benchmarks.search.cases import Case, Room
@@ -73,11 +74,16 @@ def _model(case: Case) -> ModelSpec:
     model = known_model(case.model)
     if model is None:
         raise InputError(f"case {case.name}: the shape of model {case.model} is not known")
-    if len(model.layers) != case.num_layers:
+    missing = case.num_layers - len(model.layers)
+    if abs(missing) > 1 or len(model.layer_runs) != 1:
         raise InputError(
             f"case {case.name}: model_layers is {case.num_layers}; {case.model} has "
             f"{len(model.layers)} with embedding and head"
         )
+    if missing:
+        # Profiles of LLAMA-3-8 have the norm before the head as a layer.
+        (run,) = model.layer_runs
+        return replace(model, layer_runs=(replace(run, count=run.count + missing),))
     return model
 
 

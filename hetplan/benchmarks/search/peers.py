@@ -1,6 +1,6 @@
 """How do the search's plans compare with those of other planners, by Sailor's simulator?
 
-Every case is planned by hetplan (`candidates`), placed, checked, written in Sailor's form
+Every case is planned by hetplan (`rows`, `candidates`), placed, checked, written in Sailor's form
 (`hetplan.emitters.sailor`), read back and scored; every peer plan is scored beside it by the same
 formula and compared with what the file of cases says of it. CPU seconds of hetplan hold reading
 Sailor's files, the predictor, the search and the choice by Sailor's cost, with imports done and
@@ -21,7 +21,7 @@ from hetplan.benchmarks.search.cases import Case, PeerPlan
 from hetplan.benchmarks.search.row_plans import row_chosen, row_inputs
 from hetplan.benchmarks.search.rows import Row, Rows
 from hetplan.benchmarks.search.sailor_cost import SailorPlan, read_plan, score
-from hetplan.benchmarks.search.sailor_files import read_sailor
+from hetplan.benchmarks.search.sailor_files import SailorFiles, read_sailor
 from hetplan.benchmarks.search.sailor_predictor import ProfilePredictor
 from hetplan.emitters.sailor import sailor_text
 from hetplan.errors import HetplanError, InfeasibleError, InputError
@@ -115,9 +115,14 @@ class _Planned:
 def _planned(case: Case, reference: Path) -> _Planned:
     begin = time.process_time()
     files = read_sailor(reference, case.model, case.gpus, case.zones)
+    if files.num_layers != case.num_layers:
+        raise InputError(
+            f"case {case.name}: model_layers is {case.num_layers}; the profiles of {case.model} "
+            f"have {files.num_layers}"
+        )
+    inputs = case_inputs(case, files)
     rows = Rows(case=case, files=files)
     row = _best_row(rows.best(), case, files)
-    inputs = case_inputs(case, files)
     found = best_plan(
         inputs, ProfilePredictor(files=files), files, math.inf if row is None else row.step_seconds
     )

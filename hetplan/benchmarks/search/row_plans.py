@@ -3,7 +3,7 @@
 The row's rooms are described as one island per tp, with nodes of tp devices: groups of tp devices,
 powers of two that divide a node's devices, always have room in whole nodes, however many replicas a
 stage takes. The job's batch is what the row's microbatches hold: the case's, rounded up to whole
-microbatches of every replica. The target is native, which runs stages of several kinds.
+microbatches of every replica. The target is `any`: native alone runs stages of several kinds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def row_inputs(case: Case, files: SailorFiles, row: Row) -> Inputs:
     return replace(
         inputs,
         cluster=rooms_cluster(case.name, islands, files),
-        job=replace(inputs.job, global_batch_size=batch, target="native"),
+        job=replace(inputs.job, global_batch_size=batch, target="any"),
     )
 
 

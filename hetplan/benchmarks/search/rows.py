@@ -32,10 +32,10 @@ from hetplan.benchmarks.search.sailor_tables import Class, Tables
 Stage = tuple[tuple[Class, int], ...]
 """Runs of equal replicas, in order."""
 _MOST_STAGES = 32
-_FEW_ROOMS = 3
+FEW_ROOMS = 3
 """Up to so many rooms each has its own tp and every order is tried; of more, rooms of one GPU have
 one tp and those of a region stay together."""
-_MOST_CUTS = 6_000
+_MOST_CUTS = 5_000
 """Rows that are cut, 0.1 ms each (measured)."""
 _WORTH_CUTTING = 1.3
 """Rows whose outlook is further above the best are not cut: a heuristic, no proof."""
@@ -123,7 +123,7 @@ class Rows:
         """A class of every room; None: the room is not used."""
         table, rooms = self._table(size), range(len(self.case.rooms))
         choices = [table.classes(room) or (None,) for room in rooms]
-        if len(choices) <= _FEW_ROOMS:
+        if len(choices) <= FEW_ROOMS:
             yield from product(*choices)
             return
         gpus = list(self.case.gpus)
@@ -132,9 +132,11 @@ class Rows:
             for gpu in gpus
         ]
         for chosen in product(*first):
-            tps = {gpu: each and each.tp for gpu, each in zip(gpus, chosen, strict=True)}
+            tps = {gpu: each.tp for gpu, each in zip(gpus, chosen, strict=True) if each is not None}
             yield tuple(
-                None if (tp := tps[self.case.rooms[room].gpu]) is None else Class(room, tp)
+                Class(room, tps[self.case.rooms[room].gpu])
+                if self.case.rooms[room].gpu in tps
+                else None
                 for room in rooms
             )
 
@@ -161,8 +163,15 @@ class Rows:
         stages = min(sum(replicas) // dp, self.files.num_layers)
         if not stages:
             return math.inf
-        reduced = table.least_reduction(replicas, dp, stages, least_tp)
-        return (count - 1) * dp / rate + whole + reduced
+        alone = (count - 1) * max(whole, dp / rate) + whole
+        alone += table.least_reduction(replicas, dp, 1, least_tp)
+        if stages == 1:
+            return alone
+        used = [each for room in range(len(replicas)) for each in table.classes(room)]
+        used = used if tps is None else [each for each in tps if each]
+        send = min(table.send(one, other) for one in used for other in used)
+        several = (count - 1) * (dp / rate + send) + whole + 2 * send
+        return min(alone, several + table.least_reduction(replicas, dp, stages, least_tp))
 
     def _outlook(
         self, size: int, dp: int, count: int, tps: tuple[Class | None, ...]
@@ -202,7 +211,7 @@ class Rows:
             yield from self._by_kind(used, dp)
 
     def _orders(self, used: Sequence[tuple[Class, int]]) -> Iterator[tuple[tuple[Class, int], ...]]:
-        if len(used) <= _FEW_ROOMS:
+        if len(used) <= FEW_ROOMS:
             yield from permutations(used)
             return
         rooms = self.case.rooms

@@ -153,6 +153,10 @@ def _qualify(plan: SailorPlan, files: SailorFiles) -> None:
         for each in replicas:
             if each.tp > each.devices_per_node:
                 raise InputError(f"tp {each.tp} on nodes of {each.devices_per_node} devices")
+            if each.tp not in files.sizes:
+                raise InputError(
+                    f"Sailor's files have no sizes of {files.model} under tp {each.tp}"
+                )
             if (each.gpu, plan.microbatch_size, each.tp) not in files.times:
                 raise InputError(
                     f"{each.gpu} was not profiled with microbatches of {plan.microbatch_size} and "

@@ -13,7 +13,6 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetplan.benchmarks.search.cases import Room
 from hetplan.benchmarks.search.sailor_cost import (
@@ -23,9 +22,9 @@ from hetplan.benchmarks.search.sailor_cost import (
     MEMORY_BYTES,
 )
 from hetplan.benchmarks.search.sailor_files import Fit, LayerSizes, SailorFiles
+from hetplan.cost.arrays import Floats
 from hetplan.errors import InputError
 
-Floats = NDArray[np.float64]
 _GIB = dict(MEMORY_BYTES)
 
 
@@ -68,7 +67,7 @@ class Tables:
         """Forward and backward of one microbatch, by layer."""
         gpu = self.rooms[each.room].gpu
         times = self.files.times[gpu, self.microbatch_size, each.tp]
-        return np.array(times.forward_seconds) + np.array(times.backward_seconds)
+        return np.asarray(np.array(times.forward_seconds) + np.array(times.backward_seconds))
 
     def model_seconds(self, each: Class) -> float:
         """Forward and backward of one microbatch on all layers."""
@@ -157,7 +156,7 @@ class Tables:
 def _spans(values: Floats) -> Floats:
     """Sums over layers a to e - 1; 0 where e <= a."""
     summed = np.concatenate(([0.0], np.cumsum(values)))
-    return np.maximum(summed[None, :] - summed[:, None], 0.0)
+    return np.asarray(np.maximum(summed[None, :] - summed[:, None], 0.0))
 
 
 def _reduced(size_bytes: Floats, dp: int, fit: Fit) -> Floats:
@@ -177,4 +176,4 @@ def _seconds(size_bytes: Floats, fit: Fit) -> Floats:
     rate = fit.a * exponent**2 + fit.b * exponent + fit.c
     with np.errstate(divide="ignore"):
         seconds = np.where(rate > 0, some / 1e9 / np.where(rate > 0, rate, 1.0), np.inf)
-    return np.where(size_bytes > 0, seconds, 0.0)
+    return np.asarray(np.where(size_bytes > 0, seconds, 0.0))

@@ -183,9 +183,15 @@ def _after_collisions(cluster: Cluster, group: Sequence[int], senders: int) -> f
 
 def _nodes(cluster: Cluster, group: Sequence[int]) -> int:
     """How many nodes the group lies in."""
-    nodes = {
-        (cluster.island_of_device(device).name, cluster.node_of_device(device)) for device in group
-    }
+    nodes: set[int] = set()
+    # Devices of one node mostly follow each other: the node is looked up when it changes.
+    start = stop = 0
+    for device in group:
+        if not start <= device < stop:
+            island = cluster.island_of_device(device)
+            start = device - (device - cluster.first_device(island.name)) % island.devices_per_node
+            stop = start + island.devices_per_node
+            nodes.add(start)
     return len(nodes)
 
 

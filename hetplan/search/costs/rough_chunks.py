@@ -14,20 +14,18 @@ import math
 import numba
 import numpy as np
 
+from hetplan.job.pins import LEAST_INTERLEAVED_STAGES
 from hetplan.search.families.space import Floats, Ints
 
 _STEPS = 20
 """Halvings of the range of K: the bound is within 1e-6 of the range of what it could be."""
-
-_LEAST_STAGES = 3
-"""Fewest stages that are interleaved (`hetplan.plans.check_target`)."""
 
 _BESIDE_SLOW_HOPS = 4.0
 """Stages that wait for the slowest hops in every exchange: two of them, one leads back. A guess."""
 
 
 @numba.njit(cache=True)
-def _room_of(
+def room_of(
     rows: Floats, room: Floats, units: int, m: int, chunks: int, stages: int
 ) -> Floats:  # fmt: skip
     """[V, M, P] units that fit, by distance from the last stage."""
@@ -103,7 +101,7 @@ def least_chunked(
         for count in stages:
             if count * chunks > units:
                 break
-            cap = _room_of(rows, room, units, microbatches, chunks, count)
+            cap = room_of(rows, room, units, microbatches, chunks, count)
             low, top = known, high
             if not _holds(low, cost, cap, first, most, chunks, units):
                 if not _holds(top, cost, cap, first, most, chunks, units):
@@ -124,5 +122,5 @@ def least_chunked(
 def stage_counts(microbatches: int, most: int, pinned: int) -> tuple[int, ...]:
     """Numbers of stages that can be interleaved, increasing."""
     return tuple(
-        p for p in range(_LEAST_STAGES, most + 1) if microbatches % p == 0 and pinned in (0, p)
+        p for p in range(LEAST_INTERLEAVED_STAGES, most + 1) if microbatches % p == 0 and pinned in (0, p)
     )

@@ -83,6 +83,9 @@ def _mesh(placed: Placed, family: Family, mesh: Mesh, *, sure: bool) -> tuple[Pa
     waited = both >= both.max(axis=0) * (1.0 - _TOGETHER)
     if not sure:
         waited[:] = True
+    for k in range(1, len(parts)):
+        # Of parts that are alike the first one counts, in plans as well.
+        waited[k] &= not any(np.array_equal(both[k], both[j]) for j in range(k))
     slowest = int(np.argmax([part.forward[0] + part.backward[0] for part in parts]))
     own = parts[slowest]
     lines = Passes(

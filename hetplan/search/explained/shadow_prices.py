@@ -117,8 +117,3 @@ def _same_layout(result: SearchResult, change: Change) -> Plan | None:
     except InputError:
         return None
     return None if check_plan(plan, inputs.model, change.cluster, change.job) else plan
-
-
-def best_first(prices: Iterable[ShadowPrice]) -> Iterator[ShadowPrice]:
-    """Those that are worth more than is uncertain."""
-    return (each for each in prices if each.gain > each.uncertain)

@@ -22,12 +22,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from hetplan.cost.arrays import Floats, Ints
 from hetplan.search.families.family import Family
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+__all__ = [
+    "BOTH", "FIRST", "LAST", "MIDDLE", "MOST_FREE_ISLANDS", "Floats", "Ints", "Links", "NormSums", "Space",
+]  # fmt: skip
 
 MIDDLE, FIRST, LAST, BOTH = 0, 1, 2, 3
+"""Roles."""
+
+MOST_FREE_ISLANDS = 8
+"""With more islands the meshes of a region stand next to each other (part of the space)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -29,7 +29,7 @@ import numpy as np
 
 from hetplan.cost.replay.times import Exchange
 from hetplan.search.families.family import Family
-from hetplan.search.families.space import Floats, Ints, Space
+from hetplan.search.families.space import MOST_FREE_ISLANDS, Floats, Ints, Space
 from hetplan.search.interleaved.memory import Room
 from hetplan.search.interleaved.paths import OWN, RISE, SKIP, SKIP_BACK, TURN, TURN_BACK
 from hetplan.search.interleaved.rows import row_of, row_terms
@@ -44,9 +44,6 @@ _MOST_STATES = 3_000_000
 
 _DOUBLINGS = 40
 """Steps half as long again that are tried until one may be."""
-
-_MANY_ISLANDS = 8
-"""With more islands the meshes of a region stand next to each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +231,7 @@ def _bits(mask: int) -> Sequence[int]:
 def _regions(space: Space) -> Ints:
     """Zeros where meshes of a region need not stand together, or a mesh is in several."""
     many = len({bit for mask in space.island_mask.tolist() for bit in _bits(mask)})
-    if many <= _MANY_ISLANDS or (space.region < 0).any():
+    if many <= MOST_FREE_ISLANDS or (space.region < 0).any():
         return np.zeros(len(space.region), dtype=np.int64)
     return np.ascontiguousarray(space.region, dtype=np.int64)
 

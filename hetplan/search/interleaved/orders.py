@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hetplan.job.pins import LEAST_INTERLEAVED_STAGES
 from hetplan.search.families.family import Family
-from hetplan.search.families.space import Space
+from hetplan.search.families.space import MOST_FREE_ISLANDS, Space
 from hetplan.search.interleaved.memory import Room
-
-LEAST_STAGES = 3
-"""Fewest stages that are interleaved (`hetplan.plans.check_target`)."""
 
 _INSIDE = 1e-12
 """A sum in another order differs by less than this part of itself."""
@@ -23,15 +21,12 @@ _INSIDE = 1e-12
 _LOOKED_PER_ROW = 10
 """Beginnings of rows that are looked at for every row that may be listed."""
 
-_MANY_ISLANDS = 8
-"""With more islands the meshes of a region stand next to each other."""
-
 
 def stage_counts(space: Space, family: Family) -> tuple[int, ...]:
     """Numbers of stages that the family can have, increasing; `space` may be of other chunks."""
     m, chunks = family.num_microbatches, family.virtual_stages
     most = min(space.num_layers // chunks, space.stage_limit, int(space.max_stages.sum()), m)
-    return tuple(p for p in range(LEAST_STAGES, most + 1) if m % p == 0 and space.stages in (0, p))
+    return tuple(p for p in range(LEAST_INTERLEAVED_STAGES, most + 1) if m % p == 0 and space.stages in (0, p))
 
 
 def most_by_time(space: Space, limit: float) -> list[int]:
@@ -82,7 +77,7 @@ class _Listing:
 
     def __post_init__(self) -> None:
         islands = {island for each in self.space.family.meshes for island in each.islands}
-        self.regions = len(islands) > _MANY_ISLANDS
+        self.regions = len(islands) > MOST_FREE_ISLANDS
         left = [0]
         for place in reversed(self.held):
             left.append(left[-1] + max(place))

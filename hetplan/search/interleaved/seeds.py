@@ -14,7 +14,7 @@ import numpy as np
 
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.families.family import Family
-from hetplan.search.families.space import Space
+from hetplan.search.families.space import MOST_FREE_ISLANDS, Space
 from hetplan.search.interleaved.orders import stage_counts
 
 Runs = tuple[tuple[int, int], ...]
@@ -91,15 +91,11 @@ def legal(space: Space, runs: Runs) -> bool:
         used |= mask
     regions = [int(space.region[mesh]) for mesh, _ in runs]
     together = [region for region, _ in groupby(regions)]
-    if len({i for mesh in space.family.meshes for i in mesh.islands}) > _MANY_ISLANDS and (
+    if len({i for mesh in space.family.meshes for i in mesh.islands}) > MOST_FREE_ISLANDS and (
         len(together) != len(set(together))
     ):
         return False
     return bool(space.may_be_first[runs[0][0]] and space.may_be_last[runs[-1][0]])
-
-
-_MANY_ISLANDS = 8
-"""With more islands the meshes of a region stand next to each other."""
 
 
 def neighbours(space: Space, family: Family, runs: Runs) -> Iterator[Runs]:

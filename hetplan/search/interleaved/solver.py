@@ -3,7 +3,8 @@
 `improve` visits the likeliest rows, cuts them by the program and by work, and moves layers by
 replay. `prove` bounds every row: by what its slots can hold, then by the program over its cuts,
 then by replaying every cut that the program's bound leaves open. A row of which nothing is left is
-closed at the target of that moment. Families with more rows than can be listed keep their bound.
+closed at the target of that moment. Families with more rows than can be listed are bounded over
+sets of islands (`hetplan.search.interleaved.islands`), which also says where to look for plans.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class InterleavedSolver:
         self.index = index
         self.family = family
         self.whole = True
-        """Whether all rows were listed, so that the family can be bounded."""
+        """Whether all rows were listed, so that each can be bounded."""
         self._shared = maker if isinstance(maker, Shared) else shared_of(maker)
         self._listed: list[_Open] | None = None
         self._programs: dict[int, IslandProgram] = {}

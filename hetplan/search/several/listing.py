@@ -61,6 +61,10 @@ _MOST_STEPS = 100_000
 """Composed steps: about 40 microseconds each."""
 _MOST_PRICED = 1_000
 """Plans priced whole: about 4 milliseconds each."""
+_SIMPLER = 10
+"""The part of a budget that a list of simple rows has."""
+_TRIED = 200
+"""Sequences of simple rows below one limit, once there is a plan."""
 _WIDTHS = (1.1, 1.5, math.inf)
 """Limits that are tried one after the other, over the least step: a good plan closes the rest."""
 
@@ -164,12 +168,19 @@ class Listing:
 
     assembler: Assembler
     units: LayerUnits
+    scale: int = 1
+    """Of all budgets."""
+    simple: bool = False
+    """Only simple rows (`Rows.simple`): for a first plan, which proves nothing."""
     known: Known = field(default_factory=Known)
     steps: int = 0
     """Composed."""
     priced: int = 0
     _tables: dict[tuple[int, Sharding, bool], Tables] = field(default_factory=dict)
     _wires: PlanCosts | None = None
+
+    def _budget(self, most: int) -> int:
+        return most // _SIMPLER if self.simple else most * self.scale
 
     def run(self, solver: int, best: Best) -> float:
         """Offer what is better than the best; no plan that was not looked at is below the result.
@@ -190,9 +201,11 @@ class Listing:
                     self._below(each, limit, solver, best)
                 bound = limit
         except (_TooLongError, TooManyError):
-            return bound
+            return 0.0 if self.simple else bound
         finally:
             best.replays += self.priced
+        if self.simple:
+            return 0.0
         best.listed += 1
         return best.target
 
@@ -206,7 +219,8 @@ class Listing:
             cluster=each.cluster,
             job=each.job,
             units=self.units.count,
-            most=_MOST_ROWS,
+            most=self._budget(_MOST_ROWS),
+            simple=self.simple,
         )
 
     def _groups(self, ceiling: float, best: Best) -> list[_Group] | None:
@@ -221,7 +235,7 @@ class Listing:
             return None
         stages = [sum(row.stages) for row in rows]
         if sum(number_of_variants(self.units.count, len(self.recompute), (n,)) for n in stages) > (
-            _MOST_VARIANTS
+            self._budget(_MOST_VARIANTS)
         ):
             return None
         found = []
@@ -250,20 +264,29 @@ class Listing:
         rows, prices = group.below(limit)
         if not rows:
             return
-        self._rows.most, found = _MOST_SEQUENCES, []
-        for at, sequence in enumerate(self._rows.sequences(rows, prices.tolist())):
-            if at % 256 == 0:
-                best.check_time()
-            found += [
-                (max(group.seconds[row] for row in sequence), at, sequence, each)
-                for each in self._shardings(sequence)
-            ]
+        self._rows.most, found = self._budget(_MOST_SEQUENCES), []
+        cut_short = False
+        if self.simple:
+            self._rows.counted = 0
+        try:
+            for at, sequence in enumerate(self._rows.sequences(rows, prices.tolist())):
+                if at % 256 == 0:
+                    best.check_time()
+                seconds = max(group.seconds[row] for row in sequence)
+                found += [(seconds, at, sequence, each) for each in self._shardings(sequence)]
+        except TooManyError:
+            # Those that were met may still hold a good plan.
+            cut_short = True
         found.sort(key=lambda each: each[:2])
-        for seconds, _, sequence, sharding in found:
+        for tried, (seconds, _, sequence, sharding) in enumerate(found):
             if seconds >= min(limit, best.target):
-                return
+                break
+            if self.simple and tried > _TRIED and best.wanted(solver) < math.inf:
+                raise _TooLongError
             best.check_time()
             self._try(sequence, sharding, min(limit, best.target), solver, best)
+        if cut_short and not self.simple:
+            raise TooManyError
 
     @property
     def recompute(self) -> tuple[RecomputeGranularity, ...]:
@@ -353,7 +376,7 @@ class Listing:
                 return
         for picks in _combinations(columns, lambda: min(limit, best.target) - after):
             self.steps += 1
-            if self.steps > _MOST_STEPS:
+            if self.steps > self._budget(_MOST_STEPS):
                 raise _TooLongError
             pairs = [*zip(columns, picks, strict=True)]
             seconds = steps.seconds(
@@ -366,7 +389,7 @@ class Listing:
 
     def _offer(self, chosen: ChosenPlan, solver: int, best: Best) -> None:
         self.priced += 1
-        if self.priced > _MOST_PRICED:
+        if self.priced > self._budget(_MOST_PRICED):
             raise _TooLongError
         whole = self.assembler.whole(chosen)
         if whole is not None:

@@ -65,6 +65,10 @@ class Row:
         return tuple(found)
 
 
+_SHARES = 8
+"""Simple rows do whole eighths of a batch."""
+_FEW_STAGES = 3
+
 _SURE = 1e-7
 """Accuracy of prices."""
 
@@ -84,6 +88,8 @@ class Rows:
     """Layer units of the model."""
     most: int
     """Rows, or rows put one after the other, above which TooManyError is raised."""
+    simple: bool = False
+    """Only rows of one mesh, with the schedule's own warm-up, few cuts and rounded shares."""
     counted: int = 0
 
     def ticks(self) -> tuple[tuple[Mesh, ...], ...]:
@@ -109,15 +115,21 @@ class Rows:
         return tuple(
             row
             for meshes in self.ticks()
-            for m in range(1, (batch - 1) // meshes[0].samples + 1)
+            for m in self._microbatches((batch - 1) // meshes[0].samples)
             for row in self._of_tick(meshes, m)
             if not self.job.pin.same_degrees or len(row.shapes) == 1
         )
+
+    def _microbatches(self, most: int) -> range:
+        step = 1 if not self.simple else max(1, -(-(most + 1) // _SHARES))
+        return range(step, most + 1, step)
 
     def _of_tick(self, meshes: Sequence[Mesh], m: int) -> Iterator[Row]:
         trainer, pin = target(self.job.target), self.job.pin
         limit = self.units if trainer.fewer_microbatches_than_stages else min(self.units, m)
         limit = limit if pin.pp is None else min(limit, pin.pp)
+        if self.simple and pin.pp is None:
+            limit = min(limit, _FEW_STAGES)
         for order, held in self._orders(meshes, limit, (), (), 0):
             ends = ((order[0], pin.embedding_on), (order[-1], pin.head_on))
             if pin.pp not in (None, sum(held)):
@@ -144,6 +156,8 @@ class Rows:
         self._count()
         if order:
             yield order, held
+        if order and self.simple:
+            return
         for mesh in meshes:
             if mask & mesh.mask:
                 continue
@@ -157,7 +171,10 @@ class Rows:
         trainer, pin = target(self.job.target), self.job.pin.depth
         if not pin:
             yield False, (0,) * meshes
-        if not trainer.most_extra_depth or pin == 0:
+        if not trainer.most_extra_depth or pin == 0 or (self.simple and not pin):
+            return
+        if self.simple:
+            yield True, (0,) * meshes
             return
         most = trainer.most_extra_depth if pin is None else min(pin, trainer.most_extra_depth)
         yield from ((True, extra) for extra in _falling(meshes, min(most, max(0, m - 2))))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +21,10 @@ from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.memory.lines import most_units
 from hetplan.cost.stage_costs import boundary_costs_over
 from hetplan.errors import InputError
+from hetplan.job.trainer import trainer_settings
 from hetplan.plans.build import Degrees
 from hetplan.plans.chosen import Shape
-from hetplan.plans.plan import RecomputeGranularity, Sharding
+from hetplan.plans.plan import RecomputeGranularity, RecomputeModule, Sharding
 from hetplan.plans.rules import experts_of
 from hetplan.plans.targets import Target, target
 from hetplan.search.costs.placed import Placed
@@ -55,6 +57,8 @@ class Option:
     tp: int
     microbatch_size: int
     recompute: RecomputeGranularity
+    widest: int = 0
+    """Where not 0 the option stands for all sizes from `microbatch_size` to this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -193,7 +197,7 @@ def make_options(placed: Placed) -> Options:
         place=np.array([each.place for each in options], dtype=np.int64),
         tp=np.array([each.tp for each in options], dtype=np.int64),
         microbatch_size=np.array([each.microbatch_size for each in options], dtype=np.int64),
-        use=np.array([each.tp / each.microbatch_size for each in options]),
+        use=np.array([each.tp / max(each.microbatch_size, each.widest) for each in options]),
         forward=np.array([each.forward[0] for each in passes]),
         backward=np.array([each.backward[0] for each in passes]),
         extra_forward=np.array([each.extra_forward[:, 0] for each in passes]).T.copy(),
@@ -235,17 +239,51 @@ def _sequence_parallel(placed: Placed, tp: int) -> bool:
 def _choices(placed: Placed, classes: tuple[IslandClass, ...], trainer: Target) -> Iterator[Option]:
     job, pin = placed.job, placed.job.pin
     recompute = [RecomputeGranularity.NONE]
+    attention = RecomputeModule.CORE_ATTENTION in trainer.recompute_modules
+    if attention and not trainer_settings(job).fused_attention:
+        recompute.append(RecomputeGranularity.SELECTIVE)
     if trainer.full_recompute:
         recompute.append(RecomputeGranularity.FULL)
     for place, each in enumerate(classes):
+        sizes = [(size, 0) for size in divisors(job.global_batch_size)]
+        if trainer.mixed_stages and _has_unlike(placed.cluster, each):
+            sizes = _all_sizes(job.global_batch_size)
         for tp in divisors(each.devices_per_node):
             if placed.model.slicing_faults(tp) or pin.tp not in (None, tp):
                 continue
-            for size in divisors(job.global_batch_size):
+            for size, widest in sizes:
                 if pin.microbatch_size not in (None, size):
                     continue
                 for again in recompute:
-                    yield Option(place=place, tp=tp, microbatch_size=size, recompute=again)
+                    yield Option(
+                        place=place, tp=tp, microbatch_size=size, recompute=again, widest=widest
+                    )
+
+
+_SMALL = 8
+"""Sizes of a mixed stage's parts up to this one have options of their own."""
+
+
+def _has_unlike(cluster: Cluster, place: IslandClass) -> bool:
+    """Whether a mixed stage could have a part on such an island."""
+    island = cluster.islands[place.islands[0]]
+    return any(
+        other.region == island.region and other.device.kind != island.device.kind
+        for other in cluster.islands
+        if other.usable_nodes
+    )
+
+
+def _all_sizes(batch: int) -> list[tuple[int, int]]:
+    """(size, widest): parts of a mixed stage may have any size, not only divisors of the batch."""
+    known = divisors(batch)
+    found = [(size, 0) for size in known]
+    for low, high in pairwise(known):
+        found += [(size, 0) for size in range(low + 1, min(high, _SMALL + 1))]
+        first = max(low, _SMALL) + 1
+        if first < high:
+            found.append((first, high - 1))
+    return sorted(found)
 
 
 def _room(placed: Placed, place: IslandClass) -> float:

@@ -19,10 +19,11 @@ from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.costs.placed import Placed
 from hetplan.search.families.family import Family
 from hetplan.search.several.assembling import Assembler, Whole
-from hetplan.search.several.bound import PathPricer, SeveralBound, several_bound
+from hetplan.search.several.bound import SeveralBound, several_bound
 from hetplan.search.several.listing import Listing
 from hetplan.search.several.local import improved
 from hetplan.search.several.options import Options, make_options
+from hetplan.search.several.paths import PathPricer
 from hetplan.search.several.primal import Primal
 from hetplan.search.solver import Best, Rough
 
@@ -35,6 +36,9 @@ _LIKELY = 1.05
 
 _LOCAL_BUDGET = 300
 """Whole plans priced by one local search: about 5 ms each (measured)."""
+
+_LISTED = {0: 1, 2: 5}
+"""By effort of a proof: how much longer than usual a list of all plans may be."""
 
 _KEPT = 2
 """Plans that a local search starts from."""
@@ -83,12 +87,6 @@ class SeveralSolver:
             maker.predictor,
             self._placed.units.layers_per_unit,
         )
-
-    @property
-    def _bounded(self) -> bool:
-        """Whether the bound covers every shape that the target has."""
-        trainer = target(self._job.target)
-        return not (trainer.context_parallel or trainer.expert_parallel)
 
     def _bound(
         self, limit: float, ratio: float, rounds: int, check: Callable[[], None] | None = None
@@ -155,16 +153,21 @@ class SeveralSolver:
             found = improved(whole, self._assembler, budget=_LOCAL_BUDGET)
             best.offer(self.index, found.chosen, found.seconds)
         best.replays += self._assembler.replays - before
+        if best.wanted(self.index) == float("inf"):
+            # Pins that no template keeps.
+            listing = Listing(assembler=self._assembler, units=self._placed.units, simple=True)
+            listing.run(self.index, best)
 
     def prove(self, best: Best) -> None:
         """Raise the bound; list all plans where they are few."""
-        if self._possible and self._options is not None:
-            listing = Listing(assembler=self._assembler, units=self._placed.units)
+        if not self._possible or self._options is None:
+            return
+        scale = _LISTED.get(best.effort)
+        if scale is not None:
+            listing = Listing(assembler=self._assembler, units=self._placed.units, scale=scale)
             best.raise_bound(self.index, listing.run(self.index, best))
-            if not best.open(self.index):
-                return
-        if self._bounded:
+        if best.open(self.index):
             best.raise_bound(self.index, self._coarse(best).seconds)
-        if self._bounded and best.effort > 0 and best.open(self.index):
+        if best.effort > 0 and best.open(self.index):
             found = self._bound(best.seconds, _RATIO, _ROUNDS, best.check_time)
             best.raise_bound(self.index, found.seconds)

@@ -21,15 +21,12 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from hetplan.search.families.space import Ints, Space
+from hetplan.search.families.space import MOST_FREE_ISLANDS, Ints, Space
 from hetplan.search.single.local_cut import cut, estimate
 from hetplan.search.single.replay import NEVER, Numbers, fits
 
 MESH, STAGES, EXTRA = 0, 1, 2
 """Columns of a run."""
-
-FEW_ISLANDS = 8
-"""With more, meshes of one region stand next to each other."""
 
 _SHORT = 1e25
 """Score of a row that holds all layers but one; one more of each that is missing."""
@@ -71,7 +68,7 @@ def rules_of(space: Space) -> Rules:
         most_slots=most_slots(space),
         stages=space.stages,
         most_extra=space.family.most_extra_depth,
-        regions_apart=islands.bit_count() > FEW_ISLANDS,
+        regions_apart=islands.bit_count() > MOST_FREE_ISLANDS,
     )
 
 

@@ -3,7 +3,8 @@
 Every level of the sum takes as long as the slowest boundary of the pipeline. Whatever the order of
 the meshes, their boundaries connect all islands that are used; so the slowest of them is no faster
 than the slowest edge of a spanning tree that avoids slow edges. Two islands are as far apart as the
-nearest meshes on them, and not at all where one mesh lies on both.
+nearest meshes on them, and not at all where one mesh that is used lies on both: states know that of
+meshes in several regions.
 
 Where regions are contiguous, a state does not say which islands of a region are used; then regions
 are connected instead of islands.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import numba
 import numpy as np
+import numpy.typing as npt
 
 from hetplan.search.families.space import Floats, Ints, Space
 from hetplan.search.single.order_states import OrderStates
@@ -24,12 +26,19 @@ def norm_hops(space: Space, states: OrderStates) -> Floats:
     if space.norm is None:
         return np.zeros(moves)
     masks = space.island_mask
-    bits = int(masks.max()).bit_length()
+    every = 0
+    for mask in masks.tolist():
+        every |= mask
+    bits = every.bit_length()
     node, count = np.arange(bits, dtype=np.int64), bits
     if states.apart:
         node, count = _regions(space, bits)
     floor = float(min(space.norm.links.min(), space.norm.node_links.min()))
-    far = _distances(masks, node, count, space.norm.links, floor)
+    bridges = int(states.bridge.max()) - bits + 1 if states.bridge.max() >= 0 else 0
+    far = np.empty((1 << bridges, count, count))
+    for used in range(1 << bridges):
+        there = (states.bridge < 0) | (used >> np.maximum(states.bridge - bits, 0) & 1 == 1)
+        far[used] = _distances(masks, node, count, space.norm.links, floor, there)
     into = np.repeat(states.blocked, np.diff(states.first))
     return np.maximum(floor, slowest_edges(into, node, far))
 
@@ -46,13 +55,20 @@ def _regions(space: Space, bits: int) -> tuple[Ints, int]:
 
 
 @numba.njit(cache=True)
-def _distances(masks: Ints, node: Ints, count: int, links: Floats, floor: float) -> Floats:
-    """[nodes, nodes] seconds of the nearest two meshes, `floor` where one mesh lies on both."""
+def _distances(
+    masks: Ints,
+    node: Ints,
+    count: int,
+    links: Floats,
+    floor: float,
+    there: npt.NDArray[np.bool_],
+) -> Floats:
+    """[nodes, nodes] seconds of the nearest two meshes that are there; `floor` inside a mesh."""
     found = np.full((count, count), np.inf)
     for x in range(masks.shape[0]):
         for y in range(masks.shape[0]):
             together = x == y
-            if not together and masks[x] & masks[y]:
+            if not (there[x] and there[y]) or (not together and masks[x] & masks[y]):
                 continue
             for i in range(node.shape[0]):
                 for j in range(node.shape[0]):
@@ -64,8 +80,11 @@ def _distances(masks: Ints, node: Ints, count: int, links: Floats, floor: float)
 
 @numba.njit(cache=True)
 def slowest_edges(used: Ints, node: Ints, far: Floats) -> Floats:
-    """The longest edge of a shortest spanning tree over each set of islands, as bits."""
-    count = far.shape[0]
+    """The longest edge of a shortest spanning tree over each set of islands, as bits.
+
+    far: [bridges, nodes, nodes] by the bits above the islands.
+    """
+    count, islands = far.shape[1], node.shape[0]
     found = np.zeros(used.shape[0])
     near, inside = np.empty(count), np.empty(count, np.bool_)
     for k in range(used.shape[0]):
@@ -84,7 +103,7 @@ def slowest_edges(used: Ints, node: Ints, far: Floats) -> Floats:
             nearest = -1
             for other in range(count):
                 if not inside[other]:
-                    near[other] = min(near[other], far[at, other])
+                    near[other] = min(near[other], far[used[k] >> islands, at, other])
                     if nearest < 0 or near[other] < near[nearest]:
                         nearest = other
             if nearest >= 0 and near[nearest] < np.inf:

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.search.families.space import Floats, Ints, Links, Space
-
-MOST_FREE_ISLANDS = 8
-"""With more islands the meshes of a region stand next to each other (part of the space)."""
+from hetplan.search.families.space import MOST_FREE_ISLANDS, Floats, Ints, Links, Space
 
 MERGE = -1
 """Instead of a mesh: what can be done in front of `below` can be done here."""
 
 _NOWHERE = -1
+
+_MOST_BRIDGES = 3
+"""Sets of islands in several regions that are told apart; each adds states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,13 +30,15 @@ class OrderStates:
     """States in an order in which every state comes after those below it; 0 is empty."""
 
     blocked: Ints
-    """[S] islands that can be used no more, as bits."""
+    """[S] islands that can be used no more, as bits; above them the bits of `bridge`."""
     first: Ints
     """[S + 1] where the moves into each state begin."""
     mesh: Ints
     """By move: the mesh that is added, or `MERGE`."""
     below: Ints
     """By move: the state to which it is added."""
+    bridge: Ints
+    """[M] the bit that is set once the mesh is used, where it lies in several regions; else -1."""
     apart: bool
     """Whether regions are contiguous; islands of a region that was left may then be unused."""
 
@@ -58,6 +60,7 @@ def order_states(space: Space, mesh_class: Ints, *, contiguous: bool | None = No
         if region >= 0:
             of_region[region] = of_region.get(region, 0) | mask
     earlier = _earlier_equals(space, masks)
+    bridge = _bridges(space, masks, every.bit_length())
     moves: dict[tuple[int, int], list[tuple[int, tuple[int, int]]]] = {(0, _NOWHERE): []}
     pending = [(0, _NOWHERE)]
     while pending:
@@ -70,7 +73,8 @@ def order_states(space: Space, mesh_class: Ints, *, contiguous: bool | None = No
             if mask & blocked or earlier[i] & ~blocked:
                 continue
             if region in (_NOWHERE, regions[i]):
-                found.append((i, (blocked | mask, regions[i])))
+                bit = 1 << bridge[i] if bridge[i] >= 0 else 0
+                found.append((i, (blocked | mask | bit, regions[i])))
         for mesh, goal in found:
             if goal not in moves:
                 moves[goal] = []
@@ -92,8 +96,22 @@ def order_states(space: Space, mesh_class: Ints, *, contiguous: bool | None = No
         first=np.array(first, dtype=np.int64),
         mesh=np.array(mesh_of, dtype=np.int64),
         below=np.array(below, dtype=np.int64),
+        bridge=np.array(bridge, dtype=np.int64),
         apart=apart,
     )
+
+
+def _bridges(space: Space, masks: list[int], first: int) -> list[int]:
+    """`OrderStates.bridge`: a bit for each set of islands, or one for all where they are many."""
+    if space.norm is None:
+        return [-1] * len(masks)
+    spread = [region < 0 for region in space.region.tolist()]
+    different = sorted({mask for mask, far in zip(masks, spread, strict=True) if far})
+    many = len(different) > _MOST_BRIDGES
+    return [
+        (first if many else first + different.index(mask)) if far else -1
+        for mask, far in zip(masks, spread, strict=True)
+    ]
 
 
 def _earlier_equals(space: Space, masks: list[int]) -> list[int]:

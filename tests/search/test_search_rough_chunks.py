@@ -1,0 +1,79 @@
+"""Rough room of interleaved stages is never less than what fits by the exact count."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hetplan.cluster.load import load_cluster
+from hetplan.job.load import load_job
+from hetplan.model.load import load_model
+from hetplan.plans.plan import Sharding
+from hetplan.predict.fit import FittedPredictor
+from hetplan.search.costs.maker import SpaceMaker
+from hetplan.search.costs.rough_chunks import least_chunked, room_of, stage_counts
+from hetplan.search.families.allowed import allowed_cluster
+from hetplan.search.families.families import Families
+from hetplan.search.interleaved.solver import shared_of
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.mark.parametrize(
+    ("model_name", "cluster_name", "trainer"),
+    [
+        ("llama-140b", "mixed-768", "megatron"),
+        ("llama-2-70b", "three-regions", "torchtitan"),
+        ("llama-2-7b", "two-regions", "native"),
+    ],
+)
+def test_rough_room_is_not_below_the_exact_one(
+    model_name: str, cluster_name: str, trainer: str
+) -> None:
+    model = load_model(CONFIGS / "models" / f"{model_name}.yaml")
+    cluster = load_cluster(CONFIGS / "clusters" / f"{cluster_name}.yaml")
+    job = replace(load_job(CONFIGS / "jobs" / f"{model_name}.yaml"), target=trainer)
+    cluster = allowed_cluster(cluster, job)
+    predictor = FittedPredictor.datasheet_only()
+    maker = SpaceMaker(model=model, cluster=cluster, job=job, predictor=predictor)
+    families = [
+        family
+        for family in Families(model=model, cluster=cluster, job=job).families()
+        if family.virtual_stages > 1
+    ]
+    exact, units, seen = shared_of(maker).room, maker.units().count, 0
+    for family in random.Random(3).sample(families, 16):
+        maker.rough(family)
+        key = (id(family.meshes), id(family.recompute), family.sharding is Sharding.NONE)
+        arrays = maker._roughs._bases[key].arrays
+        if arrays is None:
+            continue
+        _, rows, room, _, most = arrays
+        chunks, m = family.virtual_stages, family.num_microbatches
+        for stages in stage_counts(m, min(int(most.sum()), units // chunks), 0)[:3]:
+            rough = room_of(rows, room, units, m, chunks, stages)
+            for mesh in range(len(family.meshes)):
+                fits = exact.most_units(family, (mesh,) * stages, units).T[:, ::-1]
+                assert (rough[:, mesh] >= fits).all()
+                seen += 1
+    assert seen > 5
+
+
+def test_longest_stage_by_hand() -> None:
+    """Two islands of 2 stages, 12 units, 2 chunks: 4 stages of 3; memory for 2 units of the slow
+    one makes the fast one's stages 4 long."""
+    cost = np.array([[1.0, 1.2]])
+    rows = np.zeros((1, 2, 8))
+    rows[:, :, 1] = rows[:, :, 5] = 1.0
+    first, most = np.array([0, 1]), np.array([2, 2])
+    for rooms, longest in ((np.array([9.0, 9.0]), 3.6), (np.array([9.0, 2.5]), 4.0)):
+        found = least_chunked(
+            cost, rows, rooms, first, most, 12, 8, 2, np.array([4]), 0.0, 12.0, 0.0
+        )
+        assert found[2, 0] == pytest.approx(longest, rel=1e-4)
+        assert found[2, 0] <= longest
+        assert np.isinf(found[0, 0])

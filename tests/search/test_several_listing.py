@@ -1,0 +1,170 @@
+"""Listing of all plans of several pipelines: its prices, its bounds, pins, and what is too much."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from search_jobs import cluster, island, job, model
+
+from hetplan.cluster.spec import Cluster
+from hetplan.errors import InfeasibleError
+from hetplan.job.spec import Job, Pins
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.plan import RecomputeGranularity, Sharding
+from hetplan.predict.fit import FittedPredictor
+from hetplan.search.costs.placed import Placed
+from hetplan.search.search import search
+from hetplan.search.several.assembling import Assembler
+from hetplan.search.several.listing import Listing
+from hetplan.search.several.listing_prices import enough, least_prices, least_step
+from hetplan.search.several.listing_steps import Steps
+from hetplan.search.several.pins import keeps_pins
+from hetplan.search.solver import Best
+
+PREDICTOR = FittedPredictor.datasheet_only()
+
+
+def small() -> tuple[ModelSpec, Cluster, Job]:
+    where = cluster(
+        island("one", kind="slow", teraflops=60.0, nodes=1, per_node=2),
+        island("two", kind="fast", teraflops=150.0, nodes=2),
+    )
+    return model(5), where, replace(job(4, target="native"), gap=0.0)
+
+
+def listing(asked: ModelSpec, where: Cluster, wanted: Job) -> Listing:
+    placed = Placed(model=asked, cluster=where, job=wanted, predictor=PREDICTOR)
+    assembler = Assembler(asked, where, wanted, PREDICTOR, placed.units.layers_per_unit)
+    return Listing(assembler=assembler, units=placed.units)
+
+
+def fresh() -> Best:
+    return Best(gap=0.0, bounds=[0.0], deadline=math.inf, progress=None, started=0.0)
+
+
+def test_composed_steps_are_what_the_cost_room_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, where, wanted = small()
+    found = listing(asked, where, wanted)
+    composed: list[float] = []
+    seconds = Steps.seconds
+
+    def noted(self: Steps, *picks: object) -> float:
+        composed.append(seconds(self, *picks))  # type: ignore[arg-type]
+        return composed[-1]
+
+    monkeypatch.setattr(Steps, "seconds", noted)
+    compared = 0
+    whole = found.assembler.whole
+
+    def priced(chosen: object) -> object:
+        nonlocal compared
+        again = whole(chosen)  # type: ignore[arg-type]
+        if again is not None:
+            compared += 1
+            assert composed[-1] == pytest.approx(again.seconds, rel=1e-9)
+        return None  # never better: every plan is compared until the budget ends
+
+    monkeypatch.setattr(Assembler, "whole", lambda self, chosen: priced(chosen))
+    monkeypatch.setattr("hetplan.search.several.listing._MOST_PRICED", 150)
+    found.run(0, fresh())
+    assert compared >= 150
+
+
+PINS = [
+    Pins(pipelines=2),
+    Pins(pipelines=3, microbatch_size=1),
+    Pins(pipelines=2, dp=1),
+    Pins(pipelines=2, pp=2),
+    Pins(pipelines=2, tp=2),
+    Pins(pipelines=2, recompute=True),
+    Pins(pipelines=2, depth=2),
+    Pins(pipelines=2, same_degrees=True),
+    Pins(pipelines=2, embedding_on="one", tp=1),
+    Pins(pipelines=2, dp=2, sharded_optimizer=True),
+    Pins(pipelines=2, sharded_optimizer=False, virtual_stages=1, cp=1, ep=1),
+]
+
+
+@pytest.mark.parametrize("pin", PINS, ids=str)
+def test_pins_are_kept_and_plans_found_where_there_are(pin: Pins) -> None:
+    asked, where, wanted = small()
+    if pin.embedding_on is not None:
+        where = cluster(*(replace(each, nodes=2) for each in where.islands))
+        pin = replace(pin, head_on="two")
+    wanted = replace(wanted, pin=pin)
+    best = fresh()
+    bound = listing(asked, where, wanted).run(0, best)
+    two_pipelines_of_tp_2 = pin.tp == 2  # one node has two devices: one stage of tp 2
+    two_embeddings = pin.embedding_on is not None
+    if two_pipelines_of_tp_2:
+        assert best.chosen is None
+        assert bound == math.inf
+        return
+    assert best.chosen is not None or two_embeddings
+    if best.chosen is not None:
+        assert keeps_pins(best.chosen, where, wanted)
+        assert len(best.chosen.pipelines) == pin.pipelines
+        assert bound == pytest.approx(best.seconds, rel=1e-8)
+
+
+def test_a_pin_that_cannot_hold_is_infeasible() -> None:
+    asked, where, wanted = small()
+    wanted = replace(wanted, pin=Pins(pipelines=2, tp=2), time_limit_seconds=60.0)
+    with pytest.raises(InfeasibleError):
+        search(asked, where, wanted, PREDICTOR, reasons=False)
+
+
+def test_pins_that_say_more_than_templates_know_still_find_a_plan() -> None:
+    asked, where, wanted = small()
+    wanted = replace(wanted, pin=Pins(pipelines=2, recompute=True), time_limit_seconds=60.0)
+    found = search(asked, where, wanted, PREDICTOR, reasons=False)
+    assert found.certificate is not None
+    assert found.certificate.gap <= 1e-8
+    stages = [stage for each in found.plan.pipelines for stage in each.stages]
+    assert {stage.recompute.granularity for stage in stages} == {RecomputeGranularity.FULL}
+
+
+def test_too_many_rows_prove_nothing() -> None:
+    asked, _, wanted = small()
+    where = cluster(*(island(f"i{k}", kind=f"k{k}", nodes=8, per_node=4) for k in range(3)))
+    best = fresh()
+    best.seconds = 1e-9
+    assert listing(asked, where, wanted).run(0, best) in (0.0, best.target)
+
+
+def test_a_row_that_shards_nothing_keeps_the_pin() -> None:
+    asked, where, wanted = small()
+    wanted = replace(wanted, pin=Pins(pipelines=2, dp=1, sharded_optimizer=True))
+    best = fresh()
+    listing(asked, where, wanted).run(0, best)
+    assert best.chosen is not None
+    assert best.chosen.sharding is Sharding.NONE
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_prices_bound_what_rows_do_together(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    needs = rng.integers(0, 3, (12, 2))
+    needs[needs.sum(axis=1) == 0] = 1
+    samples, devices = rng.integers(1, 6, 12), rng.integers(1, 5, 2)
+    prices = least_prices(needs, samples, devices)
+    assert (needs @ prices >= samples * (1 - 1e-9)).all()
+    # Rows put together one after the other, as long as there is room.
+    most = 0
+    for _ in range(200):
+        room, done = devices.copy(), 0
+        for r in rng.permutation(12):
+            while (needs[r] <= room).all():
+                room -= needs[r]
+                done += int(samples[r])
+        most = max(most, done)
+    assert most <= float(devices @ prices) * (1 + 1e-9)
+    assert enough(needs, samples, devices, most)
+    seconds = rng.uniform(1, 2, 12).tolist()
+    least = least_step(seconds, needs, samples, devices, most)
+    assert least in seconds
+    below = [r for r in range(12) if seconds[r] < least]
+    assert not enough(needs[below], samples[below], devices, most)
