@@ -78,7 +78,7 @@ def explain(
         raise InputError("--time-limit belongs to --shadow-prices")
     if not traffic and not ranks and traffic_model is None and tokens is None:
         if plan is None:
-            raise InputError("name a plan file")
+            raise InputError("name a plan file, as in `hetplan explain plan.json`")
         from hetplan.cli.explain_why import explain_why
 
         explain_why(

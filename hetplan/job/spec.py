@@ -64,6 +64,7 @@ class Objective(StrEnum):
 
 
 LEAST_QUANTILE, MOST_QUANTILE = 0.5, 0.99
+"""From the median to what the draws of an interval still resolve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,17 +26,6 @@ class LaunchLimit:
     """Of a job that is planned without it, as in `pipelines: 1`; empty: no searched plan has it."""
 
 
-def launch_limits(plan: Plan) -> tuple[str, ...]:
-    """Why `hetplan launch` does not run a plan that is otherwise legal, one line each.
-
-    The last line names the pins of a job whose plan it runs. Empty where it runs this one.
-    """
-    found = [*limits_of(plan)]
-    if not found:
-        return ()
-    return (*(f"{each.field}: {each.message}" for each in found), *pins_line(found))
-
-
 def pins_line(found: list[LaunchLimit]) -> tuple[str, ...]:
     """One line that names the pins of all these; none where no pin helps."""
     pins = ", ".join(dict.fromkeys(each.pin for each in found if each.pin))
@@ -44,7 +33,7 @@ def pins_line(found: list[LaunchLimit]) -> tuple[str, ...]:
 
 
 def launch_faults(plan: Plan) -> Iterator[Fault]:
-    """The same as faults, the pins in the message of each."""
+    """Why `hetplan launch` does not run a legal plan: `limits_of` with the pin in each message."""
     for each in limits_of(plan):
         hint = f" (in the job, pin: {{{each.pin}}})" if each.pin else ""
         yield Fault(field=each.field, message=f"{each.message}{hint}")

@@ -16,6 +16,7 @@ WIDER = "native"
 """The target that is asked."""
 
 _LARGEST_GAP = 0.02
+"""Least gap of that search: the restriction's cost need not be known more closely."""
 
 _MOST_SECONDS = 30.0
 """Longest search; it ends with whatever bound it has."""

@@ -18,8 +18,8 @@ RESOLUTION = 1e-9
 """Steps closer than this part of each other count as equal: two replays of equal plans differ by
 the order of their additions."""
 
-
 MOST_EFFORT = 2
+"""Last effort of a proof (`Best.effort`)."""
 
 _TELL_SECONDS = 0.1
 """Between two reports of a search that has found nothing better."""

@@ -10,7 +10,7 @@ from plans_of_many import Case, plain_case, two_pipelines
 
 from hetplan.errors import InputError
 from hetplan.plans.choices import chosen_of
-from hetplan.plans.launch import launch_faults, launch_limits
+from hetplan.plans.launch import launch_faults, limits_of, pins_line
 from hetplan.plans.plan import OverlapSettings, Plan, Schedule, Sharding
 
 
@@ -45,20 +45,18 @@ def broken(case: Case, what: str) -> Plan:
 )
 def test_a_plan_that_is_not_launched_names_why_and_the_pin(what: str, says: str, pin: str) -> None:
     case = plain_case("native")
-    assert launch_limits(case.plan) == ()
+    assert not list(limits_of(case.plan))
     plan = broken(case, what)
-    limits = launch_limits(plan)
-    assert says in limits[0]
-    assert limits[-1] == f"plan again with pin: {{{pin}}}"
+    limits = list(limits_of(plan))
+    assert says in limits[0].message
+    assert pins_line(limits) == (f"plan again with pin: {{{pin}}}",)
     assert pin in next(launch_faults(plan)).message
 
 
 def test_several_pipelines_are_not_launched() -> None:
-    limits = launch_limits(two_pipelines().plan)
-    assert limits == (
-        "pipelines: 2 pipelines; the trainer runs one",
-        "plan again with pin: {pipelines: 1}",
-    )
+    (limit,) = limits_of(two_pipelines().plan)
+    assert (limit.field, limit.message) == ("pipelines", "2 pipelines; the trainer runs one")
+    assert pins_line([limit]) == ("plan again with pin: {pipelines: 1}",)
 
 
 def test_choices_of_plans_that_no_search_makes_are_refused() -> None:

@@ -90,7 +90,7 @@ def read_cases(path: Path) -> tuple[Case, ...]:
         construction |= {name: value.number() for name, value in given.items()}
     cases = tuple(_case(value, construction) for value in root.need("cases").entries())
     if not cases:
-        raise root.refuse("there is no case")
+        raise root.refuse("there is no case; list at least one")
     return cases
 
 
@@ -101,6 +101,8 @@ def _case(value: Value, construction: dict[str, float]) -> Case:
         for gpu, zones in value.need("devices_by_kind_and_zone").items()
         for zone, devices in zones.items()
     )
+    if not rooms:
+        raise value.refuse("devices_by_kind_and_zone names no devices")
     for room in rooms:
         if room.devices % per_node:
             raise value.refuse(

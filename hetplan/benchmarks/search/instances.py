@@ -66,28 +66,38 @@ INSTANCES = (
     Instance(devices=16, islands=2, kinds=2, regions=1),
     Instance(devices=64, islands=2, kinds=2, regions=1),
     Instance(devices=256, islands=3, kinds=3, regions=2),
+    Instance(devices=768, islands=2, kinds=2, regions=1),
     Instance(devices=1024, islands=4, kinds=4, regions=2),
     Instance(devices=1024, islands=4, kinds=4, regions=2, model="moe"),
     Instance(devices=4096, islands=6, kinds=6, regions=3),
     Instance(devices=10240, islands=8, kinds=6, regions=4),
     Instance(devices=10240, islands=8, kinds=6, regions=4, model="moe"),
     Instance(devices=32768, islands=8, kinds=6, regions=4),
+    Instance(devices=98304, islands=8, kinds=6, regions=4),
     Instance(devices=131072, islands=8, kinds=6, regions=4),
     Instance(devices=131072, islands=10, kinds=6, regions=4),
     Instance(devices=131072, islands=10, kinds=6, regions=4, model="moe"),
 )
 
 
-def instance_inputs(instance: Instance, target: str, gap: float, limit: float) -> Inputs:
+def instance_inputs(
+    instance: Instance, target: str, gap: float, time_limit_seconds: float
+) -> Inputs:
     """Model, cluster and job of an instance; an InputError for sizes that cannot be."""
     if instance.devices % PER_NODE or instance.devices // PER_NODE < instance.islands:
         raise InputError(
-            f"{instance.devices} devices are no nodes of {PER_NODE} for {instance.islands} islands"
+            f"{instance.devices} devices are no whole nodes of {PER_NODE} for "
+            f"{instance.islands} islands, each with one at least"
         )
     if not 1 <= instance.kinds <= min(instance.islands, len(KINDS)):
-        raise InputError(f"{instance.kinds} kinds on {instance.islands} islands")
+        raise InputError(
+            f"{instance.kinds} kinds on {instance.islands} islands; there must be 1 to "
+            f"{min(instance.islands, len(KINDS))} kinds"
+        )
     if not 1 <= instance.regions <= instance.islands:
-        raise InputError(f"{instance.regions} regions with {instance.islands} islands")
+        raise InputError(
+            f"{instance.regions} regions with {instance.islands} islands; every region needs one"
+        )
     batch = max(128, 1 << round(math.log2(2 * instance.devices)))
     return Inputs(
         model=_model(instance),
@@ -100,7 +110,7 @@ def instance_inputs(instance: Instance, target: str, gap: float, limit: float) -
             optimizer=Optimizer.ADAMW,
             target=target,
             gap=gap,
-            time_limit_seconds=limit,
+            time_limit_seconds=time_limit_seconds,
         ),
         sha256=(),
     )

@@ -31,7 +31,7 @@ def draw(rows: Sequence[ScalingRow], path: Path) -> None:
     if not planned:
         raise InputError(f"no instance was planned, so there is nothing to draw into {path}")
     if not path.parent.is_dir():
-        raise InputError(f"{path.parent} is no folder")
+        raise InputError(f"{path.parent} is no folder; make it, or name a file in another one")
     try:
         import matplotlib
         from matplotlib.figure import Figure

@@ -24,14 +24,16 @@ from itertools import combinations, permutations, product
 import numpy as np
 
 from hetplan.benchmarks.search.cases import Case
-from hetplan.benchmarks.search.row_cuts import Ints, cut
+from hetplan.benchmarks.search.row_cuts import cut
 from hetplan.benchmarks.search.sailor_cost import SailorPlan, SailorReplicas
 from hetplan.benchmarks.search.sailor_files import SailorFiles
 from hetplan.benchmarks.search.sailor_tables import Class, Tables
+from hetplan.cost.arrays import Ints
 
 Stage = tuple[tuple[Class, int], ...]
 """Runs of equal replicas, in order."""
 _MOST_STAGES = 32
+"""Of a row; also bounds the work of a cut."""
 FEW_ROOMS = 3
 """Up to so many rooms each has its own tp and every order is tried; of more, rooms of one GPU have
 one tp and those of a region stay together."""
@@ -40,6 +42,7 @@ _MOST_CUTS = 5_000
 _WORTH_CUTTING = 1.3
 """Rows whose outlook is further above the best are not cut: a heuristic, no proof."""
 _KEPT = 24
+"""Best rows that are handed on, to be placed, checked and scored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

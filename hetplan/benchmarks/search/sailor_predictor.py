@@ -25,6 +25,7 @@ from hetplan.profiling.samples import LinkOperation
 NEVER_SECONDS = 1e5
 """Of a layer that was not profiled."""
 _NOTHING_SECONDS = 1e-12
+"""Of what Sailor charges nothing for; predictions are above 0."""
 _NAMES = dict(NAMES)
 
 

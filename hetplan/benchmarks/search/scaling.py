@@ -20,8 +20,10 @@ from hetplan.errors import HetplanError, InfeasibleError, InputError, LimitError
 
 TARGETS = ("megatron", "flagscale", "torchtitan", "native")
 GAP = 0.005
+"""Asked of every search of the table."""
 _WARM = Instance(devices=16, islands=2, kinds=2, regions=1)
 _WARM_SECONDS = 20.0
+"""Longest small search that compiles what the measured one needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +79,8 @@ def scaling(
     return tuple(rows)
 
 
-def _apart(instance: Instance, target: str, limit: float) -> ScalingRow:
-    question = json.dumps({"instance": asdict(instance), "target": target, "limit": limit})
+def _apart(instance: Instance, target: str, limit_seconds: float) -> ScalingRow:
+    question = json.dumps({"instance": asdict(instance), "target": target, "limit": limit_seconds})
     done = subprocess.run(
         [sys.executable, "-m", "hetplan.benchmarks.search.scaling", question],
         check=False,
@@ -91,7 +93,7 @@ def _apart(instance: Instance, target: str, limit: float) -> ScalingRow:
     return ScalingRow(**json.loads(done.stdout))
 
 
-def measure(instance: Instance, target: str, limit: float) -> ScalingRow:
+def measure(instance: Instance, target: str, limit_seconds: float) -> ScalingRow:
     """Search in this process."""
     from hetplan.predict.fit import FittedPredictor
     from hetplan.search.search import search
@@ -124,7 +126,7 @@ def measure(instance: Instance, target: str, limit: float) -> ScalingRow:
         )
 
     run(replace(_WARM, model=instance.model), _WARM_SECONDS)
-    row = run(instance, limit)
+    row = run(instance, limit_seconds)
     used = resource.getrusage(resource.RUSAGE_SELF)
     return replace(
         row,

@@ -190,7 +190,7 @@ class PlanCosts:
         found = self.turns.get(key)
         if found is None:
             cluster, shards = self.settings.cluster, self.settings.shards
-            each = [_holders(whose, expert=expert) for whose, expert in key]
+            each = [holders_of(whose, expert=expert) for whose, expert in key]
             first = [{replica.devices for replica in whose} for whose in replicas]
             found = self.turns[key] = kept_by_reductions(
                 cluster,
@@ -207,7 +207,7 @@ class PlanCosts:
         found = self.ends.get(key)
         if found is None:
             settings = self.settings
-            holders = _holders(replicas, expert=group.expert)
+            holders = holders_of(replicas, expert=group.expert)
             copies = copies_of(settings.cluster, holders, settings.shards).beside(kept)
             found = self.ends[key] = EndOfStep(
                 known=settings.known,
@@ -232,7 +232,8 @@ def _party(unit: Unit) -> Party:
     )
 
 
-def _holders(replicas: Sequence[Replica], *, expert: bool) -> Holders:
+def holders_of(replicas: Sequence[Replica], *, expert: bool) -> Holders:
+    """The ranks of these replicas, and how many of each hold different weights, or experts."""
     return [(expand(each.devices), each.ep * each.etp if expert else each.tp) for each in replicas]
 
 

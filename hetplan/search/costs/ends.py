@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hetplan.cost.priced.end_of_step import EndOfStep
-from hetplan.cost.priced.groups import Copies, Holders, copies_of
+from hetplan.cost.priced.groups import Copies, copies_of
+from hetplan.cost.priced.plan import holders_of
 from hetplan.cost.priced.values import Part, seconds_of_parts
-from hetplan.plans.plan import Replica, Sharding, expand
+from hetplan.plans.plan import Sharding
 from hetplan.search.costs.placed import ROLES, Placed
 from hetplan.search.families.family import Mesh
 from hetplan.search.families.space import Floats
@@ -130,7 +131,7 @@ class Ends:
             if sharding is not Sharding.NONE:
                 shards = sum(each.dp * each.cp for each in mesh.shapes)
             found = self._groups[key] = copies_of(
-                placed.cluster, _holders(replicas, expert=expert), shards
+                placed.cluster, holders_of(replicas, expert=expert), shards
             )
         return found
 
@@ -186,10 +187,6 @@ class Ends:
 def _beside(law: Callable[[float, float], float], other: list[float]) -> Callable[..., float]:
     """The law of one number where the other one stands in a list."""
     return lambda one, at: law(one, other[at])
-
-
-def _holders(replicas: Sequence[Replica], *, expert: bool) -> Holders:
-    return [(expand(each.devices), each.ep * each.etp if expert else each.tp) for each in replicas]
 
 
 def _both(

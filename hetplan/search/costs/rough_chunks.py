@@ -121,6 +121,5 @@ def least_chunked(
 
 def stage_counts(microbatches: int, most: int, pinned: int) -> tuple[int, ...]:
     """Numbers of stages that can be interleaved, increasing."""
-    return tuple(
-        p for p in range(LEAST_INTERLEAVED_STAGES, most + 1) if microbatches % p == 0 and pinned in (0, p)
-    )
+    every = range(LEAST_INTERLEAVED_STAGES, most + 1)
+    return tuple(p for p in every if microbatches % p == 0 and pinned in (0, p))

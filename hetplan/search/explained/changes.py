@@ -16,6 +16,7 @@ from hetplan.units import format_bytes, format_rate, format_seconds
 _MORE_NODES = 0.1
 """Part of an island's nodes that is added, at least one node."""
 _MORE_MEMORY = 1.25
+"""Times as much memory per device: a quarter more."""
 _LONG_SECONDS = 0.5e-3
 """Round trips from here on are of links between places; halving a shorter one is no offer."""
 

@@ -10,7 +10,7 @@ changes do not add up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from hetplan.cost.estimate import estimate_with

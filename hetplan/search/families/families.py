@@ -30,6 +30,7 @@ from hetplan.search.families.rooms import Room, Rooms
 from hetplan.search.families.variants import Variants
 
 MOST_CONTEXT_PARALLEL = 16
+"""As published at most: 16 for sequences of 131,072 (Llama 3, arXiv 2407.21783, table 4)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,8 @@ from hetplan.cost.arrays import Floats, Ints
 from hetplan.search.families.family import Family
 
 __all__ = [
-    "BOTH", "FIRST", "LAST", "MIDDLE", "MOST_FREE_ISLANDS", "Floats", "Ints", "Links", "NormSums", "Space",
+    "BOTH", "FIRST", "LAST", "MIDDLE", "MOST_FREE_ISLANDS",
+    "Floats", "Ints", "Links", "NormSums", "Space",
 ]  # fmt: skip
 
 MIDDLE, FIRST, LAST, BOTH = 0, 1, 2, 3

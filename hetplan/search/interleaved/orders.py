@@ -26,7 +26,8 @@ def stage_counts(space: Space, family: Family) -> tuple[int, ...]:
     """Numbers of stages that the family can have, increasing; `space` may be of other chunks."""
     m, chunks = family.num_microbatches, family.virtual_stages
     most = min(space.num_layers // chunks, space.stage_limit, int(space.max_stages.sum()), m)
-    return tuple(p for p in range(LEAST_INTERLEAVED_STAGES, most + 1) if m % p == 0 and space.stages in (0, p))
+    every = range(LEAST_INTERLEAVED_STAGES, most + 1)
+    return tuple(p for p in every if m % p == 0 and space.stages in (0, p))
 
 
 def most_by_time(space: Space, limit: float) -> list[int]:

@@ -48,8 +48,9 @@ _MOST_ROWS = 3000
 """Rows of a family that are listed: about 0.5 s at 0.15 ms each (measured)."""
 
 _FIRST_ROWS = 4
-"""Rows that are cut before the proof, and replays for each."""
+"""Rows that are cut before the proof."""
 _POLISH_REPLAYS = 400
+"""Replays that polish one cut."""
 
 _ROWS_CLIMBED = 60
 """Rows that are looked at where there are too many to list."""

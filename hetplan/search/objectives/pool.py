@@ -27,6 +27,7 @@ _LOOSE_GAP = 0.05
 """Of a nearby question: about what an interval tells apart (docs/accuracy.md); proofs cost most."""
 
 _DEGREES = (1, 2, 4, 8, 16)
+"""Degrees that are pinned instead of the plan's, where they divide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

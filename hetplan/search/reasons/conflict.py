@@ -15,6 +15,7 @@ from itertools import combinations
 from hetplan.search.reasons.constraints import Constraint, Question
 
 _TRIED_BY_SIZE = 2
+"""Largest sets that are all tried; their number grows with the power of their size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from hetplan.plans.targets import TARGETS
 from hetplan.search.reasons.constraints import Question
 
 _RESERVES = (0.05, 0.0)
+"""Values of `memory_reserve_fraction` that are tried where they are below the job's."""
 _LARGEST_BATCH_CHANGE = 2
 """A batch is changed to at most so many times, or that part of, what was asked."""
 

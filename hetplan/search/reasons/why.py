@@ -21,6 +21,8 @@ from hetplan.search.result import SearchResult
 from hetplan.units import format_seconds
 
 _MOST_OFFERED = 6
+"""Relaxations that are shown."""
+
 _MOST_TRIED = 12
 """Relaxations that look possible and are handed to a search."""
 

@@ -11,18 +11,13 @@ make steps longer, count in the last of these alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
-
-from hetplan.cluster.spec import Cluster
-from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.priced.plan import PlanCosts
 from hetplan.cost.priced.work import exchange_of
 from hetplan.cost.replay.times import Exchange
-from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layer_units import LayerUnits
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
@@ -36,17 +31,11 @@ from hetplan.plans.plan import (
 )
 from hetplan.plans.targets import target
 from hetplan.search.several.assembling import Assembler
-from hetplan.search.several.listing_prices import least_prices, least_step
+from hetplan.search.several.listing_groups import Columns, Group, combinations
 from hetplan.search.several.listing_rows import Row, Rows, TooManyError
 from hetplan.search.several.listing_steps import Known, Steps
-from hetplan.search.several.listing_tables import (
-    Ended,
-    Replicas,
-    Tables,
-    Variants,
-    number_of_variants,
-    replica_of,
-)
+from hetplan.search.several.listing_tables import Tables
+from hetplan.search.several.listing_values import Ended, Replicas, number_of_variants, replica_of
 from hetplan.search.solver import Best
 
 _MOST_DEVICES = 64
@@ -71,90 +60,6 @@ _WIDTHS = (1.1, 1.5, math.inf)
 
 class _TooLongError(Exception):
     """The budget is spent."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    """Rows that may stand in one plan, those that are done first before the others."""
-
-    rows: tuple[Row, ...]
-    seconds: dict[Row, float]
-    """No plan with the row has a shorter step."""
-    needs: Ints
-    """[R, I] devices."""
-    samples: Ints
-    devices: Ints
-    """[I] usable ones."""
-    least: float
-    """No plan of these rows has a shorter step."""
-
-    @staticmethod
-    def of(some: Sequence[tuple[float, Row]], cluster: Cluster, job: Job) -> _Group:
-        """Of (seconds, row)."""
-        order = sorted(range(len(some)), key=lambda at: (some[at][0], at))
-        rows = tuple(some[at][1] for at in order)
-        seconds = [some[at][0] for at in order]
-        islands = cluster.islands
-        needs = np.array([row.devices(len(islands)) for row in rows], dtype=np.int64)
-        samples = np.array([row.samples for row in rows], dtype=np.int64)
-        devices = np.array([island.num_usable_devices for island in islands], dtype=np.int64)
-        return _Group(
-            rows=rows,
-            seconds=dict(zip(rows, seconds, strict=True)),
-            needs=needs,
-            samples=samples,
-            devices=devices,
-            least=least_step(seconds, needs, samples, devices, job.global_batch_size),
-        )
-
-    def below(self, limit: float) -> tuple[tuple[Row, ...], Floats]:
-        """Rows below the limit, and prices of devices at which none is worth more than it needs."""
-        count = sum(seconds < limit for seconds in self.seconds.values())
-        prices = least_prices(self.needs[:count], self.samples[:count], self.devices)
-        return self.rows[:count], prices
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Columns:
-    """Variants of one pipeline, as plain numbers, by when they end and have reduced at least."""
-
-    last: list[float]
-    positions: list[list[int]]
-    units: list[list[int]]
-    choices: list[list[int]]
-    slow: list[list[int]]
-    ends: list[list[float]]
-
-    @staticmethod
-    def of(ended: Ended, each: Variants, reductions: Floats, limit: float) -> _Columns:
-        """Of one placement of a row; reductions: [P, parts, layers + 1, layers + 1] at least."""
-        which = ended.which
-        cut, slow = each.positions[which], each.slow[which]
-        stages = np.arange(slow.shape[1])
-        done = ended.ends + reductions[stages, slow, cut[:, :-1], cut[:, 1:]]
-        last = done.max(axis=1)
-        order = np.argsort(last, kind="stable")[: int(np.count_nonzero(last < limit))]
-        return _Columns(
-            last=last[order].tolist(),
-            positions=cut[order].tolist(),
-            units=each.units[which][order].tolist(),
-            choices=each.choices[which][order].tolist(),
-            slow=slow[order].tolist(),
-            ends=ended.ends[order].tolist(),
-        )
-
-
-def _combinations(
-    columns: Sequence[_Columns], limit: Callable[[], float], taken: tuple[int, ...] = ()
-) -> Iterator[tuple[int, ...]]:
-    """One variant of each pipeline, all with ends below the limit, which may fall meanwhile."""
-    if len(taken) == len(columns):
-        yield taken
-        return
-    for w, last in enumerate(columns[len(taken)].last):
-        if last >= limit():
-            return
-        yield from _combinations(columns, limit, (*taken, w))
 
 
 def _copies(rows: Sequence[Row]) -> list[int]:
@@ -223,7 +128,7 @@ class Listing:
             simple=self.simple,
         )
 
-    def _groups(self, ceiling: float, best: Best) -> list[_Group] | None:
+    def _groups(self, ceiling: float, best: Best) -> list[Group] | None:
         """Rows below the ceiling, those with early sends apart; None where they are too many."""
         each = self.assembler
         devices = sum(island.num_usable_devices for island in each.cluster.islands)
@@ -248,7 +153,7 @@ class Listing:
                     if seconds < ceiling:
                         some.append((seconds, row))
             if some:
-                found.append(_Group.of(some, each.cluster, each.job))
+                found.append(Group.of(some, each.cluster, each.job))
         return found
 
     def _least(self, row: Row, ceiling: float) -> float:
@@ -259,7 +164,7 @@ class Listing:
         loading = job.data_loading_seconds
         return self._tables_of((row,), sharding).least_seconds(row, ceiling) + loading
 
-    def _below(self, group: _Group, limit: float, solver: int, best: Best) -> None:
+    def _below(self, group: Group, limit: float, solver: int, best: Best) -> None:
         """Every plan of a group whose step is below the limit."""
         rows, prices = group.below(limit)
         if not rows:
@@ -366,15 +271,13 @@ class Listing:
         after = steps.least_after
         if max(float(each.last[0]) for each in ended) + after >= limit:
             return
-        columns: list[_Columns] = []
+        columns: list[Columns] = []
         for p, (row, each) in enumerate(zip(rows, ended, strict=True)):
             reductions = steps.least_reductions(p)
-            columns.append(
-                _Columns.of(each, tables.variants(row, limit), reductions, limit - after)
-            )
+            columns.append(Columns.of(each, tables.variants(row, limit), reductions, limit - after))
             if not columns[-1].last:
                 return
-        for picks in _combinations(columns, lambda: min(limit, best.target) - after):
+        for picks in combinations(columns, lambda: min(limit, best.target) - after):
             self.steps += 1
             if self.steps > self._budget(_MOST_STEPS):
                 raise _TooLongError
@@ -427,7 +330,7 @@ class Listing:
         self,
         rows: Sequence[Row],
         tables: Tables,
-        columns: Sequence[_Columns],
+        columns: Sequence[Columns],
         picks: Sequence[int],
     ) -> ChosenPlan:
         pipelines = tuple(

@@ -24,7 +24,8 @@ from hetplan.cost.priced.values import seconds_of_parts
 from hetplan.plans.build import Degrees, neighbour_link, stage_link
 from hetplan.plans.plan import Replica, expand
 from hetplan.search.several.listing_rows import Row
-from hetplan.search.several.listing_tables import Replicas, Tables
+from hetplan.search.several.listing_tables import Tables
+from hetplan.search.several.listing_values import Replicas
 
 _Members = tuple[tuple[Replica, ...], ...]
 

@@ -8,10 +8,9 @@ lies; transfers do.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations, pairwise, product
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -30,7 +29,6 @@ from hetplan.plans.assemble import assemble_pipeline, assemble_plan
 from hetplan.plans.chosen import Shape
 from hetplan.plans.placing import device_ranges
 from hetplan.plans.plan import (
-    DeviceRange,
     LayerRange,
     OverlapSettings,
     Pipeline,
@@ -46,46 +44,18 @@ from hetplan.search.costs.placed import RECOMPUTE
 from hetplan.search.families.family import Mesh
 from hetplan.search.several.listing_kernel import ends_of, variants
 from hetplan.search.several.listing_rows import Row
+from hetplan.search.several.listing_values import (
+    NO_TIMES,
+    Ended,
+    Replicas,
+    Variants,
+    cuts,
+    least_of,
+    replica_of,
+    times_of,
+)
 
 _PLAIN = Schedule(name="1f1b")
-
-Replicas = tuple[tuple[Replica, ...], ...]
-"""Of every stage."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Variants:
-    """Cuts and recomputations of a row that fit; V of them, P stages."""
-
-    positions: Ints
-    """[V, P + 1] layers where stages begin."""
-    units: Ints
-    """[V, P]"""
-    choices: Ints
-    """[V, P] of the recomputations of the tables."""
-    slow: Ints
-    """[V, P] the part that counts."""
-    forward: Floats
-    """[V, P]"""
-    backward: Floats
-    """[V, P]"""
-    busy: Floats
-    """[V] seconds; no pipeline of it ends earlier."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ended:
-    """Variants of a placed row in the order in which they end, W of those below some limit."""
-
-    which: Ints
-    """[W] of the variants."""
-    ends: Floats
-    """[W, P]"""
-    last: Floats
-    """[W]"""
-    limit: float
-    """Those that end no earlier are left out."""
-    hops: tuple[Hop, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,8 +300,8 @@ class Tables:
         key = (left, right)
         found = self._fastest.get(key)
         if found is None:
-            hops = [_times(self._hop(*pair)) for pair in self._neighbours(left, right)]
-            found = self._fastest[key] = _least(hops) if hops else _NO_TIMES
+            hops = [times_of(self._hop(*pair)) for pair in self._neighbours(left, right)]
+            found = self._fastest[key] = least_of(hops) if hops else NO_TIMES
         return found
 
     def _neighbours(
@@ -402,49 +372,3 @@ class Tables:
         order = np.argsort(last, kind="stable")
         order = order[: int(np.count_nonzero(last < math.inf))]
         return Ended(which=order, ends=ends[order], last=last[order], limit=limit, hops=hops)
-
-
-_NO_TIMES = (0.0, 0.0, 0.0, 0.0)
-
-
-def _times(hop: Hop) -> tuple[float, float, float, float]:
-    return (
-        hop.send_forward_seconds,
-        hop.send_backward_seconds,
-        hop.wire_latency_seconds,
-        hop.rendezvous_extra_seconds,
-    )
-
-
-def _least(
-    hops: Sequence[tuple[float, float, float, float]],
-) -> tuple[float, float, float, float]:
-    a, b, c, d = (min(each) for each in zip(*hops, strict=True))
-    return a, b, c, d
-
-
-def cuts(units: int, stages: int) -> Ints:
-    """[C, P] every way to deal so many units out, at least one to each stage."""
-    found = [
-        [b - a for a, b in pairwise((0, *inner, units))]
-        for inner in combinations(range(1, units), stages - 1)
-    ]
-    return np.array(found, dtype=np.int64).reshape(len(found), stages)
-
-
-def replica_of(shape: Shape, devices: tuple[DeviceRange, ...]) -> Replica:
-    """A part of a stage on these devices."""
-    return Replica(
-        devices=devices,
-        tp=shape.tp,
-        cp=shape.cp,
-        ep=shape.ep,
-        etp=shape.etp,
-        microbatch_size=shape.microbatch_size,
-        sequence_parallel=shape.sequence_parallel,
-    )
-
-
-def number_of_variants(units: int, recompute: int, stages: Sequence[int]) -> int:
-    """Cuts and recomputations of pipelines with so many stages, all together."""
-    return math.prod(math.comb(units - 1, count - 1) * recompute**count for count in stages)

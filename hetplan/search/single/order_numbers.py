@@ -23,10 +23,9 @@ import numpy.typing as npt
 from hetplan.search.families.space import BOTH, FIRST, Floats, Ints, Links, Space
 from hetplan.search.single.order_norms import norm_hops
 from hetplan.search.single.order_states import order_states
-from hetplan.search.single.replay import contiguous_floats
 
 BUCKETS = 16
-"""Parts of the passes of a slot below a long boundary, each a table more; more tighten the bound."""
+"""Parts of the passes of a slot below a long boundary, a table each: more tighten the bound."""
 
 _LONG = 0.05
 """Transfers of a boundary over one unit's passes from which its circuit is worth a bound."""
@@ -173,6 +172,10 @@ def order_numbers(
         move_mesh=states.mesh,
         move_below=states.below,
     )
+
+
+def _floats(values: Floats) -> Floats:
+    return np.ascontiguousarray(values, dtype=np.float64)
 
 
 def _pair_times(links: Links, *, rendezvous: bool) -> Floats:

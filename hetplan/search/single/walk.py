@@ -38,6 +38,7 @@ _NO_PLAN_YET = 1e24
 """A target above any step: before the first plan is known."""
 
 _JUST_BELOW = 1.0 - 1e-11
+"""Factor by which a value is passed, a little more than rounding moves it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

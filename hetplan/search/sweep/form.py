@@ -24,6 +24,7 @@ from hetplan.model.load import load_model
 from hetplan.search.reasons.constraints import Question
 
 MOST_POINTS = 100_000
+"""Questions of one sweep; at a second each they take a day."""
 
 _T = TypeVar("_T")
 
