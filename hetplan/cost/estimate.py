@@ -15,10 +15,9 @@ are priced by `priced.layers`, transfers between stages by `priced.hops`, the en
 Where the spread of a kind's devices is known the step is the mean over draws of who is how slow
 (`priced.draws.straggler_wait`): what several stages wait for is later than the mean of each.
 
-A search that adds up `stage_costs` gets the same step for plans of one pipeline with equal degrees;
-only hops that share a link's capacity with other hops of the plan, and steps that wait for the
-slowest of many devices, are slower here. So a bound on
-what the search adds up is never above an estimate.
+A search that adds up what stages and boundaries cost alone (`hetplan.search.costs`) gets the same
+step, or a shorter one where a plan's parts slow each other (`hetplan.search.costs.whole`). So a
+bound on what the search adds up is never above an estimate.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from hetplan.job.spec import Job, Pins
 from hetplan.plans.plan import RecomputeGranularity
 from hetplan.plans.targets import target
 from hetplan.search.families.family import Family
+from hetplan.search.families.space import MOST_FREE_ISLANDS
 from hetplan.search.solver import RESOLUTION, Solver
 
 
@@ -74,7 +75,9 @@ def _fixed(families: Sequence[Family], job: Job) -> tuple[str, ...]:
         "interleaving only where the stages divide the microbatches and are 3 or more"
         if _interleaved(families)
         else "",
-        "meshes of a region next to each other (more than 8 islands)" if len(islands) > 8 else "",
+        f"meshes of a region next to each other (more than {MOST_FREE_ISLANDS} islands)"
+        if len(islands) > MOST_FREE_ISLANDS
+        else "",
         "pins of the job" if pin != Pins() else "",
     ]
     return tuple(filter(None, found))

@@ -195,8 +195,8 @@ def test_the_page_shows_what_the_commands_print(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--traffic", "--ranks"], "say what to explain"),
-        ([], "say what to explain"),
+        (["--traffic", "--ranks"], "one thing at a time"),
+        ([], "name a plan file"),
         (["--traffic"], "name a plan file"),
         (["--ranks"], "name a plan file"),
         (["plan.json", "--ranks", "--tokens", "5"], "belong to --traffic"),

@@ -9,7 +9,7 @@
     shared wire        x      x           x            x     `hetplan.cost.bounds.walks`
 
 `hetplan.cost.bounds.step` picks those that hold for a pipeline, and for several together. The
-search uses the parts of (b), (c) and (i) directly (`hetplan.search.single.partition`).
+search uses the parts of (b), (c) and (i) directly (`hetplan.search.single.order_slots`).
 
 The idea: a step cannot be shorter than a chain of passes and transfers in which each waits for the
 one before it. Every bound is the length of one such chain. Whatever else makes a pass wait (a
@@ -80,23 +80,6 @@ WAIT_ONCE_STAGE, WAIT_ONCE, ROUND_TRIPS, INTERVAL, WIRE = range(5)
 def wait_once_seconds(forward: float, backward: float, microbatches: int, in_flight: int) -> float:
     """(b) less Sigma: what a stage's serial times add to one microbatch's way."""
     return (microbatches - 1) * (forward + backward) - (in_flight - 1) * min(forward, backward)
-
-
-def wait_once_counts(microbatches: int, in_flight: int) -> tuple[tuple[int, int], ...]:
-    """`wait_once_seconds` is the largest of these (forward passes, backward passes)."""
-    return (
-        (microbatches - in_flight, microbatches - 1),
-        (microbatches - 1, microbatches - in_flight),
-    )
-
-
-def round_trips(microbatches: int, in_flight: int) -> tuple[int, ...]:
-    """The k of (c) that matter (it is linear in k): the least, the most; none where there is no k.
-
-    (c) less Sigma is then (m - 1 - k W) C + k R.
-    """
-    most = (microbatches - 1) // in_flight
-    return tuple(sorted({1, most})) if most >= 1 else ()
 
 
 @njit(cache=True)

@@ -16,7 +16,7 @@ times a measured factor (`RESERVED_OVER_ALLOCATED`) and what the runtime takes b
 judged by the total against the device's memory less the job's `memory_reserve_fraction`.
 
 `StageMemory` is the same as a function of a stage's layers and position, for models of equal
-layers, one chunk, and everything else fixed: what the search asks.
+layers, one chunk, and everything else fixed. The search asks `memory.lines`.
 """
 
 from __future__ import annotations

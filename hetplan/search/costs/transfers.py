@@ -246,14 +246,14 @@ class Transfers:
 
     def _tied_pair(self, first: Mesh, last: Mesh, one: int, two: int) -> float:
         shapes = first.shapes[one], last.shapes[two]
-        tp = min(shape.tp for shape in shapes)
+        tp, padded_for = min(shape.tp for shape in shapes), max(shape.tp for shape in shapes)
         senders = min(shape.num_devices for shape in shapes)
-        key = (first.islands[one], last.islands[two], tp, senders)
+        key = (first.islands[one], last.islands[two], tp, senders, padded_for)
         if key not in self._tied:
             placed = self.placed
             islands = placed.cluster.islands
             terms = tied_embedding_terms(
-                placed.padded(max(shape.tp for shape in shapes)),
+                placed.padded(padded_for),
                 placed.cluster,
                 islands[key[0]],
                 islands[key[1]],
