@@ -77,9 +77,7 @@ def estimate_with(pricer: Pricer, plan: Plan) -> Estimate:
     hops = [hop for pipeline in step.work for hop in pipeline.hops.hops]
     sources = {part.term.prediction.source for part in terms}
     sources |= {hop.law.source for hop in hops}
-    known = step_calibration(
-        pricer.predictor, plan, pricer.cluster, step_causes(plan, costs, step)
-    )
+    known = step_calibration(pricer.predictor, plan, pricer.cluster, step_causes(plan, costs, step))
     span = span_of(drawn_steps(plan, costs, step), seconds, known)
     return Estimate(
         step_seconds=seconds,

@@ -130,9 +130,7 @@ def span_of(steps: Floats, central: float, known: StepCalibration) -> StepSpan:
     )
 
 
-def scaled_logs(
-    steps: Floats, central: float, known: StepCalibration
-) -> tuple[Floats, float, str]:
+def scaled_logs(steps: Floats, central: float, known: StepCalibration) -> tuple[Floats, float, str]:
     """(logarithms of the draws over `central` as wide as runs say, own half-width, note)."""
     logs = np.log(steps / central)
     low, high = np.quantile(logs, (_QUANTILES[0], _QUANTILES[-1]), method="hazen")

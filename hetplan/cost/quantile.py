@@ -20,8 +20,6 @@ def step_quantile(pricer: Pricer, plan: Plan, quantile: float) -> float:
     """Seconds that a step stays below with this probability; `quantile` between 0 and 1."""
     step, costs = pricer.step(plan), pricer.costs(plan)
     central = step.step_seconds + straggler_wait(plan, costs, step)
-    known = step_calibration(
-        pricer.predictor, plan, pricer.cluster, step_causes(plan, costs, step)
-    )
+    known = step_calibration(pricer.predictor, plan, pricer.cluster, step_causes(plan, costs, step))
     logs, _, _ = scaled_logs(drawn_steps(plan, costs, step), central, known)
     return central * float(np.exp(np.quantile(logs, quantile, method="hazen")))

@@ -88,6 +88,8 @@ class SingleSolver:
 
     def improve(self, best: Best) -> None:
         """Offer the best of some rows that local search finds."""
+        if not best.still_open(self.index, self._sharper):
+            return
         likely = likely_meshes(self.space)
         space, numbers = self.space, self._numbers
         if len(likely) < len(space.max_stages):
@@ -107,6 +109,9 @@ class SingleSolver:
             if scores[k] < min(NEVER, best.seconds * _WORTH_POLISHING) and scores[k] < _IMPOSSIBLE:
                 mesh, extra = expand(keep[k], counts[k])
                 self.offer_row(likely[mesh], extra, best)
+
+    def _sharper(self) -> float:
+        return self._maker.sharper_bound(self.family)
 
     def offer_row(self, mesh: Ints, extra: Ints, best: Best) -> None:
         """Cut and polish a row of slots; offer the fastest."""
@@ -156,7 +161,7 @@ class SingleSolver:
 
     def prove(self, best: Best) -> None:
         """Raise the family's bound to the target, by the programs and by listing all plans."""
-        if not self._walk(best):
+        if best.still_open(self.index, self._sharper) and not self._walk(best):
             self._list(best)
 
     def _walk(self, best: Best) -> bool:

@@ -142,6 +142,14 @@ class Best:
         """Whether a plan of this solver could be better than the best by more than the gap."""
         return self.bounds[solver] < self.target
 
+    def still_open(self, solver: int, sharper: Callable[[], float]) -> bool:
+        """`open` with a bound that takes longer; true where there is nothing to compare with."""
+        if self.chosen is None:
+            return True
+        if self.open(solver):
+            self.raise_bound(solver, sharper())
+        return self.open(solver)
+
     def closed(self) -> int:
         """Solvers that hold no plan better than the best by more than the gap."""
         target = self.target

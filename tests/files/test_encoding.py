@@ -113,6 +113,7 @@ def strategy(hint):
         alone = st.builds(LengthShare, length=st.integers(1, 2**40), share=st.just(1.0))
         fields["sequence_lengths"] = st.lists(alone, max_size=1).map(tuple)
         fields |= {"seed": st.integers(0, 2**31 - 1), "total_tokens": st.none() | st.just(10**18)}
+        fields |= {"quantile": st.none() | st.floats(0.5, 0.99)}
         fields["checkpoint_interval_steps"] = st.none() | st.integers(1, 2**40)
     if hint is SearchResult:
         fields["schema"] = st.just("hetplan.plan/5")

@@ -36,6 +36,10 @@ class Case:
         """Nothing is known."""
         return Rough(bound_seconds=0.0, estimate_seconds=0.0)
 
+    def sharper_bound(self, family: Family) -> float:
+        """Neither."""
+        return 0.0
+
     def shared(self) -> Shared:
         """For a solver of this family."""
         return Shared(
@@ -57,6 +61,10 @@ class _Given:
     def rough(self, family: Family) -> Rough:
         """Nothing is known."""
         return Rough(bound_seconds=0.0, estimate_seconds=0.0)
+
+    def sharper_bound(self, family: Family) -> float:
+        """Neither."""
+        return 0.0
 
 
 def random_case(seed: int, *, most_layers: int = 11) -> Case:

@@ -91,6 +91,7 @@ def test_a_space_adds_up_to_what_the_plan_costs(target: str, seed: int) -> None:
     priced = 0
     for family in drawn(rng, families, 8):
         space, rough = maker.space(family), maker.rough(family)
+        sharper = maker.sharper_bound(family)
         for _ in range(4):
             slots = random_slots(rng, space)
             if not np.isfinite(space.tied[slots.meshes[0], slots.meshes[-1]]):
@@ -102,7 +103,7 @@ def test_a_space_adds_up_to_what_the_plan_costs(target: str, seed: int) -> None:
             if not fits(space, slots):
                 continue
             mine = step_seconds(space, slots)
-            assert rough.bound_seconds <= step.step_seconds
+            assert rough.bound_seconds <= sharper <= step.step_seconds
             assert mine <= step.step_seconds * (1 + EXACT)
             assert maker.whole_seconds(chosen(space, cluster, slots)) == step.step_seconds
             if maker.exact(family) or not unlike_parts(cluster, space, slots):
@@ -182,7 +183,7 @@ def test_stages_of_interleaved_plans_cost_what_the_space_says(target: str) -> No
                     if space.norm is not None:
                         assert end.leaves == pytest.approx(space.leaving[role, mesh, n], rel=EXACT)
             if holds(step):
-                assert rough.bound_seconds <= step.step_seconds
+                assert rough.bound_seconds <= maker.sharper_bound(family) <= step.step_seconds
     assert looked_at > 10
 
 

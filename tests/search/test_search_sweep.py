@@ -85,9 +85,7 @@ def test_workers_of_dask_give_the_same_rows(sweep: Path, tmp_path: Path) -> None
 
 
 def test_a_killed_sweep_goes_on_with_what_is_missing(tmp_path: Path) -> None:
-    many = SWEEP.replace("workers: 1", "workers: 2").replace(
-        "[2, 4]", "[2, 4, 6, 8, 10, 12]"
-    )
+    many = SWEEP.replace("workers: 1", "workers: 2").replace("[2, 4]", "[2, 4, 6, 8, 10, 12]")
     sweep, table = sweep_files(tmp_path, many), tmp_path / "table.csv"
     (tmp_path / "store").mkdir()
     arguments = ["plan", "--sweep", str(sweep), "--out", str(table)]

@@ -23,6 +23,7 @@ from hetplan.search.costs.ends import Ends
 from hetplan.search.costs.placed import ROLES, Placed
 from hetplan.search.costs.rough import Roughs, most_stages_of
 from hetplan.search.costs.rough_hops import SlowestHops
+from hetplan.search.costs.sharper import Sharper
 from hetplan.search.costs.stages import StageArrays, stage_arrays
 from hetplan.search.costs.transfers import Transfers
 from hetplan.search.costs.whole import Whole
@@ -63,6 +64,10 @@ class SpaceMaker:
     @cached_property
     def _roughs(self) -> Roughs:
         return Roughs(self._placed, SlowestHops(self._placed))
+
+    @cached_property
+    def _sharper(self) -> Sharper:
+        return Sharper(self._roughs, self._transfers)
 
     def units(self) -> LayerUnits:
         """Where the model can be cut; an InputError where it has no such units."""
@@ -124,6 +129,10 @@ class SpaceMaker:
     def rough(self, family: Family) -> Rough:
         """A valid bound and a guess (`hetplan.search.costs.rough`); raises as `space` does."""
         return self._roughs.of(family)
+
+    def sharper_bound(self, family: Family) -> float:
+        """A valid bound that knows the boundaries between islands, no less than the rough one."""
+        return self._sharper.seconds(family)
 
     def exact(self, family: Family) -> bool:
         """Whether plans of the family cost what its space says (`hetplan.search.costs.whole`)."""

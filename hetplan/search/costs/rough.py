@@ -54,7 +54,7 @@ class _Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class _Base:
+class Base:
     """What families have in common that differ in their schedules only."""
 
     family: Family
@@ -96,18 +96,14 @@ class Roughs:
 
     placed: Placed
     _hops: SlowestHops
-    _bases: dict[tuple[object, ...], _Base] = field(default_factory=dict, repr=False)
+    _bases: dict[tuple[object, ...], Base] = field(default_factory=dict, repr=False)
     _units: dict[tuple[object, ...], _Unit] = field(default_factory=dict, repr=False)
     _bytes: dict[tuple[object, ...], tuple[_Line, ...]] = field(default_factory=dict, repr=False)
     _ratios: dict[tuple[object, ...], float] = field(default_factory=dict, repr=False)
 
     def of(self, family: Family) -> Rough:
         """Bound and estimate; both infinite where no plan fits in memory."""
-        # Families that share these share the objects; the base keeps them.
-        key = (id(family.meshes), id(family.recompute), family.sharding is Sharding.NONE)
-        base = self._bases.get(key)
-        if base is None:
-            base = self._bases[key] = self._base(family)
+        base = self.base(family)
         if not base.feasible:
             return _NOTHING
         longest, whole = base.longest, base.whole
@@ -131,11 +127,20 @@ class Roughs:
             estimate_seconds=estimate + base.after * longest / whole + loading,
         )
 
-    def _base(self, family: Family) -> _Base:
+    def base(self, family: Family) -> Base:
+        """What the family has in common with those that differ in their schedules only."""
+        # Families that share these share the objects; the base keeps them.
+        key = (id(family.meshes), id(family.recompute), family.sharding is Sharding.NONE)
+        found = self._bases.get(key)
+        if found is None:
+            found = self._bases[key] = self._base(family)
+        return found
+
+    def _base(self, family: Family) -> Base:
         meshes, count = family.meshes, self.placed.units.count
         held = [self._memory(family, mesh) for mesh in meshes]
         if not any(_fits(row, room) for lines, room in held for row in lines):
-            return _Base(family=family, feasible=False)
+            return Base(family=family, feasible=False)
         rows = np.array([lines for lines, _ in held]).swapaxes(0, 1).copy()
         room = np.array([each for _, each in held])
         first = np.array([mesh.islands[0] for mesh in meshes], dtype=np.int64)
@@ -143,7 +148,7 @@ class Roughs:
         positions = self._positions(family, first, most)
         cap = caps(rows, room, count, family.num_microbatches, positions)
         if not holds(np.inf, np.ones(cap.shape[:2]), cap, first, most, count):
-            return _Base(family=family, feasible=False)
+            return Base(family=family, feasible=False)
         cost = np.full(cap.shape[:2], math.inf)
         least = ends = 0.0
         after = math.inf
@@ -154,7 +159,7 @@ class Roughs:
                 least, ends = max(least, unit.least), max(ends, unit.ends)
                 after = min(after, self._after(family, mesh))
         longest, whole = least_bottleneck(cost, cap, first, most, count)
-        return _Base(
+        return Base(
             family=family,
             feasible=True,
             longest=longest,
@@ -167,7 +172,7 @@ class Roughs:
             arrays=(cost, rows, room, first, most),
         )
 
-    def _chunked(self, base: _Base, family: Family) -> tuple[float, float]:
+    def _chunked(self, base: Base, family: Family) -> tuple[float, float]:
         """Least K and a guess at the step of an interleaved family."""
         m, v, units = family.num_microbatches, family.virtual_stages, self.placed.units.count
         if len(base.chunked) <= v and base.arrays is not None:

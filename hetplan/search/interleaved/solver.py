@@ -92,6 +92,10 @@ class Spaces(Protocol):
         """A valid bound and a guess."""
         ...
 
+    def sharper_bound(self, family: Family) -> float:
+        """A valid bound that takes longer."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
@@ -191,6 +195,8 @@ class InterleavedSolver:
 
     def improve(self, best: Best) -> None:
         """Offer the best cuts of the likeliest rows."""
+        if not best.still_open(self.index, self._sharper):
+            return
         limit = min(best.target, NEVER)
         self._like_best(best)
         found = self._rows(limit)
@@ -206,6 +212,9 @@ class InterleavedSolver:
             bound, variant, units, _, _ = self._program(each, best.seconds)
             if bound < NEVER:
                 self._polish(each.row, variant, units, best)
+
+    def _sharper(self) -> float:
+        return self._shared.maker.sharper_bound(self.family)
 
     def _like_best(self, best: Best) -> None:
         """The row and the cut of the best plan so far, where the family has them."""
@@ -285,7 +294,7 @@ class InterleavedSolver:
 
     def prove(self, best: Best) -> None:
         """Bound every row, replay what is left open, and raise the family's bound."""
-        if not best.open(self.index):
+        if not best.still_open(self.index, self._sharper):
             return
         least = limit = min(best.target, NEVER)
         if not self.whole:

@@ -1,0 +1,259 @@
+"""Can the units be held within T seconds, if boundaries between islands cost what they do?
+
+Compiled code of `hetplan.search.costs.sharper`, which says why. Symbols: T, m microbatches, S as in
+`hetplan.search.costs.rough`; the w-th stage from the end has W microbatches in flight. With
+rendezvous sends a stage is busy with its transfers too (`hetplan.cost.bounds.closed_forms`, (a)
+and (b)): of the activations that it receives, i, and of the gradients, g,
+
+    m (c + i + g) <= T                 S + (m - 1) (c + i + g) - (W - 1) (r c + max(i, g)) <= T
+
+where the shorter pass is at most r c. So a stage holds fewer units the longer its transfers.
+
+    room        of a mesh: its stages have different w, each with the shortest transfers of all
+    loss        what the stage at one end of a mesh holds less because the boundary there leads to
+                another island: the last stage sends, some stage receives. None where the stage
+                cannot hold one unit, or the wire could not carry m messages within T.
+
+An island stands in the pipeline once, with one mesh, so the islands that are used are joined by a
+path. It loses no less than the tree over them that loses least. Both ends of the pipeline have one
+neighbour only, which is added once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from hetplan.search.families.space import Floats, Ints
+
+MOST_LISTED = 12
+"""Islands up to which every set of them is looked at."""
+
+_CLOSE = 1e-3
+"""Part of the bound within which it is found."""
+_DOUBLINGS = 12
+
+
+class Held(NamedTuple):
+    """What stages hold and what boundaries cost, M meshes of J islands (of their first parts)."""
+
+    cost: Floats
+    """[V, M] both passes of one unit."""
+    cap: Floats
+    """[V, M, W] units that fit with 1 .. W microbatches in flight."""
+    first: Ints
+    """[M] island."""
+    most: Ints
+    """[M] stages."""
+    into: Floats
+    """[M, J] least serial seconds of activations from an island."""
+    back: Floats
+    """[M, J] least serial seconds of gradients from an island."""
+    least: Floats
+    """[2, M] of both, over all boundaries that a stage of the mesh can have."""
+    wire: Floats
+    """[J, J] least seconds that a message occupies the wire between two islands."""
+    units: int
+    microbatches: int
+    messages: int
+    """That cross every boundary in one direction."""
+    whole: float
+    """S; negative: the second inequality does not hold (several chunks)."""
+    shorter: float
+    """r"""
+    extra: int
+    """Most microbatches in flight beyond the schedule's own."""
+
+
+@numba.njit(cache=True)
+def _fits(h: Held, limit: float, mesh: int, w: int, i: float, g: float) -> float:
+    """Units that the w-th stage from the end (from 0) holds within the limit."""
+    m = h.microbatches
+    most = limit / m - i - g
+    if h.whole >= 0.0 and m > 1:
+        more = min(w + h.extra, m - 1)
+        spare = limit - h.whole - (m - 1) * (i + g) + more * max(i, g)
+        most = min(most, spare / (m - 1 - more * h.shorter))
+    found = 0.0
+    if most > 0.0:
+        for v in range(h.cost.shape[0]):
+            held = math.floor(most / h.cost[v, mesh] * (1.0 + 1e-9))
+            found = max(found, min(held, h.cap[v, mesh, w]))
+    return found
+
+
+@numba.njit(cache=True)
+def _profile(h: Held, limit: float, mesh: int, i: float, g: float, out: Floats) -> None:
+    """out[w]: most units of a stage that is the w-th of its mesh, or one in front of that."""
+    best = 0.0
+    for w in range(out.shape[0] - 1, -1, -1):
+        best = max(best, _fits(h, limit, mesh, w, i, g))
+        out[w] = best
+
+
+@numba.njit(cache=True)
+def _mesh(
+    h: Held, limit: float, mesh: int, at: Floats, ends: Floats, lost: Floats
+) -> float:  # fmt: skip
+    """Units on all stages of a mesh; fills at[w], ends [2] and lost [2, J] (into, back)."""
+    positions = h.cap.shape[2]
+    stages = min(h.most[mesh], positions)
+    i, g = h.least[0, mesh], h.least[1, mesh]
+    usual, other = np.empty(positions), np.empty(positions)
+    _profile(h, limit, mesh, i, g, usual)
+    for w in range(positions):
+        at[w] = max(at[w], _fits(h, limit, mesh, w, i, g))
+    ends[0] = max(ends[0], _fits(h, limit, mesh, 0, i, 0.0) - usual[0])
+    _profile(h, limit, mesh, 0.0, g, other)
+    for w in range(stages):
+        ends[1] = max(ends[1], other[w] - usual[w])
+    for j in range(lost.shape[1]):
+        lost[:, j] = np.inf
+        if j == h.first[mesh]:
+            continue
+        # Where a mesh has one stage both ends are the same: each counts for a half.
+        part = 0.5 if h.most[mesh] == 1 else 1.0
+        _profile(h, limit, mesh, max(i, h.into[mesh, j]), g, other)
+        if other[0] >= 1.0:
+            lost[0, j] = part * (usual[:stages] - other[:stages]).min()
+        _profile(h, limit, mesh, i, max(g, h.back[mesh, j]), other)
+        if other[0] >= 1.0:
+            lost[1, j] = part * (usual[0] - other[0])
+    return float(usual[:stages].sum())
+
+
+@numba.njit(cache=True)
+def _tree(loss: Floats, chosen: Ints, most: float) -> float:
+    """Least sum of losses that joins the islands; infinite above `most`."""
+    count = chosen.shape[0]
+    near = np.empty(count)
+    for k in range(count):
+        near[k] = loss[chosen[0], chosen[k]]
+    near[0] = -1.0
+    total = 0.0
+    for _ in range(count - 1):
+        best, at = np.inf, -1
+        for k in range(count):
+            if near[k] >= 0.0 and near[k] < best:
+                best, at = near[k], k
+        total += best
+        if at < 0 or total > most:
+            return np.inf
+        near[at] = -1.0
+        for k in range(count):
+            if near[k] >= 0.0:
+                near[k] = min(near[k], loss[chosen[at], chosen[k]])
+    return total
+
+
+@numba.njit(cache=True)
+def _joined(room: Floats, loss: Floats, need: float) -> bool:
+    """Whether islands that can be joined have room enough."""
+    some = np.flatnonzero(room > 0.0)
+    if room.sum() < need:
+        return False
+    count = some.shape[0]
+    if _tree(loss, some, room.sum() - need) < np.inf:
+        return True
+    if count > MOST_LISTED:
+        return _reached(room, loss, need)
+    for mask in range(1, 1 << count):
+        have, size = 0.0, 0
+        for k in range(count):
+            if mask >> k & 1:
+                have += room[some[k]]
+                size += 1
+        if have < need:
+            continue
+        chosen = np.empty(size, np.int64)
+        size = 0
+        for k in range(count):
+            if mask >> k & 1:
+                chosen[size] = some[k]
+                size += 1
+        if _tree(loss, chosen, have - need) < np.inf:
+            return True
+    return False
+
+
+@numba.njit(cache=True)
+def _reached(room: Floats, loss: Floats, need: float) -> bool:
+    """The same of many islands: what can be joined at all, at no loss."""
+    count = room.shape[0]
+    seen = np.zeros(count, np.bool_)
+    for start in range(count):
+        if seen[start]:
+            continue
+        have, todo = 0.0, [start]
+        seen[start] = True
+        while len(todo) > 0:
+            one = todo.pop()
+            have += room[one]
+            for two in range(count):
+                if not seen[two] and loss[one, two] < np.inf:
+                    seen[two] = True
+                    todo.append(two)
+        if have >= need:
+            return True
+    return False
+
+
+@numba.njit(cache=True)
+def _holds(h: Held, limit: float) -> bool:
+    """Whether there may be a plan with a step of at most `limit`."""
+    meshes, positions = h.cost.shape[1], h.cap.shape[2]
+    islands = h.wire.shape[0]
+    own, lost = np.zeros(meshes), np.zeros((meshes, 2, islands))
+    at, ends = np.zeros(positions), np.zeros(2)
+    for mesh in range(meshes):
+        if _fits(h, limit, mesh, 0, 0.0, 0.0) >= h.units:
+            return True  # on one stage
+        own[mesh] = _mesh(h, limit, mesh, at, ends, lost[mesh])
+    need = h.units - ends.sum()
+    if at.sum() < need:
+        return False
+    room = np.zeros(islands)
+    for mesh in range(meshes):
+        room[h.first[mesh]] = max(room[h.first[mesh]], own[mesh])
+    # An island loses what one of its meshes does, and has what it has less than the best.
+    side = np.full((2, islands, islands), np.inf)
+    for mesh in range(meshes):
+        i = h.first[mesh]
+        for j in range(islands):
+            for d in range(2):
+                worse = 0.5 * (room[i] - own[mesh]) + lost[mesh, d, j]
+                side[d, i, j] = min(side[d, i, j], worse)
+    loss = np.full((islands, islands), np.inf)
+    for i in range(islands):
+        for j in range(islands):
+            # A boundary that leads from i to j.
+            if i != j and h.messages * h.wire[i, j] <= limit * (1.0 + 1e-9):
+                both = max(0.0, side[1, i, j] + side[0, j, i])
+                loss[i, j] = min(loss[i, j], both)
+                loss[j, i] = min(loss[j, i], both)
+    return bool(_joined(room, loss, need * (1.0 - 1e-9)))
+
+
+@numba.njit(cache=True)
+def least_step(h: Held, known: float) -> float:
+    """No plan has a shorter step; `known` is such a bound too."""
+    low = known
+    if _holds(h, low):
+        return low
+    high = low
+    for _ in range(_DOUBLINGS):
+        low, high = high, 2.0 * high
+        if _holds(h, high):
+            break
+    else:
+        return high
+    while high - low > _CLOSE * high:
+        middle = 0.5 * (low + high)
+        if _holds(h, middle):
+            high = middle
+        else:
+            low = middle
+    return low

@@ -1,0 +1,127 @@
+"""A bound of a family that knows what it costs to cross from one island to another.
+
+`hetplan.search.costs.rough` fills islands as if they were one; between regions a transfer can take
+longer than a stage computes. Of all boundaries of a family the shortest between each two islands
+counts, and T grows until islands that can be joined within T hold all units (`rough_crossings`).
+That is some tenths of a millisecond, so it is asked of families alone that the rough bound leaves
+open.
+
+Families with several chunks: every stage is busy for m c, no island has more room than without
+chunks, and m v messages cross every boundary (`hetplan.cost.bounds.walks`, wires). Early sends: a
+stage does not wait for its transfers, only the wire does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from hetplan.plans.targets import target
+from hetplan.search.costs.rough import Roughs
+from hetplan.search.costs.rough_crossings import Held, least_step
+from hetplan.search.costs.rough_longest import caps
+from hetplan.search.costs.transfers import Transfers
+from hetplan.search.families.family import Family
+from hetplan.search.families.space import Floats, Ints
+
+_MANY = 48
+"""Meshes above which boundaries are taken as free: pricing all pairs takes longer than a proof."""
+
+
+class _Wires(NamedTuple):
+    """As `Held` takes them."""
+
+    into: Floats
+    back: Floats
+    least: Floats
+    wire: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Sharper:
+    """Sharper bounds of the families of a job; keeps what they share."""
+
+    roughs: Roughs
+    transfers: Transfers
+    _wires: dict[tuple[object, ...], _Wires] = field(default_factory=dict, repr=False)
+
+    def seconds(self, family: Family) -> float:
+        """No plan of the family has a shorter step; not below the rough bound."""
+        known = self.roughs.of(family).bound_seconds
+        base = self.roughs.base(family)
+        if base.arrays is None or known == np.inf:
+            return known
+        cost, rows, room, first, most = base.arrays
+        m, units = family.num_microbatches, self.roughs.placed.units.count
+        single = family.virtual_stages == 1
+        waits = target(self.roughs.placed.job.target).rendezvous_sends and not family.early_sends
+        wires = self._of(family, first)
+        busy = single and waits
+        loading = self.roughs.placed.job.data_loading_seconds
+        held = Held(
+            cost=cost,
+            cap=caps(rows, room, units, m, base.positions),
+            first=first,
+            most=most,
+            into=wires.into if busy else np.zeros_like(wires.into),
+            back=wires.back if busy else np.zeros_like(wires.back),
+            least=wires.least if busy else np.zeros_like(wires.least),
+            wire=wires.wire,
+            units=units,
+            microbatches=m,
+            messages=m * family.virtual_stages,
+            whole=base.whole if single else -1.0,
+            shorter=base.least,
+            extra=family.most_extra_depth,
+        )
+        return max(known, loading + float(least_step(held, known - loading)))
+
+    def _of(self, family: Family, first: Ints) -> _Wires:
+        """Shared by families whose boundaries carry the same messages."""
+        meshes, islands = family.meshes, int(first.max()) + 1
+        if len(meshes) > _MANY:
+            none = np.zeros((len(meshes), islands))
+            return _Wires(none, none, np.zeros((2, len(meshes))), np.zeros((islands, islands)))
+        sides = tuple([self._side(k, family) for k in range(len(meshes))])
+        key = tuple([(mesh.islands, mesh.max_stages > 1) for mesh in meshes]), sides
+        found = self._wires.get(key)
+        if found is None:
+            found = self._wires[key] = self._priced(family, first, islands)
+        return found
+
+    def _side(self, at: int, family: Family) -> tuple[object, ...]:
+        """What the transfers of a mesh depend on, besides its islands."""
+        return tuple([
+            (shape.num_devices, shape.microbatch_size, shape.cp, shape.tp, shape.sequence_parallel)
+            for shape in family.meshes[at].shapes
+        ])  # fmt: skip
+
+    def _priced(self, family: Family, first: Ints, islands: int) -> _Wires:
+        links, nodes, _, _ = self.transfers.between(family.meshes)
+        count = len(family.meshes)
+        apart = np.array(
+            [[not one.mask & two.mask for two in family.meshes] for one in family.meshes]
+        )
+        into, back = np.full((2, count, islands), np.inf)
+        wire = np.full((islands, islands), np.inf)
+        busy = np.maximum(links.send_forward, links.send_backward)
+        for one in range(count):
+            for two in range(count):
+                if apart[one, two]:
+                    i, j = first[one], first[two]
+                    into[two, i] = min(into[two, i], links.forward_wire[one, two])
+                    back[one, j] = min(back[one, j], links.backward_wire[one, two])
+                    wire[i, j] = min(wire[i, j], busy[one, two])
+        least = np.stack((into.min(axis=1), back.min(axis=1)))
+        for k, mesh in enumerate(family.meshes):
+            if mesh.max_stages > 1:
+                for d, (here, there) in enumerate(
+                    (
+                        (links.forward_wire[k, k], nodes.forward_wire[k]),
+                        (links.backward_wire[k, k], nodes.backward_wire[k]),
+                    )
+                ):
+                    least[d, k] = min(least[d, k], here, there)
+        return _Wires(into, back, np.where(np.isfinite(least), least, 0.0), wire)

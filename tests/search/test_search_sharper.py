@@ -1,0 +1,100 @@
+"""The bound that knows boundaries between islands is never above the best plan, often near it."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from search_costs_cases import regions_cluster, unlike_model
+from search_jobs import job
+
+from hetplan.cluster.spec import Cluster
+from hetplan.predict.fit import fit_populations
+from hetplan.search.costs.maker import SpaceMaker
+from hetplan.search.costs.rough_crossings import Held, least_step
+from hetplan.search.families.allowed import allowed_cluster
+from hetplan.search.families.families import Families
+from hetplan.search.solver import Best
+from hetplan.search.solvers import solvers_of
+
+PREDICTOR = fit_populations(())
+
+
+def slowed(cluster: Cluster, seconds: float) -> Cluster:
+    """The same with so long and slow a way between regions."""
+    link = cluster.across_regions
+    assert link is not None
+    rate = link.bandwidth_bytes_per_second * min(1.0, 1e-3 / seconds)
+    return replace(
+        cluster,
+        across_regions=replace(link, latency_seconds=seconds, bandwidth_bytes_per_second=rate),
+    )
+
+
+@pytest.mark.parametrize("target", ["megatron", "flagscale", "native"])
+def test_no_best_plan_of_a_family_is_below(target: str) -> None:
+    """All plans of small families are listed; some families the rough bound is far below."""
+    seen, sharpened, near = 0, 0, 0.0
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        cluster = slowed(
+            regions_cluster(rng, [0, 1, 0] if seed % 2 else [0, 1]), 10.0 ** -(seed % 4)
+        )
+        model, asked = unlike_model("dense", 6, tied=False), job(8, target=target)
+        asked = replace(asked, pin=replace(asked.pin, pipelines=1))
+        maker = SpaceMaker(model=model, cluster=cluster, job=asked, predictor=PREDICTOR)
+        families = Families(
+            model=model, cluster=allowed_cluster(cluster, asked), job=asked
+        ).families()
+        for at in rng.permutation(len(families))[:6].tolist():
+            family = families[at]
+            rough = maker.rough(family).bound_seconds
+            best = Best(
+                gap=0.0, bounds=[0.0], deadline=math.inf, progress=None, started=time.monotonic()
+            )
+            for solver in solvers_of((family,), maker, cluster, asked)[:1]:
+                # Without the sharper bound, which is asked where there is a plan only.
+                solver.improve(best)
+            if best.chosen is None:
+                continue
+            sharper = maker.sharper_bound(family)
+            assert rough <= sharper <= best.seconds
+            seen += 1
+            sharpened += sharper > 1.2 * rough
+            near = max(near, sharper / best.seconds)
+    assert seen > 10
+    assert sharpened > 0
+    assert near > 0.5
+
+
+def two_islands(crossing: float, m: int) -> Held:
+    """Two stages on each of two islands, a unit takes 1 s, 3 fit; 8 units."""
+    apart = np.array([[np.inf, crossing], [crossing, np.inf]])
+    return Held(
+        cost=np.ones((1, 2)),
+        cap=np.full((1, 2, 4), 3.0),
+        first=np.array([0, 1]),
+        most=np.array([2, 2]),
+        into=apart,
+        back=apart,
+        least=np.zeros((2, 2)),
+        wire=apart,
+        units=8,
+        microbatches=m,
+        messages=m,
+        whole=-1.0,
+        shorter=0.5,
+        extra=0,
+    )
+
+
+def test_by_hand() -> None:
+    """Four stages of two units where crossing is free. The two stages that cross hold one less by
+    second, those at the ends three at most: at 6 s with 5 s of crossing 3 + 1 + 1 + 3."""
+    for crossing, longest in ((0.0, 2.0), (0.5, 2.5), (1.0, 3.0), (2.0, 3.0), (5.0, 6.0)):
+        found = least_step(two_islands(crossing, 100), 1.0)
+        assert found <= 100 * longest
+        assert found == pytest.approx(100 * longest, rel=2e-3)
