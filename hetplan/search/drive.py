@@ -1,6 +1,8 @@
 """In which order solvers work: plans first, then proofs.
 
 1. `improve` by estimate, likeliest first, until several in a row have brought nothing better;
+   then `sharpen` all that are open, and `improve` by bound, lowest first, in the same way: bounds
+   know what boundaries cost, estimates do not (each kind of solver for itself);
 2. `prove` by bound, lowest first, as long as a solver's bound is below the target. A solver that
    stays open is improved, if that has not been done, and proven once more. What is open then is
    proven again with more effort: so no family that is hard to close keeps the others waiting.
@@ -44,7 +46,12 @@ class Drive:
 
     def run(self) -> None:
         """Both phases; OutOfTimeError at the deadline."""
-        self._plans()
+        self._plans([at for _, at in self._likeliest(self.solvers)], _FAR)
+        self._sharpen()
+        lowest = self._lowest()
+        # Bounds of one kind of solver are comparable, so each has its own patience.
+        for kind in dict.fromkeys(type(self.solvers[at]) for at in lowest):
+            self._plans([at for at in lowest if type(self.solvers[at]) is kind], float("inf"))
         self._proofs()
         self.best.report()
 
@@ -63,13 +70,29 @@ class Drive:
         found = [(s.rough.estimate_seconds, s.index, at) for at, s in enumerate(solvers)]
         return [(estimate, at) for estimate, _, at in sorted(found) if estimate < _UNKNOWN]
 
-    def _plans(self) -> None:
+    def _lowest(self) -> list[int]:
+        """Solvers that are open, by bound."""
+        found = [
+            (self.best.bounds[s.index], s.index, at)
+            for at, s in enumerate(self.solvers)
+            if self.best.open(s.index) and s.rough.estimate_seconds < _UNKNOWN
+        ]
+        return [at for _, _, at in sorted(found)]
+
+    def _sharpen(self) -> None:
+        best = self.best
+        for solver in self.solvers:
+            if best.open(solver.index):
+                best.check_time()
+                solver.sharpen(best)
+
+    def _plans(self, order: Sequence[int], far: float) -> None:
         best, patience = self.best, _PATIENCE
-        for estimate, at in self._likeliest(self.solvers):
+        for at in order:
             solver = self.solvers[at]
             if not best.open(solver.index) or solver.index in self.improved:
                 continue
-            if patience == 0 or estimate > _FAR * best.seconds:
+            if patience == 0 or solver.rough.estimate_seconds > far * best.seconds:
                 break
             before = best.seconds
             self._improve(solver)

@@ -63,7 +63,8 @@ class Event:
     family: str = ""
     """The solver in words."""
     seconds: float | None = None
-    """Of an offer; of a bound, None: no plan of this solver is feasible."""
+    """Of an offer; of a bound, None: no plan of this solver is feasible; of a step the target below
+    which its programs ended, if they did (`Best.stood`)."""
     chosen: ChosenPlan | None = None
     replays: int = 0
     listed: int = 0
@@ -272,6 +273,8 @@ class Journal:
             self._silent = False
         best, done = self.best, step.done
         best.replays, best.listed, best.explored = done.replays, done.listed, done.explored
+        if done.seconds is not None:
+            best.stood[solver] = done.seconds
         return True
 
     def done(self, what: str, solver: int) -> None:
@@ -285,6 +288,7 @@ class Journal:
                 what=what,
                 solver=solver,
                 family=self._name(solver),
+                seconds=best.stood.get(solver),
                 replays=best.replays,
                 listed=best.listed,
                 explored=best.explored,

@@ -36,7 +36,7 @@ from hetplan.search.journal import Journal, digests, header_of, read_journal, re
 from hetplan.search.reasons.answer import quick_reasons, whole_reasons
 from hetplan.search.result import Certificate, Inputs, SearchResult
 from hetplan.search.settle import Settled, offer_starts, settle
-from hetplan.search.solver import Best, OutOfTimeError, Progress, Solver
+from hetplan.search.solver import Best, Offer, OutOfTimeError, Progress, Solver
 from hetplan.search.solvers import solvers_of
 from hetplan.search.words import describe_space
 from hetplan.version import __version__
@@ -73,6 +73,10 @@ class _Run:
     improved: set[int] = field(default_factory=set)
     proven: set[int] = field(default_factory=set)
     status: str = "optimal"
+    settled: Settled | None = None
+    """Of the offers that `_close_priced` has seen last."""
+    settled_offers: tuple[Offer, ...] = ()
+    """All offers that were known then."""
 
 
 def search(
@@ -130,12 +134,21 @@ def search(
         )
     inputs = Inputs(model=model, cluster=cluster, job=job, sha256=sha256)
     try:
-        settled = settle(best, pricer)
+        settled = _settled(run)
     except KeyboardInterrupt:
         # The plan is known, only its whole price is not.
         run.status = "interrupted"
-        settled = settle(best, pricer)
+        settled = _settled(run)
     return _result(run, inputs, settled)
+
+
+def _settled(run: _Run) -> Settled:
+    """The answer so far; priced again only where plans have been offered since."""
+    offered = (*run.best.offers, *run.best.own.values())
+    if run.settled is None or run.settled_offers != offered:
+        run.settled = settle(run.best, run.pricer)
+        run.settled_offers = offered
+    return run.settled
 
 
 def _journal(
@@ -199,7 +212,7 @@ def _close_priced(run: _Run, drive: Drive) -> None:
     for _ in range(_MOST_ROUNDS):
         if best.chosen is None:
             return
-        step = settle(best, run.pricer).estimate.step_seconds
+        step = _settled(run).estimate.step_seconds
         wanted = step * (1.0 - job.gap)
         if best.lower_bound >= wanted * (1.0 - _AGREEMENT) or wanted >= best.seconds:
             return

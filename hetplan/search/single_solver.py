@@ -24,6 +24,7 @@ from hetplan.search.single.local_polish import polish
 from hetplan.search.single.orders import OrderProgram
 from hetplan.search.single.replay import NEVER, Numbers, numbers_of, step_seconds
 from hetplan.search.single.walk import prove
+from hetplan.search.single.within import within
 from hetplan.search.single_row import chosen_of_row
 from hetplan.search.solver import RESOLUTION, Best, Rough
 
@@ -47,6 +48,9 @@ _WORTH_POLISHING = 1.03
 
 _PROGRAM_BUDGETS = (2e8, 2e9, 2e10)
 """Additions and comparisons of the programs in one proof, by effort; 1e9 take about a second."""
+
+_SAME_TARGET = 1e-3
+"""A walk that has ended below a target ends there again where the target falls by less."""
 
 _MOST_MET = 8
 """Pipelines of the programs that are polished."""
@@ -110,8 +114,12 @@ class SingleSolver:
                 mesh, extra = expand(keep[k], counts[k])
                 self.offer_row(likely[mesh], extra, best)
 
-    def _sharper(self) -> float:
-        return self._maker.sharper_bound(self.family)
+    def sharpen(self, best: Best) -> None:
+        """By the bound that knows boundaries between islands."""
+        best.still_open(self.index, self._sharper)
+
+    def _sharper(self, enough: float) -> float:
+        return self._maker.sharper_bound(self.family, enough)
 
     def offer_row(self, mesh: Ints, extra: Ints, best: Best) -> None:
         """Cut and polish a row of slots; offer the fastest."""
@@ -166,7 +174,10 @@ class SingleSolver:
 
     def _walk(self, best: Best) -> bool:
         """Whether the programs over orders close the family; what they meet is offered."""
-        program = OrderProgram(self.space)
+        ceiling = min(best.target, NEVER)
+        if best.stood.get(self.index, float("inf")) <= ceiling * (1.0 + _SAME_TARGET):
+            return False
+        program = OrderProgram(within(self.space, ceiling))
         while best.open(self.index):
             before = best.target
             found = prove(
@@ -178,7 +189,7 @@ class SingleSolver:
                 most=_PROGRAM_BUDGETS[best.effort],
             )
             best.explored += found.programs
-            bound = found.bound_seconds
+            bound = min(found.bound_seconds, ceiling)
             best.raise_bound(self.index, bound if bound < NEVER else float("inf"))
             for met in found.met[:_MOST_MET]:
                 order = met.order
@@ -186,6 +197,8 @@ class SingleSolver:
                 mesh, variant, units, extra = (np.array(each, dtype=np.int64) for each in arrays)
                 self.offer_cut(mesh, variant, units, extra, best)
             if best.target >= before:
+                if found.finished and best.open(self.index):
+                    best.stood[self.index] = before
                 return not best.open(self.index)
         return True
 

@@ -89,6 +89,8 @@ class Best:
     """Of everything random; the job's."""
     listed: int = 0
     """Families of which every plan below the target was replayed."""
+    stood: dict[int, float] = field(default_factory=dict)
+    """Per solver whose programs ended below a target: that target. More effort does not help."""
     effort: int = 0
     """How hard a proof may try: 0 first, up to `MOST_EFFORT` for what stays open."""
     explored: int = 0
@@ -142,12 +144,12 @@ class Best:
         """Whether a plan of this solver could be better than the best by more than the gap."""
         return self.bounds[solver] < self.target
 
-    def still_open(self, solver: int, sharper: Callable[[], float]) -> bool:
+    def still_open(self, solver: int, sharper: Callable[[float], float]) -> bool:
         """`open` with a bound that takes longer; true where there is nothing to compare with."""
         if self.chosen is None:
             return True
         if self.open(solver):
-            self.raise_bound(solver, sharper())
+            self.raise_bound(solver, sharper(self.target))
         return self.open(solver)
 
     def closed(self) -> int:
@@ -188,6 +190,10 @@ class Solver(Protocol):
     @property
     def rough(self) -> Rough:
         """Cheap, valid, made before `improve`."""
+        ...
+
+    def sharpen(self, best: Best) -> None:
+        """Raise the own bound by what takes about a millisecond; nothing before there is a plan."""
         ...
 
     def improve(self, best: Best) -> None:

@@ -36,7 +36,7 @@ class Case:
         """Nothing is known."""
         return Rough(bound_seconds=0.0, estimate_seconds=0.0)
 
-    def sharper_bound(self, family: Family) -> float:
+    def sharper_bound(self, family: Family, enough: float) -> float:
         """Neither."""
         return 0.0
 
@@ -62,7 +62,7 @@ class _Given:
         """Nothing is known."""
         return Rough(bound_seconds=0.0, estimate_seconds=0.0)
 
-    def sharper_bound(self, family: Family) -> float:
+    def sharper_bound(self, family: Family, enough: float) -> float:
         """Neither."""
         return 0.0
 

@@ -67,7 +67,7 @@ class SpaceMaker:
 
     @cached_property
     def _sharper(self) -> Sharper:
-        return Sharper(self._roughs, self._transfers)
+        return Sharper(self._roughs, self._transfers, self._ends)
 
     def units(self) -> LayerUnits:
         """Where the model can be cut; an InputError where it has no such units."""
@@ -130,9 +130,12 @@ class SpaceMaker:
         """A valid bound and a guess (`hetplan.search.costs.rough`); raises as `space` does."""
         return self._roughs.of(family)
 
-    def sharper_bound(self, family: Family) -> float:
-        """A valid bound that knows the boundaries between islands, no less than the rough one."""
-        return self._sharper.seconds(family)
+    def sharper_bound(self, family: Family, enough: float = math.inf) -> float:
+        """A valid bound that knows the boundaries between islands, no less than the rough one.
+
+        Less work where it is `enough` soon.
+        """
+        return self._sharper.seconds(family, enough)
 
     def exact(self, family: Family) -> bool:
         """Whether plans of the family cost what its space says (`hetplan.search.costs.whole`)."""

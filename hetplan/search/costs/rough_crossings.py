@@ -7,7 +7,9 @@ and (b)): of the activations that it receives, i, and of the gradients, g,
 
     m (c + i + g) <= T                 S + (m - 1) (c + i + g) - (W - 1) (r c + max(i, g)) <= T
 
-where the shorter pass is at most r c. So a stage holds fewer units the longer its transfers.
+where the shorter pass is at most r c. So a stage holds fewer units the longer its transfers; and
+whatever it does after its last pass (gradients that are summed up between regions) comes on top of
+m (c + i + g), with all sends.
 
     room        of a mesh: its stages have different w, each with the shortest transfers of all
     loss        what the stage at one end of a mesh holds less because the boundary there leads to
@@ -56,6 +58,8 @@ class Held(NamedTuple):
     """[2, M] of both, over all boundaries that a stage of the mesh can have."""
     wire: Floats
     """[J, J] least seconds that a message occupies the wire between two islands."""
+    after: Floats
+    """[M, L + 1] least seconds after a stage's last pass, growing; 0 where it is not known."""
     units: int
     microbatches: int
     messages: int
@@ -80,8 +84,12 @@ def _fits(h: Held, limit: float, mesh: int, w: int, i: float, g: float) -> float
     found = 0.0
     if most > 0.0:
         for v in range(h.cost.shape[0]):
-            held = math.floor(most / h.cost[v, mesh] * (1.0 + 1e-9))
-            found = max(found, min(held, h.cap[v, mesh, w]))
+            held = min(math.floor(most / h.cost[v, mesh] * (1.0 + 1e-9)), h.cap[v, mesh, w])
+            # What is left for passes, less the end of the step of so many units.
+            spare = (limit * (1.0 + 1e-9) - m * (i + g)) / m
+            while held > found and held * h.cost[v, mesh] + h.after[mesh, int(held)] / m > spare:
+                held -= 1.0
+            found = max(found, held)
     return found
 
 

@@ -19,12 +19,14 @@ from typing import NamedTuple
 import numpy as np
 
 from hetplan.plans.targets import target
+from hetplan.search.costs.ends import Ends
+from hetplan.search.costs.placed import ROLES
 from hetplan.search.costs.rough import Roughs
 from hetplan.search.costs.rough_crossings import Held, least_step
 from hetplan.search.costs.rough_longest import caps
 from hetplan.search.costs.transfers import Transfers
 from hetplan.search.families.family import Family
-from hetplan.search.families.space import Floats, Ints
+from hetplan.search.families.space import MIDDLE, Floats, Ints
 
 _MANY = 48
 """Meshes above which boundaries are taken as free: pricing all pairs takes longer than a proof."""
@@ -45,10 +47,14 @@ class Sharper:
 
     roughs: Roughs
     transfers: Transfers
+    ends: Ends
     _wires: dict[tuple[object, ...], _Wires] = field(default_factory=dict, repr=False)
 
-    def seconds(self, family: Family) -> float:
-        """No plan of the family has a shorter step; not below the rough bound."""
+    def seconds(self, family: Family, enough: float = np.inf) -> float:
+        """No plan of the family has a shorter step; not below the rough bound.
+
+        Where the bound is `enough` without what comes after the passes, that is left out.
+        """
         known = self.roughs.of(family).bound_seconds
         base = self.roughs.base(family)
         if base.arrays is None or known == np.inf:
@@ -69,6 +75,7 @@ class Sharper:
             back=wires.back if busy else np.zeros_like(wires.back),
             least=wires.least if busy else np.zeros_like(wires.least),
             wire=wires.wire,
+            after=np.zeros((len(family.meshes), units + 1)),
             units=units,
             microbatches=m,
             messages=m * family.virtual_stages,
@@ -76,7 +83,27 @@ class Sharper:
             shorter=base.least,
             extra=family.most_extra_depth,
         )
-        return max(known, loading + float(least_step(held, known - loading)))
+        found = float(least_step(held, known - loading))
+        if found + loading < enough and self._after(family, held):
+            found = float(least_step(held, found))
+        return max(known, loading + found)
+
+    def _after(self, family: Family, held: Held) -> bool:
+        """Fill in what meshes over several regions do after their passes; whether there are any."""
+        cluster = self.roughs.placed.cluster
+        any_of_them = False
+        for k, mesh in enumerate(family.meshes):
+            regions = {cluster.islands[at].region for at in mesh.islands}
+            most = int(held.cap[:, k, 0].max())
+            if len(regions) > 1 and most > 0:
+                waited = np.ones((len(mesh.islands), ROLES, held.units + 1), dtype=np.bool_)
+                times = self.ends.least(mesh, family.sharding, (most,) * ROLES, waited)
+                # Growing, and a stage at an end of the pipeline has more to sum up.
+                seconds = np.sum(times, axis=0)[MIDDLE]
+                held.after[k] = np.minimum.accumulate(seconds[::-1])[::-1]
+                held.after[k, most + 1 :] = held.after[k, most]
+                any_of_them = True
+        return any_of_them
 
     def _of(self, family: Family, first: Ints) -> _Wires:
         """Shared by families whose boundaries carry the same messages."""

@@ -92,7 +92,7 @@ class Spaces(Protocol):
         """A valid bound and a guess."""
         ...
 
-    def sharper_bound(self, family: Family) -> float:
+    def sharper_bound(self, family: Family, enough: float) -> float:
         """A valid bound that takes longer."""
         ...
 
@@ -213,8 +213,12 @@ class InterleavedSolver:
             if bound < NEVER:
                 self._polish(each.row, variant, units, best)
 
-    def _sharper(self) -> float:
-        return self._shared.maker.sharper_bound(self.family)
+    def sharpen(self, best: Best) -> None:
+        """By the bound that knows boundaries between islands."""
+        best.still_open(self.index, self._sharper)
+
+    def _sharper(self, enough: float) -> float:
+        return self._shared.maker.sharper_bound(self.family, enough)
 
     def _like_best(self, best: Best) -> None:
         """The row and the cut of the best plan so far, where the family has them."""

@@ -127,6 +127,9 @@ class SeveralSolver:
             estimate_seconds=float("inf"),
         )
 
+    def sharpen(self, best: Best) -> None:
+        """Nothing: its bounds take longer (`prove`)."""
+
     def improve(self, best: Best) -> None:
         """Offer plans made of templates, and what a local search makes of the best of them."""
         options = self._options
