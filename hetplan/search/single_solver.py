@@ -21,10 +21,10 @@ from hetplan.search.single.likely import likely_meshes, part_of
 from hetplan.search.single.local import expand, rules_of, search_rows
 from hetplan.search.single.local_cut import cut
 from hetplan.search.single.local_polish import polish
-from hetplan.search.single.orders import OrderProgram
+from hetplan.search.single.orders import Order, OrderProgram
 from hetplan.search.single.replay import NEVER, Numbers, numbers_of, step_seconds
 from hetplan.search.single.walk import prove
-from hetplan.search.single.within import within
+from hetplan.search.single.within import apart
 from hetplan.search.single_row import chosen_of_row
 from hetplan.search.solver import RESOLUTION, Best, Rough
 
@@ -177,30 +177,35 @@ class SingleSolver:
         ceiling = min(best.target, NEVER)
         if best.stood.get(self.index, float("inf")) <= ceiling * (1.0 + _SAME_TARGET):
             return False
-        program = OrderProgram(within(self.space, ceiling))
+        programs = [(OrderProgram(part), part, at) for part, at in apart(self.space, ceiling)]
         while best.open(self.index):
             before = best.target
-            found = prove(
-                self.space,
-                min(before, NEVER),
-                budget=_PROGRAM_BUDGETS[best.effort],
-                check=best.check_time,
-                program=program,
-                most=_PROGRAM_BUDGETS[best.effort],
-            )
-            best.explored += found.programs
-            bound = min(found.bound_seconds, ceiling)
+            bound, finished = ceiling, True
+            for program, part, at in programs:
+                found = prove(
+                    part,
+                    min(before, NEVER),
+                    budget=_PROGRAM_BUDGETS[best.effort],
+                    check=best.check_time,
+                    program=program,
+                    most=_PROGRAM_BUDGETS[best.effort],
+                )
+                best.explored += found.programs
+                bound, finished = min(bound, found.bound_seconds), finished and found.finished
+                for met in found.met[:_MOST_MET]:
+                    self._offer_order(met.order, at, best)
             best.raise_bound(self.index, bound if bound < NEVER else float("inf"))
-            for met in found.met[:_MOST_MET]:
-                order = met.order
-                arrays = (order.meshes, order.variants, order.units, order.extra)
-                mesh, variant, units, extra = (np.array(each, dtype=np.int64) for each in arrays)
-                self.offer_cut(mesh, variant, units, extra, best)
             if best.target >= before:
-                if found.finished and best.open(self.index):
+                if finished and best.open(self.index):
                     best.stood[self.index] = before
                 return not best.open(self.index)
         return True
+
+    def _offer_order(self, order: Order, meshes: Ints, best: Best) -> None:
+        """Polish and offer a pipeline of the programs over these meshes of the space."""
+        arrays = (order.meshes, order.variants, order.units, order.extra)
+        mesh, variant, units, extra = (np.array(each, dtype=np.int64) for each in arrays)
+        self.offer_cut(meshes[mesh], variant, units, extra, best)
 
     def _list(self, best: Best) -> bool:
         """Replay every plan below the target where they are few; whether that was all of them."""

@@ -1,0 +1,66 @@
+"""Programs over the parts of a space that a target leaves never bound a family too high."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from search_costs_cases import regions_cluster, unlike_model
+from search_jobs import job
+
+from hetplan.predict.fit import fit_populations
+from hetplan.search.costs.maker import SpaceMaker
+from hetplan.search.families.allowed import allowed_cluster
+from hetplan.search.families.families import Families
+from hetplan.search.single.exact import few_plans
+from hetplan.search.single.local import rules_of
+from hetplan.search.single.orders import OrderProgram
+from hetplan.search.single.walk import prove
+from hetplan.search.single.within import apart
+from hetplan.search.single_solver import SingleSolver
+from hetplan.search.solver import Best
+
+PREDICTOR = fit_populations(())
+FEW = 50_000
+
+
+def test_bounds_of_the_parts_are_below_the_best_plan() -> None:
+    """Unions over slow links between regions have long ends of the step."""
+    split, seen = 0, 0
+    for seed in range(15):
+        rng = np.random.default_rng(seed)
+        cluster = regions_cluster(rng, [0, 1, 0] if seed % 2 else [0, 1])
+        assert cluster.across_regions is not None
+        slow = replace(cluster.across_regions, bandwidth_bytes_per_second=10.0 ** (7 + seed % 3))
+        cluster = replace(cluster, across_regions=slow)
+        target = ("megatron", "flagscale", "torchtitan")[seed % 3]
+        asked = job(16, target=target)
+        asked = replace(asked, pin=replace(asked.pin, pipelines=1, virtual_stages=1))
+        model = unlike_model("dense", 5, tied=False)
+        maker = SpaceMaker(model=model, cluster=cluster, job=asked, predictor=PREDICTOR)
+        allowed = allowed_cluster(cluster, asked)
+        every = Families(model=model, cluster=allowed, job=asked).families()
+        unions = [each for each in every if any(len(mesh.islands) > 1 for mesh in each.meshes)]
+        for at in rng.permutation(len(unions))[:4].tolist():
+            solver = SingleSolver(0, unions[at], maker)
+            if solver.rough.bound_seconds == math.inf:
+                continue
+            if few_plans(solver.space, rules_of(solver.space), FEW) is None:
+                continue
+            solver.__dict__["_priced_whole"] = False
+            best = Best(gap=0.0, bounds=[0.0], deadline=math.inf, progress=None, started=0.0)
+            solver.improve(best)
+            if best.chosen is None or not solver._list(best):
+                continue
+            for more in (1.02, 1.5):
+                parts = apart(solver.space, more * best.seconds)
+                split += len(parts) > 1
+                found = [
+                    prove(part, more * best.seconds, program=OrderProgram(part))
+                    for part, _ in parts
+                ]
+                assert min(each.bound_seconds for each in found) <= best.seconds * (1 + 1e-9)
+                seen += 1
+    assert seen > 15
+    assert split > 5
