@@ -203,7 +203,8 @@ def test_a_killed_script_goes_on_and_what_it_measured_fits(campaign, tmp_path) -
     predictor, _ = fit_stores(tmp_path / "store")
     assert {law.device for law in predictor.laws.layers} == {"cpu"}
 
-    # Fast deciles: other work on the machine makes single medians say little.
+    # Fast deciles, and a wide band: one of the two runs may have had half of a core to itself, and
+    # a wrong unit or a swapped pass would be further off.
     own = invoke("--store", tmp_path / "own", *SHAPES[:10], "--device", "cpu", "--json")
     seconds = {
         sample.shape: sample.p10_seconds
@@ -216,7 +217,7 @@ def test_a_killed_script_goes_on_and_what_it_measured_fits(campaign, tmp_path) -
         for sample in found.layers
         if sample.shape in seconds
     ]
-    assert abs(statistics.median(ratios)) < math.log(1.5)
+    assert abs(statistics.median(ratios)) < math.log(2.5)
 
 
 def test_what_does_not_fit_in_memory_is_a_reason_and_no_number(tmp_path) -> None:
