@@ -60,7 +60,7 @@ def plan_of(model: ModelSpec, cluster: Cluster, job: Job, chosen: ChosenPlan) ->
         stages = [
             Stage(
                 chunks=chunks[s],
-                replicas=tuple(_replica(part.shape, next(places)) for part in stage.parts),
+                replicas=tuple(replica_of(part.shape, next(places)) for part in stage.parts),
                 recompute=_recompute(stage.recompute),
                 warmup_depth=stage.warmup_depth,
             )
@@ -134,7 +134,8 @@ def _recompute(granularity: RecomputeGranularity) -> Recompute:
     return Recompute(granularity=granularity, modules=SELECTIVE_MODULES if selective else ())
 
 
-def _replica(shape: Shape, devices: tuple[DeviceRange, ...]) -> Replica:
+def replica_of(shape: Shape, devices: tuple[DeviceRange, ...]) -> Replica:
+    """A part of a stage on these devices."""
     return Replica(
         devices=devices,
         tp=shape.tp,

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import LayerRange, Replica, Stage
 
 
@@ -33,7 +34,7 @@ def expert_copies(stage: Stage) -> int:
     return sum(each.num_devices // (each.ep * each.etp) for each in stage.replicas)
 
 
-def experts_as_the_rest(replica: Replica) -> bool:
+def experts_as_the_rest(replica: Replica | Shape) -> bool:
     """Whether each rank holds the same slice of every expert as of the other weights."""
     return replica.ep == 1 and replica.etp == replica.tp
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetplan.errors import InputError
 from hetplan.plans.plan import SCHEDULES, OverlapSettings, RecomputeModule, Sharding
@@ -106,6 +106,55 @@ class Target:
         return -(-vocab_size // multiple) * multiple
 
 
+_MEGATRON = Target(
+    name="megatron",
+    description="what stock Megatron-LM can express: one tp, dp and microbatch size for all "
+    "stages, uneven layers per stage",
+    # Non-interleaved 1F1B waits for batched isend/irecv (p2p overlap is forced off).
+    rendezvous_sends=True,
+    # --make-vocab-size-divisible-by defaults to 128.
+    vocab_multiple=128,
+    optimizer_sharding=True,
+    full_recompute=True,
+    fewer_microbatches_than_stages=True,
+    # parallel_state.py has one RankGenerator: one tp, cp, ep and dp for all stages.
+    several_pipelines=False,
+    stages_differ=False,
+    schedules=("1f1b", "interleaved-1f1b"),
+    # core/pipeline_parallel/schedules.py refuses a last group smaller than the stages.
+    whole_microbatch_groups=True,
+    # training/arguments.py: more than 2 stages unless sends are overlapped.
+    least_interleaved_stages=3,
+    most_virtual_stages=MOST_VIRTUAL_STAGES,
+    other_warmup=False,
+    whole_nodes=True,
+    island_runs=True,
+    # Megatron-FSDP, which shards more, needs another environment than tensor parallelism.
+    sharding=(Sharding.NONE, Sharding.OPTIMIZER),
+    sequence_parallel=True,
+    context_parallel=True,
+    expert_parallel=True,
+    # core/transformer/moe/moe_layer.py raises while training.
+    experts_need_sequence_parallel=True,
+    recompute_modules=tuple(RecomputeModule),
+    # --recompute-method block with --recompute-num-layers, one number for all stages.
+    recompute_layers=True,
+    recompute_per_stage=False,
+    # --optimizer-cpu-offload with --optimizer-offload-fraction.
+    optimizer_offload=True,
+    overlap=_EVERY_OVERLAP,
+    # training/arguments.py: --overlap-param-gather, --tp-comm-overlap; overlap of sends is
+    # forced off without interleaving.
+    overlap_needs=True,
+    # --clip-grad defaults to 1.0.
+    clips_gradients=True,
+    # megatron/core/distributed/param_and_grad_buffer.py.
+    gradient_buffer=True,
+    batched_interleaving=True,
+    separate_loss_sums=True,
+    other_formats=False,
+)
+
 TARGETS: dict[str, Target] = {
     "native": Target(
         name="native",
@@ -151,94 +200,29 @@ TARGETS: dict[str, Target] = {
         clips_gradients=False,
         other_formats=False,
     ),
-    "megatron": Target(
-        name="megatron",
-        description="what stock Megatron-LM can express: one tp, dp and microbatch size for all "
-        "stages, uneven layers per stage",
-        # Non-interleaved 1F1B waits for batched isend/irecv (p2p overlap is forced off).
-        rendezvous_sends=True,
-        # --make-vocab-size-divisible-by defaults to 128.
-        vocab_multiple=128,
-        optimizer_sharding=True,
-        full_recompute=True,
-        fewer_microbatches_than_stages=True,
-        # parallel_state.py has one RankGenerator: one tp, cp, ep and dp for all stages.
-        several_pipelines=False,
-        stages_differ=False,
-        schedules=("1f1b", "interleaved-1f1b"),
-        # core/pipeline_parallel/schedules.py refuses a last group smaller than the stages.
-        whole_microbatch_groups=True,
-        # training/arguments.py: more than 2 stages unless sends are overlapped.
-        least_interleaved_stages=3,
-        most_virtual_stages=MOST_VIRTUAL_STAGES,
-        other_warmup=False,
-        whole_nodes=True,
-        island_runs=True,
-        # Megatron-FSDP, which shards more, needs another environment than tensor parallelism.
-        sharding=(Sharding.NONE, Sharding.OPTIMIZER),
-        sequence_parallel=True,
-        context_parallel=True,
-        expert_parallel=True,
-        # core/transformer/moe/moe_layer.py raises while training.
-        experts_need_sequence_parallel=True,
-        recompute_modules=tuple(RecomputeModule),
-        # --recompute-method block with --recompute-num-layers, one number for all stages.
-        recompute_layers=True,
-        recompute_per_stage=False,
-        # --optimizer-cpu-offload with --optimizer-offload-fraction.
-        optimizer_offload=True,
-        overlap=_EVERY_OVERLAP,
-        # training/arguments.py: --overlap-param-gather, --tp-comm-overlap; overlap of sends is
-        # forced off without interleaving.
-        overlap_needs=True,
-        # --clip-grad defaults to 1.0.
-        clips_gradients=True,
-        # megatron/core/distributed/param_and_grad_buffer.py.
-        gradient_buffer=True,
-        batched_interleaving=True,
-        separate_loss_sums=True,
-        other_formats=False,
-    ),
-    "flagscale": Target(
+    "megatron": _MEGATRON,
+    # A patched Megatron-LM: what is not named here is as there.
+    "flagscale": replace(
+        _MEGATRON,
         name="flagscale",
         description="FlagScale's Megatron-LM with --enable-hetero: every mesh (stages of one "
         "device kind next to each other) has its own tp, dp and microbatch size",
-        # Its schedules are Megatron-LM's.
-        rendezvous_sends=True,
-        vocab_multiple=128,
-        optimizer_sharding=True,
-        full_recompute=True,
-        fewer_microbatches_than_stages=True,
-        several_pipelines=False,
         # --hetero-process-meshes: tp, cp, ep, dp, pp of every mesh (flagscale/train/arguments.py).
         stages_differ=True,
         equal_ends=True,
         # pre_validate_args refuses virtual stages.
         schedules=("1f1b",),
-        whole_microbatch_groups=True,
-        other_warmup=False,
-        whole_nodes=True,
-        # A mesh takes the next devices of its type.
-        island_runs=True,
-        # hetero/parallel_context.py asserts num_distributed_optimizer_instances == 1.
-        sharding=(Sharding.NONE, Sharding.OPTIMIZER),
-        # Forced off in meshes with tp 1.
-        sequence_parallel=True,
+        least_interleaved_stages=2,
+        most_virtual_stages=1,
+        batched_interleaving=False,
         # hetero/parallel_context.py asserts cp == 1; ep of meshes is not guaranteed to work.
         context_parallel=False,
         expert_parallel=False,
-        experts_need_sequence_parallel=True,
         # --recompute-granularity-per-stage-micro-batch turns full recomputation on or off.
         recompute_modules=(),
-        recompute_layers=True,
         recompute_per_stage=True,
         optimizer_offload=False,
         overlap=OverlapSettings(reduction=True, gathering=True, tensor_parallel=True),
-        overlap_needs=True,
-        clips_gradients=True,
-        gradient_buffer=True,
-        separate_loss_sums=True,
-        other_formats=False,
     ),
     "torchtitan": Target(
         name="torchtitan",

@@ -35,7 +35,7 @@ from hetplan.search.files import SCHEMA
 from hetplan.search.journal import Journal, digests, header_of, read_journal, resumable
 from hetplan.search.reasons.answer import quick_reasons, whole_reasons
 from hetplan.search.result import Certificate, Inputs, SearchResult
-from hetplan.search.settle import Settled, offer_starts, settle
+from hetplan.search.settle import AGREEMENT, Settled, offer_starts, settle
 from hetplan.search.solver import Best, Offer, OutOfTimeError, Progress, Solver
 from hetplan.search.solvers import solvers_of
 from hetplan.search.words import describe_space
@@ -51,9 +51,6 @@ _LITTLE_SECONDS = 10.0
 
 _SAMPLED = 32
 """Families that are looked at for such a first plan, and between two looks at the clock."""
-
-_AGREEMENT = 1e-6
-"""Estimate and search add the same times in another order."""
 
 
 @dataclass(slots=True)
@@ -214,7 +211,7 @@ def _close_priced(run: _Run, drive: Drive) -> None:
             return
         step = _settled(run).estimate.step_seconds
         wanted = step * (1.0 - job.gap)
-        if best.lower_bound >= wanted * (1.0 - _AGREEMENT) or wanted >= best.seconds:
+        if best.lower_bound >= wanted * (1.0 - AGREEMENT) or wanted >= best.seconds:
             return
         best.gap = 1.0 - wanted / best.seconds
         drive.prove_again()
@@ -226,7 +223,7 @@ def _result(run: _Run, inputs: Inputs, settled: Settled) -> SearchResult:
     lower = min(best.lower_bound, step)
     gap = 1.0 - lower / step
     status = run.status
-    if status == "optimal" and gap > job.gap + _AGREEMENT:
+    if status == "optimal" and gap > job.gap + AGREEMENT:
         # Bounds that no program could raise, or stages and boundaries that share links.
         status = "limit"
     searched = {*run.improved, *run.proven}

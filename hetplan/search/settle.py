@@ -24,7 +24,7 @@ from hetplan.search.solver import Best, Offer
 _SETTLED = 8
 """Offers that are priced whole."""
 
-_AGREEMENT = 1e-6
+AGREEMENT = 1e-6
 """Prices of search and estimate that are further apart are a fault of hetplan."""
 
 GIVEN = -1
@@ -44,7 +44,7 @@ def settle(best: Best, pricer: Pricer) -> Settled:
     found: Plan | None = None
     least = math.inf
     for offer in _nearest(best):
-        if found is not None and offer.seconds >= least * (1.0 - _AGREEMENT):
+        if found is not None and offer.seconds >= least * (1.0 - AGREEMENT):
             break
         plan = placed(offer.chosen, pricer)
         step = _agreeing(offer, plan, pricer)
@@ -81,7 +81,7 @@ def _agreeing(offer: Offer, plan: Plan, pricer: Pricer) -> StepCost:
     """The plan's whole price, no less than the search's and more only where links are shared."""
     step = pricer.step(plan)
     more = step.step_seconds - offer.seconds
-    if abs(more) > _AGREEMENT * offer.seconds and not (more > 0 and _may_be_slower(step)):
+    if abs(more) > AGREEMENT * offer.seconds and not (more > 0 and _may_be_slower(step)):
         raise HetplanError(
             f"the search priced the plan at {offer.seconds!r} s, its estimate is "
             f"{step.step_seconds!r} s; they must agree"

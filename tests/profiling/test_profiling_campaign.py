@@ -166,6 +166,22 @@ def test_the_carried_layers_compute_what_hetplans_do(campaign) -> None:
     assert done.stdout.splitlines() == own
 
 
+def _log_ratios_to_own_profile(found, store):
+    """Logarithms of a campaign's times over those that `hetplan profile` measures now."""
+    own = invoke("--store", store, *SHAPES[:10], "--device", "cpu", "--json")
+    seconds = {
+        sample.shape: sample.p10_seconds
+        for sample in read_store(store).layers
+        if sample.phase in (Phase.FORWARD, Phase.BACKWARD)
+    }
+    assert len(seconds) == 24, own.stderr
+    return [
+        math.log(sample.p10_seconds / seconds[sample.shape])
+        for sample in found.layers
+        if sample.shape in seconds
+    ]
+
+
 def test_a_killed_script_goes_on_and_what_it_measured_fits(campaign, tmp_path) -> None:
     script, results = campaign / "measure_cpu.py", campaign / "results-cpu-layers.jsonl"
     job = start(script, "layers", "--device", "cpu")
@@ -203,21 +219,13 @@ def test_a_killed_script_goes_on_and_what_it_measured_fits(campaign, tmp_path) -
     predictor, _ = fit_stores(tmp_path / "store")
     assert {law.device for law in predictor.laws.layers} == {"cpu"}
 
-    # Fast deciles, and a wide band: one of the two runs may have had half of a core to itself, and
-    # a wrong unit or a swapped pass would be further off.
-    own = invoke("--store", tmp_path / "own", *SHAPES[:10], "--device", "cpu", "--json")
-    seconds = {
-        sample.shape: sample.p10_seconds
-        for sample in read_store(tmp_path / "own").layers
-        if sample.phase in (Phase.FORWARD, Phase.BACKWARD)
-    }
-    assert len(seconds) == 24, own.stderr
-    ratios = [
-        math.log(sample.p10_seconds / seconds[sample.shape])
-        for sample in found.layers
-        if sample.shape in seconds
-    ]
-    assert abs(statistics.median(ratios)) < math.log(2.5)
+    # Fast deciles: other work on the machine makes single medians say little. Tests beside this one
+    # can hold both cores through one whole profile, so that is taken up to three times.
+    for attempt in range(3):
+        ratios = _log_ratios_to_own_profile(found, tmp_path / f"own-{attempt}")
+        if abs(statistics.median(ratios)) < math.log(1.5):
+            break
+    assert abs(statistics.median(ratios)) < math.log(1.5)
 
 
 def test_what_does_not_fit_in_memory_is_a_reason_and_no_number(tmp_path) -> None:

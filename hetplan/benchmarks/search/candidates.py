@@ -55,8 +55,6 @@ class Found:
     """Of those, the ones whose bound by Sailor's cost left them open."""
     scored: int
     """Plans that Sailor's cost looked at."""
-    first_seconds: float
-    """Best by Sailor's cost before layers were moved."""
 
 
 @dataclass(slots=True)
@@ -91,7 +89,7 @@ def best_plan(
         key=lambda each: each[:2],
     )
     best: tuple[SailorScore, ChosenPlan] | None = None
-    first, searched = math.inf, 0
+    searched = 0
     for bound, _, part in parts:
         least = below_seconds if best is None else min(below_seconds, best[0].step_seconds)
         if bound >= least or searched == _MOST_PARTS:
@@ -99,8 +97,6 @@ def best_plan(
         searched += 1
         for chosen in _offered(part, maker):
             start = judge.score(chosen)
-            if start is not None:
-                first = min(first, start.step_seconds)
             if best is not None and (
                 start is None or start.step_seconds > _WORTH_MOVING * best[0].step_seconds
             ):
@@ -116,7 +112,6 @@ def best_plan(
         families=len(parts),
         searched=searched,
         scored=judge.scored,
-        first_seconds=first,
     )
 
 

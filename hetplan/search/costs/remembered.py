@@ -8,20 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hetplan.cluster.devices import DeviceKind
-from hetplan.cluster.spec import Link
-from hetplan.job.spec import Optimizer, Precision
+from hetplan.job.spec import Precision
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind, ModelSpec
-from hetplan.predict.predictor import Prediction, Predictor, SendLaw
+from hetplan.predict.predictor import Prediction
+from hetplan.search.through import Through
 
 _Asked = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class Remembered(Through):
     """Asks `predictor` about layers of one model, with several vocabularies, on living devices."""
 
-    predictor: Predictor
     _forward: dict[_Asked, Prediction] = field(default_factory=dict, repr=False, compare=False)
     _backward: dict[_Asked, Prediction] = field(default_factory=dict, repr=False, compare=False)
 
@@ -80,31 +79,6 @@ class Remembered:
                 kernels=kernels,
             )
         return found
-
-    def optimizer_update(
-        self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision
-    ) -> Prediction:
-        """As the predictor says."""
-        return self.predictor.optimizer_update(device, optimizer, parameters, precision)
-
-    def send(self, link: Link, message_bytes: float, *, nodes: int = 1) -> SendLaw:
-        """As the predictor says."""
-        return self.predictor.send(link, message_bytes, nodes=nodes)
-
-    def collective(
-        self,
-        link: Link,
-        operation: str,
-        group_size: int,
-        message_bytes: float,
-        *,
-        nodes: int = 1,
-        groups: int = 1,
-    ) -> Prediction:
-        """As the predictor says."""
-        return self.predictor.collective(
-            link, operation, group_size, message_bytes, nodes=nodes, groups=groups
-        )
 
 
 def _key(device: DeviceKind, model: ModelSpec, *rest: object) -> _Asked:

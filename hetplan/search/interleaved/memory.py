@@ -23,6 +23,7 @@ from hetplan.job.spec import Job
 from hetplan.model.layer_units import LayerUnits
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import Shape
+from hetplan.plans.pieces import experts_as_the_rest
 from hetplan.plans.plan import LayerRange, RecomputeGranularity, Sharding
 from hetplan.plans.targets import target
 from hetplan.search.costs.placed import RECOMPUTE
@@ -167,7 +168,7 @@ class ChunkMemory:
             tp=shape.tp,
             cp=shape.cp,
             ep=shape.ep,
-            etp=shape.tp if _like_rest(shape) else shape.etp,
+            etp=shape.tp if experts_as_the_rest(shape) else shape.etp,
             microbatch_size=shape.microbatch_size,
             num_microbatches=1,
             sequence_parallel=shape.sequence_parallel,
@@ -192,13 +193,8 @@ class ChunkMemory:
         )
 
 
-def _like_rest(shape: Shape) -> bool:
-    """Whether experts are cut and copied like the other weights."""
-    return shape.ep == 1 and shape.etp == shape.tp
-
-
 def _expert_shards(shape: Shape, shards: int) -> int:
     """Ranks that share the state of routed experts (`hetplan.cost.priced.memory`)."""
-    if _like_rest(shape):
+    if experts_as_the_rest(shape):
         return shards
     return math.gcd(shards, shape.num_devices // (shape.ep * shape.etp))

@@ -20,6 +20,7 @@ from hetplan.cost.priced.work import exchange_of
 from hetplan.cost.replay.times import Exchange
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layer_units import LayerUnits
+from hetplan.plans.build import replica_of
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
 from hetplan.plans.placing import device_ranges, positions
 from hetplan.plans.plan import (
@@ -35,7 +36,7 @@ from hetplan.search.several.listing_groups import Columns, Group, combinations
 from hetplan.search.several.listing_rows import Row, Rows, TooManyError
 from hetplan.search.several.listing_steps import Known, Steps
 from hetplan.search.several.listing_tables import Tables
-from hetplan.search.several.listing_values import Ended, Replicas, number_of_variants, replica_of
+from hetplan.search.several.listing_values import Ended, Replicas, number_of_variants
 from hetplan.search.solver import Best
 
 _MOST_DEVICES = 64

@@ -26,6 +26,7 @@ from hetplan.job.spec import Job
 from hetplan.model.layer_units import LayerUnits
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import assemble_pipeline, assemble_plan
+from hetplan.plans.build import replica_of
 from hetplan.plans.chosen import Shape
 from hetplan.plans.placing import device_ranges
 from hetplan.plans.plan import (
@@ -51,7 +52,6 @@ from hetplan.search.several.listing_values import (
     Variants,
     cuts,
     least_of,
-    replica_of,
     times_of,
 )
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.priced.hops import Hop
-from hetplan.plans.chosen import Shape
-from hetplan.plans.plan import DeviceRange, Replica
+from hetplan.plans.plan import Replica
 
 Replicas = tuple[tuple[Replica, ...], ...]
 """Of every stage."""
@@ -81,19 +80,6 @@ def cuts(units: int, stages: int) -> Ints:
         for inner in combinations(range(1, units), stages - 1)
     ]
     return np.array(found, dtype=np.int64).reshape(len(found), stages)
-
-
-def replica_of(shape: Shape, devices: tuple[DeviceRange, ...]) -> Replica:
-    """A part of a stage on these devices."""
-    return Replica(
-        devices=devices,
-        tp=shape.tp,
-        cp=shape.cp,
-        ep=shape.ep,
-        etp=shape.etp,
-        microbatch_size=shape.microbatch_size,
-        sequence_parallel=shape.sequence_parallel,
-    )
 
 
 def number_of_variants(units: int, recompute: int, stages: Sequence[int]) -> int:

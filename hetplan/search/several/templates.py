@@ -42,8 +42,6 @@ class Template:
     least_flow: int
     """Sequences of a tick are a multiple of this."""
     bottleneck_seconds: float
-    fill_seconds: float
-    """One microbatch's way down and up."""
     forward: Floats
     backward: Floats
     send_forward: Floats
@@ -65,20 +63,6 @@ class Template:
             rendezvous,
         )
         return float(ends.max())
-
-    def microbatches_within(self, seconds: float, *, rendezvous: bool, least: int) -> int:
-        """Most microbatches that are done then; 0 where not even `least` are."""
-        high = int(seconds / self.bottleneck_seconds)
-        low = max(1, least)
-        if high < low or self.seconds(low, rendezvous=rendezvous) > seconds:
-            return 0
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.seconds(middle, rendezvous=rendezvous) <= seconds:
-                low = middle
-            else:
-                high = middle - 1
-        return low
 
 
 @njit(cache=True)
@@ -260,7 +244,6 @@ class TemplateMaker:
             use=tuple(sorted(use.items())),
             least_flow=math.lcm(*sizes),
             bottleneck_seconds=float((forward + backward).max()),
-            fill_seconds=float((forward + backward).sum()),
             forward=forward,
             backward=backward,
             send_forward=options.arrive_forward[chosen[1:]],
