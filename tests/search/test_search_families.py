@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -410,7 +409,7 @@ def test_the_families_are_those_of_the_targets() -> None:
     assert set(SEARCHED) == set(TARGETS)
 
 
-def test_thousands_of_families_take_a_part_of_a_second() -> None:
+def test_thousands_of_families_share_their_meshes() -> None:
     configs = shipped_folder("configs")
     model = load_model(configs / "models" / "llama-140b.yaml")
     cluster = load_cluster(configs / "clusters" / "mixed-768.yaml")
@@ -419,10 +418,8 @@ def test_thousands_of_families_take_a_part_of_a_second() -> None:
         replace(island, name=f"{island.name}-{k}") for k in range(4) for island in cluster.islands
     )
     many = replace(cluster, islands=islands, links=(), within_region=islands[0].inter_node)
-    started = time.process_time()
     found = families(model, many, job)
-    seconds = time.process_time() - started
     assert len(found) > 10_000
-    # 0.2 s on a core of 2.5 GHz; a slow and busy machine gets five times that.
-    assert seconds < 1.0
+    # What a cost is reused by: many families stand on one tuple of meshes.
+    assert len({id(family.meshes) for family in found}) < len(found) / 10
     assert found[::100] == families(model, many, job)[::100]
