@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import StrEnum
 
@@ -211,9 +212,11 @@ def format_rate(per_second: float, unit: str) -> str:
     return _scaled(per_second, _decimal_steps(unit))
 
 
-def format_count(count: float) -> str:
-    """A large count in words of three letters, as in `6.738 B` (billion), `175.2 M` (million)."""
-    steps = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
-    if abs(count) < 1e3:
-        return f"{count:g}"
-    return _scaled(count, steps)
+def format_share(fraction: float | None) -> str:
+    """As in `1.25%`; None is unknown. What rounds to nothing is not less than nothing."""
+    return "unknown" if fraction is None else f"{fraction:.2%}".replace("-0.00%", "0.00%")
+
+
+def format_each(values: Iterable[int]) -> str:
+    """Different values in their order, as in `8/4`."""
+    return "/".join(map(str, dict.fromkeys(values)))

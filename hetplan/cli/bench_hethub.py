@@ -44,7 +44,7 @@ def bench_hethub(
 def hethub_table(found: HethubBench) -> Table:
     """One row per mix and target; every figure predicted."""
     from hetplan.cli.bench_tables import table_of
-    from hetplan.units import format_seconds
+    from hetplan.units import format_seconds, format_share
 
     def plan(row: MixRow) -> tuple[object, ...]:
         if row.reason:
@@ -52,8 +52,8 @@ def hethub_table(found: HethubBench) -> Table:
         return (
             format_seconds(row.step_seconds),
             f"{row.gap:.1%}",
-            _share(row.homogeneous_sum_ratio),
-            _share(row.roofline_ratio),
+            format_share(row.homogeneous_sum_ratio),
+            format_share(row.roofline_ratio),
             f"{row.idle_fraction:.1%}",
             f"{row.busy_fraction:.1%}",
             f"{row.tokens_per_second:,.0f}",
@@ -69,10 +69,6 @@ def hethub_table(found: HethubBench) -> Table:
         ),
         ((row.mix, row.target, *plan(row)) for row in found.rows),
     )  # fmt: skip
-
-
-def _share(ratio: float | None) -> str:
-    return "unknown" if ratio is None else f"{ratio:.2%}"
 
 
 def hethub_lines(found: HethubBench) -> Iterator[str]:

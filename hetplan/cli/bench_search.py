@@ -98,23 +98,47 @@ def _tables(found: SearchBench) -> Iterator[Table]:
             "Steps by Sailor's simulator, CPU time with construction",
             ("case", "best peer"),
             (
-                "hetplan", "peer", "hetplan / peer", "bound by work", "CPU", "CPU of the peer",
-                "plans scored",
+                "hetplan", "found by", "peer", "hetplan / peer", "CPU", "CPU of the peer",
+                "bound by work", "plans scored",
             ),
             (
                 (
-                    row.case, row.best_peer, f"{row.step_seconds:.4f} s",
+                    row.case, row.best_peer, _or_dash(row.step_seconds, "{:.4f} s"), row.found_by,
                     _or_dash(row.best_peer_seconds, "{:.4f} s"), _or_dash(row.ratio, "{:.3f}"),
-                    f"{row.bound_seconds:.3f} s",
                     f"{row.cpu_seconds:.2f} s", _or_dash(row.best_peer_cpu_seconds, "{:.2f} s"),
-                    row.scored,
+                    f"{row.bound_seconds:.3f} s", row.scored,
                 )
                 for row in found.peers.rows
             ),
         )  # fmt: skip
+        yield _answers(found.peers)
         yield _peer_plans(found.peers)
     if found.scaling:
         yield _scaling(found.scaling)
+
+
+def _answers(peers: PeerTable) -> Table:
+    from hetplan.cli.bench_tables import table_of
+
+    return table_of(
+        "Who found what (own cost: hetplan's; the bound is by the cost that led the search)",
+        ("case", "by"),
+        (
+            "step by Sailor", "hetplan / peer", "own cost", "bound", "full microbatches", "CPU",
+            "of it proofs",
+        ),
+        (
+            (
+                row.case, each.by, _or_dash(each.step_seconds, "{:.4f} s"),
+                _or_dash(each.ratio, "{:.3f}"), _or_dash(each.own_seconds, "{:.4f} s"),
+                _or_dash(each.bound_seconds, "{:.4f} s"),
+                "-" if each.step_seconds is None else "yes" if each.batch_divided else "no",
+                f"{each.cpu_seconds:.2f} s", f"{each.proof_cpu_seconds:.2f} s",
+            )
+            for row in peers.rows
+            for each in row.answers
+        ),
+    )  # fmt: skip
 
 
 def _peer_plans(peers: PeerTable) -> Table:
@@ -172,6 +196,9 @@ def _lines(found: SearchBench) -> Iterator[str]:
                 f"geometric mean of hetplan / best peer: {peers.geometric_mean_ratio:.4f} "
                 f"({1 / peers.geometric_mean_ratio - 1:.1%} faster)"
             )
+        if peers.geometric_mean_ratios:
+            means = [f"{by} {ratio:.4f}" for by, ratio in peers.geometric_mean_ratios]
+            yield f"the same by who found it: {', '.join(means)}"
         yield peers.chosen_by
         yield f"first case before kernels were loaded: {peers.cold_cpu_seconds:.1f} s CPU"
     for line in found.missing:

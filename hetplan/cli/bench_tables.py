@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hetplan.benchmarks.cost import CostBench
-from hetplan.units import format_bytes, format_seconds
+from hetplan.units import format_bytes, format_seconds, format_share
 
 
 def cost_tables(bench: CostBench) -> Iterator[Table]:
@@ -44,8 +44,8 @@ def cost_tables(bench: CostBench) -> Iterator[Table]:
             ("cases", "mean", "p99", "worst", "bound above replay"),
             (
                 (
-                    each.schedule, each.transfers, each.cases, _share(each.mean),
-                    _share(each.p99), _share(each.worst), each.violations,
+                    each.schedule, each.transfers, each.cases, format_share(each.mean),
+                    format_share(each.p99), format_share(each.worst), each.violations,
                 )
                 for each in rows
             ),
@@ -124,11 +124,6 @@ def _link_tables(bench: CostBench) -> Iterator[Table]:
                 for each in bench.long_links
             ),
         )  # fmt: skip
-
-
-def _share(fraction: float) -> str:
-    """Rounding of the replay is not shown as less than nothing."""
-    return f"{fraction:.2%}".replace("-0.00%", "0.00%")
 
 
 def _sends(rendezvous: bool) -> str:

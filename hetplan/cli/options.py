@@ -22,11 +22,6 @@ _T = TypeVar("_T")
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
 
-ModelFile = Annotated[
-    Path, typer.Option("--model", help="Model file (YAML, or a Hugging Face config.json).")
-]
-ClusterFile = Annotated[Path, typer.Option("--cluster", help="Cluster file (YAML).")]
-JobFile = Annotated[Path, typer.Option("--job", help="Job file (YAML).")]
 PredictorFile = Annotated[
     Path | None,
     typer.Option("--predictor", help="Predictor that `hetplan fit` wrote; skips the fit."),

@@ -13,6 +13,7 @@ from hetplan.cli.options import emit
 from hetplan.cli.profile_for_loop import Done, Report, View, plan_order
 from hetplan.cli.profile_for_units import Doable
 from hetplan.cli.profile_for_wider import wider_words
+from hetplan.cli.profile_needs import store_text
 from hetplan.cli.profile_request import ProfileRequest
 from hetplan.cli.profile_tables import new_table
 from hetplan.cluster.devices import CPU_KIND
@@ -242,7 +243,7 @@ def _layer_commands(request: ProfileRequest, group: Sequence[Doable], inputs: In
         f"--job {shlex.quote(str(request.job))}",
         f"--microbatch {','.join(map(str, sizes))} --tp {','.join(map(str, degrees))}",
         "--device cpu" if kind == CPU_KIND else f"--kind {shlex.quote(kind)}",
-        _store(request),
+        store_text(request),
     )
     return Elsewhere(
         where=f"on a node of island {island.name}",
@@ -256,7 +257,7 @@ def _link_commands(request: ProfileRequest, doable: Doable, place: LinkPlace) ->
         f"-m hetplan profile --link {shlex.quote(place.name)}",
         f"--sizes {','.join(map(str, doable.sizes))}",
         "--device cpu" if place.is_host_staged else "",
-        _store(request),
+        store_text(request),
     )
     what = " ".join(filter(None, words))
     each = f"--nproc-per-node {place.processes_per_node}"
@@ -271,10 +272,6 @@ def _link_commands(request: ProfileRequest, doable: Doable, place: LinkPlace) ->
     return Elsewhere(
         where=place.words, commands=commands, seconds=doable.measurement.seconds, then=then
     )
-
-
-def _store(request: ProfileRequest) -> str:
-    return "" if request.store is None else f"--store {shlex.quote(str(request.store))}"
 
 
 def _notes(view: View) -> tuple[str, ...]:

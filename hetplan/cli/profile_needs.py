@@ -124,7 +124,7 @@ def inputs_text(request: ProfileRequest) -> str:
 
 def layers_command(request: ProfileRequest, kind: str, here: Here) -> str:
     """The command that measures the layers of a kind on this machine."""
-    words = ["hetplan profile", inputs_text(request), _store_text(request)]
+    words = ["hetplan profile", inputs_text(request), store_text(request)]
     if kind == CPU_KIND and here.torch_device != CPU_KIND:
         words.append("--device cpu")
     elif kind != here.kind and kind != CPU_KIND:
@@ -138,7 +138,7 @@ def link_command(request: ProfileRequest, place: LinkPlace) -> str:
         f"torchrun --standalone --nproc-per-node {place.processes_per_node} -m hetplan profile",
         f"--link {shlex.quote(place.name)}",
         inputs_text(request),
-        _store_text(request),
+        store_text(request),
         "--device cpu" if place.is_host_staged else "",
     ]
     return " ".join(filter(None, words))
@@ -150,5 +150,6 @@ def campaign_command(request: ProfileRequest, cluster: Path) -> str:
     return " ".join(filter(None, words))
 
 
-def _store_text(request: ProfileRequest) -> str:
+def store_text(request: ProfileRequest) -> str:
+    """The option that names the store, as in a command that is shown."""
     return "" if request.store is None else f"--store {shlex.quote(str(request.store))}"

@@ -16,13 +16,12 @@ from hetplan.cluster.check_nodes import check_nodes
 from hetplan.cluster.devices import CPU_KIND, DeviceKind
 from hetplan.cluster.file_form import (
     CLUSTER_SCHEMA,
-    BetweenForm,
     ClusterForm,
     IslandForm,
-    LinkForm,
     NicsForm,
 )
 from hetplan.cluster.goodput import ETHERNET_SEGMENT_BYTES, LossRecovery
+from hetplan.cluster.link_form import BetweenForm, LinkForm
 from hetplan.cluster.node import Nics, spread_evenly
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, RegionLink, Site, Transport
 from hetplan.files.reading import decode, read_document

@@ -104,28 +104,6 @@ def peak_in_flight(order: Sequence[Pass]) -> int:
     return peak
 
 
-def peak_kept_bytes(
-    order: Sequence[Pass], kept: Sequence[float], kept_for_weights: Sequence[float]
-) -> float:
-    """Most bytes that the passes of this order keep at once.
-
-    kept[c] is what one microbatch keeps in chunk c from the start of F to the end of B,
-    kept_for_weights[c] what it still keeps from then to the end of W (no part of it without W
-    passes): M_B and M_W of arXiv 2401.10241, table 1.
-    """
-    splits = any(one.kind == "W" for one in order)
-    now = peak = 0.0
-    for one in order:
-        if one.kind == "F":
-            now += kept[one.chunk]
-        elif one.kind == "B":
-            now -= kept[one.chunk] - (kept_for_weights[one.chunk] if splits else 0.0)
-        else:
-            now -= kept_for_weights[one.chunk]
-        peak = max(peak, now)
-    return peak
-
-
 def check_shape(
     schedule: str,
     num_stages: int,

@@ -31,13 +31,14 @@ def to_plain(value: object) -> object:
 
 
 @lru_cache(maxsize=256)
-def _hints(type_: type[Any]) -> dict[str, Any]:
+def hints_of(type_: type[Any]) -> dict[str, Any]:
+    """Types of a dataclass's fields."""
     return get_type_hints(type_)
 
 
 def _plain(value: object, hint: object) -> object:
     if is_dataclass(value) and not isinstance(value, type):
-        hints = _hints(type(value))
+        hints = hints_of(type(value))
         return {
             field.name: _plain(getattr(value, field.name), hints[field.name])
             for field in fields(value)

@@ -31,6 +31,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hetplan.errors import Fault, InputError
 from hetplan.files import nodes
+from hetplan.files.encoding import hints_of
 from hetplan.files.faults import pydantic_message
 from hetplan.files.nodes import Node, field_text
 
@@ -203,7 +204,7 @@ def _newest_form(hint: object, data: Any) -> Any:
     if isinstance(hint, type) and is_dataclass(hint) and isinstance(data, dict):
         older = getattr(hint, "from_older_form", None)
         data = data if older is None else older(data)
-        hints = _hints(hint)
+        hints = hints_of(hint)
         return {
             key: _newest_form(hints[key], value) if key in hints else value
             for key, value in data.items()
@@ -253,11 +254,6 @@ def _validate(type_: type[T], data: object) -> T:
     return value
 
 
-@lru_cache(maxsize=256)
-def _hints(type_: type[Any]) -> dict[str, Any]:
-    return get_type_hints(type_)
-
-
 def _unknown_keys(
     document: Document,
     hint: object,
@@ -272,7 +268,7 @@ def _unknown_keys(
     faults: list[Fault] = []
     hint = _variant(_unwrapped(hint), data)
     if isinstance(hint, type) and is_dataclass(hint) and isinstance(data, dict):
-        hints = _hints(hint)
+        hints = hints_of(hint)
         places.append((path, hint, data))
         for key, value in data.items():
             if key in hints:

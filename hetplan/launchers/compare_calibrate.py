@@ -21,6 +21,7 @@ from hetplan.predict.calibration import calibrate, left_out_errors
 from hetplan.predict.calibration_fit import corrected_log_error, fit_factors
 from hetplan.predict.calibration_values import Calibration, RunError
 from hetplan.search.result import SearchResult
+from hetplan.units import format_each
 
 SCHEMA = "hetplan.calibration-trial/1"
 FEWEST_LAYOUTS = 3
@@ -176,19 +177,9 @@ def _error(run: MeasuredRun, steps: ChosenSteps) -> RunError:
 
 def layout_of(plan: Plan) -> str:
     """The plan's degrees, as in `tp8 pp4 dp2 mbs1`; runs of one layout are held back together."""
-    replicas = [
-        replica
-        for pipeline in plan.pipelines
-        for stage in pipeline.stages
-        for replica in stage.replicas
-    ]
-
-    def some(values: Sequence[int]) -> str:
-        return "/".join(map(str, dict.fromkeys(values)))
-
     return (
-        f"tp{some([each.tp for each in replicas])} "
-        f"pp{some([len(pipeline.stages) for pipeline in plan.pipelines])} "
-        f"dp{some([each.dp for each in replicas])} "
-        f"mbs{some([each.microbatch_size for each in replicas])}"
+        f"tp{format_each(each.tp for each in plan.replicas)} "
+        f"pp{format_each(len(pipeline.stages) for pipeline in plan.pipelines)} "
+        f"dp{format_each(each.dp for each in plan.replicas)} "
+        f"mbs{format_each(each.microbatch_size for each in plan.replicas)}"
     )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
 from itertools import combinations
+from typing import TypeVar
 
 from hetplan.lint.evidence import SENTINEL_SECONDS, Evidence, Timed
 from hetplan.lint.findings import Severity
 from hetplan.lint.rows import CollectiveRow, DeviceFigures, LayerSampleRow, Polynomial, RunRow
 from hetplan.lint.rule import Rule, Sighting, grouped, per_file, sighting
+
+Owner = TypeVar("Owner", bound=Hashable)
 
 LEAST_EQUAL = 8  # equal values: eight six-digit times do not agree by chance
 SHARE_EQUAL = 0.9  # a copy is edited here and there
@@ -28,6 +32,28 @@ def _equal(first: dict[object, float], second: dict[object, float]) -> int:
     distinct = {first[key] for key in same}
     enough = len(distinct) >= LEAST_EQUAL and len(same) >= SHARE_EQUAL * len(telling)
     return sum(first[key] == second[key] for key in common) if enough else 0
+
+
+def _alike(
+    tables: Mapping[Owner, dict[object, float]],
+) -> Iterator[tuple[Owner, Owner, int]]:
+    """Pairs of tables in their order that share values, and how many.
+
+    Only pairs with enough telling values in common are compared: most tables have none.
+    """
+    owners: dict[tuple[object, float], list[int]] = {}
+    for at, table in enumerate(tables.values()):
+        for key, value in table.items():
+            if _digits(value) >= DIGITS:
+                owners.setdefault((key, value), []).append(at)
+    shared: Counter[tuple[int, int]] = Counter()
+    for group in owners.values():
+        shared.update(combinations(group, 2))
+    names = tuple(tables)
+    for one, two in sorted(pair for pair, count in shared.items() if count >= LEAST_EQUAL):
+        same = _equal(tables[names[one]], tables[names[two]])
+        if same:
+            yield names[one], names[two], same
 
 
 def _copied_layers(evidence: Evidence) -> Iterator[Sighting]:
@@ -53,18 +79,17 @@ def _copies(
     owners: Mapping[tuple[str, ...], list[Timed]], *, across: bool = False
 ) -> Iterator[Sighting]:
     tables = {owner: _times(rows) for owner, rows in owners.items()}
-    for (one, first), (two, second) in combinations(tables.items(), 2):
+    for one, two, same in _alike(tables):
         if across and one[1:] == two[1:]:
             continue  # the same device and model in two files is one measurement kept twice
-        same = _equal(first, second)
-        if same:
-            for source, copy in ((one, two), (two, one)):
-                rows = owners[copy]  # which of the two was measured, the numbers do not say
-                yield sighting(
-                    (row.place for row in rows),
-                    f"{same} of {len(first.keys() & second.keys())} times of {_owner(copy)} equal "
-                    f"those of {_owner(source)} exactly",
-                )
+        common = len(tables[one].keys() & tables[two].keys())
+        for source, copy in ((one, two), (two, one)):
+            rows = owners[copy]  # which of the two was measured, the numbers do not say
+            yield sighting(
+                (row.place for row in rows),
+                f"{same} of {common} times of {_owner(copy)} equal those of {_owner(source)} "
+                "exactly",
+            )
 
 
 def _owner(key: tuple[str, ...]) -> str:
@@ -87,13 +112,11 @@ def _copied_collectives(evidence: Evidence) -> Iterator[Sighting]:
     for group in grouped(rows, lambda row: row.place.file).values():
         owners = grouped(group, lambda row: row.device)
         tables = {name: _messages(each) for name, each in owners.items()}
-        for (one, first), (two, second) in combinations(tables.items(), 2):
-            same = _equal(first, second)
-            if same:
-                yield sighting(
-                    (row.place for row in owners[two]),
-                    f"{same} times of {two} equal those of {one} exactly",
-                )
+        for one, two, same in _alike(tables):
+            yield sighting(
+                (row.place for row in owners[two]),
+                f"{same} times of {two} equal those of {one} exactly",
+            )
 
 
 def _messages(rows: list[CollectiveRow]) -> dict[object, float]:
@@ -112,12 +135,10 @@ def _copied_samples(evidence: Evidence) -> Iterator[Sighting]:
         name: {row.sample.shape: row.sample.median_seconds for row in rows}
         for name, rows in owners.items()
     }
-    for (one, first), (two, second) in combinations(tables.items(), 2):
-        same = _equal(first, second)
-        if same:
-            places = [row.place for row in owners[two]]
-            for file in grouped(places, lambda place: place.file).values():
-                yield sighting(file, f"{same} times of {two} equal those of {one} exactly")
+    for one, two, same in _alike(tables):
+        places = [row.place for row in owners[two]]
+        for file in grouped(places, lambda place: place.file).values():
+            yield sighting(file, f"{same} times of {two} equal those of {one} exactly")
 
 
 def _fit(entry: Polynomial) -> tuple[float, ...]:

@@ -260,6 +260,16 @@ class Plan:
     """Part of the optimizer state that is kept, and updated, in host memory."""
     overlap: OverlapSettings = OverlapSettings()
 
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """Every replica entry of every stage, in the order of pipelines and stages."""
+        return tuple(
+            replica
+            for pipeline in self.pipelines
+            for stage in pipeline.stages
+            for replica in stage.replicas
+        )
+
     @staticmethod
     def from_older_form(data: dict[str, object]) -> dict[str, object]:
         """Data of a plan of form 1 or 2, which sharded the optimizer state and nothing else."""

@@ -12,9 +12,9 @@ from hetplan.cost.estimate_values import Estimate, StageEstimate
 from hetplan.cost.terms import EXTRAPOLATING
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.launch import limits_of, pins_line
-from hetplan.plans.plan import Plan, Replica, Stage, expand
+from hetplan.plans.plan import Plan, Stage, expand
 from hetplan.search.result import Certificate, HomogeneousSum, Restriction, SearchResult
-from hetplan.units import format_bytes, format_seconds
+from hetplan.units import format_bytes, format_each, format_seconds, format_share
 
 
 def stage_table(model: ModelSpec, plan: Plan, estimate: Estimate) -> Table:
@@ -78,42 +78,28 @@ def _title(plan: Plan, estimate: Estimate) -> str:
     batches = [pipeline.num_microbatches for pipeline in plan.pipelines]
     several = f"{len(plan.pipelines)} pipelines, " if len(plan.pipelines) > 1 else ""
     return (
-        f"{several}{_degrees(plan)}, pp {_some(counts)}, {_batch(plan)}"
-        f"{_some(batches)} microbatches, "
+        f"{several}{_degrees(plan)}, pp {format_each(counts)}, {_batch(plan)}"
+        f"{format_each(batches)} microbatches, "
         f"recompute {_recompute(plan)}{_schedule(plan)}, target {escape(plan.target)}\n"
         "forward and backward are of one microbatch; waits, reduce and optimizer of the whole step"
     )
 
 
-def _replicas(plan: Plan) -> list[Replica]:
-    return [
-        replica
-        for pipeline in plan.pipelines
-        for stage in pipeline.stages
-        for replica in stage.replicas
-    ]
-
-
-def _some(values: Iterable[int]) -> str:
-    """Different ones, in the order of the pipelines."""
-    return "/".join(map(str, dict.fromkeys(values)))
-
-
 def _degrees(plan: Plan) -> str:
     """`tp 8, dp 16`; others where they are not 1, several where stages differ."""
-    replicas = _replicas(plan)
-    found = [f"tp {_some(each.tp for each in replicas)}"]
+    replicas = plan.replicas
+    found = [f"tp {format_each(each.tp for each in replicas)}"]
     if any(each.sequence_parallel for each in replicas):
         found[0] += " with sequence parallelism"
     if any(each.cp > 1 for each in replicas):
-        found.append(f"cp {_some(each.cp for each in replicas)}")
+        found.append(f"cp {format_each(each.cp for each in replicas)}")
     if any(each.ep > 1 for each in replicas):
-        found.append(f"ep {_some(each.ep for each in replicas)}")
-    return ", ".join((*found, f"dp {_some(each.dp for each in replicas)}"))
+        found.append(f"ep {format_each(each.ep for each in replicas)}")
+    return ", ".join((*found, f"dp {format_each(each.dp for each in replicas)}"))
 
 
 def _batch(plan: Plan) -> str:
-    return f"microbatch size {_some(each.microbatch_size for each in _replicas(plan))}, "
+    return f"microbatch size {format_each(each.microbatch_size for each in plan.replicas)}, "
 
 
 def _recompute(plan: Plan) -> str:
@@ -330,13 +316,9 @@ def homogeneous_lines(figure: HomogeneousSum) -> Iterator[str]:
         roofline = "no peak rate known" if peak is None else f"roofline {peak:,.0f} tokens/s"
         yield f"{kind.devices} x {kind.device}: {alone}, {roofline}"
     yield (
-        f"homogeneous-sum ratio {_percent(figure.homogeneous_sum_ratio)} (predicted on both "
-        f"sides), roofline ratio {_percent(figure.roofline_ratio)}"
+        f"homogeneous-sum ratio {format_share(figure.homogeneous_sum_ratio)} (predicted on both "
+        f"sides), roofline ratio {format_share(figure.roofline_ratio)}"
     )
-
-
-def _percent(ratio: float | None) -> str:
-    return "unknown" if ratio is None else f"{ratio:.2%}"
 
 
 def device_lines(result: SearchResult) -> Iterator[str]:

@@ -15,7 +15,7 @@ so a search that resumes takes the steps on record and goes on (`hetplan.search.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetplan.search.journal import Journal
@@ -36,66 +36,68 @@ _UNKNOWN = float("inf")
 
 @dataclass(slots=True)
 class Drive:
-    """The two phases over solvers that may have plans."""
+    """The two phases over all solvers."""
 
     best: Best
     journal: Journal
-    solvers: Sequence[Solver] = ()
+    solvers: Sequence[Solver]
+    estimates: Sequence[float] = ()
+    """Per solver, infinite where there is none."""
     improved: set[int] = field(default_factory=set)
     proven: set[int] = field(default_factory=set)
 
     def run(self) -> None:
         """Both phases; OutOfTimeError at the deadline."""
-        self._plans([at for _, at in self._likeliest(self.solvers)], _FAR)
+        self._plans(_by(self.estimates, range(len(self.solvers))), _FAR)
         self._sharpen()
-        lowest = self._lowest()
+        lowest = _by(self.best.bounds, [at for at in self._open() if self._known(at)])
         # Bounds of one kind of solver are comparable, so each has its own patience.
-        for kind in dict.fromkeys(type(self.solvers[at]) for at in lowest):
-            self._plans([at for at in lowest if type(self.solvers[at]) is kind], float("inf"))
+        kinds = [type(self.solvers[at]) for at in lowest]
+        for kind in dict.fromkeys(kinds):
+            mine = [at for at, each in zip(lowest, kinds, strict=True) if each is kind]
+            self._plans(mine, float("inf"))
         self._proofs()
         self.best.report()
 
-    def first_plan(self, solvers: Sequence[Solver]) -> None:
+    def first_plan(self, solvers: Sequence[int]) -> None:
         """Improve the likeliest of a few solvers until there is a plan: for little time."""
-        for _, at in self._likeliest(solvers)[:_FIRST]:
+        estimates = {}
+        for at in solvers:
+            self.best.check_time()
+            estimates[at] = self.solvers[at].rough.estimate_seconds
+        for at in _by(estimates, solvers)[:_FIRST]:
             if self.best.chosen is not None:
                 return
-            self._improve(solvers[at])
+            self._improve(at)
 
     def prove_again(self) -> None:
         """The proofs once more, for a target that has moved up."""
         self._proofs()
 
-    def _likeliest(self, solvers: Sequence[Solver]) -> list[tuple[float, int]]:
-        found = [(s.rough.estimate_seconds, s.index, at) for at, s in enumerate(solvers)]
-        return [(estimate, at) for estimate, _, at in sorted(found) if estimate < _UNKNOWN]
+    def _open(self) -> list[int]:
+        """Solvers whose bounds are below the target; of no plan, all that may have one."""
+        target = self.best.target
+        return [at for at, bound in enumerate(self.best.bounds) if bound < target]
 
-    def _lowest(self) -> list[int]:
-        """Solvers that are open, by bound."""
-        found = [
-            (self.best.bounds[s.index], s.index, at)
-            for at, s in enumerate(self.solvers)
-            if self.best.open(s.index) and s.rough.estimate_seconds < _UNKNOWN
-        ]
-        return [at for _, _, at in sorted(found)]
+    def _known(self, at: int) -> bool:
+        return self.estimates[at] < _UNKNOWN
 
     def _sharpen(self) -> None:
         best = self.best
-        for solver in self.solvers:
-            if best.open(solver.index):
+        for at in self._open():
+            if best.open(at):
                 best.check_time()
-                solver.sharpen(best)
+                self.solvers[at].sharpen(best)
 
     def _plans(self, order: Sequence[int], far: float) -> None:
         best, patience = self.best, _PATIENCE
         for at in order:
-            solver = self.solvers[at]
-            if not best.open(solver.index) or solver.index in self.improved:
+            if not best.open(at) or at in self.improved:
                 continue
-            if patience == 0 or solver.rough.estimate_seconds > far * best.seconds:
+            if patience == 0 or self.estimates[at] > far * best.seconds:
                 break
             before = best.seconds
-            self._improve(solver)
+            self._improve(at)
             if best.seconds < float("inf"):
                 patience = _PATIENCE if best.seconds < before else patience - 1
 
@@ -103,38 +105,40 @@ class Drive:
         best = self.best
         for best.effort in range(MOST_EFFORT + 1):
             # Bounds only rise: an entry of the heap is at most as high as its solver's bound.
-            heap = [
-                (best.bounds[s.index], s.index, at)
-                for at, s in enumerate(self.solvers)
-                if best.open(s.index)
-            ]
+            heap = [(best.bounds[at], at) for at in self._open()]
             heapq.heapify(heap)
             while heap and heap[0][0] < best.target:
-                known, index, at = heapq.heappop(heap)
-                if best.bounds[index] > known:
-                    heapq.heappush(heap, (best.bounds[index], index, at))
+                known, at = heapq.heappop(heap)
+                if best.bounds[at] > known:
+                    heapq.heappush(heap, (best.bounds[at], at))
                     continue
-                self._prove(self.solvers[at])
+                self._prove(at)
 
-    def _prove(self, solver: Solver) -> None:
-        self._step("prove", solver)
-        self.proven.add(solver.index)
-        known = solver.rough.estimate_seconds < _UNKNOWN or self.best.effort > 0
-        if known and self.best.open(solver.index) and solver.index not in self.improved:
-            self._improve(solver)
-            if self.best.open(solver.index):
-                self._step("prove", solver)
+    def _prove(self, at: int) -> None:
+        self._step("prove", at)
+        self.proven.add(at)
+        known = self._known(at) or self.best.effort > 0
+        if known and self.best.open(at) and at not in self.improved:
+            self._improve(at)
+            if self.best.open(at):
+                self._step("prove", at)
 
-    def _improve(self, solver: Solver) -> None:
-        self._step("improve", solver)
-        self.improved.add(solver.index)
+    def _improve(self, at: int) -> None:
+        self._step("improve", at)
+        self.improved.add(at)
 
-    def _step(self, what: str, solver: Solver) -> None:
-        if not self.journal.on_record(what, solver.index):
+    def _step(self, what: str, at: int) -> None:
+        if not self.journal.on_record(what, at):
             self.best.check_time()
             if what == "improve":
-                solver.improve(self.best)
+                self.solvers[at].improve(self.best)
             else:
-                solver.prove(self.best)
-            self.journal.done(what, solver.index)
+                self.solvers[at].prove(self.best)
+            self.journal.done(what, at)
         self.best.report_now_and_then()
+
+
+def _by(seconds: Mapping[int, float] | Sequence[float], solvers: Sequence[int]) -> list[int]:
+    """The solvers by these figures; those without one are left out."""
+    found = sorted((seconds[at], at) for at in solvers if seconds[at] < _UNKNOWN)
+    return [at for _, at in found]

@@ -52,7 +52,7 @@ class _World:
         allowed = allowed_cluster(self.cluster, self.job)
         return SpaceMaker(model=self.model, cluster=allowed, job=self.job, predictor=self.predictor)
 
-    def families(self) -> tuple[Family, ...]:
+    def families(self) -> Sequence[Family]:
         """Of its plans with one pipeline."""
         allowed = allowed_cluster(self.cluster, self.job)
         return Families(model=self.model, cluster=allowed, job=self.job).families()

@@ -30,7 +30,7 @@ from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.drive import Drive
 from hetplan.search.families.allowed import allowed_cluster
 from hetplan.search.families.families import Families
-from hetplan.search.families.family import Family
+from hetplan.search.families.table import FamilyTable, table_of
 from hetplan.search.files import SCHEMA
 from hetplan.search.journal import Journal, digests, header_of, read_journal, resumable
 from hetplan.search.reasons.answer import quick_reasons, whole_reasons
@@ -50,7 +50,7 @@ _LITTLE_SECONDS = 10.0
 """Time limits below it: a plan is looked for before every family has been looked at."""
 
 _SAMPLED = 32
-"""Families that are looked at for such a first plan, and between two looks at the clock."""
+"""Families that are looked at for such a first plan."""
 
 
 @dataclass(slots=True)
@@ -64,9 +64,10 @@ class _Run:
     predictor: Predictor
     best: Best
     pricer: Pricer
-    families: Sequence[Family] = ()
+    families: FamilyTable = field(default_factory=lambda: table_of(()))
     solvers: Sequence[Solver] = ()
-    feasible: Sequence[Solver] = ()
+    candidates: int = 0
+    """Solvers that may have plans, by the rough bounds."""
     improved: set[int] = field(default_factory=set)
     proven: set[int] = field(default_factory=set)
     status: str = "optimal"
@@ -179,18 +180,19 @@ def _search(run: _Run, book: Journal, start: Sequence[Plan]) -> None:
         best.bounds = [0.0] * len(run.solvers)
         book.solvers = run.solvers
         offer_starts(start, best, run.pricer)
-        drive = Drive(best=best, journal=book, improved=run.improved, proven=run.proven)
+        drive = Drive(
+            best=best,
+            journal=book,
+            solvers=run.solvers,
+            improved=run.improved,
+            proven=run.proven,
+        )
         limit = run.job.time_limit_seconds
         if limit is not None and limit < _LITTLE_SECONDS:
-            drive.first_plan(run.solvers[:: 1 + len(run.solvers) // _SAMPLED])
-        for at, solver in enumerate(run.solvers):
-            if at % _SAMPLED == 0:
-                best.check_time()
-            best.bounds[at] = max(best.bounds[at], float(solver.rough.bound_seconds))
-        run.feasible = [s for s in run.solvers if best.bounds[s.index] < float("inf")]
+            drive.first_plan(range(0, len(run.families), 1 + len(run.families) // _SAMPLED))
+        drive.estimates = _rough(run, maker)
         if book.from_start:
             book.use_reserve()
-        drive.solvers = run.feasible
         drive.run()
         _close_priced(run, drive)
     except OutOfTimeError:
@@ -201,6 +203,17 @@ def _search(run: _Run, book: Journal, start: Sequence[Plan]) -> None:
         if best.chosen is None:
             raise
         run.status = "interrupted"
+
+
+def _rough(run: _Run, maker: SpaceMaker) -> list[float]:
+    """Note the rough bounds of all solvers; their estimates."""
+    best, one_pipeline = run.best, len(run.families)
+    found = maker.roughs(run.families, best.check_time)
+    others = [run.solvers[at].rough for at in range(one_pipeline, len(run.solvers))]
+    bounds = [*found.bounds.tolist(), *(each.bound_seconds for each in others)]
+    best.bounds = list(map(max, best.bounds, bounds))
+    run.candidates = sum(bound < float("inf") for bound in best.bounds)
+    return [*found.estimates.tolist(), *(each.estimate_seconds for each in others)]
 
 
 def _close_priced(run: _Run, drive: Drive) -> None:
@@ -240,9 +253,9 @@ def _result(run: _Run, inputs: Inputs, settled: Settled) -> SearchResult:
             lower_bound_seconds=lower,
             gap=gap,
             status=status,
-            space=describe_space(run.solvers, run.families, job),
-            candidates=len(run.feasible),
-            pruned_by_bound=len(run.feasible) - len(searched),
+            space=describe_space(run.families, job, several=len(run.solvers) > len(run.families)),
+            candidates=run.candidates,
+            pruned_by_bound=run.candidates - len(searched),
             searched=len(searched),
             replays=best.replays,
             closed_by_program=closed - best.listed,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any
+from dataclasses import dataclass, field
+from typing import overload
 
 from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Job
@@ -13,28 +12,53 @@ from hetplan.plans.targets import target
 from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.families.family import Family
 from hetplan.search.interleaved.solver import InterleavedSolver
+from hetplan.search.several.solver import SeveralSolver
 from hetplan.search.single_solver import SingleSolver
 from hetplan.search.solver import Solver
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Solvers(Sequence[Solver]):
+    """One per family, and one for plans of several pipelines where the target has them.
+
+    Each is made when it is looked at: of thousands a search asks a few.
+    """
+
+    families: Sequence[Family]
+    maker: SpaceMaker
+    several: SeveralSolver | None
+    """The last one."""
+    _made: dict[int, Solver] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.families) + (self.several is not None)
+
+    @overload
+    def __getitem__(self, at: int) -> Solver: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Solver]: ...
+
+    def __getitem__(self, at: int | slice) -> Solver | list[Solver]:
+        if isinstance(at, slice):
+            return [self[each] for each in range(*at.indices(len(self)))]
+        if not 0 <= at < len(self):
+            raise IndexError(at)
+        if self.several is not None and at == len(self.families):
+            return self.several
+        found = self._made.get(at)
+        if found is None:
+            family = self.families[at]
+            made = SingleSolver if family.schedule == "1f1b" else InterleavedSolver
+            found = self._made[at] = made(at, family, self.maker)
+        return found
+
+
 def solvers_of(
     families: Sequence[Family], maker: SpaceMaker, cluster: Cluster, job: Job
-) -> tuple[Solver, ...]:
-    """One per family, and one for plans of several pipelines where the target has them."""
-    found: list[Solver] = []
-    for family in families:
-        if family.schedule == "1f1b":
-            found.append(SingleSolver(len(found), family, maker))
-        else:
-            found.append(InterleavedSolver(len(found), family, maker))
+) -> Solvers:
+    """Those of all plans of the job's target that pins leave."""
+    several = None
     if target(job.target).several_pipelines and job.pin.pipelines != 1:
-        several = _late("hetplan.search.several.solver", "SeveralSolver")
-        if several is not None:
-            found.append(several(len(found), families, maker, cluster, job))
-    return tuple(found)
-
-
-def _late(module: str, name: str) -> Any:
-    if find_spec(module) is None:
-        return None
-    return getattr(import_module(module), name)
+        several = SeveralSolver(len(families), families, maker, cluster, job)
+    return Solvers(families=families, maker=maker, several=several)

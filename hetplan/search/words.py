@@ -7,16 +7,17 @@ from collections.abc import Iterable, Sequence
 from hetplan.job.spec import Job, Pins
 from hetplan.plans.plan import RecomputeGranularity
 from hetplan.plans.targets import target
-from hetplan.search.families.family import Family
+from hetplan.search.families.family import Family, Mesh
 from hetplan.search.families.space import MOST_FREE_ISLANDS
+from hetplan.search.families.table import FamilyTable
 from hetplan.search.solver import RESOLUTION, Solver
 
 
-def describe_space(solvers: Sequence[Solver], families: Sequence[Family], job: Job) -> str:
-    """What was searched and what was fixed."""
+def describe_space(table: FamilyTable, job: Job, *, several: bool) -> str:
+    """What was searched and what was fixed; `several`: with plans of several pipelines."""
     trainer = target(job.target)
-    shapes = list(dict.fromkeys(s for f in families for mesh in f.meshes for s in mesh.shapes))
-    several = len(solvers) > len(families)
+    families, meshes = table.first_of_each_kind(), table.meshes()
+    shapes = [shape for mesh in meshes for shape in mesh.shapes]
     searched = [
         f"{name} {_values(getattr(shape, field) for shape in shapes)}"
         for name, field in (
@@ -43,24 +44,23 @@ def describe_space(solvers: Sequence[Solver], families: Sequence[Family], job: J
             + (f", these with a warm-up up to {deepest} deeper than 1F1B's" if deepest else "")
         )
     searched.append("which islands, their order, stages per island, layers per stage")
-    meshes = list(dict.fromkeys(mesh for family in families for mesh in family.meshes))
     if any(len(mesh.islands) > 1 and len(set(mesh.shapes)) == 1 for mesh in meshes):
         searched.append("data parallelism over 2 to 4 islands of one kind in every stage")
     if any(len(set(mesh.shapes)) > 1 for mesh in meshes):
         searched.append("stages of two islands with shapes of their own")
     return (
         f"{'one or more pipelines' if several else 'one pipeline'} for {job.target}; searched: "
-        f"{'; '.join(searched)}. Fixed: {', '.join(_fixed(families, job))}. "
+        f"{'; '.join(searched)}. Fixed: {', '.join(_fixed(families, meshes, job))}. "
         f"Every boundary is searched with its links for itself; where boundaries share one, the "
         f"plan's own price has it, and the gap counts the difference. "
         f"Steps closer than {RESOLUTION:g} of each other count as equal."
     )
 
 
-def _fixed(families: Sequence[Family], job: Job) -> tuple[str, ...]:
+def _fixed(families: Sequence[Family], meshes: Sequence[Mesh], job: Job) -> tuple[str, ...]:
     """What was decided without a search; pins of the job are such too."""
     trainer, pin = target(job.target), job.pin
-    islands = {i for family in families for mesh in family.meshes for i in mesh.islands}
+    islands = {island for mesh in meshes for island in mesh.islands}
     found = [
         "stages of a mesh next to each other",
         "whole layer units",

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import typer
+from counted_steps import counted_steps
 from typer.testing import CliRunner, Result
 
 from hetplan.benchmarks import cost
 from hetplan.benchmarks.cost_bounds import BoundRow
 from hetplan.cli.bench import bench
 from hetplan.cli.bench_tables import cost_tables
+from hetplan.cost.estimate import estimate_with
 from hetplan.errors import InputError
 
 
@@ -35,9 +38,14 @@ def test_plans_of_the_benchmark_are_all_different_and_first_ones_cost_most() -> 
     for plan in plans:
         (pipeline,) = plan.pipelines
         assert (len(pipeline.stages), pipeline.num_microbatches) == (16, 64)
-    first, later, whole = cost.estimate_timings(known=3, timed=3, repeats=1)
-    assert first.cpu_seconds > later.cpu_seconds > 0
-    assert whole.cpu_seconds > later.cpu_seconds
+    timings = cost.estimate_timings(known=3, timed=3, repeats=1)
+    assert [each.plans for each in timings] == [1, 3, 1]
+    assert all(each.cpu_seconds > 0 for each in timings)
+    # What the three rows time, in steps.
+    first, later = (counted_steps(partial(pricer.step, plan))[1] for plan in (plans[0], plans[1]))
+    whole = counted_steps(partial(estimate_with, pricer, plans[0]))[1]
+    assert first > 2 * later
+    assert whole > 2 * later
     assert pricer.step(plans[0]).step_seconds != pricer.step(plans[1]).step_seconds
 
 

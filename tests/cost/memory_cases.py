@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from cost_fakes import job
@@ -9,6 +10,7 @@ from cost_fakes import job
 from hetplan.cost.estimate_values import MemoryUse
 from hetplan.cost.memory.device import device_memory
 from hetplan.cost.memory.values import MemoryLayout
+from hetplan.cost.schedules import Pass
 from hetplan.job.spec import Job, Precision
 from hetplan.model.layers import (
     Experts,
@@ -79,3 +81,49 @@ def kept(asked: MemoryLayout, the_model: ModelSpec = LLAMA, the_job: Job = MEGAT
 
 def one_layer(**changes: object) -> MemoryLayout:
     return layout(1, 2, num_stages=1, stage=0, **changes)
+
+
+def stage_layout(
+    shape: ModelSpec,
+    asked: Job,
+    layers: int,
+    *,
+    embedding: bool = False,
+    head: bool = False,
+    in_flight: int = 1,
+    **changes: object,
+) -> MemoryLayout:
+    """A stage with so many transformer layers, beside the embedding, the head or neither."""
+    first = 0 if embedding else shape.num_layers + 1 - layers if head else 1
+    found = layout(
+        first,
+        first + embedding + layers + head,
+        num_stages=1,
+        stage=0,
+        warmup=(in_flight,),
+        **({"microbatch_size": 1} | changes),
+    )
+    count = max(1, asked.global_batch_size // (found.microbatch_size * found.dp))
+    return replace(found, num_microbatches=count)
+
+
+def peak_kept_bytes(
+    order: Sequence[Pass], kept: Sequence[float], kept_for_weights: Sequence[float]
+) -> float:
+    """Most bytes that the passes of this order keep at once.
+
+    kept[c] is what one microbatch keeps in chunk c from the start of F to the end of B,
+    kept_for_weights[c] what it still keeps from then to the end of W (no part of it without W
+    passes): M_B and M_W of arXiv 2401.10241, table 1.
+    """
+    splits = any(one.kind == "W" for one in order)
+    now = peak = 0.0
+    for one in order:
+        if one.kind == "F":
+            now += kept[one.chunk]
+        elif one.kind == "B":
+            now -= kept[one.chunk] - (kept_for_weights[one.chunk] if splits else 0.0)
+        else:
+            now -= kept_for_weights[one.chunk]
+        peak = max(peak, now)
+    return peak

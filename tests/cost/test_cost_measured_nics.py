@@ -16,7 +16,7 @@ from hetplan.cost.estimate import estimate
 from hetplan.cost.priced.crowds import crowd_of
 from hetplan.cost.priced.groups import KnownCollectives, group_among
 from hetplan.cost.priced.hops import Hop, Port, Sides, hop_between, hop_over
-from hetplan.cost.stage_costs import boundary_costs
+from hetplan.cost.stage_costs import boundary_costs_over
 from hetplan.plans.build import Degrees
 from hetplan.profiling.samples import LinkOperation
 
@@ -86,7 +86,9 @@ def test_the_search_shares_cards_as_the_estimate_does() -> None:
         here = cluster(cards)
         one = here.islands[0]
         degrees = Degrees(tp=4, dp=1, microbatch_size=1)
-        found = boundary_costs(SHAPE, here, one, one, ASKED, degrees, LinearPredictor())
+        found = boundary_costs_over(
+            one.inter_node, SHAPE, ASKED, degrees, LinearPredictor(), (one, one)
+        )
         same = hop(here, 4)
         assert found.send_forward_seconds == pytest.approx(same.send_forward_seconds)
 

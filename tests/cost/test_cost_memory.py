@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from cost_fakes import island, job, model
+from cost_fakes import job, model
+from memory_cases import FULL, stage_layout
 
-from hetplan.cost.memory.device import (
-    StageMemory,
-    message_bytes,
-    stage_memory,
-)
+from hetplan.cost.estimate_values import MemoryUse
+from hetplan.cost.memory.device import device_memory
+from hetplan.cost.memory.lines import most_units, stage_bytes
+from hetplan.cost.memory.values import NO_RECOMPUTE
 from hetplan.job.spec import Job, Optimizer, Precision
+from hetplan.model.layer_units import layer_units
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
-from hetplan.plans.build import Degrees
+from hetplan.plans.plan import Sharding
 
 
-def memory_of(
-    the_model: ModelSpec,
-    the_job: Job,
-    degrees: Degrees,
-    *,
-    memory: float = 64 * 2**30,
-    shards: int = 1,
-) -> StageMemory:
-    return stage_memory(
-        the_model, island("a", memory=memory), the_job, degrees, optimizer_shards=shards
-    )
+def use(
+    shape: ModelSpec, asked: Job, layers: int, *, memory: float = 64 * 2**30, **changes: object
+) -> MemoryUse:
+    """Of a stage with so many transformer layers (`memory_cases.stage_layout`)."""
+    return device_memory(shape, asked, stage_layout(shape, asked, layers, **changes), memory)
+
+
+def message(shape: ModelSpec, asked: Job, size: int) -> float:
+    """One microbatch's activations between two stages."""
+    return size * asked.sequence_length * shape.hidden_size * asked.precision.bytes_per_element
 
 
 @pytest.mark.parametrize(
@@ -46,17 +47,15 @@ def test_state_per_parameter(
     target: str, precision: Precision, optimizer: Optimizer, expected: int
 ) -> None:
     asked = job(target=target, precision=precision, optimizer=optimizer)
-    memory = memory_of(model(), asked, Degrees(tp=1, dp=1, microbatch_size=1))
-    use = memory.use(3, False, False, 1)
-    state = use.parameter_bytes + use.gradient_bytes + use.optimizer_bytes
+    found = use(model(), asked, 3)
+    state = found.parameter_bytes + found.gradient_bytes + found.optimizer_bytes
     assert state == expected * 3 * model().parameters(LayerKind.TRANSFORMER)
 
 
 def test_distributed_optimizer_is_6_and_12_over_d() -> None:
     asked = job(precision=Precision.BFLOAT16, target="megatron")
-    memory = memory_of(model(), asked, Degrees(tp=1, dp=4, microbatch_size=1), shards=4)
-    use = memory.use(1, False, False, 1)
-    state = use.parameter_bytes + use.gradient_bytes + use.optimizer_bytes
+    found = use(model(), asked, 1, dp=4, sharding=Sharding.OPTIMIZER, shards=4)
+    state = found.parameter_bytes + found.gradient_bytes + found.optimizer_bytes
     assert state == (6 + 12 / 4) * model().parameters(LayerKind.TRANSFORMER)
 
 
@@ -77,98 +76,111 @@ def test_activations_of_a_middle_stage() -> None:
         max_sequence_length=128,
     )
     asked = job(precision=Precision.BFLOAT16, target="megatron")
-    degrees = Degrees(tp=2, dp=1, microbatch_size=2)
     heads = 4 / 2
     per_layer = 2 * 128 * (256 * (8 + 24 / 2) + 2 * 2 * 4 + 4 * heads)
-    assert message_bytes(shape, asked, degrees) == 2 * 128 * 256 * 2
-    use = memory_of(shape, asked, degrees).use(5, False, False, 3)
-    assert use.activation_bytes == 3 * 5 * per_layer
+    found, many, all_of_them = (
+        use(shape, asked, 5, tp=2, microbatch_size=2, in_flight=count) for count in (3, 99, 16)
+    )
+    assert found.activation_bytes == 3 * 5 * per_layer
     # Never more in flight than there are microbatches.
-    assert memory_of(shape, asked, degrees).use(5, False, False, 99) == memory_of(
-        shape, asked, degrees
-    ).use(5, False, False, 16)
+    assert many == all_of_them
 
 
 def test_recompute_keeps_inputs_and_needs_more_to_work() -> None:
-    degrees = Degrees(tp=1, dp=1, microbatch_size=2)
-    keeps = memory_of(model(), job(), degrees).use(6, False, False, 4)
-    again = memory_of(model(), job(), replace(degrees, full_recompute=True)).use(6, False, False, 4)
+    keeps, again = (
+        use(model(), job(), 6, microbatch_size=2, in_flight=4, recompute=recompute)
+        for recompute in (NO_RECOMPUTE, FULL)
+    )
     assert again.activation_bytes < keeps.activation_bytes
     assert again.temporary_bytes > keeps.temporary_bytes
     assert again.parameter_bytes == keeps.parameter_bytes
 
 
 def test_native_receives_into_a_buffer_per_microbatch() -> None:
-    degrees = Degrees(tp=1, dp=1, microbatch_size=2)
-    message = message_bytes(model(), job(), degrees)
-    few, many = (
-        memory_of(model(), job(global_batch_size=size), degrees) for size in (2 * 10, 2 * 26)
-    )
+    few, many = (job(global_batch_size=size) for size in (2 * 10, 2 * 26))
+    one_message = message(model(), few, 2)
     for embedding, head, neighbours in ((True, True, 0), (True, False, 1), (False, False, 2)):
-        one, two = (each.use(2, embedding, head, 1).activation_bytes for each in (few, many))
-        assert two - one == neighbours * 16 * message
+        shape = model(num_layers=2) if embedding and head else model()
+        one, two = (
+            use(shape, asked, 2, microbatch_size=2, embedding=embedding, head=head)
+            for asked in (few, many)
+        )
+        assert two.activation_bytes - one.activation_bytes == neighbours * 16 * one_message
     # What a stage sent it keeps until the gradient comes back, with every microbatch in flight.
-    sent = (
-        few.use(2, False, False, 3).activation_bytes - few.use(2, False, False, 2).activation_bytes
-    )
-    assert sent == 2 * few.activation_bytes.transformer + message
+    by_layers = [
+        [
+            use(model(), few, layers, microbatch_size=2, in_flight=count).activation_bytes
+            for count in (2, 3)
+        ]
+        for layers in (1, 2)
+    ]
+    one_layer, two_layers = (three - two for two, three in by_layers)
+    assert two_layers == 2 * (two_layers - one_layer) + one_message
 
 
 def test_megatron_keeps_no_more_for_more_microbatches() -> None:
-    degrees = Degrees(tp=1, dp=1, microbatch_size=2)
     few, many = (
-        memory_of(model(), job(target="megatron", global_batch_size=size), degrees)
+        use(model(), job(target="megatron", global_batch_size=size), 2, embedding=True,
+            microbatch_size=2, in_flight=4)
         for size in (20, 200)
-    )
-    assert few.use(2, True, False, 4) == many.use(2, True, False, 4)
+    )  # fmt: skip
+    assert few == many
 
 
 def test_native_adamw_allocates_while_it_updates() -> None:
     # One microbatch of one token: the update outweighs the activations.
-    degrees = Degrees(tp=1, dp=1, microbatch_size=1)
     asked = job(sequence_length=1, global_batch_size=1)
-    use = memory_of(model(), asked, degrees).use(4, False, False, 1)
-    assert use.activation_bytes + use.temporary_bytes == pytest.approx(
+    found = use(model(), asked, 4)
+    assert found.activation_bytes + found.temporary_bytes == pytest.approx(
         8 * 4 * model().parameters(LayerKind.TRANSFORMER)
     )
-    other = memory_of(model(), replace(asked, optimizer=Optimizer.SGD), degrees)
-    assert other.use(4, False, False, 1).temporary_bytes < use.temporary_bytes
+    other = use(model(), replace(asked, optimizer=Optimizer.SGD), 4)
+    assert other.temporary_bytes < found.temporary_bytes
 
 
 def test_tied_matrix_counts_once_on_one_stage() -> None:
-    degrees = Degrees(tp=1, dp=1, microbatch_size=1)
-    tied = memory_of(model(tied_embeddings=True), job(), degrees)
-    untied = memory_of(model(), job(), degrees)
-    saved = (
-        untied.use(8, True, True, 1).parameter_bytes - tied.use(8, True, True, 1).parameter_bytes
-    )
-    assert saved == 4 * 1000 * 256
-    assert tied.use(8, True, False, 1) == untied.use(8, True, False, 1)
+    tied, untied = model(tied_embeddings=True), model()
+    whole = [use(each, job(), 8, embedding=True, head=True) for each in (untied, tied)]
+    assert whole[0].parameter_bytes - whole[1].parameter_bytes == 4 * 1000 * 256
+    assert use(tied, job(), 8, embedding=True) == use(untied, job(), 8, embedding=True)
 
 
 def test_reserve_is_kept_free() -> None:
     asked = job(memory_reserve_fraction=0.25)
-    memory = memory_of(model(), asked, Degrees(tp=1, dp=1, microbatch_size=1), memory=1000.0)
-    assert memory.use(1, False, False, 1).available_bytes == 750.0
+    assert use(model(), asked, 1, memory=1000.0).available_bytes == 750.0
 
 
 @pytest.mark.parametrize("target", ["native", "megatron"])
 @pytest.mark.parametrize("dp", [1, 4])
 @pytest.mark.parametrize("full_recompute", [False, True])
 def test_most_layers_is_counting_up(target: str, dp: int, full_recompute: bool) -> None:
+    """What the search takes for the most layers that fit is what device by device fits."""
     shape = model(num_layers=40)
-    degrees = Degrees(tp=1, dp=dp, microbatch_size=1, full_recompute=full_recompute)
+    units = layer_units(shape, 128)
+    assert units is not None
+    place = {"dp": dp, "recompute": FULL if full_recompute else NO_RECOMPUTE}
+    depths = np.array([1, 3, 8])
     seen = set()
     for asked in (job(target=target), job(target=target, sequence_length=4)):
-        for mebibytes in (1, 5, 20, 60, 150, 250, 400, 600, 2000):
-            memory = memory_of(shape, asked, degrees, memory=mebibytes * 2**20)
-            for embedding, head in ((False, False), (True, False), (False, True), (True, True)):
-                for in_flight in (1, 3, 8):
-                    counted = 0
-                    while counted < 40 and memory.use(counted + 1, embedding, head, in_flight).fits:
-                        counted += 1
-                    found = memory.max_transformer_layers(embedding, head, in_flight)
-                    assert found == counted
-                    seen.add(found)
-    assert {0, 40} < seen
+        for role, (embedding, head) in enumerate(((False, False), (True, False), (False, True))):
+            # One layer less than the model has: with all of them a stage holds both ends.
+            ends = {"embedding": embedding, "head": head}
+            totals = [
+                [
+                    use(shape, asked, count, in_flight=depth, **ends, **place).total_bytes
+                    for count in range(1, 40)
+                ]
+                for depth in depths.tolist()
+            ]
+            one = stage_layout(shape, asked, 1, **ends, **place)
+            lines = stage_bytes(shape, asked, one, units, role).lines(
+                Sharding.NONE, 1, 1, one.num_microbatches
+            )
+            for mebibytes in (1, 5, 20, 60, 150, 250, 400, 600, 2000):
+                room = mebibytes * 2**20
+                found = most_units(np.array(lines.row()), np.array(float(room)), 39, depths)
+                counted = [sum(each <= room for each in row) for row in totals]
+                assert found.tolist() == counted
+                seen |= set(counted)
+    assert {0, 39} < seen
     assert len(seen) > 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from cost_fakes import island, job, model
+from cost_fakes import job, model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_cases import (
@@ -17,19 +17,21 @@ from memory_cases import (
     SPARSE,
     kept,
     layout,
+    peak_kept_bytes,
+    stage_layout,
     state_of,
     use_of,
 )
 
-from hetplan.cost.estimate_values import MemoryUse
 from hetplan.cost.memory.chunks import Chunk, worst_moment
-from hetplan.cost.memory.device import degrees_layout, device_memory, stage_memory
-from hetplan.cost.memory.values import MEGATRON, NATIVE, trainer_memory
-from hetplan.cost.schedules import passes, peak_kept_bytes
+from hetplan.cost.memory.device import device_memory
+from hetplan.cost.memory.lines import stage_bytes
+from hetplan.cost.memory.values import MEGATRON, NATIVE, NO_RECOMPUTE, trainer_memory
+from hetplan.cost.schedules import passes
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
+from hetplan.model.layer_units import layer_units
 from hetplan.model.spec import Architecture
-from hetplan.plans.build import Degrees
 from hetplan.plans.plan import (
     LayerRange,
     Recompute,
@@ -67,39 +69,21 @@ def test_the_search_and_the_estimate_agree(
         sequence_length=sequence,
         global_batch_size=48,
     )
-    degrees = Degrees(tp=tp, dp=dp, microbatch_size=size, full_recompute=full)
     shards = dp if target == "megatron" else 1
     embedding, head = ends
     if embedding and head:
         layers = shape.num_layers
-    first = 0 if embedding else shape.num_layers + 1 - layers
-    stop = first + embedding + layers + head
-    found = stage_memory(
-        shape, island("a", memory=1e9), asked, degrees, optimizer_shards=shards
-    ).use(layers, embedding, head, depth)
-    whole = replace(
-        degrees_layout(degrees, 48 // (size * dp), (LayerRange(start=first, stop=stop),)),
-        warmup=(depth,),
-        sharding=Sharding.OPTIMIZER if shards > 1 else Sharding.NONE,
-        shards=shards,
-    )
-    one = device_memory(shape, asked, whole, 1e9)
-    for field in MemoryUse.__dataclass_fields__:
-        assert getattr(one, field) == pytest.approx(getattr(found, field), rel=1e-12), field
-
-
-def test_total_of_the_search_is_the_total_of_its_parts() -> None:
-    memory = stage_memory(
-        LLAMA,
-        island("a"),
-        MEGATRON_JOB,
-        Degrees(tp=1, dp=2, microbatch_size=1),
-        optimizer_shards=2,
-    )
-    for layers in (1, 3, 8):
-        for ends in ((True, True), (True, False), (False, True), (False, False)):
-            total = memory.total_bytes(layers, *ends, 5)
-            assert total == memory.use(layers, *ends, 5).total_bytes
+    place = stage_layout(
+        shape, asked, layers, embedding=embedding, head=head, in_flight=depth, tp=tp, dp=dp,
+        etp=tp, microbatch_size=size, recompute=FULL if full else NO_RECOMPUTE,
+        sharding=Sharding.OPTIMIZER if shards > 1 else Sharding.NONE, shards=shards,
+    )  # fmt: skip
+    units = layer_units(shape, sequence)
+    assert units is not None
+    held = stage_bytes(shape, asked, place, units, embedding + 2 * head)
+    lines = held.lines(place.sharding, shards, shards, place.num_microbatches)
+    one = device_memory(shape, asked, place, 1e9)
+    assert one.total_bytes == pytest.approx(lines.total_bytes(layers, place.in_flight), rel=1e-12)
 
 
 # ---- state

@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from cost_fakes import island, job
+from cost_fakes import job
 from memory_cases import LLAMA, MEGATRON_JOB, layout
 
 from hetplan.cost.memory.activations import cut_of, head_bytes, transformer_bytes
-from hetplan.cost.memory.device import device_memory, gradient_bytes_per_parameter, stage_memory
+from hetplan.cost.memory.device import device_memory, gradient_bytes_per_parameter
+from hetplan.cost.memory.lines import stage_bytes
 from hetplan.cost.memory.values import MEGATRON, NATIVE, Loss, job_memory, trainer_memory
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Precision, TrainerOptions
+from hetplan.model.layer_units import layer_units
 from hetplan.model.spec import Architecture, plain_model
-from hetplan.plans.build import Degrees
-from hetplan.plans.plan import Recompute, RecomputeGranularity, RecomputeModule
+from hetplan.plans.plan import Recompute, RecomputeGranularity, RecomputeModule, Sharding
 
 OLD = TrainerOptions(fused_attention=False, attention_dropout=True, hidden_dropout=True)
 S, H, HEADS = 2048, 1024, 16
@@ -118,17 +119,14 @@ def test_narrow_gradients_are_kept_and_copied_while_they_are_used() -> None:
 
 
 def test_the_searchs_memory_has_the_same_habits() -> None:
-    degrees = Degrees(tp=1, dp=4, microbatch_size=1)
-    options = replace(OLD, gradient_precision=Precision.BFLOAT16)
-    for given in (TrainerOptions(), options):
+    units = layer_units(LLAMA, asked().sequence_length)
+    assert units is not None
+    for given in (TrainerOptions(), replace(OLD, gradient_precision=Precision.BFLOAT16)):
         mine = asked(given)
-        made = stage_memory(LLAMA, island("a"), mine, degrees, optimizer_shards=4)
-        found = made.use(4, False, False, 2)
         place = layout(
             1, 5, dp=4, microbatch_size=1, num_microbatches=16, num_stages=4, stage=1,
-            warmup=(2, 2, 2, 1), shards=4,
+            warmup=(2, 2, 2, 1), shards=4, sharding=Sharding.OPTIMIZER,
         )  # fmt: skip
+        lines = stage_bytes(LLAMA, mine, place, units, 0).lines(place.sharding, 4, 4, 16)
         same = device_memory(LLAMA, mine, place, 64 * 2**30)
-        assert found.gradient_bytes == same.gradient_bytes
-        assert found.activation_bytes == pytest.approx(same.activation_bytes)
-        assert found.temporary_bytes == pytest.approx(same.temporary_bytes)
+        assert lines.total_bytes(4, 2) == pytest.approx(same.total_bytes)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from memory_cases import peak_kept_bytes
 
 from hetplan.cost.schedules import (
     Pass,
     passes,
     peak_in_flight,
-    peak_kept_bytes,
     warmup_depths,
 )
 from hetplan.errors import InputError

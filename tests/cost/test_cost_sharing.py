@@ -3,12 +3,13 @@
 import itertools
 import math
 import random
-import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from counted_steps import counted_steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from network_clusters import clusters, two_regions
@@ -332,7 +333,7 @@ def big_cluster():
     return replace(cluster, islands=(large, *cluster.islands[1:]))
 
 
-def test_ten_thousand_groups_of_100_000_devices_take_less_than_a_second():
+def test_ten_thousand_groups_of_100_000_devices_take_a_few_steps_each():
     cluster = big_cluster()
     rng = random.Random(1)
     mixed = list(range(100_000))
@@ -344,11 +345,10 @@ def test_ten_thousand_groups_of_100_000_devices_take_less_than_a_second():
     ]
     for groups in placements:
         active = [ActiveGroup(devices=each, traffic=DP) for each in groups]
-        start = time.process_time()
-        found = group_shares(cluster, active)
-        spent = time.process_time() - start
+        found, steps = counted_steps(partial(group_shares, cluster, active))
         assert len(found) == 10_000
-        assert spent < 5.0  # a group at a time takes minutes
+        # Each against all others would take ten thousand each.
+        assert steps < 10_000 * 100
     # On one rail groups do not meet; ten in a row meet where two groups have parts of one node.
     assert group_share(cluster, placements[0]) == 1.0
     halves = np.array(

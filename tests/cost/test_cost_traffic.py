@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cost_fakes import LinearPredictor
+from counted_steps import steps_of
 from hypothesis import given, settings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "plans"))
@@ -259,17 +259,21 @@ def test_with_a_predictor_the_cheapest_algorithms_count() -> None:
     assert priced.of_class(TrafficClass.PIPELINE) == ring.of_class(TrafficClass.PIPELINE)
 
 
-def test_a_plan_for_131072_devices_is_counted_in_ten_seconds() -> None:
+def ledger_of_devices(nodes: int) -> Ledger:
+    """That of two islands of so many nodes of 8, every device in a plan of 64 stages."""
     model = small_model(64)
-    cluster = small_cluster(small_island("a", 8192, 8), small_island("b", 8192, 8))
-    job = small_job(128 * 64, "megatron")
+    cluster = small_cluster(small_island("a", nodes, 8), small_island("b", nodes, 8))
+    job = small_job(nodes, "megatron")
     choices = [StageChoice(island=name, transformer_layers=1) for name in "ab" for _ in range(32)]
-    plan = build_plan(model, cluster, job, choices, Degrees(tp=8, dp=256, microbatch_size=1))
-    begin = time.process_time()
-    found = ledger(plan, model, cluster, job)
-    assert time.process_time() - begin < 30
+    degrees = Degrees(tp=8, dp=nodes // 32, microbatch_size=1)
+    return ledger(build_plan(model, cluster, job, choices, degrees), model, cluster, job)
+
+
+def test_the_steps_of_counting_grow_no_faster_than_the_devices() -> None:
+    found = ledger_of_devices(8192)  # 131,072 devices
     hidden = 32 * 64 * 2
     assert found.of_class(TrafficClass.PIPELINE) == 63 * 2 * 32 * 2048 * hidden
+    assert steps_of(lambda: ledger_of_devices(512)) < 2.1 * steps_of(lambda: ledger_of_devices(256))
 
 
 class SecondsAsBytes(LinearPredictor):

@@ -24,7 +24,7 @@ from hetplan.cost.priced.pricer import Pricer
 from hetplan.cost.priced.values import Shape
 from hetplan.cost.replay.step import PipelineTimes, replay_step, step_ends
 from hetplan.cost.replay.times import Exchange
-from hetplan.cost.stage_costs import boundary_costs
+from hetplan.cost.stage_costs import boundary_costs_over
 from hetplan.cost.traffic.ledger import ledger
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Precision, TrainerOptions
@@ -136,7 +136,8 @@ def test_the_search_sends_as_the_estimate_does() -> None:
     asked = with_options(scattered_sends=True)
     one, two = CLUSTER.islands
     degrees = Degrees(tp=4, dp=1, microbatch_size=1)
-    found = boundary_costs(SHAPE, CLUSTER, one, two, asked, degrees, LinearPredictor())
+    between = CLUSTER.link_between(one.name, two.name)
+    found = boundary_costs_over(between, SHAPE, asked, degrees, LinearPredictor(), (one, two))
     stages = [
         stages_of([[at]], [4], 10, first_device=device, num_microbatches=4, tp=4)[0]
         for at, device in ((0, 0), (5, 32))

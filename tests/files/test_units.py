@@ -13,7 +13,6 @@ from hetplan.units import (
     format_about,
     format_bandwidth,
     format_bytes,
-    format_count,
     format_flops,
     format_power,
     format_rate,
@@ -140,8 +139,6 @@ def test_formats():
     assert format_power(1.2e6) == "1.2 MW"
     assert format_flops(312e12) == "312 TFLOP/s"
     assert format_rate(51_200.0, "token/s") == "51.2 ktoken/s"
-    assert format_count(6_738_415_616) == "6.738 B"
-    assert format_count(12) == "12"
 
 
 def test_an_estimate_shows_two_digits() -> None:

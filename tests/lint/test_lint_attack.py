@@ -5,6 +5,7 @@ import io
 import shutil
 
 import pytest
+from counted_steps import steps_of
 
 from hetplan.files.shipped import shipped_folder
 from hetplan.lint.reading import Asked, read_all
@@ -60,6 +61,30 @@ def test_a_large_message_that_is_faster_than_small_ones_is_found(store, factor):
     edit(links(store), one)
     assert largest == [1 << 24]
     assert found(store) == {("link-times-do-not-grow", 1)}
+
+
+def test_the_steps_of_reading_grow_no_faster_than_the_rows(store):
+    path = next(store.rglob("layers.csv"))
+    text = path.read_text()
+
+    def steps(copies):
+        def lengthen(rows):
+            first = rows[:100]
+            rows[:] = [
+                {
+                    **row,
+                    "sequence_length": int(row["sequence_length"]) + 4096 * at,
+                    **{each: float(row[each]) * (1 + at / 97) for each in TIMES},
+                }
+                for at in range(copies)
+                for row in first
+            ]
+
+        path.write_text(text)
+        edit(path, lengthen)
+        return steps_of(lambda: findings(read_all([path], Asked())))
+
+    assert steps(16) < 2.1 * steps(8)
 
 
 def test_a_file_of_a_million_faults_is_told_in_a_page(store):

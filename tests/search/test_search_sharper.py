@@ -70,6 +70,48 @@ def test_no_best_plan_of_a_family_is_below(target: str) -> None:
     assert near > 0.5
 
 
+@pytest.mark.parametrize("target", ["megatron", "torchtitan"])
+def test_no_best_interleaved_plan_is_below(target: str) -> None:
+    """Of families with several chunks; batched sends make every boundary count N times."""
+    seen = sharpened = 0
+    near = 0.0
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        cluster = slowed(
+            regions_cluster(rng, [0, 1, 0] if seed % 2 else [0, 1]), 10.0 ** -(seed % 5)
+        )
+        model, asked = unlike_model("dense", 8, tied=False), job(12, target=target)
+        asked = replace(asked, pin=replace(asked.pin, pipelines=1))
+        maker = SpaceMaker(model=model, cluster=cluster, job=asked, predictor=PREDICTOR)
+        families = [
+            family
+            for family in Families(
+                model=model, cluster=allowed_cluster(cluster, asked), job=asked
+            ).families()
+            if family.virtual_stages > 1 and maker.rough(family).bound_seconds < math.inf
+        ]
+        for at in rng.permutation(len(families))[:8].tolist():
+            family = families[at]
+            best = Best(
+                gap=0.0, bounds=[0.0], deadline=math.inf, progress=None, started=time.monotonic()
+            )
+            (solver,) = solvers_of((family,), maker, cluster, asked)
+            solver.improve(best)
+            if best.chosen is None:
+                continue
+            rough, sharper = maker.rough(family).bound_seconds, maker.sharper_bound(family)
+            assert rough <= sharper <= best.seconds
+            for enough in (0.5 * sharper, 0.98 * sharper, 1.5 * sharper):
+                assert min(enough, sharper) * (1 - 2e-3) <= maker.sharper_bound(family, enough)
+                assert maker.sharper_bound(family, enough) <= best.seconds
+            seen += 1
+            sharpened += sharper > 1.2 * rough
+            near = max(near, sharper / best.seconds)
+    assert seen > 20
+    assert sharpened > 3
+    assert near > 0.5
+
+
 def two_islands(crossing: float, m: int) -> Held:
     """Two stages on each of two islands, a unit takes 1 s, 3 fit; 8 units."""
     apart = np.array([[np.inf, crossing], [crossing, np.inf]])
@@ -99,3 +141,16 @@ def test_by_hand() -> None:
         found = least_step(two_islands(crossing, 100), 1.0)
         assert found <= 100 * longest
         assert found == pytest.approx(100 * longest, rel=2e-3)
+
+
+def test_exchanges_by_hand() -> None:
+    """The same four stages with 99 exchanges, in which the longer way counts once. The two stages
+    that cross hold 2, 2, 1, 1 units and the others 2, 2, 3, 3. With two chunks, and so two units on
+    every stage, crossing at 3 s takes 99 * 3 s and the passes of two units."""
+    for crossing, longest in ((0.0, 2.0), (1.0, 3.0), (2.0, 3.0), (3.0, 4.0)):
+        held = two_islands(crossing, 100)._replace(exchanges=99)
+        assert least_step(held, 1.0) == pytest.approx(100 * longest, rel=2e-2)
+    held = two_islands(3.0, 100)._replace(exchanges=99, chunks=2)
+    assert least_step(held, 1.0) == pytest.approx(99 * 3.0 + 200.0, rel=2e-3)
+    assert least_step(held, 1.0, 300.0) == 300.0
+    assert least_step(held, 400.0, 300.0) == 400.0

@@ -27,11 +27,9 @@ from hetplan.benchmarks.search.cases import Case
 from hetplan.benchmarks.search.row_cuts import cut
 from hetplan.benchmarks.search.sailor_cost import SailorPlan, SailorReplicas
 from hetplan.benchmarks.search.sailor_files import SailorFiles
-from hetplan.benchmarks.search.sailor_tables import Class, Tables
+from hetplan.benchmarks.search.sailor_tables import Class, Stage, Tables
 from hetplan.cost.arrays import Ints
 
-Stage = tuple[tuple[Class, int], ...]
-"""Runs of equal replicas, in order."""
 _MOST_STAGES = 32
 """Of a row; also bounds the work of a cut."""
 FEW_ROOMS = 3
@@ -63,19 +61,24 @@ class Rows:
     cuts: int = 0
     _tables: dict[int, Tables] = field(default_factory=dict)
 
-    def best(self) -> tuple[Row, ...]:
-        """The best rows by step, at most `_KEPT`, no two with the same stages."""
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Microbatch sizes that were profiled."""
+        return tuple(sorted({key[1] for key in self.files.times}))
+
+    def best(self, below_seconds: float = math.inf) -> tuple[Row, ...]:
+        """The best rows below this step, at most `_KEPT`, no two with the same stages."""
         asked = sorted(
             (
                 (*self._outlook(size, dp, count, tps), size, dp, count, tps)
-                for size in sorted({key[1] for key in self.files.times})
+                for size in self.sizes
                 for dp, count in self._ticks(size)
                 for tps in self._degrees(size)
             ),
             key=lambda each: each[:5],
         )
         found: list[Row] = []
-        best = math.inf
+        best = below_seconds
         for outlook, bound, size, dp, count, tps in asked:
             if outlook > _WORTH_CUTTING * best or self.cuts >= _MOST_CUTS:
                 break
@@ -95,7 +98,7 @@ class Rows:
         return min(
             (
                 self._bound(size, dp, count, None)
-                for size in {key[1] for key in self.files.times}
+                for size in self.sizes
                 for dp, count in self._ticks(size)
             ),
             default=math.inf,
@@ -103,7 +106,8 @@ class Rows:
 
     # ---- what is tried
 
-    def _table(self, size: int) -> Tables:
+    def table(self, size: int) -> Tables:
+        """Figures at this microbatch size."""
         if size not in self._tables:
             self._tables[size] = Tables(
                 files=self.files, rooms=self.case.rooms, microbatch_size=size,
@@ -124,7 +128,7 @@ class Rows:
 
     def _degrees(self, size: int) -> Iterator[tuple[Class | None, ...]]:
         """A class of every room; None: the room is not used."""
-        table, rooms = self._table(size), range(len(self.case.rooms))
+        table, rooms = self.table(size), range(len(self.case.rooms))
         choices = [table.classes(room) or (None,) for room in rooms]
         if len(choices) <= FEW_ROOMS:
             yield from product(*choices)
@@ -151,7 +155,7 @@ class Rows:
         one take K, one passes the model. There are at most sum_i (devices_i / tp_i) / dp stages, of
         which one has that part of the parameters at least. tps None: any class in every room.
         """
-        table = self._table(size)
+        table = self.table(size)
         rate, whole, least_tp = 0.0, math.inf, 1
         replicas = [0] * len(self.case.rooms)
         for room, place in enumerate(self.case.rooms):
@@ -183,7 +187,7 @@ class Rows:
         bound = self._bound(size, dp, count, tps)
         if bound == math.inf:
             return math.inf, math.inf
-        table, rooms = self._table(size), self.case.rooms
+        table, rooms = self.table(size), self.case.rooms
         used = [each for each in tps if each]
         replicas = [rooms[each.room].devices // each.tp for each in used]
         stages = max(1, min(sum(replicas) // dp, self.files.num_layers, _MOST_STAGES))
@@ -247,24 +251,13 @@ class Rows:
 
     def _cut(self, stages: tuple[Stage, ...], size: int, dp: int, count: int) -> Row | None:
         self.cuts += 1
-        table, last = self._table(size), len(stages) - 1
+        table, last = self.table(size), len(stages) - 1
         if last >= self.files.num_layers:
             return None
-        sends = _sends(stages, table)
+        sends = sends_of(stages, table)
         if not np.all(np.isfinite(sends)):
             return None
-        ticks = np.stack(
-            [
-                table.ticks(frozenset(each for each, _ in stage), len(stages) - s) + sends[s]
-                for s, stage in enumerate(stages)
-            ]
-        )
-        reductions = np.stack(
-            [
-                table.reductions(_rings(stage), min(each.tp for each, _ in stage), dp)
-                for stage in stages
-            ]
-        )
+        ticks, reductions = table.row(stages, sends)
         ends = np.zeros(len(stages), dtype=np.int64)
         step = cut(ticks, reductions, count, ends)
         if step == math.inf:
@@ -343,12 +336,13 @@ def _numbers(group: Sequence[tuple[Class, int]], dp: int) -> Iterator[tuple[int,
         yield number, stage
 
 
-def _sends(stages: tuple[Stage, ...], table: Tables) -> list[float]:
+def sends_of(stages: tuple[Stage, ...], table: Tables) -> list[float]:
+    """x_s of every stage of a row; infinite where a path is not known."""
     last = len(stages) - 1
     found = []
     for s in range(len(stages)):
-        forward = _slowest(stages[s], stages[s + 1], table) if s < last else 0.0
-        backward = _slowest(stages[s], stages[s - 1], table) if s > 0 else 0.0
+        forward = slowest_send(stages[s], stages[s + 1], table) if s < last else 0.0
+        backward = slowest_send(stages[s], stages[s - 1], table) if s > 0 else 0.0
         if s == 0:
             found.append(forward if last <= 2 else 2 * forward)
         else:
@@ -356,8 +350,8 @@ def _sends(stages: tuple[Stage, ...], table: Tables) -> list[float]:
     return found
 
 
-def _slowest(one: Stage, other: Stage, table: Tables) -> float:
-    """Replica j meets replica j."""
+def slowest_send(one: Stage, other: Stage, table: Tables) -> float:
+    """Seconds of the slowest send between stages of equal dp; replica j meets replica j."""
     a = b = 0
     left, right = one[0][1], other[0][1]
     worst = table.send(one[0][0], other[0][0])
@@ -373,10 +367,3 @@ def _slowest(one: Stage, other: Stage, table: Tables) -> float:
             b += 1
             right = other[b][1]
         worst = max(worst, table.send(one[a][0], other[b][0]))
-
-
-def _rings(stage: Stage) -> frozenset[tuple[int, int]]:
-    """Pairs of rooms between which neighbouring replicas of the stage lie, in order."""
-    found = {(each.room, each.room) for each, number in stage if number > 1}
-    found |= {(stage[k][0].room, stage[k + 1][0].room) for k in range(len(stage) - 1)}
-    return frozenset(found)

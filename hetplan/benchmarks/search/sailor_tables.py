@@ -10,7 +10,9 @@ that of `hetplan.benchmarks.search.sailor_cost`, which scores whatever is chosen
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -26,6 +28,8 @@ from hetplan.cost.arrays import Floats
 from hetplan.errors import InputError
 
 _GIB = dict(MEMORY_BYTES)
+_RING_BYTES = 16e6
+"""Part of a bucket of 500 MB that each of some tens of replicas sends at a time."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -34,6 +38,17 @@ class Class:
 
     room: int
     tp: int
+
+
+Stage = tuple[tuple[Class, int], ...]
+"""Runs of equal replicas, in order."""
+
+
+def rings_of(stage: Stage) -> frozenset[tuple[int, int]]:
+    """Pairs of rooms between which neighbouring replicas of the stage lie, in order."""
+    found = {(each.room, each.room) for each, number in stage if number > 1}
+    found |= {(stage[k][0].room, stage[k + 1][0].room) for k in range(len(stage) - 1)}
+    return frozenset(found)
 
 
 @dataclass(kw_only=True)
@@ -45,6 +60,7 @@ class Tables:
     devices_per_node: int
     microbatch_size: int
     _ticks: dict[tuple[frozenset[Class], int], Floats] = field(default_factory=dict)
+    _seconds: dict[frozenset[Class], Floats] = field(default_factory=dict)
     _reductions: dict[tuple[frozenset[tuple[int, int]], int, int], Floats] = field(
         default_factory=dict
     )
@@ -74,6 +90,33 @@ class Tables:
         if each not in self._whole:
             self._whole[each] = float(self.layer_seconds(each).sum())
         return self._whole[each]
+
+    def row(self, stages: tuple[Stage, ...], sends: list[float]) -> tuple[Floats, Floats]:
+        """Ticks with their sends, and reductions, of a row's stages."""
+        ticks = [
+            self.ticks(frozenset(each for each, _ in stage), len(stages) - s) + sends[s]
+            for s, stage in enumerate(stages)
+        ]
+        reductions = [
+            self.reductions(
+                rings_of(stage),
+                min(each.tp for each, _ in stage),
+                sum(number for _, number in stage),
+            )
+            for stage in stages
+        ]
+        return np.stack(ticks), np.stack(reductions)
+
+    def least_update(self) -> float:
+        """Seconds of the shortest update that was profiled at this size."""
+        return min(
+            (
+                min(times.update_seconds)
+                for (_, size, _), times in self.files.times.items()
+                if size == self.microbatch_size
+            ),
+            default=0.0,
+        )
 
     def least_reduction(self, replicas: list[int], dp: int, stages: int, tp: int) -> float:
         """No row of so many stages at most, of dp replicas of at most tp, reduces faster.
@@ -107,13 +150,20 @@ class Tables:
         if key not in self._ticks:
             found = np.zeros((self.files.num_layers + 1,) * 2)
             for each in classes:
-                span = _spans(self.layer_seconds(each))
+                span = self.seconds(frozenset([each]))
                 memory = self._memory(each, in_flight)
                 room = self.rooms[each.room]
                 span = np.where(memory <= _GIB[room.gpu] * 1024**3, span, np.inf)
                 found = np.maximum(found, span)
             self._ticks[key] = found
         return self._ticks[key]
+
+    def seconds(self, classes: frozenset[Class]) -> Floats:
+        """The same without regard to memory."""
+        if classes not in self._seconds:
+            found = [_spans(self.layer_seconds(each)) for each in classes]
+            self._seconds[classes] = np.asarray(np.max(found, axis=0))
+        return self._seconds[classes]
 
     def _memory(self, each: Class, in_flight: int) -> Floats:
         sizes: LayerSizes = self.files.sizes[each.tp]
@@ -135,6 +185,17 @@ class Tables:
             except InputError:
                 self._sends[key] = np.inf
         return self._sends[key]
+
+    def ring(self, rooms: Sequence[int]) -> float:
+        """Seconds of some megabytes over the slowest path between neighbours of these rooms."""
+        slowest = 0.0
+        for one, other in pairwise(rooms):
+            ends = [(self.rooms[at].zone, self.rooms[at].gpu, 1) for at in (one, other)]
+            try:
+                slowest = max(slowest, self.files.fit(ends[0], ends[1]).seconds(_RING_BYTES))
+            except InputError:
+                slowest = math.inf
+        return slowest
 
     def reductions(self, rings: frozenset[tuple[int, int]], tp: int, dp: int) -> Floats:
         """Of a stage whose neighbouring replicas lie in these pairs of rooms, smallest tp first."""

@@ -15,8 +15,7 @@ it is the update of the weights: then no activations are left, but the update al
 times a measured factor (`RESERVED_OVER_ALLOCATED`) and what the runtime takes beside it; a fit is
 judged by the total against the device's memory less the job's `memory_reserve_fraction`.
 
-`StageMemory` is the same as a function of a stage's layers and position, for models of equal
-layers, one chunk, and everything else fixed. The search asks `memory.lines`.
+The search asks the same of every number of layers at once: `memory.lines`.
 """
 
 from __future__ import annotations
@@ -28,16 +27,13 @@ from hetplan.cost.estimate_values import MemoryUse
 from hetplan.cost.memory.activations import cut_of
 from hetplan.cost.memory.buffers import boundary_bytes, messages, standing_bytes
 from hetplan.cost.memory.chunks import Chunk, chunk_bytes, worst_moment
-from hetplan.cost.memory.stage import (
-    PerKind,
-    StageMemory,
-    degrees_layout,
+from hetplan.cost.memory.state import (
+    State,
+    StateBytes,
     gradient_bytes_per_parameter,
-    message_bytes,
-    stage_memory,
-    stage_parameters,
+    state,
+    state_bytes,
 )
-from hetplan.cost.memory.state import State, StateBytes, state, state_bytes
 from hetplan.cost.memory.values import (
     RESERVED_OVER_ALLOCATED,
     MemoryLayout,
@@ -50,17 +46,7 @@ from hetplan.job.spec import Job, Optimizer
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import LayerRange
 
-__all__ = [
-    "MemoryLayout",
-    "PerKind",
-    "StageMemory",
-    "degrees_layout",
-    "device_memory",
-    "gradient_bytes_per_parameter",
-    "message_bytes",
-    "stage_memory",
-    "stage_parameters",
-]
+__all__ = ["MemoryLayout", "device_memory", "gradient_bytes_per_parameter"]
 
 
 def device_memory(

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from hetplan.cost.memory.values import FLOAT32_BYTES, MemoryLayout, TrainerMemory
+from hetplan.cost.memory.values import FLOAT32_BYTES, MemoryLayout, TrainerMemory, job_memory
 from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.layers import Experts, LatentAttention, TransformerLayer
 from hetplan.model.spec import ModelSpec
@@ -60,6 +60,11 @@ def state_bytes(job: Job, habits: TrainerMemory) -> StateBytes:
     copies = 0 if job.precision is Precision.FLOAT32 else habits.master_bytes
     gradient = size if habits.gradient_bytes is None else habits.gradient_bytes
     return StateBytes(parameter=size, gradient=gradient, optimizer=moments + copies)
+
+
+def gradient_bytes_per_parameter(job: Job) -> int:
+    """One parameter's gradient as it is kept and reduced."""
+    return state_bytes(job, job_memory(job)).gradient
 
 
 @lru_cache(maxsize=4096)

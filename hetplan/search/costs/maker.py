@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -23,6 +23,7 @@ from hetplan.search.costs.ends import Ends
 from hetplan.search.costs.placed import ROLES, Placed
 from hetplan.search.costs.rough import Roughs, most_stages_of
 from hetplan.search.costs.rough_hops import SlowestHops
+from hetplan.search.costs.rough_table import Columns, RoughTable
 from hetplan.search.costs.sharper import Sharper
 from hetplan.search.costs.stages import StageArrays, stage_arrays
 from hetplan.search.costs.transfers import Transfers
@@ -30,6 +31,7 @@ from hetplan.search.costs.whole import Whole
 from hetplan.search.families.allowed import ends_allowed, mesh_matches
 from hetplan.search.families.family import Family, Mesh
 from hetplan.search.families.space import FIRST, LAST, Floats, Ints, NormSums, Space
+from hetplan.search.families.table import FamilyTable
 from hetplan.search.solver import Rough
 
 
@@ -129,6 +131,10 @@ class SpaceMaker:
     def rough(self, family: Family) -> Rough:
         """A valid bound and a guess (`hetplan.search.costs.rough`); raises as `space` does."""
         return self._roughs.of(family)
+
+    def roughs(self, families: FamilyTable, check: Callable[[], None]) -> RoughTable:
+        """The same of all families at once; `check` is called every few milliseconds."""
+        return Columns(self._roughs, families, check).rough()
 
     def sharper_bound(self, family: Family, enough: float = math.inf) -> float:
         """A valid bound that knows the boundaries between islands, no less than the rough one.

@@ -22,7 +22,9 @@ do not fit.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -42,7 +44,7 @@ from hetplan.search.solver import Rough
 
 
 @dataclass(frozen=True, slots=True)
-class _Unit:
+class Unit:
     """One unit of layers on one part of a mesh, by recomputation."""
 
     cost: tuple[float, ...]
@@ -79,12 +81,13 @@ class Base:
     """What that found, by the number of chunks."""
 
 
-_CHUNKS = 8
+CHUNKS = 8
 """Numbers of chunks that are looked at together: most families come with all of these."""
 
-_BESIDE_SLOW_HOP = 2.0
+BESIDE_SLOW_HOP = 2.0
 """Stages that wait for the slowest hop twice a microbatch. A guess."""
 
+_Recompute = tuple[RecomputeGranularity, ...]
 _Line = tuple[float, ...]
 """What the memory of a middle stage is made of, see `Roughs._middle`."""
 _NOTHING = Rough(bound_seconds=math.inf, estimate_seconds=math.inf)
@@ -95,9 +98,9 @@ class Roughs:
     """Rough figures of the families of a job; keeps what they share."""
 
     placed: Placed
-    _hops: SlowestHops
+    hops: SlowestHops
     _bases: dict[tuple[object, ...], Base] = field(default_factory=dict, repr=False)
-    _units: dict[tuple[object, ...], _Unit] = field(default_factory=dict, repr=False)
+    _units: dict[tuple[object, ...], Unit] = field(default_factory=dict, repr=False)
     _bytes: dict[tuple[object, ...], tuple[_Line, ...]] = field(default_factory=dict, repr=False)
     _ratios: dict[tuple[object, ...], float] = field(default_factory=dict, repr=False)
 
@@ -114,7 +117,7 @@ class Roughs:
             bound = max(m * longest, other)
             estimate = m * longest + max(0.0, whole - longest)
             if not family.early_sends:
-                estimate += 2.0 * m * base.hop * min(1.0, _BESIDE_SLOW_HOP / base.positions)
+                estimate += 2.0 * m * base.hop * min(1.0, BESIDE_SLOW_HOP / base.positions)
         else:
             longest, estimate = self._chunked(base, family)
             if longest == math.inf:
@@ -168,7 +171,7 @@ class Roughs:
             least=least,
             grown=1.0 + ends / count,
             after=after,
-            hop=self._hops.seconds(family),
+            hop=self.hops.of(family.meshes),
             arrays=(cost, rows, room, first, most),
         )
 
@@ -178,7 +181,7 @@ class Roughs:
         if len(base.chunked) <= v and base.arrays is not None:
             counts = stage_counts(m, min(base.positions, units // 2), self.placed.job.pin.pp or 0)
             base.chunked[:] = least_chunked(
-                *base.arrays, units, m, max(v, _CHUNKS), np.array(counts, dtype=np.int64),
+                *base.arrays, units, m, max(v, CHUNKS), np.array(counts, dtype=np.int64),
                 base.longest, base.whole, base.hop,
             ).tolist()  # fmt: skip
         longest, guess = base.chunked[v]
@@ -196,21 +199,30 @@ class Roughs:
     def _after(self, family: Family, mesh: Mesh) -> float:
         """A guess at the reduction of the whole model on stages of this mesh, by bytes alone."""
         placed = self.placed
-        shape = mesh.shapes[0]
-        island = placed.cluster.islands[mesh.islands[0]]
         copies = sum(each.dp * each.cp for each in mesh.shapes)
+        plain, experts = placed.weights(mesh.shapes[0]).unit
+        passes = self.passes_of_gradients(alone=family.sharding is Sharding.NONE)
+        moved = (plain + experts) * placed.units.count * passes * (1.0 - 1.0 / copies)
+        return moved / self.goodput(mesh)
+
+    def passes_of_gradients(self, *, alone: bool) -> float:
+        """Bytes per parameter that go over the links, whether the optimizer is sharded or not."""
+        passes = 2.0 * gradient_bytes_per_parameter(self.placed.job)
+        if not alone:
+            passes = 0.5 * passes + self.placed.job.precision.bytes_per_element
+        return passes
+
+    def goodput(self, mesh: Mesh) -> float:
+        """Bytes per second between the copies of a stage's weights."""
+        cluster = self.placed.cluster
+        island = cluster.islands[mesh.islands[0]]
         link = island.inter_node
         if len(mesh.islands) > 1:
-            other = placed.cluster.islands[mesh.islands[-1]]
-            link = placed.cluster.link_between(island.name, other.name)
-        elif shape.num_devices <= island.devices_per_node:
+            other = cluster.islands[mesh.islands[-1]]
+            link = cluster.link_between(island.name, other.name)
+        elif mesh.shapes[0].num_devices <= island.devices_per_node:
             link = island.intra_node
-        plain, experts = placed.weights(shape).unit
-        passes = 2.0 * gradient_bytes_per_parameter(placed.job)
-        if family.sharding is not Sharding.NONE:
-            passes = 0.5 * passes + placed.job.precision.bytes_per_element
-        moved = (plain + experts) * placed.units.count * passes * (1.0 - 1.0 / copies)
-        return moved / link.goodput_bytes_per_second
+        return link.goodput_bytes_per_second
 
     def _memory(self, family: Family, mesh: Mesh) -> tuple[list[_Line], float]:
         """(eight numbers of `Lines.row` by recomputation, room) of the part with least room."""
@@ -221,19 +233,21 @@ class Roughs:
         for island, shape in zip(mesh.islands, mesh.shapes, strict=True):
             shards = float(copies) if sharded else 1.0
             experts = max(1.0, copies * shape.tp / (shape.ep * shape.etp)) if sharded else 1.0
-            lines = [_lines(each, shards, experts) for each in self._bytes_of(family, shape)]
-            place = placed.cluster.islands[island]
-            room = place.memory_bytes * (1 - placed.job.memory_reserve_fraction)
+            lines = [
+                lines_of(each, shards, experts) for each in self.bytes_of(family.recompute, shape)
+            ]
+            room = room_of_island(placed, island)
             found.append((room - lines[0][0] - lines[0][1], lines, room))
         _, lines, room = min(found, key=lambda each: each[0])
         return lines, room
 
-    def _bytes_of(self, family: Family, shape: Shape) -> tuple[_Line, ...]:
+    def bytes_of(self, recompute: _Recompute, shape: Shape) -> tuple[_Line, ...]:
+        """Of a middle stage, by recomputation."""
         key = (shape.tp, shape.cp, shape.ep, shape.etp, shape.microbatch_size,
-               shape.sequence_parallel, family.recompute)  # fmt: skip
+               shape.sequence_parallel, recompute)  # fmt: skip
         found = self._bytes.get(key)
         if found is None:
-            found = tuple([self._middle(shape, each) for each in family.recompute])
+            found = tuple([self._middle(shape, each) for each in recompute])
             self._bytes[key] = found
         return found
 
@@ -268,23 +282,22 @@ class Roughs:
             one.update_bytes,
         )
 
-    def _slowest(self, family: Family, mesh: Mesh) -> _Unit:
+    def _slowest(self, family: Family, mesh: Mesh) -> Unit:
         """Of the part with the longest unit."""
         parts = [
-            self._unit(island, shape, family.recompute)
+            self.unit(island, shape, family.recompute)
             for island, shape in zip(mesh.islands, mesh.shapes, strict=True)
         ]
         if len(parts) == 1:
             return parts[0]
-        return _Unit(
+        return Unit(
             cost=tuple(map(max, zip(*[part.cost for part in parts], strict=True))),
             least=max(part.least for part in parts),
             ends=max(part.ends for part in parts),
         )
 
-    def _unit(
-        self, island: int, shape: Shape, recompute: tuple[RecomputeGranularity, ...]
-    ) -> _Unit:
+    def unit(self, island: int, shape: Shape, recompute: _Recompute) -> Unit:
+        """Of one part of a mesh."""
         key = (island, shape.tp, shape.cp, shape.ep, shape.etp, shape.microbatch_size,
                shape.sequence_parallel, recompute)  # fmt: skip
         found = self._units.get(key)
@@ -294,7 +307,7 @@ class Roughs:
             one = replace(shape, dp=dp)
             forward, backward = self.placed.unit_passes(island, one, recompute)
             cost = forward + backward
-            found = self._units[key] = _Unit(
+            found = self._units[key] = Unit(
                 cost=tuple(cost.tolist()),
                 least=float((np.minimum(forward, backward) / cost).max()),
                 ends=self._ends(island, one),
@@ -302,12 +315,13 @@ class Roughs:
         return found
 
     def _ends(self, island: int, shape: Shape) -> float:
-        """Embedding and head over a unit of layers; of one microbatch size it is that of all."""
-        key = (island, shape.tp, shape.sequence_parallel)
+        """Embedding and head over a unit of layers: of one sequence, which is that of all."""
+        key = (island, shape.tp, shape.ep, shape.etp, shape.sequence_parallel)
         found = self._ratios.get(key)
         if found is None:
             none = (RecomputeGranularity.NONE,)
-            passes = self.placed.passes(island, shape, none)
+            one = replace(shape, cp=1, dp=shape.cp * shape.dp, microbatch_size=1)
+            passes = self.placed.passes(island, one, none)
             both = passes.extra_forward + passes.extra_backward
             unit = float(passes.forward[0] + passes.backward[0])
             found = self._ratios[key] = float(both[FIRST, 0] + both[LAST, 0]) / unit
@@ -322,12 +336,21 @@ def most_stages_of(job: Job, units: LayerUnits, num_microbatches: int, chunks: i
     return min(most, num_microbatches)
 
 
-def _lines(base: _Line, shards: float, expert_shards: float) -> _Line:
+T = TypeVar("T", float, Floats)
+
+
+def lines_of(base: Sequence[T], shards: T, expert_shards: T) -> tuple[T | float, ...]:
     """As of `hetplan.cost.memory.lines.Lines.row`, for a stage of units only."""
     dense, routed, kept, working, buffers, weights, optimizer, update = base
     own = dense / shards + routed / expert_shards
     state = (dense + routed) * weights + own * optimizer
     return (buffers + working, state, -math.inf, 0.0, buffers, state + own * update, 0.0, kept)
+
+
+def room_of_island(placed: Placed, island: int) -> float:
+    """Bytes of a device that a plan may fill."""
+    memory = placed.cluster.islands[island].memory_bytes
+    return memory * (1 - placed.job.memory_reserve_fraction)
 
 
 def _fits(row: _Line, room: float) -> bool:

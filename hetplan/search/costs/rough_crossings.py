@@ -11,6 +11,15 @@ where the shorter pass is at most r c. So a stage holds fewer units the longer i
 whatever it does after its last pass (gradients that are summed up between regions) comes on top of
 m (c + i + g), with all sends.
 
+Trainers that batch their sends exchange after every turn of an interleaved pipeline of v chunks
+(`hetplan.cost.replay.programs`, Exchange.MEGATRON). A middle stage receives activations in N - 1 of
+these exchanges, N = m v: after passes 0 .. N - 2; gradients in as many, from the one before its
+first backward pass on. Whichever of them are the same, together they take N - 1 times the longer
+of i and g: how long an exchange takes over the hop above, and below, from when both sides have
+posted, with both ways. At the ends of the pipeline one of the two does not count.
+
+    m c + (N - 1) max(i, g) <= T
+
     room        of a mesh: its stages have different w, each with the shortest transfers of all
     loss        what the stage at one end of a mesh holds less because the boundary there leads to
                 another island: the last stage sends, some stage receives. None where the stage
@@ -70,13 +79,18 @@ class Held(NamedTuple):
     """r"""
     extra: int
     """Most microbatches in flight beyond the schedule's own."""
+    chunks: int = 1
+    """Units that every stage holds at least."""
+    exchanges: int = 0
+    """N - 1 where transfers of both directions are exchanged together."""
 
 
 @numba.njit(cache=True)
 def _fits(h: Held, limit: float, mesh: int, w: int, i: float, g: float) -> float:
     """Units that the w-th stage from the end (from 0) holds within the limit."""
     m = h.microbatches
-    most = limit / m - i - g
+    waits = h.exchanges * max(i, g) if h.exchanges > 0 else m * (i + g)
+    most = (limit - waits) / m
     if h.whole >= 0.0 and m > 1:
         more = min(w + h.extra, m - 1)
         spare = limit - h.whole - (m - 1) * (i + g) + more * max(i, g)
@@ -86,11 +100,11 @@ def _fits(h: Held, limit: float, mesh: int, w: int, i: float, g: float) -> float
         for v in range(h.cost.shape[0]):
             held = min(math.floor(most / h.cost[v, mesh] * (1.0 + 1e-9)), h.cap[v, mesh, w])
             # What is left for passes, less the end of the step of so many units.
-            spare = (limit * (1.0 + 1e-9) - m * (i + g)) / m
+            spare = (limit * (1.0 + 1e-9) - waits) / m
             while held > found and held * h.cost[v, mesh] + h.after[mesh, int(held)] / m > spare:
                 held -= 1.0
             found = max(found, held)
-    return found
+    return found if found >= h.chunks else 0.0
 
 
 @numba.njit(cache=True)
@@ -217,7 +231,7 @@ def _holds(h: Held, limit: float) -> bool:
     own, lost = np.zeros(meshes), np.zeros((meshes, 2, islands))
     at, ends = np.zeros(positions), np.zeros(2)
     for mesh in range(meshes):
-        if _fits(h, limit, mesh, 0, 0.0, 0.0) >= h.units:
+        if h.chunks == 1 and _fits(h, limit, mesh, 0, 0.0, 0.0) >= h.units:
             return True  # on one stage
         own[mesh] = _mesh(h, limit, mesh, at, ends, lost[mesh])
     need = h.units - ends.sum()
@@ -246,14 +260,18 @@ def _holds(h: Held, limit: float) -> bool:
 
 
 @numba.njit(cache=True)
-def least_step(h: Held, known: float) -> float:
-    """No plan has a shorter step; `known` is such a bound too."""
+def least_step(h: Held, known: float, enough: float = np.inf) -> float:
+    """No plan has a shorter step; `known` is such a bound too. `enough` where that is no step: how
+    much longer it must be is not looked for.
+    """
     low = known
-    if _holds(h, low):
+    if low >= enough or _holds(h, low):
         return low
+    if enough < np.inf and not _holds(h, enough):
+        return enough
     high = low
     for _ in range(_DOUBLINGS):
-        low, high = high, 2.0 * high
+        low, high = high, min(2.0 * high, enough)
         if _holds(h, high):
             break
     else:

@@ -5,10 +5,11 @@ Whoever uses all islands crosses at least the slowest hop of the fastest tree ov
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hetplan.search.costs.placed import Placed
-from hetplan.search.families.family import Family
+from hetplan.search.families.family import Mesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +21,10 @@ class SlowestHops:
         default_factory=dict, repr=False
     )
 
-    def seconds(self, family: Family) -> float:
-        """Of one transfer of the first mesh's shape; 0 on one island."""
-        job, shape = self.placed.job, family.meshes[0].shapes[0]
-        islands = tuple(sorted({mesh.islands[0] for mesh in family.meshes}))
+    def of(self, meshes: Sequence[Mesh]) -> float:
+        """Seconds of one transfer of the first mesh's shape; 0 on one island."""
+        job, shape = self.placed.job, meshes[0].shapes[0]
+        islands = tuple(sorted({mesh.islands[0] for mesh in meshes}))
         key = (islands, shape.num_devices)
         tree = self._trees.get(key)
         if tree is None:

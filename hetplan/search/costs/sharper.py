@@ -7,8 +7,9 @@ That is some tenths of a millisecond, so it is asked of families alone that the 
 open.
 
 Families with several chunks: every stage is busy for m c, no island has more room than without
-chunks, and m v messages cross every boundary (`hetplan.cost.bounds.walks`, wires). Early sends: a
-stage does not wait for its transfers, only the wire does.
+chunks, and m v messages cross every boundary (`hetplan.cost.bounds.walks`, wires); where the
+trainer batches its sends a stage also waits for every exchange. Early sends: a stage does not wait
+for its transfers, only the wire does.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from hetplan.cost.priced.work import exchange_of
+from hetplan.cost.replay.times import Exchange
 from hetplan.plans.targets import target
 from hetplan.search.costs.ends import Ends
 from hetplan.search.costs.placed import ROLES
@@ -26,10 +30,13 @@ from hetplan.search.costs.rough_crossings import Held, least_step
 from hetplan.search.costs.rough_longest import caps
 from hetplan.search.costs.transfers import Transfers
 from hetplan.search.families.family import Family
-from hetplan.search.families.space import MIDDLE, Floats, Ints
+from hetplan.search.families.space import MIDDLE, Floats, Ints, Links
 
 _MANY = 48
 """Meshes above which boundaries are taken as free: pricing all pairs takes longer than a proof."""
+
+_MORE = 1.01
+"""A bound that is a little more than enough still is when the best plan gets a new price."""
 
 
 class _Wires(NamedTuple):
@@ -39,6 +46,8 @@ class _Wires(NamedTuple):
     back: Floats
     least: Floats
     wire: Floats
+    batched: tuple[Floats, Floats, Floats]
+    """The first three for exchanges of both directions together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,7 @@ class Sharper:
     def seconds(self, family: Family, enough: float = np.inf) -> float:
         """No plan of the family has a shorter step; not below the rough bound.
 
-        Where the bound is `enough` without what comes after the passes, that is left out.
+        What would make the bound more than `enough` is left out, a little aside.
         """
         known = self.roughs.of(family).bound_seconds
         base = self.roughs.base(family)
@@ -64,16 +73,21 @@ class Sharper:
         single = family.virtual_stages == 1
         waits = target(self.roughs.placed.job.target).rendezvous_sends and not family.early_sends
         wires = self._of(family, first)
-        busy = single and waits
+        into, back, least = wires.into, wires.back, wires.least
+        batched = not single and waits and self._batched
+        if batched:
+            into, back, least = wires.batched
+        elif not (single and waits):
+            into, back, least = (np.zeros_like(each) for each in (into, back, least))
         loading = self.roughs.placed.job.data_loading_seconds
         held = Held(
             cost=cost,
             cap=caps(rows, room, units, m, base.positions),
             first=first,
             most=most,
-            into=wires.into if busy else np.zeros_like(wires.into),
-            back=wires.back if busy else np.zeros_like(wires.back),
-            least=wires.least if busy else np.zeros_like(wires.least),
+            into=into,
+            back=back,
+            least=least,
             wire=wires.wire,
             after=np.zeros((len(family.meshes), units + 1)),
             units=units,
@@ -82,11 +96,19 @@ class Sharper:
             whole=base.whole if single else -1.0,
             shorter=base.least,
             extra=family.most_extra_depth,
+            chunks=family.virtual_stages,
+            exchanges=m * family.virtual_stages - 1 if batched else 0,
         )
-        found = float(least_step(held, known - loading))
-        if found + loading < enough and self._after(family, held):
-            found = float(least_step(held, found))
+        much = _MORE * (enough - loading)
+        found = float(least_step(held, known - loading, much))
+        if found < much and self._after(family, held):
+            found = float(least_step(held, found, much))
         return max(known, loading + found)
+
+    @property
+    def _batched(self) -> bool:
+        """Whether the trainer of the job batches the sends of interleaved pipelines."""
+        return exchange_of(self.roughs.placed.job) is Exchange.MEGATRON
 
     def _after(self, family: Family, held: Held) -> bool:
         """Fill in what meshes over several regions do after their passes; whether there are any."""
@@ -110,7 +132,8 @@ class Sharper:
         meshes, islands = family.meshes, int(first.max()) + 1
         if len(meshes) > _MANY:
             none = np.zeros((len(meshes), islands))
-            return _Wires(none, none, np.zeros((2, len(meshes))), np.zeros((islands, islands)))
+            free = none, none, np.zeros((2, len(meshes)))
+            return _Wires(*free, np.zeros((islands, islands)), free)
         sides = tuple([self._side(k, family) for k in range(len(meshes))])
         key = tuple([(mesh.islands, mesh.max_stages > 1) for mesh in meshes]), sides
         found = self._wires.get(key)
@@ -131,24 +154,50 @@ class Sharper:
         apart = np.array(
             [[not one.mask & two.mask for two in family.meshes] for one in family.meshes]
         )
-        into, back = np.full((2, count, islands), np.inf)
         wire = np.full((islands, islands), np.inf)
         busy = np.maximum(links.send_forward, links.send_backward)
         for one in range(count):
             for two in range(count):
                 if apart[one, two]:
                     i, j = first[one], first[two]
-                    into[two, i] = min(into[two, i], links.forward_wire[one, two])
-                    back[one, j] = min(back[one, j], links.backward_wire[one, two])
                     wire[i, j] = min(wire[i, j], busy[one, two])
-        least = np.stack((into.min(axis=1), back.min(axis=1)))
-        for k, mesh in enumerate(family.meshes):
-            if mesh.max_stages > 1:
-                for d, (here, there) in enumerate(
-                    (
-                        (links.forward_wire[k, k], nodes.forward_wire[k]),
-                        (links.backward_wire[k, k], nodes.backward_wire[k]),
-                    )
-                ):
-                    least[d, k] = min(least[d, k], here, there)
-        return _Wires(into, back, np.where(np.isfinite(least), least, 0.0), wire)
+        alone = _sides(
+            first, islands, apart, (links.forward_wire, links.backward_wire),
+            (nodes.forward_wire, nodes.backward_wire), family,
+        )  # fmt: skip
+        batched = _sides(first, islands, apart, _exchanged(links), _exchanged(nodes), family)
+        return _Wires(*alone, wire, batched)
+
+
+def _exchanged(links: Links) -> tuple[Floats, Floats]:
+    """Seconds of an exchange for the stage below the boundary, and for the one above it."""
+    posted = links.rendezvous_extra
+    return (
+        np.maximum(posted + links.forward_wire, links.send_backward),
+        np.maximum(posted + links.backward_wire, links.send_forward),
+    )
+
+
+def _sides(
+    first: Ints,
+    islands: int,
+    apart: npt.NDArray[np.bool_],
+    links: tuple[Floats, Floats],
+    nodes: tuple[Floats, Floats],
+    family: Family,
+) -> tuple[Floats, Floats, Floats]:
+    """(into, back, least) of these seconds below and above every boundary."""
+    count = len(family.meshes)
+    into, back = np.full((2, count, islands), np.inf)
+    for one in range(count):
+        for two in range(count):
+            if apart[one, two]:
+                i, j = first[one], first[two]
+                into[two, i] = min(into[two, i], links[0][one, two])
+                back[one, j] = min(back[one, j], links[1][one, two])
+    least = np.stack((into.min(axis=1), back.min(axis=1)))
+    for k, mesh in enumerate(family.meshes):
+        if mesh.max_stages > 1:
+            for d in range(2):
+                least[d, k] = min(least[d, k], links[d][k, k], nodes[d][k])
+    return into, back, np.where(np.isfinite(least), least, 0.0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from hetplan.cluster.spec import Cluster
@@ -25,9 +25,10 @@ from hetplan.plans.plan import RecomputeGranularity, RecomputeModule, Sharding
 from hetplan.plans.rules import experts_of
 from hetplan.plans.targets import Target, target
 from hetplan.search.families.allowed import divisors, kept, stage_limit, tensor_degrees
-from hetplan.search.families.family import Family, Mesh
+from hetplan.search.families.family import Mesh
 from hetplan.search.families.rooms import Room, Rooms
-from hetplan.search.families.variants import Variants
+from hetplan.search.families.table import Block, FamilyTable, Kind, table_of
+from hetplan.search.families.variants import Variant, Variants
 
 MOST_CONTEXT_PARALLEL = 16
 """As published at most: 16 for sequences of 131,072 (Llama 3, arXiv 2407.21783, table 4)."""
@@ -76,25 +77,22 @@ class Families:
     model: ModelSpec
     cluster: Cluster
     job: Job
+    _kinds_found: dict[tuple[tuple[Variant, ...], tuple[Sharding, ...]], tuple[Kind, ...]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
-    def families(self) -> tuple[Family, ...]:
+    def families(self) -> FamilyTable:
         """Every family, sorted by tick, schedule, sharding and recomputation; made once."""
         return self._all
 
     @cached_property
-    def _all(self) -> tuple[Family, ...]:
-        if self.job.pin.pipelines not in (None, 1):
-            return ()
-        found = [*(self._of_one_shape() if self._one_shape else ())]
-        found += self._of_one_tick() if self._unlike_shapes else ()
+    def _all(self) -> FamilyTable:
+        found: list[tuple[Block, Sequence[Kind]]] = []
+        if self.job.pin.pipelines in (None, 1):
+            found += self._of_one_shape() if self._one_shape else ()
+            found += self._of_one_tick() if self._unlike_shapes else ()
         # Equal ones stay in the order in which they were made: by tp, cp, dp, ep, etp.
-        found.sort(
-            key=lambda each: (
-                *(each.samples, each.schedule, each.virtual_stages),
-                *(each.early_sends, each.sharding, each.recompute),
-            )
-        )
-        return tuple(found)
+        return table_of(found)
 
     # ---- what is searched
 
@@ -195,7 +193,7 @@ class Families:
 
     # ---- families of one shape
 
-    def _of_one_shape(self) -> Iterator[Family]:
+    def _of_one_shape(self) -> Iterator[tuple[Block, Sequence[Kind]]]:
         pin, batch = self.job.pin, self.job.global_batch_size
         for each in self._degrees():
             alone = tuple(room for room in each.rooms if len(room.islands) == 1)
@@ -208,7 +206,7 @@ class Families:
                     rooms = each.rooms if ep == 1 else alone
                     if rooms and self._long_enough(count, rooms):
                         meshes = each.meshes(size, ep, etp, rooms)
-                        yield from self._varied(each.dp * size, count, meshes, each.dp * each.cp)
+                        yield self._varied(each.dp * size, count, meshes, each.dp * each.cp)
 
     def _degrees(self) -> Iterator[_Degrees]:
         for tp in self.tensor_degrees:
@@ -234,7 +232,7 @@ class Families:
 
     # ---- families of one tick
 
-    def _of_one_tick(self) -> Iterator[Family]:
+    def _of_one_tick(self) -> Iterator[tuple[Block, Sequence[Kind]]]:
         pin, batch = self.job.pin, self.job.global_batch_size
         if pin.cp not in (None, 1) or pin.ep not in (None, 1):
             return
@@ -242,7 +240,7 @@ class Families:
             rooms, meshes = self._tick(samples)
             if meshes and self._long_enough(batch // samples, rooms):
                 copies = max(sum(each.dp for each in mesh.shapes) for mesh in meshes)
-                yield from self._varied(samples, batch // samples, meshes, copies)
+                yield self._varied(samples, batch // samples, meshes, copies)
 
     def _tick(self, samples: int) -> tuple[list[Room], tuple[Mesh, ...]]:
         """Every mesh whose stages take so many sequences at a time."""
@@ -303,26 +301,31 @@ class Families:
 
     def _varied(
         self, samples: int, num_microbatches: int, meshes: tuple[Mesh, ...], copies: int
-    ) -> Iterator[Family]:
+    ) -> tuple[Block, Sequence[Kind]]:
+        block = Block(samples=samples, num_microbatches=num_microbatches, meshes=meshes)
         shardings = self.shardings(copies, max(s.cp for s in meshes[0].shapes))
-        variants = self._variants
-        per_stage = self._trainer.recompute_per_stage
-        recompute = (self.recompute,) if per_stage else tuple((one,) for one in self.recompute)
-        for each in variants.of(num_microbatches, meshes):
-            schedule = "1f1b" if each.virtual_stages == 1 else "interleaved-1f1b"
-            for sharding in shardings:
-                for choices in recompute:
-                    yield Family(
-                        samples=samples,
-                        num_microbatches=num_microbatches,
-                        schedule=schedule,
-                        virtual_stages=each.virtual_stages,
-                        sharding=sharding,
-                        recompute=choices,
-                        early_sends=each.early_sends,
-                        most_extra_depth=each.most_extra_depth,
-                        meshes=meshes,
-                    )
+        return block, self._kinds(tuple(self._variants.of(num_microbatches, meshes)), shardings)
+
+    def _kinds(
+        self, variants: tuple[Variant, ...], shardings: tuple[Sharding, ...]
+    ) -> tuple[Kind, ...]:
+        found = self._kinds_found.get((variants, shardings))
+        if found is None:
+            per_stage = self._trainer.recompute_per_stage
+            recompute = (self.recompute,) if per_stage else tuple((one,) for one in self.recompute)
+            found = self._kinds_found[variants, shardings] = tuple(
+                Kind(
+                    virtual_stages=each.virtual_stages,
+                    early_sends=each.early_sends,
+                    most_extra_depth=each.most_extra_depth,
+                    sharding=sharding,
+                    recompute=choices,
+                )
+                for each in variants
+                for sharding in shardings
+                for choices in recompute
+            )
+        return found
 
 
 def _mesh_order(mesh: Mesh) -> tuple[object, ...]:

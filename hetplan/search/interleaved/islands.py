@@ -17,7 +17,9 @@ nearly full, and that bounds what they add to each other's chains:
        cannot hold all units there is no plan below T; otherwise once more from 2.
 
 Sums know which islands are used up and which mesh a slot has, drain and prefix know the position
-only. Every hop is at least the least one of its mesh; hops between meshes count in sums.
+only. Every hop is at least the least one of its mesh; hops between meshes count in sums, and no
+step below T has some of them at all (`borders`). A slot ends after its own chain as well, which it
+begins by itself: own_s + after_s < T.
 """
 
 from __future__ import annotations
@@ -30,6 +32,12 @@ import numpy as np
 from hetplan.cost.replay.times import Exchange
 from hetplan.search.families.family import Family
 from hetplan.search.families.space import MOST_FREE_ISLANDS, Floats, Ints, Space
+from hetplan.search.interleaved.borders import (
+    Borders,
+    borders_of,
+    least_level,
+    norm_levels,
+)
 from hetplan.search.interleaved.memory import Room
 from hetplan.search.interleaved.paths import OWN, RISE, SKIP, SKIP_BACK, TURN, TURN_BACK
 from hetplan.search.interleaved.rows import row_of, row_terms
@@ -72,24 +80,28 @@ class IslandProgram:
     """[M, P, V, L + 1] 0 where a slot may have so many units, `NEVER` where not."""
     ending: float
     """Least seconds that follow slot 0."""
+    alone: Floats
+    """[M, P, V, L + 1] own chain of a slot and what follows it."""
+    borders: Borders
     down: Slots
     """From the first slot to the last; cost: rise."""
-    up: tuple[Slots, Slots]
+    up: Sequence[Slots]
     """From the last slot to the first; cost: turn, and turn'."""
 
     def below(self, limit: float) -> Answer:
         """Whether a plan may have a step below `limit`."""
         cut = limit - self.ending
+        down, up = self._within(limit)
         slots = self.terms.shape[1]
         drain = np.zeros((2, slots))
         least = np.array([self.down.cost[:, s, self.chunks].min() for s in range(slots - 1)])
         prefix = np.concatenate(([0.0], np.cumsum(least)))
         states, row = 0, np.zeros(0, dtype=np.int64)
         for _ in range(_ROUNDS):
-            chain = self._chain(drain)
+            chain = self._chain(drain, limit)
             back = np.ascontiguousarray(chain[:, ::-1])
-            for which, up in enumerate(self.up):
-                slots_up = up._replace(chain=back)
+            for which, each in enumerate(up):
+                slots_up = each._replace(chain=back)
                 most = most_units(slots_up, cut, np.ascontiguousarray(prefix[::-1]))
                 total, sums, _, count = fill(
                     slots_up, cut, most, self.units, self.chunks, _MOST_STATES
@@ -101,7 +113,7 @@ class IslandProgram:
                     most = np.ascontiguousarray(most[:, ::-1])
                     return Answer(none=False, most=most, states=states)
                 drain[which] = np.maximum(drain[which], sums[slots - 1 :: -1])
-            down = self.down._replace(chain=self._chain(drain))
+            down = down._replace(chain=self._chain(drain, limit))
             most = most_units(down, cut, prefix)
             total, sums, row, count = fill(down, cut, most, self.units, self.chunks, _MOST_STATES)
             states += count
@@ -120,17 +132,20 @@ class IslandProgram:
         answer = self.below(limit)
         if answer.none:
             return []
-        behind = most_behind(self.down, answer.most, self.chunks).tolist()
+        down, _ = self._within(limit)
+        behind = most_behind(down, answer.most, self.chunks).tolist()
+        follows = ~self.borders.blocked(limit)
         listing = _Listing(
             masks=self.down.masks.tolist(),
             most_stages=self.down.most_stages.tolist(),
-            ends=self.down.ends.tolist(),
+            ends=down.ends.tolist(),
+            follows=[np.flatnonzero(each).tolist() for each in follows],
             held=answer.most.T.tolist(),
             behind=behind,
             chunks=self.chunks,
             most_rows=most_rows,
         )
-        begins = [mesh for mesh, may in enumerate(self.down.begins.tolist()) if may]
+        begins = [mesh for mesh, may in enumerate(down.begins.tolist()) if may]
         whole = listing.add((), 0, 0, self.units, begins)
         return listing.found if whole else None
 
@@ -138,22 +153,37 @@ class IslandProgram:
         """Seconds of a slot with a unit per chunk, the fastest mesh; a step to begin with."""
         return float((self.terms[..., OWN] + self.allowed)[..., self.chunks :].min())
 
-    def _chain(self, drain: Floats) -> Floats:
+    def _within(self, limit: float) -> tuple[Slots, Sequence[Slots]]:
+        """`down` and `up` without boundaries that no step below the limit has."""
+        blocked, rings = self.borders.blocked(limit), self.borders.rings(limit)
+        begins = np.ascontiguousarray(rings.any(axis=0), dtype=np.int64)
+        ends = np.ascontiguousarray(rings.any(axis=1), dtype=np.int64)
+        extra = np.where(blocked, NEVER, self.down.extra)
+        down = self.down._replace(begins=begins, ends=ends, extra=extra)
+        return down, [
+            each._replace(begins=ends, ends=begins, extra=np.where(blocked.T, NEVER, each.extra))
+            for each in self.up
+        ]
+
+    def _chain(self, drain: Floats, limit: float) -> Floats:
         """[M, P, L + 1] least chain of a slot without the slots above."""
         terms = self.terms
         gain = np.maximum(0.0, drain[0][None, :, None, None] - terms[..., SKIP])
         back = np.maximum(0.0, drain[1][None, :, None, None] - terms[..., SKIP_BACK])
         gained = np.maximum(gain, back) if self.one_detour else gain + back
-        return np.ascontiguousarray((terms[..., OWN] + gained + self.allowed).min(axis=2))
+        allowed = np.where(self.alone < limit, self.allowed, NEVER)
+        return np.ascontiguousarray((terms[..., OWN] + gained + allowed).min(axis=2))
 
 
 def island_program(
     space: Space, family: Family, room: Room, exchange: Exchange, stages: int
 ) -> IslandProgram:
     """The program over all rows of so many stages."""
-    numbers, both, least = _least_hops(space)
+    own = numbers_of(space)
+    numbers, both, least = _least_hops(space, own)
     count, units, chunks = len(space.max_stages), space.num_layers, family.virtual_stages
-    terms, allowed, ending = [], [], NEVER
+    norm = _least_norm(own, stages)
+    terms, allowed, alone, ending = [], [], [], NEVER
     n = np.arange(units + 1)
     for mesh in range(count):
         most = room.most_units(family, (mesh,) * stages, units)
@@ -161,12 +191,31 @@ def island_program(
         terms.append(row_terms(row.arrays, units))
         held = (n >= chunks) & (n <= row.arrays.most[..., None])
         allowed.append(np.where(held, 0.0, NEVER))
-        follows = np.where(held[0].any(axis=0), row.arrays.after[0] + row.arrays.leaving[0], NEVER)
+        closing = row.arrays.after + row.arrays.leaving + norm[mesh]
+        alone.append(terms[-1][..., OWN] + closing[:, None, :])
+        follows = np.where(held[0].any(axis=0), closing[0], NEVER)
         if space.may_be_first[mesh]:
             ending = min(ending, float(follows.min()))
     found, may = np.array(terms), np.array(allowed)
-    costs = [(found[..., at] + may).min(axis=2) for at in (RISE, TURN, TURN_BACK)]
+    down, up = _slots(space, [(found[..., at] + may).min(axis=2) for at in (RISE, TURN, TURN_BACK)])
     extra = both - least[:, None], both.T - least[:, None]
+    return IslandProgram(
+        units=units,
+        chunks=chunks,
+        one_detour=family.num_microbatches == stages,
+        terms=found,
+        allowed=may,
+        ending=ending,
+        alone=np.array(alone),
+        borders=borders_of(space, own, chunks, exchange, stages),
+        down=down._replace(extra=np.ascontiguousarray(extra[0])),
+        up=tuple(each._replace(extra=np.ascontiguousarray(extra[1])) for each in up),
+    )
+
+
+def _slots(space: Space, costs: Sequence[Floats]) -> tuple[Slots, Sequence[Slots]]:
+    """From the first slot to the last, and back; costs [M, P, L + 1]: rise, turn, turn'."""
+    count = len(space.max_stages)
     down = Slots(
         masks=_without_gaps(space.island_mask),
         most_stages=np.ascontiguousarray(space.max_stages, dtype=np.int64),
@@ -175,34 +224,27 @@ def island_program(
         ends=space.may_be_last.astype(np.int64),
         cost=np.ascontiguousarray(costs[0]),
         chain=np.ascontiguousarray(costs[0]),
-        extra=np.ascontiguousarray(extra[0]),
+        extra=np.zeros((count, count)),
         adds=True,
     )
-    up = [
+    return down, [
         down._replace(
             begins=down.ends,
             ends=down.begins,
             cost=np.ascontiguousarray(cost[:, ::-1]),
-            extra=np.ascontiguousarray(extra[1]),
             adds=False,
         )
         for cost in costs[1:]
     ]
-    return IslandProgram(
-        units=units,
-        chunks=chunks,
-        one_detour=family.num_microbatches == stages,
-        terms=found,
-        allowed=may,
-        ending=ending,
-        down=down,
-        up=(up[0], up[1]),
-    )
 
 
-def _least_hops(space: Space) -> tuple[Numbers, Floats, Floats]:
+def _least_norm(numbers: Numbers, stages: int) -> Floats:
+    """[M] least seconds of the sum of norms where a slot is of this mesh."""
+    return numbers.norm_inside + norm_levels(stages) * least_level(numbers)
+
+
+def _least_hops(space: Space, numbers: Numbers) -> tuple[Numbers, Floats, Floats]:
     """With the least hop of every mesh inside it, [M, M] both ways of a hop, [M] of the least."""
-    numbers = numbers_of(space)
     links, at = numbers.links.copy(), np.arange(len(space.max_stages))
     # A mesh has hops inside nodes where nodes have several of its stages, and others where more.
     inside = np.where(space.stages_per_node > 1, links[:, at, at], np.inf)
@@ -243,6 +285,8 @@ class _Listing:
     masks: list[int]
     most_stages: list[int]
     ends: list[int]
+    follows: list[list[int]]
+    """[M] meshes that may come behind."""
     held: list[list[int]]
     """[P][M] most units of a slot."""
     behind: list[list[int]]
@@ -274,7 +318,7 @@ class _Listing:
                         if len(self.found) > self.most_rows:
                             return False
                 elif self.behind[used | mask][end + 1] >= max(left, 0) and not self.add(
-                    longer, used | mask, end + 1, left, range(len(self.masks))
+                    longer, used | mask, end + 1, left, self.follows[mesh]
                 ):
                     return False
         return True

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from hetplan.plans.plan import Plan, Replica, Stage
+from hetplan.plans.plan import Plan, Stage
 
 
 def layout_words(plan: Plan) -> str:
     """Degrees in short, as in `tp 4, dp 16, 11 stages, microbatch size 1`."""
-    stages, replicas = _stages(plan), _replicas(plan)
+    stages, replicas = _stages(plan), plan.replicas
 
     def some(name: str) -> str:
         return "/".join(dict.fromkeys(str(getattr(each, name)) for each in replicas))
@@ -31,12 +31,8 @@ def layout_words(plan: Plan) -> str:
 
 def devices_in_use(plan: Plan) -> int:
     """Devices of all stages."""
-    return sum(replica.num_devices for replica in _replicas(plan))
+    return sum(replica.num_devices for replica in plan.replicas)
 
 
 def _stages(plan: Plan) -> list[Stage]:
     return [stage for pipeline in plan.pipelines for stage in pipeline.stages]
-
-
-def _replicas(plan: Plan) -> list[Replica]:
-    return [replica for stage in _stages(plan) for replica in stage.replicas]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.job.spec import Job
-from hetplan.plans.plan import Plan, RecomputeGranularity, Replica
+from hetplan.plans.plan import Plan, RecomputeGranularity
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
@@ -64,18 +64,9 @@ def nearby(result: SearchResult) -> Iterator[Nearby]:
 def _islands(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
     return tuple(
         dict.fromkeys(
-            cluster.island_of_device(replica.devices[0].start).name for replica in _replicas(plan)
+            cluster.island_of_device(replica.devices[0].start).name for replica in plan.replicas
         )
     )
-
-
-def _replicas(plan: Plan) -> list[Replica]:
-    return [
-        replica
-        for pipeline in plan.pipelines
-        for stage in pipeline.stages
-        for replica in stage.replicas
-    ]
 
 
 def _without_islands(job: Job, names: tuple[str, ...]) -> Job:
@@ -95,7 +86,7 @@ def _fewer_nodes(job: Job, islands: list[Island], part: float) -> Job:
 
 
 def _other_degrees(plan: Plan, job: Job) -> Iterator[Nearby]:
-    replicas = _replicas(plan)
+    replicas = plan.replicas
     pin = job.pin
     if pin.tp is None and pin.same_degrees is None and len({r.tp for r in replicas}) > 1:
         changed = replace(pin, same_degrees=True)

@@ -84,40 +84,64 @@ class SeveralBound:
 
 
 def several_bound(
-    pricer: PathPricer,
+    pricers: Sequence[PathPricer],
+    batch: int,
     limit: float,
     *,
     rounds: int,
     ratio: float,
     tolerance: float = 1e-3,
+    first: Sequence[float] = (),
 ) -> SeveralBound:
-    """The best bound that `rounds` of the cutting planes give; `limit`: a step that is known."""
-    options, batch = pricer.options, pricer.options.batch
-    pricer.limit = limit
-    devices = options.devices.astype(np.float64)
-    rate = np.zeros(len(devices))
-    np.maximum.at(rate, options.place, 1.0 / (pricer.layer * options.use))
-    prices = rate * batch / float((rate * devices).sum())
+    """The best bound that `rounds` of the cutting planes give; `limit`: a step that is known.
+
+    pricers: of every tick; `first`: prices to begin with. The bound is infinite where there are no
+    pipelines of two that end within the limit.
+    """
+    for pricer in pricers:
+        pricer.limit = limit
+    devices = pricers[0].tick.devices
+    prices = np.array(first) if first else _first_prices(pricers, batch)
     best = SeveralBound(seconds=0.0, prices=(), paths=())
     paths: list[Path] = []
-    upper = np.inf
+    reach = _REACH
     for _ in range(rounds):
-        value, near = sweep(pricer, prices, limit, ratio)
+        value, near = sweep(pricers, prices, limit, ratio)
+        print("round", value, prices, len(near), len(paths), reach)
         paths += near
         if value > best.seconds:
             best = SeveralBound(seconds=value, prices=tuple(prices.tolist()), paths=tuple(near))
-        if not near or best.seconds >= upper * (1 - tolerance):
+        else:
+            reach *= 0.5
+        if not paths or reach < 0.01:
             break
-        prices, upper = _next_prices(paths, devices, batch, np.array(best.prices))
-    return SeveralBound(
-        seconds=best.seconds + options.after_seconds, prices=best.prices, paths=tuple(paths)
-    )
+        prices, upper = _next_prices(paths, devices, batch, np.array(best.prices), reach)
+        if best.seconds >= upper * (1 - tolerance):
+            break
+    return SeveralBound(seconds=best.seconds, prices=best.prices, paths=tuple(paths))
+
+
+_REACH = 0.3
+"""How far prices may move at once; half of it after a move that was none for the better: a linear
+program over few paths leaps."""
+
+
+def _first_prices(pricers: Sequence[PathPricer], batch: int) -> Floats:
+    """In proportion to the layers that a device of each class passes per second."""
+    devices = pricers[0].tick.devices
+    rate = np.zeros(len(devices))
+    for pricer in pricers:
+        use = pricer.tick.use
+        alone = (use > 0).sum(axis=1) == 1
+        place = use[alone].argmax(axis=1)
+        np.maximum.at(rate, place, 1.0 / (pricer.layer[alone] * use[alone].max(axis=1)))
+    return rate * batch / float((rate * devices).sum())
 
 
 def _next_prices(
-    paths: Sequence[Path], devices: Floats, batch: int, center: Floats
+    paths: Sequence[Path], devices: Floats, batch: int, center: Floats, reach: float
 ) -> tuple[Floats, float]:
-    """(prices at which the known paths allow the longest step, that step)."""
+    """(prices not far from these at which the known paths allow the longest step, that step)."""
     count = len(devices)
     rows = [[*(-path.bottleneck_seconds * np.array(path.use)), 1.0] for path in paths]
     right = [path.bottleneck_seconds * path.weight_without_price for path in paths]
@@ -127,7 +151,7 @@ def _next_prices(
         b_ub=np.array(right),
         A_eq=np.array([[*devices, 0.0]]),
         b_eq=[float(batch)],
-        bounds=[(0, None)] * (count + 1),
+        bounds=[(price / (1 + reach), price * (1 + reach)) for price in center] + [(0, None)],
         method="highs",
     )
     prices = np.array(found.x, dtype=np.float64)

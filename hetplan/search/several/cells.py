@@ -9,43 +9,44 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hetplan.cost.arrays import Floats
-from hetplan.search.several.options import Options
 from hetplan.search.several.paths import Path, PathPricer
 from hetplan.search.several.pricing import Bools
 
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """Paths whose bottleneck takes `low` to `high` seconds and that use allowed options only."""
+    """Paths of a tick whose bottleneck takes `low` to `high` seconds, of allowed options only."""
 
+    pricer: PathPricer
     low: float
     high: float
     allowed: Bools
     """[phase, O] by the back and the front of a path, where they differ."""
-    extra: tuple[int, int]
-    """Fewest and most microbatches that the bottleneck has in flight beyond its position."""
-    stages: tuple[int, int]
-    """Fewest and most of a path."""
     path: Path
 
-    def split(self, options: Options) -> tuple[Bools, ...]:
+    def split(self) -> tuple[Bools, ...]:
         """Parts between which every real path must choose; none where this one is real."""
-        return self._orders(options) or self._shapes(options)
+        return self._orders() or self._shapes()
 
-    def _orders(self, options: Options) -> tuple[Bools, ...]:
-        """Stages of one island stand next to each other: another class is before or after it."""
+    def _orders(self) -> tuple[Bools, ...]:
+        """Stages of a mesh stand next to each other: another one is before or after it."""
+        tick = self.pricer.tick
         if len(self.allowed) > 1:
             return ()
-        row = [place for place, _ in itertools.groupby(options.place[list(self.path.options)])]
-        for place in dict.fromkeys(row):
-            if row.count(place) > 1 and len(options.classes[place].islands) == 1:
-                between = row[row.index(place) + 1]
-                here, there = options.place == place, options.place == between
+        row = [mesh for mesh, _ in itertools.groupby(tick.mesh[list(self.path.options)].tolist())]
+        for mesh in dict.fromkeys(row):
+            here = tick.mesh == mesh
+            if row.count(mesh) > 1 and self._only_once(here):
+                between = row[row.index(mesh) + 1]
+                there = tick.mesh == between
+                if not self._disjoint(here, there):
+                    continue  # told apart by `_shapes`
                 allowed = self.allowed[0]
                 return (
                     np.array([allowed & ~here, allowed & ~there]),
@@ -53,97 +54,91 @@ class _Cell:
                 )
         return ()
 
-    def _shapes(self, options: Options) -> tuple[Bools, ...]:
-        """All stages of one island have one shape."""
-        seen: dict[int, dict[tuple[int, int], int]] = {}
-        for o, n in zip(self.path.options, self.path.layers, strict=True):
-            option = options.options[o]
-            if len(options.classes[option.place].islands) == 1:
-                shapes = seen.setdefault(option.place, {})
-                key = (option.tp, option.microbatch_size)
-                shapes[key] = shapes.get(key, 0) + n
-        for place, shapes in seen.items():
-            if len(shapes) > 1:
-                tp, size = max(shapes, key=lambda each: (shapes[each], each))
-                here = options.place == place
-                same = here & (options.tp == tp) & (options.microbatch_size == size)
+    def _only_once(self, here: Bools) -> bool:
+        """Whether a pipeline cannot have two such meshes: one of its classes has one island."""
+        tick = self.pricer.tick
+        return bool((tick.use[here][0][tick.alone] > 0).any())
+
+    def _disjoint(self, here: Bools, there: Bools) -> bool:
+        tick = self.pricer.tick
+        return not bool(((tick.use[here][0] > 0) & (tick.use[there][0] > 0) & tick.alone).any())
+
+    def _shapes(self) -> tuple[Bools, ...]:
+        """An island is in one mesh."""
+        tick = self.pricer.tick
+        for place in np.flatnonzero(tick.alone):
+            here = tick.use[:, place] > 0
+            layers: dict[int, int] = {}
+            for o, n in zip(self.path.options, self.path.layers, strict=True):
+                if here[o]:
+                    mesh = int(tick.mesh[o])
+                    layers[mesh] = layers.get(mesh, 0) + n
+            if len(layers) > 1:
+                mesh = max(layers, key=lambda each: (layers[each], each))
+                same = tick.mesh == mesh
                 return self.allowed & (~here | same), self.allowed & ~same
         return ()
 
 
-_DEPTHS_APART = 1.06
-"""Depths are told apart where the bottleneck is known this well."""
+_FIRST = 0.8
+"""Logarithm of the first intervals' width."""
 
-_COARSE = 1.01
+_NEAR = 100
+"""Paths of which the next prices are made."""
+
+_KNOWN = 1.03
+"""Paths of narrower intervals than this say what they take."""
+
+_COARSE = 1.06
 """Shapes are told apart where the bottleneck is known this well: earlier there are too many."""
 
 
 def sweep(
-    pricer: PathPricer, prices: Floats, limit: float, ratio: float
+    pricers: Sequence[PathPricer], prices: Floats, limit: float, ratio: float
 ) -> tuple[float, list[Path]]:
-    """(bound of these prices, paths that are nearest to it); prices sum up to the batch."""
-    options = pricer.options
-    shortest = float((pricer.layer + pricer.serial.min(axis=0)).min())
-    longest = float((pricer.layer * options.num_layers + pricer.serial.max(axis=0)).max())
-    longest = min(longest, limit)
-    count = 2 + int(np.log(longest / shortest) / 0.1)
-    edges = np.geomspace(shortest * 0.999, longest * 1.001, count)
+    """(bound of these prices, paths that are nearest to it); prices sum up to the batch.
+
+    Infinite where no path is below the limit.
+    """
     heap: list[tuple[float, int, _Cell]] = []
-    made = 0
+    made = itertools.count()
 
     def push(
-        low: float,
-        high: float,
-        allowed: Bools,
-        extra: tuple[int, int],
-        stages: tuple[int, int],
-        known: int = 1,
+        pricer: PathPricer, low: float, high: float, allowed: Bools, parent: Path | None = None
     ) -> None:
-        nonlocal made
-        weight, path = pricer.least(prices, allowed, (low, high), extra, stages, known)
+        stages = pricer.tick.fewest_stages, pricer.tick.most_stages
+        weight, path = pricer.least(prices, allowed, (low, high), stages, parent)
         if path is not None:
-            cell = _Cell(low, high, allowed, extra, stages, path)
-            heapq.heappush(heap, (low * weight, made, cell))
-            made += 1
+            cell = _Cell(pricer, low, high, allowed, path)
+            heapq.heappush(heap, (low * weight, next(made), cell))
 
-    every = np.ones((1, len(options.options)), dtype=np.bool_)
-    rows = (1, options.stage_limit)
-    for low, high in itertools.pairwise(edges):
-        push(float(low), float(high), every, (0, 0), rows)
-        if pricer.extra_depth:
-            push(float(low), float(high), every, (1, pricer.extra_depth), rows)
+    for pricer in pricers:
+        every = np.ones((1, len(pricer.tick.forward)), dtype=np.bool_)
+        for low, high in itertools.pairwise(_edges(pricer, limit)):
+            push(pricer, low, high, every)
     while heap:
         value, _, cell = heap[0]
         wide = cell.high / cell.low
-        parts = cell.split(options) if wide <= _COARSE else ()
-        extra, stages, known = cell.extra, cell.stages, cell.path.microbatches
-        if not parts and wide <= 1 + ratio and _apart(extra) and (_apart(stages) or not extra[1]):
-            return value, [
-                entry[2].path for entry in heapq.nsmallest(30, heap) if not entry[2].split(options)
-            ]
+        parts = cell.split() if wide <= _COARSE else ()
+        if not parts and wide <= 1 + ratio:
+            near = [entry[2] for entry in heapq.nsmallest(_NEAR, heap)]
+            known = [each.path for each in near if each.high <= each.low * _KNOWN]
+            return value, known
         heapq.heappop(heap)
-        if wide <= _DEPTHS_APART and extra[1] and not _apart(stages):
-            for part in _halves(stages, len(cell.path.options)):
-                push(cell.low, cell.high, cell.allowed, extra, part, known)
-        elif wide <= _DEPTHS_APART and not _apart(extra):
-            for part in _halves(extra, sum(extra) // 2):
-                push(cell.low, cell.high, cell.allowed, part, stages, known)
-        elif parts:
+        if parts:
             for allowed in parts:
-                push(cell.low, cell.high, allowed, extra, stages, known)
+                push(cell.pricer, cell.low, cell.high, allowed, cell.path)
         else:
             halfway = (cell.low * cell.high) ** 0.5
-            push(cell.low, halfway, cell.allowed, extra, stages, known)
-            push(halfway, cell.high, cell.allowed, extra, stages, known)
+            push(cell.pricer, cell.low, halfway, cell.allowed, cell.path)
+            push(cell.pricer, halfway, cell.high, cell.allowed, cell.path)
     return np.inf, []
 
 
-def _apart(numbers: tuple[int, int]) -> bool:
-    """Whether the range has one number, or at most a sixth more than its least one."""
-    return numbers[0] == numbers[1] or 6 * numbers[1] <= 7 * numbers[0]
-
-
-def _halves(numbers: tuple[int, int], middle: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The range cut after `middle`, or before its last number."""
-    middle = min(middle, numbers[1] - 1)
-    return (numbers[0], middle), (middle + 1, numbers[1])
+def _edges(pricer: PathPricer, limit: float) -> list[float]:
+    """Ends of the first intervals of the bottleneck's time, far apart."""
+    shortest = float((pricer.layer + pricer.serial.min(axis=0)).min())
+    longest = float((pricer.layer * pricer.tick.num_layers + pricer.serial.max(axis=0)).max())
+    longest = max(shortest, min(longest, limit))
+    count = 2 + int(np.log(longest / shortest) / _FIRST)
+    return [float(edge) for edge in np.geomspace(shortest * 0.999, longest * 1.001, count)]

@@ -188,7 +188,12 @@ def make_options(placed: Placed) -> Options:
         raise InputError("no layer of the model can be placed on any island of the cluster")
     memory, shared, received = _memory(placed, options, trainer)
     usable = sum(each.devices for each in classes)
-    arrive = np.array([_arrive(placed, classes[each.place], each) for each in options])
+    arrive = np.array(
+        [
+            least_arrival(placed, classes[each.place], each.tp, each.microbatch_size)
+            for each in options
+        ]
+    )
     found = Options(
         classes=classes,
         options=tuple(options),
@@ -208,7 +213,7 @@ def make_options(placed: Placed) -> Options:
         shared_state=shared,
         received=received,
         may_have=_may_have(placed, classes, options),
-        most_shards=usable if _may_shard(placed, trainer) else 1,
+        most_shards=usable if may_shard(placed) else 1,
         available=np.array([_room(placed, classes[each.place]) for each in options]),
         after_seconds=job.data_loading_seconds,
         rendezvous=trainer.rendezvous_sends,
@@ -301,7 +306,7 @@ def _memory(
     """[4, O, 8], [4, O, 8], [4, O] as in `Options`."""
     lines = np.empty((2, 4, len(options), 8))
     received = np.empty((4, len(options)))
-    sharding = Sharding.OPTIMIZER if _may_shard(placed, trainer) else Sharding.NONE
+    sharding = Sharding.OPTIMIZER if may_shard(placed) else Sharding.NONE
     for o, option in enumerate(options):
         shape = shape_of(placed, option)
         for role in range(4):
@@ -315,7 +320,9 @@ def _memory(
     return lines[0], shared, received
 
 
-def _may_shard(placed: Placed, trainer: Target) -> bool:
+def may_shard(placed: Placed) -> bool:
+    """Whether ranks may share the optimizer's state."""
+    trainer = target(placed.job.target)
     return Sharding.OPTIMIZER in trainer.sharding and placed.job.pin.sharded_optimizer is not False
 
 
@@ -333,8 +340,10 @@ def _may_have(
     return found
 
 
-def _arrive(placed: Placed, place: IslandClass, option: Option) -> tuple[float, float]:
-    """Least seconds of a message (forward, backward) into a stage of this option."""
+def least_arrival(
+    placed: Placed, place: IslandClass, tp: int, microbatch_size: int
+) -> tuple[float, float]:
+    """Least seconds of a message (forward, backward) into a stage there."""
     cluster = placed.cluster
     island = cluster.islands[place.islands[0]]
     links = [
@@ -344,9 +353,9 @@ def _arrive(placed: Placed, place: IslandClass, option: Option) -> tuple[float, 
     ]
     if len(island.usable_nodes) > 1:
         links.append((island.inter_node, (island, island)))
-    if option.tp < island.devices_per_node:
+    if tp < island.devices_per_node:
         links.append((island.intra_node, (island, island)))
-    degrees = Degrees(tp=option.tp, dp=1, microbatch_size=option.microbatch_size)
+    degrees = Degrees(tp=tp, dp=1, microbatch_size=microbatch_size)
     hops = [
         boundary_costs_over(link, placed.model, placed.job, degrees, placed.predictor, ends)
         for link, ends in links

@@ -1,27 +1,37 @@
-"""Which path of one pipeline weighs least, of those that have a bottleneck of about this time?
+"""Which pipeline of a tick weighs least, of those that have a bottleneck of about this time?
 
-A path has one part per stage; its weight is a lower bound of its step over its bottleneck's time
-where it does as many microbatches as the price of its devices (`hetplan.search.several.bound`).
+A path is the row of options of a pipeline's stages; its weight is a lower bound of its step over
+its bottleneck's time where it does as many microbatches as the price of its devices
+(`hetplan.search.several.bound`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.search.families.space import FIRST, LAST, MIDDLE
-from hetplan.search.several.options import Options
 from hetplan.search.several.pricing import Bools, cheapest_path, weigh_turns
-from hetplan.search.several.slanted import weigh_slanted
+from hetplan.search.several.ticks import Tick
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """Which of the inequalities a stage downstream of the bottleneck is weighed by."""
+
+    down: float
+    bonus: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """Parts of the stages of one pipeline, last stage first, and where its bottleneck may be."""
+    """Stages of one pipeline, last stage first, and where its bottleneck may be."""
 
+    samples: int
+    """Its tick."""
     options: tuple[int, ...]
     layers: tuple[int, ...]
     bottleneck_seconds: float
@@ -32,15 +42,44 @@ class Path:
     """Microbatches that the filling of the pipeline costs."""
     microbatches: int
     """No path of the same interval that is worth its price has fewer."""
+    surcharge: tuple[float, ...]
+    """[C] of a device, with which it weighs most."""
+    mode: Mode
+    """By which it weighs most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mode:
-    """Which of the inequalities a stage downstream of the bottleneck is weighed by."""
+class _Asked:
+    """Which paths, at which prices."""
 
-    down: float
-    bonus: float
+    prices: Floats
+    allowed: Bools
+    seconds: tuple[float, float]
+    stages: tuple[int, int]
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """The least path by one mode at surcharges."""
+
+    weight: float
+    without_price: float
+    """The same without prices, at the surcharges."""
+    options: Ints
+    layers: Ints
+    use: Floats
+    mode: Mode
+    surcharge: tuple[float, ...]
+
+
+_FEW = 1e-9
+"""A path has more devices than there are where it has more by this part of them."""
+
+_NARROW = 1.02
+"""Where the bottleneck is known this well all modes are tried."""
+
+_RAISES, _CLASSES_RAISED = 5, 4
+"""Surcharges that are tried for one class, and classes."""
 
 _NO_FILL = Mode(down=0.0, bonus=0.0)
 """(a) alone."""
@@ -58,15 +97,13 @@ def _modes(turn: float) -> tuple[Mode, ...]:
 
 @dataclass(slots=True)
 class PathPricer:
-    """Cheapest paths of one job's options at device prices."""
+    """Cheapest paths of one tick at device prices."""
 
-    options: Options
+    tick: Tick
     layer: Floats
     wire: Floats
     serial: Floats
     modes: tuple[Mode, ...]
-    early_sends: bool
-    extra_depth: int
     known: dict[int, Ints]
     limit: float = np.inf
     """Seconds of a step that is known: only shorter ones are looked at."""
@@ -78,38 +115,29 @@ class PathPricer:
         """[4, O, W + 1] units that fit in a pipeline of so many microbatches."""
         found = self.known.get(microbatches)
         if found is None:
-            found = self.known[microbatches] = self.options.most_layers(
+            found = self.known[microbatches] = self.tick.most_layers(
                 microbatches,
-                self.options.stage_limit + self.extra_depth,
-                # G m is at most the batch, and a stage has at most G data-parallel ranks.
-                min(self.options.most_shards, max(1, self.options.batch // microbatches)),
-                early_sends=self.early_sends,
+                self.tick.most_stages,
             )
         return found
 
     @staticmethod
-    def of(options: Options, *, early_sends: bool = False, extra_depth: int = 0) -> PathPricer:
-        """Ready to price.
-
-        `early_sends`: no send waits for its receiver; then warm-up may be deeper by `extra_depth`
-        on all but the last mesh.
-        """
-        extra = options.extra_forward + options.extra_backward
+    def of(tick: Tick) -> PathPricer:
+        """Ready to price."""
+        extra = tick.extra_forward + tick.extra_backward
         wire = extra.copy()
         for role in range(4):
             if not role & FIRST:
-                wire[role] += options.arrive_forward
+                wire[role] += tick.arrive_forward
             if not role & LAST:
-                wire[role] += options.arrive_backward
-        waits = options.rendezvous and not early_sends
+                wire[role] += tick.arrive_backward
+        waits = tick.rendezvous
         return PathPricer(
-            options=options,
-            layer=options.forward + options.backward,
+            tick=tick,
+            layer=tick.forward + tick.backward,
             wire=wire,
             serial=wire if waits else extra,
-            modes=_modes(_largest_turn(options, waits=waits)),
-            early_sends=early_sends,
-            extra_depth=extra_depth,
+            modes=_modes(_largest_turn(tick, waits=waits)),
             known={},
         )
 
@@ -118,70 +146,175 @@ class PathPricer:
         prices: Floats,
         allowed: Bools,
         seconds: tuple[float, float],
-        extra: tuple[int, int],
         stages: tuple[int, int],
-        known: int = 1,
+        parent: Path | None = None,
     ) -> tuple[float, Path | None]:
         """(least weight of a path, the path); infinite, too, where its step is not below the limit.
 
-        `seconds`: least and most that the bottleneck takes; `extra`: fewest and most microbatches
-        that it has in flight beyond its position; `stages`: fewest and most of the path;
-        `known`: microbatches that no path worth its price has fewer of.
+        `seconds`: least and most that the bottleneck takes; `stages`: fewest and most of the path;
+        `parent`: the path of a cell that holds this one.
         """
-        price = prices[self.options.place] * self.options.use
         if self.check is not None:
             self.check()
         least, most = seconds
-        rows = min(stages[1], self.options.stage_limit)
-        if self.options.enough_microbatches:
-            rows = int(min(rows, self.limit / least))
+        rows = min(stages[1], self.tick.most_stages)
+        if self.tick.enough_microbatches:
+            rows = int(min(rows, self.limit / least, self.tick.most_microbatches))
         if rows < stages[0]:
             return np.inf, None
-        microbatches = self._fewest(price, allowed, most, rows, known)
-        if microbatches == 0:
+        asked = _Asked(
+            prices=prices,
+            allowed=allowed,
+            seconds=seconds,
+            stages=(stages[0], rows),
+        )
+        known, surcharge, mode = 1, (), None
+        if parent is not None:
+            known, surcharge, mode = parent.microbatches, parent.surcharge, parent.mode
+        if parent is None or most <= least * _NARROW or parent.microbatches == 1:
+            known = self._fewest(asked, known, surcharge)
+        if known == 0:
             return np.inf, None
-        # Fewer turns are taken off where the bottleneck takes less than `most`.
-        scale = most / least if extra[1] else 1.0
-        best, found = -np.inf, None
-        for mode in self.modes:
-            scaled = Mode(down=mode.down, bonus=mode.bonus * scale)
-            value, path = self._cheapest(
-                price, allowed, seconds, (stages[0], rows), microbatches, scaled, extra[0]
-            )
-            value -= scaled.bonus * extra[1]
-            if value > best:
-                best, found = value, path
-            if best * least >= self.limit:
-                return np.inf, None
-        if extra[1]:
-            done = min(float(self.options.batch), self.limit / least)
-            for depth in sorted({1, min(stages[0], 8)}):
-                value, path = self._slanted(
-                    price, allowed, seconds, (stages[0], rows), microbatches, (depth, done)
+        found = self._of_modes(asked, known, surcharge, mode)
+        if found is not None:
+            found = self._raised(asked, known, found)
+        if found is None or found.weight * least >= self.limit:
+            return np.inf, None
+        return found.weight, self._path(found, least, known)
+
+    def _of_modes(
+        self,
+        asked: _Asked,
+        microbatches: int,
+        surcharge: Sequence[float],
+        likely: Mode | None,
+    ) -> _Found | None:
+        """By the mode that weighs most; None where no path is below the limit.
+
+        In a wide interval by the likely one alone.
+        """
+        best, enough = None, self.limit / asked.seconds[0]
+        modes = [mode for mode in self.modes if mode != likely]
+        if likely is not None:
+            wide = asked.seconds[1] > asked.seconds[0] * _NARROW
+            modes = [likely] if wide else [likely, *modes]
+        for mode in modes:
+            found = self._weighed(asked, microbatches, mode, surcharge)
+            if found is None or found.weight >= enough:
+                return None
+            if best is None or found.weight > best.weight:
+                best = found
+        return best
+
+    def _weighed(
+        self,
+        asked: _Asked,
+        microbatches: int,
+        mode: Mode,
+        surcharge: Sequence[float],
+    ) -> _Found | None:
+        """The path that weighs least at these surcharges."""
+        prices, off = self._charged(asked, surcharge)
+        value, path = self._cheapest(
+            asked, prices, microbatches, mode, asked.stages[0], asked.seconds[0]
+        )
+        if value == np.inf:
+            return None
+        count = int(np.count_nonzero(np.cumprod(path[0] >= 0)))
+        options = path[0, :count]
+        use = self.tick.use[options].sum(axis=0)
+        return _Found(
+            weight=value - off,
+            without_price=value - off - float(use @ asked.prices),
+            options=options,
+            layers=path[1, :count],
+            use=use,
+            mode=mode,
+            surcharge=tuple(surcharge) or (0.0,) * len(asked.prices),
+        )
+
+    def _charged(self, asked: _Asked, surcharge: Sequence[float]) -> tuple[Floats, float]:
+        """(price of every option, what is taken off): a device of class k costs lambda_k more, and
+        all that a pipeline may have of them are paid for already."""
+        if not surcharge:
+            return self.tick.use @ asked.prices, 0.0
+        more = np.array(surcharge)
+        return self.tick.use @ (asked.prices + more), float(more @ self._room)
+
+    @property
+    def _room(self) -> Floats:
+        """[C] most devices that one sequence of a tick can occupy."""
+        return self.tick.devices / self.tick.samples
+
+    def _raised(self, asked: _Asked, microbatches: int, start: _Found) -> _Found | None:
+        """With surcharges on classes of which the path has more devices than there are."""
+        best, room, enough = start, self._room, self.limit / asked.seconds[0]
+        for _ in range(_CLASSES_RAISED):
+            over = best.use / room - 1
+            over[over < _FEW] = 0.0
+            spare = np.where(np.array(best.surcharge) > 0, -over, 0.0)
+            place = int(np.argmax(np.where(over > 0, over, 0.0) + 0.5 * np.maximum(spare, 0.0)))
+            if over[place] <= 0:
+                return best
+            raised = self._along(asked, microbatches, best, place)
+            if raised is None or raised.weight >= enough:
+                return None
+            if raised.weight <= best.weight * (1 + 1e-4):
+                return raised
+            best = raised
+        return best
+
+    def _along(
+        self, asked: _Asked, microbatches: int, low: _Found, place: int
+    ) -> _Found | None:
+        """The largest weight along one class's surcharge: between two paths, one that has too many
+        devices of it and one that has not, at the surcharge at which both weigh the same."""
+        room = float(self._room[place])
+        enough = self.limit / asked.seconds[0]
+        best, high = low, None
+        step = max(float(asked.prices.max()), 1e-6)
+        for _ in range(_RAISES):
+            at = low.surcharge[place]
+            if high is None:
+                at = at + step
+                step *= 4
+            else:
+                slope = float(low.use[place] - high.use[place])
+                gain = (high.weight - low.weight) - (high.surcharge[place] - at) * (
+                    float(high.use[place]) - room
                 )
-                if value > best:
-                    best, found = value, path
-        if found is None or best * least >= self.limit:
-            return np.inf, None
-        return best, self._path(found, best, price, least, microbatches)
+                at += gain / slope
+            charged = (*low.surcharge[:place], at, *low.surcharge[place + 1 :])
+            found = self._weighed(asked, microbatches, low.mode, charged)
+            if found is None or found.weight >= enough:
+                return None
+            if found.weight > best.weight:
+                best = found
+            if found.use[place] > room * (1 + _FEW):
+                low = found
+            elif high is not None and found.weight >= high.weight - 1e-9 and high is best:
+                return best
+            else:
+                high = found
+        return best
 
     def _tables(self, allowed: Bools, rows: int) -> tuple[Floats, Ints]:
-        shape = (len(allowed), 8, rows + 1, self.options.num_layers + 1)
+        shape = (len(allowed), 8, rows + 1, self.tick.num_layers + 1)
         return np.empty(shape), np.empty(shape, np.int64)
 
     def _cheapest(
         self,
+        asked: _Asked,
         price: Floats,
-        allowed: Bools,
-        seconds: tuple[float, float],
-        stages: tuple[int, int],
         microbatches: int,
         mode: Mode,
-        deeper: int = 0,
+        fewest: int,
+        least: float,
     ) -> tuple[float, Ints]:
         self.calls += 1
-        path = np.empty((2, stages[1]), dtype=np.int64)
-        values, chosen = self._tables(allowed, stages[1])
+        rows = asked.stages[1]
+        path = np.empty((2, rows), dtype=np.int64)
+        values, chosen = self._tables(asked.allowed, rows)
         weigh_turns(
             values,
             chosen,
@@ -190,49 +323,28 @@ class PathPricer:
             self.serial,
             self.most_layers(microbatches),
             price,
-            allowed,
-            *seconds,
+            asked.allowed,
+            least,
+            asked.seconds[1],
             mode.down,
             mode.bonus,
-            deeper,
         )
-        return cheapest_path(values, chosen, stages[0], path), path
+        return cheapest_path(values, chosen, fewest, path), path
 
-    def _slanted(
-        self,
-        price: Floats,
-        allowed: Bools,
-        seconds: tuple[float, float],
-        stages: tuple[int, int],
-        microbatches: int,
-        mixture: tuple[int, float],
-    ) -> tuple[float, Ints]:
-        self.calls += 1
-        path = np.empty((2, stages[1]), dtype=np.int64)
-        values, chosen = self._tables(allowed, stages[1])
-        weigh_slanted(
-            values,
-            chosen,
-            self.layer,
-            self.wire,
-            self.serial,
-            self.most_layers(microbatches),
-            price,
-            allowed,
-            np.array(seconds),
-            *mixture,
-        )
-        return cheapest_path(values, chosen, stages[0], path), path
-
-    def _fewest(self, price: Floats, allowed: Bools, most: float, rows: int, known: int) -> int:
+    def _fewest(self, asked: _Asked, known: int, surcharge: Sequence[float]) -> int:
         """Microbatches that a path whose stages take `most` seconds must do to be worth its price.
 
         0 where there is no such path. The price falls with fewer microbatches, for which more
         memory is left, so this climbs to the first number that holds itself up.
         """
+        price, off = self._charged(asked, surcharge)
         while True:
-            value, _ = self._cheapest(price, allowed, (np.inf, most), (1, rows), known, _NO_FILL)
-            if value == np.inf or value > self.options.batch:
+            value, _ = self._cheapest(asked, price, known, _NO_FILL, 1, np.inf)
+            value -= off
+            if (
+                value > self.tick.most_microbatches * (1 + 1e-9)
+                or value * asked.seconds[0] >= self.limit
+            ):
                 return 0
             # A grid of few numbers, from below, so that few tables of memory are made.
             needed = int(1.06 ** np.floor(np.log(max(1.0, value * (1 - 1e-9))) / np.log(1.06)))
@@ -240,37 +352,31 @@ class PathPricer:
                 return known
             known = needed
 
-    def _path(
-        self, path: Ints, weight: float, price: Floats, least: float, microbatches: int
-    ) -> Path:
-        count = int(np.count_nonzero(np.cumprod(path[0] >= 0)))
-        options = path[0, :count]
-        use = np.bincount(
-            self.options.place[options],
-            weights=self.options.use[options],
-            minlength=len(self.options.classes),
-        )
+    def _path(self, found: _Found, least: float, microbatches: int) -> Path:
         return Path(
-            options=tuple(options.tolist()),
-            layers=tuple(path[1, :count].tolist()),
+            samples=self.tick.samples,
+            options=tuple(found.options.tolist()),
+            layers=tuple(found.layers.tolist()),
             bottleneck_seconds=least,
-            use=tuple(use.tolist()),
-            weight_without_price=weight - float(price[options].sum()),
+            use=tuple(found.use.tolist()),
+            weight_without_price=found.without_price,
             microbatches=microbatches,
+            surcharge=found.surcharge,
+            mode=found.mode,
         )
 
 
-def _largest_turn(options: Options, *, waits: bool) -> float:
+def _largest_turn(tick: Tick, *, waits: bool) -> float:
     """Of all stages but last ones, the largest part of a turn that its shorter pass takes."""
-    layers = np.arange(1, options.num_layers + 1)
+    layers = np.arange(1, tick.num_layers + 1)
     largest = 0.0
     for role in (FIRST, MIDDLE):
-        forward, backward = options.extra_forward[role], options.extra_backward[role]
+        forward, backward = tick.extra_forward[role], tick.extra_backward[role]
         if waits:
-            forward = forward + (0.0 if role == FIRST else options.arrive_forward)
-            backward = backward + options.arrive_backward
-        forward = forward[:, None] + options.forward[:, None] * layers
-        backward = backward[:, None] + options.backward[:, None] * layers
+            forward = forward + (0.0 if role == FIRST else tick.arrive_forward)
+            backward = backward + tick.arrive_backward
+        forward = forward[:, None] + tick.forward[:, None] * layers
+        backward = backward[:, None] + tick.backward[:, None] * layers
         shorter = np.minimum(forward, backward)
         largest = max(largest, float((shorter / (forward + backward)).max()))
     return largest

@@ -6,8 +6,8 @@ stages upstream of it, itself and those downstream of it weigh
     price + C / least        price        price + down * C / least - bonus
 
 (`hetplan.search.several.bound` says why). Positions count from the last stage, as microbatches in
-flight do: stage at position r has r of them in flight, or `deeper` more. The options that a stage
-may have can differ between the back of a path and its front (two phases).
+flight do: a stage at position r has r of them in flight. The options that a stage may have can
+differ between the back of a path and its front (two phases).
 
     below[r][l]  least weight of stages 1 to r, all downstream of the bottleneck, with l layers
     above[r][l]  the same with the bottleneck among them
@@ -43,12 +43,8 @@ def _table(
     allowed: Bools,
     most: float,
     rows: int,
-    deeper: int,
 ) -> None:
-    """[r][n] least weight of a stage of n layers at position r, and whose option it is.
-
-    `deeper`: it has so many more microbatches in flight than its position.
-    """
+    """[r][n] least weight of a stage of n layers at position r, and whose option it is."""
     weights[:] = np.inf
     which[:] = -1
     layers = weights.shape[1] - 1
@@ -59,7 +55,7 @@ def _table(
         fits = int(np.floor((most * (1 + 1e-12) - serial[role, o]) / layer[o] * (1 + 1e-12)))
         row = rows
         for n in range(1, min(layers, fits) + 1):
-            while row >= 1 and most_layers[role, o, row + deeper] < n:
+            while row >= 1 and most_layers[role, o, row] < n:
                 row -= 1
             if row < 1:
                 break
@@ -97,14 +93,12 @@ def weigh_turns(
     most: float,
     down: float,
     bonus: float,
-    deeper: int,
 ) -> None:
     """Fill [phase, kind, r, n] with weights of stages, and with the options that have them.
 
     layer: [O] seconds per layer; wire, serial: [4, O] what a stage of this role has besides, as it
     counts for one microbatch's way, and in a stage's own turn; most_layers: [4, O, W + 1];
-    allowed: [phase, O]. deeper: microbatches that the bottleneck and all upstream of it have in
-    flight beyond their positions; of the last stage it is none, so that it is then no bottleneck.
+    allowed: [phase, O].
     """
     rows = values.shape[2] - 1
     up = 1.0 / least
@@ -128,10 +122,25 @@ def weigh_turns(
                 allowed[phase],
                 most,
                 table_rows,
-                0 if below else deeper,
             )
-            if deeper > 0 and kind in (LAST_TURN, ONLY):
-                values[phase, kind] = np.inf
+
+
+@njit(cache=True)
+def _lowest_below(values: Floats) -> float:
+    """What one more stage downstream of the bottleneck can take off at most; not above 0."""
+    return min(0.0, values[:, BELOW].min())
+
+
+@njit(cache=True)
+def _widest(values: Floats) -> int:
+    """The most layers of any stage."""
+    for n in range(values.shape[3] - 1, 0, -1):
+        for phase in range(values.shape[0]):
+            for kind in range(values.shape[1]):
+                for r in range(1, values.shape[2]):
+                    if values[phase, kind, r, n] < np.inf:
+                        return n
+    return 0
 
 
 @njit(cache=True)
@@ -153,7 +162,14 @@ def cheapest_path(values: Floats, chosen: Ints, fewest: int, path: Ints) -> floa
         if fewest <= 1 and values[phase, ONLY, 1, layers] < best:
             best, best_row, best_came = values[phase, ONLY, 1, layers], 1, layers * 4
             best_phase = phase
+    deepest, most = _lowest_below(values), _widest(values)
     for r in range(2, rows + 1):
+        # Stages upstream of the bottleneck weigh nothing less than 0: nothing better follows.
+        least = reached[0, :, r - 1].min() + deepest * (rows - r)
+        if min(least, reached[1, :, r - 1].min()) >= best:
+            break
+        # What stages further upstream can hold.
+        needed = layers - (rows - r) * most
         for phase in range(phases):
             for before in range(phase + 1):
                 for k in range(2):
@@ -171,8 +187,11 @@ def cheapest_path(values: Floats, chosen: Ints, fewest: int, path: Ints) -> floa
                     k, into = int(kind == ABOVE), int(kind != BELOW)
                     weights = values[phase, kind, r]
                     downstream, here = reached[k, before, r - 1], reached[into, phase, r]
+                    last = _longest(downstream)
+                    if last == 0:
+                        continue
                     for n in range(1, _longest(weights) + 1):
-                        for held in range(r - 1 + n, layers):
+                        for held in range(max(r - 1 + n, needed), min(last + n + 1, layers)):
                             value = downstream[held - n] + weights[n]
                             if value < here[held]:
                                 here[held] = value

@@ -33,8 +33,20 @@ from hetplan.search.single.order_slots import (
     turning_of,
     undominated,
 )
-from hetplan.search.single.order_tables import Pool, Work, clean, load, merge, one_slice, prune
+from hetplan.search.single.order_tables import (
+    Pool,
+    Work,
+    clean,
+    load,
+    merge,
+    one_slice,
+    prune,
+    widen,
+)
 from hetplan.search.single.partition_kernel import NONE
+
+_OF_A_SLOT = 8
+"""Operations that a slot takes besides those of its entries."""
 
 
 class Goal(NamedTuple):
@@ -63,21 +75,25 @@ def extend(
     limit: float,
     a: int,
     link: Link,
+    ahead: Floats,
+    parts: Ints,
     below: Floats,
     below_band: Ints,
     out: Floats,
     out_band: Ints,
-    part: int,
     slowest: float,
 ) -> int:
     """Put one slot of mesh a before every entry of `below`; operations.
 
-    out: [slices, rows, L + 1]; where `part` is negative the slice is the slot's bucket.
+    ahead: [K, 2] wire_in and post_in of the boundaries in front that are asked for; parts: [K] the
+    slice of out [slices, rows, L + 1] for each; where it is negative that is the slot's bucket.
     """
     levels, layers, m = o.level_bound.shape[0], o.layers, o.microbatches
-    rows, done = below.shape[0], 0
+    rows, done, different = below.shape[0], 0, parts.shape[0]
+    if below_band[1, rows] < 0 or different == 0:
+        return 0
     fewest = np.empty(o.forward.shape[0], np.int64)
-    for row in range(rows - levels):
+    for row in range(below_band[0, rows], min(below_band[1, rows] + 1, rows - levels)):
         low, high = below_band[0, row], below_band[1, row]
         if low > high:
             continue
@@ -96,16 +112,23 @@ def extend(
                 )
                 for n in range(fewest[v], most + 1):
                     f, b = extra_f + n * forward, extra_b + n * backward
-                    room = slot_room(limit, m, f, b, link, flight, turning)
-                    if room < 0.0:
+                    stop, fits = min(high, layers - 1 - n), False
+                    for k in range(different):
+                        one = Link(
+                            link.role, ahead[k, 0], ahead[k, 1], link.late, link.back,
+                            link.post_back, link.beside, link.joins,
+                        )  # fmt: skip
+                        room = slot_room(limit, m, f, b, one, flight, turning)
+                        done += _OF_A_SLOT
+                        if room < 0.0:
+                            continue
+                        fits = True
+                        at = parts[k] if parts[k] >= 0 else bucket_of(f + b, slowest)
+                        _shift(below[row], low, stop, n, room, slot_own(one, f, b), out[at, goal])
+                        done += stop - low + 1
+                        widen(out_band[at], goal, low + n, stop + n)
+                    if not fits:
                         break
-                    at = part if part >= 0 else bucket_of(f + b, slowest)
-                    stop = min(high, layers - 1 - n)
-                    _shift(below[row], low, stop, n, room, slot_own(link, f, b), out[at, goal])
-                    done += stop - low + 8
-                    band = out_band[at]
-                    band[0, goal] = min(band[0, goal], low + n)
-                    band[1, goal] = max(band[1, goal], stop + n)
     return done
 
 
@@ -121,8 +144,8 @@ def finish(
     goal: Goal,
 ) -> None:
     """Put a first slot before every entry of `below` and keep the best whole pipeline."""
-    levels, variants = o.level_bound.shape[0], o.forward.shape[0]
-    for row in range(below.shape[0] - levels):
+    levels, variants, rows = o.level_bound.shape[0], o.forward.shape[0], below.shape[0]
+    for row in range(below_band[0, rows], min(below_band[1, rows] + 1, rows - levels)):
         low, high = below_band[0, row], below_band[1, row]
         stages = row // levels + 1
         if low > high or (o.pinned and stages != o.pinned):
@@ -156,6 +179,8 @@ def _close(
     slowest: float,
     a: int,
     link: Link,
+    ahead: Floats,
+    parts: Ints,
     below: Floats,
     below_band: Ints,
     w: Work,
@@ -163,20 +188,12 @@ def _close(
     goal: Goal,
     may_go_on: bool,
 ) -> int:
-    """Slots of mesh a with another mesh in front of them, or none."""
-    done, c = 0, o.mesh_class[a]
+    """Slots of mesh a with another mesh in front of them (`boundaries`), or none."""
+    done = 0
     if may_go_on:
-        for part in range(o.slices[c]):
-            ahead = Link(
-                link.role, o.slice_in[c, part, 0], o.slice_in[c, part, 1], link.late, link.back,
-                link.post_back, link.beside, link.joins,
-            )  # fmt: skip
-            done += extend(
-                o, limit, a, ahead, below, below_band, w.closing, w.closing_band,
-                -1 if o.buckets[c] else part, slowest,
-            )  # fmt: skip
-            if o.buckets[c]:
-                break
+        done += extend(
+            o, limit, a, link, ahead, parts, below, below_band, w.closing, w.closing_band, slowest
+        )
     only = link.role == LAST
     if o.may_be_only[a] if only else o.may_be_first[a]:
         first = Link(
@@ -188,27 +205,54 @@ def _close(
 
 
 @numba.njit(cache=True)
+def boundaries(o: OrderNumbers, out: Outline, t: int, a: int) -> tuple[Floats, Ints]:
+    """What mesh a, in front of state t, may have upstream, as `extend` takes it: the different
+    boundaries to meshes that can still be part of a plan there.
+    """
+    c = o.mesh_class[a]
+    if o.buckets[c]:
+        return o.slice_in[c, :1].copy(), np.full(1, -1, np.int64)
+    read = np.zeros(o.slices[c], np.bool_)
+    for mesh in range(out.live.shape[0]):
+        if out.live[mesh] and not o.islands[mesh] & o.state_blocked[t]:
+            read[o.slice_of[mesh, c]] = True
+    parts = np.flatnonzero(read)
+    ahead = np.empty((parts.shape[0], 2))
+    for k in range(parts.shape[0]):
+        ahead[k] = o.slice_in[c, parts[k]]
+    return ahead, parts
+
+
+@numba.njit(cache=True)
+def inside(o: OrderNumbers, a: int) -> Floats:
+    """[1, 2] the boundary upstream within mesh a."""
+    found = np.empty((1, 2))
+    found[0, 0], found[0, 1] = o.inner[0, a], o.inner[1, a]
+    return found
+
+
+@numba.njit(cache=True)
 def _first_slots(
     o: OrderNumbers,
     limit: float,
     slowest: float,
     a: int,
     link: Link,
+    ahead: Floats,
+    parts: Ints,
     w: Work,
     move: int,
     goal: Goal,
     may_go_on: bool,
 ) -> int:
     """The slot of a block that is next to what is below it, from `w.below`, which is emptied."""
-    done = _close(o, limit, slowest, a, link, w.below, w.below_band, w, move, goal, may_go_on)
+    done = _close(
+        o, limit, slowest, a, link, ahead, parts, w.below, w.below_band, w, move, goal, may_go_on
+    )
     if o.max_stages[a] > 1:
-        inner = Link(
-            link.role, o.inner[0, a], o.inner[1, a], link.late, link.back, link.post_back,
-            link.beside, link.joins,
-        )  # fmt: skip
         done += extend(
-            o, limit, a, inner, w.below, w.below_band, one_slice(w.one), one_slice(w.one_band),
-            0, slowest,
+            o, limit, a, link, inside(o, a), np.zeros(1, np.int64), w.below, w.below_band,
+            one_slice(w.one), one_slice(w.one_band), slowest,
         )  # fmt: skip
     clean(w.below, w.below_band)
     return done
@@ -232,6 +276,8 @@ def starts(
     out: Outline,
     a: int,
     under: int,
+    ahead: Floats,
+    parts: Ints,
     pool: Pool,
     w: Work,
     move: int,
@@ -243,9 +289,10 @@ def starts(
     if under == 0:
         if not o.may_be_last[a]:
             return 0
-        w.below[0, 0], w.below_band[0, 0], w.below_band[1, 0] = 0.0, 0, 0
+        w.below[0, 0] = 0.0
+        widen(w.below_band, 0, 0, 0)
         link = Link(LAST, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, False)
-        return _first_slots(o, limit, out.slowest, a, link, w, move, goal, may_go_on)
+        return _first_slots(o, limit, out.slowest, a, link, ahead, parts, w, move, goal, may_go_on)
     done = 0
     for c in range(classes):
         if pool.start[under, c] < 0:
@@ -264,7 +311,9 @@ def starts(
             link = Link(
                 MIDDLE, 0.0, 0.0, o.late[a, c], o.back[a, c], o.post[a, c], beside, True
             )  # fmt: skip
-            done += _first_slots(o, limit, out.slowest, a, link, w, move, goal, may_go_on)
+            done += _first_slots(
+                o, limit, out.slowest, a, link, ahead, parts, w, move, goal, may_go_on
+            )
     return done
 
 
@@ -287,11 +336,13 @@ def add_mesh(
     """
     a, under = o.move_mesh[move], o.move_below[move]
     may_go_on = out.room[t] > 0.0
-    done = starts(o, limit, out, a, under, pool, w, move, goal, may_go_on)
+    ahead, parts = boundaries(o, out, t, a)
+    done = starts(o, limit, out, a, under, ahead, parts, pool, w, move, goal, may_go_on)
+    if done == 0:
+        return 0
     one, one_band, two, two_band = w.one, w.one_band, w.two, w.two_band
-    link = Link(
-        MIDDLE, o.inner[0, a], o.inner[1, a], 0.0, o.inner[2, a], o.inner[3, a], -1.0, False
-    )
+    link = Link(MIDDLE, 0.0, 0.0, 0.0, o.inner[2, a], o.inner[3, a], -1.0, False)
+    within, alone = inside(o, a), np.zeros(1, np.int64)
     most = o.max_stages[a]
     for r in range(1, most):
         room = out.room[t] + (most - r) * out.units[a]
@@ -302,13 +353,16 @@ def add_mesh(
         merge(one, one_band, w.every, w.every_band)
         if r < most - 1:
             done += extend(
-                o, limit, a, link, one, one_band, one_slice(two), one_slice(two_band), 0,
-                out.slowest,
+                o, limit, a, link, within, alone, one, one_band, one_slice(two),
+                one_slice(two_band), out.slowest,
             )  # fmt: skip
         clean(one, one_band)
         one, one_band, two, two_band = two, two_band, one, one_band
     clean(one, one_band)
-    done += _close(o, limit, out.slowest, a, link, w.every, w.every_band, w, move, goal, may_go_on)
+    done += _close(
+        o, limit, out.slowest, a, link, ahead, parts, w.every, w.every_band, w, move, goal,
+        may_go_on,
+    )  # fmt: skip
     clean(w.every, w.every_band)
     return done
 
@@ -323,10 +377,11 @@ def _flush(
     if o.buckets[c]:
         for part in range(1, parts):
             merge(closing[part], bands[part], closing[0], bands[0])
-    r0, r1, l0, l1 = closing.shape[1], -1, closing.shape[2], -1
+    rows = closing.shape[1]
+    r0, r1, l0, l1 = rows, -1, closing.shape[2], -1
     for part in range(parts):
         prune(closing[part], bands[part], out.need[t], cutoff, out.room[t])
-        for row in range(closing.shape[1]):
+        for row in range(bands[part, 0, rows], bands[part, 1, rows] + 1):
             if bands[part, 0, row] <= bands[part, 1, row]:
                 r0, r1 = min(r0, row), max(r1, row)
                 l0, l1 = min(l0, bands[part, 0, row]), max(l1, bands[part, 1, row])

@@ -1,6 +1,7 @@
 """Tables of the program over orders: [row, layers] with a band by row, and packed ones.
 
-Outside its band every row of a table is NONE, so that only bands are read and cleaned.
+Outside its band every row of a table is NONE, so that only bands are read and cleaned. The last
+column of a band holds the first and the last row that have one.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Work(NamedTuple):
     closing: Floats
     """[slices, rows, L + 1]"""
     closing_band: Ints
-    """[slices, 2, rows]"""
+    """[slices, 2, rows + 1]"""
 
 
 @numba.njit(cache=True)
@@ -48,10 +49,11 @@ def work_of(o: OrderNumbers) -> Work:
     """Working space for a space."""
     rows = (o.most_stages + 1) * o.level_bound.shape[0]
     shape = (rows, o.layers + 1)
-    bands = np.empty((2, rows), np.int64)
+    bands = np.empty((2, rows + 1), np.int64)
     bands[0], bands[1] = o.layers + 1, -1
+    bands[0, rows] = rows
     slices = o.slices.max()
-    closing_band = np.empty((slices, 2, rows), np.int64)
+    closing_band = np.empty((slices, 2, rows + 1), np.int64)
     closing_band[:] = bands
     return Work(
         np.full(shape, NONE), bands.copy(), np.full(shape, NONE), bands.copy(),
@@ -69,30 +71,41 @@ def one_slice(table: npt.NDArray[Any]) -> npt.NDArray[Any]:
 @numba.njit(cache=True)
 def clean(values: Floats, band: Ints) -> None:
     """Make a table empty."""
-    for row in range(values.shape[0]):
+    rows = values.shape[0]
+    for row in range(band[0, rows], band[1, rows] + 1):
         if band[0, row] <= band[1, row]:
             values[row, band[0, row] : band[1, row] + 1] = NONE
             band[0, row], band[1, row] = values.shape[1], -1
+    band[0, rows], band[1, rows] = rows, -1
+
+
+@numba.njit(cache=True)
+def widen(band: Ints, row: int, low: int, high: int) -> None:
+    """The row has entries from low to high too."""
+    rows = band.shape[1] - 1
+    band[0, row], band[1, row] = min(band[0, row], low), max(band[1, row], high)
+    band[0, rows], band[1, rows] = min(band[0, rows], row), max(band[1, rows], row)
 
 
 @numba.njit(cache=True)
 def merge(values: Floats, band: Ints, out: Floats, out_band: Ints) -> None:
     """Elementwise least."""
-    for row in range(values.shape[0]):
+    rows = values.shape[0]
+    for row in range(band[0, rows], band[1, rows] + 1):
         low, high = band[0, row], band[1, row]
         if low > high:
             continue
         for at in range(low, high + 1):
             out[row, at] = min(out[row, at], values[row, at])
-        out_band[0, row] = min(out_band[0, row], low)
-        out_band[1, row] = max(out_band[1, row], high)
+        widen(out_band, row, low, high)
 
 
 @numba.njit(cache=True)
 def prune(values: Floats, band: Ints, need: Floats, cutoff: float, room: float) -> bool:
     """Drop what cannot end below `cutoff`, or places too few layers; whether anything is left."""
-    layers, left = values.shape[1] - 1, False
-    for row in range(values.shape[0]):
+    layers, rows = values.shape[1] - 1, values.shape[0]
+    r0, r1 = rows, -1
+    for row in range(band[0, rows], band[1, rows] + 1):
         low, high = band[0, row], band[1, row]
         if low > high:
             continue
@@ -107,8 +120,10 @@ def prune(values: Floats, band: Ints, need: Floats, cutoff: float, room: float) 
             first = min(first, at)
             last = at
         band[0, row], band[1, row] = first, last
-        left = left or first <= last
-    return left
+        if first <= last:
+            r0, r1 = min(r0, row), row
+    band[0, rows], band[1, rows] = r0, r1
+    return r1 >= 0
 
 
 @numba.njit(cache=True)
@@ -121,11 +136,12 @@ def load(pool: Pool, t: int, c: int, part: int, out: Floats, out_band: Ints) -> 
     width = l1 - l0 + 1
     at = start + part * (r1 - r0 + 1) * width
     for row in range(r0, r1 + 1):
-        first, last = out_band[0, row], out_band[1, row]
+        first, last = width, -1
         for k in range(width):
             value = pool.values[at + k]
             if value < NONE:
                 out[row, l0 + k] = min(out[row, l0 + k], value)
-                first, last = min(first, l0 + k), max(last, l0 + k)
-        out_band[0, row], out_band[1, row] = first, last
+                first, last = min(first, k), k
+        if last >= 0:
+            widen(out_band, row, l0 + first, l0 + last)
         at += width

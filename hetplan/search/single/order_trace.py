@@ -25,7 +25,7 @@ from hetplan.search.single.order_slots import (
     slot_room,
     turning_of,
 )
-from hetplan.search.single.order_tables import Pool, Work, clean, load
+from hetplan.search.single.order_tables import Pool, Work, clean, load, widen
 from hetplan.search.single.partition_kernel import NONE
 
 
@@ -251,7 +251,8 @@ class Tracer:
         if under == 0:
             link = Link(LAST, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, False)
             link, bucket = self._ahead(a, entry, link, first)
-            below[0, 0], band[0, 0], band[1, 0] = 0.0, 0, 0
+            below[0, 0] = 0.0
+            widen(band, 0, 0, 0)
             step = self._step(a, link, below, entry, bucket, 0, -1, 0)
             clean(below, band)
             return [step]

@@ -34,6 +34,10 @@ _FAR = 1.2
 _STRIDE = 1.03
 """From one X to the next while no pipeline has been met."""
 
+_CHEAP = 2e6
+"""Operations of a program, about 20 ms, after which the next stride is longer: so far up the next
+one takes little more. A family that has no pipeline below its target is closed by few of them."""
+
 _NO_PLAN_YET = 1e24
 """A target above any step: before the first plan is known."""
 
@@ -171,10 +175,13 @@ class Walk:
 
     def _climb(self) -> None:
         """Ask at growing X until a pipeline is met; it is a first aim."""
-        at = self.lower
-        while at * _STRIDE < self.upper:
-            at *= _STRIDE
+        at, stride = self.lower, _STRIDE
+        while at * stride < self.upper:
+            at *= stride
+            before = self.program.operations
             value, reached = self._ask(at)
+            cheap = self.program.operations - before < _CHEAP
+            stride = stride**2 if cheap else _STRIDE
             if value < NONE:
                 self._sampled = True
                 self._lower_aim(value + reached)
