@@ -108,15 +108,16 @@ def plan(
         _refuse_plans()
     files = _three_files(model, cluster, job)
     out = Path("plan.json") if out is None else out
-    from hetplan.cli.progress import ProgressLine
-    from hetplan.search.files import SCHEMA, result_text, save_result
-    from hetplan.search.search import search
-
+    _check_journal(journal, resume)
     inputs = read_inputs(*files, target)
     asked = with_aim(_overridden(inputs.job, gap, time_limit), quantile, objective)
+    from hetplan.cli.progress import ProgressLine
+    from hetplan.search.files import SCHEMA, result_text, save_result
+
     replacing = check_replaceable(out, SCHEMA, "plan")
-    _check_journal(journal, resume)
     predict, digest = read_predictor(predictor, store)
+    from hetplan.search.search import search  # last: it takes a second, and faults are told at once
+
     with ProgressLine("closing candidates") as line:
         result = search(
             inputs.model,
@@ -215,7 +216,10 @@ def _overridden(job: Job, gap: float | None, time_limit: str | None) -> Job:
     from hetplan.units import Dimension, parse_quantity
 
     if gap is not None:
-        job = replace(job, gap=gap)
+        try:
+            job = replace(job, gap=gap)
+        except InputError as error:
+            raise InputError(f"--gap: {error}") from None
     if time_limit is not None:
         try:
             seconds = parse_quantity(time_limit, Dimension.TIME)

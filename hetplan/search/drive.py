@@ -30,6 +30,9 @@ _FAR = 1.25
 _FIRST = 8
 """Solvers that are tried for a first plan."""
 
+_GRACE_SECONDS = 1.0
+"""By which the search for a first plan may be late."""
+
 _UNKNOWN = float("inf")
 """Estimate of a solver that has none."""
 
@@ -60,15 +63,21 @@ class Drive:
         self.best.report()
 
     def first_plan(self, solvers: Sequence[int]) -> None:
-        """Improve the likeliest of a few solvers until there is a plan: for little time."""
+        """Improve the likeliest of a few solvers until there is a plan: for little time.
+
+        A plan a little after the deadline is better than none, so that comes a little later here.
+        """
+        best = self.best
+        best.check_time()
+        best.deadline += _GRACE_SECONDS
         estimates = {}
         for at in solvers:
-            self.best.check_time()
+            best.check_time()
             estimates[at] = self.solvers[at].rough.estimate_seconds
         for at in _by(estimates, solvers)[:_FIRST]:
-            if self.best.chosen is not None:
-                return
-            self._improve(at)
+            if best.chosen is None:
+                self._improve(at)
+        best.deadline -= _GRACE_SECONDS
 
     def prove_again(self) -> None:
         """The proofs once more, for a target that has moved up."""

@@ -17,7 +17,6 @@ from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.families.family import Family
 from hetplan.search.families.space import Ints, Space
 from hetplan.search.single.exact import Row, cheapest, few_plans, row_arrays
-from hetplan.search.single.likely import likely_meshes, part_of
 from hetplan.search.single.local import expand, rules_of, search_rows
 from hetplan.search.single.local_cut import cut
 from hetplan.search.single.local_polish import polish
@@ -94,25 +93,28 @@ class SingleSolver:
         """Offer the best of some rows that local search finds."""
         if not best.still_open(self.index, self._sharper):
             return
-        likely = likely_meshes(self.space)
-        space, numbers = self.space, self._numbers
-        if len(likely) < len(space.max_stages):
-            space = part_of(space, likely)
-            numbers = numbers_of(space)
-        rules = rules_of(space)
-        most = max(1, min(len(rules.mask), _islands(space)))
+        part = self._maker.likely(self.family)
+        if part is self.family:
+            self._search_rows(best)
+        else:
+            # The space of all meshes takes longer than the search.
+            type(self)(self.index, part, self._maker)._search_rows(best)
+
+    def _search_rows(self, best: Best) -> None:
+        rules = rules_of(self.space)
+        most = max(1, min(len(rules.mask), _islands(self.space)))
         keep = np.zeros((_KEPT, most, 3), dtype=np.int64)
         counts = np.zeros(_KEPT, dtype=np.int64)
         scores = np.full(_KEPT, np.inf)
         start = np.zeros((most, 3), dtype=np.int64)
         search_rows(
-            numbers, rules, start, 0, best.seed, _ROUNDS, _LOCAL_BUDGET, keep, counts, scores
+            self._numbers, rules, start, 0, best.seed, _ROUNDS, _LOCAL_BUDGET, keep, counts, scores
         )
         for k in range(_KEPT):
-            best.check_time()
             if scores[k] < min(NEVER, best.seconds * _WORTH_POLISHING) and scores[k] < _IMPOSSIBLE:
                 mesh, extra = expand(keep[k], counts[k])
-                self.offer_row(likely[mesh], extra, best)
+                self.offer_row(mesh, extra, best)
+                best.check_time()
 
     def sharpen(self, best: Best) -> None:
         """By the bound that knows boundaries between islands."""

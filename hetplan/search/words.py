@@ -48,16 +48,19 @@ def describe_space(table: FamilyTable, job: Job, *, several: bool) -> str:
         searched.append("data parallelism over 2 to 4 islands of one kind in every stage")
     if any(len(set(mesh.shapes)) > 1 for mesh in meshes):
         searched.append("stages of two islands with shapes of their own")
+    fixed = _fixed(families, meshes, job, several=several)
     return (
         f"{'one or more pipelines' if several else 'one pipeline'} for {job.target}; searched: "
-        f"{'; '.join(searched)}. Fixed: {', '.join(_fixed(families, meshes, job))}. "
+        f"{'; '.join(searched)}. Fixed: {', '.join(fixed)}. "
         f"Every boundary is searched with its links for itself; where boundaries share one, the "
         f"plan's own price has it, and the gap counts the difference. "
         f"Steps closer than {RESOLUTION:g} of each other count as equal."
     )
 
 
-def _fixed(families: Sequence[Family], meshes: Sequence[Mesh], job: Job) -> tuple[str, ...]:
+def _fixed(
+    families: Sequence[Family], meshes: Sequence[Mesh], job: Job, *, several: bool
+) -> tuple[str, ...]:
     """What was decided without a search; pins of the job are such too."""
     trainer, pin = target(job.target), job.pin
     islands = {island for mesh in meshes for island in mesh.islands}
@@ -69,6 +72,9 @@ def _fixed(families: Sequence[Family], meshes: Sequence[Mesh], job: Job) -> tupl
         else "",
         "sequence parallelism wherever it can be"
         if trainer.sequence_parallel and pin.sequence_parallel is None
+        else "",
+        "several pipelines send in the usual way, with the usual warm-up"
+        if several and any(family.early_sends for family in families)
         else "",
         "" if trainer.stages_differ else "the same degrees for all stages",
         "chunks of a stage as even as they can be" if _interleaved(families) else "",

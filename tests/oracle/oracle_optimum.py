@@ -212,7 +212,7 @@ class Enumeration:
             if left == 0 or (wanted is not None and len(taken) == wanted):
                 return
             for at, row in enumerate(rows):
-                if row.samples > left or (taken and row.early != rows[taken[0]].early):
+                if row.samples > left:
                     continue
                 rest = [a - b for a, b in zip(free, need[at], strict=True)]
                 if min(rest) >= 0:
@@ -231,7 +231,7 @@ class Enumeration:
         return found
 
     def _partial_rows(self) -> Iterator[Row]:
-        """Pipelines of 1F1B with every number of microbatches below the batch."""
+        """Pipelines of 1F1B with waiting sends, every number of microbatches below the batch."""
         by_samples: dict[int, list[Mesh]] = {}
         for mesh in self.space.meshes(alike=False):
             by_samples.setdefault(mesh.samples, []).append(mesh)
@@ -239,7 +239,9 @@ class Enumeration:
             if self.space.job.global_batch_size % samples:
                 continue
             for m in range(1, (self.space.job.global_batch_size - 1) // samples + 1):
-                yield from self.space.arranged(meshes, m, interleaves=False)
+                rows = self.space.arranged(meshes, m, interleaves=False)
+                # Pipelines beside others send in the usual way and have the usual warm-up.
+                yield from (row for row in rows if not row.early)
 
     def _pipelines(self, rows: tuple[Row, ...]) -> None:
         space, prices = self.space, self.prices

@@ -79,7 +79,7 @@ def spread(one: Listed) -> Spread:
     solver = SeveralSolver(0, (), maker, cluster, job)
     best = _fresh()
     solver.prove(best)
-    bound = solver._bound(math.inf, 3e-3, 30).seconds
+    bound = solver._bound(_fresh(), math.inf, 3e-3, 30).seconds
     return Spread(
         one.number, one.target, optimum(made, predictor), bound, min(best.seconds, best.bounds[0])
     )

@@ -13,7 +13,7 @@ from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.times import Exchange, PipelineTimes
 from hetplan.search.families.family import Family
 from hetplan.search.families.space import Floats, Ints, Space
-from hetplan.search.interleaved.solver import Shared
+from hetplan.search.interleaved.shared import Shared
 from hetplan.search.solver import Rough
 
 

@@ -23,7 +23,7 @@ from hetplan.search.families.families import Families
 from hetplan.search.families.family import Family
 from hetplan.search.interleaved.memory import ChunkMemory
 from hetplan.search.interleaved.rows import row_of
-from hetplan.search.interleaved.solver import shared_of
+from hetplan.search.interleaved.shared import shared_of
 from hetplan.search.single.replay import NEVER, numbers_of
 
 _INTERLEAVED = "interleaved-1f1b"

@@ -18,7 +18,7 @@ from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.costs.rough_chunks import least_chunked, room_of, stage_counts
 from hetplan.search.families.allowed import allowed_cluster
 from hetplan.search.families.families import Families
-from hetplan.search.interleaved.solver import shared_of
+from hetplan.search.interleaved.shared import shared_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

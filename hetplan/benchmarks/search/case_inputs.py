@@ -27,6 +27,8 @@ from hetplan.search.result import Inputs
 TARGET = "flagscale"
 _MESSAGE_BYTES = 8e6
 """Size of the message whose rate stands in a link: activations of one sequence of OPT-350."""
+_NO_PATH_BYTES_PER_SECOND = 1e3
+"""No plan that Sailor's formula can price has such a path: it disqualifies them."""
 _GIB = dict(MEMORY_BYTES)
 _KINDS = {name: kind for kind, name in NAMES}
 
@@ -126,12 +128,18 @@ def room_island(case: Case, room: Room, files: SailorFiles) -> Island:
 
 
 def _link(one: Room, other: Room, files: SailorFiles) -> Link:
+    """The path's rate; next to none where Sailor's files have no such path."""
     ends = (one.zone, one.gpu), (other.zone, other.gpu)
-    seconds = files.fit((*ends[0], 1), (*ends[1], 1)).seconds(_MESSAGE_BYTES)
+    try:
+        seconds = files.fit((*ends[0], 1), (*ends[1], 1)).seconds(_MESSAGE_BYTES)
+    except InputError:
+        rate, samples = _NO_PATH_BYTES_PER_SECOND, None
+    else:
+        rate, samples = _MESSAGE_BYTES / seconds, path_name(*ends)
     return Link(
-        bandwidth_bytes_per_second=_MESSAGE_BYTES / seconds,
+        bandwidth_bytes_per_second=rate,
         latency_seconds=0.0,
         transport=Transport.DEVICE_DIRECT,
-        samples=path_name(*ends),
+        samples=samples,
         measured=True,
     )

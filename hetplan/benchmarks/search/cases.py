@@ -97,9 +97,11 @@ def read_cases(path: Path) -> tuple[Case, ...]:
 def _case(value: Value, construction: dict[str, float]) -> Case:
     per_node = _count(value.need("devices_per_node"))
     rooms = tuple(
-        Room(gpu=gpu, zone=zone, devices=_count(devices))
+        Room(gpu=gpu, zone=zone, devices=number)
         for gpu, zones in value.need("devices_by_kind_and_zone").items()
         for zone, devices in zones.items()
+        # Sailor's own quotas name kinds of which there are none.
+        if (number := _count_or_none(devices)) > 0
     )
     if not rooms:
         raise value.refuse("devices_by_kind_and_zone names no devices")
@@ -150,6 +152,11 @@ def _replicas(stage: Value, key: str, count: Value, per_node: int) -> SailorRepl
         gpu=found[1], tp=int(found[2]), zone=found[3], devices_per_node=per_node,
         count=_count(count),
     )  # fmt: skip
+
+
+def _count_or_none(value: Value) -> int:
+    """A count that may be 0."""
+    return 0 if value.number() == 0 else _count(value)
 
 
 def _count(value: Value) -> int:

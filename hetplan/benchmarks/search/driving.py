@@ -1,14 +1,14 @@
 """In which order are the families of a case searched?
 
 First every family, likeliest first; then those that their bound leaves open are asked for a proof,
-lowest bound first, until so many subproblems have been solved.
+lowest bound first, until that has been so much work.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetplan.benchmarks.search.sailor_tables import Tables
@@ -21,10 +21,15 @@ from hetplan.search.solver import Best
 
 GAP = 0.01
 """Families within it need no proof; as `hetplan.job.spec.Job.gap`."""
-_MOST_PROGRAMS = 1_000
-"""Subproblems of all proofs together, up to 5 ms each (measured)."""
+_MOST_PROOF = 8e7
+"""Work of all proofs together: subproblems times the fourth power of the family's meshes, about
+12 ns each (measured with 9, 25 and 51 meshes)."""
+_MOST_PROVEN = 36
+"""Meshes of a family that is proven: one subproblem takes 20 ms."""
 _FAR = 1.5
 """Families whose estimate is further above the best plan have no candidates."""
+_MOST_MESHES = 250
+"""Meshes of such families: 10 to 30 ms each under hetplan's own cost of unions (measured)."""
 _NEAR = 1.1
 """Plans of a family this much above its best are still candidates."""
 
@@ -79,8 +84,28 @@ def families_of(inputs: Inputs, tables: Tables) -> Iterator[Family]:
             yield replace(family, meshes=kept)
 
 
-def drive(solvers: Sequence[SingleSolver], seed: int, *, diverse: bool = False) -> Driven:
-    """Search, then prove.
+def parts_of(family: Family) -> Iterator[Family]:
+    """Plans of one tp for each of several, and those without unions of islands.
+
+    A local search in few meshes finds what one in many passes by.
+    """
+    degrees = {mesh: {shape.tp for shape in mesh.shapes} for mesh in family.meshes}
+    every = sorted({tp for found in degrees.values() for tp in found})
+    found = [tuple(mesh for mesh in family.meshes if degrees[mesh] == {tp}) for tp in every]
+    found.append(tuple(mesh for mesh in family.meshes if len(mesh.islands) == 1))
+    for meshes in dict.fromkeys(found):
+        if 0 < len(meshes) < len(family.meshes):
+            yield replace(family, meshes=meshes)
+
+
+def drive(
+    solvers: Sequence[SingleSolver],
+    seed: int,
+    *,
+    parts: Container[int] = (),
+    diverse: bool = False,
+) -> Driven:
+    """Search, then prove. `parts`: solvers of what other solvers have as well.
 
     `diverse`: families are searched apart, so that each whose estimate is not far from the best
     plan has candidates of its own.
@@ -92,24 +117,32 @@ def drive(solvers: Sequence[SingleSolver], seed: int, *, diverse: bool = False) 
         for solver in solvers
         if solver.rough.bound_seconds < math.inf
     )
-    searched = 0
+    searched: set[int] = set()
+    room = _MOST_MESHES
     for estimate, at in order:
-        if diverse and estimate < _FAR * best.seconds:
+        if diverse and estimate < _FAR * best.seconds and room > 0:
+            room -= len(solvers[at].family.meshes)
             alone = _pool(bounds, seed)
             solvers[at].improve(alone)
             for chosen, seconds in alone.seen.items():
                 best.offer(at, chosen, seconds)
-            searched += 1
+            searched.add(at)
         elif not diverse and best.open(at):
             solvers[at].improve(best)
-            searched += 1
+            searched.add(at)
+    for _, at in order:
+        if at in parts:
+            best.bounds[at] = math.inf
     begin = time.process_time()
+    spent = 0.0
     for _, at in sorted((best.bounds[at], at) for _, at in order):
-        if best.explored >= _MOST_PROGRAMS or best.chosen is None:
+        meshes, before = len(solvers[at].family.meshes), best.explored
+        if spent >= _MOST_PROOF or best.chosen is None:
             break
-        if best.open(at):
+        if best.open(at) and meshes <= _MOST_PROVEN and (not diverse or at in searched):
             solvers[at].prove(best)
-    return Driven(best=best, searched=searched, proof_cpu_seconds=time.process_time() - begin)
+            spent += float(best.explored - before) * meshes**4
+    return Driven(best=best, searched=len(searched), proof_cpu_seconds=time.process_time() - begin)
 
 
 def _pool(bounds: Sequence[float], seed: int) -> Pool:

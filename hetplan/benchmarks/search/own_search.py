@@ -10,12 +10,11 @@ any further step, the formula chooses.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hetplan.benchmarks.search.driving import drive, families_of
+from hetplan.benchmarks.search.driving import drive, families_of, parts_of
 from hetplan.benchmarks.search.in_form import Judge
 from hetplan.benchmarks.search.sailor_cost import SailorScore
 from hetplan.benchmarks.search.sailor_files import SailorFiles
@@ -67,17 +66,11 @@ class OwnMaker(SpaceMaker):
     _wholes: dict[Family, Space] = field(default_factory=dict, repr=False, compare=False)
     _part_of: dict[Family, Family] = field(default_factory=dict, repr=False, compare=False)
 
-    def parts(self, family: Family) -> Iterator[Family]:
-        """The family, and its plans of one tp for each of several: so candidates are diverse."""
-        yield family
-        degrees = {mesh: {shape.tp for shape in mesh.shapes} for mesh in family.meshes}
-        every = sorted({tp for found in degrees.values() for tp in found})
-        for tp in every if len(every) > 1 else ():
-            kept = tuple(mesh for mesh in family.meshes if degrees[mesh] == {tp})
-            if kept:
-                part = replace(family, meshes=kept)
-                self._part_of[part] = family
-                yield part
+    def parts(self, family: Family) -> tuple[Family, ...]:
+        """Parts of the family (`parts_of`), whose spaces are cut out of its own."""
+        found = tuple(parts_of(family))
+        self._part_of.update(dict.fromkeys(found, family))
+        return found
 
     def space(self, family: Family) -> Space:
         """See the head of the file."""
@@ -106,6 +99,7 @@ def own_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> OwnSe
     )
     predictor = ProfilePredictor(files=files)
     solvers: list[SingleSolver] = []
+    parts: set[int] = set()
     for tables in every:
         sailor = SailorMaker(
             model=inputs.model, cluster=inputs.cluster, job=inputs.job, predictor=predictor,
@@ -116,9 +110,11 @@ def own_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> OwnSe
             sailor=sailor,
         )  # fmt: skip
         for family in families_of(roomy, tables):
+            solvers.append(SingleSolver(len(solvers), family, maker))
             for part in maker.parts(family):
+                parts.add(len(solvers))
                 solvers.append(SingleSolver(len(solvers), part, maker))
-    driven = drive(solvers, inputs.job.seed, diverse=True)
+    driven = drive(solvers, inputs.job.seed, parts=parts, diverse=True)
     scored = [
         Candidate(chosen=chosen, own_seconds=seconds, score=found)
         for chosen, seconds in driven.best.seen.items()

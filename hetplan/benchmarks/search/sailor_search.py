@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetplan.benchmarks.search.driving import drive, families_of
+from hetplan.benchmarks.search.driving import drive, families_of, parts_of
 from hetplan.benchmarks.search.in_form import Judge
 from hetplan.benchmarks.search.row_cuts import cut
 from hetplan.benchmarks.search.rows import sends_of
@@ -28,6 +28,10 @@ from hetplan.search.families.space import Ints
 from hetplan.search.result import Inputs
 from hetplan.search.single_solver import SingleSolver
 from hetplan.search.solver import Best
+
+
+_FEW_MESHES = 12
+"""Families of more are searched in parts as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +70,9 @@ class SailorSolver(SingleSolver):
         units = np.diff(ends, prepend=0)
         units[0] -= 1
         units[last] -= 1
-        if units.min() >= 1:
-            chosen = self._ordered(mesh, units)
-            best.replays += 1
-            best.offer(self.index, chosen, self._sailor.whole_seconds(chosen))
+        chosen = self._ordered(mesh, units)
+        best.replays += 1
+        best.offer(self.index, chosen, self._sailor.whole_seconds(chosen))
 
     def _ordered(self, mesh: Ints, units: Ints) -> ChosenPlan:
         """The plan of a row, parts of its stages in the order of their ring."""
@@ -101,6 +104,7 @@ def sailor_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> Se
         files=files, cluster=inputs.cluster, global_batch_size=inputs.job.global_batch_size
     )
     solvers: list[SailorSolver] = []
+    parts: set[int] = set()
     for tables in every:
         maker = SailorMaker(
             model=inputs.model, cluster=inputs.cluster, job=inputs.job,
@@ -108,7 +112,11 @@ def sailor_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> Se
         )  # fmt: skip
         for family in families_of(inputs, tables):
             solvers.append(SailorSolver(len(solvers), family, maker))
-    driven = drive(solvers, inputs.job.seed)
+            if len(family.meshes) > _FEW_MESHES:
+                for part in parts_of(family):
+                    parts.add(len(solvers))
+                    solvers.append(SailorSolver(len(solvers), part, maker))
+    driven = drive(solvers, inputs.job.seed, parts=parts)
     best = driven.best
     found = None if best.chosen is None else judge.score(best.chosen)
     if best.chosen is None or found is None:
@@ -117,7 +125,7 @@ def sailor_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> Se
         chosen=best.chosen,
         score=found,
         bound_seconds=best.lower_bound,
-        families=len(solvers),
+        families=len(solvers) - len(parts),
         searched=driven.searched,
         scored=judge.scored,
         proof_cpu_seconds=driven.proof_cpu_seconds,

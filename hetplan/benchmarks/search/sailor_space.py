@@ -220,6 +220,8 @@ class SailorMaker(SpaceMaker):
         # Numbers of layers that are in no plan: without any, and both ends with a part of them.
         found[:, 0] = found[:, 1]
         found[BOTH] = found[BOTH, layers]
+        known = np.isfinite(found[MIDDLE])
+        found[MIDDLE, ~known] = found[MIDDLE, known].max(initial=0.0)
         return found + self.tables.least_update()
 
     def _fits(self, stage: Stage, flight: int, layers: int) -> Ints:
@@ -249,6 +251,8 @@ def _affine(seconds: Floats, layers: int) -> tuple[float, Floats]:
     ends = (least - slope * np.arange(layers + 1))[:, 1:]
     found: Floats = np.where(np.isfinite(ends), ends, np.inf).min(axis=1)
     found[BOTH] = float(seconds[0, layers + 2]) - slope * layers
+    # A model with one layer or two has no slots in the middle.
+    found[~np.isfinite(found)] = 0.0
     return slope, found
 
 
@@ -262,9 +266,9 @@ def _by_role(spans: Floats, layers: int) -> Floats:
     found[FIRST, 1:] = spans[0, n + 1]
     found[LAST, 1:] = spans[layers + 1 - n, layers + 2]
     found[BOTH, layers] = spans[0, layers + 2]
-    # Rows are n, columns where its layers begin.
-    starts = np.arange(1, layers + 1)[None, :]
+    # Rows are n, columns where its layers begin: the first and the last slot hold a layer each.
+    starts = np.arange(2, layers + 1)[None, :]
     stops = starts + n[:, None]
-    inside = spans[np.broadcast_to(starts, stops.shape), np.minimum(stops, layers + 1)]
-    found[MIDDLE, 1:] = np.where(stops <= layers + 1, inside, np.inf).min(axis=1)
+    inside = spans[np.broadcast_to(starts, stops.shape), np.minimum(stops, layers)]
+    found[MIDDLE, 1:] = np.where(stops <= layers, inside, np.inf).min(axis=1, initial=np.inf)
     return found

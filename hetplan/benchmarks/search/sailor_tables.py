@@ -92,7 +92,11 @@ class Tables:
         return self._whole[each]
 
     def row(self, stages: tuple[Stage, ...], sends: list[float]) -> tuple[Floats, Floats]:
-        """Ticks with their sends, and reductions, of a row's stages."""
+        """Ticks with their sends, and reductions, of a row's stages.
+
+        Infinite where the first stage has the embedding alone or the last the head alone: a stage
+        of hetplan has a transformer layer.
+        """
         ticks = [
             self.ticks(frozenset(each for each, _ in stage), len(stages) - s) + sends[s]
             for s, stage in enumerate(stages)
@@ -105,6 +109,8 @@ class Tables:
             )
             for stage in stages
         ]
+        if len(stages) > 1:
+            ticks[0][0, 1] = ticks[-1][self.files.num_layers - 1, self.files.num_layers] = np.inf
         return np.stack(ticks), np.stack(reductions)
 
     def least_update(self) -> float:
@@ -224,11 +230,10 @@ def _reduced(size_bytes: Floats, dp: int, fit: Fit) -> Floats:
     """Sum over buckets of 2 (dp - 1) t(bucket / dp); infinite where the fit is not above zero."""
     whole = np.floor(size_bytes / BUCKET_BYTES)
     rest = size_bytes - whole * BUCKET_BYTES
-    return np.asarray(
-        2
-        * (dp - 1)
-        * (whole * _seconds(np.array(BUCKET_BYTES / dp), fit) + _seconds(rest / dp, fit))
-    )
+    # A path without a rate takes no time for nothing.
+    each = float(_seconds(np.array(BUCKET_BYTES / dp), fit))
+    full = whole * each if each < math.inf else np.where(whole > 0, np.inf, 0.0)
+    return np.asarray(2 * (dp - 1) * (full + _seconds(rest / dp, fit)))
 
 
 def _seconds(size_bytes: Floats, fit: Fit) -> Floats:

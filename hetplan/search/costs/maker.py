@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -23,6 +23,7 @@ from hetplan.search.costs.ends import Ends
 from hetplan.search.costs.placed import ROLES, Placed
 from hetplan.search.costs.rough import Roughs, most_stages_of
 from hetplan.search.costs.rough_hops import SlowestHops
+from hetplan.search.costs.rough_longest import caps
 from hetplan.search.costs.rough_table import Columns, RoughTable
 from hetplan.search.costs.sharper import Sharper
 from hetplan.search.costs.stages import StageArrays, stage_arrays
@@ -32,6 +33,7 @@ from hetplan.search.families.allowed import ends_allowed, mesh_matches
 from hetplan.search.families.family import Family, Mesh
 from hetplan.search.families.space import FIRST, LAST, Floats, Ints, NormSums, Space
 from hetplan.search.families.table import FamilyTable
+from hetplan.search.single.likely import IN_FLIGHT, MANY, likely_meshes
 from hetplan.search.solver import Rough
 
 
@@ -135,6 +137,20 @@ class SpaceMaker:
     def roughs(self, families: FamilyTable, check: Callable[[], None]) -> RoughTable:
         """The same of all families at once; `check` is called every few milliseconds."""
         return Columns(self._roughs, families, check).rough()
+
+    def likely(self, family: Family) -> Family:
+        """The family with those of its meshes that are worth a local search
+        (`hetplan.search.single.likely`): itself where they are few.
+        """
+        base = self._roughs.base(family)
+        if len(family.meshes) <= MANY or base.arrays is None:
+            return family
+        cost, rows, room, _, most = base.arrays
+        units = self.units().count
+        held = caps(rows, room, units, family.num_microbatches, min(IN_FLIGHT, base.positions))
+        masks = np.array([mesh.mask for mesh in family.meshes], dtype=np.int64)
+        kept = likely_meshes(masks, cost, held[:, :, -1], most, units)
+        return replace(family, meshes=tuple([family.meshes[at] for at in kept.tolist()]))
 
     def sharper_bound(self, family: Family, enough: float = math.inf) -> float:
         """A valid bound that knows the boundaries between islands, no less than the rough one.

@@ -269,7 +269,8 @@ class Columns:
             [job.pin.pp or most_stages_of(job, units, m, 1) for m in self._microbatches.tolist()],
             dtype=np.int64,
         )
-        return np.maximum(1, np.minimum(best.sum(axis=1), limit))
+        found: Ints = np.maximum(1, np.minimum(best.sum(axis=1), limit))
+        return found
 
     @cached_property
     def _parts(self) -> _Parts:

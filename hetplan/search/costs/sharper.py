@@ -38,6 +38,9 @@ _MANY = 48
 _MORE = 1.01
 """A bound that is a little more than enough still is when the best plan gets a new price."""
 
+_FOR_EVER = 1e30
+"""Seconds."""
+
 
 class _Wires(NamedTuple):
     """As `Held` takes them."""
@@ -101,31 +104,47 @@ class Sharper:
         )
         much = _MORE * (enough - loading)
         found = float(least_step(held, known - loading, much))
-        if found < much and self._after(family, held):
+        if found < much and self._may_close(family, held, found, enough - loading):
+            self._after(family, held)
             found = float(least_step(held, found, much))
         return max(known, loading + found)
+
+    def _far(self, family: Family, held: Held) -> list[int]:
+        """Meshes over several regions that fit."""
+        islands = self.roughs.placed.cluster.islands
+        return [
+            k
+            for k, mesh in enumerate(family.meshes)
+            if len({islands[at].region for at in mesh.islands}) > 1 and held.cap[:, k, 0].max() > 0
+        ]
+
+    def _may_close(self, family: Family, held: Held, found: float, enough: float) -> bool:
+        """Whether the bound would be enough if what those do after their passes took for ever:
+        how long it does take is much more work to say.
+        """
+        far = self._far(family, held)
+        if not far:
+            return False
+        held.after[far] = _FOR_EVER
+        without = float(least_step(held, found, enough))
+        held.after[far] = 0.0
+        return without > found if enough == np.inf else without >= enough
 
     @property
     def _batched(self) -> bool:
         """Whether the trainer of the job batches the sends of interleaved pipelines."""
         return exchange_of(self.roughs.placed.job) is Exchange.MEGATRON
 
-    def _after(self, family: Family, held: Held) -> bool:
-        """Fill in what meshes over several regions do after their passes; whether there are any."""
-        cluster = self.roughs.placed.cluster
-        any_of_them = False
-        for k, mesh in enumerate(family.meshes):
-            regions = {cluster.islands[at].region for at in mesh.islands}
-            most = int(held.cap[:, k, 0].max())
-            if len(regions) > 1 and most > 0:
-                waited = np.ones((len(mesh.islands), ROLES, held.units + 1), dtype=np.bool_)
-                times = self.ends.least(mesh, family.sharding, (most,) * ROLES, waited)
-                # Growing, and a stage at an end of the pipeline has more to sum up.
-                seconds = np.sum(times, axis=0)[MIDDLE]
-                held.after[k] = np.minimum.accumulate(seconds[::-1])[::-1]
-                held.after[k, most + 1 :] = held.after[k, most]
-                any_of_them = True
-        return any_of_them
+    def _after(self, family: Family, held: Held) -> None:
+        """Fill in what meshes over several regions do after their passes."""
+        for k in self._far(family, held):
+            mesh, most = family.meshes[k], int(held.cap[:, k, 0].max())
+            waited = np.ones((len(mesh.islands), ROLES, held.units + 1), dtype=np.bool_)
+            times = self.ends.least(mesh, family.sharding, (most,) * ROLES, waited)
+            # Growing, and a stage at an end of the pipeline has more to sum up.
+            seconds = np.sum(times, axis=0)[MIDDLE]
+            held.after[k] = np.minimum.accumulate(seconds[::-1])[::-1]
+            held.after[k, most + 1 :] = held.after[k, most]
 
     def _of(self, family: Family, first: Ints) -> _Wires:
         """Shared by families whose boundaries carry the same messages."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import eq
 from typing import overload
 
 import numpy as np
@@ -65,6 +66,14 @@ class FamilyTable(Sequence[Family]):
 
     def __len__(self) -> int:
         return len(self.block)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both have equal families in the same order."""
+        if not isinstance(other, FamilyTable):
+            return NotImplemented
+        return len(self) == len(other) and all(map(eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
 
     @overload
     def __getitem__(self, at: int) -> Family: ...

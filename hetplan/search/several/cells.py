@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,6 +83,9 @@ class _Cell:
 _FIRST = 0.8
 """Logarithm of the first intervals' width."""
 
+_TOLD = 200
+"""Cells between two reports, each of about a millisecond."""
+
 _NEAR = 100
 """Paths of which the next prices are made."""
 
@@ -94,30 +97,43 @@ _COARSE = 1.06
 
 
 def sweep(
-    pricers: Sequence[PathPricer], prices: Floats, limit: float, ratio: float
+    pricers: Sequence[PathPricer],
+    prices: Floats,
+    limit: float,
+    ratio: float,
+    on_bound: Callable[[float], None] | None = None,
 ) -> tuple[float, list[Path]]:
     """(bound of these prices, paths that are nearest to it); prices sum up to the batch.
 
-    Infinite where no path is below the limit.
+    The limit where no path is below it. `on_bound` is told now and then what is known so far.
     """
     heap: list[tuple[float, int, _Cell]] = []
     made = itertools.count()
 
     def push(
-        pricer: PathPricer, low: float, high: float, allowed: Bools, parent: Path | None = None
+        pricer: PathPricer,
+        low: float,
+        high: float,
+        allowed: Bools,
+        parent: Path | None = None,
+        known: float = 0.0,
     ) -> None:
         stages = pricer.tick.fewest_stages, pricer.tick.most_stages
         weight, path = pricer.least(prices, allowed, (low, high), stages, parent)
         if path is not None:
             cell = _Cell(pricer, low, high, allowed, path)
-            heapq.heappush(heap, (low * weight, next(made), cell))
+            heapq.heappush(heap, (max(known, low * weight), next(made), cell))
 
     for pricer in pricers:
         every = np.ones((1, len(pricer.tick.forward)), dtype=np.bool_)
         for low, high in itertools.pairwise(_edges(pricer, limit)):
             push(pricer, low, high, every)
+    told = 0
     while heap:
-        value, _, cell = heap[0]
+        value, count, cell = heap[0]
+        if on_bound is not None and count >= told + _TOLD:
+            told = count
+            on_bound(value)
         wide = cell.high / cell.low
         parts = cell.split() if wide <= _COARSE else ()
         if not parts and wide <= 1 + ratio:
@@ -127,12 +143,12 @@ def sweep(
         heapq.heappop(heap)
         if parts:
             for allowed in parts:
-                push(cell.pricer, cell.low, cell.high, allowed, cell.path)
+                push(cell.pricer, cell.low, cell.high, allowed, cell.path, value)
         else:
             halfway = (cell.low * cell.high) ** 0.5
-            push(cell.pricer, cell.low, halfway, cell.allowed, cell.path)
-            push(cell.pricer, halfway, cell.high, cell.allowed, cell.path)
-    return np.inf, []
+            push(cell.pricer, cell.low, halfway, cell.allowed, cell.path, value)
+            push(cell.pricer, halfway, cell.high, cell.allowed, cell.path, value)
+    return limit, []
 
 
 def _edges(pricer: PathPricer, limit: float) -> list[float]:

@@ -82,7 +82,7 @@ class Listing:
     steps: int = 0
     """Composed."""
     priced: int = 0
-    _tables: dict[tuple[int, Sharding, bool], Tables] = field(default_factory=dict)
+    _tables: dict[tuple[int, Sharding], Tables] = field(default_factory=dict)
     _wires: PlanCosts | None = None
 
     def _budget(self, most: int) -> int:
@@ -130,7 +130,7 @@ class Listing:
         )
 
     def _groups(self, ceiling: float, best: Best) -> list[Group] | None:
-        """Rows below the ceiling, those with early sends apart; None where they are too many."""
+        """Rows below the ceiling; None where they are too many."""
         each = self.assembler
         devices = sum(island.num_usable_devices for island in each.cluster.islands)
         if devices > _MOST_DEVICES or exchange_of(each.job) is Exchange.DEEPSPEED:
@@ -144,18 +144,13 @@ class Listing:
             self._budget(_MOST_VARIANTS)
         ):
             return None
-        found = []
-        for early in (False, True):
-            some = []
-            for row in rows:
-                if row.early_sends == early:
-                    best.check_time()
-                    seconds = self._least(row, ceiling)
-                    if seconds < ceiling:
-                        some.append((seconds, row))
-            if some:
-                found.append(Group.of(some, each.cluster, each.job))
-        return found
+        some = []
+        for row in rows:
+            best.check_time()
+            seconds = self._least(row, ceiling)
+            if seconds < ceiling:
+                some.append((seconds, row))
+        return [Group.of(some, each.cluster, each.job)] if some else []
 
     def _least(self, row: Row, ceiling: float) -> float:
         """No plan with this row has a shorter step."""
@@ -221,7 +216,7 @@ class Listing:
         each = self.assembler
         tps = {shape.tp for row in rows for mesh in row.meshes for shape in mesh.shapes}
         padded = target(each.job.target).padded_vocab_size(each.model.vocab_size, math.lcm(*tps))
-        key = (padded, sharding, rows[0].early_sends)
+        key = (padded, sharding)
         found = self._tables.get(key)
         if found is None:
             found = self._tables[key] = Tables(
@@ -233,7 +228,6 @@ class Listing:
                 recompute=self.recompute,
                 sharding=sharding,
                 padded=padded,
-                early_sends=rows[0].early_sends,
                 wires=self._wires,
             )
             if self._wires is None:
@@ -338,9 +332,7 @@ class Listing:
             self._pipeline(row, each.units[w], [tables.recompute[k] for k in each.choices[w]])
             for row, each, w in zip(rows, columns, picks, strict=True)
         )
-        return ChosenPlan(
-            pipelines=pipelines, sharding=tables.sharding, early_sends=tables.early_sends
-        )
+        return ChosenPlan(pipelines=pipelines, sharding=tables.sharding)
 
     def _pipeline(
         self, row: Row, units: Sequence[int], recompute: Sequence[RecomputeGranularity]

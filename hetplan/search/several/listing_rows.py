@@ -1,6 +1,6 @@
 """Which pipelines may stand beside each other, before layers are cut and devices are numbered?
 
-A *row* is one pipeline without its cuts: meshes in order, stages of each, microbatches, warm-up. A
+A *row* is one pipeline without its cuts: meshes in order, stages of each, microbatches. A
 *sequence* is two rows or more whose samples make up the batch and whose devices are there. Order
 counts, because stages are placed in it.
 """
@@ -8,7 +8,7 @@ counts, because stages are placed in it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from hetplan.cluster.spec import Cluster
@@ -17,8 +17,8 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import Shape
 from hetplan.plans.targets import target
 from hetplan.search.families.allowed import mesh_matches
-from hetplan.search.families.families import Families
 from hetplan.search.families.family import Mesh
+from hetplan.search.several.ticks import tick_meshes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,9 +29,6 @@ class Row:
     stages: tuple[int, ...]
     """Of each mesh."""
     microbatches: int
-    extra: tuple[int, ...]
-    """Warm-up depth of each mesh beyond the schedule's own."""
-    early_sends: bool
 
     @cached_property
     def samples(self) -> int:
@@ -48,8 +45,7 @@ class Row:
     def depths(self) -> tuple[int, ...]:
         """Warm-up depth of every stage."""
         total = sum(self.stages)
-        extra = [e for e, n in zip(self.extra, self.stages, strict=True) for _ in range(n)]
-        return tuple(min(total - s + e, self.microbatches) for s, e in enumerate(extra))
+        return tuple(min(total - s, self.microbatches) for s in range(total))
 
     @cached_property
     def shapes(self) -> frozenset[Shape]:
@@ -89,24 +85,12 @@ class Rows:
     most: int
     """Rows, or rows put one after the other, above which TooManyError is raised."""
     simple: bool = False
-    """Only rows of one mesh, with the schedule's own warm-up, few cuts and rounded shares."""
+    """Only rows of one mesh, with few cuts and rounded shares."""
     counted: int = 0
 
     def ticks(self) -> tuple[tuple[Mesh, ...], ...]:
         """Meshes that may stand in one pipeline."""
-        pin = self.job.pin
-        if pin.virtual_stages not in (None, 1):
-            return ()
-        # A pipeline with few microbatches may have more stages than one with all of them.
-        free = replace(pin, pipelines=None, pp=None, virtual_stages=1, depth=0)
-        job = replace(self.job, pin=free)
-        found: dict[int, dict[Mesh, None]] = {}
-        for family in Families(model=self.model, cluster=self.cluster, job=job).families():
-            for mesh in family.meshes:
-                # Context and expert parallelism are for one pipeline.
-                if all(shape.cp == shape.ep == 1 for shape in mesh.shapes):
-                    found.setdefault(family.samples, {})[mesh] = None
-        return tuple(tuple(found[samples]) for samples in sorted(found))
+        return tuple(tick_meshes(self.model, self.cluster, self.job).values())
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
@@ -136,14 +120,8 @@ class Rows:
                 continue
             if not all(mesh_matches(mesh, self.cluster, place) for mesh, place in ends):
                 continue
-            seen = set()
-            for early, extra in self._warmups(len(order), m):
-                self._count()
-                row = Row(meshes=order, stages=held, microbatches=m, extra=extra, early_sends=early)
-                # No stage has more in flight than there are.
-                if (early, row.depths) not in seen:
-                    seen.add((early, row.depths))
-                    yield row
+            self._count()
+            yield Row(meshes=order, stages=held, microbatches=m)
 
     def _orders(
         self,
@@ -165,19 +143,6 @@ class Rows:
                 yield from self._orders(
                     meshes, room - count, (*order, mesh), (*held, count), mask | mesh.mask
                 )
-
-    def _warmups(self, meshes: int, m: int) -> Iterator[tuple[bool, tuple[int, ...]]]:
-        """(early sends, extra depth of every mesh): none on the last, never less upstream."""
-        trainer, pin = target(self.job.target), self.job.pin.depth
-        if not pin:
-            yield False, (0,) * meshes
-        if not trainer.most_extra_depth or pin == 0 or (self.simple and not pin):
-            return
-        if self.simple:
-            yield True, (0,) * meshes
-            return
-        most = trainer.most_extra_depth if pin is None else min(pin, trainer.most_extra_depth)
-        yield from ((True, extra) for extra in _falling(meshes, min(most, max(0, m - 2))))
 
     def sequences(self, rows: Sequence[Row], prices: Sequence[float]) -> Iterator[tuple[Row, ...]]:
         """Every sequence of these rows that may have room.
@@ -221,13 +186,3 @@ class Rows:
         self.counted += 1
         if self.counted > self.most:
             raise TooManyError
-
-
-def _falling(count: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Numbers up to `most` that never grow, the last one 0."""
-    if count == 1:
-        yield (0,)
-        return
-    for rest in _falling(count - 1, most):
-        for first in range(rest[0], most + 1):
-            yield (first, *rest)

@@ -31,7 +31,6 @@ from hetplan.plans.chosen import Shape
 from hetplan.plans.placing import device_ranges
 from hetplan.plans.plan import (
     LayerRange,
-    OverlapSettings,
     Pipeline,
     Plan,
     RecomputeGranularity,
@@ -60,7 +59,7 @@ _PLAIN = Schedule(name="1f1b")
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """Of one padded vocabulary, one sharding and one way to send."""
+    """Of one padded vocabulary, and one sharding."""
 
     model: ModelSpec
     cluster: Cluster
@@ -70,7 +69,6 @@ class Tables:
     recompute: tuple[RecomputeGranularity, ...]
     sharding: Sharding
     padded: int
-    early_sends: bool
     wires: PlanCosts | None = None
     """Where hops and collectives are kept that all tables share; None: its own."""
     spent: list[int] = field(default_factory=lambda: [0, 0])
@@ -95,7 +93,6 @@ class Tables:
             self.job,
             [self._pipeline((self._replica(at, shape),), RecomputeGranularity.NONE, whole, 1, 1)],
             sharding=self.sharding,
-            overlap=OverlapSettings(send=self.early_sends),
         )
         return replace(found, padded_vocab_size=self.padded)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -57,8 +56,6 @@ class Option:
     tp: int
     microbatch_size: int
     recompute: RecomputeGranularity
-    widest: int = 0
-    """Where not 0 the option stands for all sizes from `microbatch_size` to this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -122,21 +119,15 @@ class Options:
         num_microbatches: int,
         rows: int,
         shards: int | None = None,
-        *,
-        early_sends: bool = False,
     ) -> Ints:
         """[4, O, rows + 1] units that fit with so many microbatches in flight; 0: none fits.
 
         `shards`: ranks that share the optimizer's state; as many as there could be unless given.
-        With `early_sends` there need be no more receive buffers than microbatches in flight.
         """
         lines = self.memory + self.shared_state / (self.most_shards if shards is None else shards)
         # Receive buffers are there during every pass, not during the update.
-        if early_sends:
-            lines[..., 6] += self.received
-        else:
-            lines[..., 0] += self.received * num_microbatches
-            lines[..., 2] += self.received * num_microbatches
+        lines[..., 0] += self.received * num_microbatches
+        lines[..., 2] += self.received * num_microbatches
         room = np.broadcast_to(self.available, lines.shape[:-1])
         flights = np.minimum(np.arange(rows + 1, dtype=np.int64), num_microbatches)
         found = most_units(lines, room, self.num_layers, flights)
@@ -202,7 +193,7 @@ def make_options(placed: Placed) -> Options:
         place=np.array([each.place for each in options], dtype=np.int64),
         tp=np.array([each.tp for each in options], dtype=np.int64),
         microbatch_size=np.array([each.microbatch_size for each in options], dtype=np.int64),
-        use=np.array([each.tp / max(each.microbatch_size, each.widest) for each in options]),
+        use=np.array([each.tp / each.microbatch_size for each in options]),
         forward=np.array([each.forward[0] for each in passes]),
         backward=np.array([each.backward[0] for each in passes]),
         extra_forward=np.array([each.extra_forward[:, 0] for each in passes]).T.copy(),
@@ -250,45 +241,14 @@ def _choices(placed: Placed, classes: tuple[IslandClass, ...], trainer: Target) 
     if trainer.full_recompute:
         recompute.append(RecomputeGranularity.FULL)
     for place, each in enumerate(classes):
-        sizes = [(size, 0) for size in divisors(job.global_batch_size)]
-        if trainer.mixed_stages and _has_unlike(placed.cluster, each):
-            sizes = _all_sizes(job.global_batch_size)
         for tp in divisors(each.devices_per_node):
             if placed.model.slicing_faults(tp) or pin.tp not in (None, tp):
                 continue
-            for size, widest in sizes:
+            for size in divisors(job.global_batch_size):
                 if pin.microbatch_size not in (None, size):
                     continue
                 for again in recompute:
-                    yield Option(
-                        place=place, tp=tp, microbatch_size=size, recompute=again, widest=widest
-                    )
-
-
-_SMALL = 8
-"""Sizes of a mixed stage's parts up to this one have options of their own."""
-
-
-def _has_unlike(cluster: Cluster, place: IslandClass) -> bool:
-    """Whether a mixed stage could have a part on such an island."""
-    island = cluster.islands[place.islands[0]]
-    return any(
-        other.region == island.region and other.device.kind != island.device.kind
-        for other in cluster.islands
-        if other.usable_nodes
-    )
-
-
-def _all_sizes(batch: int) -> list[tuple[int, int]]:
-    """(size, widest): parts of a mixed stage may have any size, not only divisors of the batch."""
-    known = divisors(batch)
-    found = [(size, 0) for size in known]
-    for low, high in pairwise(known):
-        found += [(size, 0) for size in range(low + 1, min(high, _SMALL + 1))]
-        first = max(low, _SMALL) + 1
-        if first < high:
-            found.append((first, high - 1))
-    return sorted(found)
+                    yield Option(place=place, tp=tp, microbatch_size=size, recompute=again)
 
 
 def _room(placed: Placed, place: IslandClass) -> float:

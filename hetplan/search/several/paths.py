@@ -7,7 +7,7 @@ its bottleneck's time where it does as many microbatches as the price of its dev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,6 +80,9 @@ _NARROW = 1.02
 
 _RAISES, _CLASSES_RAISED = 5, 4
 """Surcharges that are tried for one class, and classes."""
+
+_GAINED = 1e-4
+"""Surcharges that add no more than this are not followed."""
 
 _NO_FILL = Mode(down=0.0, bonus=0.0)
 """(a) alone."""
@@ -168,7 +171,8 @@ class PathPricer:
             seconds=seconds,
             stages=(stages[0], rows),
         )
-        known, surcharge, mode = 1, (), None
+        known, mode = 1, None
+        surcharge: tuple[float, ...] = ()
         if parent is not None:
             known, surcharge, mode = parent.microbatches, parent.surcharge, parent.mode
         if parent is None or most <= least * _NARROW or parent.microbatches == 1:
@@ -215,8 +219,16 @@ class PathPricer:
     ) -> _Found | None:
         """The path that weighs least at these surcharges."""
         prices, off = self._charged(asked, surcharge)
+        least, most = asked.seconds
+        # With fewer microbatches than stages, what is taken off may count more than they do.
+        scale = 1.0 if self.tick.enough_microbatches else most / least
         value, path = self._cheapest(
-            asked, prices, microbatches, mode, asked.stages[0], asked.seconds[0]
+            asked,
+            prices,
+            microbatches,
+            Mode(down=mode.down, bonus=mode.bonus * scale),
+            asked.stages[0],
+            least,
         )
         if value == np.inf:
             return None
@@ -235,7 +247,8 @@ class PathPricer:
 
     def _charged(self, asked: _Asked, surcharge: Sequence[float]) -> tuple[Floats, float]:
         """(price of every option, what is taken off): a device of class k costs lambda_k more, and
-        all that a pipeline may have of them are paid for already."""
+        all that a pipeline may have of them are paid for already.
+        """
         if not surcharge:
             return self.tick.use @ asked.prices, 0.0
         more = np.array(surcharge)
@@ -247,60 +260,74 @@ class PathPricer:
         return self.tick.devices / self.tick.samples
 
     def _raised(self, asked: _Asked, microbatches: int, start: _Found) -> _Found | None:
-        """With surcharges on classes of which the path has more devices than there are."""
+        """With surcharges on classes of which the path has more devices than there are, and lower
+        ones where it has fewer.
+        """
         best, room, enough = start, self._room, self.limit / asked.seconds[0]
         for _ in range(_CLASSES_RAISED):
             over = best.use / room - 1
-            over[over < _FEW] = 0.0
-            spare = np.where(np.array(best.surcharge) > 0, -over, 0.0)
-            place = int(np.argmax(np.where(over > 0, over, 0.0) + 0.5 * np.maximum(spare, 0.0)))
-            if over[place] <= 0:
+            charged = np.array(best.surcharge) > 0
+            weigh = np.where(over > _FEW, over, np.where(charged & (over < -_FEW), -over, 0.0))
+            place = int(np.argmax(weigh))
+            if weigh[place] <= 0:
                 return best
-            raised = self._along(asked, microbatches, best, place)
+            low, high = best, None
+            if over[place] <= 0:
+                high, lower = best, _with(best.surcharge, place, 0.0)
+                found = self._weighed(asked, microbatches, best.mode, lower)
+                if found is None:
+                    return None
+                low = found
+            raised = self._along(asked, microbatches, low, high, place)
             if raised is None or raised.weight >= enough:
                 return None
-            if raised.weight <= best.weight * (1 + 1e-4):
-                return raised
+            if raised.weight <= best.weight * (1 + _GAINED):
+                return max(raised, best, key=lambda each: each.weight)
             best = raised
         return best
 
     def _along(
-        self, asked: _Asked, microbatches: int, low: _Found, place: int
+        self,
+        asked: _Asked,
+        microbatches: int,
+        low: _Found,
+        high: _Found | None,
+        place: int,
     ) -> _Found | None:
         """The largest weight along one class's surcharge: between two paths, one that has too many
-        devices of it and one that has not, at the surcharge at which both weigh the same."""
+        devices of it and one that has not, at the surcharge at which both weigh the same.
+        """
         room = float(self._room[place])
         enough = self.limit / asked.seconds[0]
-        best, high = low, None
+        best = low if high is None or low.weight >= high.weight else high
         step = max(float(asked.prices.max()), 1e-6)
         for _ in range(_RAISES):
-            at = low.surcharge[place]
+            over = float(low.use[place]) - room
+            if over <= room * _FEW or best.weight >= enough:
+                break
             if high is None:
-                at = at + step
+                at = low.surcharge[place] + step
                 step *= 4
             else:
-                slope = float(low.use[place] - high.use[place])
-                gain = (high.weight - low.weight) - (high.surcharge[place] - at) * (
-                    float(high.use[place]) - room
+                # Weights are linear in the surcharge, with the paths' devices beyond the room.
+                spare = room - float(high.use[place])
+                apart = high.surcharge[place] - low.surcharge[place]
+                at = low.surcharge[place] + (high.weight - low.weight + spare * apart) / (
+                    over + spare
                 )
-                at += gain / slope
-            charged = (*low.surcharge[:place], at, *low.surcharge[place + 1 :])
-            found = self._weighed(asked, microbatches, low.mode, charged)
-            if found is None or found.weight >= enough:
+            found = self._weighed(asked, microbatches, low.mode, _with(low.surcharge, place, at))
+            if found is None:
                 return None
+            settled = high is not None and found.weight <= best.weight * (1 + _GAINED)
             if found.weight > best.weight:
                 best = found
+            if settled:
+                break
             if found.use[place] > room * (1 + _FEW):
                 low = found
-            elif high is not None and found.weight >= high.weight - 1e-9 and high is best:
-                return best
             else:
                 high = found
         return best
-
-    def _tables(self, allowed: Bools, rows: int) -> tuple[Floats, Ints]:
-        shape = (len(allowed), 8, rows + 1, self.tick.num_layers + 1)
-        return np.empty(shape), np.empty(shape, np.int64)
 
     def _cheapest(
         self,
@@ -314,7 +341,8 @@ class PathPricer:
         self.calls += 1
         rows = asked.stages[1]
         path = np.empty((2, rows), dtype=np.int64)
-        values, chosen = self._tables(asked.allowed, rows)
+        shape = (len(asked.allowed), 8, rows + 1, self.tick.num_layers + 1)
+        values, chosen = np.empty(shape), np.empty(shape, np.int64)
         weigh_turns(
             values,
             chosen,
@@ -364,6 +392,10 @@ class PathPricer:
             surcharge=found.surcharge,
             mode=found.mode,
         )
+
+
+def _with(surcharge: tuple[float, ...], place: int, value: float) -> tuple[float, ...]:
+    return (*surcharge[:place], value, *surcharge[place + 1 :])
 
 
 def _largest_turn(tick: Tick, *, waits: bool) -> float:

@@ -128,7 +128,7 @@ def weigh_turns(
 @njit(cache=True)
 def _lowest_below(values: Floats) -> float:
     """What one more stage downstream of the bottleneck can take off at most; not above 0."""
-    return min(0.0, values[:, BELOW].min())
+    return float(min(0.0, values[:, BELOW].min()))
 
 
 @njit(cache=True)

@@ -1,12 +1,13 @@
 """All plans of several pipelines as one solver: a bound by prices, plans by templates.
 
-`rough` is the bound at coarse intervals; `improve` looks for plans (`primal`, `local`); `prove`
-refines the bound. Plans of one pipeline under 1F1B obey the bound too.
+`improve` looks for plans (`primal`, `local`), `prove` raises the bound: at coarse intervals first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -14,7 +15,6 @@ import numpy as np
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
-from hetplan.plans.targets import target
 from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.costs.placed import Placed
 from hetplan.search.families.family import Family
@@ -25,20 +25,27 @@ from hetplan.search.several.local import improved
 from hetplan.search.several.options import Options, make_options
 from hetplan.search.several.paths import PathPricer
 from hetplan.search.several.primal import Primal
+from hetplan.search.several.ticks import Ticks
 from hetplan.search.solver import Best, Rough
 
-_ROUGH_RATIO, _ROUGH_ROUNDS = 0.03, 6
-_RATIO, _ROUNDS = 3e-3, 30
+_ROUGH_RATIO, _ROUGH_ROUNDS = 0.03, 1
+_RATIO, _ROUNDS = 3e-3, 6
 """Width of the intervals of the bottleneck's time, and linear programs, of the bound."""
+
+_RISE = 0.003
+"""A bound is told once it has risen by this part of itself."""
 
 _LIKELY = 1.05
 """A step over its rough bound, where the first templates are made."""
 
-_LOCAL_BUDGET = 300
-"""Whole plans priced by one local search: about 5 ms each (measured)."""
+_LOCAL_BUDGET = 100
+"""Whole plans priced by one local search: of many stages about 50 ms each."""
 
 _LISTED = {0: 1, 2: 5}
 """By effort of a proof: how much longer than usual a list of all plans may be."""
+
+_FAR = 1.03
+"""Plans that take longer than this over the best are not searched around."""
 
 _KEPT = 2
 """Plans that a local search starts from."""
@@ -88,35 +95,53 @@ class SeveralSolver:
             self._placed.units.layers_per_unit,
         )
 
-    def _bound(
-        self, limit: float, ratio: float, rounds: int, check: Callable[[], None] | None = None
-    ) -> SeveralBound:
-        options = self._options
-        if options is None or not self._possible:
-            return SeveralBound(seconds=float("inf"), prices=(), paths=())
-        trainer, islands = target(self._job.target), sum(len(e.islands) for e in options.classes)
-        pricers = [PathPricer.of(options)]
-        if trainer.overlap.send and trainer.rendezvous_sends and self._job.pin.depth != 0:
-            # One mesh has the schedule's own depth, so has one island.
-            depth = trainer.most_extra_depth if islands > 1 else 0
-            pricers.append(PathPricer.of(options, early_sends=True, extra_depth=depth))
-        found = []
-        for pricer in pricers:
-            pricer.check = check
-            found.append(several_bound(pricer, limit, rounds=rounds, ratio=ratio))
-        return min(found, key=lambda each: each.seconds)
+    @cached_property
+    def _pricers(self) -> tuple[PathPricer, ...]:
+        """Of every tick; none where no pipeline is possible."""
+        if not self._possible:
+            return ()
+        return tuple(PathPricer.of(tick) for tick in Ticks(self._placed).all())
+
+    def _bound(self, best: Best, limit: float, ratio: float, rounds: int) -> SeveralBound:
+        """At most the limit, and never less than what is known; told to `best` as it rises."""
+        if not self._pricers:
+            return SeveralBound(seconds=math.inf, prices=(), paths=())
+        after = self._job.data_loading_seconds
+
+        def tell(seconds: float) -> None:
+            if seconds + after > best.bounds[self.index] * (1 + _RISE):
+                best.raise_bound(self.index, seconds + after)
+            best.check_time()
+
+        for pricer in self._pricers:
+            pricer.check = best.check_time
+        found = several_bound(
+            self._pricers,
+            self._job.global_batch_size,
+            limit - after,
+            rounds=rounds,
+            ratio=ratio,
+            first=() if self._known is None else self._known.prices,
+            on_bound=tell,
+        )
+        return replace(found, seconds=found.seconds + after)
 
     @property
     def _possible(self) -> bool:
-        """Whether there are two devices, and no pin that forbids two pipelines."""
+        """Whether there are two devices, and no pin that forbids two pipelines.
+
+        Their sends wait, so that a pinned depth does.
+        """
         pin = self._job.pin
         devices = sum(island.num_usable_devices for island in self._cluster.islands)
-        return devices >= 2 and pin.pipelines != 1 and self._job.global_batch_size >= 2
+        if devices < 2 or self._job.global_batch_size < 2:
+            return False
+        return pin.pipelines != 1 and not pin.depth
 
     def _coarse(self, best: Best) -> SeveralBound:
-        """The bound at a few coarse intervals, kept."""
+        """The bound at coarse intervals, kept."""
         if self._known is None:
-            self._known = self._bound(float("inf"), _ROUGH_RATIO, _ROUGH_ROUNDS, best.check_time)
+            self._known = self._bound(best, math.inf, _ROUGH_RATIO, _ROUGH_ROUNDS)
         return self._known
 
     @cached_property
@@ -145,14 +170,17 @@ class SeveralSolver:
         primal = Primal(
             placed=self._placed,
             options=options,
+            ticks=[pricer.tick for pricer in self._pricers],
             assembler=self._assembler,
             check=best.check_time,
             on_whole=offer,
         )
         before = self._assembler.replays
-        plans = primal.plans(np.array(coarse.prices), coarse.seconds * _LIKELY)
+        plans = primal.plans(np.array(coarse.prices), coarse.paths, coarse.seconds * _LIKELY)
         for whole in plans[:_KEPT]:
             best.check_time()
+            if whole.seconds > best.seconds * _FAR:
+                break
             found = improved(whole, self._assembler, budget=_LOCAL_BUDGET)
             best.offer(self.index, found.chosen, found.seconds)
         best.replays += self._assembler.replays - before
@@ -171,6 +199,6 @@ class SeveralSolver:
             best.raise_bound(self.index, listing.run(self.index, best))
         if best.open(self.index):
             best.raise_bound(self.index, self._coarse(best).seconds)
-        if best.effort > 0 and best.open(self.index):
-            found = self._bound(best.seconds, _RATIO, _ROUNDS, best.check_time)
-            best.raise_bound(self.index, found.seconds)
+        if best.open(self.index) and best.stood.get(self.index) != best.target:
+            best.raise_bound(self.index, self._bound(best, best.target, _RATIO, _ROUNDS).seconds)
+            best.stood[self.index] = best.target

@@ -255,7 +255,7 @@ def mesh_choices(options: Options, place: int, island: int) -> list[MeshChoice]:
     """All shapes on an island of this class that a whole stage may have."""
     found: dict[tuple[int, int], list[int]] = {}
     for o, option in enumerate(options.options):
-        if option.place == place and options.batch % option.microbatch_size == 0:
+        if option.place == place:
             found.setdefault((option.tp, option.microbatch_size), []).append(o)
     return [MeshChoice(island=island, options=tuple(each)) for each in found.values()]
 

@@ -1,4 +1,4 @@
-"""What can a stage of a pipeline with so many sequences per tick be, and what does it cost at least?
+"""What can a stage of a pipeline with this tick be, and what does it cost at least?
 
 A pipeline's tick G is the same for all of its stages. An option is (mesh, recomputation): a mesh of
 tick G says which devices of which islands a stage has, so that the data-parallel ranks that share
@@ -29,7 +29,7 @@ from hetplan.search.families.allowed import mesh_matches
 from hetplan.search.families.families import Families
 from hetplan.search.families.family import Mesh
 from hetplan.search.families.space import BOTH, FIRST, LAST
-from hetplan.search.several.options import IslandClass, island_classes, least_arrival, may_shard
+from hetplan.search.several.options import island_classes, least_arrival, may_shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,8 +51,10 @@ class Tick:
     """[C] usable ones."""
     alone: npt.NDArray[np.bool_]
     """[C] classes of one island."""
+    meshes: tuple[Mesh, ...]
+    """One of those that are alike."""
     mesh: Ints
-    """[O] equal numbers: one mesh."""
+    """[O] its position."""
     full: npt.NDArray[np.bool_]
     """[O] recomputes all."""
     use: Floats
@@ -102,14 +104,13 @@ class Tick:
 def tick_meshes(model: ModelSpec, cluster: Cluster, job: Job) -> dict[int, tuple[Mesh, ...]]:
     """Meshes that may stand in one pipeline beside others, by tick, in the order of ticks."""
     pin = job.pin
-    if pin.virtual_stages not in (None, 1):
+    # Their sends wait, and warm-ups are as usual.
+    if pin.virtual_stages not in (None, 1) or pin.depth:
         return {}
     # A pipeline with few microbatches may have more stages than one with all of them.
     free = replace(pin, pipelines=None, pp=None, virtual_stages=1, depth=0)
     found: dict[int, dict[Mesh, None]] = {}
-    for family in Families(
-        model=model, cluster=cluster, job=replace(job, pin=free)
-    ).families():
+    for family in Families(model=model, cluster=cluster, job=replace(job, pin=free)).families():
         for mesh in family.meshes:
             # Context and expert parallelism are for one pipeline.
             if all(shape.cp == shape.ep == 1 for shape in mesh.shapes):
@@ -158,7 +159,9 @@ class Ticks:
             (o, p) for o, (m, _) in enumerate(options) for p in range(len(every[m].mesh.islands))
         ]
         slowest = [self._slowest(every[m], again) for m, again in options]
-        memory, received = self._memory([(every[options[o][0]], options[o][1], p) for o, p in parts])
+        memory, received = self._memory(
+            [(every[options[o][0]], options[o][1], p) for o, p in parts]
+        )
         use = np.zeros((len(options), len(self._classes)))
         may_have = np.ones((4, len(options)), dtype=np.bool_)
         for o, (m, _) in enumerate(options):
@@ -178,6 +181,7 @@ class Ticks:
             rendezvous=trainer.rendezvous_sends,
             devices=np.array([each.devices for each in self._classes], dtype=np.float64),
             alone=np.array([len(each.islands) == 1 for each in self._classes]),
+            meshes=tuple(one.mesh for one in every),
             mesh=np.array([m for m, _ in options], dtype=np.int64),
             full=np.array([again is RecomputeGranularity.FULL for _, again in options]),
             use=use,
@@ -226,7 +230,8 @@ class Ticks:
         self, one: _Alike, again: RecomputeGranularity
     ) -> tuple[Passes, int, tuple[float, float]]:
         """Passes of the part that takes longest for a unit, the recomputation's position in them,
-        and the least arrivals there."""
+        and the least arrivals there.
+        """
         at = self._recompute.index(again)
         each = [
             self._of_part(self._class_of[island], shape)
@@ -243,9 +248,7 @@ class Ticks:
             island = self._classes[place].islands[0]
             found = self._known[key] = (
                 self._placed.passes(island, one, self._recompute),
-                least_arrival(
-                    self._placed, self._classes[place], shape.tp, shape.microbatch_size
-                ),
+                least_arrival(self._placed, self._classes[place], shape.tp, shape.microbatch_size),
             )
         return found
 

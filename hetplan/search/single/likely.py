@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hetplan.search.families.space import MIDDLE, Floats, Ints, Links, Space
+from hetplan.search.families.space import Floats, Ints, Links, Space
 
 MANY = 48
 """Meshes above which a local search sees the likely ones only."""
@@ -23,31 +23,33 @@ _TOGETHER = 2
 """and of a set of islands."""
 _SLACKS = (1.0, 1.15)
 """Times K, at which meshes are compared."""
-_IN_FLIGHT = 4
+IN_FLIGHT = 4
 _HALVINGS = 40
 
 
-def likely_meshes(space: Space) -> Ints:
-    """Numbers of the meshes that are kept, increasing; all where they are not many."""
-    masks = space.island_mask
+def likely_meshes(
+    masks: Ints, seconds: Floats, fits: Floats, most_stages: Ints, layers: int
+) -> Ints:
+    """Numbers of the meshes that are kept, increasing; all where they are not many.
+
+    masks, most_stages: [M]; seconds: [V, M] both passes of a unit, infinite where none fits; fits:
+    [V, M] units that a stage with some microbatches in flight holds (`IN_FLIGHT`); layers: units.
+    """
     if len(masks) <= MANY:
         return np.arange(len(masks))
-    seconds = space.forward + space.backward
-    flight = min(_IN_FLIGHT, space.most_layers.shape[3] - 1)
-    fits = space.most_layers[:, MIDDLE, :, flight].astype(np.float64)
     islands = [1 << bit for bit in range(int(masks.max()).bit_length())]
     alone = [np.flatnonzero(masks == island) for island in islands]
 
     def held(longest: float) -> Floats:
         units = np.minimum(np.floor(longest / seconds), fits).max(axis=0)
-        found: Floats = units * space.max_stages
+        found: Floats = units * most_stages
         return found
 
-    low, high = 0.0, float(seconds.max()) * space.num_layers
+    low, high = 0.0, float(seconds[np.isfinite(seconds)].max()) * layers
     for _ in range(_HALVINGS):
         middle = (low + high) / 2.0
         units = held(middle)
-        enough = sum(float(units[each].max()) for each in alone if len(each)) >= space.num_layers
+        enough = sum(float(units[each].max()) for each in alone if len(each)) >= layers
         low, high = (low, middle) if enough else (middle, high)
     kept: set[int] = set()
     for mask in np.unique(masks).tolist():

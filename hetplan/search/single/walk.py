@@ -7,7 +7,11 @@ bound) or stands still: then the pipeline that has v is, in the bound, below A, 
 it. Both ends of the walk come from the order-free S, which is cheap. Where the aim has to come
 down, it starts at the least of a few samples, so that the walk is short.
 
-The bound is valid for whatever aim and samples; they decide only how long the walk takes.
+A program is the larger the larger U and the higher the S that it looks for. One that is too large
+is asked for less: whether S(U) is below A - F for an F little below U. Where it is not, no pipeline
+with X between F and U is below A, and F is the next U: small strides, each of a small program.
+
+The bound is valid for whatever aim, samples and strides; they decide only how long the walk takes.
 """
 
 from __future__ import annotations
@@ -37,6 +41,15 @@ _STRIDE = 1.03
 _CHEAP = 2e6
 """Operations of a program, about 20 ms, after which the next stride is longer: so far up the next
 one takes little more. A family that has no pipeline below its target is closed by few of them."""
+
+_TRIED = 5e6
+"""Operations after which a program that goes down to the lower end is too large."""
+
+_NARROW, _WIDE = 1.01, 1.3
+"""Least and most by which a stride brings X down."""
+
+_SMALL, _LARGE = 2e6, 3e7
+"""Operations of a program after which the next stride is wider, or narrower."""
 
 _NO_PLAN_YET = 1e24
 """A target above any step: before the first plan is known."""
@@ -97,6 +110,8 @@ class Walk:
     """No pipeline has a smaller X."""
     programs: int = field(init=False, default=0)
     finished: bool = field(init=False, default=False)
+    _stride: float = field(init=False, default=NONE)
+    """X over the lowest one that a program is asked about."""
     _least: float = field(init=False, default=0.0)
     """Least Sigma + after_0 with X at most `upper`, as far as it is known."""
     _sampled: bool = field(init=False, default=False)
@@ -153,7 +168,10 @@ class Walk:
         if not self.finished and self.target >= _NO_PLAN_YET and self._is_empty():
             self.aim, self.finished = NONE, True
         if not self.finished and self.lower > 0.0 and self.upper > _FAR * self.lower:
-            # A program is the larger the larger its X, so the aim comes down from below.
+            if self.target < _NO_PLAN_YET:
+                self._stride = _STRIDE
+                return
+            # Where there is nothing to come down from, the first aim is found from below.
             self._climb()
             self._come_down()
 
@@ -205,12 +223,18 @@ class Walk:
             low, high = (middle, high) if self.program.free(middle) >= NONE else (low, middle)
         return low
 
-    def _ask(self, limit: float) -> tuple[float, float]:
-        """(S, X of the pipeline that has it) at a limit; S is `NONE` where nothing is below."""
+    def _ask(self, limit: float, floor: float | None = None) -> tuple[float, float]:
+        """(S, X of the pipeline that has it) at a limit; S is `NONE` where nothing is below.
+
+        Only S below A - floor are looked for, the lower end where it is left out.
+        """
         if self.check is not None:
             self.check()
+        floor = self.lower if floor is None else floor
         self._stop = self.program.operations + self.most
-        value = self.program.least(limit, self.aim - self.lower, check=self._check)
+        if self._stride == NONE and self.target < _NO_PLAN_YET:
+            self._stop = self.program.operations + min(self.most, _TRIED)
+        value = self.program.least(limit, self.aim - floor, check=self._check)
         self.programs += 1
         order = self.program.order()
         if order is None:
@@ -229,10 +253,21 @@ class Walk:
         self.aim = min(self.aim, self.target)
 
     def _step(self) -> None:
-        limit = self.upper
-        value, reached = self._ask(limit)
+        limit, before = self.upper, self.program.operations
+        floor = max(self.lower, limit / self._stride)
+        try:
+            value, reached = self._ask(limit, floor)
+        except _TooLargeError:
+            if self._stride < NONE or self.program.operations - before > self.most:
+                raise
+            self._stride = _STRIDE
+            return
         if value >= NONE:
-            self.finished = True
+            # What is left has X up to the floor.
+            self._least = max(self._least, self.aim - floor)
+            self.upper = floor
+            self.finished = floor <= self.lower
+            self._pace(self.program.operations - before)
             return
         self._least = value
         if value + reached < self.aim and not self._sampled:
@@ -243,6 +278,15 @@ class Walk:
         self.upper = min(reached * _JUST_BELOW, max(self.aim - value, 0.0))
         if self.upper < self.lower:
             self.finished = True
+
+    def _pace(self, operations: int) -> None:
+        """Wider strides after small programs, narrower ones after large programs."""
+        if self._stride == NONE:
+            return
+        if operations < _SMALL:
+            self._stride = min(_WIDE, self._stride**2)
+        elif operations > _LARGE:
+            self._stride = max(_NARROW, self._stride**0.5)
 
     def _sample(self, reached: float) -> None:
         """Bring the aim down to the least of the bound, if only roughly."""

@@ -1,0 +1,105 @@
+"""Rough figures of a whole table of families are those of its families one by one, to the bit."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from search_jobs import cluster, island, job, model
+
+from hetplan.cluster.load import load_cluster
+from hetplan.cluster.spec import Cluster
+from hetplan.job.load import load_job
+from hetplan.job.spec import Job, Pins
+from hetplan.model.load import load_model
+from hetplan.model.spec import ModelSpec
+from hetplan.predict.fit import FittedPredictor
+from hetplan.search.costs.maker import SpaceMaker
+from hetplan.search.families.allowed import allowed_cluster
+from hetplan.search.families.families import Families
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+PREDICTOR = FittedPredictor.datasheet_only()
+TARGETS = ["any", "flagscale", "megatron", "native", "torchtitan"]
+
+
+def _nothing() -> None:
+    pass
+
+
+def _compared(spec: ModelSpec, where: Cluster, asked: Job, most: int) -> tuple[int, int]:
+    """(families that fit, that do not) of those that were compared."""
+    allowed = allowed_cluster(where, asked)
+    found = Families(model=spec, cluster=allowed, job=asked).families()
+    makers = [
+        SpaceMaker(model=spec, cluster=allowed, job=asked, predictor=PREDICTOR) for _ in range(2)
+    ]
+    table = makers[0].roughs(found, _nothing)
+    assert table.bounds.shape == table.estimates.shape == (len(found),)
+    compared = random.Random(5).sample(range(len(found)), min(most, len(found)))
+    for at in compared:
+        one = makers[1].rough(found[at])
+        assert (one.bound_seconds, one.estimate_seconds) == (table.bounds[at], table.estimates[at])
+    fits = int(np.isfinite(table.bounds[compared]).sum())
+    return fits, len(compared) - fits
+
+
+@pytest.mark.parametrize("trainer", TARGETS)
+@pytest.mark.parametrize(
+    ("model_name", "cluster_name"),
+    [
+        ("llama-140b", "mixed-768"),
+        ("llama-2-70b", "three-regions"),
+        ("deepseek-v3", "four-vendors"),
+    ],
+)
+def test_a_table_says_what_its_families_say(
+    model_name: str, cluster_name: str, trainer: str
+) -> None:
+    spec = load_model(CONFIGS / "models" / f"{model_name}.yaml")
+    where = load_cluster(CONFIGS / "clusters" / f"{cluster_name}.yaml")
+    asked = load_job(CONFIGS / "jobs" / "llama-140b.yaml")
+    fits, _ = _compared(spec, where, replace(asked, target=trainer), 300)
+    assert fits > 0
+
+
+@pytest.mark.parametrize(
+    "pin", [Pins(), Pins(pp=3), Pins(virtual_stages=2), Pins(recompute=True), Pins(depth=2)]
+)
+def test_pins_and_little_memory_are_seen(pin: Pins) -> None:
+    seen = [0, 0]
+    for gigabytes in (0.6, 1.0, 4.0):
+        where = cluster(
+            island("a", kind="x", gigabytes=gigabytes, nodes=3, per_node=2),
+            island("b", kind="x", gigabytes=gigabytes, nodes=2, per_node=2),
+            island("c", kind="y", gigabytes=2 * gigabytes, nodes=1, per_node=4),
+        )
+        for trainer in TARGETS:
+            asked = replace(job(12, target=trainer), pin=pin)
+            fits, not_ = _compared(model(8), where, asked, 100)
+            seen[0] += fits
+            seen[1] += not_
+    assert min(seen) > 0
+
+
+def test_no_families_have_no_figures() -> None:
+    asked = replace(job(8, target="native"), pin=Pins(pipelines=2))
+    assert _compared(model(4), cluster(island("a")), asked, 5) == (0, 0)
+
+
+def test_the_clock_is_looked_at_between_shapes() -> None:
+    asked = job(16, target="megatron")
+    where = cluster(island("a", nodes=4, per_node=4))
+    found = Families(model=model(8), cluster=where, job=asked).families()
+    looked = [0]
+
+    def check() -> None:
+        looked[0] += 1
+
+    maker = SpaceMaker(model=model(8), cluster=where, job=asked, predictor=PREDICTOR)
+    maker.roughs(found, check)
+    shapes = {(s.tp, s.cp, s.microbatch_size) for mesh in found.meshes() for s in mesh.shapes}
+    assert looked[0] >= len(shapes)

@@ -1,0 +1,83 @@
+"""One question has one answer: the same bytes in every process, and after every interruption."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from search_jobs import cluster, island, job, model
+
+from hetplan.cluster.spec import Cluster
+from hetplan.job.spec import Job
+from hetplan.predict.fit import FittedPredictor
+from hetplan.search.files import result_text
+from hetplan.search.result import SearchResult
+from hetplan.search.search import search
+
+TARGETS = ["flagscale", "megatron", "native", "torchtitan"]
+GAP = {"native": 0.3}
+"""Wide enough that the search ends with a proof, soon."""
+
+
+def _where() -> Cluster:
+    return cluster(
+        island("slow", kind="old", teraflops=40.0, nodes=2, per_node=4),
+        island("other", kind="old", teraflops=40.0, nodes=1, per_node=4),
+        island("quick", kind="new", teraflops=120.0, nodes=2, per_node=4),
+    )
+
+
+def _asked(trainer: str) -> Job:
+    return replace(job(24, gap=GAP.get(trainer, 0.02)), target=trainer)
+
+
+def find(trainer: str, journal: Path | None = None, *, resume: bool = False) -> SearchResult:
+    """The answer of a question of middle size."""
+    predictor = FittedPredictor.datasheet_only()
+    return search(model(16), _where(), _asked(trainer), predictor, journal=journal, resume=resume)
+
+
+_PROGRAM = """
+import sys
+from hashlib import sha256
+from test_search_same_bytes import TARGETS, find
+from hetplan.search.files import result_text
+for trainer in TARGETS:
+    result = find(trainer)
+    text = result_text(result).encode()
+    print(trainer, result.certificate.status, sha256(text).hexdigest())
+"""
+
+
+def _elsewhere(hash_seed: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+    )
+    return done.stdout.splitlines()
+
+
+def test_every_process_gives_the_same_bytes() -> None:
+    first, second = _elsewhere("1"), _elsewhere("2")
+    assert first == second
+    assert [line.split()[:2] for line in first] == [[each, "optimal"] for each in TARGETS]
+
+
+@pytest.mark.parametrize("trainer", TARGETS)
+def test_a_search_that_was_broken_off_ends_with_the_same_bytes(
+    trainer: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    whole = result_text(find(trainer, path))
+    written = path.read_bytes()
+    for part in (0.25, 0.6):
+        path.write_bytes(written[: int(part * len(written))])
+        assert result_text(find(trainer, path, resume=True)) == whole
