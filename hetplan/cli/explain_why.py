@@ -64,8 +64,9 @@ def explain_why(
     if explained.against is not None:
         for text in against_lines(explained.against):
             emit(text)
-        print_table(choice_table(explained.against))
-        print_table(difference_table(explained.against))
+        for table in (choice_table(explained.against), difference_table(explained.against)):
+            if table.row_count:
+                print_table(table)
     else:
         for text in limit_lines(explained.limits):
             emit(text)

@@ -19,6 +19,8 @@ from hetplan.files.nodes import Path
 from hetplan.files.reading import Document
 from hetplan.units import Dimension, format_bandwidth
 
+_LONGEST_SECONDS = 3600.0  # light takes 2,500 s to Mars and back at its farthest
+_LEAST_BYTES_PER_SECOND = 1.0  # a slip in an exponent, not a link
 _MOST_MISSING_LINKS = 10  # a hundred islands have 4,950 pairs, and one mend for all of them
 
 
@@ -89,6 +91,16 @@ def _bandwidth_between(document: Document, path: Path) -> Iterator[Fault]:
 
 def _figures(document: Document, path: Path) -> Iterator[Fault]:
     link = document.at(*path)
+    for key in ("latency", "round_trip"):
+        seconds = quantity(document, (*path, key), Dimension.TIME)
+        if seconds is not None and seconds > _LONGEST_SECONDS:
+            yield document.fault((*path, key), "more than an hour; check the number and its unit")
+    for key in ("bandwidth", "bandwidth_per_device", "bandwidth_shared"):
+        rate = quantity(document, (*path, key), Dimension.BANDWIDTH)
+        if rate is not None and rate < _LEAST_BYTES_PER_SECOND:
+            yield document.fault(
+                (*path, key), "less than a byte per second; check the number and its unit"
+            )
     given = {
         key: isinstance(link, dict) and link.get(key) is not None
         for key in (

@@ -35,18 +35,18 @@ def limit_lines(limits: Limits) -> Iterator[str]:
     for island in limits.islands:
         stages = f"{island.stages} stage{'s' * (island.stages > 1)}"
         yield (
-            f"  compute of {escape(island.island)} ({stages}): {FASTER:.0%} shorter passes save "
+            f"  compute of {island.island} ({stages}): {FASTER:.0%} shorter passes save "
             f"{island.gain:.1%} of the step"
         )
     for stage in limits.stages[:_SHOWN]:
         if stage.gain:
             yield (
-                f"  stage {_place(stage.pipeline, stage.stage)} ({escape(stage.island)}) alone: "
+                f"  stage {_place(stage.pipeline, stage.stage)} ({stage.island}) alone: "
                 f"{stage.gain:.2%}"
             )
     exposed = [each for each in limits.boundaries if each.gain][:_SHOWN]
     for boundary in exposed:
-        left, right = map(escape, boundary.between)
+        left, right = boundary.between
         place = _place(boundary.pipeline, boundary.stage)
         yield (
             f"  transfers behind stage {place} ({left} to {right}): free ones save "
@@ -61,10 +61,10 @@ def limit_lines(limits: Limits) -> Iterator[str]:
     for memory in limits.memory:
         yield (
             f"  memory of stage {_place(memory.pipeline, memory.stage)} "
-            f"({escape(memory.island)}): {memory.used:.0%} full, most of it {memory.largest}"
+            f"({memory.island}): {memory.used:.0%} full, most of it {memory.largest}"
         )
     for idle in limits.idle:
-        yield f"  idle: {idle.devices} of {idle.usable} of {escape(idle.island)}"
+        yield f"  idle: {idle.devices} of {idle.usable} of {idle.island}"
 
 
 def _place(pipeline: int, stage: int) -> str:
@@ -98,7 +98,7 @@ def against_lines(found: Against) -> Iterator[str]:
             "held to this plan's"
         )
     for fault in found.illegal:
-        yield f"the other plan is not possible here: {escape(fault)}"
+        yield f"the other plan is not possible here: {fault}"
     if found.other_seconds is None:
         yield "it cannot be priced"
         return

@@ -38,4 +38,4 @@ def alternatives_table(result: SearchResult) -> Table | None:
 def objective_lines(result: SearchResult) -> Iterator[str]:
     """What the plan was chosen by, where that is not the shortest step."""
     if result.objective:
-        yield f"chosen by {escape(result.objective)}"
+        yield f"chosen by {result.objective}"

@@ -78,7 +78,9 @@ def _fits(step: StepCost) -> bool:
 
 
 def _agreeing(offer: Offer, plan: Plan, pricer: Pricer) -> StepCost:
-    """The plan's whole price, no less than the search's and more only where links are shared."""
+    """The plan's whole price; a HetplanError where it is less than the search's, or more without
+    one of the reasons of `_may_be_slower`.
+    """
     step = pricer.step(plan)
     more = step.step_seconds - offer.seconds
     if abs(more) > AGREEMENT * offer.seconds and not (more > 0 and _may_be_slower(step)):

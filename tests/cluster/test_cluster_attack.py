@@ -83,3 +83,18 @@ def test_bombs_end_in_a_fault_after_a_look_at_the_text(tmp_path, text, message):
 
     # What the bombs ask for takes millions of steps and more; the text has its own length.
     assert counted_steps(refused)[1] < 50_000 + 3 * len(text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("latency: 3 us", "latency: 1e300 s", "latency: more than an hour"),
+        ("latency: 3 us", "round_trip: 2 h", "round_trip: more than an hour"),
+        ("bandwidth: 450 GB/s", "bandwidth: 1e-300 GB/s", "less than a byte per second"),
+    ],
+)
+def test_figures_that_no_link_has_are_slips(tmp_path, old, new, message):
+    text = (shipped_folder("configs") / "clusters" / "three-regions.yaml").read_text()
+    assert old in text
+    with pytest.raises(InputError, match=message):
+        load(tmp_path, text.replace(old, new, 1))

@@ -19,26 +19,26 @@ from hetplan.search.result import SearchResult
 from hetplan.search.search import search
 
 TARGETS = ["flagscale", "megatron", "native", "torchtitan"]
-GAP = {"native": 0.3}
+GAP = {"flagscale": 0.2, "native": 0.3}
 """Wide enough that the search ends with a proof, soon."""
 
 
-def _where() -> Cluster:
-    return cluster(
-        island("slow", kind="old", teraflops=40.0, nodes=2, per_node=4),
-        island("other", kind="old", teraflops=40.0, nodes=1, per_node=4),
-        island("quick", kind="new", teraflops=120.0, nodes=2, per_node=4),
-    )
-
-
-def _asked(trainer: str) -> Job:
-    return replace(job(24, gap=GAP.get(trainer, 0.02)), target=trainer)
+def _question(trainer: str) -> tuple[int, Cluster, Job]:
+    """(layers, cluster, job); plans of several pipelines are many, so there of a smaller one."""
+    asked = replace(job(24, gap=GAP.get(trainer, 0.02)), target=trainer)
+    slow = island("slow", kind="old", teraflops=40.0, nodes=2, per_node=4)
+    quick = island("quick", kind="new", teraflops=120.0, nodes=2, per_node=4)
+    if trainer == "native":
+        few = cluster(replace(slow, nodes=1), replace(quick, nodes=1))
+        return 8, few, replace(asked, global_batch_size=8)
+    return 16, cluster(slow, replace(slow, name="other", nodes=1), quick), asked
 
 
 def find(trainer: str, journal: Path | None = None, *, resume: bool = False) -> SearchResult:
     """The answer of a question of middle size."""
+    layers, where, asked = _question(trainer)
     predictor = FittedPredictor.datasheet_only()
-    return search(model(16), _where(), _asked(trainer), predictor, journal=journal, resume=resume)
+    return search(model(layers), where, asked, predictor, journal=journal, resume=resume)
 
 
 _PROGRAM = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from dataclasses import replace
 from functools import partial
@@ -171,3 +172,57 @@ def test_one_device_has_no_several_pipelines() -> None:
 def test_a_model_that_fits_nowhere_is_infeasible() -> None:
     where = cluster(island("one", gigabytes=0.01, nodes=2))
     assert solver(model(4), where, job(4, target="native")).rough.bound_seconds == float("inf")
+
+
+@pytest.mark.parametrize("batch", [2, 3, 4])
+def test_the_bound_of_prices_is_below_the_best_of_all_plans(batch: int) -> None:
+    where = cluster(
+        island("one", kind="slow", teraflops=60.0, nodes=1, per_node=2),
+        island("two", kind="fast", teraflops=150.0, nodes=2),
+    )
+    wanted = replace(job(batch, target="native"), gap=0.0)
+    found = solver(model(5), where, wanted)
+    best = fresh(0.0)
+    best.effort = 0
+    found.prove(best)
+    assert best.listed == 1
+    known = fresh(0.0)
+    bound = found._bound(known, math.inf, 3e-3, 4).seconds
+    assert 0.1 * best.seconds < bound <= best.seconds * (1 + 1e-9)
+    # What was told on the way is a bound, too.
+    assert known.bounds[0] <= bound
+
+
+def test_no_plan_of_several_pipelines_is_deeper() -> None:
+    wanted = replace(job(8, target="native"), pin=Pins(depth=2))
+    found = solver(model(4), two_kinds(), wanted)
+    assert found.rough.bound_seconds == math.inf
+    best = fresh(0.0)
+    found.improve(best)
+    found.prove(best)
+    assert best.chosen is None
+
+
+def test_a_pipeline_has_no_more_devices_than_there_are() -> None:
+    """Surcharges make the paths, and so the bound, those of pipelines that have room."""
+    where = cluster(
+        island("one", kind="slow", teraflops=60.0, nodes=1),
+        island("two", kind="fast", teraflops=150.0, nodes=6),
+    )
+    wanted = job(24, target="native")
+    found = solver(model(12), where, wanted)
+    prices = np.array([0.1, 4.0])
+    rose = False
+    for pricer in found._pricers:
+        turn = float(pricer.layer.min()) * 12
+        low, high = 0.3 * turn, 0.5 * turn
+        every = np.ones((1, len(pricer.tick.forward)), dtype=np.bool_)
+        weight, path = pricer.least(prices, every, (low, high), (1, pricer.tick.most_stages))
+        if path is not None and any(path.surcharge):
+            rose = True
+            use = np.array(path.use) * pricer.tick.samples
+            charged = np.array(path.surcharge) > 0
+            assert weight > 0
+            # Between a path with too many devices of that class and one with fewer.
+            assert (use[charged] <= 2 * pricer.tick.devices[charged]).all()
+    assert rose

@@ -28,6 +28,7 @@ from hetplan.search.families.space import Space
 from hetplan.search.result import Inputs
 from hetplan.search.single.likely import part_of
 from hetplan.search.single_solver import SingleSolver
+from hetplan.search.solver import Rough
 
 _MUCH_MEMORY = 16
 """Times the memory of a device: hetplan's own rule is to exclude nothing."""
@@ -71,6 +72,12 @@ class OwnMaker(SpaceMaker):
         found = tuple(parts_of(family))
         self._part_of.update(dict.fromkeys(found, family))
         return found
+
+    def rough(self, family: Family) -> Rough:
+        """hetplan's, but for families without a plan that fits."""
+        if self.sailor.rough(family).bound_seconds == math.inf:
+            return Rough(bound_seconds=math.inf, estimate_seconds=math.inf)
+        return super().rough(family)
 
     def space(self, family: Family) -> Space:
         """See the head of the file."""

@@ -35,8 +35,8 @@ _MOST_STAGES = 32
 FEW_ROOMS = 3
 """Up to so many rooms each has its own tp and every order is tried; of more, rooms of one GPU have
 one tp and those of a region stay together."""
-_MOST_CUT_STAGES = 25_000
-"""Stages of all rows that are cut, 20 us each (measured)."""
+_MOST_CUTS, _MOST_CUT_STAGES = 5_000, 25_000
+"""Rows that are cut, and their stages, 20 us each (measured)."""
 _WORTH_CUTTING = 1.3
 """Rows whose outlook is further above the best are not cut: a heuristic, no proof."""
 _KEPT = 24
@@ -81,7 +81,8 @@ class Rows:
         found: list[Row] = []
         best = below_seconds
         for outlook, bound, size, dp, count, tps in asked:
-            if outlook > _WORTH_CUTTING * best or self.cut_stages >= _MOST_CUT_STAGES:
+            enough = self.cuts >= _MOST_CUTS or self.cut_stages >= _MOST_CUT_STAGES
+            if enough or outlook > _WORTH_CUTTING * best:
                 break
             if bound >= best:
                 continue

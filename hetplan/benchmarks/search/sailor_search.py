@@ -20,7 +20,7 @@ from hetplan.benchmarks.search.rows import sends_of
 from hetplan.benchmarks.search.sailor_cost import SailorScore
 from hetplan.benchmarks.search.sailor_files import SailorFiles
 from hetplan.benchmarks.search.sailor_predictor import ProfilePredictor
-from hetplan.benchmarks.search.sailor_space import SailorMaker
+from hetplan.benchmarks.search.sailor_space import SailorMaker, has_paths
 from hetplan.benchmarks.search.sailor_tables import Tables
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.families.family import Family
@@ -28,7 +28,6 @@ from hetplan.search.families.space import Ints
 from hetplan.search.result import Inputs
 from hetplan.search.single_solver import SingleSolver
 from hetplan.search.solver import Best
-
 
 _FEW_MESHES = 12
 """Families of more are searched in parts as well."""
@@ -54,6 +53,13 @@ class SailorSolver(SingleSolver):
     def __init__(self, index: int, family: Family, maker: SailorMaker) -> None:
         super().__init__(index, family, maker)
         self._sailor = maker
+
+    def improve(self, best: Best) -> None:
+        """Pipelines of one stage, and what local search finds where stages have a path."""
+        for m in range(len(self.family.meshes)):
+            self.offer_row(np.array([m]), np.zeros(1, dtype=np.int64), best)
+        if has_paths(self.space):
+            super().improve(best)
 
     def offer_row(self, mesh: Ints, extra: Ints, best: Best) -> None:
         """Cut a row of slots by the formula and offer it."""

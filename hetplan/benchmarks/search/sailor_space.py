@@ -32,6 +32,7 @@ from hetplan.search.families.family import Family, Mesh
 from hetplan.search.families.space import BOTH, FIRST, LAST, MIDDLE, Links, Space
 from hetplan.search.solver import Rough
 
+_NO_PATH_SECONDS = 1e9
 _ROLES = (MIDDLE, FIRST, LAST, BOTH)
 
 
@@ -63,7 +64,8 @@ class SailorMaker(SpaceMaker):
         sends = (space.extra_forward + space.extra_backward)[MIDDLE, 0]
         fits = space.most_layers[0, :, :, 1:].max(axis=(0, 2))
         alone = space.most_layers[0, BOTH, :, 1] >= space.num_layers
-        if not (fits > 0).any():
+        # Without a path between stages only one stage is left.
+        if not (fits > 0).any() or not (has_paths(space) or alone.any()):
             return Rough(bound_seconds=math.inf, estimate_seconds=math.inf)
         used = fits > 0
         rate, most = np.zeros(len(self.cluster.islands)), 0.0
@@ -203,9 +205,9 @@ class SailorMaker(SpaceMaker):
                     each[i, j] = slowest_send(one, other, self.tables)
         both = np.minimum(each, each.T)
         least = both.min(axis=1)
-        more = np.where(np.isfinite(both), both, 1e9)
+        more = np.where(np.isfinite(both), both, _NO_PATH_SECONDS)
         beyond = np.maximum(more - np.maximum(least[:, None], least[None, :]), 0.0) / 2
-        beyond = np.where(np.isfinite(both), beyond, 1e9)
+        beyond = np.where(np.isfinite(both), beyond, _NO_PATH_SECONDS)
         nothing = np.zeros((count, count))
         return least, Links(
             send_forward=beyond, send_backward=beyond, wire_latency=nothing,
@@ -232,6 +234,11 @@ class SailorMaker(SpaceMaker):
             known[:, 0] = True
             self._known_fits[key] = np.asarray(layers - np.argmax(known[:, ::-1], axis=1))
         return self._known_fits[key]
+
+
+def has_paths(space: Space) -> bool:
+    """Whether any two stages can send to each other."""
+    return bool((space.links.send_forward < _NO_PATH_SECONDS).any())
 
 
 def _least_each(space: Space) -> Floats:

@@ -13,17 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.search.families.space import FIRST, LAST, MIDDLE
+from hetplan.search.families.space import FIRST, LAST
+from hetplan.search.several.modes import NO_FILL, Mode, modes_of
 from hetplan.search.several.pricing import Bools, cheapest_path, weigh_turns
 from hetplan.search.several.ticks import Tick
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mode:
-    """Which of the inequalities a stage downstream of the bottleneck is weighed by."""
-
-    down: float
-    bonus: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,19 +77,6 @@ _RAISES, _CLASSES_RAISED = 5, 4
 _GAINED = 1e-4
 """Surcharges that add no more than this are not followed."""
 
-_NO_FILL = Mode(down=0.0, bonus=0.0)
-"""(a) alone."""
-
-
-def _modes(turn: float) -> tuple[Mode, ...]:
-    """(c), (b), half of each, and (a); `turn`: the largest min(F, B) / C of a bottleneck."""
-    return (
-        Mode(down=2.0, bonus=1.0),
-        Mode(down=1.0, bonus=turn),
-        Mode(down=1.5, bonus=0.5 * (1.0 + turn)),
-        _NO_FILL,
-    )
-
 
 @dataclass(slots=True)
 class PathPricer:
@@ -140,7 +120,7 @@ class PathPricer:
             layer=tick.forward + tick.backward,
             wire=wire,
             serial=wire if waits else extra,
-            modes=_modes(_largest_turn(tick, waits=waits)),
+            modes=modes_of(tick),
             known={},
         )
 
@@ -367,7 +347,7 @@ class PathPricer:
         """
         price, off = self._charged(asked, surcharge)
         while True:
-            value, _ = self._cheapest(asked, price, known, _NO_FILL, 1, np.inf)
+            value, _ = self._cheapest(asked, price, known, NO_FILL, 1, np.inf)
             value -= off
             if (
                 value > self.tick.most_microbatches * (1 + 1e-9)
@@ -396,19 +376,3 @@ class PathPricer:
 
 def _with(surcharge: tuple[float, ...], place: int, value: float) -> tuple[float, ...]:
     return (*surcharge[:place], value, *surcharge[place + 1 :])
-
-
-def _largest_turn(tick: Tick, *, waits: bool) -> float:
-    """Of all stages but last ones, the largest part of a turn that its shorter pass takes."""
-    layers = np.arange(1, tick.num_layers + 1)
-    largest = 0.0
-    for role in (FIRST, MIDDLE):
-        forward, backward = tick.extra_forward[role], tick.extra_backward[role]
-        if waits:
-            forward = forward + (0.0 if role == FIRST else tick.arrive_forward)
-            backward = backward + tick.arrive_backward
-        forward = forward[:, None] + tick.forward[:, None] * layers
-        backward = backward[:, None] + tick.backward[:, None] * layers
-        shorter = np.minimum(forward, backward)
-        largest = max(largest, float((shorter / (forward + backward)).max()))
-    return largest

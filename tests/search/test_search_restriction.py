@@ -1,0 +1,52 @@
+"""What a target costs: the same question asked of a trainer that can run more plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from search_jobs import cluster, island, job, model
+
+from hetplan.predict.fit import FittedPredictor
+from hetplan.search.restriction import WIDER, restriction
+from hetplan.search.result import SearchResult
+from hetplan.search.search import search
+
+PREDICTOR = FittedPredictor.datasheet_only()
+
+
+def _find(trainer: str) -> SearchResult:
+    where = cluster(
+        island("slow", kind="old", teraflops=40.0, nodes=1, per_node=2),
+        island("quick", kind="new", teraflops=120.0, nodes=1, per_node=2),
+    )
+    asked = replace(job(8, gap=0.05), target=trainer)
+    return search(model(6), where, asked, PREDICTOR)
+
+
+@pytest.mark.parametrize("trainer", ["flagscale", "megatron", "torchtitan"])
+def test_more_plans_are_never_slower(trainer: str) -> None:
+    result = _find(trainer)
+    found = restriction(result, PREDICTOR)
+    assert found is not None
+    assert found.target == WIDER
+    # The plan itself is known to the wider search from the beginning.
+    assert found.lower_bound_seconds <= found.step_seconds
+    assert found.step_seconds <= result.estimate.step_seconds * (1.0 + 1e-9)
+
+
+@pytest.mark.parametrize("trainer", [WIDER, "any"])
+def test_who_can_run_all_plans_is_not_restricted(trainer: str) -> None:
+    result = _find("megatron")
+    wider = replace(
+        result, inputs=replace(result.inputs, job=replace(result.inputs.job, target=trainer))
+    )
+    assert restriction(wider, PREDICTOR) is None
+
+
+def test_without_time_the_own_plan_is_the_wider_one() -> None:
+    result = _find("flagscale")
+    found = restriction(result, PREDICTOR, time_limit_seconds=0.0)
+    assert found is not None
+    assert found.step_seconds <= result.estimate.step_seconds * (1.0 + 1e-9)
+    assert found.lower_bound_seconds == 0.0
