@@ -46,7 +46,11 @@ def plan(
         typer.Option(help="Proven distance to the best plan at which to stop, over the job's."),
     ] = None,
     time_limit: Annotated[
-        str | None, typer.Option(help="Longest search, as in '60 s' or '5 min', over the job's.")
+        str | None,
+        typer.Option(
+            help="Longest search, as in '60 s' or '5 min', over the job's. The first plan of a "
+            "limit under 10 s may come 1 s after it."
+        ),
     ] = None,
     objective: Annotated[
         str | None, typer.Option(help="step_time or cost_per_token, over the job's.")
@@ -111,26 +115,25 @@ def plan(
     _check_journal(journal, resume)
     inputs = read_inputs(*files, target)
     asked = with_aim(_overridden(inputs.job, gap, time_limit), quantile, objective)
-    from hetplan.cli.progress import ProgressLine
-    from hetplan.search.files import SCHEMA, result_text, save_result
+    from hetplan.search.files import SCHEMA, result_text
 
     replacing = check_replaceable(out, SCHEMA, "plan")
     predict, digest = read_predictor(predictor, store)
     from hetplan.search.search import search  # last: it takes a second, and faults are told at once
 
-    with ProgressLine("closing candidates") as line:
-        result = search(
+    def ask(progress: Callable[[Progress], None]) -> SearchResult:
+        return search(
             inputs.model,
             inputs.cluster,
             asked,
             predict,
             sha256=(*inputs.sha256, ("predictor", digest)),
-            progress=_shown_on(line),
+            progress=progress,
             journal=journal,
             resume=resume,
         )
-    result = by_aim(result, predict, top)
-    save_result(result, out)
+
+    result = _saved(ask, predict, top, out)
     say(f"wrote {out}{replacing}")
     if as_json:
         emit(result_text(result))
@@ -143,6 +146,31 @@ def plan(
         if native:
             _show_restriction(result, predict)
         _show_homogeneous(result, predict)
+
+
+def _saved(
+    ask: Callable[[Callable[[Progress], None]], SearchResult],
+    predictor: Predictor,
+    top: int,
+    out: Path,
+) -> SearchResult:
+    """The search's plan, for the job's aim, after it was written; after Ctrl-C the best so far."""
+    from hetplan.cli.progress import ProgressLine
+    from hetplan.search.files import save_result
+    from hetplan.search.objectives.pool import interrupted
+
+    found: list[SearchResult] = []
+    try:
+        with ProgressLine("closing candidates") as line:
+            found.append(ask(_shown_on(line)))
+        found.append(by_aim(found[-1], predictor, top))
+        save_result(found[-1], out)
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        found.append(interrupted(found[-1]))
+        save_result(found[-1], out)
+    return found[-1]
 
 
 def _refuse_with_sweep(given: list[str]) -> None:

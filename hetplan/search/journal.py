@@ -82,6 +82,15 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OnRecord:
+    """An offer that a journal has."""
+
+    line: int
+    seconds: float
+    chosen: ChosenPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """What a journal says."""
 
@@ -89,6 +98,7 @@ class Record:
     steps: tuple[Step, ...]
     reserve: tuple[Event, ...]
     """Offers and bounds of steps that were broken off."""
+    offers: tuple[OnRecord, ...]
     whole_bytes: int
     """Length of the whole lines."""
 
@@ -114,7 +124,7 @@ def _line(data: object) -> bytes:
 def read_journal(path: Path) -> Record | None:
     """What the journal says; None where there is no file or not one whole line.
 
-    InputError where a whole line is not one of a journal.
+    InputError where a whole line is not one of a journal, or says what no search writes.
     """
     try:
         data = path.read_bytes()
@@ -131,8 +141,12 @@ def read_journal(path: Path) -> Record | None:
     steps: list[Step] = []
     reserve: list[Event] = []
     pending: list[Event] = []
+    offers: list[OnRecord] = []
     for number, line in enumerate(lines[1:], start=2):
         event = _decoded(path, number, line, Event)
+        _check_seconds(path, number, event)
+        if event.event == "offer" and event.seconds is not None and event.chosen is not None:
+            offers.append(OnRecord(line=number, seconds=event.seconds, chosen=event.chosen))
         if event.event in ("offer", "bound"):
             pending.append(event)
         elif event.event == "step":
@@ -146,6 +160,7 @@ def read_journal(path: Path) -> Record | None:
         header=header,
         steps=tuple(steps),
         reserve=(*reserve, *pending),
+        offers=tuple(offers),
         whole_bytes=len(whole),
     )
 
@@ -171,6 +186,22 @@ def _decoded(path: Path, number: int, line: bytes, type_: type[T]) -> T:
         raise InputError(*(replace(fault, line=number) for fault in error.faults)) from error
 
 
+def _check_seconds(path: Path, number: int, event: Event) -> None:
+    """InputError where the seconds of a line can be neither a plan's nor a bound's."""
+    seconds = event.seconds
+    if event.event == "offer" and (seconds is None or event.chosen is None):
+        raise _altered(path, number, "", "an offer has `seconds` and `chosen`, this one has not")
+    # A bound or a target may be 0; no plan takes no time.
+    least = 0.0 if event.event != "offer" else math.ulp(0.0)
+    if seconds is not None and not least <= seconds < math.inf:
+        raise _altered(path, number, "seconds", f"is {seconds}, which no search writes")
+
+
+def _altered(path: Path, number: int, field_: str, found: str) -> InputError:
+    message = f"{found}; the line was changed: start again without --resume"
+    return InputError(Fault(file=str(path), line=number, field=field_, message=message))
+
+
 @dataclass(slots=True)
 class Journal:
     """Takes events of a search: writes them, and gives back steps that are on record."""
@@ -181,8 +212,11 @@ class Journal:
     solvers: Sequence[Solver] = ()
     steps: Sequence[Step] = ()
     reserve: Sequence[Event] = ()
+    record: Record | None = None
+    """What was there before."""
     from_start: bool = False
     """The record is of another gap: its plans and bounds are known from the start, no steps."""
+    closed: bool = False
     _taken: int = 0
     _silent: bool = False
     _file: IO[bytes] | None = field(default=None, repr=False)
@@ -235,6 +269,7 @@ class Journal:
         if self._file is not None:
             self._file.close()
             self._file = None
+        self.closed = True
 
     def on_event(self, event: Offer | tuple[int, float]) -> None:
         """Listener of `Best`."""
@@ -294,6 +329,18 @@ class Journal:
                 explored=best.explored,
             )
         )
+
+    def wrong(self, offer: Offer, found: str) -> InputError | None:
+        """What to say of a wrong offer that is on record; None where it is not from there."""
+        offers = () if self.record is None else self.record.offers
+        for each in offers:
+            if self.path is not None and (each.seconds, each.chosen) == (
+                offer.seconds,
+                offer.chosen,
+            ):
+                message = f"is not what the plan takes: {found}"
+                return _altered(self.path, each.line, "seconds", message)
+        return None
 
     def use_reserve(self) -> None:
         """Plans and bounds of steps that were broken off, for a search that ends early."""

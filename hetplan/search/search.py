@@ -32,10 +32,16 @@ from hetplan.search.families.allowed import allowed_cluster
 from hetplan.search.families.families import Families
 from hetplan.search.families.table import FamilyTable, table_of
 from hetplan.search.files import SCHEMA
-from hetplan.search.journal import Journal, digests, header_of, read_journal, resumable
+from hetplan.search.journal import (
+    Journal,
+    digests,
+    header_of,
+    read_journal,
+    resumable,
+)
 from hetplan.search.reasons.answer import quick_reasons, whole_reasons
 from hetplan.search.result import Certificate, Inputs, SearchResult
-from hetplan.search.settle import AGREEMENT, Settled, offer_starts, settle
+from hetplan.search.settle import AGREEMENT, Settled, WrongOfferError, offer_starts, settle
 from hetplan.search.solver import Best, Offer, OutOfTimeError, Progress, Solver
 from hetplan.search.solvers import solvers_of
 from hetplan.search.words import describe_space
@@ -64,6 +70,7 @@ class _Run:
     predictor: Predictor
     best: Best
     pricer: Pricer
+    book: Journal
     families: FamilyTable = field(default_factory=lambda: table_of(()))
     solvers: Sequence[Solver] = ()
     candidates: int = 0
@@ -104,9 +111,59 @@ def search(
     if faults:
         raise InputError(*faults)
     check_model(model, job)
+    best = _nothing_yet(job, progress)
+    asked = digests(model, cluster, job, sha256)
+    allowed = allowed_cluster(cluster, job)
+    run = _Run(
+        model=model,
+        cluster=allowed,
+        job=job,
+        predictor=predictor,
+        best=best,
+        pricer=Pricer(model, allowed, job, predictor),
+        book=_journal(journal, resume, best, asked, job.gap),
+    )
+    try:
+        return _answer(run, Inputs(model=model, cluster=cluster, job=job, sha256=sha256), start)
+    except _NoPlanError:
+        if run.status == "optimal":
+            answer = whole_reasons if reasons else quick_reasons
+            raise InfeasibleError(answer(model, cluster, job, predictor)) from None
+        raise LimitError(
+            f"the time limit of {job.time_limit_seconds:g} s was reached before any plan was "
+            "found; raise time_limit or pin degrees"
+        ) from None
+
+
+class _NoPlanError(Exception):
+    """A search ended without one."""
+
+
+def _answer(run: _Run, inputs: Inputs, start: Sequence[Plan]) -> SearchResult:
+    """Search, and settle what was found; a Ctrl-C at any moment ends it with the best plan."""
+    best, book = run.best, run.book
+    try:
+        _search(run, start)
+        found = _result(run, inputs, _settled(run))
+        book.close(run.status)
+        return found
+    except KeyboardInterrupt:
+        book.use_reserve()
+        best.straighten()
+        if best.chosen is None or not best.bounds:
+            raise
+        run.status = "interrupted"
+        return _result(run, inputs, _settled(run))
+    finally:
+        if not book.closed:
+            book.close(run.status if best.chosen is not None else "no plan")
+
+
+def _nothing_yet(job: Job, progress: Callable[[Progress], None] | None) -> Best:
+    """The best plan of a search that begins now."""
     started = time.monotonic()
     limit = job.time_limit_seconds
-    best = Best(
+    return Best(
         gap=job.gap,
         bounds=[],
         deadline=float("inf") if limit is None else started + limit,
@@ -114,37 +171,22 @@ def search(
         started=started,
         seed=job.seed,
     )
-    allowed = allowed_cluster(cluster, job)
-    pricer = Pricer(model, allowed, job, predictor)
-    run = _Run(model=model, cluster=allowed, job=job, predictor=predictor, best=best, pricer=pricer)
-    book = _journal(journal, resume, best, digests(model, cluster, job, sha256), job.gap)
-    try:
-        _search(run, book, start)
-    finally:
-        book.close(run.status if best.chosen is not None else "no plan")
-    if best.chosen is None:
-        if run.status == "optimal":
-            answer = whole_reasons if reasons else quick_reasons
-            raise InfeasibleError(answer(model, cluster, job, predictor))
-        raise LimitError(
-            f"the time limit of {limit:g} s was reached before any plan was found; "
-            "raise time_limit or pin degrees"
-        )
-    inputs = Inputs(model=model, cluster=cluster, job=job, sha256=sha256)
-    try:
-        settled = _settled(run)
-    except KeyboardInterrupt:
-        # The plan is known, only its whole price is not.
-        run.status = "interrupted"
-        settled = _settled(run)
-    return _result(run, inputs, settled)
 
 
 def _settled(run: _Run) -> Settled:
-    """The answer so far; priced again only where plans have been offered since."""
+    """The answer so far; priced again only where plans have been offered since.
+
+    InputError where a plan on record is not what the journal says of it.
+    """
     offered = (*run.best.offers, *run.best.own.values())
     if run.settled is None or run.settled_offers != offered:
-        run.settled = settle(run.best, run.pricer)
+        try:
+            run.settled = settle(run.best, run.pricer)
+        except WrongOfferError as error:
+            wrong = run.book.wrong(error.offer, str(error))
+            if wrong is None:
+                raise
+            raise wrong from error
         run.settled_offers = offered
     return run.settled
 
@@ -155,7 +197,7 @@ def _journal(
     """The journal of this search, with what is on record; not yet open."""
     book = Journal(path=path, started=best.started, best=best)
     header = header_of(inputs, gap)
-    record = read_journal(path) if resume and path is not None else None
+    record = book.record = read_journal(path) if resume and path is not None else None
     if record is not None and path is not None:
         if resumable(record, header, path):
             book.steps = record.steps
@@ -168,41 +210,44 @@ def _journal(
     return book
 
 
-def _search(run: _Run, book: Journal, start: Sequence[Plan]) -> None:
-    """Fill `run`: solvers, bounds, the best plan, and how it ended."""
-    best = run.best
+def _search(run: _Run, start: Sequence[Plan]) -> None:
+    """Fill `run`: solvers, bounds, the best plan, and how it ended.
+
+    _NoPlanError where there is no plan in the end.
+    """
+    best, book = run.best, run.book
+    maker = SpaceMaker(model=run.model, cluster=run.cluster, job=run.job, predictor=run.predictor)
+    run.families = Families(model=run.model, cluster=run.cluster, job=run.job).families()
+    run.solvers = solvers_of(run.families, maker, run.cluster, run.job)
+    best.bounds = [0.0] * len(run.solvers)
+    book.solvers = run.solvers
     try:
-        maker = SpaceMaker(
-            model=run.model, cluster=run.cluster, job=run.job, predictor=run.predictor
-        )
-        run.families = Families(model=run.model, cluster=run.cluster, job=run.job).families()
-        run.solvers = solvers_of(run.families, maker, run.cluster, run.job)
-        best.bounds = [0.0] * len(run.solvers)
-        book.solvers = run.solvers
         offer_starts(start, best, run.pricer)
-        drive = Drive(
-            best=best,
-            journal=book,
-            solvers=run.solvers,
-            improved=run.improved,
-            proven=run.proven,
-        )
-        limit = run.job.time_limit_seconds
-        if limit is not None and limit < _LITTLE_SECONDS:
-            drive.first_plan(range(0, len(run.families), 1 + len(run.families) // _SAMPLED))
-        drive.estimates = _rough(run, maker)
-        if book.from_start:
-            book.use_reserve()
-        drive.run()
-        _close_priced(run, drive)
+        _drive(run, maker)
     except OutOfTimeError:
         run.status = "limit"
         book.use_reserve()
-    except KeyboardInterrupt:
-        book.use_reserve()
-        if best.chosen is None:
-            raise
-        run.status = "interrupted"
+    if best.chosen is None:
+        raise _NoPlanError
+
+
+def _drive(run: _Run, maker: SpaceMaker) -> None:
+    """Plans and proofs; OutOfTimeError at the deadline."""
+    drive = Drive(
+        best=run.best,
+        journal=run.book,
+        solvers=run.solvers,
+        improved=run.improved,
+        proven=run.proven,
+    )
+    limit = run.job.time_limit_seconds
+    if limit is not None and limit < _LITTLE_SECONDS:
+        drive.first_plan(range(0, len(run.families), 1 + len(run.families) // _SAMPLED))
+    drive.estimates = _rough(run, maker)
+    if run.book.from_start:
+        run.book.use_reserve()
+    drive.run()
+    _close_priced(run, drive)
 
 
 def _rough(run: _Run, maker: SpaceMaker) -> list[float]:

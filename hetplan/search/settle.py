@@ -39,14 +39,25 @@ class Settled:
     estimate: Estimate
 
 
+class WrongOfferError(HetplanError):
+    """An offer is no legal plan, or does not take what it is said to: a fault of who offered it."""
+
+    def __init__(self, offer: Offer, message: str) -> None:
+        super().__init__(message)
+        self.offer = offer
+
+
 def settle(best: Best, pricer: Pricer) -> Settled:
-    """The fastest of the best offers by its whole price, which is never below the search's."""
+    """The fastest of the best offers by its whole price, which is never below the search's.
+
+    WrongOfferError where an offer is no plan of the job or its price is another one.
+    """
     found: Plan | None = None
     least = math.inf
     for offer in _nearest(best):
         if found is not None and offer.seconds >= least * (1.0 - AGREEMENT):
             break
-        plan = placed(offer.chosen, pricer)
+        plan = _placed(offer, pricer)
         step = _agreeing(offer, plan, pricer)
         if _fits(step) and step.step_seconds < least:
             found, least = plan, step.step_seconds
@@ -63,12 +74,15 @@ def _nearest(best: Best) -> list[Offer]:
     return list(found.values())[:_SETTLED]
 
 
-def placed(chosen: ChosenPlan, pricer: Pricer) -> Plan:
-    """The plan on devices; a HetplanError where it breaks a rule: the search has a fault."""
-    plan = plan_of(pricer.model, pricer.cluster, pricer.job, chosen)
+def _placed(offer: Offer, pricer: Pricer) -> Plan:
+    """The plan on devices."""
+    try:
+        plan = plan_of(pricer.model, pricer.cluster, pricer.job, offer.chosen)
+    except InputError as error:
+        raise WrongOfferError(offer, f"the search built no plan: {error}") from error
     broken = check_plan(plan, pricer.model, pricer.cluster, pricer.job)
     if broken:
-        raise HetplanError(f"the search built an illegal plan: {broken[0]}")
+        raise WrongOfferError(offer, f"the search built an illegal plan: {broken[0]}")
     return plan
 
 
@@ -78,15 +92,16 @@ def _fits(step: StepCost) -> bool:
 
 
 def _agreeing(offer: Offer, plan: Plan, pricer: Pricer) -> StepCost:
-    """The plan's whole price; a HetplanError where it is less than the search's, or more without
+    """The plan's whole price; WrongOfferError where it is less than the search's, or more without
     one of the reasons of `_may_be_slower`.
     """
     step = pricer.step(plan)
     more = step.step_seconds - offer.seconds
     if abs(more) > AGREEMENT * offer.seconds and not (more > 0 and _may_be_slower(step)):
-        raise HetplanError(
+        raise WrongOfferError(
+            offer,
             f"the search priced the plan at {offer.seconds!r} s, its estimate is "
-            f"{step.step_seconds!r} s; they must agree"
+            f"{step.step_seconds!r} s; they must agree",
         )
     return step
 

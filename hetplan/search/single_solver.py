@@ -15,7 +15,7 @@ import numpy as np
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.families.family import Family
-from hetplan.search.families.space import Ints, Space
+from hetplan.search.families.space import MOST_FREE_ISLANDS, Ints, Space
 from hetplan.search.single.exact import Row, cheapest, few_plans, row_arrays
 from hetplan.search.single.local import expand, rules_of, search_rows
 from hetplan.search.single.local_cut import cut
@@ -50,6 +50,9 @@ _PROGRAM_BUDGETS = (2e8, 2e9, 2e10)
 
 _SAME_TARGET = 1e-3
 """A walk that has ended below a target ends there again where the target falls by less."""
+
+_LIFTED = 2e-3
+"""Part of the target within which a bound is lifted."""
 
 _MOST_MET = 8
 """Pipelines of the programs that are polished."""
@@ -96,6 +99,10 @@ class SingleSolver:
         part = self._maker.likely(self.family)
         if part is self.family:
             self._search_rows(best)
+            if _islands(self.space) > MOST_FREE_ISLANDS:
+                # Where the meshes of a region stand together, most steps of a local search lead
+                # nowhere; the programs meet plans on their way.
+                self._walk(best, again=False)
         else:
             # The space of all meshes takes longer than the search.
             type(self)(self.index, part, self._maker)._search_rows(best)
@@ -174,12 +181,15 @@ class SingleSolver:
         if best.still_open(self.index, self._sharper) and not self._walk(best):
             self._list(best)
 
-    def _walk(self, best: Best) -> bool:
-        """Whether the programs over orders close the family; what they meet is offered."""
+    def _walk(self, best: Best, *, again: bool = True) -> bool:
+        """Whether the programs over orders close the family; what they meet is offered.
+
+        again: as long as that makes the target lower.
+        """
         ceiling = min(best.target, NEVER)
         if best.stood.get(self.index, float("inf")) <= ceiling * (1.0 + _SAME_TARGET):
-            return False
-        programs = [(OrderProgram(part), part, at) for part, at in apart(self.space, ceiling)]
+            return best.effort == 1 and self._lift(best)
+        programs = [(self._program(part), part, at) for part, at in apart(self.space, ceiling)]
         while best.open(self.index):
             before = best.target
             bound, finished = ceiling, True
@@ -197,11 +207,37 @@ class SingleSolver:
                 for met in found.met[:_MOST_MET]:
                     self._offer_order(met.order, at, best)
             best.raise_bound(self.index, bound if bound < NEVER else float("inf"))
-            if best.target >= before:
-                if finished and best.open(self.index):
+            if best.target >= before or not again:
+                if finished and best.target >= before and best.open(self.index):
                     best.stood[self.index] = before
                 return not best.open(self.index)
         return True
+
+    def _program(self, part: Space) -> OrderProgram:
+        """Of some meshes, which may stand as those of the whole space may."""
+        return OrderProgram(part, contiguous=_islands(self.space) > MOST_FREE_ISLANDS)
+
+    def _lift(self, best: Best) -> bool:
+        """Whether walks below the target close the family, whose walk from there came to an end.
+
+        A slot of a plan with a shorter step holds less (`within`). So walks from steps in between
+        can end higher: no plan is below both such a step and what its walk says.
+        """
+        low, high = best.bounds[self.index], best.target
+        while high - low > _LIFTED * high:
+            middle, bound = 0.5 * (low + high), NEVER
+            for part, _ in apart(self.space, middle):
+                budget = _PROGRAM_BUDGETS[best.effort]
+                program = self._program(part)
+                found = prove(
+                    part, middle, budget=budget, check=best.check_time, program=program, most=budget
+                )
+                best.explored += found.programs
+                bound = min(bound, found.bound_seconds)
+            high = middle if bound < middle else high
+            low = max(low, min(bound, middle))
+            best.raise_bound(self.index, low)
+        return not best.open(self.index)
 
     def _offer_order(self, order: Order, meshes: Ints, best: Best) -> None:
         """Polish and offer a pipeline of the programs over these meshes of the space."""
@@ -211,7 +247,7 @@ class SingleSolver:
 
     def _list(self, best: Best) -> bool:
         """Replay every plan below the target where they are few; whether that was all of them."""
-        found = few_plans(self.space, rules_of(self.space), _FEW_PLANS)
+        found = few_plans(self.space, rules_of(self.space), _FEW_PLANS, best.check_time)
         if found is None:
             return False
         spent = np.zeros(3, dtype=np.int64)
@@ -235,7 +271,8 @@ class SingleSolver:
         before = int(spent[1])
         ceiling = min(NEVER, best.target)
         kept = cheapest(
-            self._numbers, mesh, extra, ceiling, _EXACT_BUDGET, steps, variants, units, spent
+            *(self._numbers, mesh, extra, ceiling, _EXACT_BUDGET),
+            *(steps, variants, units, spent, best.check_time),
         )
         best.replays += int(spent[1]) - before
         if kept < 0:

@@ -128,6 +128,12 @@ class Best:
             self.report()
         return better
 
+    def straighten(self) -> None:
+        """Make the best plan the least of `own`: a Ctrl-C may have come while one was noted."""
+        if self.own:
+            found = min(self.own.values(), key=lambda offer: offer.seconds)
+            self.seconds, self.solver, self.chosen = found.seconds, found.solver, found.chosen
+
     def wanted(self, solver: int) -> float:
         """Plans of this solver that are not below it are not kept."""
         found = self.own.get(solver)

@@ -8,7 +8,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from hetplan.benchmarks.search.cases import Case, Room
+from hetplan.benchmarks.search.cases import Case, SailorRoom
 from hetplan.benchmarks.search.row_cuts import cut
 from hetplan.benchmarks.search.rows import Rows
 from hetplan.benchmarks.search.sailor_cost import SailorPlan, SailorReplicas, score
@@ -49,7 +49,7 @@ def files(slower: float, across: float) -> SailorFiles:
     )
 
 
-def case(batch: int, *rooms: Room) -> Case:
+def case(batch: int, *rooms: SailorRoom) -> Case:
     return Case(
         name="toy", model="toy", global_batch_size=batch, sequence_length=2048,
         num_layers=LAYERS, devices_per_node=2, rooms=rooms, peers=(),
@@ -97,25 +97,25 @@ def _listed(asked: Case, figures: SailorFiles) -> float:
 @pytest.mark.parametrize(
     ("rooms", "slower", "across", "batch"),
     [
-        ((Room(gpu="A100-40", zone="z", devices=4),), 1.0, 1.0, 9),
+        ((SailorRoom(gpu="A100-40", zone="z", devices=4),), 1.0, 1.0, 9),
         (
             (
-                Room(gpu="A100-40", zone="z", devices=2),
-                Room(gpu="V100-16", zone="z", devices=2),
+                SailorRoom(gpu="A100-40", zone="z", devices=2),
+                SailorRoom(gpu="V100-16", zone="z", devices=2),
             ),
             2.5, 1.0, 12,
         ),
         (
             (
-                Room(gpu="A100-40", zone="z", devices=2),
-                Room(gpu="A100-40", zone="y", devices=2),
+                SailorRoom(gpu="A100-40", zone="z", devices=2),
+                SailorRoom(gpu="A100-40", zone="y", devices=2),
             ),
             1.0, 0.1, 7,
         ),
     ],
 )  # fmt: skip
 def test_no_plan_of_a_small_case_is_faster(
-    rooms: tuple[Room, ...], slower: float, across: float, batch: int
+    rooms: tuple[SailorRoom, ...], slower: float, across: float, batch: int
 ) -> None:
     asked, figures = case(batch, *rooms), files(slower, across)
     found = Rows(case=asked, files=figures)
@@ -128,7 +128,7 @@ def test_no_plan_of_a_small_case_is_faster(
 
 
 def test_a_row_without_room_is_none() -> None:
-    asked = case(8, Room(gpu="A100-40", zone="z", devices=2))
+    asked = case(8, SailorRoom(gpu="A100-40", zone="z", devices=2))
     figures = files(1.0, 1.0)
     huge = LayerSizes(
         parameters=(1e10,) * LAYERS,
@@ -166,8 +166,8 @@ def test_cuts_are_those_of_a_list() -> None:
 def test_unknown_paths_are_no_crash() -> None:
     asked = case(
         8,
-        Room(gpu="A100-40", zone="z", devices=2),
-        Room(gpu="A100-40", zone="elsewhere", devices=2),
+        SailorRoom(gpu="A100-40", zone="z", devices=2),
+        SailorRoom(gpu="A100-40", zone="elsewhere", devices=2),
     )
     best = Rows(case=asked, files=files(1.0, 1.0)).best()[0]
     assert {each.zone for stage in best.plan.stages for each in stage} == {"z"}

@@ -28,7 +28,7 @@ class Case:
     exchange: Exchange
 
     def most_units(self, family: Family, mesh: Sequence[int], units: int) -> Ints:
-        """As `hetplan.search.interleaved.memory.Room`."""
+        """As `hetplan.search.interleaved.memory.MemoryRoom`."""
         last = len(mesh) - 1
         return np.array([self.room[:, at, last - s] for s, at in enumerate(mesh)])
 

@@ -37,6 +37,8 @@ def sequences(space: Space, *, contiguous: bool = False) -> Iterator[tuple[int, 
                 continue
             regions = [int(space.region[i]) for i in order]
             blocks = [r for at, r in enumerate(regions) if r != (regions[at - 1] if at else None)]
+            # Meshes over several regions stand anywhere.
+            blocks = [r for r in blocks if r >= 0]
             if contiguous and len(blocks) != len(set(blocks)):
                 continue
             for stages in product(*(range(1, int(space.max_stages[i]) + 1) for i in order)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -140,6 +141,60 @@ def test_a_journal_of_something_else_is_refused(
     with pytest.raises(InputError, match=words) as error:
         _find(job(8, gap=0.01), path, resume=True)
     assert str(path) in str(error.value)
+
+
+def _with(line: bytes, **values: object) -> bytes:
+    return json.dumps({**json.loads(line), **values}).encode() + b"\n"
+
+
+@pytest.mark.parametrize("seconds", [1e-9, 1e9, -1.0, 0.0, math.nan, math.inf, None])
+@pytest.mark.parametrize("which", [0, -1])
+def test_an_offer_that_was_changed_by_hand_is_refused_with_its_line(
+    whole: tuple[bytes, SearchResult], tmp_path: Path, seconds: float | None, which: int
+) -> None:
+    lines = whole[0].splitlines(keepends=True)
+    offers = [at for at, line in enumerate(lines) if b'"event": "offer"' in line]
+    at = offers[which]
+    lines[at] = _with(lines[at], seconds=seconds)
+    path = tmp_path / "changed.jsonl"
+    path.write_bytes(b"".join(lines))
+    if seconds == 1e9:
+        # Nobody takes a plan that slow: the search finds it again.
+        again = _find(job(8, gap=0.01), path, resume=True)
+        assert again.estimate.step_seconds <= whole[1].estimate.step_seconds * 1.01
+        return
+    with pytest.raises(InputError, match="start again without --resume") as error:
+        _find(job(8, gap=0.01), path, resume=True)
+    assert f"{path}:{at + 1}" in str(error.value)
+
+
+def test_an_offer_of_another_plan_is_refused_with_its_line(
+    whole: tuple[bytes, SearchResult], tmp_path: Path
+) -> None:
+    lines = whole[0].splitlines(keepends=True)
+    at = next(at for at, line in enumerate(lines) if b'"event": "offer"' in line)
+    text = lines[at].replace(b'"slow"', b'"nowhere"').replace(b'"quick"', b'"nowhere"')
+    assert text != lines[at]
+    lines[at] = _with(text, seconds=1e-9)
+    path = tmp_path / "changed.jsonl"
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(InputError, match="start again without --resume") as error:
+        _find(job(8, gap=0.01), path, resume=True)
+    assert f"{path}:{at + 1}" in str(error.value)
+
+
+@pytest.mark.parametrize("event", ["bound", "step"])
+def test_a_bound_below_nothing_is_refused_with_its_line(
+    whole: tuple[bytes, SearchResult], tmp_path: Path, event: str
+) -> None:
+    lines = whole[0].splitlines(keepends=True)
+    at = next(at for at, line in enumerate(lines) if f'"event": "{event}"'.encode() in line)
+    lines[at] = _with(lines[at], seconds=-1.0)
+    path = tmp_path / "changed.jsonl"
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(InputError, match="start again without --resume") as error:
+        _find(job(8, gap=0.01), path, resume=True)
+    assert f"{path}:{at + 1}" in str(error.value)
 
 
 def test_another_job_is_refused(whole: tuple[bytes, SearchResult], tmp_path: Path) -> None:

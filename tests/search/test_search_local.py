@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -121,6 +122,74 @@ def test_listing_finds_what_plain_enumeration_finds(case: int) -> None:
         assert least == pytest.approx(best, rel=1e-9)
         found_some += best < NEVER
     assert found_some
+
+
+class _EnoughError(Exception):
+    """Raised by a check."""
+
+
+def _looked(after: int, seen: list[int]) -> None:
+    seen.append(1)
+    if len(seen) > after:
+        raise _EnoughError
+
+
+@pytest.mark.parametrize("slice_", [1, 7, 100])
+def test_a_listing_in_slices_finds_the_same_and_can_be_ended_at_any(
+    slice_: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = small_space(np.random.default_rng(5), Wanted(islands=2, layers=8, variants=2))
+    numbers, listed = numbers_of(space), few_plans(space, rules_of(space), 10**6)
+    assert listed is not None
+
+    def found(seen: list[int], after: int) -> list[object]:
+        answers: list[object] = []
+        for row in listed:
+            mesh, extra = row_arrays(row)
+            spent, steps = np.zeros(3, dtype=np.int64), np.zeros(3)
+            slots = [np.zeros((3, len(mesh)), dtype=np.int64) for _ in range(2)]
+            arrays = (steps, *slots, spent)
+            count = cheapest(
+                *(numbers, mesh, extra, NEVER, 10**9, *arrays), lambda: _looked(after, seen)
+            )
+            answers.append((count, *(each.tolist() for each in arrays)))
+        return answers
+
+    whole = found([], 0)
+    monkeypatch.setattr("hetplan.search.single.exact._SLICE", slice_)
+    seen: list[int] = []
+    assert found(seen, 10**9) == whole
+    assert len(seen) > 10
+    for after in (0, len(seen) // 2, len(seen) - 1):
+        ended: list[int] = []
+        with pytest.raises(_EnoughError):
+            found(ended, after)
+        assert len(ended) == after + 1
+
+
+def test_rows_are_listed_with_a_look_at_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = small_space(np.random.default_rng(5), Wanted(islands=3, most_stages=3))
+    whole = few_plans(space, rules_of(space), 10**6)
+    assert whole is not None
+    monkeypatch.setattr("hetplan.search.single.exact._ROWS_BETWEEN", 10)
+    seen: list[int] = []
+    assert few_plans(space, rules_of(space), 10**6, lambda: _looked(10**9, seen)) == whole
+    assert len(seen) >= len(whole) // 10
+    ended: list[int] = []
+    with pytest.raises(_EnoughError):
+        few_plans(space, rules_of(space), 10**6, lambda: _looked(1, ended))
+    assert len(ended) == 2
+
+
+def test_no_row_is_found_where_every_one_takes_for_ever() -> None:
+    space = small_space(np.random.default_rng(3), Wanted(islands=2, tight=False))
+    slow = replace(space, after=np.full_like(space.after, 1e300))
+    keep, counts = np.zeros((6, 4, 3), dtype=np.int64), np.zeros(6, dtype=np.int64)
+    scores, start = np.full(6, np.inf), np.zeros((4, 3), dtype=np.int64)
+    rules = rules_of(slow)
+    search_rows(numbers_of(slow), rules, start, 0, 0, 12, 10**6, keep, counts, scores)
+    assert min(scores) >= NEVER
+    assert not counts.any()
 
 
 def _found(space: Space) -> float:

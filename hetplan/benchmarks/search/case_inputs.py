@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from hetplan.benchmarks.search.cases import Case, Room
+from hetplan.benchmarks.search.cases import Case, SailorRoom
 from hetplan.benchmarks.search.sailor_cost import MEMORY_BYTES
 from hetplan.benchmarks.search.sailor_files import SailorFiles
 from hetplan.benchmarks.search.sailor_predictor import path_name
@@ -94,7 +94,9 @@ def _cluster(case: Case, files: SailorFiles) -> Cluster:
     return rooms_cluster(case.name, islands, files)
 
 
-def rooms_cluster(name: str, islands: Sequence[tuple[Room, Island]], files: SailorFiles) -> Cluster:
+def rooms_cluster(
+    name: str, islands: Sequence[tuple[SailorRoom, Island]], files: SailorFiles
+) -> Cluster:
     """Islands, each in its room, and the links between them."""
     links = tuple(
         IslandLink(between=(one.name, other.name), link=_link(room, to_room, files))
@@ -103,7 +105,7 @@ def rooms_cluster(name: str, islands: Sequence[tuple[Room, Island]], files: Sail
     return Cluster(name=name, islands=tuple(island for _, island in islands), links=links)
 
 
-def room_island(case: Case, room: Room, files: SailorFiles) -> Island:
+def room_island(case: Case, room: SailorRoom, files: SailorFiles) -> Island:
     """All devices of a room; an InputError for a GPU that is not known."""
     kind = _KINDS.get(room.gpu)
     device = next((each for each in load_catalogue() if each.kind == kind), None)
@@ -127,7 +129,7 @@ def room_island(case: Case, room: Room, files: SailorFiles) -> Island:
     )
 
 
-def _link(one: Room, other: Room, files: SailorFiles) -> Link:
+def _link(one: SailorRoom, other: SailorRoom, files: SailorFiles) -> Link:
     """The path's rate; next to none where Sailor's files have no such path."""
     ends = (one.zone, one.gpu), (other.zone, other.gpu)
     try:

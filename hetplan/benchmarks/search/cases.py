@@ -48,7 +48,7 @@ class PeerPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class SailorRoom:
     """Devices of one GPU in one zone."""
 
     gpu: str
@@ -67,7 +67,7 @@ class Case:
     num_layers: int
     """With embedding and head."""
     devices_per_node: int
-    rooms: tuple[Room, ...]
+    rooms: tuple[SailorRoom, ...]
     peers: tuple[PeerPlan, ...]
 
     @property
@@ -97,7 +97,7 @@ def read_cases(path: Path) -> tuple[Case, ...]:
 def _case(value: Value, construction: dict[str, float]) -> Case:
     per_node = _count(value.need("devices_per_node"))
     rooms = tuple(
-        Room(gpu=gpu, zone=zone, devices=number)
+        SailorRoom(gpu=gpu, zone=zone, devices=number)
         for gpu, zones in value.need("devices_by_kind_and_zone").items()
         for zone, devices in zones.items()
         # Sailor's own quotas name kinds of which there are none.

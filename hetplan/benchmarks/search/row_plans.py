@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import replace
 
 from hetplan.benchmarks.search.case_inputs import case_inputs, room_island, rooms_cluster
-from hetplan.benchmarks.search.cases import Case, Room
+from hetplan.benchmarks.search.cases import Case, SailorRoom
 from hetplan.benchmarks.search.rows import Row
 from hetplan.benchmarks.search.sailor_cost import SailorReplicas
 from hetplan.benchmarks.search.sailor_files import SailorFiles
@@ -23,7 +23,7 @@ from hetplan.search.result import Inputs
 
 def row_inputs(case: Case, files: SailorFiles, row: Row) -> Inputs:
     """Model, cluster and job of which the row is a plan."""
-    replicas: Counter[tuple[Room, int]] = Counter()
+    replicas: Counter[tuple[SailorRoom, int]] = Counter()
     rooms = {(room.gpu, room.zone): room for room in case.rooms}
     for stage in row.plan.stages:
         for each in stage:

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hetplan.benchmarks.search.cases import Room
+from hetplan.benchmarks.search.cases import SailorRoom
 from hetplan.benchmarks.search.sailor_cost import (
     BUCKET_BYTES,
     BYTES_PER_PARAMETER,
@@ -56,7 +56,7 @@ class Tables:
     """Figures of one case at one microbatch size; each made once."""
 
     files: SailorFiles
-    rooms: tuple[Room, ...]
+    rooms: tuple[SailorRoom, ...]
     devices_per_node: int
     microbatch_size: int
     _ticks: dict[tuple[frozenset[Class], int], Floats] = field(default_factory=dict)

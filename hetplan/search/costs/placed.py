@@ -160,11 +160,19 @@ class Placed:
         return found
 
     def passes(
-        self, island: int, shape: Shape, recompute: Sequence[RecomputeGranularity]
+        self,
+        island: int,
+        shape: Shape,
+        recompute: Sequence[RecomputeGranularity],
+        padded_for: int = 0,
     ) -> Passes:
-        """Passes of stages of this shape with each of these recomputations."""
+        """Passes of stages of this shape with each of these recomputations.
+
+        `padded_for`: the tp that the vocabulary is padded for; 0: the shape's own.
+        """
         _, unit, extra = self._kinds
-        forward, backward = self._both(island, shape, recompute, tuple(range(unit.size)))
+        kinds = tuple(range(unit.size))
+        forward, backward = self._both(island, shape, recompute, kinds, padded_for)
         return Passes(
             forward=forward @ unit,
             backward=backward @ unit,
@@ -187,10 +195,12 @@ class Placed:
         shape: Shape,
         recompute: Sequence[RecomputeGranularity],
         kinds: tuple[int, ...],
+        padded_for: int = 0,
     ) -> tuple[Floats, Floats]:
         """Passes [V, kinds] of these kinds of layers."""
         selective = RecomputeGranularity.SELECTIVE in recompute
-        found = self._kind_seconds(island, shape, kinds, selective=selective)
+        model = self.padded(padded_for or shape.tp)
+        found = self._kind_seconds(island, shape, kinds, model, selective=selective)
         again = {
             RecomputeGranularity.NONE: np.zeros(len(kinds)),
             RecomputeGranularity.SELECTIVE: found[_SELECTIVE],
@@ -200,7 +210,13 @@ class Placed:
         return np.array([found[_FORWARD] for _ in recompute]), backward
 
     def _kind_seconds(
-        self, island: int, shape: Shape, kinds: tuple[int, ...], *, selective: bool
+        self,
+        island: int,
+        shape: Shape,
+        kinds: tuple[int, ...],
+        model: ModelSpec,
+        *,
+        selective: bool,
     ) -> Floats:
         """[forward, backward, repeated selectively, repeated whole][kinds]."""
         place = self.cluster.islands[island]
@@ -217,21 +233,22 @@ class Placed:
             shape.num_devices if place.speed_spread else 0,
             selective,
             kinds,
+            model.vocab_size,
         )
         found = self._seconds.get(key)
         if found is None:
-            pricer = self._pricer(place, shape, groups, selective=selective)
+            pricer = self._pricer(place, shape, groups, model, selective=selective)
             positions = self._kinds[0]
             each = [self._priced(pricer, positions[kind]) for kind in kinds]
             found = self._seconds[key] = np.array(each).T
         return found
 
     def _pricer(
-        self, place: Island, shape: Shape, groups: Groups, *, selective: bool
+        self, place: Island, shape: Shape, groups: Groups, model: ModelSpec, *, selective: bool
     ) -> LayerPricer:
         choice = RecomputeGranularity.SELECTIVE if selective else RecomputeGranularity.NONE
         return LayerPricer(
-            model=self.padded(shape.tp),
+            model=model,
             real_vocab_size=self.model.vocab_size,
             island=place,
             job=self.job,

@@ -182,6 +182,10 @@ def _joined(room: Floats, loss: Floats, need: float) -> bool:
         return True
     if count > MOST_LISTED:
         return _reached(room, loss, need)
+    if _alone(room, loss, some) < need:
+        return False
+    if _fewer(room, loss, some, need):
+        return True
     for mask in range(1, 1 << count):
         have, size = 0.0, 0
         for k in range(count):
@@ -198,6 +202,45 @@ def _joined(room: Floats, loss: Floats, need: float) -> bool:
                 size += 1
         if _tree(loss, chosen, have - need) < np.inf:
             return True
+    return False
+
+
+@numba.njit(cache=True)
+def _alone(room: Floats, loss: Floats, some: Ints) -> float:
+    """Most units on islands that are joined, if each but one loses what its best boundary does."""
+    total, spared = 0.0, 0.0
+    for i in some:
+        least = np.inf
+        for j in some:
+            if i != j:
+                least = min(least, loss[i, j])
+        # One that is not joined stands alone.
+        spared = max(spared, min(least, room[i]))
+        total += max(0.0, room[i] - least)
+    return total + spared
+
+
+@numba.njit(cache=True)
+def _fewer(room: Floats, loss: Floats, some: Ints, need: float) -> bool:
+    """Whether islands that are joined have room enough, leaving out one after the other: each time
+    the one without which most is left. A yes is certain, a no is none.
+    """
+    chosen = some.copy()
+    while chosen.shape[0] > 1:
+        best, at = -np.inf, -1
+        for k in range(chosen.shape[0]):
+            left = np.concatenate((chosen[:k], chosen[k + 1 :]))
+            have = room[left].sum()
+            if have < need:
+                continue
+            if _tree(loss, left, have - need) < np.inf:
+                return True
+            value = have - _tree(loss, left, 1e300)
+            if value > best:
+                best, at = value, k
+        if at < 0:
+            return False
+        chosen = np.concatenate((chosen[:at], chosen[at + 1 :]))
     return False
 
 

@@ -38,7 +38,7 @@ from hetplan.search.interleaved.borders import (
     least_level,
     norm_levels,
 )
-from hetplan.search.interleaved.memory import Room
+from hetplan.search.interleaved.memory import MemoryRoom
 from hetplan.search.interleaved.paths import OWN, RISE, SKIP, SKIP_BACK, TURN, TURN_BACK
 from hetplan.search.interleaved.rows import row_of, row_terms
 from hetplan.search.interleaved.subsets import Slots, fill, most_behind, most_units
@@ -176,7 +176,7 @@ class IslandProgram:
 
 
 def island_program(
-    space: Space, family: Family, room: Room, exchange: Exchange, stages: int
+    space: Space, family: Family, room: MemoryRoom, exchange: Exchange, stages: int
 ) -> IslandProgram:
     """The program over all rows of so many stages."""
     own = numbers_of(space)

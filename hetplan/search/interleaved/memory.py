@@ -38,7 +38,7 @@ _SEVERAL = (LayerRange(start=0, stop=1), LayerRange(start=1, stop=2))
 """Stands for chunks; only that there are several counts."""
 
 
-class Room(Protocol):
+class MemoryRoom(Protocol):
     """Says what fits on the slots of a pipeline."""
 
     def most_units(self, family: Family, mesh: Sequence[int], units: int) -> Ints:
@@ -58,7 +58,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkMemory:
-    """`Room` of a job's stages; keeps what families share."""
+    """`MemoryRoom` of a job's stages; keeps what families share."""
 
     model: ModelSpec
     cluster: Cluster

@@ -13,7 +13,7 @@ import numpy as np
 from hetplan.job.pins import LEAST_INTERLEAVED_STAGES
 from hetplan.search.families.family import Family
 from hetplan.search.families.space import MOST_FREE_ISLANDS, Space
-from hetplan.search.interleaved.memory import Room
+from hetplan.search.interleaved.memory import MemoryRoom
 
 _INSIDE = 1e-12
 """A sum in another order differs by less than this part of itself."""
@@ -39,7 +39,7 @@ def most_by_time(space: Space, limit: float) -> list[int]:
 
 
 def rows(
-    space: Space, family: Family, room: Room, limit: float, most: int
+    space: Space, family: Family, room: MemoryRoom, limit: float, most: int
 ) -> list[tuple[int, ...]] | None:
     """Meshes of every slot of all rows, by number of stages; None where there are more than `most`.
 

@@ -14,7 +14,7 @@ from hetplan.cost.replay.times import Exchange
 from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.families.family import Family
 from hetplan.search.families.space import Space
-from hetplan.search.interleaved.memory import ChunkMemory, Room
+from hetplan.search.interleaved.memory import ChunkMemory, MemoryRoom
 from hetplan.search.solver import Rough
 
 
@@ -39,7 +39,7 @@ class Shared:
     """What the families of one question share: spaces that differ in nothing but chunks."""
 
     maker: Spaces
-    room: Room
+    room: MemoryRoom
     exchange: Exchange
     islands: tuple[str, ...]
     """Names, as the cluster has them."""

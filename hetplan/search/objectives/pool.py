@@ -169,13 +169,14 @@ def _interrupted(result: SearchResult) -> bool:
     return result.certificate is not None and result.certificate.status == "interrupted"
 
 
+def interrupted(result: SearchResult) -> SearchResult:
+    """The result, whose certificate says that more was wanted."""
+    if result.certificate is None:
+        return result
+    return replace(result, certificate=replace(result.certificate, status="interrupted"))
+
+
 def _ended(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """The plans so far, of which the first says that more were wanted."""
     first, *rest = found
-    if first.result.certificate is None:
-        return tuple(found)
-    certificate = replace(first.result.certificate, status="interrupted")
-    return (
-        replace(first, result=replace(first.result, certificate=certificate)),
-        *rest,
-    )
+    return (replace(first, result=interrupted(first.result)), *rest)

@@ -176,7 +176,10 @@ def make_options(placed: Placed) -> Options:
         island = classes[option.place].islands[0]
         passes.append(placed.passes(island, shape_of(placed, option), (option.recompute,)))
     if not options:
-        raise InputError("no layer of the model can be placed on any island of the cluster")
+        raise InputError(
+            "no layer of the model can be placed on any island of the cluster; free a pin (tp, "
+            "microbatch_size) or allow another island"
+        )
     memory, shared, received = _memory(placed, options, trainer)
     usable = sum(each.devices for each in classes)
     arrive = np.array(
@@ -331,7 +334,10 @@ def least_arrival(
 def _only(options: Options, which: Ints) -> Options:
     """Those options alone; an InputError where there is none."""
     if not which.size:
-        raise InputError("no layer of the model fits on any device of the cluster")
+        raise InputError(
+            "no layer of the model fits on any device of the cluster; raise tp, allow recompute, or "
+            "use devices with more memory"
+        )
     return replace(
         options,
         options=tuple(options.options[o] for o in which.tolist()),

@@ -9,7 +9,8 @@ bounded by the closed forms and then replayed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -23,13 +24,40 @@ from hetplan.search.single.replay import Numbers, fits, role_of, step_seconds
 Row = tuple[tuple[int, int, int], ...]
 """Runs (mesh, stages, extra depth) from the first stage to the last."""
 
+_ROWS_BETWEEN = 1 << 12
+"""Rows that are looked at between two calls of `check`: some 20 ms."""
 
-def rows(rules: Rules) -> Iterator[Row]:
-    """Every legal row, memory aside."""
+_SLICE = 20_000_000
+"""Operations between two calls of `check`: about 0.1 s."""
+
+_UNFINISHED = -2
+"""Answer of a slice after which there is more to visit."""
+
+
+class _Place(NamedTuple):
+    """Where the odometer of a row stands."""
+
+    at: Ints
+    """(slot, plans kept, number of the slowest of them)."""
+    variant: Ints
+    units: Ints
+    left: Ints
+    """Units that this slot and those after it hold."""
+    before: Floats
+    """Seconds of a microbatch in the slots before this one."""
+
+
+def rows(rules: Rules, check: Callable[[], None] | None = None) -> Iterator[Row]:
+    """Every legal row, memory aside; `check` is called now and then and may raise."""
     meshes = len(rules.mask)
     runs = np.zeros((max(1, meshes), 3), dtype=np.int64)
+    seen = 0
 
     def longer(row: Row, used: int, slots: int) -> Iterator[Row]:
+        nonlocal seen
+        seen += 1
+        if check is not None and seen % _ROWS_BETWEEN == 0:
+            check()
         # Depths do not grow towards the last stage, so rows are listed from the last run upstream.
         if row:
             for r, run in enumerate(row):
@@ -51,11 +79,16 @@ def rows(rules: Rules) -> Iterator[Row]:
     yield from longer((), 0, 0)
 
 
-def few_plans(space: Space, rules: Rules, most: int) -> tuple[Row, ...] | None:
-    """All rows where together they have at most `most` cuts; None where there are more."""
+def few_plans(
+    space: Space, rules: Rules, most: int, check: Callable[[], None] | None = None
+) -> tuple[Row, ...] | None:
+    """All rows where together they have at most `most` cuts; None where there are more.
+
+    `check` is called now and then and may raise.
+    """
     found: list[Row] = []
     plans, variants = 0, space.forward.shape[0]
-    for tried, row in enumerate(rows(rules)):
+    for tried, row in enumerate(rows(rules, check)):
         slots = sum(run[STAGES] for run in row)
         plans += math.comb(space.num_layers - 1, slots - 1) * variants**slots
         if plans > most or tried > most:
@@ -71,7 +104,6 @@ def row_arrays(row: Row) -> tuple[Ints, Ints]:
     return np.array(mesh, dtype=np.int64), np.array(extra, dtype=np.int64)
 
 
-@numba.njit(cache=True)
 def cheapest(
     numbers: Numbers,
     mesh: Ints,
@@ -82,30 +114,76 @@ def cheapest(
     kept_variants: Ints,
     kept_units: Ints,
     spent: Ints,
+    check: Callable[[], None] | None = None,
 ) -> int:
     """The K least steps below `ceiling` over all cuts of a row; how many there are, up to K.
 
     Fills `kept_steps` [K], in no order, and the slots `kept_variants` and `kept_units` [K, slots],
     adds to `spent` (operations, replays, plans) and gives minus one where it ended at `budget`
-    operations.
+    operations. `check` is called now and then and may raise; what is kept by then stands.
     """
-    slots, variants, m = mesh.shape[0], numbers.forward.shape[0], numbers.microbatches
+    slots = len(mesh)
+    most = _most_units(numbers, mesh, extra)
+    widest = most.max(axis=1)
+    if widest.min() < 1:
+        return 0
+    rest = np.zeros(slots + 1, dtype=np.int64)
+    rest[:slots] = widest[::-1].cumsum()[::-1]  # what slots s, s + 1, ... can hold
+    place = _Place(
+        at=np.zeros(3, dtype=np.int64),
+        variant=np.zeros(slots, dtype=np.int64),
+        units=np.zeros(slots, dtype=np.int64),
+        left=np.zeros(slots + 1, dtype=np.int64),
+        before=np.zeros(slots + 1),
+    )
+    place.left[0] = numbers.layers
+    fixed = (numbers, mesh, extra, most, rest, ceiling, budget)
+    while True:
+        kept = _turn(*fixed, place, kept_steps, kept_variants, kept_units, spent, _SLICE)
+        if kept != _UNFINISHED:
+            return int(kept)
+        if check is not None:
+            check()
+
+
+@numba.njit(cache=True)
+def _most_units(numbers: Numbers, mesh: Ints, extra: Ints) -> Ints:
+    """[P, V] units that fit."""
+    slots, variants = mesh.shape[0], numbers.forward.shape[0]
     most = np.zeros((slots, variants), np.int64)
-    rest = np.zeros(slots + 1, np.int64)  # most units that slots s, s + 1, ... can hold
-    for s in range(slots - 1, -1, -1):
-        widest = 0
+    for s in range(slots):
         for v in range(variants):
             most[s, v] = fits(numbers, slots, s, mesh[s], v, extra[s])
-            widest = max(widest, most[s, v])
-        if widest < 1:
-            return 0
-        rest[s] = rest[s + 1] + widest
-    best, kept, worst = ceiling, 0, 0
-    variant, units = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
-    left, before = np.zeros(slots + 1, np.int64), np.zeros(slots + 1)
-    left[0] = numbers.layers
-    s = 0
+    return most
+
+
+@numba.njit(cache=True)
+def _turn(
+    numbers: Numbers,
+    mesh: Ints,
+    extra: Ints,
+    most: Ints,
+    rest: Ints,
+    ceiling: float,
+    budget: int,
+    place: _Place,
+    kept_steps: Floats,
+    kept_variants: Ints,
+    kept_units: Ints,
+    spent: Ints,
+    slice_: int,
+) -> int:
+    """`cheapest` from `place` on, for about `slice_` operations."""
+    slots, variants, m = mesh.shape[0], numbers.forward.shape[0], numbers.microbatches
+    variant, units, left, before = place.variant, place.units, place.left, place.before
+    s, kept, worst = place.at[0], place.at[1], place.at[2]
+    best = kept_steps[worst] if kept == kept_steps.shape[0] else ceiling
+    done = 0
     while s >= 0:
+        if done > slice_:
+            place.at[0], place.at[1], place.at[2] = s, kept, worst
+            return _UNFINISHED
+        done += 1
         units[s] += 1
         if s == slots - 1 and units[s] < left[s]:
             units[s] = left[s]
@@ -129,12 +207,14 @@ def cheapest(
             continue
         spent[2] += 1
         spent[0] += slots
+        done += 8 * slots
         if spent[0] > budget:
             return -1
         if estimate(numbers, mesh, variant, units, extra, True) >= best:
             continue
         spent[0] += 2 * slots * m
         spent[1] += 1
+        done += 2 * slots * m
         step = step_seconds(numbers, mesh, variant, units, extra)
         if step < best:
             at = kept if kept < kept_steps.shape[0] else worst
@@ -144,4 +224,4 @@ def cheapest(
             if kept == kept_steps.shape[0]:
                 worst = int(np.argmax(kept_steps))
                 best = kept_steps[worst]
-    return kept
+    return int(kept)

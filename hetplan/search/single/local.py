@@ -331,6 +331,8 @@ def search_rows(
     best, count = start.copy(), start_count
     count, least = descend(numbers, rules, best, count, budget, spent)
     _remember(best, count, least, keep, keep_counts, keep_scores)
+    if count == 0:  # no row takes less than for ever
+        return int(spent[0])
     runs, found = best.copy(), best.copy()
     for _ in range(rounds):
         if spent[0] >= budget:

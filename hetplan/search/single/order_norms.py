@@ -82,9 +82,9 @@ def _distances(
 def slowest_edges(used: Ints, node: Ints, far: Floats) -> Floats:
     """The longest edge of a shortest spanning tree over each set of islands, as bits.
 
-    far: [bridges, nodes, nodes] by the bits above the islands.
+    far: [bridges, nodes, nodes] by the bits above the islands; further bits do not matter.
     """
-    count, islands = far.shape[1], node.shape[0]
+    count, islands, bridges = far.shape[1], node.shape[0], far.shape[0] - 1
     found = np.zeros(used.shape[0])
     near, inside = np.empty(count), np.empty(count, np.bool_)
     for k in range(used.shape[0]):
@@ -103,7 +103,7 @@ def slowest_edges(used: Ints, node: Ints, far: Floats) -> Floats:
             nearest = -1
             for other in range(count):
                 if not inside[other]:
-                    near[other] = min(near[other], far[used[k] >> islands, at, other])
+                    near[other] = min(near[other], far[used[k] >> islands & bridges, at, other])
                     if nearest < 0 or near[other] < near[nearest]:
                         nearest = other
             if nearest >= 0 and near[nearest] < np.inf:

@@ -3,7 +3,8 @@
 A pipeline is built from its last stage to its first. A state is the set of islands that can be used
 no more, as bits, and where regions are contiguous the region that may still be continued. A move
 puts all stages of one mesh in front of a state. With R regions of k islands there are about
-R * 2**(R - 1) * 2**k states instead of 2**(R k).
+R * 2**(R - 1) * 2**k states instead of 2**(R k). A mesh over several regions belongs to none of
+them: it may stand anywhere, also where the regions of its islands have been left.
 
 Equal islands are taken in the order of their numbers: swapping two of them changes no time.
 """
@@ -20,6 +21,8 @@ MERGE = -1
 """Instead of a mesh: what can be done in front of `below` can be done here."""
 
 _NOWHERE = -1
+_FAR = -2
+"""As region: of a state that begins with a mesh over several regions. No such state is merged."""
 
 _MOST_BRIDGES = 3
 """Sets of islands in several regions that are told apart; each adds states."""
@@ -30,7 +33,8 @@ class OrderStates:
     """States in an order in which every state comes after those below it; 0 is empty."""
 
     blocked: Ints
-    """[S] islands that can be used no more, as bits; above them the bits of `bridge`."""
+    """[S] islands that can be used no more, as bits; above them the bits of `bridge`, and above
+    those one for each region that was left while islands of it may still be used."""
     first: Ints
     """[S + 1] where the moves into each state begin."""
     mesh: Ints
@@ -54,13 +58,12 @@ def order_states(space: Space, mesh_class: Ints, *, contiguous: bool | None = No
     for mask in masks:
         every |= mask
     apart = every.bit_count() > MOST_FREE_ISLANDS if contiguous is None else contiguous
-    regions = [int(r) for r in space.region] if apart else [_NOWHERE] * len(masks)
-    of_region: dict[int, int] = {}
-    for mask, region in zip(masks, regions, strict=True):
-        if region >= 0:
-            of_region[region] = of_region.get(region, 0) | mask
+    regions = [_NOWHERE] * len(masks)
+    if apart:
+        regions = [int(r) if r >= 0 else _FAR for r in space.region]
     earlier = _earlier_equals(space, masks)
     bridge = _bridges(space, masks, every.bit_length())
+    left = _left(masks, regions, max(every.bit_length(), max(bridge) + 1))
     moves: dict[tuple[int, int], list[tuple[int, tuple[int, int]]]] = {(0, _NOWHERE): []}
     pending = [(0, _NOWHERE)]
     while pending:
@@ -68,11 +71,13 @@ def order_states(space: Space, mesh_class: Ints, *, contiguous: bool | None = No
         blocked, region = at
         found: list[tuple[int, tuple[int, int]]] = []
         if region >= 0:
-            found.append((MERGE, (blocked | of_region[region], _NOWHERE)))
+            found.append((MERGE, (blocked | left[region], _NOWHERE)))
         for i, mask in enumerate(masks):
             if mask & blocked or earlier[i] & ~blocked:
                 continue
-            if region in (_NOWHERE, regions[i]):
+            if regions[i] in left and left[regions[i]] & ~blocked == 0:
+                continue  # its region was left
+            if region < 0 or region == regions[i]:
                 bit = 1 << bridge[i] if bridge[i] >= 0 else 0
                 found.append((i, (blocked | mask | bit, regions[i])))
         for mesh, goal in found:
@@ -99,6 +104,22 @@ def order_states(space: Space, mesh_class: Ints, *, contiguous: bool | None = No
         bridge=np.array(bridge, dtype=np.int64),
         apart=apart,
     )
+
+
+def _left(masks: list[int], regions: list[int], first: int) -> dict[int, int]:
+    """By region, the bits that are set when it is left: its islands, but not those that meshes over
+    several regions may still use; for these one bit, from `first` on.
+    """
+    far, found = 0, dict[int, int]()
+    for mask, region in zip(masks, regions, strict=True):
+        if region >= 0:
+            found[region] = found.get(region, 0) | mask
+        elif region == _FAR:
+            far |= mask
+    return {
+        region: mask & ~far | (1 << first + at if mask & far else 0)
+        for at, (region, mask) in enumerate(sorted(found.items()))
+    }
 
 
 def _bridges(space: Space, masks: list[int], first: int) -> list[int]:
