@@ -33,9 +33,10 @@ from hetplan.cost.estimate_interval import causes_of, span_of, step_calibration
 from hetplan.cost.estimate_values import Component, Estimate, StageEstimate
 from hetplan.cost.priced.break_down import BreakDown, break_down, end_parts
 from hetplan.cost.priced.draws import drawn_steps, step_sources, straggler_wait
+from hetplan.cost.priced.norm import norm_parts
 from hetplan.cost.priced.plan import PlanCosts
 from hetplan.cost.priced.pricer import Pricer, StepCost
-from hetplan.cost.priced.step import norm_parts, owned
+from hetplan.cost.priced.step import owned
 from hetplan.cost.priced.values import Part
 from hetplan.cost.terms import extrapolates, notes
 from hetplan.errors import Fault, InputError

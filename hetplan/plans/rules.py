@@ -106,11 +106,6 @@ def faults(found: Iterable[tuple[Rule, str, str]]) -> tuple[Fault, ...]:
     )
 
 
-def rule_of(fault: Fault) -> Rule:
-    """The rule that a fault of `hetplan.plans.check` names."""
-    return Rule(fault.message.rpartition("[")[2].removesuffix("]"))
-
-
 def some(numbers: Iterable[int], most: int = 6) -> str:
     """The first few of these numbers, and how many more there are."""
     listed = [int(number) for number in numbers]

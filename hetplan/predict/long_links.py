@@ -158,17 +158,17 @@ class LeftOutErrors:
 
 
 def fit_long_links(
-    pairs: Sequence[Pair], model: LongLinkModel = LongLinkModel.PER_ENDPOINT
+    pairs: Sequence[Pair],
+    model: LongLinkModel = LongLinkModel.PER_ENDPOINT,
+    *,
+    unknown_endpoints: bool = True,
 ) -> LongLinkLaw:
     """The law of these samples; several of one pair are fitted as they are.
 
-    An InputError names every sample that cannot be used, and fewer than three.
+    `unknown_endpoints`: whether ends that no sample has may be asked for, which takes longer. An
+    InputError names every sample that cannot be used, and fewer than three.
     """
     _check(pairs)
-    return _fit(pairs, model, unknown_endpoints=True)
-
-
-def _fit(pairs: Sequence[Pair], model: LongLinkModel, *, unknown_endpoints: bool) -> LongLinkLaw:
     from hetplan.predict.long_links_fit import Samples, fit
 
     names = sorted({name for pair in pairs for name in (pair.left, pair.right)})
@@ -214,7 +214,7 @@ def left_out_errors(pairs: Sequence[Pair], model: LongLinkModel) -> LeftOutError
     for number, pair in enumerate(pairs):
         others = [*pairs[:number], *pairs[number + 1 :]]
         seen = {name for other in others for name in (other.left, other.right)}
-        law = _fit(others, model, unknown_endpoints=not seen >= {pair.left, pair.right})
+        law = fit_long_links(others, model, unknown_endpoints=not seen >= {pair.left, pair.right})
         found = law.predict(pair.left, pair.right, pair.round_trip_seconds, pair.streams)
         measured = pair.goodput_bytes_per_second
         errors.append(abs(found.goodput_bytes_per_second / measured - 1))

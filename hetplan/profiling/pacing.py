@@ -15,9 +15,8 @@ File: schema `hetplan.pace/1`, fields as in `Pace`.
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import write_atomically
 from hetplan.model.spec import TRAINED_KINDS, LayerKind
-from hetplan.profiling.samples import LayerSample, Phase
+from hetplan.profiling.samples import Phase
 from hetplan.profiling.tensor_parallel import Communication
 
 SCHEMA = "hetplan.pace/1"
@@ -118,39 +117,6 @@ def load_pace(path: Path) -> Pace:
 def save_pace(pace: Pace, path: Path) -> None:
     """Write a pace that `load_pace` reads back."""
     write_atomically(path, encode(pace, schema=SCHEMA))
-
-
-def pace_from_samples(
-    samples: Iterable[LayerSample], *, device: str, slow_down: float
-) -> PacedKind:
-    """The pace of a device `slow_down` times slower than the one the samples were measured on.
-
-    The samples must be of one model's shape, precision and sequence length, as a pace is.
-    """
-    rows = [row for row in samples if row.phase in (Phase.FORWARD, Phase.BACKWARD)]
-    shapes = {
-        (row.device, row.architecture, row.precision, row.hidden_size, row.sequence_length)
-        for row in rows
-    }
-    if len(shapes) != 1:
-        raise InputError(
-            f"a pace is made from samples of one device and shape; found {sorted(shapes)}"
-        )
-    seconds: dict[tuple[str, str, int, int], list[float]] = {}
-    for row in rows:
-        key = (row.layer, row.phase, row.microbatch_size, row.tp)
-        seconds.setdefault(key, []).append(row.median_seconds)
-    entries = tuple(
-        PaceEntry(
-            layer=layer,
-            phase=phase,
-            microbatch_size=microbatch_size,
-            tp=tp,
-            seconds=slow_down * statistics.median(values),
-        )
-        for (layer, phase, microbatch_size, tp), values in sorted(seconds.items())
-    )
-    return PacedKind(device=device, slow_down=slow_down, entries=entries)
 
 
 class Pacer:

@@ -1,6 +1,8 @@
 """In which order solvers work: plans first, then proofs.
 
 1. `improve` by estimate, likeliest first, until several in a row have brought nothing better;
+   estimates of one size of tick err alike, so then the likeliest of every size, and more of the
+   size that has the best plan;
    then `sharpen` all that are open, and `improve` by bound, lowest first, in the same way: bounds
    know what boundaries cost, estimates do not (each kind of solver for itself);
 2. `prove` by bound, lowest first, as long as a solver's bound is below the target. A solver that
@@ -46,12 +48,16 @@ class Drive:
     solvers: Sequence[Solver]
     estimates: Sequence[float] = ()
     """Per solver, infinite where there is none."""
+    ticks: Sequence[int] = ()
+    """Samples of a tick of the first solvers, those of families."""
     improved: set[int] = field(default_factory=set)
     proven: set[int] = field(default_factory=set)
 
     def run(self) -> None:
         """Both phases; OutOfTimeError at the deadline."""
-        self._plans(_by(self.estimates, range(len(self.solvers))), _FAR)
+        likeliest = _by(self.estimates, range(len(self.solvers)))
+        self._plans(likeliest, _FAR)
+        self._other_ticks(likeliest)
         self._sharpen()
         lowest = _by(self.best.bounds, [at for at in self._open() if self._known(at)])
         # Bounds of one kind of solver are comparable, so each has its own patience.
@@ -91,6 +97,18 @@ class Drive:
     def _known(self, at: int) -> bool:
         return self.estimates[at] < _UNKNOWN
 
+    def _other_ticks(self, likeliest: Sequence[int]) -> None:
+        """Improve the likeliest of every size of tick, then more of that of the best plan."""
+        first: dict[int, int] = {}
+        of_families = [at for at in likeliest if at < len(self.ticks)]
+        for at in of_families:
+            first.setdefault(self.ticks[at], at)
+        before = self.best.seconds
+        self._plans(list(first.values()), _FAR, len(first))
+        if self.best.seconds < before:
+            tick = self.ticks[self.best.solver]
+            self._plans([at for at in of_families if self.ticks[at] == tick], _FAR)
+
     def _sharpen(self) -> None:
         best = self.best
         for at in self._open():
@@ -98,8 +116,8 @@ class Drive:
                 best.check_time()
                 self.solvers[at].sharpen(best)
 
-    def _plans(self, order: Sequence[int], far: float) -> None:
-        best, patience = self.best, _PATIENCE
+    def _plans(self, order: Sequence[int], far: float, most: int = _PATIENCE) -> None:
+        best, patience = self.best, most
         for at in order:
             if not best.open(at) or at in self.improved:
                 continue
@@ -108,7 +126,7 @@ class Drive:
             before = best.seconds
             self._improve(at)
             if best.seconds < float("inf"):
-                patience = _PATIENCE if best.seconds < before else patience - 1
+                patience = most if best.seconds < before else patience - 1
 
     def _proofs(self) -> None:
         best = self.best

@@ -8,6 +8,7 @@ that a search that is resumed goes on as if it had never stopped.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -17,13 +18,14 @@ from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.families.family import Family
 from hetplan.search.families.space import MOST_FREE_ISLANDS, Ints, Space
 from hetplan.search.single.exact import Row, cheapest, few_plans, row_arrays
+from hetplan.search.single.likely import MANY
 from hetplan.search.single.local import expand, rules_of, search_rows
 from hetplan.search.single.local_cut import cut
 from hetplan.search.single.local_polish import polish
 from hetplan.search.single.orders import Order, OrderProgram
 from hetplan.search.single.replay import NEVER, Numbers, numbers_of, step_seconds
-from hetplan.search.single.walk import prove
-from hetplan.search.single.within import apart
+from hetplan.search.single.walk import Met, prove
+from hetplan.search.single.within import apart, together
 from hetplan.search.single_row import chosen_of_row
 from hetplan.search.solver import RESOLUTION, Best, Rough
 
@@ -45,13 +47,14 @@ _SLACKS = (0.0, 0.003, 0.01, 0.03)
 _WORTH_POLISHING = 1.03
 """A cut further above the best does not become the best by moving single layers."""
 
-_PROGRAM_BUDGETS = (2e8, 2e9, 2e10)
-"""Additions and comparisons of the programs in one proof, by effort; 1e9 take about a second."""
+_PROGRAM_BUDGETS = (1e9, 4e9, 2e10)
+"""Additions and comparisons of the programs in one proof, by effort; 1e9 take
+some seconds."""
 
 _SAME_TARGET = 1e-3
 """A walk that has ended below a target ends there again where the target falls by less."""
 
-_LIFTED = 2e-3
+_LIFTED = 5e-3
 """Part of the target within which a bound is lifted."""
 
 _MOST_MET = 8
@@ -189,29 +192,46 @@ class SingleSolver:
         ceiling = min(best.target, NEVER)
         if best.stood.get(self.index, float("inf")) <= ceiling * (1.0 + _SAME_TARGET):
             return best.effort == 1 and self._lift(best)
-        programs = [(self._program(part), part, at) for part, at in apart(self.space, ceiling)]
+        # Walks that take seconds do not begin anew where a plan is found on the way.
+        many = len(self.family.meshes) > MANY
+        whole = many and best.effort == 0
+        parts = (together(self.space, ceiling),) if whole else apart(self.space, ceiling)
+        programs = [(self._program(part), part, at) for part, at in parts]
         while best.open(self.index):
             before = best.target
             bound, finished = ceiling, True
             for program, part, at in programs:
                 found = prove(
                     part,
-                    min(before, NEVER),
+                    min(best.target if many else before, NEVER),
                     budget=_PROGRAM_BUDGETS[best.effort],
                     check=best.check_time,
+                    on_met=self._offering(at, best) if many else None,
                     program=program,
                     most=_PROGRAM_BUDGETS[best.effort],
                 )
                 best.explored += found.programs
                 bound, finished = min(bound, found.bound_seconds), finished and found.finished
-                for met in found.met[:_MOST_MET]:
+                for met in found.met[: 1 if many else _MOST_MET]:
                     self._offer_order(met.order, at, best)
             best.raise_bound(self.index, bound if bound < NEVER else float("inf"))
-            if best.target >= before or not again:
-                if finished and best.target >= before and best.open(self.index):
-                    best.stood[self.index] = before
+            if best.target >= before or not again or many:
+                if finished and (best.target >= before or many) and best.open(self.index):
+                    best.stood[self.index] = best.target
                 return not best.open(self.index)
         return True
+
+    def _offering(self, meshes: Ints, best: Best) -> Callable[[Met], float]:
+        """Offers what a walk meets, the first ones; the target from then on."""
+        left = [_MOST_MET]
+
+        def on_met(met: Met) -> float:
+            left[0] -= 1
+            if left[0] >= 0:
+                self._offer_order(met.order, meshes, best)
+            return min(best.target, NEVER)
+
+        return on_met
 
     def _program(self, part: Space) -> OrderProgram:
         """Of some meshes, which may stand as those of the whole space may."""

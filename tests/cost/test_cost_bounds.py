@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from bounds_of_several import steady_cycle_seconds, step_bound_seconds
 from bounds_oracle import DEEP, GPIPE, INTERLEAVED, PLAIN, ZERO_BUBBLE, order_of, ratios
 from cost_fakes import Case, random_case
 
@@ -15,10 +16,9 @@ from hetplan.cost.bounds.closed_forms import (
     interval_seconds,
     lower_bound_seconds,
     stage_bounds_seconds,
-    steady_cycle_seconds,
     wait_once_seconds,
 )
-from hetplan.cost.bounds.step import pipeline_bound_seconds, step_bound_seconds
+from hetplan.cost.bounds.step import pipeline_bound_seconds
 from hetplan.cost.bounds.walks import shared_wire_seconds
 from hetplan.cost.replay.kernel import replay_seconds
 from hetplan.cost.replay.step import step_ends
@@ -131,7 +131,7 @@ def test_a_long_step_grows_by_the_steady_cycle() -> None:
         case = random_case(
             rng, transfers=(0.0, 0.3, 2.0)[index % 3], most_stages=6, plain=index % 2 == 0
         )
-        cycle = steady_cycle_seconds(*case.arguments()[:7], False)
+        cycle = steady_cycle_seconds(case)
         steps = [
             replay_seconds(*replace(case, num_microbatches=m).arguments(), False)
             for m in (1200, 2400)

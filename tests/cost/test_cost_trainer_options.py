@@ -11,6 +11,7 @@ from cost_fakes import LinearPredictor, job, model
 from estimate_plans import expert_model, plan_with, stages_of, wide_cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rule_names import rule_of
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cost.components.layers import accumulation_bytes
@@ -39,7 +40,7 @@ from hetplan.plans.plan import (
     RecomputeGranularity,
     RecomputeModule,
 )
-from hetplan.plans.rules import Rule, rule_of
+from hetplan.plans.rules import Rule
 from hetplan.predict.predictor import Prediction, PredictionPart
 
 CLUSTER = wide_cluster()

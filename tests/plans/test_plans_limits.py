@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from plans_mutations import with_pipeline, with_stage
 from plans_of_many import Case, plain_case
+from rule_names import rule_of
 
 from hetplan.cluster.devices import HostInterface
 from hetplan.cluster.node import Nics
@@ -15,7 +16,7 @@ from hetplan.cost.traffic.ledger import ledger
 from hetplan.errors import InputError
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import Plan
-from hetplan.plans.rules import Rule, rule_of
+from hetplan.plans.rules import Rule
 
 
 def only_rule(case: Case, plan: Plan) -> Rule:

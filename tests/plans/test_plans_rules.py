@@ -25,6 +25,7 @@ from plans_of_many import (
     small_model,
     two_pipelines,
 )
+from rule_names import rule_of
 
 from hetplan.cost.schedules import warmup_depths
 from hetplan.errors import InputError
@@ -44,7 +45,7 @@ from hetplan.plans.plan import (
     Sharding,
     Stage,
 )
-from hetplan.plans.rules import Rule, rule_of
+from hetplan.plans.rules import Rule
 
 
 def rules_broken(case: Case, plan: Plan) -> set[Rule]:

@@ -18,6 +18,7 @@ from plans_of_many import (
     small_model,
     two_pipelines,
 )
+from rule_names import rule_of
 
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.job.pins import CAN_PIN, CanPin
@@ -38,7 +39,7 @@ from hetplan.plans.plan import (
     Sharding,
     expand,
 )
-from hetplan.plans.rules import Rule, rule_of
+from hetplan.plans.rules import Rule
 from hetplan.plans.targets import TARGETS
 
 

@@ -14,7 +14,6 @@ from hetplan.benchmarks.cost_long_links import PAIRS_FILE, city_pairs, long_link
 from hetplan.cluster.spec import Link, Transport
 from hetplan.errors import InputError
 from hetplan.predict.long_links import LongLinkModel, Pair, fit_long_links, left_out_errors
-from hetplan.predict.long_links_file import read_pairs
 
 published = pytest.mark.skipif(
     not (REFERENCE / PAIRS_FILE).is_file(), reason=f"no reference data at {REFERENCE / PAIRS_FILE}"
@@ -237,53 +236,3 @@ def test_a_folder_without_pairs_is_named(tmp_path):
         csv.writer(file).writerows([["from", "to"], ["a", "b"]])
     with pytest.raises(InputError, match="rtt_or_delay"):
         city_pairs(tmp_path)
-
-
-HEADER = "left,right,round_trip_seconds,goodput_bytes_per_second"
-
-
-def test_pairs_are_read_from_a_file(tmp_path):
-    path = tmp_path / "pairs.csv"
-    path.write_text(f"\ufeff{HEADER},streams\nOslo, Lima,0.2,1e7,4\nLima,Rome,0.15,2000000,\n")
-    assert read_pairs(path) == (
-        pair("Oslo", "Lima", 0.2, 1e7, streams=4),
-        pair("Lima", "Rome", 0.15, 2e6),
-    )
-    path.write_text(f"{HEADER}\nOslo,Lima,0.2,1e7\n")
-    assert read_pairs(path) == (pair("Oslo", "Lima", 0.2, 1e7),)
-
-
-@pytest.mark.parametrize(
-    ("text", "where"),
-    [
-        ("", [(1, each) for each in HEADER.split(",")]),
-        (f"{HEADER},speed\n", [(1, "speed")]),
-        (f"{HEADER},left\n", [(1, "left")]),
-        (f"{HEADER}\na,b,0.1\n", [(2, "")]),
-        (f"{HEADER}\na,b,0.1,1,1\na,b,0.1,1\n", [(2, "")]),
-        (
-            f"{HEADER},streams\na,,0,x,1.5\n",
-            [
-                (2, "round_trip_seconds"),
-                (2, "goodput_bytes_per_second"),
-                (2, "streams"),
-                (2, "right"),
-            ],
-        ),
-        (f"{HEADER},streams\na,b,0.1,1,inf\nb,a,nan,1,1\n", [(2, "streams"), (3, HEADER[11:29])]),
-    ],
-)
-def test_every_fault_of_a_file_is_told(tmp_path, text, where):
-    path = tmp_path / "pairs.csv"
-    path.write_text(text)
-    with pytest.raises(InputError) as caught:
-        read_pairs(path)
-    assert [(fault.line, fault.field or "") for fault in caught.value.faults] == where
-
-
-def test_a_file_that_is_no_text_is_told(tmp_path):
-    path = tmp_path / "pairs.csv"
-    path.write_bytes(b"\xff\xfe\x00")
-    for wrong in (path, tmp_path / "none.csv"):
-        with pytest.raises(InputError, match="cannot be read"):
-            read_pairs(wrong)

@@ -5,7 +5,6 @@ from statistics import median
 import pytest
 import torch
 from profiling_models import GPT
-from profiling_samples import layer as sample
 from torch.utils.checkpoint import checkpoint
 
 from hetplan.errors import InputError
@@ -19,7 +18,6 @@ from hetplan.profiling.pacing import (
     PaceEntry,
     Pacer,
     load_pace,
-    pace_from_samples,
     save_pace,
 )
 
@@ -257,19 +255,3 @@ def test_wrong_pace_files_name_the_field(tmp_path) -> None:
     )
     with pytest.raises(InputError, match="sideways"):
         load_pace(path)
-
-
-def test_a_pace_from_samples_is_slower_by_the_factor() -> None:
-    samples = (
-        sample(),
-        sample(median_seconds=0.003),
-        sample(phase="backward", median_seconds=0.004),
-        sample(phase="optimizer:sgd"),
-    )
-    kind = pace_from_samples(samples, device="slow", slow_down=3.0)
-    assert {entry.phase: entry.seconds for entry in kind.entries} == {
-        "forward": pytest.approx(0.006),
-        "backward": pytest.approx(0.012),
-    }
-    with pytest.raises(InputError, match="one device and shape"):
-        pace_from_samples((*samples, sample(hidden_size=64)), device="slow", slow_down=3.0)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise, permutations, product
 
 import numpy as np
+from synthetic_chain import Chain, chain_of
 
 from hetplan.cost.replay.kernel import replay_seconds
 from hetplan.cost.replay.step import replay
 from hetplan.search.families.space import Space
-from hetplan.search.single.chain import Chain, chain_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,12 @@ from itertools import product
 import numpy as np
 import pytest
 from interleaved_cases import cuts, every_row, random_case
+from interleaved_path_bound import path_bound_seconds
 from test_search_interleaved_replay import random_pipeline, times_of
 
 from hetplan.cost.replay.ends import step_ends
 from hetplan.search.interleaved.capacity import capacity_bound
 from hetplan.search.interleaved.listing import list_cuts
-from hetplan.search.interleaved.paths import path_bound_seconds
 from hetplan.search.interleaved.program import least_bound
 from hetplan.search.interleaved.rows import row_of, row_terms
 from hetplan.search.single.replay import NEVER, numbers_of

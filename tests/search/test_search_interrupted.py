@@ -21,32 +21,48 @@ from hetplan.cli.main import app
 from hetplan.search.files import load_plan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-_PARTS = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
-"""Of the calls of a whole search, at which it is interrupted."""
-
-_LAST = range(1, 400, 19)
-"""The same, in calls before the end."""
+_MOMENTS = [
+    ("any", 300),
+    ("any", 10_000),
+    ("_rough", 1),
+    ("offer", 1),
+    # From here on there is a plan.
+    ("any", 40_000),
+    ("on_event", 1),
+    ("report", 2),
+    ("_put", 4),
+    ("done", 2),
+    ("settle", 1),
+    ("_result", 1),
+    ("close", 1),
+    ("by_aim", 1),
+    ("save_result", 1),
+    ("write_atomically", 1),
+    ("emit", 1),
+]
+"""(Python function, its how manieth call since the search began) at which SIGINT comes."""
 
 
 class _Moment:
-    """Sends SIGINT at one call of a Python function, counted from the start of the search."""
+    """Sends SIGINT at one of these."""
 
-    def __init__(self, at: int) -> None:
-        self.at = at
-        self.calls = 0
+    def __init__(self, name: str, call: int) -> None:
+        self.name = name
+        self.left = call
         self._began = False
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        if event != "call":
+        if event != "call" or not self.left:
             return
+        name = frame.f_code.co_name
         if not self._began:
-            self._began = frame.f_code.co_name == "_saved"
-            return
-        if isinstance(frame.f_globals.get(frame.f_code.co_name), Dispatcher):
-            return  # compiled code cannot be left through its profiling hook
-        self.calls += 1
-        if self.calls == self.at:
-            signal.raise_signal(signal.SIGINT)
+            self._began = name == "_saved"
+        elif self.name in ("any", name):
+            if isinstance(frame.f_globals.get(name), Dispatcher):
+                return  # compiled code cannot be left through its profiling hook
+            self.left -= 1
+            if not self.left:
+                signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager
@@ -75,60 +91,46 @@ def _plan(folder: Path, *options: str) -> Result:
     )
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    sweep_files(tmp_path)
+def _files(folder: Path) -> Path:
+    sweep_files(folder)
     asked = JOB.replace("gap: 0.2", "gap: 0.001").replace("pin: {tp: 1, cp: 1,", "pin: {")
-    (tmp_path / "job.yaml").write_text(asked)
-    (tmp_path / "store").mkdir()
-    return tmp_path
+    (folder / "job.yaml").write_text(asked)
+    (folder / "store").mkdir()
+    return folder
 
 
-def _offers(journal: Path) -> list[float]:
-    lines = [json.loads(line) for line in journal.read_bytes().splitlines()]
-    return [line["seconds"] for line in lines if line.get("event") == "offer"]
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The plan of a search that nobody stopped."""
+    folder = _files(tmp_path_factory.mktemp("whole"))
+    done = _plan(folder)
+    assert done.exit_code == 0, done.output
+    return (folder / "plan.json").read_bytes()
 
 
-def _at(folder: Path, call: int, whole: bytes) -> str:
-    """Interrupt the search at this call and resume it; what was left in between."""
+@pytest.mark.parametrize(("name", "call"), _MOMENTS)
+def test_an_interrupt_leaves_the_best_plan_and_a_journal(
+    name: str, call: int, tmp_path: Path, whole: bytes
+) -> None:
+    folder = _files(tmp_path)
     plan, journal = folder / "plan.json", folder / "journal.jsonl"
-    plan.unlink(missing_ok=True)
-    journal.unlink(missing_ok=True)
-    moment = _Moment(call)
+    moment = _Moment(name, call)
     with _watched(moment):
         done = _plan(folder)
-    assert moment.calls >= call
-    assert done.exit_code == 130, (call, done.output)
-    left = "nothing"
-    if plan.exists():
-        left = load_plan(plan).certificate.status
-        if left == "interrupted":
-            found = load_plan(plan).estimate.step_seconds
-            assert found <= min(_offers(journal)) * (1 + 1e-9)
-        else:
-            assert plan.read_bytes() == whole
-    else:
-        assert not journal.exists() or not _offers(journal)
-    if journal.exists():
-        again = _plan(folder, "--resume")
-        assert again.exit_code == 0, again.output
+    assert moment.left == 0
+    assert done.exit_code == 130, done.output
+    found = plan.exists()
+    assert found == bool(_whole_offers(journal) or name == "on_event")
+    assert found == ((name, call) not in _MOMENTS[:4])
+    if found and name == "emit":
         assert plan.read_bytes() == whole
-    return left
-
-
-def test_an_interrupt_at_any_call_leaves_the_best_plan_and_a_journal(folder: Path) -> None:
-    for _ in range(2):  # the second time everything is imported and compiled
-        (folder / "journal.jsonl").unlink(missing_ok=True)
-        counted = _Moment(0)
-        with _watched(counted):
-            done = _plan(folder)
-        assert done.exit_code == 0, done.output
-    whole = (folder / "plan.json").read_bytes()
-    calls = counted.calls
-    early = {_at(folder, round(part * calls), whole) for part in _PARTS}
-    late = {_at(folder, calls - before, whole) for before in _LAST}
-    assert early | late >= {"nothing", "interrupted", "optimal"}
-    assert "interrupted" in early
+    elif found:
+        result = load_plan(plan)
+        assert result.certificate.status == "interrupted"
+        assert result.estimate.step_seconds <= min(_whole_offers(journal), default=1) * (1 + 1e-9)
+    again = _plan(folder, *(["--resume"] if journal.exists() else []))
+    assert again.exit_code == 0, again.output
+    assert plan.read_bytes() == whole
 
 
 def test_a_signal_from_outside_ends_a_long_search(tmp_path: Path) -> None:
@@ -143,7 +145,7 @@ def test_a_signal_from_outside_ends_a_long_search(tmp_path: Path) -> None:
         *("--gap", "0", "--json"),
     ]
     search = subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while search.poll() is None and not (journal.exists() and _whole_offers(journal)):
+    while search.poll() is None and not _whole_offers(journal):
         time.sleep(0.02)
     search.send_signal(signal.SIGINT)
     _, said = search.communicate(timeout=120)
@@ -154,6 +156,6 @@ def test_a_signal_from_outside_ends_a_long_search(tmp_path: Path) -> None:
 
 
 def _whole_offers(journal: Path) -> list[float]:
-    data = journal.read_bytes()
+    data = journal.read_bytes() if journal.exists() else b""
     lines = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
     return [line["seconds"] for line in lines if line.get("event") == "offer"]

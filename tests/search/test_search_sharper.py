@@ -14,7 +14,7 @@ from search_jobs import job
 from hetplan.cluster.spec import Cluster
 from hetplan.predict.fit import fit_populations
 from hetplan.search.costs.maker import SpaceMaker
-from hetplan.search.costs.rough_crossings import Held, least_step
+from hetplan.search.costs.rough_crossings import Held, joined, least_step, tree
 from hetplan.search.families.allowed import allowed_cluster
 from hetplan.search.families.families import Families
 from hetplan.search.solver import Best
@@ -154,3 +154,27 @@ def test_exchanges_by_hand() -> None:
     assert least_step(held, 1.0) == pytest.approx(99 * 3.0 + 200.0, rel=2e-3)
     assert least_step(held, 1.0, 300.0) == 300.0
     assert least_step(held, 400.0, 300.0) == 400.0
+
+
+def test_islands_are_joined_where_any_set_of_them_is() -> None:
+    """Against all sets, one by one; regions that cannot be reached are among them."""
+    answers = {True: 0, False: 0}
+    for seed in range(400):
+        rng = np.random.default_rng([31, seed])
+        count = int(rng.integers(1, 7))
+        room = np.floor(rng.uniform(0.0, 30.0, count)) * (rng.random(count) < 0.85)
+        region = rng.integers(0, 3, count)
+        far = region[:, None] != region[None, :]
+        loss = np.where(far, rng.uniform(0.0, 30.0, far.shape), rng.uniform(0.0, 3.0, far.shape))
+        loss = np.where(far & (rng.random(far.shape) < 0.4 * (seed % 2)), np.inf, loss)
+        loss = np.maximum(loss, loss.T)
+        need = float(rng.uniform(0.2, 1.0) * room.sum()) + 1e-6
+        found = False
+        some = np.flatnonzero(room > 0.0)
+        for mask in range(1, 1 << len(some)):
+            chosen = some[[at for at in range(len(some)) if mask >> at & 1]]
+            spare = float(room[chosen].sum()) - need
+            found = found or (spare >= 0.0 and tree(loss, chosen, spare) < np.inf)
+        assert joined(room, loss, need) == found
+        answers[found] += 1
+    assert min(answers.values()) > 50

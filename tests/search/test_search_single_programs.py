@@ -7,14 +7,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from synthetic_plans import Row, every_row, extras, rows, sequences, sigma_and_x, step_of
+from synthetic_plans import Row, every_row, sigma_and_x, step_of
 from synthetic_spaces import Scale, Wanted, large_space, small_space
 
 from hetplan.search.families.space import Links, Space
-from hetplan.search.single.chain import chain_of
+from hetplan.search.single.inequalities import NONE
 from hetplan.search.single.orders import Order, OrderProgram, depth_levels
-from hetplan.search.single.partition import ChainProgram, long_boundaries
-from hetplan.search.single.partition_kernel import NONE
 from hetplan.search.single.walk import Walk, prove
 
 FEATURES = {
@@ -91,48 +89,6 @@ def test_sigma_and_x_are_below_every_replay(name: str) -> None:
             assert sigma + x <= step_of(space, row) * (1 + 1e-9)
             counted += 1
     assert counted > 8
-
-
-@pytest.mark.parametrize("name", ["recompute", "depths", "eager", "eager depths", "all"])
-def test_the_chain_program_is_the_least_over_all_cuts(name: str) -> None:
-    rng, far = np.random.default_rng(1), 0
-    for space in spaces(name, 6):
-        for slots in list(sequences(space))[::3]:
-            extra = list(extras(space, slots))[-1]
-            free = [int(v) for v in rng.integers(-1, space.forward.shape[0], len(slots))]
-            chain = chain_of(space, slots, free, extra)
-            long_too = bool(rng.random() < 0.7)
-            together = long_boundaries(chain) if long_too else ()
-            far += len(together)
-            found = [
-                sigma_and_x(space, row, together=together)
-                for row in rows(space, slots, extra, tuple(free))
-            ]
-            program = ChainProgram(chain, long_too=long_too)
-            for limit in limits([x for _, x in found]):
-                least = min((s for s, x in found if x <= limit * (1 + 1e-12)), default=NONE)
-                assert program.least(limit) == pytest.approx(least, rel=1e-12)
-                if least < NONE:
-                    cut = program.cut()
-                    row = Row(meshes=slots, variants=cut.variants, units=cut.units, extra=extra)
-                    sigma, x = sigma_and_x(space, row, together=together)
-                    assert sigma == pytest.approx(least, rel=1e-12)
-                    assert x <= limit * (1 + 1e-9)
-    assert far > 4
-
-
-def test_the_scan_of_a_chain_is_close_to_its_least_bound() -> None:
-    for space in spaces("recompute", 6) + spaces("eager", 4):
-        for slots in list(sequences(space))[::4]:
-            chain = chain_of(space, slots)
-            together, none = long_boundaries(chain), (0,) * len(slots)
-            found = [
-                sum(sigma_and_x(space, row, together=together)) for row in rows(space, slots, none)
-            ]
-            if found:
-                step = 1e-3 * min(found)
-                bound = ChainProgram(chain).bound(2 * min(found), step).lower_bound_seconds
-                assert min(found) - step * (1 + 1e-9) <= bound <= min(found) * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("name", FEATURES)

@@ -3,13 +3,12 @@
                       1f1b  gpipe  interleaved-1f1b  zb-h1
     (a) (b) (c) (i)    x                                     closed forms, here
     (l)                x      x           x            x     here and in `bounds.walks`
-    steady cycle       x                                     here; exact with eager sends
     flow shops                x                              here; exact with eager sends
     walks                                 x            x     `hetplan.cost.bounds.walks`
     shared wire        x      x           x            x     `hetplan.cost.bounds.walks`
 
-`hetplan.cost.bounds.step` picks those that hold for a pipeline, and for several together. The
-search uses the parts of (b), (c) and (i) directly (`hetplan.search.single.order_slots`).
+`hetplan.cost.bounds.step` picks those that hold for a pipeline. The search uses the parts of (b),
+(c) and (i) directly (`hetplan.search.single.order_slots`).
 
 The idea: a step cannot be shorter than a chain of passes and transfers in which each waits for the
 one before it. Every bound is the length of one such chain. Whatever else makes a pass wait (a
@@ -59,10 +58,6 @@ Their chains:
 What follows a stage's last pass (`after`) is added at the end. The chains of (a), and of (b) where
 B is last, say nothing of stages below s: there the largest after[q] - U_q of q <= s is added. The
 other chains pass the last backward pass of every stage q: there it is the largest of all q.
-
-The steady cycle is the largest R_sj / q, C_s and send, in serial times. With eager sends every
-further microbatch costs exactly that in the long run, because a simple circuit of the graph of
-events can cross from forward to backward passes once only.
 """
 
 from __future__ import annotations
@@ -277,39 +272,6 @@ def stage_bounds_seconds(
             )
         downstream += way_down[s] + way_up[s]
     return bounds
-
-
-@njit(cache=True)
-def steady_cycle_seconds(
-    forward: Floats,
-    backward: Floats,
-    send_forward: Floats,
-    send_backward: Floats,
-    wire_latency: Floats,
-    rendezvous_extra: Floats,
-    warmup: Ints,
-    rendezvous: bool,
-) -> float:
-    """What one more microbatch costs a long 1F1B step; with rendezvous sends at least.
-
-    Arguments as in `replay_seconds`. The step grows by exactly q cycles per q microbatches once m
-    is large enough; how large has no small bound.
-    """
-    num_stages = forward.shape[0]
-    times = _two_forms(
-        forward, backward, send_forward, send_backward, wire_latency, rendezvous_extra, rendezvous
-    )
-    cycle = 0.0
-    for s in range(num_stages):
-        cycle = max(cycle, times[2, s] + times[3, s])
-        if s < num_stages - 1:
-            cycle = max(cycle, max(send_forward[s], send_backward[s]))
-        circuit = times[2, s] + times[1, s]
-        for j in range(s + 1, num_stages):
-            whole = circuit + times[0, j] + times[3, j]
-            cycle = max(cycle, whole / (warmup[s] - warmup[j] + 1))
-            circuit += times[0, j] + times[1, j]
-    return cycle
 
 
 @njit(cache=True)

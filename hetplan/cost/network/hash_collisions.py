@@ -80,19 +80,12 @@ def link_collisions(link: Link, senders: int) -> CollisionEfficiency | None:
     return collision_efficiency(senders * streams, paths, path_over_flow=path / flow)
 
 
-def fullest_path(flows: int, paths: int) -> tuple[tuple[int, float], ...]:
-    """(number of flows on the fullest path, probability), for all that are not negligible."""
-    if flows < 1 or paths < 1:
-        raise InputError(f"{flows} flows on {paths} paths; both must be at least 1")
-    return _law(flows, paths)
-
-
 @lru_cache(maxsize=4096)
 def _efficiency(flows: int, paths: int, path_over_flow: float) -> CollisionEfficiency:
     even = min(1.0, path_over_flow * paths / flows)
     law = [
         (min(1.0, min(1.0, path_over_flow / most) / even), chance)
-        for most, chance in _law(flows, paths)
+        for most, chance in fullest_path(flows, paths)
     ]
     slowest_first = sorted(law)
     return CollisionEfficiency(
@@ -110,7 +103,8 @@ def _quantile(law: list[tuple[float, float]], part: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _law(flows: int, paths: int) -> tuple[tuple[int, float], ...]:
+def fullest_path(flows: int, paths: int) -> tuple[tuple[int, float], ...]:
+    """(number of flows on the fullest path, probability), for all that are not negligible."""
     found: list[tuple[int, float]] = []
     at_most = _at_most_exact if flows <= MOST_EXACT else _at_most_saddle
     before, most = 0.0, -(-flows // paths)

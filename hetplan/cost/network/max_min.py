@@ -24,7 +24,6 @@ from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats
 from hetplan.cost.network.link_names import TrafficClass
 from hetplan.cost.network.paths import STORAGE, Paths, paths
-from hetplan.errors import InputError
 
 # Levels this close are one level: it saves rounds, and rates stay far more exact than figures are.
 _SAME_LEVEL = 1 + 1e-12
@@ -56,33 +55,6 @@ def shares(cluster: Cluster, flows: Sequence[Flow]) -> tuple[float, ...]:
         found,
         np.array([flow.demand_bytes_per_second for flow in flows]),
         np.array([flow.weight for flow in flows]),
-    )
-    return tuple(rates.tolist())
-
-
-def max_min_shares(
-    crossed: Sequence[Sequence[int]],
-    capacities: Sequence[float],
-    demands: Sequence[float] | None = None,
-    weights: Sequence[float] | None = None,
-) -> tuple[float, ...]:
-    """Max-min fair rates of transfers that cross these segments, by segment number.
-
-    A segment that is named twice by one transfer counts twice. An InputError where a number is not
-    a segment's, a capacity or weight is not above 0, or a demand is negative.
-    """
-    _refuse(crossed, capacities, demands, weights)
-    count = len(crossed)
-    found = Paths(
-        flow=np.repeat(np.arange(count, dtype=np.int64), [len(each) for each in crossed]),
-        segment=np.array([segment for each in crossed for segment in each], dtype=np.int64),
-        capacities=np.array(capacities, dtype=np.float64),
-        num_flows=count,
-    )
-    rates = fill(
-        found,
-        np.full(count, math.inf) if demands is None else np.array(demands, dtype=np.float64),
-        np.ones(count) if weights is None else np.array(weights, dtype=np.float64),
     )
     return tuple(rates.tolist())
 
@@ -119,29 +91,3 @@ def fill(crossed: Paths, demands: Floats, weights: Floats) -> Floats:
         if not np.any(active):
             break
     return rates
-
-
-def _refuse(
-    crossed: Sequence[Sequence[int]],
-    capacities: Sequence[float],
-    demands: Sequence[float] | None,
-    weights: Sequence[float] | None,
-) -> None:
-    for name, figures in (("demands", demands), ("weights", weights)):
-        if figures is not None and len(figures) != len(crossed):
-            raise InputError(f"{name} has {len(figures)} entries for {len(crossed)} transfers")
-    for number, figure in enumerate(capacities):
-        if not figure > 0:
-            raise InputError(f"capacity {number} is {figure}; it must be above 0")
-    for number, figure in enumerate(weights or ()):
-        if not 0 < figure < math.inf:
-            raise InputError(f"weight {number} is {figure}; it must be above 0 and finite")
-    for number, figure in enumerate(demands or ()):
-        if not figure >= 0:
-            raise InputError(f"demand {number} is {figure}; it must be at least 0")
-    for number, segments in enumerate(crossed):
-        wrong = [each for each in segments if not 0 <= each < len(capacities)]
-        if wrong:
-            raise InputError(
-                f"transfer {number} crosses segment {wrong[0]}; there are {len(capacities)}"
-            )

@@ -148,7 +148,7 @@ def _mesh(
 
 
 @numba.njit(cache=True)
-def _tree(loss: Floats, chosen: Ints, most: float) -> float:
+def tree(loss: Floats, chosen: Ints, most: float) -> float:
     """Least sum of losses that joins the islands; infinite above `most`."""
     count = chosen.shape[0]
     near = np.empty(count)
@@ -172,13 +172,13 @@ def _tree(loss: Floats, chosen: Ints, most: float) -> float:
 
 
 @numba.njit(cache=True)
-def _joined(room: Floats, loss: Floats, need: float) -> bool:
+def joined(room: Floats, loss: Floats, need: float) -> bool:
     """Whether islands that can be joined have room enough."""
     some = np.flatnonzero(room > 0.0)
     if room.sum() < need:
         return False
     count = some.shape[0]
-    if _tree(loss, some, room.sum() - need) < np.inf:
+    if tree(loss, some, room.sum() - need) < np.inf:
         return True
     if count > MOST_LISTED:
         return _reached(room, loss, need)
@@ -200,7 +200,7 @@ def _joined(room: Floats, loss: Floats, need: float) -> bool:
             if mask >> k & 1:
                 chosen[size] = some[k]
                 size += 1
-        if _tree(loss, chosen, have - need) < np.inf:
+        if tree(loss, chosen, have - need) < np.inf:
             return True
     return False
 
@@ -233,9 +233,9 @@ def _fewer(room: Floats, loss: Floats, some: Ints, need: float) -> bool:
             have = room[left].sum()
             if have < need:
                 continue
-            if _tree(loss, left, have - need) < np.inf:
+            if tree(loss, left, have - need) < np.inf:
                 return True
-            value = have - _tree(loss, left, 1e300)
+            value = have - tree(loss, left, 1e300)
             if value > best:
                 best, at = value, k
         if at < 0:
@@ -299,7 +299,7 @@ def _holds(h: Held, limit: float) -> bool:
                 both = max(0.0, side[1, i, j] + side[0, j, i])
                 loss[i, j] = min(loss[i, j], both)
                 loss[j, i] = min(loss[j, i], both)
-    return bool(_joined(room, loss, need * (1.0 - 1e-9)))
+    return bool(joined(room, loss, need * (1.0 - 1e-9)))
 
 
 @numba.njit(cache=True)

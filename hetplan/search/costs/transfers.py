@@ -23,7 +23,7 @@ from hetplan.cost.priced.hops import (
     hop_over,
     received_bytes,
 )
-from hetplan.cost.priced.step import norm_depth, norm_rounds, scalar_term
+from hetplan.cost.priced.norm import norm_depth, norm_rounds, scalar_term
 from hetplan.cost.terms import seconds_of
 from hetplan.plans.build import Degrees, stage_link
 from hetplan.plans.plan import Replica

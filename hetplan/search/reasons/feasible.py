@@ -23,8 +23,8 @@ from hetplan.search.families.families import Families
 from hetplan.search.families.family import Family
 from hetplan.search.interleaved.solver import InterleavedSolver
 from hetplan.search.reasons.constraints import Question
+from hetplan.search.single.inequalities import NONE
 from hetplan.search.single.orders import OrderProgram
-from hetplan.search.single.partition_kernel import NONE
 from hetplan.search.single_solver import SingleSolver
 from hetplan.search.solver import Best, Solver
 from hetplan.search.solvers import solvers_of

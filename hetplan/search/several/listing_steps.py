@@ -18,7 +18,7 @@ from hetplan.cost.components.step import clips_gradients
 from hetplan.cost.priced.end_of_step import EndOfStep, tied_embedding_parts
 from hetplan.cost.priced.groups import copies_of
 from hetplan.cost.priced.hops import Hop
-from hetplan.cost.priced.step import norm_depth, norm_rounds, scalar_term
+from hetplan.cost.priced.norm import norm_depth, norm_rounds, scalar_term
 from hetplan.cost.priced.units import Unit
 from hetplan.cost.priced.values import seconds_of_parts
 from hetplan.plans.build import Degrees, neighbour_link, stage_link

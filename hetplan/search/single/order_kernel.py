@@ -20,6 +20,7 @@ import numba
 import numpy as np
 
 from hetplan.search.families.space import BOTH, FIRST, LAST, MIDDLE, Floats, Ints
+from hetplan.search.single.inequalities import NONE
 from hetplan.search.single.order_numbers import BUCKETS, OrderNumbers
 from hetplan.search.single.order_outline import Outline
 from hetplan.search.single.order_slots import (
@@ -43,7 +44,6 @@ from hetplan.search.single.order_tables import (
     prune,
     widen,
 )
-from hetplan.search.single.partition_kernel import NONE
 
 _OF_A_SLOT = 8
 """Operations that a slot takes besides those of its entries."""
@@ -105,30 +105,34 @@ def extend(
             undominated(o, link.role, a, held, fewest)
             for v in range(fewest.shape[0]):
                 most = min(o.most_layers[v, link.role, a, held], layers - 1 - low)
+                if most < fewest[v]:
+                    continue
                 forward, backward = o.forward[v, a], o.backward[v, a]
                 extra_f, extra_b = (
                     o.extra_forward[link.role, v, a],
                     o.extra_backward[link.role, v, a],
                 )
-                for n in range(fewest[v], most + 1):
-                    f, b = extra_f + n * forward, extra_b + n * backward
-                    stop, fits = min(high, layers - 1 - n), False
-                    for k in range(different):
-                        one = Link(
-                            link.role, ahead[k, 0], ahead[k, 1], link.late, link.back,
-                            link.post_back, link.beside, link.joins,
-                        )  # fmt: skip
+                for k in range(different):
+                    one = Link(
+                        link.role, ahead[k, 0], ahead[k, 1], link.late, link.back,
+                        link.post_back, link.beside, link.joins,
+                    )  # fmt: skip
+                    last = -1
+                    for n in range(fewest[v], most + 1):
+                        f, b = extra_f + n * forward, extra_b + n * backward
                         room = slot_room(limit, m, f, b, one, flight, turning)
                         done += _OF_A_SLOT
                         if room < 0.0:
-                            continue
-                        fits = True
+                            break
                         at = parts[k] if parts[k] >= 0 else bucket_of(f + b, slowest)
+                        stop = min(high, layers - 1 - n)
                         _shift(below[row], low, stop, n, room, slot_own(one, f, b), out[at, goal])
                         done += stop - low + 1
-                        widen(out_band[at], goal, low + n, stop + n)
-                    if not fits:
-                        break
+                        if parts[k] < 0:
+                            widen(out_band[at], goal, low + n, stop + n)
+                        last = stop + n
+                    if last >= 0 and parts[k] >= 0:
+                        widen(out_band[parts[k]], goal, low + fewest[v], last)
     return done
 
 
@@ -293,19 +297,17 @@ def starts(
         widen(w.below_band, 0, 0, 0)
         link = Link(LAST, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, False)
         return _first_slots(o, limit, out.slowest, a, link, ahead, parts, w, move, goal, may_go_on)
-    done = 0
+    done, seen = 0, np.zeros(classes, np.bool_)
     for c in range(classes):
         if pool.start[under, c] < 0:
             continue
-        known = False
-        for d in range(c):
-            known = known or (pool.start[under, d] >= 0 and same_boundary(o, a, c, d))
-        if known:
+        if seen[c]:
             continue
         far = o.is_long[a, c]
         for bucket in range(1, BUCKETS + 1) if far else range(1):
             for d in range(c, classes):
-                if same_boundary(o, a, c, d):
+                if pool.start[under, d] >= 0 and same_boundary(o, a, c, d):
+                    seen[d] = True
                     load(pool, under, d, bucket if far else o.slice_of[a, d], w.below, w.below_band)
             beside = bucket_seconds(bucket, out.slowest) + o.late[a, c] if far else -1.0
             link = Link(

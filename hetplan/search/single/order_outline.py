@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from hetplan.cost.bounds.closed_forms import wait_once_seconds
 from hetplan.search.families.space import BOTH, FIRST, LAST, MIDDLE, Floats, Ints
+from hetplan.search.single.inequalities import NONE, SLACK
 from hetplan.search.single.order_numbers import OrderNumbers
-from hetplan.search.single.partition_kernel import NONE, SLACK
 
 
 class Outline(NamedTuple):

@@ -16,8 +16,8 @@ from hetplan.cost.bounds.closed_forms import (
     wait_once_seconds,
 )
 from hetplan.search.families.space import BOTH, Ints
+from hetplan.search.single.inequalities import SLACK
 from hetplan.search.single.order_numbers import BUCKETS, OrderNumbers
-from hetplan.search.single.partition_kernel import SLACK
 
 _FAST = 0.4
 """Passes below this part of the slowest slot's are one bucket: their circuits do not bind."""

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hetplan.search.families.space import Floats, Ints
+from hetplan.search.single.inequalities import NONE
 from hetplan.search.single.order_numbers import OrderNumbers
-from hetplan.search.single.partition_kernel import NONE
 
 
 class Pool(NamedTuple):

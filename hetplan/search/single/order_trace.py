@@ -12,6 +12,7 @@ import numba
 import numpy as np
 
 from hetplan.search.families.space import BOTH, FIRST, LAST, MIDDLE, Floats, Ints
+from hetplan.search.single.inequalities import NONE
 from hetplan.search.single.order_kernel import Goal, add_mesh
 from hetplan.search.single.order_numbers import BUCKETS, OrderNumbers
 from hetplan.search.single.order_outline import Outline
@@ -26,7 +27,6 @@ from hetplan.search.single.order_slots import (
     turning_of,
 )
 from hetplan.search.single.order_tables import Pool, Work, clean, load, widen
-from hetplan.search.single.partition_kernel import NONE
 
 
 @numba.njit(cache=True)

@@ -1,7 +1,7 @@
 """How few seconds a family needs, over all orders of meshes, numbers of stages, cuts, depths.
 
 `OrderProgram.least(x)` is the least Sigma + after_0 of any pipeline whose X is at most x; symbols
-and inequalities are those of `hetplan.search.single.partition`. It is exact for what is added up
+and inequalities are those of `hetplan.search.single.inequalities`. It is exact for what is added up
 there, with three relaxations: inside a mesh a boundary costs what the faster of its two kinds
 does, unless all are of one kind; a tied matrix costs what it costs at least, and the sum of norms
 what it does in the fastest order of the islands that are used (`order_norms`);
@@ -22,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hetplan.search.families.space import Space
+from hetplan.search.single.inequalities import NONE
 from hetplan.search.single.order_kernel import Goal, run
 from hetplan.search.single.order_numbers import OrderNumbers, order_numbers
 from hetplan.search.single.order_outline import Outline, outline
 from hetplan.search.single.order_tables import Pool, Work, work_of
 from hetplan.search.single.order_trace import Slot, Tracer, empty_goal
-from hetplan.search.single.partition_kernel import NONE
 
 _FEW_ROWS = 40
 """Stages up to which every extra depth is a level of its own; more stages join them."""

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hetplan.search.families.space import Space
+from hetplan.search.single.inequalities import NONE
 from hetplan.search.single.orders import Order, OrderProgram
-from hetplan.search.single.partition_kernel import NONE
 
 RESOLUTION = 1e-4
 """Part of a step by which a bound below the target may miss the least of the programs."""
@@ -48,7 +48,7 @@ _TRIED = 5e6
 _NARROW, _WIDE = 1.01, 1.3
 """Least and most by which a stride brings X down."""
 
-_SMALL, _LARGE = 2e6, 3e7
+_SMALL, _LARGE = 5e7, 4e8
 """Operations of a program after which the next stride is wider, or narrower."""
 
 _NO_PLAN_YET = 1e24

@@ -1,0 +1,146 @@
+"""Walks over X: whatever their strides and targets, no plan is below the bound."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from search_costs_cases import regions_cluster, unlike_model
+from search_jobs import job
+from synthetic_plans import every_row, step_of
+from synthetic_spaces import Wanted, small_space
+
+from hetplan.predict.fit import FittedPredictor
+from hetplan.search import single_solver
+from hetplan.search.costs.maker import SpaceMaker
+from hetplan.search.families.allowed import allowed_cluster
+from hetplan.search.families.families import Families
+from hetplan.search.single import walk
+from hetplan.search.single.exact import few_plans
+from hetplan.search.single.inequalities import NONE
+from hetplan.search.single.local import rules_of
+from hetplan.search.single.orders import OrderProgram
+from hetplan.search.single.walk import Met, Walk
+from hetplan.search.single.within import together
+from hetplan.search.single_solver import SingleSolver
+from hetplan.search.solver import Best
+
+PREDICTOR = FittedPredictor.datasheet_only()
+
+FEW = 50_000
+"""Plans of a family that are listed."""
+
+STRIDES = [(2e6, 3e7), (0.0, 0.0), (0.0, 1e18), (1e18, 1e18)]
+"""Operations that make strides wider, and narrower: as they come, ever narrower, equal, wider."""
+
+
+@pytest.mark.parametrize("rendezvous", [False, True])
+@pytest.mark.parametrize(("small", "large"), STRIDES)
+def test_strides_do_not_change_what_is_proven(
+    small: float, large: float, rendezvous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(walk, "_TRIED", 0.0)
+    monkeypatch.setattr(walk, "_SMALL", small)
+    monkeypatch.setattr(walk, "_LARGE", large)
+    strides, proven = 0, 0
+    for seed in range(8):
+        wanted = Wanted(islands=3, meshes_per_island=2, layers=5, rendezvous=rendezvous)
+        space = small_space(np.random.default_rng(seed), wanted)
+        rows = list(every_row(space))
+        best = min((step_of(space, row) for row in rows), default=NONE)
+        for part in (0.9, 1.0, 1.3, 2.0):
+            target = part * best if best < NONE else 10.0
+            monkeypatch.setattr(walk, "_FAR", NONE)
+            one = Walk(OrderProgram(space), target).run()
+            monkeypatch.setattr(walk, "_FAR", 1.0)
+            each = Walk(OrderProgram(space), target)
+            proof = each.run()
+            strides += each._stride < NONE
+            assert proof.finished
+            assert proof.bound_seconds <= best * (1 + 1e-9)
+            assert proof.bound_seconds == pytest.approx(one.bound_seconds, rel=3e-4)
+            proven += proof.proven
+    assert strides > 5
+    assert proven > 8
+
+
+def test_a_target_that_falls_on_the_way_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a walk has passed stays passed; its bound is for the last target."""
+    monkeypatch.setattr(walk, "_TRIED", 0.0)
+    monkeypatch.setattr(walk, "_FAR", 1.0)
+    fallen = 0
+    for seed in range(24):
+        rng = np.random.default_rng(100 + seed)
+        space = small_space(
+            rng, Wanted(islands=3, meshes_per_island=2, layers=5, rendezvous=seed % 2 == 0)
+        )
+        steps = [step_of(space, row) for row in every_row(space)]
+        best = min(steps, default=NONE)
+        if best >= NONE:
+            continue
+        each = Walk(OrderProgram(space), 1.5 * best)
+
+        def on_met(_: Met, each: Walk = each, rng: np.random.Generator = rng) -> float:
+            return float(each.target * rng.uniform(0.9, 1.0))
+
+        each.on_met = on_met
+        proof = each.run()
+        fallen += each.target < 1.5 * best
+        assert proof.bound_seconds <= max(best, each.target) * (1 + 1e-9)
+        if proof.proven:
+            assert all(step >= each.target * (1 - 1e-9) for step in steps)
+        else:
+            assert proof.bound_seconds <= best * (1 + 1e-9)
+    assert fallen > 8
+
+
+def test_families_of_many_meshes_are_bounded_below_their_best_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As families of hundreds of meshes are proven: one program of all, offers on the way."""
+    monkeypatch.setattr(single_solver, "MANY", 0)
+    seen, closed = 0, 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        cluster = regions_cluster(rng, ([0, 1], [0, 0, 1], [0, 1, 1])[seed % 3])
+        asked = job(16, target="flagscale")
+        model = unlike_model("dense", 5, tied=False)
+        maker = SpaceMaker(model=model, cluster=cluster, job=asked, predictor=PREDICTOR)
+        every = Families(model=model, cluster=allowed_cluster(cluster, asked), job=asked).families()
+        for at in rng.permutation(len(every))[:4].tolist():
+            listed = SingleSolver(0, every[at], maker)
+            if listed.rough.bound_seconds == math.inf:
+                continue
+            if few_plans(listed.space, rules_of(listed.space), FEW) is None:
+                continue
+            listed.__dict__["_priced_whole"] = False
+            best = Best(gap=0.0, bounds=[0.0], deadline=math.inf, progress=None, started=0.0)
+            if not listed._list(best) or best.chosen is None:
+                continue
+            part, _ = together(listed.space, 1.3 * best.seconds)
+            proof = Walk(OrderProgram(part), 1.3 * best.seconds).run()
+            assert proof.bound_seconds <= best.seconds * (1 + 1e-9)
+            for first in (1.0, 1.3):
+                other = Best(gap=0.0, bounds=[0.0], deadline=math.inf, progress=None, started=0.0)
+                other.seconds, other.chosen = first * best.seconds, best.chosen
+                walked = SingleSolver(0, every[at], maker)
+                walked.__dict__["_priced_whole"] = False
+                walked._walk(other)
+                assert other.bounds[0] <= best.seconds * (1 + 1e-9)
+                assert other.seconds >= best.seconds * (1 - 1e-9)
+                seen += 1
+                closed += not other.open(0)
+    assert seen > 15
+    assert closed > 0
+
+
+def test_spaces_within_a_step_are_a_part_of_the_whole() -> None:
+    space = small_space(
+        np.random.default_rng(3), Wanted(islands=3, meshes_per_island=2, layers=5, rendezvous=True)
+    )
+    best = min(step_of(space, row) for row in every_row(space))
+    part, meshes = together(space, best * 1.01)
+    assert len(part.max_stages) == len(meshes) <= len(space.max_stages)
+    proof = Walk(OrderProgram(part), best * 1.01).run()
+    assert proof.bound_seconds <= best * (1 + 1e-9)
