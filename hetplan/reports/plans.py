@@ -279,12 +279,12 @@ def restriction_line(restriction: Restriction, step_seconds: float) -> str:
             f"{restriction.target} cannot be faster: no plan of it takes less than "
             f"{format_seconds(restriction.lower_bound_seconds)}"
         )
+    bound = f"at most {most:.1%}" if restriction.lower_bound_seconds > 0.0 else ""
     if gain <= 0.0:
-        return (
-            f"{restriction.target} has no faster plan as far as was searched (at most "
-            f"{most:.1%} faster)"
-        )
-    return f"{restriction.target} would be {gain:.1%} faster (at most {most:.1%})"
+        limit = f"{bound} faster" if bound else "no bound was found"
+        return f"{restriction.target} has no faster plan as far as was searched ({limit})"
+    limit = bound or "no bound was found"
+    return f"{restriction.target} would be {gain:.1%} faster ({limit})"
 
 
 def launch_lines(plan: Plan) -> Iterator[str]:

@@ -237,6 +237,7 @@ def _drive(run: _Run, maker: SpaceMaker) -> None:
         best=run.best,
         journal=run.book,
         solvers=run.solvers,
+        ticks=[run.families.blocks[at].samples for at in run.families.block.tolist()],
         improved=run.improved,
         proven=run.proven,
     )

@@ -181,7 +181,15 @@ class SingleSolver:
 
     def prove(self, best: Best) -> None:
         """Raise the family's bound to the target, by the programs and by listing all plans."""
-        if best.still_open(self.index, self._sharper) and not self._walk(best):
+        if not best.still_open(self.index, self._sharper):
+            return
+        walker = self
+        if len(self.family.meshes) > MANY:
+            # The space of all meshes can take longer than the walk.
+            part = self._maker.below(self.family, best.target)
+            if part is not self.family:
+                walker = type(self)(self.index, part, self._maker)
+        if not walker._walk(best):
             self._list(best)
 
     def _walk(self, best: Best, *, again: bool = True) -> bool:

@@ -16,9 +16,10 @@ from hetplan.cost.components.layers import expert_load
 from hetplan.cost.components.step import clips_gradients, data_loading
 from hetplan.cost.components.stragglers import stragglers
 from hetplan.cost.estimate_values import Component, ComponentSeconds
+from hetplan.cost.priced.norm import norm_parts
 from hetplan.cost.priced.plan import PlanCosts
 from hetplan.cost.priced.pricer import StepCost
-from hetplan.cost.priced.step import StageEnd, norm_parts, owned
+from hetplan.cost.priced.step import StageEnd, owned
 from hetplan.cost.priced.values import Part, repeated, seconds_of_parts
 from hetplan.cost.priced.work import PipelineWork, StageWork, sends_wait
 from hetplan.cost.replay.kernel import Floats

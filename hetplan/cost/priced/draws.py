@@ -24,9 +24,10 @@ import numpy as np
 from hetplan.cost.components.stragglers import straggler_factors
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.priced.break_down import end_parts
+from hetplan.cost.priced.norm import norm_parts
 from hetplan.cost.priced.plan import PlanCosts
 from hetplan.cost.priced.pricer import StepCost
-from hetplan.cost.priced.step import norm_parts, owned
+from hetplan.cost.priced.step import owned
 from hetplan.cost.priced.units import Unit
 from hetplan.cost.priced.values import Part
 from hetplan.cost.priced.work import PipelineWork, StageWork, sends_wait

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from hetplan.cost.priced.norm import norm_parts
 from hetplan.cost.priced.plan import PlanCosts
-from hetplan.cost.priced.step import norm_parts, tied_parts
+from hetplan.cost.priced.step import tied_parts
 from hetplan.cost.priced.values import Part
 from hetplan.cost.priced.work import PipelineWork, StageWork
 from hetplan.errors import InputError

@@ -152,6 +152,19 @@ class SpaceMaker:
         kept = likely_meshes(masks, cost, held[:, :, -1], most, units)
         return replace(family, meshes=tuple([family.meshes[at] for at in kept.tolist()]))
 
+    def below(self, family: Family, seconds: float) -> Family:
+        """The family with those of its meshes that a step below `seconds` can have: a stage has m
+        passes of each kind of at least one unit. Itself where all can.
+        """
+        base = self._roughs.base(family)
+        if base.arrays is None or not math.isfinite(seconds):
+            return family
+        busy = family.num_microbatches * base.arrays[0].min(axis=0)
+        kept = np.flatnonzero(busy <= seconds * (1.0 + 1e-9))
+        if len(kept) in (0, len(family.meshes)):
+            return family
+        return replace(family, meshes=tuple([family.meshes[at] for at in kept.tolist()]))
+
     def sharper_bound(self, family: Family, enough: float = math.inf) -> float:
         """A valid bound that knows the boundaries between islands, no less than the rough one.
 

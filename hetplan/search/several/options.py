@@ -335,8 +335,8 @@ def _only(options: Options, which: Ints) -> Options:
     """Those options alone; an InputError where there is none."""
     if not which.size:
         raise InputError(
-            "no layer of the model fits on any device of the cluster; raise tp, allow recompute, or "
-            "use devices with more memory"
+            "no layer of the model fits on any device of the cluster; raise tp, allow recompute, "
+            "or use devices with more memory"
         )
     return replace(
         options,
