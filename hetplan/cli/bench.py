@@ -94,7 +94,9 @@ def bench(
         reference = USUAL_REFERENCE
     if what not in ("search", "hethub") and (targets or time_limit):
         raise InputError("--targets and --time-limit belong to bench search and bench hethub")
-    if what != "search" and sizes:
+    if what not in ("cost", "search") and cases is not None:
+        raise InputError("--cases belongs to bench cost and bench search")
+    if what != "search" and sizes is not None:
         raise InputError("--sizes belongs to bench search")
     if what == "cost":
         _cost(reference, _count(cases), as_json=as_json)

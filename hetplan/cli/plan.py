@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -144,8 +145,20 @@ def plan(
         raise typer.Exit(INTERRUPTED)
     if not as_json:
         if native:
-            _show_restriction(result, predict)
-        _show_homogeneous(result, predict)
+            with _comparison("native", out):
+                _show_restriction(result, predict)
+        with _comparison("each kind alone", out):
+            _show_homogeneous(result, predict)
+
+
+@contextmanager
+def _comparison(other: str, out: Path) -> Iterator[None]:
+    """Ctrl-C ends what comes after the plan was written, and the command with it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"comparison with {other} interrupted; {out} is kept")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _saved(

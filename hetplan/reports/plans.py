@@ -259,7 +259,7 @@ def certificate_line(
     elif certificate.status == "optimal":
         verdict = "proven within the gap that was asked for"
     else:
-        verdict = f"search ended by {certificate.status} before the gap that was asked for"
+        verdict = f"{_ended(certificate)} before the gap that was asked for"
     return (
         f"no plan of the space is faster than {format_seconds(certificate.lower_bound_seconds)}; "
         f"this one takes {format_seconds(step_seconds)}, gap {certificate.gap:.2%} ({verdict}; "
@@ -267,6 +267,21 @@ def certificate_line(
         f"{certificate.searched} searched: {certificate.closed_by_program} closed by programs, "
         f"{certificate.closed_by_listing} by listing every plan, {certificate.left_open} left "
         f"open; {certificate.replays} replays)"
+    )
+
+
+def _ended(certificate: Certificate) -> str:
+    """What ended a search that did not reach its gap."""
+    left = certificate.left_open
+    if certificate.status == "limit":
+        return "search ended by its time limit"
+    if certificate.status != "open":
+        return f"search ended by {certificate.status}"
+    if left == 0:
+        return "search ended, as stages or boundaries of the plan share links,"
+    return (
+        f"search ended, as {left} {'candidate was' if left == 1 else 'candidates were'} too "
+        "large to close,"
     )
 
 

@@ -16,8 +16,8 @@ from dataclasses import replace
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.job.spec import Forbids, Job, Pins
-from hetplan.model.spec import TRAINED_KINDS, ModelSpec
-from hetplan.model.work import layer_work
+from hetplan.model.spec import ModelSpec
+from hetplan.model.work import layer_work_at
 from hetplan.predict.predictor import Predictor
 from hetplan.search.families.allowed import allowed_cluster
 from hetplan.search.reasons.constraints import Question
@@ -97,6 +97,8 @@ def _alone(
         found = search(model, part, own_job, predictor, progress=progress, reasons=False)
         tokens = found.estimate.tokens_per_second
         gap = found.certificate.gap if found.certificate is not None else 1.0
+        if found.certificate is not None and found.certificate.status == "interrupted":
+            raise KeyboardInterrupt  # half of a search is no comparison
     except InfeasibleError as error:
         lacking = room_lines(Question(model=model, cluster=part, job=own_job), predictor)
         reason = (*lacking, str(error).splitlines()[0])[0]
@@ -119,6 +121,7 @@ def _alone(
 
 
 def operations_per_token(model: ModelSpec, job: Job) -> float:
-    """Operations of one training step per token, without recomputation."""
-    work = {kind: layer_work(model, kind, 1, job.sequence_length).flops for kind in TRAINED_KINDS}
-    return _PASSES * math.fsum(work[kind] for kind in model.layers) / job.sequence_length
+    """Operations of one training step per token, without recomputation; layers may differ."""
+    length = job.sequence_length
+    row = range(len(model.layers))
+    return _PASSES * math.fsum(layer_work_at(model, at, 1, length).flops for at in row) / length

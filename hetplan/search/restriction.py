@@ -58,6 +58,8 @@ def restriction(
         return None
     lower = found.estimate.step_seconds
     if found.certificate is not None:
+        if found.certificate.status == "interrupted":
+            raise KeyboardInterrupt  # half of a search is no comparison
         lower = found.certificate.lower_bound_seconds
     return Restriction(
         target=WIDER, step_seconds=found.estimate.step_seconds, lower_bound_seconds=lower

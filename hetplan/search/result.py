@@ -20,8 +20,11 @@ class Certificate:
     gap: float
     """(step - lower bound) / step."""
     status: str
-    """`optimal` (gap within the job's), `limit` or `interrupted` (stopped before that); `limit`
-    also where boundaries that share a link make the plan slower than the search has them."""
+    """`optimal` (gap within the job's); `limit` or `interrupted` (the time limit or the user
+    stopped it before that); `open`: it ended by itself with a wider gap, as some candidates are too
+    large to close, or boundaries that share a link make the plan slower than the search has them,
+    or the plan was chosen by another aim than the bound is about.
+    """
     space: str
     """What was searched and what was fixed, in words."""
     candidates: int

@@ -74,7 +74,7 @@ class _Run:
     families: FamilyTable = field(default_factory=lambda: table_of(()))
     solvers: Sequence[Solver] = ()
     candidates: int = 0
-    """Solvers that may have plans, by the rough bounds."""
+    """Solvers that may have plans, by the rough bounds; all of them before those are known."""
     improved: set[int] = field(default_factory=set)
     proven: set[int] = field(default_factory=set)
     status: str = "optimal"
@@ -145,7 +145,7 @@ def _answer(run: _Run, inputs: Inputs, start: Sequence[Plan]) -> SearchResult:
     try:
         _search(run, start)
         found = _result(run, inputs, _settled(run))
-        book.close(run.status)
+        book.close(run.status if found.certificate is None else found.certificate.status)
         return found
     except KeyboardInterrupt:
         book.use_reserve()
@@ -220,6 +220,7 @@ def _search(run: _Run, start: Sequence[Plan]) -> None:
     run.families = Families(model=run.model, cluster=run.cluster, job=run.job).families()
     run.solvers = solvers_of(run.families, maker, run.cluster, run.job)
     best.bounds = [0.0] * len(run.solvers)
+    run.candidates = len(run.solvers)
     book.solvers = run.solvers
     try:
         offer_starts(start, best, run.pricer)
@@ -258,7 +259,9 @@ def _rough(run: _Run, maker: SpaceMaker) -> list[float]:
     others = [run.solvers[at].rough for at in range(one_pipeline, len(run.solvers))]
     bounds = [*found.bounds.tolist(), *(each.bound_seconds for each in others)]
     best.bounds = list(map(max, best.bounds, bounds))
-    run.candidates = sum(bound < float("inf") for bound in best.bounds)
+    empty = [bound == float("inf") for bound in best.bounds]
+    best.empty = sum(none and at not in run.improved for at, none in enumerate(empty))
+    run.candidates = len(run.solvers) - best.empty
     return [*found.estimates.tolist(), *(each.estimate_seconds for each in others)]
 
 
@@ -284,10 +287,11 @@ def _result(run: _Run, inputs: Inputs, settled: Settled) -> SearchResult:
     status = run.status
     if status == "optimal" and gap > job.gap + AGREEMENT:
         # Bounds that no program could raise, or stages and boundaries that share links.
-        status = "limit"
+        status = "open"
     searched = {*run.improved, *run.proven}
-    still_open = len(best.bounds) - best.closed()
+    still_open = [index for index in range(len(best.bounds)) if best.open(index)]
     closed = sum(not best.open(index) for index in searched)
+    listed = min(best.listed, closed)  # proofs for a higher target may list a family again
     return SearchResult(
         schema=SCHEMA,
         hetplan_version=__version__,
@@ -301,12 +305,12 @@ def _result(run: _Run, inputs: Inputs, settled: Settled) -> SearchResult:
             status=status,
             space=describe_space(run.families, job, several=len(run.solvers) > len(run.families)),
             candidates=run.candidates,
-            pruned_by_bound=run.candidates - len(searched),
+            pruned_by_bound=run.candidates - len(searched.union(still_open)),
             searched=len(searched),
             replays=best.replays,
-            closed_by_program=closed - best.listed,
-            closed_by_listing=best.listed,
-            left_open=still_open,
+            closed_by_program=closed - listed,
+            closed_by_listing=listed,
+            left_open=len(still_open),
             explored=best.explored,
         ),
     )

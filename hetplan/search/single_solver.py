@@ -48,8 +48,7 @@ _WORTH_POLISHING = 1.03
 """A cut further above the best does not become the best by moving single layers."""
 
 _PROGRAM_BUDGETS = (1e9, 4e9, 2e10)
-"""Additions and comparisons of the programs in one proof, by effort; 1e9 take
-some seconds."""
+"""Additions and comparisons of the programs in one proof, by effort; 1e9 take some seconds."""
 
 _SAME_TARGET = 1e-3
 """A walk that has ended below a target ends there again where the target falls by less."""

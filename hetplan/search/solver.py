@@ -98,6 +98,9 @@ class Best:
     on_event: Callable[[Offer | tuple[int, float]], None] | None = None
     """Told of every better plan and every raised bound (solver, bound), for the journal."""
 
+    empty: int = 0
+    """Solvers without any plan, by the rough bounds: no candidates."""
+
     _told: float = 0.0
 
     @property
@@ -181,8 +184,8 @@ class Best:
                 Progress(
                     best_seconds=self.seconds,
                     lower_bound_seconds=self.lower_bound,
-                    candidates_done=self.closed(),
-                    candidates=len(self.bounds),
+                    candidates_done=max(0, self.closed() - self.empty),
+                    candidates=len(self.bounds) - self.empty,
                     elapsed_seconds=time.monotonic() - self.started,
                 )
             )

@@ -120,3 +120,17 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wrong.exit_code == 2
     wrong = CliRunner().invoke(app, ["bench", "hethub", "--sizes", "16"])
     assert wrong.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (("--cases", "5"), "--cases belongs to bench cost and bench search"),
+        (("--sizes", "16"), "--sizes belongs to bench search"),
+        (("--sizes", ""), "--sizes belongs to bench search"),
+    ],
+)
+def test_options_of_other_benchmarks_are_refused(asked: tuple[str, ...], words: str) -> None:
+    done = CliRunner().invoke(app, ["bench", "hethub", *asked])
+    assert done.exit_code == 2
+    assert words in str(done.exception or "") + done.output

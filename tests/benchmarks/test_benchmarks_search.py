@@ -292,6 +292,7 @@ def test_other_cases_are_read(tmp_path: Path) -> None:
         ('"us-central1-a": 8', '"us-central1-a": 6', "no whole nodes of 4"),
         ('"global_batch_size": 8', '"global_batch_size": 1.5', "a whole number"),
         ('"model": "OPT-350", ', "", "required key model"),
+        ('"model": "OPT-350", ', '"model": "OPT-350", "planers": [], ', "unknown key planers"),
     ],
 )
 def test_faults_of_cases_name_the_file(tmp_path: Path, old: str, new: str, word: str) -> None:

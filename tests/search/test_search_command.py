@@ -85,3 +85,20 @@ def test_a_gap_that_is_no_fraction_exits_with_2(folder: Path) -> None:
     done = run(folder, "--gap", "3")
     assert done.exit_code == 2
     assert "gap is 3" in done.stderr
+
+
+def test_an_interrupted_comparison_keeps_the_plan_says_so_and_exits_with_130(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hetplan.cli.progress import ProgressLine
+
+    def stop(self: object, finished: int, total: int, left: None, what: str) -> None:
+        # Native begins with the plan that is written already.
+        if (folder / "plan.json").exists() and what.startswith("best"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ProgressLine, "show", stop)
+    done = run(folder, "--gap", "0.1")
+    assert done.exit_code == 130, done.output
+    assert "comparison with native interrupted" in done.output
+    assert load_plan(folder / "plan.json").certificate.status == "optimal"

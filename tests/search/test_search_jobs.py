@@ -14,9 +14,10 @@ from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.job.spec import Forbids, Job, Pins
 from hetplan.plans.check import check_plan
 from hetplan.predict.fit import FittedPredictor
+from hetplan.reports.plans import certificate_line
 from hetplan.search.files import load_plan, result_text, save_result
 from hetplan.search.homogeneous import homogeneous_sum, operations_per_token
-from hetplan.search.result import SearchResult
+from hetplan.search.result import Certificate, SearchResult
 from hetplan.search.search import search
 from hetplan.search.solver import Progress
 
@@ -171,7 +172,11 @@ def test_a_limit_keeps_the_best_plan() -> None:
 
     asked = replace(job(16), time_limit_seconds=1.5)
     result = search(model(8), mixed(), asked, PREDICTOR, progress=wait)
-    assert result.certificate.status == "limit"
+    proof = result.certificate
+    assert proof.status == "limit"
+    assert proof.pruned_by_bound >= 0
+    assert proof.pruned_by_bound + proof.searched + proof.left_open >= proof.candidates
+    assert proof.closed_by_program + proof.closed_by_listing <= proof.searched
     exact = find(job(16))
     assert result.certificate.lower_bound_seconds <= exact.estimate.step_seconds * (1 + 1e-9)
 
@@ -197,3 +202,38 @@ def test_the_homogeneous_sum_counts_a_kind_that_cannot_train_with_its_roofline()
     spec = result.inputs.model
     embedding = spec.vocab_size * spec.hidden_size
     assert operations == pytest.approx(6 * (spec.parameter_count - embedding), rel=0.1)
+
+
+def test_operations_per_token_count_layers_of_several_shapes() -> None:
+    plain = model(8)
+    (run,) = plain.layer_runs
+    wide = replace(run.layer, mlp=replace(run.layer.mlp, ffn_hidden_size=4096))
+    unlike = replace(plain, layer_runs=(replace(run, count=6), replace(run, layer=wide, count=2)))
+    asked = job(16)
+    of_plain, of_wide = (
+        operations_per_token(replace(plain, layer_runs=(replace(run, layer=layer),)), asked)
+        for layer in (run.layer, wide)
+    )
+    expected = of_plain + (of_wide - of_plain) * 2 / 8
+    assert of_wide != of_plain
+    assert operations_per_token(unlike, asked) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("status", "left", "words"),
+    [
+        ("limit", 3, "search ended by its time limit"),
+        ("open", 1, "1 candidate was too large to close"),
+        ("open", 2, "2 candidates were too large to close"),
+        ("open", 0, "share links"),
+        ("interrupted", 3, "search ended by interrupted"),
+    ],
+)
+def test_the_line_of_the_proof_names_what_ended_the_search(
+    status: str, left: int, words: str
+) -> None:
+    proof = Certificate(
+        lower_bound_seconds=1.0, gap=0.5, status=status, space="", candidates=9,
+        pruned_by_bound=4, searched=5, replays=7, left_open=left,
+    )  # fmt: skip
+    assert words in certificate_line(proof, 2.0)

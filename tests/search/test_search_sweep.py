@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -253,3 +254,16 @@ def test_options_of_one_plan_do_not_go_with_a_sweep(sweep: Path) -> None:
     done = command("--model", "m.yaml")
     assert done.exit_code == 2
     assert "name --cluster FILE --job FILE; or a grid" in done.stderr
+
+
+def test_the_label_of_a_row_names_every_axis() -> None:
+    row = Row(
+        key="k", model="m", cluster="c", job="j", target="megatron", global_batch_size=64,
+        sequence_length=2048, links="a-b 1 Gbit/s", nodes="a 2", status="limit",
+    )  # fmt: skip
+    for other in (
+        replace(row, model="n"), replace(row, cluster="d"), replace(row, job="k"),
+        replace(row, target="native"), replace(row, global_batch_size=128),
+        replace(row, sequence_length=4096), replace(row, links=""), replace(row, nodes=""),
+    ):  # fmt: skip
+        assert other.words != row.words

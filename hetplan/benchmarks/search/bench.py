@@ -34,7 +34,7 @@ def search_bench(
     missing = []
     peers = None
     if reference is None:
-        missing.append("peer cases: --reference names no folder of other people's measurements")
+        missing.append("peer cases: no reference folder found; give --reference DIR")
     else:
         asked = read_cases(reference / USUAL_FILE if cases is None else cases)
         check_cases(asked)

@@ -110,7 +110,8 @@ def room_island(case: Case, room: SailorRoom, files: SailorFiles) -> Island:
     kind = _KINDS.get(room.gpu)
     device = next((each for each in load_catalogue() if each.kind == kind), None)
     if device is None:
-        raise InputError(f"case {case.name}: GPU {room.gpu} is not known; known: {list(_KINDS)}")
+        known = ", ".join(_KINDS)
+        raise InputError(f"case {case.name}: GPU {room.gpu} is not known; known: {known}")
     return Island(
         name=f"{room.gpu}-{room.zone}",
         region=room.zone,

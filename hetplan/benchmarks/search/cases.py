@@ -21,12 +21,22 @@ from pathlib import Path
 from hetplan.benchmarks.search.sailor_cost import SailorPlan, SailorReplicas
 from hetplan.errors import InputError
 from hetplan.files.reading import read_text
-from hetplan.importers.peer_json import Value, read_tree
+from hetplan.importers.peer_json import Value, read_tree, tidy
 
 USUAL_FILE = Path("peers") / "sailor_cases.json"
 CONSTRUCTION_SECONDS = (("Sailor", 2.2),)
 """CPU seconds that a planner takes before its search: the `what` of the file of cases says 2.2 to
 2.5 of Sailor; the smaller one."""
+_FILE_KEYS = ("source", "what", "planner_construction_cpu_seconds", "cases")
+_CASE_KEYS = (
+    "case", "cluster", "model", "model_layers", "global_batch_size", "sequence_length",
+    "devices_per_node", "devices_by_kind_and_zone", "planners",
+)  # fmt: skip
+_PEER_KEYS = (
+    "planner", "microbatch_size", "search_cpu_seconds", "step_seconds_by_sailor_simulator", "plan",
+)  # fmt: skip
+_PLAN_KEYS = ("layers", "stages", "pp", "dp")
+"""What a file may have; `source`, `what`, `cluster`, `pp` and `dp` are for its readers."""
 _PLACE = re.compile(r"(\S+) tp([1-9]\d{0,3}) (\S+)")
 
 
@@ -84,6 +94,7 @@ class Case:
 def read_cases(path: Path) -> tuple[Case, ...]:
     """Every case of a file; an InputError with line and field for what is wrong."""
     root = read_tree(read_text(path), str(path))
+    _only(root, _FILE_KEYS)
     construction = dict(CONSTRUCTION_SECONDS)
     given = root.get("planner_construction_cpu_seconds")
     if given is not None:
@@ -95,6 +106,7 @@ def read_cases(path: Path) -> tuple[Case, ...]:
 
 
 def _case(value: Value, construction: dict[str, float]) -> Case:
+    _only(value, _CASE_KEYS)
     per_node = _count(value.need("devices_per_node"))
     rooms = tuple(
         SailorRoom(gpu=gpu, zone=zone, devices=number)
@@ -126,8 +138,10 @@ def _case(value: Value, construction: dict[str, float]) -> Case:
 
 
 def _peer(value: Value, per_node: int, construction: dict[str, float]) -> PeerPlan:
+    _only(value, _PEER_KEYS)
     planner = value.need("planner").text()
     plan = value.need("plan")
+    _only(plan, _PLAN_KEYS)
     return PeerPlan(
         planner=planner,
         said_seconds=value.need("step_seconds_by_sailor_simulator").positive(),
@@ -152,6 +166,13 @@ def _replicas(stage: Value, key: str, count: Value, per_node: int) -> SailorRepl
         gpu=found[1], tp=int(found[2]), zone=found[3], devices_per_node=per_node,
         count=_count(count),
     )  # fmt: skip
+
+
+def _only(value: Value, known: tuple[str, ...]) -> None:
+    """Refuse the first key that is none of these: a misspelt one would count as absent."""
+    for key, given in value.items():
+        if key not in known:
+            raise given.refuse(f"unknown key {tidy(key)}; known: {', '.join(known)}")
 
 
 def _count_or_none(value: Value) -> int:

@@ -102,7 +102,8 @@ def read_sailor(
                 times[gpu, int(size), int(tp)] = _times(path, layers)
     counts = {len(each.forward_seconds) for each in times.values()}
     if len(counts) != 1:
-        raise InputError(f"the profiles of {model} have {sorted(counts)} layers; they must agree")
+        found = ", ".join(str(count) for count in sorted(counts))
+        raise InputError(f"the profiles of {model} have {found} layers; they must agree")
     (num_layers,) = counts
     path = reference / MEMORY
     by_tp = _mapping(path, _entry(path, _json(path), model, "model"))
@@ -134,8 +135,9 @@ def _mapping(path: Path, value: Any) -> dict[str, Any]:
 def _entry(path: Path, value: Any, name: str, what: str) -> Any:
     entries = _mapping(path, value)
     if name not in entries:
+        known = ", ".join(entries)
         raise InputError(
-            Fault(file=str(path), message=f"there is no {what} {name}; there are {list(entries)}")
+            Fault(file=str(path), message=f"there is no {what} {name}; there are {known}")
         )
     return entries[name]
 

@@ -94,7 +94,9 @@ def _certificate(result: SearchResult, step_seconds: float) -> Certificate | Non
         return known
     lower = min(known.lower_bound_seconds, step_seconds)
     gap = 1.0 - lower / step_seconds
-    status = known.status if gap <= result.inputs.job.gap else "limit"
+    status = known.status
+    if status == "optimal" and gap > result.inputs.job.gap:
+        status = "open"
     return replace(known, lower_bound_seconds=lower, gap=gap, status=status)
 
 

@@ -1,4 +1,4 @@
-"""What one part of a stage can be, and what it costs at least: what columns are made of, as arrays.
+"""What one part of a stage can be, and what it costs at least: what templates are made of.
 
 An option is (class of islands, tp, microbatch size, recomputation). Islands of one class have equal
 devices, nodes and links, so that a part costs the same on each. Everything is a lower bound for
@@ -68,12 +68,6 @@ class Options:
     """Layer units."""
     batch: int
     """Sequences of one step."""
-    place: Ints
-    """[O]"""
-    tp: Ints
-    """[O]"""
-    microbatch_size: Ints
-    """[O]"""
     use: Floats
     """[O] devices that one sequence of a microbatch occupies."""
     forward: Floats
@@ -101,18 +95,11 @@ class Options:
     """[4, O] whether the job's pins let a stage of this role be there."""
     most_shards: int
     """Ranks that could share the optimizer's state; 1 where the target cannot share it."""
-    after_seconds: float
-    """What follows the last backward pass of every plan, at least."""
     rendezvous: bool
     enough_microbatches: bool
     """Whether a pipeline needs as many microbatches as stages."""
     stage_limit: int
     """Most stages of a pipeline."""
-
-    @property
-    def devices(self) -> Ints:
-        """[C] usable devices of every class."""
-        return np.array([each.devices for each in self.classes], dtype=np.int64)
 
     def most_layers(
         self,
@@ -193,9 +180,6 @@ def make_options(placed: Placed) -> Options:
         options=tuple(options),
         num_layers=placed.units.count,
         batch=job.global_batch_size,
-        place=np.array([each.place for each in options], dtype=np.int64),
-        tp=np.array([each.tp for each in options], dtype=np.int64),
-        microbatch_size=np.array([each.microbatch_size for each in options], dtype=np.int64),
         use=np.array([each.tp / each.microbatch_size for each in options]),
         forward=np.array([each.forward[0] for each in passes]),
         backward=np.array([each.backward[0] for each in passes]),
@@ -209,7 +193,6 @@ def make_options(placed: Placed) -> Options:
         may_have=_may_have(placed, classes, options),
         most_shards=usable if may_shard(placed) else 1,
         available=np.array([_room(placed, classes[each.place]) for each in options]),
-        after_seconds=job.data_loading_seconds,
         rendezvous=trainer.rendezvous_sends,
         enough_microbatches=not trainer.fewer_microbatches_than_stages,
         stage_limit=min(placed.units.count, job.pin.pp or placed.units.count),
@@ -344,9 +327,6 @@ def _only(options: Options, which: Ints) -> Options:
         **{
             name: getattr(options, name)[which]
             for name in (
-                "place",
-                "tp",
-                "microbatch_size",
                 "use",
                 "forward",
                 "backward",

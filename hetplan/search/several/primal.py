@@ -72,9 +72,9 @@ class Primal:
             most = 0
             for count in _MOST_PIPELINES:
                 sequences, flows = self._flows(candidates, count)
-                if sequences <= most and count > 1:
+                if sequences <= most:
                     continue
-                most = max(most, sequences)
+                most = sequences
                 for whole in self._wholes(flows, candidates):
                     found[whole.chosen] = whole
             seconds *= batch / most if most else 1.5

@@ -55,8 +55,6 @@ class Tick:
     """One of those that are alike."""
     mesh: Ints
     """[O] its position."""
-    full: npt.NDArray[np.bool_]
-    """[O] recomputes all."""
     use: Floats
     """[O, C] devices that one sequence of a microbatch occupies."""
     forward: Floats
@@ -183,7 +181,6 @@ class Ticks:
             alone=np.array([len(each.islands) == 1 for each in self._classes]),
             meshes=tuple(one.mesh for one in every),
             mesh=np.array([m for m, _ in options], dtype=np.int64),
-            full=np.array([again is RecomputeGranularity.FULL for _, again in options]),
             use=use,
             forward=np.array([each.forward[v] for each, v, _ in slowest]),
             backward=np.array([each.backward[v] for each, v, _ in slowest]),
@@ -292,7 +289,7 @@ def _only(tick: Tick, fits: npt.NDArray[np.bool_]) -> Tick:
         **{
             name: getattr(tick, name)[which]
             for name in (
-                *("mesh", "full", "use", "forward", "backward"),
+                *("mesh", "use", "forward", "backward"),
                 *("arrive_forward", "arrive_backward"),
             )
         },

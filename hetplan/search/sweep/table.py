@@ -31,8 +31,8 @@ class Row:
     links: str
     nodes: str
     status: str
-    """`optimal`, `limit` (with a plan, or without one in time), `infeasible`, or `error`: the
-    question contradicts itself."""
+    """`optimal`, `limit` (with a plan, or without one in time), `open` (a wider gap than asked
+    for, at the search's own end), `infeasible`, or `error`: the question contradicts itself."""
     step_seconds: str = ""
     tokens_per_second: str = ""
     gap: str = ""
@@ -47,7 +47,11 @@ class Row:
     def words(self) -> str:
         """For a line of progress."""
         found = f"{float(self.step_seconds):.4g} s" if self.step_seconds else self.status
-        asked = (self.model, self.cluster, self.job, self.target, self.links, self.nodes)
+        batch = f"batch {self.global_batch_size}" if self.global_batch_size else ""
+        length = f"{self.sequence_length} tokens" if self.sequence_length else ""
+        asked = (
+            self.model, self.cluster, self.job, self.target, batch, length, self.links, self.nodes,
+        )  # fmt: skip
         return f"{', '.join(each for each in asked if each)}: {found}"
 
 
