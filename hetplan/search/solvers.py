@@ -60,5 +60,5 @@ def solvers_of(
     """Those of all plans of the job's target that pins leave."""
     several = None
     if target(job.target).several_pipelines and job.pin.pipelines != 1:
-        several = SeveralSolver(len(families), families, maker, cluster, job)
+        several = SeveralSolver(len(families), maker, cluster, job)
     return Solvers(families=families, maker=maker, several=several)

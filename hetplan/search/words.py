@@ -76,6 +76,7 @@ def _fixed(
         "several pipelines send in the usual way, with the usual warm-up"
         if several and any(family.early_sends for family in families)
         else "",
+        "several pipelines: each one's microbatch divides the global batch" if several else "",
         "" if trainer.stages_differ else "the same degrees for all stages",
         "chunks of a stage as even as they can be" if _interleaved(families) else "",
         "interleaving only where the stages divide the microbatches and are 3 or more"

@@ -58,6 +58,17 @@ def _random_row(
 
 
 @needs_reference
+def test_no_mesh_is_left_out_by_another_cost() -> None:
+    _, inputs, rows, judge = _asked(0, 64)
+    for size in rows.sizes:
+        maker = _maker(inputs, rows.table(size), judge)
+        for family in families_of(inputs, rows.table(size)):
+            assert maker.likely(family) is family
+            for seconds in np.geomspace(1e-3, 1e3, 100).tolist():
+                assert maker.below(family, seconds) is family
+
+
+@needs_reference
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_no_number_of_the_space_is_above_the_formula(at: int) -> None:
     _, inputs, rows, judge = _asked(at, 256)

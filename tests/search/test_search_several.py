@@ -16,6 +16,7 @@ from several_plans import random_several
 from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Job, Pins
 from hetplan.model.spec import ModelSpec
+from hetplan.plans.chosen import ChosenPlan
 from hetplan.predict.fit import fit_populations
 from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.several.assembling import Assembler
@@ -28,7 +29,7 @@ PREDICTOR = fit_populations(())
 
 def solver(asked: ModelSpec, where: Cluster, wanted: Job) -> SeveralSolver:
     maker = SpaceMaker(model=asked, cluster=where, job=wanted, predictor=PREDICTOR)
-    return SeveralSolver(0, (), maker, where, wanted)
+    return SeveralSolver(0, maker, where, wanted)
 
 
 def fresh(bound: float) -> Best:
@@ -159,6 +160,47 @@ def test_the_same_question_has_the_same_answer() -> None:
         found.prove(best)
         answers.append((best.chosen, best.seconds, tuple(best.bounds)))
     assert answers[0] == answers[1]
+
+
+def test_a_kind_that_is_used_only_beside_another_has_a_price() -> None:
+    """With three replicas the islands of one and two devices are stages together, not alone."""
+    where = cluster(
+        island("a", kind="a", nodes=1),
+        island("b", kind="b", teraflops=60.0, nodes=2),
+        island("c", kind="c", teraflops=150.0, nodes=6),
+    )
+    wanted = replace(job(12, target="native"), pin=Pins(dp=3))
+    found = solver(model(6), where, wanted)
+    best = fresh(0.0)
+    bound = found._bound(best, math.inf, 3e-3, 4)
+    assert bound.seconds > 0.0
+    assert min(bound.prices) > 0.0
+    found.improve(best)
+    assert best.chosen is not None
+    assert bound.seconds <= best.seconds
+
+
+def test_no_offer_has_a_microbatch_that_does_not_divide_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Flows of 5 and 4 would be a good fit for islands of 5 and 4 devices."""
+    where = cluster(island("one", nodes=5), island("two", nodes=4))
+    pin = Pins(pipelines=2, pp=1, tp=1, microbatch_size=1)
+    found = solver(model(6), where, replace(job(27, target="native"), pin=pin))
+    offered: list[ChosenPlan] = []
+
+    def noted(_: Best, index: int, chosen: ChosenPlan, seconds: float) -> None:
+        offered.append(chosen)
+
+    monkeypatch.setattr(Best, "offer", noted)
+    found.improve(fresh(0.0))
+    shapes = [
+        [part.shape for part in pipeline.stages[0].parts]
+        for chosen in offered
+        for pipeline in chosen.pipelines
+    ]
+    assert shapes
+    assert all(27 % sum(s.dp * s.microbatch_size for s in each) == 0 for each in shapes)
 
 
 def test_one_device_has_no_several_pipelines() -> None:

@@ -6,11 +6,17 @@ import itertools
 
 import numpy as np
 import pytest
+from search_jobs import cluster, island, job, model
 
 from hetplan.cost.arrays import Floats
 from hetplan.cost.replay.kernel import pipeline_ends
+from hetplan.predict.fit import fit_populations
+from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.families.space import BOTH, FIRST, LAST, MIDDLE
-from hetplan.search.several.pricing import cheapest_path, weigh_turns
+from hetplan.search.several.cells import _Cell
+from hetplan.search.several.paths import Path
+from hetplan.search.several.pricing import Bools, cheapest_path, weigh_turns
+from hetplan.search.several.solver import SeveralSolver
 
 
 def _role(at: int, count: int) -> int:
@@ -109,3 +115,55 @@ def test_no_replay_is_shorter_than_its_bottleneck_says(seed: int) -> None:
             assert low * value <= seconds * (1 + 1e-9)
             tight = min(tight, seconds / (low * value))
     assert tight < 1.1
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_parts_of_a_cell_allow_every_legal_row(alike: bool) -> None:
+    """Stages B A B: of one island each they cannot be; of two alike islands of B's they can."""
+    names = ["a", "b", "c"] if alike else ["a", "b"]
+    kinds = {name: "slow" if name == "a" else "fast" for name in names}
+    where = cluster(*(island(name, kind=kinds[name], nodes=2) for name in names))
+    asked, wanted = model(6), job(4, target="native")
+    maker = SpaceMaker(model=asked, cluster=where, job=wanted, predictor=fit_populations(()))
+    pricer = next(
+        each for each in SeveralSolver(0, maker, where, wanted)._pricers if each.tick.samples == 1
+    )
+    tick = pricer.tick
+    one = {
+        name: next(
+            o
+            for o, m in enumerate(tick.mesh.tolist())
+            if len(tick.meshes[m].islands) == 1
+            and kinds[where.islands[tick.meshes[m].islands[0]].name] == kinds[name]
+        )
+        for name in names
+    }
+    every = np.ones((1, len(tick.mesh)), dtype=np.bool_)
+
+    def parts_of(options: tuple[int, ...]) -> tuple[Bools, ...]:
+        path = Path(
+            samples=1, options=options, layers=(2,) * len(options), bottleneck_seconds=1.0,
+            use=(0.0,) * len(tick.devices), weight_without_price=0.0, microbatches=1,
+            surcharge=(), mode=pricer.modes[0],
+        )  # fmt: skip
+        return _Cell(pricer, 1.0, 1.0, every, path).split()
+
+    def allows(part: Bools, row: tuple[int, ...]) -> bool:
+        back, front = part[0], part[-1]
+        return any(
+            back[list(row[:cut])].all() and front[list(row[cut:])].all()
+            for cut in range(len(row) + 1)
+        )
+
+    legal = [
+        tuple(one[name] for name in row)
+        for count in range(1, len(names) + 1)
+        for row in itertools.permutations(names, count)
+    ]
+    for path in ((one["a"], one["b"], one["a"]), (one["b"], one["a"], one["b"])):
+        parts = parts_of(path)
+        # Islands of a kind that has only one are told apart, others are not.
+        assert bool(parts) != alike
+        for row in legal:
+            assert not parts or any(allows(part, row) for part in parts)
+        assert not any(allows(part, path) for part in parts)

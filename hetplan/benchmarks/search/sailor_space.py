@@ -92,6 +92,14 @@ class SailorMaker(SpaceMaker):
         guess = (count - 1 + stages) * tick + float(space.after[MIDDLE, fast, units])
         return Rough(bound_seconds=bound, estimate_seconds=guess)
 
+    def likely(self, family: Family) -> Family:
+        """All meshes: hetplan's own cost says nothing of the formula."""
+        return family
+
+    def below(self, family: Family, seconds: float) -> Family:
+        """All meshes, for the same reason."""
+        return family
+
     def sharper_bound(self, family: Family, enough: float = math.inf) -> float:
         """None is known."""
         return self.rough(family).bound_seconds

@@ -64,7 +64,6 @@ class Answer:
     """[M, P] units that a slot of a mesh can hold in a plan below T."""
     row: tuple[int, ...] = ()
     """Otherwise the mesh of every slot of a row that may have one; empty: nothing is known."""
-    states: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,33 +95,29 @@ class IslandProgram:
         drain = np.zeros((2, slots))
         least = np.array([self.down.cost[:, s, self.chunks].min() for s in range(slots - 1)])
         prefix = np.concatenate(([0.0], np.cumsum(least)))
-        states, row = 0, np.zeros(0, dtype=np.int64)
+        row = np.zeros(0, dtype=np.int64)
         for _ in range(_ROUNDS):
             chain = self._chain(drain, limit)
             back = np.ascontiguousarray(chain[:, ::-1])
             for which, each in enumerate(up):
                 slots_up = each._replace(chain=back)
                 most = most_units(slots_up, cut, np.ascontiguousarray(prefix[::-1]))
-                total, sums, _, count = fill(
-                    slots_up, cut, most, self.units, self.chunks, _MOST_STATES
-                )
-                states += count
+                total, sums, _, _ = fill(slots_up, cut, most, self.units, self.chunks, _MOST_STATES)
                 if total >= NEVER:
-                    return Answer(none=True, most=most, states=states)
+                    return Answer(none=True, most=most)
                 if total < 0.0:
                     most = np.ascontiguousarray(most[:, ::-1])
-                    return Answer(none=False, most=most, states=states)
+                    return Answer(none=False, most=most)
                 drain[which] = np.maximum(drain[which], sums[slots - 1 :: -1])
             down = down._replace(chain=self._chain(drain, limit))
             most = most_units(down, cut, prefix)
-            total, sums, row, count = fill(down, cut, most, self.units, self.chunks, _MOST_STATES)
-            states += count
+            total, sums, row, _ = fill(down, cut, most, self.units, self.chunks, _MOST_STATES)
             if total >= NEVER:
-                return Answer(none=True, most=most, states=states)
+                return Answer(none=True, most=most)
             if total < 0.0:
-                return Answer(none=False, most=most, states=states)
+                return Answer(none=False, most=most)
             prefix = np.maximum(prefix, sums[:slots])
-        return Answer(none=False, most=most, row=tuple(row.tolist()), states=states)
+        return Answer(none=False, most=most, row=tuple(row.tolist()))
 
     def rows(self, limit: float, most_rows: int) -> list[tuple[int, ...]] | None:
         """All rows that may have a step below `limit`; None where they are more than `most_rows`.

@@ -92,7 +92,7 @@ def several_bound(
         pricer.limit = limit
     devices = pricers[0].tick.devices
     prices = np.array(first) if first else _first_prices(pricers, batch)
-    best = SeveralBound(seconds=0.0, prices=(), paths=())
+    best = SeveralBound(seconds=0.0, prices=tuple(prices.tolist()), paths=())
     paths: list[Path] = []
     reach = _REACH
     for _ in range(rounds):
@@ -104,7 +104,9 @@ def several_bound(
             reach *= 0.5
         if not paths or reach < 0.01:
             break
-        prices, upper = _next_prices(paths, devices, batch, np.array(best.prices), reach)
+        # Prices that prove nothing are no better than the last ones.
+        center = np.array(best.prices) if best.seconds > 0.0 else prices
+        prices, upper = _next_prices(paths, devices, batch, center, reach)
         if best.seconds >= upper * (1 - tolerance):
             break
     return SeveralBound(seconds=best.seconds, prices=best.prices, paths=tuple(paths))
@@ -116,16 +118,18 @@ program over few paths leaps."""
 
 
 def _first_prices(pricers: Sequence[PathPricer], batch: int) -> Floats:
-    """In proportion to the layers that a device of each class passes per second."""
+    """In proportion to the layers that a device of each class passes per second: by itself, or
+    where it cannot be used so, together with others. None are 0 but of classes that no stage uses.
+    """
     devices = pricers[0].tick.devices
-    rate = np.zeros(len(devices))
+    rate, mixed = np.zeros(len(devices)), np.zeros(len(devices))
     for pricer in pricers:
         use = pricer.tick.use
+        each = 1.0 / (pricer.layer * use.sum(axis=1))
         alone = (use > 0).sum(axis=1) == 1
-        place = use[alone].argmax(axis=1)
-        np.maximum.at(rate, place, 1.0 / (pricer.layer[alone] * use[alone].max(axis=1)))
-    if not rate.any():
-        rate[:] = 1.0  # unlike kinds alone can be used, together
+        np.maximum.at(rate, use[alone].argmax(axis=1), each[alone])
+        np.maximum(mixed, np.where(use > 0, each[:, None], 0.0).max(axis=0), out=mixed)
+    rate = np.where(rate > 0.0, rate, mixed)
     return rate * batch / float((rate * devices).sum())
 
 

@@ -45,8 +45,10 @@ class _Cell:
             if row.count(mesh) > 1 and self._only_once(here):
                 between = row[row.index(mesh) + 1]
                 there = tick.mesh == between
-                if not self._disjoint(here, there):
-                    continue  # told apart by `_shapes`
+                # Not disjoint ones are told apart by `_shapes`; alike islands are one mesh here,
+                # so that another of them may stand on the other side.
+                if not self._disjoint(here, there) or not self._only_once(there):
+                    continue
                 allowed = self.allowed[0]
                 return (
                     np.array([allowed & ~here, allowed & ~there]),

@@ -30,6 +30,7 @@ def flows_of(
 ) -> tuple[int, ...]:
     """Flows with which the template has room on empty islands and suits their nodes.
 
+    They divide the batch: the space has no others (`hetplan.search.several.ticks`).
     Every stage has at least `shards` data-parallel ranks.
     """
     most = batch
@@ -37,6 +38,8 @@ def flows_of(
         most = min(most, int(cluster.islands[island].num_usable_devices / use + 1e-9))
     found = []
     for flow in range(template.least_flow, most + 1, template.least_flow):
+        if batch % flow:
+            continue
         for island, o in zip(template.islands, template.options, strict=True):
             option = options.options[o]
             size = option.tp * flow // option.microbatch_size

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -17,7 +16,6 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.costs.placed import Placed
-from hetplan.search.families.family import Family
 from hetplan.search.several.assembling import Assembler, Whole
 from hetplan.search.several.bound import SeveralBound, several_bound
 from hetplan.search.several.listing import Listing
@@ -57,13 +55,11 @@ class SeveralSolver:
     def __init__(
         self,
         index: int,
-        families: Sequence[Family],
         maker: SpaceMaker,
         cluster: Cluster,
         job: Job,
     ) -> None:
         self.index = index
-        self.families = families
         self._maker = maker
         self._cluster = cluster
         self._job = job
