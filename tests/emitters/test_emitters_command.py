@@ -75,3 +75,15 @@ def test_a_plan_that_sailor_cannot_say_leaves_no_file(tmp_path: Path) -> None:
 def test_other_tools_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing is written for that"):
         emit(tmp_path / "plan.json", target="word", out=tmp_path / "out")
+
+
+def test_a_file_that_is_there_is_kept_unless_forced(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, sharded=False)
+    before = plan.read_bytes()
+    with pytest.raises(InputError, match=r"is there already; .* --force"):
+        emit(plan, target="sailor", out=plan)
+    assert plan.read_bytes() == before
+    out = tmp_path / "sailor.json"
+    out.write_text("mine")
+    emit(plan, target="sailor", out=out, force=True)
+    assert "pipeline_list" in json.loads(out.read_text())
