@@ -1,8 +1,8 @@
 """hetplan: profile, predict, plan and launch training on accelerators that do not match.
 
 The verbs are the library: `load_model`, `load_cluster`, `load_job`, `load_plan`, `import_file`,
-`fit`, `plan`, `estimate`, `compare`. They are imported when first used, so that `import hetplan`
-costs nothing.
+`fit`, `plan`, `estimate`, `emit`, `compare`. They are imported when first used, so that
+`import hetplan` costs nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from hetplan.version import __version__
 if TYPE_CHECKING:
     from hetplan.cluster.load import load_cluster
     from hetplan.cost.estimate import estimate
+    from hetplan.emitters.emission import emit
     from hetplan.importers.open import import_file
     from hetplan.job.load import load_job
     from hetplan.launchers.compare import compare
@@ -39,6 +40,7 @@ __all__ = [
     "ProfileError",
     "__version__",
     "compare",
+    "emit",
     "estimate",
     "fit",
     "import_file",
@@ -51,6 +53,7 @@ __all__ = [
 
 _HOMES = {
     "compare": "hetplan.launchers.compare",
+    "emit": "hetplan.emitters.emission",
     "estimate": "hetplan.cost.estimate",
     "fit": "hetplan.predict.fit",
     "import_file": "hetplan.importers.open",

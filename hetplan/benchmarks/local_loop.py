@@ -22,14 +22,12 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hetplan.cluster.catalogue import load_catalogue
 from hetplan.errors import HetplanError, LaunchError
 from hetplan.files.shipped import shipped_folder
 from hetplan.files.writing import write_atomically
 from hetplan.job.load import load_job
 from hetplan.launchers.run_log import RunLog, read_runs
 from hetplan.model.load import load_model
-from hetplan.model.spec import TRAINED_KINDS
 from hetplan.predict.fit import fit_stores
 from hetplan.search.files import load_plan
 
@@ -109,7 +107,7 @@ def make_kinds(files: LoopFiles, say: Say) -> None:
     from hetplan.profiling.pacing import Pace, save_pace
 
     kinds = tuple(
-        paced_kind(files, device, slow_down)
+        slowed_kind(files, device, slow_down)
         for device, slow_down in ((FAST, HEADROOM), (SLOW, HEADROOM * SLOW_DOWN))
     )
     save_pace(Pace(kinds=kinds), files.pace)
@@ -122,39 +120,19 @@ def make_kinds(files: LoopFiles, say: Say) -> None:
         )
 
 
-def paced_kind(files: LoopFiles, device: str, slow_down: float) -> PacedKind:
-    """A kind `slow_down` times slower than what the fit says of this CPU.
+def slowed_kind(files: LoopFiles, device: str, slow_down: float) -> PacedKind:
+    """A kind `slow_down` times slower than what the fit says of this CPU."""
+    from hetplan.emulation.pace import paced_kind
 
-    The fitted law rather than single medians: a real device's times are a smooth function of the
-    shape, and one disturbed measurement must not become part of a device.
-    """
-    from hetplan.profiling.pacing import PacedKind, PaceEntry
-
-    model, job = load_model(files.model), load_job(files.job)
     predictor, _ = fit_stores(files.store / "cpu")
-    cpu = next(kind for kind in load_catalogue() if kind.kind == "cpu")
-    entries = []
-    for layer, microbatch_size, tp in product(TRAINED_KINDS, MICROBATCH_SIZES, TP_DEGREES):
-        for phase, predict in (("forward", predictor.forward), ("backward", predictor.backward)):
-            prediction = predict(
-                cpu,
-                model,
-                layer,
-                microbatch_size=microbatch_size,
-                sequence_length=job.sequence_length,
-                tp=tp,
-                precision=job.precision,
-            )
-            entries.append(
-                PaceEntry(
-                    layer=layer.value,
-                    phase=phase,
-                    microbatch_size=microbatch_size,
-                    tp=tp,
-                    seconds=slow_down * prediction.seconds,
-                )
-            )
-    return PacedKind(device=device, slow_down=slow_down, entries=tuple(entries))
+    return paced_kind(
+        predictor,
+        load_model(files.model),
+        load_job(files.job),
+        device=device,
+        slow_down=slow_down,
+        shapes=tuple(product(MICROBATCH_SIZES, TP_DEGREES)),
+    )
 
 
 def profile_links(files: LoopFiles, say: Say) -> None:

@@ -1,4 +1,4 @@
-"""`hetplan check`: what is wrong or suspicious in files of measurements, runs and inputs."""
+"""`hetplan check`: what is wrong or suspicious in measurements, runs, inputs and launches."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hetplan.cli.options import AsJson, emit
 
 if TYPE_CHECKING:
     from hetplan.lint.findings import Finding, Findings
+    from hetplan.lint.own_files import Planned
     from hetplan.lint.reading import Asked
     from hetplan.lint.rule import Rule
 
@@ -23,7 +24,8 @@ Files = Annotated[
     list[Path] | None,
     typer.Argument(
         metavar="FILE...",
-        help="Files or folders: hetplan's own, a profile store, other tools' measurements.",
+        help="Files or folders: hetplan's own, a profile store, other tools' measurements, "
+        "launches of Megatron-LM, FlagScale and torchtitan.",
         show_default=False,
     ),
 ]
@@ -35,7 +37,20 @@ def check(
         str | None, typer.Option("--device", help="Device kind, for an importer that needs it.")
     ] = None,
     model: Annotated[
-        Path | None, typer.Option("--model", help="Model whose layers were measured.")
+        Path | None,
+        typer.Option("--model", help="Model whose layers were measured, or that a launch trains."),
+    ] = None,
+    cluster: Annotated[
+        Path | None, typer.Option("--cluster", help="Cluster on which a launch runs.")
+    ] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Variable or flag of a launch that only its hosts know; again for more.",
+            show_default=False,
+        ),
     ] = None,
     precision: Annotated[
         str | None,
@@ -69,14 +84,16 @@ def check(
         return
     if not files:
         raise InputError("no file is named; name files or folders to check, or --rules")
-    found, read_as = _find(files, _asked(device, model, precision, seq, kind))
+    found, read_as, notes = _find(
+        files, _with_launch(_asked(device, model, precision, seq, kind), cluster, given or [])
+    )
     if as_json:
         from hetplan.files.encoding import encode
         from hetplan.lint.findings import FINDINGS_SCHEMA
 
         emit(encode(found, schema=FINDINGS_SCHEMA))
     else:
-        emit(_text(found, read_as))
+        emit(_text(found, read_as, notes))
     if _is_bad(found, strict=strict):
         raise typer.Exit(FOUND)
 
@@ -110,21 +127,55 @@ def _asked(
     return asked
 
 
-def _find(files: list[Path], asked: Asked) -> tuple[Findings, str]:
-    """What is wrong, and as what the files were read, in words."""
+def _with_launch(asked: Asked, cluster: Path | None, given: list[str]) -> Asked:
+    """With what the options say of launches."""
+    from dataclasses import replace
+
+    from hetplan.cluster.load import load_cluster
+    from hetplan.errors import InputError
+
+    pairs = []
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals or not name:
+            raise InputError(f"--set {each!a}: write NAME=VALUE, as in TP=8")
+        pairs.append((name, value))
+    return replace(
+        asked,
+        cluster=None if cluster is None else load_cluster(cluster),
+        given=tuple(pairs),
+    )
+
+
+def _planned(path: Path) -> Planned:
+    """What a legal plan file was made for; an InputError where it breaks a rule."""
+    from hetplan.lint.own_files import Planned
+    from hetplan.search.files import load_legal_plan
+
+    inputs = load_legal_plan(path).inputs
+    return Planned(model=inputs.model, cluster=inputs.cluster)
+
+
+def _find(files: list[Path], asked: Asked) -> tuple[Findings, str, tuple[str, ...]]:
+    """What is wrong, as what the files were read, and lines about launches and what could not be
+    judged.
+    """
     from collections import Counter
 
     from hetplan.lint.reading import read_all
     from hetplan.lint.registry import findings
-    from hetplan.search.files import load_legal_plan
 
-    reading = read_all(files, asked, {"hetplan.plan": load_legal_plan})
+    reading = read_all(files, asked, {"hetplan.plan": _planned})
     kinds = [
         f"{count} x {kind}" if count > 1 else kind for kind, count in Counter(reading.kinds).items()
     ]
     together = "; held against each other" if reading.is_together else ""
     read_as = f" ({', '.join(kinds)}{together})" if kinds else ""
-    return findings(reading), read_as
+    lines = (
+        *(f"launch: {each}" for each in reading.understood),
+        *(f"note: {each}" for each in reading.notes),
+    )
+    return findings(reading), read_as, lines
 
 
 def _is_bad(found: Findings, *, strict: bool) -> bool:
@@ -133,7 +184,7 @@ def _is_bad(found: Findings, *, strict: bool) -> bool:
     return any(strict or each.severity is Severity.IMPOSSIBLE for each in found.findings)
 
 
-def _text(found: Findings, read_as: str) -> str:
+def _text(found: Findings, read_as: str, notes: tuple[str, ...]) -> str:
     """Findings by file, then each rule that was broken, once, with what to do."""
     from hetplan.lint.registry import RULES
 
@@ -149,6 +200,7 @@ def _text(found: Findings, read_as: str) -> str:
         if rule.id in broken:
             lines += [*_rule_lines(rule), ""]
     lines += [f"skipped: {each}" for each in found.skipped]
+    lines += notes
     lines.append(_summary(found, read_as))
     return "\n".join(lines)
 
@@ -162,12 +214,16 @@ def _finding_lines(finding: Finding) -> list[str]:
 
 
 def _rule_lines(rule: Rule) -> list[str]:
-    from textwrap import wrap
+    from textwrap import TextWrapper
 
+    # Flags are copied from here: none is cut at its dashes.
+    wrapper = TextWrapper(
+        WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+    )
     return [
         f"{rule.id}: {rule.title}",
-        *wrap(rule.explanation, WIDTH, initial_indent="  ", subsequent_indent="  "),
-        *wrap(f"What to do: {rule.advice}", WIDTH, initial_indent="  ", subsequent_indent="  "),
+        *wrapper.wrap(rule.explanation),
+        *wrapper.wrap(f"What to do: {rule.advice}"),
     ]
 
 

@@ -248,7 +248,8 @@ def _sharding(options: LayoutOptions, job: Job, copies: int) -> tuple[Sharding, 
         raise InputError(f"--sharding is {options.sharding!a}; it is one of {levels}")
     level = None if options.sharding is None else Sharding(options.sharding)
     if level is None:
-        own = target(job.target).optimizer_sharding
+        trainer = target(job.target)
+        own = trainer.optimizer_sharding and Sharding.OPTIMIZER in trainer.shardings(job.optimizer)
         level = Sharding.OPTIMIZER if own and options.shards != 1 else Sharding.NONE
     if level is Sharding.NONE:
         if options.shards not in (None, 1):

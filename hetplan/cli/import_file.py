@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import AsJson, emit, say
+from hetplan.cli.import_launch import LAUNCHES, LaunchRequest, import_launch, is_launch
+from hetplan.cli.options import AsJson, PredictorFile, TargetName, emit, say
 from hetplan.importers.kinds import KINDS, ImporterKind
 
 if TYPE_CHECKING:
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
 
 _STDIN = Path("-")
 
-_WIDTH = max(len(each.kind) for each in KINDS)
+_ALL_KINDS = (*((each.kind, each.title) for each in KINDS), *LAUNCHES)
+_WIDTH = max(len(kind) for kind, _ in _ALL_KINDS)
 # click fills the lines of a paragraph unless \b stands in front of it.
 KINDS_HELP = "Kinds:\n\n\b\n" + "\n".join(
-    f"{each.kind.ljust(_WIDTH)}  {each.title}" for each in KINDS
+    f"{kind.ljust(_WIDTH)}  {title}" for kind, title in _ALL_KINDS
 )
 """The list below the options of `hetplan import --help`."""
 
@@ -86,7 +88,11 @@ def import_(
         typer.Option(help="Draft: [ISLAND=]NAME of the region. Default: here."),
     ] = None,
     island: Annotated[
-        str | None, typer.Option(help="Draft: name of the island. Default: its device kind.")
+        str | None,
+        typer.Option(
+            help="Draft: name of the island. Default: its device kind. Launch: islands whose nodes "
+            "it takes, in this order, as in a,b."
+        ),
     ] = None,
     type_: Annotated[
         list[str] | None,
@@ -95,7 +101,10 @@ def import_(
         ),
     ] = None,
     hosts: Annotated[
-        Path | None, typer.Option(help="Draft: list of the hosts (hostfile or Slurm).")
+        Path | None,
+        typer.Option(
+            help="Draft: list of the hosts (hostfile or Slurm). Launch: hostfile, over its own."
+        ),
     ] = None,
     nodes: Annotated[int | None, typer.Option(help="Draft: number of nodes like this one.")] = None,
     devices_per_node: Annotated[
@@ -158,17 +167,44 @@ def import_(
     across_latency: Annotated[
         str | None, typer.Option(help="Draft: between islands, one way.")
     ] = None,
+    cluster: Annotated[
+        Path | None, typer.Option(help="Launch: cluster file on which it is priced.")
+    ] = None,
+    job: Annotated[
+        Path | None, typer.Option(help="Launch: job file for what the launch does not say.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="Launch: NAME=VALUE of a variable, or of a setting over the launch's own."
+        ),
+    ] = None,
+    target: TargetName = None,
+    predictor: PredictorFile = None,
+    draft_model: Annotated[
+        Path | None, typer.Option(help="Launch: model file to draft from its arguments.")
+    ] = None,
+    draft_job: Annotated[
+        Path | None, typer.Option(help="Launch: job file to draft, to plan the same question.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read the output of another tool: measurements into the store, topologies into a cluster file.
 
     Measurements (links, layers) are added to the profile store; what is already there is skipped.
     Topologies, hosts, paths and device kinds are shown, and with --draft become a cluster file.
+    Launches become plans: they are priced on a cluster, and --out is a plan file.
     """
     from hetplan.cli.import_draft import DraftRequest, write_draft
+    from hetplan.errors import InputError
     from hetplan.importers.open import importer_kind
 
-    importer = importer_kind(kind)
+    launch = LaunchRequest(
+        cluster=cluster, job=job, set=tuple(set_ or ()), target=target, predictor=predictor,
+        draft_model=draft_model, draft_job=draft_job, model=model, island=island, hosts=hosts,
+        store=store, out=out, force=force, as_json=as_json,
+    )  # fmt: skip
+    importer = None if is_launch(kind) else importer_kind(kind, tuple(dict(LAUNCHES)))
     request = DraftRequest(
         draft=draft, force=force, name=name, region=tuple(region or ()), island=island,
         device=device,
@@ -182,6 +218,14 @@ def import_(
         across_bandwidth=across_bandwidth, nic_bandwidth=tuple(nic_bandwidth or ()),
         across_shared=across_shared, across_latency=across_latency,
     )  # fmt: skip
+    if importer is None:
+        measured = (link, precision, seq, measured_on, driver, clocks)
+        if any(each is not None for each in measured) or again or dry_run or draft is not None:
+            raise InputError(f"{kind}: options of measurements and of --draft mean nothing here")
+        replace(request, hosts=None, island=None).check_use()
+        import_launch(kind, files, launch)
+        return
+    launch.check_unused()
     request.check_use()
     check_new(out, force=force)
     context = _context(link, device, model, precision, seq)

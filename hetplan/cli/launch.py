@@ -1,8 +1,14 @@
-"""`hetplan launch`: train a plan on this machine and compare its step with the prediction."""
+"""`hetplan launch`: train a plan on this machine and compare its step with the prediction.
+
+With hetplan's own trainer, or with megatron-core (--target megatron-core); or check all hosts of a
+plan that will be started elsewhere (--check), or whether its device kinds compute the same
+(--check-numerics).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +25,12 @@ if TYPE_CHECKING:
 
 def launch(
     plan: Annotated[Path, typer.Argument(help="Plan file that `hetplan plan` wrote.")],
+    target: Annotated[
+        str,
+        typer.Option(
+            help="Trainer: native (hetplan's own, plans for target native) or megatron-core."
+        ),
+    ] = "native",
     steps: Annotated[int, typer.Option(help="Steps to train.")] = 20,
     warmup: Annotated[
         int, typer.Option(help="First steps that are left out of the measured median.")
@@ -39,22 +51,75 @@ def launch(
     ] = False,
     max_ranks: Annotated[int, typer.Option(help="Most processes to start.")] = 16,
     timeout: Annotated[
-        float, typer.Option(help="Seconds without a finished step after which the run is ended.")
+        float,
+        typer.Option(
+            help="Seconds without a finished step after which the run is ended; with --check, that "
+            "hosts wait for each other."
+        ),
     ] = 300.0,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Train nothing: check every host of the plan, or of an emitted folder, before it "
+            "is started.",
+        ),
+    ] = False,
+    check_numerics: Annotated[
+        bool,
+        typer.Option(
+            "--check-numerics",
+            help="Train nothing: compare what the plan's device kinds compute with float64 and "
+            "with each other.",
+        ),
+    ] = False,
+    numerics_out: Annotated[
+        Path | None,
+        typer.Option(help="With --check-numerics: file for the answers of this machine's kinds."),
+    ] = None,
+    numerics_with: Annotated[
+        list[Path] | None,
+        typer.Option(help="With --check-numerics: answers of another machine; can be repeated."),
+    ] = None,
+    numerics_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="With --check-numerics: tokens that are computed. Left out: a microbatch, or as "
+            "many as a float64 reference takes a few minutes for."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a plan on this machine, one process per rank, and compare measured with predicted."""
-    from hetplan.errors import LaunchError
+    from hetplan.errors import InputError, LaunchError
+
+    if check_numerics:
+        from hetplan.cli.launch_numerics import check_numerics as compare_kinds
+
+        return compare_kinds(
+            plan,
+            pace=pace,
+            tokens=numerics_tokens,
+            out=numerics_out,
+            others=numerics_with or (),
+            as_json=as_json,
+        )
+    if numerics_out is not None or numerics_with or numerics_tokens is not None:
+        raise InputError("--numerics-out, -with and -tokens belong to --check-numerics; add it")
+    if check:
+        return _check(plan, timeout, as_json=as_json)
     from hetplan.files.writing import check_writable
-    from hetplan.launchers.local import launch as launch_plan
     from hetplan.launchers.run_log import append_run, run_line
-    from hetplan.profiling.pacing import load_pace
+    from hetplan.model.differences import own_numerics_remark
     from hetplan.search.files import load_legal_plan
     from hetplan.units import format_seconds
 
     result = load_legal_plan(plan)
     if run_log is not None:
         check_writable(run_log)
+    remark = own_numerics_remark(result.inputs.model) if target == "native" else ""
+    if remark:
+        say(f"note: {remark}")
 
     def tell(record: StepRecord) -> None:
         say(
@@ -62,11 +127,10 @@ def launch(
             f"{format_seconds(record.seconds)}"
         )
 
-    run = launch_plan(
+    run = _runner(target, pace)(
         result,
         steps=steps,
         warmup_steps=warmup,
-        pace=load_pace(pace) if pace is not None else None,
         out=log_folder,
         max_ranks=max_ranks,
         timeout_seconds=timeout,
@@ -81,6 +145,46 @@ def launch(
         _show(run)
     if run.loss_check is not None and not run.loss_check.equal:
         raise LaunchError(_loss_line(run.loss_check))
+
+
+def _check(plan: Path, timeout: float, *, as_json: bool) -> None:
+    """Every host before the start; a LaunchError where something must be mended or not all were
+    checked.
+    """
+    from hetplan.errors import LaunchError
+    from hetplan.launchers.preflight import preflight, sheet_of_folder, sheet_of_plan
+    from hetplan.search.files import load_legal_plan
+
+    sheet = sheet_of_folder(plan) if plan.is_dir() else sheet_of_plan(load_legal_plan(plan))
+    say(f"checking {len(sheet.hosts)} hosts, {len(sheet.pairs)} links between them")
+    report = preflight(sheet, wait_seconds=timeout)
+    emit(report.json if as_json else report.text)
+    if report.failed:
+        count = sum(each.status == "fail" for each in report.findings)
+        raise LaunchError(f"{count} of the checks failed; see what to mend above")
+    if report.unchecked:
+        raise LaunchError(report.unchecked)
+
+
+def _runner(target: str, pace: Path | None) -> Callable[..., RunLog]:
+    """The launcher of this trainer."""
+    from hetplan.errors import InputError
+
+    if target == "native":
+        from hetplan.launchers import local
+        from hetplan.profiling.pacing import load_pace
+
+        return partial(local.launch, pace=load_pace(pace) if pace is not None else None)
+    if target != "megatron-core":
+        raise InputError(f"--target {target}: hetplan launches native and megatron-core")
+    if pace is not None:
+        raise InputError(
+            "--pace plays device kinds with hetplan's own layers; leave it out with --target "
+            "megatron-core"
+        )
+    from hetplan.launchers import megatron_core
+
+    return megatron_core.launch_with_core
 
 
 def _show(run: RunLog) -> None:

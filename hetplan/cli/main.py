@@ -20,9 +20,11 @@ import typer
 from hetplan.cli.bench import bench
 from hetplan.cli.check import check
 from hetplan.cli.compare import compare
+from hetplan.cli.convert import convert
 from hetplan.cli.demo import demo
 from hetplan.cli.doctor import doctor
 from hetplan.cli.emit import emit
+from hetplan.cli.emulate import emulate
 from hetplan.cli.estimate import estimate
 from hetplan.cli.explain import explain
 from hetplan.cli.fit import fit
@@ -118,8 +120,8 @@ def common(
 
 
 _COMMANDS = (
-    doctor, profile, import_, check, fit, plan, estimate, explain, emit, launch, compare, bench,
-    demo,
+    doctor, profile, import_, check, fit, plan, estimate, explain, emit, launch, compare, convert,
+    bench, emulate, demo,
 )  # fmt: skip
 for _command in _COMMANDS:
     app.command(_command.__name__.rstrip("_"))(guarded(_command))

@@ -116,6 +116,7 @@ def plan(
     _check_journal(journal, resume)
     inputs = read_inputs(*files, target)
     asked = with_aim(_overridden(inputs.job, gap, time_limit), quantile, objective)
+    from hetplan.model.differences import own_numerics_remark
     from hetplan.search.files import SCHEMA, result_text
 
     replacing = check_replaceable(out, SCHEMA, "plan")
@@ -136,6 +137,9 @@ def plan(
 
     result = _saved(ask, predict, top, out)
     say(f"wrote {out}{replacing}")
+    remark = own_numerics_remark(inputs.model) if result.plan.target == "native" else ""
+    if remark:
+        say(f"note: {remark}")
     if as_json:
         emit(result_text(result))
     else:
@@ -175,7 +179,7 @@ def _saved(
     found: list[SearchResult] = []
     try:
         with ProgressLine("closing candidates") as line:
-            found.append(ask(_shown_on(line)))
+            found.append(ask(shown_on(line)))
         found.append(by_aim(found[-1], predictor, top))
         save_result(found[-1], out)
     except KeyboardInterrupt:
@@ -243,7 +247,7 @@ def _show_restriction(result: SearchResult, predictor: Predictor) -> None:
             result,
             predictor,
             time_limit_seconds=result.inputs.job.time_limit_seconds,
-            progress=_shown_on(line),
+            progress=shown_on(line),
         )
     if found is not None:
         emit(restriction_line(found, result.estimate.step_seconds))
@@ -279,6 +283,60 @@ def _show(result: SearchResult) -> None:
         emit(line)
     for line in launch_lines(result.plan):
         emit(line)
+    for line in refused_lines(result):
+        emit(line)
+
+
+MOST_REFUSALS = 4
+"""Lines of reasons; more are counted."""
+
+
+def refused_lines(result: SearchResult) -> Iterator[str]:
+    """Why `hetplan emit` writes no folder of this plan for its own target, and what helps."""
+    from hetplan.emitters.emission import plan_faults, refusals, trainer_named, trainer_names
+    from hetplan.emitters.trainer_launch import EmitOptions
+    from hetplan.errors import InputError
+
+    name = result.plan.target
+    if name not in trainer_names():
+        return
+    named, without = _with_node_names(result)
+    try:
+        faults = plan_faults(refusals(named, trainer_named(name), EmitOptions()))
+    except InputError as error:
+        faults = error.faults
+    if without:
+        yield (
+            f"`hetplan emit` needs node_names of {', '.join(without[:MOST_REFUSALS])}"
+            + (" and more" if len(without) > MOST_REFUSALS else "")
+            + ": give them in the cluster file, or to emit with --cluster FILE"
+        )
+    for each in faults[:MOST_REFUSALS]:
+        where = f"{each.field}: " if each.field else ""
+        yield f"`hetplan emit --target {name}` refuses this plan: {where}{each.message}"
+    if len(faults) > MOST_REFUSALS:
+        yield f"and {len(faults) - MOST_REFUSALS} more such reasons"
+    if faults:
+        yield "`hetplan emit --nearest FILE` finds the fastest plan that it takes"
+
+
+def _with_node_names(result: SearchResult) -> tuple[SearchResult, tuple[str, ...]]:
+    """The result with names for nodes that have none, and the islands of these.
+
+    Names can be given later; what else an emitter refuses another plan must avoid.
+    """
+    from dataclasses import replace
+
+    cluster = result.inputs.cluster
+    without = tuple(island.name for island in cluster.islands if not island.node_names)
+    islands = tuple(
+        island
+        if island.node_names
+        else replace(island, node_names=(f"i{at}-n[0-{island.nodes - 1}]",))
+        for at, island in enumerate(cluster.islands)
+    )
+    inputs = replace(result.inputs, cluster=replace(cluster, islands=islands))
+    return replace(result, inputs=inputs), without
 
 
 def _show_homogeneous(result: SearchResult, predictor: Predictor) -> None:
@@ -294,13 +352,13 @@ def _show_homogeneous(result: SearchResult, predictor: Predictor) -> None:
             result,
             predictor,
             time_limit_seconds=result.inputs.job.time_limit_seconds,
-            progress=_shown_on(line),
+            progress=shown_on(line),
         )
     for text in homogeneous_lines(figure):
         emit(text)
 
 
-def _shown_on(line: ProgressLine) -> Callable[[Progress], None]:
+def shown_on(line: ProgressLine) -> Callable[[Progress], None]:
     """A listener of the search that shows best, bound and gap on this line."""
 
     def show(progress: Progress) -> None:

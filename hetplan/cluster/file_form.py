@@ -9,6 +9,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from hetplan.cluster.device_form import DeviceForm
+from hetplan.cluster.launch_form import LaunchDomainForm
 from hetplan.cluster.link_form import BetweenForm, LinkForm
 from hetplan.cluster.node import RingNics
 from hetplan.cluster.node_names import NODE_NAMES_PATTERN
@@ -22,7 +23,7 @@ from hetplan.files.quantities import (
     Watts,
 )
 
-CLUSTER_SCHEMA = "hetplan.cluster/3"
+CLUSTER_SCHEMA = "hetplan.cluster/4"
 FIRST_SCHEMA = "hetplan.cluster/1"
 """The form whose links between islands have a plain `bandwidth`, one device's share."""
 
@@ -219,3 +220,6 @@ class ClusterForm:
     """Links for pairs of islands that neither `links` nor `region_links` lists."""
     devices: list[DeviceForm] = field(default_factory=list)
     """Device kinds of this file's own; one with a catalogue name replaces it."""
+    launch: list[LaunchDomainForm] = field(default_factory=list)
+    """How hosts are started. Islands that no entry names are plain hosts, reached by ssh under
+    their node names."""

@@ -21,12 +21,13 @@ from hetplan.cluster.file_form import (
     NicsForm,
 )
 from hetplan.cluster.goodput import ETHERNET_SEGMENT_BYTES, LossRecovery
+from hetplan.cluster.launch_form import check_launch, launch_domain
 from hetplan.cluster.link_form import BetweenForm, LinkForm
 from hetplan.cluster.node import Nics, spread_evenly
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, RegionLink, Site, Transport
 from hetplan.files.reading import decode, read_document
 
-CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/4"
+CLUSTER_VALUE_SCHEMA = "hetplan.cluster-value/5"
 """Schema of the Cluster value's own JSON form, in which every figure is in base units."""
 
 
@@ -64,6 +65,7 @@ def _load(path: Path, catalogue: Sequence[DeviceKind] | None) -> Cluster:
         partial(check_sites, catalogue=known),
         check_link_figures,
         partial(check_links, catalogue=known),
+        partial(check_launch, catalogue=known),
     )
     form = decode(document, ClusterForm, schema=CLUSTER_SCHEMA, checks=checks)
     return _cluster(form, known | {device.kind: device_kind(device) for device in form.devices})
@@ -100,6 +102,7 @@ def _cluster(form: ClusterForm, kinds: Mapping[str, DeviceKind]) -> Cluster:
             )
             for site in form.sites
         ),
+        launch_domains=tuple(launch_domain(domain) for domain in form.launch),
     )
 
 

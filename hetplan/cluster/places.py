@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 from hetplan.errors import InputError
-from hetplan.files.nodes import Path
-from hetplan.files.reading import Document
 from hetplan.units import Dimension, parse_quantity
+
+if TYPE_CHECKING:
+    # Values of a cluster use `unknown`, and need no reader of files.
+    from hetplan.files.nodes import Path
+    from hetplan.files.reading import Document
 
 _MOST_NAMES = 10
 _MOST_COMPARED = 2000  # comparing spellings takes long where both a name and its list are many

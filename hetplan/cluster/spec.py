@@ -15,6 +15,12 @@ from functools import cached_property
 from itertools import accumulate
 
 from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.launch_domains import (
+    DEFAULT_DOMAIN,
+    LaunchDomain,
+    LaunchedIsland,
+    launch_faults,
+)
 from hetplan.cluster.links import Link, Transport
 from hetplan.cluster.node import Nics
 from hetplan.cluster.node_names import count_names, expand_names
@@ -205,12 +211,33 @@ class Cluster:
     across_regions: Link | None = None
     """Between any other two islands of different regions."""
     sites: tuple[Site, ...] = ()
+    launch_domains: tuple[LaunchDomain, ...] = ()
+    """How the hosts of islands are started; islands that none names are plain hosts."""
 
     def __post_init__(self) -> None:
         if len({island.name for island in self.islands}) < len(self.islands):
             raise InputError(f"two islands have one name; the names are {self._names()}")
         if self.num_devices > MOST_DEVICES:
             raise InputError(too_many_devices(self.num_devices))
+        if self.launch_domains:
+            self._check_launch()
+
+    def _check_launch(self) -> None:
+        islands = [
+            LaunchedIsland(
+                name=island.name,
+                device=island.device.kind,
+                vendor=island.device.vendor,
+                node_names=island.node_names,
+            )
+            for island in self.islands
+        ]
+        faults = [
+            replace(fault, field=f"launch_domains[{at}].{fault.field}")
+            for at, fault in launch_faults(self.launch_domains, islands, whole=False)
+        ]
+        if faults:
+            raise InputError(*faults)
 
     @property
     def num_devices(self) -> int:
@@ -269,6 +296,12 @@ class Cluster:
         """The site that holds the region; None where none is described."""
         return self._sites.get(region)
 
+    def domain_of_island(self, name: str) -> LaunchDomain:
+        """How the hosts of the island of this name are started; one domain for all that none
+        names.
+        """
+        return self._domains[self.island(name).name]
+
     def _regional(self, one: Island, two: Island) -> Link | None:
         if one.region == two.region:
             return self.within_region
@@ -306,6 +339,15 @@ class Cluster:
     @cached_property
     def _sites(self) -> dict[str, Site]:
         return {region: site for site in self.sites for region in site.regions}
+
+    @cached_property
+    def _domains(self) -> dict[str, LaunchDomain]:
+        named = {name: domain for domain in self.launch_domains for name in domain.islands}
+        others = tuple(island.name for island in self.islands if island.name not in named)
+        if not others:
+            return named
+        plain = LaunchDomain(name=DEFAULT_DOMAIN, islands=others)
+        return named | dict.fromkeys(others, plain)
 
     def _names(self) -> str:
         names = [island.name for island in self.islands[:_MOST_NAMES_SHOWN]]

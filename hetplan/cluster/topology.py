@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hetplan.cluster.launch_domains import LaunchDomain
 from hetplan.cluster.spec import Cluster, Island, Link, Site
 
 
@@ -69,6 +70,11 @@ def numa_node_of(cluster: Cluster, device: int) -> int | None:
 def site_of(cluster: Cluster, island: str) -> Site | None:
     """The site of an island."""
     return cluster.site_of_region(cluster.island(island).region)
+
+
+def domain_of_island(cluster: Cluster, island: str) -> LaunchDomain:
+    """How the hosts of an island are started: plain hosts where no launch domain names it."""
+    return cluster.domain_of_island(island)
 
 
 def devices_of_node(cluster: Cluster, device: int) -> range:

@@ -1,1 +1,1 @@
-"""Plans as files of other tools: one module per tool."""
+"""Plans as files of other tools: a folder for each trainer, and one for the schedulers."""

@@ -17,6 +17,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job
 from hetplan.plans.depths import own_depth
+from hetplan.plans.pieces import data_ranks
 from hetplan.plans.plan import (
     Pipeline,
     Plan,
@@ -77,7 +78,7 @@ def _pipeline_faults(where: str, pipeline: Pipeline, cluster: Cluster) -> list[F
     if schedule.name != "1f1b":
         message = f"{schedule.name}; Sailor runs 1f1b only: pin virtual_stages: 1"
         found.append(Fault(field=f"{where}.schedule", message=message))
-    copies = {sum(replica.dp for replica in stage.replicas) for stage in pipeline.stages}
+    copies = {data_ranks(stage) for stage in pipeline.stages}
     if len(copies) > 1:
         message = (
             f"stages have dp {_listed(copies)}; Sailor's simulator counts microbatches by the "

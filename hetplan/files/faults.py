@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 from pydantic_core import ErrorDetails
 
-from hetplan.files.quantities import NAME_PATTERN, NODE_PATTERN
+from hetplan.files.name_patterns import NAME_PATTERN, NODE_PATTERN
 
 _WANTED = {
     "int_type": "write a whole number",

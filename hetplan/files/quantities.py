@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from hetplan.errors import InputError
+from hetplan.files.name_patterns import NAME_PATTERN, NODE_PATTERN
 from hetplan.units import EXAMPLES, Dimension, parse_quantity, pattern
 
 
@@ -55,9 +56,6 @@ TrafficPrice: TypeAlias = Annotated[
     float, _parser(Dimension.TRAFFIC_PRICE), _json_schema(Dimension.TRAFFIC_PRICE)
 ]
 """`0.02 USD/GB` -> US dollars per byte."""
-
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-NODE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[0-9]+$"
 
 Count: TypeAlias = Annotated[int, Field(ge=1, le=10**9)]
 """A number of things, at least one."""

@@ -26,7 +26,7 @@ def write_atomically(path: Path, text: str) -> None:
         if target.exists():
             os.chmod(temporary, target.stat().st_mode & 0o7777)
         os.replace(temporary, target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
     except OSError as error:
         raise _write_error(path, error) from error
     finally:
@@ -86,8 +86,8 @@ def _write_and_sync(path: Path, data: bytes) -> None:
         os.fsync(stream.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
-    """Bring the rename to the disk, where the file system can sync a folder."""
+def sync_folder(folder: Path) -> None:
+    """Bring a rename in the folder to the disk, where the file system can sync a folder."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

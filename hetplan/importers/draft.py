@@ -16,7 +16,7 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.file_form import CLUSTER_SCHEMA
 from hetplan.cluster.node import Nics
 from hetplan.errors import Fault, InputError
-from hetplan.files.quantities import NAME_PATTERN
+from hetplan.files.name_patterns import NAME_PATTERN
 from hetplan.importers.draft_figures import Figure, LinkFigures
 from hetplan.importers.host_ranges import host_ranges, listable
 from hetplan.importers.node_places import NicLayout, nearest_nics, pcie_switches

@@ -73,9 +73,12 @@ def _link_name(path: Path) -> str:
     return word[:_LONGEST_NAME] or "link"
 
 
-def importer_kind(name: str) -> ImporterKind:
-    """The importer of this name; an InputError lists the nearest, or all."""
-    names = [each.kind for each in KINDS]
+def importer_kind(name: str, more: tuple[str, ...] = ()) -> ImporterKind:
+    """The importer of this name; an InputError lists the nearest, or all.
+
+    `more` are names that the caller reads otherwise, to be listed as well.
+    """
+    names = [*(each.kind for each in KINDS), *more]
     for each in KINDS:
         if each.kind == name:
             return each

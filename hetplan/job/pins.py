@@ -31,6 +31,7 @@ class CanPin:
     other_warmup: bool = False
     fewer_microbatches_than_stages: bool = False
     context_shards: bool = False
+    tied_stages: bool = True
     copied_heads: bool = True
 
 
@@ -63,6 +64,7 @@ CAN_PIN: tuple[tuple[str, CanPin], ...] = (
             sequence_parallel=True,
             interleaving=True,
             context_shards=True,
+            tied_stages=False,
             copied_heads=False,
         ),
     ),
@@ -210,6 +212,12 @@ def _of_stages(job: Job, model: ModelSpec, can: CanPin) -> Iterator[tuple[Path, 
             ("pin", "pp"),
             f"{pp} stages, and the other pins leave {count} microbatches; target {job.target} "
             "needs at least one per stage",
+        )
+    if pp and pp > 1 and model.tied_embeddings and not can.tied_stages:
+        yield (
+            ("pin", "pp"),
+            f"{pp} stages of {model.name}, which ties embedding and head; target {job.target} "
+            "trains it in one stage only",
         )
     if virtual == 1:
         return

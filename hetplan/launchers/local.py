@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,9 +84,38 @@ def launch(
         timeout_seconds=timeout_seconds,
         check_loss=check_loss,
     )
+    return run_training(result, training, out=out, check_loss=check_loss, on_step=on_step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankProgram:
+    """What runs one rank."""
+
+    module: str = "hetplan.launchers.worker"
+    """Started with a run's folder, the rank and the launcher's process number."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """What its environment has besides."""
+    trainer: str = ""
+    """Name and version of the trainer; empty: hetplan's own."""
+
+
+OWN_PROGRAM = RankProgram()
+"""hetplan's own trainer."""
+
+
+def run_training(
+    result: SearchResult,
+    training: Training,
+    *,
+    program: RankProgram = OWN_PROGRAM,
+    out: Path | None = None,
+    check_loss: bool = False,
+    on_step: OnStep | None = None,
+) -> RunLog:
+    """Run the training of this result, one process per rank; arguments and faults as `launch`."""
     machine = this_machine()
     started = datetime.now(UTC)
-    report = _run_in_folder(training, out, on_step or (lambda record: None))
+    report = _run_in_folder(training, program, out, on_step or (lambda record: None))
     return RunLog(
         schema=SCHEMA,
         hetplan_version=__version__,
@@ -98,14 +128,17 @@ def launch(
         backend="nccl" if training.backend == "cuda" else "gloo",
         ranks=report.ranks,
         steps=report.steps,
-        warmup_steps=warmup_steps,
-        median_step_seconds=statistics.median(step.seconds for step in report.steps[warmup_steps:]),
+        warmup_steps=training.warmup_steps,
+        median_step_seconds=statistics.median(
+            step.seconds for step in report.steps[training.warmup_steps :]
+        ),
         predicted_step_seconds=result.estimate.step_seconds,
         predicted_interval=result.estimate.interval,
         paced=_paced_kinds(training),
         machine=machine,
         loss_check=_check_losses(training, report) if check_loss else None,
         plan=result.plan,
+        trainer=program.trainer,
     )
 
 
@@ -138,8 +171,8 @@ def _training(
     kinds = tuple(inputs.cluster.island_of_device(place.device).device.kind for place in places)
     backend = torch_backend(kinds, () if pace is None else [paced.device for paced in pace.kinds])
     faults += vocabulary_faults(plan, inputs.model)
-    faults += _size_faults(result, len(places), max_ranks, backend)
-    faults += _precision_faults(inputs.job.precision, backend, check_loss=check_loss)
+    faults += size_faults(result, len(places), max_ranks, backend, worker_bytes=WORKER_BYTES)
+    faults += precision_faults(inputs.job.precision, backend, check_loss=check_loss)
     if faults:
         raise InputError(*faults)
     return Training(
@@ -155,9 +188,12 @@ def _training(
     )
 
 
-def _size_faults(
-    result: SearchResult, num_ranks: int, max_ranks: int, backend: str
+def size_faults(
+    result: SearchResult, num_ranks: int, max_ranks: int, backend: str, *, worker_bytes: float
 ) -> Iterator[Fault]:
+    """More ranks than allowed, or than this machine has memory for; `worker_bytes` is that of a
+    rank's process without a model.
+    """
     if num_ranks > max_ranks:
         yield Fault(
             field="plan",
@@ -167,9 +203,11 @@ def _size_faults(
     free = free_memory_bytes()
     if backend != "cpu" or free is None:
         return
-    stages = zip(result.plan.pipelines[0].stages, result.estimate.stages, strict=True)
-    needed = num_ranks * WORKER_BYTES + sum(
-        stage.replicas[0].num_devices * cost.memory.total_bytes for stage, cost in stages
+    every = [stage for pipeline in result.plan.pipelines for stage in pipeline.stages]
+    stages = zip(every, result.estimate.stages, strict=True)
+    needed = num_ranks * worker_bytes + sum(
+        sum(replica.num_devices for replica in stage.replicas) * cost.memory.total_bytes
+        for stage, cost in stages
     )
     if needed > free:
         yield Fault(
@@ -179,7 +217,8 @@ def _size_faults(
         )
 
 
-def _precision_faults(precision: Precision, backend: str, *, check_loss: bool) -> Iterator[Fault]:
+def precision_faults(precision: Precision, backend: str, *, check_loss: bool) -> Iterator[Fault]:
+    """A precision that the trainers lack on such a device, or whose losses cannot be checked."""
     allowed = (Precision.FLOAT32,) if backend == "cpu" else (Precision.FLOAT32, Precision.BFLOAT16)
     if precision not in allowed:
         yield Fault(
@@ -202,16 +241,18 @@ def _paced_kinds(training: Training) -> tuple[str, ...]:
     return tuple(sorted(played & set(training.device_kinds)))
 
 
-def _run_in_folder(training: Training, out: Path | None, on_step: OnStep) -> TrainingReport:
+def _run_in_folder(
+    training: Training, program: RankProgram, out: Path | None, on_step: OnStep
+) -> TrainingReport:
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"cannot write to folder {out}: {error.strerror or error}") from error
-        return _run(training, RunFolder(out), on_step)
+        return _run(training, program, RunFolder(out), on_step)
     path = Path(tempfile.mkdtemp(prefix="hetplan-run-"))
     try:
-        report = _run(training, RunFolder(path), on_step)
+        report = _run(training, program, RunFolder(path), on_step)
     except LaunchError as error:
         raise LaunchError(f"{error}\nthe logs of all ranks are in {path}") from error
     except BaseException:
@@ -221,7 +262,9 @@ def _run_in_folder(training: Training, out: Path | None, on_step: OnStep) -> Tra
     return report
 
 
-def _run(training: Training, folder: RunFolder, on_step: OnStep) -> TrainingReport:
+def _run(
+    training: Training, program: RankProgram, folder: RunFolder, on_step: OnStep
+) -> TrainingReport:
     from hetplan.runtime.training import SCHEMA as TRAINING_SCHEMA
 
     folder.clear()
@@ -232,7 +275,7 @@ def _run(training: Training, folder: RunFolder, on_step: OnStep) -> TrainingRepo
             arguments=(
                 sys.executable,
                 "-m",
-                "hetplan.launchers.worker",
+                program.module,
                 str(folder.path),
                 str(rank),
                 str(os.getpid()),
@@ -243,7 +286,7 @@ def _run(training: Training, folder: RunFolder, on_step: OnStep) -> TrainingRepo
         for rank in range(len(training.device_kinds))
     ]
     watch = _Watch(folder, training, on_step)
-    run_all(commands, environment=_environment(), watch=watch.look)
+    run_all(commands, environment=_environment() | dict(program.variables), watch=watch.look)
     return decode(read_document(folder.report), TrainingReport, schema=RunFolder.REPORT_SCHEMA)
 
 

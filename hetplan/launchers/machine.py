@@ -73,7 +73,7 @@ def torch_backend(kinds: Sequence[str], paced: Sequence[str]) -> str:
         return "cpu"
     have = _accelerators()
     short = len(have) < len(kinds)
-    wrong = [kind for kind, name in zip(kinds, have, strict=False) if not _same_kind(kind, name)]
+    wrong = [kind for kind, name in zip(kinds, have, strict=False) if not same_kind(kind, name)]
     if not short and not wrong:
         return "cuda"
     found = ", ".join(f"{have.count(name)} x {name}" for name in dict.fromkeys(have))
@@ -98,7 +98,7 @@ def _accelerators() -> list[str]:
     return [cuda_kind(index) for index in range(torch.cuda.device_count())]
 
 
-def _same_kind(kind: str, name: str) -> bool:
+def same_kind(kind: str, name: str) -> bool:
     """Whether a catalogue name (`nvidia-a100-80gb-sxm`) and a driver's (`nvidia-a100-sxm4-80gb`)
     agree in vendor and model: catalogue names have these two first.
     """

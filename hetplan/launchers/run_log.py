@@ -1,6 +1,6 @@
 """What a run of a plan gave: measured beside predicted, as one line of a run log.
 
-A run log is a text file with one JSON object per line (schema `hetplan.run/1`), appended to by
+A run log is a text file with one JSON object per line (schema `hetplan.run/2`), appended to by
 every run; it is what `fit` can be sharpened with and what a person compares plans by.
 """
 
@@ -20,7 +20,7 @@ from hetplan.launchers.machine import Machine
 from hetplan.plans.plan import Plan
 from hetplan.runtime.measured import RankMeasure, StepRecord
 
-SCHEMA = "hetplan.run/1"
+SCHEMA = "hetplan.run/2"
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -72,6 +72,8 @@ class RunLog:
     loss_check: LossCheck | None = None
     plan: Plan | None = None
     """What ran where: stages, degrees, microbatch size. None in lines of before it was written."""
+    trainer: str = ""
+    """Name and version of the trainer; empty: hetplan's own."""
 
     @property
     def relative_error(self) -> float:

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,12 +33,12 @@ _LOOPBACK = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
 
 
-def main(arguments: list[str]) -> int:
-    """Run one rank; the exit code of its process."""
+def main(arguments: list[str], train: Callable[[RunFolder, int], None]) -> int:
+    """Run one rank by `train`; the exit code of its process."""
     folder, rank = RunFolder(Path(arguments[0])), int(arguments[1])
     _end_with_parent(int(arguments[2]))
     try:
-        _train(folder, rank)
+        train(folder, rank)
     except Exception as error:
         message = (
             str(error) if isinstance(error, HetplanError) else f"{type(error).__name__}: {error}"
@@ -71,7 +72,7 @@ def _train(folder: RunFolder, rank: int) -> None:
     world_size = len(training.device_kinds)
     dist.init_process_group(
         "gloo",
-        store=_meeting_point(folder, rank, timeout),
+        store=meeting_point(folder, rank, timeout),
         rank=rank,
         world_size=world_size,
         timeout=timeout,
@@ -83,7 +84,8 @@ def _train(folder: RunFolder, rank: int) -> None:
     dist.destroy_process_group()
 
 
-def _meeting_point(folder: RunFolder, rank: int, timeout: timedelta) -> TCPStore:
+def meeting_point(folder: RunFolder, rank: int, timeout: timedelta) -> TCPStore:
+    """The store at which the ranks of a run find each other."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if rank == 0:
@@ -101,4 +103,4 @@ def _meeting_point(folder: RunFolder, rank: int, timeout: timedelta) -> TCPStore
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], _train))

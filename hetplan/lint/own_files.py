@@ -47,6 +47,14 @@ class Inputs:
     jobs: tuple[tuple[Path, Job], ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What a plan file was made for."""
+
+    model: ModelSpec
+    cluster: Cluster
+
+
 def _load_devices(path: Path) -> DevicesForm:
     return decode(read_document(path), DevicesForm, schema=DEVICES_SCHEMA)
 

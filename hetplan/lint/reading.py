@@ -20,10 +20,12 @@ from hetplan.importers.open import NEEDED
 from hetplan.job.spec import Job, Precision
 from hetplan.lint.documents import read_tree
 from hetplan.lint.foreign import importer_of, read_foreign
+from hetplan.lint.launches import EMITTED, known_places, launch_part, understood, unknown_sizes
 from hetplan.lint.own_files import (
     LOADERS,
     Inputs,
     Loader,
+    Planned,
     against_each_other,
     kind_of,
     sample_rows,
@@ -53,6 +55,10 @@ class Asked:
     model: ModelSpec | None = None
     precision: Precision | None = None
     sequence_length: int | None = None
+    cluster: Cluster | None = None
+    """Where launches run."""
+    given: tuple[tuple[str, str], ...] = ()
+    """Variables and settings of launches that only their hosts know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +73,10 @@ class Reading:
     """What each file without faults was read as, in the order of the files: `cluster`, `iperf3`."""
     is_together: bool = False
     """Whether the job was held against the model and the cluster."""
+    notes: tuple[str, ...] = ()
+    """What of the files could not be judged, a line each."""
+    understood: tuple[str, ...] = ()
+    """What each launch asks for, a line each."""
 
 
 _SAMPLES: Mapping[str, SampleType] = {
@@ -75,6 +85,8 @@ _SAMPLES: Mapping[str, SampleType] = {
     OPERATORS_FILE: OperatorSample,
 }
 _CAMPAIGN_RESULTS = '"schema": "hetplan.campaign-results/'
+PLAN_FILE = "plan.json"
+"""Of an emitted folder."""
 NOTHING = Material()
 NO_INPUTS = Inputs()
 
@@ -87,6 +99,7 @@ class _Part:
     inputs: Inputs = NO_INPUTS
     skipped: str = ""
     kind: str = ""
+    planned: tuple[tuple[Path, Planned], ...] = ()
 
 
 def read_all(
@@ -123,10 +136,15 @@ def read_all(
         faults += against_each_other(inputs)
     material = joined(tuple(part.material for part in parts))
     named = (asked.model,) if asked.model is not None else ()
+    planned = tuple(entry for part in parts for entry in part.planned)
+    launches = known_places(
+        material.launches, inputs, planned, model=asked.model, cluster=asked.cluster
+    )
     return Reading(
         material=replace(
             material,
             clusters=tuple((str(path), cluster) for path, cluster in inputs.clusters),
+            launches=launches,
             models=(*named, *(model for _, model in inputs.models), *material.models),
         ),
         files=tuple(files),
@@ -134,6 +152,8 @@ def read_all(
         faults=tuple(faults),
         kinds=tuple(part.kind for part in parts if part.kind),
         is_together=is_together,
+        notes=tuple(filter(None, map(unknown_sizes, material.launches))),
+        understood=tuple(map(understood, launches)),
     )
 
 
@@ -143,23 +163,36 @@ def _walk(paths: Sequence[Path]) -> Iterator[Path]:
     for path in paths:
         if not path.exists():
             raise InputError(Fault(file=str(path), message="there is no such file or folder"))
-        inside = (
-            sorted(
-                each
-                for each in path.rglob("*")
-                if each.is_file()
-                and not any(part.startswith(".") for part in each.relative_to(path).parts)
-            )
-            if path.is_dir()
-            else [path]
-        )
-        for file in inside:
+        for file in _inside(path) if path.is_dir() else [path]:
             if file.resolve() not in seen:
                 seen.add(file.resolve())
                 yield file
 
 
+def _inside(folder: Path) -> list[Path]:
+    """Files of a folder; a folder that hetplan emitted is one launch, beside its plan."""
+    files = sorted(
+        each
+        for each in folder.rglob("*")
+        if each.is_file()
+        and not any(part.startswith(".") for part in each.relative_to(folder).parts)
+    )
+    launches = sorted({each.parent for each in files if each.name == EMITTED})
+    found = [
+        each
+        for each in files
+        if each.name == PLAN_FILE or not any(emitted in each.parents for emitted in launches)
+    ]
+    return sorted([*found, *launches])
+
+
 def _read(path: Path, asked: Asked, loaders: Mapping[str, Loader]) -> _Part:
+    if asked.importer is None:
+        row = launch_part(path, asked.given)
+        if isinstance(row, str):
+            return _Part(skipped=row)
+        if row is not None:
+            return _Part(material=Material(launches=(row,)), kind=f"{row.text.trainer} launch")
     if path.suffix.lower() in TEXT_SUFFIXES:
         return _Part(skipped="is text or code, no measurements")
     sample_type = _of_population(path)
@@ -256,6 +289,8 @@ def _own(path: Path, document: Document, loaders: Mapping[str, Loader]) -> _Part
     if loader is None:
         return _Part(skipped=f"is {kind}, which has no rules")
     value = loader(path)
+    if isinstance(value, Planned):
+        return _Part(planned=((path, value),), kind=kind.removeprefix("hetplan."))
     if isinstance(value, ModelSpec):
         return _Part(inputs=Inputs(models=((path, value),)), kind="model")
     if isinstance(value, Cluster):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from hetplan.model.config_numerics import activation_of, deepseek_router, rotary_numerics
 from hetplan.model.config_shape import Shape, experts_of
 from hetplan.model.config_values import ConfigValues
 from hetplan.model.layers import Experts, LatentAttention, Mlp, Norm, TransformerLayer
@@ -92,6 +93,12 @@ def _deepseek(base: _Deepseek) -> Callable[[ConfigValues], Shape]:
             layers=layers,
             tied=values.flag("tie_word_embeddings", default=False),
             num_mtp_layers=mtp,
+            numerics=rotary_numerics(
+                values,
+                epsilon=1e-6,
+                activation=activation_of(values, "hidden_act", "silu"),
+                router=deepseek_router(values, third=base is _DEEPSEEK_V3),
+            ),
         )
 
     return read

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from hetplan.model.config_numerics import Numerics, activation_of, rotary_numerics
 from hetplan.model.config_shape import Shape, even_heads
 from hetplan.model.config_values import ConfigValues
 from hetplan.model.layers import Attention, Mlp, Norm, TransformerLayer
@@ -29,6 +30,10 @@ def _gpt2(values: ConfigValues) -> Shape:
         layers=(layer,) * count,
         tied=values.flag("tie_word_embeddings", default=True),
         learned_positions=positions,
+        numerics=Numerics(
+            norm_epsilon=values.number("layer_norm_epsilon", default=1e-5) or 1e-5,
+            activation=activation_of(values, "activation_function", "gelu_new"),
+        ),
     )
 
 
@@ -67,6 +72,15 @@ def _gpt_neox(values: ConfigValues) -> Shape:
         positions=values.count("max_position_embeddings", default=2048),
         layers=(layer,) * count,
         tied=values.flag("tie_word_embeddings", default=False),
+        numerics=rotary_numerics(
+            values,
+            epsilon=1e-5,
+            epsilon_key="layer_norm_eps",
+            activation=activation_of(values, "hidden_act", "gelu"),
+            base_keys=("rotary_emb_base", "rope_theta"),
+            fraction=0.25,
+            fraction_key="rotary_pct",
+        ),
     )
 
 
@@ -93,6 +107,10 @@ def _opt(values: ConfigValues) -> Shape:
         learned_positions=positions + 2,
         embedding_size=values.count_or_none("word_embed_proj_dim", default=None),
         final_norm=before and not removed,
+        # modeling_opt.py leaves torch's own epsilon to its LayerNorms.
+        numerics=Numerics(
+            norm_epsilon=1e-5, activation=activation_of(values, "activation_function", "relu")
+        ),
     )
 
 

@@ -10,9 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from hetplan.model.config_numerics import (
+    Numerics,
+    activation_of,
+    mixtral_router,
+    qwen_router,
+    rotary_numerics,
+)
 from hetplan.model.config_shape import Shape, even_heads, experts_of
 from hetplan.model.config_values import ConfigValues
 from hetplan.model.layers import Attention, Experts, Mlp, Norm, TransformerLayer
+from hetplan.model.numerics import Router
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -38,6 +46,11 @@ class _Llama:
     mlp_bias: bool = False
     """The family has a key mlp_bias."""
     num_norms: int = 2
+    epsilon: float = 1e-6
+    rotary_base: float | None = 10000.0
+    """None: layers have different ones."""
+    activation: tuple[str, str] = ("hidden_act", "silu")
+    """Key and default."""
 
 
 _OF_LLAMA = {
@@ -92,6 +105,7 @@ _OF_LLAMA = {
         positions=8192,
         tied=True,
         head_dim=256,
+        activation=("hidden_act", "gelu_pytorch_tanh"),
     ),
     "gemma2": _Llama(
         vocab=256000,
@@ -104,6 +118,7 @@ _OF_LLAMA = {
         tied=True,
         head_dim=256,
         num_norms=4,
+        activation=("hidden_activation", "gelu_pytorch_tanh"),
     ),
     "gemma3_text": _Llama(
         vocab=262208,
@@ -117,6 +132,8 @@ _OF_LLAMA = {
         head_dim=256,
         qk_norm=True,
         num_norms=4,
+        rotary_base=None,
+        activation=("hidden_activation", "gelu_pytorch_tanh"),
     ),
     "mixtral": _Llama(
         vocab=32000,
@@ -127,6 +144,8 @@ _OF_LLAMA = {
         kv_heads=8,
         positions=131072,
         qkv_bias=False,
+        epsilon=1e-5,
+        rotary_base=1e6,
     ),
     "qwen2_moe": _Llama(
         vocab=151936,
@@ -183,8 +202,24 @@ def _llama(values: ConfigValues, base: _Llama) -> tuple[Shape, TransformerLayer,
         positions=values.count("max_position_embeddings", default=base.positions),
         layers=(),
         tied=values.flag("tie_word_embeddings", default=base.tied),
+        numerics=_numerics(values, base),
     )
     return shape, layer, layers
+
+
+def _numerics(values: ConfigValues, base: _Llama) -> Numerics:
+    key, default = base.activation
+    activation = activation_of(values, key, default)
+    if base.rotary_base is None:
+        epsilon = values.number("rms_norm_eps", default=base.epsilon) or base.epsilon
+        return Numerics(norm_epsilon=epsilon, activation=activation)
+    return rotary_numerics(
+        values, epsilon=base.epsilon, activation=activation, base=base.rotary_base
+    )
+
+
+def _routed(shape: Shape, router: Router) -> Shape:
+    return replace(shape, numerics=replace(shape.numerics, router=router))
 
 
 def _heads(values: ConfigValues, base: _Llama, hidden: int) -> tuple[int, int, int]:
@@ -283,7 +318,7 @@ def _mixtral(values: ConfigValues) -> Shape:
         ffn=values.count("intermediate_size", default=base.ffn),
     )
     sparse = replace(_with_window(layer, window), mlp=experts)
-    return replace(shape, layers=(sparse,) * count)
+    return _routed(replace(shape, layers=(sparse,) * count), mixtral_router(values))
 
 
 def _sparse_layers(
@@ -310,7 +345,7 @@ def _qwen3_moe(values: ConfigValues) -> Shape:
         else None
     )
     layers = _sparse_layers(values, _with_window(layer, window), experts, count)
-    return replace(shape, layers=layers)
+    return _routed(replace(shape, layers=layers), qwen_router(values))
 
 
 def _qwen2_moe(values: ConfigValues) -> Shape:
@@ -342,7 +377,7 @@ def _qwen2_moe(values: ConfigValues) -> Shape:
         _with_window(each, window) if kind == SLIDING else each
         for each, kind in zip(sparse, types, strict=True)
     )
-    return replace(shape, layers=layers)
+    return _routed(replace(shape, layers=layers), qwen_router(values))
 
 
 LLAMA_FAMILIES: dict[str, Callable[[ConfigValues], Shape]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hetplan.model.config_numerics import Numerics
 from hetplan.model.config_values import ConfigValues
 from hetplan.model.layers import Experts, TransformerLayer
 
@@ -22,6 +23,7 @@ class Shape:
     embedding_size: int | None = None
     final_norm: bool = True
     num_mtp_layers: int = 0
+    numerics: Numerics
 
 
 def even_heads(values: ConfigValues, hidden: int, heads: int) -> int:

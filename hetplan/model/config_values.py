@@ -13,6 +13,7 @@ from hetplan.files.faults import describe
 from hetplan.files.nodes import Path
 from hetplan.files.reading import Document
 from hetplan.model.layers import MOST_OF_A_SIZE
+from hetplan.model.numerics import MOST
 from hetplan.model.spec import MOST_LAYERS
 
 _ABSENT = object()
@@ -98,6 +99,22 @@ class ConfigValues:
             self.fault(key, f"found {found}; it must be {wanted}")
             return max(least, 1)
         return value
+
+    def number(self, *names: str, default: float | None, zero: bool = False) -> float | None:
+        """A number above 0 (or 0); `default` where it is missing or null."""
+        key = self.key_of(*names)
+        value = self._raw(key)
+        if value is _ABSENT or value is None:
+            return default
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            self.fault(key, f"found {describe(value)}; write a number")
+            return default
+        if not (0 <= value <= MOST if zero else 0 < value <= MOST):
+            above = "0 or more" if zero else "above 0"
+            found = f"{value:g}" if abs(value) < 10**18 else "a number of more than 18 digits"
+            self.fault(key, f"found {found}; it must be {above} and at most {MOST:g}")
+            return default
+        return float(value)
 
     def layers(self, *names: str, default: int) -> int:
         """The number of transformer layers."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hetplan.model.layer_units import layer_units
 from hetplan.model.layers import Norm, TransformerLayer
+from hetplan.model.numerics import OWN_NORM_EPSILON, OWN_ROTARY_BASE, Activation
 
 if TYPE_CHECKING:
     from hetplan.model.spec import ModelSpec
@@ -94,4 +95,37 @@ def own_layer_fault(model: ModelSpec) -> str:
         "gpt and llama layers only; target megatron can be planned from datasheet figures, or from "
         f"measurements of plain layers (`hetplan profile --architecture "
         f"{'gpt' if gpt else 'llama'} --hidden {model.hidden_size}`)"
+    )
+
+
+def own_numerics_differences(model: ModelSpec) -> tuple[str, ...]:
+    """What the model says that hetplan's own layers compute otherwise, in words.
+
+    Their cost is the same; what they train is not the model. Of models without `own_layer_fault`.
+    """
+    gpt = model.layer_runs[0].layer.norm is Norm.LAYER_NORM
+    found = []
+    if model.norm_epsilon not in (None, OWN_NORM_EPSILON):
+        found.append(f"norm_epsilon {OWN_NORM_EPSILON:g} instead of {model.norm_epsilon:g}")
+    if model.rotary_base not in (None, OWN_ROTARY_BASE):
+        found.append(f"rotary_base {OWN_ROTARY_BASE:.0f} instead of {model.rotary_base:.17g}")
+    if model.rotary_fraction not in (None, 1):
+        found.append(f"whole heads rotated instead of {model.rotary_fraction:g} of each")
+    if model.rotary_scaling is not None:
+        kind = model.rotary_scaling.kind
+        found.append(f"rotary positions that are not stretched instead of {kind} stretching")
+    own = Activation.GELU if gpt else Activation.SILU
+    if model.activation not in (None, own):
+        found.append(f"activation {own} instead of {model.activation}")
+    return tuple(found)
+
+
+def own_numerics_remark(model: ModelSpec) -> str:
+    """One sentence about `own_numerics_differences`; empty where there are none."""
+    found = own_numerics_differences(model)
+    if not found:
+        return ""
+    return (
+        f"hetplan's own layers have {'; '.join(found)} of {model.name}: steps cost the same, but "
+        "the weights that are trained are of another model"
     )

@@ -9,11 +9,14 @@ from pydantic import Field
 
 from hetplan.files.quantities import Count, Name
 from hetplan.model.layers import Norm
+from hetplan.model.numerics import MOST, Activation, RotaryScalingKind, ScoreFunction
 from hetplan.model.spec import MOST_LAYERS, Architecture
 
-MODEL_SCHEMA = "hetplan.model/2"
+MODEL_SCHEMA = "hetplan.model/3"
 
 LayerCount = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
+Constant = Annotated[float, Field(gt=0, le=MOST)]
+Weight = Annotated[float, Field(ge=0, le=MOST)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +81,58 @@ class LayersForm:
     """Experts in the place of the MLP."""
     latent_attention: LatentAttentionForm | None = None
     """Latent attention in the place of plain attention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotaryScalingForm:
+    """Stretching of rotary positions."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    kind: RotaryScalingKind
+    """The word of Hugging Face's rope_type."""
+    factor: Constant | None = None
+    """How far positions, or their slow frequencies, are stretched."""
+    original_length: Count | None = None
+    """Sequence length before the stretching."""
+    low_frequency_factor: Constant | None = None
+    """Of llama3: frequencies of fewer turns than this over the original length are stretched."""
+    high_frequency_factor: Constant | None = None
+    """Of llama3: those of more turns than this are left as they are."""
+    beta_fast: Constant | None = None
+    """Of yarn: as high_frequency_factor."""
+    beta_slow: Constant | None = None
+    """Of yarn: as low_frequency_factor."""
+    mscale: Weight | None = None
+    """Of yarn: weight of the logarithm of the factor in the rotation's length."""
+    mscale_all_dim: Weight | None = None
+    """Of yarn: the same in the scale of the attention scores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterForm:
+    """How tokens are given to experts; a key left out is not said."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    score_function: ScoreFunction | None = None
+    """What makes the router's logits weights."""
+    normalized: bool | None = None
+    """Whether the weights of a token's experts add up to 1, before scaling_factor."""
+    scaling_factor: Constant | None = None
+    """The weights are multiplied by it."""
+    num_groups: Count | None = None
+    """Experts lie in this many groups of equal size; needs groups_per_token."""
+    groups_per_token: Count | None = None
+    """Groups that the experts of one token come from."""
+    group_experts: Count | None = None
+    """Best experts of a group whose scores, added up, are the group's."""
+    correction_bias: bool | None = None
+    """The choice adds a bias per expert, which follows its load (arXiv 2408.15664)."""
+    loss_coefficient: Weight | None = None
+    """Weight of the balancing loss."""
+    loss_per_sequence: bool | None = None
+    """Whether the balancing loss is that of each sequence; otherwise of a microbatch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,3 +213,15 @@ class ModelForm:
     """Whether the head's projection has a bias."""
     embedding_size: Count | None = None
     """Width of the vocabulary's matrices where it is not hidden_size, with a projection between."""
+    norm_epsilon: Constant | None = None
+    """Epsilon of every norm; as all below: left out, the trainer's own stands."""
+    activation: Activation | None = None
+    """Function of every MLP and expert."""
+    rotary_base: Constant | None = None
+    """Base of the rotary frequencies (rope_theta)."""
+    rotary_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Part of each head that is rotated; left out: all of it."""
+    rotary_scaling: RotaryScalingForm | None = None
+    """Stretching of rotary positions; left out: there is none."""
+    router: RouterForm | None = None
+    """Router of every layer with experts."""

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain, cycle, islice
 
 from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import Path
 from hetplan.files.reading import Document, decode
-from hetplan.model.file_form import MODEL_SCHEMA, ExpertsForm, LayersForm, ModelForm
+from hetplan.model.file_form import (
+    MODEL_SCHEMA,
+    ExpertsForm,
+    LayersForm,
+    ModelForm,
+    RotaryScalingForm,
+    RouterForm,
+)
 from hetplan.model.layers import (
     Attention,
     Experts,
@@ -20,6 +27,7 @@ from hetplan.model.layers import (
     TransformerLayer,
     runs_of,
 )
+from hetplan.model.numerics import RotaryScaling, Router
 from hetplan.model.spec import Architecture, ModelSpec
 
 
@@ -28,6 +36,7 @@ def model_of_document(document: Document) -> ModelSpec:
     form = decode(document, ModelForm, schema=MODEL_SCHEMA, checks=(_check_heads,))
     builder = _Builder(document, form)
     runs = builder.runs()
+    _check_uses(builder, runs)
     last = runs[-1].layer
     gpt = form.architecture is Architecture.GPT
     positions = form.learned_positions
@@ -49,9 +58,36 @@ def model_of_document(document: Document) -> ModelSpec:
             tied_embeddings=form.tied_embeddings,
             num_mtp_layers=0 if mtp is None else mtp.num_layers,
             mtp_layer=None if mtp is None else last,
+            norm_epsilon=form.norm_epsilon,
+            activation=form.activation,
+            rotary_base=form.rotary_base,
+            rotary_fraction=form.rotary_fraction,
+            rotary_scaling=_rotary_scaling(form.rotary_scaling),
+            router=builder.router(form.router),
         )
     except InputError as error:
+        if any(fault.file for fault in error.faults):
+            raise
         raise InputError(document.fault((), str(error))) from error
+
+
+def _check_uses(builder: _Builder, runs: tuple[LayerRun, ...]) -> None:
+    """Rotary keys and a router belong to models that have such a thing."""
+    form = builder.form
+    rotary = any(
+        not isinstance(run.layer.attention, Attention) or run.layer.attention.rotary for run in runs
+    )
+    for key in ("rotary_base", "rotary_fraction", "rotary_scaling"):
+        if getattr(form, key) is not None and not rotary:
+            raise builder.error((key,), "the model has no rotary positions; leave it out")
+    if form.router is not None and not any(isinstance(run.layer.mlp, Experts) for run in runs):
+        raise builder.error(("router",), "the model has no experts; leave it out")
+
+
+def _rotary_scaling(form: RotaryScalingForm | None) -> RotaryScaling | None:
+    if form is None:
+        return None
+    return RotaryScaling(**{field.name: getattr(form, field.name) for field in fields(form)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +118,15 @@ class _Builder:
             f"the counts add up to {total}, num_layers is {form.num_layers}; make them equal"
             + ("" if form.repeat_layers else ", or say repeat_layers: true"),
         )
+
+    def router(self, form: RouterForm | None) -> Router | None:
+        """The router, whose keys must agree with each other."""
+        if form is None:
+            return None
+        try:
+            return Router(**{field.name: getattr(form, field.name) for field in fields(form)})
+        except InputError as error:
+            raise self.error(("router",), str(error)) from error
 
     def error(self, path: Path, message: str) -> InputError:
         return InputError(self.document.fault(path, message))

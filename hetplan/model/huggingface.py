@@ -20,7 +20,7 @@ from hetplan.model.config_gpt import GPT_FAMILIES
 from hetplan.model.config_llama import LLAMA_FAMILIES
 from hetplan.model.config_shape import Shape
 from hetplan.model.config_values import ConfigValues
-from hetplan.model.layers import runs_of
+from hetplan.model.layers import Experts, runs_of
 from hetplan.model.spec import ModelSpec
 
 FAMILIES = GPT_FAMILIES | LLAMA_FAMILIES | DEEPSEEK_FAMILIES
@@ -88,7 +88,18 @@ def _spec(name: str, values: ConfigValues, shape: Shape) -> ModelSpec:
         num_mtp_layers=shape.num_mtp_layers,
         # DeepSeek's prediction layers have the index after the last layer, so they are like it.
         mtp_layer=shape.layers[-1] if shape.num_mtp_layers else None,
+        norm_epsilon=shape.numerics.norm_epsilon,
+        activation=shape.numerics.activation,
+        rotary_base=shape.numerics.rotary_base,
+        rotary_fraction=shape.numerics.rotary_fraction,
+        rotary_scaling=shape.numerics.rotary_scaling,
+        # A file may name experts that none of its layers has.
+        router=shape.numerics.router if _has_experts(shape) else None,
     )
+
+
+def _has_experts(shape: Shape) -> bool:
+    return any(isinstance(layer.mlp, Experts) for layer in dict.fromkeys(shape.layers))
 
 
 def _text_part(document: Document) -> Path:

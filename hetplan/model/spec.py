@@ -26,6 +26,7 @@ from hetplan.model.layers import (
     TransformerLayer,
     check_sizes,
 )
+from hetplan.model.numerics import Activation, RotaryScaling, Router, check_constants
 from hetplan.model.older import flat_to_runs
 
 MOST_LAYERS = 100_000
@@ -83,10 +84,25 @@ class ModelSpec:
     """Multi-token prediction layers, which predict tokens further ahead while training."""
     mtp_layer: TransformerLayer | None = None
     """The transformer layer inside each of them."""
+    norm_epsilon: float | None = None
+    """Epsilon of every norm; as all below None where nobody said (`hetplan.model.numerics`)."""
+    activation: Activation | None = None
+    """Function of every MLP and expert."""
+    rotary_base: float | None = None
+    """Base of the rotary frequencies; None as well where layers have different ones."""
+    rotary_fraction: float | None = None
+    """Part of each head that is rotated; None: all of it."""
+    rotary_scaling: RotaryScaling | None = None
+    """Stretching of rotary positions; None: there is none."""
+    router: Router | None = None
+    """Router of every layer with experts."""
 
     def __post_init__(self) -> None:
         check_sizes(self, "hidden_size", "vocab_size", "max_sequence_length")
         check_sizes(self, "learned_positions", "num_mtp_layers", least=0)
+        check_constants(self, "norm_epsilon", "rotary_base", "rotary_fraction")
+        if self.rotary_fraction is not None and self.rotary_fraction > 1:
+            raise InputError(f"rotary_fraction is {self.rotary_fraction:g}; at most 1 is rotated")
         if self.embedding_size is not None:
             check_sizes(self, "embedding_size")
         layers = self.num_layers

@@ -16,6 +16,7 @@ from hetplan.model.differences import own_layer_fault
 from hetplan.model.layers import Attention
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check_settings import own_depths
+from hetplan.plans.pieces import data_ranks
 from hetplan.plans.places import device_array, stage_array
 from hetplan.plans.plan import (
     SCHEDULES,
@@ -24,7 +25,6 @@ from hetplan.plans.plan import (
     RecomputeGranularity,
     Replica,
     Sharding,
-    Stage,
 )
 from hetplan.plans.rules import Asked, Found, Rule
 from hetplan.plans.targets import Target
@@ -50,10 +50,18 @@ def target_limits(asked: Asked) -> Found:
         yield from _differences(asked, trainer)
     if trainer.equal_ends:
         yield from _ends(asked, trainer)
+    if not trainer.tied_stages and asked.model.tied_embeddings:
+        yield from _tied_stages(asked, trainer)
     yield from _parallelism(asked, trainer)
     yield from _recompute(asked, trainer)
     if plan.sharding not in trainer.sharding:
         yield rule, "sharding", f"target {trainer.name} cannot shard {plan.sharding}"
+    elif plan.sharding not in trainer.shardings(asked.job.optimizer):
+        message = (
+            f"{plan.sharding} with optimizer {asked.job.optimizer}; target {trainer.name} shards "
+            "Adam's state only: pin sharded_optimizer: false"
+        )
+        yield rule, "sharding", message
     if (
         plan.sharding is Sharding.NONE
         and trainer.context_shards
@@ -220,7 +228,7 @@ def _rank_shape(replica: Replica) -> tuple[int, int, int, int, int, bool]:
 
 def _differences(asked: Asked, trainer: Target) -> Found:
     shapes = {
-        (r.tp, r.cp, r.ep, r.etp, _data_ranks(stage), r.microbatch_size, r.sequence_parallel)
+        (r.tp, r.cp, r.ep, r.etp, data_ranks(stage), r.microbatch_size, r.sequence_parallel)
         for _, _, stage in asked.stages()
         for r in stage.replicas
     }
@@ -233,10 +241,6 @@ def _differences(asked: Asked, trainer: Target) -> Found:
         )
 
 
-def _data_ranks(stage: Stage) -> int:
-    return sum(replica.dp for replica in stage.replicas)
-
-
 def _ends(asked: Asked, trainer: Target) -> Found:
     """First and last stage where they share a matrix (FlagScale's pre_validate_args)."""
     if not asked.model.tied_embeddings and not asked.model.num_mtp_layers:
@@ -244,7 +248,7 @@ def _ends(asked: Asked, trainer: Target) -> Found:
     for p, pipeline in enumerate(asked.plan.pipelines):
         first, last = pipeline.stages[0], pipeline.stages[-1]
         tps = (first.replicas[0].tp, last.replicas[0].tp)
-        dps = (_data_ranks(first), _data_ranks(last))
+        dps = (data_ranks(first), data_ranks(last))
         if not ends_agree(tps, dps):
             what = "a tied matrix" if asked.model.tied_embeddings else "multi-token prediction"
             yield (
@@ -253,6 +257,18 @@ def _ends(asked: Asked, trainer: Target) -> Found:
                 f"tp {tps[0]} and {tps[1]}, dp {dps[0]} and {dps[1]} at first and last stage; with "
                 f"{what} target {trainer.name} needs one tp, and dp of the first to divide dp of "
                 "the last",
+            )
+
+
+def _tied_stages(asked: Asked, trainer: Target) -> Found:
+    """Several stages of a model whose ends share a matrix."""
+    for p, pipeline in enumerate(asked.plan.pipelines):
+        if len(pipeline.stages) > 1:
+            yield (
+                Rule.TARGET,
+                f"pipelines[{p}].stages",
+                f"{len(pipeline.stages)}; {asked.model.name} ties embedding and head, which target "
+                f"{trainer.name} trains in one stage only: pin pp: 1",
             )
 
 

@@ -1,18 +1,18 @@
 """What of a plan for target native does `hetplan launch` not run, and which pins avoid it?
 
 The reference trainer is made for more than it runs today; plans of all that it is made for can be
-searched and priced. It runs one 1F1B pipeline whose stages have one tp, dp and microbatch size,
-each on one island, with the schedule's own warm-up depths and a whole optimizer on every rank.
+searched and priced. It runs pipelines of any stages: unlike layers, degrees, microbatch sizes,
+islands, depths and chunks; the optimizer sharded in one pipeline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from hetplan.errors import Fault
-from hetplan.plans.depths import own_depth
-from hetplan.plans.plan import Pipeline, Plan, Stage
+from hetplan.plans.plan import Pipeline, Plan, RecomputeGranularity, Sharding, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,88 +41,115 @@ def launch_faults(plan: Plan) -> Iterator[Fault]:
 
 def limits_of(plan: Plan) -> Iterator[LaunchLimit]:
     """Everything in the plan that the trainer does not run."""
-    if len(plan.pipelines) != 1:
+    for at, pipeline in enumerate(plan.pipelines):
+        yield from _pipeline(f"pipelines[{at}]", pipeline, plan.precision)
+        if not plan.overlap.send:
+            yield from _depths(f"pipelines[{at}]", pipeline)
+    lengths = {len(pipeline.stages) > 1 for pipeline in plan.pipelines}
+    if plan.tied_embedding_devices and len(lengths) > 1:
         yield LaunchLimit(
-            field="pipelines",
-            message=f"{len(plan.pipelines)} pipelines; the trainer runs one",
+            field="tied_embedding_devices",
+            message="one pipeline has embedding and head on one stage and another does not; the "
+            "trainer sums a tied matrix over pipelines that are alike in this",
             pin="pipelines: 1",
         )
+    yield from _shards(plan)
+
+
+def _shards(plan: Plan) -> Iterator[LaunchLimit]:
+    pin = "sharded_optimizer: false"
+    if plan.optimizer_shards == 1:
         return
-    yield from _pipeline(plan.pipelines[0], plan.precision)
-    if plan.overlap.send:
+    if plan.sharding is not Sharding.OPTIMIZER:
         yield LaunchLimit(
-            field="overlap.send",
-            message="the trainer's sends wait for their receivers",
-            pin="depth: 0",
+            field="sharding",
+            message=f"{plan.sharding}; the trainer shards the optimizer's state alone",
+            pin=pin,
         )
-    if plan.optimizer_shards != 1:
+    if len(plan.pipelines) > 1:
         yield LaunchLimit(
             field="optimizer_shards",
-            message=f"{plan.optimizer_shards}; the trainer does not shard the optimizer",
-            pin="sharded_optimizer: false",
+            message=f"{plan.optimizer_shards} with {len(plan.pipelines)} pipelines; the trainer "
+            "shards the optimizer of one",
+            pin=pin,
         )
-
-
-def _pipeline(pipeline: Pipeline, precision: str) -> Iterator[LaunchLimit]:
-    stages, count = pipeline.stages, pipeline.num_microbatches
-    degrees = set()
+        return
+    stages = plan.pipelines[0].stages
     for index, stage in enumerate(stages):
-        depth = own_depth("1f1b", index, len(stages), count)
-        yield from _stage(f"pipelines[0].stages[{index}]", stage, depth)
-        degrees |= {(r.tp, r.dp, r.microbatch_size) for r in stage.replicas}
-    if len(degrees) > 1:
+        found = sorted({replica.tp for replica in stage.replicas})
+        if len(found) > 1:
+            yield LaunchLimit(
+                field=f"pipelines[0].stages[{index}].replicas",
+                message=f"tp {found} with a sharded optimizer; the trainer needs one tp per stage",
+                pin=pin,
+            )
+    ends = {
+        (stage.replicas[0].tp, sum(each.dp for each in stage.replicas))
+        for stage in (stages[0], stages[-1])
+    }
+    if plan.tied_embedding_devices and len(ends) > 1:
         yield LaunchLimit(
-            field="pipelines[0]",
-            message=f"stages differ in (tp, dp, microbatch size): {sorted(degrees)}; the trainer "
-            "needs the same for all",
-            pin="same_degrees: true",
+            field="tied_embedding_devices",
+            message=f"first and last stage have (tp, dp) {sorted(ends)} with a sharded optimizer; "
+            "the trainer needs the same for both",
+            pin=pin,
         )
+
+
+def _pipeline(place: str, pipeline: Pipeline, precision: str) -> Iterator[LaunchLimit]:
+    stages, count = pipeline.stages, pipeline.num_microbatches
     schedule = pipeline.schedule
-    if schedule.name != "1f1b" or schedule.virtual_stages != 1:
+    for index, stage in enumerate(stages):
+        yield from _stage(f"{place}.stages[{index}]", stage, schedule.virtual_stages)
+    if schedule.name not in ("1f1b", "interleaved-1f1b"):
         yield LaunchLimit(
-            field="pipelines[0].schedule",
-            message=f"{schedule.name} with {schedule.virtual_stages} virtual stages; the trainer "
-            "runs 1f1b with 1",
-            pin="virtual_stages: 1",
+            field=f"{place}.schedule",
+            message=f"{schedule.name}; the trainer runs 1f1b and interleaved-1f1b",
         )
     if count < len(stages):
         yield LaunchLimit(
-            field="pipelines[0].num_microbatches",
+            field=f"{place}.num_microbatches",
             message=f"{count} for {len(stages)} stages; the trainer needs one per stage",
         )
     for boundary in pipeline.boundaries:
         if boundary.precision != precision:
             yield LaunchLimit(
-                field=f"pipelines[0].boundaries[{boundary.index}].precision",
+                field=f"{place}.boundaries[{boundary.index}].precision",
                 message=f"{boundary.precision}; the trainer sends what it computes, {precision}",
             )
 
 
-def _stage(place: str, stage: Stage, depth: int) -> Iterator[LaunchLimit]:
-    if len(stage.chunks) != 1:
+def _depths(place: str, pipeline: Pipeline) -> Iterator[LaunchLimit]:
+    """Stages that would wait for each other for ever (`hetplan.cost.replay.programs`)."""
+    if pipeline.schedule.name != "1f1b":
+        return
+    depths = [stage.warmup_depth for stage in pipeline.stages]
+    if any(left - right > 1 for left, right in pairwise(depths)):
+        yield LaunchLimit(
+            field=f"{place}.stages",
+            message=f"warm-up depths {depths}; where sends wait for their receivers, those of "
+            "neighbours may differ by one",
+            pin="depth: 0",
+        )
+
+
+def _stage(place: str, stage: Stage, virtual_stages: int) -> Iterator[LaunchLimit]:
+    if len(stage.chunks) != virtual_stages:
         yield LaunchLimit(
             field=f"{place}.chunks",
-            message=f"{len(stage.chunks)} layer ranges; the trainer runs one",
-            pin="virtual_stages: 1",
+            message=f"{len(stage.chunks)} layer ranges; the schedule has {virtual_stages} virtual "
+            "stages",
         )
-    if len(stage.replicas) != 1:
+    recompute = stage.recompute
+    if recompute.granularity is RecomputeGranularity.SELECTIVE or recompute.layers is not None:
         yield LaunchLimit(
-            field=f"{place}.replicas",
-            message=f"{len(stage.replicas)} replicas; the trainer runs one",
-            pin="same_degrees: true",
+            field=f"{place}.recompute",
+            message="the trainer recomputes all transformer layers of a stage or none",
         )
-    for replica in stage.replicas:
+    for at, replica in enumerate(stage.replicas):
         if (replica.cp, replica.ep, replica.etp) != (1, 1, 1) or replica.sequence_parallel:
             yield LaunchLimit(
-                field=f"{place}.replicas[0]",
+                field=f"{place}.replicas[{at}]",
                 message="the trainer has no context, expert or sequence parallelism; use cp, ep, "
                 "etp 1",
             )
-    # Of an interleaved stage the schedule is named, not its depth.
-    if stage.warmup_depth != depth and len(stage.chunks) == 1:
-        yield LaunchLimit(
-            field=f"{place}.warmup_depth",
-            message=f"{stage.warmup_depth}; the trainer's 1F1B has {depth} microbatches in flight "
-            "there",
-            pin="depth: 0",
-        )

@@ -15,6 +15,18 @@ from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import LayerRange, Replica, Stage
 
 
+def data_ranks(stage: Stage) -> int:
+    """Data-parallel degree of a stage: dp of all its replicas."""
+    return sum(replica.dp for replica in stage.replicas)
+
+
+def transformer_layers_of(stage: Stage, num_layers: int) -> int:
+    """Transformer layers of a stage, of `num_layers` in the model; no others are counted."""
+    # Position 0 is the embedding; head and multi-token prediction stand behind.
+    stop = num_layers + 1
+    return sum(max(0, min(chunk.stop, stop) - max(chunk.start, 1)) for chunk in stage.chunks)
+
+
 def stage_copies(stage: Stage) -> int:
     """Copies of the weights that a stage's ranks hold: dp * cp of all its replicas."""
     return sum(replica.dp * replica.cp for replica in stage.replicas)

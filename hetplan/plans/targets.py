@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hetplan.errors import InputError
+from hetplan.job.spec import Optimizer
 from hetplan.plans.plan import SCHEDULES, OverlapSettings, RecomputeModule, Sharding
 
 _EVERY_OVERLAP = OverlapSettings(
@@ -43,6 +44,9 @@ class Target:
     mixed_stages: bool = False
     """The replica entries of a stage may be of unlike device kinds, degrees and microbatch sizes;
     otherwise they are of one kind and differ in dp at most."""
+    tied_stages: bool = True
+    """A matrix that embedding and head share may lie on the first and the last of several stages;
+    otherwise a model that ties them is trained in one stage."""
     equal_ends: bool = False
     """With a tied matrix or multi-token prediction the first and the last stage have one tp, and dp
     of the first divides dp of the last."""
@@ -62,6 +66,8 @@ class Target:
     island_runs: bool
     """The stages of an island stand next to each other in the pipeline."""
     sharding: tuple[Sharding, ...]
+    shards_adam_only: bool = False
+    """Of other optimizers than Adam the state is never split."""
     context_shards: bool = False
     """Context-parallel ranks always share the optimizer state."""
     sequence_parallel: bool
@@ -100,6 +106,12 @@ class Target:
     other_formats: bool
     """A boundary may have another number format than the plan."""
 
+    def shardings(self, optimizer: str) -> tuple[Sharding, ...]:
+        """What of `sharding` a plan with this update rule may have."""
+        if self.shards_adam_only and optimizer != Optimizer.ADAMW:
+            return (Sharding.NONE,)
+        return self.sharding
+
     def padded_vocab_size(self, vocab_size: int, tp: int) -> int:
         """Vocabulary that is trained under this tp: rounded up to `vocab_multiple` times tp."""
         multiple = self.vocab_multiple * tp
@@ -131,6 +143,8 @@ _MEGATRON = Target(
     island_runs=True,
     # Megatron-FSDP, which shards more, needs another environment than tensor parallelism.
     sharding=(Sharding.NONE, Sharding.OPTIMIZER),
+    # core/optimizer/distrib_optimizer.py takes apex's and torch's Adam and no other.
+    shards_adam_only=True,
     sequence_parallel=True,
     context_parallel=True,
     expert_parallel=True,
@@ -159,12 +173,13 @@ TARGETS: dict[str, Target] = {
     "native": Target(
         name="native",
         description="hetplan's reference trainer (hetplan launch)",
-        # gloo sends are rendezvous; torch's Schedule1F1B waits for each fused send and receive.
+        # gloo sends are rendezvous; hetplan.runtime.passes runs hetplan.cost.replay.programs, whose
+        # order is that of torch's Schedule1F1B, which waits for each fused send and receive.
         rendezvous_sends=True,
         vocab_multiple=1,
         optimizer_sharding=False,
         full_recompute=True,
-        # torch.distributed.pipelining's Schedule1F1B refuses it.
+        # torch.distributed.pipelining's Schedule1F1B, whose order it is, refuses it.
         fewer_microbatches_than_stages=False,
         own_layers_only=True,
         # hetplan.profiling.tensor_parallel._SumReplicas.
@@ -196,7 +211,7 @@ TARGETS: dict[str, Target] = {
         # (hetplan.runtime.trainer reduces after the pipeline).
         overlap=OverlapSettings(context_parallel=False, send=True),
         overlap_needs=False,
-        # hetplan.runtime has no clipping.
+        # hetplan.runtime.norm clips where the job asks for it.
         clips_gradients=False,
         other_formats=False,
     ),
@@ -234,11 +249,13 @@ TARGETS: dict[str, Target] = {
         vocab_multiple=1,
         optimizer_sharding=True,
         full_recompute=True,
-        # torch.distributed.pipelining's Schedule1F1B refuses it.
+        # torch.distributed.pipelining's Schedule1F1B, whose order it is, refuses it.
         fewer_microbatches_than_stages=False,
         # distributed/parallel_dims.py: one mesh for all stages.
         several_pipelines=False,
         stages_differ=False,
+        # models/common/decoder.py: `Weight tying is not supported with Pipeline Parallel.`
+        tied_stages=False,
         schedules=("1f1b", "interleaved-1f1b"),
         # torch makes other groups where stages do not divide microbatches; the replay has none.
         whole_microbatch_groups=True,

@@ -20,6 +20,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from hetplan.errors import InputError
+from hetplan.model.numerics import OWN_NORM_EPSILON, OWN_ROTARY_BASE
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec
 from hetplan.profiling.tensor_parallel import (
     Communication,
@@ -30,10 +31,8 @@ from hetplan.profiling.tensor_parallel import (
 )
 from hetplan.profiling.weights import initial_value, kv_block, parameter_slices
 
-# LayerNorm's default in torch and GPT-2; RMSNorm's in Llama (its params.json: 1e-5).
-NORM_EPSILON = 1e-5
-# Base of the rotary frequencies: Su et al., arXiv 2104.09864, section 3.2.2.
-ROTARY_BASE = 10000.0
+NORM_EPSILON = OWN_NORM_EPSILON
+ROTARY_BASE = OWN_ROTARY_BASE
 
 # `enable_gqa` came with torch 2.5 and `rms_norm` with 2.4; vendors' images have older ones.
 _TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])

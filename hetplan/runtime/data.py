@@ -8,7 +8,9 @@ falling loss therefore shows that training works, and nothing about language.
 Sample n is the same whatever the plan: it is drawn from (seed, n) alone. Step t of a job uses
 samples t * G to (t + 1) * G of its global batch G; within it microbatch i of data-parallel rank d
 is the `microbatch_size` b samples from (i * dp + d) * b on, so that the ranks' microbatches i
-together are the consecutive samples i * dp * b to (i + 1) * dp * b.
+together are the consecutive samples i * dp * b to (i + 1) * dp * b. Of several pipelines each has
+a run of the step's samples, in their order; where the ranks of a stage have microbatches of
+different sizes, they share each of the pipeline's in the order of the ranks.
 """
 
 from __future__ import annotations
@@ -71,7 +73,15 @@ def sample_numbers(
     dp_index: int,
 ) -> NDArray[np.int64]:
     """Samples that one data-parallel rank trains on in this step, microbatch by microbatch."""
-    count = global_batch_size // (microbatch_size * dp)
-    first = step * global_batch_size
-    blocks = (first + (np.arange(count) * dp + dp_index) * microbatch_size)[:, None]
-    return (blocks + np.arange(microbatch_size)).reshape(-1)
+    return block_numbers(
+        step * global_batch_size + dp_index * microbatch_size,
+        count=global_batch_size // (microbatch_size * dp),
+        apart=dp * microbatch_size,
+        size=microbatch_size,
+    )
+
+
+def block_numbers(first: int, *, count: int, apart: int, size: int) -> NDArray[np.int64]:
+    """`count` runs of `size` samples, whose first ones are `apart` samples from each other."""
+    blocks = (first + np.arange(count) * apart)[:, None]
+    return (blocks + np.arange(size)).reshape(-1)

@@ -11,17 +11,21 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from hetplan.cost.network.link_names import TrafficClass
 from hetplan.profiling.backends import Backend
 from hetplan.profiling.pacing import Pacer
+from hetplan.runtime.exchanges import reduction_of
 from hetplan.runtime.groups import Groups, open_groups
-from hetplan.runtime.measured import RankMeasure, StepRecord, TrainingReport
-from hetplan.runtime.placement import RankPlace, place_ranks
+from hetplan.runtime.measured import RankMeasure, SentBytes, StepRecord, TrainingReport
+from hetplan.runtime.placement import place_ranks
 from hetplan.runtime.trainer import StepTimes, Trainer
 from hetplan.runtime.training import Training
 
@@ -38,28 +42,109 @@ def train(
     after each step.
     """
     places = place_ranks(training.plan)
+    reduction = reduction_of(training.plan, places)
     groups = open_groups(
         places,
         rank,
         collectives=backend.collectives,
         timeout=timedelta(seconds=training.timeout_seconds),
+        transports=[
+            tuple(boundary.transport for boundary in pipeline.boundaries)
+            for pipeline in training.plan.pipelines
+        ],
+        asked=reduction.groups(),
     )
     if groups is None:
         return None
-    place = places[rank]
     pacer = _pacer(training, rank)
-    memory = _Memory(backend)
+    memory = Memory(backend)
     trainer = Trainer(
-        training.model, training.job, training.plan, place, groups, backend, pacer=pacer
+        training.model,
+        training.job,
+        training.plan,
+        places,
+        rank,
+        groups,
+        backend,
+        reduction=reduction,
+        pacer=pacer,
     )
+    report = measured_run(
+        training, trainer, places, groups.control, memory, pacer=pacer, on_step=on_step
+    )
+    return replace(report, sent=_sent_bytes(groups, len(places), training.steps))
+
+
+def _sent_bytes(groups: Groups, num_ranks: int, steps: int) -> tuple[SentBytes, ...]:
+    """What all ranks have sent, per step."""
+    classes = tuple(TrafficClass)
+    row = [groups.sent[traffic, to] for traffic in classes for to in range(num_ranks)]
+    rows = _gathered(row, groups.control, num_ranks)
+    return tuple(
+        SentBytes(
+            source=source,
+            target=at % num_ranks,
+            traffic=classes[at // num_ranks].value,
+            bytes_per_step=size / steps,
+        )
+        for source, found in enumerate(rows)
+        for at, size in enumerate(found)
+        if size
+    )
+
+
+Drawn = TypeVar("Drawn")
+
+
+class Place(Protocol):
+    """Where a rank stands in the plan."""
+
+    @property
+    def rank(self) -> int: ...  # noqa: D102
+    @property
+    def device(self) -> int: ...  # noqa: D102
+    @property
+    def stage(self) -> int: ...  # noqa: D102
+    @property
+    def dp_index(self) -> int: ...  # noqa: D102
+    @property
+    def tp_index(self) -> int: ...  # noqa: D102
+
+
+class Steps(Protocol[Drawn]):
+    """One rank's part of a trainer, step by step."""
+
+    def batch(self, step: int) -> Drawn:
+        """This rank's samples of a step, on its device."""
+        ...
+
+    def step(self, batch: Drawn) -> StepTimes:
+        """Train one step; returns when the device has finished it."""
+        ...
+
+
+def measured_run(
+    training: Training,
+    trainer: Steps[Drawn],
+    places: Sequence[Place],
+    control: dist.ProcessGroup,
+    memory: Memory,
+    *,
+    pacer: Pacer | None = None,
+    on_step: OnStep | None = None,
+) -> TrainingReport:
+    """Train the steps with a trainer that is ready; every rank of `control` gets the same report.
+
+    `memory` was made before the trainer, `places` has every rank's place.
+    """
     table, steps = [], []
     gc.collect()
     gc.freeze()  # what is there now stays, so later collections need not look at it
     gc.disable()
     try:
         for step in range(training.steps):
-            row = _measured_step(trainer, step, groups, pacer)
-            table.append(_gathered([*row, memory.peak_bytes()], groups, len(places)))
+            row = _measured_step(trainer, step, control, pacer)
+            table.append(_gathered([*row, memory.peak_bytes()], control, len(places)))
             steps.append(_record(step, table[-1], places))
             if on_step is not None:
                 on_step(steps[-1])
@@ -84,13 +169,13 @@ def _pacer(training: Training, rank: int) -> Pacer | None:
 
 
 def _measured_step(
-    trainer: Trainer, step: int, groups: Groups, pacer: Pacer | None
+    trainer: Steps[Drawn], step: int, control: dist.ProcessGroup, pacer: Pacer | None
 ) -> tuple[float, ...]:
     """Seconds of the step and its parts, loss share, and the pacer's counters."""
     batch = trainer.batch(step)
     if pacer is not None:
         pacer.reset()
-    dist.barrier(group=groups.control)
+    dist.barrier(group=control)
     started = time.perf_counter()
     times: StepTimes = trainer.step(batch)
     seconds = time.perf_counter() - started
@@ -111,21 +196,21 @@ _Row = list[float]
 """One rank's figures of one step, in the order of `_measured_step`, and its peak memory."""
 
 
-def _gathered(row: _Row, groups: Groups, num_ranks: int) -> list[_Row]:
+def _gathered(row: _Row, control: dist.ProcessGroup, num_ranks: int) -> list[_Row]:
     """The rows of all ranks."""
     mine = torch.tensor(row, dtype=torch.float64)
     rows = [torch.empty_like(mine) for _ in range(num_ranks)]
-    dist.all_gather(rows, mine, group=groups.control)
+    dist.all_gather(rows, mine, group=control)
     return [each.tolist() for each in rows]
 
 
-def _record(step: int, rows: list[_Row], places: tuple[RankPlace, ...]) -> StepRecord:
+def _record(step: int, rows: list[_Row], places: Sequence[Place]) -> StepRecord:
     # Tensor-parallel ranks of the last stage hold the same loss: one of them counts.
     loss = sum(row[6] for row, place in zip(rows, places, strict=True) if place.tp_index == 0)
     return StepRecord(step=step, seconds=max(row[0] for row in rows), loss=loss)
 
 
-def _rank_measure(place: RankPlace, kind: str, table: list[list[_Row]]) -> RankMeasure:
+def _rank_measure(place: Place, kind: str, table: list[list[_Row]]) -> RankMeasure:
     columns = list(zip(*(rows[place.rank] for rows in table), strict=True))
     middle = [statistics.median(column) for column in columns]
     return RankMeasure(
@@ -147,7 +232,7 @@ def _rank_measure(place: RankPlace, kind: str, table: list[list[_Row]]) -> RankM
     )
 
 
-class _Memory:
+class Memory:
     """Growth of memory since this object was made."""
 
     def __init__(self, backend: Backend) -> None:

@@ -31,7 +31,8 @@ class RankMeasure:
     busy_seconds: float
     """All forward and backward passes, communication of the tensor-parallel group included."""
     tensor_parallel_seconds: float
-    """Communication inside the figure above; 0 on accelerators, where it is not told apart."""
+    """Communication inside the figure above; 0 on accelerators and with megatron-core, where it is
+    not told apart."""
     wait_seconds: float
     """From the begin of the step until the rank leaves the pipeline, less busy time. An estimate's
     wait goes on until every stage has left it, so late stages have the larger estimate."""
@@ -48,8 +49,22 @@ class RankMeasure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SentBytes:
+    """What one rank sends to another one for one purpose."""
+
+    source: int
+    target: int
+    traffic: str
+    """A `hetplan.cost.network.link_names.TrafficClass` value."""
+    bytes_per_step: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingReport:
     """What all ranks measured together."""
 
     steps: tuple[StepRecord, ...]
     ranks: tuple[RankMeasure, ...]
+    sent: tuple[SentBytes, ...] = ()
+    """As the trainer counts it (`hetplan.runtime.communicator.channels`), the norm of the gradients
+    left out; empty where a trainer does not count."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from hetplan.cost.network.link_names import TrafficClass
 from hetplan.errors import InputError
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.plan import LayerRange
 from hetplan.profiling.layers import Embedding, Head, HeadWithLoss, build_layer
 from hetplan.profiling.pacing import Pacer
 from hetplan.profiling.tensor_parallel import Communication
+from hetplan.runtime.communicator.channels import Channel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,18 @@ class StageShape:
     device: torch.device
 
 
+class _Counted(Communication):
+    """A tensor-parallel group whose bytes are counted."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel.group)
+        self._channel = channel
+
+    def all_reduce(self, tensor: Tensor, operation: Any = None) -> None:
+        self._channel.count_sum(tensor.nbytes, TrafficClass.TENSOR_PARALLEL)
+        super().all_reduce(tensor, operation)
+
+
 class StageModule(nn.Module):
     """The layers of one stage in a row.
 
@@ -44,23 +59,28 @@ class StageModule(nn.Module):
         model: ModelSpec,
         shape: StageShape,
         *,
-        group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup | Channel | None,
         pacer: Pacer | None,
     ) -> None:
+        """`group`: of the tensor-parallel ranks; through a channel what they send is counted."""
         super().__init__()
+        channel = group if isinstance(group, Channel) else None
         built = [
             build_layer(
                 model,
                 position,
                 tp=shape.tp,
                 tp_rank=shape.tp_index,
-                group=group,
+                group=group.group if isinstance(group, Channel) else group,
                 seed=shape.seed,
                 dtype=shape.dtype,
                 device=shape.device,
             )
             for position in range(shape.layers.start, shape.layers.stop)
         ]
+        if channel is not None:
+            for layer in built:
+                setattr(layer, "communication", _Counted(channel))  # noqa: B010
         first, last = built[0], built[-1]
         self.matrix: nn.Parameter | None = None
         """The vocabulary matrix that another stage holds too, where the model ties it."""
@@ -72,6 +92,7 @@ class StageModule(nn.Module):
             elif isinstance(last, Head):
                 self.matrix = last.get_parameter("weight")
         self.holds_loss = isinstance(last, Head)
+        self.holds_tokens = isinstance(first, Embedding)
         self._recompute = shape.full_recompute
         self._kinds = model.layers[shape.layers.start : shape.layers.stop]
         self._communications = [

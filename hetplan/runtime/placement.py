@@ -1,42 +1,62 @@
-"""Which process trains what: one rank per device of a plan, and the groups it talks in.
+"""Which process trains what: one rank per device of a plan, and where it stands.
 
-Ranks are numbered in the order in which the plan names its devices: stage by stage, in each stage
-data-parallel index by index, tensor-parallel index fastest. So rank = (stage * dp + dp_index) *
-tp + tp_index, and every group lists its members in rising order.
+Ranks are numbered in the order in which the plan names its devices: pipeline by pipeline, stage by
+stage, in each stage replica by replica, in each replica data-parallel index by index,
+tensor-parallel index fastest.
+
+A microbatch of a pipeline has as many samples as the data-parallel ranks of any of its stages hold
+together. In every stage they hold its samples in the order of their ranks, so which samples cross
+a boundary to whom follows from the two sides alone (`hetplan.runtime.resharding`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate
 
 from hetplan.errors import Fault, InputError
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.launch import launch_faults
-from hetplan.plans.plan import LayerRange, Pipeline, Plan, expand
+from hetplan.plans.plan import LayerRange, Pipeline, Plan, Stage, expand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """What one rank holds and whom it talks to."""
+    """What one rank holds, and which samples of a microbatch it computes."""
 
     rank: int
     device: int
     """Device number of the cluster."""
+    pipeline: int
     stage: int
+    """Counted through the stages of all pipelines, in their order."""
+    position: int
+    """Of the stage in its own pipeline."""
     dp_index: int
+    """Among all data-parallel ranks of the stage, replica by replica."""
     tp_index: int
-    layers: LayerRange
-    """Positions in `ModelSpec.layers`."""
+    chunks: tuple[LayerRange, ...]
+    """Positions in `ModelSpec.layers`, one range per virtual stage."""
+    first_sample: int
+    """Of a pipeline's microbatch; this rank computes the `microbatch_size` samples from here."""
+    microbatch_size: int
     tp_ranks: tuple[int, ...]
     """Ranks that hold the other slices of the same layers for the same samples."""
     dp_ranks: tuple[int, ...]
-    """Ranks that hold the same slice for other samples; gradients are summed over them."""
-    pp_ranks: tuple[int, ...]
-    """One rank per stage, in pipeline order: the chain this rank's activations pass through."""
-    tied_ranks: tuple[int, ...]
-    """First and last rank of the chain where they share a tied matrix and this is one of them."""
+    """Ranks of the same replica that hold the same slice for other samples."""
+
+    @property
+    def tp(self) -> int:
+        """Slices that the rank's layers are cut into."""
+        return len(self.tp_ranks)
+
+    @property
+    def layers(self) -> LayerRange:
+        """The only layer range; an InputError where the stage has several."""
+        if len(self.chunks) != 1:
+            raise InputError(f"rank {self.rank} holds {len(self.chunks)} layer ranges, not one")
+        return self.chunks[0]
 
 
 def place_ranks(plan: Plan) -> tuple[RankPlace, ...]:
@@ -47,43 +67,66 @@ def place_ranks(plan: Plan) -> tuple[RankPlace, ...]:
     faults = tuple(launch_faults(plan))
     if faults:
         raise InputError(*faults)
-    pipeline = plan.pipelines[0]
-    tied = bool(plan.tied_embedding_devices)
-    return tuple(
-        chain.from_iterable(
-            _stage_places(pipeline, index, tied=tied) for index in range(len(pipeline.stages))
-        )
-    )
+    found: list[RankPlace] = []
+    number = 0
+    for at, pipeline in enumerate(plan.pipelines):
+        for position, stage in enumerate(pipeline.stages):
+            found += _stage_places(stage, at, position, number, first_rank=len(found))
+            number += 1
+    return tuple(found)
 
 
-def _stage_places(pipeline: Pipeline, stage: int, *, tied: bool) -> Iterator[RankPlace]:
-    replica = pipeline.stages[stage].replicas[0]
-    tp, dp, pp = replica.tp, replica.dp, len(pipeline.stages)
-    for position, device in enumerate(expand(replica.devices)):
-        dp_index, tp_index = divmod(position, tp)
-        chain_ranks = tuple(s * dp * tp + position for s in range(pp))
-        first = stage * dp * tp
-        yield RankPlace(
-            rank=first + position,
-            device=device,
-            stage=stage,
-            dp_index=dp_index,
-            tp_index=tp_index,
-            layers=pipeline.stages[stage].chunks[0],
-            tp_ranks=tuple(first + dp_index * tp + other for other in range(tp)),
-            dp_ranks=tuple(first + other * tp + tp_index for other in range(dp)),
-            pp_ranks=chain_ranks,
-            tied_ranks=(chain_ranks[0], chain_ranks[-1]) if tied and stage in (0, pp - 1) else (),
-        )
+def _stage_places(
+    stage: Stage, pipeline: int, position: int, number: int, *, first_rank: int
+) -> Iterator[RankPlace]:
+    first, dp_before, sample = first_rank, 0, 0
+    for replica in stage.replicas:
+        tp, dp = replica.tp, replica.dp
+        for at, device in enumerate(expand(replica.devices)):
+            dp_index, tp_index = divmod(at, tp)
+            yield RankPlace(
+                rank=first + at,
+                device=device,
+                pipeline=pipeline,
+                stage=number,
+                position=position,
+                dp_index=dp_before + dp_index,
+                tp_index=tp_index,
+                chunks=stage.chunks,
+                first_sample=sample + dp_index * replica.microbatch_size,
+                microbatch_size=replica.microbatch_size,
+                tp_ranks=tuple(first + dp_index * tp + other for other in range(tp)),
+                dp_ranks=tuple(first + other * tp + tp_index for other in range(dp)),
+            )
+        first += tp * dp
+        dp_before += dp
+        sample += dp * replica.microbatch_size
+
+
+def samples_of(pipeline: Pipeline) -> int:
+    """Samples of one microbatch of a pipeline, over all data-parallel ranks of a stage."""
+    return sum(each.dp * each.microbatch_size for each in pipeline.stages[0].replicas)
+
+
+def first_samples(plan: Plan) -> tuple[int, ...]:
+    """Where in a step's samples each pipeline's own begin: pipeline by pipeline, in order."""
+    each = [pipeline.num_microbatches * samples_of(pipeline) for pipeline in plan.pipelines]
+    return tuple(accumulate(each[:-1], initial=0))
 
 
 def vocabulary_faults(plan: Plan, model: ModelSpec) -> Iterator[Fault]:
     """Whether the plan pads the vocabulary as the trainer's layers do: to a multiple of tp."""
-    tp = plan.pipelines[0].stages[0].replicas[0].tp
-    padded = -(-model.vocab_size // tp) * tp
-    if plan.padded_vocab_size != padded:
-        yield Fault(
-            field="padded_vocab_size",
-            message=f"{plan.padded_vocab_size}; with tp {tp} the trainer pads {model.vocab_size} "
-            f"to {padded}",
-        )
+    ends = {
+        replica.tp
+        for pipeline in plan.pipelines
+        for stage in (pipeline.stages[0], pipeline.stages[-1])
+        for replica in stage.replicas
+    }
+    for tp in sorted(ends):
+        padded = -(-model.vocab_size // tp) * tp
+        if plan.padded_vocab_size != padded:
+            yield Fault(
+                field="padded_vocab_size",
+                message=f"{plan.padded_vocab_size}; with tp {tp} the trainer pads "
+                f"{model.vocab_size} to {padded}",
+            )

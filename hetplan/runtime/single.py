@@ -10,11 +10,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from hetplan.cost.components.step import clips_gradients
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.profiling.layers import Embedding, Head, build_layer
 from hetplan.profiling.updating import make_rule
+from hetplan.runtime import norm
 from hetplan.runtime.data import MarkovTokens, sample_numbers
 
 
@@ -44,6 +46,8 @@ def reference_losses(
             loss = _loss(layers, samples) * (len(samples) / len(drawn))
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
+        if clips_gradients(job):
+            nn.utils.clip_grad_norm_(layers.parameters(), norm.MAX_NORM)
         rule.step()
         rule.zero_grad()
         losses.append(total)

@@ -1,26 +1,30 @@
-"""How one rank trains its part of a plan: 1F1B over the stages, reduction, update.
+"""How one rank trains its part of a plan: the passes of its stage, reduction, update.
 
-The gradient is that of the mean loss over the global batch: every microbatch's mean loss is divided
-by the number of microbatches of all data-parallel ranks, and gradients are summed. A step is
+The gradient is that of the mean loss over the global batch: every microbatch's mean loss counts as
+its share of the batch's samples, and gradients are summed. So it does not matter how unequally
+ranks, stages and pipelines share the samples. A step is
 
-  1. the pipeline: torch.distributed.pipelining's Schedule1F1B, or microbatch by microbatch where
-     there is one stage;
-  2. reduction: one all_reduce of all gradients over the data-parallel group, then, where the first
-     and the last stage share a tied matrix, one of its gradient between the two;
-  3. the update.
+  1. the pipeline: the passes and messages of `hetplan.runtime.passes`, or pass by pass where there
+     is one stage;
+  2. reduction: gradients are summed over their copies (`hetplan.runtime.exchanges`), then, where
+     the first and the last stage share a tied matrix, its gradient between the two;
+  3. clipping by the norm of all gradients, where the job asks for it;
+  4. the update; where the ranks of a stage share the optimizer, each of its part
+     (`hetplan.runtime.sharded`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch import Tensor, nn
 
+from hetplan.cost.components.step import clips_gradients
+from hetplan.cost.network.link_names import TrafficClass
+from hetplan.cost.priced.work import sends_wait
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
@@ -28,10 +32,22 @@ from hetplan.plans.plan import Plan, RecomputeGranularity
 from hetplan.profiling.backends import Backend
 from hetplan.profiling.pacing import Pacer
 from hetplan.profiling.updating import FlatParameters
-from hetplan.runtime.data import MarkovTokens, sample_numbers
+from hetplan.runtime.data import MarkovTokens, block_numbers
+from hetplan.runtime.exchanges import (
+    Exchange,
+    Reduction,
+    exchanged_parts,
+    shard_groups,
+    shard_size,
+)
+from hetplan.runtime.gradients import Part, Sums, named_parameters, parts_of
 from hetplan.runtime.groups import Groups
+from hetplan.runtime.messages import Messages
 from hetplan.runtime.model_stage import StageModule, StageShape
-from hetplan.runtime.placement import RankPlace
+from hetplan.runtime.norm import clip, counted_parts, counts
+from hetplan.runtime.passes import Passes, program_of
+from hetplan.runtime.placement import RankPlace, first_samples, samples_of
+from hetplan.runtime.sharded import Shard
 
 DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
 """Precisions that the trainer has; float16 would need its loss scaled."""
@@ -55,10 +71,12 @@ class StepTimes:
     busy_seconds: float
     tensor_parallel_seconds: float
     reduction_seconds: float
+    """Waiting for the others included, and clipping where the job clips."""
     optimizer_seconds: float
+    """With a sharded optimizer the gathering of the updated weights included."""
     loss_share: float
-    """Sum of the rank's microbatch losses over the microbatches of all data-parallel ranks; 0
-    where the stage has no head."""
+    """Sum of the rank's microbatch losses, each times its share of the global batch; 0 where the
+    stage has no head."""
 
 
 class Trainer:
@@ -69,75 +87,173 @@ class Trainer:
         model: ModelSpec,
         job: Job,
         plan: Plan,
-        place: RankPlace,
+        places: Sequence[RankPlace],
+        rank: int,
         groups: Groups,
         backend: Backend,
         *,
+        reduction: Reduction,
         pacer: Pacer | None = None,
     ) -> None:
+        """`reduction` is the plan's, for whose groups `groups` was opened."""
         if job.precision not in DTYPES:
             have = ", ".join(DTYPES)
             raise InputError(f"precision is {job.precision}; the trainer has {have}")
-        pipeline = plan.pipelines[0]
-        stage = pipeline.stages[place.stage]
-        replica = stage.replicas[0]
-        self._job, self._model, self._place, self._groups = job, model, place, groups
-        self._backend, self._dp = backend, replica.dp
-        self._microbatch_size = replica.microbatch_size
-        self._num_microbatches = pipeline.num_microbatches
-        self._share = 1.0 / (pipeline.num_microbatches * replica.dp)
-        self.module = StageModule(
-            model,
-            StageShape(
-                layers=place.layers,
-                tp=replica.tp,
-                tp_index=place.tp_index,
-                microbatch_size=replica.microbatch_size,
-                full_recompute=stage.recompute.granularity is RecomputeGranularity.FULL,
-                seed=job.seed,
-                dtype=DTYPES[job.precision],
-                device=backend.device(),
-            ),
-            group=groups.tensor,
-            pacer=pacer,
+        place = places[rank]
+        self._job, self._plan, self._place, self._backend = job, plan, place, backend
+        self._pipeline = plan.pipelines[place.pipeline]
+        self._modules = self._build(model, groups, pacer)
+        own: nn.Module = (
+            self._modules[0] if len(self._modules) == 1 else nn.ModuleList(self._modules)
         )
-        self.parameters = FlatParameters(self.module, job.optimizer)
+        self.module = own
+        self.parameters = FlatParameters(own, job.optimizer)
+        self._named = named_parameters(self._modules, place.chunks)
+        sums = self._joined(model, reduction.sums, groups, TrafficClass.DATA_PARALLEL)
+        tied = self._joined(model, reduction.tied, groups, TrafficClass.EMBEDDING)
+        self._shard = self._make_shard(reduction, groups)
+        # Of a sharded sum no rank has all: a tied matrix is summed over its ends before.
+        self._sums = (tied,) if self._shard is not None else (sums, tied)
+        self._clips, self._everyone = clips_gradients(job), groups.everyone
+        self._counted = self._counted_views(model, place)
         self._data = MarkovTokens.of(model.vocab_size, job.seed)
         self._marks: list[Any] = []
-        self._run: Callable[[Batch], list[Tensor]] = (
-            self._run_alone if groups.pipeline is None else self._pipeline(groups.pipeline)
+        self._passes = self._make_passes(model, places, groups)
+
+    def _build(
+        self, model: ModelSpec, groups: Groups, pacer: Pacer | None
+    ) -> tuple[StageModule, ...]:
+        place = self._place
+        recompute = self._pipeline.stages[place.position].recompute
+        return tuple(
+            StageModule(
+                model,
+                StageShape(
+                    layers=chunk,
+                    tp=place.tp,
+                    tp_index=place.tp_index,
+                    microbatch_size=place.microbatch_size,
+                    full_recompute=recompute.granularity is RecomputeGranularity.FULL,
+                    seed=self._job.seed,
+                    dtype=DTYPES[self._job.precision],
+                    device=self._backend.device(),
+                ),
+                group=groups.tensor,
+                pacer=pacer,
+            )
+            for chunk in place.chunks
+        )
+
+    def _joined(
+        self, model: ModelSpec, found: Sequence[Exchange], groups: Groups, traffic: TrafficClass
+    ) -> Sums:
+        """Those of the exchanges that this rank has a part in."""
+        place = self._place
+        parts = []
+        for exchange in found:
+            channel = groups.channel(exchange.ranks)
+            if channel is not None:
+                mine = exchanged_parts(
+                    model, exchange, tp=place.tp, tp_index=place.tp_index, holds=place.chunks
+                )
+                parts.append(Part(channel=channel, views=parts_of(self._named, mine)))
+        return Sums(parts, traffic)
+
+    def _make_shard(self, reduction: Reduction, groups: Groups) -> Shard | None:
+        rank = self._place.rank
+        mine = next((each for each in reduction.sums if rank in each.ranks), None)
+        if mine is None or shard_size(reduction.shards, mine) == 1:
+            return None
+        found = [
+            channel
+            for ranks in shard_groups(mine, shard_size(reduction.shards, mine))
+            if (channel := groups.channel(ranks)) is not None
+        ]
+        inside = found[0]
+        return Shard(
+            self.parameters.weights,
+            self.parameters.gradients,
+            self._job.optimizer,
+            inside=inside,
+            across=found[1] if len(found) > 1 else None,
+            index=inside.ranks.index(rank),
+        )
+
+    def _counted_views(self, model: ModelSpec, place: RankPlace) -> Sequence[Tensor]:
+        """What this rank adds to the norm."""
+        shard = self._shard
+        copies = 1 if shard is None else shard.parts
+        if not counts(place, copies):
+            return ()
+        views = parts_of(self._named, counted_parts(model, place))
+        return views if shard is None else shard.counted(views)
+
+    def _make_passes(self, model: ModelSpec, places: Sequence[RankPlace], groups: Groups) -> Passes:
+        place, pipeline, job = self._place, self._pipeline, self._job
+        messages = None
+        if groups.boundaries:
+            like = torch.empty(
+                (place.microbatch_size, job.sequence_length, model.hidden_size),
+                dtype=DTYPES[job.precision],
+                device=self._backend.device(),
+            )
+            messages = Messages(
+                groups.boundaries,
+                place,
+                places,
+                num_microbatches=pipeline.num_microbatches,
+                like=like,
+            )
+        return Passes(
+            program_of(pipeline, place.position, sends_wait=sends_wait(self._plan)),
+            self._modules,
+            messages,
+            position=place.position,
+            num_stages=len(pipeline.stages),
+            microbatch_size=place.microbatch_size,
+            share=place.microbatch_size / job.global_batch_size,
+            mark=self._mark,
         )
 
     def batch(self, step: int) -> Batch:
         """This rank's samples of a step, on its device."""
-        first = self._place.layers.start == 0
-        if not first and not self.module.holds_loss:
+        first = self._modules[0].holds_tokens
+        last = self._modules[-1].holds_loss
+        if not first and not last:
             return Batch(tokens=None, targets=None)
-        numbers = sample_numbers(
-            step,
-            global_batch_size=self._job.global_batch_size,
-            microbatch_size=self._microbatch_size,
-            dp=self._dp,
-            dp_index=self._place.dp_index,
+        place = self._place
+        numbers = block_numbers(
+            step * self._job.global_batch_size
+            + first_samples(self._plan)[place.pipeline]
+            + place.first_sample,
+            count=self._pipeline.num_microbatches,
+            apart=samples_of(self._pipeline),
+            size=place.microbatch_size,
         )
         drawn = torch.from_numpy(self._data.samples(numbers, self._job.sequence_length + 1))
         device = self._backend.device()
         return Batch(
             tokens=drawn[:, :-1].contiguous().to(device) if first else None,
-            targets=drawn[:, 1:].contiguous().to(device) if self.module.holds_loss else None,
+            targets=drawn[:, 1:].contiguous().to(device) if last else None,
         )
 
     def step(self, batch: Batch) -> StepTimes:
         """Train one step; returns when the device has finished it."""
         self._marks.clear()
-        talked = self.module.tensor_parallel_seconds()
+        talked = self._talked_seconds()
         begin = self._backend.mark()
         self.parameters.clear()
-        losses = self._run(batch)
+        losses = self._passes.run(batch.tokens, batch.targets)
         pipelined = self._backend.mark()
-        self._reduce()
+        for sums in self._sums:
+            sums.run()
+        if self._shard is not None:
+            self._shard.reduce()
+        held = self.parameters if self._shard is None else self._shard
+        if self._clips:
+            clip(held.gradients, self._counted, self._everyone)
         reduced = self._backend.mark()
-        self.parameters.update()
+        held.update()
         updated = self._backend.mark()
         self._backend.synchronise()
         between = self._backend.seconds_between
@@ -148,114 +264,14 @@ class Trainer:
                 between(start, end)
                 for start, end in zip(self._marks[::2], self._marks[1::2], strict=True)
             ),
-            tensor_parallel_seconds=self.module.tensor_parallel_seconds() - talked,
+            tensor_parallel_seconds=self._talked_seconds() - talked,
             reduction_seconds=between(pipelined, reduced),
             optimizer_seconds=between(reduced, updated),
             loss_share=loss_share,
         )
 
-    def _reduce(self) -> None:
-        if self._groups.data is not None:
-            dist.all_reduce(self.parameters.gradients, group=self._groups.data)
-        matrix = self.module.matrix
-        if self._groups.tied is not None and matrix is not None:
-            dist.all_reduce(matrix.grad, group=self._groups.tied)
+    def _talked_seconds(self) -> float:
+        return sum(module.tensor_parallel_seconds() for module in self._modules)
 
     def _mark(self) -> None:
         self._marks.append(self._backend.mark())
-
-    def _run_alone(self, batch: Batch) -> list[Tensor]:
-        if batch.tokens is None or batch.targets is None:
-            raise InputError("the only stage of a pipeline holds the embedding and the head")
-        losses = []
-        size = self._microbatch_size
-        for tokens, targets in zip(
-            torch.split(batch.tokens, size), torch.split(batch.targets, size), strict=True
-        ):
-            self._mark()
-            loss = self._scaled(self.module(tokens, targets), targets)
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._mark()
-            losses.append(loss.detach())
-        return losses
-
-    def _scaled(self, loss: Tensor, targets: Tensor) -> Tensor:
-        """The loss's part in the mean over the global batch."""
-        return loss * self._share
-
-    def _pipeline(self, group: dist.ProcessGroup) -> Callable[[Batch], list[Tensor]]:
-        """A function that runs one step of this stage's 1F1B and gives its losses."""
-        stage = self._pipeline_stage(group)
-        schedule = Schedule1F1B(
-            stage,
-            n_microbatches=self._num_microbatches,
-            loss_fn=self._scaled,
-            scale_grads=False,
-        )
-
-        def run(batch: Batch) -> list[Tensor]:
-            losses: list[Tensor] = []
-            if batch.tokens is not None:
-                schedule.step(batch.tokens, return_outputs=False)
-            elif batch.targets is not None:
-                # Once as the head's input and once because the schedule asks for a target before
-                # it takes a loss.
-                schedule.step(
-                    target=batch.targets,
-                    targets=batch.targets,
-                    losses=losses,
-                    return_outputs=False,
-                )
-            else:
-                schedule.step(return_outputs=False)
-            return [loss.detach() for loss in losses]
-
-        return run
-
-    def _pipeline_stage(self, group: dist.ProcessGroup) -> PipelineStage:
-        place, num_stages = self._place, len(self._place.pp_ranks)
-        b, s = self._microbatch_size, self._job.sequence_length
-        dtype = DTYPES[self._job.precision]
-        # Shapes without memory: the schedule need not find them out by running a microbatch.
-        stream = torch.empty(
-            (b, s, self._model.hidden_size), dtype=dtype, device="meta", requires_grad=True
-        )
-        tokens = torch.empty((b, s), dtype=torch.int64, device="meta")
-        loss = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)
-        return _MarkedStage(
-            self.module,
-            place.stage,
-            num_stages,
-            self._backend.device(),
-            input_args=(tokens if place.stage == 0 else stream,),
-            output_args=(loss if self.module.holds_loss else stream,),
-            group=group,
-        ).marking(self._mark)
-
-
-class _MarkedStage(PipelineStage):
-    """A stage that marks the begin and the end of each of its passes.
-
-    The arguments of the two methods differ between versions of torch, so they are passed on.
-    """
-
-    _mark: Callable[[], None]
-
-    def marking(self, mark: Callable[[], None]) -> _MarkedStage:
-        """This stage, which calls `mark` from now on."""
-        self._mark = mark
-        return self
-
-    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        """One forward pass."""
-        self._mark()
-        output = super().forward_one_chunk(*args, **kwargs)
-        self._mark()
-        return output
-
-    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        """One backward pass."""
-        self._mark()
-        result = super().backward_one_chunk(*args, **kwargs)
-        self._mark()
-        return result

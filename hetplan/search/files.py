@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from hetplan.plans.check import check_plan
 from hetplan.plans.targets import TARGETS
 from hetplan.search.result import Inputs, SearchResult
 
-SCHEMA = "hetplan.plan/5"
+SCHEMA = "hetplan.plan/7"
 
 MOST_OF_A_NAME = 200
 """Characters of a name; a list of node names in one text has as many."""
@@ -73,6 +73,16 @@ def load_legal_plan(path: str | Path) -> SearchResult:
     if faults:
         raise InputError(*(_placed(document, part, fault) for part, fault in faults))
     return result
+
+
+def placed_faults(path: str | Path, faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    """Faults whose fields are places in a plan file, with that file and their lines."""
+    document = read_document(Path(path))
+    return tuple(
+        _placed(document, part, replace(fault, field=rest))
+        for fault in faults
+        for part, _, rest in [fault.field.partition(".")]
+    )
 
 
 def _placed(document: Document, part: str, fault: Fault) -> Fault:

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from hetplan.cluster.devices import DeviceKind, HostInterface
+from hetplan.cluster.launch_domains import DEFAULT_DOMAIN, LaunchDomain, Scheduler
 from hetplan.cluster.node import Nics, RingNics
 from hetplan.cluster.spec import Cluster, Island, Link
 from hetplan.errors import InputError
@@ -23,6 +24,7 @@ from hetplan.model.layers import (
     Mlp,
     TransformerLayer,
 )
+from hetplan.model.numerics import RotaryScaling, Router
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Prediction
@@ -59,6 +61,7 @@ def strategy(hint):
         return st.sampled_from(hint)
     fields = {name: strategy(each) for name, each in get_type_hints(hint).items()}
     positive = st.floats(0, 1e30, exclude_min=True)
+    positive_constant = st.floats(0, 1e12, exclude_min=True)
     if hint is Link:
         fields |= {"bandwidth_bytes_per_second": positive, "latency_seconds": st.floats(0, 1e30)}
         fields |= {"segment_bytes": positive, "oversubscription": st.floats(1, 1e6)}
@@ -88,6 +91,18 @@ def strategy(hint):
     if hint is Cluster:
         islands = st.lists(strategy(Island), max_size=2, unique_by=lambda island: island.name)
         fields["islands"] = islands.map(tuple)
+        fields["launch_domains"] = st.just(())
+    if hint is LaunchDomain:
+        words = st.from_regex(r"[a-z][a-z0-9]{0,9}", fullmatch=True)
+        fields = {"name": words.filter(lambda name: name != DEFAULT_DOMAIN)}
+        fields |= {"islands": st.lists(words, min_size=1, max_size=2, unique=True).map(tuple)}
+        fields |= {"interface": st.just("") | words, "image": st.just("") | words}
+        fields |= {"first_port": st.integers(1024, 2000), "last_port": st.integers(2001, 65535)}
+        fields |= {"fabric_devices": st.lists(words, max_size=2).map(tuple)}
+        fields["addresses"] = st.sampled_from([(), (("n[1-2]", "10.0.0.[1-2]"), ("m", "fd00::1"))])
+        limit = st.none() | st.floats(60, 1e6)
+        slurm = {"scheduler": st.just(Scheduler.SLURM), "time_limit_seconds": limit}
+        return st.builds(hint, **fields) | st.builds(hint, **fields | slurm)
     if hint in (ModelSpec, LayerRun, Attention, LatentAttention, Mlp, Experts):
         fields |= {
             name: st.integers(1, 10**4) if each is int else st.none() | st.integers(1, 10**4)
@@ -104,6 +119,22 @@ def strategy(hint):
     if hint is ModelSpec:
         fields["layer_runs"] = st.lists(strategy(LayerRun), min_size=1, max_size=2).map(tuple)
         fields["num_mtp_layers"], fields["mtp_layer"] = st.just(1), strategy(TransformerLayer)
+        fields |= {name: st.none() | positive_constant for name in ("norm_epsilon", "rotary_base")}
+        fields["rotary_fraction"] = st.none() | st.floats(0, 1, exclude_min=True)
+    if hint in (RotaryScaling, Router):
+        fields |= {
+            name: st.none() | (positive_constant if float in get_args(each) else st.integers(1, 9))
+            for name, each in get_type_hints(hint).items()
+            if {int, float} & {*get_args(each)}
+        }
+    if hint is Router:
+        groups = st.sampled_from([(None, None), (8, 4)])
+        return groups.flatmap(
+            lambda pair: st.builds(
+                Router,
+                **fields | {"num_groups": st.just(pair[0]), "groups_per_token": st.just(pair[1])},
+            )
+        )
     if hint is Job:
         fraction = st.floats(0, 1, exclude_max=True)
         fields |= {"gap": fraction, "memory_reserve_fraction": fraction}
@@ -116,7 +147,7 @@ def strategy(hint):
         fields |= {"quantile": st.none() | st.floats(0.5, 0.99)}
         fields["checkpoint_interval_steps"] = st.none() | st.integers(1, 2**40)
     if hint is SearchResult:
-        fields["schema"] = st.just("hetplan.plan/5")
+        fields["schema"] = st.just("hetplan.plan/7")
     return st.builds(hint, **fields)
 
 
@@ -129,9 +160,11 @@ def read_back(folder, value, schema):
     return read
 
 
-@pytest.mark.parametrize("type_", [Plan, Job, Cluster, ModelSpec, SearchResult, Prediction])
+@pytest.mark.parametrize(
+    "type_", [Plan, Job, Cluster, LaunchDomain, ModelSpec, SearchResult, Prediction]
+)
 def test_decode_inverts_encode(tmp_path, type_):
-    schema = "hetplan.plan/5" if type_ is SearchResult else "x/1"
+    schema = "hetplan.plan/7" if type_ is SearchResult else "x/1"
 
     @given(value=strategy(type_))
     @steady

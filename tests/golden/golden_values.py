@@ -1,11 +1,16 @@
 """One small value of every kind that is written to disk, written out by hand."""
 
+from dataclasses import replace
+
 from golden_calibration import CALIBRATION
 from golden_compare import COMPARISON
 from golden_machine import DEVICE_KINDS, MACHINE_REPORT
+from golden_numerics import NUMERICS
+from golden_weights import CONVERTED, checkpoint_manifest, megatron_note
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.goodput import LossRecovery
+from hetplan.cluster.launch_domains import KindLaunch, LaunchDomain, Scheduler
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import (
     Cluster,
@@ -47,6 +52,13 @@ from hetplan.job.spec import (
 from hetplan.launchers.machine import Machine
 from hetplan.launchers.run_log import LossCheck, RunLog
 from hetplan.lint.findings import Finding, Findings, Severity
+from hetplan.model.numerics import (
+    Activation,
+    RotaryScaling,
+    RotaryScalingKind,
+    Router,
+    ScoreFunction,
+)
 from hetplan.model.spec import Architecture, plain_model
 from hetplan.plans.plan import (
     Boundary,
@@ -87,17 +99,40 @@ from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, P
 from hetplan.runtime.measured import RankMeasure, StepRecord
 from hetplan.search.result import Alternative, Certificate, Inputs, Restriction, SearchResult
 
-MODEL = plain_model(
-    name="llama-2-70b",
-    architecture=Architecture.LLAMA,
-    num_layers=80,
-    hidden_size=8192,
-    ffn_hidden_size=28672,
-    num_attention_heads=64,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=32000,
-    max_sequence_length=4096,
+MODEL = replace(
+    plain_model(
+        name="llama-2-70b",
+        architecture=Architecture.LLAMA,
+        num_layers=80,
+        hidden_size=8192,
+        ffn_hidden_size=28672,
+        num_attention_heads=64,
+        num_kv_heads=8,
+        head_dim=128,
+        vocab_size=32000,
+        max_sequence_length=4096,
+    ),
+    norm_epsilon=1e-5,
+    activation=Activation.SILU,
+    rotary_base=500000.0,
+    rotary_scaling=RotaryScaling(
+        kind=RotaryScalingKind.LLAMA3,
+        factor=8.0,
+        original_length=8192,
+        low_frequency_factor=1.0,
+        high_frequency_factor=4.0,
+    ),
+    router=Router(
+        score_function=ScoreFunction.SIGMOID,
+        normalized=True,
+        scaling_factor=2.5,
+        num_groups=8,
+        groups_per_token=4,
+        group_experts=2,
+        correction_bias=True,
+        loss_coefficient=0.0001,
+        loss_per_sequence=True,
+    ),
 )
 
 FAST = Link(
@@ -174,6 +209,23 @@ CLUSTER = Cluster(
     within_region=FAST,
     across_regions=SLOW,
     sites=(Site(name="campus", regions=("north",), power_limit_watts=1e5),),
+    launch_domains=(
+        LaunchDomain(
+            name="north-slurm",
+            islands=("fast",),
+            scheduler=Scheduler.SLURM,
+            interface="eth0",
+            fabric_devices=("mlx5_0", "mlx5_1:1"),
+            first_port=30000,
+            last_port=30100,
+            addresses=(("node[1-2]", "10.0.1.[1-2]"),),
+            image="registry.example.org/train:1.2",
+            kinds=(KindLaunch(device="nvidia-kind", resource="a100", image="train/cuda:1"),),
+            partition="gpu",
+            account="team",
+            time_limit_seconds=86400.0,
+        ),
+    ),
 )
 
 JOB = Job(
@@ -321,7 +373,7 @@ ESTIMATE = Estimate(
 )
 
 RESULT = SearchResult(
-    schema="hetplan.plan/5",
+    schema="hetplan.plan/7",
     hetplan_version="0.1.0",
     seed=7,
     inputs=Inputs(model=MODEL, cluster=CLUSTER, job=JOB, sha256=(("model", "00ff"),)),
@@ -560,7 +612,7 @@ LAWS = FittedLaws(
     calibration=CALIBRATION,
 )
 RUN = RunLog(
-    schema="hetplan.run/1",
+    schema="hetplan.run/2",
     hetplan_version="0.1.0",
     plan_sha256="00ff",
     started="2026-11-21T06:00:00+00:00",
@@ -684,22 +736,26 @@ FINDINGS = Findings(
 )
 
 GOLDEN: tuple[tuple[str, object], ...] = (
+    ("hetplan.checkpoint/2", checkpoint_manifest(MODEL)),
+    ("hetplan.converted/1", CONVERTED),
+    ("hetplan.megatron-weights/2", megatron_note(MODEL)),
     ("hetplan.comparison/1", COMPARISON),
-    ("hetplan.model-value/2", MODEL),
-    ("hetplan.cluster-value/4", CLUSTER),
+    ("hetplan.model-value/3", MODEL),
+    ("hetplan.cluster-value/5", CLUSTER),
     ("hetplan.job-value/4", JOB),
     ("hetplan.plan-value/2", PLAN),
     ("hetplan.estimate/3", ESTIMATE),
-    ("hetplan.plan/5", RESULT),
+    ("hetplan.plan/7", RESULT),
     ("hetplan.provenance/2", PROVENANCE),
     ("hetplan.pace/1", PACE),
     ("hetplan.predictor/2", LAWS),
-    ("hetplan.run/1", RUN),
+    ("hetplan.run/2", RUN),
     ("hetplan.import/3", IMPORTED),
     ("hetplan.campaign/1", CAMPAIGN),
     ("hetplan.doctor/1", MACHINE_REPORT),
     ("hetplan.device-kinds/2", DEVICE_KINDS),
     ("hetplan.findings/1", FINDINGS),
+    ("hetplan.numerics/1", NUMERICS),
 )
 """(current schema, value) of every kind of value that is written to disk."""
 

@@ -64,7 +64,9 @@ def result_of(
             pipeline_seconds=step_seconds,
             num_microbatches=plan.pipelines[0].num_microbatches,
             tokens_per_second=1.0,
-            stages=tuple(stage_estimate(stage_bytes) for _ in plan.pipelines[0].stages),
+            stages=tuple(
+                stage_estimate(stage_bytes) for each in plan.pipelines for _ in each.stages
+            ),
             peak_memory_bytes=stage_bytes,
             sources=("measured",),
             warnings=(),

@@ -221,7 +221,7 @@ def test_all_faults_are_found_at_once(tmp_path):
         ('{"model_type": "llama", "hidden_size": ' + "9" * 5000 + "}", "not JSON"),
         ("[1]", "write a mapping"),
         ("{}", "required key `schema` is missing"),
-        ('{"schema": "hetplan.model/99", "model_type": "llama"}', "reads up to hetplan.model/2"),
+        ('{"schema": "hetplan.model/99", "model_type": "llama"}', "reads up to hetplan.model/3"),
     ],
 )
 def test_files_that_are_no_configuration(tmp_path, text, says):

@@ -50,7 +50,10 @@ def config(folder, name):
 
 def test_the_shipped_example_is_the_published_model(tmp_path):
     written = load_model(MODELS / "deepseek-v3.yaml")
-    read = config(tmp_path, "deepseek_v3-defaults")
+    path = tmp_path / "config.json"
+    balance = {"aux_loss_alpha": 0.0001, "seq_aux": True}
+    path.write_text(json.dumps(CONFIGS["deepseek_v3-defaults"] | balance))
+    read = load_model(path)
     assert replace(written, name="") == replace(read, name="")
     assert [run.count for run in written.layer_runs] == [3, 58]
     text = (MODELS / "deepseek-v3.yaml").read_text()
@@ -59,7 +62,7 @@ def test_the_shipped_example_is_the_published_model(tmp_path):
 
 
 YAML_OF = {
-    "mixtral-small": """schema: hetplan.model/2
+    "mixtral-small": """schema: hetplan.model/3
 name: x
 architecture: llama
 num_layers: 3
@@ -70,8 +73,12 @@ vocab_size: 503
 max_sequence_length: 128
 window: 16
 experts: {num_experts: 5, experts_per_token: 2, ffn_hidden_size: 208}
+norm_epsilon: 1e-05
+activation: silu
+rotary_base: 1e+06
+router: {score_function: softmax, normalized: true, loss_coefficient: 0.001}
 """,
-    "gemma3-uneven": """schema: hetplan.model/2
+    "gemma3-uneven": """schema: hetplan.model/3
 name: x
 architecture: llama
 num_layers: 8
@@ -86,8 +93,10 @@ qk_norm: true
 norms_per_layer: 4
 layers: [{count: 5, window: 16}, {}]
 repeat_layers: true
+norm_epsilon: 1e-06
+activation: gelu_tanh
 """,
-    "qwen2-moe-uneven": """schema: hetplan.model/2
+    "qwen2-moe-uneven": """schema: hetplan.model/3
 name: x
 architecture: llama
 num_layers: 3
@@ -103,8 +112,12 @@ layers:
     experts: {num_experts: 9, experts_per_token: 3, ffn_hidden_size: 56,
               shared_ffn_hidden_size: 88, shared_gate: true}
   - {count: 1}
+norm_epsilon: 1e-06
+activation: silu
+rotary_base: 10000
+router: {score_function: softmax, normalized: false, loss_coefficient: 0.001}
 """,
-    "opt-350m-form": """schema: hetplan.model/2
+    "opt-350m-form": """schema: hetplan.model/3
 name: x
 architecture: gpt
 num_layers: 3
@@ -117,8 +130,10 @@ learned_positions: 66
 embedding_size: 48
 final_norm: false
 tied_embeddings: true
+norm_epsilon: 1e-05
+activation: relu
 """,
-    "pythia-like": """schema: hetplan.model/2
+    "pythia-like": """schema: hetplan.model/3
 name: x
 architecture: gpt
 num_layers: 3
@@ -130,8 +145,12 @@ max_sequence_length: 128
 learned_positions: 0
 rotary: true
 parallel_residual: true
+norm_epsilon: 1e-05
+activation: gelu
+rotary_base: 10000
+rotary_fraction: 0.25
 """,
-    "deepseek-v3-small-biased": """schema: hetplan.model/2
+    "deepseek-v3-small-biased": """schema: hetplan.model/3
 name: x
 architecture: llama
 num_layers: 5
@@ -147,8 +166,12 @@ layers:
   - count: 3
     experts: {num_experts: 7, experts_per_token: 3, ffn_hidden_size: 56, shared_ffn_hidden_size: 56}
 multi_token_prediction: {num_layers: 2}
+norm_epsilon: 1e-06
+activation: silu
+rotary_base: 10000
+router: {score_function: sigmoid, normalized: true, scaling_factor: 2.5, correction_bias: true}
 """,
-    "qwen3-moe-uneven": """schema: hetplan.model/2
+    "qwen3-moe-uneven": """schema: hetplan.model/3
 name: x
 architecture: llama
 num_layers: 6
@@ -168,6 +191,10 @@ layers:
   - {}
   - {count: 3, ffn_hidden_size: 208}
   - {}
+norm_epsilon: 1e-06
+activation: silu
+rotary_base: 10000
+router: {score_function: softmax, normalized: false, loss_coefficient: 0.001}
 """,
 }
 

@@ -209,29 +209,29 @@ FLAT = {
 def test_values_of_the_older_form_are_read(tmp_path, architecture):
     path = tmp_path / "value.json"
     path.write_text(json.dumps(FLAT | {"architecture": architecture}))
-    read = decode(read_document(path), ModelSpec, schema="hetplan.model-value/2")
+    read = decode(read_document(path), ModelSpec, schema="hetplan.model-value/3")
     flat = {key: value for key, value in FLAT.items() if key != "schema"}
     assert read == plain_model(**flat | {"architecture": Architecture(architecture)})
-    path.write_text(encode(read, schema="hetplan.model-value/2"))
-    assert decode(read_document(path), ModelSpec, schema="hetplan.model-value/2") == read
+    path.write_text(encode(read, schema="hetplan.model-value/3"))
+    assert decode(read_document(path), ModelSpec, schema="hetplan.model-value/3") == read
 
 
 def test_faults_of_the_older_form_are_named(tmp_path):
     path = tmp_path / "value.json"
     path.write_text(json.dumps(FLAT | {"architecture": "gpt", "num_layers": "x"}))
     with pytest.raises(InputError, match="write a whole number"):
-        decode(read_document(path), ModelSpec, schema="hetplan.model-value/2")
+        decode(read_document(path), ModelSpec, schema="hetplan.model-value/3")
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3-small-biased", "qwen2-moe-uneven", "opt-350m-form"])
 def test_values_of_unlike_layers_are_written_and_read(tmp_path, name):
     model = config(tmp_path, name)
     path = tmp_path / "value.json"
-    text = encode(model, schema="hetplan.model-value/2")
+    text = encode(model, schema="hetplan.model-value/3")
     path.write_text(text)
-    assert decode(read_document(path), ModelSpec, schema="hetplan.model-value/2") == model
+    assert decode(read_document(path), ModelSpec, schema="hetplan.model-value/3") == model
     wrong = json.loads(text)
     wrong["layer_runs"][0]["layer"]["attention"]["windw"] = 3
     path.write_text(json.dumps(wrong))
     with pytest.raises(InputError, match="unknown key"):
-        decode(read_document(path), ModelSpec, schema="hetplan.model-value/2")
+        decode(read_document(path), ModelSpec, schema="hetplan.model-value/3")

@@ -141,13 +141,15 @@ def axes_of(one: Instance) -> frozenset[str]:
         for a, b in combinations(islands, 2)
         if a.device.kind != b.device.kind and a.region == b.region
     ]
+    # Torchtitan trains a model with a tied matrix in one stage.
+    single = one.model.tied_embeddings and not trainer.tied_stages
     shared = not pin.same_degrees and pin.dp != 1
     kinds = {run.layer for run in one.model.layer_runs}
     unfused = job.trainer.fused_attention is False
     on = {
         "islands": len(islands) > 1,
-        "stages": wide and pin.pp is None,
-        "layers": sum(usable) > 1 and pin.pp != 1,
+        "stages": wide and pin.pp is None and not single,
+        "layers": sum(usable) > 1 and pin.pp != 1 and not single,
         "dp": wide and pin.dp is None,
         "tp": any(island.devices_per_node > 1 for island in islands) and pin.tp is None,
         "cp": wide and trainer.context_parallel and pin.cp is None,
@@ -156,6 +158,7 @@ def axes_of(one: Instance) -> frozenset[str]:
         "interleaving": "interleaved-1f1b" in trainer.schedules
         and pin.virtual_stages is None
         and sum(usable) >= 3
+        and not single
         and one.model.num_layers >= 6
         and job.global_batch_size % 3 == 0,
         "depth": trainer.other_warmup and pin.depth != 0,
@@ -345,7 +348,9 @@ def _model(rng: np.random.Generator, wanted: frozenset[str], target: str) -> Mod
     if {"pipelines", "recompute", "shapes", "selective"} & wanted and least == 3:
         most = 6
     layers = int(rng.integers(least, most + 1))
-    found: ModelSpec = model(layers, tied="tied" in wanted)
+    # Virtual stages need several stages, over which not every target ties.
+    untied = "interleaving" in wanted and not TARGETS[target].tied_stages
+    found: ModelSpec = model(layers, tied="tied" in wanted and not untied)
     found = replace(found, name="oracle", vocab_size=int(rng.choice([4096, 4000, 4001])))
     experts = "ep" in wanted or ("units" in wanted and not TARGETS[target].own_layers_only)
     if not experts:

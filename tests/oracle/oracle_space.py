@@ -17,6 +17,7 @@ from oracle_costs import PlacedPipeline, PlacedStage, Range
 from oracle_meshes import Mesh, Meshes
 
 from hetplan.cluster.spec import Island
+from hetplan.job.spec import Optimizer
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import RecomputeGranularity, RecomputeModule, Replica, Sharding, compress
@@ -186,6 +187,9 @@ class SmallSpace(Meshes):
         limit = self.units.count
         if not self.trainer.fewer_microbatches_than_stages:
             limit = min(limit, m)
+        if self.job.target == "torchtitan" and self.model.tied_embeddings:
+            # It has no way to add up the gradients of both ends of a pipeline.
+            limit = 1
         pp = self.job.pin.pp
         for used in range(1, len(self.cluster.islands) + 1):
             for order in permutations(meshes, used):
@@ -275,7 +279,9 @@ class SmallSpace(Meshes):
         if self.job.target == "torchtitan" and row.meshes[0].parts[0][1].cp > 1:
             # Its context-parallel ranks are always among those that shard.
             found = []
-        if Sharding.OPTIMIZER in self.trainer.sharding and max(copies) > 1 and pin is not False:
+        adam = self.job.optimizer is Optimizer.ADAMW or not self.trainer.shards_adam_only
+        can = Sharding.OPTIMIZER in self.trainer.sharding and adam
+        if can and max(copies) > 1 and pin is not False:
             found.append(Sharding.OPTIMIZER)
         return found
 

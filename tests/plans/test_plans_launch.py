@@ -14,33 +14,63 @@ from hetplan.plans.launch import launch_faults, limits_of, pins_line
 from hetplan.plans.plan import OverlapSettings, Plan, Schedule, Sharding
 
 
-def broken(case: Case, what: str) -> Plan:
+def unlike(case: Case, what: str) -> Plan:
     plan, pipeline = case.plan, case.plan.pipelines[0]
     first = pipeline.stages[0]
     if what == "early sends":
         return replace(plan, overlap=OverlapSettings(send=True))
     if what == "deeper":
-        return with_stage(plan, 0, 0, replace(first, warmup_depth=4))
+        deeper = with_stage(plan, 0, 0, replace(first, warmup_depth=4))
+        return replace(deeper, overlap=OverlapSettings(send=True))
+    if what == "sharded":
+        return replace(plan, sharding=Sharding.OPTIMIZER, optimizer_shards=2)
     if what == "unlike":
         return with_replica(plan, 0, 0, microbatch_size=2)
-    if what == "union":
-        return with_stage(plan, 0, 0, replace(first, replicas=first.replicas * 2))
-    if what == "interleaved":
-        order = Schedule(name="interleaved-1f1b", virtual_stages=2)
-        return with_pipeline(plan, 0, replace(pipeline, schedule=order))
-    assert what == "sharded"
-    return replace(plan, sharding=Sharding.OPTIMIZER, optimizer_shards=2)
+    assert what == "union"
+    return with_stage(plan, 0, 0, replace(first, replicas=first.replicas * 2))
+
+
+@pytest.mark.parametrize("what", ["deeper", "early sends", "unlike", "union", "sharded"])
+def test_unlike_stages_and_depths_are_launched(what: str) -> None:
+    assert not list(limits_of(unlike(plain_case("native"), what)))
+
+
+def test_several_pipelines_are_launched() -> None:
+    assert not list(limits_of(two_pipelines().plan))
+
+
+def broken(case: Case, what: str) -> Plan:
+    plan, pipeline = case.plan, case.plan.pipelines[0]
+    if what == "tied":
+        alone = replace(pipeline, stages=pipeline.stages[:1], boundaries=())
+        devices = pipeline.stages[0].replicas[0].devices
+        return replace(plan, pipelines=(pipeline, alone), tied_embedding_devices=devices)
+    first = pipeline.stages[0]
+    if what == "deeper":
+        return with_stage(plan, 0, 0, replace(first, warmup_depth=4))
+    sharded = replace(plan, sharding=Sharding.OPTIMIZER, optimizer_shards=2)
+    if what == "sharded parameters":
+        return replace(sharded, sharding=Sharding.PARAMETERS)
+    if what == "sharded pipelines":
+        return replace(sharded, pipelines=(pipeline, pipeline))
+    if what == "sharded union":
+        other = replace(first.replicas[0], tp=2 * first.replicas[0].tp)
+        union = replace(first, replicas=(first.replicas[0], other))
+        return with_stage(sharded, 0, 0, union)
+    assert what == "sharded and tied"
+    unlike_ends = with_replica(sharded, 0, 0, tp=2 * first.replicas[0].tp)
+    return replace(unlike_ends, tied_embedding_devices=first.replicas[0].devices)
 
 
 @pytest.mark.parametrize(
     ("what", "says", "pin"),
     [
-        ("deeper", "4; the trainer's 1F1B has 2", "depth: 0"),
-        ("early sends", "sends wait for their receivers", "depth: 0"),
-        ("unlike", "stages differ in (tp, dp, microbatch size)", "same_degrees: true"),
-        ("union", "2 replicas; the trainer runs one", "same_degrees: true"),
-        ("interleaved", "interleaved-1f1b with 2 virtual stages", "virtual_stages: 1"),
-        ("sharded", "2; the trainer does not shard the optimizer", "sharded_optimizer: false"),
+        ("tied", "over pipelines that are alike in this", "pipelines: 1"),
+        ("deeper", "those of neighbours may differ by one", "depth: 0"),
+        ("sharded parameters", "the optimizer's state alone", "sharded_optimizer: false"),
+        ("sharded pipelines", "2 with 2 pipelines", "sharded_optimizer: false"),
+        ("sharded union", "one tp per stage", "sharded_optimizer: false"),
+        ("sharded and tied", "the same for both", "sharded_optimizer: false"),
     ],
 )
 def test_a_plan_that_is_not_launched_names_why_and_the_pin(what: str, says: str, pin: str) -> None:
@@ -53,10 +83,14 @@ def test_a_plan_that_is_not_launched_names_why_and_the_pin(what: str, says: str,
     assert pin in next(launch_faults(plan)).message
 
 
-def test_several_pipelines_are_not_launched() -> None:
-    (limit,) = limits_of(two_pipelines().plan)
-    assert (limit.field, limit.message) == ("pipelines", "2 pipelines; the trainer runs one")
-    assert pins_line([limit]) == ("plan again with pin: {pipelines: 1}",)
+def test_an_order_that_the_trainer_lacks_is_not_launched() -> None:
+    case = plain_case("native")
+    pipeline = case.plan.pipelines[0]
+    (limit,) = limits_of(
+        with_pipeline(case.plan, 0, replace(pipeline, schedule=Schedule(name="gpipe")))
+    )
+    assert limit.message == "gpipe; the trainer runs 1f1b and interleaved-1f1b"
+    assert pins_line([limit]) == ()
 
 
 def test_choices_of_plans_that_no_search_makes_are_refused() -> None:

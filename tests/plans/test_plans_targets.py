@@ -22,7 +22,7 @@ from rule_names import rule_of
 
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.job.pins import CAN_PIN, CanPin
-from hetplan.job.spec import Precision, ProductFormat, TrainerOptions
+from hetplan.job.spec import Optimizer, Precision, ProductFormat, TrainerOptions
 from hetplan.plans.assemble import assemble_plan
 from hetplan.plans.build import chosen_of, plan_of
 from hetplan.plans.check import check_plan
@@ -201,12 +201,16 @@ def shape(**changed: object) -> Shape:
 
 
 def of_stages(
-    target: str, *stages: Sequence[Part], tied: bool = False, sharding: Sharding = Sharding.NONE
+    target: str,
+    *stages: Sequence[Part],
+    tied: bool = False,
+    sharding: Sharding = Sharding.NONE,
+    optimizer: Optimizer = Optimizer.ADAMW,
 ) -> list[str]:
     """Faults of a pipeline of 4 microbatches of 4 sequences with these parts per stage."""
     twin = replace(small_island("a", 2, 4), name="twin")
     cluster = small_cluster(small_island("a", 2, 4), twin, small_island("b", 2, 4))
-    model, job = small_model(8, tied=tied), small_job(16, target)
+    model, job = small_model(8, tied=tied), replace(small_job(16, target), optimizer=optimizer)
     each, more = divmod(8, len(stages))
     pipeline = ChosenPipeline(
         stages=tuple(
@@ -300,6 +304,26 @@ def test_torchtitan_does_not_copy_key_value_heads() -> None:
         assert bool(faults) == bool(words)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_torchtitan_ties_ends_in_one_stage_only(target: str, tied: bool) -> None:
+    faults = "".join(of_stages(target, [ON_A, ON_TWIN], [ON_B], tied=tied))
+    words = "2; small ties embedding and head, which target torchtitan trains in one stage only"
+    assert (words in faults) == bool(faults) == (tied and target == "torchtitan")
+    assert of_stages(target, [ON_B], tied=tied) == []
+
+
+@pytest.mark.parametrize("optimizer", list(Optimizer))
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_megatron_shards_the_state_of_adam_only(target: str, optimizer: Optimizer) -> None:
+    """megatron/core/optimizer/distrib_optimizer.py asserts it."""
+    adam_only = target in ("megatron", "flagscale") and optimizer is Optimizer.SGD
+    for sharding in (Sharding.NONE, Sharding.OPTIMIZER):
+        faults = of_stages(target, [ON_A, ON_TWIN], [ON_B], sharding=sharding, optimizer=optimizer)
+        refused = adam_only and sharding is Sharding.OPTIMIZER
+        assert ("shards Adam's state only" in "".join(faults)) == bool(faults) == refused
+
+
 def test_torchtitan_interleaves_two_stages() -> None:
     case = plain_case("torchtitan")
     assert check_plan(interleaved(case), case.model, case.cluster, case.job) == ()
@@ -318,6 +342,7 @@ def test_what_a_job_may_pin_is_what_the_target_can() -> None:
             other_warmup=trainer.other_warmup,
             fewer_microbatches_than_stages=trainer.fewer_microbatches_than_stages,
             context_shards=trainer.context_shards,
+            tied_stages=trainer.tied_stages,
             copied_heads=trainer.copied_heads,
         )
     assert {name for name, _ in CAN_PIN} == set(TARGETS)

@@ -8,9 +8,12 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.spec import Architecture, ModelSpec, plain_model
+from hetplan.plans import build
 from hetplan.plans.build import Degrees, StageChoice, build_plan
 from hetplan.plans.check import check_plan
-from hetplan.plans.plan import Plan
+from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
+from hetplan.plans.depths import own_depth
+from hetplan.plans.plan import Plan, RecomputeGranularity, Schedule, Sharding
 
 SHAPE: dict[str, object] = {
     "name": "tiny-gpt",
@@ -75,6 +78,7 @@ def cluster(*islands: Island) -> Cluster:
 
 
 CPUS = cluster(island("a", "cpu", 4))
+FOURS = cluster(island("a", "cpu", 4), island("b", "slow", 4))
 
 
 def job(batch: int = 8, **changes: object) -> Job:
@@ -114,6 +118,71 @@ def plan_of(
     return plan
 
 
+def parts(text: str) -> tuple[Part, ...]:
+    """Parts of a stage, `ISLAND tp dp microbatch_size` each, as in "a 2 1 1 + b 1 1 2"."""
+    found = []
+    for each in text.split("+"):
+        name, tp, dp, size = each.split()
+        shape = Shape(tp=int(tp), dp=int(dp), microbatch_size=int(size))
+        found.append(Part(island=name, shape=shape))
+    return tuple(found)
+
+
+def pipeline_of(
+    count: int,
+    *stages: tuple[str, int | tuple[int, ...]],
+    recompute: str = "",
+    deeper: tuple[int, ...] = (),
+) -> ChosenPipeline:
+    """`count` microbatches through stages of (parts, transformer layers of each chunk).
+
+    recompute: one letter per stage, `f` for full; deeper: microbatches in flight beyond the
+    schedule's own, per stage.
+    """
+    chunks = [(layers,) if isinstance(layers, int) else layers for _, layers in stages]
+    virtual = len(chunks[0])
+    name = "1f1b" if virtual == 1 else "interleaved-1f1b"
+    return ChosenPipeline(
+        stages=tuple(
+            ChosenStage(
+                parts=parts(text),
+                layers=layers,
+                recompute=RecomputeGranularity.FULL
+                if recompute[at : at + 1] == "f"
+                else RecomputeGranularity.NONE,
+                warmup_depth=own_depth(name, at, len(stages), count, virtual)
+                + (deeper[at] if deeper else 0),
+            )
+            for at, ((text, _), layers) in enumerate(zip(stages, chunks, strict=True))
+        ),
+        num_microbatches=count,
+        schedule=Schedule(name=name, virtual_stages=virtual),
+    )
+
+
+def unlike_plan(
+    model: ModelSpec,
+    task: Job,
+    *pipelines: ChosenPipeline,
+    machines: Cluster | None = None,
+    early_sends: bool = False,
+    sharded: bool = False,
+    shards: int | None = None,
+) -> Plan:
+    """A legal plan of these pipelines on islands `a` and `b` of four devices each."""
+    here = machines or FOURS
+    chosen = ChosenPlan(
+        pipelines=pipelines,
+        early_sends=early_sends,
+        sharding=Sharding.OPTIMIZER if sharded or shards else Sharding.NONE,
+    )
+    plan = build.plan_of(model, here, task, chosen)
+    if shards is not None:
+        plan = replace(plan, optimizer_shards=shards)
+    assert check_plan(plan, model, here, task) == ()
+    return plan
+
+
 @dataclass(frozen=True)
 class Case:
     name: str
@@ -121,6 +190,8 @@ class Case:
     job: Job
     plan: Plan
     steps: int = 4
+    staged: bool = False
+    """Through host buffers, as with accelerators whose memory the network does not reach."""
 
 
 def _case(name: str, model: ModelSpec, layers: tuple[int, ...], **degrees: object) -> Case:
@@ -130,9 +201,10 @@ def _case(name: str, model: ModelSpec, layers: tuple[int, ...], **degrees: objec
 
 
 ODD_GPT = replace(GPT, vocab_size=61)
+ODD_LLAMA = replace(LLAMA, vocab_size=61)
 TIED_GPT = replace(GPT, tied_embeddings=True)
 TIED_LLAMA = replace(LLAMA, tied_embeddings=True)
-CASES = (
+PLAIN = (
     _case("one rank", GPT, (4,), microbatch_size=2),
     _case("pp2 uneven", GPT, (3, 1), microbatch_size=2, steps=20),
     _case("pp3 uneven, llama, recompute", LLAMA, (2, 1, 1), full_recompute=True, steps=3),
@@ -145,3 +217,117 @@ CASES = (
     _case("pp2 x dp2, tied, recompute", TIED_LLAMA, (3, 1), dp=2, full_recompute=True),
     _case("dp2 x tp2, tied", TIED_LLAMA, (4,), dp=2, tp=2, microbatch_size=4, steps=3),
 )
+
+
+def _unlike(name: str, model: ModelSpec, *pipelines: ChosenPipeline, **settings: object) -> Case:
+    steps, task = settings.pop("steps", 5), settings.pop("job", job())
+    staged = settings.pop("staged", False)
+    plan = unlike_plan(model, task, *pipelines, **settings)
+    return Case(name, model, task, plan, steps, staged)
+
+
+# Plain SGD: AdamW's steps hardly depend on the size of the gradients.
+CLIPPED = job(gradient_clipping=True, optimizer=Optimizer.SGD)
+CASES_NORM = 0.2
+"""Norm that gradients are clipped to in these cases; at 1 the models' own are hardly clipped."""
+UNLIKE = (
+    _unlike(
+        "unlike degrees, a split",
+        GPT,
+        pipeline_of(4, ("a 1 2 1", 3), ("b 2 1 2", 1), recompute="nf"),
+    ),
+    _unlike(
+        "unlike degrees, a join, tied, clipped",
+        TIED_GPT,
+        pipeline_of(4, ("a 2 1 2", 1), ("b 1 2 1", 3)),
+        job=CLIPPED,
+    ),
+    _unlike(
+        "one stage on two islands, unlike microbatches",
+        LLAMA,
+        pipeline_of(2, ("a 1 1 3 + b 1 1 1", 2), ("b 1 2 2", 2)),
+    ),
+    _unlike(
+        "one stage on two islands, unlike tp, copied kv heads",
+        replace(llama(num_kv_heads=1), tied_embeddings=True),
+        pipeline_of(4, ("a 2 1 1 + b 1 1 1", 2), ("b 1 1 2", 2)),
+    ),
+    _unlike(
+        "two pipelines, unlike cuts and shares",
+        TIED_LLAMA,
+        pipeline_of(5, ("a 1 1 1", 3), ("b 1 1 1", 1)),
+        pipeline_of(3, ("a 1 1 1", 1), ("b 1 1 1", 3)),
+        job=CLIPPED,
+    ),
+    _unlike(
+        "two pipelines, unlike tp and microbatches",
+        GPT,
+        pipeline_of(2, ("a 2 1 3", 4)),
+        pipeline_of(2, ("b 1 1 1", 2), ("b 1 1 1", 2)),
+    ),
+    _unlike(
+        "early sends, deeper",
+        GPT,
+        pipeline_of(8, ("a 1 1 1", 1), ("b 1 1 1", 1), ("b 1 1 1", 2), deeper=(3, 1, 0)),
+        early_sends=True,
+    ),
+    _unlike(
+        "waiting sends, deeper",
+        LLAMA,
+        pipeline_of(8, ("a 1 1 1", 2), ("b 1 1 1", 1), ("b 1 1 1", 1), deeper=(1, 1, 1)),
+    ),
+    _unlike(
+        "interleaved",
+        LLAMA,
+        pipeline_of(4, ("a 1 1 2", (1, 1)), ("b 1 1 2", (1, 1))),
+    ),
+    _unlike(
+        "interleaved, unlike degrees, tied, clipped",
+        TIED_GPT,
+        pipeline_of(4, ("a 1 2 1", (1, 1)), ("b 2 1 2", (1, 1))),
+        job=CLIPPED,
+    ),
+    _case("pp2 x tp2, clipped", ODD_LLAMA, (2, 2), tp=2, microbatch_size=2, job=CLIPPED, steps=5),
+    _case(
+        "tp4, fewer kv heads, clipped", LLAMA, (4,), tp=4, microbatch_size=8, job=CLIPPED, steps=5
+    ),
+)
+SHARDED = (
+    _unlike(
+        "sharded over 2, tied, clipped",
+        TIED_LLAMA,
+        pipeline_of(4, ("a 1 2 1", 2), ("b 1 2 1", 2)),
+        sharded=True,
+        job=CLIPPED,
+    ),
+    _unlike(
+        "sharded over 2 of 4, clipped",
+        ODD_GPT,
+        pipeline_of(2, ("a 1 4 1", 4)),
+        shards=2,
+        job=CLIPPED,
+    ),
+    _unlike(
+        "sharded over 3",
+        ODD_GPT,
+        pipeline_of(3, ("a 1 2 1 + b 1 1 1", 4)),
+        sharded=True,
+        job=job(9),
+    ),
+)
+STAGED = (
+    _unlike(
+        "host-staged interleaved, tied",
+        TIED_GPT,
+        pipeline_of(4, ("a 1 2 1", (1, 1)), ("b 1 2 1", (1, 1))),
+        staged=True,
+    ),
+    _unlike(
+        "host-staged, sharded",
+        LLAMA,
+        pipeline_of(4, ("a 1 2 1", 2), ("b 1 2 1", 2)),
+        sharded=True,
+        staged=True,
+    ),
+)
+CASES = PLAIN + UNLIKE + SHARDED + STAGED

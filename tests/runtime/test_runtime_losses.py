@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from runtime_cases import CASES, GPT, Case, job
+from four_ranks_run import run_four_ranks
+from runtime_cases import CASES, CASES_NORM, FOURS, GPT, Case, job
 
+from hetplan.cost.network.link_names import TrafficClass
+from hetplan.cost.traffic.groups import links_between
+from hetplan.cost.traffic.ledger import ledger
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision
+from hetplan.plans.places import Places
+from hetplan.runtime import norm
 from hetplan.runtime.data import entropy_nats
+from hetplan.runtime.placement import place_ranks
 from hetplan.runtime.single import reference_losses
 
-RANKS = 4
 # One process group trains all cases: keep its tests in one process of pytest-xdist too.
 pytestmark = pytest.mark.xdist_group("runtime_losses")
 
@@ -33,30 +39,18 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(autouse=True)
+def clipped_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the ranks do."""
+    monkeypatch.setattr(norm, "MAX_NORM", CASES_NORM)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list]]:
     """What rank 0 saw of every case."""
     folder = tmp_path_factory.mktemp("ranks")
     script = Path(__file__).with_name("runtime_ranks.py")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = []
-    try:
-        for rank in range(RANKS):
-            with (folder / f"{rank}.log").open("wb") as log:
-                ranks.append(
-                    subprocess.Popen(
-                        [sys.executable, script, str(rank), str(RANKS), folder],
-                        stdout=log,
-                        stderr=log,
-                        env=environment,
-                    )
-                )
-        codes = [rank.wait(timeout=120) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    logs = "\n".join((folder / f"{rank}.log").read_text()[-2000:] for rank in range(RANKS))
-    assert codes == [0] * RANKS, logs
+    run_four_ranks(script, folder)
     return json.loads((folder / "0.json").read_text())
 
 
@@ -80,6 +74,65 @@ def test_parts_of_a_step_fit_into_it(case: Case, trained: dict[str, dict[str, li
         assert wait >= 0
         # Medians of parts need not add up to the median of the whole; they are close to it.
         assert busy + wait + reduction < 1.5 * seconds
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.job.gradient_clipping], ids=lambda case: case.name
+)
+def test_clipping_changes_what_is_learnt(case: Case) -> None:
+    """Or the norm that the ranks agree on would not matter."""
+    free = replace(case.job, gradient_clipping=False)
+    clipped, unclipped = (
+        reference_losses(case.model, job, steps=3, microbatch_size=8) for job in (case.job, free)
+    )
+    assert clipped[0] == unclipped[0]
+    assert abs(clipped[2] / unclipped[2] - 1) > 1e-3
+
+
+MORE_OR_LESS = {
+    # Recomputation stops once it has what the backward pass needs, before the layer's last sum.
+    "unlike degrees, a split": {"tp"},
+    # Copies of a matrix that is cut unlike at both ends need each other's parts more than once.
+    "unlike degrees, a join, tied, clipped": {"embedding"},
+    "interleaved, unlike degrees, tied, clipped": {"embedding"},
+    # Norms are whole on every rank of a fine cut, and are summed with each.
+    "two pipelines, unlike tp and microbatches": {"dp"},
+    # Parts of one length: the last one is filled up.
+    "sharded over 3": {"dp"},
+    # The ledger lets ranks of the same position talk; samples come from whoever has them.
+    "one stage on two islands, unlike microbatches": {"pp"},
+    "one stage on two islands, unlike tp, copied kv heads": {"pp", "dp", "embedding"},
+}
+"""Traffic that is not the cost model's, by case: its ledger rounds unlike cuts."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_crosses_links_is_what_the_cost_model_counts(
+    case: Case, trained: dict[str, dict[str, list]]
+) -> None:
+    places, where = place_ranks(case.plan), Places(cluster=FOURS)
+    found = defaultdict[tuple[str, str], float](float)
+    for source, target, traffic, size in trained[case.name]["sent"]:
+        ends = (np.array([places[rank].device]) for rank in (source, target))
+        ((link, count),) = links_between(where, *ends)
+        assert count == 1
+        found[str(link), traffic] += size
+    expected = {
+        (str(each.link), each.traffic.value): each.bytes_per_step
+        for each in ledger(case.plan, case.model, FOURS, case.job).entries
+        if each.traffic is not TrafficClass.DATA
+    }
+    apart = MORE_OR_LESS.get(case.name, set())
+    same, other = (
+        {k: v for k, v in each.items() if k[1] not in apart} for each in (found, expected)
+    )
+    assert same == pytest.approx(other)
+    for traffic in apart:
+        totals = [sum(v for k, v in each.items() if k[1] == traffic) for each in (found, expected)]
+        # Activations and gradients are the same bytes; only their way differs.
+        assert totals[0] == pytest.approx(totals[1]) or traffic != "pp"
+        assert 0.8 * totals[1] < totals[0] <= 2 * totals[1]
+        assert found != expected
 
 
 def test_losses_are_compared_in_float32_only() -> None:

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runtime_cases import CPUS, GPT, cluster, gpt, island, job, plan_of
+from runtime_cases import (
+    CPUS,
+    GPT,
+    cluster,
+    gpt,
+    island,
+    job,
+    pipeline_of,
+    plan_of,
+    unlike_plan,
+)
 
 from hetplan.errors import InputError
-from hetplan.plans.plan import Plan, expand
-from hetplan.runtime.placement import place_ranks, vocabulary_faults
+from hetplan.plans.plan import Plan, Recompute, RecomputeGranularity, Sharding, expand
+from hetplan.runtime.exchanges import exchanges, tied_exchanges
+from hetplan.runtime.placement import first_samples, place_ranks, vocabulary_faults
+from hetplan.runtime.resharding import holder_of, transfers
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=150)
 
@@ -43,18 +56,13 @@ def test_groups_of_every_rank_agree(plan: Plan) -> None:
     ]
     for place in places:
         replica = stages[place.stage].replicas[0]
-        sizes = {"tp_ranks": replica.tp, "dp_ranks": replica.dp, "pp_ranks": len(stages)}
-        for name, size in sizes.items():
+        for name, size in {"tp_ranks": replica.tp, "dp_ranks": replica.dp}.items():
             members = getattr(place, name)
             assert place.rank in members
             assert len(members) == size
             assert list(members) == sorted(set(members))
             # Every member names the same group, so each rank is in exactly one of each kind.
             assert all(getattr(places[member], name) == members for member in members)
-        assert [places[r].stage for r in place.pp_ranks] == list(range(len(stages)))
-        assert {(places[r].dp_index, places[r].tp_index) for r in place.pp_ranks} == {
-            (place.dp_index, place.tp_index)
-        }
         assert [places[r].tp_index for r in place.tp_ranks] == list(range(replica.tp))
         assert [places[r].dp_index for r in place.dp_ranks] == list(range(replica.dp))
         assert {places[r].layers for r in (*place.tp_ranks, *place.dp_ranks)} == {place.layers}
@@ -62,11 +70,43 @@ def test_groups_of_every_rank_agree(plan: Plan) -> None:
 
 @SETTINGS
 @given(plans())
-def test_tied_ranks_are_the_ends_of_a_chain(plan: Plan) -> None:
+def test_alike_stages_send_from_position_to_position(plan: Plan) -> None:
+    places = place_ranks(plan)
+    count = len(plan.pipelines[0].stages)
+    stages = [[holder_of(place) for place in places if place.stage == s] for s in range(count)]
+    for left, right in pairwise(stages):
+        for senders, receivers in ((left, right), (right, left)):
+            found = transfers(senders, receivers)
+            assert [(each.source, each.target) for each in found] == [
+                (one.rank, other.rank) for one, other in zip(senders, receivers, strict=True)
+            ]
+
+
+@SETTINGS
+@given(plans())
+def test_sums_of_one_pipeline(plan: Plan) -> None:
+    places = place_ranks(plan)
     last = len(plan.pipelines[0].stages) - 1
-    for place in place_ranks(plan):
+    by_rank = {rank: each for each in exchanges(plan, places) for rank in each.ranks}
+    tied = {rank: each.ranks for each in tied_exchanges(plan, places) for rank in each.ranks}
+    for place in places:
+        if len(place.dp_ranks) > 1:
+            assert by_rank[place.rank].ranks == place.dp_ranks
+            assert by_rank[place.rank].layers == (place.layers,)
+        else:
+            assert place.rank not in by_rank
         ends = place.stage in (0, last) and bool(plan.tied_embedding_devices)
-        assert place.tied_ranks == ((place.pp_ranks[0], place.pp_ranks[-1]) if ends else ())
+        if ends:
+            # The rank of the same position at the other end.
+            other = next(
+                each.rank
+                for each in places
+                if each.stage == last - place.stage
+                and (each.dp_index, each.tp_index) == (place.dp_index, place.tp_index)
+            )
+            assert tied[place.rank] == tuple(sorted((place.rank, other)))
+        else:
+            assert place.rank not in tied
 
 
 def test_dp_and_tp_groups_of_a_known_plan() -> None:
@@ -74,29 +114,62 @@ def test_dp_and_tp_groups_of_a_known_plan() -> None:
     places = place_ranks(plan_of(GPT, job(8), (1, 3), machines, tp=2, dp=2))
     place = places[6]
     assert (place.stage, place.dp_index, place.tp_index) == (1, 1, 0)
-    assert (place.tp_ranks, place.dp_ranks, place.pp_ranks) == ((6, 7), (4, 6), (2, 6))
+    assert (place.tp_ranks, place.dp_ranks) == ((6, 7), (4, 6))
+
+
+def test_ranks_of_several_pipelines_and_replicas() -> None:
+    plan = unlike_plan(
+        GPT,
+        job(10),
+        pipeline_of(2, ("a 2 1 1 + b 1 2 1", 3), ("b 1 1 3", 1)),
+        pipeline_of(2, ("a 1 2 1", 4)),
+    )
+    places = place_ranks(plan)
+    assert [(p.pipeline, p.stage, p.position, p.dp_index, p.tp_index) for p in places] == [
+        (0, 0, 0, 0, 0),
+        (0, 0, 0, 0, 1),
+        (0, 0, 0, 1, 0),
+        (0, 0, 0, 2, 0),
+        (0, 1, 1, 0, 0),
+        (1, 2, 0, 0, 0),
+        (1, 2, 0, 1, 0),
+    ]
+    assert [(p.first_sample, p.microbatch_size) for p in places] == [
+        (0, 1),
+        (0, 1),
+        (1, 1),
+        (2, 1),
+        (0, 3),
+        (0, 1),
+        (1, 1),
+    ]
+    assert [p.tp_ranks for p in places[:3]] == [(0, 1), (0, 1), (2,)]
+    assert first_samples(plan) == (0, 6)
 
 
 def _broken(plan: Plan, rule: str) -> Plan:
     pipeline = plan.pipelines[0]
     first = pipeline.stages[0]
     replica = first.replicas[0]
-    if rule == "pipelines":
-        return replace(plan, pipelines=(pipeline, pipeline))
     if rule == "shards":
-        return replace(plan, optimizer_shards=2)
-    if rule == "depth":
-        first = replace(first, warmup_depth=3)
-    elif rule == "chunks":
+        return replace(plan, sharding=Sharding.GRADIENTS, optimizer_shards=2)
+    if rule == "tied":
+        alone = replace(pipeline, stages=pipeline.stages[:1], boundaries=())
+        return replace(plan, pipelines=(pipeline, alone), tied_embedding_devices=replica.devices)
+    if rule == "chunks":
         first = replace(first, chunks=first.chunks * 2)
-    elif rule == "replicas":
-        first = replace(first, replicas=(replica, replica))
+    elif rule == "depth":
+        first = replace(first, warmup_depth=3)
     elif rule == "sequence":
         first = replace(first, replicas=(replace(replica, sequence_parallel=True),))
-    elif rule == "degrees":
-        first = replace(first, replicas=(replace(replica, microbatch_size=2),))
+    elif rule == "selective":
+        selective = Recompute(granularity=RecomputeGranularity.SELECTIVE)
+        first = replace(first, recompute=selective)
+    elif rule == "some layers":
+        full = Recompute(granularity=RecomputeGranularity.FULL, layers=1)
+        first = replace(first, recompute=full)
     elif rule == "schedule":
-        pipeline = replace(pipeline, schedule=replace(pipeline.schedule, virtual_stages=2))
+        pipeline = replace(pipeline, schedule=replace(pipeline.schedule, name="gpipe"))
     elif rule == "microbatches":
         pipeline = replace(pipeline, num_microbatches=1)
     elif rule == "boundary":
@@ -109,14 +182,14 @@ def _broken(plan: Plan, rule: str) -> Plan:
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        ("pipelines", "2 pipelines; the trainer runs one"),
-        ("shards", "does not shard the optimizer"),
-        ("depth", "3; the trainer's 1F1B has 2"),
-        ("chunks", "2 layer ranges"),
-        ("replicas", "2 replicas"),
+        ("shards", "shards the optimizer's state alone"),
+        ("depth", r"warm-up depths \[3, 1\]"),
+        ("tied", "sums a tied matrix over pipelines that are alike"),
+        ("chunks", "2 layer ranges; the schedule has 1"),
         ("sequence", "no context, expert or sequence parallelism"),
-        ("degrees", "stages differ in"),
-        ("schedule", "1f1b with 2 virtual stages"),
+        ("selective", "recomputes all transformer layers of a stage or none"),
+        ("some layers", "recomputes all transformer layers of a stage or none"),
+        ("schedule", "gpipe; the trainer runs 1f1b"),
         ("microbatches", "1 for 2 stages"),
         ("boundary", "the trainer sends what it computes, float32"),
     ],
@@ -126,6 +199,14 @@ def test_plans_that_the_trainer_does_not_run_are_refused(rule: str, words: str) 
     assert len(place_ranks(plan)) == 2
     with pytest.raises(InputError, match=words):
         place_ranks(_broken(plan, rule))
+
+
+def test_a_rank_of_an_interleaved_stage_has_no_single_range_of_layers() -> None:
+    plan = unlike_plan(GPT, job(8), pipeline_of(4, ("a 1 1 2", (1, 1)), ("b 1 1 2", (1, 1))))
+    place = place_ranks(plan)[0]
+    assert [(each.start, each.stop) for each in place.chunks] == [(0, 2), (3, 4)]
+    with pytest.raises(InputError, match="rank 0 holds 2 layer ranges"):
+        _ = place.layers
 
 
 def test_another_padding_of_the_vocabulary_is_refused() -> None:

@@ -29,7 +29,7 @@ from hetplan.search.costs.sharper import Sharper
 from hetplan.search.costs.stages import StageArrays, stage_arrays
 from hetplan.search.costs.transfers import Transfers
 from hetplan.search.costs.whole import Whole
-from hetplan.search.families.allowed import ends_allowed, mesh_matches
+from hetplan.search.families.allowed import ends_allowed, is_one_stage, mesh_matches
 from hetplan.search.families.family import Family, Mesh
 from hetplan.search.families.space import FIRST, LAST, Floats, Ints, NormSums, Space
 from hetplan.search.families.table import FamilyTable
@@ -89,7 +89,13 @@ class SpaceMaker:
         meshes, units = family.meshes, self.units()
         stages = stage_arrays(self._placed, family)
         most_stages = np.array([min(each.max_stages, units.count) for each in meshes])
-        limit = most_stages_of(self.job, units, family.num_microbatches, family.virtual_stages)
+        limit = most_stages_of(
+            self.job,
+            units,
+            family.num_microbatches,
+            family.virtual_stages,
+            one=is_one_stage(self.job, self.model),
+        )
         flights = most_flights(most_stages, limit, family, units)
         links, node_links, norm_links, norm_nodes = self._transfers.between(meshes)
         norm = None

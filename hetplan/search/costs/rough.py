@@ -38,6 +38,7 @@ from hetplan.search.costs.placed import Placed
 from hetplan.search.costs.rough_chunks import least_chunked, stage_counts
 from hetplan.search.costs.rough_hops import SlowestHops
 from hetplan.search.costs.rough_longest import caps, holds, least_bottleneck
+from hetplan.search.families.allowed import is_one_stage
 from hetplan.search.families.family import Family, Mesh
 from hetplan.search.families.space import FIRST, LAST, MIDDLE, Floats, Ints
 from hetplan.search.solver import Rough
@@ -193,7 +194,8 @@ class Roughs:
         for island, stages in zip(first.tolist(), most.tolist(), strict=True):
             best[island] = max(best.get(island, 0), stages)
         job, units = self.placed.job, self.placed.units
-        limit = job.pin.pp or most_stages_of(job, units, family.num_microbatches, 1)
+        one = is_one_stage(job, self.placed.model)
+        limit = job.pin.pp or most_stages_of(job, units, family.num_microbatches, 1, one=one)
         return max(1, min(sum(best.values()), limit))
 
     def _after(self, family: Family, mesh: Mesh) -> float:
@@ -328,9 +330,14 @@ class Roughs:
         return found
 
 
-def most_stages_of(job: Job, units: LayerUnits, num_microbatches: int, chunks: int) -> int:
-    """Most stages that the target can run: a unit in every chunk, and microbatches enough."""
-    most = units.count // chunks
+def most_stages_of(
+    job: Job, units: LayerUnits, num_microbatches: int, chunks: int, *, one: bool = False
+) -> int:
+    """Most stages that the target can run: a unit in every chunk, and microbatches enough.
+
+    one: it trains the model in one stage only (`is_one_stage`).
+    """
+    most = 1 if one else units.count // chunks
     if target(job.target).fewer_microbatches_than_stages:
         return most
     return min(most, num_microbatches)

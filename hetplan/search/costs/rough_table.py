@@ -26,6 +26,7 @@ from hetplan.search.costs.rough import (
     room_of_island,
 )
 from hetplan.search.costs.rough_loops import bottlenecks, chunked, fitting
+from hetplan.search.families.allowed import is_one_stage
 from hetplan.search.families.family import Mesh
 from hetplan.search.families.space import Floats, Ints
 from hetplan.search.families.table import FamilyTable
@@ -264,9 +265,13 @@ class Columns:
         block = np.repeat(np.arange(len(self._start) - 1), np.diff(self._start))
         best = np.zeros((len(self._start) - 1, islands), dtype=np.int64)
         np.maximum.at(best, (block, self._first), self._most)
-        job, units = self.roughs.placed.job, self.roughs.placed.units
+        placed = self.roughs.placed
+        job, units, one = placed.job, placed.units, is_one_stage(placed.job, placed.model)
         limit = np.array(
-            [job.pin.pp or most_stages_of(job, units, m, 1) for m in self._microbatches.tolist()],
+            [
+                job.pin.pp or most_stages_of(job, units, m, 1, one=one)
+                for m in self._microbatches.tolist()
+            ],
             dtype=np.int64,
         )
         found: Ints = np.maximum(1, np.minimum(best.sum(axis=1), limit))

@@ -31,8 +31,15 @@ def tensor_degrees(model: ModelSpec, cluster: Cluster) -> tuple[int, ...]:
     return tuple(tp for tp in sorted(nodes) if not model.slicing_faults(tp))
 
 
+def is_one_stage(job: Job, model: ModelSpec) -> bool:
+    """Whether the job's target trains the model in one stage only: its ends share a matrix."""
+    return model.tied_embeddings and not target(job.target).tied_stages
+
+
 def stage_limit(job: Job, model: ModelSpec, num_microbatches: int) -> int:
-    """Most stages that the job's target can run with this many microbatches."""
+    """Most stages of the model that the job's target can run with this many microbatches."""
+    if is_one_stage(job, model):
+        return 1
     if target(job.target).fewer_microbatches_than_stages:
         return model.num_layers
     return min(model.num_layers, num_microbatches)

@@ -24,7 +24,13 @@ from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import RecomputeGranularity, RecomputeModule, Sharding
 from hetplan.plans.rules import experts_of
 from hetplan.plans.targets import Target, target
-from hetplan.search.families.allowed import divisors, kept, stage_limit, tensor_degrees
+from hetplan.search.families.allowed import (
+    divisors,
+    is_one_stage,
+    kept,
+    stage_limit,
+    tensor_degrees,
+)
 from hetplan.search.families.family import Mesh
 from hetplan.search.families.rooms import Room, Rooms
 from hetplan.search.families.table import Block, FamilyTable, Kind, table_of
@@ -143,7 +149,7 @@ class Families:
 
     def shardings(self, copies: int, cp: int = 1) -> tuple[Sharding, ...]:
         """What the target, the pin and this many copies of the weights allow."""
-        pin, can = self.job.pin.sharded_optimizer, self._trainer.sharding
+        pin, can = self.job.pin.sharded_optimizer, self._trainer.shardings(self.job.optimizer)
         if copies == 1:
             return (Sharding.NONE,)
         found = [] if pin or (cp > 1 and self._trainer.context_shards) else [Sharding.NONE]
@@ -176,7 +182,7 @@ class Families:
         return Variants(
             trainer=self._trainer,
             layers=self.model.num_layers,
-            pinned_stages=pin.pp,
+            pinned_stages=1 if is_one_stage(self.job, self.model) else pin.pp,
             pinned_virtual_stages=pin.virtual_stages,
             pinned_depth=pin.depth,
         )

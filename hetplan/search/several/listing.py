@@ -204,7 +204,7 @@ class Listing:
 
     def _shardings(self, rows: Sequence[Row]) -> tuple[Sharding, ...]:
         job, most = self.assembler.job, max(_copies(rows))
-        pin, can = job.pin.sharded_optimizer, target(job.target).sharding
+        pin, can = job.pin.sharded_optimizer, target(job.target).shardings(job.optimizer)
         if most == 1:
             return (Sharding.NONE,)
         found = [] if pin else [Sharding.NONE]

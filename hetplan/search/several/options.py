@@ -268,8 +268,8 @@ def _memory(
 
 def may_shard(placed: Placed) -> bool:
     """Whether ranks may share the optimizer's state."""
-    trainer = target(placed.job.target)
-    return Sharding.OPTIMIZER in trainer.sharding and placed.job.pin.sharded_optimizer is not False
+    can = target(placed.job.target).shardings(placed.job.optimizer)
+    return Sharding.OPTIMIZER in can and placed.job.pin.sharded_optimizer is not False
 
 
 def _may_have(

@@ -1,0 +1,183 @@
+"""How launch domains are written in a cluster file, and what must hold for them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Annotated, TypeAlias
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.launch_domains import (
+    FIRST_PORT,
+    LAST_PORT,
+    MOST_ADDRESSES,
+    SSH_PORT,
+    KindLaunch,
+    LaunchDomain,
+    LaunchedIsland,
+    Scheduler,
+    launch_faults,
+)
+from hetplan.cluster.node_names import count_names
+from hetplan.cluster.places import island_paths
+from hetplan.errors import Fault, InputError
+from hetplan.files.nodes import Path
+from hetplan.files.quantities import Name, Seconds
+from hetplan.files.reading import Document
+
+Word: TypeAlias = Annotated[str, Field(min_length=1, max_length=500)]
+"""A text whose form `launch_names` knows: faults are found by `check_launch`."""
+Port: TypeAlias = Annotated[int, Field(ge=1, le=65535)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindLaunchForm:
+    """What one device kind of a launch domain needs."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    device: Name
+    """Device kind of an island of this domain."""
+    resource: Word | None = None
+    """Kubernetes: name under which it counts the devices, such as amd.com/gpu (known for NVIDIA and
+    AMD). Slurm: their Type, for `--gpus-per-node=TYPE:8`; left out: no type."""
+    image: Word | None = None
+    """Container image for hosts of this kind. Left out: the domain's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchDomainForm:
+    """Islands whose hosts are started in one way."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    name: Word
+    """Name of the domain: a-z, 0-9 and '-'; it becomes part of file names."""
+    islands: Annotated[list[Name], Field(min_length=1)]
+    """Islands of the domain; an island is in at most one."""
+    scheduler: Scheduler = Scheduler.HOSTS
+    """hosts (plain machines, started over ssh), slurm or kubernetes."""
+    interface: Word | None = None
+    """Network interface over which hosts of all domains reach each other, such as eth0. Left out:
+    the libraries choose."""
+    fabric_devices: list[Word] = field(default_factory=list)
+    """RDMA devices of the islands' own network, as `ibv_devices` shows them. Left out: the
+    libraries choose."""
+    first_port: Port = FIRST_PORT
+    """First TCP port that hosts of other domains can reach."""
+    last_port: Port = LAST_PORT
+    """Last such port."""
+    addresses: dict[str, Word] = field(default_factory=dict)
+    """By node name the address by which hosts of every domain reach it; ranges of equally many on
+    both sides: "node[01-16]": "10.0.1.[1-16]". Nodes that are not listed are reached by name."""
+    image: Word | None = None
+    """Container image; required for kubernetes."""
+    kinds: list[KindLaunchForm] = field(default_factory=list)
+    """What single device kinds need."""
+    ssh_user: Word | None = None
+    """Of plain hosts. Left out: the user who starts."""
+    ssh_port: Port = SSH_PORT
+    """Of plain hosts."""
+    partition: Word | None = None
+    """Of Slurm. Left out: the user's default."""
+    account: Word | None = None
+    """Of Slurm. Left out: the user's default."""
+    time_limit: Seconds | None = None
+    """Of Slurm, such as 12 h. Left out: the partition's own."""
+    namespace: Word | None = None
+    """Of Kubernetes. Left out: that of the user's context."""
+
+
+def launch_domain(form: LaunchDomainForm) -> LaunchDomain:
+    """The value of a form in which `check_launch` found no fault."""
+    return LaunchDomain(
+        name=form.name,
+        islands=tuple(form.islands),
+        scheduler=form.scheduler,
+        interface=form.interface or "",
+        fabric_devices=tuple(form.fabric_devices),
+        first_port=form.first_port,
+        last_port=form.last_port,
+        addresses=tuple(form.addresses.items()),
+        image=form.image or "",
+        kinds=tuple(
+            KindLaunch(device=kind.device, resource=kind.resource or "", image=kind.image or "")
+            for kind in form.kinds
+        ),
+        ssh_user=form.ssh_user or "",
+        ssh_port=form.ssh_port,
+        partition=form.partition or "",
+        account=form.account or "",
+        time_limit_seconds=form.time_limit,
+        namespace=form.namespace or "",
+    )
+
+
+def check_launch(document: Document, *, catalogue: Mapping[str, DeviceKind]) -> Iterator[Fault]:
+    """Every setting of a domain can be; domains, islands, kinds and nodes go together."""
+    right: list[LaunchDomain] = []
+    places: list[Path] = []
+    for at in document.entries(("launch",)):
+        path: Path = ("launch", at)
+        try:
+            form = _ADAPTER.validate_json(json.dumps(document.at(*path)), strict=True)
+            right.append(launch_domain(form))
+        except (ValidationError, UnicodeEncodeError):
+            continue  # found by the form itself
+        except InputError as error:
+            yield from (_placed(document, path, fault) for fault in error.faults)
+            continue
+        places.append(path)
+    if right:
+        for position, fault in launch_faults(right, list(_islands(document, catalogue))):
+            yield _placed(document, places[position], fault)
+
+
+_ADAPTER: TypeAdapter[LaunchDomainForm] = TypeAdapter(LaunchDomainForm)
+_STEPS = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
+"""List positions and keys of a field's text, as in kinds[0].image."""
+
+
+def _placed(document: Document, path: Path, fault: Fault) -> Fault:
+    """The fault of a domain's value, at its place in the file."""
+    steps: list[str | int] = [
+        int(number) if number else word for number, word in _STEPS.findall(fault.field)
+    ]
+    if steps[0] == "time_limit_seconds":
+        steps = ["time_limit"]
+    if steps[0] == "addresses":
+        listed = document.at(*path, "addresses")
+        if isinstance(listed, dict) and isinstance(steps[1], int):
+            steps[1] = str(list(listed)[steps[1]])
+    return document.fault((*path, *steps), fault.message)
+
+
+def _islands(document: Document, catalogue: Mapping[str, DeviceKind]) -> Iterator[LaunchedIsland]:
+    vendors = {kind: device.vendor for kind, device in catalogue.items()}
+    for at in document.entries(("devices",)):
+        kind = document.word(("devices", at, "kind"))
+        if kind is not None:
+            vendors[kind] = document.word(("devices", at, "vendor")) or ""
+    for _, path in island_paths(document):
+        name, device = document.word((*path, "name")), document.word((*path, "device"))
+        listed = document.at(*path, "node_names")
+        if name is not None and device is not None:
+            yield LaunchedIsland(
+                name=name,
+                device=device,
+                vendor=vendors.get(device, ""),
+                node_names=tuple(_right_names(listed)),
+            )
+
+
+def _right_names(listed: object) -> Iterator[str]:
+    """Names that `check_nodes` finds nothing wrong with."""
+    for entry in listed if isinstance(listed, list) else ():
+        with suppress(InputError):
+            if isinstance(entry, str) and count_names(entry) <= MOST_ADDRESSES:
+                yield entry

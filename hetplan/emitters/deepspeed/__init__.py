@@ -1,0 +1,1 @@
+"""Megatron-DeepSpeed: DeepSpeed's pipeline engine, which cuts layers by itself."""

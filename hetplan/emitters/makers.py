@@ -1,0 +1,190 @@
+"""What do a maker's libraries want in the environment of a rank?
+
+Every maker's collective library has its own names for the network interface, the RDMA devices and
+the devices that a process sees. `Maker.read` says of which names documentation or code was read;
+nothing here was run on another maker's devices than those of this project.
+
+nvidia         NCCL user guide, Environment Variables; CUDA C++ Programming Guide
+amd            RCCL environment variables (rocm.docs.amd.com), the names of NCCL; torchtitan's
+               scripts: HIP_VISIBLE_DEVICES
+huawei         hiascend.com: HCCL_SOCKET_IFNAME, ASCEND_RT_VISIBLE_DEVICES (ascending order only)
+metax          developer.metax-tech.com, MCCL environment variables: MCCL_IB_HCA,
+               MACA_VISIBLE_DEVICES
+cambricon      FlagScale's Cambricon patches: MLU_VISIBLE_DEVICES
+moore-threads  torchada (Moore Threads, PyPI): MUSA_VISIBLE_DEVICES
+intel          oneAPI: ZE_AFFINITY_MASK; Gaudi software: HABANA_VISIBLE_MODULES
+others         their software follows CUDA's or ROCm's names (assumed)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hetplan.cluster.launch_domains import Scheduler
+from hetplan.emitters.sheet import Agent, LaunchSheet
+from hetplan.errors import Fault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Maker:
+    """Names in the environment that a maker's software reads; an empty one is not known."""
+
+    vendor: str
+    """As in the device catalogue."""
+    library: str
+    """Collective library; devices of one library can be in one communicator."""
+    backend: str
+    """Its name for torch.distributed."""
+    visible: str = ""
+    """Devices that a process sees, comma-separated."""
+    interface: str = ""
+    """Network interface of bootstrap and socket traffic."""
+    exact: str = "="
+    """Before an interface's name so that it is not read as a prefix of several."""
+    fabric: str = ""
+    """RDMA devices."""
+    ascending_only: bool = False
+    """Visible devices may only be listed in ascending order."""
+    read: tuple[str, ...] = ()
+    """Of these names, those for which the maker's documentation or code was read."""
+
+
+def _like_nccl(vendor: str, library: str, visible: str, *, read: bool = False) -> Maker:
+    """A maker whose library has NCCL's names and is torch's nccl backend."""
+    return Maker(
+        vendor=vendor,
+        library=library,
+        backend="nccl",
+        visible=visible,
+        interface="NCCL_SOCKET_IFNAME",
+        fabric="NCCL_IB_HCA",
+        read=("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", visible) if read else (),
+    )
+
+
+MAKERS: tuple[Maker, ...] = (
+    _like_nccl("nvidia", "nccl", "CUDA_VISIBLE_DEVICES", read=True),
+    _like_nccl("amd", "rccl", "HIP_VISIBLE_DEVICES", read=True),
+    # DTK is made from ROCm; CoreX runs CUDA's programs under CUDA's names.
+    _like_nccl("hygon", "rccl-dtk", "HIP_VISIBLE_DEVICES"),
+    _like_nccl("iluvatar", "ixccl", "CUDA_VISIBLE_DEVICES"),
+    Maker(
+        vendor="huawei",
+        library="hccl",
+        backend="hccl",
+        visible="ASCEND_RT_VISIBLE_DEVICES",
+        interface="HCCL_SOCKET_IFNAME",
+        # RDMA ports are those of the NPUs (hccn.conf): nothing to choose.
+        ascending_only=True,
+        read=("HCCL_SOCKET_IFNAME", "ASCEND_RT_VISIBLE_DEVICES"),
+    ),
+    Maker(
+        vendor="metax",
+        library="mccl-metax",
+        backend="nccl",
+        visible="MACA_VISIBLE_DEVICES",
+        interface="MCCL_SOCKET_IFNAME",
+        fabric="MCCL_IB_HCA",
+        read=("MACA_VISIBLE_DEVICES", "MCCL_IB_HCA"),
+    ),
+    Maker(
+        vendor="moore-threads",
+        library="mccl",
+        backend="mccl",
+        visible="MUSA_VISIBLE_DEVICES",
+        interface="MCCL_SOCKET_IFNAME",
+        fabric="MCCL_IB_HCA",
+        read=("MUSA_VISIBLE_DEVICES",),
+    ),
+    Maker(
+        vendor="cambricon",
+        library="cncl",
+        backend="cncl",
+        visible="MLU_VISIBLE_DEVICES",
+        interface="CNCL_SOCKET_IFNAME",
+        read=("MLU_VISIBLE_DEVICES",),
+    ),
+    Maker(
+        vendor="enflame",
+        library="eccl",
+        backend="eccl",
+        visible="TOPS_VISIBLE_DEVICES",
+    ),
+    Maker(vendor="biren", library="succl", backend="succl"),
+    Maker(
+        vendor="intel",
+        library="xccl",
+        backend="xccl",
+        visible="ZE_AFFINITY_MASK",
+        interface="FI_TCP_IFACE",
+        exact="",
+        read=("ZE_AFFINITY_MASK",),
+    ),
+    Maker(vendor="google", library="xla", backend="xla"),
+    Maker(vendor="aws", library="neuron", backend="xla"),
+    Maker(vendor="generic", library="gloo", backend="gloo"),
+)
+"""By vendor, as the catalogue names them."""
+
+_GAUDI = Maker(
+    vendor="intel",
+    library="hccl-gaudi",
+    backend="hccl",
+    visible="HABANA_VISIBLE_MODULES",
+    interface="HCCL_SOCKET_IFNAME",
+    exact="",
+)
+
+
+def maker_of(vendor: str, device_kind: str = "") -> Maker:
+    """What is known of a vendor's software; of one that is not known, nothing but gloo."""
+    if vendor == "intel" and "gaudi" in device_kind:
+        return _GAUDI
+    found = next((each for each in MAKERS if each.vendor == vendor), None)
+    return found or Maker(vendor=vendor, library=f"{vendor}'s own", backend="")
+
+
+def maker_environment(agent: Agent) -> tuple[tuple[str, str], ...]:
+    """Variables of all ranks of an agent: interface, RDMA devices, visible devices.
+
+    Interfaces and RDMA devices only where the host's domain names them. Visible devices only where
+    the agent does not have all devices of its host in their order; under Kubernetes never, where a
+    pod sees no other devices than its own.
+    """
+    host = agent.host
+    maker, domain = maker_of(host.vendor, host.device_kind), host.domain
+    found = []
+    if domain.interface:
+        found.append(("GLOO_SOCKET_IFNAME", domain.interface))
+        if maker.interface:
+            found.append((maker.interface, maker.exact + domain.interface))
+    if domain.fabric_devices and maker.fabric:
+        names = ",".join(domain.fabric_devices)
+        found.append((maker.fabric, maker.exact + names))
+    whole = agent.local_devices == tuple(range(host.devices_per_node))
+    if not whole and maker.visible and domain.scheduler is not Scheduler.KUBERNETES:
+        found.append((maker.visible, ",".join(map(str, agent.local_devices))))
+    return tuple(found)
+
+
+def libraries(agents: tuple[Agent, ...]) -> tuple[str, ...]:
+    """Collective libraries of the agents' devices, each once; more than one cannot make a group."""
+    return tuple(
+        dict.fromkeys(maker_of(each.host.vendor, each.host.device_kind).library for each in agents)
+    )
+
+
+def mixed_library_faults(sheet: LaunchSheet, trainer: str) -> Iterator[Fault]:
+    """A fault where the devices of a launch have several collective libraries.
+
+    For trainers with one backend for all groups; `trainer`: its name for a reader.
+    """
+    found = libraries(sheet.agents)
+    if len(found) > 1:
+        yield Fault(
+            field="plan.pipelines[0].stages",
+            message=f"devices whose collective libraries are {', '.join(found)}; {trainer} has one "
+            "backend for all groups: forbid the islands of all makers but one, or use target "
+            "flagscale or native",
+        )

@@ -1,0 +1,1 @@
+"""Megatron-LM and the trainers that take its arguments: MindSpeed and Megatron-Bridge."""

@@ -1,0 +1,1 @@
+"""A heterogeneous cluster of several regions, made of network namespaces on one Linux machine."""

@@ -1,0 +1,27 @@
+"""Who removes an emulation when the process that uses it is killed?
+
+The program `guard NAME` (`hetplan.emulation.tools.program`) reads its stdin until the process that
+holds the other end ends. Where that did not say that it has removed the emulation itself, this
+process does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from hetplan.emulation import making
+
+OWNED, REMOVED = b"o", b"r"
+"""What the process says: that the emulation of this name is its own; that it has removed it."""
+
+
+def main(arguments: list[str]) -> None:
+    """As the module says."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    said = b""
+    while data := os.read(0, 16):
+        said += data
+    if OWNED in said and REMOVED not in said:
+        making.remove(arguments[0])

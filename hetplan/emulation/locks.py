@@ -1,0 +1,119 @@
+"""Who may change an emulation, or enter one?
+
+Whoever makes or removes an emulation holds an exclusive lock on its folder; the programs that it
+starts hold it too, so that what a killed command has started is over before anything is removed.
+Whoever enters a host holds a shared one until it is inside.
+
+Only the standard library is imported: every command on a host goes through here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hetplan.emulation.values import check_name, key_of
+from hetplan.errors import InputError
+
+FOLDER = Path("/run/hetplan-emulate")
+LOCK_SECONDS = 30.0
+"""How long to wait for another command: making 64 hosts takes about five seconds."""
+_POLL_SECONDS = 0.02
+
+
+def folder_of(name: str) -> Path:
+    """Where the emulation of this name is written."""
+    return FOLDER / key_of(check_name(name))
+
+
+@contextmanager
+def locked(
+    name: str,
+    *,
+    shared: bool = False,
+    create: bool = False,
+    while_waiting: Callable[[], None] = lambda: None,
+) -> Iterator[int]:
+    """Hold the emulation's folder; its file descriptor, for programs that shall hold it too.
+
+    An InputError where there is no such emulation, or another command works on it for
+    `LOCK_SECONDS`. `create`: make the folder where there is none. `while_waiting` may raise.
+    """
+    how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    try:
+        handle = _lock(folder_of(name), how, create, while_waiting)
+    except FileNotFoundError:
+        raise InputError(no_such(name)) from None
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def locked_key(key: str) -> Iterator[int]:
+    """As `locked` with `create`, for an emulation of which nothing but its key is known."""
+    handle = _lock(FOLDER / key, fcntl.LOCK_EX, True, lambda: None)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _lock(folder: Path, how: int, create: bool, while_waiting: Callable[[], None]) -> int:
+    limit = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            if create:
+                folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if create:
+                continue  # another command removed the folder above, or this one, right now
+            raise
+        try:
+            fcntl.flock(handle, how | fcntl.LOCK_NB)
+            # Removed by the one that had the lock before: it is another folder's now.
+            if os.stat(folder).st_ino == os.fstat(handle).st_ino:
+                return handle
+        except BlockingIOError:
+            if time.monotonic() > limit:
+                os.close(handle)
+                raise InputError(
+                    f"another command has been working on this emulation ({folder}) for "
+                    f"{LOCK_SECONDS:g} s; wait for it or end it"
+                ) from None
+            while_waiting()
+            time.sleep(_POLL_SECONDS)
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def is_up(name: str) -> bool:
+    """Whether all of the emulation was made."""
+    return (folder_of(name) / "up").exists()
+
+
+def check_up(name: str) -> None:
+    """An InputError where the emulation was left half made."""
+    if not is_up(name):
+        raise InputError(
+            f"emulation {name} is not up: it is being made, or that was interrupted "
+            f"(`hetplan emulate down --name {name}` removes what is there)"
+        )
+
+
+def no_such(name: str) -> str:
+    """What is said where there is no emulation of this name."""
+    from hetplan.emulation.state import all_written
+
+    have = ", ".join(emulation.name for emulation in all_written()) or "none"
+    return f"there is no emulation {name} on this machine; there is: {have}"

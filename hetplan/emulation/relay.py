@@ -1,0 +1,209 @@
+"""The long links: frames between segments, at the rate and delay of their link.
+
+A program of its own, `relay` (`hetplan.emulation.tools.program`), because kernels without netem
+cannot delay frames. It holds one TAP per segment, at whose bridge it is a port; a frame's fourth
+address byte is the island's number, and the pair of islands says which link it takes. TAPs are
+opened with checksum and segmentation offload, so that a TCP super-packet crosses in one read.
+Of what is addressed to everybody only ARP requests cross, each to every other segment: hosts have
+fixed neighbour entries, but lose them when somebody sets their interface down and up again.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gc
+import json
+import mmap
+import os
+import select
+import signal
+import struct
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from hetplan.emulation.line import Line, wire_bytes
+
+# linux/if_tun.h
+TUNSETIFF, TUNSETOFFLOAD, TUNSETVNETHDRSZ = 0x400454CA, 0x400454D0, 0x400454D8
+IFF_TAP, IFF_NO_PI, IFF_VNET_HDR = 0x2, 0x1000, 0x4000
+TUN_F_CSUM, TUN_F_TSO4 = 0x1, 0x2
+HEADER_BYTES = 10
+"""struct virtio_net_hdr without num_buffers."""
+MOST_FRAME_BYTES = HEADER_BYTES + 14 + 4 + 65535
+EVERYBODY, ETHERTYPE_ARP = b"\xff" * 6, b"\x08\x06"
+FRAMES_PER_READ = 64
+"""Read from one TAP before the others and what is due get their turn."""
+EARLY_SECONDS = 2e-5
+"""A frame goes out when it is due within this: no timer is finer."""
+REALTIME_PRIORITY = 10
+TAP_BUSY_SECONDS = 5.0
+WATCH_SECONDS = 1.0
+"""How often it looks whether its namespace still has its name; it ends when it has not."""
+COUNTERS_PER_LINE = 3
+"""Frames, bytes on the wire, frames dropped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayPorts:
+    """What a running relay works on."""
+
+    taps: tuple[int, ...]
+    """File descriptors, one per segment."""
+    segment_of_island: tuple[int, ...]
+    first_islands: tuple[int, ...]
+    """One of each segment."""
+    lines: tuple[Line, ...]
+    """Two per link: from the first to the second island of its pairs, and back."""
+    line_of: dict[int, int]
+    """(from island) * 256 + (to island) -> position in `lines`."""
+
+
+def open_tap(name: str) -> int:
+    """A TAP of this name with offloads; waits while an ending process still has it."""
+    limit = time.monotonic() + TAP_BUSY_SECONDS
+    while True:
+        tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR
+        try:
+            fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
+            fcntl.ioctl(tap, TUNSETVNETHDRSZ, struct.pack("i", HEADER_BYTES))
+            fcntl.ioctl(tap, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4)
+        except OSError as error:
+            os.close(tap)
+            if error.errno != errno.EBUSY or time.monotonic() > limit:
+                raise
+            time.sleep(0.05)
+        else:
+            return tap
+
+
+def read_ports(config: dict[str, object]) -> RelayPorts:
+    """TAPs and lines as the configuration has them (`hetplan.emulation.up.relay_config`)."""
+    lines: list[Line] = []
+    line_of: dict[int, int] = {}
+    for pipe in config["pipes"]:  # type: ignore[attr-defined]
+        for one, two in pipe["islands"]:
+            line_of[one * 256 + two], line_of[two * 256 + one] = len(lines), len(lines) + 1
+        for _ in range(2):
+            lines.append(
+                Line(
+                    rate_bytes_per_second=pipe["rate_bytes_per_second"],
+                    delay_seconds=pipe["delay_seconds"],
+                    buffer_bytes=pipe["buffer_bytes"],
+                )
+            )
+    segments: list[int] = list(config["segment_of_island"])  # type: ignore[call-overload]
+    return RelayPorts(
+        taps=tuple(open_tap(name) for name in config["taps"]),  # type: ignore[attr-defined]
+        segment_of_island=tuple(segments),
+        first_islands=tuple(segments.index(segment) for segment in sorted(set(segments))),
+        lines=tuple(lines),
+        line_of=line_of,
+    )
+
+
+def take_in(ports: RelayPorts, tap: int, counters: memoryview) -> None:
+    """Put what waits at a TAP on the lines."""
+    for _ in range(FRAMES_PER_READ):
+        try:
+            frame = os.read(tap, MOST_FRAME_BYTES)
+        except BlockingIOError:
+            return
+        # Ethernet: destination, source, type.
+        to_island, from_island = frame[HEADER_BYTES + 3], frame[HEADER_BYTES + 9]
+        if not frame[HEADER_BYTES] & 1:
+            _put(ports, from_island, to_island, frame, counters)
+        elif frame[HEADER_BYTES : HEADER_BYTES + 6] == EVERYBODY and _is_arp(frame):
+            for island in ports.first_islands:
+                _put(ports, from_island, island, frame, counters)
+
+
+def _is_arp(frame: bytes) -> bool:
+    return frame[HEADER_BYTES + 12 : HEADER_BYTES + 14] == ETHERTYPE_ARP
+
+
+def _put(
+    ports: RelayPorts, from_island: int, to_island: int, frame: bytes, counters: memoryview
+) -> None:
+    """Put a frame on the line between two islands, if there is one."""
+    line = ports.line_of.get(from_island * 256 + to_island)
+    if line is None:
+        return  # of one segment: its bridge has delivered it, and floods it here
+    size = wire_bytes(frame, HEADER_BYTES)
+    to = ports.taps[ports.segment_of_island[to_island]]
+    at = line * COUNTERS_PER_LINE
+    if ports.lines[line].accept(time.monotonic(), size, to, frame):
+        counters[at] += 1
+        counters[at + 1] += size
+    else:
+        counters[at + 2] += 1
+
+
+def put_out(ports: RelayPorts) -> float | None:
+    """Deliver what has arrived; when the next frame does, None if no line holds any."""
+    soonest: float | None = None
+    for line in ports.lines:
+        while (arrived := line.due(time.monotonic() + EARLY_SECONDS)) is not None:
+            # An interface that somebody set down loses frames, as a real one.
+            with suppress(OSError):
+                os.write(arrived[0], arrived[1])
+        at = line.next_at
+        if at is not None and (soonest is None or at < soonest):
+            soonest = at
+    return soonest
+
+
+def serve(ports: RelayPorts, counters: memoryview, name_of_namespace: str) -> None:
+    """Relay until the namespace loses its name or a signal ends the process."""
+    own = os.stat("/proc/self/ns/net").st_ino
+    watched = time.monotonic()
+    soonest: float | None = None
+    while True:
+        now = time.monotonic()
+        if now - watched > WATCH_SECONDS:
+            watched = now
+            try:
+                if os.stat(name_of_namespace).st_ino != own:
+                    return
+            except FileNotFoundError:
+                return
+        wait = WATCH_SECONDS if soonest is None else min(WATCH_SECONDS, max(0.0, soonest - now))
+        # select takes microseconds where poll takes milliseconds.
+        for tap in select.select(ports.taps, (), (), wait)[0]:
+            take_in(ports, tap, counters)
+        soonest = put_out(ports)
+
+
+def _first_among_processes() -> None:
+    """Real-time where the system allows it: a busy machine must not make the link longer."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(REALTIME_PRIORITY))
+    except OSError:
+        with suppress(OSError):
+            os.nice(-20)
+
+
+def main(arguments: list[str]) -> None:
+    """Enter the namespace, open the TAPs, say so on stdout, relay.
+
+    Arguments: configuration file; file of counters; file of the namespace; file descriptor of the
+    lock that is held until the namespace has been entered.
+    """
+    from hetplan.emulation.namespaces import enter_network
+
+    config_file, counter_file, namespace, lock = arguments
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    enter_network(namespace)
+    os.close(int(lock))
+    os.chdir("/")  # the user's folder may be unmounted while this runs
+    with open(config_file, encoding="utf-8") as stream:
+        config = json.load(stream)
+    ports = read_ports(config)
+    with open(counter_file, "r+b") as stream:
+        counters = memoryview(mmap.mmap(stream.fileno(), 0)).cast("Q")
+    _first_among_processes()
+    gc.disable()  # nothing here makes cycles
+    print("ready", flush=True)
+    serve(ports, counters, namespace)

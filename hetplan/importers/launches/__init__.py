@@ -1,0 +1,1 @@
+"""Launch commands of other trainers: read, understood, and turned into plans."""

@@ -1,0 +1,132 @@
+"""What does a model compute with its weights, beyond their shapes?
+
+Two models of one shape differ in the epsilon of their norms, the function of their MLP, the base
+and the stretching of their rotary positions and the router of their experts. None of it changes
+what a step costs; all of it changes what is trained. A model file may leave each of them out
+(None): then nobody said, and the trainer's own stands.
+
+Sources: norms, arXiv 1910.07467; rotary positions, arXiv 2104.09864, equation 15; their stretching,
+arXiv 2309.00071 (YaRN) and transformers, modeling_rope_utils.py (the others); routers, arXiv
+2101.03961 (balancing loss), 2412.19437, section 2.1.2 (sigmoid, groups, correction bias).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hetplan.errors import InputError
+
+OWN_NORM_EPSILON = 1e-5
+"""Of hetplan's own layers: LayerNorm's default in torch and GPT-2, RMSNorm's in Llama 2."""
+OWN_ROTARY_BASE = 10000.0
+"""Of hetplan's own layers: arXiv 2104.09864, section 3.2.2."""
+MOST = 1e12
+"""Largest value of a constant; the largest published rotary base is 1e9 or less."""
+
+
+class Activation(StrEnum):
+    """Function between the projections of the MLP."""
+
+    SILU = "silu"
+    GELU = "gelu"
+    """x times the normal distribution's integral, by erf."""
+    GELU_TANH = "gelu_tanh"
+    """The same by a tanh (arXiv 1606.08415, section 2): up to 5e-4 away from it."""
+    RELU = "relu"
+    OTHER = "other"
+    """A function of another name."""
+
+
+class RotaryScalingKind(StrEnum):
+    """How rotary positions are stretched; the words of Hugging Face's `rope_type`."""
+
+    LINEAR = "linear"
+    DYNAMIC = "dynamic"
+    YARN = "yarn"
+    LONGROPE = "longrope"
+    LLAMA3 = "llama3"
+    OTHER = "other"
+    """A kind of another name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotaryScaling:
+    """Stretching of rotary positions; None: not said, or not of this kind."""
+
+    kind: RotaryScalingKind
+    factor: float | None = None
+    """How far positions, or their slow frequencies, are stretched."""
+    original_length: int | None = None
+    """Sequence length before the stretching."""
+    low_frequency_factor: float | None = None
+    """llama3: frequencies of fewer turns than this over the original length are stretched."""
+    high_frequency_factor: float | None = None
+    """llama3: those of more turns than this are left as they are."""
+    beta_fast: float | None = None
+    """yarn: the same as high_frequency_factor."""
+    beta_slow: float | None = None
+    """yarn: the same as low_frequency_factor."""
+    mscale: float | None = None
+    """yarn: weight of the logarithm of the factor in the rotation's length."""
+    mscale_all_dim: float | None = None
+    """yarn: the same in the scale of the attention scores."""
+
+    def __post_init__(self) -> None:
+        names = ("factor", "original_length", "low_frequency_factor", "high_frequency_factor")
+        check_constants(self, *names, "beta_fast", "beta_slow")
+        check_constants(self, "mscale", "mscale_all_dim", zero=True)
+
+
+class ScoreFunction(StrEnum):
+    """What makes a router's logits weights."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """How tokens are given to experts; None: not said."""
+
+    score_function: ScoreFunction | None = None
+    normalized: bool | None = None
+    """The weights of a token's experts add up to 1, before `scaling_factor`."""
+    scaling_factor: float | None = None
+    """The weights are multiplied by it."""
+    num_groups: int | None = None
+    """Experts lie in this many groups of equal size."""
+    groups_per_token: int | None = None
+    """Groups that the experts of one token come from."""
+    group_experts: int | None = None
+    """Best experts of a group whose scores, added up, are the group's."""
+    correction_bias: bool | None = None
+    """The choice adds a bias per expert, which follows its load (arXiv 2408.15664)."""
+    loss_coefficient: float | None = None
+    """Weight of the balancing loss, as the model's source states it."""
+    loss_per_sequence: bool | None = None
+    """The balancing loss is that of each sequence; otherwise of a microbatch."""
+
+    def __post_init__(self) -> None:
+        check_constants(self, "scaling_factor", "num_groups", "groups_per_token", "group_experts")
+        check_constants(self, "loss_coefficient", zero=True)
+        if (self.num_groups is None) != (self.groups_per_token is None):
+            raise InputError("num_groups and groups_per_token belong together; give both or none")
+        if (self.groups_per_token or 0) > (self.num_groups or 0):
+            raise InputError(
+                f"groups_per_token is {self.groups_per_token}, num_groups {self.num_groups}; a "
+                "token has no more groups than there are"
+            )
+
+
+def check_constants(value: object, *names: str, zero: bool = False) -> None:
+    """Raise an InputError unless every named field is None or a positive number that can be."""
+    for name in names:
+        found = getattr(value, name)
+        if found is None:
+            continue
+        least = found >= 0 if zero else found > 0
+        if not math.isfinite(found) or not least or found > MOST:
+            above = "0 or more" if zero else "above 0"
+            raise InputError(f"{name} is {found:g}; it must be {above} and at most {MOST:g}")

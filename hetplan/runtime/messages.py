@@ -1,0 +1,151 @@
+"""What one rank sends and receives for the messages between stages of its pipeline.
+
+A message (direction, hop, microbatch) of the schedule is, for one rank, a few parcels: parts of the
+samples that it computes, to or from ranks of the other side (`hetplan.runtime.resharding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hetplan.cost.replay.programs import Message, ends_of_hop
+from hetplan.runtime.communicator.channels import Channel, Parcel
+from hetplan.runtime.communicator.works import Work
+from hetplan.runtime.placement import RankPlace
+from hetplan.runtime.resharding import Holder, Transfer, holder_of, transfers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Side:
+    """What this rank sends to, or receives from, one other stage for each message."""
+
+    peer: int
+    start: int
+    """First sample, counted in what this rank computes."""
+    stop: int
+
+
+class Messages:
+    """The mailbox of one rank."""
+
+    def __init__(
+        self,
+        boundaries: Sequence[Channel],
+        place: RankPlace,
+        places: Sequence[RankPlace],
+        *,
+        num_microbatches: int,
+        like: Tensor,
+    ) -> None:
+        """`boundaries`: between each two neighbours of the pipeline; `like`: the activations of
+        this rank's samples of a microbatch, in shape and kind.
+        """
+        self._place, self._like = place, like
+        self._num_microbatches = num_microbatches
+        stages: dict[int, list[Holder]] = {}
+        for each in places:
+            if each.pipeline == place.pipeline:
+                stages.setdefault(each.position, []).append(holder_of(each))
+        self._num_stages = len(stages)
+        # From the last stage back to the first one there is no boundary in the plan: what serves
+        # the slowest of those in between serves this too.
+        slowest = next((each for each in boundaries if each.staged), boundaries[0])
+        self._channels = {
+            (left, right): boundaries[min(left, right)] if abs(left - right) == 1 else slowest
+            for left in stages
+            for right in stages
+        }
+        self._to: dict[int, list[_Side]] = {}
+        self._from: dict[int, list[_Side]] = {}
+        here = place.position
+        for other in {(here - 1) % len(stages), (here + 1) % len(stages)} - {here}:
+            sent = transfers(stages[here], stages[other])
+            received = transfers(stages[other], stages[here])
+            self._to[other] = [self._side(t, t.target) for t in sent if t.source == place.rank]
+            self._from[other] = [
+                self._side(t, t.source) for t in received if t.target == place.rank
+            ]
+        self._posted: tuple[list[tuple[Message, Tensor]], list[tuple[Message, Tensor]]] = ([], [])
+        self._leaving: dict[Message, tuple[Tensor, list[Work]]] = {}
+        self._arriving: dict[Message, tuple[Tensor, list[Work]]] = {}
+
+    def send(self, message: Message, tensor: Tensor) -> None:
+        """From the next `start` on."""
+        self._posted[0].append((message, tensor.contiguous()))
+
+    def receive(self, message: Message) -> None:
+        """From the next `start` on."""
+        self._posted[1].append((message, torch.empty_like(self._like)))
+
+    def start(self) -> None:
+        """Start everything that was posted since the last time, together."""
+        sent, received = self._posted
+        if not sent and not received:
+            return
+        self._posted = ([], [])
+        out = [
+            (message, parcel)
+            for message, tensor in sent
+            for parcel in self._parcels(message, tensor, self._to, 1)
+        ]
+        into = [
+            (message, parcel)
+            for message, tensor in received
+            for parcel in self._parcels(message, tensor, self._from, 0)
+        ]
+        for message, tensor in sent:
+            self._leaving[message] = (tensor, [])
+        for message, tensor in received:
+            self._arriving[message] = (tensor, [])
+        for channel in dict.fromkeys(self._through(each) for each, _ in (*out, *into)):
+            mine = [each for each in out if self._through(each[0]) is channel]
+            its = [each for each in into if self._through(each[0]) is channel]
+            works = channel.post([each for _, each in mine], [each for _, each in its])
+            books = [self._leaving[each][1] for each, _ in mine]
+            books += [self._arriving[each][1] for each, _ in its]
+            # Where the backend makes one transfer of all of them, each waits for all.
+            single = len(works) == len(books)
+            for at, book in enumerate(books):
+                book.extend(works[at : at + 1] if single else works)
+
+    def _through(self, message: Message) -> Channel:
+        return self._channels[ends_of_hop(message, self._num_stages)]
+
+    def wait_sent(self, message: Message) -> None:
+        """Until it has left; nothing where this rank had no part in it."""
+        _wait(self._leaving.pop(message)[1])
+
+    def wait_received(self, message: Message) -> Tensor:
+        """The samples of this rank."""
+        tensor, works = self._arriving.pop(message)
+        _wait(works)
+        return tensor
+
+    def finish(self) -> None:
+        """Wait for every send that is still under way."""
+        for message in tuple(self._leaving):
+            self.wait_sent(message)
+
+    def _side(self, transfer: Transfer, peer: int) -> _Side:
+        first = self._place.first_sample
+        return _Side(peer=peer, start=transfer.start - first, stop=transfer.stop - first)
+
+    def _parcels(
+        self, message: Message, tensor: Tensor, sides: dict[int, list[_Side]], end: int
+    ) -> list[Parcel]:
+        direction, hop, microbatch = message
+        other = ends_of_hop(message, self._num_stages)[end]
+        tag = (hop * 2 + direction) * self._num_microbatches + microbatch
+        return [
+            Parcel(tensor=tensor[side.start : side.stop], peer=side.peer, tag=tag)
+            for side in sides[other]
+        ]
+
+
+def _wait(works: Sequence[Work]) -> None:
+    for work in works:
+        work.wait()

@@ -1,0 +1,1 @@
+"""Weights between trainers: Hugging Face, hetplan's reference trainer, Megatron-LM."""

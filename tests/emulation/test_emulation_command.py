@@ -1,0 +1,197 @@
+"""What `hetplan emulate` refuses and says, and the pace files that it writes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from emulation_cases import FOUR_HOSTS, ROOT, four_hosts, needs_machine
+from typer.testing import CliRunner
+
+from hetplan.cli.main import app
+from hetplan.emulation import tools
+from hetplan.emulation.pace import least_headroom, make_pace, slow_downs
+from hetplan.errors import InputError
+from hetplan.job.load import load_job
+from hetplan.model.load import load_model
+from hetplan.profiling.pacing import load_pace
+
+UP = ("up", str(FOUR_HOSTS))
+
+
+def emulate(*words: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ("emulate", *words))
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_without_root_it_says_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    for words in (
+        UP,
+        ("with", str(FOUR_HOSTS), "--", "true"),
+        ("down", "--all"),
+        ("run", "x", "y", "--", "true"),
+        ("run", "--all", "x", "--", "true"),
+    ):
+        code, _, said = emulate(*words)
+        assert code == 2, words
+        assert "sudo" in said
+
+
+def test_without_tap_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(tools, "TUN", tmp_path / "none")
+    code, _, said = emulate(*UP)
+    assert code == 2
+    assert "modprobe tun" in said
+    assert "--device /dev/net/tun" in said
+
+
+def test_without_the_tools_it_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(tools, "_SBIN", ())
+    code, _, said = emulate(*UP)
+    assert code == 2
+    assert "ip and tc not found: install iproute2" in said
+
+
+def test_without_capabilities_it_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(tools, "_has_capabilities", lambda: False)
+    code, _, said = emulate(*UP)
+    assert code == 2
+    assert "NET_ADMIN and SYS_ADMIN" in said
+
+
+def test_on_another_system_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert "Linux" in tools.missing()[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("fly",), "the verbs are up, down"),
+        (("up",), "write up CLUSTER"),
+        (("up", "a", "b"), "write up CLUSTER"),
+        (("down", "a"), "write down"),
+        (("down", "--all", "--name", "a"), "give one"),
+        (("run", "a", "b"), "write run NAME HOST -- COMMAND..."),
+        (("run", "--all", "a"), "write run NAME HOST -- COMMAND..."),
+        (("with", "a"), "write with CLUSTER -- COMMAND..."),
+        (("with", "a", "--here", "--host", "b", "--", "true"), "give one"),
+        (("up", "nowhere.yaml"), "there is no such file"),
+        (("up", str(FOUR_HOSTS), "--name", "a b"), "cannot be named"),
+        (("show", "test-none"), "there is no emulation test-none"),
+        (("measure", "test-none"), "there is no emulation test-none"),
+        (("pace", str(FOUR_HOSTS)), "needs --model and --job"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(words: tuple[str, ...], said: str) -> None:
+    code, _, stderr = emulate(*words)
+    assert code == 2
+    assert said in stderr
+
+
+@needs_machine
+def test_nothing_to_remove_is_no_fault() -> None:
+    code, stdout, _ = emulate("down", "--name", "test-none")
+    assert (code, stdout) == (0, "there was nothing to remove of emulation test-none\n")
+    code, stdout, _ = emulate("down", "--name", "test-none", "--json")
+    assert '"removed": []' in stdout
+
+
+@needs_machine
+def test_running_on_what_is_not_there_is_refused() -> None:
+    code, _, said = emulate("run", "--all", "test-none", "--", "true")
+    assert code == 2
+    assert "there is no emulation test-none" in said
+
+
+@dataclass(frozen=True)
+class Answer:
+    seconds: float
+
+
+class Core:
+    """A predictor of a core that takes 1 ms per sample and layer forward, 2 ms backward."""
+
+    def forward(self, *_: object, microbatch_size: int, tp: int, **__: object) -> Answer:
+        return Answer(1e-3 * microbatch_size / tp)
+
+    def backward(self, *_: object, microbatch_size: int, tp: int, **__: object) -> Answer:
+        return Answer(2e-3 * microbatch_size / tp)
+
+
+def test_kinds_are_slower_by_the_ratio_of_their_rates() -> None:
+    factors = slow_downs(four_hosts(), "float32", {})
+    assert factors == {"emulated-fast": 1.0, "emulated-medium": 1.5, "emulated-slow": 3.0}
+    # 2 + 1/1.5 + 1/3 = 3 cores' worth of ranks on 45 % of two cores.
+    assert least_headroom(four_hosts(), factors, cores=2) == pytest.approx(3 / 0.9)
+    assert least_headroom(four_hosts(), factors, cores=64) == 1.0
+
+
+def test_kinds_are_slower_by_given_factors() -> None:
+    given = {"emulated-fast": 2.0, "emulated-medium": 3.0, "emulated-slow": 10.0}
+    assert slow_downs(four_hosts(), "bfloat16", given)["emulated-slow"] == 5.0
+    with pytest.raises(InputError, match="not given for emulated-medium, emulated-slow"):
+        slow_downs(four_hosts(), "float32", {"emulated-fast": 2.0})
+    with pytest.raises(InputError, match="no island has device kind other"):
+        slow_downs(four_hosts(), "float32", {"other": 2.0})
+    with pytest.raises(InputError, match="no peak rate for bfloat16"):
+        slow_downs(four_hosts(), "bfloat16", {})
+
+
+def test_a_pace_has_every_shape_of_every_kind_in_proportion() -> None:
+    model = load_model(ROOT / "configs/models/gpt-tiny.yaml")
+    job = load_job(ROOT / "configs/jobs/gpt-tiny.yaml")
+    pace = make_pace(
+        Core(),  # type: ignore[arg-type]
+        model,
+        job,
+        factors={"quick": 1.0, "slow": 3.0},
+        headroom=4.0,
+        microbatch_sizes=(1, 2),
+        tp_degrees=(1,),
+    )
+    quick, slow = pace.kinds
+    assert (quick.slow_down, slow.slow_down) == (4.0, 12.0)
+    assert len(quick.entries) == len(slow.entries) == 2 * 2 * len({e.layer for e in quick.entries})
+    for one, other in zip(quick.entries, slow.entries, strict=True):
+        assert other.seconds == pytest.approx(3 * one.seconds)
+        assert one.seconds == pytest.approx(
+            4e-3 * one.microbatch_size * (2 if one.phase == "backward" else 1)
+        )
+
+
+def test_a_pace_file_is_written_and_read_back(tmp_path: Path) -> None:
+    out = tmp_path / "pace.json"
+    code, stdout, stderr = emulate(
+        *("pace", str(FOUR_HOSTS), "--model", str(ROOT / "configs/models/gpt-tiny.yaml")),
+        *("--job", str(ROOT / "configs/jobs/gpt-tiny.yaml"), "--store", str(ROOT / "profiles")),
+        *("--headroom", "5", "--microbatch", "1,2", "--out", str(out)),
+    )
+    assert code == 0, stderr
+    assert "emulated-slow: 15 times slower than a core of this machine" in stdout
+    pace = load_pace(out)
+    fast, slow = pace.kind("emulated-fast"), pace.kind("emulated-slow")
+    assert slow.entries[0].seconds == pytest.approx(3 * fast.entries[0].seconds)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--slow-down", "x"), ("--slow-down", "=2"), ("--slow-down", "a=-1"), ("--headroom", "0.5"),
+     ("--microbatch", "0"), ("--tp", "one")],
+)  # fmt: skip
+def test_wrong_factors_are_refused(words: tuple[str, str]) -> None:
+    code, _, said = emulate(
+        *("pace", str(FOUR_HOSTS), "--model", str(ROOT / "configs/models/gpt-tiny.yaml")),
+        *("--job", str(ROOT / "configs/jobs/gpt-tiny.yaml"), "--store", str(ROOT / "profiles")),
+        *("--json", *words),
+    )
+    assert code == 2, said
+    assert words[0] in said

@@ -1,0 +1,195 @@
+"""Hosts, networks, long links and the lines for ip and tc, from cluster files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from emulation_cases import ROOT, cluster_text, four_hosts, write_cluster
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetplan.cluster.load import load_cluster
+from hetplan.emulation import recipe
+from hetplan.emulation.addresses import choose_network, taken_networks
+from hetplan.emulation.layout import MOST_HOSTS, lay_out
+from hetplan.emulation.values import SCHEMA, Emulation, check_name, key_of
+from hetplan.errors import InputError
+from hetplan.files.encoding import encode
+from hetplan.files.reading import decode, read_document
+
+
+def made(folder: Path, text: str) -> Emulation:
+    return lay_out(load_cluster(write_cluster(folder, text)), name="test", network=9)
+
+
+def all_lines(emulation: Emulation) -> list[str]:
+    return [
+        *recipe.namespace_lines(emulation),
+        *recipe.fabric_lines(emulation),
+        *recipe.tap_lines(emulation),
+        *recipe.fabric_queue_lines(emulation),
+        *(
+            line
+            for host in emulation.hosts
+            for line in (*recipe.host_lines(emulation, host), *recipe.host_queue_lines(host))
+        ),
+    ]
+
+
+def test_the_shipped_cluster_has_four_hosts_of_three_kinds_in_two_regions() -> None:
+    emulation = lay_out(four_hosts(), name="test", network=9)
+    assert [host.name for host in emulation.hosts] == ["north1", "north2", "south1", "south2"]
+    assert len({host.device for host in emulation.hosts}) == 3
+    assert [host.segment for host in emulation.hosts] == [0, 0, 1, 1]
+    assert [host.first_device for host in emulation.hosts] == [0, 1, 2, 3]
+    (pipe,) = emulation.pipes
+    assert pipe.between == ("north", "south")
+    assert pipe.rate_bytes_per_second == 25e6
+    assert pipe.delay_seconds == 0.005
+    assert {host.nic_bytes_per_second for host in emulation.hosts} == {250e6}
+    assert emulation.notes == ()
+
+
+def test_three_regions_have_a_link_for_each_pair(tmp_path: Path) -> None:
+    emulation = made(tmp_path, cluster_text(regions=3))
+    assert {pipe.between for pipe in emulation.pipes} == {
+        ("region0", "region1"),
+        ("region0", "region2"),
+        ("region1", "region2"),
+    }
+    config = recipe.relay_config(emulation)
+    assert config["segment_of_island"] == [0, 1, 2]
+
+
+def test_islands_of_a_region_with_a_slow_link_get_networks_of_their_own(tmp_path: Path) -> None:
+    text = four_hosts_text().replace(
+        "within_region: {bandwidth_per_device: 2 Gbit/s, latency: 50 us",
+        "within_region: {bandwidth_per_device: 500 Mbit/s, latency: 2 ms",
+    )
+    emulation = made(tmp_path, text)
+    assert [segment.name for segment in emulation.segments] == [
+        "north",
+        "south/medium",
+        "south/slow",
+    ]
+    pipes = {pipe.between: pipe for pipe in emulation.pipes}
+    assert set(pipes) == {("north", "south"), ("medium", "slow")}
+    # Both islands of the south share the link of the regions.
+    assert pipes["north", "south"].islands == ((0, 1), (0, 2))
+    assert pipes["medium", "slow"].rate_bytes_per_second == 62.5e6
+    assert pipes["medium", "slow"].delay_seconds == 0.002
+
+
+def four_hosts_text() -> str:
+    return (ROOT / "configs/clusters/emulated-two-regions.yaml").read_text()
+
+
+def test_a_host_carries_what_its_devices_or_its_nics_do(tmp_path: Path) -> None:
+    text = cluster_text(devices=4)
+    emulation = made(tmp_path, text)
+    assert emulation.hosts[0].nic_bytes_per_second == 4 * 125e6
+    # Four ranks of 1 GB/s are more than a machine's loopback device: left as it is, and said.
+    assert emulation.hosts[0].loopback_bytes_per_second is None
+    assert any("loopback" in note for note in emulation.notes)
+    slower = made(tmp_path, text.replace("bandwidth: 1 GB/s", "bandwidth: 1 Gbit/s"))
+    assert slower.hosts[0].loopback_bytes_per_second == 4 * 125e6
+    nics = text.replace(
+        "        inter_node: {bandwidth: 1 Gbit/s, latency: 50 us}",
+        "        nics: {per_node: 2, bandwidth: 1 Gbit/s}\n        inter_node: {latency: 50 us}",
+    )
+    assert made(tmp_path, nics).hosts[0].nic_bytes_per_second == 2 * 125e6
+
+
+def test_nodes_that_are_out_are_not_made_and_keep_their_device_numbers(tmp_path: Path) -> None:
+    text = cluster_text(regions=1, hosts=3).replace(
+        "        memory: 1 GiB", "        memory: 1 GiB\n        nodes_out: [1]"
+    )
+    emulation = made(tmp_path, text)
+    assert [(host.name, host.first_device) for host in emulation.hosts] == [
+        ("r0h1", 0),
+        ("r0h3", 2),
+    ]
+    assert emulation.pipes == ()
+    assert recipe.tap_lines(emulation) == ()
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("streams: 4, window: 1 MiB", "streams, window"),
+        ("streams: 4, loss: 0.001", "streams, loss"),
+        ("bandwidth_per_device: 10 Mbit/s", "one device's share"),
+    ],
+)
+def test_what_is_not_played_is_said(tmp_path: Path, limit: str, said: str) -> None:
+    link = f"{{bandwidth_shared: 100 Mbit/s, round_trip: 20 ms, {limit}}}"
+    emulation = made(tmp_path, cluster_text(link=link))
+    assert any(said in note for note in emulation.notes), emulation.notes
+
+
+def test_too_many_hosts_are_refused_with_the_file(tmp_path: Path) -> None:
+    path = write_cluster(tmp_path, cluster_text(hosts=MOST_HOSTS))
+    with pytest.raises(InputError, match=r"cluster\.yaml: the cluster has 400 hosts.*at most 200"):
+        lay_out(load_cluster(path), name="test", network=9, file=str(path))
+
+
+@pytest.mark.parametrize("name", ["control", "localhost", "a-control"])
+def test_names_of_the_emulation_s_own_are_refused(tmp_path: Path, name: str) -> None:
+    text = cluster_text(regions=1, hosts=1).replace('"r0h[1-1]"', name)
+    with pytest.raises(InputError, match="cannot be named"):
+        made(tmp_path, text)
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a b", "a;b", "../x", "x" * 64, "a\n"])
+def test_names_of_emulations_are_checked(name: str) -> None:
+    with pytest.raises(InputError, match="cannot be named"):
+        check_name(name)
+
+
+def test_64_hosts_have_64_addresses_and_short_interface_names(tmp_path: Path) -> None:
+    emulation = made(tmp_path, cluster_text(regions=4, hosts=16))
+    assert len({host.data_address for host in emulation.hosts}) == 64
+    assert len({host.mac for host in emulation.hosts}) == 64
+    interfaces = re.findall(
+        r"(?:link add|dev|link set|name|master) (\S+)", "\n".join(all_lines(emulation))
+    )
+    assert interfaces
+    assert max(map(len, interfaces)) <= 15  # IFNAMSIZ, less the closing zero
+
+
+def test_no_word_of_the_cluster_file_is_in_a_line_for_ip_or_tc() -> None:
+    emulation = lay_out(four_hosts(), name="own-name", network=9)
+    text = "\n".join(all_lines(emulation))
+    for word in ("north", "south", "fast", "medium", "slow", "own-name", "emulated"):
+        assert word not in text
+
+
+def test_an_emulation_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    emulation = lay_out(four_hosts(), name="test", network=9)
+    path = tmp_path / "emulation.json"
+    path.write_text(encode(emulation, schema=SCHEMA))
+    assert decode(read_document(path), Emulation, schema=SCHEMA) == emulation
+
+
+def test_networks_of_the_machine_are_left_alone() -> None:
+    assert taken_networks(["10.3.4.0/24", "default", "192.168.0.0/16", "10.8.0.0/14"]) == {
+        3, 8, 9, 10, 11,
+    }  # fmt: skip
+    assert taken_networks(["10.0.0.1"]) == {0}
+    # A default route in two halves, as VPNs have it, and a company's own default.
+    assert not taken_networks(["0.0.0.0/1", "128.0.0.0/1", "10.0.0.0/8"])
+    with pytest.raises(InputError, match="take an emulation down"):
+        choose_network("00000000", range(256))
+
+
+@given(
+    st.text("0123456789abcdef", min_size=8, max_size=8), st.sets(st.integers(0, 255), max_size=255)
+)
+def test_a_free_network_is_always_found(key: str, taken: set[int]) -> None:
+    assert choose_network(key, taken) not in taken
+
+
+def test_two_names_have_two_keys() -> None:
+    assert len({key_of(f"name{number}") for number in range(1000)}) == 1000

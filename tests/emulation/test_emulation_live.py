@@ -1,0 +1,234 @@
+"""An emulation that is up: who reaches whom over what, and commands on its hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from emulation_cases import FOUR_HOSTS, four_hosts, hetplan, needs_machine, traces
+
+from hetplan.emulation import making, namespaces
+from hetplan.emulation.counting import host_bytes, pipe_bytes, relay_runs
+from hetplan.emulation.measuring import PORT, answering, ask
+from hetplan.emulation.relay import open_tap
+from hetplan.emulation.running import HostStatus, run_on_all, start
+from hetplan.emulation.values import Emulation
+
+# One worker for all of them: they look for what is left on the machine.
+pytestmark = [needs_machine, pytest.mark.xdist_group("emulation")]
+NAME = f"test-live-{os.getpid()}"
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Emulation]:
+    before = traces(NAME)
+    try:
+        yield making.make(four_hosts(), name=NAME)
+    finally:
+        making.remove(NAME)
+    assert traces(NAME) == before
+
+
+def output(emulation: Emulation, host: str, *command: str) -> str:
+    process = start(emulation, host, command, stdout=subprocess.PIPE)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return text.decode()
+
+
+def test_the_machine_s_own_network_is_untouched(live: Emulation) -> None:
+    with_it = traces(NAME)
+    assert len(with_it.namespaces) == 5
+    other = traces("none")
+    assert with_it.links == other.links
+    assert with_it.settings == other.settings
+
+
+def test_hosts_of_all_regions_reach_each_other_over_the_shaped_network(live: Emulation) -> None:
+    with answering(live, *(host.name for host in live.hosts)):
+        for host in live.hosts:
+            others = [other.name for other in live.hosts if other.number != host.number]
+            names = [*others, *(f"{other}-control" for other in others)]
+            assert ask(live, host.name, "reach", PORT, 5, *names) == [True] * 6
+
+
+def test_a_long_link_is_never_shorter_than_its_file_says(live: Emulation) -> None:
+    with answering(live, "south1"):
+        seconds = ask(live, "north1", "round-trip", "south1", PORT, 20)
+    # Twice 5 ms, less what the relay sends early; how much longer is measured in the slow test.
+    assert min(seconds) >= 0.0099
+
+
+def test_a_long_link_never_carries_more_than_its_rate(live: Emulation) -> None:
+    with answering(live, "south1"):
+        _, overall = ask(live, "north1", "rate", "south1", PORT, 8_000_000)
+    # Of the whole connection: no stall of the receiver can make it look faster.
+    assert overall <= 25e6
+
+
+def test_what_crosses_regions_crosses_the_relay_and_control_does_not(live: Emulation) -> None:
+    size = 2_000_000
+    with answering(live, "south1"):
+        before, hosts_before = pipe_bytes(live), host_bytes(live)
+        ask(live, "north1", "rate", "south1", PORT, size)
+        after, hosts_after = pipe_bytes(live), host_bytes(live)
+        assert after[0].source == "north"
+        assert after[0].sent_bytes - before[0].sent_bytes > 2 * size
+        assert hosts_after[0].sent_bytes - hosts_before[0].sent_bytes > 2 * size
+        assert hosts_after[0].control_sent_bytes == hosts_before[0].control_sent_bytes
+        # The same over the control network: nothing on the link, all of it on the other interface.
+        ask(live, "north1", "rate", "south1-control", PORT, size)
+        assert pipe_bytes(live)[0].sent_bytes == after[0].sent_bytes
+        control = host_bytes(live)[0].control_sent_bytes - hosts_after[0].control_sent_bytes
+        assert control > 2 * size
+
+
+def test_inside_a_region_nothing_crosses_the_relay(live: Emulation) -> None:
+    before = pipe_bytes(live)
+    with answering(live, "north2"):
+        ask(live, "north1", "rate", "north2", PORT, 1_000_000)
+    assert pipe_bytes(live) == before
+
+
+def test_no_route_leads_around_the_shaped_link(live: Emulation) -> None:
+    for host in live.hosts:
+        routes = json.loads(output(live, host.name, "ip", "-j", "route", "show"))
+        assert {(route["dst"], route["dev"]) for route in routes} == {
+            (f"10.{live.network}.0.0/24", "eth0"),
+            (f"10.{live.network}.1.0/24", "ctl0"),
+        }
+    with answering(live, "south1"):
+        output(live, "south1", "ip", "link", "set", "eth0", "down")
+        try:
+            # Its shaped address is not reached over the interface that is still there.
+            for host in ("north1", "south2"):
+                found = ask(live, host, "reach", PORT, 0.5, "south1", "south1-control")
+                assert found == [False, True]
+        finally:
+            output(live, "south1", "ip", "link", "set", "eth0", "up")
+        # It has lost its neighbours and asks for them.
+        assert ask(live, "north1", "reach", PORT, 5, "south1") == [True]
+        assert ask(live, "south2", "reach", PORT, 5, "south1") == [True]
+
+
+def test_hosts_reach_nothing_outside(live: Emulation) -> None:
+    interfaces = json.loads(output(live, "north1", "ip", "-j", "address", "show"))
+    addresses = [info["local"] for each in interfaces for info in each["addr_info"]]
+    host = live.hosts[0]
+    assert sorted(addresses) == sorted(["127.0.0.1", host.data_address, host.control_address])
+
+
+def test_a_command_knows_where_it_is(live: Emulation) -> None:
+    program = "import os, json; print(json.dumps([os.uname().nodename, dict(os.environ)]))"
+    name, variables = json.loads(output(live, "south2", sys.executable, "-c", program))
+    assert name == "south2"
+    assert variables["HETPLAN_HOST"] == "south2"
+    assert variables["HETPLAN_HOST_NUMBER"] == "3"
+    assert variables["HETPLAN_DEVICE_KIND"] == "emulated-slow"
+    assert variables["GLOO_SOCKET_IFNAME"] == "eth0"
+    shown = output(live, "south2", "ls", "/sys/class/net").split()
+    assert sorted(shown) == ["ctl0", "eth0", "lo"]
+    assert os.uname().nodename != "south2"
+
+
+def test_all_hosts_run_a_command_and_each_status_is_told(live: Emulation) -> None:
+    lines: list[tuple[str, bool, str]] = []
+    statuses = run_on_all(
+        live.name,
+        ("sh", "-c", 'echo "out $HETPLAN_HOST"; echo oops >&2; exit $HETPLAN_HOST_NUMBER'),
+        on_line=lambda *line: lines.append(line),
+    )
+    assert statuses == tuple(
+        HostStatus(host=host.name, status=at) for at, host in enumerate(live.hosts)
+    )
+    assert {line for line in lines if not line[1]} == {
+        (host.name, False, f"out {host.name}") for host in live.hosts
+    }
+    assert sum(is_error and text == "oops" for _, is_error, text in lines) == 4
+
+
+def test_one_failure_ends_the_others_when_asked_to(live: Emulation) -> None:
+    statuses = run_on_all(
+        live.name,
+        ("sh", "-c", '[ "$HETPLAN_HOST" = south1 ] && exit 5; exec sleep 600'),
+        on_line=lambda *line: None,
+        end_others=True,
+    )
+    assert [each.status for each in statuses] == [143, 143, 5, 143]
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [(("sh", "-c", "exit 7"), 7), (("no-such-program",), 127), (("/etc/hosts",), 126)],
+)
+def test_the_exit_status_of_a_command_is_hetplan_s(
+    live: Emulation, command: tuple[str, ...], status: int
+) -> None:
+    assert hetplan("emulate", "run", live.name, "north2", "--", *command).returncode == status
+
+
+def test_a_command_s_output_options_and_signals_are_its_own(live: Emulation) -> None:
+    done = hetplan(
+        "emulate", "run", live.name, "north1", "--", "printf", "%s|", "--json", "a b", "$X"
+    )
+    assert (done.returncode, done.stdout) == (0, "--json|a b|$X|")
+    done = hetplan("emulate", "run", live.name, "north1", "--", "sh", "-c", "kill -9 $$")
+    assert done.returncode == -9
+
+
+def test_show_has_hosts_figures_and_counts(live: Emulation) -> None:
+    done = hetplan("emulate", "show", live.name, "--json")
+    shown = json.loads(done.stdout)
+    assert shown["up"]
+    assert shown["relay_runs"]
+    assert [each["host"] for each in shown["hosts"]] == ["north1", "north2", "south1", "south2"]
+    assert shown["emulation"]["pipes"][0]["rate_bytes_per_second"] == 25e6
+    text = hetplan("emulate", "show", live.name).stdout
+    for word in ("north1", "emulated-slow", "200 Mbit/s", "10 ms", live.hosts[3].data_address):
+        assert word in text
+
+
+def test_a_name_that_is_up_is_refused_and_stays_up(live: Emulation) -> None:
+    done = hetplan("emulate", "up", str(FOUR_HOSTS), "--name", live.name)
+    assert done.returncode == 2
+    assert "is up already" in done.stderr
+    assert relay_runs(live)
+
+
+def test_two_emulations_do_not_touch(live: Emulation) -> None:
+    other_name = f"{NAME}-other"
+    before = traces(other_name)
+    other = making.make(four_hosts(), name=other_name)
+    try:
+        assert other.network != live.network
+        assert not set(other.namespaces) & set(live.namespaces)
+        with answering(other, "south1"):
+            assert ask(other, "north1", "reach", PORT, 5, "south1") == [True]
+            address = other.host("south1").data_address
+            assert ask(live, "north1", "reach", PORT, 0.5, address) == [False]
+    finally:
+        making.remove(other_name)
+    assert traces(other_name) == before
+    assert relay_runs(live)
+    with answering(live, "south1"):
+        assert ask(live, "north1", "reach", PORT, 5, "south1") == [True]
+
+
+def test_a_tap_that_an_ending_relay_still_has_is_waited_for(live: Emulation) -> None:
+    found: list[int] = []
+
+    def open_twice() -> None:
+        first = open_tap("held")
+        # The second attempt finds it busy; closed by another process a moment later.
+        child = subprocess.Popen(("sleep", "0.2"), pass_fds=(first,), stdin=subprocess.DEVNULL)
+        os.close(first)
+        found.append(open_tap("held"))
+        found.append(child.wait())
+
+    namespaces.inside(live.fabric, open_twice)
+    os.close(found[0])
+    assert found[1] == 0

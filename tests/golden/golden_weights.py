@@ -1,0 +1,52 @@
+"""One value of every kind that stands in folders of weights, or is printed about them."""
+
+from hetplan.model.numerics import Activation
+from hetplan.model.spec import ModelSpec
+from hetplan.runtime.weights.convert import Converted
+from hetplan.runtime.weights.megatron import MegatronNote
+from hetplan.runtime.weights.native import CheckpointManifest
+from hetplan.runtime.weights.numerics import Llama3Scaling, Numerics
+
+_NUMERICS = Numerics(
+    norm_epsilon=1e-5,
+    rotary_base=500000.0,
+    activation=Activation.SILU,
+    rotary_scaling=Llama3Scaling(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=8192
+    ),
+)
+
+
+def checkpoint_manifest(model: ModelSpec) -> CheckpointManifest:
+    return CheckpointManifest(
+        model=model,
+        numerics=_NUMERICS,
+        step=40,
+        states=("weights", "exp_avg", "exp_avg_sq"),
+        huggingface_config='{"model_type": "llama"}\n',
+        hetplan_version="0.1.0",
+    )
+
+
+def megatron_note(model: ModelSpec) -> MegatronNote:
+    return MegatronNote(
+        model=model,
+        numerics=_NUMERICS,
+        padded_vocab_size=32768,
+        arguments=("--norm-epsilon 1e-05", "--swiglu"),
+    )
+
+
+CONVERTED = Converted(
+    source="llama",
+    source_format="huggingface",
+    out="checkpoints",
+    out_format="megatron",
+    model="llama-2-70b",
+    num_weights=723,
+    parameter_count=68976648192,
+    dtypes=("bfloat16",),
+    padded_vocab_size=32768,
+    megatron_arguments=("--norm-epsilon 1e-05", "--swiglu"),
+    differences=(),
+)

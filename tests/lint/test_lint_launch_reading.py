@@ -1,0 +1,137 @@
+"""Which files are launches, what of them is not known, and what the command prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from hetplan.cli.main import app
+from hetplan.lint.reading import Asked, read_all
+from hetplan.lint.registry import findings
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+SCRIPT = """#!/bin/bash
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+torchrun --nnodes 2 --nproc-per-node 8 --node-rank $NODE_RANK --master-addr a0 pretrain_gpt.py \\
+    --tensor-model-parallel-size 2 \\
+    --pipeline-model-parallel-size 4 \\
+    --num-layers 30 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 \\
+    --micro-batch-size 1 --global-batch-size 64
+"""
+EXPERIMENT = """defaults:
+  - train: plan
+experiment:
+  task: {type: train, backend: megatron, entrypoint: flagscale/train/train_gpt.py}
+  runner: {hostfile: HOSTS, rdzv_backend: static}
+  envs: {CUDA_DEVICE_MAX_CONNECTIONS: 1}
+"""
+TRAIN = """system:
+  pipeline_model_parallel_size: 2
+  hetero:
+    enable_hetero: true
+    hetero_process_meshes: [2, 1, 1, 2, 1, 1, 1, 1, 4, 1]
+    hetero_device_types: [A, B]
+    hetero_pipeline_layer_split: [20, 11]
+model:
+  num_layers: 32
+  num_attention_heads: 32
+  micro_batch_size: 2
+  global_batch_size: 64
+  untie_embeddings_and_output_weights: true
+"""
+TITAN = """[parallelism]
+pipeline_parallel_degree = 2
+module_fqns_per_model_part = [
+    ["tok_embeddings", "layers.0", "layers.1"],
+    ["layers.3", "norm", "lm_head"],
+]
+[training]
+local_batch_size = 8
+"""
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["check", *(str(each) for each in arguments)])
+
+
+def test_a_script_is_a_launch(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(SCRIPT)
+    result = run(script)
+    assert result.exit_code == 2
+    assert "impossible: launch-loses-layers (lines 5, 6)" in result.stdout
+    assert "builds 7 on each, 28 in all" in result.stdout
+    assert "1 file read (megatron launch): 1 impossible, 0 suspicious" in result.stdout
+    script.write_text(SCRIPT.replace("--num-layers 30", "--num-layers 32"))
+    assert run(script, "--strict").exit_code == 0
+
+
+def test_sizes_that_only_the_hosts_know_are_said_and_can_be_given(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(SCRIPT.replace("-size 4", "-size $PP"))
+    result = run(script)
+    assert result.exit_code == 0
+    assert "note: " in result.stdout
+    assert "pipeline-model-parallel-size not known here" in result.stdout
+    assert run(script, "--set", "PP=4").exit_code == 2
+    assert run(script, "--set", "PP=5").stdout.count("launch-ranks-do-not-divide") == 2
+    assert run(script, "--set", "PQ=5").exit_code == 2
+    wrong = run(script, "--set", "PP")
+    assert wrong.exit_code == 2
+    assert "write NAME=VALUE" in wrong.stderr
+
+
+def test_an_experiment_and_the_files_that_it_includes_are_one_launch(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "hosts").write_text("a0 slots=4 type=A\nb0 slots=4 type=B\n")
+    (tmp_path / "run.yaml").write_text(EXPERIMENT.replace("HOSTS", str(tmp_path / "hosts")))
+    (tmp_path / "train" / "plan.yaml").write_text(TRAIN)
+    result = run(tmp_path / "run.yaml")
+    assert result.exit_code == 2
+    assert "hetero_pipeline_layer_split adds up to 31, num_layers is 32" in result.stdout
+    assert str(tmp_path / "train" / "plan.yaml") + "\n  impossible" in result.stdout
+    reading = read_all([tmp_path], Asked())
+    assert len(reading.material.launches) == 1
+    assert [each.rule for each in findings(reading).findings] == ["launch-meshes-do-not-fit"]
+
+
+def test_a_configuration_of_torchtitan_is_a_launch(tmp_path: Path) -> None:
+    (tmp_path / "train.toml").write_text(TITAN)
+    result = run(tmp_path / "train.toml")
+    assert "impossible: launch-module-lists" in result.stdout
+    assert "layers 2 of 4 stand in no stage" in result.stdout
+
+
+def test_scripts_that_start_no_trainer_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "convert.sh").write_text("python tools/convert.py --num-layers 30\n")
+    (tmp_path / "other.sh").write_text("#!/bin/sh\necho\n")
+    result = run(tmp_path)
+    assert result.exit_code == 0
+    assert "convert.sh: looks like a launch: starts no trainer" in result.stdout
+    assert "other.sh: is text or code" in result.stdout
+
+
+def test_a_cluster_beside_the_launch_counts_and_the_named_one_before_it(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(SCRIPT.replace("--num-layers 30", "--num-layers 32"))
+    cluster = CONFIGS / "clusters" / "two-regions.yaml"
+    for result in (run(script, cluster), run(script, "--cluster", cluster)):
+        assert "suspicious: launch-timeout (whole file)" in result.stdout
+    here = CONFIGS / "clusters" / "this-machine.yaml"
+    assert "launch-timeout" not in run(script, cluster, "--cluster", here).stdout
+
+
+def test_findings_of_launches_as_json(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(SCRIPT)
+    (one,) = json.loads(run(script, "--json").stdout)["findings"]
+    assert (one["rule"], one["file"], one["lines"]) == ("launch-loses-layers", str(script), [5, 6])
+
+
+@pytest.mark.parametrize("suffix", ["", ".slurm", ".sbatch"])
+def test_launches_are_known_by_what_stands_in_them(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"job{suffix}").write_text(SCRIPT)
+    assert "1 file read (megatron launch)" in run(tmp_path).stdout
