@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from hetplan.cluster.links import Link
-from hetplan.cluster.spec import Cluster, Island
+from hetplan.cluster.part import node_name
+from hetplan.cluster.spec import Cluster
 from hetplan.emulation.figures import (
     buffer_bytes,
     is_bridged,
@@ -94,7 +95,7 @@ def _hosts(
             number = len(hosts) + 1
             host = EmulatedHost(
                 number=number,
-                name=_host_name(island, node),
+                name=host_name(island, node),
                 region=island.region,
                 island=island.name,
                 device=island.device.kind,
@@ -115,7 +116,8 @@ def _hosts(
     return tuple(hosts)
 
 
-def _host_name(island: Island, node: int) -> str:
+def host_name(island: Island, node: int) -> str:
+    """Name of the host that stands for a node: its own, or island and number."""
     names = island.names_of_nodes
     return names[node] if names else f"{island.name}-{node}"
 

@@ -1,0 +1,124 @@
+"""What is left of a cluster: any hosts may be gone, and every device stays where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import cluster_texts
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetplan.cluster.load import load_cluster
+from hetplan.cluster.part import host_names, host_of_device, part_left
+from hetplan.cluster.spec import Cluster
+from hetplan.errors import InputError
+from hetplan.search.families.allowed import allowed_cluster
+
+
+@pytest.fixture(scope="module")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Cluster]:
+    """Two regions of unlike islands: with names, without, with nodes out."""
+    island = cluster_texts.island
+    named = '        node_names: ["h[1-3]"]\n'
+    out = "        nodes_out: [1]\n"
+    texts = [
+        cluster_texts.cluster({"r": island("a", nodes=3, per_node=2)}),
+        cluster_texts.cluster(
+            {
+                "north": island("a", nodes=3, per_node=4, more=named)
+                + island("b", nodes=2, per_node=1),
+                "south": island("c", nodes=4, per_node=8, more=out) + island("d", nodes=1),
+            },
+            cluster_texts.DEFAULTS,
+        ),
+    ]
+    folder = tmp_path_factory.mktemp("clusters")
+    return [_load(folder / f"{at}.yaml", text) for at, text in enumerate(texts)]
+
+
+def _load(path: Path, text: str) -> Cluster:
+    path.write_text(text)
+    return load_cluster(path)
+
+
+@given(data=st.data())
+def test_every_device_stays_on_its_host(clusters: Sequence[Cluster], data: st.DataObject) -> None:
+    whole = data.draw(st.sampled_from(clusters))
+    gone = data.draw(st.sets(st.sampled_from(host_names(whole))))
+    left = part_left(whole, gone)
+
+    assert left.num_devices == whole.num_devices
+    assert host_names(left) == tuple(name for name in host_names(whole) if name not in gone)
+    for device in range(whole.num_devices):
+        host = host_of_device(whole, device)
+        assert host_of_device(left, device) == host
+        assert left.is_usable(device) == (whole.is_usable(device) and host not in gone)
+        assert left.island_of_device(device).name == whole.island_of_device(device).name
+
+
+@given(data=st.data())
+def test_what_is_left_does_not_depend_on_the_order_of_losses(
+    clusters: Sequence[Cluster], data: st.DataObject
+) -> None:
+    whole = data.draw(st.sampled_from(clusters))
+    names = st.sets(st.sampled_from(host_names(whole)))
+    first, second = data.draw(names), data.draw(names)
+    at_once = part_left(whole, first | second)
+    assert part_left(part_left(whole, first), second) == at_once
+    assert part_left(part_left(whole, second), first) == at_once
+
+
+@given(data=st.data())
+def test_links_names_and_regions_stay(clusters: Sequence[Cluster], data: st.DataObject) -> None:
+    whole = data.draw(st.sampled_from(clusters))
+    left = part_left(whole, data.draw(st.sets(st.sampled_from(host_names(whole)))))
+    assert left.regions == whole.regions
+    for one in whole.islands:
+        for two in whole.islands:
+            assert left.link_between(one.name, two.name) == whole.link_between(one.name, two.name)
+
+
+def test_nothing_gone_is_the_same_cluster(clusters: Sequence[Cluster]) -> None:
+    for whole in clusters:
+        assert part_left(whole, ()) == whole
+
+
+def test_hosts_that_are_gone_are_forbidden_nodes(clusters: Sequence[Cluster]) -> None:
+    """The search sees what is left as it sees a job that forbids those nodes."""
+    from dataclasses import replace
+
+    from hetplan.job.spec import Forbids, Job, Optimizer, Precision
+
+    job = Job(
+        name="j",
+        global_batch_size=8,
+        sequence_length=8,
+        precision=Precision.FLOAT32,
+        optimizer=Optimizer.SGD,
+        target="native",
+    )
+    whole = clusters[1]
+    forbidding = replace(job, forbid=Forbids(nodes=("a/1", "c/3")))
+    left = part_left(whole, {"h2", "c-3"})
+    assert allowed_cluster(left, job) == allowed_cluster(whole, forbidding)
+
+
+def test_a_host_that_is_out_already_may_be_gone_too(clusters: Sequence[Cluster]) -> None:
+    assert part_left(clusters[1], {"c-1"}) == clusters[1]
+
+
+def test_an_unknown_host_is_named_with_those_that_are_near(clusters: Sequence[Cluster]) -> None:
+    with pytest.raises(InputError, match="unknown host 'h4'; nearest: h3"):
+        part_left(clusters[1], {"h4"})
+
+
+def test_two_hosts_of_one_name_cannot_be_told_apart(tmp_path: Path) -> None:
+    island = cluster_texts.island
+    text = cluster_texts.cluster(
+        {"r": island("a", nodes=2) + island("b", nodes=1, more="        node_names: [a-1]\n")},
+        cluster_texts.DEFAULTS,
+    )
+    with pytest.raises(InputError, match="2 hosts of the name a-1"):
+        part_left(_load(tmp_path / "c.yaml", text), {"a-1"})
