@@ -10,7 +10,7 @@ from itertools import combinations
 
 from hetplan.cluster.links import Link
 from hetplan.cluster.part import node_name
-from hetplan.cluster.spec import Cluster
+from hetplan.cluster.spec import Cluster, Island
 from hetplan.emulation.figures import (
     buffer_bytes,
     is_bridged,
@@ -118,8 +118,7 @@ def _hosts(
 
 def host_name(island: Island, node: int) -> str:
     """Name of the host that stands for a node: its own, or island and number."""
-    names = island.names_of_nodes
-    return names[node] if names else f"{island.name}-{node}"
+    return node_name(island, node)
 
 
 def _check_names(names: list[str], file: str) -> None:
