@@ -28,6 +28,11 @@ from hetplan.job.spec import Precision
 from hetplan.model.layers import Attention, LatentAttention
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
 from hetplan.predict.columns import LayerColumns, layer_columns
+from hetplan.predict.datasheet import (
+    ELEMENTWISE_EFFICIENCY_FORWARD,
+    LAUNCH_SECONDS_FORWARD,
+    MATRIX_EFFICIENCY,
+)
 from hetplan.predict.laws import LayerLaw
 from hetplan.predict.layer_answer import LayerShape
 from hetplan.predict.layer_table import LayerTable
@@ -37,6 +42,10 @@ _CAUSAL = 2.0
 """Attention's operations and scores are counted causally; the square has twice as many."""
 _TILE_INTENSITY = 100.0
 """Operations per byte of a product's tiles: a unit, the coefficient beside it is found."""
+_LAUNCHES = 10.0
+"""Kernels of a layer (`hetplan.predict.datasheet`)."""
+_SCORE_PASSES = 8.0
+"""As `hetplan.predict.layer_prior` counts them."""
 _WIDE_HIDDEN = 4096
 """From about here on published models have heads of 128, below of 64."""
 _VOCABULARY = 50000
@@ -94,6 +103,23 @@ def values(
         max(0.0, columns.elementwise_bytes / bandwidth - alone),
         alone,
     )
+
+
+def arithmetic_coefficients(layer: LayerKind) -> tuple[float, ...]:
+    """What the datasheet's prior would have as coefficient of each of `values`, of a forward pass.
+
+    Empty of kinds of layers that have no such form.
+    """
+    launches = _LAUNCHES * LAUNCH_SECONDS_FORWARD
+    streaming = 1.0 / ELEMENTWISE_EFFICIENCY_FORWARD
+    products = 1.0 / MATRIX_EFFICIENCY, 1.0
+    if layer is LayerKind.EMBEDDING:
+        return launches, launches, streaming, streaming
+    if layer is LayerKind.HEAD:
+        return launches, launches, *products, streaming, streaming
+    if layer is LayerKind.TRANSFORMER:
+        return launches, launches, *products, _SCORE_PASSES, streaming, streaming
+    return ()
 
 
 def _products(flops: float, rates: Rates) -> tuple[float, float]:

@@ -194,3 +194,35 @@ def test_a_row_of_more_importance_counts_more() -> None:
     rows, times = [(1.0,), (1.0,), (1.0,)], [1.0, 1.0, 2.0]
     assert fit_nonnegative(rows, times)[0] == pytest.approx(1.0, rel=0.02)
     assert fit_nonnegative(rows, times, importance=[1, 1, 5])[0] == pytest.approx(2.0, rel=0.02)
+
+
+def kind_rows(kind: DeviceKind, *, microbatches: Sequence[int], rounding: float) -> KindRows:
+    """Rows of one hidden size and tp 1, on which both kinds of bytes grow alike."""
+    rows = []
+    for microbatch in microbatches:
+        shape = LayerShape(microbatch, 2048, 1, Precision.BFLOAT16)
+        asked = values(rates_of(kind), gpt(1024), LayerKind.TRANSFORMER, shape)
+        assert asked is not None
+        moved = tuple(
+            value * (1.0 + rounding * (-1) ** (at + microbatch)) for at, value in enumerate(asked)
+        )
+        size = Size(model=gpt(1024), shape=shape, seconds=seconds(kind, 1024, shape))
+        rows.append(Row(size=size, values=moved))
+    return KindRows(rates=rates_of(kind), rows=tuple(rows))
+
+
+def test_what_rows_leave_open_does_not_hang_on_rounding() -> None:
+    """Either of two columns that are one on all rows fits them; the answer must not be a draw."""
+    found = []
+    for rounding in (0.0, 1e-15, -1e-15, 1e-13, -1e-13):
+        rows = [kind_rows(kind, microbatches=(1, 2, 4), rounding=rounding) for kind in KINDS]
+        law = pooled_layers(rows, rates_of(NEW), LayerKind.TRANSFORMER)
+        assert law is not None
+        found.append(law.coefficients)
+    for each in found[1:]:
+        assert each == pytest.approx(found[0], rel=1e-4, abs=1e-9)
+    launches, split, *_, alone_split, alone = found[0]
+    assert split == 0.0  # no row has it
+    assert launches > 0.0
+    # Both are passes over memory: neither takes all.
+    assert min(alone_split, alone) > 0.2 * max(alone_split, alone)
