@@ -1,4 +1,6 @@
-"""`hetplan launch`: train a plan on this machine and compare its step with the prediction.
+"""`hetplan launch`: train a plan and compare its step with the prediction.
+
+On this machine, or over the hosts of an emulation that is up on it (--emulation).
 
 With hetplan's own trainer, or with megatron-core (--target megatron-core); or check all hosts of a
 plan that will be started elsewhere (--check), or whether its device kinds compute the same
@@ -49,6 +51,13 @@ def launch(
         bool,
         typer.Option("--check-loss", help="Also train in one process and compare the losses."),
     ] = False,
+    emulation: Annotated[
+        str,
+        typer.Option(
+            help="Name of an emulation that is up (hetplan emulate up): each rank runs on its host "
+            "that holds the rank's device."
+        ),
+    ] = "",
     max_ranks: Annotated[int, typer.Option(help="Most processes to start.")] = 16,
     timeout: Annotated[
         float,
@@ -93,6 +102,8 @@ def launch(
     """Train a plan on this machine, one process per rank, and compare measured with predicted."""
     from hetplan.errors import InputError, LaunchError
 
+    if emulation and (check or check_numerics or target != "native"):
+        raise InputError("--emulation trains with hetplan's own trainer; leave it or the check out")
     if check_numerics:
         from hetplan.cli.launch_numerics import check_numerics as compare_kinds
 
@@ -121,13 +132,16 @@ def launch(
     if remark:
         say(f"note: {remark}")
 
+    if emulation and pace is None:
+        say("note: without --pace every device computes as fast as a core of this machine")
+
     def tell(record: StepRecord) -> None:
         say(
             f"step {record.step + 1}/{steps}: loss {record.loss:.4f}, "
             f"{format_seconds(record.seconds)}"
         )
 
-    run = _runner(target, pace)(
+    run = _runner(target, pace, emulation)(
         result,
         steps=steps,
         warmup_steps=warmup,
@@ -166,7 +180,7 @@ def _check(plan: Path, timeout: float, *, as_json: bool) -> None:
         raise LaunchError(report.unchecked)
 
 
-def _runner(target: str, pace: Path | None) -> Callable[..., RunLog]:
+def _runner(target: str, pace: Path | None, emulation: str) -> Callable[..., RunLog]:
     """The launcher of this trainer."""
     from hetplan.errors import InputError
 
@@ -174,7 +188,11 @@ def _runner(target: str, pace: Path | None) -> Callable[..., RunLog]:
         from hetplan.launchers import local
         from hetplan.profiling.pacing import load_pace
 
-        return partial(local.launch, pace=load_pace(pace) if pace is not None else None)
+        return partial(
+            local.launch,
+            pace=load_pace(pace) if pace is not None else None,
+            emulation=emulation,
+        )
     if target != "megatron-core":
         raise InputError(f"--target {target}: hetplan launches native and megatron-core")
     if pace is not None:

@@ -1,4 +1,5 @@
-"""A plan trained for real on this machine: one process per rank, watched, measured, compared.
+"""A plan trained for real on this machine, or on the hosts of an emulation that is up on it: one
+process per rank, watched, measured, compared.
 
 Only plans for target `native` that this machine can run are started: not more ranks than allowed,
 an accelerator of the right kind per rank (or cores, for kind `cpu` and for kinds that a pace file
@@ -8,30 +9,20 @@ plays), and memory for all of them.
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 import statistics
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import hetplan
-from hetplan.errors import Fault, InputError, LaunchError
-from hetplan.files.encoding import encode
-from hetplan.files.reading import decode, read_document
-from hetplan.files.writing import write_atomically
+from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Precision
+from hetplan.launchers.hosts import Hosts, hosts_of_emulation, this_machine_hosts
 from hetplan.launchers.machine import free_memory_bytes, this_machine, torch_backend
-from hetplan.launchers.processes import Command, run_all
-from hetplan.launchers.run_folder import START_SECONDS, RunFolder
+from hetplan.launchers.ranks import OWN_PROGRAM, OnStep, RankProgram, run_ranks
 from hetplan.launchers.run_log import SCHEMA, LossCheck, RunLog
 from hetplan.plans.check import check_plan
-from hetplan.runtime.measured import StepRecord, TrainingReport
+from hetplan.runtime.measured import TrainingReport
 from hetplan.runtime.placement import place_ranks, vocabulary_faults
 from hetplan.search.files import result_text
 from hetplan.search.result import SearchResult
@@ -52,8 +43,6 @@ WORKER_BYTES = 300e6
 # float32 sums in another order differ by about 1e-7 each; over 20 steps 1e-7 was measured too.
 LOSS_TOLERANCE = 1e-4
 
-OnStep = Callable[[StepRecord], None]
-
 
 def launch(
     result: SearchResult,
@@ -66,14 +55,17 @@ def launch(
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     check_loss: bool = False,
     on_step: OnStep | None = None,
+    emulation: str = "",
 ) -> RunLog:
     """Train the plan for `steps` steps and compare the measured step with the predicted one.
 
     `out` is a folder for the ranks' logs; without it they are kept only if the run fails.
     `timeout_seconds` is the longest time without a finished step before the run is ended.
     `check_loss` also trains the whole model in one process and compares the losses; whether they
-    agree is in the run log. `on_step` is called as steps finish. InputError where this machine
-    cannot run the plan, LaunchError where a rank fails.
+    agree is in the run log. `on_step` is called as steps finish. `emulation` is the name of one
+    that is up: each rank runs on its host that holds the rank's device, as fast as this machine's
+    cores where no pace slows it down. InputError where this machine cannot run the plan,
+    LaunchError where a rank fails.
     """
     training = _training(
         result,
@@ -83,24 +75,15 @@ def launch(
         max_ranks=max_ranks,
         timeout_seconds=timeout_seconds,
         check_loss=check_loss,
+        emulated=bool(emulation),
     )
-    return run_training(result, training, out=out, check_loss=check_loss, on_step=on_step)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankProgram:
-    """What runs one rank."""
-
-    module: str = "hetplan.launchers.worker"
-    """Started with a run's folder, the rank and the launcher's process number."""
-    variables: tuple[tuple[str, str], ...] = ()
-    """What its environment has besides."""
-    trainer: str = ""
-    """Name and version of the trainer; empty: hetplan's own."""
-
-
-OWN_PROGRAM = RankProgram()
-"""hetplan's own trainer."""
+    hosts = None
+    if emulation:
+        devices = [place.device for place in place_ranks(result.plan)]
+        hosts = hosts_of_emulation(emulation, result.inputs.cluster, devices)
+    return run_training(
+        result, training, hosts=hosts, out=out, check_loss=check_loss, on_step=on_step
+    )
 
 
 def run_training(
@@ -108,14 +91,24 @@ def run_training(
     training: Training,
     *,
     program: RankProgram = OWN_PROGRAM,
+    hosts: Hosts | None = None,
     out: Path | None = None,
     check_loss: bool = False,
     on_step: OnStep | None = None,
 ) -> RunLog:
-    """Run the training of this result, one process per rank; arguments and faults as `launch`."""
+    """Run the training of this result, one process per rank; arguments and faults as `launch`.
+
+    Without `hosts` on this machine.
+    """
     machine = this_machine()
     started = datetime.now(UTC)
-    report = _run_in_folder(training, program, out, on_step or (lambda record: None))
+    report = run_ranks(
+        training,
+        program,
+        hosts or this_machine_hosts(len(training.device_kinds)),
+        out,
+        on_step or (lambda record: None),
+    )
     return RunLog(
         schema=SCHEMA,
         hetplan_version=__version__,
@@ -151,6 +144,7 @@ def _training(
     max_ranks: int,
     timeout_seconds: float,
     check_loss: bool,
+    emulated: bool,
 ) -> Training:
     """What the workers are told; an InputError with every reason why they cannot be."""
     from hetplan.runtime.training import Training
@@ -169,7 +163,9 @@ def _training(
         raise InputError(*faults)
     places = place_ranks(plan)
     kinds = tuple(inputs.cluster.island_of_device(place.device).device.kind for place in places)
-    backend = torch_backend(kinds, () if pace is None else [paced.device for paced in pace.kinds])
+    # An emulated device is a core of this machine, paced or not.
+    played = kinds if emulated else [] if pace is None else [each.device for each in pace.kinds]
+    backend = torch_backend(kinds, played)
     faults += vocabulary_faults(plan, inputs.model)
     faults += size_faults(result, len(places), max_ranks, backend, worker_bytes=WORKER_BYTES)
     faults += precision_faults(inputs.job.precision, backend, check_loss=check_loss)
@@ -239,96 +235,6 @@ def _paced_kinds(training: Training) -> tuple[str, ...]:
         return ()
     played = {kind.device for kind in training.pace.kinds}
     return tuple(sorted(played & set(training.device_kinds)))
-
-
-def _run_in_folder(
-    training: Training, program: RankProgram, out: Path | None, on_step: OnStep
-) -> TrainingReport:
-    if out is not None:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"cannot write to folder {out}: {error.strerror or error}") from error
-        return _run(training, program, RunFolder(out), on_step)
-    path = Path(tempfile.mkdtemp(prefix="hetplan-run-"))
-    try:
-        report = _run(training, program, RunFolder(path), on_step)
-    except LaunchError as error:
-        raise LaunchError(f"{error}\nthe logs of all ranks are in {path}") from error
-    except BaseException:
-        shutil.rmtree(path, ignore_errors=True)
-        raise
-    shutil.rmtree(path, ignore_errors=True)
-    return report
-
-
-def _run(
-    training: Training, program: RankProgram, folder: RunFolder, on_step: OnStep
-) -> TrainingReport:
-    from hetplan.runtime.training import SCHEMA as TRAINING_SCHEMA
-
-    folder.clear()
-    write_atomically(folder.training, encode(training, schema=TRAINING_SCHEMA))
-    commands = [
-        Command(
-            rank=rank,
-            arguments=(
-                sys.executable,
-                "-m",
-                program.module,
-                str(folder.path),
-                str(rank),
-                str(os.getpid()),
-            ),
-            log=folder.log(rank),
-            failure=folder.failure(rank),
-        )
-        for rank in range(len(training.device_kinds))
-    ]
-    watch = _Watch(folder, training, on_step)
-    run_all(commands, environment=_environment() | dict(program.variables), watch=watch.look)
-    return decode(read_document(folder.report), TrainingReport, schema=RunFolder.REPORT_SCHEMA)
-
-
-def _environment() -> dict[str, str]:
-    """This process's environment with one thread per rank and traffic kept on this machine."""
-    package = str(Path(hetplan.__file__).parent.parent)
-    inherited = os.environ.get("PYTHONPATH")
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
-    return os.environ | {
-        "PYTHONPATH": f"{package}{os.pathsep}{inherited}" if inherited else package,
-        "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": loopback,
-        "NCCL_SOCKET_IFNAME": loopback,
-    }
-
-
-# The ranks' own limit comes first where they can still raise it: it names what hangs.
-_LATE_SECONDS = 10.0
-
-
-class _Watch:
-    """Tells finished steps, and ends a run that finishes none for too long."""
-
-    def __init__(self, folder: RunFolder, training: Training, on_step: OnStep) -> None:
-        self._folder, self._training, self._on_step = folder, training, on_step
-        self._told = 0
-        self._since = time.monotonic()
-
-    def look(self) -> None:
-        """Called while the workers run."""
-        for record in self._folder.told(self._told):
-            self._told += 1
-            self._since = time.monotonic()
-            self._on_step(record)
-        limit = self._training.timeout_seconds + (_LATE_SECONDS if self._told else START_SECONDS)
-        if time.monotonic() - self._since > limit:
-            raise LaunchError(
-                f"no step was finished for {limit:.0f} s after {self._told} of "
-                f"{self._training.steps} steps; a rank hangs, or steps take longer than --timeout"
-            )
 
 
 def _check_losses(training: Training, report: TrainingReport) -> LossCheck:

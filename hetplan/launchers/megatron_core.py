@@ -22,14 +22,13 @@ from hetplan.launchers.local import (
     DEFAULT_STEPS,
     DEFAULT_TIMEOUT_SECONDS,
     DEFAULT_WARMUP_STEPS,
-    OnStep,
-    RankProgram,
     precision_faults,
     run_training,
     size_faults,
 )
 from hetplan.launchers.machine import torch_backend
 from hetplan.launchers.megatron_core_plan import core_faults, core_places
+from hetplan.launchers.ranks import OnStep, RankProgram
 from hetplan.launchers.run_log import RunLog
 from hetplan.model.differences import own_numerics_differences
 from hetplan.search.result import SearchResult

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetplan.errors import LaunchError
+from hetplan.launchers.hosts import Hosts, this_machine_hosts
 
 # How often exits and progress are looked for; rare enough to cost a busy core nothing.
 POLL_SECONDS = 0.1
@@ -39,26 +40,24 @@ class Command:
 
 
 def run_all(
-    commands: Sequence[Command], *, environment: Mapping[str, str], watch: Callable[[], None]
+    commands: Sequence[Command],
+    *,
+    environment: Mapping[str, str],
+    watch: Callable[[], None],
+    hosts: Hosts | None = None,
 ) -> None:
-    """Run all processes to their end.
+    """Run all processes to their end, on their hosts, or on this machine.
 
     `watch` is called while they run and may raise. A LaunchError names the rank that failed
     first and shows the end of its log. Nothing is left running, also after an exception.
     """
     started: list[subprocess.Popen[bytes]] = []
+    where = hosts or this_machine_hosts(len(commands))
     try:
         for command in commands:
             with command.log.open("wb") as log:
                 started.append(
-                    subprocess.Popen(
-                        command.arguments,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        env=dict(environment),
-                        start_new_session=True,
-                    )
+                    where.start(command.rank, command.arguments, environment=environment, log=log)
                 )
         while any([process.poll() is None for process in started]):
             if any(process.returncode for process in started):

@@ -12,6 +12,8 @@ from hetplan.runtime.measured import StepRecord
 # Importing torch takes a rank some 2 s of a core, and ranks may share few: 16 ranks on one busy
 # core meet within this time.
 START_SECONDS = 120.0
+MEETING_VARIABLE = "HETPLAN_MEETING_ADDRESS"
+"""Environment variable with the address of the ranks' meeting point; without it this machine's."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class RunFolder:
 
     @property
     def port(self) -> Path:
-        """Port of the ranks' meeting point."""
+        """Port of the ranks' meeting point, which rank 0 opens."""
         return self.path / "port"
 
     @property

@@ -23,7 +23,7 @@ from hetplan.errors import HetplanError, LaunchError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import write_atomically
-from hetplan.launchers.run_folder import START_SECONDS, RunFolder
+from hetplan.launchers.run_folder import MEETING_VARIABLE, START_SECONDS, RunFolder
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -88,8 +88,9 @@ def meeting_point(folder: RunFolder, rank: int, timeout: timedelta) -> TCPStore:
     """The store at which the ranks of a run find each other."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    address = os.environ.get(MEETING_VARIABLE, _LOOPBACK)
     if rank == 0:
-        store = TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
         write_atomically(folder.port, str(store.port))
         return store
     limit = time.monotonic() + timeout.total_seconds()
@@ -99,7 +100,7 @@ def meeting_point(folder: RunFolder, rank: int, timeout: timedelta) -> TCPStore:
                 f"rank 0 did not open a meeting point in {timeout.total_seconds():g} s"
             )
         time.sleep(0.05)
-    return TCPStore(_LOOPBACK, int(folder.port.read_text()), is_master=False, timeout=timeout)
+    return TCPStore(address, int(folder.port.read_text()), is_master=False, timeout=timeout)
 
 
 if __name__ == "__main__":
