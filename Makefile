@@ -35,10 +35,12 @@ test: $(VENV)/.installed-dev ## lint, types and every fast test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not slow"
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not slow and not alone"
+	$(BIN)/pytest -m "alone and not slow"
 
 test-slow: $(VENV)/.installed-dev ## the slow tests too
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not alone"
+	$(BIN)/pytest -m alone
 
 oracle: $(VENV)/.installed-dev ## every plan of 2,000 small jobs against the search; docs/search-oracle.md
 	$(BIN)/pytest -q -n $(WORKERS) tests/oracle/test_oracle_replay.py tests/oracle/test_oracle_price.py
