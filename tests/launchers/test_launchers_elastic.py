@@ -1,0 +1,452 @@
+"""An elastic run decides right: scripts of faults in a world with virtual time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from elastic_world import START_SECONDS, Crash, FakePlan, FakeWorld, elastic
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetplan.errors import InputError
+from hetplan.launchers.elastic import GaveUpError
+from hetplan.launchers.elastic_growth import Progress, refusal
+from hetplan.launchers.elastic_hosts import MOST_DOUBLINGS, HostBook, joined
+from hetplan.launchers.elastic_values import Ended, Grow, History, Rules
+
+FOUR = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0}
+ALWAYS = Rules(grow=Grow.ALWAYS)
+
+
+def check_history(history: History, world: FakeWorld, *, finished: bool = True) -> None:
+    """What holds of every run: phases join, no step is missing, the end is the last step's."""
+    saved = 0
+    for phase in history.phases:
+        assert phase.first_step == saved
+        assert phase.checkpoint_step >= saved
+        assert phase.steps_done >= phase.checkpoint_step
+        saved = phase.checkpoint_step
+    assert [step.step for step in history.steps] == list(range(len(history.steps)))
+    if finished:
+        assert [phase.ended for phase in history.phases].count(Ended.FINISHED) == 1
+        assert history.phases[-1].ended is Ended.FINISHED
+        assert len(history.steps) == world.steps == world.saved
+
+
+def hosts_of(history: History) -> list[str]:
+    return ["".join(phase.hosts) for phase in history.phases]
+
+
+def test_a_run_without_faults_is_one_phase() -> None:
+    world = FakeWorld(FOUR)
+    history = elastic(world).train()
+    check_history(history, world)
+    assert hosts_of(history) == ["abcd"]
+    assert world.planned == [("a", "b", "c", "d")]
+
+
+def test_a_host_is_lost_and_comes_back() -> None:
+    """The scene of the issue: it goes on with three hosts from the last checkpoint, and grows."""
+    world = FakeWorld(FOUR, down={"d": [(9.1, 30.0)]}, steps=200)
+    history = elastic(world).train()
+    check_history(history, world)
+    assert hosts_of(history) == ["abcd", "abc", "abcd"]
+    first, second, third = history.phases
+    assert first.ended is Ended.FAULT
+    assert first.steps_done == 6
+    assert first.lost_steps == 1
+    assert second.first_step == 5
+    assert second.ended is Ended.GREW
+    assert "d came back: predicted 0.25 s per step instead of 0.3333 s" in second.reason
+    assert second.lost_steps == 0
+    assert third.first_step == second.steps_done
+
+
+def test_it_grows_only_after_three_answers_in_a_row() -> None:
+    world = FakeWorld(FOUR, down={"d": [(8.0, 30.0)]}, steps=200)
+    elastic(world).train()
+    of_d = [at for at, hosts in world.probes if hosts == ("d",) and at >= 30.0]
+    # Three answers a second apart (a probe takes half of one), and one more right before it grows.
+    assert 2.0 <= of_d[2] - of_d[0] <= 4.0
+    assert len(of_d) == 4
+
+
+def test_a_host_that_flaps_is_asked_for_twice_as_many_answers_each_time() -> None:
+    down = [(20.0 * at, 20.0 * at + 14.0) for at in range(1, 40)]
+    world = FakeWorld(FOUR, down={"d": down}, steps=1000)
+    history = elastic(world, ALWAYS).train()
+    check_history(history, world)
+    # Up for six seconds of twenty: three answers fit into that, six (each 1.5 s) do not.
+    grown = [phase for phase in history.phases if phase.ended is Ended.GREW]
+    assert len(grown) == 1
+
+
+def test_a_host_that_is_lost_while_the_run_grows_for_it() -> None:
+    # Back at 30, grown for at 41, and gone while the larger run starts.
+    world = FakeWorld(FOUR, down={"d": [(8.0, 30.0), (42.0, 1000.0)]}, steps=200)
+    history = elastic(world).train()
+    check_history(history, world)
+    assert hosts_of(history) == ["abcd", "abc", "abcd", "abc"]
+    assert [phase.ended for phase in history.phases[:3]] == [Ended.FAULT, Ended.GREW, Ended.FAULT]
+    assert history.phases[2].steps_done - history.phases[2].first_step < 5
+
+
+def test_a_fault_at_the_very_start_begins_anew() -> None:
+    world = FakeWorld(FOUR, crashes=[Crash(host="b", at=0.0)])
+    history = elastic(world).train()
+    check_history(history, world)
+    assert hosts_of(history) == ["abcd", "abcd"]
+    assert history.phases[0].median_step_seconds is None
+    assert history.phases[1].first_step == 0
+
+
+def test_a_fault_during_a_save_goes_on_from_the_save_before() -> None:
+    world = FakeWorld(FOUR, crashes=[Crash(host="b", at=9.0, during_save=True)])
+    history = elastic(world).train()
+    check_history(history, world)
+    assert (history.phases[0].steps_done, history.phases[0].checkpoint_step) == (10, 5)
+    assert history.phases[0].lost_steps == 5
+
+
+def test_hosts_that_are_missing_at_the_start_are_grown_to() -> None:
+    world = FakeWorld(FOUR, down={"a": [(0.0, 20.0)]}, steps=200)
+    history = elastic(world).train()
+    check_history(history, world)
+    assert hosts_of(history) == ["bcd", "abcd"]
+
+
+def test_two_hosts_at_once() -> None:
+    world = FakeWorld(FOUR, down={"c": [(9.0, 30.0)], "d": [(9.0, 60.0)]}, steps=300)
+    history = elastic(world).train()
+    check_history(history, world)
+    assert hosts_of(history) == ["abcd", "ab", "abc", "abcd"]
+
+
+def test_all_hosts_gone_ends_with_the_checkpoint_kept() -> None:
+    world = FakeWorld(FOUR, down={name: [(9.1, math.inf)] for name in FOUR})
+    run = elastic(world)
+    with pytest.raises(GaveUpError, match="no host answers"):
+        run.train()
+    check_history(run.history, world, finished=False)
+    assert world.saved == 5
+
+
+def test_all_hosts_gone_for_a_while_are_waited_for_when_asked() -> None:
+    world = FakeWorld(FOUR, down={name: [(9.0, 40.0)] for name in FOUR})
+    history = elastic(world, Rules(wait_seconds=60.0)).train()
+    check_history(history, world)
+    assert hosts_of(history) == ["abcd", "abcd"]
+    with pytest.raises(GaveUpError, match="no host answers"):
+        elastic(
+            FakeWorld(FOUR, down={name: [(9.0, 90.0)] for name in FOUR}), Rules(wait_seconds=60.0)
+        ).train()
+
+
+def test_no_plan_for_what_is_left_says_why() -> None:
+    world = FakeWorld(FOUR, down={"d": [(9.1, math.inf)]}, least_speed=3.5)
+    run = elastic(world)
+    with pytest.raises(GaveUpError, match=r"there is no plan for a, b, c: memory: 3 of 3\.5"):
+        run.train()
+    assert world.saved == 5
+    assert run.history.phases[-1].checkpoint_step == 5
+
+
+def test_a_host_on_its_way_back_is_waited_for_where_no_plan_fits_without_it() -> None:
+    """It answers again by the time that the others notice: no --wait-for-hosts is needed."""
+    world = FakeWorld(FOUR, down={"d": [(9.0, 11.8)]}, least_speed=3.5)
+    history = elastic(world).train()
+    check_history(history, world)
+    assert hosts_of(history) == ["abcd", "abcd"]
+
+
+def test_a_host_that_comes_and_goes_is_not_waited_for_for_ever() -> None:
+    flapping = [(2.0 * at, 2.0 * at + 1.1) for at in range(5, 5000)]
+    world = FakeWorld(FOUR, down={"d": flapping}, least_speed=3.5)
+    with pytest.raises(GaveUpError, match="there is no plan for a, b, c"):
+        elastic(world).train()
+    assert world.now < 1000
+
+
+def test_growth_is_refused_where_it_is_not_faster_enough() -> None:
+    speeds = {"a": 1.0, "b": 1.0, "c": 0.03}
+    world = FakeWorld(speeds, down={"c": [(0.0, 20.0)]}, steps=200)
+    history = elastic(world).train()
+    check_history(history, world)
+    assert hosts_of(history) == ["ab"]
+    assert world.planned.count(("a", "b", "c")) == 1
+    assert any("not more than 2% faster" in text for text in world.told)
+
+
+def test_growth_is_refused_where_too_few_steps_are_left() -> None:
+    world = FakeWorld(FOUR, down={"d": [(8.0, 20.0)]}, steps=60)
+    history = elastic(world).train()
+    check_history(history, world)
+    assert hosts_of(history) == ["abcd", "abc"]
+    assert any("a restart takes" in text for text in world.told)
+
+
+def test_a_host_whose_growth_was_refused_is_used_after_the_next_fault() -> None:
+    world = FakeWorld(FOUR, down={"d": [(8.0, 20.0)], "a": [(40.0, math.inf)]}, steps=60)
+    history = elastic(world).train()
+    check_history(history, world)
+    assert hosts_of(history) == ["abcd", "abc", "bcd"]
+
+
+def test_a_refused_host_does_not_hide_the_return_of_another() -> None:
+    speeds = {"a": 1.0, "b": 1.0, "c": 0.01, "d": 1.0}
+    world = FakeWorld(speeds, down={"c": [(0.0, 12.0)], "d": [(0.0, 30.0)]}, steps=300)
+    history = elastic(world).train()
+    check_history(history, world)
+    assert hosts_of(history) == ["ab", "abcd"]
+
+
+def test_never_growing_uses_a_host_after_the_next_fault() -> None:
+    world = FakeWorld(
+        FOUR, down={"d": [(8.0, 20.0)]}, crashes=[Crash(host="a", at=45.0)], steps=200
+    )
+    history = elastic(world, Rules(grow=Grow.NEVER)).train()
+    check_history(history, world)
+    assert hosts_of(history) == ["abcd", "abc", "abcd"]
+    assert all(phase.ended is not Ended.GREW for phase in history.phases)
+
+
+def test_a_host_that_the_larger_plan_does_not_use_is_no_reason_to_grow() -> None:
+    world = FakeWorld(FOUR, down={"d": [(0.0, 20.0)]}, steps=200, most_used=3)
+    history = elastic(world, ALWAYS).train()
+    check_history(history, world)
+    assert hosts_of(history) == ["abc"]
+
+
+def test_a_host_without_a_rank_that_is_gone_is_not_planned_with() -> None:
+    """No fault tells of a host that holds no rank: it is asked before the run grows with it."""
+    speeds = {"a": 4.0, "b": 3.0, "c": 1.0, "d": 2.0}
+    world = FakeWorld(
+        speeds, down={"c": [(3.0, math.inf)], "d": [(0.0, 15.0)]}, steps=400, most_used=2
+    )
+    world.most_used = 2
+    run = elastic(world, ALWAYS)
+    history = run.train()
+    check_history(history, world)
+    assert ("a", "b", "c", "d") not in world.planned
+
+
+def test_restarts_without_a_new_checkpoint_are_counted() -> None:
+    crashes = [Crash(host="a", at=0.0), Crash(host="b", at=0.0)] * 10
+    world = FakeWorld(FOUR, crashes=crashes, save_every=50)
+    run = elastic(world, Rules(max_restarts=3))
+    with pytest.raises(GaveUpError, match="4 phases in a row ended without a new checkpoint yet"):
+        run.train()
+    assert len(run.history.phases) == 4
+    check_history(run.history, world, finished=False)
+
+
+def test_restarts_with_new_checkpoints_are_not_limited() -> None:
+    crashes = [Crash(host="abcd"[at % 4], at=1.5 * (START_SECONDS + 1) * at) for at in range(1, 17)]
+    world = FakeWorld(FOUR, crashes=crashes, save_every=1, steps=200)
+    history = elastic(world, Rules(max_restarts=1)).train()
+    check_history(history, world)
+    assert len(history.phases) == 17
+
+
+def test_no_restart_at_all_when_asked() -> None:
+    world = FakeWorld(FOUR, crashes=[Crash(host="a", at=0.0)])
+    run = elastic(world, Rules(max_restarts=0))
+    with pytest.raises(GaveUpError):
+        run.train()
+    assert len(run.history.phases) == 1
+
+
+def test_a_host_that_two_faults_in_a_row_name_is_left_out_while_it_answers() -> None:
+    crashes = [Crash(host="b", at=7.0), Crash(host="b", at=10.0)]
+    world = FakeWorld(FOUR, crashes=crashes, steps=300)
+    history = elastic(world).train()
+    check_history(history, world)
+    assert hosts_of(history) == ["abcd", "abcd", "acd", "abcd"]
+    assert any("b is left out, two faults in a row were its own" in text for text in world.told)
+
+
+def test_the_only_host_is_never_left_out() -> None:
+    crashes = [Crash(host="a", at=12.0 * at) for at in range(1, 5)]
+    world = FakeWorld({"a": 1.0}, crashes=crashes, save_every=1)
+    history = elastic(world).train()
+    check_history(history, world)
+    assert hosts_of(history) == ["a"] * 5
+
+
+def test_an_interruption_is_written_down() -> None:
+    world = FakeWorld(FOUR, interrupt_at=9.0)
+    run = elastic(world)
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    assert run.history.phases[-1].ended is Ended.INTERRUPTED
+    check_history(run.history, world, finished=False)
+
+
+def test_a_run_goes_on_from_what_an_earlier_command_saved() -> None:
+    world = FakeWorld(FOUR)
+    world.saved = 20
+    history = elastic(world).train()
+    assert history.phases[0].first_step == 20
+    assert [step.step for step in history.steps] == list(range(20, 60))
+
+
+def test_a_fault_after_the_last_checkpoint_is_no_fault() -> None:
+    class Late(FakeWorld):
+        def run(self, planned: FakePlan, first_step: int, look: object) -> object:  # type: ignore[override]
+            from dataclasses import replace
+
+            ending = super().run(planned, first_step, look)  # type: ignore[arg-type]
+            return replace(ending, ended=Ended.FAULT, message="a rank died while it left")
+
+    world = Late(FOUR)
+    history = elastic(world).train()
+    check_history(history, world)
+
+
+@pytest.mark.parametrize(
+    ("rules", "field"), [({"max_restarts": -1}, "max-restarts"), ({"wait_seconds": -1.0}, "wait")]
+)
+def test_rules_that_cannot_be(rules: dict[str, float], field: str) -> None:
+    with pytest.raises(InputError, match=field):
+        Rules(**rules)  # type: ignore[arg-type]
+
+
+intervals = st.lists(
+    st.tuples(st.floats(0.0, 120.0), st.floats(0.1, 60.0)).map(lambda it: (it[0], it[0] + it[1])),
+    max_size=4,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    down=st.fixed_dictionaries({}, optional={name: intervals for name in FOUR}),
+    crashes=st.lists(
+        st.builds(
+            Crash,
+            host=st.sampled_from("abcd"),
+            at=st.floats(0.0, 100.0),
+            during_save=st.booleans(),
+        ),
+        max_size=8,
+    ),
+    save_every=st.integers(1, 20),
+    least_speed=st.sampled_from([0.0, 1.5, 3.5]),
+    rules=st.builds(
+        Rules,
+        max_restarts=st.integers(0, 4),
+        grow=st.sampled_from(Grow),
+        wait_seconds=st.sampled_from([0.0, 30.0]),
+    ),
+)
+def test_any_script_ends_in_bounded_time_with_phases_that_join(
+    down: dict[str, Sequence[tuple[float, float]]],
+    crashes: list[Crash],
+    save_every: int,
+    least_speed: float,
+    rules: Rules,
+) -> None:
+    world = FakeWorld(
+        FOUR, down=down, crashes=crashes, save_every=save_every, least_speed=least_speed
+    )
+    run = elastic(world, rules)
+    try:
+        history = run.train()
+        check_history(history, world)
+    except GaveUpError:
+        history = run.history
+        check_history(history, world, finished=False)
+        # It gives up for one of two reasons.
+        stuck = [phase.checkpoint_step for phase in history.phases[-rules.max_restarts - 1 :]]
+        assert world.told[-1].endswith("looking for hosts that come back") or len(set(stuck)) == 1
+    assert world.now < 3600
+    # Phases that brought nothing are never more in a row than the limit allows.
+    row = 0
+    for phase in history.phases:
+        row = 0 if phase.checkpoint_step > phase.first_step else row + 1
+        assert row <= rules.max_restarts + 1
+
+
+@given(
+    names=st.lists(st.sampled_from("abcdefgh"), unique=True),
+    missing=st.sets(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from("abcdefgh"))),
+    silent=st.sets(st.sampled_from("abcdefgh")),
+)
+def test_joined_hosts_reach_each_other_and_none_is_left_out_for_nothing(
+    names: list[str], missing: set[tuple[str, str]], silent: set[str]
+) -> None:
+    reaches = {
+        one: {two for two in names if (one, two) not in missing}
+        for one in names
+        if one not in silent
+    }
+    found = joined(names, reaches)
+    assert list(found) == [name for name in names if name in found]
+    for one in found:
+        for two in found:
+            assert one == two or two in reaches[one]
+    if not missing:
+        assert set(found) == set(names) - silent
+    for other in set(names) - set(found) - silent:
+        # Whoever is left out lacks somebody that answered.
+        assert any(
+            two != other and (two not in reaches[other] or other not in reaches[two])
+            for two in reaches
+        )
+
+
+def test_a_region_that_is_cut_off_keeps_the_larger_part() -> None:
+    north, south = ("n1", "n2", "n3"), ("s1", "s2")
+    reaches = {one: set(side) for side in (north, south) for one in side}
+    assert joined((*south, *north), reaches) == north
+
+
+def test_answers_needed_double_up_to_a_limit() -> None:
+    book = HostBook(("a", "b"), answers_needed=3)
+    needed = []
+    for _ in range(MOST_DOUBLINGS + 3):
+        book.leave_out(("a",))
+        needed.append(book.needed("a"))
+        for _ in range(needed[-1] - 1):
+            assert book.heard(("a",), ("a",)) == ()
+        assert book.heard(("a",), ("a",)) == ("a",)
+    assert needed == [3, 6, 12, 24, 48, 96, 192, 192, 192]
+
+
+def test_an_answer_that_is_missing_begins_the_count_anew() -> None:
+    book = HostBook(("a",), answers_needed=3)
+    book.leave_out(("a",))
+    for answered in ((), ("a",), ("a",), (), ("a",), ("a",)):
+        assert book.heard(("a",), answered) == ()
+    assert book.returning == ("a",)
+    assert book.heard(("a",), ("a",)) == ("a",)
+    assert book.usable == ("a",)
+
+
+def test_nobody_is_left_out_for_a_link_between_two_hosts() -> None:
+    book = HostBook(("a", "b", "c"), answers_needed=3)
+    for _ in range(5):
+        assert book.blame(("a", "b")) == ""
+    assert book.usable == ("a", "b", "c")
+
+
+@given(
+    now=st.floats(0.01, 100.0),
+    larger=st.floats(0.01, 100.0),
+    done=st.integers(1, 999),
+    start=st.floats(0.0, 1e4),
+)
+def test_growing_when_it_pays_never_makes_the_run_longer(
+    now: float, larger: float, done: int, start: float
+) -> None:
+    """By the predicted times and the last restart's."""
+    one, two = (
+        FakePlan(used_hosts=("a",), step_seconds=now),
+        FakePlan(used_hosts=("a", "b"), step_seconds=larger),
+    )
+    progress = Progress(steps_done=done, start_seconds=start, step_seconds=now)
+    if not refusal(one, two, progress, total_steps=1000, rules=Rules()):
+        left = 1000 - done
+        assert left * larger + start <= left * now * (1 + 1e-9)
+        assert larger < 0.98 * now * (1 + 1e-9)
