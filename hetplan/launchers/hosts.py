@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
+from hetplan.cluster.part import host_of_device
 from hetplan.cluster.spec import Cluster
 from hetplan.emulation import running, state
-from hetplan.emulation.layout import host_name
 from hetplan.emulation.values import DATA_INTERFACE, EmulatedHost, Emulation
 from hetplan.errors import Fault, InputError
 
@@ -147,11 +147,6 @@ def hosts_of_emulation(name: str, cluster: Cluster, devices: Sequence[int]) -> E
     if faults:
         raise InputError(*faults.values())
     return EmulatedHosts(emulation=emulation, of_rank=tuple(names))
-
-
-def host_of_device(cluster: Cluster, device: int) -> str:
-    """Name that an emulation of the cluster gives to the host of this device."""
-    return host_name(cluster.island_of_device(device), cluster.node_of_device(device))
 
 
 def _mismatch(host: EmulatedHost | None, cluster: Cluster, device: int) -> str:

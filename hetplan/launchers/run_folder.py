@@ -52,12 +52,22 @@ class RunFolder:
         """When and why a rank failed."""
         return self.path / f"rank-{rank}.failed"
 
+    def activity(self, rank: int) -> Path:
+        """What a rank does (`hetplan.runtime.activity`)."""
+        return self.path / f"rank-{rank}.activity"
+
+    @property
+    def stop(self) -> Path:
+        """Made by whoever wants the run to save a checkpoint and leave after its present step."""
+        return self.path / "stop"
+
     def clear(self) -> None:
         """Remove what an earlier run in this folder left."""
-        for path in (self.training, self.report, self.port, self.progress):
+        for path in (self.training, self.report, self.port, self.progress, self.stop):
             path.unlink(missing_ok=True)
-        for path in (*self.path.glob("rank-*.log"), *self.path.glob("rank-*.failed")):
-            path.unlink()
+        for what in ("log", "failed", "activity"):
+            for path in self.path.glob(f"rank-*.{what}"):
+                path.unlink()
 
     def tell(self, record: StepRecord) -> None:
         """Add a finished step to the progress."""

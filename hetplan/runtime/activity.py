@@ -1,0 +1,171 @@
+"""What is a rank doing right now, told to its launcher without cost inside a step?
+
+The thread that trains says what it begins and ends: it sets one attribute. A thread beside it
+writes that down every `BEAT_SECONDS`, in place, in a record of fixed size with a checksum; so no
+operation waits for a disk, a full disk stops no beat, and nobody reads half a record. As long as
+the beats go on the process is alive, whatever it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+BEAT_SECONDS = 0.25
+"""Rare enough to cost a rank nothing: a beat takes some 20 microseconds."""
+RECORD_BYTES = 4096
+"""One page, which the system writes and reads as one."""
+_LONGEST_OPERATION = 200
+_MOST_PEERS = 256
+
+
+class Doing(StrEnum):
+    """What kind of thing a rank does, which says how long it may take."""
+
+    STARTS = "starts"
+    """Loads libraries, waits for the others to do so, builds its layers."""
+    CONNECTS = "connects"
+    """Opens connections to the others."""
+    COMPUTES = "computes"
+    TALKS = "talks"
+    """Sends, receives or sums: it waits for its peers."""
+    FILES = "files"
+    """Reads or writes a checkpoint."""
+    ENDS = "ends"
+    """Has trained all steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """What a rank did when it was last heard of."""
+
+    seconds: float
+    """On the machine's monotonic clock, when this was written."""
+    done: int
+    """Operations that it has finished."""
+    doing: Doing
+    operation: str
+    """In words, as in `forward pass of microbatch 3`; empty between two operations."""
+    peers: tuple[int, ...]
+    """Ranks that it waits for."""
+    since_seconds: float
+    """On the same clock, when the operation began."""
+
+
+class Activity:
+    """What the training thread is doing."""
+
+    def __init__(self) -> None:
+        self._done = 0
+        self._now: tuple[int, Doing, str, tuple[int, ...], float] = (
+            0,
+            Doing.STARTS,
+            "start of the process",
+            (),
+            time.monotonic(),
+        )
+
+    def begin(
+        self, operation: str, peers: tuple[int, ...] = (), *, doing: Doing | None = None
+    ) -> None:
+        """Something begins, and with it ends what was before; with peers it waits for these."""
+        kind = doing or (Doing.TALKS if peers else Doing.COMPUTES)
+        self._done += 1
+        self._now = (self._done, kind, operation, peers, time.monotonic())
+
+    def end(self) -> None:
+        """It has ended, and nothing else has begun."""
+        self.begin("", doing=Doing.COMPUTES)
+
+    @contextmanager
+    def within(self, operation: str, peers: tuple[int, ...]) -> Iterator[None]:
+        """Something inside another operation, which then goes on. What raises stays as it was."""
+        _, kind, outer, around, _ = self._now
+        self.begin(f"{outer}: {operation}", peers)
+        yield
+        self.begin(outer, around, doing=kind)
+
+    def beat(self) -> Beat:
+        """What it does now."""
+        done, doing, operation, peers, since = self._now
+        return Beat(
+            seconds=time.monotonic(),
+            done=done,
+            doing=doing,
+            operation=operation,
+            peers=peers,
+            since_seconds=since,
+        )
+
+
+class Heartbeat:
+    """Writes an activity down until it is stopped, or the process ends."""
+
+    def __init__(self, activity: Activity, path: Path) -> None:
+        """Starts at once. The file is made, and has its full size, before this returns."""
+        self._activity = activity
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        self._over = threading.Event()
+        self.write()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def write(self) -> None:
+        """One beat, now."""
+        os.pwrite(self._handle, record_of(self._activity.beat()), 0)
+
+    def stop(self) -> None:
+        """One last beat."""
+        self._over.set()
+        self._thread.join()
+        with suppress(OSError):
+            self.write()
+        os.close(self._handle)
+
+    def _run(self) -> None:
+        while not self._over.wait(BEAT_SECONDS):
+            # The folder may be on a file system that is away for a moment: the next beat may come.
+            with suppress(OSError):
+                self.write()
+
+
+def record_of(beat: Beat) -> bytes:
+    """The beat as it is written."""
+    fields = [
+        beat.seconds,
+        beat.done,
+        beat.doing.value,
+        beat.operation[:_LONGEST_OPERATION],
+        list(beat.peers[:_MOST_PEERS]),
+        beat.since_seconds,
+    ]
+    text = json.dumps(fields).encode()
+    return (b"%08x" % zlib.crc32(text) + text + b"\n").ljust(RECORD_BYTES)
+
+
+def read_beat(path: Path) -> Beat | None:
+    """The last beat; None where there is none yet, or it is being written right now."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    text = data[8:].rstrip()
+    if len(data) != RECORD_BYTES or data[:8] != b"%08x" % zlib.crc32(text):
+        return None
+    seconds, done, doing, operation, peers, since = json.loads(text)
+    return Beat(
+        seconds=seconds,
+        done=done,
+        doing=Doing(doing),
+        operation=operation,
+        peers=tuple(peers),
+        since_seconds=since,
+    )
