@@ -25,6 +25,8 @@ ADAMW_BETAS = (0.9, 0.95)
 ADAMW_EPSILON = 1e-8
 ADAMW_WEIGHT_DECAY = 0.1
 SGD_RATE = 0.1
+RULE_STATES = {Optimizer.ADAMW: ("exp_avg", "exp_avg_sq"), Optimizer.SGD: ()}
+"""What each rule keeps of every element, by torch's names."""
 
 
 def make_rule(optimizer: Optimizer, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
@@ -38,6 +40,31 @@ def make_rule(optimizer: Optimizer, parameters: Iterable[Tensor]) -> torch.optim
             weight_decay=ADAMW_WEIGHT_DECAY,
         )
     return torch.optim.SGD(parameters, lr=SGD_RATE)
+
+
+def rule_state(rule: torch.optim.Optimizer, vector: Tensor) -> dict[str, Tensor]:
+    """What the rule keeps of this vector's elements, by torch's names; zeros before any update.
+
+    What is written into these tensors is the rule's state from then on.
+    """
+    kept = rule.state[vector]
+    if isinstance(rule, torch.optim.AdamW) and not kept:
+        # As torch makes them at the first update.
+        kept["step"] = torch.tensor(0.0)
+        kept["exp_avg"] = torch.zeros_like(vector)
+        kept["exp_avg_sq"] = torch.zeros_like(vector)
+    return {name: kept[name] for name in RULE_STATES[optimizer_of(rule)]}
+
+
+def set_updates(rule: torch.optim.Optimizer, vector: Tensor, updates: int) -> None:
+    """Let the rule go on as after this many updates, which its bias correction depends on."""
+    if rule_state(rule, vector):
+        rule.state[vector]["step"].fill_(updates)
+
+
+def optimizer_of(rule: torch.optim.Optimizer) -> Optimizer:
+    """The job's word for a rule of `make_rule`."""
+    return Optimizer.ADAMW if isinstance(rule, torch.optim.AdamW) else Optimizer.SGD
 
 
 class FlatParameters:
@@ -63,6 +90,21 @@ class FlatParameters:
         self._updated = nn.Parameter(self.weights if exact else self.weights.float())
         self._updated.grad = self.gradients if exact else torch.empty_like(self._updated)
         self._rule = make_rule(optimizer, [self._updated])
+
+    @property
+    def updated(self) -> Tensor:
+        """The vector that the rule updates: the weights, or their float32 copy."""
+        return self._updated
+
+    def state(self) -> dict[str, Tensor]:
+        """The rule's state of `updated` (`rule_state`)."""
+        return rule_state(self._rule, self._updated)
+
+    def resume(self, updates: int) -> None:
+        """Go on as after this many updates with what `updated` and `state` have now."""
+        set_updates(self._rule, self._updated, updates)
+        if self._updated.data_ptr() != self.weights.data_ptr():
+            self.weights.copy_(self._updated.detach())
 
     def clear(self) -> None:
         """Set all gradients to zero, before the first microbatch of a step."""

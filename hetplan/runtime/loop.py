@@ -1,7 +1,8 @@
 """How a run is measured: train step after step, and gather what every rank has seen.
 
 A step's time is the longest time of a rank from a barrier to the end of its update. Everything
-else happens between steps: drawing samples, gathering times and losses, collecting garbage.
+else happens between steps: drawing samples, gathering times and losses, saving checkpoints,
+collecting garbage.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from hetplan.cost.network.link_names import TrafficClass
 from hetplan.profiling.backends import Backend
 from hetplan.profiling.pacing import Pacer
+from hetplan.runtime.checkpoints_run import RunCheckpoints
 from hetplan.runtime.exchanges import reduction_of
 from hetplan.runtime.groups import Groups, open_groups
 from hetplan.runtime.measured import RankMeasure, SentBytes, StepRecord, TrainingReport
@@ -30,16 +32,24 @@ from hetplan.runtime.trainer import StepTimes, Trainer
 from hetplan.runtime.training import Training
 
 OnStep = Callable[[StepRecord], None]
+Stop = Callable[[int], bool]
+"""Asked on the first rank after each step, with the number of steps that are done: end here?"""
 
 
 def train(
-    training: Training, rank: int, backend: Backend, *, on_step: OnStep | None = None
+    training: Training,
+    rank: int,
+    backend: Backend,
+    *,
+    on_step: OnStep | None = None,
+    stop: Stop | None = None,
 ) -> TrainingReport | None:
     """Train as this rank of the plan; every rank of it returns the same report.
 
     The default process group must exist, with the plan's ranks as its first ones, and all its
     ranks must call this; those without a place in the plan get None at once. `on_step` is called
-    after each step.
+    after each step. Where the first rank's `stop` says so, all ranks leave after that step, with a
+    checkpoint where the training asks for any and a report of the steps so far.
     """
     places = place_ranks(training.plan)
     reduction = reduction_of(training.plan, places)
@@ -53,6 +63,7 @@ def train(
             for pipeline in training.plan.pipelines
         ],
         asked=reduction.groups(),
+        sums=training.sums,
     )
     if groups is None:
         return None
@@ -69,10 +80,20 @@ def train(
         reduction=reduction,
         pacer=pacer,
     )
+    checkpoints = RunCheckpoints(training, trainer.state, groups.control)
     report = measured_run(
-        training, trainer, places, groups.control, memory, pacer=pacer, on_step=on_step
+        training,
+        trainer,
+        places,
+        groups.control,
+        memory,
+        first_step=checkpoints.resume(),
+        pacer=pacer,
+        on_step=on_step,
+        stop=stop,
+        after_step=checkpoints.after_step,
     )
-    return replace(report, sent=_sent_bytes(groups, len(places), training.steps))
+    return replace(report, sent=_sent_bytes(groups, len(places), len(report.steps)))
 
 
 def _sent_bytes(groups: Groups, num_ranks: int, steps: int) -> tuple[SentBytes, ...]:
@@ -94,6 +115,14 @@ def _sent_bytes(groups: Groups, num_ranks: int, steps: int) -> tuple[SentBytes, 
 
 
 Drawn = TypeVar("Drawn")
+
+
+class AfterStep(Protocol):
+    """What every rank does between two steps."""
+
+    def __call__(self, done: int, *, last: bool) -> None:
+        """`done` steps are done, of all runs of the training; `last`: no other follows."""
+        ...
 
 
 class Place(Protocol):
@@ -130,29 +159,40 @@ def measured_run(
     control: dist.ProcessGroup,
     memory: Memory,
     *,
+    first_step: int = 0,
     pacer: Pacer | None = None,
     on_step: OnStep | None = None,
+    stop: Stop | None = None,
+    after_step: AfterStep | None = None,
 ) -> TrainingReport:
     """Train the steps with a trainer that is ready; every rank of `control` gets the same report.
 
-    `memory` was made before the trainer, `places` has every rank's place.
+    `memory` was made before the trainer, `places` has every rank's place. `first_step` steps are
+    done already. `after_step` is called on every rank between steps.
     """
     table, steps = [], []
     gc.collect()
     gc.freeze()  # what is there now stays, so later collections need not look at it
     gc.disable()
     try:
-        for step in range(training.steps):
+        for step in range(first_step, training.steps):
             row = _measured_step(trainer, step, control, pacer)
-            table.append(_gathered([*row, memory.peak_bytes()], control, len(places)))
+            ends = stop is not None and dist.get_rank(control) == 0 and stop(step + 1)
+            table.append(_gathered([*row, memory.peak_bytes(), ends], control, len(places)))
             steps.append(_record(step, table[-1], places))
             if on_step is not None:
                 on_step(steps[-1])
+            stopped = table[-1][0][_STOP] != 0
+            if after_step is not None:
+                after_step(step + 1, last=stopped or step + 1 == training.steps)
+            if stopped:
+                break
             gc.collect()
     finally:
         gc.enable()
         gc.unfreeze()
-    counted = table[training.warmup_steps :]
+    # A run that goes on for the last steps, or was stopped, may have none beyond its warm-up.
+    counted = table[training.warmup_steps :] or table
     return TrainingReport(
         steps=tuple(steps),
         ranks=tuple(
@@ -165,7 +205,7 @@ def _pacer(training: Training, rank: int) -> Pacer | None:
     pace, kind = training.pace, training.device_kinds[rank]
     if pace is None or all(paced.device != kind for paced in pace.kinds):
         return None
-    return Pacer(pace.kind(kind))
+    return Pacer(pace.kind(kind), stream=rank)
 
 
 def _measured_step(
@@ -193,7 +233,9 @@ def _measured_step(
 
 
 _Row = list[float]
-"""One rank's figures of one step, in the order of `_measured_step`, and its peak memory."""
+"""One rank's figures of one step: those of `_measured_step` in their order, its peak memory, and
+whether the run ends here, which the first rank's says."""
+_STOP = 10
 
 
 def _gathered(row: _Row, control: dist.ProcessGroup, num_ranks: int) -> list[_Row]:

@@ -10,7 +10,8 @@ class StepRecord:
     """One optimizer step."""
 
     step: int
-    """Counted from 0."""
+    """Counted from 0, from the first step of the training: a run that goes on from a checkpoint
+    begins with the number of steps that were done."""
     seconds: float
     """Longest time of a rank from the barrier before the step to the end of its update."""
     loss: float

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hetplan.cost.network.link_names import TrafficClass
 from hetplan.job.spec import Optimizer
-from hetplan.profiling.updating import make_rule
+from hetplan.profiling.updating import make_rule, rule_state, set_updates
 from hetplan.runtime.communicator.channels import Channel
 
 
@@ -42,26 +42,40 @@ class Shard:
         total, self.parts = weights.numel(), len(inside.ranks)
         parts = self.parts
         size = -(-total // parts)
-        self._start = min(total, index * size)
-        stop = min(total, self._start + size)
+        self.start = min(total, index * size)
+        """Of this rank's part in the vector."""
+        stop = min(total, self.start + size)
         self._padded = weights.new_zeros(parts * size) if parts * size != total else None
         self.gradients = gradients.new_zeros(size)
         """Of this rank's part, after `reduce`."""
-        mine = weights[self._start : stop]
+        mine = weights[self.start : stop]
         exact = weights.dtype == torch.float32
         self._updated = nn.Parameter(mine if exact else mine.float())
         self._mine = mine
         self._rule = make_rule(optimizer, [self._updated])
+
+    @property
+    def updated(self) -> Tensor:
+        """This part of the weights in float32, as the rule updates it."""
+        return self._updated
+
+    def state(self) -> dict[str, Tensor]:
+        """The rule's state of `updated` (`hetplan.profiling.updating.rule_state`)."""
+        return rule_state(self._rule, self._updated)
+
+    def resume(self, updates: int) -> None:
+        """Go on as after this many updates; the whole vector of weights is set already."""
+        set_updates(self._rule, self._updated, updates)
 
     def counted(self, views: Iterable[Tensor]) -> Sequence[Tensor]:
         """What of these stretches of the gradient vector lies in this part, as views of it."""
         found = []
         for view in views:
             at = (view.data_ptr() - self._gradients.data_ptr()) // view.element_size()
-            start = max(at, self._start)
-            stop = min(at + view.numel(), self._start + self.gradients.numel())
+            start = max(at, self.start)
+            stop = min(at + view.numel(), self.start + self.gradients.numel())
             if start < stop:
-                found.append(self.gradients[start - self._start : stop - self._start])
+                found.append(self.gradients[start - self.start : stop - self.start])
         return tuple(found)
 
     def reduce(self) -> None:

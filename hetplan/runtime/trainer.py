@@ -32,6 +32,7 @@ from hetplan.plans.plan import Plan, RecomputeGranularity
 from hetplan.profiling.backends import Backend
 from hetplan.profiling.pacing import Pacer
 from hetplan.profiling.updating import FlatParameters
+from hetplan.runtime.checkpoints_state import TrainingState
 from hetplan.runtime.data import MarkovTokens, block_numbers
 from hetplan.runtime.exchanges import (
     Exchange,
@@ -116,6 +117,7 @@ class Trainer:
         self._sums = (tied,) if self._shard is not None else (sums, tied)
         self._clips, self._everyone = clips_gradients(job), groups.everyone
         self._counted = self._counted_views(model, place)
+        self.state = TrainingState(model, place, self._named, self.parameters, self._shard)
         self._data = MarkovTokens.of(model.vocab_size, job.seed)
         self._marks: list[Any] = []
         self._passes = self._make_passes(model, places, groups)
@@ -243,6 +245,8 @@ class Trainer:
         talked = self._talked_seconds()
         begin = self._backend.mark()
         self.parameters.clear()
+        for sums in self._sums:
+            sums.expect()
         losses = self._passes.run(batch.tokens, batch.targets)
         pipelined = self._backend.mark()
         for sums in self._sums:

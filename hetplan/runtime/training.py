@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan
 from hetplan.profiling.pacing import Pace
+from hetplan.runtime.checkpoints import CheckpointRequest
+from hetplan.runtime.communicator.levels import GroupSum
 
 SCHEMA = "hetplan.training/1"
 
@@ -27,10 +29,16 @@ class Training:
     pace: Pace | None
     """Nominal times of the kinds that are played; kinds that it lacks run at their own speed."""
     steps: int
+    """Of the whole training; a run that goes on from a checkpoint trains what is left of them."""
     warmup_steps: int
-    """First steps that count in no median: connections are made and memory is allocated there."""
+    """First steps of the run that count in no median: connections are made and memory is allocated
+    there."""
     timeout_seconds: float
     """A collective that takes longer ends the run."""
+    checkpoints: CheckpointRequest = field(default_factory=CheckpointRequest)
+    sums: tuple[GroupSum, ...] = ()
+    """Groups that sum level by level (`hetplan.runtime.summing.sums_of`); others sum as their
+    backend does."""
 
     def __post_init__(self) -> None:
         if self.warmup_steps < 0 or self.steps <= self.warmup_steps:

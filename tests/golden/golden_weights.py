@@ -1,10 +1,11 @@
 """One value of every kind that stands in folders of weights, or is printed about them."""
 
+from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.numerics import Activation
 from hetplan.model.spec import ModelSpec
 from hetplan.runtime.weights.convert import Converted
 from hetplan.runtime.weights.megatron import MegatronNote
-from hetplan.runtime.weights.native import CheckpointManifest
+from hetplan.runtime.weights.native import CheckpointManifest, TrainedJob
 from hetplan.runtime.weights.numerics import Llama3Scaling, Numerics
 
 _NUMERICS = Numerics(
@@ -24,6 +25,14 @@ def checkpoint_manifest(model: ModelSpec) -> CheckpointManifest:
         step=40,
         states=("weights", "exp_avg", "exp_avg_sq"),
         huggingface_config='{"model_type": "llama"}\n',
+        trained=TrainedJob(
+            optimizer=Optimizer.ADAMW,
+            gradient_clipping=True,
+            global_batch_size=64,
+            sequence_length=2048,
+            seed=7,
+            precision=Precision.BFLOAT16,
+        ),
         hetplan_version="0.1.0",
     )
 

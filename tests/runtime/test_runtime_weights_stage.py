@@ -19,8 +19,8 @@ from hetplan.errors import InputError
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import LayerRange
 from hetplan.profiling.layers import build_layer
-from hetplan.runtime.weights import stage
 from hetplan.runtime.weights.native import MANIFEST
+from hetplan.runtime.weights.slices import slices_of
 from hetplan.runtime.weights.stage import (
     StagePart,
     finish_save,
@@ -114,7 +114,7 @@ def test_first_slices_tile_every_weight_once(tp: int, model: ModelSpec) -> None:
     counts = {weight.key: torch.zeros(weight.shape) for weight in weights_of(model)}
     for tp_index in range(tp):
         part = replace(whole(model), tp=tp, tp_index=tp_index)
-        for piece in stage._slices(model, part):
+        for piece in slices_of(model, part.layers, tp=tp, tp_index=tp_index):
             if piece.first and 0 not in piece.shape:
                 place = tuple(
                     slice(start, start + length)

@@ -19,6 +19,7 @@ from hetplan.errors import Fault, InputError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import write_atomically
+from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.runtime.weights.distributed import Chunk, Reader, write_chunks
 from hetplan.runtime.weights.numerics import Numerics
@@ -33,10 +34,24 @@ from hetplan.runtime.weights.tensors import (
 )
 from hetplan.version import __version__
 
-SCHEMA = "hetplan.checkpoint/2"
+SCHEMA = "hetplan.checkpoint/3"
 MANIFEST = "hetplan-checkpoint.json"
 WEIGHTS = "weights"
 """The state that every checkpoint has; others are as large and belong to the optimizer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedJob:
+    """What of a job decides how its loss goes on."""
+
+    optimizer: Optimizer
+    gradient_clipping: bool
+    global_batch_size: int
+    sequence_length: int
+    seed: int
+    """Of the data and of the first weights."""
+    precision: Precision
+    """Of the weights and activations while it was trained; all states are kept in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +67,8 @@ class CheckpointManifest:
     """`weights`, and what else is kept of every weight."""
     huggingface_config: str | None = None
     """The config.json that the weights came with, as it was."""
+    trained: TrainedJob | None = None
+    """None: weights that were converted, or saved by themselves."""
     hetplan_version: str = __version__
     schema: str = SCHEMA
 

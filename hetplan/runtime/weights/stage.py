@@ -13,7 +13,7 @@ the checkpoint's name. All ranks of a save see one file system; loading needs no
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,13 +32,15 @@ from hetplan.runtime.weights.folders import put_in_place
 from hetplan.runtime.weights.native import (
     MANIFEST,
     CheckpointManifest,
+    TrainedJob,
     check_tensors,
     read_manifest,
     state_key,
     write_manifest,
 )
 from hetplan.runtime.weights.numerics import differences, own_numerics
-from hetplan.runtime.weights.tensors import VOCABULARY, Weight, owns_vocabulary, unlike_parts
+from hetplan.runtime.weights.slices import Slice, slices_of
+from hetplan.runtime.weights.tensors import unlike_parts
 
 States = Mapping[str, Mapping[str, Tensor]]
 """State (`weights`, or an optimizer's such as `exp_avg`) -> parameter -> the rank's slice.
@@ -95,57 +97,6 @@ def vector_tensors(module: nn.Module, layers: LayerRange, vector: Tensor) -> dic
     return {name: views[tensor.data_ptr()] for name, tensor in tensors.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Slice:
-    """Where a part of one parameter lies in its full weight."""
-
-    parameter: str
-    weight: Weight
-    local_offsets: tuple[int, ...]
-    offsets: tuple[int, ...]
-    shape: tuple[int, ...]
-    """Without padding."""
-    first: bool
-    """No rank of lower tp_index holds the same part."""
-
-    def of(self, tensor: Tensor) -> Tensor:
-        """The part of the rank's tensor."""
-        for dim, (start, length) in enumerate(zip(self.local_offsets, self.shape, strict=True)):
-            tensor = tensor.narrow(dim, start, length)
-        return tensor
-
-
-def _slices(model: ModelSpec, part: StagePart) -> Iterator[_Slice]:
-    for position in range(part.layers.start, part.layers.stop):
-        kind = model.layers[position]
-        lower = max(0, part.tp_index - 1)
-        mine = parameter_slices(model, kind, tp=part.tp, tp_rank=part.tp_index)
-        below = parameter_slices(model, kind, tp=part.tp, tp_rank=lower)
-        for parameter, other in zip(mine, below, strict=True):
-            row = 0
-            for piece, lower_piece in zip(parameter.parts, other.parts, strict=True):
-                shared = piece.name == VOCABULARY and not owns_vocabulary(model, kind)
-                offsets = [0] * len(piece.full_shape)
-                offsets[piece.dim] = piece.start
-                shape = list(piece.shape)
-                whole = piece.full_shape[piece.dim]
-                shape[piece.dim] = max(0, min(piece.length, whole - piece.start))
-                yield _Slice(
-                    parameter=f"layers.{position}.{parameter.name}",
-                    weight=Weight(
-                        position=0 if shared else position,
-                        name=piece.name,
-                        shape=piece.full_shape,
-                    ),
-                    local_offsets=(row, *(0,) * (len(shape) - 1)),
-                    offsets=tuple(offsets),
-                    shape=tuple(shape),
-                    # Slices of equal start follow each other: starts never fall with tp_index.
-                    first=not shared and (part.tp_index == 0 or lower_piece.start != piece.start),
-                )
-                row += piece.shape[0]
-
-
 def save_stage(
     folder: Path,
     model: ModelSpec,
@@ -162,26 +113,31 @@ def save_stage(
     """
     if folder.exists():
         raise InputError(Fault(file=str(folder), message="exists; a checkpoint is never replaced"))
-    slices = tuple(_slices(model, part))
+    slices = tuple(slices_of(model, part.layers, tp=part.tp, tp_index=part.tp_index))
     for tensors in states.values():
         _check_states(model, part, tensors)
-    partial = _partial(folder)
-
-    def make() -> None:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-
-    _on_first_rank(group, make, f"make the folder {partial}")
     chunks = [
         _chunk(state, each, tensors[each.parameter])
         for state, tensors in states.items()
         for each in slices
         if part.dp_index == 0 and each.first and 0 not in each.shape
     ]
+    save_chunks(folder, chunks, group=group)
+
+
+def save_chunks(folder: Path, chunks: Sequence[Chunk], *, group: dist.ProcessGroup | None) -> None:
+    """`save_stage` of chunks that the caller has cut."""
+    partial = partial_folder(folder)
+
+    def make() -> None:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+
+    on_first_rank(group, make, f"make the folder {partial}")
     write_chunks(partial, chunks, group=group)
 
 
-def _chunk(state: str, piece: _Slice, tensor: Tensor) -> Chunk:
+def _chunk(state: str, piece: Slice, tensor: Tensor) -> Chunk:
     return Chunk(
         key=state_key(state, piece.weight),
         full_shape=piece.weight.shape,
@@ -200,15 +156,20 @@ def finish_save(
     step: int,
     states: Sequence[str],
     group: dist.ProcessGroup | None,
+    trained: TrainedJob | None = None,
 ) -> None:
     """Give the folder its name, after every rank's `save_stage`; returns when it has it.
 
-    `states` are the names that the ranks saved. An InputError on the group's first rank where a
-    weight is missing: no rank held it.
+    `states` are the names that the ranks saved, `trained` what they were trained on. An InputError
+    on the group's first rank where a weight is missing: no rank held it.
     """
-    partial = _partial(folder)
+    partial = partial_folder(folder)
     manifest = CheckpointManifest(
-        model=model, numerics=own_numerics(model), step=step, states=tuple(states)
+        model=model,
+        numerics=own_numerics(model),
+        step=step,
+        states=tuple(states),
+        trained=trained,
     )
 
     def finish() -> None:
@@ -216,7 +177,7 @@ def finish_save(
         write_manifest(partial, manifest)
         put_in_place(partial, folder)
 
-    _on_first_rank(group, finish, f"finish the checkpoint {folder}")
+    on_first_rank(group, finish, f"finish the checkpoint {folder}")
 
 
 def load_stage(
@@ -226,6 +187,31 @@ def load_stage(
 
     Values are rounded to the tensors' number format; padding becomes zero. An InputError where the
     checkpoint is of another model, lacks a state or is damaged.
+    """
+    manifest, reader = open_checkpoint(folder, model, tuple(states))
+    for state, tensors in states.items():
+        _check_states(model, part, tensors)
+        for tensor in tensors.values():
+            tensor.detach().zero_()
+        for piece in slices_of(model, part.layers, tp=part.tp, tp_index=part.tp_index):
+            if 0 in piece.shape:
+                continue
+            with torch.no_grad():
+                reader.read(
+                    state_key(state, piece.weight),
+                    offsets=piece.offsets,
+                    shape=piece.shape,
+                    into=piece.of(tensors[piece.parameter].detach()),
+                )
+    return manifest
+
+
+def open_checkpoint(
+    folder: Path, model: ModelSpec, states: Sequence[str]
+) -> tuple[CheckpointManifest, Reader]:
+    """What the checkpoint is, and its reader.
+
+    An InputError where it is of another model, lacks one of the states or is damaged.
     """
     manifest = read_manifest(folder)
     place = str(folder / MANIFEST)
@@ -241,21 +227,7 @@ def load_stage(
         raise InputError(Fault(file=place, field="states", message=message))
     reader = Reader(folder)
     check_tensors(folder, reader, manifest)
-    for state, tensors in states.items():
-        _check_states(model, part, tensors)
-        for tensor in tensors.values():
-            tensor.detach().zero_()
-        for piece in _slices(model, part):
-            if 0 in piece.shape:
-                continue
-            with torch.no_grad():
-                reader.read(
-                    state_key(state, piece.weight),
-                    offsets=piece.offsets,
-                    shape=piece.shape,
-                    into=piece.of(tensors[piece.parameter].detach()),
-                )
-    return manifest
+    return manifest, reader
 
 
 def inexact(manifest: CheckpointManifest) -> tuple[str, ...]:
@@ -282,12 +254,12 @@ def _check_states(model: ModelSpec, part: StagePart, tensors: Mapping[str, Tenso
         )
 
 
-def _partial(folder: Path) -> Path:
+def partial_folder(folder: Path) -> Path:
     """Where a save is until it is finished; every rank finds the same name."""
     return folder.with_name(f".{folder.name}.partial")
 
 
-def _on_first_rank(group: dist.ProcessGroup | None, do: Callable[[], None], what: str) -> None:
+def on_first_rank(group: dist.ProcessGroup | None, do: Callable[[], None], what: str) -> None:
     """Let the group's first rank do something, and every rank know whether it did."""
     failure: Exception | None = None
     if group is None or dist.get_rank(group) == 0:

@@ -1,0 +1,104 @@
+"""One rank of the tests: trains and saves under one plan, goes on under another; arguments rank,
+ranks, folder.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from checkpoints_cases import MOVES, SAVED_STEPS, STEPS, Move
+from runtime_cases import CASES_NORM
+
+from hetplan.plans.plan import Plan
+from hetplan.profiling.backends import CpuBackend
+from hetplan.runtime import norm
+from hetplan.runtime.checkpoints import CheckpointRequest, kept_states, step_folder, trained_job
+from hetplan.runtime.exchanges import reduction_of
+from hetplan.runtime.groups import open_groups
+from hetplan.runtime.loop import Stop, train
+from hetplan.runtime.placement import place_ranks
+from hetplan.runtime.trainer import Trainer
+from hetplan.runtime.training import Training
+
+LIMIT = timedelta(seconds=60)
+
+
+def trained(
+    move: Move,
+    plan: Plan,
+    rank: int,
+    request: CheckpointRequest,
+    *,
+    steps: int,
+    stop: Stop | None = None,
+) -> list[list[float]] | None:
+    """[step, loss] of every step."""
+    training = Training(
+        model=move.model,
+        job=move.job,
+        plan=plan,
+        device_kinds=("cpu",) * len(place_ranks(plan)),
+        backend="cpu",
+        pace=None,
+        steps=steps,
+        warmup_steps=1,
+        timeout_seconds=60.0,
+        checkpoints=request,
+    )
+    report = train(training, rank, CpuBackend(), stop=stop)
+    return None if report is None else [[each.step, each.loss] for each in report.steps]
+
+
+def saved_again(move: Move, plan: Plan, rank: int, source: Path, target: Path) -> None:
+    """Load under this plan and save at once."""
+    places, reduction = place_ranks(plan), reduction_of(plan, place_ranks(plan))
+    groups = open_groups(places, rank, collectives="gloo", timeout=LIMIT, asked=reduction.groups())
+    if groups is None:
+        return
+    trainer = Trainer(
+        move.model, move.job, plan, places, rank, groups, CpuBackend(), reduction=reduction
+    )
+    facts = trained_job(move.job)
+    step = trainer.state.load(source, kept_states(source, facts))
+    trainer.state.save(target, step=step, trained=facts, group=groups.control)
+
+
+def main(rank: int, ranks: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    norm.MAX_NORM = CASES_NORM
+    store = dist.FileStore(str(folder / "store"), ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=LIMIT)
+    found: dict[str, object] = {}
+    for move in MOVES:
+        home = folder / move.name
+        first = CheckpointRequest(save=str(home))
+        # The training is a longer one, which is stopped.
+        before = trained(
+            move,
+            move.before,
+            rank,
+            first,
+            steps=STEPS,
+            stop=lambda done: done == SAVED_STEPS,
+        )
+        dist.barrier()
+        source = step_folder(home, SAVED_STEPS)
+        for name, plan in (("same", move.before), ("other", move.after)):
+            saved_again(move, plan, rank, source, folder / name / move.name)
+        # Every other step, so that the checkpoint of step 4 lies before the last one.
+        second = CheckpointRequest(save=str(home), load=str(home), save_every=2, keep=2)
+        after = trained(move, move.after, rank, second, steps=STEPS)
+        found[move.name] = {"before": before, "after": after}
+        dist.barrier()
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

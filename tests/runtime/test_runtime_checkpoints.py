@@ -1,0 +1,93 @@
+"""A training that is saved under one plan goes on under another as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints_cases import MOVES, SAVED_STEPS, STEPS, Move
+from four_ranks_run import run_four_ranks
+from runtime_cases import CASES_NORM
+
+from hetplan.profiling.updating import RULE_STATES
+from hetplan.runtime import norm
+from hetplan.runtime.checkpoints import checkpoints_in, last_checkpoint, step_folder
+from hetplan.runtime.placement import place_ranks
+from hetplan.runtime.single import reference_losses
+from hetplan.runtime.weights.distributed import Reader
+from hetplan.runtime.weights.native import open_native, state_key
+from hetplan.runtime.weights.tensors import weights_of
+
+# One process group trains all cases: keep its tests in one process of pytest-xdist too.
+pytestmark = pytest.mark.xdist_group("runtime_checkpoints")
+
+each_move = pytest.mark.parametrize("move", MOVES, ids=lambda move: move.name)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What four processes trained, saved and loaded together."""
+    made = tmp_path_factory.mktemp("ranks")
+    for name in ("same", "other"):
+        (made / name).mkdir()
+    run_four_ranks(Path(__file__).with_name("checkpoints_ranks.py"), made)
+    return made
+
+
+@each_move
+def test_the_losses_go_on_under_the_other_plan(
+    move: Move, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(norm, "MAX_NORM", CASES_NORM)
+    expected = reference_losses(move.model, move.job, steps=STEPS, microbatch_size=4)
+    for rank in range(4):
+        told = json.loads((folder / f"{rank}.json").read_text())[move.name]
+        for part, plan, steps in (
+            ("before", move.before, range(SAVED_STEPS)),
+            ("after", move.after, range(SAVED_STEPS, STEPS)),
+        ):
+            if rank >= len(place_ranks(plan)):
+                assert told[part] is None
+                continue
+            assert [step for step, _ in told[part]] == list(steps)
+            losses = [loss for _, loss in told[part]]
+            assert losses == pytest.approx([expected[step] for step in steps], rel=1e-5)
+
+
+@each_move
+def test_what_is_loaded_and_saved_again_is_the_same_bit_by_bit(move: Move, folder: Path) -> None:
+    """Every state of every weight, under the plan that saved it and under the other."""
+    source = Reader(step_folder(folder / "same", 0).with_name(move.name))
+    first = open_native(folder / "same" / move.name).manifest
+    assert first.step == SAVED_STEPS
+    assert first.states == ("weights", *RULE_STATES[move.job.optimizer])
+    again = Reader(folder / "other" / move.name)
+    count = 0
+    for state in first.states:
+        for weight in weights_of(move.model):
+            key = state_key(state, weight)
+            one, two = source.read(key), again.read(key)
+            assert one.dtype == torch.float32
+            assert torch.equal(one, two), key
+            count += int(one.any())
+    # Zeros could not be told from states that were never read.
+    assert count > len(first.states) * len(weights_of(move.model)) // 2
+
+
+@each_move
+def test_the_last_checkpoints_stay(move: Move, folder: Path) -> None:
+    home = folder / move.name
+    assert checkpoints_in(home) == (step_folder(home, 6), step_folder(home, 4))
+    assert last_checkpoint(home) == step_folder(home, 6)
+    assert sorted(each.name for each in home.iterdir()) == ["step-00000004", "step-00000006"]
