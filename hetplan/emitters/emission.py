@@ -27,6 +27,7 @@ from hetplan.emitters.sheet import LaunchSheet
 from hetplan.emitters.trainer_launch import EmitOptions, EmittedFile, Trainer, TrainerLaunch
 from hetplan.errors import Fault, InputError
 from hetplan.plans.check import check_plan
+from hetplan.plans.formats import job_summing_as
 from hetplan.plans.targets import target as plan_target
 from hetplan.search.files import load_legal_plan, result_text
 from hetplan.search.result import SearchResult
@@ -121,11 +122,9 @@ def _for_target(result: SearchResult, trainer: Trainer) -> SearchResult:
     """The result as one of the trainer's target in `hetplan.plans.targets`."""
     name = plan_target(trainer.plan_target).name
     inputs = result.inputs
-    return replace(
-        result,
-        plan=replace(result.plan, target=name),
-        inputs=replace(inputs, job=replace(inputs.job, target=name)),
-    )
+    # A plan of another target says in which format gradients are summed, where this one can choose.
+    job = job_summing_as(result.plan, replace(inputs.job, target=name))
+    return replace(result, plan=replace(result.plan, target=name), inputs=replace(inputs, job=job))
 
 
 def plan_faults(faults: Iterable[Fault]) -> tuple[Fault, ...]:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.memory.device import gradient_bytes_per_parameter
 from hetplan.emitters.placement import listed
+from hetplan.plans.formats import tied_format
 from hetplan.plans.places import Devices, Places, device_array, stage_array
 from hetplan.plans.plan import Pipeline, Plan, Replica, Stage
 from hetplan.search.result import SearchResult
@@ -168,7 +168,7 @@ def _first_and_last(result: SearchResult, areas: _Areas) -> Iterator[str]:
             plan.padded_vocab_size
             // tp
             * model.embedding_width
-            * gradient_bytes_per_parameter(result.inputs.job)
+            * tied_format(plan, result.inputs.job).bytes_per_element
         )
         crosses = _apart(areas, first, last, "region")
         seconds = _priced(result, Component.EMBEDDING)

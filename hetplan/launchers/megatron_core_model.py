@@ -20,12 +20,12 @@ from hetplan.emitters.megatron.layout import layout_text
 from hetplan.emitters.megatron.optimizer import optimizer_instances
 from hetplan.emitters.megatron.parallel import degrees_of
 from hetplan.errors import LaunchError
-from hetplan.job.spec import Job, Optimizer, Precision
-from hetplan.job.trainer import trainer_settings
+from hetplan.job.spec import Optimizer, Precision
 from hetplan.launchers.megatron_core_plan import CorePlace
 from hetplan.launchers.megatron_core_weights import stage_values
 from hetplan.model.numerics import Activation, RotaryScalingKind
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec
+from hetplan.plans.formats import one_format
 from hetplan.plans.plan import Plan, RecomputeGranularity, Sharding
 from hetplan.profiling.layers import NORM_EPSILON, ROTARY_BASE
 from hetplan.profiling.updating import (
@@ -274,7 +274,7 @@ def distribute(training: Training, config: Any, chunks: list[nn.Module]) -> list
     degrees, sharded = degrees_of(plan), plan.sharding is not Sharding.NONE
     overlaps = plan.overlap.reduction and degrees.copies > 1
     settings = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=_gradients_are_float32(training.job),
+        grad_reduce_in_fp32=_sums_in_float32(training),
         overlap_grad_reduce=overlaps,
         overlap_param_gather=overlaps and sharded and plan.overlap.gathering,
         use_distributed_optimizer=sharded,
@@ -294,8 +294,8 @@ def distribute(training: Training, config: Any, chunks: list[nn.Module]) -> list
     return wrapped
 
 
-def _gradients_are_float32(job: Job) -> bool:
-    return trainer_settings(job).gradient_precision is Precision.FLOAT32
+def _sums_in_float32(training: Training) -> bool:
+    return one_format(training.plan, training.job) is Precision.FLOAT32
 
 
 def make_optimizer(training: Training, config: Any, wrapped: list[Any]) -> Any:

@@ -18,6 +18,7 @@ from hetplan.model.differences import own_layer_fault
 from hetplan.model.numerics import Activation, RotaryScalingKind
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check import check_plan
+from hetplan.plans.formats import job_summing_as
 from hetplan.plans.plan import LayerRange, Plan, RecomputeModule, expand
 from hetplan.plans.targets import target
 from hetplan.search.result import Inputs, SearchResult
@@ -91,7 +92,7 @@ def _megatron_faults(inputs: Inputs, plan: Plan) -> Iterator[Fault]:
         return
     padded = target("megatron").padded_vocab_size(inputs.model.vocab_size, plan.replicas[0].tp)
     same = replace(plan, target="megatron", padded_vocab_size=padded)
-    job = replace(inputs.job, target="megatron")
+    job = job_summing_as(plan, replace(inputs.job, target="megatron"))
     for fault in check_plan(same, inputs.model, inputs.cluster, job):
         yield replace(fault, message=f"{fault.message} (plan again with --target megatron)")
 

@@ -14,8 +14,9 @@ from itertools import pairwise
 import numpy as np
 
 from hetplan.cluster.spec import Cluster
-from hetplan.job.spec import Job
+from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
+from hetplan.plans.formats import reduction_precision
 from hetplan.plans.pieces import Holders, holders
 from hetplan.plans.places import Places, device_array
 from hetplan.plans.plan import (
@@ -77,14 +78,17 @@ def assemble_plan(
     Whether it is legal is another question: `hetplan.plans.check`.
     """
     tps = [r.tp for each in pipelines for stage in each.stages for r in stage.replicas]
+    tied = _tied(model, pipelines)
+    summed = reduction_precision(job)
     return Plan(
         pipelines=tuple(pipelines),
-        reduction_groups=reduction_groups(model, cluster, pipelines),
+        reduction_groups=reduction_groups(model, cluster, pipelines, summed),
         precision=job.precision.value,
         optimizer=job.optimizer.value,
         optimizer_shards=optimizer_shards,
         padded_vocab_size=target(job.target).padded_vocab_size(model.vocab_size, math.lcm(*tps)),
-        tied_embedding_devices=_tied(model, pipelines),
+        tied_embedding_devices=tied,
+        tied_embedding_precision=summed.value if tied else None,
         target=job.target,
         unused_devices=_unused(cluster, pipelines),
         sharding=sharding,
@@ -94,27 +98,28 @@ def assemble_plan(
 
 
 def reduction_groups(
-    model: ModelSpec, cluster: Cluster, pipelines: Sequence[Pipeline]
+    model: ModelSpec, cluster: Cluster, pipelines: Sequence[Pipeline], summed: Precision
 ) -> tuple[ReductionGroup, ...]:
-    """Who reduces what; empty where every weight has one copy."""
+    """Who reduces what, in the format `summed`; empty where every weight has one copy."""
     places = Places(cluster=cluster)
     found = []
     for piece in holders([each.stages for each in pipelines], len(model.layers)):
         if piece.copies > 1:
-            found.append(_group(places, piece, expert=False))
+            found.append(_group(places, piece, summed, expert=False))
         experts = experts_of(model, piece.layers.start, piece.layers.stop)
         if experts and piece.experts_apart and piece.expert_copies > 1:
-            found.append(_group(places, piece, expert=True))
+            found.append(_group(places, piece, summed, expert=True))
     return tuple(found)
 
 
-def _group(places: Places, piece: Holders, *, expert: bool) -> ReductionGroup:
+def _group(places: Places, piece: Holders, summed: Precision, *, expert: bool) -> ReductionGroup:
     members = tuple(part for stage in piece.stages for part in _ranges(stage))
     return ReductionGroup(
         layers=piece.layers,
         members=members,
         degree=piece.expert_copies if expert else piece.copies,
         transport=places.group_transport(device_array(members)).value,
+        precision=summed.value,
         expert=expert,
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 from hetplan.cluster.spec import Transport
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision
+from hetplan.plans.formats import reduction_formats
 from hetplan.plans.pieces import Holders, expert_copies, holders, stage_copies
 from hetplan.plans.places import Devices, device_array, stage_array
 from hetplan.plans.plan import ReductionGroup, Sharding
@@ -33,11 +34,14 @@ def boundaries(asked: Asked) -> Found:
             if boundary.index != b:
                 message = f"{boundary.index}; boundaries stand in order, this is {b}"
                 yield rule, f"{where}.index", message
-            if boundary.precision not in [each.value for each in Precision]:
-                message = f"{boundary.precision!a}; it is one of {', '.join(Precision)}"
-                yield rule, f"{where}.precision", message
+            yield from _format(rule, f"{where}.precision", boundary.precision)
             both = np.concatenate([stage_array(left), stage_array(right)])
             yield from _transport(asked, rule, where, boundary.transport, both)
+
+
+def _format(rule: Rule, field: str, found: str) -> Found:
+    if found not in [each.value for each in Precision]:
+        yield rule, field, f"{found!a}; it is one of {', '.join(Precision)}"
 
 
 def _transport(asked: Asked, rule: Rule, where: str, found: str, devices: Devices) -> Found:
@@ -53,7 +57,9 @@ def _transport(asked: Asked, rule: Rule, where: str, found: str, devices: Device
 
 
 def sharding(asked: Asked) -> Found:
-    """Shards divide the copies of every stage, and there is something to shard."""
+    """Shards divide the copies of every stage, there is something to shard, and gradients that are
+    sharded have one format, because a stage reduces them microbatch by microbatch.
+    """
     plan, rule = asked.plan, Rule.SHARDING
     shards = plan.optimizer_shards
     if shards < 1:
@@ -67,6 +73,14 @@ def sharding(asked: Asked) -> Found:
             "else to more",
         )
         return
+    formats = reduction_formats(plan)
+    if plan.sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS) and len(formats) > 1:
+        yield (
+            rule,
+            "reduction_groups",
+            f"precision {', '.join(map(ascii, formats))} with sharding {plan.sharding}; sharded "
+            "gradients are reduced in one format",
+        )
     stages = [stage for _, _, stage in asked.stages()]
     every = math.lcm(*(stage_copies(stage) for stage in stages))
     if shards == every:
@@ -105,6 +119,11 @@ def tied(asked: Asked) -> Found:
             if tied
             else "must be empty: no two stages share a tied matrix",
         )
+    found, field = asked.plan.tied_embedding_precision, "tied_embedding_precision"
+    if found is not None and not tied:
+        yield Rule.TIED, field, f"{found!a}; must be null: no two stages share a tied matrix"
+    elif tied:
+        yield from _format(Rule.TIED, field, "null" if found is None else found)
 
 
 def reductions(asked: Asked) -> Found:
@@ -119,6 +138,7 @@ def reductions(asked: Asked) -> Found:
                 f"{group.layers.start} to {group.layers.stop} are not in 0 to {total}, or empty",
             )
             return
+        yield from _format(Rule.REDUCTION, f"reduction_groups[{g}].precision", group.precision)
     cuts = [cut for group in groups for cut in (group.layers.start, group.layers.stop)]
     pieces = [*holders([each.stages for each in asked.plan.pipelines], total, cuts)]
     starts = {piece.layers.start: at for at, piece in enumerate(pieces)}

@@ -11,11 +11,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from hetplan.job.trainer import trainer_faults, trainer_settings
+from hetplan.job.trainer import TRAINER_DEFAULTS, trainer_faults, trainer_settings
 from hetplan.model.differences import own_layer_fault
 from hetplan.model.layers import Attention
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check_settings import own_depths
+from hetplan.plans.formats import reduction_precision
 from hetplan.plans.pieces import data_ranks
 from hetplan.plans.places import device_array, stage_array
 from hetplan.plans.plan import (
@@ -85,6 +86,8 @@ def _options(asked: Asked, trainer: Target) -> Found:
     if faults:
         return
     yield from _product_format(asked)
+    if not trainer.other_formats:
+        yield from _reduction_formats(asked, trainer, reduction_precision(job).value)
     if not trainer_settings(job).blocking_sends:
         return
     for p, pipeline in enumerate(asked.plan.pipelines):
@@ -96,6 +99,24 @@ def _options(asked: Asked, trainer: Target) -> Found:
                 f"{pipeline.schedule.name} with warm-up depths {depths}; the job's trainer."
                 "blocking_sends goes with 1f1b and its own depths only",
             )
+
+
+def _reduction_formats(asked: Asked, trainer: Target, own: str) -> Found:
+    """Sums of gradients in another format than the trainer's."""
+    plan = asked.plan
+    named = [
+        (f"reduction_groups[{g}].precision", group.precision)
+        for g, group in enumerate(plan.reduction_groups)
+    ]
+    if plan.tied_embedding_precision is not None:
+        named.append(("tied_embedding_precision", plan.tied_embedding_precision))
+    if "gradient_precision" in dict(TRAINER_DEFAULTS)[trainer.name].choices:
+        hint = f"with this job, whose trainer.gradient_precision decides, sums in {own}"
+    else:
+        hint = f"always sums in {own} with {asked.job.precision} parameters"
+    for field, found in named:
+        if found != own:
+            yield Rule.TARGET, field, f"{found}; target {trainer.name} {hint}"
 
 
 def _product_format(asked: Asked) -> Found:

@@ -53,7 +53,24 @@ def limits_of(plan: Plan) -> Iterator[LaunchLimit]:
             "trainer sums a tied matrix over pipelines that are alike in this",
             pin="pipelines: 1",
         )
+    yield from _formats(plan)
     yield from _shards(plan)
+
+
+def _formats(plan: Plan) -> Iterator[LaunchLimit]:
+    named = [
+        (f"reduction_groups[{at}].precision", group.precision)
+        for at, group in enumerate(plan.reduction_groups)
+    ]
+    if plan.tied_embedding_precision is not None:
+        named.append(("tied_embedding_precision", plan.tied_embedding_precision))
+    for field, found in named:
+        if found != plan.precision:
+            yield LaunchLimit(
+                field=field,
+                message=f"{found}; the trainer keeps and sums gradients in the format of the "
+                f"parameters, {plan.precision}",
+            )
 
 
 def _shards(plan: Plan) -> Iterator[LaunchLimit]:

@@ -13,6 +13,7 @@ from enum import StrEnum
 from itertools import chain
 
 from hetplan.errors import InputError
+from hetplan.plans.older_forms import with_formats, with_sharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +230,9 @@ class ReductionGroup:
     """Ranks of one reduction, which is copies of the weights: dp * cp of all members; of experts
     dp * cp * tp / (ep * etp)."""
     transport: str
+    precision: str
+    """Number format in which gradients are summed and sent, a `hetplan.job.spec.Precision` value;
+    `hetplan.plans.formats` says which one a job's trainer has."""
     expert: bool = False
     """Only the routed experts' weights of these layers, over the ranks that hold the same experts;
     the other weights of the layers then have a group of their own."""
@@ -251,6 +255,8 @@ class Plan:
     """Vocabulary rounded up so that tp divides it."""
     tied_embedding_devices: tuple[DeviceRange, ...]
     """First- and last-stage devices that share a tied matrix; empty where not tied."""
+    tied_embedding_precision: str | None
+    """Number format in which their gradients of it are summed; None where not tied."""
     target: str
     unused_devices: tuple[DeviceRange, ...]
     sharding: Sharding = Sharding.NONE
@@ -272,8 +278,5 @@ class Plan:
 
     @staticmethod
     def from_older_form(data: dict[str, object]) -> dict[str, object]:
-        """Data of a plan of form 1 or 2, which sharded the optimizer state and nothing else."""
-        shards = data.get("optimizer_shards")
-        if "sharding" in data or not isinstance(shards, int) or shards < 2:
-            return data
-        return {**data, "sharding": Sharding.OPTIMIZER.value}
+        """Data of an older plan in this form (`hetplan.plans.older_forms`)."""
+        return with_formats(with_sharding(data))

@@ -104,7 +104,8 @@ class Target:
     """Ranks that hold the same key-value head add up its gradients; Megatron-LM gives each the
     whole projection instead."""
     other_formats: bool
-    """A boundary may have another number format than the plan."""
+    """A boundary may have another number format than the plan, and a sum of gradients another than
+    the trainer's own."""
 
     def shardings(self, optimizer: str) -> tuple[Sharding, ...]:
         """What of `sharding` a plan with this update rule may have."""

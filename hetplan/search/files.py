@@ -17,7 +17,7 @@ from hetplan.plans.check import check_plan
 from hetplan.plans.targets import TARGETS
 from hetplan.search.result import Inputs, SearchResult
 
-SCHEMA = "hetplan.plan/7"
+SCHEMA = "hetplan.plan/8"
 
 MOST_OF_A_NAME = 200
 """Characters of a name; a list of node names in one text has as many."""

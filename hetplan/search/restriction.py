@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hetplan.errors import InfeasibleError, InputError, LimitError
+from hetplan.plans.formats import summed_as
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import Restriction, SearchResult
 from hetplan.search.search import search
@@ -51,7 +52,7 @@ def restriction(
             job,
             predictor,
             progress=progress,
-            start=(replace(result.plan, target=WIDER),),
+            start=(summed_as(replace(result.plan, target=WIDER), job),),
             reasons=False,
         )
     except (InfeasibleError, InputError, LimitError):

@@ -8,6 +8,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate_values import Estimate
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
+from hetplan.plans.older_forms import searched_with_formats
 from hetplan.plans.plan import Plan
 
 
@@ -139,3 +140,8 @@ class SearchResult:
     """Other plans worth a look, best first."""
     restriction: Restriction | None = None
     """None where it was not asked, or the target can run all that is searched."""
+
+    @staticmethod
+    def from_older_form(data: dict[str, object]) -> dict[str, object]:
+        """Data of forms before 8, whose plans did not name the formats of their reductions."""
+        return searched_with_formats(data)

@@ -147,7 +147,7 @@ def strategy(hint):
         fields |= {"quantile": st.none() | st.floats(0.5, 0.99)}
         fields["checkpoint_interval_steps"] = st.none() | st.integers(1, 2**40)
     if hint is SearchResult:
-        fields["schema"] = st.just("hetplan.plan/7")
+        fields["schema"] = st.just("hetplan.plan/8")
     return st.builds(hint, **fields)
 
 
@@ -164,7 +164,7 @@ def read_back(folder, value, schema):
     "type_", [Plan, Job, Cluster, LaunchDomain, ModelSpec, SearchResult, Prediction]
 )
 def test_decode_inverts_encode(tmp_path, type_):
-    schema = "hetplan.plan/7" if type_ is SearchResult else "x/1"
+    schema = "hetplan.plan/8" if type_ is SearchResult else "x/1"
 
     @given(value=strategy(type_))
     @steady

@@ -287,12 +287,14 @@ PLAN = Plan(
             members=(DeviceRange(start=16, count=8),),
             degree=2,
             transport="device-direct",
+            precision="bfloat16",
         ),
         ReductionGroup(
             layers=LayerRange(start=21, stop=82),
             members=(DeviceRange(start=0, count=8),),
             degree=2,
             transport="device-direct",
+            precision="float32",
             expert=True,
         ),
     ),
@@ -301,6 +303,7 @@ PLAN = Plan(
     optimizer_shards=2,
     padded_vocab_size=32256,
     tied_embedding_devices=(),
+    tied_embedding_precision=None,
     target="megatron",
     unused_devices=(DeviceRange(start=8, count=8), DeviceRange(start=24, count=4, stride=2)),
     sharding=Sharding.OPTIMIZER,
@@ -373,7 +376,7 @@ ESTIMATE = Estimate(
 )
 
 RESULT = SearchResult(
-    schema="hetplan.plan/7",
+    schema="hetplan.plan/8",
     hetplan_version="0.1.0",
     seed=7,
     inputs=Inputs(model=MODEL, cluster=CLUSTER, job=JOB, sha256=(("model", "00ff"),)),
@@ -736,16 +739,16 @@ FINDINGS = Findings(
 )
 
 GOLDEN: tuple[tuple[str, object], ...] = (
-    ("hetplan.checkpoint/2", checkpoint_manifest(MODEL)),
+    ("hetplan.checkpoint/3", checkpoint_manifest(MODEL)),
     ("hetplan.converted/1", CONVERTED),
     ("hetplan.megatron-weights/2", megatron_note(MODEL)),
     ("hetplan.comparison/1", COMPARISON),
     ("hetplan.model-value/3", MODEL),
     ("hetplan.cluster-value/5", CLUSTER),
     ("hetplan.job-value/4", JOB),
-    ("hetplan.plan-value/2", PLAN),
+    ("hetplan.plan-value/3", PLAN),
     ("hetplan.estimate/3", ESTIMATE),
-    ("hetplan.plan/7", RESULT),
+    ("hetplan.plan/8", RESULT),
     ("hetplan.provenance/2", PROVENANCE),
     ("hetplan.pace/1", PACE),
     ("hetplan.predictor/2", LAWS),

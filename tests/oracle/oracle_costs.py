@@ -18,7 +18,7 @@ from hetplan.cost.priced.groups import Copies, Group, KnownCollectives, copies_o
 from hetplan.cost.priced.hops import Hop, hop_between
 from hetplan.cost.priced.units import Settings, Unit, make_unit
 from hetplan.cost.terms import seconds_of
-from hetplan.job.spec import Job
+from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import (
@@ -120,6 +120,8 @@ class Costs:
             real_vocab_size=self.model.vocab_size,
             cluster=self.cluster,
             job=self.job,
+            reduction_precision=self.summed,
+            tied_precision=self.summed,
             predictor=self.predictor,
             sharding=Sharding.NONE,
             shards=1,
@@ -191,7 +193,7 @@ class Costs:
 
     def reduction(self, ranks: Copies, count: float) -> float:
         """Seconds until the gradients of so many parameters are summed over these ranks."""
-        size = count * self.gradient_bytes
+        size = count * self.summed.bytes_per_element
         if self.sharding is Sharding.NONE or ranks.shard.size == 1:
             return self.collective(ranks.whole, LinkOperation.ALL_REDUCE, size)
         return self.collective(ranks.shard, LinkOperation.REDUCE_SCATTER, size) + self.collective(
@@ -206,9 +208,9 @@ class Costs:
         return self.collective(ranks.shard, LinkOperation.ALL_GATHER, size)
 
     @property
-    def gradient_bytes(self) -> float:
-        """Of one parameter, as it is reduced: float32 with Megatron-LM."""
-        return self.job.precision.bytes_per_element if self.job.target == "native" else 4
+    def summed(self) -> Precision:
+        """Number format in which gradients are reduced: float32 with Megatron-LM."""
+        return self.job.precision if self.job.target == "native" else Precision.FLOAT32
 
     def ranks(self, holders: Holders) -> Copies:
         """The ranks that hold the same weights."""

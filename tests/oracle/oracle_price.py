@@ -274,7 +274,7 @@ class Prices:
             self.cluster,
             self.cluster.island_of_device(first.devices[0].start),
             self.cluster.island_of_device(last.devices[0].start),
-            self.job,
+            costs.summed,
             Degrees(tp=tp, dp=max(1, pairs // tp), microbatch_size=first.microbatch_size),
             self.predictor,
         )

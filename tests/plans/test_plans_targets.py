@@ -28,6 +28,7 @@ from hetplan.plans.build import chosen_of, plan_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
 from hetplan.plans.depths import own_depth
+from hetplan.plans.formats import summed_as
 from hetplan.plans.plan import (
     LayerRange,
     OverlapSettings,
@@ -162,7 +163,8 @@ def test_several_pipelines_need_a_target_that_runs_them() -> None:
         assert {rule_of(fault) for fault in faults} == {Rule.TARGET}
         assert f"2; target {name} runs one" in str(faults[0])
     job = replace(case.job, target="native")
-    assert check_plan(replace(case.plan, target="native"), case.model, case.cluster, job) == ()
+    plan = summed_as(replace(case.plan, target="native"), job)
+    assert check_plan(plan, case.model, case.cluster, job) == ()
 
 
 def test_megatron_trains_experts_with_sequence_parallelism() -> None:

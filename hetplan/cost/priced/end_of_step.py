@@ -1,7 +1,8 @@
 """What a stage does after its last backward pass: reduce gradients, update weights, gather them.
 
-Gradients are reduced as they are kept over the ranks that hold the same weights (routed experts
-over those that hold the same experts), S of which may share the optimizer state (arXiv 1910.02054):
+Gradients are reduced, in the number format that the plan names, over the ranks that hold the same
+weights (routed experts over those that hold the same experts), S of which may share the optimizer
+state (arXiv 1910.02054):
 
     S = 1                 all_reduce of the gradients
     S = all of them       reduce_scatter of the gradients, all_gather of the updated parameters
@@ -28,13 +29,12 @@ from hetplan.cost.components.step import (
     offloaded_update,
 )
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.memory.device import gradient_bytes_per_parameter
 from hetplan.cost.memory.values import FLOAT32_BYTES
 from hetplan.cost.priced.asked import asking
 from hetplan.cost.priced.groups import Copies, Group, KnownCollectives
 from hetplan.cost.priced.values import Part, seconds_of_parts
 from hetplan.cost.terms import Term
-from hetplan.job.spec import Job
+from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import Degrees
 from hetplan.plans.plan import Sharding
@@ -68,6 +68,8 @@ class EndOfStep:
     known: KnownCollectives = field(repr=False, compare=False)
     island: Island
     job: Job
+    reduction_precision: Precision
+    """Number format in which gradients are summed."""
     dense: Copies
     experts: Copies
     sharding: Sharding
@@ -100,7 +102,7 @@ class EndOfStep:
         """The collectives of the gradients; none where no weight has a copy."""
         if self.sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS):
             return self._of_shards(parameters, expert_parameters)
-        size = gradient_bytes_per_parameter(self.job)
+        size = self.reduction_precision.bytes_per_element
         return tuple(
             part
             for copies, count in ((self.dense, parameters), (self.experts, expert_parameters))
@@ -118,7 +120,7 @@ class EndOfStep:
 
     def _of_shards(self, parameters: float, expert_parameters: float) -> tuple[Part, ...]:
         """Between sharding groups; inside them every microbatch has been reduced already."""
-        size = gradient_bytes_per_parameter(self.job)
+        size = self.reduction_precision.bytes_per_element
         return tuple(
             part
             for copies, count in ((self.dense, parameters), (self.experts, expert_parameters))
@@ -205,16 +207,16 @@ def tied_embedding_parts(
     cluster: Cluster,
     first: Island,
     last: Island,
-    job: Job,
+    precision: Precision,
     degrees: Degrees,
     predictor: Predictor,
 ) -> tuple[Part, ...]:
-    """The all_reduce of the tied matrix's gradient between the first and the last stage.
+    """The all_reduce of the tied matrix's gradient, in this format, between first and last stage.
 
     Both stages do it after their own reduction; `model` has the padded vocabulary. Empty where
     the model does not tie. Only for pipelines of at least two stages.
     """
-    terms = tied_embedding_terms(model, cluster, first, last, job, degrees, predictor)
+    terms = tied_embedding_terms(model, cluster, first, last, precision, degrees, predictor)
     return tuple(Part(component=Component.EMBEDDING, term=term) for term in terms)
 
 
@@ -223,7 +225,7 @@ def tied_embedding_terms(
     cluster: Cluster,
     first: Island,
     last: Island,
-    job: Job,
+    precision: Precision,
     degrees: Degrees,
     predictor: Predictor,
 ) -> tuple[Term, ...]:
@@ -242,7 +244,7 @@ def tied_embedding_terms(
                 link,
                 LinkOperation.ALL_REDUCE.value,
                 2,
-                float(matrix * gradient_bytes_per_parameter(job)),
+                float(matrix * precision.bytes_per_element),
                 nodes=2,
             ),
         ),

@@ -203,7 +203,7 @@ class PlanCosts:
     def _end(
         self, group: ReductionGroup, replicas: tuple[Replica, ...], kept: _Kept, first: Unit
     ) -> EndOfStep:
-        key = (replicas, group.expert, kept)
+        key = (replicas, group.expert, group.precision, kept)
         found = self.ends.get(key)
         if found is None:
             settings = self.settings
@@ -213,6 +213,7 @@ class PlanCosts:
                 known=settings.known,
                 island=first.island,
                 job=settings.job,
+                reduction_precision=Precision(group.precision),
                 dense=copies,
                 experts=copies,
                 sharding=settings.sharding,

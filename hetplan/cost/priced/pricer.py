@@ -27,10 +27,11 @@ from hetplan.cost.replay.kernel import Floats
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
+from hetplan.plans.formats import reduction_formats
 from hetplan.plans.plan import OverlapSettings, Plan, Sharding
 from hetplan.predict.predictor import Predictor
 
-_Settings = tuple[int, str, Sharding, int, float, OverlapSettings]
+_Settings = tuple[int, str, Sharding, int, float, OverlapSettings, tuple[str, ...], str | None]
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ class Pricer:
             plan.optimizer_shards,
             plan.optimizer_offload,
             plan.overlap,
+            reduction_formats(plan),
+            plan.tied_embedding_precision,
         )
         found = self._known.get(key)
         if found is None:

@@ -37,6 +37,7 @@ from hetplan.cost.priced.values import Part, seconds_of_parts
 from hetplan.cost.priced.work import PipelineWork, StageWork
 from hetplan.cost.replay.kernel import Floats
 from hetplan.plans.build import Degrees
+from hetplan.plans.formats import reduction_formats
 from hetplan.plans.plan import Pipeline, Plan
 
 
@@ -92,7 +93,7 @@ def compose(
     plan: Plan, costs: PlanCosts, work: Sequence[PipelineWork], ends: Sequence[Floats]
 ) -> Composed:
     """The step of these pipelines."""
-    if len(work) == 1 and all(len(stage.units) == 1 for stage in work[0].stages):
+    if _is_alone(plan, work):
         stages: Sequence[list[StageEnd]] = (_alone(costs, work[0], ends[0].tolist()),)
     else:
         stages = _together(plan, costs, work, ends)
@@ -145,6 +146,12 @@ def _waited_for(
     ]
     _, p, s = min(together)
     return p, s
+
+
+def _is_alone(plan: Plan, work: Sequence[PipelineWork]) -> bool:
+    """Whether every stage reduces with nobody else, and all of it in one format."""
+    one = len(work) == 1 and all(len(stage.units) == 1 for stage in work[0].stages)
+    return one and len(reduction_formats(plan)) <= 1
 
 
 def _alone(costs: PlanCosts, work: PipelineWork, ends: Sequence[float]) -> list[StageEnd]:
@@ -296,7 +303,7 @@ def owned(
     plan: Plan, costs: PlanCosts, work: Sequence[PipelineWork]
 ) -> tuple[tuple[float, ...], ...]:
     """Parameters whose state a rank of each stage keeps."""
-    if len(work) == 1 and all(len(stage.units) == 1 for stage in work[0].stages):
+    if _is_alone(plan, work):
         return (
             tuple(
                 stage.unit.end.own(stage.parameters, stage.expert_parameters)
@@ -324,7 +331,7 @@ def tied_parts(costs: PlanCosts, pipeline: PipelineWork) -> tuple[Part, ...]:
         settings.cluster,
         first.island,
         last.island,
-        settings.job,
+        settings.tied_precision,
         Degrees(
             tp=tp,
             dp=max(1, senders // tp),

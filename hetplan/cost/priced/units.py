@@ -19,7 +19,6 @@ from itertools import accumulate
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.components.overlap import in_buckets, slowdowns
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.memory.device import gradient_bytes_per_parameter
 from hetplan.cost.priced.end_of_step import EndOfStep
 from hetplan.cost.priced.groups import (
     ALL_KEPT,
@@ -39,8 +38,10 @@ from hetplan.cost.priced.values import (
     repeated,
     seconds_of_parts,
 )
-from hetplan.job.spec import Job
+from hetplan.job.spec import Job, Precision
+from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.plans.formats import one_format, tied_format
 from hetplan.plans.plan import OverlapSettings, Plan, Recompute, Replica, Sharding, expand
 from hetplan.predict.predictor import Predictor
 from hetplan.profiling.samples import LinkOperation
@@ -56,6 +57,11 @@ class Settings:
     cluster: Cluster
     job: Job
     """With the plan's target."""
+    reduction_precision: Precision
+    """In which gradients are summed; a plan of several formats has each with its group
+    (`hetplan.cost.priced.plan`)."""
+    tied_precision: Precision
+    """The same of a tied matrix between first and last stage."""
     predictor: Predictor
     sharding: Sharding
     shards: int
@@ -67,18 +73,23 @@ class Settings:
 def settings_of(
     plan: Plan, model: ModelSpec, cluster: Cluster, job: Job, predictor: Predictor
 ) -> Settings:
-    """The plan decides padding and target, whatever model and job say."""
+    """The plan decides padding, target and formats, whatever model and job say."""
+    job = replace(job, target=plan.target)
     return Settings(
         model=replace(model, vocab_size=plan.padded_vocab_size),
         real_vocab_size=model.vocab_size,
         cluster=cluster,
-        job=replace(job, target=plan.target),
+        job=job,
+        reduction_precision=one_format(plan, job),
+        tied_precision=tied_format(plan, job),
         predictor=predictor,
         sharding=plan.sharding,
         shards=plan.optimizer_shards,
         offload=plan.optimizer_offload,
         overlap=plan.overlap,
-        known=KnownCollectives(cluster, predictor),
+        known=KnownCollectives(
+            cluster, predictor, by_levels=trainer_settings(job).sums_by_messages
+        ),
     )
 
 
@@ -119,6 +130,7 @@ class Unit:
             known=settings.known,
             island=self.island,
             job=settings.job,
+            reduction_precision=settings.reduction_precision,
             dense=dense,
             experts=experts,
             sharding=settings.sharding,
@@ -301,7 +313,7 @@ class _Table:
         scattered = self._collectives(
             Component.DATA_PARALLEL,
             LinkOperation.REDUCE_SCATTER,
-            gradient_bytes_per_parameter(self.settings.job),
+            self.settings.reduction_precision.bytes_per_element,
             (plain, experts),
             copies,
         )

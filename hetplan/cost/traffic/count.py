@@ -12,7 +12,7 @@ from functools import cached_property
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.collectives import Algorithm, GroupShape, collective
-from hetplan.cost.memory.device import gradient_bytes_per_parameter
+from hetplan.cost.collectives.direct_levels import summed_by_messages
 from hetplan.cost.network.link_names import LinkName, LinkScope, TrafficClass, island_link
 from hetplan.cost.traffic.groups import (
     CopyGroups,
@@ -28,6 +28,7 @@ from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import Experts, TransformerLayer
 from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.plans.formats import one_format, tied_format
 from hetplan.plans.pieces import experts_as_the_rest
 from hetplan.plans.places import Places, stage_array
 from hetplan.plans.plan import Pipeline, Plan, Replica, Sharding, Stage
@@ -101,16 +102,26 @@ class TrafficCount:
             forced = Algorithm.RING
             if operation is LinkOperation.ALL_TO_ALL:
                 forced = Algorithm.DIRECT
+            own = self._sums_itself(shape, operation)
             cost = collective(
                 self.cluster,
                 shape,
                 operation,
                 message_bytes,
                 self.predictor or self._figures,
-                algorithm=forced if self.predictor is None else None,
+                algorithm=forced if self.predictor is None and not own else None,
+                by_levels=own,
             )
             self._known[key] = tuple((each.link, each.bytes) for each in cost.traffic)
         return self._known[key]
+
+    def _sums_itself(self, shape: GroupShape, operation: LinkOperation) -> bool:
+        """Whether the trainer sums by messages of its own."""
+        return (
+            operation is LinkOperation.ALL_REDUCE
+            and trainer_settings(self.job).sums_by_messages
+            and summed_by_messages(self.cluster, shape) is not None
+        )
 
     # ---- passes
 
@@ -195,7 +206,8 @@ class TrafficCount:
         ends = sorted((stage_array(first), stage_array(last)), key=lambda each: each.size)
         left, right = partners(*ends)
         tp = max(replica.tp for stage in (first, last) for replica in stage.replicas)
-        matrix = self.model.vocabulary_matrix(tp) * gradient_bytes_per_parameter(self.job)
+        size = tied_format(self.plan, self.job).bytes_per_element
+        matrix = self.model.vocabulary_matrix(tp) * size
         for link, count in links_between(self.places, left, right):
             # All_reduce of two: each sends everything that it has to the other one.
             yield link, TrafficClass.EMBEDDING, 2.0 * matrix * count
@@ -215,10 +227,10 @@ class TrafficCount:
             replicas = [replica for stage in stages for replica in stage.replicas]
             copies = copy_groups(self.cluster, replicas, plan.optimizer_shards, expert=group.expert)
             count = self._parameters(layers, replicas, expert=group.expert) * copies.part
-            yield from self._reduced(copies, count)
+            yield from self._reduced(copies, count, Precision(group.precision))
 
-    def _reduced(self, copies: CopyGroups, parameters: float) -> Sent:
-        gradients = parameters * gradient_bytes_per_parameter(self.job)
+    def _reduced(self, copies: CopyGroups, parameters: float, summed: Precision) -> Sent:
+        gradients = parameters * summed.bytes_per_element
         traffic, level = TrafficClass.DATA_PARALLEL, self.plan.sharding
         reduce = LinkOperation.ALL_REDUCE
         if level is Sharding.NONE or copies.shard.size == 1:
@@ -252,7 +264,7 @@ class TrafficCount:
             yield from self._sent(
                 copies.shard,
                 LinkOperation.REDUCE_SCATTER,
-                count * gradient_bytes_per_parameter(self.job),
+                count * one_format(self.plan, self.job).bytes_per_element,
                 num_microbatches,
                 TrafficClass.DATA_PARALLEL,
             )

@@ -18,6 +18,7 @@ from hetplan.cost.priced.end_of_step import EndOfStep
 from hetplan.cost.priced.groups import Copies, copies_of
 from hetplan.cost.priced.plan import holders_of
 from hetplan.cost.priced.values import Part, seconds_of_parts
+from hetplan.plans.formats import reduction_precision
 from hetplan.plans.plan import Sharding
 from hetplan.search.costs.placed import ROLES, Placed
 from hetplan.search.families.family import Mesh
@@ -143,6 +144,7 @@ class Ends:
             known=placed.known,
             island=placed.cluster.islands[mesh.islands[part]],
             job=placed.job,
+            reduction_precision=reduction_precision(placed.job),
             dense=dense,
             experts=experts,
             sharding=sharding,

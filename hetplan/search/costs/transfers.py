@@ -26,6 +26,7 @@ from hetplan.cost.priced.hops import (
 from hetplan.cost.priced.norm import norm_depth, norm_rounds, scalar_term
 from hetplan.cost.terms import seconds_of
 from hetplan.plans.build import Degrees, stage_link
+from hetplan.plans.formats import reduction_precision
 from hetplan.plans.plan import Replica
 from hetplan.search.costs.placed import Placed
 from hetplan.search.families.family import Mesh
@@ -257,7 +258,7 @@ class Transfers:
                 placed.cluster,
                 islands[key[0]],
                 islands[key[1]],
-                placed.job,
+                reduction_precision(placed.job),
                 Degrees(tp=tp, dp=max(1, senders // tp), microbatch_size=1),
                 placed.predictor,
             )

@@ -220,6 +220,7 @@ class Steps:
                 known=self.tables.shared.settings.known,
                 island=unit.island,
                 job=settings.job,
+                reduction_precision=settings.reduction_precision,
                 dense=copies,
                 experts=copies,
                 sharding=settings.sharding,
@@ -254,7 +255,7 @@ class Steps:
                     settings.cluster,
                     one.island,
                     other.island,
-                    settings.job,
+                    settings.tied_precision,
                     Degrees(
                         tp=tp,
                         dp=max(1, senders // tp),
