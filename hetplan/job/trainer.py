@@ -18,7 +18,8 @@ megatron  Megatron-LM: `--attention-dropout` and `--hidden-dropout` (0.1 unless 
           embedding and head are none of them.
 native    hetplan's own layers: torch's scaled_dot_product_attention, no dropout, a loss over a
           float32 copy, gradients as wide as the parameters (hetplan.profiling.layers,
-          hetplan.profiling.tensor_parallel).
+          hetplan.profiling.tensor_parallel); sums over islands by its own messages
+          (hetplan.runtime.communicator).
 flagscale as megatron, from which it is made; no context parallelism, no engine of DeepSpeed.
 torchtitan torch's scaled_dot_product_attention, no dropout, a loss over a float32 copy
           (components/loss.py), gradients accumulated and reduced in float32
@@ -51,6 +52,9 @@ class TrainerSettings:
     blocking_sends: bool
     context_exchange: bool
     gradient_precision: Precision
+    sums_by_messages: bool
+    """Over several islands it sums gradients by messages of its own, level by level, where they
+    pass through the host's memory (`hetplan.cost.collectives.direct_levels`)."""
     product_format: ProductFormat | None = None
 
     def kernels(self, layer: LayerKind) -> Kernels:
@@ -77,6 +81,7 @@ class TrainerDefaults:
     """No gradient precision: that of the parameters."""
     choices: tuple[str, ...]
     """Fields of `TrainerOptions`; empty: none."""
+    sums_by_messages: bool = False
 
 
 _ALL = tuple(each.name for each in fields(TrainerOptions))
@@ -107,6 +112,7 @@ _NATIVE = TrainerDefaults(
         context_exchange=False,
     ),
     choices=(),
+    sums_by_messages=True,
 )
 _FLAGSCALE = TrainerDefaults(
     own=_MEGATRON.own,
@@ -146,7 +152,8 @@ def trainer_settings_of(
     target: str, precision: Precision, asked: TrainerOptions
 ) -> TrainerSettings:
     """What a job with this target, precision and options runs; an InputError likewise."""
-    own = _defaults(target).own
+    defaults = _defaults(target)
+    own = defaults.own
     faults = tuple(_faults(target, precision, asked))
     if faults:
         raise InputError("; ".join(f"trainer.{name}: {message}" for name, message in faults))
@@ -165,6 +172,7 @@ def trainer_settings_of(
         blocking_sends=chosen("blocking_sends"),
         context_exchange=chosen("context_exchange"),
         gradient_precision=asked.gradient_precision or own.gradient_precision or precision,
+        sums_by_messages=defaults.sums_by_messages,
         product_format=asked.product_format,
     )
 

@@ -147,6 +147,7 @@ def _training(
     emulated: bool,
 ) -> Training:
     """What the workers are told; an InputError with every reason why they cannot be."""
+    from hetplan.runtime.summing import sums_of
     from hetplan.runtime.training import Training
 
     plan, inputs = result.plan, result.inputs
@@ -181,6 +182,7 @@ def _training(
         steps=steps,
         warmup_steps=warmup_steps,
         timeout_seconds=timeout_seconds,
+        sums=sums_of(plan, inputs.cluster),
     )
 
 

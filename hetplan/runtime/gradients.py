@@ -65,20 +65,25 @@ class Sums:
     """Exchanges that are made at the same time."""
 
     def __init__(self, parts: Sequence[Part], traffic: TrafficClass) -> None:
-        self._traffic = traffic
-        self._channels = [part.channel for part in parts]
         spans = [[_span(view) for view in part.views] for part in parts]
         self._messages = [
             _Message(part.views, in_place=_alone(at, spans)) for at, part in enumerate(parts)
         ]
+        self._sums = [
+            part.channel.sum_of(message.buffer, traffic)
+            for part, message in zip(parts, self._messages, strict=True)
+        ]
+
+    def expect(self) -> None:
+        """Let what other ranks send come in from now on: the earlier, the sooner it is there."""
+        for each in self._sums:
+            each.expect()
 
     def run(self) -> None:
         """Sum; returns when every gradient has its sum (on an accelerator: when it will have)."""
-        buffers = [message.fill() for message in self._messages]
-        works = [
-            channel.start_sum(buffer, self._traffic)
-            for channel, buffer in zip(self._channels, buffers, strict=True)
-        ]
+        for message in self._messages:
+            message.fill()
+        works = [each.start() for each in self._sums]
         for work, message in zip(works, self._messages, strict=True):
             work.wait()
             message.spread()
@@ -104,15 +109,12 @@ class _Message:
         self._views = views
         first, total = views[0], sum(view.numel() for view in views)
         self._in_place = in_place and _follow(views)
-        self._buffer = (
-            first.as_strided((total,), (1,)) if self._in_place else first.new_empty(total)
-        )
+        self.buffer = first.as_strided((total,), (1,)) if self._in_place else first.new_empty(total)
 
-    def fill(self) -> Tensor:
-        """The message, with the gradients as they are now."""
+    def fill(self) -> None:
+        """Give the message the gradients as they are now."""
         if not self._in_place:
-            torch.cat([view.reshape(-1) for view in self._views], out=self._buffer)
-        return self._buffer
+            torch.cat([view.reshape(-1) for view in self._views], out=self.buffer)
 
     def spread(self) -> None:
         """Give the gradients what the message has now."""
@@ -121,7 +123,7 @@ class _Message:
         at = 0
         for view in self._views:
             stop = at + view.numel()
-            view.copy_(self._buffer[at:stop].view(view.shape))
+            view.copy_(self.buffer[at:stop].view(view.shape))
             at = stop
 
 

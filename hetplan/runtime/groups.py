@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from hetplan.cluster.spec import Transport
 from hetplan.runtime.communicator.channels import Channel, SentBytes, open_channel
+from hetplan.runtime.communicator.levels import GroupSum
 from hetplan.runtime.placement import RankPlace
 
 
@@ -54,6 +55,7 @@ def open_groups(
     timeout: timedelta,
     transports: Sequence[tuple[str, ...]] = (),
     asked: Sequence[tuple[tuple[int, ...], str]] = (),
+    sums: Sequence[GroupSum] = (),
 ) -> Groups | None:
     """The groups of this rank; None where it has no place in the plan.
 
@@ -61,8 +63,10 @@ def open_groups(
     groups in the order in which all processes make them. `collectives` is the torch.distributed
     backend that moves the memory of the ranks' devices; `transports` are those of
     the boundaries of each pipeline, `asked` groups beside those of the layers and of the pipelines,
-    with their transports (`Reduction.groups`).
+    with their transports (`Reduction.groups`); `sums` says which of them sum level by level, where
+    gloo serves them.
     """
+    levels = {each.ranks: each.levels for each in sums}
     members = tuple(place.rank for place in places)
     sent = SentBytes(float)
     control = open_channel(members, rank, sent, backend="gloo", timeout=timeout)
@@ -80,6 +84,7 @@ def open_groups(
                 backend=backend,
                 timeout=timeout,
                 staged=needs_staging(backend, collectives),
+                levels=levels.get(ranks) if backend == "gloo" else None,
             )
         return channels[ranks, backend]
 

@@ -1,4 +1,4 @@
-"""Four real processes of one test module: their script, their logs, their end."""
+"""The real processes of one test module, four or more: their script, their logs, their end."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ RANKS = 4
 
 
 def run_four_ranks(script: Path, folder: Path) -> None:
+    """`run_ranks` of four."""
+    run_ranks(script, folder, count=RANKS)
+
+
+def run_ranks(script: Path, folder: Path, *, count: int) -> None:
     """Run the script once per rank (arguments rank, ranks, folder) until all have ended well."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     ranks = []
     try:
-        for rank in range(RANKS):
+        for rank in range(count):
             with (folder / f"{rank}.log").open("wb") as log:
                 ranks.append(
                     subprocess.Popen(
-                        [sys.executable, script, str(rank), str(RANKS), folder],
+                        [sys.executable, script, str(rank), str(count), folder],
                         stdout=log,
                         stderr=log,
                         env=environment,
@@ -29,5 +34,5 @@ def run_four_ranks(script: Path, folder: Path) -> None:
     finally:
         for rank in ranks:
             rank.kill()
-    logs = "\n".join((folder / f"{rank}.log").read_text()[-2000:] for rank in range(RANKS))
-    assert codes == [0] * RANKS, logs
+    logs = "\n".join((folder / f"{rank}.log").read_text()[-2000:] for rank in range(count))
+    assert codes == [0] * count, logs

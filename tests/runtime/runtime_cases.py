@@ -43,7 +43,7 @@ LLAMA = llama()
 LINK = Link(bandwidth_bytes_per_second=1e9, latency_seconds=1e-5, transport=Transport.HOST_STAGED)
 
 
-def island(name: str, kind: str, devices: int) -> Island:
+def island(name: str, kind: str, devices: int, region: str = "here") -> Island:
     device = DeviceKind(
         kind=kind,
         vendor="test",
@@ -55,7 +55,7 @@ def island(name: str, kind: str, devices: int) -> Island:
     )
     return Island(
         name=name,
-        region="here",
+        region=region,
         device=device,
         nodes=1,
         devices_per_node=devices,
@@ -79,6 +79,11 @@ def cluster(*islands: Island) -> Cluster:
 
 CPUS = cluster(island("a", "cpu", 4))
 FOURS = cluster(island("a", "cpu", 4), island("b", "slow", 4))
+LONG = Link(bandwidth_bytes_per_second=1e7, latency_seconds=5e-3, transport=Transport.HOST_STAGED)
+REGIONS = replace(
+    cluster(island("a", "cpu", 4, "north"), island("b", "slow", 4, "south")),
+    links=(IslandLink(between=("a", "b"), link=LONG),),
+)
 
 
 def job(batch: int = 8, **changes: object) -> Job:
@@ -192,6 +197,7 @@ class Case:
     steps: int = 4
     staged: bool = False
     """Through host buffers, as with accelerators whose memory the network does not reach."""
+    machines: Cluster = FOURS
 
 
 def _case(name: str, model: ModelSpec, layers: tuple[int, ...], **degrees: object) -> Case:
@@ -223,7 +229,8 @@ def _unlike(name: str, model: ModelSpec, *pipelines: ChosenPipeline, **settings:
     steps, task = settings.pop("steps", 5), settings.pop("job", job())
     staged = settings.pop("staged", False)
     plan = unlike_plan(model, task, *pipelines, **settings)
-    return Case(name, model, task, plan, steps, staged)
+    machines = settings.get("machines", FOURS)
+    return Case(name, model, task, plan, steps, staged, machines)
 
 
 # Plain SGD: AdamW's steps hardly depend on the size of the gradients.
@@ -330,4 +337,44 @@ STAGED = (
         staged=True,
     ),
 )
-CASES = PLAIN + UNLIKE + SHARDED + STAGED
+TWO_REGIONS = (
+    _unlike(
+        "3 + 1 copies in two regions, clipped",
+        TIED_GPT,
+        pipeline_of(2, ("a 1 2 1 + a 1 1 1 + b 1 1 1", 4)),
+        job=CLIPPED,
+        machines=REGIONS,
+    ),
+    _unlike(
+        "3 + 1 copies in two regions, host-staged",
+        LLAMA,
+        pipeline_of(1, ("a 1 2 2 + a 1 1 2 + b 1 1 2", 4)),
+        staged=True,
+        machines=REGIONS,
+    ),
+    _unlike(
+        "four pipelines in two regions, unlike shares",
+        GPT,
+        pipeline_of(3, ("a 1 1 1", 4)),
+        pipeline_of(2, ("a 1 1 1", 4)),
+        pipeline_of(2, ("b 1 1 1", 4)),
+        pipeline_of(1, ("b 1 1 1", 4)),
+        machines=REGIONS,
+    ),
+    _unlike(
+        "two pipelines over two regions, unlike cuts, tied, clipped",
+        TIED_LLAMA,
+        pipeline_of(5, ("a 1 1 1", 3), ("b 1 1 1", 1)),
+        pipeline_of(3, ("b 1 1 1", 1), ("a 1 1 1", 3)),
+        job=CLIPPED,
+        machines=REGIONS,
+    ),
+    _unlike(
+        "sharded in regions, summed over them",
+        LLAMA,
+        pipeline_of(2, ("a 1 2 1 + b 1 2 1", 4)),
+        shards=2,
+        machines=REGIONS,
+    ),
+)
+CASES = PLAIN + UNLIKE + SHARDED + STAGED + TWO_REGIONS

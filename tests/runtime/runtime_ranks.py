@@ -16,6 +16,7 @@ from hetplan.runtime import groups, norm
 from hetplan.runtime.communicator import staging
 from hetplan.runtime.loop import train
 from hetplan.runtime.placement import place_ranks
+from hetplan.runtime.summing import sums_of
 from hetplan.runtime.training import Training
 
 
@@ -41,6 +42,7 @@ def main(rank: int, ranks: int, folder: Path) -> None:
             steps=case.steps,
             warmup_steps=1,
             timeout_seconds=60.0,
+            sums=sums_of(case.plan, case.machines),
         )
         report = train(training, rank, CpuBackend())
         assert (report is None) == (rank >= len(places))

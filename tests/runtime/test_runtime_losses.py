@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from four_ranks_run import run_four_ranks
-from runtime_cases import CASES, CASES_NORM, FOURS, GPT, Case, job
+from runtime_cases import CASES, CASES_NORM, GPT, Case, job
 
 from hetplan.cost.network.link_names import TrafficClass
 from hetplan.cost.traffic.groups import links_between
@@ -110,7 +110,7 @@ MORE_OR_LESS = {
 def test_what_crosses_links_is_what_the_cost_model_counts(
     case: Case, trained: dict[str, dict[str, list]]
 ) -> None:
-    places, where = place_ranks(case.plan), Places(cluster=FOURS)
+    places, where = place_ranks(case.plan), Places(cluster=case.machines)
     found = defaultdict[tuple[str, str], float](float)
     for source, target, traffic, size in trained[case.name]["sent"]:
         ends = (np.array([places[rank].device]) for rank in (source, target))
@@ -119,7 +119,7 @@ def test_what_crosses_links_is_what_the_cost_model_counts(
         found[str(link), traffic] += size
     expected = {
         (str(each.link), each.traffic.value): each.bytes_per_step
-        for each in ledger(case.plan, case.model, FOURS, case.job).entries
+        for each in ledger(case.plan, case.model, case.machines, case.job).entries
         if each.traffic is not TrafficClass.DATA
     }
     apart = MORE_OR_LESS.get(case.name, set())

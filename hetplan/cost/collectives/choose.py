@@ -1,7 +1,8 @@
 """Which algorithm is the cheapest for a collective, and what does it, or a forced one, cost?
 
 Cheapest of what the library that serves the group has (`libraries`), since that is what runs; of
-all there are where `among` says so.
+all there are where `among` says so. Sums over several islands that hetplan's own trainer makes are
+its own (`direct_levels`).
 
 What was measured on a link is not beaten by a law: where a group has one level (one node, or one
 rank in each node of an island) and its operation was measured there, that is the price; elsewhere
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 
 from hetplan.cluster.spec import Cluster, Transport
 from hetplan.cost.collectives.candidate import Candidate
+from hetplan.cost.collectives.direct_levels import direct_sum, summed_by_messages
 from hetplan.cost.collectives.doubling import halving_doubling, unequal_halves
 from hetplan.cost.collectives.layout import NODE, RANK, WHOLE, nontrivial_levels
 from hetplan.cost.collectives.libraries import offered, transport_of
@@ -59,6 +61,7 @@ def collective(
     among: frozenset[Algorithm] | None = None,
     order: ExchangeOrder | None = None,
     share: float = 1.0,
+    by_levels: bool = False,
 ) -> CollectiveCost:
     """Cost of one collective of a group, by the cheapest algorithm or by the one asked for.
 
@@ -66,9 +69,10 @@ def collective(
     every form (`ALL`: whatever there is); None: what the library that serves the group has.
     `algorithm` forces one, whatever `among` says. `order` is that of halving-doubling; None: the
     cheaper. `share` is the part of the bandwidth that groups beside this one leave it, on the
-    links between nodes, or inside the node where the group is in one. A group of one rank costs
-    nothing. An InputError where the algorithm cannot be used, islands have no link, or a number is
-    out of its range.
+    links between nodes, or inside the node where the group is in one. `by_levels`: a sum of
+    hetplan's own trainer, by messages where it takes them (`direct_levels`). A group of one rank
+    costs nothing. An InputError where the algorithm cannot be used, islands have no link, or a
+    number is out of its range.
     """
     _check(shape, operation, message_bytes, share)
     if shape.num_ranks == 1:
@@ -76,6 +80,10 @@ def collective(
             seconds=0.0, terms=(), algorithm=algorithm or Algorithm.DIRECT, sent=()
         )
     asking = Asking(predictor=predictor, share=share)
+    if by_levels and operation is LinkOperation.ALL_REDUCE:
+        layout = summed_by_messages(cluster, shape)
+        if layout is not None:
+            return direct_sum(layout, message_bytes, asking).cost()
     if algorithm is not None:
         _check_algorithm(shape, operation, algorithm)
         found = list(

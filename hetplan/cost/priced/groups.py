@@ -201,6 +201,8 @@ class KnownCollectives:
 
     cluster: Cluster
     predictor: Predictor
+    by_levels: bool = False
+    """Whether hetplan's own trainer makes the sums (`cost.collectives.direct_levels`)."""
     terms: dict[
         tuple[GroupShape, float, Crowd | None, LinkOperation, float, str], tuple[Term, ...]
     ] = field(default_factory=dict)
@@ -225,6 +227,7 @@ class KnownCollectives:
                 # Where the link was measured, what its figure leaves each device is not a share
                 # of what the samples say.
                 share=min(group.share, kept),
+                by_levels=self.by_levels,
             ).terms
             found = self.terms[key] = tuple([replace(term, what=what) for term in priced])
         return found

@@ -102,8 +102,9 @@ def ledger(
     """The traffic of a legal plan.
 
     Sums, gathers and scatters are rings; with a `predictor` they are what is cheapest by it, as in
-    an estimate. `total_tokens` is the run's length instead of the job's. An InputError where that
-    is not from 1 to 10**18 or two islands that must talk have no link.
+    an estimate. Either way what hetplan's own trainer sums by messages counts as these.
+    `total_tokens` is the run's length instead of the job's. An InputError where that is not from 1
+    to 10**18 or two islands that must talk have no link.
     """
     if total_tokens is not None and not 1 <= total_tokens <= MOST_TOKENS:
         raise InputError(

@@ -1,15 +1,16 @@
 """Through which backend do the ranks of a group talk, and how much do they send?
 
 A channel is a torch.distributed group and a count of what this rank has sent in it. Bytes are
-counted where they are sent: a message to its receiver, a sum as a ring in the order of the group's
-ranks, each sending 2 (n - 1) / n of the message to the next (as `hetplan.cost.traffic` counts it;
-what gloo and NCCL really choose they do not tell).
+counted where they are sent: a message to its receiver, so also the messages of a sum level by level
+(`communicator.by_levels`). A sum that the backend makes counts as a ring in the order of the
+group's ranks, each sending 2 (n - 1) / n of the message to the next (as `hetplan.cost.traffic`
+counts it; what gloo and NCCL really choose they do not tell).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -19,6 +20,8 @@ from torch import Tensor
 
 from hetplan.cost.network.link_names import TrafficClass
 from hetplan.runtime.communicator import staging
+from hetplan.runtime.communicator.by_levels import LevelSum
+from hetplan.runtime.communicator.levels import Levels
 from hetplan.runtime.communicator.works import Work
 
 # torch 2.13 renamed both and warns of the older names.
@@ -52,12 +55,15 @@ class Channel:
         sent: SentBytes,
         *,
         staged: bool,
+        levels: Levels | None = None,
     ) -> None:
         """`sent`: where this rank's bytes are counted, those of its other channels too; `staged`:
-        the backend moves the host's memory and the tensors are an accelerator's.
+        the backend moves the host's memory and the tensors are an accelerator's; `levels`: how the
+        ranks lie, where they sum level by level; None: the backend sums.
         """
         self.group, self.ranks, self._rank = group, tuple(ranks), rank
         self._sent, self.staged = sent, staged
+        self._levels, self._tags = levels, 0
 
     def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Work]:
         """Start these transfers together, sends first; their works in this order."""
@@ -90,13 +96,35 @@ class Channel:
 
         return staging.Background(lambda: move(parcel.tensor, one))
 
-    def start_sum(self, tensor: Tensor, traffic: TrafficClass | None) -> Work:
-        """Begin to sum the tensors of all ranks of the group, in place.
+    def sum_of(self, tensor: Tensor, traffic: TrafficClass | None) -> Sum:
+        """The sum of the tensors of all ranks of the group, in place, as often as it is started.
 
-        `traffic`: what for; None: not counted.
+        Contiguous, equally long on all ranks, which make their sums in the same order. `traffic`:
+        what for; None: not counted.
         """
-        if traffic is not None:
-            self.count_sum(tensor.nbytes, traffic)
+        return Sum(self, tensor, traffic, self._by_levels(tensor))
+
+    def start_sum(self, tensor: Tensor, traffic: TrafficClass | None) -> Work:
+        """Begin such a sum, which is made once."""
+        return self.sum_of(tensor, traffic).start()
+
+    def _by_levels(self, tensor: Tensor) -> LevelSum | None:
+        if self._levels is None:
+            return None
+        found = LevelSum(
+            tensor,
+            group=self.group,
+            ranks=self.ranks,
+            rank=self._rank,
+            levels=self._levels,
+            first_tag=self._tags,
+            staged=self.staged,
+        )
+        self._tags += found.tags
+        return found
+
+    def backend_sum(self, tensor: Tensor) -> Work:
+        """Begin a sum by the backend; not counted."""
         if self.staged:
             staging.reduce(tensor, self._start_sum)
             return staging.Done()
@@ -128,10 +156,44 @@ class Channel:
         """Count a sum that is made without this object."""
         self._ring(message_bytes, 2, traffic)
 
+    def count_sent(self, sizes: Mapping[int, float], traffic: TrafficClass) -> None:
+        """Count bytes by the rank that they go to."""
+        for peer, size in sizes.items():
+            self._sent[traffic, peer] += size
+
     def _ring(self, message_bytes: float, rounds: int, traffic: TrafficClass) -> None:
         count = len(self.ranks)
         after = self.ranks[(self.ranks.index(self._rank) + 1) % count]
         self._sent[traffic, after] += rounds * message_bytes * (count - 1) / count
+
+
+class Sum:
+    """A tensor of one rank that is summed with those of the other ranks of a channel."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        tensor: Tensor,
+        traffic: TrafficClass | None,
+        by_levels: LevelSum | None,
+    ) -> None:
+        self._channel, self._tensor, self._traffic = channel, tensor, traffic
+        self._by_levels = by_levels
+
+    def expect(self) -> None:
+        """Let the next sum's messages come in from now on, where it is made of messages."""
+        if self._by_levels is not None:
+            self._by_levels.expect()
+
+    def start(self) -> Work:
+        """Begin; the sum replaces the tensor when the work is done."""
+        if self._by_levels is None:
+            if self._traffic is not None:
+                self._channel.count_sum(self._tensor.nbytes, self._traffic)
+            return self._channel.backend_sum(self._tensor)
+        if self._traffic is not None:
+            self._channel.count_sent(self._by_levels.sent_bytes(), self._traffic)
+        return self._by_levels.start()
 
 
 def open_channel(
@@ -142,10 +204,13 @@ def open_channel(
     backend: str,
     timeout: timedelta,
     staged: bool = False,
+    levels: Levels | None = None,
 ) -> Channel | None:
     """A channel among these ranks; None where `rank` is none of them.
 
     Every rank of the default process group must call it, in the same order of channels.
     """
     group: dist.ProcessGroup = dist.new_group(list(ranks), backend=backend, timeout=timeout)
-    return Channel(group, ranks, rank, sent, staged=staged) if rank in ranks else None
+    if rank not in ranks:
+        return None
+    return Channel(group, ranks, rank, sent, staged=staged, levels=levels)

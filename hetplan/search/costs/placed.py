@@ -22,6 +22,7 @@ from hetplan.cost.priced.units import layer_kinds
 from hetplan.cost.priced.values import Shape as PricedShape
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
+from hetplan.job.trainer import trainer_settings
 from hetplan.model.differences import planning_faults
 from hetplan.model.layer_units import LayerUnits, layer_units
 from hetplan.model.spec import ModelSpec
@@ -101,7 +102,8 @@ class Placed:
     @cached_property
     def known(self) -> KnownCollectives:
         """Collectives that were priced before."""
-        return KnownCollectives(self.cluster, self.predictor)
+        own = trainer_settings(self.job).sums_by_messages
+        return KnownCollectives(self.cluster, self.predictor, by_levels=own)
 
     @cached_property
     def _remembered(self) -> Remembered:

@@ -1,0 +1,140 @@
+"""Sums level by level: every rank gets the same bits of the sum, and every byte is counted."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from four_ranks_run import run_ranks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from levels_ranks import CASES, FLOATS, RANKS, LevelCase
+
+from hetplan.runtime.communicator.levels import Move, chunks, phases
+
+SETTINGS = settings(derandomize=True, deadline=None, max_examples=300)
+
+
+@st.composite
+def placements(draw: st.DrawFn) -> tuple[int, list[list[int]]]:
+    """Ranks, and the units that they lie in; none, one or two levels of them."""
+    ranks = draw(st.integers(1, 8))
+    units = draw(st.lists(st.integers(0, 3), min_size=ranks, max_size=ranks))
+    outer = draw(st.lists(st.integers(0, 1), min_size=4, max_size=4))
+    levels = [units, [outer[unit] for unit in units]]
+    return ranks, levels[: draw(st.integers(0, 2))]
+
+
+def run(ranks: int, levels: list[list[int]], count: int) -> tuple[list[list[int]], list[Move]]:
+    """Who has which contributions to each element at the end, as bits, and all moves."""
+    held = [[1 << rank] * count for rank in range(ranks)]
+    made = []
+    for phase in phases(levels, ranks, count):
+        before = [list(row) for row in held]
+        for move in phase:
+            made.append(move)
+            for at in range(move.start, move.stop):
+                kept = held[move.target][at] if move.adds else 0
+                # A contribution that came twice would be counted twice.
+                assert not kept & before[move.source][at]
+                held[move.target][at] = kept | before[move.source][at]
+    return held, made
+
+
+@SETTINGS
+@given(placed=placements(), count=st.integers(0, 40))
+def test_every_rank_ends_with_every_contribution_once(
+    placed: tuple[int, list[list[int]]], count: int
+) -> None:
+    ranks, levels = placed
+    held, made = run(ranks, levels, count)
+    assert held == [[(1 << ranks) - 1] * count] * ranks
+    assert all(move.start < move.stop and move.source != move.target for move in made)
+    assert sum(move.stop - move.start for move in made) == 2 * (ranks - 1) * count
+
+
+@SETTINGS
+@given(placed=placements(), count=st.integers(1, 40))
+def test_the_longest_links_carry_no_more_than_they_must(
+    placed: tuple[int, list[list[int]]], count: int
+) -> None:
+    ranks, levels = placed
+    _, made = run(ranks, levels, count)
+    for level in levels:
+        units = len(set(level))
+        crossing = sum(
+            move.stop - move.start for move in made if level[move.source] != level[move.target]
+        )
+        assert crossing == 2 * (units - 1) * count
+
+
+@SETTINGS
+@given(placed=placements(), count=st.integers(1, 40))
+def test_an_element_is_added_up_once_or_from_the_same_two_sums(
+    placed: tuple[int, list[list[int]]], count: int
+) -> None:
+    """So that no two ranks can round it differently: a + b is b + a."""
+    ranks, levels = placed
+    for phase in phases(levels, ranks, count):
+        adders = defaultdict[tuple[int, int], set[int]](set)
+        for move in phase:
+            for at in range(move.start, move.stop):
+                if move.adds:
+                    adders[at, move.source].add(move.target)
+        exchanged = all(
+            Move(
+                source=move.target,
+                target=move.source,
+                start=move.start,
+                stop=move.stop,
+                adds=True,
+            )
+            in phase
+            for move in phase
+            if move.adds
+        )
+        assert exchanged or all(len(found) == 1 for found in adders.values())
+
+
+@SETTINGS
+@given(count=st.integers(1, 50), parts=st.integers(1, 9))
+def test_chunks_cover_a_message(count: int, parts: int) -> None:
+    found = chunks(count, parts)
+    assert len(found) == min(count, parts)
+    assert [at for start, stop in found for at in range(start, stop)] == list(range(count))
+
+
+@pytest.fixture(scope="module")
+def summed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list]]:
+    """By rank and case, what it had after each of two sums."""
+    folder = tmp_path_factory.mktemp("levels")
+    run_ranks(Path(__file__).with_name("levels_ranks.py"), folder, count=RANKS)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_all_ranks_have_the_same_sum(case: LevelCase, summed: list[dict[str, list]]) -> None:
+    found = [summed[rank][case.name] for rank in case.ranks]
+    for step in range(2):
+        assert len({each[step]["bits"] for each in found}) == 1
+        # Six terms below 1 in any order: their sums differ by a few units in the last place.
+        assert found[0][step]["worst"] < (2e-6 if case.dtype == FLOATS else 0.06)
+        assert found[0][step]["largest"] > 0
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_bytes_are_counted_where_they_are_sent(
+    case: LevelCase, summed: list[dict[str, list]]
+) -> None:
+    size = case.count * (4 if case.dtype == FLOATS else 2)
+    unit = dict(zip(case.ranks, case.levels[-1] if case.levels else case.ranks, strict=True))
+    total = crossing = 0.0
+    for rank in case.ranks:
+        for peer, sent in summed[rank][case.name][1]["sent"].items():
+            total += sent
+            crossing += sent if unit[rank] != unit[int(peer)] else 0
+    # Two sums were made.
+    assert total == 2 * 2 * (len(case.ranks) - 1) * size
+    assert crossing == 2 * 2 * (len(set(unit.values())) - 1) * size
