@@ -62,4 +62,7 @@ def paced_text(pace: PacedKind) -> str:
     from hetplan.profiling.pacing import SCHEMA
 
     digest = hashlib.sha256(encode(pace, schema=SCHEMA).encode()).hexdigest()
-    return f"layers held to the times of a pace (slow-down {pace.slow_down:g}, {digest[:12]})"
+    jitter = f", jitter {pace.jitter:g}" if pace.jitter else ""
+    return (
+        f"layers held to the times of a pace (slow-down {pace.slow_down:g}{jitter}, {digest[:12]})"
+    )

@@ -8,13 +8,15 @@ the next passes. Time spent in the layer's tensor-parallel group is added to the
 it is on a real device.
 
 A pace proves the pipeline, the communication and the search; the times it makes are as regular as
-it makes them, so it says nothing about how well noisy times are predicted.
+it makes them, so it says nothing about how well noisy times are predicted, unless the pace itself
+says that they scatter (`PacedKind.jitter`).
 
 File: schema `hetplan.pace/1`, fields as in `Pace`.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,6 +44,9 @@ DEBT_LIMIT_SECONDS = 0.02
 # owed there, dozens of passes of 1 ms would each last half as long, and the median with them. Only
 # what an ordinary sleep takes too long is owed (four times Linux's timer slack of 50 us).
 SAMPLE_DEBT_LIMIT_SECONDS = 2e-4
+MOST_JITTER = 0.3
+"""Three deviations of more would leave a pass no time at all."""
+JITTER_DEVIATIONS = 3.0
 # Below this a sleep overshoots by more than it waits (timer slack of Linux: 50 us).
 SLEEP_RESOLUTION_SECONDS = 2e-5
 
@@ -77,6 +82,15 @@ class PacedKind:
     slow_down: float
     """How many times slower than the unpaced device the entries were made; for the record."""
     entries: tuple[PaceEntry, ...]
+    jitter: float = 0.0
+    """Standard deviation of a pass's time, as a part of its nominal time: normal, cut off at three
+    deviations. A device that scatters does so when it is profiled and when it trains."""
+    seed: int = 0
+    """Of the jitter; every stream of a seed (`Pacer`) is another sequence."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.jitter <= MOST_JITTER:
+            raise InputError(f"jitter is {self.jitter}; it is 0 to {MOST_JITTER}")
 
     def seconds(self, layer: LayerKind, phase: Phase, microbatch_size: int, tp: int) -> float:
         """Nominal time of a pass; an InputError where the pace has none."""
@@ -123,8 +137,9 @@ class Pacer:
     """Paces the layers of one rank; `passes` and `overruns` tell whether the pace was held.
 
     One Pacer per rank: debt is carried from layer to layer, up to `debt_limit_seconds`
-    (`SAMPLE_DEBT_LIMIT_SECONDS` where single passes are measured). Passes must run in one thread
-    (torch runs the backward pass of a CPU in the caller's).
+    (`SAMPLE_DEBT_LIMIT_SECONDS` where single passes are measured). `stream` numbers the devices of
+    one kind: each scatters by itself. Passes must run in one thread (torch runs the backward pass
+    of a CPU in the caller's).
     """
 
     def __init__(
@@ -132,6 +147,7 @@ class Pacer:
         kind: PacedKind,
         *,
         debt_limit_seconds: float = DEBT_LIMIT_SECONDS,
+        stream: int = 0,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -143,6 +159,8 @@ class Pacer:
         self._clock, self._sleep = clock, sleep
         self._debt_limit, self._debt = debt_limit_seconds, 0.0
         self._open_backward: _Paced | None = None
+        # Devices of one kind do not scatter in step: each has a sequence of its own.
+        self._random = random.Random(f"{kind.seed} {kind.device} {stream}")
 
     def wrap(self, module: nn.Module, layer: LayerKind, microbatch_size: int, tp: int) -> nn.Module:
         """A module that does what `module` does, in the nominal time of this layer.
@@ -160,8 +178,19 @@ class Pacer:
         self.passes = self.overruns = 0
         self._debt = 0.0
 
-    def _wait(self, started: float, nominal_seconds: float) -> None:
-        """Sleep until the nominal time has passed since `started`, less what is owed."""
+    def _jittered(self, nominal_seconds: float) -> float:
+        """What this pass takes of the nominal time."""
+        if not self.kind.jitter:
+            return nominal_seconds
+        deviations = max(-JITTER_DEVIATIONS, min(JITTER_DEVIATIONS, self._random.gauss(0.0, 1.0)))
+        return nominal_seconds * (1.0 + self.kind.jitter * deviations)
+
+    def _wait(self, started: float, nominal_seconds: float, talked_seconds: float) -> None:
+        """Sleep until the nominal time has passed since `started`, less what is owed.
+
+        Time in the layer's tensor-parallel group comes on top: it does not scatter.
+        """
+        nominal_seconds = self._jittered(nominal_seconds) + talked_seconds
         repaid = min(self._debt, DEBT_SHARE * nominal_seconds)
         end = started + nominal_seconds - repaid
         self.passes += 1
@@ -215,7 +244,7 @@ class _Paced(nn.Module):
             # as it has what it needs, before it would get here.
             return
         talked = self._talk_seconds() - self._talked
-        self.pacer._wait(self._begun, self.forward_seconds + talked)
+        self.pacer._wait(self._begun, self.forward_seconds, talked)
         if open_backward is not None:
             # Another layer's recomputation inside this backward pass: that time is paced already.
             open_backward._backward_begun += self.pacer._clock() - self._begun
@@ -237,7 +266,7 @@ class _Paced(nn.Module):
         nominal = self.backward_seconds + (self.forward_seconds if self._recomputes else 0.0)
         talked = self._talk_seconds() - self._backward_talked
         self.pacer._open_backward = None
-        self.pacer._wait(self._backward_begun, nominal + talked)
+        self.pacer._wait(self._backward_begun, nominal, talked)
 
     def _gradient_done(self, parameter: Tensor) -> None:
         if self._gradients_left:

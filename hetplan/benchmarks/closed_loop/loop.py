@@ -1,0 +1,243 @@
+"""Does the closed loop hold: profile, fit, predict, really train, compare, on emulated hosts?
+
+Everything measured is measured inside one emulation, by processes that share a control group with
+more weight than others have. `closed_loop` goes on where an interrupted loop in the same folder
+ended; nothing but that folder is left behind, also after a kill.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetplan.benchmarks.closed_loop import measuring
+from hetplan.benchmarks.closed_loop.choosing import (
+    POOL,
+    choose,
+    loop_plan,
+    price_pool,
+    speeds_of,
+)
+from hetplan.benchmarks.closed_loop.files import LoopFiles, open_folder
+from hetplan.benchmarks.closed_loop.judging import judge
+from hetplan.benchmarks.closed_loop.measuring import JITTER, PLAIN, Say
+from hetplan.benchmarks.closed_loop.pool import draw_pool
+from hetplan.benchmarks.closed_loop.training import in_turn, keep_trained, read_trained
+from hetplan.benchmarks.closed_loop.values import (
+    PLANS_SCHEMA,
+    ClosedLoop,
+    Goals,
+    LoopPass,
+    LoopPlan,
+    LoopPlans,
+    LoopRow,
+    LoopSpec,
+    TrainedPlan,
+)
+from hetplan.benchmarks.closed_loop.weight import weighted
+from hetplan.cluster.load import load_cluster
+from hetplan.cluster.spec import Cluster
+from hetplan.cost.priced.pricer import Pricer
+from hetplan.emulation.running import emulated
+from hetplan.emulation.tools import require
+from hetplan.emulation.values import Emulation
+from hetplan.errors import InputError
+from hetplan.files.encoding import encode
+from hetplan.files.reading import decode, read_document
+from hetplan.files.writing import write_atomically
+from hetplan.job.load import load_job
+from hetplan.job.spec import Job
+from hetplan.launchers.machine import this_machine
+from hetplan.model.load import load_model
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.launch import launch_faults
+from hetplan.predict.fit import load_predictor
+from hetplan.profiling.pacing import load_pace
+from hetplan.search.files import load_plan
+
+BEST_PLANS = 5
+"""Of the pool's best predicted ones that are trained, where at least twice as many plans are."""
+STALLED_PLANS = 8
+"""With a quarter of their step in bubble or exposed communication, of twenty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the loop trains, read once."""
+
+    files: LoopFiles
+    spec: LoopSpec
+    model: ModelSpec
+    cluster: Cluster
+    job: Job
+    say: Say
+
+
+def closed_loop(
+    spec: LoopSpec, folder: Path, *, say: Say, goals: Goals | None = None
+) -> ClosedLoop:
+    """Run the loop, or what is missing of it in this folder.
+
+    InputError where the machine cannot emulate hosts, or the folder has another loop; LaunchError
+    where a plan cannot be trained.
+    """
+    require()
+    files = open_folder(folder, spec)
+    asked = Asked(
+        files=files,
+        spec=spec,
+        model=load_model(files.model),
+        cluster=load_cluster(files.cluster),
+        job=load_job(files.job),
+        say=say,
+    )
+    machine = this_machine()
+    passes = []
+    hethub = None
+    with weighted() as weight:
+        if weight:
+            say(f"the loop's processes have no more weight than others: {weight}")
+        measuring.make_paces(files, jitter=spec.jitter, seed=spec.seed, say=say)
+        with emulated(asked.cluster, name=f"closed-loop-{os.getpid()}") as emulation:
+            measuring.measure_links(files, emulation, asked.cluster, short=spec.short, say=say)
+            plans = _plans(asked, emulation)
+            for kind in (PLAIN, JITTER) if spec.jitter else (PLAIN,):
+                passes.append(_pass(asked, emulation, plans, kind, goals or Goals()))
+            if spec.hethub:
+                from hetplan.benchmarks.closed_loop.together import train_together
+
+                hethub = train_together(asked, emulation)
+    return ClosedLoop(
+        machine=(
+            f"{machine.processor}, {machine.cores} cores, {machine.system}, Python "
+            f"{machine.python_version}, torch {machine.torch_version}"
+        ),
+        spec=spec,
+        weight=weight,
+        passes=tuple(passes),
+        hethub=hethub,
+        pool=plans.pool,
+        left_out_slow=plans.left_out_slow,
+    )
+
+
+def _plans(asked: Asked, emulation: Emulation) -> LoopPlans:
+    """The plans of the loop; chosen when its devices were measured, before anything is trained."""
+    files, spec, job = asked.files, asked.spec, asked.job
+    measuring.measure_devices(files, emulation, PLAIN, asked.say)
+    measuring.fit(files, PLAIN, asked.say)
+    if files.plans.exists():
+        return decode(read_document(files.plans), LoopPlans, schema=PLANS_SCHEMA)
+    measuring.plan(files, PLAIN, files.job, files.searched, asked.say)
+    predictor = load_predictor(files.predictor(PLAIN))
+    pricer = Pricer(asked.model, asked.cluster, job, predictor)
+    result = load_plan(files.searched)
+    faults = tuple(launch_faults(result.plan))
+    if faults:
+        raise InputError(*faults)
+    searched = loop_plan(pricer, result.plan, asked.cluster, asked.model, searched=True)
+    pool = draw_pool(
+        asked.model,
+        asked.cluster,
+        job,
+        speeds=speeds_of(asked.model, asked.cluster, job, predictor),
+        seed=spec.seed,
+        size=POOL,
+    )
+    found = choose(
+        price_pool(pricer, pool, asked.cluster, asked.model),
+        searched,
+        plans=spec.plans,
+        best=min(BEST_PLANS, spec.plans // 2),
+        stalled=STALLED_PLANS * spec.plans // 20,
+        seed=spec.seed,
+    )
+    write_atomically(files.plans, encode(found, schema=PLANS_SCHEMA))
+    return found
+
+
+def _pass(
+    asked: Asked, emulation: Emulation, plans: LoopPlans, kind: str, goals: Goals
+) -> LoopPass:
+    """All plans trained once at a pace, the searched one as often as asked."""
+    files, spec = asked.files, asked.spec
+    measuring.measure_devices(files, emulation, kind, asked.say)
+    measuring.fit(files, kind, asked.say)
+    pricer = Pricer(asked.model, asked.cluster, asked.job, load_predictor(files.predictor(kind)))
+    priced = [
+        loop_plan(pricer, each.plan, asked.cluster, asked.model, searched=each.searched)
+        for each in plans.plans
+    ]
+    order = training_order(priced, spec.repeats)
+    trained = train_missing(asked, emulation, kind, order)
+    by_name = dict(zip([name for name, _ in order], trained, strict=True))
+    rows = [
+        LoopRow(
+            name=each.name,
+            form=each.form,
+            searched=each.searched,
+            stalled=each.stalled,
+            trained=by_name[str(number)],
+        )
+        for number, each in enumerate(priced)
+    ]
+    repeats = [one for (name, plan), one in zip(order, trained, strict=True) if plan.searched]
+    return judge(
+        rows,
+        repeats,
+        jitter=spec.jitter if kind == JITTER else 0.0,
+        goals=goals,
+    )
+
+
+def training_order(plans: Sequence[LoopPlan], repeats: int) -> list[tuple[str, LoopPlan]]:
+    """(name of the training, plan) in the order in which they are trained.
+
+    Trainings of the searched plan beyond its own are spread evenly over the others, the last one
+    at the end, so that what changes on the machine meanwhile shows in their spread.
+    """
+    searched = next(plan for plan in plans if plan.searched)
+    order = [(str(number), plan) for number, plan in enumerate(plans)]
+    found = []
+    for at, entry in enumerate(order, start=1):
+        found.append(entry)
+        for repeat in range(1, repeats):
+            if at == round(repeat * len(order) / (repeats - 1)):
+                found.append((f"repeat-{repeat}", searched))
+    return found
+
+
+def train_missing(
+    asked: Asked, emulation: Emulation, kind: str, order: Sequence[tuple[str, LoopPlan]]
+) -> list[TrainedPlan]:
+    """What each training measured; those that an earlier loop has done are read."""
+    files, spec = asked.files, asked.spec
+    have = {name: read_trained(files.trained(kind, name)) for name, _ in order}
+    missing = [entry for entry in order if have[entry[0]] is None]
+    if missing:
+        files.trained(kind, "0").parent.mkdir(exist_ok=True)
+        pace = load_pace(files.pace(kind))
+        with in_turn(emulation, asked.cluster) as turns:
+            for at, (name, plan) in enumerate(missing, start=1):
+                done = turns.train(
+                    asked.model,
+                    asked.job,
+                    plan,
+                    pace,
+                    warmup_steps=spec.warmup_steps,
+                    steps=spec.steps,
+                )
+                keep_trained(files.trained(kind, name), done)
+                have[name] = done
+                asked.say(f"{kind} {at}/{len(missing)}: {told(done)}")
+    return [one for name, _ in order if (one := have[name]) is not None]
+
+
+def told(done: TrainedPlan) -> str:
+    """One line of progress."""
+    return (
+        f"{done.name}: predicted {done.predicted_seconds:.3f} s, measured "
+        f"{done.measured_seconds:.3f} s ({done.error:+.1%}), overrun {done.overrun:.0%}"
+    )
