@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hetplan.launchers.run_log import LossCheck, RunLog
+    from hetplan.runtime.checkpoints import CheckpointRequest
     from hetplan.runtime.measured import StepRecord
 
 
@@ -58,6 +59,24 @@ def launch(
             "that holds the rank's device."
         ),
     ] = "",
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Folder for checkpoints; one is saved when the run ends."),
+    ] = None,
+    save_every: Annotated[
+        int, typer.Option(min=0, help="With --save: steps from one checkpoint to the next.")
+    ] = 0,
+    load: Annotated[
+        Path | None,
+        typer.Option(
+            help="Go on from this checkpoint, or from the last one of a --save folder, under this "
+            "plan; --steps counts those that are done."
+        ),
+    ] = None,
+    keep: Annotated[
+        int | None,
+        typer.Option(min=0, help="With --save: checkpoints that stay, by default 2; 0: all."),
+    ] = None,
     max_ranks: Annotated[int, typer.Option(help="Most processes to start.")] = 16,
     timeout: Annotated[
         float,
@@ -66,6 +85,13 @@ def launch(
             "hosts wait for each other."
         ),
     ] = 300.0,
+    stall: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds without a finished operation of any rank after which the run is ended. "
+            "Left out: 10, or 5 times the longest operation that is predicted, or was seen so far."
+        ),
+    ] = None,
     check: Annotated[
         bool,
         typer.Option(
@@ -119,6 +145,7 @@ def launch(
         raise InputError("--numerics-out, -with and -tokens belong to --check-numerics; add it")
     if check:
         return _check(plan, timeout, as_json=as_json)
+    from hetplan.cli.launch_checkpoints import asked_checkpoints
     from hetplan.files.writing import check_writable
     from hetplan.launchers.run_log import append_run, run_line
     from hetplan.model.differences import own_numerics_remark
@@ -132,6 +159,15 @@ def launch(
     if remark:
         say(f"note: {remark}")
 
+    checkpoints = asked_checkpoints(
+        result,
+        target=target,
+        steps=steps,
+        save=save,
+        save_every=save_every,
+        load=load,
+        keep=keep,
+    )
     if emulation and pace is None:
         say("note: without --pace every device computes as fast as a core of this machine")
 
@@ -141,7 +177,7 @@ def launch(
             f"{format_seconds(record.seconds)}"
         )
 
-    run = _runner(target, pace, emulation)(
+    run = _runner(target, pace, emulation, checkpoints, stall)(
         result,
         steps=steps,
         warmup_steps=warmup,
@@ -180,7 +216,13 @@ def _check(plan: Path, timeout: float, *, as_json: bool) -> None:
         raise LaunchError(report.unchecked)
 
 
-def _runner(target: str, pace: Path | None, emulation: str) -> Callable[..., RunLog]:
+def _runner(
+    target: str,
+    pace: Path | None,
+    emulation: str,
+    checkpoints: CheckpointRequest,
+    stall: float | None,
+) -> Callable[..., RunLog]:
     """The launcher of this trainer."""
     from hetplan.errors import InputError
 
@@ -192,6 +234,8 @@ def _runner(target: str, pace: Path | None, emulation: str) -> Callable[..., Run
             local.launch,
             pace=load_pace(pace) if pace is not None else None,
             emulation=emulation,
+            checkpoints=checkpoints,
+            stall_seconds=stall,
         )
     if target != "megatron-core":
         raise InputError(f"--target {target}: hetplan launches native and megatron-core")
@@ -199,6 +243,11 @@ def _runner(target: str, pace: Path | None, emulation: str) -> Callable[..., Run
         raise InputError(
             "--pace plays device kinds with hetplan's own layers; leave it out with --target "
             "megatron-core"
+        )
+    if stall is not None:
+        raise InputError(
+            "--stall is for hetplan's own trainer, which says what it does; use --timeout with "
+            "--target megatron-core"
         )
     from hetplan.launchers import megatron_core
 
@@ -256,8 +305,9 @@ def _run_lines(run: RunLog) -> Iterator[str]:
         f"measured; {place} the predicted p10 {format_seconds(interval.p10_seconds)} to p90 "
         f"{format_seconds(interval.p90_seconds)}"
     )
-    first, last = run.steps[0].loss, run.steps[-1].loss
-    yield f"loss {first:.4f} at the first step, {last:.4f} at step {len(run.steps)}"
+    first, last = run.steps[0], run.steps[-1]
+    start = f"step {first.step + 1}" if first.step else "the first step"
+    yield f"loss {first.loss:.4f} at {start}, {last.loss:.4f} at step {last.step + 1}"
     if run.paced:
         yield (
             f"paced: {', '.join(run.paced)} played on this machine's cores; "

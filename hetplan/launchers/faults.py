@@ -31,8 +31,7 @@ class RunFault:
 
     kind: FaultKind
     host: str
-    """Where; of a link the host that its ends have in common, otherwise that of the first rank.
-    Empty where no host can be named."""
+    """Of the first of `ranks`."""
     hosts: tuple[str, ...]
     """All hosts that it may be due to: of a link both ends."""
     ranks: tuple[int, ...]
@@ -47,7 +46,7 @@ class RunFault:
     """In one line, for a person."""
 
 
-class RunFailed(LaunchError):
+class RunFailed(LaunchError):  # noqa: N818
     """A run was ended because of a fault; its other processes are gone."""
 
     def __init__(self, fault: RunFault, text: str = "") -> None:

@@ -43,6 +43,10 @@ class Hosts(Protocol):
         """Address at which rank 0 is found by the others."""
         ...
 
+    def host_of_address(self, address: str) -> str:
+        """Name of the host whose ranks send from this address; empty where none does."""
+        ...
+
     def start(
         self, rank: int, arguments: Sequence[str], *, environment: Mapping[str, str], log: BinaryIO
     ) -> subprocess.Popen[bytes]:
@@ -65,6 +69,10 @@ class ThisMachine:
     def meeting_address(self) -> str:
         """Its own address."""
         return _LOOPBACK
+
+    def host_of_address(self, address: str) -> str:
+        """None: all are on one."""
+        return ""
 
     def start(
         self, rank: int, arguments: Sequence[str], *, environment: Mapping[str, str], log: BinaryIO
@@ -96,6 +104,11 @@ class EmulatedHosts:
     def meeting_address(self) -> str:
         """Of rank 0's host on the control network."""
         return self.emulation.host(self.of_rank[0]).control_address
+
+    def host_of_address(self, address: str) -> str:
+        """By the addresses of the shaped network."""
+        found = (host.name for host in self.emulation.hosts if host.data_address == address)
+        return next(found, "")
 
     def start(
         self, rank: int, arguments: Sequence[str], *, environment: Mapping[str, str], log: BinaryIO

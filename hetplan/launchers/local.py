@@ -15,13 +15,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hetplan.cost.estimate_values import Estimate
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Precision
 from hetplan.launchers.hosts import Hosts, hosts_of_emulation, this_machine_hosts
 from hetplan.launchers.machine import free_memory_bytes, this_machine, torch_backend
-from hetplan.launchers.ranks import OWN_PROGRAM, OnStep, RankProgram, run_ranks
+from hetplan.launchers.ranks import OWN_PROGRAM, OnStep, RankProgram, Watching, run_ranks
 from hetplan.launchers.run_log import SCHEMA, LossCheck, RunLog
+from hetplan.launchers.watching import STALL_FACTOR, STALL_SECONDS
 from hetplan.plans.check import check_plan
+from hetplan.runtime.checkpoints import NO_CHECKPOINTS, CheckpointRequest
 from hetplan.runtime.measured import TrainingReport
 from hetplan.runtime.placement import place_ranks, vocabulary_faults
 from hetplan.search.files import result_text
@@ -56,6 +59,8 @@ def launch(
     check_loss: bool = False,
     on_step: OnStep | None = None,
     emulation: str = "",
+    checkpoints: CheckpointRequest = NO_CHECKPOINTS,
+    stall_seconds: float | None = None,
 ) -> RunLog:
     """Train the plan for `steps` steps and compare the measured step with the predicted one.
 
@@ -64,9 +69,13 @@ def launch(
     `check_loss` also trains the whole model in one process and compares the losses; whether they
     agree is in the run log. `on_step` is called as steps finish. `emulation` is the name of one
     that is up: each rank runs on its host that holds the rank's device, as fast as this machine's
-    cores where no pace slows it down. InputError where this machine cannot run the plan,
-    LaunchError where a rank fails.
+    cores where no pace slows it down. With `checkpoints` that go on from one, `steps` counts those
+    that it has done. Where no rank finishes an operation for `stall_seconds`, by itself for as long
+    as `stall_of` says, the run is ended. InputError where this machine cannot run the plan or the
+    run cannot go on from that checkpoint, RunFailed where a rank, a host or a link fails.
     """
+    if stall_seconds is not None and not stall_seconds > 0:
+        raise InputError(f"stall is {stall_seconds} s; it must be more than 0")
     training = _training(
         result,
         steps=steps,
@@ -76,13 +85,20 @@ def launch(
         timeout_seconds=timeout_seconds,
         check_loss=check_loss,
         emulated=bool(emulation),
+        checkpoints=checkpoints,
     )
     hosts = None
     if emulation:
         devices = [place.device for place in place_ranks(result.plan)]
         hosts = hosts_of_emulation(emulation, result.inputs.cluster, devices)
     return run_training(
-        result, training, hosts=hosts, out=out, check_loss=check_loss, on_step=on_step
+        result,
+        training,
+        hosts=hosts,
+        out=out,
+        check_loss=check_loss,
+        on_step=on_step,
+        stall_seconds=stall_seconds,
     )
 
 
@@ -95,10 +111,12 @@ def run_training(
     out: Path | None = None,
     check_loss: bool = False,
     on_step: OnStep | None = None,
+    stages: Sequence[int] | None = None,
+    stall_seconds: float | None = None,
 ) -> RunLog:
     """Run the training of this result, one process per rank; arguments and faults as `launch`.
 
-    Without `hosts` on this machine.
+    Without `hosts` on this machine; `stages` of each rank, without them those of hetplan's trainer.
     """
     machine = this_machine()
     started = datetime.now(UTC)
@@ -106,9 +124,16 @@ def run_training(
         training,
         program,
         hosts or this_machine_hosts(len(training.device_kinds)),
+        Watching(
+            stages=tuple(stages or [place.stage for place in place_ranks(result.plan)]),
+            stall_seconds=stall_seconds or stall_of(result.estimate),
+            exact=stall_seconds is not None,
+        ),
         out,
         on_step or (lambda record: None),
     )
+    # A run that goes on for its last steps, or was stopped, may have none beyond its warm-up.
+    warmup_steps = training.warmup_steps if training.warmup_steps < len(report.steps) else 0
     return RunLog(
         schema=SCHEMA,
         hetplan_version=__version__,
@@ -121,10 +146,8 @@ def run_training(
         backend="nccl" if training.backend == "cuda" else "gloo",
         ranks=report.ranks,
         steps=report.steps,
-        warmup_steps=training.warmup_steps,
-        median_step_seconds=statistics.median(
-            step.seconds for step in report.steps[training.warmup_steps :]
-        ),
+        warmup_steps=warmup_steps,
+        median_step_seconds=statistics.median(step.seconds for step in report.steps[warmup_steps:]),
         predicted_step_seconds=result.estimate.step_seconds,
         predicted_interval=result.estimate.interval,
         paced=_paced_kinds(training),
@@ -133,6 +156,22 @@ def run_training(
         plan=result.plan,
         trainer=program.trainer,
     )
+
+
+def stall_of(estimate: Estimate) -> float:
+    """Seconds without a finished operation after which ranks are taken to hang."""
+    longest = max(
+        max(
+            stage.forward_seconds,
+            stage.backward_seconds,
+            stage.reduction_seconds,
+            stage.optimizer_seconds,
+            # What a microbatch's transfers expose, at most.
+            stage.wait_seconds / estimate.num_microbatches,
+        )
+        for stage in estimate.stages
+    )
+    return max(STALL_SECONDS, STALL_FACTOR * longest)
 
 
 def _training(
@@ -145,8 +184,10 @@ def _training(
     timeout_seconds: float,
     check_loss: bool,
     emulated: bool,
+    checkpoints: CheckpointRequest,
 ) -> Training:
     """What the workers are told; an InputError with every reason why they cannot be."""
+    from hetplan.runtime.checkpoints_checks import check_loss_faults, settle
     from hetplan.runtime.summing import sums_of
     from hetplan.runtime.training import Training
 
@@ -172,6 +213,9 @@ def _training(
     faults += precision_faults(inputs.job.precision, backend, check_loss=check_loss)
     if faults:
         raise InputError(*faults)
+    checkpoints, resume = settle(checkpoints, inputs.model, inputs.job, steps=steps)
+    if check_loss and (begun := check_loss_faults(resume)):
+        raise InputError(*begun)
     return Training(
         model=inputs.model,
         job=inputs.job,
@@ -182,6 +226,7 @@ def _training(
         steps=steps,
         warmup_steps=warmup_steps,
         timeout_seconds=timeout_seconds,
+        checkpoints=checkpoints,
         sums=sums_of(plan, inputs.cluster),
     )
 
@@ -252,11 +297,12 @@ def _check_losses(training: Training, report: TrainingReport) -> LossCheck:
         reference = reference_losses(
             training.model,
             training.job,
-            steps=training.steps,
+            steps=report.steps[-1].step + 1,
             microbatch_size=training.plan.pipelines[0].stages[0].replicas[0].microbatch_size,
         )
     finally:
         torch.set_num_threads(threads)
+    reference = reference[report.steps[0].step :]
     return LossCheck(
         reference_losses=reference,
         largest_relative_difference=largest_difference(

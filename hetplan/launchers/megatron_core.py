@@ -69,7 +69,13 @@ def launch_with_core(
         trainer=trainer,
     )
     return run_training(
-        result, training, program=program, out=out, check_loss=check_loss, on_step=on_step
+        result,
+        training,
+        program=program,
+        out=out,
+        check_loss=check_loss,
+        on_step=on_step,
+        stages=[place.stage for place in core_places(result.plan)],
     )
 
 

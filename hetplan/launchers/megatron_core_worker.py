@@ -12,10 +12,12 @@ from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import write_atomically
 from hetplan.launchers.run_folder import START_SECONDS, RunFolder
-from hetplan.launchers.worker import main, meeting_point
+from hetplan.launchers.worker import main, meet
+from hetplan.runtime.activity import Activity, Doing
 
 
-def _train(folder: RunFolder, rank: int) -> None:
+def _train(folder: RunFolder, rank: int, activity: Activity) -> None:
+    activity.begin("import of torch and megatron-core", doing=Doing.STARTS)
     import torch
     import torch.distributed as dist
 
@@ -38,15 +40,19 @@ def _train(folder: RunFolder, rank: int) -> None:
 
     backend = open_backend(training.backend, index=0 if on_cpu else rank)
     start = timedelta(seconds=START_SECONDS + training.timeout_seconds)
+    world_size = len(training.device_kinds)
+    store = meet(folder, rank, world_size, start, activity)
     dist.init_process_group(
         "gloo" if on_cpu else "cpu:gloo,cuda:nccl",
-        store=meeting_point(folder, rank, start),
+        store=store,
         rank=rank,
-        world_size=len(training.device_kinds),
+        world_size=world_size,
         timeout=start,
     )
+    activity.begin("training with megatron-core", doing=Doing.STEPS)
     on_step = folder.tell if rank == 0 else None
     report = train_with_core(training, rank, backend, on_step=on_step)
+    activity.begin("its end", doing=Doing.ENDS)
     if rank == 0:
         write_atomically(folder.report, encode(report, schema=folder.REPORT_SCHEMA))
     dist.barrier()

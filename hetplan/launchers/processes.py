@@ -39,18 +39,26 @@ class Command:
     """Where it writes the monotonic time and the reason if it fails by itself."""
 
 
+Judge = Callable[[Sequence[int | None]], None]
+"""Gets the exit codes so far, None of processes that run. Raises once the run has failed: sooner or
+later where a code is not 0."""
+
+
 def run_all(
     commands: Sequence[Command],
     *,
     environment: Mapping[str, str],
     watch: Callable[[], None],
     hosts: Hosts | None = None,
+    judge: Judge | None = None,
 ) -> None:
     """Run all processes to their end, on their hosts, or on this machine.
 
-    `watch` is called while they run and may raise. A LaunchError names the rank that failed
-    first and shows the end of its log. Nothing is left running, also after an exception.
+    `watch` is called while they run and may raise. `judge` raises what a run fails with; without
+    one a LaunchError names the rank that failed first and shows the end of its log. Nothing is left
+    running, also after an exception.
     """
+    decide = judge or _FirstFailure(commands).judge
     started: list[subprocess.Popen[bytes]] = []
     where = hosts or this_machine_hosts(len(commands))
     try:
@@ -59,23 +67,34 @@ def run_all(
                 started.append(
                     where.start(command.rank, command.arguments, environment=environment, log=log)
                 )
-        while any([process.poll() is None for process in started]):
-            if any(process.returncode for process in started):
+        while True:
+            codes = [process.poll() for process in started]
+            decide(codes)
+            if all(code == 0 for code in codes):
                 break
             watch()
             time.sleep(POLL_SECONDS)
-        if any(process.returncode for process in started):
-            _settle(started)
-            raise LaunchError(_failure_text(commands, [each.returncode for each in started]))
         watch()
     finally:
         _end(started)
 
 
-def _settle(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    limit = time.monotonic() + SETTLE_SECONDS
-    while time.monotonic() < limit and any([each.poll() is None for each in processes]):
-        time.sleep(POLL_SECONDS)
+class _FirstFailure:
+    """Judges by exits alone."""
+
+    def __init__(self, commands: Sequence[Command]) -> None:
+        self._commands = commands
+        self._since: float | None = None
+
+    def judge(self, codes: Sequence[int | None]) -> None:
+        """As `Judge` says; others get a moment to fail too, so that the first can be told."""
+        if not any(codes):
+            return
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        if None not in codes or now - self._since >= SETTLE_SECONDS:
+            raise LaunchError(_failure_text(self._commands, codes))
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +17,14 @@ from hetplan.errors import InputError, LaunchError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import write_atomically
+from hetplan.launchers.fault_text import WatchedRank
+from hetplan.launchers.faults import RunFailed, RunFault
 from hetplan.launchers.hosts import Hosts
-from hetplan.launchers.processes import Command, run_all
+from hetplan.launchers.processes import Command, last_lines, run_all
 from hetplan.launchers.run_folder import MEETING_VARIABLE, START_SECONDS, RunFolder
+from hetplan.launchers.watching import Patience, Seen, Watcher
+from hetplan.runtime.activity import read_beat
+from hetplan.runtime.checkpoints import last_checkpoint
 from hetplan.runtime.measured import StepRecord, TrainingReport
 
 if TYPE_CHECKING:
@@ -44,25 +49,45 @@ OWN_PROGRAM = RankProgram()
 """hetplan's own trainer."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watching:
+    """How a run is watched."""
+
+    stages: tuple[int, ...]
+    """Of each rank, counted through the stages of all pipelines."""
+    stall_seconds: float
+    """Without any finished operation, after which a run that trains is ended."""
+    exact: bool = False
+    """Whether longer operations that were seen leave it as it is."""
+
+
 def run_ranks(
-    training: Training, program: RankProgram, hosts: Hosts, out: Path | None, on_step: OnStep
+    training: Training,
+    program: RankProgram,
+    hosts: Hosts,
+    watching: Watching,
+    out: Path | None,
+    on_step: OnStep,
 ) -> TrainingReport:
     """Run all ranks to their end; what they measured.
 
     `out` is the run's folder; without it a temporary one is kept only if the run fails.
-    InputError where the folder cannot be made, LaunchError where a rank fails.
+    InputError where the folder cannot be made, RunFailed where a rank, a host or a link fails.
     """
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"cannot write to folder {out}: {error.strerror or error}") from error
-        return _run(training, program, hosts, RunFolder(out), on_step)
+        return _run(training, program, hosts, watching, RunFolder(out), on_step)
     path = Path(tempfile.mkdtemp(prefix="hetplan-run-"))
     try:
-        report = _run(training, program, hosts, RunFolder(path), on_step)
+        report = _run(training, program, hosts, watching, RunFolder(path), on_step)
     except LaunchError as error:
-        raise LaunchError(f"{error}\nthe logs of all ranks are in {path}") from error
+        text = f"{error}\nthe logs of all ranks are in {path}"
+        if isinstance(error, RunFailed):
+            raise RunFailed(error.fault, text) from error
+        raise LaunchError(text) from error
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
         raise
@@ -71,7 +96,12 @@ def run_ranks(
 
 
 def _run(
-    training: Training, program: RankProgram, hosts: Hosts, folder: RunFolder, on_step: OnStep
+    training: Training,
+    program: RankProgram,
+    hosts: Hosts,
+    watching: Watching,
+    folder: RunFolder,
+    on_step: OnStep,
 ) -> TrainingReport:
     from hetplan.runtime.training import SCHEMA as TRAINING_SCHEMA
 
@@ -94,12 +124,13 @@ def _run(
         )
         for rank in range(len(training.device_kinds))
     ]
-    watch = _Watch(folder, training, on_step)
+    steps = _Steps(folder, training, on_step)
     run_all(
         commands,
         environment=_environment(hosts) | dict(program.variables),
-        watch=watch.look,
+        watch=steps.look,
         hosts=hosts,
+        judge=_Judge(folder, training, hosts, watching).look,
     )
     return decode(read_document(folder.report), TrainingReport, schema=RunFolder.REPORT_SCHEMA)
 
@@ -123,7 +154,7 @@ def _environment(hosts: Hosts) -> dict[str, str]:
 _LATE_SECONDS = 10.0
 
 
-class _Watch:
+class _Steps:
     """Tells finished steps, and ends a run that finishes none for too long."""
 
     def __init__(self, folder: RunFolder, training: Training, on_step: OnStep) -> None:
@@ -143,3 +174,64 @@ class _Watch:
                 f"no step was finished for {limit:.0f} s after {self._told} of "
                 f"{self._training.steps} steps; a rank hangs, or steps take longer than --timeout"
             )
+
+
+class _Judge:
+    """Ends a run in which something is wrong."""
+
+    def __init__(
+        self, folder: RunFolder, training: Training, hosts: Hosts, watching: Watching
+    ) -> None:
+        self._folder, self._training = folder, training
+        self._watcher = Watcher(
+            [
+                WatchedRank(rank=rank, host=host, device_kind=kind, stage=stage)
+                for rank, (host, kind, stage) in enumerate(
+                    zip(hosts.of_rank, training.device_kinds, watching.stages, strict=True)
+                )
+            ],
+            Patience(
+                stall_seconds=watching.stall_seconds,
+                exact=watching.exact,
+                start_seconds=START_SECONDS,
+                files_seconds=training.timeout_seconds + _LATE_SECONDS,
+            ),
+            time.monotonic(),
+            host_of_address=hosts.host_of_address,
+        )
+
+    def look(self, codes: Sequence[int | None]) -> None:
+        """Called while the workers run, and once they have ended."""
+        folder = self._folder
+        seen = [
+            Seen(
+                code=code,
+                beat=read_beat(folder.activity(rank)),
+                failure=folder.failed(rank) if code else None,
+            )
+            for rank, code in enumerate(codes)
+        ]
+        fault = self._watcher.look(time.monotonic(), seen)
+        if fault is not None:
+            raise RunFailed(fault, self._text(fault))
+
+    def _text(self, fault: RunFault) -> str:
+        first = fault.ranks[0]
+        lines = last_lines(self._folder.log(first))
+        return "\n".join(
+            [
+                fault.message,
+                *(f"  rank {first} | {line}" for line in lines),
+                *self._way_on(),
+            ]
+        )
+
+    def _way_on(self) -> Iterator[str]:
+        save = self._training.checkpoints.save
+        if not save:
+            return
+        last = last_checkpoint(Path(save)) if Path(save).is_dir() else None
+        if last is None:
+            yield f"no checkpoint was complete in {save}"
+        else:
+            yield f"the last good checkpoint is {last}; go on from it with --load {last}"

@@ -12,6 +12,17 @@ from hetplan.runtime.measured import StepRecord
 # Importing torch takes a rank some 2 s of a core, and ranks may share few: 16 ranks on one busy
 # core meet within this time.
 START_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What a rank wrote when it failed by itself."""
+
+    seconds: float
+    """When, on the machine's monotonic clock."""
+    reason: str
+
+
 MEETING_VARIABLE = "HETPLAN_MEETING_ADDRESS"
 """Environment variable with the address of the ranks' meeting point; without it this machine's."""
 
@@ -51,6 +62,15 @@ class RunFolder:
     def failure(self, rank: int) -> Path:
         """When and why a rank failed."""
         return self.path / f"rank-{rank}.failed"
+
+    def failed(self, rank: int) -> Failure | None:
+        """That, read; None where it did not fail by itself, or could not say so."""
+        try:
+            words = self.failure(rank).read_text().split(maxsplit=1)
+        except OSError:
+            return None
+        reason = words[1].splitlines()[0] if len(words) > 1 else ""
+        return Failure(seconds=float(words[0]), reason=reason) if words else None
 
     def activity(self, rank: int) -> Path:
         """What a rank does (`hetplan.runtime.activity`)."""

@@ -2,8 +2,10 @@
 
 FOLDER holds `training.json`. The rank meets the others, trains its part and leaves: rank 0 writes
 one line per step to `progress.jsonl` and the report to `report.json`; a rank that fails writes
-`rank-N.failed`. Rank 0 opens the meeting point on a port that the system gives it, and writes the
-number to `port`, so that no port can be taken by another program in between.
+`rank-N.failed`. What it is doing it tells in `rank-N.activity`; a file `stop` asks the run to leave
+after its present step, with a checkpoint where there shall be any. Rank 0 opens the meeting point
+on a port that the system gives it, and writes the number to `port`, so that no port can be taken by
+another program in between.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import write_atomically
 from hetplan.launchers.run_folder import MEETING_VARIABLE, START_SECONDS, RunFolder
+from hetplan.runtime.activity import Activity, Doing, Heartbeat
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -33,13 +36,17 @@ _LOOPBACK = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
 
 
-def main(arguments: list[str], train: Callable[[RunFolder, int], None]) -> int:
+def main(arguments: list[str], train: Callable[[RunFolder, int, Activity], None]) -> int:
     """Run one rank by `train`; the exit code of its process."""
     folder, rank = RunFolder(Path(arguments[0])), int(arguments[1])
     _end_with_parent(int(arguments[2]))
+    activity = Activity()
+    heartbeat = Heartbeat(activity, folder.activity(rank))
     try:
-        train(folder, rank)
+        train(folder, rank, activity)
     except Exception as error:
+        # What it was doing, for the launcher, which looks once the process is gone.
+        heartbeat.stop()
         message = (
             str(error) if isinstance(error, HetplanError) else f"{type(error).__name__}: {error}"
         )
@@ -57,7 +64,8 @@ def _end_with_parent(parent: int) -> None:
         raise SystemExit("the launcher has ended")
 
 
-def _train(folder: RunFolder, rank: int) -> None:
+def _train(folder: RunFolder, rank: int, activity: Activity) -> None:
+    activity.begin("import of torch", doing=Doing.STARTS)
     import torch
     import torch.distributed as dist
 
@@ -70,18 +78,44 @@ def _train(folder: RunFolder, rank: int) -> None:
     backend = open_backend(training.backend, index=rank if training.backend == "cuda" else 0)
     timeout = timedelta(seconds=START_SECONDS + training.timeout_seconds)
     world_size = len(training.device_kinds)
+    store = meet(folder, rank, world_size, timeout, activity)
     dist.init_process_group(
         "gloo",
-        store=meeting_point(folder, rank, timeout),
+        store=store,
         rank=rank,
         world_size=world_size,
         timeout=timeout,
     )
-    report = train(training, rank, backend, on_step=folder.tell if rank == 0 else None)
+    report = train(
+        training,
+        rank,
+        backend,
+        on_step=folder.tell if rank == 0 else None,
+        stop=lambda done: folder.stop.exists(),
+        activity=activity,
+    )
+    activity.begin("its end", doing=Doing.ENDS)
     if rank == 0 and report is not None:
         write_atomically(folder.report, encode(report, schema=folder.REPORT_SCHEMA))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def meet(
+    folder: RunFolder, rank: int, world_size: int, timeout: timedelta, activity: Activity
+) -> TCPStore:
+    """The store of the ranks, when all have come to it; then they connect to each other.
+
+    How long libraries take to load is no measure of a connection: waiting for the others to start
+    is told apart from connecting to them.
+    """
+    others = tuple(each for each in range(world_size) if each != rank)
+    activity.begin("wait for all ranks to start", doing=Doing.STARTS)
+    store = meeting_point(folder, rank, timeout)
+    store.set(f"started/{rank}", "")
+    store.wait([f"started/{each}" for each in others], timeout)
+    activity.begin("opening of connections", others, doing=Doing.CONNECTS)
+    return store
 
 
 def meeting_point(folder: RunFolder, rank: int, timeout: timedelta) -> TCPStore:

@@ -15,16 +15,20 @@ import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from hetplan.runtime.unanswered import unanswered
+
 BEAT_SECONDS = 0.25
 """Rare enough to cost a rank nothing: a beat takes some 20 microseconds."""
+LONG_SECONDS = 3.0
 RECORD_BYTES = 4096
 """One page, which the system writes and reads as one."""
 _LONGEST_OPERATION = 200
 _MOST_PEERS = 256
+_MOST_ADDRESSES = 32
 
 
 class Doing(StrEnum):
@@ -39,6 +43,8 @@ class Doing(StrEnum):
     """Sends, receives or sums: it waits for its peers."""
     FILES = "files"
     """Reads or writes a checkpoint."""
+    STEPS = "steps"
+    """Trains with a trainer that does not say more."""
     ENDS = "ends"
     """Has trained all steps."""
 
@@ -58,6 +64,8 @@ class Beat:
     """Ranks that it waits for."""
     since_seconds: float
     """On the same clock, when the operation began."""
+    unanswered: tuple[str, ...] = ()
+    """Addresses that answer nothing, where it has waited for its peers for `LONG_SECONDS`."""
 
 
 class Activity:
@@ -120,7 +128,11 @@ class Heartbeat:
 
     def write(self) -> None:
         """One beat, now."""
-        os.pwrite(self._handle, record_of(self._activity.beat()), 0)
+        beat = self._activity.beat()
+        waits = beat.doing in (Doing.TALKS, Doing.CONNECTS)
+        if waits and beat.seconds - beat.since_seconds >= LONG_SECONDS:
+            beat = replace(beat, unanswered=unanswered())
+        os.pwrite(self._handle, record_of(beat), 0)
 
     def stop(self) -> None:
         """One last beat."""
@@ -146,6 +158,7 @@ def record_of(beat: Beat) -> bytes:
         beat.operation[:_LONGEST_OPERATION],
         list(beat.peers[:_MOST_PEERS]),
         beat.since_seconds,
+        list(beat.unanswered[:_MOST_ADDRESSES]),
     ]
     text = json.dumps(fields).encode()
     return (b"%08x" % zlib.crc32(text) + text + b"\n").ljust(RECORD_BYTES)
@@ -160,7 +173,7 @@ def read_beat(path: Path) -> Beat | None:
     text = data[8:].rstrip()
     if len(data) != RECORD_BYTES or data[:8] != b"%08x" % zlib.crc32(text):
         return None
-    seconds, done, doing, operation, peers, since = json.loads(text)
+    seconds, done, doing, operation, peers, since, addresses = json.loads(text)
     return Beat(
         seconds=seconds,
         done=done,
@@ -168,4 +181,5 @@ def read_beat(path: Path) -> Beat | None:
         operation=operation,
         peers=tuple(peers),
         since_seconds=since,
+        unanswered=tuple(addresses),
     )

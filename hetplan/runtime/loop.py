@@ -23,6 +23,7 @@ import torch.distributed as dist
 from hetplan.cost.network.link_names import TrafficClass
 from hetplan.profiling.backends import Backend
 from hetplan.profiling.pacing import Pacer
+from hetplan.runtime.activity import Activity, Doing
 from hetplan.runtime.checkpoints_run import RunCheckpoints
 from hetplan.runtime.exchanges import reduction_of
 from hetplan.runtime.groups import Groups, open_groups
@@ -43,15 +44,19 @@ def train(
     *,
     on_step: OnStep | None = None,
     stop: Stop | None = None,
+    activity: Activity | None = None,
 ) -> TrainingReport | None:
     """Train as this rank of the plan; every rank of it returns the same report.
 
     The default process group must exist, with the plan's ranks as its first ones, and all its
     ranks must call this; those without a place in the plan get None at once. `on_step` is called
     after each step. Where the first rank's `stop` says so, all ranks leave after that step, with a
-    checkpoint where the training asks for any and a report of the steps so far.
+    checkpoint where the training asks for any and a report of the steps so far. `activity` is told
+    what this rank does.
     """
     places = place_ranks(training.plan)
+    doing = activity or Activity()
+    doing.begin("opening of connections", _others(rank, places), doing=Doing.CONNECTS)
     reduction = reduction_of(training.plan, places)
     groups = open_groups(
         places,
@@ -67,6 +72,7 @@ def train(
     )
     if groups is None:
         return None
+    doing.begin("building of its layers", doing=Doing.STARTS)
     pacer = _pacer(training, rank)
     memory = Memory(backend)
     trainer = Trainer(
@@ -79,8 +85,11 @@ def train(
         backend,
         reduction=reduction,
         pacer=pacer,
+        activity=doing,
     )
     checkpoints = RunCheckpoints(training, trainer.state, groups.control)
+    if training.checkpoints.load:
+        doing.begin("load of a checkpoint", doing=Doing.FILES)
     report = measured_run(
         training,
         trainer,
@@ -92,7 +101,9 @@ def train(
         on_step=on_step,
         stop=stop,
         after_step=checkpoints.after_step,
+        activity=doing,
     )
+    doing.begin("exchange of what was sent", _others(rank, places))
     return replace(report, sent=_sent_bytes(groups, len(places), len(report.steps)))
 
 
@@ -164,26 +175,36 @@ def measured_run(
     on_step: OnStep | None = None,
     stop: Stop | None = None,
     after_step: AfterStep | None = None,
+    activity: Activity | None = None,
 ) -> TrainingReport:
     """Train the steps with a trainer that is ready; every rank of `control` gets the same report.
 
     `memory` was made before the trainer, `places` has every rank's place. `first_step` steps are
-    done already. `after_step` is called on every rank between steps.
+    done already. `after_step` is called on every rank between steps, `activity` is told what this
+    one does.
     """
     table, steps = [], []
+    doing = activity or Activity()
+    others = _others(dist.get_rank(control), places)
     gc.collect()
     gc.freeze()  # what is there now stays, so later collections need not look at it
     gc.disable()
     try:
         for step in range(first_step, training.steps):
-            row = _measured_step(trainer, step, control, pacer)
+            doing.begin(f"drawing of the samples of step {step}")
+            batch = trainer.batch(step)
+            doing.begin(f"barrier before step {step}", others)
+            row = _measured_step(trainer, batch, control, pacer)
+            doing.begin(f"exchange of the figures of step {step}", others)
             ends = stop is not None and dist.get_rank(control) == 0 and stop(step + 1)
             table.append(_gathered([*row, memory.peak_bytes(), ends], control, len(places)))
             steps.append(_record(step, table[-1], places))
+            doing.end()
             if on_step is not None:
                 on_step(steps[-1])
             stopped = table[-1][0][_STOP] != 0
             if after_step is not None:
+                doing.begin("save of a checkpoint", doing=Doing.FILES)
                 after_step(step + 1, last=stopped or step + 1 == training.steps)
             if stopped:
                 break
@@ -201,6 +222,10 @@ def measured_run(
     )
 
 
+def _others(rank: int, places: Sequence[Place]) -> tuple[int, ...]:
+    return tuple(place.rank for place in places if place.rank != rank)
+
+
 def _pacer(training: Training, rank: int) -> Pacer | None:
     pace, kind = training.pace, training.device_kinds[rank]
     if pace is None or all(paced.device != kind for paced in pace.kinds):
@@ -209,10 +234,9 @@ def _pacer(training: Training, rank: int) -> Pacer | None:
 
 
 def _measured_step(
-    trainer: Steps[Drawn], step: int, control: dist.ProcessGroup, pacer: Pacer | None
+    trainer: Steps[Drawn], batch: Drawn, control: dist.ProcessGroup, pacer: Pacer | None
 ) -> tuple[float, ...]:
     """Seconds of the step and its parts, loss share, and the pacer's counters."""
-    batch = trainer.batch(step)
     if pacer is not None:
         pacer.reset()
     dist.barrier(group=control)

@@ -125,10 +125,18 @@ class Messages:
         _wait(works)
         return tensor
 
-    def finish(self) -> None:
-        """Wait for every send that is still under way."""
-        for message in tuple(self._leaving):
-            self.wait_sent(message)
+    @property
+    def leaving(self) -> tuple[Message, ...]:
+        """Those whose sending was started and not waited for."""
+        return tuple(self._leaving)
+
+    def receivers(self, message: Message) -> tuple[int, ...]:
+        """Ranks that this rank sends its part of the message to."""
+        return tuple(side.peer for side in self._to[ends_of_hop(message, self._num_stages)[1]])
+
+    def senders(self, message: Message) -> tuple[int, ...]:
+        """Ranks that it gets its samples of the message from."""
+        return tuple(side.peer for side in self._from[ends_of_hop(message, self._num_stages)[0]])
 
     def _side(self, transfer: Transfer, peer: int) -> _Side:
         first = self._place.first_sample

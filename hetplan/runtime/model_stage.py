@@ -17,6 +17,7 @@ from hetplan.plans.plan import LayerRange
 from hetplan.profiling.layers import Embedding, Head, HeadWithLoss, build_layer
 from hetplan.profiling.pacing import Pacer
 from hetplan.profiling.tensor_parallel import Communication
+from hetplan.runtime.activity import Activity
 from hetplan.runtime.communicator.channels import Channel
 
 
@@ -35,15 +36,16 @@ class StageShape:
 
 
 class _Counted(Communication):
-    """A tensor-parallel group whose bytes are counted."""
+    """A tensor-parallel group whose bytes are counted, and whose sums are told."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, activity: Activity, peers: tuple[int, ...]) -> None:
         super().__init__(channel.group)
-        self._channel = channel
+        self._channel, self._activity, self._peers = channel, activity, peers
 
     def all_reduce(self, tensor: Tensor, operation: Any = None) -> None:
         self._channel.count_sum(tensor.nbytes, TrafficClass.TENSOR_PARALLEL)
-        super().all_reduce(tensor, operation)
+        with self._activity.within("sum over its tensor-parallel ranks", self._peers):
+            super().all_reduce(tensor, operation)
 
 
 class StageModule(nn.Module):
@@ -61,8 +63,12 @@ class StageModule(nn.Module):
         *,
         group: dist.ProcessGroup | Channel | None,
         pacer: Pacer | None,
+        activity: Activity | None = None,
+        peers: tuple[int, ...] = (),
     ) -> None:
-        """`group`: of the tensor-parallel ranks; through a channel what they send is counted."""
+        """`group`: of the tensor-parallel ranks; through a channel what they send is counted, and
+        `activity` is told of each sum with these `peers`.
+        """
         super().__init__()
         channel = group if isinstance(group, Channel) else None
         built = [
@@ -80,7 +86,8 @@ class StageModule(nn.Module):
         ]
         if channel is not None:
             for layer in built:
-                setattr(layer, "communication", _Counted(channel))  # noqa: B010
+                counted = _Counted(channel, activity or Activity(), peers)
+                setattr(layer, "communication", counted)  # noqa: B010
         first, last = built[0], built[-1]
         self.matrix: nn.Parameter | None = None
         """The vocabulary matrix that another stage holds too, where the model ties it."""

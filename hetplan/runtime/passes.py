@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hetplan.cost.replay.programs import (
+    DOWN,
     Message,
     Receive,
     Send,
@@ -27,6 +28,7 @@ from hetplan.cost.replay.programs import (
 from hetplan.cost.schedules import Pass
 from hetplan.errors import InputError
 from hetplan.plans.plan import Pipeline
+from hetplan.runtime.activity import Activity
 from hetplan.runtime.messages import Messages
 
 
@@ -63,6 +65,17 @@ def _posted_ahead(program: Sequence[Step], depth: int) -> Iterator[Step]:
                 yield from map(Receive, (m for m in [next(next_one[direction], None)] if m))
 
 
+def _pass_name(one: Pass, chunks: int) -> str:
+    name = "forward" if one.kind == "F" else "backward"
+    chunk = f", chunk {one.chunk}" if chunks > 1 else ""
+    return f"{name} pass of microbatch {one.microbatch}{chunk}"
+
+
+def _message_name(message: Message) -> str:
+    direction, _, microbatch = message
+    return f"the {'activations' if direction == DOWN else 'gradients'} of microbatch {microbatch}"
+
+
 class Passes:
     """One rank's passes and messages."""
 
@@ -77,10 +90,13 @@ class Passes:
         microbatch_size: int,
         share: float,
         mark: Callable[[], None],
+        activity: Activity,
     ) -> None:
         """`modules`: one per chunk. `share`: part of a microbatch's mean loss in the mean over the
-        global batch. `mark` is called at the begin and the end of every pass.
+        global batch. `mark` is called at the begin and the end of every pass. `activity` is told
+        every pass and every wait.
         """
+        self._activity = activity
         self._program, self._modules, self._messages = program, modules, messages
         self._position, self._num_stages = position, num_stages
         self._microbatch_size, self._share, self._mark = microbatch_size, share, mark
@@ -97,6 +113,7 @@ class Passes:
             if isinstance(step, Pass):
                 self._start()
                 self._mark()
+                self._activity.begin(_pass_name(step, len(self._modules)))
                 if step.kind == "F":
                     self._forward(step, inputs, wanted, losses)
                 else:
@@ -106,7 +123,8 @@ class Passes:
                 self._talk(step)
         self._start()
         if self._messages is not None:
-            self._messages.finish()
+            for message in self._messages.leaving:
+                self._wait_sent(self._messages, message)
         return losses
 
     def _start(self) -> None:
@@ -124,9 +142,18 @@ class Passes:
         else:
             messages.start()
             for message in step.sent:
-                messages.wait_sent(message)
+                self._wait_sent(messages, message)
             for message in step.received:
+                peers = messages.senders(message)
+                if peers:
+                    self._activity.begin(f"receive of {_message_name(message)}", peers)
                 self._inputs[message] = messages.wait_received(message)
+
+    def _wait_sent(self, messages: Messages, message: Message) -> None:
+        peers = messages.receivers(message)
+        if peers:
+            self._activity.begin(f"send of {_message_name(message)}", peers)
+        messages.wait_sent(message)
 
     def _virtual(self, one: Pass) -> tuple[int, int]:
         """Virtual stage of a pass, and their number."""

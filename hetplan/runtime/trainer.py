@@ -15,7 +15,7 @@ ranks, stages and pipelines share the samples. A step is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from hetplan.plans.plan import Plan, RecomputeGranularity
 from hetplan.profiling.backends import Backend
 from hetplan.profiling.pacing import Pacer
 from hetplan.profiling.updating import FlatParameters
+from hetplan.runtime.activity import Activity
 from hetplan.runtime.checkpoints_state import TrainingState
 from hetplan.runtime.data import MarkovTokens, block_numbers
 from hetplan.runtime.exchanges import (
@@ -80,6 +81,11 @@ class StepTimes:
     stage has no head."""
 
 
+def _others(rank: int, groups: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """Ranks that are in one of the groups with this one."""
+    return tuple(sorted({each for ranks in groups if rank in ranks for each in ranks} - {rank}))
+
+
 class Trainer:
     """One rank's layers, optimizer state and schedule."""
 
@@ -95,13 +101,19 @@ class Trainer:
         *,
         reduction: Reduction,
         pacer: Pacer | None = None,
+        activity: Activity | None = None,
     ) -> None:
-        """`reduction` is the plan's, for whose groups `groups` was opened."""
+        """`reduction` is the plan's, for whose groups `groups` was opened. `activity` is told what
+        a step does.
+        """
         if job.precision not in DTYPES:
             have = ", ".join(DTYPES)
             raise InputError(f"precision is {job.precision}; the trainer has {have}")
         place = places[rank]
         self._job, self._plan, self._place, self._backend = job, plan, place, backend
+        self._activity = activity or Activity()
+        self._copies = _others(rank, [each.ranks for each in (*reduction.sums, *reduction.tied)])
+        self._all = tuple(each.rank for each in places if each.rank != rank)
         self._pipeline = plan.pipelines[place.pipeline]
         self._modules = self._build(model, groups, pacer)
         own: nn.Module = (
@@ -142,6 +154,8 @@ class Trainer:
                 ),
                 group=groups.tensor,
                 pacer=pacer,
+                activity=self._activity,
+                peers=_others(place.rank, [place.tp_ranks]),
             )
             for chunk in place.chunks
         )
@@ -215,6 +229,7 @@ class Trainer:
             microbatch_size=place.microbatch_size,
             share=place.microbatch_size / job.global_batch_size,
             mark=self._mark,
+            activity=self._activity,
         )
 
     def batch(self, step: int) -> Batch:
@@ -249,17 +264,22 @@ class Trainer:
             sums.expect()
         losses = self._passes.run(batch.tokens, batch.targets)
         pipelined = self._backend.mark()
+        activity = self._activity
+        activity.begin("sum of the gradients", self._copies)
         for sums in self._sums:
             sums.run()
         if self._shard is not None:
             self._shard.reduce()
         held = self.parameters if self._shard is None else self._shard
         if self._clips:
+            activity.begin("norm of the gradients", self._all)
             clip(held.gradients, self._counted, self._everyone)
         reduced = self._backend.mark()
+        activity.begin("update of the weights", self._copies if self._shard is not None else ())
         held.update()
         updated = self._backend.mark()
         self._backend.synchronise()
+        activity.end()
         between = self._backend.seconds_between
         loss_share = float(torch.stack(losses).sum()) if losses else 0.0
         return StepTimes(

@@ -1,0 +1,292 @@
+"""Is something wrong with a run, and what was wrong first?
+
+Judged from three things: how processes ended, whether their beats go on, and what they say that
+they do (`hetplan.runtime.activity`). Pure: time and what was seen are arguments.
+
+- A process that ended badly is a fault at once. What a signal ended comes before what failed,
+  because those that lose a peer fail too; of those that failed, the first. A rank that only ran out
+  of patience with another is not the cause: the other is looked at.
+- A process without a beat is stopped, or its host hangs.
+- Where all beat and none finishes an operation for too long, hosts that do not answer each other
+  are the cause, or else the rank that the others wait for (`hetplan.launchers.waiting`).
+
+Time in which the launcher itself stood still counts against nobody.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hetplan.launchers.fault_text import WatchedRank, describe
+from hetplan.launchers.faults import FaultKind, RunFault
+from hetplan.launchers.hosts import THIS_MACHINE
+from hetplan.launchers.run_folder import Failure
+from hetplan.launchers.waiting import WAITING, root_of_standstill
+from hetplan.runtime.activity import Beat, Doing
+
+SETTLE_SECONDS = 0.5
+"""When one rank dies others fail too, as their connections break: time for all to say so."""
+SILENT_SECONDS = 6.0
+"""24 beats; ranks that share a busy core were late by less than one second."""
+QUIET_SECONDS = 1.5
+"""Long enough without a beat to suspect a rank."""
+SILENT_START_SECONDS = 30.0
+"""While libraries are loaded: the interpreter lets no other thread run meanwhile."""
+STALL_SECONDS = 10.0
+STALL_FACTOR = 5.0
+"""An operation may take so many times the longest one that was predicted, or was seen so far."""
+CONNECT_SECONDS = 30.0
+_LONGEST_LOOK_SECONDS = 0.5
+_TIMED_OUT = re.compile(r"[Tt]imed? ?out")
+_LEAST_WAIT_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long nothing may happen."""
+
+    stall_seconds: float
+    """Without a finished operation of any rank, while they compute and talk."""
+    exact: bool
+    """The user said so: longer operations that were seen do not make it longer."""
+    start_seconds: float
+    """The same while a rank starts or ends."""
+    files_seconds: float
+    """The same while a rank reads or writes files, or does not say what it does in a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What there is to see of one rank."""
+
+    code: int | None
+    """Its process's exit code, negative for a signal; None: it runs."""
+    beat: Beat | None
+    failure: Failure | None
+
+
+class Watcher:
+    """Watches one run; `look` as often as something may have changed."""
+
+    def __init__(
+        self,
+        ranks: Sequence[WatchedRank],
+        patience: Patience,
+        now: float,
+        *,
+        host_of_address: Callable[[str], str],
+    ) -> None:
+        """From `now` on; `host_of_address` is that of the ranks' `Hosts`."""
+        self._ranks, self._patience, self._looked = ranks, patience, now
+        self._host_of_address = host_of_address
+        self._beaten: list[float | None] = [None] * len(ranks)
+        self._silent = [0.0] * len(ranks)
+        self._ended_at: dict[int, float] = {}
+        self._done, self._stood, self._longest = -1, 0.0, 0.0
+        self._in_steps = False
+
+    def look(self, now: float, seen: Sequence[Seen]) -> RunFault | None:
+        """The fault that ended the run, once it is certain; None while there is none.
+
+        `now` is on any clock that does not go back.
+        """
+        passed = min(now - self._looked, _LONGEST_LOOK_SECONDS)
+        self._looked = now
+        self._count(passed, seen)
+        return (
+            self._signalled(now, seen)
+            or self._silence(seen)
+            or self._failed(now, seen)
+            or (self._standstill(seen))
+        )
+
+    def _count(self, passed: float, seen: Sequence[Seen]) -> None:
+        for rank, each in enumerate(seen):
+            beaten = each.beat.seconds if each.beat is not None else None
+            self._silent[rank] = (
+                0.0 if beaten != self._beaten[rank] else self._silent[rank] + passed
+            )
+            self._beaten[rank] = beaten
+            if each.code:
+                self._ended_at.setdefault(rank, self._looked)
+        done = sum(each.beat.done for each in seen if each.beat is not None)
+        if done == self._done:
+            self._stood += passed
+        else:
+            # How long it took is known only now that it is over.
+            if self._in_steps:
+                self._longest = max(self._longest, self._stood)
+            self._done, self._stood, self._in_steps = done, 0.0, True
+        self._in_steps &= all(
+            each.beat is not None and each.beat.doing in (Doing.COMPUTES, Doing.TALKS)
+            for each in seen
+        )
+
+    def _settled(self, now: float) -> bool:
+        return bool(self._ended_at) and now - min(self._ended_at.values()) >= SETTLE_SECONDS
+
+    def _signalled(self, now: float, seen: Sequence[Seen]) -> RunFault | None:
+        """Processes that a signal ended; the launcher has not sent any yet."""
+        ended = [rank for rank, each in enumerate(seen) if each.code is not None and each.code < 0]
+        if not ended or not self._settled(now):
+            return None
+        # A library that loses its peer may abort by itself.
+        first = min(
+            ended, key=lambda rank: (seen[rank].code == -signal.SIGABRT, self._ended_at[rank])
+        )
+        host = self._ranks[first].host
+        return self._fault(
+            FaultKind.RANK_DIED,
+            (first, *(r for r in ended if r != first and self._ranks[r].host == host)),
+            seen,
+            now - self._ended_at[first],
+            hosts=(host, *(self._ranks[rank].host for rank in ended)),
+        )
+
+    def _silence(self, seen: Sequence[Seen]) -> RunFault | None:
+        alive = [rank for rank, each in enumerate(seen) if each.code is None]
+        silent = [rank for rank in alive if self._silent[rank] >= self._silent_limit(seen[rank])]
+        if not silent:
+            return None
+        # Those of one host are not heard of at quite the same time.
+        silent += [
+            rank
+            for rank in alive
+            if rank not in silent and self._silent[rank] >= self._silent_limit(seen[rank]) - 1.0
+        ]
+        first = max(silent, key=lambda rank: self._silent[rank])
+        host = self._ranks[first].host
+        mine = [rank for rank in alive if self._ranks[rank].host == host]
+        whole = host != THIS_MACHINE and all(rank in silent for rank in mine)
+        return self._fault(
+            FaultKind.HOST_HANGS if whole else FaultKind.RANK_HANGS,
+            (first, *(rank for rank in silent if rank != first and rank in mine)),
+            seen,
+            self._silent[first],
+            hosts=(host, *(self._ranks[rank].host for rank in silent)),
+            silent=True,
+        )
+
+    def _silent_limit(self, seen: Seen) -> float:
+        if seen.beat is None:
+            return self._patience.start_seconds
+        starts = seen.beat.doing in (Doing.STARTS, Doing.ENDS)
+        return SILENT_START_SECONDS if starts else SILENT_SECONDS
+
+    def _failed(self, now: float, seen: Sequence[Seen]) -> RunFault | None:
+        bad = [rank for rank, each in enumerate(seen) if each.code]
+        if not bad or not self._settled(now):
+            return None
+
+        def failed_at(rank: int) -> float:
+            failure = seen[rank].failure
+            return failure.seconds if failure is not None else float("inf")
+
+        first = min(bad, key=failed_at)
+        beat, failure = seen[first].beat, seen[first].failure
+        if beat is not None and beat.doing in WAITING:
+            alive = [rank for rank, each in enumerate(seen) if each.code is None]
+            if any(self._silent[rank] >= QUIET_SECONDS for rank in alive):
+                return None  # one of these may be what it waited for: known in a few seconds
+            waited = failure.seconds - beat.since_seconds if failure is not None else 0.0
+            if waited >= _LEAST_WAIT_SECONDS and failure and _TIMED_OUT.search(failure.reason):
+                return self._root(seen, waited)
+        return self._fault(FaultKind.RANK_FAILED, (first,), seen, now - self._ended_at[first])
+
+    def _standstill(self, seen: Sequence[Seen]) -> RunFault | None:
+        limit = max(
+            (self._limit(each.beat) for each in seen if each.code is None), default=float("inf")
+        )
+        # A rank that has failed explains why others stand: it is settled soon.
+        if self._stood < limit or self._ended_at:
+            return None
+        return self._root(seen, self._stood)
+
+    def _limit(self, beat: Beat | None) -> float:
+        patience = self._patience
+        if beat is None or beat.doing in (Doing.STARTS, Doing.ENDS):
+            return patience.start_seconds
+        if beat.doing in (Doing.FILES, Doing.STEPS):
+            return patience.files_seconds
+        if beat.doing is Doing.CONNECTS:
+            return max(CONNECT_SECONDS, patience.stall_seconds)
+        if patience.exact:
+            return patience.stall_seconds
+        return max(patience.stall_seconds, STALL_FACTOR * self._longest)
+
+    def _root(self, seen: Sequence[Seen], stood: float) -> RunFault:
+        beats = {
+            rank: each.beat
+            for rank, each in enumerate(seen)
+            if each.beat is not None and each.code != 0
+        }
+        root = root_of_standstill(beats)
+        cut = self._cut(beats)
+        hosts = _ends(cut) if cut else tuple(dict.fromkeys(self._host(each) for each in root.ranks))
+        if cut:
+            ranks = tuple(rank for rank in root.ranks if self._host(rank) in hosts)
+            waiting = tuple(rank for rank, beat in beats.items() if beat.unanswered)
+            return self._fault(
+                FaultKind.LINK_DOWN, ranks or waiting, seen, stood, hosts=hosts, cut=cut
+            )
+        kind = FaultKind.NO_PROGRESS
+        if root.computes:
+            kind = FaultKind.RANK_HANGS
+        elif len(hosts) > 1:
+            kind = FaultKind.LINK_DOWN
+        return self._fault(kind, root.ranks, seen, stood, hosts=hosts)
+
+    def _host(self, rank: int) -> str:
+        return self._ranks[rank].host
+
+    def _cut(self, beats: Mapping[int, Beat]) -> tuple[tuple[str, str], ...]:
+        """Pairs of hosts of which one acknowledges nothing that the other sends."""
+        found: dict[frozenset[str], tuple[str, str]] = {}
+        for rank, beat in beats.items():
+            for address in beat.unanswered:
+                pair = self._host(rank), self._host_of_address(address)
+                if pair[1] and pair[0] != pair[1]:
+                    found.setdefault(frozenset(pair), pair)
+        return tuple(found.values())
+
+    def _fault(
+        self,
+        kind: FaultKind,
+        ranks: tuple[int, ...],
+        seen: Sequence[Seen],
+        seconds: float,
+        *,
+        hosts: Sequence[str] = (),
+        silent: bool = False,
+        cut: Sequence[tuple[str, str]] = (),
+    ) -> RunFault:
+        beat = seen[ranks[0]].beat
+        found = tuple(dict.fromkeys(hosts or [self._ranks[rank].host for rank in ranks]))
+        return RunFault(
+            kind=kind,
+            host=found[0],
+            hosts=found,
+            ranks=ranks,
+            operation=beat.operation if beat is not None else "start of the process",
+            peers=beat.peers if beat is not None else (),
+            seconds=seconds,
+            message=describe(
+                kind,
+                [self._ranks[rank] for rank in ranks],
+                [seen[rank].beat for rank in ranks],
+                code=seen[ranks[0]].code,
+                reason=failure.reason if (failure := seen[ranks[0]].failure) is not None else "",
+                seconds=seconds,
+                silent=silent,
+                cut=cut,
+            ),
+        )
+
+
+def _ends(cut: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """All hosts of these pairs, the one that is in most of them first."""
+    ends = [host for pair in cut for host in pair]
+    return tuple(sorted(dict.fromkeys(ends), key=lambda host: -ends.count(host)))
