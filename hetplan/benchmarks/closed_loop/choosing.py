@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from hetplan.benchmarks.closed_loop.pool import Drawn, form_of, name_of
 from hetplan.benchmarks.closed_loop.values import LoopPlan, LoopPlans
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.estimate import estimate_with
-from hetplan.cost.estimate_values import Component, Estimate
+from hetplan.cost.estimate_values import Component
+from hetplan.cost.priced.break_down import break_down
+from hetplan.cost.priced.draws import straggler_wait
 from hetplan.cost.priced.pricer import Pricer
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
@@ -46,12 +47,6 @@ LONGEST = 4.0
 """Times the best predicted step."""
 
 
-def stalled_part(found: Estimate) -> float:
-    """Part of the step in bubble, or in communication that nothing hides."""
-    waiting = sum(each.seconds for each in found.components if each.component in STALLED)
-    return waiting / found.step_seconds
-
-
 def speeds_of(
     model: ModelSpec, cluster: Cluster, job: Job, predictor: Predictor
 ) -> dict[str, float]:
@@ -77,14 +72,17 @@ def speeds_of(
 def loop_plan(
     pricer: Pricer, plan: Plan, cluster: Cluster, model: ModelSpec, *, searched: bool = False
 ) -> LoopPlan:
-    """A plan with its price."""
-    found = estimate_with(pricer, plan)
+    """A plan with its price: that of `hetplan.cost.estimate`, without the interval."""
+    step, costs = pricer.step(plan), pricer.costs(plan)
+    waiting = straggler_wait(plan, costs, step)
+    seconds = step.step_seconds + waiting
+    parts = break_down(plan, costs, step, waiting).critical
     return LoopPlan(
         name=name_of(plan, cluster, model),
         form=form_of(plan),
         plan=plan,
-        predicted_seconds=found.step_seconds,
-        stalled=stalled_part(found),
+        predicted_seconds=seconds,
+        stalled=sum(each.seconds for each in parts if each.component in STALLED) / seconds,
         searched=searched,
     )
 

@@ -37,6 +37,16 @@ class LoopFiles:
         return shipped_folder("configs") / "jobs" / f"{SMALL_JOB}.yaml"
 
     @property
+    def together_job(self) -> Path:
+        """The job of all kinds together."""
+        return shipped_folder("configs") / "jobs" / f"{TOGETHER_JOB}.yaml"
+
+    @property
+    def searched_together(self) -> Path:
+        """What `hetplan plan` found for it."""
+        return self.folder / "searched-together.json"
+
+    @property
     def spec(self) -> Path:
         """What the loop was asked."""
         return self.folder / "spec.json"

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hetplan.benchmarks.closed_loop import measuring
+from hetplan.benchmarks.closed_loop.asked import Asked, ToTrain, train_missing
 from hetplan.benchmarks.closed_loop.choosing import (
     POOL,
     choose,
@@ -20,11 +20,10 @@ from hetplan.benchmarks.closed_loop.choosing import (
     price_pool,
     speeds_of,
 )
-from hetplan.benchmarks.closed_loop.files import LoopFiles, open_folder
+from hetplan.benchmarks.closed_loop.files import open_folder
 from hetplan.benchmarks.closed_loop.judging import judge
 from hetplan.benchmarks.closed_loop.measuring import JITTER, PLAIN, Say
 from hetplan.benchmarks.closed_loop.pool import draw_pool
-from hetplan.benchmarks.closed_loop.training import in_turn, keep_trained, read_trained
 from hetplan.benchmarks.closed_loop.values import (
     PLANS_SCHEMA,
     ClosedLoop,
@@ -34,12 +33,12 @@ from hetplan.benchmarks.closed_loop.values import (
     LoopPlans,
     LoopRow,
     LoopSpec,
-    TrainedPlan,
 )
 from hetplan.benchmarks.closed_loop.weight import weighted
 from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.priced.pricer import Pricer
+from hetplan.emulation.pace import least_headroom, slow_downs
 from hetplan.emulation.running import emulated
 from hetplan.emulation.tools import require
 from hetplan.emulation.values import Emulation
@@ -51,28 +50,17 @@ from hetplan.job.load import load_job
 from hetplan.job.spec import Job
 from hetplan.launchers.machine import this_machine
 from hetplan.model.load import load_model
-from hetplan.model.spec import ModelSpec
 from hetplan.plans.launch import launch_faults
 from hetplan.predict.fit import load_predictor
-from hetplan.profiling.pacing import load_pace
 from hetplan.search.files import load_plan
 
 BEST_PLANS = 5
 """Of the pool's best predicted ones that are trained, where at least twice as many plans are."""
+MORE_HEADROOM = 1.5
+"""Times the least headroom of `hetplan emulate pace`: with sends that do not wait hosts compute
+nearly all of the time, and one that is late makes the others late."""
 STALLED_PLANS = 8
 """With a quarter of their step in bubble or exposed communication, of twenty."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What the loop trains, read once."""
-
-    files: LoopFiles
-    spec: LoopSpec
-    model: ModelSpec
-    cluster: Cluster
-    job: Job
-    say: Say
 
 
 def closed_loop(
@@ -99,7 +87,13 @@ def closed_loop(
     with weighted() as weight:
         if weight:
             say(f"the loop's processes have no more weight than others: {weight}")
-        measuring.make_paces(files, jitter=spec.jitter, seed=spec.seed, say=say)
+        measuring.make_paces(
+            files,
+            headroom=_headroom(asked.cluster, asked.job),
+            jitter=spec.jitter,
+            seed=spec.seed,
+            say=say,
+        )
         with emulated(asked.cluster, name=f"closed-loop-{os.getpid()}") as emulation:
             measuring.measure_links(files, emulation, asked.cluster, short=spec.short, say=say)
             plans = _plans(asked, emulation)
@@ -121,6 +115,11 @@ def closed_loop(
         pool=plans.pool,
         left_out_slow=plans.left_out_slow,
     )
+
+
+def _headroom(cluster: Cluster, job: Job) -> float:
+    factors = slow_downs(cluster, job.precision.value, {})
+    return MORE_HEADROOM * least_headroom(cluster, factors, os.cpu_count() or 1)
 
 
 def _plans(asked: Asked, emulation: Emulation) -> LoopPlans:
@@ -171,7 +170,15 @@ def _pass(
         for each in plans.plans
     ]
     order = training_order(priced, spec.repeats)
-    trained = train_missing(asked, emulation, kind, order)
+    trained = train_missing(
+        asked,
+        emulation,
+        kind,
+        kind,
+        [ToTrain(name=name, plan=plan, job=asked.job) for name, plan in order],
+        warmup_steps=spec.warmup_steps,
+        steps=spec.steps,
+    )
     by_name = dict(zip([name for name, _ in order], trained, strict=True))
     rows = [
         LoopRow(
@@ -207,37 +214,3 @@ def training_order(plans: Sequence[LoopPlan], repeats: int) -> list[tuple[str, L
             if at == round(repeat * len(order) / (repeats - 1)):
                 found.append((f"repeat-{repeat}", searched))
     return found
-
-
-def train_missing(
-    asked: Asked, emulation: Emulation, kind: str, order: Sequence[tuple[str, LoopPlan]]
-) -> list[TrainedPlan]:
-    """What each training measured; those that an earlier loop has done are read."""
-    files, spec = asked.files, asked.spec
-    have = {name: read_trained(files.trained(kind, name)) for name, _ in order}
-    missing = [entry for entry in order if have[entry[0]] is None]
-    if missing:
-        files.trained(kind, "0").parent.mkdir(exist_ok=True)
-        pace = load_pace(files.pace(kind))
-        with in_turn(emulation, asked.cluster) as turns:
-            for at, (name, plan) in enumerate(missing, start=1):
-                done = turns.train(
-                    asked.model,
-                    asked.job,
-                    plan,
-                    pace,
-                    warmup_steps=spec.warmup_steps,
-                    steps=spec.steps,
-                )
-                keep_trained(files.trained(kind, name), done)
-                have[name] = done
-                asked.say(f"{kind} {at}/{len(missing)}: {told(done)}")
-    return [one for name, _ in order if (one := have[name]) is not None]
-
-
-def told(done: TrainedPlan) -> str:
-    """One line of progress."""
-    return (
-        f"{done.name}: predicted {done.predicted_seconds:.3f} s, measured "
-        f"{done.measured_seconds:.3f} s ({done.error:+.1%}), overrun {done.overrun:.0%}"
-    )

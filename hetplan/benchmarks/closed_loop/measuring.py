@@ -41,8 +41,11 @@ class HostCommand:
     words: tuple[str, ...]
 
 
-def make_paces(files: LoopFiles, *, jitter: float, seed: int, say: Say) -> None:
-    """Measure a core, and write the paces of all kinds: without jitter, and with it."""
+def make_paces(files: LoopFiles, *, headroom: float, jitter: float, seed: int, say: Say) -> None:
+    """Measure a core, and write the paces of all kinds: without jitter, and with it.
+
+    The fastest kind is `headroom` times slower than a core.
+    """
     from hetplan.profiling.pacing import Pace, load_pace, save_pace
 
     if not files.done("core").exists():
@@ -60,6 +63,7 @@ def make_paces(files: LoopFiles, *, jitter: float, seed: int, say: Say) -> None:
             say,
             files.folder / "pace.txt",
             *("emulate", "pace", str(files.cluster), *_of_job(files)),
+            *("--headroom", f"{headroom:.3g}"),
             *("--microbatch", _SIZES, "--tp", "1", "--store", str(files.core_store)),
             *("--out", str(files.pace(PLAIN))),
         )

@@ -61,16 +61,31 @@ def draw_pool(
     size: int,
     most_microbatches: int | None = None,
     samples: Sequence[int] = SAMPLES,
+    microbatch_sizes: Sequence[int] = MICROBATCH_SIZES,
+    only: Sequence[str] | None = None,
+    single: bool = False,
 ) -> tuple[Drawn, ...]:
     """Up to `size` different plans; equal arguments give equal pools.
 
     `speeds`: of a host of each island, in any unit. `most_microbatches`: of each pipeline.
-    `samples`: of a pipeline's microbatch, which its stages' ranks share.
+    `samples`: of a pipeline's microbatch, which its stages' ranks share; `microbatch_sizes`: of a
+    rank. `only`: plans over all hosts of these islands. `single`: of one pipeline.
     """
-    by_form = _by_form(structures(hosts_of(cluster)))
+    hosts = [host for host in hosts_of(cluster) if only is None or host in only]
+    found_structures = structures(hosts, least_hosts=2 if only is None else len(hosts))
+    by_form = _by_form([each for each in found_structures if not single or len(each) == 1])
     chance = random.Random(f"pool {seed}")
     found: dict[str, Drawn] = {}
-    drawer = _Drawer(model, cluster, job, speeds, chance, most_microbatches, tuple(samples))
+    drawer = _Drawer(
+        model=model,
+        cluster=cluster,
+        job=job,
+        speeds=speeds,
+        chance=chance,
+        most_microbatches=most_microbatches,
+        samples=tuple(samples),
+        microbatch_sizes=frozenset(microbatch_sizes),
+    )
     for number in range(size * _TRIES):
         if len(found) >= size:
             break
@@ -149,7 +164,7 @@ def _by_form(found: Sequence[Structure]) -> dict[str, list[Structure]]:
     return by_form
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Drawer:
     model: ModelSpec
     cluster: Cluster
@@ -158,6 +173,7 @@ class _Drawer:
     chance: random.Random
     most_microbatches: int | None
     samples: tuple[int, ...]
+    microbatch_sizes: frozenset[int]
 
     def draw(self, form: str, structure: Structure) -> Drawn | None:
         """A plan of this form and structure; None where the draw is not legal."""
@@ -193,7 +209,7 @@ class _Drawer:
             splits = [(one, samples - one) for one in range(1, samples)]
             if stage[0] == stage[1]:
                 splits = [split for split in splits if split[0] == split[1]]
-        splits = [split for split in splits if set(split) <= set(MICROBATCH_SIZES)]
+        splits = [split for split in splits if self.microbatch_sizes.issuperset(split)]
         if not splits:
             return None
         split = self.chance.choice(splits)
