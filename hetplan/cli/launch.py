@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import AsJson, emit, say
+from hetplan.cli.options import AsJson, PredictorFile, Stores, emit, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -77,6 +77,40 @@ def launch(
         int | None,
         typer.Option(min=0, help="With --save: checkpoints that stay, by default 2; 0: all."),
     ] = None,
+    elastic: Annotated[
+        bool,
+        typer.Option(
+            "--elastic",
+            help="Train on through faults from the last checkpoint of --save, planned again for "
+            "the hosts of --emulation that are left, and for those that come back.",
+        ),
+    ] = False,
+    max_restarts: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="With --elastic: restarts in a row without a new checkpoint; 3 by default."
+        ),
+    ] = None,
+    grow: Annotated[
+        str | None,
+        typer.Option(
+            help="With --elastic: leave a run for hosts that came back when it is worth it "
+            "(default), always, or never."
+        ),
+    ] = None,
+    wait_for_hosts: Annotated[
+        float | None,
+        typer.Option(
+            help="With --elastic: seconds that hosts are waited for where no plan fits those that "
+            "are left; 0 by default."
+        ),
+    ] = None,
+    replan_seconds: Annotated[
+        float | None,
+        typer.Option(help="With --elastic: longest search for another plan; 10 by default."),
+    ] = None,
+    predictor: PredictorFile = None,
+    store: Stores = None,
     max_ranks: Annotated[int, typer.Option(help="Most processes to start.")] = 16,
     timeout: Annotated[
         float,
@@ -130,6 +164,44 @@ def launch(
 
     if emulation and (check or check_numerics or target != "native"):
         raise InputError("--emulation trains with hetplan's own trainer; leave it or the check out")
+    if elastic:
+        if check or check_numerics or target != "native":
+            raise InputError("--elastic trains with hetplan's own trainer; leave it or that out")
+        from hetplan.cli.launch_elastic import ElasticRequest, launch_elastic
+
+        return launch_elastic(
+            ElasticRequest(
+                plan=plan,
+                steps=steps,
+                warmup=warmup,
+                pace=pace,
+                save=save,
+                save_every=save_every,
+                load=load,
+                keep=keep,
+                run_log=run_log,
+                log_folder=log_folder,
+                check_loss=check_loss,
+                max_ranks=max_ranks,
+                timeout=timeout,
+                stall=stall,
+                emulation=emulation,
+                max_restarts=max_restarts,
+                grow=grow,
+                wait_for_hosts=wait_for_hosts,
+                replan_seconds=replan_seconds,
+                predictor=predictor,
+                store=store,
+                as_json=as_json,
+            )
+        )
+    if any(each is not None for each in (max_restarts, grow, wait_for_hosts, replan_seconds)) or (
+        predictor is not None or store
+    ):
+        raise InputError(
+            "--max-restarts, --grow, --wait-for-hosts, --replan-seconds, --predictor and --store "
+            "belong to --elastic; add it"
+        )
     if check_numerics:
         from hetplan.cli.launch_numerics import check_numerics as compare_kinds
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Generic, Protocol
 
-from hetplan.errors import LaunchError
+from hetplan.errors import InputError, LaunchError
 from hetplan.launchers.elastic_growth import NO_PLAN, GrowthWatch, PlanT, Progress
 from hetplan.launchers.elastic_hosts import HostBook
 from hetplan.launchers.elastic_values import (
@@ -56,6 +56,10 @@ class World(Protocol[PlanT]):
         """
         ...
 
+    def record(self, phase: Phase) -> None:
+        """The phase that was run last is over, and this is what it was."""
+        ...
+
     def checkpoint_steps(self) -> int:
         """Steps in the last good checkpoint; 0 where there is none."""
         ...
@@ -94,8 +98,16 @@ class ElasticRun(Generic[PlanT]):
         self._restarts = 0
 
     def train(self) -> History:
-        """Train to the last step; GaveUpError where that cannot be."""
+        """Train to the last step; GaveUpError where that cannot be.
+
+        InputError where all steps are done already.
+        """
         saved = self.world.checkpoint_steps()
+        if saved >= self.total_steps:
+            raise InputError(
+                f"{saved} steps are done and the run is to have {self.total_steps} in all; ask for "
+                "more (--steps counts from the first step of the training)"
+            )
         while True:
             hosts, planned = self._next_plan()
             first = self.world.checkpoint_steps()
@@ -152,6 +164,7 @@ class ElasticRun(Generic[PlanT]):
             phases=(*self.history.phases, phase),
             steps=merged_steps(self.history.steps, ending.steps),
         )
+        self.world.record(phase)
         return ending, phase
 
     def _next_plan(self) -> tuple[tuple[str, ...], PlanT]:

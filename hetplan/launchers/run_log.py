@@ -16,6 +16,7 @@ from hetplan.errors import InputError
 from hetplan.files.encoding import to_plain
 from hetplan.files.reading import Document, decode
 from hetplan.files.writing import append_line
+from hetplan.launchers.elastic_values import Phase
 from hetplan.launchers.machine import Machine
 from hetplan.plans.plan import Plan
 from hetplan.runtime.measured import RankMeasure, StepRecord
@@ -74,6 +75,9 @@ class RunLog:
     """What ran where: stages, degrees, microbatch size. None in lines of before it was written."""
     trainer: str = ""
     """Name and version of the trainer; empty: hetplan's own."""
+    phase: Phase | None = None
+    """Which part of an elastic run it was; None: it was a run by itself. A phase that a fault ended
+    has no ranks here."""
 
     @property
     def relative_error(self) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hetplan.errors import InfeasibleError
 from hetplan.launchers.elastic import ElasticRun
 from hetplan.launchers.elastic_growth import Progress
-from hetplan.launchers.elastic_values import Ended, Ending, Rules, median_seconds
+from hetplan.launchers.elastic_values import Ended, Ending, Phase, Rules, median_seconds
 from hetplan.runtime.measured import StepRecord
 
 PROBE_SECONDS = 0.5
@@ -58,6 +58,7 @@ class FakeWorld:
         self.saved = 0
         self.pending = list(self.crashes)
         self.told: list[str] = []
+        self.recorded: list[Phase] = []
         self.probes: list[tuple[float, tuple[str, ...]]] = []
         self.planned: list[tuple[str, ...]] = []
 
@@ -140,6 +141,9 @@ class FakeWorld:
                 self.pending.remove(crash)
                 return (crash.host,)
         return ()
+
+    def record(self, phase: Phase) -> None:
+        self.recorded.append(phase)
 
     def checkpoint_steps(self) -> int:
         return self.saved

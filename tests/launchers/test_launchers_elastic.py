@@ -29,6 +29,7 @@ def check_history(history: History, world: FakeWorld, *, finished: bool = True) 
         assert phase.steps_done >= phase.checkpoint_step
         saved = phase.checkpoint_step
     assert [step.step for step in history.steps] == list(range(len(history.steps)))
+    assert world.recorded == list(history.phases)
     if finished:
         assert [phase.ended for phase in history.phases].count(Ended.FINISHED) == 1
         assert history.phases[-1].ended is Ended.FINISHED
@@ -290,6 +291,13 @@ def test_a_run_goes_on_from_what_an_earlier_command_saved() -> None:
     history = elastic(world).train()
     assert history.phases[0].first_step == 20
     assert [step.step for step in history.steps] == list(range(20, 60))
+
+
+def test_a_run_that_is_done_already_is_refused() -> None:
+    world = FakeWorld(FOUR)
+    world.saved = 60
+    with pytest.raises(InputError, match="60 steps are done"):
+        elastic(world).train()
 
 
 def test_a_fault_after_the_last_checkpoint_is_no_fault() -> None:
