@@ -79,8 +79,8 @@ class TrainingState:
             trained=trained,
         )
 
-    def load(self, folder: Path, states: Sequence[str]) -> int:
-        """Take these states from the checkpoint; the steps that it was saved after.
+    def load(self, folder: Path, states: Sequence[str]) -> None:
+        """Take these states from the checkpoint.
 
         States that are not read begin anew. An InputError as `open_checkpoint`.
         """
@@ -92,7 +92,6 @@ class TrainingState:
                 self._read(reader, each)
         updates = manifest.step if len(states) > 1 else 0
         (self._parameters if self._shard is None else self._shard).resume(updates)
-        return manifest.step
 
     def _held(self) -> Iterator[_Held]:
         source = self._parameters if self._shard is None else self._shard

@@ -32,6 +32,7 @@ def checkpoint_manifest(model: ModelSpec) -> CheckpointManifest:
             sequence_length=2048,
             seed=7,
             precision=Precision.BFLOAT16,
+            begun_from="/data/llama-native",
         ),
         hetplan_version="0.1.0",
     )

@@ -17,7 +17,8 @@ from runtime_cases import CASES_NORM
 from hetplan.plans.plan import Plan
 from hetplan.profiling.backends import CpuBackend
 from hetplan.runtime import norm
-from hetplan.runtime.checkpoints import CheckpointRequest, kept_states, step_folder, trained_job
+from hetplan.runtime.checkpoints import CheckpointRequest, step_folder
+from hetplan.runtime.checkpoints_checks import resume_of, settle
 from hetplan.runtime.exchanges import reduction_of
 from hetplan.runtime.groups import open_groups
 from hetplan.runtime.loop import Stop, train
@@ -38,6 +39,7 @@ def trained(
     stop: Stop | None = None,
 ) -> list[list[float]] | None:
     """[step, loss] of every step."""
+    request, _ = settle(request, move.model, move.job, steps=steps)
     training = Training(
         model=move.model,
         job=move.job,
@@ -63,9 +65,11 @@ def saved_again(move: Move, plan: Plan, rank: int, source: Path, target: Path) -
     trainer = Trainer(
         move.model, move.job, plan, places, rank, groups, CpuBackend(), reduction=reduction
     )
-    facts = trained_job(move.job)
-    step = trainer.state.load(source, kept_states(source, facts))
-    trainer.state.save(target, step=step, trained=facts, group=groups.control)
+    resume = resume_of(source, move.model, move.job, steps=STEPS)
+    trainer.state.load(source, resume.states)
+    trainer.state.save(
+        target, step=resume.manifest.step, trained=resume.trained, group=groups.control
+    )
 
 
 def main(rank: int, ranks: int, folder: Path) -> None:
@@ -90,8 +94,8 @@ def main(rank: int, ranks: int, folder: Path) -> None:
         source = step_folder(home, SAVED_STEPS)
         for name, plan in (("same", move.before), ("other", move.after)):
             saved_again(move, plan, rank, source, folder / name / move.name)
-        # Every other step, so that the checkpoint of step 4 lies before the last one.
-        second = CheckpointRequest(save=str(home), load=str(home), save_every=2, keep=2)
+        later = str(folder / "later" / move.name)
+        second = CheckpointRequest(save=later, load=str(home), save_every=1, keep=2)
         after = trained(move, move.after, rank, second, steps=STEPS)
         found[move.name] = {"before": before, "after": after}
         dist.barrier()

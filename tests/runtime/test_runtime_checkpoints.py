@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,9 @@ from runtime_cases import CASES_NORM
 from hetplan.profiling.updating import RULE_STATES
 from hetplan.runtime import norm
 from hetplan.runtime.checkpoints import checkpoints_in, last_checkpoint, step_folder
+from hetplan.runtime.checkpoints_checks import trained_job
 from hetplan.runtime.placement import place_ranks
 from hetplan.runtime.single import reference_losses
-from hetplan.runtime.weights.distributed import Reader
 from hetplan.runtime.weights.native import open_native, state_key
 from hetplan.runtime.weights.tensors import weights_of
 
@@ -68,26 +69,29 @@ def test_the_losses_go_on_under_the_other_plan(
 @each_move
 def test_what_is_loaded_and_saved_again_is_the_same_bit_by_bit(move: Move, folder: Path) -> None:
     """Every state of every weight, under the plan that saved it and under the other."""
-    source = Reader(step_folder(folder / "same", 0).with_name(move.name))
-    first = open_native(folder / "same" / move.name).manifest
-    assert first.step == SAVED_STEPS
-    assert first.states == ("weights", *RULE_STATES[move.job.optimizer])
-    again = Reader(folder / "other" / move.name)
+    first = open_native(step_folder(folder / move.name, SAVED_STEPS))
+    states = ("weights", *RULE_STATES[move.job.optimizer])
+    assert (first.manifest.step, first.manifest.states) == (SAVED_STEPS, states)
+    assert first.manifest.trained == trained_job(move.job)
     count = 0
-    for state in first.states:
-        for weight in weights_of(move.model):
-            key = state_key(state, weight)
-            one, two = source.read(key), again.read(key)
-            assert one.dtype == torch.float32
-            assert torch.equal(one, two), key
-            count += int(one.any())
+    for again in (open_native(folder / name / move.name) for name in ("same", "other")):
+        assert replace(again.manifest, model=move.model) == replace(
+            first.manifest, model=move.model
+        )
+        for state in states:
+            for weight in weights_of(move.model):
+                key = state_key(state, weight)
+                one, two = first.reader.read(key), again.reader.read(key)
+                assert one.dtype == two.dtype == torch.float32
+                assert torch.equal(one, two), key
+                count += int(one.any())
     # Zeros could not be told from states that were never read.
-    assert count > len(first.states) * len(weights_of(move.model)) // 2
+    assert count > len(states) * len(weights_of(move.model))
 
 
 @each_move
 def test_the_last_checkpoints_stay(move: Move, folder: Path) -> None:
-    home = folder / move.name
-    assert checkpoints_in(home) == (step_folder(home, 6), step_folder(home, 4))
-    assert last_checkpoint(home) == step_folder(home, 6)
-    assert sorted(each.name for each in home.iterdir()) == ["step-00000004", "step-00000006"]
+    later = folder / "later" / move.name
+    assert checkpoints_in(later) == (step_folder(later, 6), step_folder(later, 5))
+    assert last_checkpoint(later) == step_folder(later, 6)
+    assert sorted(each.name for each in later.iterdir()) == ["step-00000005", "step-00000006"]

@@ -52,6 +52,9 @@ class TrainedJob:
     """Of the data and of the first weights."""
     precision: Precision
     """Of the weights and activations while it was trained; all states are kept in float32."""
+    begun_from: str = ""
+    """Empty: the training is what the seed gives. Else the folder of converted weights that it
+    began from, or the checkpoint at which it went on in another precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

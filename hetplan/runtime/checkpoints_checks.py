@@ -1,0 +1,186 @@
+"""May this run go on from that checkpoint, and save to that folder?
+
+A training goes on where model, data and update rule are what they were; the plan, the number of
+ranks and the precision may be others. Nothing is saved where checkpoints of another run lie.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hetplan.cost.components.step import clips_gradients
+from hetplan.errors import Fault, InputError
+from hetplan.job.spec import Job, Precision
+from hetplan.model.spec import ModelSpec
+from hetplan.profiling.updating import RULE_STATES
+from hetplan.runtime.checkpoints import (
+    CheckpointRequest,
+    checkpoint_at,
+    checkpoints_in,
+    last_checkpoint,
+    steps_of,
+)
+from hetplan.runtime.weights.native import MANIFEST, WEIGHTS, CheckpointManifest, TrainedJob
+from hetplan.runtime.weights.stage import inexact, open_checkpoint
+
+# What must be the same, because the loss depends on it.
+_SAME = ("optimizer", "gradient_clipping", "global_batch_size", "sequence_length", "seed")
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """A checkpoint that a run goes on from."""
+
+    folder: Path
+    manifest: CheckpointManifest
+    states: tuple[str, ...]
+    """Those that are read: of converted weights the weights alone, so the optimizer begins anew."""
+    trained: TrainedJob
+    """What the run's own checkpoints say of the training."""
+    notes: tuple[str, ...]
+    """What a person should know, one sentence each."""
+
+
+def trained_job(job: Job) -> TrainedJob:
+    """What a checkpoint says of a training that began with this job."""
+    return TrainedJob(
+        optimizer=job.optimizer,
+        gradient_clipping=clips_gradients(job),
+        global_batch_size=job.global_batch_size,
+        sequence_length=job.sequence_length,
+        seed=job.seed,
+        precision=job.precision,
+    )
+
+
+def resume_of(folder: Path, model: ModelSpec, job: Job, *, steps: int) -> Resume:
+    """How the job goes on from this checkpoint up to `steps` steps.
+
+    An InputError with every reason why it cannot: another model, other data, another update rule,
+    steps that are done already, or a checkpoint that is not whole.
+    """
+    manifest, _ = open_checkpoint(folder, model, (WEIGHTS,))
+    place, now, before = str(folder / MANIFEST), trained_job(job), manifest.trained
+    faults = [
+        Fault(
+            file=place,
+            field=f"trained.{name}",
+            message=f"the checkpoint was trained with {getattr(before, name)}, the job has "
+            f"{getattr(now, name)}: the loss would not go on; give the job the same {name}, or "
+            "begin anew from its weights (hetplan convert weights)",
+        )
+        for name in _SAME
+        if before is not None and getattr(before, name) != getattr(now, name)
+    ]
+    if manifest.step >= steps:
+        message = (
+            f"{manifest.step} steps are done and the run is to have {steps} in all; ask for more "
+            "(--steps counts from the first step of the training)"
+        )
+        faults.append(Fault(file=place, field="step", message=message))
+    if faults:
+        raise InputError(*faults)
+    states: tuple[str, ...] = (WEIGHTS,)
+    if before is not None:
+        states = (WEIGHTS, *RULE_STATES[job.optimizer])
+        open_checkpoint(folder, model, states)
+    goes_on = before is not None and before.precision is now.precision
+    begun_from = before.begun_from if before is not None and goes_on else str(folder.resolve())
+    return Resume(
+        folder=folder,
+        manifest=manifest,
+        states=states,
+        trained=replace(now, begun_from=begun_from),
+        notes=tuple(_notes(folder, manifest, now)),
+    )
+
+
+def _notes(folder: Path, manifest: CheckpointManifest, now: TrainedJob) -> list[str]:
+    before = manifest.trained
+    notes = [f"goes on from {folder}, after {manifest.step} steps"]
+    if before is None:
+        kept = ", ".join(manifest.states)
+        notes.append(f"{folder} is no training's checkpoint ({kept}): the optimizer begins anew")
+    elif before.precision is not now.precision:
+        notes.append(
+            f"trained in {before.precision} so far and in {now.precision} from here on: passes "
+            "round otherwise; weights and optimizer state are kept in float32 and lose nothing"
+        )
+    notes += [f"the trainer computes otherwise: {each}" for each in inexact(manifest)]
+    return notes
+
+
+def check_loss_faults(resume: Resume | None) -> tuple[Fault, ...]:
+    """Why the losses of this run cannot be those of one process from the seed on."""
+    if resume is None or not resume.trained.begun_from:
+        return ()
+    return (
+        Fault(
+            file=str(resume.folder),
+            message="--check-loss compares with one process that trains from the job's first "
+            f"weights on in {Precision.FLOAT32}; this training did not begin from those "
+            f"({resume.trained.begun_from}): leave --check-loss out",
+        ),
+    )
+
+
+def settle(
+    request: CheckpointRequest, model: ModelSpec, job: Job, *, steps: int
+) -> tuple[CheckpointRequest, Resume | None]:
+    """The request with absolute folders and one checkpoint to go on from; None: it begins anew.
+
+    An InputError where the run cannot go on from it, or must not save where it is told to.
+    """
+    resume = None
+    if request.load:
+        folder = checkpoint_at(Path(request.load).resolve())
+        resume = resume_of(folder, model, job, steps=steps)
+        request = replace(request, load=str(folder))
+    if request.save:
+        request = replace(request, save=str(Path(request.save).resolve()))
+        check_save(Path(request.save), None if resume is None else resume.folder)
+    return request, resume
+
+
+def check_save(parent: Path, loaded: Path | None) -> None:
+    """An InputError where the run must not save there: other checkpoints are in the folder.
+
+    The folder may hold the checkpoint that the run goes on from (`loaded`) and earlier ones. Makes
+    the folder; damaged ones later than `loaded` are renamed, with a warning.
+    """
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"no checkpoint can be saved there: {error.strerror or error}"
+        raise InputError(Fault(file=str(parent), message=message)) from error
+    if (parent / MANIFEST).exists():
+        message = "is a checkpoint itself; checkpoints are saved to a folder that holds them"
+        raise InputError(Fault(file=str(parent), message=message))
+    found = checkpoints_in(parent)
+    if not found:
+        return
+    if loaded is None or loaded.resolve().parent != parent.resolve():
+        message = (
+            f"has checkpoints of another run, the last is {found[0].name}; go on from it with "
+            f"--load {parent}, or save to another folder"
+        )
+        raise InputError(Fault(file=str(parent), message=message))
+    start = steps_of(loaded) or 0
+    later = [each for each in found if (steps_of(each) or 0) > start]
+    last = last_checkpoint(parent) if later else None
+    if last is not None and last.resolve() != loaded.resolve():
+        message = (
+            f"has {last.name}, which is later than {loaded.name} that the run goes on from; go on "
+            "from the later one, move it away, or save to another folder"
+        )
+        raise InputError(Fault(file=str(parent), message=message))
+    for each in later:
+        aside = each.with_name(f"{each.name}.damaged")
+        _LOGGER.warning("%s is damaged; it is now %s", each, aside.name)
+        shutil.rmtree(aside, ignore_errors=True)
+        each.rename(aside)
