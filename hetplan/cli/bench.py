@@ -9,7 +9,7 @@ import typer
 
 from hetplan.cli.options import AsJson, emit, say
 
-BENCHMARKS = ("cost", "accuracy", "search", "hethub")
+BENCHMARKS = ("cost", "accuracy", "search", "hethub", "closed-loop")
 BENCH_SCHEMA = "hetplan.bench/1"
 USUAL_REFERENCE = Path("../shared/reference")
 """Where the folder of other people's measurements lies beside a checkout, if it is there."""
@@ -73,8 +73,32 @@ def bench(
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="accuracy: draw predicted against measured steps into this SVG file. search: draw "
-            "the scaling table."
+            help="accuracy, closed-loop: draw predicted against measured steps into this SVG file. "
+            "search: draw the scaling table."
+        ),
+    ] = None,
+    plans: Annotated[
+        int | None, typer.Option(help="closed-loop: plans that are trained (20).")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="closed-loop: of the choice of plans and the jitter (0).")
+    ] = None,
+    jitter: Annotated[
+        float | None,
+        typer.Option(help="closed-loop: of the second pass, a fraction; 0 leaves it out (0.05)."),
+    ] = None,
+    kinds_alone: Annotated[
+        bool,
+        typer.Option(
+            "--kinds-alone/--no-kinds-alone",
+            help="closed-loop: also train each device kind alone, and all together.",
+        ),
+    ] = True,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="closed-loop: folder of all that is measured; an interrupted loop goes on from "
+            "there (closed-loop-out)."
         ),
     ] = None,
     as_json: AsJson = False,
@@ -83,6 +107,7 @@ def bench(
 
     With --json errors are fractions and times seconds.
     """
+    from hetplan.cli.bench_closed_loop import LoopOptions, bench_closed_loop
     from hetplan.errors import InputError
 
     if what not in BENCHMARKS:
@@ -98,7 +123,16 @@ def bench(
         raise InputError("--cases belongs to bench cost and bench search")
     if what != "search" and sizes is not None:
         raise InputError("--sizes belongs to bench search")
-    if what == "cost":
+    loop = LoopOptions(plans=plans, seed=seed, jitter=jitter, hethub=kinds_alone, out=out)
+    if what != "closed-loop" and loop.any:
+        raise InputError(
+            "--plans, --seed, --jitter, --kinds-alone and --out belong to bench closed-loop"
+        )
+    if what == "closed-loop":
+        code = bench_closed_loop(loop, plot=plot, as_json=as_json, schema=BENCH_SCHEMA)
+        if code:
+            raise typer.Exit(code)
+    elif what == "cost":
         _cost(reference, _count(cases), as_json=as_json)
     elif what == "search":
         from hetplan.cli.bench_search import bench_search
