@@ -67,7 +67,9 @@ class Prices:
     held_kept: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.known = KnownCollectives(self.cluster, self.predictor)
+        # Who makes the sums is a fact about the trainer.
+        own = self.job.target == "native"
+        self.known = KnownCollectives(self.cluster, self.predictor, by_levels=own)
         trainer = TARGETS[self.job.target]
         self.rendezvous = trainer.rendezvous_sends
         self.batched = trainer.batched_interleaving
@@ -276,7 +278,7 @@ class Prices:
             self.cluster.island_of_device(last.devices[0].start),
             costs.summed,
             Degrees(tp=tp, dp=max(1, pairs // tp), microbatch_size=first.microbatch_size),
-            self.predictor,
+            self.known,
         )
         return seconds_of(terms)
 

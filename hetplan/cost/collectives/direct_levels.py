@@ -112,7 +112,8 @@ def direct_sum(layout: Layout, message_bytes: float, asking: Asking) -> Candidat
     found = [(_slowest(layout, block, message_bytes, asking), 2) for block in below]
     whole = _exchanges(layout, top)
     found.append((_slowest(layout, top, message_bytes, asking), 1 if whole else 2))
-    parts = num_chunks(message_bytes)
+    # Not whole: a longer message never takes less time, on which the search's bounds rely.
+    parts = min(float(MOST_CHUNKS), max(1.0, message_bytes / CHUNK_BYTES))
     terms = [leg.term(leg.latency_seconds + leg.wire_seconds / parts, n) for leg, n in found]
     if parts > 1:
         leg, passes = max(found, key=lambda each: each[0].wire_seconds * each[1])

@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from hetplan.cluster.spec import Cluster, Island
+from hetplan.cluster.spec import Cluster, Island, Transport
+from hetplan.cost.collectives.parts import Asking, LinkUse
 from hetplan.cost.components.overlap import Overlap, not_overlapped
 from hetplan.cost.components.step import (
     ComponentCost,
@@ -209,14 +210,14 @@ def tied_embedding_parts(
     last: Island,
     precision: Precision,
     degrees: Degrees,
-    predictor: Predictor,
+    known: KnownCollectives,
 ) -> tuple[Part, ...]:
     """The all_reduce of the tied matrix's gradient, in this format, between first and last stage.
 
     Both stages do it after their own reduction; `model` has the padded vocabulary. Empty where
     the model does not tie. Only for pipelines of at least two stages.
     """
-    terms = tied_embedding_terms(model, cluster, first, last, precision, degrees, predictor)
+    terms = tied_embedding_terms(model, cluster, first, last, precision, degrees, known)
     return tuple(Part(component=Component.EMBEDDING, term=term) for term in terms)
 
 
@@ -227,25 +228,27 @@ def tied_embedding_terms(
     last: Island,
     precision: Precision,
     degrees: Degrees,
-    predictor: Predictor,
+    known: KnownCollectives,
 ) -> tuple[Term, ...]:
     """The terms of `tied_embedding_parts`."""
     if not model.tied_embeddings:
         return ()
     # Every device of the one stage sums with its own of the other, all at once.
-    link = cluster.link_between(first.name, last.name).among(degrees.tp * degrees.dp)
-    matrix = model.vocabulary_matrix(degrees.tp)
+    alone, senders = cluster.link_between(first.name, last.name), degrees.tp * degrees.dp
+    message_bytes = float(model.vocabulary_matrix(degrees.tp) * precision.bytes_per_element)
+    staged = alone.transport is Transport.HOST_STAGED
+    if known.by_levels and staged and first.name != last.name:
+        use = LinkUse(link=alone, senders=senders, nodes=2)
+        asking = Asking(predictor=known.predictor, share=1.0)
+        return (asking.send(use, message_bytes, "tied embedding exchange"),)
+    link = alone.among(senders)
     return (
         Term(
             what="tied embedding all_reduce",
             cause=link_cause(link),
             count=1,
-            prediction=predictor.collective(
-                link,
-                LinkOperation.ALL_REDUCE.value,
-                2,
-                float(matrix * precision.bytes_per_element),
-                nodes=2,
+            prediction=known.predictor.collective(
+                link, LinkOperation.ALL_REDUCE.value, 2, message_bytes, nodes=2
             ),
         ),
     )

@@ -337,5 +337,5 @@ def tied_parts(costs: PlanCosts, pipeline: PipelineWork) -> tuple[Part, ...]:
             dp=max(1, senders // tp),
             microbatch_size=replica.microbatch_size,
         ),
-        settings.predictor,
+        settings.known,
     )

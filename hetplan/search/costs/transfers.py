@@ -260,7 +260,7 @@ class Transfers:
                 islands[key[1]],
                 reduction_precision(placed.job),
                 Degrees(tp=tp, dp=max(1, senders // tp), microbatch_size=1),
-                placed.predictor,
+                placed.known,
             )
             self._tied[key] = seconds_of(terms)
         return self._tied[key]

@@ -261,7 +261,7 @@ class Steps:
                         dp=max(1, senders // tp),
                         microbatch_size=one.replica.microbatch_size,
                     ),
-                    settings.predictor,
+                    settings.known,
                 )
             )
         return found
