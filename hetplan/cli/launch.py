@@ -9,19 +9,17 @@ plan that will be started elsewhere (--check), or whether its device kinds compu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import AsJson, PredictorFile, Stores, emit, say
+from hetplan.cli.options import AsJson, emit, say
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from hetplan.launchers.run_log import LossCheck, RunLog
+    from hetplan.launchers.run_log import RunLog
     from hetplan.runtime.checkpoints import CheckpointRequest
     from hetplan.runtime.measured import StepRecord
 
@@ -109,8 +107,14 @@ def launch(
         float | None,
         typer.Option(help="With --elastic: longest search for another plan; 10 by default."),
     ] = None,
-    predictor: PredictorFile = None,
-    store: Stores = None,
+    predictor: Annotated[
+        Path | None,
+        typer.Option(help="With --elastic: predictor that the plan was made with; skips the fit."),
+    ] = None,
+    store: Annotated[
+        list[Path] | None,
+        typer.Option(help="With --elastic: profile store, as `hetplan plan` takes it."),
+    ] = None,
     max_ranks: Annotated[int, typer.Option(help="Most processes to start.")] = 16,
     timeout: Annotated[
         float,
@@ -218,6 +222,7 @@ def launch(
     if check:
         return _check(plan, timeout, as_json=as_json)
     from hetplan.cli.launch_checkpoints import asked_checkpoints
+    from hetplan.cli.launch_show import loss_line, show_run
     from hetplan.files.writing import check_writable
     from hetplan.launchers.run_log import append_run, run_line
     from hetplan.model.differences import own_numerics_remark
@@ -264,9 +269,9 @@ def launch(
     if as_json:
         emit(run_line(run))
     else:
-        _show(run)
+        show_run(run)
     if run.loss_check is not None and not run.loss_check.equal:
-        raise LaunchError(_loss_line(run.loss_check))
+        raise LaunchError(loss_line(run.loss_check))
 
 
 def _check(plan: Path, timeout: float, *, as_json: bool) -> None:
@@ -324,79 +329,3 @@ def _runner(
     from hetplan.launchers import megatron_core
 
     return megatron_core.launch_with_core
-
-
-def _show(run: RunLog) -> None:
-    """Where the time of each rank went, and measured beside predicted."""
-    from hetplan.reports.terminal import print_table
-
-    print_table(_rank_table(run))
-    for line in _run_lines(run):
-        emit(line)
-
-
-def _rank_table(run: RunLog) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
-    from hetplan.units import format_bytes, format_seconds
-
-    counted = len(run.steps) - run.warmup_steps
-    table = Table(
-        title=f"Medians of {counted} steps; {run.warmup_steps} before them left out",
-        title_justify="left",
-    )
-    for name in ("rank", "stage", "dp", "tp", "device"):
-        table.add_column(name)
-    for name in ("busy", "waits", "reduce", "optimizer", "memory"):
-        table.add_column(name, justify="right")
-    for rank in run.ranks:
-        table.add_row(
-            str(rank.rank),
-            str(rank.stage),
-            str(rank.dp_index),
-            str(rank.tp_index),
-            escape(rank.device_kind) + (" (paced)" if rank.device_kind in run.paced else ""),
-            format_seconds(rank.busy_seconds),
-            format_seconds(rank.wait_seconds),
-            format_seconds(rank.reduction_seconds),
-            format_seconds(rank.optimizer_seconds),
-            format_bytes(rank.peak_memory_bytes),
-        )
-    return table
-
-
-def _run_lines(run: RunLog) -> Iterator[str]:
-    from hetplan.units import format_seconds
-
-    interval = run.predicted_interval
-    place = "inside" if run.inside_interval else "outside"
-    yield (
-        f"measured {format_seconds(run.median_step_seconds)} per step (median); predicted "
-        f"{format_seconds(run.predicted_step_seconds)}, error {run.relative_error:+.1%} of the "
-        f"measured; {place} the predicted p10 {format_seconds(interval.p10_seconds)} to p90 "
-        f"{format_seconds(interval.p90_seconds)}"
-    )
-    first, last = run.steps[0], run.steps[-1]
-    start = f"step {first.step + 1}" if first.step else "the first step"
-    yield f"loss {first.loss:.4f} at {start}, {last.loss:.4f} at step {last.step + 1}"
-    if run.paced:
-        yield (
-            f"paced: {', '.join(run.paced)} played on this machine's cores; "
-            f"{run.overrun_fraction:.1%} of the passes overran"
-        )
-    if not run.valid:
-        yield (
-            "NOT COMPARABLE: so many passes took longer than the pace that this measures the load "
-            "of the machine; run again when it is idle"
-        )
-    if run.loss_check is not None:
-        yield _loss_line(run.loss_check)
-
-
-def _loss_line(check: LossCheck) -> str:
-    verdict = "agree with" if check.equal else "DIFFER from"
-    return (
-        f"the losses {verdict} those of one process: largest relative difference "
-        f"{check.largest_relative_difference:.1e}, allowed {check.tolerance:.0e}"
-    )

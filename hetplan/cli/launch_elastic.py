@@ -51,6 +51,7 @@ class ElasticRequest:
 
 def launch_elastic(asked: ElasticRequest) -> None:
     """Train to the last step over as many phases as it takes, and show them all."""
+    from hetplan.cli.launch_show import loss_line
     from hetplan.errors import LaunchError
     from hetplan.launchers.elastic import ElasticRun
     from hetplan.launchers.elastic_losses import check_losses
@@ -79,7 +80,7 @@ def launch_elastic(asked: ElasticRequest) -> None:
         check = check_losses(given.inputs.model, given.inputs.job, run.history.steps)
     _show(run.history, check, as_json=asked.as_json)
     if check is not None and not check.equal:
-        raise LaunchError(_loss_line(check))
+        raise LaunchError(loss_line(check))
 
 
 def _rules(asked: ElasticRequest) -> Rules:
@@ -194,13 +195,14 @@ def _show(history: History, check: LossCheck | None, *, as_json: bool) -> None:
         return
     if not history.phases:
         return
+    from hetplan.cli.launch_show import loss_line
     from hetplan.reports.terminal import print_table
 
     print_table(_phase_table(history))
     for line in _lines(history):
         emit(line)
     if check is not None:
-        emit(_loss_line(check))
+        emit(loss_line(check))
 
 
 def _phase_table(history: History) -> Table:
@@ -209,27 +211,37 @@ def _phase_table(history: History) -> Table:
 
     from hetplan.units import format_seconds
 
-    table = Table(title=f"{len(history.phases)} phases", title_justify="left")
-    for name in ("hosts", "steps", "checkpoint", "predicted", "measured", "first step after"):
+    table = Table(title="Phases of the run", title_justify="left")
+    for name in (
+        "phase",
+        "hosts",
+        "steps",
+        "checkpoint",
+        "predicted",
+        "measured",
+        "first step after",
+    ):
         table.add_column(name, justify="left" if name == "hosts" else "right")
     table.add_column("ended")
-    for phase in history.phases:
+    for number, phase in enumerate(history.phases, start=1):
         begins, ends = phase.first_step + 1, phase.steps_done
         table.add_row(
+            str(number),
             escape(", ".join(phase.hosts)),
             f"{begins} to {ends}" if ends >= begins else "none",
             str(phase.checkpoint_step) if phase.checkpoint_step else "none",
             format_seconds(phase.predicted_step_seconds),
             "" if phase.median_step_seconds is None else format_seconds(phase.median_step_seconds),
             "" if phase.start_seconds is None else format_seconds(phase.start_seconds),
-            escape(
-                f"{phase.ended}: {phase.reason.splitlines()[0]}" if phase.reason else phase.ended
-            ),
+            phase.ended,
         )
     return table
 
 
 def _lines(history: History) -> Iterator[str]:
+    for number, phase in enumerate(history.phases, start=1):
+        if phase.reason:
+            yield f"phase {number}: {phase.reason.splitlines()[0]}"
     lost = sum(phase.lost_steps for phase in history.phases)
     if lost:
         yield f"{lost} steps were trained again, or will be: no checkpoint had them"
@@ -239,11 +251,3 @@ def _lines(history: History) -> Iterator[str]:
             f"loss {first.loss:.4f} at step {first.step + 1}, {last.loss:.4f} at step "
             f"{last.step + 1}"
         )
-
-
-def _loss_line(check: LossCheck) -> str:
-    verdict = "agree with" if check.equal else "DIFFER from"
-    return (
-        f"the losses of all steps {verdict} those of one process: largest relative difference "
-        f"{check.largest_relative_difference:.1e}, allowed {check.tolerance:.0e}"
-    )

@@ -214,7 +214,6 @@ class ElasticRun(Generic[PlanT]):
             )
 
     def _blame(self, ending: Ending) -> None:
-        self.world.tell(ending.message)
         known = [name for name in ending.blamed if name in self.world.hosts]
         name = self._book.blame(known)
         if name:

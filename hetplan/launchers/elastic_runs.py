@@ -155,10 +155,10 @@ class RealWorld:
             return _ending(Ended.INTERRUPTED, collected, "Ctrl-C")
         except LaunchError as error:
             self._run = self._unfinished(planned, collected, started)
+            self.tell(str(error))
             fault = error.fault if isinstance(error, RunFailed) else None
-            ending = _ending(
-                Ended.FAULT, collected, str(error), () if fault is None else fault.hosts
-            )
+            message, blamed = (str(error), ()) if fault is None else (fault.message, fault.hosts)
+            ending = _ending(Ended.FAULT, collected, message, blamed)
         finally:
             self._over.set()
         watcher.join()

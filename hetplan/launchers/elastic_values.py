@@ -89,7 +89,8 @@ class Phase:
     """Steps in the last good checkpoint when it had ended; 0: there is none."""
     ended: Ended
     reason: str
-    """In words; empty of the last phase of a run that finished."""
+    """In words; of a phase that finished, what failed after its last checkpoint was saved, if
+    anything did."""
     predicted_step_seconds: float
     median_step_seconds: float | None
     """None where it finished no step."""
