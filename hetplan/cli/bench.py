@@ -94,6 +94,10 @@ def bench(
             help="closed-loop: also train each device kind alone, and all together.",
         ),
     ] = True,
+    short: Annotated[
+        bool,
+        typer.Option("--short", help="closed-loop: a minute and a half: six plans, few steps."),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -123,10 +127,13 @@ def bench(
         raise InputError("--cases belongs to bench cost and bench search")
     if what != "search" and sizes is not None:
         raise InputError("--sizes belongs to bench search")
-    loop = LoopOptions(plans=plans, seed=seed, jitter=jitter, hethub=kinds_alone, out=out)
+    loop = LoopOptions(
+        plans=plans, seed=seed, jitter=jitter, hethub=kinds_alone, short=short, out=out
+    )
     if what != "closed-loop" and loop.any:
         raise InputError(
-            "--plans, --seed, --jitter, --kinds-alone and --out belong to bench closed-loop"
+            "--plans, --seed, --jitter, --kinds-alone, --short and --out belong to bench "
+            "closed-loop"
         )
     if what == "closed-loop":
         code = bench_closed_loop(loop, plot=plot, as_json=as_json, schema=BENCH_SCHEMA)

@@ -43,7 +43,7 @@ STALLED = frozenset(
 """What of a step's critical path is not compute or update."""
 MUCH_STALLED = 0.25
 """Part of a step, from which a plan counts as one that tests more than compute."""
-LONGEST = 4.0
+LONGEST, SHORT_LONGEST = 4.0, 2.5
 """Times the best predicted step."""
 
 
@@ -108,16 +108,18 @@ def choose(
     plans: int,
     best: int,
     stalled: int,
+    longest: float,
     seed: int,
 ) -> LoopPlans:
     """`plans` of the pool, fastest first in it, the searched one among them.
 
     `best`: how many of the best predicted ones. `stalled`: how many at least have a quarter of
-    their step in bubble or exposed communication, where the pool has so many.
+    their step in bubble or exposed communication, where the pool has so many. `longest`: times the
+    best predicted step that a plan may take.
     """
     others = [each for each in pool if each.name != searched.name]
     fastest = min(searched.predicted_seconds, others[0].predicted_seconds)
-    kept = [each for each in others if each.predicted_seconds <= LONGEST * fastest]
+    kept = [each for each in others if each.predicted_seconds <= longest * fastest]
     # The searched plan is one of the best ones, unless the pool has as many that are better.
     better = sum(each.predicted_seconds < searched.predicted_seconds for each in kept)
     number = min(len(kept), best - (1 if better < best else 0), plans - 1)

@@ -12,7 +12,8 @@ from hetplan.files.reading import decode, read_document
 from hetplan.files.shipped import shipped_folder
 from hetplan.files.writing import write_atomically
 
-SMALL_JOB, TOGETHER_JOB = "closed-loop", "closed-loop-together"
+SMALL_JOB, SHORT_JOB = "closed-loop", "closed-loop-short"
+TOGETHER_JOB = "closed-loop-together"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,8 @@ class LoopFiles:
     """Files of one loop."""
 
     folder: Path
+    short: bool = False
+    """Files of the short version."""
 
     @property
     def model(self) -> Path:
@@ -34,7 +37,8 @@ class LoopFiles:
     @property
     def job(self) -> Path:
         """The job of the plans that are compared."""
-        return shipped_folder("configs") / "jobs" / f"{SMALL_JOB}.yaml"
+        name = SHORT_JOB if self.short else SMALL_JOB
+        return shipped_folder("configs") / "jobs" / f"{name}.yaml"
 
     @property
     def together_job(self) -> Path:
@@ -94,7 +98,7 @@ class LoopFiles:
 
 def open_folder(folder: Path, spec: LoopSpec) -> LoopFiles:
     """The folder of this loop, new or as it was left; an InputError where another one is there."""
-    files = LoopFiles(folder=folder)
+    files = LoopFiles(folder=folder, short=spec.short)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

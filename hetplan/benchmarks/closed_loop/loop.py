@@ -14,7 +14,9 @@ from pathlib import Path
 from hetplan.benchmarks.closed_loop import measuring
 from hetplan.benchmarks.closed_loop.asked import Asked, ToTrain, train_missing
 from hetplan.benchmarks.closed_loop.choosing import (
+    LONGEST,
     POOL,
+    SHORT_LONGEST,
     choose,
     loop_plan,
     price_pool,
@@ -23,7 +25,7 @@ from hetplan.benchmarks.closed_loop.choosing import (
 from hetplan.benchmarks.closed_loop.files import open_folder
 from hetplan.benchmarks.closed_loop.judging import judge
 from hetplan.benchmarks.closed_loop.measuring import JITTER, PLAIN, Say
-from hetplan.benchmarks.closed_loop.pool import draw_pool
+from hetplan.benchmarks.closed_loop.pool import SAMPLES, draw_pool
 from hetplan.benchmarks.closed_loop.values import (
     PLANS_SCHEMA,
     ClosedLoop,
@@ -63,9 +65,7 @@ STALLED_PLANS = 8
 """With a quarter of their step in bubble or exposed communication, of twenty."""
 
 
-def closed_loop(
-    spec: LoopSpec, folder: Path, *, say: Say, goals: Goals | None = None
-) -> ClosedLoop:
+def closed_loop(spec: LoopSpec, folder: Path, *, say: Say) -> ClosedLoop:
     """Run the loop, or what is missing of it in this folder.
 
     InputError where the machine cannot emulate hosts, or the folder has another loop; LaunchError
@@ -87,18 +87,19 @@ def closed_loop(
     with weighted() as weight:
         if weight:
             say(f"the loop's processes have no more weight than others: {weight}")
-        measuring.make_paces(
-            files,
-            headroom=_headroom(asked.cluster, asked.job),
-            jitter=spec.jitter,
-            seed=spec.seed,
-            say=say,
-        )
         with emulated(asked.cluster, name=f"closed-loop-{os.getpid()}") as emulation:
-            measuring.measure_links(files, emulation, asked.cluster, short=spec.short, say=say)
+            measuring.make_paces(
+                files,
+                emulation,
+                headroom=_headroom(asked.cluster, asked.job),
+                jitter=spec.jitter,
+                seed=spec.seed,
+                say=say,
+            )
+            measuring.measure_links(files, emulation, asked.cluster, say=say)
             plans = _plans(asked, emulation)
             for kind in (PLAIN, JITTER) if spec.jitter else (PLAIN,):
-                passes.append(_pass(asked, emulation, plans, kind, goals or Goals()))
+                passes.append(_pass(asked, emulation, plans, kind))
             if spec.hethub:
                 from hetplan.benchmarks.closed_loop.together import train_together
 
@@ -126,10 +127,10 @@ def _plans(asked: Asked, emulation: Emulation) -> LoopPlans:
     """The plans of the loop; chosen when its devices were measured, before anything is trained."""
     files, spec, job = asked.files, asked.spec, asked.job
     measuring.measure_devices(files, emulation, PLAIN, asked.say)
-    measuring.fit(files, PLAIN, asked.say)
+    measuring.fit(files, emulation, PLAIN, asked.say)
     if files.plans.exists():
         return decode(read_document(files.plans), LoopPlans, schema=PLANS_SCHEMA)
-    measuring.plan(files, PLAIN, files.job, files.searched, asked.say)
+    measuring.plan(files, emulation, PLAIN, files.job, files.searched, asked.say)
     predictor = load_predictor(files.predictor(PLAIN))
     pricer = Pricer(asked.model, asked.cluster, job, predictor)
     result = load_plan(files.searched)
@@ -144,6 +145,7 @@ def _plans(asked: Asked, emulation: Emulation) -> LoopPlans:
         speeds=speeds_of(asked.model, asked.cluster, job, predictor),
         seed=spec.seed,
         size=POOL,
+        samples=(2,) if spec.short else SAMPLES,
     )
     found = choose(
         price_pool(pricer, pool, asked.cluster, asked.model),
@@ -151,19 +153,18 @@ def _plans(asked: Asked, emulation: Emulation) -> LoopPlans:
         plans=spec.plans,
         best=min(BEST_PLANS, spec.plans // 2),
         stalled=STALLED_PLANS * spec.plans // 20,
+        longest=SHORT_LONGEST if spec.short else LONGEST,
         seed=spec.seed,
     )
     write_atomically(files.plans, encode(found, schema=PLANS_SCHEMA))
     return found
 
 
-def _pass(
-    asked: Asked, emulation: Emulation, plans: LoopPlans, kind: str, goals: Goals
-) -> LoopPass:
+def _pass(asked: Asked, emulation: Emulation, plans: LoopPlans, kind: str) -> LoopPass:
     """All plans trained once at a pace, the searched one as often as asked."""
     files, spec = asked.files, asked.spec
     measuring.measure_devices(files, emulation, kind, asked.say)
-    measuring.fit(files, kind, asked.say)
+    measuring.fit(files, emulation, kind, asked.say)
     pricer = Pricer(asked.model, asked.cluster, asked.job, load_predictor(files.predictor(kind)))
     priced = [
         loop_plan(pricer, each.plan, asked.cluster, asked.model, searched=each.searched)
@@ -195,7 +196,7 @@ def _pass(
         rows,
         repeats,
         jitter=spec.jitter if kind == JITTER else 0.0,
-        goals=goals,
+        goals=Goals.of(spec),
     )
 
 

@@ -13,22 +13,23 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 
 from hetplan.benchmarks.closed_loop.files import LoopFiles
 from hetplan.cluster.spec import Cluster
 from hetplan.emulation.running import end, exit_status, start
-from hetplan.emulation.values import Emulation
+from hetplan.emulation.values import HERE, Emulation
 from hetplan.errors import HetplanError
 from hetplan.files.writing import write_atomically
 
 Say = Callable[[str], None]
 PLAIN, JITTER = "plain", "jitter"
 _PORT = 29500
-_SIZES = "1,2,3,4,5,6,7,8"
+_SIZES, _SHORT_SIZES = "1,2,3,4,5,6,7,8", "1,2"
 """Microbatch sizes of one rank that are paced and measured: more than the pool draws, because the
 search may choose any."""
-SHORT_MESSAGES = "4KiB,64KiB,256KiB,1MiB,2694656"
+SHORT_MESSAGES = "4KiB,64KiB,512KiB,2694656"
 """Of the links in a short loop; the last is the size of all gradients of gpt-tiny."""
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
@@ -41,31 +42,34 @@ class HostCommand:
     words: tuple[str, ...]
 
 
-def make_paces(files: LoopFiles, *, headroom: float, jitter: float, seed: int, say: Say) -> None:
+def make_paces(
+    files: LoopFiles, emulation: Emulation, *, headroom: float, jitter: float, seed: int, say: Say
+) -> None:
     """Measure a core, and write the paces of all kinds: without jitter, and with it.
 
     The fastest kind is `headroom` times slower than a core.
     """
     from hetplan.profiling.pacing import Pace, load_pace, save_pace
 
-    if not files.done("core").exists():
+    stores = () if files.short else ("--store", str(files.core_store))
+    if not files.short and not files.done("core").exists():
         _here(
+            emulation,
             say,
             files.folder / "core.txt",
             "profile",
             *_of_job(files),
-            *("--device", "cpu", "--kind", "cpu", "--microbatch", _SIZES, "--tp", "1"),
-            *("--store", str(files.core_store)),
+            *("--device", "cpu", "--kind", "cpu", *_shapes(files), *stores),
         )
         write_atomically(files.done("core"), "")
     if not files.pace(PLAIN).exists():
         _here(
+            emulation,
             say,
             files.folder / "pace.txt",
             *("emulate", "pace", str(files.cluster), *_of_job(files)),
             *("--headroom", f"{headroom:.3g}"),
-            *("--microbatch", _SIZES, "--tp", "1", "--store", str(files.core_store)),
-            *("--out", str(files.pace(PLAIN))),
+            *(*_shapes(files), *stores, "--out", str(files.pace(PLAIN))),
         )
     if jitter and not files.pace(JITTER).exists():
         plain = load_pace(files.pace(PLAIN))
@@ -86,7 +90,7 @@ def measure_devices(files: LoopFiles, emulation: Emulation, kind: str, say: Say)
                 host=host,
                 words=(
                     *("profile", *_of_job(files), "--device", "cpu", "--kind", device),
-                    *("--microbatch", _SIZES, "--tp", "1", "--pace", str(files.pace(kind))),
+                    *(*_shapes(files), "--pace", str(files.pace(kind))),
                     *("--store", str(files.device_store(kind))),
                 ),
             )
@@ -97,18 +101,20 @@ def measure_devices(files: LoopFiles, emulation: Emulation, kind: str, say: Say)
     )
 
 
-def measure_links(
-    files: LoopFiles, emulation: Emulation, cluster: Cluster, *, short: bool, say: Say
-) -> None:
-    """Profile the links that the cluster file names, between hosts that have them between them."""
-    for number, (link, hosts, groups) in enumerate(links_of(cluster, emulation)):
+def measure_links(files: LoopFiles, emulation: Emulation, cluster: Cluster, *, say: Say) -> None:
+    """Profile the links that the cluster file names, between two hosts each.
+
+    Larger groups need no samples: inside an island of this cluster there are two hosts, and over
+    several islands the trainer sums by messages of its own (`hetplan.runtime.summing`).
+    """
+    for number, (link, hosts) in enumerate(links_of(cluster, emulation)):
         what = f"link-{link}"
         if files.done(what).exists():
             continue
         words = (
-            *("profile", "--link", link, "--groups", ",".join(map(str, groups))),
+            *("profile", "--link", link, "--groups", "2"),
             *(*_of_job(files), "--device", "cpu", "--store", str(files.link_store)),
-            *(("--sizes", SHORT_MESSAGES) if short else ()),
+            *(("--sizes", SHORT_MESSAGES) if files.short else ()),
         )
         torchrun = (
             *("-m", "torch.distributed.run", "--nnodes", str(len(hosts)), "--nproc-per-node", "1"),
@@ -129,43 +135,30 @@ def measure_links(
         )
 
 
-def links_of(
-    cluster: Cluster, emulation: Emulation
-) -> tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...]:
-    """(name, hosts, group sizes) of each measurement.
-
-    Between nodes and between islands of a region: two hosts. Across regions: all hosts, dealt out
-    so that pairs lie across, and groups of every size.
-    """
-    found: dict[str, tuple[str, tuple[str, ...], tuple[int, ...]]] = {}
+def links_of(cluster: Cluster, emulation: Emulation) -> tuple[tuple[str, tuple[str, str]], ...]:
+    """(name of its samples, two hosts) of every link that the cluster file names."""
     hosts = {
         island.name: [host.name for host in emulation.hosts if host.island == island.name]
         for island in cluster.islands
     }
+    found: dict[str, tuple[str, str]] = {}
     for island in cluster.islands:
         name = island.inter_node.samples
         if name and len(hosts[island.name]) > 1:
-            found.setdefault(name, (name, tuple(hosts[island.name][:2]), (2,)))
-    pairs = [
-        (one, two) for at, one in enumerate(cluster.islands) for two in cluster.islands[at + 1 :]
-    ]
-    for one, two in pairs:
+            found.setdefault(name, (hosts[island.name][0], hosts[island.name][1]))
+    for one, two in combinations(cluster.islands, 2):
         name = cluster.link_between(one.name, two.name).samples
-        if not name or name in found:
-            continue
-        if one.region == two.region:
-            found[name] = (name, (hosts[one.name][0], hosts[two.name][0]), (2,))
-            continue
-        everyone = tuple(host.name for host in emulation.hosts)
-        found[name] = (name, everyone, tuple(range(2, len(everyone) + 1)))
-    return tuple(found.values())
+        if name:
+            found.setdefault(name, (hosts[one.name][0], hosts[two.name][0]))
+    return tuple(found.items())
 
 
-def fit(files: LoopFiles, kind: str, say: Say) -> None:
+def fit(files: LoopFiles, emulation: Emulation, kind: str, say: Say) -> None:
     """Fit the devices of a pass and the links."""
     if files.predictor(kind).exists():
         return
     _here(
+        emulation,
         say,
         files.folder / f"fit-{kind}.txt",
         *("fit", "--store", str(files.device_store(kind)), "--store", str(files.link_store)),
@@ -173,11 +166,12 @@ def fit(files: LoopFiles, kind: str, say: Say) -> None:
     )
 
 
-def plan(files: LoopFiles, kind: str, job: Path, out: Path, say: Say) -> None:
+def plan(files: LoopFiles, emulation: Emulation, kind: str, job: Path, out: Path, say: Say) -> None:
     """Search the best plan of a job."""
     if out.exists():
         return
     _here(
+        emulation,
         say,
         out.with_suffix(".txt"),
         *("plan", "--model", str(files.model), "--cluster", str(files.cluster), "--job", str(job)),
@@ -185,24 +179,35 @@ def plan(files: LoopFiles, kind: str, job: Path, out: Path, say: Say) -> None:
     )
 
 
+def _shapes(files: LoopFiles) -> tuple[str, ...]:
+    return ("--microbatch", _SHORT_SIZES if files.short else _SIZES, "--tp", "1")
+
+
 def _of_job(files: LoopFiles) -> tuple[str, ...]:
     return ("--model", str(files.model), "--job", str(files.job))
 
 
-def _here(say: Say, into: Path, *words: str) -> None:
-    """A command on the machine itself, with what it says in a file; an error if it fails."""
+def _here(emulation: Emulation, say: Say, into: Path, *words: str) -> None:
+    """A command on the machine itself, with what it says in a file; an error if it fails.
+
+    Started through the emulation, it ends with this process.
+    """
     say(f"$ hetplan {shlex.join(words)}")
     with into.open("w") as stream:
-        done = subprocess.run(
+        process = start(
+            emulation,
+            HERE,
             (sys.executable, "-m", "hetplan", *words),
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
+            environment={**os.environ, **_ENVIRONMENT},
+            stdout=stream.fileno(),
             stderr=subprocess.STDOUT,
-            env={**os.environ, **_ENVIRONMENT},
-            check=False,
         )
-    if done.returncode:
-        raise HetplanError(_failed("hetplan", words, exit_status(done.returncode), into))
+        try:
+            status = exit_status(process.wait())
+        finally:
+            end((process,))
+    if status:
+        raise HetplanError(_failed("hetplan", words, status, into))
 
 
 def _on_hosts(

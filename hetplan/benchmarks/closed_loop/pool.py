@@ -37,8 +37,8 @@ MICROBATCH_SIZES = (1, 2, 3, 4)
 SAMPLES = (1, 2, 4)
 """Of a microbatch of a pipeline."""
 FORMS = ("one pipeline", "early sends", "interleaved", "wide stages", "several pipelines")
-_TRIES = 60
-"""For each plan that is wanted: draws that are illegal or were drawn before are not counted."""
+_TRIES_IN_VAIN = 400
+"""Draws in a row that were illegal or drawn before, after which there are hardly any others."""
 _MOST_MOVED_LAYERS = 2
 
 
@@ -86,13 +86,15 @@ def draw_pool(
         samples=tuple(samples),
         microbatch_sizes=frozenset(microbatch_sizes),
     )
-    for number in range(size * _TRIES):
-        if len(found) >= size:
-            break
-        form = FORMS[number % len(FORMS)]
-        drawn = drawer.draw(form, chance.choice(by_form[form])) if by_form[form] else None
-        if drawn is not None:
-            found.setdefault(drawn.name, drawn)
+    forms = [form for form in FORMS if by_form[form]]
+    number = in_vain = 0
+    while forms and len(found) < size and in_vain < _TRIES_IN_VAIN:
+        form = forms[number % len(forms)]
+        drawn = drawer.draw(form, chance.choice(by_form[form]))
+        number, in_vain = number + 1, in_vain + 1
+        if drawn is not None and drawn.name not in found:
+            found[drawn.name] = drawn
+            in_vain = 0
     return tuple(found.values())
 
 
@@ -227,7 +229,13 @@ class _Drawer:
         mean = sum(weights) / len(weights)
         evenly = self.chance.choice((0.0, 0.0, 0.0, 0.5, 1.0))
         weights = [weight * (1 - evenly) + mean * evenly for weight in weights]
-        return dealt_out(microbatches, weights)
+        found = dealt_out(microbatches, weights)
+        for _ in range(self.chance.choice((0, 0, 1, 2))):
+            giver, taker = self.chance.randrange(len(found)), self.chance.randrange(len(found))
+            if found[giver]:
+                found[giver] -= 1
+                found[taker] += 1
+        return found
 
     def _speed(self, pipeline: PipelineHosts) -> float:
         return sum(self.speeds[island] for stage in pipeline for island in stage)

@@ -52,7 +52,7 @@ WARMUP_STEPS, STEPS = 1, 2
 """A step takes ten seconds and more."""
 LEAST_RATIO = 0.975
 LEAST_OF_BOUND = 0.99
-POOL = 600
+POOL = 300
 _SIMPLE_SAMPLES = 2
 """Of a microbatch of the splits that need no planner."""
 _SIZES = (1, 2, 3, 4, 6, 8)
@@ -76,7 +76,7 @@ class Candidate:
 
 def train_together(asked: Asked, emulation: Emulation) -> HethubMeasured:
     """Each kind alone, then all together, under hetplan's plans and under simpler ones."""
-    candidates = planned(asked)
+    candidates = planned(asked, emulation)
     trained = train_missing(
         asked,
         emulation,
@@ -148,11 +148,11 @@ def _missed(together: Sequence[TogetherRow]) -> Iterator[str]:
             )
 
 
-def planned(asked: Asked) -> tuple[Candidate, ...]:
+def planned(asked: Asked, emulation: Emulation) -> tuple[Candidate, ...]:
     """What is trained: each kind alone, hetplan's two plans, then the simple splits."""
     job = load_job(asked.files.together_job)
     predictor = load_predictor(asked.files.predictor(PLAIN))
-    planner = _Planner(asked, job, predictor)
+    planner = _Planner(asked, emulation, job, predictor)
     speeds = planner.speeds
     islands = asked.cluster.islands
     hosts = [len(island.usable_nodes) for island in islands]
@@ -175,6 +175,7 @@ def planned(asked: Asked) -> tuple[Candidate, ...]:
 @dataclass(slots=True)
 class _Planner:
     asked: Asked
+    emulation: Emulation
     job: Job
     predictor: Predictor
 
@@ -222,7 +223,9 @@ class _Planner:
     def _searched(self, pricer: Pricer) -> Iterator[LoopPlan]:
         """What `hetplan plan` finds, where it has no more microbatches than allowed."""
         asked, files = self.asked, self.asked.files
-        measuring.plan(files, PLAIN, files.together_job, files.searched_together, asked.say)
+        measuring.plan(
+            files, self.emulation, PLAIN, files.together_job, files.searched_together, asked.say
+        )
         plan = load_plan(files.searched_together).plan
         if at_most(plan, MOST_MICROBATCHES) and not any(launch_faults(plan)):
             yield loop_plan(pricer, plan, asked.cluster, asked.model, searched=True)
