@@ -60,12 +60,14 @@ def summed_as(plan: Plan, job: Job) -> Plan:
 
 
 def job_summing_as(plan: Plan, job: Job) -> Job:
-    """The job with the trainer option that sums as the plan does.
+    """The job with the trainer option that sums as the plan does, where it leaves that open.
 
-    The job as it is where it does so already, where its target has no such option, and where the
-    plan has several formats: then the two do not agree, which `hetplan.plans.check` says.
+    The job as it is where it says something, where its target has no such option, and where the
+    plan has several formats: then the two may not agree, which `hetplan.plans.check` says.
     """
     found = summed_formats(plan)
+    if job.trainer.gradient_precision is not None:
+        return job
     defaults = dict(TRAINER_DEFAULTS).get(job.target)
     if len(found) != 1 or defaults is None or found[0] not in [each.value for each in Precision]:
         return job

@@ -18,6 +18,9 @@ from hetplan.model.layers import Experts
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.plan import Plan, RecomputeGranularity, Replica, Sharding, Stage, expand
 
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+"""Of one number of each format."""
+
 
 class Counting:
     """Bytes from device to device by class."""
@@ -196,8 +199,9 @@ class Counting:
         held = -(-self.model.vocab_size // max(first.tp, last.tp)) * self.model.hidden_size
         for at, device in enumerate(expand(many.devices)):
             other = expand(few.devices)[at * few.num_devices // many.num_devices]
-            self.send(device, other, 4.0 * held, "embedding")
-            self.send(other, device, 4.0 * held, "embedding")
+            size = BYTES[str(self.plan.tied_embedding_precision)] * held
+            self.send(device, other, size, "embedding")
+            self.send(other, device, size, "embedding")
 
     # ---- copies of weights
 
@@ -251,27 +255,28 @@ class Counting:
             groups, coarsest, part = self.slices(replicas, group.expert)
             count = part * self.held(positions, coarsest, group.expert, apart)
             for ranks in groups:
-                self.reduce(ranks, count)
+                self.reduce(ranks, count, BYTES[group.precision])
 
-    def reduce(self, ranks: list[int], count: float) -> None:
+    def reduce(self, ranks: list[int], count: float, width: float) -> None:
         shards = gcd(self.plan.optimizer_shards, len(ranks))
         level = self.plan.sharding
         if shards == 1:
-            self.all_reduce(ranks, 4 * count, "dp")
+            self.all_reduce(ranks, width * count, "dp")
             return
         for first in range(0, len(ranks), shards):
             inside = ranks[first : first + shards]
             if level is Sharding.OPTIMIZER:
-                self.gather(inside, 4 * count, "dp")
+                self.gather(inside, width * count, "dp")
             if level is not Sharding.PARAMETERS:
                 self.gather(inside, self.element * count, "dp")
         for at in range(shards):
-            self.all_reduce(ranks[at::shards], 4 * count / shards, "dp")
+            self.all_reduce(ranks[at::shards], width * count / shards, "dp")
 
     def shards_of_a_microbatch(self, stage: Stage) -> None:
         level = self.plan.sharding
         if level not in (Sharding.GRADIENTS, Sharding.PARAMETERS):
             return
+        (width,) = {BYTES[each.precision] for each in self.plan.reduction_groups} or {0.0}
         replicas = list(stage.replicas)
         apart = any((r.ep, r.etp) != (1, r.tp) for r in replicas)
         for expert in (False, True):
@@ -285,7 +290,7 @@ class Counting:
                     shards = gcd(self.plan.optimizer_shards, len(ranks))
                     for first in range(0, len(ranks), shards):
                         inside = ranks[first : first + shards]
-                        self.gather(inside, 4 * count, "dp")
+                        self.gather(inside, width * count, "dp")
                         if level is Sharding.PARAMETERS:
                             self.gather(inside, self.element * count, "dp")
                             self.gather(inside, self.element * count, "dp")

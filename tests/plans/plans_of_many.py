@@ -340,3 +340,21 @@ def _sharding(draw: st.DrawFn, stages: list[Stage], experts: bool) -> tuple[Shar
         return Sharding.NONE, 1
     level = [Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS]
     return draw(st.sampled_from(level)), shards
+
+
+@st.composite
+def summed_cases(draw: st.DrawFn, *, most_pipelines: int = 3) -> Case:
+    """Cases with drawn formats of their sums: of each group its own, of sharded gradients one."""
+    case = draw(legal_cases(most_pipelines=most_pipelines))
+    plan = case.plan
+    formats = st.sampled_from([each.value for each in Precision])
+    one = draw(st.none() | formats)
+    if one is None and plan.sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS):
+        return case
+    groups = tuple(
+        replace(group, precision=draw(formats) if one is None else one)
+        for group in plan.reduction_groups
+    )
+    tied = None if plan.tied_embedding_precision is None else draw(formats)
+    plan = replace(plan, reduction_groups=groups, tied_embedding_precision=tied)
+    return replace(case, plan=plan)

@@ -1,0 +1,99 @@
+"""What is priced and counted of a sum of gradients is its elements times the named format."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from test_cost_traffic import PRICED, SecondsAsBytes, agrees, in_one_node
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "plans"))
+
+from plans_of_many import Case, summed_cases, two_pipelines
+
+from hetplan.cost.estimate import estimate
+from hetplan.cost.estimate_values import Component
+from hetplan.cost.network.link_names import TrafficClass
+from hetplan.cost.traffic.ledger import ledger
+from hetplan.job.spec import Precision
+from hetplan.plans.check import check_plan
+from hetplan.plans.plan import OverlapSettings, Plan
+
+
+def runs(case: Case) -> bool:
+    """Whether its stages wait for each other without sends of their own."""
+    depths = [[stage.warmup_depth for stage in each.stages] for each in case.plan.pipelines]
+    return all(left - right <= 1 for row in depths for left, right in pairwise(row))
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(summed_cases(most_pipelines=2))
+def test_the_ledger_counts_every_group_in_its_own_format(case: Case) -> None:
+    assert check_plan(case.plan, case.model, case.cluster, case.job) == ()
+    agrees(case)
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(summed_cases(most_pipelines=1).filter(lambda each: in_one_node(each) and runs(each)))
+def test_the_estimate_prices_the_bytes_of_the_named_formats(case: Case) -> None:
+    plan = replace(case.plan, overlap=OverlapSettings(context_parallel=False))
+    found = ledger(plan, case.model, case.cluster, case.job)
+    priced = estimate(plan, case.model, case.cluster, case.job, SecondsAsBytes())
+    sent = sum(
+        part.seconds * sum(replica.num_devices for replica in stage.replicas)
+        for stage, cost in zip(plan.pipelines[0].stages, priced.stages, strict=True)
+        for part in cost.components
+        if part.component in PRICED[TrafficClass.DATA_PARALLEL]
+    )
+    assert found.of_class(TrafficClass.DATA_PARALLEL) == pytest.approx(sent, rel=1e-9)
+
+
+def reduced(case: Case, plan: Plan) -> float:
+    """Seconds of all stages' sums over copies, where a byte takes a second."""
+    found = estimate(plan, case.model, case.cluster, case.job, SecondsAsBytes())
+    return sum(
+        part.seconds
+        for stage in found.stages
+        for part in stage.components
+        if part.component is Component.DATA_PARALLEL
+    )
+
+
+def test_each_group_of_several_pipelines_is_priced_by_itself() -> None:
+    case = two_pipelines()
+    groups = case.plan.reduction_groups
+    assert len(groups) > 2
+    whole = reduced(case, case.plan)
+    narrower = 0.0
+    for at, group in enumerate(groups):
+        changed = (*groups[:at], replace(group, precision="bfloat16"), *groups[at + 1 :])
+        narrower += whole - reduced(case, replace(case.plan, reduction_groups=changed))
+    # Each saves half of its own, in bfloat16 for float32.
+    assert narrower == pytest.approx(whole / 2, rel=1e-9)
+
+
+@pytest.mark.parametrize("precision", Precision)
+def test_a_tied_matrix_is_summed_in_its_own_format(precision: Precision) -> None:
+    case = two_pipelines(tied=True)
+    plan = replace(case.plan, tied_embedding_precision=precision.value)
+    found = [
+        ledger(each, case.model, case.cluster, case.job).of_class(TrafficClass.EMBEDDING)
+        for each in (case.plan, plan)
+    ]
+    assert case.plan.tied_embedding_precision == "float32"
+    assert found[1] == pytest.approx(found[0] * precision.bytes_per_element / 4, rel=1e-12)
+    seconds = [
+        sum(
+            part.seconds
+            for stage in estimate(each, case.model, case.cluster, case.job, SecondsAsBytes()).stages
+            for part in stage.components
+            if part.component is Component.EMBEDDING
+        )
+        for each in (case.plan, plan)
+    ]
+    assert seconds[0] > 0
+    assert seconds[1] == pytest.approx(seconds[0] * precision.bytes_per_element / 4, rel=1e-9)
