@@ -166,7 +166,7 @@ def planned(asked: Asked, emulation: Emulation) -> tuple[Candidate, ...]:
         found.append(planner.best(island.device.kind, samples, only=(island.name,)))
     found.append(planner.best(ANY_FORM, job.global_batch_size, searched=True))
     singles = [
-        planner.best(ONE_PIPELINE, MOST_MICROBATCHES * samples, single=True) for samples in (2, 4)
+        planner.best(ONE_PIPELINE, MOST_MICROBATCHES * samples, single=True) for samples in (4, 8)
     ]
     found.append(max(singles, key=lambda each: each.tokens_per_second))
     return (*found, *planner.simple())
