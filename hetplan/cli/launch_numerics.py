@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from hetplan.search.result import SearchResult
 
 
+MOST_LINES = 24
+"""Lines of formats that are printed; a plan of many stages has as many boundaries."""
+
+
 def check_numerics(
     plan: Path,
     *,
@@ -30,9 +34,11 @@ def check_numerics(
     from hetplan.errors import InputError, LaunchError
     from hetplan.files.encoding import encode
     from hetplan.files.writing import check_writable
+    from hetplan.launchers.numerics_formats import format_faults
     from hetplan.launchers.numerics_kinds import kinds_of_plan
     from hetplan.launchers.numerics_values import SCHEMA, save_numerics
-    from hetplan.launchers.numerics_verdict import kinds_left, numerics_faults
+    from hetplan.launchers.numerics_verdict import kinds_left, numerics_faults, units_left
+    from hetplan.launchers.numerics_work import work_of
     from hetplan.search.files import load_legal_plan
 
     result = load_legal_plan(plan)
@@ -50,7 +56,11 @@ def check_numerics(
         emit(encode(everyone, schema=SCHEMA).rstrip("\n"))
     else:
         _show(result, everyone)
-    faults = numerics_faults(everyone)
+    faults = (
+        *format_faults(result, everyone),
+        *units_left(everyone, work_of(result, everyone.setup)),
+        *numerics_faults(everyone),
+    )
     if faults:
         lines = "\n".join(faults)
         raise LaunchError(f"these kinds must not be mixed:\n{lines}")
@@ -99,11 +109,15 @@ def _answers(
 
 def _show(result: SearchResult, numerics: Numerics) -> None:
     from hetplan.job.trainer import trainer_settings
+    from hetplan.launchers.numerics_formats import format_lines
+    from hetplan.plans.formats import summed_formats
     from hetplan.reports.terminal import print_table
 
     setup, plan = numerics.setup, result.plan
     sent = {each.precision for line in plan.pipelines for each in line.boundaries}
-    gradients = trainer_settings(result.inputs.job).gradient_precision.value
+    kept = trainer_settings(result.inputs.job).gradient_precision.value
+    summed = ", ".join(sorted(summed_formats(plan))) or kept
+    gradients = f"and reduced in {kept}" if summed == kept else f"in {kept}, reduced in {summed}"
     degrees = ", ".join(str(tp) for tp in setup.tensor_parallel)
     emit(
         f"{setup.model}: {setup.microbatch_size} x {setup.sequence_length} tokens, tp {degrees}, "
@@ -111,8 +125,13 @@ def _show(result: SearchResult, numerics: Numerics) -> None:
     )
     emit(
         f"formats: layers {setup.precision.value}; stage boundaries "
-        f"{', '.join(sorted(sent)) or 'none'}; gradients kept and reduced in {gradients}"
+        f"{', '.join(sorted(sent)) or 'none'}; gradients kept {gradients}"
     )
+    lines = format_lines(result)
+    for line in lines[:MOST_LINES]:
+        emit(f"  {line}")
+    if len(lines) > MOST_LINES:
+        emit(f"  and {len(lines) - MOST_LINES} more, all in the plan file")
     for kind in numerics.kinds:
         print_table(_table(kind))
 

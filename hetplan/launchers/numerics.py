@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from hetplan.errors import InputError
-from hetplan.job.trainer import trainer_settings
 from hetplan.launchers.machine import free_memory_bytes
 from hetplan.launchers.numerics_bodies import (
     Outcome,
@@ -31,7 +30,6 @@ from hetplan.launchers.numerics_layers import (
     update_outcomes,
 )
 from hetplan.launchers.numerics_tolerance import (
-    CHECKED,
     Roundings,
     allowed,
     backward_roundings,
@@ -41,21 +39,27 @@ from hetplan.launchers.numerics_tolerance import (
     update_roundings,
 )
 from hetplan.launchers.numerics_values import (
+    PROBES,
     KindNumerics,
     Numerics,
     NumericsResult,
     NumericsSetup,
     Refused,
 )
-from hetplan.model.layer_operators import layer_operators
+from hetplan.launchers.numerics_work import (
+    WHOLE,
+    checked_operators,
+    different_operators,
+    layer_name,
+    step_name,
+)
 from hetplan.model.operators import (
-    ADDITION_FUSED,
     WITH_WEIGHTS,
     Operator,
     OperatorClass,
     operator_flops,
 )
-from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind, ModelSpec
+from hetplan.model.spec import Architecture, LayerKind, ModelSpec
 from hetplan.profiling.backends import Backend
 from hetplan.profiling.layers import ROTARY_BASE
 from hetplan.profiling.measure_layers import DTYPES
@@ -66,8 +70,6 @@ from hetplan.version import __version__
 # Operations of the float64 references, above which fewer tokens are taken: two or three minutes of
 # two cores. A constant, because every machine must take as many tokens.
 REFERENCE_FLOPS = 3e12
-PROBES = 64
-"""Places of every result whose values are kept, to compare kinds by."""
 # Numbers in float64 that are held at once of a layer's weights (values, gradients and copies of the
 # reference and of one kind, the optimizer's state) and of what its operators read and write.
 # Measured: 6.5 GiB for a quarter of a layer of llama-2-7b and 2048 tokens; this gives 7.0 GiB.
@@ -134,7 +136,7 @@ def check_memory(result: SearchResult, setup: NumericsSetup) -> None:
     """An InputError where the references need more memory than this machine has free."""
     weights: Counter[tuple[LayerKind, int]] = Counter()
     activations: Counter[tuple[LayerKind, int]] = Counter()
-    for kind, tp, op in _operators(result, setup):
+    for kind, tp, op in checked_operators(result, setup):
         matrix = op.operator in WITH_WEIGHTS or op.operator is OperatorClass.EMBEDDING
         # A fused kernel does not write its scores.
         written = 0 if op.operator is OperatorClass.FUSED_ATTENTION else op.m * op.n
@@ -264,43 +266,20 @@ def _probes(value: Tensor) -> tuple[float, ...]:
     return tuple(float(flat[at * 2654435761 % len(flat)]) for at in range(count))
 
 
-def _operators(
-    result: SearchResult, setup: NumericsSetup
-) -> Iterator[tuple[LayerKind, int, Operator]]:
-    """Operators whose results are not random, of every degree and kind of layer."""
-    trainer = trainer_settings(result.inputs.job)
-    for tp in setup.tensor_parallel:
-        for kind in TRAINED_KINDS:
-            for op in layer_operators(
-                result.inputs.model,
-                kind,
-                microbatch_size=setup.microbatch_size,
-                sequence_length=setup.sequence_length,
-                tp=tp,
-                kernels=replace(trainer.kernels(kind), product_format=""),
-            ):
-                dropped = op.operator is OperatorClass.ADDITION and op.k != ADDITION_FUSED
-                if op.operator in CHECKED and not dropped:
-                    yield kind, tp, op
-
-
 def _reference_flops(result: SearchResult, setup: NumericsSetup) -> float:
     """Of all operators, each once alone and once in its layer."""
     return 2.0 * sum(
         operator_flops(op, "forward") + operator_flops(op, "backward")
-        for _, _, op in _operators(result, setup)
+        for _, _, op in checked_operators(result, setup)
     )
 
 
 def _units(result: SearchResult, setup: NumericsSetup) -> Iterator[_Unit]:
-    seen = set()
     rows: dict[tuple[LayerKind, int], list[Operator]] = {}
-    for kind, tp, op in _operators(result, setup):
+    for kind, tp, op in checked_operators(result, setup):
         rows.setdefault((kind, tp), []).append(op)
-        shape = (op.operator, op.batch, op.m, op.n, op.k, op.float32_copy)
-        if shape not in seen:
-            seen.add(shape)
-            yield _operator_unit(op, tp, setup)
+    for tp, op in different_operators(result, setup):
+        yield _operator_unit(op, tp, setup)
     for (kind, tp), operators in rows.items():
         yield from _layer_units(result.inputs.model, kind, tp, operators, setup)
 
@@ -347,8 +326,8 @@ def _layer_units(
         return backward + token_sum(tokens) if "norm_" in outcome.tensor else backward
 
     yield _Unit(
-        operator=f"{kind.value} layer",
-        what="whole",
+        operator=layer_name(kind),
+        what=WHOLE,
         tp=tp,
         compute=lambda place: layer_outcomes(part, place),
         roundings=of_layer,
@@ -368,7 +347,7 @@ def _layer_units(
 
     yield _Unit(
         operator=OperatorClass.OPTIMIZER.value,
-        what=f"{setup.optimizer.value} step",
+        what=step_name(setup),
         tp=tp,
         compute=lambda place: update_outcomes(part, place, gradients, setup.optimizer),
         roundings=of_update,

@@ -5,8 +5,9 @@ slice without its group: what a group would add up stays a partial sum, on every
 start from the weights that the trainer starts from, rounded to the job's format; the embedding and
 the loss see the trainer's own tokens.
 
-An update of AdamW is the sign of the gradient where that is small, so it would turn the rounding of
-a gradient into a whole step: every device updates with the gradients of the reference.
+The first update of AdamW is the sign of the gradient, whatever its moments' coefficients, and would
+turn the rounding of a small gradient into a whole step. So every device updates with the gradients
+of the reference, and goes on from the same moments, as after `_UPDATES` updates.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ from hetplan.launchers.numerics_bodies import Outcome, SameDraws, exact_copy
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.profiling.layers import Head, HeadWithLoss, build_layer
 from hetplan.profiling.operator_bodies import Place
-from hetplan.profiling.updating import FlatParameters, make_rule
+from hetplan.profiling.updating import FlatParameters, make_rule, rule_state, set_updates
 from hetplan.runtime.data import MarkovTokens, sample_numbers
+
+_UPDATES = 10
+"""Neither of the moments' corrections is 1 after so many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +106,15 @@ def _found(module: nn.Module, x: Tensor, result: Tensor) -> Iterator[Outcome]:
 def update_outcomes(
     part: LayerSlice, place: Place, gradients: tuple[Outcome, ...], optimizer: Optimizer
 ) -> tuple[Outcome, ...]:
-    """Weights of the layer after one update, and their change before it is rounded.
+    """Weights of the layer after one update of many, and their change before it is rounded.
 
     `gradients` are the reference's of `layer_outcomes`.
     """
     by_name = {each.tensor.removeprefix("gradient of "): each.value for each in gradients}
     module = _module(part, place)
     named = [(name.rpartition(".")[2], weight) for name, weight in module.named_parameters()]
-    given = torch.cat([by_name[name].flatten() for name, _ in named]).to(part.precision)
+    exactly = torch.cat([by_name[name].flatten() for name, _ in named])
+    given = exactly.to(part.precision)
     before = torch.cat([weight.detach().flatten() for _, weight in named])
     flat = FlatParameters(module, optimizer)
     # `FlatParameters` works on float32 where the weights are narrower or wider than that.
@@ -117,11 +122,16 @@ def update_outcomes(
     weights = before.clone() if exact else before.float().clone()
     alone = nn.Parameter(weights)
     alone.grad = given.to(device=place.device, dtype=weights.dtype)
-    make_rule(optimizer, [alone]).step()
+    rule = make_rule(optimizer, [alone])
+    _start(rule_state(rule, alone), exactly)
+    set_updates(rule, alone, _UPDATES)
+    rule.step()
     change = exact_copy(alone) - exact_copy(before)
     if exact:
         after = exact_copy(alone)
     else:
+        _start(flat.state(), exactly)
+        flat.resume(_UPDATES)
         flat.gradients.copy_(given)
         flat.update()
         after = exact_copy(flat.weights)
@@ -129,3 +139,18 @@ def update_outcomes(
         Outcome(tensor="change of weights", value=change),
         Outcome(tensor="weights after a step", value=after),
     )
+
+
+def _start(state: dict[str, Tensor], gradients: Tensor) -> None:
+    """Fill the rule's moments as if two gradients had come in turn: these, and their neighbours.
+
+    So the first moment never exceeds the root of the second. In float32 everywhere: the reference
+    starts from what the devices can hold.
+    """
+    other = gradients.roll(1)
+    moments = {
+        "exp_avg": (gradients + other) / 2.0,
+        "exp_avg_sq": (gradients.square() + other.square()) / 2.0,
+    }
+    for name, kept in state.items():
+        kept.copy_(moments[name].float())

@@ -6,20 +6,27 @@ reference r, max |y - r| / rms(r) and rms(y - r) / rms(r).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from hetplan.errors import Fault, InputError
 from hetplan.files.encoding import encode
-from hetplan.files.reading import decode, read_document
+from hetplan.files.reading import Document, decode, read_document
 from hetplan.files.writing import write_atomically
 from hetplan.job.spec import Optimizer, Precision
 
 SCHEMA = "hetplan.numerics/1"
 
+PROBES = 64
+"""Places of every result whose values are kept, to compare kinds by; all of a smaller one."""
+
 # Two machines drew the same inputs where their float64 references agree up to the order in which
 # they sum: 2^-53 times the root of the longest sum, 1e9 elements, is 4e-12.
 SAME_REFERENCE = 1e-9
+SAME_TOLERANCE = 1e-6
+"""Tolerances follow from the references, from their largest elements too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +72,14 @@ class NumericsResult:
 
     @property
     def share(self) -> float:
-        """Part of what is allowed that is used; above 1: too far from the reference."""
-        return max(
-            self.rms_deviation / self.allowed.rms, self.largest_deviation / self.allowed.largest
+        """Part of what is allowed that is used; above 1: too far from the reference, infinite
+        where a deviation is no number.
+        """
+        shares = (
+            self.rms_deviation / self.allowed.rms,
+            self.largest_deviation / self.allowed.largest,
         )
+        return max(math.inf if math.isnan(each) else each for each in shares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +132,9 @@ def save_numerics(numerics: Numerics, path: Path) -> None:
 
 
 def load_numerics(path: Path, setup: NumericsSetup) -> Numerics:
-    """The answers of another machine; an InputError where they are of another setup."""
+    """The answers of another machine; an InputError where they are of another setup, or hold what
+    no check writes.
+    """
     document = read_document(path)
     numerics = decode(document, Numerics, schema=SCHEMA)
     faults = [
@@ -133,30 +146,68 @@ def load_numerics(path: Path, setup: NumericsSetup) -> Numerics:
         for name in NumericsSetup.__dataclass_fields__
         if getattr(numerics.setup, name) != getattr(setup, name)
     ]
+    faults += _damage(document, numerics)
     if faults:
         raise InputError(*faults)
     return numerics
 
 
+def _damage(document: Document, numerics: Numerics) -> Iterator[Fault]:
+    """Results that could pass for right ones because they cannot be compared."""
+    for k, kind in enumerate(numerics.kinds):
+        for r, result in enumerate(kind.results):
+            place = ("kinds", k, "results", r)
+            for name in ("reference_rms", "largest_deviation", "rms_deviation"):
+                value = getattr(result, name)
+                if not 0 <= value < math.inf:
+                    message = f"{value}; it is a finite number, at least 0"
+                    yield document.fault((*place, name), f"{message}: {_AGAIN}")
+            probes = min(PROBES, math.prod(result.shape))
+            if min(result.shape, default=1) < 1 or len(result.probes) != probes:
+                yield document.fault(
+                    (*place, "probes"),
+                    f"{len(result.probes)} of a result with the shape {list(result.shape)}, which "
+                    f"has {max(probes, 0)}: {_AGAIN}",
+                )
+            elif not all(map(math.isfinite, result.probes)):
+                yield document.fault((*place, "probes"), f"not all are finite numbers: {_AGAIN}")
+
+
+_AGAIN = "write the file again with --numerics-out"
+
+
 def joined(own: Numerics, others: tuple[tuple[Path, Numerics], ...]) -> Numerics:
     """This machine's answers and those of others, a kind once; an InputError where they do not
-    belong together: a kind twice, or references of unlike inputs.
+    belong together: a kind twice, references of unlike inputs, or unlike tolerances.
     """
     kinds = list(own.kinds)
-    references = {result.key: result.reference_rms for each in own.kinds for result in each.results}
+    references = {result.key: result for each in own.kinds for result in each.results}
     for path, other in others:
         for kind in other.kinds:
             if any(kind.kind == known.kind for known in kinds):
                 message = f"has answers of {kind.kind}, as another file or this machine has"
                 raise InputError(Fault(file=str(path), message=f"{message}; leave one out"))
             for result in kind.results:
-                known = references.setdefault(result.key, result.reference_rms)
-                if abs(known - result.reference_rms) > SAME_REFERENCE * known:
-                    message = (
-                        f"the reference of {result.operator} ({result.what}, {result.tensor}) is "
-                        f"{result.reference_rms!r}, elsewhere {known!r}: the inputs differ; use "
-                        "one version of torch and of hetplan on all machines"
-                    )
+                message = _unlike(result, references.setdefault(result.key, result))
+                if message:
                     raise InputError(Fault(file=str(path), message=message))
             kinds.append(kind)
     return Numerics(hetplan_version=own.hetplan_version, setup=own.setup, kinds=tuple(kinds))
+
+
+def _unlike(result: NumericsResult, known: NumericsResult) -> str:
+    """Why two answers are not of the same work; empty: they are."""
+    what = f"{result.operator} ({result.what}, {result.tensor})"
+    versions = "use one version of torch and of hetplan on all machines"
+    if result.shape != known.shape:
+        return f"{what} has the shape {result.shape}, elsewhere {known.shape}; {versions}"
+    if abs(known.reference_rms - result.reference_rms) > SAME_REFERENCE * known.reference_rms:
+        return (
+            f"the reference of {what} is {result.reference_rms!r}, elsewhere "
+            f"{known.reference_rms!r}: the inputs differ; {versions}"
+        )
+    for name in ("rms", "largest"):
+        own, other = getattr(result.allowed, name), getattr(known.allowed, name)
+        if not math.isclose(own, other, rel_tol=SAME_TOLERANCE):
+            return f"{what} is allowed {name} {own!r}, elsewhere {other!r}; {versions}"
+    return ""

@@ -7,7 +7,8 @@ than both together may be from the reference.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby
 
@@ -54,41 +55,63 @@ def kinds_left(numerics: Numerics, kinds: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(kind for kind in kinds if kind not in known)
 
 
+def units_left(numerics: Numerics, work: Sequence[tuple[str, str, int]]) -> tuple[str, ...]:
+    """What of this work (operator, what, tp) a kind neither computed nor was refused, a line each:
+    answers that lack something are not those of a whole check.
+    """
+    lines = []
+    for kind in numerics.kinds:
+        done = {(each.operator, each.what, each.tp) for each in kind.results}
+        refused = {(each.operator, each.what) for each in kind.refused}
+        for operator, what, tp in work:
+            if (operator, what, tp) not in done and (operator, what) not in refused:
+                lines.append(f"{kind.kind}: no answer of {operator} ({what}, tp {tp})")
+    return tuple(lines)
+
+
 def _alone(kind: KindNumerics) -> Iterator[str]:
     for refused in kind.refused:
         yield f"{kind.kind}: {refused.operator} ({refused.what}): {refused.message}"
     for each in by_operator(kind):
-        if each.worst.share > 1.0:
+        if not each.worst.share <= 1.0:
             yield f"{kind.kind}: {_place(each.worst)} deviates by {_figures(each.worst)}"
 
 
 def _together(one: KindNumerics, other: KindNumerics) -> Iterator[str]:
     """The worst pair of results of every operator, where it is too far apart."""
     theirs = {result.key: result for result in other.results}
+    mine = {result.key for result in one.results}
     worst: dict[str, tuple[float, str]] = {}
     for own in one.results:
-        found = theirs.get(own.key)
-        if found is None:
+        answer = theirs.get(own.key)
+        if answer is None:
             if any(each.operator == own.operator for each in other.refused):
                 continue
             line = f"{one.kind} and {other.kind}: {_place(own)} was computed by {one.kind} only"
             worst.setdefault(own.operator, (float("inf"), line))
             continue
-        apart = _apart(own, found)
-        both = own.allowed.largest + found.allowed.largest
-        if apart > both and apart / both > worst.get(own.operator, (0.0, ""))[0]:
+        apart = _apart(own, answer)
+        both = own.allowed.largest + answer.allowed.largest
+        if not apart <= both and apart / both > worst.get(own.operator, (0.0, ""))[0]:
             line = (
                 f"{one.kind} and {other.kind}: {_place(own)} differs by {apart:.1e} of the "
                 f"reference's RMS, allowed {both:.1e}"
             )
             worst[own.operator] = (apart / both, line)
+    for found in other.results:
+        known = any(each.operator == found.operator for each in one.refused)
+        if found.key not in mine and not known:
+            line = f"{one.kind} and {other.kind}: {_place(found)} was computed by {other.kind} only"
+            worst.setdefault(found.operator, (float("inf"), line))
     for _, line in worst.values():
         yield line
 
 
 def _apart(own: NumericsResult, found: NumericsResult) -> float:
     scale = own.reference_rms or 1.0
-    pairs = zip(own.probes, found.probes, strict=False)
+    if len(own.probes) != len(found.probes):
+        return math.inf
+    pairs = zip(own.probes, found.probes, strict=True)
     return max((abs(a - b) for a, b in pairs), default=0.0) / scale
 
 
