@@ -75,7 +75,7 @@ def launch(
     run cannot go on from that checkpoint, RunFailed where a rank, a host or a link fails.
     """
     if stall_seconds is not None and not stall_seconds > 0:
-        raise InputError(f"stall is {stall_seconds} s; it must be more than 0")
+        raise InputError(f"stall is {stall_seconds:g} s; it must be more than 0")
     training = _training(
         result,
         steps=steps,

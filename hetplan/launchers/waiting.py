@@ -26,11 +26,13 @@ class Root:
     """The ranks wait for nobody; otherwise they wait for each other, or for ranks that are gone."""
 
 
-def root_of_standstill(beats: Mapping[int, Beat]) -> Root:
+def root_of_standstill(beats: Mapping[int, Beat], waiting: int | None = None) -> Root:
     """The root among these ranks, which are alive; there is at least one.
 
-    Of several roots the one that began to stand first.
+    Of several roots the one that began to stand first. `waiting`: only what this rank waits for.
     """
+    if waiting is not None:
+        beats = {rank: beats[rank] for rank in _reached(waiting, beats)}
 
     def since(rank: int) -> tuple[float, int]:
         return beats[rank].since_seconds, rank

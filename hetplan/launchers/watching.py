@@ -193,7 +193,7 @@ class Watcher:
                 return None  # one of these may be what it waited for: known in a few seconds
             waited = failure.seconds - beat.since_seconds if failure is not None else 0.0
             if waited >= _LEAST_WAIT_SECONDS and failure and _TIMED_OUT.search(failure.reason):
-                return self._root(seen, waited)
+                return self._root(seen, waited, waiting=first)
         return self._fault(FaultKind.RANK_FAILED, (first,), seen, now - self._ended_at[first])
 
     def _standstill(self, seen: Sequence[Seen]) -> RunFault | None:
@@ -217,20 +217,20 @@ class Watcher:
             return patience.stall_seconds
         return max(patience.stall_seconds, STALL_FACTOR * self._longest)
 
-    def _root(self, seen: Sequence[Seen], stood: float) -> RunFault:
+    def _root(self, seen: Sequence[Seen], stood: float, *, waiting: int | None = None) -> RunFault:
         beats = {
             rank: each.beat
             for rank, each in enumerate(seen)
             if each.beat is not None and each.code != 0
         }
-        root = root_of_standstill(beats)
+        root = root_of_standstill(beats, waiting)
         cut = self._cut(beats)
         hosts = _ends(cut) if cut else tuple(dict.fromkeys(self._host(each) for each in root.ranks))
         if cut:
             ranks = tuple(rank for rank in root.ranks if self._host(rank) in hosts)
-            waiting = tuple(rank for rank, beat in beats.items() if beat.unanswered)
+            senders = tuple(rank for rank, beat in beats.items() if beat.unanswered)
             return self._fault(
-                FaultKind.LINK_DOWN, ranks or waiting, seen, stood, hosts=hosts, cut=cut
+                FaultKind.LINK_DOWN, ranks or senders, seen, stood, hosts=hosts, cut=cut
             )
         kind = FaultKind.NO_PROGRESS
         if root.computes:

@@ -37,7 +37,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str], train: Callable[[RunFolder, int, Activity], None]) -> int:
-    """Run one rank by `train`; the exit code of its process."""
+    """Run one rank by `train`; 0, or the process ends here with code 1."""
     folder, rank = RunFolder(Path(arguments[0])), int(arguments[1])
     _end_with_parent(int(arguments[2]))
     activity = Activity()
@@ -52,7 +52,10 @@ def main(arguments: list[str], train: Callable[[RunFolder, int, Activity], None]
         )
         folder.failure(rank).write_text(f"{time.monotonic()} {message}\n")
         traceback.print_exc()
-        return 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Tidying up would wait for transfers that no peer answers any more.
+        os._exit(1)
     return 0
 
 
