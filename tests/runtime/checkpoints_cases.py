@@ -18,11 +18,11 @@ from runtime_cases import (
     unlike_plan,
 )
 
-from hetplan.job.spec import Job, Optimizer
+from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan
 
-SAVED_STEPS, STEPS = 3, 6
+SAVED_STEPS, STEPS = 3, 5
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ def _move(name: str, model: ModelSpec, before: Plan, after: Plan, task: Job | No
 
 SGD = job(optimizer=Optimizer.SGD)
 ADAMW_CLIPPED = job(gradient_clipping=True)
+BFLOAT16 = job(precision=Precision.BFLOAT16)
 MOVES = (
     _move(
         "another cut",
@@ -110,5 +111,12 @@ MOVES = (
         TIED_GPT,
         plan_of(TIED_GPT, job(), (4,), microbatch_size=8),
         unlike_plan(TIED_GPT, job(), pipeline_of(4, ("a 1 2 1", (1, 1)), ("b 2 1 2", (1, 1)))),
+    ),
+    _move(
+        "bfloat16, sharded to whole",
+        LLAMA,
+        unlike_plan(LLAMA, BFLOAT16, pipeline_of(4, ("a 1 2 1", 4)), sharded=True),
+        plan_of(LLAMA, BFLOAT16, (4,), dp=2),
+        BFLOAT16,
     ),
 )

@@ -13,6 +13,7 @@ from checkpoints_cases import MOVES, SAVED_STEPS, STEPS, Move
 from four_ranks_run import run_four_ranks
 from runtime_cases import CASES_NORM
 
+from hetplan.job.spec import Precision
 from hetplan.profiling.updating import RULE_STATES
 from hetplan.runtime import norm
 from hetplan.runtime.checkpoints import checkpoints_in, last_checkpoint, step_folder
@@ -51,7 +52,14 @@ def test_the_losses_go_on_under_the_other_plan(
     move: Move, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(norm, "MAX_NORM", CASES_NORM)
-    expected = reference_losses(move.model, move.job, steps=STEPS, microbatch_size=4)
+    first = json.loads((folder / "0.json").read_text())[move.name]
+    if move.job.precision is Precision.FLOAT32:
+        tolerance = 1e-5
+        expected = reference_losses(move.model, move.job, steps=STEPS, microbatch_size=4)
+    else:
+        # The sharded sum adds in another order, and bfloat16 keeps 8 bits of it.
+        tolerance = 2e-3
+        expected = tuple(loss for _, loss in first["undisturbed"])
     for rank in range(4):
         told = json.loads((folder / f"{rank}.json").read_text())[move.name]
         for part, plan, steps in (
@@ -63,7 +71,7 @@ def test_the_losses_go_on_under_the_other_plan(
                 continue
             assert [step for step, _ in told[part]] == list(steps)
             losses = [loss for _, loss in told[part]]
-            assert losses == pytest.approx([expected[step] for step in steps], rel=1e-5)
+            assert losses == pytest.approx([expected[step] for step in steps], rel=tolerance)
 
 
 @each_move
@@ -90,8 +98,8 @@ def test_what_is_loaded_and_saved_again_is_the_same_bit_by_bit(move: Move, folde
 
 
 @each_move
-def test_the_last_checkpoints_stay(move: Move, folder: Path) -> None:
+def test_one_checkpoint_stays_where_one_is_kept(move: Move, folder: Path) -> None:
     later = folder / "later" / move.name
-    assert checkpoints_in(later) == (step_folder(later, 6), step_folder(later, 5))
-    assert last_checkpoint(later) == step_folder(later, 6)
-    assert sorted(each.name for each in later.iterdir()) == ["step-00000005", "step-00000006"]
+    assert checkpoints_in(later) == (step_folder(later, STEPS),)
+    assert last_checkpoint(later) == step_folder(later, STEPS)
+    assert [each.name for each in later.iterdir()] == [f"step-{STEPS:08d}"]

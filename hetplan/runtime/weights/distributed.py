@@ -358,11 +358,17 @@ def _read_metadata(folder: Path) -> Metadata:
     if not isinstance(found, Metadata) or not isinstance(found.storage_data, dict):
         message = "is not torch's distributed checkpoint format"
         raise InputError(Fault(file=str(file), message=message))
-    _check_files(folder, {str(info.relative_path) for info in found.storage_data.values()})
+    _check_files(folder, found.storage_data.values())
     return found
 
 
-def _check_files(folder: Path, names: Iterable[str]) -> None:
+def _check_files(folder: Path, stored: Iterable[Any]) -> None:
+    """An InputError unless every file is in the folder, as long as what is said to be in it."""
+    lengths: dict[str, int] = {}
+    for info in stored:
+        name = str(info.relative_path)
+        lengths[name] = max(lengths.get(name, 0), int(info.offset) + int(info.length))
+    names = lengths.keys()
     outside = sorted(name for name in names if Path(name).name != name)
     if outside:
         message = f"names files outside of its folder: {listed(outside)}"
@@ -370,6 +376,10 @@ def _check_files(folder: Path, names: Iterable[str]) -> None:
     missing = sorted(name for name in names if not (folder / name).is_file())
     if missing:
         message = f"files of the checkpoint are missing: {listed(missing)}"
+        raise InputError(Fault(file=str(folder), message=message))
+    short = sorted(name for name in names if (folder / name).stat().st_size < lengths[name])
+    if short:
+        message = f"files of the checkpoint are cut off: {listed(short)}"
         raise InputError(Fault(file=str(folder), message=message))
 
 

@@ -1,0 +1,385 @@
+"""What is refused, what survives a kill or a full disk, and what a rank writes of its vectors."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from checkpoints_killed import JOB, KILLS, MODEL, STEPS
+from hypothesis import given
+from hypothesis import strategies as st
+from runtime_cases import LLAMA, ODD_GPT, TIED_GPT, plan_of
+from weights_cases import single_process, whole
+
+from hetplan.errors import InputError, LaunchError
+from hetplan.job.spec import Job, Optimizer, Precision
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.plan import LayerRange
+from hetplan.profiling.backends import CpuBackend
+from hetplan.runtime.checkpoints import (
+    CheckpointRequest,
+    checkpoint_at,
+    checkpoints_in,
+    last_checkpoint,
+    step_folder,
+)
+from hetplan.runtime.checkpoints_checks import check_loss_faults, resume_of, settle
+from hetplan.runtime.loop import Stop, train
+from hetplan.runtime.measured import TrainingReport
+from hetplan.runtime.single import reference_losses
+from hetplan.runtime.training import Training
+from hetplan.runtime.weights.convert import Conversion, convert
+from hetplan.runtime.weights.folders import Format
+from hetplan.runtime.weights.native import open_native
+from hetplan.runtime.weights.slices import boxes, pieces_of, slices_of
+from hetplan.runtime.weights.stage import finish_save, save_stage, stage_tensors
+
+pytestmark = pytest.mark.xdist_group("runtime_checkpoints")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A process group of one rank."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+    torch.set_num_threads(threads)
+
+
+def trained(
+    request: CheckpointRequest,
+    *,
+    steps: int,
+    warmup: int = 0,
+    job: Job = JOB,
+    stop: Stop | None = None,
+) -> TrainingReport:
+    request, _ = settle(request, MODEL, job, steps=steps)
+    training = Training(
+        model=MODEL,
+        job=job,
+        plan=plan_of(MODEL, job, (1,)),
+        device_kinds=("cpu",),
+        backend="cpu",
+        pace=None,
+        steps=steps,
+        warmup_steps=warmup,
+        timeout_seconds=60.0,
+        checkpoints=request,
+    )
+    report = train(training, 0, CpuBackend(), stop=stop)
+    assert report is not None
+    return report
+
+
+@pytest.fixture(scope="module")
+def saved(alone: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the checkpoints of steps 1 and 2; tests copy what they change."""
+    home = tmp_path_factory.mktemp("saved") / "ckpt"
+    trained(CheckpointRequest(save=str(home), save_every=1), steps=2)
+    assert checkpoints_in(home) == (step_folder(home, 2), step_folder(home, 1))
+    return home
+
+
+def copied(saved: Path, tmp_path: Path) -> Path:
+    home = tmp_path / "ckpt"
+    for each in checkpoints_in(saved):
+        (home / each.name).mkdir(parents=True)
+        for file in each.iterdir():
+            (home / each.name / file.name).write_bytes(file.read_bytes())
+    return home
+
+
+# ---- what is cut
+
+
+@given(
+    shape=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    ends=st.tuples(st.integers(0, 130), st.integers(0, 130)),
+)
+def test_boxes_are_the_elements_in_their_order(shape: list[int], ends: tuple[int, int]) -> None:
+    total = math.prod(shape)
+    start, stop = sorted(min(end, total) for end in ends)
+    whole_tensor = torch.arange(total).view(shape)
+    found = []
+    for box in boxes(shape, start, stop):
+        view = whole_tensor
+        for dim, (low, length) in enumerate(zip(box.offsets, box.shape, strict=True)):
+            view = view.narrow(dim, low, length)
+        assert view.flatten()[0] == box.first
+        found += view.flatten().tolist()
+    assert found == list(range(start, stop))
+    assert len(list(boxes(shape, start, stop))) <= 2 * len(shape) - 1
+
+
+@given(
+    cuts=st.lists(st.integers(0, 12_000), max_size=3),
+    tp=st.sampled_from([1, 2, 4]),
+    model=st.sampled_from([LLAMA, ODD_GPT, TIED_GPT]),
+)
+def test_the_shards_of_a_vector_have_every_element_of_a_layer_once(
+    cuts: list[int], tp: int, model: ModelSpec
+) -> None:
+    """The layer's own weights, read out of shards, are what was put into the parameters."""
+    for layers in (LayerRange(start=0, stop=1), LayerRange(start=5, stop=6)):
+        parts = list(slices_of(model, layers, tp=tp, tp_index=tp - 1))
+        shapes: dict[str, list[int]] = {}
+        for part in parts:
+            shape = shapes.setdefault(part.name, [0, *part.weight.shape[1:]])
+            length = part.shape[0]
+            if part.weight.name == "vocabulary":
+                length = model.vocabulary_slice(tp)
+            shape[0] = part.local_offsets[0] + length
+        starts, at = {}, 0
+        for name, shape in shapes.items():
+            starts[name], at = at, at + math.prod(shape)
+        vector = torch.arange(1.0, at + 1)
+        bounds = sorted({0, at, *(min(cut, at) for cut in cuts)})
+        for part in parts:
+            shape = shapes[part.name]
+            own = vector[starts[part.name] :][: math.prod(shape)].view(shape)
+            target = torch.zeros(part.weight.shape)
+            count = 0
+            for low, high in pairwise(bounds):
+                for piece in pieces_of(part, shape, starts[part.name], start=low, stop=high):
+                    place = tuple(
+                        slice(start, start + length)
+                        for start, length in zip(piece.offsets, piece.shape, strict=True)
+                    )
+                    target[place] += piece.of(vector[low:high])
+                    count += math.prod(piece.shape)
+            assert count == math.prod(part.shape)
+            expected = torch.zeros(part.weight.shape)
+            place = tuple(
+                slice(start, start + length)
+                for start, length in zip(part.offsets, part.shape, strict=True)
+            )
+            if 0 not in part.shape:
+                expected[place] = part.of(own)
+            assert torch.equal(target, expected)
+
+
+# ---- what a run may go on from
+
+
+def test_the_loss_goes_on_after_each_checkpoint_and_data_follows_the_step(
+    saved: Path, tmp_path: Path
+) -> None:
+    expected = reference_losses(MODEL, JOB, steps=4, microbatch_size=2)
+    for start in (1, 2):
+        load = str(step_folder(saved, start))
+        # More warm-up than steps that are left: all of them count.
+        report = trained(CheckpointRequest(load=load), steps=4, warmup=3)
+        assert [each.step for each in report.steps] == list(range(start, 4))
+        assert [each.loss for each in report.steps] == pytest.approx(expected[start:], rel=1e-6)
+        assert report.ranks[0].step_seconds > 0
+
+
+def test_a_stopped_run_saves_and_reports_what_it_did(alone: None, tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def stop(done: int) -> bool:
+        asked.append(done)
+        return done == 2
+
+    request = CheckpointRequest(save=str(tmp_path / "ckpt"), save_every=3)
+    report = trained(request, steps=9, warmup=2, stop=stop)
+    assert [each.step for each in report.steps] == [0, 1]
+    assert asked == [1, 2]
+    assert checkpoints_in(tmp_path / "ckpt") == (step_folder(tmp_path / "ckpt", 2),)
+
+
+@pytest.mark.parametrize(
+    ("name", "job"),
+    [
+        ("optimizer", replace(JOB, optimizer=Optimizer.SGD)),
+        ("gradient_clipping", replace(JOB, gradient_clipping=True)),
+        ("global_batch_size", replace(JOB, global_batch_size=4)),
+        ("sequence_length", replace(JOB, sequence_length=8)),
+        ("seed", replace(JOB, seed=4)),
+    ],
+)
+def test_another_job_is_refused_by_what_differs(saved: Path, name: str, job: Job) -> None:
+    with pytest.raises(InputError, match=rf"trained\.{name}: .* give the job the same") as caught:
+        resume_of(step_folder(saved, 2), MODEL, job, steps=9)
+    assert len(caught.value.faults) == 1
+
+
+def test_other_reasons_not_to_go_on(saved: Path, tmp_path: Path) -> None:
+    folder = step_folder(saved, 2)
+    with pytest.raises(InputError, match="whose shape is not that of"):
+        resume_of(folder, TIED_GPT, JOB, steps=9)
+    for steps in (1, 2):
+        with pytest.raises(InputError, match=f"2 steps are done and the run is to have {steps} "):
+            settle(CheckpointRequest(load=str(saved)), MODEL, JOB, steps=steps)
+    with pytest.raises(InputError, match="there is no such folder"):
+        checkpoint_at(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="holds no whole checkpoint"):
+        checkpoint_at(tmp_path)
+    with pytest.raises(InputError, match="no folder to save to"):
+        CheckpointRequest(save_every=2)
+    with pytest.raises(InputError, match="at least 0"):
+        CheckpointRequest(save="a", keep=-1)
+
+
+def test_another_precision_is_said_and_ends_what_can_be_compared(saved: Path) -> None:
+    same = resume_of(step_folder(saved, 2), MODEL, JOB, steps=9)
+    assert same.notes == (f"goes on from {step_folder(saved, 2)}, after 2 steps",)
+    assert (same.trained.begun_from, check_loss_faults(same)) == ("", ())
+    job = replace(JOB, precision=Precision.BFLOAT16)
+    other = resume_of(step_folder(saved, 2), MODEL, job, steps=9)
+    assert "in float32 so far and in bfloat16 from here on" in other.notes[1]
+    assert other.states == ("weights", "exp_avg", "exp_avg_sq")
+    assert other.trained.begun_from == str(step_folder(saved, 2))
+    assert "leave --check-loss out" in check_loss_faults(other)[0].message
+
+
+def test_converted_weights_begin_with_a_new_optimizer(
+    saved: Path, alone: None, tmp_path: Path
+) -> None:
+    """Out of a checkpoint of a training, through another format, and back into a training."""
+    for source, out, to in (
+        (step_folder(saved, 2), tmp_path / "megatron", Format.MEGATRON),
+        (tmp_path / "megatron", tmp_path / "native", Format.NATIVE),
+    ):
+        convert(Conversion(source=source, out=out, to=to))
+    one, two = open_native(step_folder(saved, 2)), open_native(tmp_path / "native")
+    assert two.manifest.states == ("weights",)
+    for key, stored in two.reader.tensors.items():
+        assert stored.size == one.reader.tensors[key].size
+        assert torch.equal(one.reader.read(key), two.reader.read(key))
+    request = CheckpointRequest(load=str(tmp_path / "native"), save=str(tmp_path / "ckpt"))
+    _, resume = settle(request, MODEL, JOB, steps=2)
+    assert resume is not None
+    assert "the optimizer begins anew" in resume.notes[1]
+    report = trained(request, steps=2)
+    assert [each.step for each in report.steps] == [0, 1]
+    # What the training says of itself stays: it did not begin from the seed's weights.
+    again = resume_of(step_folder(tmp_path / "ckpt", 2), MODEL, JOB, steps=9)
+    assert again.trained.begun_from == str(tmp_path / "native")
+    with pytest.raises(InputError, match="is a checkpoint itself"):
+        settle(replace(request, save=str(tmp_path / "native")), MODEL, JOB, steps=2)
+
+
+def test_weights_that_were_saved_by_themselves_keep_their_step(tmp_path: Path) -> None:
+    part = whole(MODEL)
+    tensors = {"weights": stage_tensors(single_process(MODEL), part.layers)}
+    save_stage(tmp_path / "a", MODEL, part, tensors, group=None)
+    finish_save(tmp_path / "a", MODEL, step=4, states=("weights",), group=None)
+    found = resume_of(tmp_path / "a", MODEL, JOB, steps=9)
+    assert (found.manifest.step, found.states) == (4, ("weights",))
+
+
+# ---- where a run may save
+
+
+def test_checkpoints_of_another_run_are_never_mixed_or_deleted(saved: Path, tmp_path: Path) -> None:
+    before = sorted(saved.rglob("*"))
+    with pytest.raises(InputError, match="has checkpoints of another run, the last is step-0000"):
+        settle(CheckpointRequest(save=str(saved)), MODEL, JOB, steps=9)
+    with pytest.raises(InputError, match="which is later than step-00000001"):
+        settle(
+            CheckpointRequest(save=str(saved), load=str(step_folder(saved, 1))),
+            MODEL,
+            JOB,
+            steps=9,
+        )
+    request, resume = settle(
+        CheckpointRequest(save=str(saved), load=str(saved)), MODEL, JOB, steps=9
+    )
+    assert resume is not None
+    assert request.load == str(step_folder(saved, 2))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="no checkpoint can be saved there"):
+        settle(CheckpointRequest(save=str(tmp_path / "file" / "a")), MODEL, JOB, steps=9)
+    assert sorted(saved.rglob("*")) == before
+
+
+@pytest.mark.parametrize("damage", ["manifest", "metadata", "missing", "cut off"])
+def test_a_damaged_checkpoint_is_passed_over(
+    damage: str, saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = copied(saved, tmp_path)
+    last = step_folder(home, 2)
+    data = max(last.glob("*.distcp"), key=lambda each: each.stat().st_size)
+    if damage == "manifest":
+        (last / "hetplan-checkpoint.json").write_text("{")
+    elif damage == "metadata":
+        (last / ".metadata").write_bytes((last / ".metadata").read_bytes()[:-20])
+    elif damage == "missing":
+        data.unlink()
+    else:
+        data.write_bytes(data.read_bytes()[:-100])
+    assert last_checkpoint(home) == step_folder(home, 1)
+    assert "is damaged and passed over" in caplog.text
+    report = trained(CheckpointRequest(save=str(home), load=str(home), save_every=1), steps=3)
+    assert [each.step for each in report.steps] == [1, 2]
+    names = sorted(each.name for each in home.iterdir())
+    assert names == ["step-00000002", "step-00000002.damaged", "step-00000003"]
+
+
+# ---- kills and full disks
+
+
+def test_a_full_disk_ends_the_run_and_leaves_earlier_checkpoints(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = copied(saved, tmp_path)
+    synced, count = os.fsync, 0
+
+    def full(handle: int) -> None:
+        nonlocal count
+        count += 1
+        if count > 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        synced(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    wanted = rf"{step_folder(home, 3)} could not be saved: No space left on device; earlier"
+    with pytest.raises(LaunchError, match=wanted):
+        trained(CheckpointRequest(save=str(home), load=str(home), save_every=1), steps=4)
+    monkeypatch.undo()
+    assert checkpoints_in(home) == (step_folder(home, 2), step_folder(home, 1))
+    assert last_checkpoint(home) == step_folder(home, 2)
+    assert sorted(each.name for each in home.iterdir()) == ["step-00000001", "step-00000002"]
+
+
+def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
+    tmp_path: Path,
+) -> None:
+    script = Path(__file__).with_name("checkpoints_killed.py")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        [sys.executable, script, tmp_path],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    *steps, codes = map(json.loads, done.stdout.splitlines())
+    assert codes == [-9] * len(KILLS) + [0], done.stderr
+    # Some kills were before a name was given, some after: steps are repeated, none is left out.
+    numbers = [step for step, _ in steps]
+    assert sorted(set(numbers)) == list(range(STEPS))
+    assert len(numbers) > STEPS
+    assert all(later - earlier in (0, 1) for earlier, later in pairwise(numbers))
+    expected = reference_losses(MODEL, JOB, steps=STEPS, microbatch_size=2)
+    assert [loss for _, loss in steps] == pytest.approx(
+        [expected[step] for step in numbers], rel=1e-6
+    )
+    assert [each.name for each in (tmp_path / "home").iterdir()] == [f"step-{STEPS:08d}"]
