@@ -38,7 +38,7 @@ class Shard:
         `across`: those of other groups with the same part.
         """
         self._weights, self._gradients = weights, gradients
-        self._inside, self._across = inside, across
+        self._inside = inside
         total, self.parts = weights.numel(), len(inside.ranks)
         parts = self.parts
         size = -(-total // parts)
@@ -48,6 +48,9 @@ class Shard:
         self._padded = weights.new_zeros(parts * size) if parts * size != total else None
         self.gradients = gradients.new_zeros(size)
         """Of this rank's part, after `reduce`."""
+        self._across = (
+            None if across is None else across.sum_of(self.gradients, TrafficClass.DATA_PARALLEL)
+        )
         mine = weights[self.start : stop]
         exact = weights.dtype == torch.float32
         self._updated = nn.Parameter(mine if exact else mine.float())
@@ -78,6 +81,11 @@ class Shard:
                 found.append(self.gradients[start - self.start : stop - self.start])
         return tuple(found)
 
+    def expect(self) -> None:
+        """Let what other groups send come in from now on: the earlier, the sooner it is there."""
+        if self._across is not None:
+            self._across.expect()
+
     def reduce(self) -> None:
         """Sum the gradients over all copies."""
         message = self._gradients
@@ -86,7 +94,7 @@ class Shard:
             message = self._padded
         self._inside.scatter_sum(message, self.gradients)
         if self._across is not None:
-            self._across.start_sum(self.gradients, TrafficClass.DATA_PARALLEL).wait()
+            self._across.start().wait()
 
     def update(self) -> None:
         """Apply the rule to this part and gather all parts."""

@@ -262,6 +262,8 @@ class Trainer:
         self.parameters.clear()
         for sums in self._sums:
             sums.expect()
+        if self._shard is not None:
+            self._shard.expect()
         losses = self._passes.run(batch.tokens, batch.targets)
         pipelined = self._backend.mark()
         activity = self._activity
