@@ -17,7 +17,7 @@ from hetplan.runtime.activity import Activity, Doing
 
 
 def _train(folder: RunFolder, rank: int, activity: Activity) -> None:
-    activity.begin("import of torch and megatron-core", doing=Doing.STARTS)
+    activity.begin("import of torch and megatron-core", doing=Doing.LOADS)
     import torch
     import torch.distributed as dist
 

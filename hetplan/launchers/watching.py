@@ -173,8 +173,8 @@ class Watcher:
     def _silent_limit(self, seen: Seen) -> float:
         if seen.beat is None:
             return self._patience.start_seconds
-        starts = seen.beat.doing in (Doing.STARTS, Doing.ENDS)
-        return SILENT_START_SECONDS if starts else SILENT_SECONDS
+        loads = seen.beat.doing in (Doing.LOADS, Doing.ENDS)
+        return SILENT_START_SECONDS if loads else SILENT_SECONDS
 
     def _failed(self, now: float, seen: Sequence[Seen]) -> RunFault | None:
         bad = [rank for rank, each in enumerate(seen) if each.code]
@@ -207,7 +207,7 @@ class Watcher:
 
     def _limit(self, beat: Beat | None) -> float:
         patience = self._patience
-        if beat is None or beat.doing in (Doing.STARTS, Doing.ENDS):
+        if beat is None or beat.doing in (Doing.LOADS, Doing.STARTS, Doing.ENDS):
             return patience.start_seconds
         if beat.doing in (Doing.FILES, Doing.STEPS):
             return patience.files_seconds

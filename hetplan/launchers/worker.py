@@ -68,7 +68,7 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _train(folder: RunFolder, rank: int, activity: Activity) -> None:
-    activity.begin("import of torch", doing=Doing.STARTS)
+    activity.begin("import of torch", doing=Doing.LOADS)
     import torch
     import torch.distributed as dist
 

@@ -34,8 +34,10 @@ _MOST_ADDRESSES = 32
 class Doing(StrEnum):
     """What kind of thing a rank does, which says how long it may take."""
 
+    LOADS = "loads"
+    """Loads libraries; the interpreter may let no other thread run meanwhile."""
     STARTS = "starts"
-    """Loads libraries, waits for the others to do so, builds its layers."""
+    """Waits for the others to do so, builds its layers."""
     CONNECTS = "connects"
     """Opens connections to the others."""
     COMPUTES = "computes"
@@ -75,7 +77,7 @@ class Activity:
         self._done = 0
         self._now: tuple[int, Doing, str, tuple[int, ...], float] = (
             0,
-            Doing.STARTS,
+            Doing.LOADS,
             "start of the process",
             (),
             time.monotonic(),

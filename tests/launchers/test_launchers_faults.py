@@ -196,7 +196,7 @@ def test_a_host_hangs_where_all_its_ranks_are_silent(
 
 def test_loading_libraries_may_be_silent_for_longer() -> None:
     script = Script()
-    script.beats[0] = beat("import of torch", doing=Doing.STARTS)
+    script.beats[0] = beat("import of torch", doing=Doing.LOADS)
     script.silent = {0}
     assert script.run(SILENT_START_SECONDS - 1.0) == (None, SILENT_START_SECONDS - 1.0)
     assert found(script, 1.0).ranks == (0,)
@@ -290,7 +290,7 @@ def test_a_limit_that_the_user_gave_stays() -> None:
 
 @pytest.mark.parametrize(
     ("doing", "least"),
-    [(Doing.FILES, 300.0), (Doing.STEPS, 300.0), (Doing.STARTS, START)],
+    [(Doing.FILES, 300.0), (Doing.STEPS, 300.0), (Doing.STARTS, START), (Doing.LOADS, START)],
 )
 def test_what_takes_long_by_nature_is_waited_for(doing: Doing, least: float) -> None:
     script = Script()
@@ -395,7 +395,7 @@ def test_beats_are_written_while_the_thread_that_trains_is_busy(tmp_path: Path) 
     heartbeat = Heartbeat(activity, path)
     first = read_beat(path)
     assert first is not None
-    assert first.doing is Doing.STARTS
+    assert first.doing is Doing.LOADS
     activity.begin("send of the activations of microbatch 3", (1, 2))
     limit = time.monotonic() + 10.0
     while (seen := read_beat(path)) is None or seen.operation != activity.beat().operation:
