@@ -10,12 +10,12 @@ from pathlib import Path
 RANKS = 4
 
 
-def run_four_ranks(script: Path, folder: Path) -> None:
+def run_four_ranks(script: Path, folder: Path, *, seconds: float = 120.0) -> None:
     """`run_ranks` of four."""
-    run_ranks(script, folder, count=RANKS)
+    run_ranks(script, folder, count=RANKS, seconds=seconds)
 
 
-def run_ranks(script: Path, folder: Path, *, count: int) -> None:
+def run_ranks(script: Path, folder: Path, *, count: int, seconds: float = 120.0) -> None:
     """Run the script once per rank (arguments rank, ranks, folder) until all have ended well."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     ranks = []
@@ -30,7 +30,7 @@ def run_ranks(script: Path, folder: Path, *, count: int) -> None:
                         env=environment,
                     )
                 )
-        codes = [rank.wait(timeout=120) for rank in ranks]
+        codes = [rank.wait(timeout=seconds) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

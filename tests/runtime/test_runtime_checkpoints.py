@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("ranks")
     for name in ("same", "other"):
         (made / name).mkdir()
-    run_four_ranks(Path(__file__).with_name("checkpoints_ranks.py"), made)
+    run_four_ranks(Path(__file__).with_name("checkpoints_ranks.py"), made, seconds=500.0)
     return made
 
 
