@@ -264,6 +264,9 @@ def test_verdicts() -> None:
     invalid, why = verdict(good, unlike)
     assert invalid is Verdict.INVALID
     assert "5.0%" in why
+    profiled_busy = judging.judge(good, once, jitter=0.0, goals=Goals(), profile_excess=0.14)
+    assert profiled_busy.verdict is Verdict.INVALID
+    assert "14.0%" in profiled_busy.reasons[0]
 
 
 def test_repeats_of_the_searched_plan_are_spread_over_a_pass(pool: tuple[Drawn, ...]) -> None:

@@ -25,6 +25,8 @@ from hetplan.job.spec import Job
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
+from hetplan.profiling.pacing import Pace
+from hetplan.profiling.samples import Phase
 
 POOL = 600
 """Plans that are drawn; two seconds to price."""
@@ -67,6 +69,31 @@ def speeds_of(
         )
         found[island.name] = 1.0 / seconds
     return found
+
+
+def profile_excess(
+    model: ModelSpec, cluster: Cluster, job: Job, predictor: Predictor, pace: Pace
+) -> float:
+    """Mean by which profiled passes of transformer layers lie above their pace; the worst kind."""
+    worst = 0.0
+    for device in {island.device.kind: island.device for island in cluster.islands}.values():
+        excess = []
+        for entry in pace.kind(device.kind).entries:
+            if entry.layer == LayerKind.TRANSFORMER:
+                forward = entry.phase == Phase.FORWARD
+                predict = predictor.forward if forward else predictor.backward
+                found = predict(
+                    device,
+                    model,
+                    LayerKind.TRANSFORMER,
+                    microbatch_size=entry.microbatch_size,
+                    sequence_length=job.sequence_length,
+                    tp=entry.tp,
+                    precision=job.precision,
+                )
+                excess.append(found.seconds / entry.seconds - 1.0)
+        worst = max(worst, sum(excess) / len(excess))
+    return worst
 
 
 def loop_plan(

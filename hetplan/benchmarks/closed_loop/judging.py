@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from hetplan.benchmarks.closed_loop.choosing import MUCH_STALLED
 from hetplan.benchmarks.closed_loop.values import (
     MOST_OVERRUN,
+    MOST_PROFILE_EXCESS,
     MOST_SPREAD,
     Goals,
     LoopPass,
@@ -21,11 +22,22 @@ LIKE = 1e-12
 
 
 def judge(
-    rows: Sequence[LoopRow], repeats: Sequence[TrainedPlan], *, jitter: float, goals: Goals
+    rows: Sequence[LoopRow],
+    repeats: Sequence[TrainedPlan],
+    *,
+    jitter: float,
+    goals: Goals,
+    profile_excess: float = 0.0,
 ) -> LoopPass:
     """A pass with its numbers; `repeats` are all trainings of the searched plan."""
     found = totals(rows, repeats)
     reasons = tuple(_invalid(found))
+    if profile_excess > MOST_PROFILE_EXCESS:
+        reasons += (
+            f"a device kind was profiled {profile_excess:.1%} above its pace (at most "
+            f"{MOST_PROFILE_EXCESS:.0%}): the machine was busy then; remove the folder and profile "
+            "again",
+        )
     verdict = Verdict.INVALID
     if not reasons:
         reasons = tuple(_missed(found, goals))
@@ -34,6 +46,7 @@ def judge(
         jitter=jitter,
         rows=tuple(sorted(rows, key=lambda row: row.trained.predicted_seconds)),
         repeats=tuple(repeats),
+        profile_excess=profile_excess,
         totals=found,
         verdict=verdict,
         reasons=reasons,

@@ -20,6 +20,7 @@ from hetplan.benchmarks.closed_loop.choosing import (
     choose,
     loop_plan,
     price_pool,
+    profile_excess,
     speeds_of,
 )
 from hetplan.benchmarks.closed_loop.files import open_folder
@@ -54,6 +55,7 @@ from hetplan.launchers.machine import this_machine
 from hetplan.model.load import load_model
 from hetplan.plans.launch import launch_faults
 from hetplan.predict.fit import load_predictor
+from hetplan.profiling.pacing import load_pace
 from hetplan.search.files import load_plan
 
 BEST_PLANS = 5
@@ -197,6 +199,9 @@ def _pass(asked: Asked, emulation: Emulation, plans: LoopPlans, kind: str) -> Lo
         repeats,
         jitter=spec.jitter if kind == JITTER else 0.0,
         goals=Goals.of(spec),
+        profile_excess=profile_excess(
+            asked.model, asked.cluster, asked.job, pricer.predictor, load_pace(files.pace(kind))
+        ),
     )
 
 

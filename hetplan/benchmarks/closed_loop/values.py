@@ -17,6 +17,9 @@ MOST_OVERRUN = 0.30
 MOST_SPREAD = 0.03
 """(longest - shortest) / shortest of the same plan trained several times."""
 
+MOST_PROFILE_EXCESS = 0.06
+"""Mean by which the profile of a device kind may lie above the pace that it was held to."""
+
 
 class Verdict(StrEnum):
     """What a pass of the loop says."""
@@ -171,6 +174,9 @@ class LoopPass:
     jitter: float
     rows: tuple[LoopRow, ...]
     """By predicted step."""
+    profile_excess: float
+    """By how much a kind's profiled layers took longer than their pace, the mean of the worst kind:
+    such a profile is of a busy machine, not of the device."""
     repeats: tuple[TrainedPlan, ...]
     """All trainings of the searched plan, the row's own first."""
     totals: LoopTotals
