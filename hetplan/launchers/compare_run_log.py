@@ -1,4 +1,4 @@
-"""hetplan's own run log (schema `hetplan.run/2`) as a training log to compare.
+"""hetplan's own run log (schema `hetplan.run/3`) as a training log to compare.
 
 Its ranks' figures are medians over the steps that its launch counted, so every step carries the
 same timers, and the same steps count here. Of several runs in one file the last valid one of the

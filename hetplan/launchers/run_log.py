@@ -1,6 +1,6 @@
 """What a run of a plan gave: measured beside predicted, as one line of a run log.
 
-A run log is a text file with one JSON object per line (schema `hetplan.run/2`), appended to by
+A run log is a text file with one JSON object per line (schema `hetplan.run/3`), appended to by
 every run; it is what `fit` can be sharpened with and what a person compares plans by.
 """
 
@@ -21,7 +21,7 @@ from hetplan.launchers.machine import Machine
 from hetplan.plans.plan import Plan
 from hetplan.runtime.measured import RankMeasure, StepRecord
 
-SCHEMA = "hetplan.run/2"
+SCHEMA = "hetplan.run/3"
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -49,6 +49,7 @@ from hetplan.job.spec import (
     ProductFormat,
     TrainerOptions,
 )
+from hetplan.launchers.elastic_values import Ended, Phase
 from hetplan.launchers.machine import Machine
 from hetplan.launchers.run_log import LossCheck, RunLog
 from hetplan.lint.findings import Finding, Findings, Severity
@@ -615,7 +616,7 @@ LAWS = FittedLaws(
     calibration=CALIBRATION,
 )
 RUN = RunLog(
-    schema="hetplan.run/2",
+    schema="hetplan.run/3",
     hetplan_version="0.1.0",
     plan_sha256="00ff",
     started="2026-11-21T06:00:00+00:00",
@@ -662,6 +663,18 @@ RUN = RunLog(
     ),
     loss_check=LossCheck(
         reference_losses=(6.25, 6.1), largest_relative_difference=1e-07, tolerance=0.0001
+    ),
+    phase=Phase(
+        hosts=("north1", "south1"),
+        first_step=0,
+        steps_done=2,
+        checkpoint_step=2,
+        ended=Ended.GREW,
+        reason="south2 came back",
+        predicted_step_seconds=0.4,
+        median_step_seconds=0.41,
+        start_seconds=5.5,
+        seconds=9.25,
     ),
 )
 
@@ -752,7 +765,7 @@ GOLDEN: tuple[tuple[str, object], ...] = (
     ("hetplan.provenance/2", PROVENANCE),
     ("hetplan.pace/1", PACE),
     ("hetplan.predictor/2", LAWS),
-    ("hetplan.run/2", RUN),
+    ("hetplan.run/3", RUN),
     ("hetplan.import/3", IMPORTED),
     ("hetplan.campaign/1", CAMPAIGN),
     ("hetplan.doctor/1", MACHINE_REPORT),

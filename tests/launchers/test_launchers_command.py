@@ -83,7 +83,7 @@ def test_json_is_the_line_of_the_run_log(
     launch(plan_file, run_log=log, as_json=True)
     out = capsys.readouterr().out
     assert out == log.read_text()
-    assert json.loads(out)["schema"] == "hetplan.run/2"
+    assert json.loads(out)["schema"] == "hetplan.run/3"
     assert read_runs(log) == (VALID,)
 
 

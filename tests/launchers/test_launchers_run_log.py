@@ -34,7 +34,7 @@ RANK = RankMeasure(
     peak_memory_bytes=1e6,
 )
 RUN = RunLog(
-    schema="hetplan.run/2",
+    schema="hetplan.run/3",
     hetplan_version="0.1.0",
     plan_sha256="ab",
     started="2026-01-02T03:04:05+00:00",
@@ -101,7 +101,7 @@ def test_a_torn_line_is_skipped_with_a_warning(
     ("text", "words"),
     [
         ('{"schema": "hetplan.plan/1"}', "this is a hetplan.plan file"),
-        ('{"schema": "hetplan.run/3"}', "newer hetplan"),
+        ('{"schema": "hetplan.run/4"}', "newer hetplan"),
         ("[1]", "found a list"),
     ],
 )
