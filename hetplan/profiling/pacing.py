@@ -11,7 +11,7 @@ A pace proves the pipeline, the communication and the search; the times it makes
 it makes them, so it says nothing about how well noisy times are predicted, unless the pace itself
 says that they scatter (`PacedKind.jitter`).
 
-File: schema `hetplan.pace/1`, fields as in `Pace`.
+File: schema `hetplan.pace/2`, fields as in `Pace`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from hetplan.model.spec import TRAINED_KINDS, LayerKind
 from hetplan.profiling.samples import Phase
 from hetplan.profiling.tensor_parallel import Communication
 
-SCHEMA = "hetplan.pace/1"
+SCHEMA = "hetplan.pace/2"
 
 # One pass gives back at most half of its nominal time, so that no pass becomes all computation
 # and no debt outlives a scheduling hiccup (Linux at 250 Hz: 4 ms ticks, five of them).

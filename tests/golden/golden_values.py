@@ -763,7 +763,7 @@ GOLDEN: tuple[tuple[str, object], ...] = (
     ("hetplan.estimate/3", ESTIMATE),
     ("hetplan.plan/8", RESULT),
     ("hetplan.provenance/2", PROVENANCE),
-    ("hetplan.pace/1", PACE),
+    ("hetplan.pace/2", PACE),
     ("hetplan.predictor/2", LAWS),
     ("hetplan.run/3", RUN),
     ("hetplan.import/3", IMPORTED),
