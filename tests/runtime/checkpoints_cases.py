@@ -120,3 +120,16 @@ MOVES = (
         BFLOAT16,
     ),
 )
+SLOW = (
+    "another cut",
+    "fewer ranks to more, another dp, sgd",
+    "one pipeline to two, unlike tp",
+    "sharded over 2 of 4 to sharded with tp",
+    "to interleaved, unlike degrees",
+)
+"""Moves whose parts the others have too; a process group of their own trains them."""
+
+
+def moves_of(group: str) -> tuple[Move, ...]:
+    """The moves of group `slow`, or of any other name."""
+    return tuple(move for move in MOVES if (move.name in SLOW) == (group == "slow"))

@@ -1,5 +1,5 @@
 """One rank of the tests: trains and saves under one plan, goes on under another; arguments rank,
-ranks, folder.
+ranks, folder, whose name is that of the group of moves.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from checkpoints_cases import MOVES, SAVED_STEPS, STEPS, Move
+from checkpoints_cases import SAVED_STEPS, STEPS, Move, moves_of
 from runtime_cases import CASES_NORM
 
 from hetplan.job.spec import Precision
@@ -79,7 +79,7 @@ def main(rank: int, ranks: int, folder: Path) -> None:
     store = dist.FileStore(str(folder / "store"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=LIMIT)
     found: dict[str, dict[str, object]] = {}
-    for move in MOVES:
+    for move in moves_of(folder.name):
         home = folder / move.name
         first = CheckpointRequest(save=str(home))
         # The training is a longer one, which is stopped.
