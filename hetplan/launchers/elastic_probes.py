@@ -23,6 +23,8 @@ CONNECT_SECONDS = 2.0
 """For connections: the first one that is lost is repeated after a second (RFC 6298)."""
 LIMIT_SECONDS = 4.0
 """For the whole of a probe; the rest is for the start of its program on a busy machine."""
+_READ_SECONDS = 0.1
+"""For an answer that is there already: hosts after one that used up the limit have answered too."""
 
 
 def reachable(
@@ -65,7 +67,8 @@ def _heard(
         for name, process in asked.items():
             text = b""
             with suppress(subprocess.TimeoutExpired):
-                text, _ = process.communicate(timeout=max(0.0, limit - time.monotonic()))
+                left = max(_READ_SECONDS, limit - time.monotonic())
+                text, _ = process.communicate(timeout=left)
             with suppress(ValueError):
                 found[name] = _names(emulation, others, json.loads(text))
         return found
