@@ -54,7 +54,7 @@ LEAST_RATIO = 0.975
 LEAST_OF_BOUND = 0.99
 POOL = 300
 _SIMPLE_SAMPLES = 2
-"""Of a microbatch of the splits that need no planner."""
+"""Of a microbatch of one pipeline that needs no planner."""
 _SIZES = (1, 2, 3, 4, 6, 8)
 """Microbatch sizes of one rank, and samples of a pipeline's microbatch, that are drawn."""
 
@@ -137,7 +137,7 @@ def _row(each: Candidate, one: TrainedPlan, whole: float | None) -> TogetherRow:
 
 
 def _missed(together: Sequence[TogetherRow]) -> Iterator[str]:
-    best = max(row.ratio or 0.0 for row in together)
+    best = max(row.ratio or 0.0 for row in together if row.what in (ANY_FORM, ONE_PIPELINE))
     if best < LEAST_RATIO:
         yield f"{best:.1%} of the kinds alone; the goal is {LEAST_RATIO:.1%}"
     for row in together:
@@ -221,13 +221,23 @@ class _Planner:
         return self._candidate(what, plan, job, pricer)
 
     def _searched(self, pricer: Pricer) -> Iterator[LoopPlan]:
-        """What `hetplan plan` finds, where it has no more microbatches than allowed."""
+        """What `hetplan plan` finds, where the trainer and the devices that are played can run it.
+
+        That is: no more microbatches than allowed, of sizes that were profiled.
+        """
         asked, files = self.asked, self.asked.files
         measuring.plan(
             files, self.emulation, PLAIN, files.together_job, files.searched_together, asked.say
         )
         plan = load_plan(files.searched_together).plan
-        if at_most(plan, MOST_MICROBATCHES) and not any(launch_faults(plan)):
+        sizes = {
+            replica.microbatch_size
+            for pipeline in plan.pipelines
+            for stage in pipeline.stages
+            for replica in stage.replicas
+        }
+        played = at_most(plan, MOST_MICROBATCHES) and max(sizes) <= max(_SIZES)
+        if played and not any(launch_faults(plan)):
             yield loop_plan(pricer, plan, asked.cluster, asked.model, searched=True)
 
     def simple(self) -> Iterator[Candidate]:
@@ -243,25 +253,27 @@ class _Planner:
         count = MOST_MICROBATCHES
         for what, weights in (("even layers", even), ("layers by peak rate", rates)):
             layers = dealt_out(self.asked.model.num_layers, weights, least=1)
-            yield self._simple(f"{what}, one pipeline", [_pipeline(hosts, layers, count)], count)
-        whole = self.job.global_batch_size // _SIMPLE_SAMPLES
+            yield self._simple(
+                f"{what}, one pipeline",
+                [_pipeline(hosts, layers, count, _SIMPLE_SAMPLES)],
+                count * _SIMPLE_SAMPLES,
+            )
         for what, weights in (("even shares", even), ("shares by peak rate", rates)):
-            shares = dealt_out(whole, weights, least=1)
+            samples, shares = shares_of(self.job.global_batch_size, weights)
             layers = [self.asked.model.num_layers]
             yield self._simple(
                 f"{what}, a pipeline per host",
                 [
-                    _pipeline([host], layers, share)
+                    _pipeline([host], layers, share, samples)
                     for host, share in zip(hosts, shares, strict=True)
                 ],
-                whole,
+                self.job.global_batch_size,
             )
 
-    def _simple(
-        self, what: str, pipelines: Sequence[ChosenPipeline], microbatches: int
-    ) -> Candidate:
+    def _simple(self, what: str, pipelines: Sequence[ChosenPipeline], samples: int) -> Candidate:
+        """`samples` is the batch."""
         asked = self.asked
-        job = replace(self.job, global_batch_size=microbatches * _SIMPLE_SAMPLES)
+        job = replace(self.job, global_batch_size=samples)
         plan = plan_of(asked.model, asked.cluster, job, ChosenPlan(pipelines=tuple(pipelines)))
         pricer = Pricer(asked.model, asked.cluster, job, self.predictor)
         priced = loop_plan(pricer, plan, asked.cluster, asked.model)
@@ -273,8 +285,26 @@ class _Planner:
         )
 
 
-def _pipeline(hosts: Sequence[str], layers: Sequence[int], count: int) -> ChosenPipeline:
-    shape = Shape(tp=1, dp=1, microbatch_size=_SIMPLE_SAMPLES)
+def shares_of(batch: int, weights: Sequence[float]) -> tuple[int, list[int]]:
+    """(samples of a microbatch, microbatches of each pipeline) of a batch dealt out by weight.
+
+    The smallest microbatches with which no pipeline has more than are allowed.
+    """
+    for samples in _SIZES:
+        if batch % samples == 0 and batch // samples >= len(weights):
+            shares = dealt_out(batch // samples, weights, least=1)
+            if max(shares) <= MOST_MICROBATCHES:
+                return samples, shares
+    raise InputError(
+        f"a batch of {batch} cannot be dealt out to {len(weights)} pipelines of at most "
+        f"{MOST_MICROBATCHES} microbatches of up to {_SIZES[-1]} samples"
+    )
+
+
+def _pipeline(
+    hosts: Sequence[str], layers: Sequence[int], count: int, samples: int
+) -> ChosenPipeline:
+    shape = Shape(tp=1, dp=1, microbatch_size=samples)
     return ChosenPipeline(
         stages=tuple(
             ChosenStage(
