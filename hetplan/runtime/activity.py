@@ -24,6 +24,7 @@ from hetplan.runtime.unanswered import unanswered
 BEAT_SECONDS = 0.25
 """Rare enough to cost a rank nothing: a beat takes some 20 microseconds."""
 LONG_SECONDS = 3.0
+"""A wait of this long is looked into: whether the peers' hosts still answer."""
 RECORD_BYTES = 4096
 """One page, which the system writes and reads as one."""
 _LONGEST_OPERATION = 200

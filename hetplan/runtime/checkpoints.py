@@ -133,11 +133,18 @@ def clear_left_over(parent: Path) -> None:
 
 
 def delete_old(parent: Path, keep: int) -> None:
-    """Delete all but the last `keep` checkpoints; 0 keeps all."""
+    """Delete all but the last `keep` checkpoints; 0 keeps all.
+
+    What cannot be deleted stays, with a warning: the newer ones are whole, the run can go on.
+    """
     for each in checkpoints_in(parent)[keep:] if keep else ():
         going = each.with_name(f".{each.name}.old")
         shutil.rmtree(going, ignore_errors=True)
-        each.rename(going)
-        # No power cut may bring the name back to a folder of which parts are gone.
-        sync_folder(parent)
+        try:
+            each.rename(going)
+            # No power cut may bring the name back to a folder of which parts are gone.
+            sync_folder(parent)
+        except OSError as error:
+            _LOGGER.warning("%s could not be deleted: %s", each, error.strerror or error)
+            continue
         shutil.rmtree(going, ignore_errors=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from hetplan.errors import HetplanError, LaunchError
+from hetplan.runtime.activity import Activity, Doing
 from hetplan.runtime.checkpoints import clear_left_over, delete_old, step_folder
 from hetplan.runtime.checkpoints_checks import check_save, resume_of, trained_job
 from hetplan.runtime.checkpoints_state import TrainingState
@@ -19,10 +20,17 @@ class RunCheckpoints:
     """The checkpoints of one run, as one of its ranks makes them."""
 
     def __init__(
-        self, training: Training, state: TrainingState, control: dist.ProcessGroup
+        self,
+        training: Training,
+        state: TrainingState,
+        control: dist.ProcessGroup,
+        activity: Activity,
     ) -> None:
-        """Every rank of `control` makes one and calls it alike."""
+        """Every rank of `control` makes one and calls it alike; `activity` is told each load and
+        each save.
+        """
         self._training, self._state, self._control = training, state, control
+        self._activity = activity
         self._request = training.checkpoints
         self._trained = trained_job(training.job)
 
@@ -35,6 +43,7 @@ class RunCheckpoints:
         training, request = self._training, self._request
         resume = None
         if request.load:
+            self._activity.begin("load of a checkpoint", doing=Doing.FILES)
             folder = Path(request.load)
             resume = resume_of(folder, training.model, training.job, steps=training.steps)
             self._state.load(folder, resume.states)
@@ -52,6 +61,7 @@ class RunCheckpoints:
         """Save where a checkpoint is due after this many steps; a LaunchError where it fails."""
         if not self._request.is_due(done, last=last):
             return
+        self._activity.begin("save of a checkpoint", doing=Doing.FILES)
         parent = Path(self._request.save)
         folder = step_folder(parent, done)
         first = dist.get_rank(self._control) == 0
@@ -68,3 +78,4 @@ class RunCheckpoints:
             ) from error
         if first:
             delete_old(parent, self._request.keep)
+        self._activity.end()

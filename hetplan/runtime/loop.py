@@ -87,9 +87,7 @@ def train(
         pacer=pacer,
         activity=doing,
     )
-    checkpoints = RunCheckpoints(training, trainer.state, groups.control)
-    if training.checkpoints.load:
-        doing.begin("load of a checkpoint", doing=Doing.FILES)
+    checkpoints = RunCheckpoints(training, trainer.state, groups.control, doing)
     report = measured_run(
         training,
         trainer,
@@ -204,7 +202,6 @@ def measured_run(
                 on_step(steps[-1])
             stopped = table[-1][0][_STOP] != 0
             if after_step is not None:
-                doing.begin("save of a checkpoint", doing=Doing.FILES)
                 after_step(step + 1, last=stopped or step + 1 == training.steps)
             if stopped:
                 break

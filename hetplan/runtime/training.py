@@ -36,6 +36,7 @@ class Training:
     timeout_seconds: float
     """A collective that takes longer ends the run."""
     checkpoints: CheckpointRequest = field(default_factory=CheckpointRequest)
+    """What the run saves, and the one checkpoint that it goes on from."""
     sums: tuple[GroupSum, ...] = ()
     """Groups that sum level by level (`hetplan.runtime.summing.sums_of`); others sum as their
     backend does."""
