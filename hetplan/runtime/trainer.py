@@ -122,11 +122,14 @@ class Trainer:
         self.module = own
         self.parameters = FlatParameters(own, job.optimizer)
         self._named = named_parameters(self._modules, place.chunks)
-        sums = self._joined(model, reduction.sums, groups, TrafficClass.DATA_PARALLEL)
-        tied = self._joined(model, reduction.tied, groups, TrafficClass.EMBEDDING)
         self._shard = self._make_shard(reduction, groups)
-        # Of a sharded sum no rank has all: a tied matrix is summed over its ends before.
-        self._sums = (tied,) if self._shard is not None else (sums, tied)
+        # Of a sharded sum no rank has all: a tied matrix is summed over its ends before. What the
+        # shards sum needs no second message, which would be as large as all gradients.
+        copies = () if self._shard is not None else reduction.sums
+        self._sums = (
+            self._joined(model, copies, groups, TrafficClass.DATA_PARALLEL),
+            self._joined(model, reduction.tied, groups, TrafficClass.EMBEDDING),
+        )
         self._clips, self._everyone = clips_gradients(job), groups.everyone
         self._counted = self._counted_views(model, place)
         self.state = TrainingState(model, place, self._named, self.parameters, self._shard)
