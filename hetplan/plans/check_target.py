@@ -16,7 +16,7 @@ from hetplan.model.differences import own_layer_fault
 from hetplan.model.layers import Attention
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check_settings import own_depths
-from hetplan.plans.formats import reduction_precision
+from hetplan.plans.formats import named_formats, reduction_precision
 from hetplan.plans.pieces import data_ranks
 from hetplan.plans.places import device_array, stage_array
 from hetplan.plans.plan import (
@@ -103,18 +103,11 @@ def _options(asked: Asked, trainer: Target) -> Found:
 
 def _reduction_formats(asked: Asked, trainer: Target, own: str) -> Found:
     """Sums of gradients in another format than the trainer's."""
-    plan = asked.plan
-    named = [
-        (f"reduction_groups[{g}].precision", group.precision)
-        for g, group in enumerate(plan.reduction_groups)
-    ]
-    if plan.tied_embedding_precision is not None:
-        named.append(("tied_embedding_precision", plan.tied_embedding_precision))
     if "gradient_precision" in dict(TRAINER_DEFAULTS)[trainer.name].choices:
         hint = f"with this job, whose trainer.gradient_precision decides, sums in {own}"
     else:
         hint = f"always sums in {own} with {asked.job.precision} parameters"
-    for field, found in named:
+    for field, found in named_formats(asked.plan):
         if found != own:
             yield Rule.TARGET, field, f"{found}; target {trainer.name} {hint}"
 

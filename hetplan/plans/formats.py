@@ -8,6 +8,7 @@ targets with `Target.other_formats` take another.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from hetplan.errors import InputError
@@ -28,10 +29,15 @@ def reduction_formats(plan: Plan) -> tuple[str, ...]:
 
 def summed_formats(plan: Plan) -> tuple[str, ...]:
     """The same with that of a tied matrix."""
-    found = dict.fromkeys(reduction_formats(plan))
+    return tuple(dict.fromkeys(found for _, found in named_formats(plan)))
+
+
+def named_formats(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Every field of the plan that names the format of a sum, and what it names."""
+    for at, group in enumerate(plan.reduction_groups):
+        yield f"reduction_groups[{at}].precision", group.precision
     if plan.tied_embedding_precision is not None:
-        found[plan.tied_embedding_precision] = None
-    return tuple(found)
+        yield "tied_embedding_precision", plan.tied_embedding_precision
 
 
 def one_format(plan: Plan, job: Job) -> Precision:

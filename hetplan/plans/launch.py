@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hetplan.errors import Fault
+from hetplan.plans.formats import named_formats
 from hetplan.plans.plan import Pipeline, Plan, RecomputeGranularity, Sharding, Stage
 
 
@@ -58,13 +59,7 @@ def limits_of(plan: Plan) -> Iterator[LaunchLimit]:
 
 
 def _formats(plan: Plan) -> Iterator[LaunchLimit]:
-    named = [
-        (f"reduction_groups[{at}].precision", group.precision)
-        for at, group in enumerate(plan.reduction_groups)
-    ]
-    if plan.tied_embedding_precision is not None:
-        named.append(("tied_embedding_precision", plan.tied_embedding_precision))
-    for field, found in named:
+    for field, found in named_formats(plan):
         if found != plan.precision:
             yield LaunchLimit(
                 field=field,
