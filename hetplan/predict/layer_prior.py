@@ -45,16 +45,15 @@ from hetplan.predict.datasheet import (
     ELEMENTWISE_EFFICIENCY_FORWARD,
     LAUNCH_SECONDS_BACKWARD,
     LAUNCH_SECONDS_FORWARD,
+    LAYER_LAUNCHES,
     MATRIX_EFFICIENCY,
+    SCORE_PASSES,
 )
 from hetplan.predict.regression import Rows, fit_nonnegative, left_out_errors, log_ratio, predict
 from hetplan.profiling.samples import Phase
 
 WEIGHT = 0.001
 """Of the prior, beside the rows' own mean power; see above for how little it matters."""
-_SCORE_PASSES = 8.0
-_LAUNCHES = 10.0
-"""Kernels of a GPT layer (`hetplan.predict.datasheet`)."""
 _SQUARE = 2.0
 """Whole square over causal operations."""
 _TF32 = "tf32"
@@ -168,14 +167,14 @@ def _held(kind: DeviceKind, reading: _Reading, measured: Passes) -> Candidate:
         launch = LAUNCH_SECONDS_BACKWARD
     product = work / (MATRIX_EFFICIENCY * rate)
     centre = {
-        Column.CONSTANT: _LAUNCHES * launch,
+        Column.CONSTANT: LAYER_LAUNCHES * launch,
         Column.MATRIX_FLOPS: product,
         Column.ATTENTION_FLOPS: work / (ATTENTION_EFFICIENCY * rate),
         Column.ELEMENTWISE_BYTES: work / (streaming * bandwidth),
     }
     if reading.keeps_scores:
         centre[Column.ATTENTION_FLOPS] = _SQUARE * product
-        centre[Column.SCORE_BYTES] = work * _SCORE_PASSES / bandwidth
+        centre[Column.SCORE_BYTES] = work * SCORE_PASSES / bandwidth
     attention = "scores in memory" if reading.keeps_scores else "fused attention"
     return Candidate(
         columns=tuple(centre),

@@ -41,8 +41,8 @@ from hetplan.predict.related_operators import FEWEST_POINTS, probes
 # Layers of published kinds, each chip left out: 16-bit sums of operators (6 kinds) and whole
 # float32 layers (7). By analysis of variance over kinds and passes tau^2 / (tau^2 + sigma^2) is
 # .70. A point leaves sqrt(1 - s^2) of the errors; by what it left s is .80 (.75 and .85).
-# The middle: test_predict_related_reference computes both, and with a point 100 % of its rows are
-# inside the interval.
+# Between the two: test_predict_related_reference computes both, and with a point 100 % of its rows
+# are inside the interval.
 SHARED_VARIANCE = 0.77
 """Part of a prior's variance that all sizes of a kind share."""
 

@@ -31,7 +31,9 @@ from hetplan.predict.columns import LayerColumns, layer_columns
 from hetplan.predict.datasheet import (
     ELEMENTWISE_EFFICIENCY_FORWARD,
     LAUNCH_SECONDS_FORWARD,
+    LAYER_LAUNCHES,
     MATRIX_EFFICIENCY,
+    SCORE_PASSES,
 )
 from hetplan.predict.laws import LayerLaw
 from hetplan.predict.layer_answer import LayerShape
@@ -42,10 +44,6 @@ _CAUSAL = 2.0
 """Attention's operations and scores are counted causally; the square has twice as many."""
 _TILE_INTENSITY = 100.0
 """Operations per byte of a product's tiles: a unit, the coefficient beside it is found."""
-_LAUNCHES = 10.0
-"""Kernels of a layer (`hetplan.predict.datasheet`)."""
-_SCORE_PASSES = 8.0
-"""As `hetplan.predict.layer_prior` counts them."""
 _WIDE_HIDDEN = 4096
 """From about here on published models have heads of 128, below of 64."""
 _VOCABULARY = 50000
@@ -110,7 +108,7 @@ def arithmetic_coefficients(layer: LayerKind) -> tuple[float, ...]:
 
     Empty of kinds of layers that have no such form.
     """
-    launches = _LAUNCHES * LAUNCH_SECONDS_FORWARD
+    launches = LAYER_LAUNCHES * LAUNCH_SECONDS_FORWARD
     streaming = 1.0 / ELEMENTWISE_EFFICIENCY_FORWARD
     products = 1.0 / MATRIX_EFFICIENCY, 1.0
     if layer is LayerKind.EMBEDDING:
@@ -118,7 +116,7 @@ def arithmetic_coefficients(layer: LayerKind) -> tuple[float, ...]:
     if layer is LayerKind.HEAD:
         return launches, launches, *products, streaming, streaming
     if layer is LayerKind.TRANSFORMER:
-        return launches, launches, *products, _SCORE_PASSES, streaming, streaming
+        return launches, launches, *products, SCORE_PASSES, streaming, streaming
     return ()
 
 
