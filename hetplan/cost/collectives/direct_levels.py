@@ -38,6 +38,7 @@ from hetplan.cost.collectives.layout import (
     Islands,
     Layout,
     Owners,
+    SameCluster,
     count_units,
     layouts,
     whose_capacity,
@@ -71,26 +72,11 @@ def summed_by_messages(cluster: Cluster, shape: GroupShape) -> Layout | None:
     """The layout by which the trainer sums; None where it leaves the sum to the library."""
     if len(shape.islands) == 1 or transport_of(cluster, shape) is not Transport.HOST_STAGED:
         return None
-    return _chosen(_Same(cluster), shape)
-
-
-class _Same:
-    """A cluster as a key: itself, not one that is equal, which would take long to compare."""
-
-    __slots__ = ("cluster",)
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-
-    def __hash__(self) -> int:
-        return id(self.cluster)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.cluster is other.cluster
+    return _chosen(SameCluster(cluster), shape)
 
 
 @lru_cache(maxsize=2048)
-def _chosen(cluster: _Same, shape: GroupShape) -> Layout | None:
+def _chosen(cluster: SameCluster, shape: GroupShape) -> Layout | None:
     asking = Asking(predictor=_figures(), share=1.0)
     ring = next(rings(cluster.cluster, shape, LinkOperation.ALL_REDUCE, CHOICE_BYTES, asking))
     best, least = None, ring.seconds
@@ -240,7 +226,12 @@ def _regions(
 
 
 def _sent(layout: Layout, block: Block, message_bytes: float) -> Iterator[tuple[LinkName, float]]:
-    """Bytes of a phase, the way back included, over all links."""
+    """Bytes of a phase, the way back included, over all links.
+
+    Of regions that were summed inside before, parts that face each other are taken to be stretches
+    of the message, island by island; where regions were cut at several levels the trainer's are
+    scattered, and unlike regions' bytes may fall on other pairs of islands, as many in all.
+    """
     low, high = block
     if high == NODE:
         for each in layout.shape.islands:

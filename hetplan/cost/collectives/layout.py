@@ -301,7 +301,7 @@ def whose_capacity(cluster: Cluster, one: IslandRanks, two: IslandRanks) -> Owne
     return False, one.island, two.island
 
 
-class _Same:
+class SameCluster:
     """A cluster as a key: itself, not one that is equal, which would take long to compare."""
 
     __slots__ = ("cluster",)
@@ -313,7 +313,7 @@ class _Same:
         return id(self.cluster)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.cluster is other.cluster
+        return isinstance(other, SameCluster) and self.cluster is other.cluster
 
 
 def layouts(cluster: Cluster, shape: GroupShape, *, equal: bool) -> tuple[Layout, ...]:
@@ -321,11 +321,11 @@ def layouts(cluster: Cluster, shape: GroupShape, *, equal: bool) -> tuple[Layout
 
     They do not depend on the message, so those of the last groups asked for are kept.
     """
-    return _layouts(_Same(cluster), shape, equal)
+    return _layouts(SameCluster(cluster), shape, equal)
 
 
 @lru_cache(maxsize=2048)
-def _layouts(cluster: _Same, shape: GroupShape, equal: bool) -> tuple[Layout, ...]:
+def _layouts(cluster: SameCluster, shape: GroupShape, equal: bool) -> tuple[Layout, ...]:
     return tuple(
         Layout(cluster=cluster.cluster, shape=shape, blocks=blocks, equal=equal)
         for blocks in chains(shape)
