@@ -45,8 +45,9 @@ DEBT_LIMIT_SECONDS = 0.02
 # what an ordinary sleep takes too long is owed (four times Linux's timer slack of 50 us).
 SAMPLE_DEBT_LIMIT_SECONDS = 2e-4
 MOST_JITTER = 0.3
-"""Three deviations of more would leave a pass no time at all."""
+"""A tenth of a pass's time is left after three deviations; of a third nothing would be."""
 JITTER_DEVIATIONS = 3.0
+"""Where the normal distribution is cut off."""
 # Below this a sleep overshoots by more than it waits (timer slack of Linux: 50 us).
 SLEEP_RESOLUTION_SECONDS = 2e-5
 

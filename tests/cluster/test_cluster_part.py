@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import cluster_texts
@@ -14,6 +15,7 @@ from hetplan.cluster.load import load_cluster
 from hetplan.cluster.part import host_names, host_of_device, part_left
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
+from hetplan.job.spec import Forbids, Job, Optimizer, Precision
 from hetplan.search.families.allowed import allowed_cluster
 
 
@@ -87,10 +89,6 @@ def test_nothing_gone_is_the_same_cluster(clusters: Sequence[Cluster]) -> None:
 
 def test_hosts_that_are_gone_are_forbidden_nodes(clusters: Sequence[Cluster]) -> None:
     """The search sees what is left as it sees a job that forbids those nodes."""
-    from dataclasses import replace
-
-    from hetplan.job.spec import Forbids, Job, Optimizer, Precision
-
     job = Job(
         name="j",
         global_batch_size=8,
