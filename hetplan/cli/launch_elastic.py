@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from hetplan.runtime.measured import StepRecord
     from hetplan.search.result import SearchResult
 
+_SAMPLES_AT_A_TIME = 8
+"""Of the one process that losses are compared with; a choice, as its plans had several sizes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticRequest:
@@ -54,7 +57,7 @@ def launch_elastic(asked: ElasticRequest) -> None:
     from hetplan.cli.launch_show import loss_line
     from hetplan.errors import LaunchError
     from hetplan.launchers.elastic import ElasticRun
-    from hetplan.launchers.elastic_losses import check_losses
+    from hetplan.launchers.losses import check_losses
     from hetplan.search.files import load_legal_plan
 
     rules, given = _rules(asked), load_legal_plan(asked.plan)
@@ -77,7 +80,9 @@ def launch_elastic(asked: ElasticRequest) -> None:
     world.remove_logs()
     check = None
     if asked.check_loss:
-        check = check_losses(given.inputs.model, given.inputs.job, run.history.steps)
+        model, job = given.inputs.model, given.inputs.job
+        size = min(_SAMPLES_AT_A_TIME, job.global_batch_size)
+        check = check_losses(model, job, run.history.steps, microbatch_size=size)
     _show(run.history, check, as_json=asked.as_json)
     if check is not None and not check.equal:
         raise LaunchError(loss_line(check))

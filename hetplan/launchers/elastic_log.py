@@ -6,7 +6,6 @@ that a fault ended has no report of its ranks: its line has the steps alone.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,12 +15,11 @@ from typing import TYPE_CHECKING
 
 from hetplan.files.encoding import to_plain
 from hetplan.launchers.elastic_values import SCHEMA as ELASTIC_SCHEMA
-from hetplan.launchers.elastic_values import History, Phase, median_seconds
-from hetplan.launchers.machine import this_machine, torch_backend
-from hetplan.launchers.run_log import SCHEMA, LossCheck, RunLog, append_run
+from hetplan.launchers.elastic_values import History, Phase
+from hetplan.launchers.machine import Machine, torch_backend
+from hetplan.launchers.run_log import LossCheck, RunLog, append_run, run_of
 from hetplan.runtime.measured import StepRecord
 from hetplan.runtime.placement import place_ranks
-from hetplan.search.files import result_text
 from hetplan.search.result import SearchResult
 from hetplan.version import __version__
 
@@ -33,39 +31,28 @@ def unfinished_run(
     result: SearchResult,
     settings: RunSettings,
     steps: Sequence[StepRecord],
-    started: datetime,
     *,
+    started: datetime,
+    machine: Machine,
     emulated: bool,
 ) -> RunLog | None:
     """The run that a fault or a person ended after these steps; None where it finished none."""
-    median = median_seconds(tuple(steps))
-    if median is None:
+    if not steps:
         return None
-    cluster, paced = result.inputs.cluster, settings.pace.kinds if settings.pace is not None else ()
+    cluster = result.inputs.cluster
     kinds = [
         cluster.island_of_device(place.device).device.kind for place in place_ranks(result.plan)
     ]
-    played = [kind.device for kind in paced]
-    device = torch_backend(kinds, kinds if emulated else played)
-    return RunLog(
-        schema=SCHEMA,
-        hetplan_version=__version__,
-        plan_sha256=hashlib.sha256(result_text(result).encode()).hexdigest(),
-        started=started.isoformat(timespec="seconds"),
-        model=result.inputs.model.name,
-        cluster=result.inputs.cluster.name,
-        job=result.inputs.job.name,
-        target=result.plan.target,
-        backend="nccl" if device == "cuda" else "gloo",
-        ranks=(),
-        steps=tuple(steps),
-        warmup_steps=min(settings.warmup_steps, len(steps) - 1),
-        median_step_seconds=median,
-        predicted_step_seconds=result.estimate.step_seconds,
-        predicted_interval=result.estimate.interval,
+    played = [] if settings.pace is None else [kind.device for kind in settings.pace.kinds]
+    return run_of(
+        result,
+        started=started,
+        machine=machine,
+        # An emulated device is a core of this machine, paced or not.
+        device_type=torch_backend(kinds, kinds if emulated else played),
         paced=tuple(sorted(set(played) & set(kinds))),
-        machine=this_machine(),
-        plan=result.plan,
+        steps=steps,
+        warmup_steps=settings.warmup_steps,
     )
 
 

@@ -27,6 +27,7 @@ from hetplan.launchers.elastic_probes import reachable
 from hetplan.launchers.elastic_values import Ended, Ending, Phase, median_seconds
 from hetplan.launchers.faults import RunFailed
 from hetplan.launchers.hosts import THIS_MACHINE
+from hetplan.launchers.machine import Machine, this_machine
 from hetplan.launchers.run_folder import RunFolder
 from hetplan.launchers.run_log import RunLog
 from hetplan.runtime.checkpoints import CheckpointRequest, checkpoint_at, last_checkpoint
@@ -138,7 +139,7 @@ class RealWorld:
         self._phases += 1
         folder = RunFolder(self.logs / f"phase-{self._phases}")
         collected = Collected(self._on_step)
-        started = datetime.now(UTC)
+        started, machine = datetime.now(UTC), this_machine()
         self._over.clear()
         watcher = threading.Thread(
             target=self._watch, args=(folder, collected, first_step, look), daemon=True
@@ -151,10 +152,10 @@ class RealWorld:
         except KeyboardInterrupt:
             # What the thread does may take seconds, and nobody needs it any more.
             self._over.set()
-            self._run = self._unfinished(planned, collected, started)
+            self._run = self._unfinished(planned, collected, started, machine)
             return _ending(Ended.INTERRUPTED, collected, "Ctrl-C")
         except LaunchError as error:
-            self._run = self._unfinished(planned, collected, started)
+            self._run = self._unfinished(planned, collected, started, machine)
             self.tell(str(error))
             fault = error.fault if isinstance(error, RunFailed) else None
             message, blamed = (str(error), ()) if fault is None else (fault.message, fault.hosts)
@@ -190,13 +191,14 @@ class RealWorld:
         )
 
     def _unfinished(
-        self, planned: HostPlan, collected: Collected, started: datetime
+        self, planned: HostPlan, collected: Collected, started: datetime, machine: Machine
     ) -> RunLog | None:
         return unfinished_run(
             planned.result,
             self._settings,
             collected.steps,
-            started,
+            started=started,
+            machine=machine,
             emulated=bool(self._emulation),
         )
 

@@ -8,8 +8,6 @@ plays), and memory for all of them.
 
 from __future__ import annotations
 
-import hashlib
-import statistics
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,18 +17,16 @@ from hetplan.cost.estimate_values import Estimate
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Precision
 from hetplan.launchers.hosts import Hosts, hosts_of_emulation, this_machine_hosts
+from hetplan.launchers.losses import check_losses
 from hetplan.launchers.machine import free_memory_bytes, this_machine, torch_backend
 from hetplan.launchers.ranks import OWN_PROGRAM, OnStep, RankProgram, Watching, run_ranks
-from hetplan.launchers.run_log import SCHEMA, LossCheck, RunLog
+from hetplan.launchers.run_log import RunLog, run_of
 from hetplan.launchers.watching import STALL_FACTOR, STALL_SECONDS
 from hetplan.plans.check import check_plan
 from hetplan.runtime.checkpoints import NO_CHECKPOINTS, CheckpointRequest
-from hetplan.runtime.measured import TrainingReport
 from hetplan.runtime.placement import place_ranks, vocabulary_faults
-from hetplan.search.files import result_text
 from hetplan.search.result import SearchResult
 from hetplan.units import format_bytes
-from hetplan.version import __version__
 
 if TYPE_CHECKING:
     from hetplan.profiling.pacing import Pace
@@ -43,8 +39,6 @@ DEFAULT_MAX_RANKS = 16
 DEFAULT_TIMEOUT_SECONDS = 300.0
 # Private memory of a worker before it has a model (torch 2.13 imported, Linux): 287 MB measured.
 WORKER_BYTES = 300e6
-# float32 sums in another order differ by about 1e-7 each; over 20 steps 1e-7 was measured too.
-LOSS_TOLERANCE = 1e-4
 
 
 def launch(
@@ -132,28 +126,20 @@ def run_training(
         out,
         on_step or (lambda record: None),
     )
-    # A run that goes on for its last steps, or was stopped, may have none beyond its warm-up.
-    warmup_steps = training.warmup_steps if training.warmup_steps < len(report.steps) else 0
-    return RunLog(
-        schema=SCHEMA,
-        hetplan_version=__version__,
-        plan_sha256=hashlib.sha256(result_text(result).encode()).hexdigest(),
-        started=started.isoformat(timespec="seconds"),
-        model=result.inputs.model.name,
-        cluster=result.inputs.cluster.name,
-        job=result.inputs.job.name,
-        target=result.plan.target,
-        backend="nccl" if training.backend == "cuda" else "gloo",
-        ranks=report.ranks,
-        steps=report.steps,
-        warmup_steps=warmup_steps,
-        median_step_seconds=statistics.median(step.seconds for step in report.steps[warmup_steps:]),
-        predicted_step_seconds=result.estimate.step_seconds,
-        predicted_interval=result.estimate.interval,
-        paced=_paced_kinds(training),
+    loss_check = None
+    if check_loss:
+        size = training.plan.pipelines[0].stages[0].replicas[0].microbatch_size
+        loss_check = check_losses(training.model, training.job, report.steps, microbatch_size=size)
+    return run_of(
+        result,
+        started=started,
         machine=machine,
-        loss_check=_check_losses(training, report) if check_loss else None,
-        plan=result.plan,
+        device_type=training.backend,
+        paced=_paced_kinds(training),
+        steps=report.steps,
+        warmup_steps=training.warmup_steps,
+        ranks=report.ranks,
+        loss_check=loss_check,
         trainer=program.trainer,
     )
 
@@ -282,37 +268,3 @@ def _paced_kinds(training: Training) -> tuple[str, ...]:
         return ()
     played = {kind.device for kind in training.pace.kinds}
     return tuple(sorted(played & set(training.device_kinds)))
-
-
-def _check_losses(training: Training, report: TrainingReport) -> LossCheck:
-    import torch
-
-    from hetplan.runtime.single import reference_losses
-
-    threads = torch.get_num_threads()
-    # As each rank had. For models of this size more threads gain nothing, and on cores that are
-    # shared with other programs they lose a lot (35 times slower was seen).
-    torch.set_num_threads(1)
-    try:
-        reference = reference_losses(
-            training.model,
-            training.job,
-            steps=report.steps[-1].step + 1,
-            microbatch_size=training.plan.pipelines[0].stages[0].replicas[0].microbatch_size,
-        )
-    finally:
-        torch.set_num_threads(threads)
-    reference = reference[report.steps[0].step :]
-    return LossCheck(
-        reference_losses=reference,
-        largest_relative_difference=largest_difference(
-            [step.loss for step in report.steps], reference
-        ),
-        tolerance=LOSS_TOLERANCE,
-    )
-
-
-def largest_difference(found: Sequence[float], reference: Sequence[float]) -> float:
-    """Largest |found / reference - 1|; infinite where a loss is not a number."""
-    differences = [abs(one / other - 1.0) for one, other in zip(found, reference, strict=True)]
-    return max((each if each == each else float("inf") for each in differences), default=0.0)

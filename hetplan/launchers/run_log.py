@@ -6,9 +6,13 @@ every run; it is what `fit` can be sharpened with and what a person compares pla
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 from hetplan.cost.estimate_values import Interval
@@ -20,6 +24,9 @@ from hetplan.launchers.elastic_values import Phase
 from hetplan.launchers.machine import Machine
 from hetplan.plans.plan import Plan
 from hetplan.runtime.measured import RankMeasure, StepRecord
+from hetplan.search.files import result_text
+from hetplan.search.result import SearchResult
+from hetplan.version import __version__
 
 SCHEMA = "hetplan.run/3"
 
@@ -110,6 +117,49 @@ class RunLog:
     def valid(self) -> bool:
         """Whether the measured time is the plan's and not the load of this machine."""
         return self.overrun_fraction <= OVERRUN_LIMIT
+
+
+def run_of(
+    result: SearchResult,
+    *,
+    started: datetime,
+    machine: Machine,
+    device_type: str,
+    paced: tuple[str, ...],
+    steps: Sequence[StepRecord],
+    warmup_steps: int,
+    ranks: tuple[RankMeasure, ...] = (),
+    loss_check: LossCheck | None = None,
+    trainer: str = "",
+) -> RunLog:
+    """The run of this plan that gave these steps, at least one, on torch devices of this type.
+
+    A run that goes on for its last steps, or was ended, may have none beyond its warm-up: then all
+    count.
+    """
+    left_out = warmup_steps if warmup_steps < len(steps) else 0
+    return RunLog(
+        schema=SCHEMA,
+        hetplan_version=__version__,
+        plan_sha256=hashlib.sha256(result_text(result).encode()).hexdigest(),
+        started=started.isoformat(timespec="seconds"),
+        model=result.inputs.model.name,
+        cluster=result.inputs.cluster.name,
+        job=result.inputs.job.name,
+        target=result.plan.target,
+        backend="nccl" if device_type == "cuda" else "gloo",
+        ranks=ranks,
+        steps=tuple(steps),
+        warmup_steps=left_out,
+        median_step_seconds=statistics.median(step.seconds for step in steps[left_out:]),
+        predicted_step_seconds=result.estimate.step_seconds,
+        predicted_interval=result.estimate.interval,
+        paced=paced,
+        machine=machine,
+        loss_check=loss_check,
+        plan=result.plan,
+        trainer=trainer,
+    )
 
 
 def run_line(run: RunLog) -> str:

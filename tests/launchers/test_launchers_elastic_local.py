@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from datetime import UTC, datetime
 from pathlib import Path
 
 import elastic_cases
@@ -14,10 +15,12 @@ from runtime_cases import CPUS, GPT, job, plan_of
 
 from hetplan.errors import InfeasibleError, InputError
 from hetplan.launchers.elastic import ElasticRun
+from hetplan.launchers.elastic_log import unfinished_run
 from hetplan.launchers.elastic_plans import Replanner, check_predictor, host_plan
 from hetplan.launchers.elastic_runs import RealWorld, RunSettings
 from hetplan.launchers.elastic_values import Ended, Rules
 from hetplan.launchers.hosts import THIS_MACHINE
+from hetplan.launchers.machine import this_machine
 from hetplan.plans.check import check_plan
 from hetplan.runtime.measured import StepRecord
 from hetplan.runtime.placement import place_ranks
@@ -145,3 +148,23 @@ def test_hosts_of_a_plan_are_those_with_a_rank(given: SearchResult) -> None:
 def test_faults_without_checkpoints_would_begin_anew(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--save-every"):
         RunSettings(steps=STEPS, save=tmp_path, save_every=0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "left_out", "median"),
+    [([9.0, 8.0, 2.0, 4.0, 3.0], 2, 3.0), ([9.0, 8.0], 0, 8.5)],
+)
+def test_a_run_that_a_fault_ended_leaves_out_the_warm_up_that_it_names(
+    given: SearchResult, tmp_path: Path, seconds: list[float], left_out: int, median: float
+) -> None:
+    steps = [
+        StepRecord(step=number, seconds=each, loss=1.0) for number, each in enumerate(seconds, 3)
+    ]
+    asked = RunSettings(steps=20, save=tmp_path, save_every=2, warmup_steps=2)
+    machine, started = this_machine(), datetime(2026, 1, 1, tzinfo=UTC)
+    run = unfinished_run(given, asked, steps, started=started, machine=machine, emulated=True)
+    assert run is not None
+    assert (run.warmup_steps, run.median_step_seconds) == (left_out, median)
+    assert (run.steps, run.ranks, run.machine) == (tuple(steps), (), machine)
+    none = unfinished_run(given, asked, [], started=started, machine=machine, emulated=True)
+    assert none is None
