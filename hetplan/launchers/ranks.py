@@ -120,7 +120,6 @@ def _run(
                 str(os.getpid()),
             ),
             log=folder.log(rank),
-            failure=folder.failure(rank),
         )
         for rank in range(len(training.device_kinds))
     ]

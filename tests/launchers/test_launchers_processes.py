@@ -1,16 +1,18 @@
-"""Processes are ended whatever happens, and the one that failed first is named."""
+"""Processes are ended whatever happens."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from hetplan.errors import LaunchError
 from hetplan.launchers import processes
+from hetplan.launchers.hosts import this_machine_hosts
 from hetplan.launchers.processes import Command, run_all
 
 
@@ -19,13 +21,24 @@ def command(folder: Path, rank: int, code: str) -> Command:
         rank=rank,
         arguments=(sys.executable, "-c", code),
         log=folder / f"{rank}.log",
-        failure=folder / f"{rank}.failed",
     )
+
+
+def judge(codes: Sequence[int | None]) -> None:
+    for rank, code in enumerate(codes):
+        if code:
+            raise LaunchError(f"rank {rank} ended with code {code}")
 
 
 def run(folder: Path, *codes: str, watch=lambda: None) -> None:
     commands = [command(folder, rank, code) for rank, code in enumerate(codes)]
-    run_all(commands, environment=os.environ, watch=watch)
+    run_all(
+        commands,
+        environment=os.environ,
+        watch=watch,
+        hosts=this_machine_hosts(len(commands)),
+        judge=judge,
+    )
 
 
 def gone(pid: int) -> bool:
@@ -66,29 +79,6 @@ time.sleep(600)
 def test_all_succeed(tmp_path: Path) -> None:
     run(tmp_path, "print('hello')", "import time; time.sleep(0.2)")
     assert (tmp_path / "0.log").read_text() == "hello\n"
-
-
-def test_the_first_failure_is_named_with_its_last_lines(tmp_path: Path) -> None:
-    fails = (
-        "import sys, time; time.sleep({delay}); print('reason of {rank}');"
-        "open({path!r}, 'w').write(f'{{time.monotonic()}} what rank {rank} said\\n'); sys.exit(1)"
-    )
-    codes = [
-        fails.format(delay=delay, rank=rank, path=str(tmp_path / f"{rank}.failed"))
-        for rank, delay in enumerate((0.3, 0.0, 0.2))
-    ]
-    with pytest.raises(LaunchError) as caught:
-        run(tmp_path, *codes)
-    lines = str(caught.value).splitlines()
-    assert lines[0] == "rank 1 ended with code 1: what rank 1 said"
-    assert lines[-1] == "  rank 1 | reason of 1"
-
-
-def test_a_killed_rank_is_the_cause_even_if_others_fail_with_words(tmp_path: Path) -> None:
-    talks = f"open({str(tmp_path / '0.failed')!r}, 'w').write('0.0 connection lost\\n'); exit(1)"
-    dies = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    with pytest.raises(LaunchError, match="rank 1 was ended by SIGKILL"):
-        run(tmp_path, f"import time; time.sleep(0.1); {talks}", dies)
 
 
 def test_a_failure_ends_the_others_and_their_children(tmp_path: Path) -> None:
