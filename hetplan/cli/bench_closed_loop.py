@@ -48,8 +48,9 @@ def bench_closed_loop(
     from dataclasses import replace
 
     from hetplan.benchmarks.closed_loop.loop import closed_loop
-    from hetplan.benchmarks.closed_loop.plot import check_drawable, draw
+    from hetplan.benchmarks.closed_loop.plot import draw
     from hetplan.benchmarks.closed_loop.values import LoopSpec, Verdict
+    from hetplan.benchmarks.drawing import check_drawable
     from hetplan.files.encoding import encode
     from hetplan.reports.terminal import print_table
 

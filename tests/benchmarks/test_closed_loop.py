@@ -27,6 +27,7 @@ from hetplan.benchmarks.closed_loop.values import (
     TrainedPlan,
     Verdict,
 )
+from hetplan.benchmarks.drawing import check_drawable
 from hetplan.cli.bench_closed_loop import LoopOptions, loop_lines, loop_tables
 from hetplan.cluster.load import load_cluster
 from hetplan.errors import InputError
@@ -291,6 +292,9 @@ def test_a_folder_goes_on_with_the_same_loop_only(tmp_path: Path) -> None:
         open_folder(tmp_path / "other", spec)
     with pytest.raises(InputError, match="plans is 1"):
         LoopSpec(plans=1)
+    for jitter in (-0.01, 5.0, float("nan")):
+        with pytest.raises(InputError, match="jitter is"):
+            LoopSpec(jitter=jitter)
 
 
 def whole_loop() -> ClosedLoop:
@@ -319,6 +323,6 @@ def test_tables_and_drawing_show_every_plan(tmp_path: Path) -> None:
         plot.draw(found, tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
     with pytest.raises(InputError, match=r"\.svg"):
-        plot.check_drawable(tmp_path / "plot.png")
+        check_drawable(tmp_path / "plot.png")
     assert not LoopOptions().any
     assert LoopOptions(seed=0).any

@@ -11,37 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from hetplan.benchmarks.accuracy.accuracy import AccuracyBench, PredictedRow
+from hetplan.benchmarks.drawing import save_drawing
 from hetplan.errors import InputError
 
-_INSTALL = "drawing needs matplotlib: pip install 'hetplan[plots]'"
 _MARKERS = "os^DvP*<>ph"
-_SETTINGS: Any = {
-    # Names of shapes in an SVG are hashes of a salt that is random unless it is given.
-    "svg.hashsalt": "hetplan",
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 10,
-}
 
 
 def draw(bench: AccuracyBench, path: Path) -> None:
     """Write the drawing as SVG; an InputError without matplotlib, rows or a folder to write to."""
-    if path.suffix.lower() != ".svg":
-        raise InputError(f"{path} must end in .svg, which is what is drawn")
     if not bench.rows:
         raise InputError(f"nothing was predicted, so there is nothing to draw into {path}")
-    if not path.parent.is_dir():
-        raise InputError(f"{path.parent} is no folder")
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError(_INSTALL) from None
-    with matplotlib.rc_context(_SETTINGS):
-        figure = Figure(figsize=(8.0, 7.0), layout="constrained")
-        _fill(figure.add_subplot(), bench)
-        # A date would make every drawing a new file.
-        figure.savefig(path, format="svg", metadata={"Date": None})
+    save_drawing(path, lambda figure: _fill(figure.add_subplot(), bench))
 
 
 def _fill(axes: Any, bench: AccuracyBench) -> None:

@@ -12,43 +12,15 @@ from typing import Any
 
 from hetplan.benchmarks.closed_loop.pool import FORMS
 from hetplan.benchmarks.closed_loop.values import ClosedLoop, LoopPass
-from hetplan.errors import InputError
+from hetplan.benchmarks.drawing import save_drawing
 
-_INSTALL = "drawing needs matplotlib: pip install 'hetplan[plots]'"
 _MARKERS = "osD^v"
-_SETTINGS: Any = {
-    # Names of shapes in an SVG are hashes of a salt that is random unless it is given.
-    "svg.hashsalt": "hetplan",
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 10,
-}
 _BAND = 0.03
 
 
-def check_drawable(path: Path) -> None:
-    """An InputError without matplotlib, or where nothing can be drawn into the path."""
-    if path.suffix.lower() != ".svg":
-        raise InputError(f"{path} must end in .svg, which is what is drawn")
-    if not path.parent.is_dir():
-        raise InputError(f"{path.parent} is no folder")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise InputError(_INSTALL) from None
-
-
 def draw(found: ClosedLoop, path: Path) -> None:
-    """Write the drawing as SVG; an InputError as `check_drawable` has it."""
-    check_drawable(path)
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(_SETTINGS):
-        figure = Figure(figsize=(8.0, 7.0), layout="constrained")
-        _fill(figure.add_subplot(), found)
-        # A date would make every drawing a new file.
-        figure.savefig(path, format="svg", metadata={"Date": None})
+    """Write the drawing as SVG; an InputError without matplotlib or a folder to write to."""
+    save_drawing(path, lambda figure: _fill(figure.add_subplot(), found))
 
 
 def _fill(axes: Any, found: ClosedLoop) -> None:

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from hetplan.errors import InputError
 from hetplan.plans.plan import Plan
+from hetplan.profiling.pacing import MOST_JITTER
 
 SPEC_SCHEMA = "hetplan.closed-loop-spec/1"
 PLANS_SCHEMA = "hetplan.closed-loop-plans/1"
@@ -60,6 +61,8 @@ class LoopSpec:
                 raise InputError(f"{name} is {getattr(self, name)}; it is at least {least}")
         if self.seed < 0:
             raise InputError(f"seed is {self.seed}; it is at least 0")
+        if not 0 <= self.jitter <= MOST_JITTER:
+            raise InputError(f"jitter is {self.jitter}; it is 0 to {MOST_JITTER}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +83,7 @@ class LoopPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopPlans:
-    """The plans of a pass, the pool they were chosen from, and the clusters' best bound."""
+    """The plans of a pass, and how many there were to choose from."""
 
     plans: tuple[LoopPlan, ...]
     pool: int

@@ -56,9 +56,14 @@ def weighted() -> Iterator[str]:
     finally:
         os.close(read_end)
     before = _own_group(root)
+    why_not = ""
     try:
-        (made / "cgroup.procs").write_text(str(os.getpid()))
-        yield ""
+        try:
+            (made / "cgroup.procs").write_text(str(os.getpid()))
+        except OSError as error:
+            # In a container the kernel may let groups be made, but not be joined.
+            why_not = f"{made} cannot be joined: {error.strerror or error}"
+        yield why_not
     finally:
         with suppress(OSError):
             (before / "cgroup.procs").write_text(str(os.getpid()))

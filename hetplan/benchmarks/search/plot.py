@@ -10,43 +10,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hetplan.benchmarks.drawing import save_drawing
 from hetplan.benchmarks.search.scaling import ScalingRow
 from hetplan.errors import InputError
-
-_INSTALL = "drawing needs matplotlib: pip install 'hetplan[plots]'"
-_SETTINGS: Any = {
-    # Names of shapes in an SVG are hashes of a salt that is random unless it is given.
-    "svg.hashsalt": "hetplan",
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 10,
-}
 
 
 def draw(rows: Sequence[ScalingRow], path: Path) -> None:
     """Write the drawing as SVG; an InputError without matplotlib, rows or a folder to write to."""
-    if path.suffix.lower() != ".svg":
-        raise InputError(f"{path} must end in .svg, which is what is drawn")
     planned = [row for row in rows if row.gap is not None]
     if not planned:
         raise InputError(f"no instance was planned, so there is nothing to draw into {path}")
-    if not path.parent.is_dir():
-        raise InputError(f"{path.parent} is no folder; make it, or name a file in another one")
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError(_INSTALL) from None
-    with matplotlib.rc_context(_SETTINGS):
-        figure = Figure(figsize=(8.0, 7.0), layout="constrained")
+
+    def fill(figure: Any) -> None:
         above, below = figure.subplots(2, sharex=True)
         _fill(above, planned, [row.seconds for row in planned], "CPU time (s)")
         # A gap of 0 has no place on a logarithmic axis.
         _fill(below, planned, [100 * max(row.gap or 0.0, 1e-5) for row in planned], "gap (%)")
         below.set_xlabel("devices")
         above.legend(loc="upper left", fontsize=8, frameon=False)
-        # A date would make every drawing a new file.
-        figure.savefig(path, format="svg", metadata={"Date": None})
+
+    save_drawing(path, fill)
 
 
 def _fill(axes: Any, rows: Sequence[ScalingRow], values: Sequence[float], label: str) -> None:
