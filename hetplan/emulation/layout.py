@@ -10,7 +10,7 @@ from itertools import combinations
 
 from hetplan.cluster.links import Link
 from hetplan.cluster.part import node_name
-from hetplan.cluster.spec import Cluster, Island
+from hetplan.cluster.spec import Cluster
 from hetplan.emulation.figures import (
     buffer_bytes,
     is_bridged,
@@ -95,7 +95,7 @@ def _hosts(
             number = len(hosts) + 1
             host = EmulatedHost(
                 number=number,
-                name=host_name(island, node),
+                name=node_name(island, node),
                 region=island.region,
                 island=island.name,
                 device=island.device.kind,
@@ -114,11 +114,6 @@ def _hosts(
             hosts.append(host)
     _check_names([host.name for host in hosts], file)
     return tuple(hosts)
-
-
-def host_name(island: Island, node: int) -> str:
-    """Name of the host that stands for a node: its own, or island and number."""
-    return node_name(island, node)
 
 
 def _check_names(names: list[str], file: str) -> None:
