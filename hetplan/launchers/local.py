@@ -22,9 +22,11 @@ from hetplan.launchers.machine import free_memory_bytes, this_machine, torch_bac
 from hetplan.launchers.ranks import OWN_PROGRAM, OnStep, RankProgram, Watching, run_ranks
 from hetplan.launchers.run_log import RunLog, run_of
 from hetplan.launchers.watching import STALL_FACTOR, STALL_SECONDS
+from hetplan.model.spec import ModelSpec
 from hetplan.plans.check import check_plan
+from hetplan.profiling.samples import Phase
 from hetplan.runtime.checkpoints import NO_CHECKPOINTS, CheckpointRequest
-from hetplan.runtime.placement import place_ranks, vocabulary_faults
+from hetplan.runtime.placement import RankPlace, place_ranks, vocabulary_faults
 from hetplan.search.result import SearchResult
 from hetplan.units import format_bytes
 
@@ -197,6 +199,7 @@ def _training(
     faults += vocabulary_faults(plan, inputs.model)
     faults += size_faults(result, len(places), max_ranks, backend, worker_bytes=WORKER_BYTES)
     faults += precision_faults(inputs.job.precision, backend, check_loss=check_loss)
+    faults += () if pace is None else pace_faults(inputs.model, places, kinds, pace)
     if faults:
         raise InputError(*faults)
     checkpoints, resume = settle(checkpoints, inputs.model, inputs.job, steps=steps)
@@ -244,6 +247,28 @@ def size_faults(
             message=f"all ranks together need {format_bytes(needed)}, this machine has "
             f"{format_bytes(free)} free",
         )
+
+
+def pace_faults(
+    model: ModelSpec, places: Sequence[RankPlace], kinds: Sequence[str], pace: Pace
+) -> Iterator[Fault]:
+    """Passes of the ranks, whose device kinds these are, for which their kind's pace has no time;
+    kinds that the pace does not play run at their own speed.
+    """
+    played = {kind.device: kind for kind in pace.kinds}
+    asked = {
+        (kind, model.layers[position], phase, place.microbatch_size, place.tp)
+        for place, kind in zip(places, kinds, strict=True)
+        if kind in played
+        for chunk in place.chunks
+        for position in range(chunk.start, chunk.stop)
+        for phase in (Phase.FORWARD, Phase.BACKWARD)
+    }
+    for kind, layer, phase, microbatch_size, tp in sorted(asked):
+        try:
+            played[kind].seconds(layer, phase, microbatch_size, tp)
+        except InputError as error:
+            yield Fault(field="pace", message=str(error))
 
 
 def precision_faults(precision: Precision, backend: str, *, check_loss: bool) -> Iterator[Fault]:

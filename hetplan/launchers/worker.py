@@ -56,6 +56,10 @@ def main(arguments: list[str], train: Callable[[RunFolder, int, Activity], None]
         sys.stderr.flush()
         # Tidying up would wait for transfers that no peer answers any more.
         os._exit(1)
+    # Written at once: while the interpreter unloads libraries, seconds on a busy machine, no thread
+    # runs that could, and a rank that was heard of last inside a step would seem to hang.
+    activity.begin("its end", doing=Doing.ENDS)
+    heartbeat.stop()
     return 0
 
 

@@ -105,7 +105,8 @@ class PacedKind:
                 return entry.seconds
         raise InputError(
             f"the pace of device kind {self.device} has no {phase} time for layer {layer}, "
-            f"microbatch_size {microbatch_size}, tp {tp}; add such an entry"
+            f"microbatch_size {microbatch_size}, tp {tp}; make the pace with this size "
+            "(`hetplan emulate pace` takes --microbatch and --tp)"
         )
 
 

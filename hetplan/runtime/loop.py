@@ -189,11 +189,11 @@ def measured_run(
     gc.disable()
     try:
         for step in range(first_step, training.steps):
-            doing.begin(f"drawing of the samples of step {step}")
+            doing.begin(f"drawing of the samples of step {step + 1}")
             batch = trainer.batch(step)
-            doing.begin(f"barrier before step {step}", others)
+            doing.begin(f"barrier before step {step + 1}", others)
             row = _measured_step(trainer, batch, control, pacer)
-            doing.begin(f"exchange of the figures of step {step}", others)
+            doing.begin(f"exchange of the figures of step {step + 1}", others)
             ends = stop is not None and dist.get_rank(control) == 0 and stop(step + 1)
             table.append(_gathered([*row, memory.peak_bytes(), ends], control, len(places)))
             steps.append(_record(step, table[-1], places))

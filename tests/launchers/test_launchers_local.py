@@ -92,6 +92,26 @@ def run_folders(temporary: Path) -> list[Path]:
     return list(temporary.glob("hetplan-run-*"))
 
 
+def test_a_pace_without_the_plans_microbatch_is_refused_before_the_start(temporary: Path) -> None:
+    task = job()
+    plan = plan_of(GPT, task, (3, 1), MIXED, "ab", microbatch_size=4)
+    with pytest.raises(InputError) as refused:
+        launch(result_of(GPT, MIXED, task, plan), steps=2, pace=pace(fast=0.01, slow=0.02))
+    text = str(refused.value)
+    # Stage 0 has the embedding, stage 1 the head.
+    assert "kind fast has no forward time for layer embedding, microbatch_size 4, tp 1" in text
+    assert "kind slow has no backward time for layer head, microbatch_size 4, tp 1" in text
+    assert "kind fast has no forward time for layer head" not in text
+    assert "--microbatch" in text
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 0.0, -1.0, 1e12])
+def test_a_timeout_that_no_clock_can_hold_is_refused(seconds: float) -> None:
+    with pytest.raises(InputError, match="timeout is"):
+        launch(cpu_result(), steps=2, timeout_seconds=seconds)
+
+
 def test_a_paced_plan_is_trained_and_compared(tmp_path: Path, temporary: Path) -> None:
     told: list[StepRecord] = []
     # Per microbatch 4 fast layers take 96 ms and 2 slow ones 144 ms: one forward pass of the fast
