@@ -22,11 +22,13 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.places import Places
 from hetplan.plans.plan import Plan
 from hetplan.profiling.weights import initial_value, parameter_slices
+from hetplan.runtime.communicator.levels import phases
 from hetplan.runtime.exchanges import exchanged_parts, exchanges, tied_exchanges
 from hetplan.runtime.norm import counted_parts, counts
 from hetplan.runtime.passes import program_of
 from hetplan.runtime.placement import RankPlace, place_ranks
 from hetplan.runtime.resharding import Holder, holder_of, transfers
+from hetplan.runtime.summing import sums_of
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=200)
 
@@ -196,6 +198,7 @@ def test_messages_and_sums_are_the_bytes_that_the_cost_model_counts(
         ((link, _),) = links_between(where, *ends)
         found[str(link), traffic.value] += size
 
+    by_levels = {each.ranks: each.levels for each in sums_of(plan, FOURS)}
     sample = task.sequence_length * model.hidden_size * 4
     for p, pipeline in enumerate(plan.pipelines):
         mine = [place for place in places if place.pipeline == p]
@@ -209,18 +212,26 @@ def test_messages_and_sums_are_the_bytes_that_the_cost_model_counts(
     ):
         for exchange in sums:
             n = len(exchange.ranks)
-            for at, rank in enumerate(exchange.ranks):
-                place = places[rank]
-                parts = exchanged_parts(
-                    model, exchange, tp=place.tp, tp_index=place.tp_index, holds=place.chunks
-                )
-                elements = sum(
-                    _full(model, place, part.position)[part.name]
-                    .narrow(part.dim, part.start, part.length)
-                    .numel()
-                    for part in parts
-                )
-                add(rank, exchange.ranks[(at + 1) % n], traffic, 4 * elements * 2 * (n - 1) / n)
+            place = places[exchange.ranks[0]]
+            parts = exchanged_parts(
+                model, exchange, tp=place.tp, tp_index=place.tp_index, holds=place.chunks
+            )
+            elements = sum(
+                _full(model, place, part.position)[part.name]
+                .narrow(part.dim, part.start, part.length)
+                .numel()
+                for part in parts
+            )
+            levels = by_levels.get(exchange.ranks)
+            if levels is None:
+                for at, rank in enumerate(exchange.ranks):
+                    after = exchange.ranks[(at + 1) % n]
+                    add(rank, after, traffic, 4 * elements * 2 * (n - 1) / n)
+                continue
+            for phase in phases(levels, n, elements):
+                for move in phase:
+                    ends = exchange.ranks[move.source], exchange.ranks[move.target]
+                    add(*ends, traffic, 4 * (move.stop - move.start))
     counted = {TrafficClass.PIPELINE, TrafficClass.DATA_PARALLEL, TrafficClass.EMBEDDING}
     assert found == pytest.approx(
         {
