@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow oracle bench fuzz lint format schemas clean
+.PHONY: help install demo test test-slow freeze same oracle bench fuzz lint format schemas clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -52,6 +52,12 @@ bench: $(VENV)/.installed ## speed of the cost model, its bounds, predictions ag
 
 fuzz: $(VENV)/.installed-dev ## importers against 56,000 broken inputs; FUZZ_SEED=1 for others
 	$(BIN)/pytest -q -s -m slow tests/importers/test_importers_fuzz.py
+
+freeze: $(VENV)/.installed ## record plans, bounds, prices and emitted arguments; REFERENCE=DIR: the evaluation's tables
+	$(BIN)/python tests/freeze/freeze.py record $(if $(REFERENCE),--reference $(REFERENCE))
+
+same: $(VENV)/.installed ## compare with what `make freeze` recorded
+	$(BIN)/python tests/freeze/freeze.py compare $(if $(REFERENCE),--reference $(REFERENCE))
 
 lint: $(VENV)/.installed-dev ## ruff and mypy
 	$(BIN)/ruff check .

@@ -24,8 +24,8 @@ TRANSFERS = (("none", 0.0), ("small", 0.1), ("long", 1.0))
 ROUNDING = 1e-9
 """Relative; bound and replay add the same times in another order."""
 
-_MOST_STAGES = 16
-_MOST_MICROBATCHES = 96
+_MAX_STAGES = 16
+_MAX_MICROBATCHES = 96
 _PER_SHAPE = 25
 """Cases of one number of stages, chunks and microbatches; a new shape is compiled anew."""
 
@@ -86,9 +86,9 @@ def _cases(
 ) -> list[PipelineTimes]:
     found: list[PipelineTimes] = []
     while len(found) < cases:
-        stages = int(rng.integers(1, _MOST_STAGES + 1))
+        stages = int(rng.integers(1, _MAX_STAGES + 1))
         chunks = int(rng.integers(2, 5)) if schedule == "interleaved-1f1b" else 1
-        m = int(rng.integers(1, _MOST_MICROBATCHES + 1))
+        m = int(rng.integers(1, _MAX_MICROBATCHES + 1))
         warmup = np.array(warmup_depths(schedule, stages, m, chunks))
         if schedule == "1f1b" and rng.random() < 0.3:
             # Deeper before some boundary, as to hide a long link behind it; a rendezvous schedule

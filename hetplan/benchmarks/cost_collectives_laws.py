@@ -23,7 +23,7 @@ from hetplan.predict.regression import conformal_halfwidth, fit_nonnegative, log
 NIC_BYTES_PER_SECOND = 50e9  # 400 Gbit/s per device: Alibaba HPN, Qian et al., SIGCOMM 2024
 DEVICES_PER_NODE = 8
 
-_LEAST_DOUBLING, _MOST_DOUBLING = 20, 30  # 1 MiB to 1 GiB
+_MIN_DOUBLING, _MAX_DOUBLING = 20, 30  # 1 MiB to 1 GiB
 _NODE_RATES = (
     # (source starts with, gpu, one direction of the fabric per device, ranks)
     ("vTrain", "A100", 300e9, (2, 3, 4, 5, 6, 7, 8)),  # A100 datasheet: NVLink 600 GB/s both ways
@@ -224,9 +224,9 @@ def _law_row(law: str, left_out: str, errors: Sequence[float]) -> LawRow:
 
 def _per_doubling(times: Iterable[float]) -> list[float]:
     """The sizes nearest to powers of two."""
-    sizes = sorted(size for size in times if size >= 2.0**_LEAST_DOUBLING)
+    sizes = sorted(size for size in times if size >= 2.0**_MIN_DOUBLING)
     found = dict[float, None]()
-    for exponent in range(_LEAST_DOUBLING, _MOST_DOUBLING + 1):
+    for exponent in range(_MIN_DOUBLING, _MAX_DOUBLING + 1):
         if sizes:
             found[min(sizes, key=lambda size: abs(math.log2(size) - exponent))] = None
-    return [size for size in found if size <= 1.01 * 2.0**_MOST_DOUBLING]
+    return [size for size in found if size <= 1.01 * 2.0**_MAX_DOUBLING]

@@ -12,7 +12,7 @@ from hetplan.benchmarks.accuracy.left_out import ALL_OPERATORS, COLLECTIVES
 from hetplan.benchmarks.accuracy.peers import PeerFigure
 from hetplan.cli.bench_tables import table_of
 
-_MOST_PLACES = 4
+_MAX_PLACES = 4
 """Rows that a line names; more are counted."""
 
 
@@ -168,8 +168,8 @@ def accuracy_lines(bench: AccuracyBench) -> Iterator[str]:
             yield f"calibration of {each.data_set}: {note}"
     yield from bench.tails
     for group in bench.skipped:
-        places = ", ".join(group.places[:_MOST_PLACES])
-        more = len(group.places) - _MOST_PLACES
+        places = ", ".join(group.places[:_MAX_PLACES])
+        more = len(group.places) - _MAX_PLACES
         rows = f"{len(group.places)} row{'s' if len(group.places) != 1 else ''}"
         yield (
             f"not predicted: {rows} of {group.data_set}: {group.reason} "

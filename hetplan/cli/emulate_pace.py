@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hetplan.cli.options import emit, read_predictor, say
 
-MOST_MICROBATCH = 8
+MAX_MICROBATCH = 8
 """Largest microbatch size without --microbatch, as `hetplan demo` has it."""
 
 
@@ -59,7 +59,7 @@ def write_pace(request: PaceRequest, *, as_json: bool) -> None:
         raise InputError(f"--headroom {headroom:g}: it is at least 1, a core's own speed")
     most_tp = max(island.devices_per_node for island in cluster.islands)
     microbatch_sizes = _numbers("--microbatch", request.microbatch) or _powers(
-        min(MOST_MICROBATCH, job.global_batch_size)
+        min(MAX_MICROBATCH, job.global_batch_size)
     )
     tp_degrees = _numbers("--tp", request.tp) or _powers(most_tp)
     predictor, _ = read_predictor(request.predictor, list(request.stores))

@@ -20,7 +20,7 @@ from hetplan.units import (
     format_seconds,
 )
 
-_MOST_HOSTS = 20
+_MAX_HOSTS = 20
 
 
 def show_all(imported: Sequence[Imported]) -> None:
@@ -178,8 +178,8 @@ def _hosts(imported: Imported) -> None:
     for host in imported.hosts:
         groups.setdefault((host.device or "", host.slots), []).append(host.name)
     for (device, slots), names in groups.items():
-        shown = " ".join(names[:_MOST_HOSTS])
-        more = f" and {len(names) - _MOST_HOSTS} more" if len(names) > _MOST_HOSTS else ""
+        shown = " ".join(names[:_MAX_HOSTS])
+        more = f" and {len(names) - _MAX_HOSTS} more" if len(names) > _MAX_HOSTS else ""
         table.add_row(
             escape(device), "" if slots is None else str(slots), str(len(names)),
             escape(shown) + more,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hetplan.search.result import SearchResult
 
 
-MOST_LINES = 24
+MAX_LINES = 24
 """Lines of formats that are printed; a plan of many stages has as many boundaries."""
 
 
@@ -128,10 +128,10 @@ def _show(result: SearchResult, numerics: Numerics) -> None:
         f"{', '.join(sorted(sent)) or 'none'}; gradients kept {gradients}"
     )
     lines = format_lines(result)
-    for line in lines[:MOST_LINES]:
+    for line in lines[:MAX_LINES]:
         emit(f"  {line}")
-    if len(lines) > MOST_LINES:
-        emit(f"  and {len(lines) - MOST_LINES} more, all in the plan file")
+    if len(lines) > MAX_LINES:
+        emit(f"  and {len(lines) - MAX_LINES} more, all in the plan file")
     for kind in numerics.kinds:
         print_table(_table(kind))
 

@@ -40,7 +40,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 TRACEBACK_VARIABLE = "HETPLAN_TRACEBACK"
-MOST_LINES = 100
+MAX_LINES = 100
 """Lines of a fault that are printed: a generated file may have a million faults."""
 
 
@@ -53,10 +53,10 @@ def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
             return command(*args, **kwargs)
         except HetplanError as error:
             lines = str(error).splitlines()
-            for line in lines[:MOST_LINES]:
+            for line in lines[:MAX_LINES]:
                 _complain(line)
-            if len(lines) > MOST_LINES:
-                _complain(f"and {len(lines) - MOST_LINES:,} more like these")
+            if len(lines) > MAX_LINES:
+                _complain(f"and {len(lines) - MAX_LINES:,} more like these")
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
             _complain("interrupted")

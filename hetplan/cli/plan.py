@@ -21,7 +21,7 @@ from hetplan.cli.options import (
     read_predictor,
     say,
 )
-from hetplan.cli.plan_objectives import MOST_ALTERNATIVES, by_aim, show_aim, with_aim
+from hetplan.cli.plan_objectives import MAX_ALTERNATIVES, by_aim, show_aim, with_aim
 from hetplan.cli.plan_sweep import plan_sweep
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def plan(
         int,
         typer.Option(
             min=1,
-            max=MOST_ALTERNATIVES,
+            max=MAX_ALTERNATIVES,
             help="How many unlike plans: the best one and others that are good by another aim.",
         ),
     ] = 1,
@@ -287,7 +287,7 @@ def _show(result: SearchResult) -> None:
         emit(line)
 
 
-MOST_REFUSALS = 4
+MAX_REFUSALS = 4
 """Lines of reasons; more are counted."""
 
 
@@ -307,15 +307,15 @@ def refused_lines(result: SearchResult) -> Iterator[str]:
         faults = error.faults
     if without:
         yield (
-            f"`hetplan emit` needs node_names of {', '.join(without[:MOST_REFUSALS])}"
-            + (" and more" if len(without) > MOST_REFUSALS else "")
+            f"`hetplan emit` needs node_names of {', '.join(without[:MAX_REFUSALS])}"
+            + (" and more" if len(without) > MAX_REFUSALS else "")
             + ": give them in the cluster file, or to emit with --cluster FILE"
         )
-    for each in faults[:MOST_REFUSALS]:
+    for each in faults[:MAX_REFUSALS]:
         where = f"{each.field}: " if each.field else ""
         yield f"`hetplan emit --target {name}` refuses this plan: {where}{each.message}"
-    if len(faults) > MOST_REFUSALS:
-        yield f"and {len(faults) - MOST_REFUSALS} more such reasons"
+    if len(faults) > MAX_REFUSALS:
+        yield f"and {len(faults) - MAX_REFUSALS} more such reasons"
     if faults:
         yield "`hetplan emit --nearest FILE` finds the fastest plan that it takes"
 

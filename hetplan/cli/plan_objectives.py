@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hetplan.predict.predictor import Predictor
     from hetplan.search.result import SearchResult
 
-MOST_ALTERNATIVES = 50
+MAX_ALTERNATIVES = 50
 
 
 def with_aim(job: Job, quantile: float | None, objective: str | None) -> Job:

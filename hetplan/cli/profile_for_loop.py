@@ -24,7 +24,7 @@ from hetplan.search.what_to_measure import (
     standing,
 )
 
-LEAST_GAIN = 0.02
+MIN_GAIN = 0.02
 """Of the interval and regret: what takes off less is not worth measuring."""
 _PATIENCE = 3
 """Batches in a row that shrank the interval by less: one that moves a law's centre, or gives it
@@ -123,12 +123,12 @@ def measure_for(
             ratio = _ratio(done) or ratio
             new = world.look()
             shrunk = view.log_halfwidth - new.log_halfwidth
-            stale = 0 if shrunk >= LEAST_GAIN * view.log_halfwidth else stale + 1
+            stale = 0 if shrunk >= MIN_GAIN * view.log_halfwidth else stale + 1
             view = new
         if not ended and stale >= _PATIENCE:
             ended = (
                 f"the last {_PATIENCE} batches each shrank the interval of the best plan by less "
-                f"than {LEAST_GAIN:.0%}"
+                f"than {MIN_GAIN:.0%}"
             )
     return Report(
         before=before,
@@ -155,7 +155,7 @@ def plan_order(
         for each in view.doables
         if each.here is here and each.measurement.name not in passed_over
     ]
-    return order(view.plans, open_, budget_seconds=budget_seconds, least_gain=LEAST_GAIN)
+    return order(view.plans, open_, budget_seconds=budget_seconds, least_gain=MIN_GAIN)
 
 
 def _batch(
@@ -168,8 +168,7 @@ def _batch(
         wanted = plan_order(view, ratio=ratio, passed_over=refused)
         if not wanted:
             why = (
-                "nothing more that this machine can measure shrinks the interval by "
-                f"{LEAST_GAIN:.0%}"
+                f"nothing more that this machine can measure shrinks the interval by {MIN_GAIN:.0%}"
             )
             return (), why, None
         least = min((each.measurement for each in wanted), key=lambda each: each.seconds)

@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hetplan.cli.profile_links import LARGEST_BUCKET_BYTES
+from hetplan.cli.profile_links import MAX_BUCKET_BYTES
 from hetplan.cli.profile_needs import Here
 from hetplan.cluster.devices import CPU_KIND, DeviceKind
 from hetplan.cluster.spec import Cluster
@@ -35,10 +35,10 @@ from hetplan.predict.layer_measured import (
     scatter_log_halfwidth,
 )
 from hetplan.predict.prior import shift
-from hetplan.predict.related_operators import FEWEST_POINTS
+from hetplan.predict.related_operators import MIN_POINTS
 from hetplan.profiling.grid import job_grid
 from hetplan.profiling.measure_layers import Unit, units
-from hetplan.profiling.measure_links import SMALLEST_MESSAGE_BYTES, LinkCase, LinkKey, message_sizes
+from hetplan.profiling.measure_links import MIN_MESSAGE_BYTES, LinkCase, LinkKey, message_sizes
 from hetplan.profiling.missing import LayerNeed, LinkPlace, layer_need, link_need, link_places
 from hetplan.profiling.samples import LayerSample
 from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS, expected_seconds
@@ -220,7 +220,7 @@ def _leaves(
             yield Leaves(asked=each.name, least_log_halfwidth=left)
         elif checked:
             yield Leaves(asked=each.name, least_log_halfwidth=least)
-        elif law is None or law.points < FEWEST_POINTS:
+        elif law is None or law.points < MIN_POINTS:
             yield _few(wanted, each, 0 if law is None else law.points, least)
 
 
@@ -299,8 +299,8 @@ def _links(wanted: Wanted, here: Here, devices_here: int) -> Iterator[Doable]:
             continue
         sizes = message_sizes(
             min(
-                LARGEST_BUCKET_BYTES,
-                max(SMALLEST_MESSAGE_BYTES, *(round(largest.get(each, 0.0)) for each in used)),
+                MAX_BUCKET_BYTES,
+                max(MIN_MESSAGE_BYTES, *(round(largest.get(each, 0.0)) for each in used)),
             )
         )
         held = {key for link, key in wanted.links if link == place.name}

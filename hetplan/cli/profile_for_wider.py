@@ -15,8 +15,8 @@ from hetplan.predict.laws import ALL_LAYERS
 from hetplan.predict.layer_answer import LayerShape, measured_itself
 from hetplan.search.asked import UPDATE, Asked, AskingPlan
 
-_LEAST = 0.02  # relative; what widens by less is not worth a line
-_MOST_LINES = 3
+_MIN_VALUE = 0.02  # relative; what widens by less is not worth a line
+_MAX_LINES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def _ground(predictor: FittedPredictor, model: ModelSpec, job: Job, asked: Asked
 
 def wider_words(before: Stand, after: Stand) -> tuple[str, ...]:
     """Why the best plan's interval is wider than before; nothing where it is not."""
-    if after.log_halfwidth <= before.log_halfwidth * (1 + _LEAST) or not (
+    if after.log_halfwidth <= before.log_halfwidth * (1 + _MIN_VALUE) or not (
         before.asking and after.asking
     ):
         return ()
@@ -87,13 +87,13 @@ def wider_words(before: Stand, after: Stand) -> tuple[str, ...]:
     found = []
     for part in best.parts.parts:
         old = was.get(part.asked)
-        if old is not None and part.log_halfwidth > old * (1 + _LEAST):
+        if old is not None and part.log_halfwidth > old * (1 + _MIN_VALUE):
             found.append((part.seconds * (part.log_halfwidth - old), part.asked, old, part))
     found.sort(key=lambda each: -each[0])
     old_grounds, new_grounds = (
         {each.asked: each for each in view.grounds} for view in (before, after)
     )
-    for _, name, old, part in found[:_MOST_LINES]:
+    for _, name, old, part in found[:_MAX_LINES]:
         first, then = old_grounds.get(name), new_grounds.get(name)
         why = f", by {then.words}" if then else ""
         thought = f" (by {first.words})" if first else ""

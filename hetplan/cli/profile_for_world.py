@@ -41,9 +41,9 @@ from hetplan.search.search import search
 from hetplan.search.what_to_measure import near_best
 from hetplan.units import format_about
 
-MOST_PLANS = 6  # a handful that a person can read
+MAX_PLANS = 6  # a handful that a person can read
 _RIVAL_SECONDS = 30.0  # enough for a dozen rivals of a 140 B model on 768 devices (22 s)
-_MOST_DEVICES = 64  # more than any node that is sold has
+_MAX_DEVICES = 64  # more than any node that is sold has
 _GRACE_SECONDS = 30.0  # past the budget, before a link's ranks are stopped; what they kept stays
 
 
@@ -76,7 +76,7 @@ class Machine:
             asking(f"{number}", plan, model, cluster, job, predictor)
             for number, plan in enumerate(self._plans)
         ]
-        near = near_best([each.parts for each in priced], most=MOST_PLANS)
+        near = near_best([each.parts for each in priced], most=MAX_PLANS)
         by_name = {each.parts.name: each for each in priced}
         plans = tuple(by_name[each.name] for each in near)
         wanted = self._wanted(predictor, held, plans)
@@ -299,7 +299,7 @@ def _count(name: str) -> int:
         return os.cpu_count() or 1
     count = 0
     try:
-        while count < _MOST_DEVICES:
+        while count < _MAX_DEVICES:
             open_backend(name, index=count)
             count += 1
     except InputError:

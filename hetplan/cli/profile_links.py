@@ -25,10 +25,10 @@ from hetplan.profiling.samples import LinkSample, ProfileSet
 from hetplan.profiling.store import LinkWriter
 
 # Without a model: beyond these a link's rate no longer changes with the size.
-LARGEST_CPU_MESSAGE_BYTES = 4 << 20
-LARGEST_ACCELERATOR_MESSAGE_BYTES = 256 << 20
+MAX_CPU_MESSAGE_BYTES = 4 << 20
+MAX_ACCELERATOR_MESSAGE_BYTES = 256 << 20
 # With a model: its gradients, up to what trainers put into one bucket at most.
-LARGEST_BUCKET_BYTES = 1 << 30
+MAX_BUCKET_BYTES = 1 << 30
 
 
 def profile_links(request: ProfileRequest) -> None:
@@ -59,11 +59,11 @@ def link_sizes(request: ProfileRequest, *, is_accelerator: bool) -> tuple[int, .
     loaded = request.load()
     if loaded is None:
         return message_sizes(
-            LARGEST_ACCELERATOR_MESSAGE_BYTES if is_accelerator else LARGEST_CPU_MESSAGE_BYTES
+            MAX_ACCELERATOR_MESSAGE_BYTES if is_accelerator else MAX_CPU_MESSAGE_BYTES
         )
     model, job = loaded
     gradients = model.parameter_count * job.precision.bytes_per_element
-    return message_sizes(min(LARGEST_BUCKET_BYTES, gradients))
+    return message_sizes(min(MAX_BUCKET_BYTES, gradients))
 
 
 def _lead(

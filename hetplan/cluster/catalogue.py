@@ -29,7 +29,7 @@ from hetplan.files.shipped import shipped_folder
 # Two words are one misspelt from here on (share of equal letters): `a10o` and `a100` have 0.75,
 # `tesla` and `ascend` 0.36.
 _SAME_WORD = 0.6
-_MOST_NEAREST = 5
+_MAX_NEAREST = 5
 
 
 def load_catalogue(folder: Path | None = None) -> tuple[DeviceKind, ...]:
@@ -173,7 +173,7 @@ def nearest_kinds(name: str, known: Iterable[str]) -> tuple[str, ...]:
         return ()
     # Beside a real match of words, kinds that are merely spelt alike would only distract.
     worst = max(kept[0][0][0], _BEGINNINGS)
-    return tuple(kind for rank, kind in kept if rank[0] <= worst)[:_MOST_NEAREST]
+    return tuple(kind for rank, kind in kept if rank[0] <= worst)[:_MAX_NEAREST]
 
 
 _WHOLE_WORDS, _BEGINNINGS, _INSIDE, _SOME_WORDS, _SPELT_ALIKE, _UNLIKE = range(6)

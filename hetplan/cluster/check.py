@@ -12,7 +12,7 @@ from hetplan.cluster.catalogue import nearest_kinds
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.places import island_paths, quantity, unknown
 from hetplan.cluster.power import capped_clock_ratio
-from hetplan.cluster.spec import MOST_DEVICES, too_many_devices
+from hetplan.cluster.spec import MAX_DEVICES, too_many_devices
 from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import Path
 from hetplan.files.reading import Document
@@ -49,7 +49,7 @@ def _size(document: Document, paths: list[Path]) -> Iterator[Fault]:
         (document.whole((*path, "nodes")) or 0) * (document.whole((*path, "devices_per_node")) or 0)
         for path in paths
     ]
-    if sum(counts) > MOST_DEVICES:
+    if sum(counts) > MAX_DEVICES:
         yield document.fault(("regions",), too_many_devices(sum(counts)))
 
 
@@ -188,5 +188,5 @@ def _node_powers(
         board = boards.get(document.word((*path, "device")), 0.0)
         each = next((watts for watts in given if watts is not None), board)
         devices = document.whole((*path, "devices_per_node")) or 0
-        if devices <= MOST_DEVICES:
+        if devices <= MAX_DEVICES:
             yield each * devices, name

@@ -19,9 +19,9 @@ from hetplan.files.nodes import Path
 from hetplan.files.reading import Document
 from hetplan.units import Dimension, format_bandwidth
 
-_LONGEST_SECONDS = 3600.0  # light takes 2,500 s to Mars and back at its farthest
-_LEAST_BYTES_PER_SECOND = 1.0  # a slip in an exponent, not a link
-_MOST_MISSING_LINKS = 10  # a hundred islands have 4,950 pairs, and one mend for all of them
+_MAX_SECONDS = 3600.0  # light takes 2,500 s to Mars and back at its farthest
+_MIN_BYTES_PER_SECOND = 1.0  # a slip in an exponent, not a link
+_MAX_MISSING_LINKS = 10  # a hundred islands have 4,950 pairs, and one mend for all of them
 
 
 def check_link_figures(document: Document) -> Iterator[Fault]:
@@ -93,11 +93,11 @@ def _figures(document: Document, path: Path) -> Iterator[Fault]:
     link = document.at(*path)
     for key in ("latency", "round_trip"):
         seconds = quantity(document, (*path, key), Dimension.TIME)
-        if seconds is not None and seconds > _LONGEST_SECONDS:
+        if seconds is not None and seconds > _MAX_SECONDS:
             yield document.fault((*path, key), "more than an hour; check the number and its unit")
     for key in ("bandwidth", "bandwidth_per_device", "bandwidth_shared"):
         rate = quantity(document, (*path, key), Dimension.BANDWIDTH)
-        if rate is not None and rate < _LEAST_BYTES_PER_SECOND:
+        if rate is not None and rate < _MIN_BYTES_PER_SECOND:
             yield document.fault(
                 (*path, key), "less than a byte per second; check the number and its unit"
             )
@@ -242,7 +242,7 @@ def _rest(
         absent = count.of(one, two)
         missing += absent
         pairs = _all_pairs(by_region, one, two)
-        while absent and shown < _MOST_MISSING_LINKS:
+        while absent and shown < _MAX_MISSING_LINKS:
             left, right = next(pairs)
             if frozenset((left.name, right.name)) not in listed:
                 absent, shown = absent - 1, shown + 1

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from hetplan.cluster.node import Nics, RingNics
 from hetplan.cluster.node_names import count_names, expand_names
 from hetplan.cluster.places import island_paths, quantity
-from hetplan.cluster.spec import MOST_DEVICES
+from hetplan.cluster.spec import MAX_DEVICES
 from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import Path
 from hetplan.files.reading import Document
@@ -24,7 +24,7 @@ def check_nodes(document: Document) -> Iterator[Fault]:
         yield from _nodes_out(document, path)
         yield from _names(document, path, named)
         devices = document.whole((*path, "devices_per_node"))
-        if devices is None or devices > MOST_DEVICES:
+        if devices is None or devices > MAX_DEVICES:
             continue
         for key, what in (("pcie_switches", "PCIe switches"), ("numa_nodes", "NUMA nodes")):
             yield from _spread(document, (*path, key), devices, what)
@@ -160,7 +160,7 @@ def _names(document: Document, path: Path, named: dict[str, Path]) -> Iterator[F
         except InputError as error:
             yield document.fault((*path, "node_names", at), str(error))
             return
-    if nodes is None or nodes > MOST_DEVICES:
+    if nodes is None or nodes > MAX_DEVICES:
         return
     if count != nodes:
         message = f"stands for {count} names, the island has {nodes} nodes; name every node"

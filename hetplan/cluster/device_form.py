@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from hetplan.cluster.devices import FIGURES, MOST_LANES, PCIE_GENERATIONS
+from hetplan.cluster.devices import FIGURES, MAX_LANES, PCIE_GENERATIONS
 from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import Path
 from hetplan.files.quantities import Bandwidth, Memory, Name, Rate, Ratio, Watts
@@ -60,7 +60,7 @@ class PeakForm:
     float32: Rate | None = None
     """True float32, not TF32: what float32 training reaches with its default settings."""
     tf32: Rate | None = None
-    """TF32, or the maker's own 19-bit-like format for float32 tensors."""
+    """TF32, or the vendor's own 19-bit-like format for float32 tensors."""
     float8: Rate | None = None
     """float8 with float32 accumulation."""
     float4: Rate | None = None
@@ -71,18 +71,18 @@ class PeakForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleUpForm:
-    """The maker's own links between devices."""
+    """The vendor's own links between devices."""
 
     __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
 
     name: Text
-    """As the maker calls it, with its generation: NVLink 4, Infinity Fabric, HCCS."""
+    """As the vendor calls it, with its generation: NVLink 4, Infinity Fabric, HCCS."""
     bandwidth: Bandwidth
     """Of one device in one direction, all links together: half of a bidirectional figure."""
     one_peer: Bandwidth | None = None
     """What one pair of devices can use of it, in one direction; left out: all of it."""
     peers: Annotated[int, Field(ge=1, le=10**6)] | None = None
-    """Other devices that it reaches in the maker's usual node or pod."""
+    """Other devices that it reaches in the vendor's usual node or pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class HostForm:
 
     pcie: Annotated[int, Field(ge=PCIE_GENERATIONS[0], le=PCIE_GENERATIONS[-1])]
     """Generation of PCI Express."""
-    lanes: Annotated[int, Field(ge=1, le=MOST_LANES)]
+    lanes: Annotated[int, Field(ge=1, le=MAX_LANES)]
     """Lanes of the device."""
 
 
@@ -106,7 +106,7 @@ class DeviceForm:
     kind: Name
     """Name that islands use."""
     vendor: Name
-    """Maker; devices of one maker share a communication library."""
+    """Vendor; devices of one vendor share a communication library."""
     peak: PeakForm = PeakForm()
     """Dense matrix rates; none: times of this kind come from measurements only."""
     memory: Memory | None = None
@@ -114,7 +114,7 @@ class DeviceForm:
     memory_bandwidth: Bandwidth | None = None
     """Of the device's own memory; left out: times of this kind come from measurements only."""
     scale_up: ScaleUpForm | None = None
-    """The maker's own links between devices; left out: none, or not public."""
+    """The vendor's own links between devices; left out: none, or not public."""
     host: HostForm | None = None
     """How the device is joined to its node."""
     max_power: Watts | None = None
@@ -128,13 +128,13 @@ class DeviceForm:
     """Library of fused attention with its backward pass; `none` where there is none; left out:
     unknown."""
     collectives: Name | None = None
-    """The maker's library of collectives: nccl, rccl, hccl, cncl, mccl, ..."""
+    """The vendor's library of collectives: nccl, rccl, hccl, cncl, mccl, ..."""
     torch_device: Name | None = None
     """torch's device type: cuda, npu, mlu, musa, xpu, hpu, gcu, ..."""
     driver_names: list[Text] = field(default_factory=list)
     """What the driver or torch calls it, so that it is recognised on a machine."""
     provenance: Literal["datasheet", "measured"]
-    """Whether the figures were printed by the maker or measured."""
+    """Whether the figures were printed by the vendor or measured."""
     source: Text
     """Where the figures were read that `sources` does not name."""
     sources: dict[str, Text] = field(default_factory=dict)

@@ -44,13 +44,13 @@ _PCIE_LANE_BYTES_PER_SECOND = {
 
 PCIE_GENERATIONS = tuple(_PCIE_LANE_BYTES_PER_SECOND)
 """Generations of PCI Express whose rate is known."""
-MOST_LANES = 32
+MAX_LANES = 32
 """Lanes of the widest link of PCI Express."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleUpFabric:
-    """The maker's own links between devices, without the network of the node."""
+    """The vendor's own links between devices, without the network of the node."""
 
     name: str
     bandwidth_bytes_per_second: float
@@ -59,7 +59,7 @@ class ScaleUpFabric:
     """What one pair of devices can use of it, in one direction; 0: all of it, as behind a switch,
     or not known."""
     peers: int = 0
-    """Other devices that it reaches in the maker's usual node or pod; 0 where that differs."""
+    """Other devices that it reaches in the vendor's usual node or pod; 0 where that differs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +73,8 @@ class HostInterface:
         if self.pcie_generation not in _PCIE_LANE_BYTES_PER_SECOND:
             known = ", ".join(map(str, PCIE_GENERATIONS))
             raise InputError(f"pcie_generation is {self.pcie_generation}; known: {known}")
-        if not 1 <= self.lanes <= MOST_LANES:
-            raise InputError(f"lanes is {self.lanes}; it must be from 1 to {MOST_LANES}")
+        if not 1 <= self.lanes <= MAX_LANES:
+            raise InputError(f"lanes is {self.lanes}; it must be from 1 to {MAX_LANES}")
 
     @property
     def bandwidth_bytes_per_second(self) -> float:
@@ -119,7 +119,7 @@ class DeviceKind:
     fused_attention: str = ""
     """Library of fused attention with its backward pass for this kind; `none`; empty: unknown."""
     collectives: str = ""
-    """The maker's library of collectives (nccl, rccl, hccl, ...)."""
+    """The vendor's library of collectives (nccl, rccl, hccl, ...)."""
     torch_device: str = ""
     """torch's device type (cuda, npu, mlu, musa, xpu, hpu, gcu, ...)."""
     driver_names: tuple[str, ...] = ()

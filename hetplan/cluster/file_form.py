@@ -13,7 +13,7 @@ from hetplan.cluster.launch_form import LaunchDomainForm
 from hetplan.cluster.link_form import BetweenForm, LinkForm
 from hetplan.cluster.node import RingNics
 from hetplan.cluster.node_names import NODE_NAMES_PATTERN
-from hetplan.cluster.spec import MOST_CLOCK_RATIO, MOST_SPEED_SPREAD
+from hetplan.cluster.spec import MAX_CLOCK_RATIO, MAX_SPEED_SPREAD
 from hetplan.files.quantities import (
     Bandwidth,
     Count,
@@ -27,9 +27,9 @@ CLUSTER_SCHEMA = "hetplan.cluster/4"
 FIRST_SCHEMA = "hetplan.cluster/1"
 """The form whose links between islands have a plain `bandwidth`, one device's share."""
 
-ClockRatio: TypeAlias = Annotated[float, Field(gt=0, le=MOST_CLOCK_RATIO)]
+ClockRatio: TypeAlias = Annotated[float, Field(gt=0, le=MAX_CLOCK_RATIO)]
 """A sustained clock over the one of the printed rates."""
-LogSpread: TypeAlias = Annotated[float, Field(ge=0, le=MOST_SPEED_SPREAD)]
+LogSpread: TypeAlias = Annotated[float, Field(ge=0, le=MAX_SPEED_SPREAD)]
 """Standard deviation of the logarithm of times."""
 
 NodeNumber: TypeAlias = Annotated[int, Field(ge=0)]

@@ -34,8 +34,8 @@ FIRST_PORT, LAST_PORT = 29500, 29999
 """Ports of a domain that names none: from the default of torchrun's --master-port on."""
 SSH_PORT = 22
 MINUTE = 60.0  # Slurm's resolution of --time
-MOST_TIME_SECONDS = 365 * 86400.0  # a year (a choice)
-MOST_ADDRESSES = 1 << 21
+MAX_TIME_SECONDS = 365 * 86400.0  # a year (a choice)
+MAX_ADDRESSES = 1 << 21
 """As many as a cluster can have devices."""
 DEFAULT_DOMAIN = "hosts"
 """Name of the domain of islands that no domain names."""
@@ -165,7 +165,7 @@ def domain_faults(domain: LaunchDomain) -> Iterator[Fault]:
         message = "is empty; name the islands whose hosts are started in this way"
         yield Fault(field="islands", message=message)
     limit = domain.time_limit_seconds
-    if limit is not None and not MINUTE <= limit <= MOST_TIME_SECONDS:
+    if limit is not None and not MINUTE <= limit <= MAX_TIME_SECONDS:
         message = f"{limit:g} s; a limit is from a minute to a year"
         yield Fault(field="time_limit_seconds", message=message)
     for field, belongs in _OWN_FIELDS:
@@ -205,8 +205,8 @@ def _address_faults(addresses: tuple[tuple[str, str], ...]) -> Iterator[Fault]:
         where = f"addresses[{at}]"
         try:
             count = count_names(nodes)
-            if count > MOST_ADDRESSES or ("[" in written and count_names(written) > MOST_ADDRESSES):
-                message = f"stands for more than {MOST_ADDRESSES:,} nodes; correct the range"
+            if count > MAX_ADDRESSES or ("[" in written and count_names(written) > MAX_ADDRESSES):
+                message = f"stands for more than {MAX_ADDRESSES:,} nodes; correct the range"
                 yield Fault(field=where, message=message)
                 continue
             each = expand_addresses(written)
@@ -321,7 +321,7 @@ def resource_of(domain: LaunchDomain, device: str, vendor: str) -> str:
 
 
 _PLUGIN_RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
-"""Of the makers with one device plugin and one name (NVIDIA/k8s-device-plugin,
+"""Of the vendors with one device plugin and one name (NVIDIA/k8s-device-plugin,
 ROCm/k8s-device-plugin: README)."""
 _OWN_FIELDS = (
     ("ssh_user", Scheduler.HOSTS),

@@ -15,7 +15,7 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.launch_domains import (
     FIRST_PORT,
     LAST_PORT,
-    MOST_ADDRESSES,
+    MAX_ADDRESSES,
     SSH_PORT,
     KindLaunch,
     LaunchDomain,
@@ -179,5 +179,5 @@ def _right_names(listed: object) -> Iterator[str]:
     """Names that `check_nodes` finds nothing wrong with."""
     for entry in listed if isinstance(listed, list) else ():
         with suppress(InputError):
-            if isinstance(entry, str) and count_names(entry) <= MOST_ADDRESSES:
+            if isinstance(entry, str) and count_names(entry) <= MAX_ADDRESSES:
                 yield entry

@@ -11,10 +11,10 @@ import re
 
 from hetplan.files.name_patterns import NAME_PATTERN
 
-LONGEST_INTERFACE = 15
+MAX_INTERFACE_LENGTH = 15
 """IFNAMSIZ - 1 of Linux (include/uapi/linux/if.h)."""
-_LONGEST_HOST, _LONGEST_LABEL = 253, 63  # RFC 1035, section 2.3.4, as text
-_LONGEST_PATH = 200
+_MAX_HOST_LENGTH, _MAX_LABEL_LENGTH = 253, 63  # RFC 1035, section 2.3.4, as text
+_MAX_PATH_LENGTH = 200
 """Of an image behind its registry (a choice: a reference that people write is shorter)."""
 _LAST_PORT = 65535
 _FIRST_FREE_PORT = 1024
@@ -53,17 +53,17 @@ def domain_fault(text: str) -> str:
 
 def interface_fault(text: str) -> str:
     """Of a network interface of Linux."""
-    if _INTERFACE.fullmatch(text) and len(text) <= LONGEST_INTERFACE:
+    if _INTERFACE.fullmatch(text) and len(text) <= MAX_INTERFACE_LENGTH:
         return ""
     return (
         f"found {text[:60]!a}; write one interface as `ip link` shows it, at most "
-        f"{LONGEST_INTERFACE} of letters, digits, '.', '_' and '-', such as eth0"
+        f"{MAX_INTERFACE_LENGTH} of letters, digits, '.', '_' and '-', such as eth0"
     )
 
 
 def device_fault(text: str) -> str:
     """Of an RDMA device, with a port where it has several."""
-    if _DEVICE.fullmatch(text) and len(text) <= _LONGEST_LABEL:
+    if _DEVICE.fullmatch(text) and len(text) <= _MAX_LABEL_LENGTH:
         return ""
     return f"found {text[:60]!a}; write a device as `ibv_devices` shows it: mlx5_0, or mlx5_0:1"
 
@@ -83,8 +83,8 @@ def address_fault(text: str) -> str:
             return f"found {text[:60]!a}; write an address that other hosts can reach"
         return ""
     labels = text.split(".")
-    right = len(text) <= _LONGEST_HOST and all(
-        len(label) <= _LONGEST_LABEL and _HOST_LABEL.fullmatch(label) for label in labels
+    right = len(text) <= _MAX_HOST_LENGTH and all(
+        len(label) <= _MAX_LABEL_LENGTH and _HOST_LABEL.fullmatch(label) for label in labels
     )
     # Names whose last label is a number are read as IPv4 addresses (RFC 1123, section 2.1).
     if right and not (len(labels) > 1 and labels[-1].isdigit()):
@@ -105,7 +105,7 @@ def port_fault(port: int, least: int = _FIRST_FREE_PORT) -> str:
 def image_fault(text: str) -> str:
     """Of a container image: a reference, enroot's registry#image form, or a .sqsh or .sif file."""
     right = _IMAGE.fullmatch(text) or _PYXIS.fullmatch(text) or _PATH.fullmatch(text)
-    if right and len(text) <= _LONGEST_PATH + _LONGEST_HOST:
+    if right and len(text) <= _MAX_PATH_LENGTH + _MAX_HOST_LENGTH:
         return ""
     return (
         f"found {text[:60]!a}; write [registry/]name[:tag][@digest], such as "
@@ -115,7 +115,7 @@ def image_fault(text: str) -> str:
 
 def reference_fault(text: str) -> str:
     """Of an image that a container runtime of Kubernetes can pull."""
-    if _IMAGE.fullmatch(text) and len(text) <= _LONGEST_PATH + _LONGEST_HOST:
+    if _IMAGE.fullmatch(text) and len(text) <= _MAX_PATH_LENGTH + _MAX_HOST_LENGTH:
         return ""
     return f"found {text[:60]!a}; Kubernetes pulls [registry/]name[:tag][@digest]"
 
@@ -126,7 +126,7 @@ def kubernetes_resource_fault(text: str) -> str:
     labels = domain.split(".")
     right = (
         slash
-        and len(domain) <= _LONGEST_HOST
+        and len(domain) <= _MAX_HOST_LENGTH
         and all(_LABEL.fullmatch(label) for label in labels)
         and _QUALIFIED.fullmatch(name)
     )
@@ -137,21 +137,21 @@ def kubernetes_resource_fault(text: str) -> str:
 
 def slurm_type_fault(text: str) -> str:
     """Of a type of Slurm's generic resource gpu."""
-    if _WORD.fullmatch(text) and len(text) <= _LONGEST_LABEL:
+    if _WORD.fullmatch(text) and len(text) <= _MAX_LABEL_LENGTH:
         return ""
     return f"found {text[:60]!a}; write the Type of gres.conf, such as a100"
 
 
 def user_fault(text: str) -> str:
     """Of a login name."""
-    if _USER.fullmatch(text) and len(text) <= _LONGEST_LABEL:
+    if _USER.fullmatch(text) and len(text) <= _MAX_LABEL_LENGTH:
         return ""
     return f"found {text[:60]!a}; write a login name of letters, digits, '.', '_' and '-'"
 
 
 def word_fault(text: str) -> str:
     """Of a partition or another plain name."""
-    if _WORD.fullmatch(text) and len(text) <= _LONGEST_LABEL:
+    if _WORD.fullmatch(text) and len(text) <= _MAX_LABEL_LENGTH:
         return ""
     return f"found {text[:60]!a}; use letters, digits, '.', '_' and '-', beginning with one of them"
 

@@ -111,7 +111,7 @@ def _island(form: IslandForm, region: str, kinds: Mapping[str, DeviceKind]) -> I
     memory_bytes = form.memory or device.memory_bytes
     if not device.memory_bytes:
         device = replace(device, memory_bytes=memory_bytes)
-    # A CPU core has no accelerator library; everything else is expected to have its maker's.
+    # A CPU core has no accelerator library; everything else is expected to have its vendor's.
     direct = Transport.HOST_STAGED if device.kind == CPU_KIND else Transport.DEVICE_DIRECT
     nics = _nics(form.nics) if form.nics else None
     intra_node = _link(form.intra_node, form.intra_node.bandwidth or 0.0, direct)

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from hetplan.errors import InputError
 
-MOST_NICS = 10**9
+MAX_NICS = 10**9
 """NICs of a node: as many as a cluster file can say, so that their numbers fit into arrays."""
 
 
@@ -52,9 +52,9 @@ class Nics:
 
     def __post_init__(self) -> None:
         for field in ("per_node", "most_per_device"):
-            if not 1 <= getattr(self, field) <= MOST_NICS:
+            if not 1 <= getattr(self, field) <= MAX_NICS:
                 raise InputError(
-                    f"{field} is {getattr(self, field)}; it must be from 1 to {MOST_NICS:,}"
+                    f"{field} is {getattr(self, field)}; it must be from 1 to {MAX_NICS:,}"
                 )
         if not 0 < self.bandwidth_bytes_per_second < math.inf:
             raise InputError(

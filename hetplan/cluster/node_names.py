@@ -16,7 +16,7 @@ _ENTRY = re.compile(
     r"(?:\[(?P<ranges>[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*)\](?P<after>[A-Za-z0-9._-]*))?",
     re.ASCII,
 )
-_MOST_DIGITS = 9
+_MAX_DIGITS = 9
 
 NODE_NAMES_PATTERN = (
     rf"^(?:{_WORD}|(?:{_WORD})?\[[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*\][A-Za-z0-9._-]*)$"
@@ -34,8 +34,8 @@ def _ranges(entry: str) -> tuple[str, list[tuple[str, int, int]], str]:
     ranges = []
     for part in (found["ranges"] or "").split(","):
         first, _, last = part.partition("-")
-        if len(first) > _MOST_DIGITS or len(last) > _MOST_DIGITS:
-            raise InputError(f"{entry[:60]!a} has a number of more than {_MOST_DIGITS} digits")
+        if len(first) > _MAX_DIGITS or len(last) > _MAX_DIGITS:
+            raise InputError(f"{entry[:60]!a} has a number of more than {_MAX_DIGITS} digits")
         if part:
             low, high = int(first), int(last or first)
             if high < low:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from hetplan.files.nodes import Path
     from hetplan.files.reading import Document
 
-_MOST_NAMES = 10
-_MOST_COMPARED = 2000  # comparing spellings takes long where both a name and its list are many
+_MAX_NAMES = 10
+_MAX_COMPARED = 2000  # comparing spellings takes long where both a name and its list are many
 
 
 def island_paths(document: Document) -> Iterator[tuple[int, Path]]:
@@ -39,12 +39,12 @@ def quantity(document: Document, path: Path, dimension: Dimension) -> float | No
 def unknown(name: str, known: Collection[str], what: str) -> str:
     """What to say of a name that is not there."""
     near: list[str] = []
-    if len(known) <= _MOST_COMPARED:
+    if len(known) <= _MAX_COMPARED:
         near = get_close_matches(name[:100], sorted(known), n=3, cutoff=0.4)
     if near:
         hint = f"nearest: {', '.join(near)}"
     else:
-        shown = sorted(known)[:_MOST_NAMES]
+        shown = sorted(known)[:_MAX_NAMES]
         more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
         hint = f"known: {', '.join(shown)}{more}" if known else "there is none in the file"
     return f"unknown {what} {name[:60]!a}; {hint}"

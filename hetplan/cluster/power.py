@@ -19,7 +19,7 @@ STATIC_POWER = 0.1
 McDonald et al. (arXiv 2205.09646) found language models trained under 150 of 250 W on average 6.8 %
 slower; this law says 22 %, because it takes the work to draw all of the limit and to wait for the
 clock only. Where a capped clock was read, `clock_ratio` without the cap is better."""
-LEAST_VOLTAGE = 0.6
+MIN_VOLTAGE = 0.6
 """Assumed: part of its voltage at the highest clock below which a chip's voltage does not go."""
 
 
@@ -100,4 +100,4 @@ def capped_clock_ratio(power_ratio: float) -> float:
             f"{STATIC_POWER:.0%} that a device is taken to draw without computing; raise it"
         )
     scaled = float(dynamic ** (1.0 / 3.0))
-    return scaled if scaled >= LEAST_VOLTAGE else dynamic / LEAST_VOLTAGE**2
+    return scaled if scaled >= MIN_VOLTAGE else dynamic / MIN_VOLTAGE**2

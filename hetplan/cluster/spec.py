@@ -27,9 +27,9 @@ from hetplan.cluster.node_names import count_names, expand_names
 from hetplan.errors import InputError
 
 __all__ = [
-    "MOST_CLOCK_RATIO",
-    "MOST_DEVICES",
-    "MOST_SPEED_SPREAD",
+    "MAX_CLOCK_RATIO",
+    "MAX_DEVICES",
+    "MAX_SPEED_SPREAD",
     "Cluster",
     "Island",
     "IslandLink",
@@ -40,23 +40,23 @@ __all__ = [
     "too_many_devices",
 ]
 
-MOST_DEVICES = 1 << 21
+MAX_DEVICES = 1 << 21
 """Most devices of a cluster: twenty times the largest that was built, and a plan of them still
 takes seconds and fits in memory. More is a slip in a count."""
 
-MOST_CLOCK_RATIO = 1.5
+MAX_CLOCK_RATIO = 1.5
 """No device holds a clock half above the one of its printed rates."""
 
-MOST_SPEED_SPREAD = 1.0
+MAX_SPEED_SPREAD = 1.0
 """Standard deviation of logarithms at which one device in six takes e times the median's time."""
 
-_MOST_NAMES_SHOWN = 20
+_MAX_NAMES_SHOWN = 20
 
 
 def too_many_devices(count: int) -> str:
     """The fault of a cluster with more devices than can be."""
     return (
-        f"{count:,} devices; a cluster has at most {MOST_DEVICES:,}: check nodes and "
+        f"{count:,} devices; a cluster has at most {MAX_DEVICES:,}: check nodes and "
         "devices_per_node"
     )
 
@@ -123,15 +123,15 @@ class Island:
         self._check_speed()
 
     def _check_speed(self) -> None:
-        if not 0 < self.clock_ratio <= MOST_CLOCK_RATIO:
+        if not 0 < self.clock_ratio <= MAX_CLOCK_RATIO:
             raise InputError(
                 f"clock_ratio is {self.clock_ratio}; it must be above 0 and at most "
-                f"{MOST_CLOCK_RATIO}"
+                f"{MAX_CLOCK_RATIO}"
             )
-        if self.speed_spread is not None and not 0 <= self.speed_spread <= MOST_SPEED_SPREAD:
+        if self.speed_spread is not None and not 0 <= self.speed_spread <= MAX_SPEED_SPREAD:
             raise InputError(
                 f"speed_spread is {self.speed_spread}; it is a standard deviation of logarithms, "
-                f"from 0 to {MOST_SPEED_SPREAD:g}"
+                f"from 0 to {MAX_SPEED_SPREAD:g}"
             )
         cap, board = self.power_cap_watts, self.device.max_power_watts
         if cap is not None and not 0 < cap < math.inf:
@@ -217,7 +217,7 @@ class Cluster:
     def __post_init__(self) -> None:
         if len({island.name for island in self.islands}) < len(self.islands):
             raise InputError(f"two islands have one name; the names are {self._names()}")
-        if self.num_devices > MOST_DEVICES:
+        if self.num_devices > MAX_DEVICES:
             raise InputError(too_many_devices(self.num_devices))
         if self.launch_domains:
             self._check_launch()
@@ -350,7 +350,7 @@ class Cluster:
         return named | dict.fromkeys(others, plain)
 
     def _names(self) -> str:
-        names = [island.name for island in self.islands[:_MOST_NAMES_SHOWN]]
+        names = [island.name for island in self.islands[:_MAX_NAMES_SHOWN]]
         more = len(self.islands) - len(names)
         return ", ".join(names) + (f" and {more} more" if more else "")
 

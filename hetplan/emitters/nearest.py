@@ -2,8 +2,8 @@
 
 The same model, cluster and job are searched for the target's own limits. What the trainer's module
 still refuses of the plan that is found is pinned away: a fault that says `pin NAME: VALUE` names
-the pin; where one launch cannot hold the devices of several makers, each maker's devices alone are
-tried. Of a trainer that cuts layers itself, plans with several numbers of stages are cut so and
+the pin; where one launch cannot hold the devices of several vendors, each vendor's devices alone
+are tried. Of a trainer that cuts layers itself, plans with several numbers of stages are cut so and
 priced. So the answer is the fastest plan under those pins, not of all that the target can run.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate, misfits
 from hetplan.emitters.emission import plan_faults, refusals
-from hetplan.emitters.makers import maker_of
 from hetplan.emitters.trainer_launch import EmitOptions, Trainer
+from hetplan.emitters.vendors import vendor_of
 from hetplan.errors import Fault, HetplanError, InfeasibleError, InputError, LimitError
 from hetplan.job.check import check_job_against
 from hetplan.job.spec import Job, Pins, TrainerOptions
@@ -32,9 +32,9 @@ from hetplan.search.search import search
 from hetplan.search.solver import Progress
 from hetplan.units import format_each
 
-_MOST_ROUNDS = 8
+_MAX_ROUNDS = 8
 """Searches in a row, each with pins that the one before asked for."""
-_MOST_STAGES = 64
+_MAX_STAGES = 64
 """Of plans that are tried with the trainer's own cut."""
 _PIN = re.compile(r"\bpin ([a-z_]+): ([a-z0-9-]+)", re.ASCII)
 _OPTION = "inputs.job.trainer."
@@ -98,7 +98,7 @@ class _Asked:
         """(a plan that the trainer can run, pins that it took)."""
         inputs = self.result.inputs
         changes: list[str] = []
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             found = self._searched(job)
             faults = self._refused(found)
             if not faults:
@@ -113,7 +113,7 @@ class _Asked:
             against = check_job_against(job, inputs.model, inputs.cluster)
             if against:
                 raise InfeasibleError([f"{self._none()}: {fault}" for fault in against])
-        raise InfeasibleError([f"{self._none()} in {_MOST_ROUNDS} searches"])
+        raise InfeasibleError([f"{self._none()} in {_MAX_ROUNDS} searches"])
 
     def _otherwise(
         self, job: Job, found: SearchResult, faults: Sequence[Fault], changes: tuple[str, ...]
@@ -121,7 +121,7 @@ class _Asked:
         """What is left where no pin helps against the faults of the plan that was found."""
         cluster = self.result.inputs.cluster
         if len({_library(cluster, island) for island in _islands_of(found.plan, cluster)}) > 1:
-            return self._one_maker(job, changes)
+            return self._one_vendor(job, changes)
         cut = self._as_it_cuts(job, found)
         if cut is not None:
             return cut, (*changes, f"layers of the stages as {self.trainer.name} cuts them")
@@ -153,7 +153,7 @@ class _Asked:
         own, layers = len(found.plan.pipelines[0].stages), found.inputs.model.num_layers
         if job.pin.pp is not None:
             return [own]
-        most = min(layers, found.inputs.cluster.num_devices, _MOST_STAGES)
+        most = min(layers, found.inputs.cluster.num_devices, _MAX_STAGES)
         counts = [n for n in range(1, most + 1) if layers % n == 0 or n & (n - 1) == 0]
         return list(dict.fromkeys((own, *counts)))
 
@@ -174,10 +174,10 @@ class _Asked:
     def _refused(self, result: SearchResult) -> tuple[Fault, ...]:
         return plan_faults(refusals(result, self.trainer, self.options))
 
-    def _one_maker(
+    def _one_vendor(
         self, job: Job, changes: tuple[str, ...]
     ) -> tuple[SearchResult, tuple[str, ...]]:
-        """The best plan on the devices of one maker."""
+        """The best plan on the devices of one vendor."""
         cluster = self.result.inputs.cluster
         best: tuple[SearchResult, tuple[str, ...]] | None = None
         reasons: list[str] = []
@@ -288,7 +288,7 @@ def _priced(result: SearchResult, job: Job, predictor: Predictor) -> float:
 
 def _library(cluster: Cluster, island: str) -> str:
     device = cluster.island(island).device
-    return maker_of(device.vendor, device.kind).library
+    return vendor_of(device.vendor, device.kind).library
 
 
 def _islands_of(plan: Plan, cluster: Cluster) -> tuple[str, ...]:

@@ -17,13 +17,13 @@ import numpy as np
 from hetplan.cluster.launch_names import address_fault
 from hetplan.cluster.places import unknown
 from hetplan.cluster.spec import Cluster, Island
-from hetplan.emitters.makers import maker_of
 from hetplan.emitters.sheet import Agent, Host, LaunchSheet
+from hetplan.emitters.vendors import vendor_of
 from hetplan.errors import Fault, InputError
 from hetplan.plans.places import Devices, Places, stage_array
 from hetplan.plans.plan import Plan
 
-_MOST_SHOWN = 8
+_MAX_SHOWN = 8
 """Names in one message."""
 
 
@@ -170,7 +170,7 @@ def _host_faults(cluster: Cluster, hosts: Iterable[Host]) -> Iterator[Fault]:
 def _starts(places: Places, hosts: dict[int, Host], devices: Devices) -> Devices:
     """First rank of every agent: where the next rank lies on another host.
 
-    Some makers' software lists visible devices in ascending order only: there a smaller device
+    Some vendors' software lists visible devices in ascending order only: there a smaller device
     starts an agent too.
     """
     nodes = places.nodes(devices)
@@ -180,7 +180,7 @@ def _starts(places: Places, hosts: dict[int, Host], devices: Devices) -> Devices
         ascending = [
             node
             for node, host in hosts.items()
-            if maker_of(host.vendor, host.device_kind).ascending_only
+            if vendor_of(host.vendor, host.device_kind).ascending_only
         ]
         turns |= falling & np.isin(nodes[1:], ascending)
     found: Devices = np.concatenate([[0], np.flatnonzero(turns) + 1]).astype(np.int64)
@@ -235,5 +235,5 @@ def _parts_of_hosts(agents: tuple[Agent, ...]) -> Iterator[str]:
 
 def listed(names: Sequence[str], between: str = ", ") -> str:
     """The first names, and how many more there are."""
-    more = len(names) - _MOST_SHOWN
-    return between.join(names[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MAX_SHOWN
+    return between.join(names[:_MAX_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -6,7 +6,7 @@ check.py     checks it, on hosts with Python 3.6 or newer and nothing else; chec
              are its parts (hetplan/emitters/preflight_program)
 
 Figures of the network are those of the cluster's links. A socket tells them of links over which
-data is staged through host memory; what a maker's library reaches over its own network it cannot.
+data is staged through host memory; what a vendor's library reaches over its own network it cannot.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ PROGRAM_FILES = (
     "check_network.py",
     "check_report.py",
 )
-MOST_PAIRS = 32
+MAX_PAIRS = 32
 """Measured one after the other, a few seconds each: two minutes."""
-MOST_STREAMS = 16
+MAX_STREAMS = 16
 """Most connections of one measurement (a choice)."""
 FREE_STREAMS = 4
 """Connections of one device's transfer where the cluster does not say how many (a choice)."""
@@ -303,18 +303,18 @@ def _ring(plan: Plan, group: ReductionGroup) -> Iterator[tuple[str, Devices, Dev
 
 
 def _sampled(flows: tuple[_Flow, ...]) -> Iterable[_Flow]:
-    """At most `MOST_PAIRS` of them, some of every reason."""
-    if len(flows) <= MOST_PAIRS:
+    """At most `MAX_PAIRS` of them, some of every reason."""
+    if len(flows) <= MAX_PAIRS:
         return flows
     by_reason: dict[str, list[_Flow]] = {}
     for flow in flows:
         by_reason.setdefault(flow[2], []).append(flow)
     chosen: list[_Flow] = []
     depth = 0
-    while len(chosen) < MOST_PAIRS:
+    while len(chosen) < MAX_PAIRS:
         chosen += [each[depth] for each in by_reason.values() if depth < len(each)]
         depth += 1
-    return chosen[:MOST_PAIRS]
+    return chosen[:MAX_PAIRS]
 
 
 def _pair(cluster: Cluster, places: Places, name_of: dict[int, str], flow: _Flow) -> CheckedPair:
@@ -327,7 +327,7 @@ def _pair(cluster: Cluster, places: Places, name_of: dict[int, str], flow: _Flow
         why=why,
         round_trip_seconds=link.round_trip_seconds,
         bandwidth_bytes_per_second=devices * link.among(devices).goodput_bytes_per_second,
-        streams=min(MOST_STREAMS, devices * (link.streams or FREE_STREAMS)),
+        streams=min(MAX_STREAMS, devices * (link.streams or FREE_STREAMS)),
         comparable=link.transport is Transport.HOST_STAGED,
     )
 

@@ -11,10 +11,10 @@ from itertools import groupby
 import numpy as np
 
 from hetplan.cluster.launch_domains import LaunchDomain, Scheduler
-from hetplan.emitters.makers import libraries
 from hetplan.emitters.quoting import FOLDER, comment
 from hetplan.emitters.sheet import Agent, Host, LaunchSheet
 from hetplan.emitters.trainer_launch import EmitOptions, TrainerLaunch
+from hetplan.emitters.vendors import libraries
 from hetplan.plans.checkpoint_formats import reshardable
 from hetplan.plans.pieces import data_ranks
 from hetplan.plans.places import Places, stage_array
@@ -23,7 +23,7 @@ from hetplan.search.result import SearchResult
 from hetplan.units import format_bytes, format_seconds
 from hetplan.version import __version__
 
-_MOST_ROWS = 40
+_MAX_ROWS = 40
 """Of a table; the rest is counted."""
 
 
@@ -249,10 +249,10 @@ def _remarks(title: str, remarks: Iterable[str]) -> tuple[str, ...]:
 
 
 def _cut(rows: Sequence[str], what: str) -> Iterator[str]:
-    yield from rows[:_MOST_ROWS]
-    if len(rows) > _MOST_ROWS:
+    yield from rows[:_MAX_ROWS]
+    if len(rows) > _MAX_ROWS:
         yield ""
-        yield f"and {len(rows) - _MOST_ROWS:,} more {what}."
+        yield f"and {len(rows) - _MAX_ROWS:,} more {what}."
 
 
 def _host_names(names: Sequence[str]) -> str:

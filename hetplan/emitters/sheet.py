@@ -28,7 +28,7 @@ class Host:
     region: str
     device_kind: str
     vendor: str
-    """Maker of its devices, as in the catalogue."""
+    """Vendor of its devices, as in the catalogue."""
     devices_per_node: int
 
 

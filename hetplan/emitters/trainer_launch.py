@@ -71,7 +71,7 @@ class TrainerLaunch:
     environment: tuple[tuple[str, str], ...]
     """Of every rank; values may hold `{folder}`."""
     agent_environment: tuple[tuple[tuple[str, str], ...], ...]
-    """Of each agent in the order of node ranks, after `environment`: what its maker's libraries
+    """Of each agent in the order of node ranks, after `environment`: what its vendor's libraries
     want, interface names, visible devices."""
     agent_arguments: tuple[tuple[tuple[str, ...], ...], ...] = ()
     """Of each agent in the order of node ranks, after `arguments`, of which they may repeat one

@@ -20,8 +20,8 @@ take by themselves (60 us there and back on an idle one)."""
 MACHINE_BYTES_PER_SECOND = 10e9 / 8
 """Above it a rate is said to be more than a machine's kernel carries: 11 Gbit/s were measured
 between two namespaces of 2 cores, 5 Gbit/s over their loopback device."""
-LEAST_BUFFER_BYTES = 4_000_000
-MOST_BUFFER_BYTES = 64_000_000
+MIN_BUFFER_BYTES = 4_000_000
+MAX_BUFFER_BYTES = 64_000_000
 BUFFER_SECONDS = 0.1
 """A router's usual buffer: what its line carries in 100 ms, and never so little that a single
 connection with Linux's usual 4 MB of send buffer overflows it; at most 64 MB, for the relay holds
@@ -56,8 +56,8 @@ def pipe_bytes_per_second(link: Link, left_devices: int, right_devices: int) -> 
 
 def buffer_bytes(rate_bytes_per_second: float) -> int:
     """What may wait in front of a long link."""
-    wanted = min(BUFFER_SECONDS * rate_bytes_per_second, MOST_BUFFER_BYTES)
-    return max(LEAST_BUFFER_BYTES, round(wanted))
+    wanted = min(BUFFER_SECONDS * rate_bytes_per_second, MAX_BUFFER_BYTES)
+    return max(MIN_BUFFER_BYTES, round(wanted))
 
 
 def is_bridged(link: Link | None, left: Island, right: Island) -> bool:

@@ -33,7 +33,7 @@ from hetplan.emulation.values import (
 )
 from hetplan.errors import Fault, InputError
 
-MOST_HOSTS = 200
+MAX_HOSTS = 200
 """Hosts, and islands, of an emulation: one byte of an address each."""
 
 
@@ -83,10 +83,10 @@ def _hosts(
     cluster: Cluster, key: str, network: int, segment_of: dict[str, int], file: str
 ) -> tuple[EmulatedHost, ...]:
     count = sum(len(island.usable_nodes) for island in cluster.islands)
-    if max(count, len(cluster.islands)) > MOST_HOSTS:
+    if max(count, len(cluster.islands)) > MAX_HOSTS:
         message = (
             f"the cluster has {count:,} hosts in {len(cluster.islands)} islands; at most "
-            f"{MOST_HOSTS} are emulated: write a smaller cluster file with the same kinds and links"
+            f"{MAX_HOSTS} are emulated: write a smaller cluster file with the same kinds and links"
         )
         raise InputError(Fault(file=file, message=message))
     hosts: list[EmulatedHost] = []

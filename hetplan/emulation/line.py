@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-MOST_HELD_BYTES = 256 * 2**20
+MAX_HELD_BYTES = 256 * 2**20
 """Of frames, in one direction: whatever rate, delay and buffer a file asks for, the relay's memory
 is bounded."""
 FRAME_OVERHEAD_BYTES = 256
@@ -40,7 +40,7 @@ class Line:
         kept = len(frame) + FRAME_OVERHEAD_BYTES
         if (begins - now) * self.rate_bytes_per_second + wire_bytes > self.buffer_bytes:
             return False
-        if self.held_bytes + kept > MOST_HELD_BYTES:
+        if self.held_bytes + kept > MAX_HELD_BYTES:
             return False
         self.free_at = begins + wire_bytes / self.rate_bytes_per_second
         self.held.append((self.free_at + self.delay_seconds, to, frame))

@@ -25,7 +25,7 @@ ROUND_TRIPS = 50
 PAYLOAD_SHARE = 1448 / 1514
 SECONDS = 2.0
 """That a transfer is to take, at the link's rate."""
-MOST_BYTES = 1_000_000_000
+MAX_BYTES = 1_000_000_000
 LIMIT_SECONDS = 120.0
 
 
@@ -88,7 +88,7 @@ def _measure(
     *,
     seconds: float,
 ) -> MeasuredLink:
-    size = round(min(rate * seconds, MOST_BYTES))
+    size = round(min(rate * seconds, MAX_BYTES))
     with answering(emulation, destination.name):
         trips = ask(
             emulation, source.name, "round-trip", destination.data_address, PORT, ROUND_TRIPS

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hetplan.emulation.figures import LEAST_BUFFER_BYTES
+from hetplan.emulation.figures import MIN_BUFFER_BYTES
 from hetplan.emulation.values import (
     CONTROL_HOST,
     CONTROL_INTERFACE,
@@ -104,7 +104,7 @@ def fabric_queue_lines(emulation: Emulation) -> tuple[str, ...]:
 
 
 def _tbf(interface: str, bytes_per_second: float) -> str:
-    limit = max(LEAST_BUFFER_BYTES, round(QUEUE_SECONDS * bytes_per_second))
+    limit = max(MIN_BUFFER_BYTES, round(QUEUE_SECONDS * bytes_per_second))
     rate = max(1, round(bytes_per_second * 8))
     # tc keeps the limit in 32 bits.
     return (
@@ -118,7 +118,7 @@ def settings(emulation: Emulation) -> tuple[tuple[str, str], ...]:
     longest = max((pipe.rate_bytes_per_second * pipe.delay_seconds for pipe in emulation.pipes),
                   default=0.0)  # fmt: skip
     # Four times what is under way in a round trip, at least Linux's usual 4 MB.
-    window = max(LEAST_BUFFER_BYTES, min(round(8 * longest), 2**30))
+    window = max(MIN_BUFFER_BYTES, min(round(8 * longest), 2**30))
     return (
         # No IPv6: its own messages would be among the measured ones.
         ("ipv6/conf/all/disable_ipv6", "1"),

@@ -31,7 +31,7 @@ IFF_TAP, IFF_NO_PI, IFF_VNET_HDR = 0x2, 0x1000, 0x4000
 TUN_F_CSUM, TUN_F_TSO4 = 0x1, 0x2
 HEADER_BYTES = 10
 """struct virtio_net_hdr without num_buffers."""
-MOST_FRAME_BYTES = HEADER_BYTES + 14 + 4 + 65535
+MAX_FRAME_BYTES = HEADER_BYTES + 14 + 4 + 65535
 EVERYBODY, ETHERTYPE_ARP = b"\xff" * 6, b"\x08\x06"
 FRAMES_PER_READ = 64
 """Read from one TAP before the others and what is due get their turn."""
@@ -108,7 +108,7 @@ def take_in(ports: RelayPorts, tap: int, counters: memoryview) -> None:
     """Put what waits at a TAP on the lines."""
     for _ in range(FRAMES_PER_READ):
         try:
-            frame = os.read(tap, MOST_FRAME_BYTES)
+            frame = os.read(tap, MAX_FRAME_BYTES)
         except BlockingIOError:
             return
         # Ethernet: destination, source, type.

@@ -269,7 +269,7 @@ def read_json(file: str, text: str, repeatable: frozenset[Path] = frozenset()) -
     return data
 
 
-_MOST_DUPLICATES = 20  # a reader mends the first few and looks again
+_MAX_DUPLICATES = 20  # a reader mends the first few and looks again
 
 
 def duplicate_error(file: str, root: Node) -> InputError:
@@ -282,11 +282,11 @@ def duplicate_error(file: str, root: Node) -> InputError:
             field=field_text(path),
             message=f"this key is already on line {first}; keep one of the two",
         )
-        for line, path, first in found[:_MOST_DUPLICATES]
+        for line, path, first in found[:_MAX_DUPLICATES]
     ]
-    if len(found) > _MOST_DUPLICATES:
-        message = f"{len(found) - _MOST_DUPLICATES} more keys are repeated"
-        faults.append(Fault(file=file, line=found[_MOST_DUPLICATES][0], message=message))
+    if len(found) > _MAX_DUPLICATES:
+        message = f"{len(found) - _MAX_DUPLICATES} more keys are repeated"
+        faults.append(Fault(file=file, line=found[_MAX_DUPLICATES][0], message=message))
     return InputError(*faults)
 
 

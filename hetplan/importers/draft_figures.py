@@ -186,7 +186,7 @@ def _rows(
 def from_topology(topology: NodeTopology, device: DeviceKind) -> LinkFigures:
     """Bandwidth of the slowest pair of the node, from the catalogue's figures; no latency.
 
-    Over the maker's own links: the device's figure, or one peer's share of it where devices are
+    Over the vendor's own links: the device's figure, or one peer's share of it where devices are
     joined pair by pair, which the matrix itself says of NVLinks. Over PCIe: the device's own
     interface, which other devices below a switch share.
     """

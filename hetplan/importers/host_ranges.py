@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})([^\d]*)", re.ASCII | re.DOTALL)
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
-_LONGEST = 180  # a cluster file takes entries of up to 200 characters
+_MAX_LENGTH = 180  # a cluster file takes entries of up to 200 characters
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Run:
 
 def listable(name: str) -> bool:
     """Whether a cluster file can name a node so (an IPv6 address it cannot)."""
-    return len(name) <= _LONGEST and _WORD.fullmatch(name) is not None
+    return len(name) <= _MAX_LENGTH and _WORD.fullmatch(name) is not None
 
 
 def host_ranges(names: Sequence[str]) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ def host_ranges(names: Sequence[str]) -> tuple[str, ...]:
             continue
         before, digits, after = found.groups()
         size = sum(len(run.text) + 1 for run in runs) + len(name) + 2 * len(digits)
-        if place != (before, after) or size > _LONGEST:
+        if place != (before, after) or size > _MAX_LENGTH:
             close()
             place, runs = (before, after), []
         if runs and runs[-1].takes(digits):

@@ -16,7 +16,7 @@ from hetplan.job.spec import Precision
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
 
-_LONGEST_NAME = 100  # of a name in a cluster file
+_MAX_NAME_LENGTH = 100  # of a name in a cluster file
 
 NEEDED = {
     "link": ("--link", "the name that cluster files will use for these samples"),
@@ -70,7 +70,7 @@ def import_file(
 def _link_name(path: Path) -> str:
     """The file's name as a link's: a word that can stand in a cluster file."""
     word = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem, flags=re.ASCII).lstrip("._-")
-    return word[:_LONGEST_NAME] or "link"
+    return word[:_MAX_NAME_LENGTH] or "link"
 
 
 def importer_kind(name: str, more: tuple[str, ...] = ()) -> ImporterKind:

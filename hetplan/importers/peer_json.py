@@ -21,7 +21,7 @@ from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.profiling.samples import LayerSample
 from hetplan.profiling.timing import summarise
 
-_LARGEST = 1e30  # far above bytes, operations or seconds of anything; sums stay finite below it
+_MAX_SIZE = 1e30  # far above bytes, operations or seconds of anything; sums stay finite below it
 
 PRECISION_WORDS = {
     "bf16": Precision.BFLOAT16,
@@ -115,14 +115,14 @@ class Value:
         if isinstance(scalar, bool) or not isinstance(scalar, int | float):
             return None
         if isinstance(scalar, float):
-            return scalar if math.isfinite(scalar) and abs(scalar) <= _LARGEST else None
-        return float(scalar) if abs(scalar) <= _LARGEST else None
+            return scalar if math.isfinite(scalar) and abs(scalar) <= _MAX_SIZE else None
+        return float(scalar) if abs(scalar) <= _MAX_SIZE else None
 
     def number(self) -> float:
         """The finite number; an InputError for anything else."""
         found = self.try_number()
         if found is None:
-            raise self.refuse(f"found {self.words()}; write a number of at most {_LARGEST:g}")
+            raise self.refuse(f"found {self.words()}; write a number of at most {_MAX_SIZE:g}")
         return found
 
     def positive(self) -> float:

@@ -35,9 +35,9 @@ _PAIR = re.compile(
 _LINK_TYPES = ("XGMI", "PCIE", "XXXX")
 _NUMBER = re.compile(r"-?\d{1,9}", re.ASCII)
 _NAMES = ("Card Series", "Card series", "Device Name")  # of --showproductname, by version
-_MOST_FAULTS = 10
-_MOST_NOTES = 5
-_MOST_DEVICES = 1024  # the largest node has 64
+_MAX_FAULTS = 10
+_MAX_NOTES = 5
+_MAX_DEVICES = 1024  # the largest node has 64
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class _Reading:
     faults: list[Fault] = field(default_factory=list)
 
     def fault(self, path: tuple[str, ...], message: str) -> None:
-        line = line_of(json_nodes(self.json), path) if len(self.faults) < _MOST_FAULTS else 0
+        line = line_of(json_nodes(self.json), path) if len(self.faults) < _MAX_FAULTS else 0
         place = field_text(path)
         self.faults.append(Fault(file=self.file, line=line, field=place, message=message))
 
@@ -76,7 +76,7 @@ def parse(text: str, context: ImportContext) -> Imported:
         elif key == "system" and isinstance(value, dict):
             _read_pairs(reading, value)
     topology = _topology(reading, "card")
-    notes = [line if line.isprintable() else ascii(line) for line in beside[:_MOST_NOTES]]
+    notes = [line if line.isprintable() else ascii(line) for line in beside[:_MAX_NOTES]]
     notes += _unknown(topology)
     return Imported(
         kind=KIND,
@@ -187,8 +187,8 @@ def _topology(reading: _Reading, name: str) -> NodeTopology:
     if not devices and not reading.faults:
         message = f"there is no (Topology) entry; save the output of `{COMMAND}`"
         raise InputError(Fault(file=reading.file, message=message))
-    if len(devices) > _MOST_DEVICES:
-        message = f"{len(devices)} devices; no node has more than {_MOST_DEVICES}"
+    if len(devices) > _MAX_DEVICES:
+        message = f"{len(devices)} devices; no node has more than {_MAX_DEVICES}"
         raise InputError(Fault(file=reading.file, message=message))
     paths = []
     for low, high in combinations(devices, 2):
@@ -197,7 +197,7 @@ def _topology(reading: _Reading, name: str) -> NodeTopology:
             if not any(f"devices {low} and {high}" in each.field for each in reading.faults):
                 message = f"the link type of devices {low} and {high} is missing; save it again"
                 reading.faults.append(Fault(file=reading.file, field="system", message=message))
-            if len(reading.faults) > _MOST_FAULTS:
+            if len(reading.faults) > _MAX_FAULTS:
                 break
             continue
         weight = reading.values.get(("Weight", low, high))
@@ -210,7 +210,7 @@ def _topology(reading: _Reading, name: str) -> NodeTopology:
                 weight=weight if isinstance(weight, int) else None,
             )
         )
-    refuse_all(reading.faults, most=_MOST_FAULTS)
+    refuse_all(reading.faults, most=_MAX_FAULTS)
     return NodeTopology(
         vendor="amd",
         devices=tuple(

@@ -29,8 +29,8 @@ _NUMA = re.compile(
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 _LINK_TYPES = ("XGMI", "PCIE", "XXXX")
 _UNKNOWN = ("N/A", "None")
-_MOST_DEVICES = 1024
-_MOST_FAULTS = 10
+_MAX_DEVICES = 1024
+_MAX_FAULTS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Tables:
 
     def fault(self, line: int, message: str) -> None:
         """Note what is wrong with a line; the first few say it."""
-        if len(self.faults) < _MOST_FAULTS:
+        if len(self.faults) < _MAX_FAULTS:
             self.faults.append(Fault(file=self.file, line=line, message=message))
 
 
@@ -106,10 +106,10 @@ def _read_table(tables: Tables, what: str, title: int, lines: Iterator[_Line]) -
     line = next(lines, None)
     while line is not None and all(_GPU.fullmatch(word) for word in line.words):
         columns += [int(word[3:]) for word in line.words]
-        if len(line.words) == 1 and len(columns) > _MOST_DEVICES:
+        if len(line.words) == 1 and len(columns) > _MAX_DEVICES:
             break
         line = next(lines, None)
-    if not columns or len(columns) > _MOST_DEVICES or len(set(columns)) < len(columns):
+    if not columns or len(columns) > _MAX_DEVICES or len(set(columns)) < len(columns):
         tables.fault(title, "below this title the names of the devices should stand, each once")
         return
     for device in columns:

@@ -46,9 +46,9 @@ _FORWARD_PRODUCTS = 2.0  # scores and context
 # as the clock exceeds that of the nominal rate: no device's boost is a quarter above it. Half of
 # what is counted of attention is not done: it reaches 1.2 in the published tables and cannot reach
 # 2. No device does 1e20 operations a second, and none that trains as few as 1e9.
-_LEAST_EFFICIENCY, _MOST_EFFICIENCY, _MOST_OF_ATTENTION = 1e-6, 1.25, 2.0
-_LEAST_RATE, _MOST_RATE = 1e9, 1e20
-_MOST = 1 << 32
+_MIN_EFFICIENCY, _MAX_EFFICIENCY, _MAX_OF_ATTENTION = 1e-6, 1.25, 2.0
+_MIN_RATE, _MAX_RATE = 1e9, 1e20
+_MAX_COUNT = 1 << 32
 """No size of a matrix is larger; more is a slip."""
 
 
@@ -81,15 +81,15 @@ def efficiency_sample(
     `shape` as the table writes it, `key=value` pairs. `precision` of the inputs where it does not
     say one (SimuMax measures products and attention in bfloat16).
     """
-    most = _MOST_OF_ATTENTION if operation in _ATTENTION else _MOST_EFFICIENCY
+    most = _MAX_OF_ATTENTION if operation in _ATTENTION else _MAX_EFFICIENCY
     if efficiency > most:
         return (
             f"{operation}: an efficiency of {efficiency:g} is impossible (at most {most:g}): more "
             "operations than the device can do, so its nominal rate or its count is wrong"
         )
-    if not efficiency > _LEAST_EFFICIENCY:
+    if not efficiency > _MIN_EFFICIENCY:
         return f"{operation}: an efficiency of {efficiency:g} is none"
-    if not _LEAST_RATE < peak_flops_per_second < _MOST_RATE:
+    if not _MIN_RATE < peak_flops_per_second < _MAX_RATE:
         return f"{operation}: a nominal rate of {peak_flops_per_second:g} per second is none"
     if operation not in _REPEATS:
         return f"{operation}: no operator of a layer in 16 or 32 bits"
@@ -131,7 +131,7 @@ def _measured(operation: str, shape: str, precision: Precision) -> _Pass:
 
 def _size(keys: dict[str, str], name: str) -> int:
     value = int(keys[name])
-    if not 0 < value < _MOST:
+    if not 0 < value < _MAX_COUNT:
         raise ValueError(f"{name}={keys[name]}")
     return value
 

@@ -18,8 +18,8 @@ _ESCAPE = re.compile(
 )
 _NAMES = re.compile(r"(?:(?:GPU|NIC|NPU|Phy-ID)\d{1,4})+", re.ASCII)
 _NAME = re.compile(r"[A-Za-z-]+\d+", re.ASCII)
-_MOST_BEFORE = 8  # words of a level, a date, a time, a host and a rank
-_LONGEST_GLUED = 60
+_MAX_BEFORE = 8  # words of a level, a date, a time, a host and a rank
+_MAX_GLUED = 60
 
 
 def without_escapes(text: str) -> str:
@@ -30,7 +30,7 @@ def without_escapes(text: str) -> str:
 def split_names(word: str) -> list[str]:
     """`NIC6NIC7` as two words, `NIC8CPU` as two; any other word as itself."""
     found = _NAMES.match(word)
-    if found is None or len(word) > _LONGEST_GLUED:
+    if found is None or len(word) > _MAX_GLUED:
         return [word]
     rest = word[found.end() :]
     if rest and not rest.isalpha():
@@ -57,7 +57,7 @@ def split_cells(cells: Sequence[str], width: int, label: re.Pattern[str], self_:
 
 def _parts(cell: str, room: int, label: re.Pattern[str], self_: str) -> list[str]:
     """The paths that make up the cell, with the cores behind the last; empty where none do."""
-    if len(cell) > _LONGEST_GLUED:
+    if len(cell) > _MAX_GLUED:
         return []
     found: list[list[str]] = []
 
@@ -87,10 +87,10 @@ def words_before(
 
     None where these two lines do not begin a matrix.
     """
-    for before in range(min(len(words), _MOST_BEFORE + 1)):
+    for before in range(min(len(words), _MAX_BEFORE + 1)):
         if not device.fullmatch(words[before]):
             continue
-        for at in range(min(len(below) - 1, _MOST_BEFORE + 1)):
+        for at in range(min(len(below) - 1, _MAX_BEFORE + 1)):
             if below[at] == words[before] and is_label(below[at + 1]):
                 return before, at
         return None

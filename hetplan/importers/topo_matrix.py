@@ -16,8 +16,8 @@ from hetplan.errors import Fault, InputError
 from hetplan.importers.lines import refuse_all, text_lines
 from hetplan.importers.topo_copied import split_cells, split_names, without_escapes, words_before
 
-_MOST_FAULTS = 10  # one mend usually serves them all
-_MOST_COLUMNS = 1024  # the largest node has 64 devices and as many NICs
+_MAX_FAULTS = 10  # one mend usually serves them all
+_MAX_COLUMNS = 1024  # the largest node has 64 devices and as many NICs
 _COLUMN = re.compile(r"[A-Za-z0-9][\w.:+-]{0,63}", re.ASCII)  # GPU0, Phy-ID0, mlx5_0, rocep1s0f0
 SELF = "X"
 """What both tools print on the diagonal."""
@@ -77,7 +77,7 @@ def read_matrix(text: str, dialect: Dialect, *, file: str) -> Matrix:
     rows, faults, end = _rows(lines, below, columns, headings, dialect, file=file)
     if not faults:
         faults = _asymmetries(columns, rows, file=file)
-    refuse_all(faults, most=_MOST_FAULTS)
+    refuse_all(faults, most=_MAX_FAULTS)
     return Matrix(columns=columns, headings=headings, rows=tuple(rows), rest=tuple(lines[end:]))
 
 
@@ -144,7 +144,7 @@ def _header(
     words: list[str] = list(lines[start].words)
     at = start + 1
     while at < len(lines) and lines[at].words and not _starts_row(lines[at], words, dialect):
-        if len(words) > _MOST_COLUMNS:
+        if len(words) > _MAX_COLUMNS:
             break
         words += lines[at].words
         at += 1
@@ -174,8 +174,8 @@ def _header(
 
 def _column_fault(columns: tuple[str, ...]) -> str:
     """What is wrong with the names of the columns; empty where nothing is."""
-    if len(columns) > _MOST_COLUMNS:
-        return f"more than {_MOST_COLUMNS} columns; no node has so many devices and NICs"
+    if len(columns) > _MAX_COLUMNS:
+        return f"more than {_MAX_COLUMNS} columns; no node has so many devices and NICs"
     seen: set[str] = set()
     for name in columns:
         if not is_column_name(name):

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 
 from hetplan.importers.training_log import LoggedFact, LoggedStep, Mark, MemoryKind, Trainer
 
-MOST_STEPS = 20_000
+MAX_STEPS = 20_000
 """Steps of a file that are kept, evenly spread over it: with 20 timers each some 60 MB."""
 
-LONGEST_STEP_SECONDS = 1e8
+MAX_STEP_SECONDS = 1e8
 """Three years: a step that is said to take longer is a damaged line."""
 
 
@@ -58,13 +58,13 @@ class FileLog:
 
     def add(self, step: LoggedStep) -> bool:
         """Keep the step, unless there are so many that one of several is enough; whether."""
-        if step.seconds is not None and step.seconds > LONGEST_STEP_SECONDS:
+        if step.seconds is not None and step.seconds > MAX_STEP_SECONDS:
             self.cut_lines += 1
             return False
         self.lines += 1
         if (self.lines - 1) % self._stride:
             return False
-        if len(self.steps) >= MOST_STEPS:
+        if len(self.steps) >= MAX_STEPS:
             self.steps, self._stride = self.steps[::2], 2 * self._stride
             if (self.lines - 1) % self._stride:
                 return False

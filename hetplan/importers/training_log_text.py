@@ -1,7 +1,7 @@
 """The lines of a log of any size, without what launchers and terminals put around them.
 
 Logs are read once, line by line: a log of a gigabyte takes no more memory than its longest line,
-and lines longer than `LONGEST_LINE` are cut there. gzip is read as it is. torchrun writes
+and lines longer than `MAX_LINE_LENGTH` are cut there. gzip is read as it is. torchrun writes
 `[rank0]:` or `[default0]:` before a line, srun `0: `, several of them one behind the other, colours
 are ANSI escape sequences, a progress bar leaves carriage returns, and a job that is killed leaves
 half a line.
@@ -20,7 +20,7 @@ from typing import IO, cast
 
 from hetplan.errors import Fault, InputError
 
-LONGEST_LINE = 1 << 16
+MAX_LINE_LENGTH = 1 << 16
 """Bytes of a line that are looked at; a metrics line has a few hundred."""
 
 _GZIP = b"\x1f\x8b"  # RFC 1952, section 2.3.1
@@ -31,7 +31,7 @@ _PACKED = (
     (b"BZh", "bzip2"),
     (b"PK\x03\x04", "zip"),
 )
-_MOST_RANKS = 4  # before one line: of srun, mpirun and torchrun inside of each other, and to spare
+_MAX_RANKS = 4  # before one line: of srun, mpirun and torchrun inside of each other, and to spare
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,20}[ -/]?[@-~]")
 _RANK = re.compile(
     r"\s{0,8}(?:"
@@ -66,7 +66,7 @@ def log_lines(path: Path, words: tuple[bytes, ...]) -> Iterator[LogLine]:
         stream = _opened(path, stack)
         whole = True
         try:
-            while raw := stream.readline(LONGEST_LINE):
+            while raw := stream.readline(MAX_LINE_LENGTH):
                 number += whole
                 # What follows the first part of a very long line is no line of its own.
                 if whole and wanted.search(raw):
@@ -88,7 +88,7 @@ def _opened(path: Path, stack: ExitStack) -> IO[bytes]:
         if path.exists() and not path.is_file():
             raise InputError(Fault(file=file, message="is not a regular file; name a file"))
         plain = stack.enter_context(path.open("rb"))
-        head = plain.read(LONGEST_LINE)
+        head = plain.read(MAX_LINE_LENGTH)
         plain.seek(0)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or str(error)
@@ -124,7 +124,7 @@ def _cleaned(number: int, raw: bytes) -> LogLine:
     # A progress bar writes over itself: what was written last stands at the end.
     text = _ANSI.sub("", text.rpartition("\r")[2])
     ranks: list[str] = []
-    while (found := _RANK.match(text)) is not None and len(ranks) < _MOST_RANKS:
+    while (found := _RANK.match(text)) is not None and len(ranks) < _MAX_RANKS:
         ranks.append(next(group for group in found.groups() if group is not None))
         text = text[found.end() :]
     cut = not raw.endswith(b"\n")

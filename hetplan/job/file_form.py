@@ -9,11 +9,11 @@ from pydantic import Field
 
 from hetplan.files.quantities import Count, Name, NodeName, Ratio, Seconds
 from hetplan.job.spec import (
-    LEAST_QUANTILE,
-    MOST_DEPTH,
-    MOST_QUANTILE,
-    MOST_SEED,
-    MOST_TOKENS,
+    MAX_DEPTH,
+    MAX_QUANTILE,
+    MAX_SEED,
+    MAX_TOKENS,
+    MIN_QUANTILE,
     Objective,
     Optimizer,
     Precision,
@@ -63,7 +63,7 @@ class PinsForm:
     """Copies of the model, each over its own devices with its own share of the batch."""
     same_degrees: bool | None = None
     """True: all stages have one tp, dp and microbatch size, and each lies on one island."""
-    depth: Annotated[int, Field(ge=0, le=MOST_DEPTH)] | None = None
+    depth: Annotated[int, Field(ge=0, le=MAX_DEPTH)] | None = None
     """Most microbatches that a stage keeps in flight beyond its schedule's own, with sends that do
     not wait for their receivers; 0: none, and sends wait."""
 
@@ -144,17 +144,17 @@ class JobForm:
     """Trainer that will run the plan."""
     objective: Objective = Objective.STEP_TIME
     """What is made as small as it can be: step_time, or cost_per_token where there are prices."""
-    quantile: Annotated[float, Field(ge=LEAST_QUANTILE, le=MOST_QUANTILE)] | None = None
+    quantile: Annotated[float, Field(ge=MIN_QUANTILE, le=MAX_QUANTILE)] | None = None
     """Quantile of the predicted step that is compared. Left out: the estimate itself."""
     gap: Fraction = 0.01
     """The search may stop when no plan can be faster by more than this fraction of the step."""
     time_limit: Seconds | None = None
     """Longest search; left out: until the gap is reached."""
-    total_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
+    total_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     """Tokens of the whole training run, for its duration."""
     memory_reserve_fraction: Fraction = 0.1
     """Part of every device's memory that plans leave free for fragmentation and communication."""
-    seed: Annotated[int, Field(ge=0, lt=MOST_SEED + 1)] = 0
+    seed: Annotated[int, Field(ge=0, lt=MAX_SEED + 1)] = 0
     """Start of every random choice; the same seed gives the same plan."""
     sequence_lengths: list[LengthShareForm] = field(default_factory=list)
     """Lengths of the sequences where they differ; left out: all have sequence_length."""

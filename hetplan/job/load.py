@@ -10,7 +10,7 @@ from hetplan.files.nodes import Path
 from hetplan.files.reading import Document, decode, read_document
 from hetplan.job.file_form import JOB_SCHEMA, JobForm
 from hetplan.job.spec import (
-    MOST_SECONDS,
+    MAX_SECONDS,
     SHARES_TOLERANCE,
     Forbids,
     Job,
@@ -25,8 +25,8 @@ def load_job(path: str | FilePath) -> Job:
     """The job that the file describes; one InputError with every fault otherwise."""
     document = read_document(FilePath(path))
     form = decode(document, JobForm, schema=JOB_SCHEMA, checks=(_check_batch, _check_lengths))
-    if form.data_loading is not None and form.data_loading > MOST_SECONDS:
-        message = f"{form.data_loading:g} s; a step waits at most {MOST_SECONDS:g} s for its data"
+    if form.data_loading is not None and form.data_loading > MAX_SECONDS:
+        message = f"{form.data_loading:g} s; a step waits at most {MAX_SECONDS:g} s for its data"
         raise InputError(document.fault(("data_loading",), message))
     job = _job(form)
     faults = [document.fault(("trainer", name), message) for name, message in trainer_faults(job)]

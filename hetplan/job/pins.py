@@ -14,7 +14,7 @@ from hetplan.job.spec import Job, Objective
 from hetplan.model.layers import Attention, Experts
 from hetplan.model.spec import ModelSpec
 
-LEAST_INTERLEAVED_STAGES = 3
+MIN_INTERLEAVED_STAGES = 3
 """Fewest that are searched: Megatron-LM interleaves no fewer unless sends are overlapped."""
 
 
@@ -223,11 +223,11 @@ def _of_stages(job: Job, model: ModelSpec, can: CanPin) -> Iterator[tuple[Path, 
         return
     if pin.depth:
         yield ("pin", "depth"), f"{pin.depth} with {virtual} virtual stages; it goes with 1f1b"
-    least = pp or LEAST_INTERLEAVED_STAGES
-    if least < LEAST_INTERLEAVED_STAGES:
+    least = pp or MIN_INTERLEAVED_STAGES
+    if least < MIN_INTERLEAVED_STAGES:
         yield (
             ("pin", "virtual_stages"),
-            f"{virtual} with pp {pp}; interleaving is searched from {LEAST_INTERLEAVED_STAGES} "
+            f"{virtual} with pp {pp}; interleaving is searched from {MIN_INTERLEAVED_STAGES} "
             "stages on",
         )
     elif least * virtual > model.num_layers:

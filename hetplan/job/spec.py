@@ -8,12 +8,12 @@ from enum import StrEnum
 
 from hetplan.errors import InputError
 
-MOST_TOKENS = 10**18
+MAX_TOKENS = 10**18
 """Tokens of the longest training run: 10,000 times what the largest published ones took."""
-MOST_SECONDS = 1e9
+MAX_SECONDS = 1e9
 """No step waits 30 years for its data; means over far larger numbers overflow."""
-MOST_SEED = 2**31 - 1
-MOST_DEPTH = 1000
+MAX_SEED = 2**31 - 1
+MAX_DEPTH = 1000
 """More microbatches beyond a schedule's own than any device has memory for."""
 SHARES_TOLERANCE = 1e-6
 """How far the sum of all lengths' shares may be from 1: thirds have no exact text."""
@@ -63,7 +63,7 @@ class Objective(StrEnum):
     """Money; every device that may be used needs a price."""
 
 
-LEAST_QUANTILE, MOST_QUANTILE = 0.5, 0.99
+MIN_QUANTILE, MAX_QUANTILE = 0.5, 0.99
 """From the median to what the draws of an interval still resolve."""
 
 
@@ -189,9 +189,9 @@ class Job:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if not 0 <= self.gap < 1:
             raise InputError(f"gap is {self.gap}; it is a fraction from 0 to below 1")
-        if self.quantile is not None and not LEAST_QUANTILE <= self.quantile <= MOST_QUANTILE:
+        if self.quantile is not None and not MIN_QUANTILE <= self.quantile <= MAX_QUANTILE:
             raise InputError(
-                f"quantile is {self.quantile}; it must be from {LEAST_QUANTILE} to {MOST_QUANTILE}"
+                f"quantile is {self.quantile}; it must be from {MIN_QUANTILE} to {MAX_QUANTILE}"
             )
         if not 0 <= self.memory_reserve_fraction < 1:
             raise InputError(
@@ -203,17 +203,17 @@ class Job:
                 f"expert_load_factor is {self.expert_load_factor}; it is the most over the mean, "
                 "at least 1"
             )
-        if not 0 <= self.data_loading_seconds <= MOST_SECONDS:
+        if not 0 <= self.data_loading_seconds <= MAX_SECONDS:
             raise InputError(
                 f"data_loading_seconds is {self.data_loading_seconds}; it must be at least 0 and "
-                f"at most {MOST_SECONDS:g}"
+                f"at most {MAX_SECONDS:g}"
             )
-        if self.total_tokens is not None and not 1 <= self.total_tokens <= MOST_TOKENS:
+        if self.total_tokens is not None and not 1 <= self.total_tokens <= MAX_TOKENS:
             raise InputError(
-                f"total_tokens is {self.total_tokens}; it must be from 1 to {MOST_TOKENS:,}"
+                f"total_tokens is {self.total_tokens}; it must be from 1 to {MAX_TOKENS:,}"
             )
-        if not 0 <= self.seed <= MOST_SEED:
-            raise InputError(f"seed is {self.seed}; it must be from 0 to {MOST_SEED}")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise InputError(f"seed is {self.seed}; it must be from 0 to {MAX_SEED}")
         steps = self.checkpoint_interval_steps
         if steps is not None and steps < 1:
             raise InputError(f"checkpoint_interval_steps is {steps}; it must be at least 1")

@@ -24,7 +24,7 @@ from hetplan.search.result import SearchResult
 from hetplan.units import format_each
 
 SCHEMA = "hetplan.calibration-trial/1"
-FEWEST_LAYOUTS = 3
+MIN_LAYOUTS = 3
 """As `predict.calibration` wants them: with two, the factors of one would judge the other alone."""
 _NOTHING = 1e-9
 
@@ -75,7 +75,7 @@ def try_calibration(runs: Sequence[MeasuredRun]) -> Trial:
     if not runs:
         raise InputError("calibration needs at least one run")
     errors = [_error(run, run.chosen) for run in runs]
-    if len({error.cell for error in errors}) >= FEWEST_LAYOUTS:
+    if len({error.cell for error in errors}) >= MIN_LAYOUTS:
         found = calibrate(errors)
         judged = found.held_back
         return _trial(
@@ -100,7 +100,7 @@ def _steadiness(runs: Sequence[MeasuredRun], errors: Sequence[RunError]) -> Tria
     layouts = len({error.cell for error in errors})
     note = (
         f"{layouts} layout{'s are' if layouts > 1 else ' is'} too few to hold one back "
-        f"({FEWEST_LAYOUTS} are needed): this only shows that the runs are steady, not that other "
+        f"({MIN_LAYOUTS} are needed): this only shows that the runs are steady, not that other "
         "plans are predicted better"
     )
     found = calibrate(errors, factors=False)

@@ -18,7 +18,7 @@ from hetplan.launchers.compare_values import Culprit, PartRow, StepSpread
 from hetplan.predict.causes import link_cause
 from hetplan.search.result import SearchResult
 
-LEAST_SHARE = 0.01
+MIN_SHARE = 0.01
 """Of the step; less is below what any fit promises."""
 
 _SLOWER = {
@@ -65,7 +65,7 @@ def culprit_of(
     worst = max(parts, key=lambda row: abs(row.difference_seconds))
     difference = worst.difference_seconds
     apart = (spread.p90_seconds - spread.p10_seconds) / 2
-    if abs(difference) <= max(apart, LEAST_SHARE * spread.median_seconds):
+    if abs(difference) <= max(apart, MIN_SHARE * spread.median_seconds):
         return None
     kind = _kind(worst.part)
     meanings = _SLOWER if difference > 0 else _FASTER

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hetplan.errors import InputError
 from hetplan.importers.training_log import LoggedStep, Mark, TrainingLog
-from hetplan.importers.training_log_steps import LONGEST_STEP_SECONDS
+from hetplan.importers.training_log_steps import MAX_STEP_SECONDS
 from hetplan.launchers.compare_values import LeftOut, StepSpread
 from hetplan.search.result import SearchResult
 
@@ -23,7 +23,7 @@ WARMUP_STEPS = 3
 optimizer state in memory, and the third the first with nothing new."""
 SLOW_FACTOR = 1.5
 """A choice: such a step was interrupted. The median hardly moves by it, the spread does."""
-MOST_SLOW = 0.1
+MAX_SLOW = 0.1
 """A choice: more than this part of the steps is no exception but how the run was."""
 _SHOWN = 12
 
@@ -121,14 +121,14 @@ def _timed(
 ) -> list[TimedStep]:
     """The steps whose times are times: a damaged rate makes seconds that nobody waits for."""
     every = [TimedStep(step=step, seconds=step_seconds(step, result)) for step in steps]
-    odd = [each.step for each in every if not 0.0 < each.seconds <= LONGEST_STEP_SECONDS]
+    odd = [each.step for each in every if not 0.0 < each.seconds <= MAX_STEP_SECONDS]
     if len(odd) == len(every):
         raise InputError(
-            f"no step took more than 0 and at most {LONGEST_STEP_SECONDS:g} s; step "
+            f"no step took more than 0 and at most {MAX_STEP_SECONDS:g} s; step "
             f"{odd[0].iteration} would have taken {every[0].seconds:g} s: the log is damaged"
         )
     _leave(left, "no time that a step can take", odd)
-    return [each for each in every if 0.0 < each.seconds <= LONGEST_STEP_SECONDS]
+    return [each for each in every if 0.0 < each.seconds <= MAX_STEP_SECONDS]
 
 
 def step_seconds(step: LoggedStep, result: SearchResult) -> float:
@@ -159,7 +159,7 @@ def _without_slow(timed: list[TimedStep], left: list[LeftOut], notes: list[str])
     slow = [each for each in timed if each.seconds > SLOW_FACTOR * middle]
     if not slow:
         return timed
-    if len(slow) > MOST_SLOW * len(timed):
+    if len(slow) > MAX_SLOW * len(timed):
         notes.append(
             f"{len(slow)} of {len(timed)} steps took more than {SLOW_FACTOR:g} times the median, "
             "too many to leave out: this run had two states, or is short"

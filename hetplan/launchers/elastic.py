@@ -81,7 +81,7 @@ class GaveUpError(LaunchError):
     """An elastic run ended before its last step."""
 
 
-MOST_RETURNING_SECONDS = 300.0
+MAX_RETURNING_SECONDS = 300.0
 """How much longer than asked hosts are waited for that answer now and then: longer than a host that
 stays needs for its probes, however often it was gone."""
 
@@ -200,7 +200,7 @@ class ElasticRun(Generic[PlanT]):
                 self.world.tell(f"{', '.join(back)} came back")
                 return
             late = self.world.clock() - since - self.rules.wait_seconds
-            if late >= (MOST_RETURNING_SECONDS if self._book.returning else 0.0):
+            if late >= (MAX_RETURNING_SECONDS if self._book.returning else 0.0):
                 raise GaveUpError(reason)
             self.world.wait(self.rules.answer_seconds)
 

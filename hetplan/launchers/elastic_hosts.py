@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-MOST_DOUBLINGS = 6
+MAX_DOUBLINGS = 6
 """3 answers become at most 192: a host that was gone often is tried again after three minutes."""
 
 
@@ -48,7 +48,7 @@ class HostBook:
 
     def needed(self, name: str) -> int:
         """Answers in a row that bring this host back."""
-        doublings = min(max(0, self._hosts[name].times_out - 1), MOST_DOUBLINGS)
+        doublings = min(max(0, self._hosts[name].times_out - 1), MAX_DOUBLINGS)
         return int(self._answers_needed * 2**doublings)
 
     def leave_out(self, names: Collection[str]) -> None:

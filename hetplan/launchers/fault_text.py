@@ -11,7 +11,7 @@ from hetplan.launchers.hosts import THIS_MACHINE
 from hetplan.runtime.activity import Beat
 from hetplan.units import format_seconds
 
-_MOST_SHOWN = 4
+_MAX_SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ def describe(
         return f"{_ended(ranks, code)} in {did}" + (f": {reason}" if reason else "")
     long = format_seconds(seconds)
     if kind is FaultKind.HOST_HANGS:
-        who = ", ".join(f"rank {each.rank}" for each in ranks[:_MOST_SHOWN])
+        who = ", ".join(f"rank {each.rank}" for each in ranks[:_MAX_SHOWN])
         return (
             f"host {first.host} hangs: nothing was heard of {who} for {long}; {_last(first, did)}"
         )
@@ -65,9 +65,9 @@ def describe(
         return f"{first} hangs: {did} goes on, while no rank has finished anything for {long}"
     waits = "; ".join(
         f"{each}: {_operation(beat)}"
-        for each, beat in list(zip(ranks, beats, strict=True))[:_MOST_SHOWN]
+        for each, beat in list(zip(ranks, beats, strict=True))[:_MAX_SHOWN]
     )
-    more = f"; and {len(ranks) - _MOST_SHOWN} more" if len(ranks) > _MOST_SHOWN else ""
+    more = f"; and {len(ranks) - _MAX_SHOWN} more" if len(ranks) > _MAX_SHOWN else ""
     if kind is FaultKind.LINK_DOWN:
         return f"{_between(ranks, cut)} for {long}: {waits}{more}"
     return f"no rank has finished anything for {long}; these wait for each other: {waits}{more}"
@@ -82,7 +82,7 @@ def _between(ranks: Sequence[WatchedRank], cut: Sequence[tuple[str, str]]) -> st
         others = [host for pair in cut for host in pair if host != common[0]]
         return f"{common[0]} answers nothing to {_and(others)}, nor they to it"
     pairs = [f"{one} and {other}" for one, other in cut]
-    return f"nothing passes between {', '.join(pairs[:_MOST_SHOWN])}"
+    return f"nothing passes between {', '.join(pairs[:_MAX_SHOWN])}"
 
 
 def _ended(ranks: Sequence[WatchedRank], code: int | None) -> str:
@@ -114,7 +114,7 @@ def _operation(beat: Beat | None) -> str:
 
 
 def _and(words: Sequence[str]) -> str:
-    shown = list(words[:_MOST_SHOWN])
-    if len(words) > _MOST_SHOWN:
-        shown.append(f"{len(words) - _MOST_SHOWN} more")
+    shown = list(words[:_MAX_SHOWN])
+    if len(words) > _MAX_SHOWN:
+        shown.append(f"{len(words) - _MAX_SHOWN} more")
     return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)

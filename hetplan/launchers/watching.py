@@ -39,9 +39,9 @@ STALL_SECONDS = 10.0
 STALL_FACTOR = 5.0
 """An operation may take so many times the longest one that was predicted, or was seen so far."""
 CONNECT_SECONDS = 30.0
-_LONGEST_LOOK_SECONDS = 0.5
+_MAX_LOOK_SECONDS = 0.5
 _TIMED_OUT = re.compile(r"[Tt]imed? ?out")
-_LEAST_WAIT_SECONDS = 3.0
+_MIN_WAIT_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Watcher:
 
         `now` is on any clock that does not go back.
         """
-        passed = min(now - self._looked, _LONGEST_LOOK_SECONDS)
+        passed = min(now - self._looked, _MAX_LOOK_SECONDS)
         self._looked = now
         self._count(passed, seen)
         return (
@@ -192,7 +192,7 @@ class Watcher:
             if any(self._silent[rank] >= QUIET_SECONDS for rank in alive):
                 return None  # one of these may be what it waited for: known in a few seconds
             waited = failure.seconds - beat.since_seconds if failure is not None else 0.0
-            if waited >= _LEAST_WAIT_SECONDS and failure and _TIMED_OUT.search(failure.reason):
+            if waited >= _MIN_WAIT_SECONDS and failure and _TIMED_OUT.search(failure.reason):
                 return self._root(seen, waited, waiting=first)
         return self._fault(FaultKind.RANK_FAILED, (first,), seen, now - self._ended_at[first])
 

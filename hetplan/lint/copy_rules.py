@@ -14,7 +14,7 @@ from hetplan.lint.rule import Rule, Sighting, grouped, per_file, sighting
 
 Owner = TypeVar("Owner", bound=Hashable)
 
-LEAST_EQUAL = 8  # equal values: eight six-digit times do not agree by chance
+MIN_EQUAL = 8  # equal values: eight six-digit times do not agree by chance
 SHARE_EQUAL = 0.9  # a copy is edited here and there
 DIGITS = 3  # times with fewer digits agree by chance
 
@@ -30,7 +30,7 @@ def _equal(first: dict[object, float], second: dict[object, float]) -> int:
     telling = [key for key in common if _digits(first[key]) >= DIGITS]
     same = [key for key in telling if first[key] == second[key]]
     distinct = {first[key] for key in same}
-    enough = len(distinct) >= LEAST_EQUAL and len(same) >= SHARE_EQUAL * len(telling)
+    enough = len(distinct) >= MIN_EQUAL and len(same) >= SHARE_EQUAL * len(telling)
     return sum(first[key] == second[key] for key in common) if enough else 0
 
 
@@ -50,7 +50,7 @@ def _alike(
     for group in owners.values():
         shared.update(combinations(group, 2))
     names = tuple(tables)
-    for one, two in sorted(pair for pair, count in shared.items() if count >= LEAST_EQUAL):
+    for one, two in sorted(pair for pair, count in shared.items() if count >= MIN_EQUAL):
         same = _equal(tables[names[one]], tables[names[two]])
         if same:
             yield names[one], names[two], same

@@ -18,7 +18,7 @@ from pathlib import PurePath
 from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import Node, Path, field_text
 from hetplan.lint.known import known_device
-from hetplan.lint.reading_cells import LARGEST, MOST_FAULTS
+from hetplan.lint.reading_cells import MAX_FAULTS, MAX_NUMBER
 from hetplan.lint.rows import (
     DeviceFigures,
     LayerRow,
@@ -48,14 +48,14 @@ class _Faults:
 
     def number(self, node: Node, path: Path) -> float | None:
         value = node.scalar
-        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > LARGEST:
+        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > MAX_NUMBER:
             self.add(node, path, f"found {_shown(node)}; write a number")
             return None
         return float(value)
 
     def count(self, node: Node, path: Path) -> int | None:
         value = node.scalar
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_NUMBER:
             self.add(node, path, f"found {_shown(node)}; write a whole number")
             return None
         return value
@@ -89,7 +89,7 @@ def read_tree(file: str, root: Node) -> tuple[str, Material] | None:
     faults = _Faults(file)
     material = kind.read(root, faults)
     if faults.found:
-        raise InputError(*faults.found[:MOST_FAULTS])
+        raise InputError(*faults.found[:MAX_FAULTS])
     return kind.title, material
 
 

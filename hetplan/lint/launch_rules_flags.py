@@ -23,9 +23,9 @@ _FSDP = ("use-torch-fsdp2", "use-megatron-fsdp", "use-custom-fsdp")
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _ALIKE = 0.85
 """Of difflib's ratio: one wrong letter in seven, or two letters in the wrong order."""
-_MOST_COMPARED = 100
+_MAX_COMPARED = 100
 """Flags that Megatron-LM does not have; a launch with more is a trainer of its own."""
-_SHORTEST = 8
+_MIN_LENGTH = 8
 """Letters of a flag that is compared with others: shorter ones resemble each other by chance."""
 
 
@@ -236,10 +236,10 @@ def _unknown(launch: Launch) -> Iterator[Seen]:
     compared: set[str] = set()
     for each in launch.text.settings:
         name = leaf(each.name)
-        if not is_of_trainer(each) or name in known or len(name) < _SHORTEST:
+        if not is_of_trainer(each) or name in known or len(name) < _MIN_LENGTH:
             continue
         compared.add(name)
-        if len(compared) > _MOST_COMPARED:
+        if len(compared) > _MAX_COMPARED:
             return
         near = get_close_matches(name, known, n=1, cutoff=_ALIKE)
         if near and not _is_other_word(name, near[0]):

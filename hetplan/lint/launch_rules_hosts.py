@@ -17,7 +17,7 @@ from hetplan.lint.launch_rules_view import Launch, Seen, host_name, launch_rule,
 
 _TP = "tensor-model-parallel-size"
 _EP = "expert-model-parallel-size"
-_MOST_SHOWN = 3
+_MAX_SHOWN = 3
 
 
 def _spanning(launch: Launch) -> Iterator[Seen]:
@@ -36,9 +36,9 @@ def _spanning(launch: Launch) -> Iterator[Seen]:
         shown = "; ".join(
             f"ranks {start} to {start + tp - 1} lie on "
             + " and ".join(names[at] if names else f"host {at}" for at in hosts)
-            for start, hosts in split[:_MOST_SHOWN]
+            for start, hosts in split[:_MAX_SHOWN]
         )
-        more = f"; {len(split) - _MOST_SHOWN} more" if len(split) > _MOST_SHOWN else ""
+        more = f"; {len(split) - _MAX_SHOWN} more" if len(split) > _MAX_SHOWN else ""
         least = min(devices)
         fits = max((each for each in range(1, least + 1) if _fits(each, devices)), default=1)
         yield seen(

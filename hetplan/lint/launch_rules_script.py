@@ -18,7 +18,7 @@ _NEEDED = {
 """Flags that Megatron-LM does not start without, and others that stand for them."""
 _GIVE_THEM = ("yaml-cfg", "use-checkpoint-args", "use-mp-args-from-checkpoint-args")
 """Flags by which a file gives the sizes."""
-_MOST_SHOWN = 4
+_MAX_SHOWN = 4
 
 
 def _stray(launch: Launch) -> Iterator[Seen]:
@@ -33,8 +33,8 @@ def _stray(launch: Launch) -> Iterator[Seen]:
             *flags,
         )
         return
-    names = ", ".join(f"--{each.name}" for each in named[:_MOST_SHOWN])
-    more = f" and {len(named) - _MOST_SHOWN} more" if len(named) > _MOST_SHOWN else ""
+    names = ", ".join(f"--{each.name}" for each in named[:_MAX_SHOWN])
+    more = f" and {len(named) - _MAX_SHOWN} more" if len(named) > _MAX_SHOWN else ""
     yield seen(
         f"bash runs {names}{more} as a command of its own: the trainer's arguments end before it, "
         "and it gets neither this flag nor those after it",

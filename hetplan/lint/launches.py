@@ -32,7 +32,7 @@ _SIZES = (
     "tensor-parallel-degree",
     "pipeline-parallel-degree",
 )
-_MOST_NAMES = 4
+_MAX_NAMES = 4
 
 
 def launch_part(path: Path, given: tuple[tuple[str, str], ...]) -> LaunchRow | str | None:
@@ -72,10 +72,10 @@ def unknown_sizes(row: LaunchRow) -> str:
     if not unknown:
         return ""
     names = sorted(unknown)
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     word = next((value for value in unknown[names[0]].values[::-1]), "")
     return (
-        f"{row.file}: {', '.join(names[:_MOST_NAMES])}{more} not known here ({word:.40}), and "
+        f"{row.file}: {', '.join(names[:_MAX_NAMES])}{more} not known here ({word:.40}), and "
         "rules that need them say nothing; give them with --set NAME=VALUE"
     )
 

@@ -8,7 +8,7 @@ from statistics import median
 
 from hetplan.lint.evidence import Evidence, Timed, is_sentinel, row_name
 from hetplan.lint.findings import Severity
-from hetplan.lint.rule import MOST_LINES, Rule, Sighting, grouped, per_file, some
+from hetplan.lint.rule import MAX_LINES, Rule, Sighting, grouped, per_file, some
 from hetplan.model.spec import LayerKind
 
 WARM_UP = 1.10  # more work in less time by 10 %: three times the noise of a steady median (3 %)
@@ -19,7 +19,7 @@ COMMUNICATION = 1.3  # tp makes one pass 30 % less than proportionally shorter t
 NO_SHRINK = 0.95  # twice the ranks, at least 95 % of the time: no part of it was divided
 FLAT = 1.02  # twice the work in less than 2 % more time: within noise, it did not grow
 GREW = 1.3  # a series that grew by 30 % before has left the launch of its kernels behind
-LONGEST_LAUNCH = 20e-3  # no host takes so long to launch one layer
+MAX_LAUNCH = 20e-3  # no host takes so long to launch one layer
 LAUNCH_SECONDS = 1e-3  # below it the launch of 50 operators of 20 us each may hide the work
 COMMUNICATION_SECONDS = 200e-6  # one operator above it is bound by its work, not by its launch
 QUIET = 1.15  # p90 over p10 of a measurement that can tell 2 % more from none
@@ -230,7 +230,7 @@ def _not_growing(evidence: Evidence) -> Iterator[Sighting]:
                     if not (short and long and short > LAUNCH_SECONDS and long < FLAT * short):
                         continue
                     least = min(getattr(row, phase) or short for row in ordered)
-                    if short > GREW * least or short > LONGEST_LAUNCH:
+                    if short > GREW * least or short > MAX_LAUNCH:
                         found.append((after, before, phase))
     yield from per_file(
         found,
@@ -252,7 +252,7 @@ def _mixed_precisions(evidence: Evidence) -> Iterator[Sighting]:
             lines = sorted(group[0].place.line for group in labels.values())
             yield Sighting(
                 file=file,
-                lines=tuple(lines[:MOST_LINES]),
+                lines=tuple(lines[:MAX_LINES]),
                 count=len(rows),
                 found=f"rows of {len(labels)} precisions in one table: {counts}",
             )

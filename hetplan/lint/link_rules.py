@@ -20,7 +20,7 @@ DISAGREE = 0.05  # columns of one row come from one clock: 5 % is more than thei
 FLAT_GROWTH = 1.025  # at most 2.5 % more time for four times the bytes ...
 STEEP_GROWTH = 1.35  # ... and at least 35 % for the next doubling: no latency explains both
 FLAT_SPAN, STEEP_SPAN = 4.0, 2.5  # sizes grow by 2 or 4; a doubling may be rounded up
-SMALLEST_MESSAGE = MIB  # latency shows below it; gradients of norms and small stages are there too
+MIN_MESSAGE = MIB  # latency shows below it; gradients of norms and small stages are there too
 MANY = 10  # sizes of a series: one that has so many was a sweep, and was begun too late
 # From 1 KiB, one activation row of a small model, to 1 GiB, the largest message of a step.
 FITTED_BYTES = tuple(2.0**power for power in range(10, 31))
@@ -277,7 +277,7 @@ def _no_small(evidence: Evidence) -> Iterator[Sighting]:
     series = [
         rows
         for rows in _sized(evidence).values()
-        if len(rows) >= MANY and _size(rows[0]) >= SMALLEST_MESSAGE
+        if len(rows) >= MANY and _size(rows[0]) >= MIN_MESSAGE
     ]
     for group in grouped(series, lambda rows: rows[0].place.file).values():
         smallest = min(_size(rows[0]) for rows in group)

@@ -26,11 +26,11 @@ from hetplan.lint.rows import RunRow
 from hetplan.lint.rule import Rule, Sighting, grouped, sighting
 
 SLOWER = 0.10  # on 73 published runs the others stay within 7 %, the disturbed begin at 13 %
-LEAST_ROWS = 14  # twice the coefficients: fewer rows bend the sum to themselves
-MOST_EXPLAINED = 0.04  # median residual; above it the sum is no law for these rows
+MIN_ROWS = 14  # twice the coefficients: fewer rows bend the sum to themselves
+MAX_EXPLAINED = 0.04  # median residual; above it the sum is no law for these rows
 QUANTILE = 0.2  # most disturbances slow a run down; none speeds it up
 ROUNDS = 100  # reweighting has settled to 1e-4 long before
-LEAST_RESIDUAL = 1e-3  # keeps weights finite; below the noise of a step time
+MIN_RESIDUAL = 1e-3  # keeps weights finite; below the noise of a step time
 
 
 def slower_rows(rows: Sequence[RunRow]) -> list[tuple[RunRow, float]]:
@@ -39,7 +39,7 @@ def slower_rows(rows: Sequence[RunRow]) -> list[tuple[RunRow, float]]:
     from scipy.optimize import nnls
 
     usable = [row for row in rows if _complete(row)]
-    if len(usable) < LEAST_ROWS:
+    if len(usable) < MIN_ROWS:
         return []
     terms = np.array([_terms(row) for row in usable])
     times = np.array([row.step_seconds or 0.0 for row in usable])
@@ -55,8 +55,8 @@ def slower_rows(rows: Sequence[RunRow]) -> list[tuple[RunRow, float]]:
             return []
         residuals = times / expected - 1
         side = np.where(residuals > 0, QUANTILE, 1 - QUANTILE)
-        weights = np.sqrt(side / np.maximum(np.abs(residuals), LEAST_RESIDUAL))
-    if float(np.median(np.abs(residuals))) > MOST_EXPLAINED:
+        weights = np.sqrt(side / np.maximum(np.abs(residuals), MIN_RESIDUAL))
+    if float(np.median(np.abs(residuals))) > MAX_EXPLAINED:
         return []
     # The sum runs along the lower part of the rows: the middle of them is what a run takes.
     excess = (1 + residuals) / (1 + np.median(residuals)) - 1
@@ -65,7 +65,7 @@ def slower_rows(rows: Sequence[RunRow]) -> list[tuple[RunRow, float]]:
     rest = excess <= SLOWER
     coefficients, _ = nnls(terms[rest] / times[rest][:, None], np.ones(int(rest.sum())))
     expected = terms @ coefficients
-    if rest.sum() < LEAST_ROWS // 2 or not (expected > 0).all():
+    if rest.sum() < MIN_ROWS // 2 or not (expected > 0).all():
         return []
     again = times / expected - 1
     found = [
@@ -125,7 +125,7 @@ def _slower(evidence: Evidence) -> Iterator[Sighting]:
     found = [
         entry
         for rows in grouped(evidence.material.runs, _group).values()
-        if len(rows) >= LEAST_ROWS
+        if len(rows) >= MIN_ROWS
         for entry in slower_rows(rows)
     ]
     for group in grouped(found, lambda entry: entry[0].place.file).values():

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from hetplan.errors import Fault
 
-MOST_FAULTS = 20
+MAX_FAULTS = 20
 """Faults of one file that are reported; a file with more is of another kind, or broken."""
-LARGEST = 1e30
+MAX_NUMBER = 1e30
 """A cell above it is no measurement: bytes, seconds and rates all stay far below."""
 
 
@@ -37,7 +37,7 @@ class Cells:
         except ValueError:
             self._wrong(column, f"found {text[:60]!a}; write a number")
             return None
-        if not math.isfinite(value) or abs(value) > LARGEST:
+        if not math.isfinite(value) or abs(value) > MAX_NUMBER:
             self._wrong(column, f"found {text[:60]!a}; write a finite number")
             return None
         return value

@@ -24,7 +24,7 @@ from hetplan.lint.reading import Reading
 from hetplan.lint.rows import Material
 from hetplan.lint.rule import Rule, Sighting
 
-_MOST_FAULTS = 20
+_MAX_FAULTS = 20
 """Faults of one file that are shown one by one: as many as a person mends before the next look."""
 
 WRONG_FILE = Rule(
@@ -90,8 +90,8 @@ def _faults(faults: Sequence[Fault]) -> Iterator[Finding]:
     for fault in faults:
         by_file.setdefault(fault.file, []).append(fault)
     for file, group in by_file.items():
-        yield from map(_fault, group[:_MOST_FAULTS])
-        rest = group[_MOST_FAULTS:]
+        yield from map(_fault, group[:_MAX_FAULTS])
+        rest = group[_MAX_FAULTS:]
         if rest:
             yield Finding(
                 rule=WRONG_FILE.id,

@@ -12,7 +12,7 @@ from hetplan.lint.rows import Place
 
 T = TypeVar("T")
 
-MOST_LINES = 10
+MAX_LINES = 10
 """Lines that a finding names, as `Finding.lines` promises."""
 
 
@@ -50,7 +50,7 @@ def sighting(places: Iterable[Place], found: str, *, count: int | None = None) -
     lines = sorted({row.line for row in rows if row.line})
     return Sighting(
         file=rows[0].file,
-        lines=tuple(lines[:MOST_LINES]),
+        lines=tuple(lines[:MAX_LINES]),
         count=len(rows) if count is None else count,
         found=found,
     )

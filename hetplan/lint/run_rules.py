@@ -14,7 +14,7 @@ from hetplan.lint.rule import Rule, Sighting, grouped, per_file, sighting, some
 MFU_DISAGREES = 0.02  # published with three or four digits
 RATE_FITS = 0.03  # parameters and vocabulary padding are known to 1 or 2 %
 PROFILE_FITS = 0.25  # a sum of layers is within it; another precision is off by 2 or more
-LEAST_RUNS = 3
+MIN_RUNS = 3
 
 
 def _multiply(evidence: Evidence) -> Iterator[Sighting]:
@@ -236,7 +236,7 @@ def _other_precision(evidence: Evidence) -> Iterator[Sighting]:
             fitting.append((row, seconds / row.step_seconds, labels.pop()))
     for group in grouped(fitting, lambda entry: (entry[0].place.file, entry[0].device)).values():
         ratio = median(entry[1] for entry in group)
-        if len(group) >= LEAST_RUNS and abs(ratio - 1) <= PROFILE_FITS:
+        if len(group) >= MIN_RUNS and abs(ratio - 1) <= PROFILE_FITS:
             row, _, label = group[0]
             yield sighting(
                 (entry[0].place for entry in group),

@@ -14,11 +14,11 @@ from hetplan.lint.rule import Rule, Sighting, grouped, per_file, sighting
 from hetplan.model.spec import LayerKind
 from hetplan.profiling.samples import Phase
 
-MOST_OUTLIERS = 0.5  # above half of the runs the median itself is one of them
-LEAST_ACTIVATIONS = 0.9  # of the layer's input, which every backward pass needs; 10 % for rounding
+MAX_OUTLIERS = 0.5  # above half of the runs the median itself is one of them
+MIN_ACTIVATIONS = 0.9  # of the layer's input, which every backward pass needs; 10 % for rounding
 CLOCK_RANGE = 1.10  # boost clocks move by a few per cent under load; 10 % is another setting
 POPULATIONS_DIFFER = 1.5  # drivers change times by a few per cent, not by half
-LEAST_COMMON = 5
+MIN_COMMON = 5
 FLAT_SIZES = 16.0  # sizes a factor of 16 apart
 FLAT_GROWTH = 1.02
 LATENCY_SECONDS = 5e-3  # above the round trip of one region; what lasts longer is bandwidth
@@ -52,7 +52,7 @@ def _quantile_words(rows: Sequence[SampleRow]) -> str:
 
 def _outliers(evidence: Evidence) -> Iterator[Sighting]:
     rows = [
-        row for row in _rows(evidence) if row.sample.outliers > MOST_OUTLIERS * row.sample.repeats
+        row for row in _rows(evidence) if row.sample.outliers > MAX_OUTLIERS * row.sample.repeats
     ]
     yield from per_file(
         rows,
@@ -73,7 +73,7 @@ def _activations(evidence: Evidence) -> Iterator[Sighting]:
             * sample.hidden_size
             * element_bytes(sample.precision, 2)
         )
-        if 0 < sample.activation_bytes < LEAST_ACTIVATIONS * least:
+        if 0 < sample.activation_bytes < MIN_ACTIVATIONS * least:
             rows.append((row, least))
     yield from per_file(
         rows,
@@ -123,7 +123,7 @@ def _disagree(evidence: Evidence) -> Iterator[Sighting]:
                     for row in second
                     if row.sample.shape in known
                 ]
-                if len(ratios) < LEAST_COMMON:
+                if len(ratios) < MIN_COMMON:
                     continue
                 ratio = median(ratios)
                 if not 1 / POPULATIONS_DIFFER <= ratio <= POPULATIONS_DIFFER:

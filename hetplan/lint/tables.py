@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hetplan.errors import Fault, InputError
-from hetplan.lint.reading_cells import MOST_FAULTS, Cells
+from hetplan.lint.reading_cells import MAX_FAULTS, Cells
 from hetplan.lint.rows import (
     CityPair,
     CollectiveRow,
@@ -26,7 +26,7 @@ from hetplan.lint.rows import (
 
 MICROSECOND = 1e-6
 MIB = float(2**20)
-LONGEST_CELL = 1 << 20  # csv's own limit is 128 KiB; notes are long, a megabyte is a wrong file
+MAX_CELL = 1 << 20  # csv's own limit is 128 KiB; notes are long, a megabyte is a wrong file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,13 +211,13 @@ def read_table(file: str, text: str, kind: TableKind) -> Material:
     faults: list[Fault] = []
     material = kind.read(_rows(file, text, faults))
     if faults:
-        raise InputError(*faults[:MOST_FAULTS])
+        raise InputError(*faults[:MAX_FAULTS])
     return material
 
 
 def _rows(file: str, text: str, faults: list[Fault]) -> Iterator[Cells]:
     lines = csv.reader(io.StringIO(text, newline=""))
-    previous = csv.field_size_limit(LONGEST_CELL)
+    previous = csv.field_size_limit(MAX_CELL)
     try:
         names = next(lines, [])
         for values in lines:

@@ -12,7 +12,7 @@ from hetplan.machine.probe import TOOL_SECONDS, AnswerState, Probe
 from hetplan.machine.torch_text import SeenDevice
 from hetplan.machine.values import MachineDevice
 
-_LEAST_MEMORY_SHARE = 0.5  # of the driver's figure; torch tells a little less than the driver
+_MIN_MEMORY_SHARE = 0.5  # of the driver's figure; torch tells a little less than the driver
 
 
 def find_devices(
@@ -63,7 +63,7 @@ def _taken(
         memory = next(device.memory_bytes for device in seen if device.name == name)
         same = name.lower().replace(" ", "") == listed.name.lower().replace(" ", "")
         # ROCm's tool and torch name one product differently; npu-smi leaves "Ascend" out.
-        alike = memory and listed.memory_bytes * _LEAST_MEMORY_SHARE < memory <= listed.memory_bytes
+        alike = memory and listed.memory_bytes * _MIN_MEMORY_SHARE < memory <= listed.memory_bytes
         if same or (alike and len(by_torch) == 1):
             del by_torch[torch_device, name]
             return torch_device

@@ -1,4 +1,4 @@
-"""Which driver tools list a maker's devices, and what their output says.
+"""Which driver tools list a vendor's devices, and what their output says.
 
 Each parser is `text -> devices`; text that it cannot read gives no devices, and the caller says
 so. Tools whose output is not documented are only looked for.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hetplan.machine.system_text import finite, number
 
-_MOST_DEVICES = 4096  # more in one node is garbage
+_MAX_DEVICES = 4096  # more in one node is garbage
 _MIB = float(2**20)
 
 
@@ -48,7 +48,7 @@ def parse_query_csv(text: str) -> tuple[ListedDevice, ...]:
     if "name" not in header:
         return ()
     devices = []
-    for line in lines[1 : _MOST_DEVICES + 1]:
+    for line in lines[1 : _MAX_DEVICES + 1]:
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) != len(header):
             continue
@@ -69,7 +69,7 @@ def parse_rocm_smi(text: str) -> tuple[ListedDevice, ...]:
     system = cards.get("system")
     driver = _text(_first(system, ("driver version",))) if isinstance(system, dict) else ""
     devices = []
-    for key in sorted(cards, key=lambda key: (len(key), key))[:_MOST_DEVICES]:
+    for key in sorted(cards, key=lambda key: (len(key), key))[:_MAX_DEVICES]:
         card = cards[key]
         if not re.fullmatch(r"card\d+", key) or not isinstance(card, dict):
             continue
@@ -84,7 +84,7 @@ def parse_npu_smi(text: str) -> tuple[ListedDevice, ...]:
     version = re.search(r"Version:\s*([\w.]+)", text)
     devices: list[ListedDevice] = []
     name = ""
-    for line in text.splitlines()[: 4 * _MOST_DEVICES]:
+    for line in text.splitlines()[: 4 * _MAX_DEVICES]:
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if len(cells) != 3:
             continue
@@ -109,7 +109,7 @@ def parse_blocks(text: str) -> tuple[ListedDevice, ...]:
     driver = re.search(r"^\s*Driver(?: Version)?\s*:\s*(\S+)", text, re.MULTILINE)
     pieces = re.split(r"^\s*Product Name\s*:\s*", text, flags=re.MULTILINE)[1:]
     devices = []
-    for piece in pieces[:_MOST_DEVICES]:
+    for piece in pieces[:_MAX_DEVICES]:
         name = _name(piece.splitlines()[0] if piece else "")
         memory = re.search(
             r"^\s*(?:Physical Memory Usage|FB Memory Usage)\s*:?\s*\n\s*Total\s*:\s*(\d+)\s*MiB",
@@ -132,7 +132,7 @@ def parse_xpu_smi(text: str) -> tuple[ListedDevice, ...]:
     listed = _json_object(text).get("device_list")
     names = (
         _name(_text(entry.get("device_name")))
-        for entry in (listed if isinstance(listed, list) else [])[:_MOST_DEVICES]
+        for entry in (listed if isinstance(listed, list) else [])[:_MAX_DEVICES]
         if isinstance(entry, dict)
     )
     return tuple(ListedDevice(name=name) for name in names if name)
@@ -160,7 +160,7 @@ DRIVER_TOOLS: tuple[DriverTool, ...] = (
 """Tools whose list can be read."""
 
 OTHER_TOOLS = (("mx-smi", "metax"), ("efsmi", "enflame"), ("brsmi", "biren"), ("neuron-ls", "aws"))
-"""(tool, maker) of tools that are only looked for: the form of their list is not documented."""
+"""(tool, vendor) of tools that are only looked for: the form of their list is not documented."""
 
 
 def _json_object(text: str) -> dict[str, object]:

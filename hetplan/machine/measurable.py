@@ -19,17 +19,17 @@ from hetplan.machine.values import (
 _GIB = float(2**30)
 # NCCL moves data between processes of a node through /dev/shm where devices cannot reach each
 # other; docker's default of 64 MiB is too little for eight of them.
-_LEAST_SHARED_BYTES = 1 * _GIB
+_MIN_SHARED_BYTES = 1 * _GIB
 
-# How torch gets to know a maker's devices: each maker's own install page names these.
+# How torch gets to know a vendor's devices: each vendor's own install page names these.
 _TORCH_FOR = {
     "nvidia": "a CUDA build of torch: pip install torch",
     "amd": "a ROCm build of torch: pip install torch --index-url (pytorch.org shows it)",
     "hygon": "Hygon's torch of its DTK image",
     "huawei": "CANN and pip install torch_npu",
-    "cambricon": "the maker's image with torch_mlu",
-    "moore-threads": "the maker's image with torch_musa",
-    "iluvatar": "the maker's torch of its CoreX image",
+    "cambricon": "the vendor's image with torch_mlu",
+    "moore-threads": "the vendor's image with torch_musa",
+    "iluvatar": "the vendor's torch of its CoreX image",
     "intel": "an XPU build of torch, or the Gaudi image with habana_frameworks",
 }
 MEASURED_TYPES = ("cuda", "npu", "mlu", "musa", "xpu", "hpu", "gcu")
@@ -104,7 +104,7 @@ def _layers(device: MachineDevice) -> MachineMeasurement:
     if device.torch_device:
         return _not(what, f"hetplan cannot measure torch's {device.torch_device} devices")
     vendor = next((tool.vendor for tool in DRIVER_TOOLS if tool.name == device.tool), "")
-    need = _TORCH_FOR.get(vendor, "the maker's build of torch")
+    need = _TORCH_FOR.get(vendor, "the vendor's build of torch")
     return _not(what, f"missing: torch does not see it; install {need}")
 
 
@@ -145,7 +145,7 @@ def find_advice(
 ) -> tuple[str, ...]:
     """Limits of this container or login that would hold a training run up."""
     found = []
-    if devices and 0 < limits.shared_memory_bytes < _LEAST_SHARED_BYTES:
+    if devices and 0 < limits.shared_memory_bytes < _MIN_SHARED_BYTES:
         mib = limits.shared_memory_bytes / 2**20
         found.append(
             f"/dev/shm has {mib:.0f} MiB, collectives inside a node want more: start the "

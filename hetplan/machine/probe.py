@@ -20,8 +20,8 @@ from pathlib import Path
 
 TOOL_SECONDS = 5.0  # a driver's tool that takes longer hangs on a broken device
 TORCH_SECONDS = 60.0  # importing torch takes seconds from a cold disk, more on a network disk
-_MOST_BYTES = 1 << 20  # of a file or an output; nothing that is read here is as large
-_MOST_ENTRIES = 4096
+_MAX_BYTES = 1 << 20  # of a file or an output; nothing that is read here is as large
+_MAX_ENTRIES = 4096
 
 
 class AnswerState(StrEnum):
@@ -66,14 +66,14 @@ class Probe:
             file = self.root / path
             if file.is_file():
                 with file.open("rb") as stream:
-                    return stream.read(_MOST_BYTES).decode("utf-8", "replace")
+                    return stream.read(_MAX_BYTES).decode("utf-8", "replace")
         return ""
 
     def names(self, path: str) -> tuple[str, ...]:
         """Names of a folder's entries, sorted; none where it cannot be read."""
         with contextlib.suppress(OSError, ValueError):
             entries = sorted(entry.name for entry in (self.root / path).iterdir())
-            return tuple(entries[:_MOST_ENTRIES])
+            return tuple(entries[:_MAX_ENTRIES])
         return ()
 
     def exists(self, path: str) -> bool:
@@ -115,7 +115,7 @@ def run_program(arguments: Sequence[str], seconds: float) -> Answer:
         _end(process)
     text = output.decode("utf-8", "replace")
     if not ended:
-        reason = f"no end within {seconds:g} s or {_MOST_BYTES >> 20} MiB of output"
+        reason = f"no end within {seconds:g} s or {_MAX_BYTES >> 20} MiB of output"
         return Answer(state=AnswerState.TIMEOUT, reason=reason)
     if process.returncode != 0:
         reason = f"exit code {process.returncode}"
@@ -127,7 +127,7 @@ def _read(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, boo
     """(output, whether the program ended by itself); a program that floods is not read on."""
     stream = process.stdout
     output = b""
-    while stream is not None and len(output) < _MOST_BYTES:
+    while stream is not None and len(output) < _MAX_BYTES:
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([stream], [], [], left)[0]:
             return output, False

@@ -20,7 +20,7 @@ from hetplan.units import format_bytes, format_rate
 COLUMNS = 100
 LINES = 40
 _LABEL = 11  # the longest label is "processor"
-_MOST_PER_PART = 4
+_MAX_PER_PART = 4
 
 
 def screen(report: MachineReport) -> str:
@@ -49,7 +49,7 @@ def screen(report: MachineReport) -> str:
 
 def _part(label: str, entries: Sequence[str]) -> list[str]:
     """The entries beside their label, the first few of them."""
-    shown = list(entries[:_MOST_PER_PART])
+    shown = list(entries[:_MAX_PER_PART])
     if len(entries) > len(shown):
         shown.append(f"and {len(entries) - len(shown)} more; --json has them all")
     lines: list[str] = []

@@ -9,14 +9,14 @@ import math
 import re
 
 # Larger than any machine; a number of thousands of digits in a file is garbage, not a size.
-_MOST = 1e18
+_MAX_COUNT = 1e18
 
 
 def number(text: str) -> float:
     """The first decimal number of the text; 0 where there is none."""
     found = re.search(r"\d{1,20}(?:\.\d{1,9})?", text)
     value = float(found.group(0)) if found else 0.0
-    return value if value < _MOST else 0.0
+    return value if value < _MAX_COUNT else 0.0
 
 
 def cpu_list_length(text: str) -> int:

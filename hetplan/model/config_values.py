@@ -12,9 +12,9 @@ from hetplan.errors import Fault, InputError
 from hetplan.files.faults import describe
 from hetplan.files.nodes import Path
 from hetplan.files.reading import Document
-from hetplan.model.layers import MOST_OF_A_SIZE
-from hetplan.model.numerics import MOST
-from hetplan.model.spec import MOST_LAYERS
+from hetplan.model.layers import MAX_PER_SIZE
+from hetplan.model.numerics import MAX_CONSTANT
+from hetplan.model.spec import MAX_LAYERS
 
 _ABSENT = object()
 
@@ -69,7 +69,7 @@ class ConfigValues:
         return parent.get(key, _ABSENT) if isinstance(parent, dict) else _ABSENT
 
     def count(
-        self, *names: str, default: int | None, least: int = 1, most: int = MOST_OF_A_SIZE
+        self, *names: str, default: int | None, least: int = 1, most: int = MAX_PER_SIZE
     ) -> int:
         """A whole number; `default` where it is missing, a fault where that is None."""
         found = self.count_or_none(*names, default=default, least=least, most=most)
@@ -81,7 +81,7 @@ class ConfigValues:
         return found
 
     def count_or_none(
-        self, *names: str, default: int | None, least: int = 1, most: int = MOST_OF_A_SIZE
+        self, *names: str, default: int | None, least: int = 1, most: int = MAX_PER_SIZE
     ) -> int | None:
         """A whole number, or None where the file says null; `default` where it is missing."""
         key = self.key_of(*names)
@@ -109,16 +109,16 @@ class ConfigValues:
         if not isinstance(value, int | float) or isinstance(value, bool):
             self.fault(key, f"found {describe(value)}; write a number")
             return default
-        if not (0 <= value <= MOST if zero else 0 < value <= MOST):
+        if not (0 <= value <= MAX_CONSTANT if zero else 0 < value <= MAX_CONSTANT):
             above = "0 or more" if zero else "above 0"
             found = f"{value:g}" if abs(value) < 10**18 else "a number of more than 18 digits"
-            self.fault(key, f"found {found}; it must be {above} and at most {MOST:g}")
+            self.fault(key, f"found {found}; it must be {above} and at most {MAX_CONSTANT:g}")
             return default
         return float(value)
 
     def layers(self, *names: str, default: int) -> int:
         """The number of transformer layers."""
-        return self.count(*names, default=default, most=MOST_LAYERS)
+        return self.count(*names, default=default, most=MAX_LAYERS)
 
     def flag(self, key: str, *, default: bool) -> bool:
         """True or false; null is false."""

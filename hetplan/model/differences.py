@@ -12,7 +12,7 @@ from hetplan.model.numerics import OWN_NORM_EPSILON, OWN_ROTARY_BASE, Activation
 if TYPE_CHECKING:
     from hetplan.model.spec import ModelSpec
 
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 """Differences that one message names."""
 
 
@@ -36,11 +36,11 @@ def unlike_layers(model: ModelSpec, sequence_length: int | None) -> str:
             break
         at += run.count
     named = _differences(first, second)
-    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    more = f" and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
     length = "" if sequence_length is None else f" at sequence length {sequence_length}"
     return (
         f"{model.name} has transformer layers of {len(distinct)} shapes{length}: layers 1 and "
-        f"{at + 1} differ in {', '.join(named[:_MOST_NAMED])}{more}; plans are searched for rows "
+        f"{at + 1} differ in {', '.join(named[:_MAX_NAMED])}{more}; plans are searched for rows "
         "of equal layers, or of a repeating pattern, with at most one run of other layers before "
         "and one behind; hetplan estimate prices a layout"
     )

@@ -9,14 +9,14 @@ from pydantic import Field
 
 from hetplan.files.quantities import Count, Name
 from hetplan.model.layers import Norm
-from hetplan.model.numerics import MOST, Activation, RotaryScalingKind, ScoreFunction
-from hetplan.model.spec import MOST_LAYERS, Architecture
+from hetplan.model.numerics import MAX_CONSTANT, Activation, RotaryScalingKind, ScoreFunction
+from hetplan.model.spec import MAX_LAYERS, Architecture
 
 MODEL_SCHEMA = "hetplan.model/3"
 
-LayerCount = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
-Constant = Annotated[float, Field(gt=0, le=MOST)]
-Weight = Annotated[float, Field(ge=0, le=MOST)]
+LayerCount = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+Constant = Annotated[float, Field(gt=0, le=MAX_CONSTANT)]
+Weight = Annotated[float, Field(ge=0, le=MAX_CONSTANT)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hetplan.model.spec import ModelSpec
 
-MOST_PERIOD = 64
+MAX_PERIOD = 64
 """Layers of the longest pattern that is looked for: ten times the longest of models that were
 published (five layers with a window and one without, arXiv 2503.19786, section 2)."""
 
@@ -81,7 +81,7 @@ def _units(runs: tuple[tuple[Hashable, int], ...]) -> LayerUnits | None:
         return LayerUnits(count=len(row), layers_per_unit=1, front_layers=0, back_layers=0)
     longest, most_back = _run(row), _run(row[::-1])
     # A pattern that begins inside the first run has less than a period of it.
-    fronts = dict.fromkeys((0, *range(max(0, longest - MOST_PERIOD), longest + 1)))
+    fronts = dict.fromkeys((0, *range(max(0, longest - MAX_PERIOD), longest + 1)))
     found = [units for front in fronts for units in _from(row, front, most_back)]
     return max(
         found,
@@ -103,7 +103,7 @@ def _from(row: Sequence[int], front: int, most_back: int) -> list[LayerUnits]:
     """Units of every period behind so many front layers, two at least, as far as they reach."""
     rest = row[front:]
     found = []
-    for period in range(1, min(MOST_PERIOD, len(rest) // 2) + 1):
+    for period in range(1, min(MAX_PERIOD, len(rest) // 2) + 1):
         alike = period
         while alike < len(rest) and rest[alike] == rest[alike - period]:
             alike += 1

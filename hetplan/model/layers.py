@@ -21,7 +21,7 @@ from enum import StrEnum
 
 from hetplan.errors import InputError
 
-MOST_OF_A_SIZE = 10**9
+MAX_PER_SIZE = 10**9
 """Largest width, vocabulary or length."""
 
 
@@ -44,9 +44,9 @@ def check_sizes(value: object, *names: str, least: int = 1) -> None:
     """Raise an InputError unless every named field is a size that can be."""
     for name in names:
         found = getattr(value, name)
-        if not least <= found <= MOST_OF_A_SIZE:
+        if not least <= found <= MAX_PER_SIZE:
             raise InputError(
-                f"{name} is {found}; it must be at least {least} and at most {MOST_OF_A_SIZE:,}"
+                f"{name} is {found}; it must be at least {least} and at most {MAX_PER_SIZE:,}"
             )
 
 

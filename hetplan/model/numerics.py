@@ -22,7 +22,7 @@ OWN_NORM_EPSILON = 1e-5
 """Of hetplan's own layers: LayerNorm's default in torch and GPT-2, RMSNorm's in Llama 2."""
 OWN_ROTARY_BASE = 10000.0
 """Of hetplan's own layers: arXiv 2104.09864, section 3.2.2."""
-MOST = 1e12
+MAX_CONSTANT = 1e12
 """Largest value of a constant; the largest published rotary base is 1e9 or less."""
 
 
@@ -127,6 +127,7 @@ def check_constants(value: object, *names: str, zero: bool = False) -> None:
         if found is None:
             continue
         least = found >= 0 if zero else found > 0
-        if not math.isfinite(found) or not least or found > MOST:
+        if not math.isfinite(found) or not least or found > MAX_CONSTANT:
             above = "0 or more" if zero else "above 0"
-            raise InputError(f"{name} is {found:g}; it must be {above} and at most {MOST:g}")
+            limits = f"it must be {above} and at most {MAX_CONSTANT:g}"
+            raise InputError(f"{name} is {found:g}; {limits}")

@@ -29,7 +29,7 @@ from hetplan.model.layers import (
 from hetplan.model.numerics import Activation, RotaryScaling, Router, check_constants
 from hetplan.model.older import flat_to_runs
 
-MOST_LAYERS = 100_000
+MAX_LAYERS = 100_000
 """Most transformer layers of a model: a hundred times the deepest that was trained (DeepNet,
 arXiv 2203.00555). More is a slip, and costs are kept per layer."""
 
@@ -106,9 +106,9 @@ class ModelSpec:
         if self.embedding_size is not None:
             check_sizes(self, "embedding_size")
         layers = self.num_layers
-        if not 1 <= layers + self.num_mtp_layers <= MOST_LAYERS or not layers:
+        if not 1 <= layers + self.num_mtp_layers <= MAX_LAYERS or not layers:
             raise InputError(
-                f"num_layers is {layers}; it must be at least 1 and at most {MOST_LAYERS:,}"
+                f"num_layers is {layers}; it must be at least 1 and at most {MAX_LAYERS:,}"
             )
         if bool(self.num_mtp_layers) != (self.mtp_layer is not None):
             raise InputError("num_mtp_layers and mtp_layer belong together; give both or neither")
@@ -359,9 +359,9 @@ def plain_model(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
     )
-    if not 1 <= num_layers <= MOST_LAYERS:
+    if not 1 <= num_layers <= MAX_LAYERS:
         raise InputError(
-            f"num_layers is {num_layers}; it must be at least 1 and at most {MOST_LAYERS:,}"
+            f"num_layers is {num_layers}; it must be at least 1 and at most {MAX_LAYERS:,}"
         )
     gpt = architecture is Architecture.GPT
     return ModelSpec(

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from hetplan.model.layers import MOST_OF_A_SIZE
+from hetplan.model.layers import MAX_PER_SIZE
 from hetplan.plans.depths import own_depth
 from hetplan.plans.plan import SCHEDULES, Pipeline, Sharding
 from hetplan.plans.rules import Asked, Found, Rule
 from hetplan.plans.targets import TARGETS
 
-MOST_PASSES = 4_000_000
+MAX_PASSES = 4_000_000
 """Forward passes of all stages in one step; a batch of 16,384 sequences on 64 stages has a quarter
 of them. An estimate follows every one, many times."""
-MOST_WARMUP = 10**9
+MAX_WARMUP = 10**9
 """Deeper than any batch; what is deeper than a pipeline's microbatches changes nothing."""
 
 
@@ -69,12 +69,12 @@ def batch(asked: Asked) -> Found:
             yield Rule.BATCH, f"pipelines[{p}].num_microbatches", message
             return
         passes = pipeline.num_microbatches * sum(len(stage.chunks) for stage in pipeline.stages)
-        if passes > MOST_PASSES:
+        if passes > MAX_PASSES:
             yield (
                 Rule.BATCH,
                 f"pipelines[{p}].num_microbatches",
                 f"{pipeline.num_microbatches} are {passes:,} forward passes of all stages, a step "
-                f"has at most {MOST_PASSES:,}; make microbatches larger, or dp",
+                f"has at most {MAX_PASSES:,}; make microbatches larger, or dp",
             )
             return
         sizes = {
@@ -132,8 +132,8 @@ def _warmup(field: str, pipeline: Pipeline) -> Found:
             )
     elif min(depths) < 1:
         yield Rule.WARMUP, field, f"warm-up depths {depths} must be at least 1"
-    elif max(depths) > MOST_WARMUP:
-        yield Rule.WARMUP, field, f"warm-up depths {depths}; at most {MOST_WARMUP:,}"
+    elif max(depths) > MAX_WARMUP:
+        yield Rule.WARMUP, field, f"warm-up depths {depths}; at most {MAX_WARMUP:,}"
     elif any(left < right for left, right in pairwise(depths)):
         message = f"warm-up depths {depths} grow along the pipeline: deadlock"
         yield Rule.WARMUP, field, message
@@ -151,8 +151,8 @@ def vocabulary(asked: Asked) -> Found:
         message = f"{padded} is below the vocabulary of {size}; use {wanted}"
     elif padded % tp:
         message = f"tp {tp} does not divide {padded}; use {wanted}"
-    elif padded > MOST_OF_A_SIZE:
-        message = f"{padded} is more than {MOST_OF_A_SIZE:,}; use {wanted}"
+    elif padded > MAX_PER_SIZE:
+        message = f"{padded} is more than {MAX_PER_SIZE:,}; use {wanted}"
     elif padded != wanted and not trainer.other_padding:
         message = f"{padded}; with tp {tp} target {trainer.name} pads {size} to {wanted}"
     else:

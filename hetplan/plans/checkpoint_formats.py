@@ -165,7 +165,7 @@ def needs_meshes(plan: Plan, *, several_libraries: bool = False) -> bool:
     """Whether FlagScale runs the plan with --enable-hetero, as `hetplan emit` writes it.
 
     That is where stages differ in degrees, microbatch size or recomputation, or devices of several
-    makers (`several_libraries`, which a plan does not say) take part.
+    vendors (`several_libraries`, which a plan does not say) take part.
     """
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
     return several_libraries or len({(_degrees(each), each.recompute) for each in stages}) > 1

@@ -11,9 +11,9 @@ from hetplan.plans.plan import SCHEDULES, OverlapSettings, RecomputeModule, Shar
 _EVERY_OVERLAP = OverlapSettings(
     reduction=True, gathering=True, tensor_parallel=True, context_parallel=True, send=True
 )
-MOST_VIRTUAL_STAGES = 8
+MAX_VIRTUAL_STAGES = 8
 """More than published runs: 3 in arXiv 2205.05198 (table 3), 6 in arXiv 2402.15627."""
-MOST_EXTRA_DEPTH = 8
+MAX_EXTRA_DEPTH = 8
 """Hides 8 stage times of latency; a round trip between continents is 0.3 s, a stage time 0.1 s."""
 
 
@@ -138,7 +138,7 @@ _MEGATRON = Target(
     whole_microbatch_groups=True,
     # training/arguments.py: more than 2 stages unless sends are overlapped.
     least_interleaved_stages=3,
-    most_virtual_stages=MOST_VIRTUAL_STAGES,
+    most_virtual_stages=MAX_VIRTUAL_STAGES,
     other_warmup=False,
     whole_nodes=True,
     island_runs=True,
@@ -194,9 +194,9 @@ TARGETS: dict[str, Target] = {
         # torch's ScheduleInterleaved1F1B makes other groups where stages do not divide
         # microbatches; the replay has none.
         whole_microbatch_groups=True,
-        most_virtual_stages=MOST_VIRTUAL_STAGES,
+        most_virtual_stages=MAX_VIRTUAL_STAGES,
         other_warmup=True,
-        most_extra_depth=MOST_EXTRA_DEPTH,
+        most_extra_depth=MAX_EXTRA_DEPTH,
         whole_nodes=False,
         island_runs=False,
         sharding=(Sharding.NONE, Sharding.OPTIMIZER),
@@ -260,7 +260,7 @@ TARGETS: dict[str, Target] = {
         schedules=("1f1b", "interleaved-1f1b"),
         # torch makes other groups where stages do not divide microbatches; the replay has none.
         whole_microbatch_groups=True,
-        most_virtual_stages=MOST_VIRTUAL_STAGES,
+        most_virtual_stages=MAX_VIRTUAL_STAGES,
         other_warmup=False,
         whole_nodes=True,
         island_runs=True,
@@ -304,9 +304,9 @@ TARGETS: dict[str, Target] = {
         schedules=SCHEDULES,
         whole_microbatch_groups=False,
         least_interleaved_stages=1,
-        most_virtual_stages=MOST_VIRTUAL_STAGES,
+        most_virtual_stages=MAX_VIRTUAL_STAGES,
         other_warmup=True,
-        most_extra_depth=MOST_EXTRA_DEPTH,
+        most_extra_depth=MAX_EXTRA_DEPTH,
         whole_nodes=False,
         island_runs=False,
         sharding=tuple(Sharding),

@@ -31,7 +31,7 @@ REGIMES = ("one node", "several nodes", "several islands", "several regions")
 _COIN = 0.05
 # Luck seldom halves median and mean, so then 15 % are enough: 6 of 8 runs, 3 of 3.
 _COIN_OF_HALF = 0.15
-_FEWEST_CELLS = 3  # with two, the factors of one would judge the other alone
+_MIN_CELLS = 3  # with two, the factors of one would judge the other alone
 _NOTHING = 1e-9  # changes of a log error below it are rounding
 
 
@@ -113,11 +113,11 @@ def _factors(
 ) -> tuple[tuple[CauseFactor, ...], HeldBack | None, tuple[str, ...]]:
     """(accepted factors, how left-out runs fared, what to say)."""
     cells = len({run.cell for run in runs})
-    if cells < _FEWEST_CELLS:
+    if cells < _MIN_CELLS:
         if not runs:
             return (), None, ()
         note = (
-            f"no factors: {len(runs)} runs of {cells} layouts; at least {_FEWEST_CELLS} layouts "
+            f"no factors: {len(runs)} runs of {cells} layouts; at least {_MIN_CELLS} layouts "
             "are needed to leave one out"
         )
         return (), None, (note,)

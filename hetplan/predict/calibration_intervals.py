@@ -26,16 +26,16 @@ from dataclasses import dataclass
 from hetplan.predict.calibration_values import GroupInterval, SlowTail
 from hetplan.predict.regression import COVERAGE, MIN_CALIBRATION_ROWS, conformal_halfwidth
 
-FEWEST_POOLED = 2 * MIN_CALIBRATION_ROWS
+MIN_POOLED = 2 * MIN_CALIBRATION_ROWS
 """Runs of a pool: they are of unlike groups, so one of them must not set the width alone."""
-_FEWEST_WITH_TAIL = 20  # below, a single slow run is more than one in twenty, and no tail yet
+_MIN_WITH_TAIL = 20  # below, a single slow run is more than one in twenty, and no tail yet
 
 # 95 % of 57 A100 runs without slow ones lie within 0.052 of their predictions: a tail starts beyond
 # all of them.
 _TAIL_LOG = 0.08
 _TAIL_DEVIATIONS = 3.0  # one run in 740 of a normal law lies above
 _MAD_TO_DEVIATION = 1.4826  # of a normal law: one over its 75 % quantile, 0.6745
-_MOST_SLOW = 0.4  # where two runs in five are slow the others are no rule they break
+_MAX_SLOW = 0.4  # where two runs in five are slow the others are no rule they break
 
 _Measure = Callable[["Score"], float]
 
@@ -74,7 +74,7 @@ def group_intervals(
     for devices, regime in keys:
         held = members(scores, devices, regime)
         pooled = not devices or not regime
-        if len(held) >= (FEWEST_POOLED if pooled else MIN_CALIBRATION_ROWS):
+        if len(held) >= (MIN_POOLED if pooled else MIN_CALIBRATION_ROWS):
             tail = len(members(slow, devices, regime))
             found.append(_interval(held, (devices, regime), tail, pooled))
     few = [
@@ -151,7 +151,7 @@ def slow_tails(
             if score.devices == devices and score.regime == regime
         ]
         beyond = _beyond(held)
-        if not beyond or len(beyond) > _MOST_SLOW * len(held):
+        if not beyond or len(beyond) > _MAX_SLOW * len(held):
             continue
         slow.update(place for place, _ in beyond)
         errors = [math.expm1(score.log_error) for _, score in beyond]
@@ -174,7 +174,7 @@ def slow_tails(
 
 def _beyond(held: Sequence[tuple[int, Score]]) -> list[tuple[int, Score]]:
     """Runs far above the median, by the spread of the runs and by what each's predictions give."""
-    if len(held) < _FEWEST_WITH_TAIL:
+    if len(held) < _MIN_WITH_TAIL:
         return []
     middle = statistics.median(score.log_error for _, score in held)
     above = [score.log_error - middle for _, score in held]

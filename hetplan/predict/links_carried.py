@@ -37,7 +37,7 @@ from hetplan.profiling.samples import LinkOperation
 CARRY_LOG_PER_DOUBLING = 0.19
 """Growth of the half-width per doubling between the group size asked and those measured."""
 
-_LEAST_BYTES_PART = 0.05
+_MIN_BYTES_PART = 0.05
 """Part of the largest message's time that its bytes take at least, where a rate is read off it."""
 
 
@@ -191,7 +191,7 @@ def class_law(table: SizeTable, joint: Joint | None = None) -> ShapeLaw:
     size = table.message_bytes[-1]
     latency = unit.latency_seconds(table.operation, table.group_size, table.nodes)
     bytes_at_one = unit.seconds(table.operation, table.group_size, size, table.nodes) - latency
-    moving = max(table.seconds[-1] - latency, _LEAST_BYTES_PART * table.seconds[-1])
+    moving = max(table.seconds[-1] - latency, _MIN_BYTES_PART * table.seconds[-1])
     return of_rate(bytes_at_one / moving)
 
 

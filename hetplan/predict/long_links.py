@@ -32,7 +32,7 @@ from hetplan.errors import Fault, InputError
 from hetplan.predict.datasheet import LINK_LOG_HALFWIDTH
 from hetplan.predict.regression import conformal_halfwidth
 
-LEAST_PAIRS = 3
+MIN_PAIRS = 3
 """Fewest pairs that a window and a capacity can be told from, with one to spare."""
 
 
@@ -206,9 +206,9 @@ def left_out_errors(pairs: Sequence[Pair], model: LongLinkModel) -> LeftOutError
     Everything about the fit, its shrinkage included, is chosen without the pair that is left out.
     """
     _check(pairs)
-    if len(pairs) <= LEAST_PAIRS:
+    if len(pairs) <= MIN_PAIRS:
         raise InputError(
-            f"{len(pairs)} pairs were measured; leaving one out needs at least {LEAST_PAIRS + 1}"
+            f"{len(pairs)} pairs were measured; leaving one out needs at least {MIN_PAIRS + 1}"
         )
     errors, covered = [], 0
     for number, pair in enumerate(pairs):
@@ -254,8 +254,8 @@ def _check(pairs: Sequence[Pair]) -> None:
         if pair.left == pair.right:
             message = f"both ends are {pair.left}; a long link has two"
             faults.append(Fault(message=message, field=where))
-    if len(pairs) < LEAST_PAIRS:
-        message = f"{len(pairs)} pairs were measured; at least {LEAST_PAIRS} are needed for a fit"
+    if len(pairs) < MIN_PAIRS:
+        message = f"{len(pairs)} pairs were measured; at least {MIN_PAIRS} are needed for a fit"
         faults.append(Fault(message=message))
     if faults:
         raise InputError(*faults)

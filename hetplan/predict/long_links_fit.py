@@ -22,7 +22,7 @@ Flags = NDArray[np.bool_]
 
 _SHRINKAGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 1e3)  # 1e3: endpoints as good as alike
 _FIRST_GUESSES = (0.5, 0.75, 0.9, 1.0)  # quantiles of the goodput that may be the capacity
-_MOST_TURNS = 30  # the sides settle within 10 turns on all that was tried
+_MAX_TURNS = 30  # the sides settle within 10 turns on all that was tried
 _NOTHING = 1e-12  # keeps the factors of endpoints determined that no sloping pair has
 
 
@@ -134,7 +134,7 @@ def _settled(samples: Samples, shrinkage: float) -> _Turn:
     best: _Turn | None = None
     for guess in _FIRST_GUESSES:
         flat = samples.log_goodput >= np.quantile(samples.log_goodput, guess)
-        for _ in range(_MOST_TURNS):
+        for _ in range(_MAX_TURNS):
             if flat.tobytes() in seen:
                 break  # every turn is a function of the sides
             seen.add(flat.tobytes())

@@ -27,7 +27,7 @@ from hetplan.profiling.samples import OperatorSample
 TILE = 128
 """Rows and columns of a tile (the guide's section 3.1 lists 256 x 128 to 64 x 64)."""
 
-# Makers' white papers and product briefs: streaming multiprocessors of the whole device.
+# Vendors' white papers and product briefs: streaming multiprocessors of the whole device.
 _MULTIPROCESSORS = (
     ("nvidia-a100", 108),  # NVIDIA A100 Tensor Core GPU Architecture, table 4
     ("nvidia-h100", 132),  # NVIDIA H100 Tensor Core GPU Architecture, SXM5

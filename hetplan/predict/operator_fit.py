@@ -30,12 +30,12 @@ from hetplan.predict.residual import REACHES, Point, left_out_residuals
 _FLOOR_SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 _TURNS = 5
 """Of sorting rows by the floor and fitting those above it, at most: it ends when no row moves."""
-_FEWEST_FOR_FLOOR = 8
+_MIN_FOR_FLOOR = 8
 """Rows from which a floor is looked for: half of them on it still leave a fit of three columns."""
-_FEWEST_FOR_WAVES = 3
+_MIN_FOR_WAVES = 3
 """Models (or widths) from which whole waves of tiles are believed: they jump from shape to shape,
 and of two one is always near a jump (of three models' products on A100 two alone lost 13 %)."""
-_LEAST_GAIN = 0.003
+_MIN_GAIN = 0.003
 """Smaller gains of the mean error are below the timing noise of 1 % per row."""
 
 
@@ -90,7 +90,7 @@ def choose_law(
     kept = [(name, [group[at] for at in above]) for name, group in sizes]
     name, groups = _groups(kept)
     candidates = _told_apart(sets, values, seconds)
-    if len(set(kept[0][1])) < _FEWEST_FOR_WAVES:
+    if len(set(kept[0][1])) < _MIN_FOR_WAVES:
         candidates = [each for each in candidates if OperatorColumn.TILED_FLOPS not in each]
     if not groups:
         return Choice(fit=_fit(candidates[0], values, seconds, floor), rows=above)
@@ -150,7 +150,7 @@ def gain_is_earned(before: Sequence[float], after: Sequence[float], standard_err
     """Whether the mean absolute error falls by more than this many standard errors of its fall."""
     gains = [abs(old) - abs(new) for old, new in zip(before, after, strict=True)]
     mean = sum(gains) / len(gains)
-    if len(gains) < 2 or mean <= _LEAST_GAIN:
+    if len(gains) < 2 or mean <= _MIN_GAIN:
         return False
     variance = sum((gain - mean) ** 2 for gain in gains) / (len(gains) - 1)
     return mean > standard_errors * math.sqrt(variance / len(gains))
@@ -177,7 +177,7 @@ def _floor(
     best, above_best = plain, everything
     errors = plain_errors = _errors(plain, rows, seconds)
     ordered = sorted(seconds)
-    for share in _FLOOR_SHARES if len(seconds) >= _FEWEST_FOR_FLOOR else ():
+    for share in _FLOOR_SHARES if len(seconds) >= _MIN_FOR_FLOOR else ():
         found = _above(plain, rows, seconds, ordered[int(share * (len(ordered) - 1))])
         if found is None:
             continue

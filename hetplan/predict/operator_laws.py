@@ -45,7 +45,7 @@ LOOKED_UP = PRODUCTS - {OperatorClass.ATTENTION_SCORE, OperatorClass.ATTENTION_C
 # s, below 1270 in 0.05 to 0.1 s, 1153 in 0.1 to 0.2 s, 1130 from 0.2 s on.
 _LARGE, _FASTER = 1 / 16, 1.1
 _LONG_SECONDS = 0.5
-_FEWEST_LARGE = 3
+_MIN_LARGE = 3
 
 _Key = tuple[str, str, str, str]
 
@@ -168,7 +168,7 @@ def sustained_rate(samples: Sequence[OperatorSample]) -> float:
     rates = [flops / sample.median_seconds for flops, sample in zip(work, samples, strict=True)]
     large = sorted(rate for rate, long in zip(rates, lasting, strict=True) if long)
     small = sorted(rate for rate, long in zip(rates, lasting, strict=True) if not long)
-    if len(large) < _FEWEST_LARGE or not small:
+    if len(large) < _MIN_LARGE or not small:
         return 0.0
     rate = statistics.median(large) if len(large) >= MIN_CALIBRATION_ROWS else large[-1]
     fast = small[int(0.9 * (len(small) - 1))]

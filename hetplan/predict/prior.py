@@ -36,7 +36,7 @@ from hetplan.predict.regression import NORMAL_90
 from hetplan.predict.related import Related
 from hetplan.predict.related_laws import seconds as operator_seconds
 from hetplan.predict.related_layers import measured_sizes
-from hetplan.predict.related_operators import FEWEST_POINTS, probes
+from hetplan.predict.related_operators import MIN_POINTS, probes
 
 # Layers of published kinds, each chip left out: 16-bit sums of operators (6 kinds) and whole
 # float32 layers (7). By analysis of variance over kinds and passes tau^2 / (tau^2 + sigma^2) is
@@ -86,7 +86,7 @@ def with_prior(
     A law of more points is not second-guessed far from them either: what a trainer ran when its
     layers were measured is in the law, and in the prior only by assumption.
     """
-    if law.points >= FEWEST_POINTS or measured_itself(law, model, layer, shape):
+    if law.points >= MIN_POINTS or measured_itself(law, model, layer, shape):
         return own
     found = _moved_prior(law, model, layer, shape, prior)
     if found is None:
@@ -125,7 +125,7 @@ class MovedOperators:
     def __init__(self, laws: Sequence[OperatorLaw], related: Related) -> None:
         """`related` lends what the points move."""
         self._laws = tuple(laws)
-        self._few = {(law.device, law.precision) for law in laws if law.points < FEWEST_POINTS}
+        self._few = {(law.device, law.precision) for law in laws if law.points < MIN_POINTS}
         self._related = related
         self._moved: dict[tuple[DeviceKind, str], dict[tuple[str, str], DeviceOperators]] = {}
 
@@ -143,7 +143,7 @@ class MovedOperators:
         if kept not in self._moved:
             lent = self._related.operator_laws(device, precision)
             self._moved[kept] = index_operators(
-                _moved(law, lent) if law.points < FEWEST_POINTS else law
+                _moved(law, lent) if law.points < MIN_POINTS else law
                 for law in self._laws
                 if (law.device, law.precision) == key
             )

@@ -27,11 +27,11 @@ MIN_CALIBRATION_ROWS = 9
 """Fewest errors that have a finite 90 % half-width: ceil((n + 1) * 0.9) <= n from n = 9 on."""
 # Errors below 1 % are timing noise; without a floor a row that is met exactly would weigh
 # infinitely much in the next step.
-_LEAST_RESIDUAL = 0.01
+_MIN_RESIDUAL = 0.01
 # The sum of errors settles to 4 digits within 10 steps on the measured layers of six devices.
 _REWEIGHTING_STEPS = 20
 # A prediction below a thousandth of what was measured counts as that, so that logarithms exist.
-_LEAST_RATIO = 1e-3
+_MIN_RATIO = 1e-3
 
 # Columns count as independent when the smallest singular value of the rows (each divided by its
 # time, columns brought to equal length) is at least this part of the largest. Rows are measured to
@@ -49,7 +49,7 @@ def predict(coefficients: Sequence[float], row: Sequence[float]) -> float:
 
 def log_ratio(measured: float, predicted: float) -> float:
     """log(measured / predicted), finite for a prediction of zero."""
-    return math.log(measured / max(predicted, _LEAST_RATIO * measured))
+    return math.log(measured / max(predicted, _MIN_RATIO * measured))
 
 
 def fit_nonnegative(
@@ -89,7 +89,7 @@ def fit_nonnegative(
             weighted = np.vstack([weighted, pull * np.eye(len(centre))])
             aims = np.append(aims, np.full(len(centre), pull))
         scaled, _ = nnls(weighted, aims, maxiter=1000)
-        around = np.maximum(matrix @ scaled, _LEAST_RATIO * measured)
+        around = np.maximum(matrix @ scaled, _MIN_RATIO * measured)
         errors = np.log(measured / around)
         total = float((counts * np.abs(errors)).sum())
         # A step may miss the minimum; the best that was seen counts.
@@ -97,7 +97,7 @@ def fit_nonnegative(
             best, least = scaled, total
         # Below -1 the linearised target would ask for a negative time.
         target = 1.0 + np.maximum(errors, -0.9)
-        weights = np.sqrt(counts) / np.sqrt(np.maximum(np.abs(errors), _LEAST_RESIDUAL))
+        weights = np.sqrt(counts) / np.sqrt(np.maximum(np.abs(errors), _MIN_RESIDUAL))
     return tuple(float(c) for c in best / scale)
 
 

@@ -7,7 +7,7 @@ Two roads, each with its interval:
     operators   laws of single operators, lent class by class (`related_operators`) and added up to
                 a layer as a kind's own are (`composed`)
 
-Whole layers of three or more chips of the same maker answer first: they hold everything that a
+Whole layers of three or more chips of the same vendor answer first: they hold everything that a
 trainer runs and, like a kind's own law of whole layers, do not ask for kernels, because no measured
 layer says which ran. Which of the ways through them is taken, and how wide the interval is, the
 chips at hand decide: each is left out and predicted by the others. Otherwise the narrower one of
@@ -54,8 +54,8 @@ from hetplan.predict.related_layers import (
     related_layer,
 )
 from hetplan.predict.related_operators import (
-    FEWEST_CHIPS,
-    FEWEST_POINTS,
+    MIN_CHIPS,
+    MIN_POINTS,
     RelatedLaws,
     Spreads,
     chip_halfwidth,
@@ -102,8 +102,8 @@ class Related:
         # A law of one or two points says what its kind took there, and nothing of another kind.
         self._laws = replace(
             laws,
-            layers=tuple(law for law in laws.layers if law.points >= FEWEST_POINTS),
-            operators=tuple(law for law in laws.operators if law.points >= FEWEST_POINTS),
+            layers=tuple(law for law in laws.layers if law.points >= MIN_POINTS),
+            operators=tuple(law for law in laws.operators if law.points >= MIN_POINTS),
         )
         self._kinds: dict[str, DeviceKind] | None = None
         if kinds is not None:
@@ -134,7 +134,7 @@ class Related:
             return self._narrow(device, asked, moved=moved)
         sources = self._layer_sources(device, asked)
         layers = self._by_layers(device, asked, sources, moved=moved)
-        if layers is not None and near_chips(sources, device) >= FEWEST_CHIPS:
+        if layers is not None and near_chips(sources, device) >= MIN_CHIPS:
             return layers
         found = (layers, self._by_operators(device, asked))
         known = [each for each in found if each is not None]
@@ -323,7 +323,7 @@ class Related:
     def _layer_roads(
         self, device: DeviceKind, asked: Asked, target: Rates, sources: Sequence[RatedLayer]
     ) -> Roads:
-        """What each chip of the device's maker, left out, says of both ways to a layer; kept."""
+        """What each chip of the device's vendor, left out, says of both ways to a layer; kept."""
         key = (device, asked.layer, asked.phase, asked.shape.precision, asked.shape.kernels)
         if key not in self._roads:
             near = [each for each in sources if each.rates.kind.vendor == device.vendor]

@@ -32,14 +32,14 @@ TF32 = "tf32"
 # A law's products may come out a little above the rate: clocks boost, coefficients have errors.
 _ABOVE_RATE = 1.15
 _ONE_RATIO = math.log(1.12)
-"""Most that ratios of two formats differ by: makers round (GB200 over B200: 1.11 and 1.00)."""
+"""Most that ratios of two formats differ by: vendors round (GB200 over B200: 1.11 and 1.00)."""
 _NEAR_RATES = math.log(1.35)
 """Most that rates differ by: H100 in a slot has 1/1.31 of those in a module; below, parts of the
 chip are switched off and its balance is another."""
 _ACROSS_VENDORS = 0.25
-"""Other makers' libraries choose other kernels: they count where there is nothing nearer."""
+"""Other vendors' libraries choose other kernels: they count where there is nothing nearer."""
 
-_MOST_NAMED = 3  # as many as a warning of one line can hold
+_MAX_NAMED = 3  # as many as a warning of one line can hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,4 +135,4 @@ def asked_format(kind: DeviceKind, precision: str, measured: Iterable[Rates]) ->
 
 def named(kinds: Sequence[str]) -> str:
     """These kinds in words: their names, or how many they are where a line has no room."""
-    return ", ".join(kinds) if len(kinds) <= _MOST_NAMED else f"{len(kinds)} other kinds"
+    return ", ".join(kinds) if len(kinds) <= _MAX_NAMED else f"{len(kinds)} other kinds"

@@ -36,7 +36,7 @@ from hetplan.predict.layer_laws import measured_values
 from hetplan.predict.predictor import RELATED, Prediction
 from hetplan.predict.related_kinds import Rates, likeness, named, same_chip
 from hetplan.predict.related_laws import common_ranges
-from hetplan.predict.related_operators import FEWEST_CHIPS, chip_halfwidth, different_chips
+from hetplan.predict.related_operators import MIN_CHIPS, chip_halfwidth, different_chips
 from hetplan.predict.related_pooled import LeftOutRoad, PooledLayers
 from hetplan.predict.related_rows import Size, sizes_of, values
 from hetplan.profiling.samples import Phase
@@ -128,7 +128,7 @@ a mean over six chips has a standard error of about a quarter of itself."""
 class Roads:
     """Both ways to a layer of a kind by other kinds' laws, and how good they are.
 
-    None where there are too few chips of the kind's maker to leave one out.
+    None where there are too few chips of the kind's vendor to leave one out.
     """
 
     pooled: PooledLayers | None
@@ -297,8 +297,8 @@ def corrected_layer(
     means = [statistics.fmean(offsets(source, kernels, assumed) or [0.0]) for source in sources]
     total = sum(weight * mean for weight, mean in zip(weights, means, strict=True))
     halfwidth = OTHER_KINDS_LOG_HALFWIDTH
-    if near_chips(sources, target.kind) < FEWEST_CHIPS:
-        # Too few of this maker's to say how its kinds differ: no better than a datasheet.
+    if near_chips(sources, target.kind) < MIN_CHIPS:
+        # Too few of this vendor's to say how its kinds differ: no better than a datasheet.
         halfwidth = max(halfwidth, there.log_halfwidth)
     return Prediction(
         seconds=there.seconds * math.exp(total / (PRIOR_WEIGHT + sum(weights))),
@@ -321,7 +321,7 @@ def _named(sources: Sequence[RatedLayer]) -> str:
 
 
 def near_chips(sources: Sequence[RatedLayer], kind: DeviceKind) -> int:
-    """Chips of the kind's maker among the sources."""
+    """Chips of the kind's vendor among the sources."""
     kinds = (source.rates.kind for source in sources)
     return different_chips(each for each in kinds if each.vendor == kind.vendor)
 

@@ -60,10 +60,10 @@ BOARD_LOG_PER_LOG_POWER = 0.43
 
 PRIOR_KINDS = 4.0
 """How many kinds the shipped spread counts as: published measurements are of six to eight kinds, of
-one maker, and yours may be of another."""
-FEWEST_POINTS = 3
+one vendor, and yours may be of another."""
+MIN_POINTS = 3
 """Fewest points of different work that a law stands on; with fewer the prior answers (`prior`)."""
-FEWEST_CHIPS = 3
+MIN_CHIPS = 3
 """Fewest chips that say how much chips differ."""
 PUBLISHED_CHIPS = 5
 """Chips that the mean was of when one was left out of the published ones."""
@@ -197,7 +197,7 @@ def _of_others(
     between = spreads.halfwidth(law.operator, different_chips(each.rates.kind for each in sources))
     halfwidth = math.hypot(law.log_halfwidth, between) * _beyond(law, sources, target)
     if all(source.rates.kind.vendor != target.kind.vendor for source in sources):
-        # How another maker's kernels fare was measured nowhere: no better than a datasheet.
+        # How another vendor's kernels fare was measured nowhere: no better than a datasheet.
         halfwidth = max(halfwidth, _datasheet_halfwidth(law.operator))
     return replace(law, log_halfwidth=halfwidth)
 
@@ -262,7 +262,7 @@ class Spreads:
         published = published_spread(operator)
         sources = [source for source in self._sources if source.law.operator in group]
         chips = different_chips(source.rates.kind for source in sources)
-        if chips < FEWEST_CHIPS:
+        if chips < MIN_CHIPS:
             return published, PRIOR_KINDS
         offsets = [value for value in map(self._offset, sources) if value is not None]
         learned = statistics.fmean(offsets)

@@ -37,7 +37,7 @@ from hetplan.model.spec import LayerKind
 from hetplan.predict.regression import fit_nonnegative, log_ratio, predict
 from hetplan.predict.related_kinds import Rates, likeness, same_chip
 from hetplan.predict.related_operators import (
-    FEWEST_CHIPS,
+    MIN_CHIPS,
     PRIOR_KINDS,
     PUBLISHED_CHIPS,
     t_quantile,
@@ -116,7 +116,7 @@ def pooled_layers(
 ) -> PooledLayers | None:
     """The law for the kind with these rates; None with fewer chips than can be left out."""
     chips = by_chip(kinds)
-    if len(chips) < FEWEST_CHIPS:
+    if len(chips) < MIN_CHIPS:
         return None
     centre = arithmetic_coefficients(layer)
     tried = [(power, _left_out(chips, power, centre)) for power in LIKENESS_POWERS]
@@ -180,7 +180,7 @@ def _after_point(rows: Sequence[Row], errors: Sequence[float]) -> list[float]:
     return [errors[at] - errors[point] for at in larger or range(len(rows))]
 
 
-_MOST_ROWS = 12
+_MAX_ROWS = 12
 """Of one kind, evenly over its sizes: enough for a mean, where each costs a sum of operators."""
 
 
@@ -191,7 +191,7 @@ def corrected_road(
 ) -> LeftOutRoad | None:
     """The same figures of another way, asked at some rows of each kind; None: too few chips."""
     chips = by_chip([replace(kind, rows=_thinned(kind.rows)) for kind in kinds])
-    if len(chips) < FEWEST_CHIPS:
+    if len(chips) < MIN_CHIPS:
         return None
     found = [left_out_chip(chip, without(chip)) for chip in chips]
     return LeftOutRoad(
@@ -202,7 +202,7 @@ def corrected_road(
 
 
 def _thinned(rows: Sequence[Row]) -> tuple[Row, ...]:
-    return tuple(rows[:: math.ceil(len(rows) / _MOST_ROWS)])
+    return tuple(rows[:: math.ceil(len(rows) / _MAX_ROWS)])
 
 
 def _left_out(

@@ -36,7 +36,7 @@ from hetplan.profiling.plugin_backend import PLUGINS
 from hetplan.profiling.samples import LayerSample, LinkSample, Provenance
 from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS
 
-_LONGEST_REASON = 200
+_MAX_REASON = 200
 _TRIES = 2
 """Times that a unit may kill the process (as a kernel short of memory does) before it is left."""
 
@@ -354,7 +354,7 @@ def _reason(error: Exception) -> str:
         return "out of memory"
     first = re.sub(r"(/[^\s/:]+){2,}", "...", lines[0] if lines else type(error).__name__)
     first = first.replace(socket.gethostname(), "...")
-    return f"{type(error).__name__}: {first}"[:_LONGEST_REASON]
+    return f"{type(error).__name__}: {first}"[:_MAX_REASON]
 
 
 def _free(backend: Backend) -> None:

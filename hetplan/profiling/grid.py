@@ -21,7 +21,7 @@ from hetplan.model.work import layer_work
 # Degrees inside one node: 8 devices share the fast fabric of the nodes that are sold.
 TP_DEGREES = (1, 2, 4, 8)
 # Past 8 sequences a layer's time grows with the tokens; one more doubling tells nothing new.
-LARGEST_MICROBATCH = 8
+MAX_MICROBATCH = 8
 # Hidden sizes beside the model's own: far enough to show the trend, near enough to be as fast.
 NEIGHBOUR_SCALES = (0.75, 1.25)
 
@@ -74,7 +74,7 @@ def job_grid(
         )
     sizes = microbatch_sizes or tuple(
         size
-        for size in (2**power for power in range(int(math.log2(LARGEST_MICROBATCH)) + 1))
+        for size in (2**power for power in range(int(math.log2(MAX_MICROBATCH)) + 1))
         if job.global_batch_size % size == 0
     )
     models = (model, *neighbour_models(model, max(degrees))) if neighbours else (model,)

@@ -41,7 +41,7 @@ DTYPES = {
 # One layer and as many as a stage holds: an update of few parameters runs from the cache.
 UPDATE_COPIES = (1, 8)
 # Elements of the largest update: 16 bytes each with AdamW in float32, so 4 GiB.
-LARGEST_UPDATE = 1 << 28
+MAX_UPDATE = 1 << 28
 
 Shape: TypeAlias = tuple[str | int, ...]
 """What two samples of the same thing have in common: `LayerSample.shape`."""
@@ -187,7 +187,7 @@ class LayerProfiler:
             (optimizer, copies)
             for optimizer in self.optimizers
             for copies in UPDATE_COPIES
-            if copies == 1 or copies * parameters <= LARGEST_UPDATE
+            if copies == 1 or copies * parameters <= MAX_UPDATE
         )
 
     def measure_unit(self, unit: Unit) -> tuple[LayerSample, ...]:

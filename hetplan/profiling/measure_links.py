@@ -31,7 +31,7 @@ from hetplan.profiling.backends import Backend
 from hetplan.profiling.samples import LinkOperation, LinkSample
 from hetplan.profiling.timing import summarise
 
-SMALLEST_MESSAGE_BYTES = 4096
+MIN_MESSAGE_BYTES = 4096
 # Protocols switch between sizes; a factor of 4 puts two or more points on each side.
 SIZE_FACTOR = 4
 ELEMENT_BYTES = 4  # float32
@@ -79,11 +79,11 @@ def link_key(sample: LinkSample) -> LinkKey:
 
 def message_sizes(largest_bytes: int) -> tuple[int, ...]:
     """Sizes from 4 KiB by factors of 4, and the largest itself."""
-    if largest_bytes < SMALLEST_MESSAGE_BYTES:
+    if largest_bytes < MIN_MESSAGE_BYTES:
         raise InputError(
-            f"the largest message is {largest_bytes} bytes; give {SMALLEST_MESSAGE_BYTES} or more"
+            f"the largest message is {largest_bytes} bytes; give {MIN_MESSAGE_BYTES} or more"
         )
-    sizes, size = [], SMALLEST_MESSAGE_BYTES
+    sizes, size = [], MIN_MESSAGE_BYTES
     while size < largest_bytes:
         sizes.append(size)
         size *= SIZE_FACTOR

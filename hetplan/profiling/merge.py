@@ -27,7 +27,7 @@ from hetplan.profiling.store import LayerWriter, LinkWriter, OperatorWriter
 from hetplan.profiling.store_state import SCHEMA as PROVENANCE_SCHEMA
 from hetplan.profiling.store_state import control_faults
 
-_LONGEST_LINE = 1 << 20
+_MAX_LINE_LENGTH = 1 << 20
 _RECORDS = ("run", "begin", "done", "layer", "operator", "link", "failure", "stop", "end")
 
 
@@ -207,7 +207,7 @@ def _read_file(path: Path, campaign: Campaign | None, found: _Found) -> None:
 
 def _record(path: Path, line: bytes) -> tuple[dict[str, Any] | None, str]:
     """The record of a line, or why it is none."""
-    if len(line) > _LONGEST_LINE:
+    if len(line) > _MAX_LINE_LENGTH:
         return None, "the line is too long to be a measurement"
     try:
         root = nodes.read_json(str(path), line.decode("utf-8"))

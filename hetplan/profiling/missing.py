@@ -27,7 +27,7 @@ from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS, expected_se
 _REACHED = 0.3
 # One repeat's barrier and pause (measure_links waits 0.2 ms), over Ethernet.
 _REPEAT_SECONDS = 1e-3
-MOST_PROCESSES_PER_NODE = 8  # devices that share the fast fabric of nodes that are sold
+MAX_PROCESSES_PER_NODE = 8  # devices that share the fast fabric of nodes that are sold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +189,7 @@ def link_places(cluster: Cluster) -> tuple[LinkPlace, ...]:
                     f"inside a node of {island.name}",
                     kinds,
                     nodes=1,
-                    processes=min(island.devices_per_node, MOST_PROCESSES_PER_NODE),
+                    processes=min(island.devices_per_node, MAX_PROCESSES_PER_NODE),
                 )
             )
         if island.nodes > 1:

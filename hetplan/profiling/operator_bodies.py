@@ -82,7 +82,7 @@ def operator_body(op: Operator, place: Place) -> Body:
         return _product(op, place)
     if op.operator is OperatorClass.GROUPED_PRODUCT:
         return _grouped(op, place)
-    return _recorded(_MAKERS[op.operator](op, place), place)
+    return _recorded(_VENDORS[op.operator](op, place), place)
 
 
 def _product(op: Operator, place: Place) -> Body:
@@ -242,7 +242,7 @@ def _loss(op: Operator, place: Place) -> _Pass:
     return _Pass(run=run, inputs=(logits,))
 
 
-_MAKERS: dict[OperatorClass, Callable[[Operator, Place], _Pass]] = {
+_VENDORS: dict[OperatorClass, Callable[[Operator, Place], _Pass]] = {
     OperatorClass.ATTENTION_SCORE: _score,
     OperatorClass.ATTENTION_CONTEXT: _context,
     OperatorClass.FUSED_ATTENTION: _fused_attention,

@@ -44,7 +44,7 @@ DEBT_LIMIT_SECONDS = 0.02
 # owed there, dozens of passes of 1 ms would each last half as long, and the median with them. Only
 # what an ordinary sleep takes too long is owed (four times Linux's timer slack of 50 us).
 SAMPLE_DEBT_LIMIT_SECONDS = 2e-4
-MOST_JITTER = 0.3
+MAX_JITTER = 0.3
 """A tenth of a pass's time is left after three deviations; of a third nothing would be."""
 JITTER_DEVIATIONS = 3.0
 """Where the normal distribution is cut off."""
@@ -90,8 +90,8 @@ class PacedKind:
     """Of the jitter; every stream of a seed (`Pacer`) is another sequence."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.jitter <= MOST_JITTER:
-            raise InputError(f"jitter is {self.jitter}; it is 0 to {MOST_JITTER}")
+        if not 0 <= self.jitter <= MAX_JITTER:
+            raise InputError(f"jitter is {self.jitter}; it is 0 to {MAX_JITTER}")
 
     def seconds(self, layer: LayerKind, phase: Phase, microbatch_size: int, tp: int) -> float:
         """Nominal time of a pass; an InputError where the pace has none."""

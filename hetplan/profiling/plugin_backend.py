@@ -173,7 +173,7 @@ class PluginBackend:
 
     @property
     def vendor(self) -> str:
-        """Maker of the device."""
+        """Vendor of the device."""
         return self._plugin.vendor
 
     def _timed_events(self) -> Any:

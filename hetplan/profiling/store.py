@@ -79,7 +79,7 @@ __all__ = [
 ]
 
 _LOCK_FILE = ".lock"
-_MOST_OF_A_HEADER = 1 << 16
+_MAX_PER_HEADER = 1 << 16
 """Bytes; the longest header of samples has a few hundred."""
 _LOGGER = logging.getLogger(__name__)
 
@@ -295,7 +295,7 @@ def _cut_torn_line(path: Path, sample_type: SampleType) -> None:
     """
     try:
         with path.open("r+b") as file:
-            _check_header(path, file.readline(_MOST_OF_A_HEADER), sample_type)
+            _check_header(path, file.readline(_MAX_PER_HEADER), sample_type)
             end = whole = file.seek(0, os.SEEK_END)
             tail = b""
             while whole and b"\n" not in tail:

@@ -204,14 +204,14 @@ def _extrapolating(estimate: Estimate) -> Iterator[tuple[str, str]]:
     for numbers, stages in found.items():
         if len(stages) == len(estimate.stages):
             where = "all stages" if len(stages) > 1 else "the stage"
-        elif len(stages) > _MOST_STAGES_NAMED:
+        elif len(stages) > _MAX_STAGES_NAMED:
             where = f"{len(stages)} stages, {stages[0]} to {stages[-1]}"
         else:
             where = f"stage{'s' if len(stages) > 1 else ''} {', '.join(stages)}"
         yield where, ", ".join(numbers)
 
 
-_MOST_STAGES_NAMED = 8
+_MAX_STAGES_NAMED = 8
 """More are named by the first and the last."""
 
 
@@ -307,17 +307,17 @@ def launch_lines(plan: Plan) -> Iterator[str]:
     if plan.target not in _OWN_TRAINER:
         return
     limits = list(limits_of(plan))
-    for each in limits[:_MOST_LIMITS]:
+    for each in limits[:_MAX_LIMITS]:
         yield f"`hetplan launch` does not run it yet: {each.field}: {each.message}"
-    if len(limits) > _MOST_LIMITS:
-        yield f"and {len(limits) - _MOST_LIMITS} more such limits"
+    if len(limits) > _MAX_LIMITS:
+        yield f"and {len(limits) - _MAX_LIMITS} more such limits"
     yield from pins_line(limits)
 
 
 _OWN_TRAINER = ("native", "any")
 """Targets whose plans `hetplan launch` may be asked to run."""
 
-_MOST_LIMITS = 4
+_MAX_LIMITS = 4
 """More are counted."""
 
 

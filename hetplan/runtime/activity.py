@@ -27,9 +27,9 @@ LONG_SECONDS = 3.0
 """A wait of this long is looked into: whether the peers' hosts still answer."""
 RECORD_BYTES = 4096
 """One page, which the system writes and reads as one."""
-_LONGEST_OPERATION = 200
-_MOST_PEERS = 256
-_MOST_ADDRESSES = 32
+_MAX_OPERATION = 200
+_MAX_PEERS = 256
+_MAX_ADDRESSES = 32
 
 
 class Doing(StrEnum):
@@ -158,10 +158,10 @@ def record_of(beat: Beat) -> bytes:
         beat.seconds,
         beat.done,
         beat.doing.value,
-        beat.operation[:_LONGEST_OPERATION],
-        list(beat.peers[:_MOST_PEERS]),
+        beat.operation[:_MAX_OPERATION],
+        list(beat.peers[:_MAX_PEERS]),
         beat.since_seconds,
-        list(beat.unanswered[:_MOST_ADDRESSES]),
+        list(beat.unanswered[:_MAX_ADDRESSES]),
     ]
     text = json.dumps(fields).encode()
     return (b"%08x" % zlib.crc32(text) + text + b"\n").ljust(RECORD_BYTES)

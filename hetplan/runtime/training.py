@@ -12,7 +12,7 @@ from hetplan.profiling.pacing import Pace
 from hetplan.runtime.checkpoints import CheckpointRequest
 from hetplan.runtime.communicator.levels import GroupSum
 
-LONGEST_TIMEOUT_SECONDS = 365 * 86400.0
+MAX_TIMEOUT_SECONDS = 365 * 86400.0
 """Clocks of connections count in nanoseconds of 64 bits; nobody waits longer."""
 SCHEMA = "hetplan.training/1"
 
@@ -49,8 +49,8 @@ class Training:
                 f"steps is {self.steps} with {self.warmup_steps} warm-up steps; at least one step "
                 "must be left to measure"
             )
-        if not 0 < self.timeout_seconds <= LONGEST_TIMEOUT_SECONDS:
+        if not 0 < self.timeout_seconds <= MAX_TIMEOUT_SECONDS:
             raise InputError(
                 f"timeout is {self.timeout_seconds} s; it must be more than 0 and at most "
-                f"{LONGEST_TIMEOUT_SECONDS:g} (a year)"
+                f"{MAX_TIMEOUT_SECONDS:g} (a year)"
             )

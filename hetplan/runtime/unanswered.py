@@ -14,7 +14,7 @@ from pathlib import Path
 TABLE = Path("/proc/self/net/tcp")
 """Of the network namespace that this process is in (proc(5), proc_net_tcp.txt of the kernel)."""
 _ESTABLISHED, _SYN_SENT = "01", "02"
-_LEAST_RESENT = 2
+_MIN_RESENT = 2
 """Once happens on any lossy link."""
 
 
@@ -28,7 +28,7 @@ def unanswered(table: Path = TABLE) -> tuple[str, ...]:
     for line in lines:
         columns = line.split()
         remote, state, resent = columns[2], columns[3], int(columns[6], 16)
-        if state in (_ESTABLISHED, _SYN_SENT) and resent >= _LEAST_RESENT:
+        if state in (_ESTABLISHED, _SYN_SENT) and resent >= _MIN_RESENT:
             # The kernel prints the four bytes as one number of the machine's byte order.
             packed = struct.pack("=I", int(remote.split(":")[0], 16))
             found.add(str(ipaddress.IPv4Address(packed)))

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetplan.search.journal import Journal
-from hetplan.search.solver import MOST_EFFORT, Best, Solver
+from hetplan.search.solver import MAX_EFFORT, Best, Solver
 
 _PATIENCE = 5
 """Improvements in a row that bring nothing before the proofs begin."""
@@ -130,7 +130,7 @@ class Drive:
 
     def _proofs(self) -> None:
         best = self.best
-        for best.effort in range(MOST_EFFORT + 1):
+        for best.effort in range(MAX_EFFORT + 1):
             # Bounds only rise: an entry of the heap is at most as high as its solver's bound.
             heap = [(best.bounds[at], at) for at in self._open()]
             heapq.heapify(heap)

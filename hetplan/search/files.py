@@ -19,7 +19,7 @@ from hetplan.search.result import Inputs, SearchResult
 
 SCHEMA = "hetplan.plan/8"
 
-MOST_OF_A_NAME = 200
+MAX_PER_NAME = 200
 """Characters of a name; a list of node names in one text has as many."""
 _STEPS = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 """List positions and keys of a field's text, as in plan.pipelines[0].stages."""
@@ -108,10 +108,10 @@ def _name_faults(inputs: Inputs) -> Iterator[Fault]:
             *((f"{where}.node_names", name) for name in island.node_names),
         ]
     for field, name in names:
-        if not (name.isprintable() and 1 <= len(name) <= MOST_OF_A_NAME):
+        if not (name.isprintable() and 1 <= len(name) <= MAX_PER_NAME):
             yield Fault(
                 field=field,
-                message=f"has the name {name[:40]!a}; a name has 1 to {MOST_OF_A_NAME} printable "
+                message=f"has the name {name[:40]!a}; a name has 1 to {MAX_PER_NAME} printable "
                 "characters",
             )
 

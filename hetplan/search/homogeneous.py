@@ -26,7 +26,7 @@ from hetplan.search.result import HomogeneousSum, KindAlone, SearchResult
 from hetplan.search.search import search
 from hetplan.search.solver import Progress
 
-_LARGEST_GAP = 0.01
+_MAX_GAP = 0.01
 
 _PASSES = 3
 """A training step is a forward pass and a backward pass of twice its operations."""
@@ -87,7 +87,7 @@ def _alone(
     )
     own_job = replace(
         job,
-        gap=min(job.gap, _LARGEST_GAP),
+        gap=min(job.gap, _MAX_GAP),
         time_limit_seconds=time_limit_seconds,
         pin=Pins(),
         forbid=Forbids(),

@@ -34,8 +34,8 @@ from hetplan.search.solver import Best, OutOfTimeError
 from hetplan.search.solvers import solvers_of
 from hetplan.search.through import Moved
 
-_MOST_RIVALS = 10  # families that are searched in the first world
-_MOST_ELSEWHERE = 3  # and in each other one
+_MAX_RIVALS = 10  # families that are searched in the first world
+_MAX_ELSEWHERE = 3  # and in each other one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,22 +88,22 @@ def rivals(
 def _every(plan: Plan, world: _World, deadline: float) -> Iterator[Plan]:
     maker, islands = world.maker(), world.cluster.islands
     every = world.families()
-    likeliest = _likeliest(maker, every, _MOST_RIVALS, deadline)
-    yield from _best_of(maker, likeliest[:_MOST_ELSEWHERE], deadline)
+    likeliest = _likeliest(maker, every, _MAX_RIVALS, deadline)
+    yield from _best_of(maker, likeliest[:_MAX_ELSEWHERE], deadline)
     kinds = dict.fromkeys(island.device.kind for island in islands)
     if len(kinds) > 1:
         for kind in kinds:
             for sign in (-1.0, 1.0):
                 moved = replace(world, predictor=Moved(world.predictor, kind, sign)).maker()
-                there = _likeliest(moved, likeliest, _MOST_ELSEWHERE, deadline)
+                there = _likeliest(moved, likeliest, _MAX_ELSEWHERE, deadline)
                 yield from _best_of(moved, there, deadline)
     if len(islands) > 1:
         for name in _islands(plan, world.cluster):
             other = world.without(name)
             without = other.maker()
-            there = _likeliest(without, other.families(), _MOST_ELSEWHERE, deadline)
+            there = _likeliest(without, other.families(), _MAX_ELSEWHERE, deadline)
             yield from _best_of(without, there, deadline)
-    yield from _best_of(maker, likeliest[_MOST_ELSEWHERE:], deadline)
+    yield from _best_of(maker, likeliest[_MAX_ELSEWHERE:], deadline)
 
 
 def _islands(plan: Plan, cluster: Cluster) -> tuple[str, ...]:

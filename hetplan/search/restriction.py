@@ -16,10 +16,10 @@ from hetplan.search.solver import Progress
 WIDER = "native"
 """The target that is asked."""
 
-_LARGEST_GAP = 0.02
+_MAX_GAP = 0.02
 """Least gap of that search: the restriction's cost need not be known more closely."""
 
-_MOST_SECONDS = 30.0
+_MAX_SECONDS = 30.0
 """Longest search; it ends with whatever bound it has."""
 
 
@@ -40,9 +40,9 @@ def restriction(
     job = replace(
         inputs.job,
         target=WIDER,
-        gap=max(inputs.job.gap, _LARGEST_GAP),
+        gap=max(inputs.job.gap, _MAX_GAP),
         time_limit_seconds=min(
-            _MOST_SECONDS, math.inf if time_limit_seconds is None else time_limit_seconds
+            _MAX_SECONDS, math.inf if time_limit_seconds is None else time_limit_seconds
         ),
     )
     try:

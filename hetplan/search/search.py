@@ -49,7 +49,7 @@ from hetplan.version import __version__
 
 __all__ = ["Progress", "search"]
 
-_MOST_ROUNDS = 3
+_MAX_ROUNDS = 3
 """Proofs again for a plan whose whole price is above what the search had."""
 
 _LITTLE_SECONDS = 10.0
@@ -268,7 +268,7 @@ def _rough(run: _Run, maker: SpaceMaker) -> list[float]:
 def _close_priced(run: _Run, drive: Drive) -> None:
     """Where the priced plan is slower than the search has it, raise the bounds to match."""
     best, job = run.best, run.job
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         if best.chosen is None:
             return
         step = _settled(run).estimate.step_seconds

@@ -16,7 +16,7 @@ import numpy as np
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.families.family import Family
-from hetplan.search.families.space import MOST_FREE_ISLANDS, Ints, Space
+from hetplan.search.families.space import MAX_FREE_ISLANDS, Ints, Space
 from hetplan.search.single.exact import Row, cheapest, few_plans, row_arrays
 from hetplan.search.single.likely import MANY
 from hetplan.search.single.local import expand, rules_of, search_rows
@@ -56,7 +56,7 @@ _SAME_TARGET = 1e-3
 _LIFTED = 5e-3
 """Part of the target within which a bound is lifted."""
 
-_MOST_MET = 8
+_MAX_MET = 8
 """Pipelines of the programs that are polished."""
 
 _FEW_PLANS = 2_000_000
@@ -65,7 +65,7 @@ _FEW_PLANS = 2_000_000
 _FEW_WHOLE = 100_000
 """Plans of a family whose plans are priced as they are placed: some milliseconds each."""
 
-_MOST_WHOLE = 256
+_MAX_WHOLE = 256
 """Plans of a row that are priced so in a proof."""
 
 _EXACT_BUDGET = 1_000_000_000
@@ -101,7 +101,7 @@ class SingleSolver:
         part = self._maker.likely(self.family)
         if part is self.family:
             self._search_rows(best)
-            if _islands(self.space) > MOST_FREE_ISLANDS:
+            if _islands(self.space) > MAX_FREE_ISLANDS:
                 # Where the meshes of a region stand together, most steps of a local search lead
                 # nowhere; the programs meet plans on their way.
                 self._walk(best, again=False)
@@ -219,7 +219,7 @@ class SingleSolver:
                 )
                 best.explored += found.programs
                 bound, finished = min(bound, found.bound_seconds), finished and found.finished
-                for met in found.met[: 1 if many else _MOST_MET]:
+                for met in found.met[: 1 if many else _MAX_MET]:
                     self._offer_order(met.order, at, best)
             best.raise_bound(self.index, bound if bound < NEVER else float("inf"))
             if best.target >= before or not again or many:
@@ -230,7 +230,7 @@ class SingleSolver:
 
     def _offering(self, meshes: Ints, best: Best) -> Callable[[Met], float]:
         """Offers what a walk meets, the first ones; the target from then on."""
-        left = [_MOST_MET]
+        left = [_MAX_MET]
 
         def on_met(met: Met) -> float:
             left[0] -= 1
@@ -242,7 +242,7 @@ class SingleSolver:
 
     def _program(self, part: Space) -> OrderProgram:
         """Of some meshes, which may stand as those of the whole space may."""
-        return OrderProgram(part, contiguous=_islands(self.space) > MOST_FREE_ISLANDS)
+        return OrderProgram(part, contiguous=_islands(self.space) > MAX_FREE_ISLANDS)
 
     def _lift(self, best: Best) -> bool:
         """Whether walks below the target close the family, whose walk from there came to an end.
@@ -292,7 +292,7 @@ class SingleSolver:
     def _list_row(self, row: Row, best: Best, spent: Ints) -> float | None:
         """No plan of the row has a shorter step, or one was offered; None: too many operations."""
         mesh, extra = row_arrays(row)
-        most = _MOST_WHOLE if self._priced_whole else 1
+        most = _MAX_WHOLE if self._priced_whole else 1
         steps = np.zeros(most)
         variants, units = (np.zeros((most, len(mesh)), dtype=np.int64) for _ in range(2))
         before = int(spent[1])

@@ -18,7 +18,7 @@ RESOLUTION = 1e-9
 """Steps closer than this part of each other count as equal: two replays of equal plans differ by
 the order of their additions."""
 
-MOST_EFFORT = 2
+MAX_EFFORT = 2
 """Last effort of a proof (`Best.effort`)."""
 
 _TELL_SECONDS = 0.1
@@ -92,7 +92,7 @@ class Best:
     stood: dict[int, float] = field(default_factory=dict)
     """Per solver whose programs ended below a target: that target. More effort does not help."""
     effort: int = 0
-    """How hard a proof may try: 0 first, up to `MOST_EFFORT` for what stays open."""
+    """How hard a proof may try: 0 first, up to `MAX_EFFORT` for what stays open."""
     explored: int = 0
     """Subproblems that programs solved: bounds on X, sequences of slots, nodes of a tree."""
     on_event: Callable[[Offer | tuple[int, float]], None] | None = None

@@ -8,7 +8,7 @@ from hetplan.job.spec import Job, Pins
 from hetplan.plans.plan import RecomputeGranularity
 from hetplan.plans.targets import target
 from hetplan.search.families.family import Family, Mesh
-from hetplan.search.families.space import MOST_FREE_ISLANDS
+from hetplan.search.families.space import MAX_FREE_ISLANDS
 from hetplan.search.families.table import FamilyTable
 from hetplan.search.solver import RESOLUTION, Solver
 
@@ -82,8 +82,8 @@ def _fixed(
         "interleaving only where the stages divide the microbatches and are 3 or more"
         if _interleaved(families)
         else "",
-        f"meshes of a region next to each other (more than {MOST_FREE_ISLANDS} islands)"
-        if len(islands) > MOST_FREE_ISLANDS
+        f"meshes of a region next to each other (more than {MAX_FREE_ISLANDS} islands)"
+        if len(islands) > MAX_FREE_ISLANDS
         else "",
         "pins of the job" if pin != Pins() else "",
     ]

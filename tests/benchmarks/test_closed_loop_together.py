@@ -15,7 +15,7 @@ from hetplan.benchmarks.closed_loop.files import LoopFiles
 from hetplan.benchmarks.closed_loop.pool import at_most, draw_pool
 from hetplan.benchmarks.closed_loop.together import (
     ANY_FORM,
-    MOST_MICROBATCHES,
+    MAX_MICROBATCHES,
     ONE_PIPELINE,
     Candidate,
     _Planner,
@@ -64,7 +64,7 @@ def test_simple_splits_are_legal_and_keep_to_the_limit(simple: tuple[Candidate, 
     for each in simple:
         assert not check_plan(each.plan.plan, MODEL, CLUSTER, each.job)
         assert not list(launch_faults(each.plan.plan))
-        assert at_most(each.plan.plan, MOST_MICROBATCHES)
+        assert at_most(each.plan.plan, MAX_MICROBATCHES)
 
 
 def test_no_plan_is_predicted_to_beat_its_bound(simple: tuple[Candidate, ...]) -> None:
@@ -93,11 +93,11 @@ def test_a_batch_is_dealt_out_whole(batch: int, weights: list[float]) -> None:
         samples, shares = shares_of(batch, weights)
     except InputError:
         # Even in microbatches of eight samples the largest share is too large.
-        assert batch / 8 * max(weights) / sum(weights) > MOST_MICROBATCHES - 2
+        assert batch / 8 * max(weights) / sum(weights) > MAX_MICROBATCHES - 2
         return
     assert samples * sum(shares) == batch
     assert min(shares) >= 1
-    assert max(shares) <= MOST_MICROBATCHES
+    assert max(shares) <= MAX_MICROBATCHES
 
 
 def test_microbatches_are_as_small_as_the_limit_allows() -> None:

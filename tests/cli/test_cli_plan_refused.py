@@ -28,7 +28,7 @@ def planned(folder: Path, target: str, cluster: str, islands: str) -> SearchResu
 
 
 @pytest.mark.parametrize("target", ["megatron", "torchtitan"])
-def test_devices_of_two_makers_are_said_under_the_plan(tmp_path: Path, target: str) -> None:
+def test_devices_of_two_vendors_are_said_under_the_plan(tmp_path: Path, target: str) -> None:
     lines = list(refused_lines(planned(tmp_path, target, "two-regions.yaml", "a100,mi300x")))
     assert lines[0].startswith("`hetplan emit` needs node_names of a100, mi300x: ")
     assert lines[1].startswith(f"`hetplan emit --target {target}` refuses this plan: plan.")

@@ -35,7 +35,7 @@ FLOAT8_RATIO = {
     "aws-trainium3": (3.75, "MXFP8 has engines of four times the width"),
 }
 _GEFORCE = (4.1, "GeForce cards halve float16 that is summed in float32")
-_MLU = (2.7, "the maker prints 256 and 96")
+_MLU = (2.7, "the vendor prints 256 and 96")
 INT8_RATIO = {
     "nvidia-rtx-2080-ti-11gb": _GEFORCE,
     "nvidia-rtx-3090-24gb": _GEFORCE,
@@ -44,8 +44,8 @@ INT8_RATIO = {
     "cambricon-mlu370-x8-48gb": _MLU,
     "cambricon-mlu370-s4-24gb": _MLU,
 }
-# torch's device type and collectives of each maker.
-MAKERS = {
+# torch's device type and collectives of each vendor.
+VENDORS = {
     "nvidia": ("cuda", "nccl"),
     "amd": ("cuda", "rccl"),
     "huawei": ("npu", "hccl"),
@@ -61,7 +61,7 @@ def rates(kind: DeviceKind) -> dict[str, float]:
     return dict(kind.peak_flops_per_second)
 
 
-def test_there_are_enough_kinds_of_enough_makers():
+def test_there_are_enough_kinds_of_enough_vendors():
     assert len(ACCELERATORS) >= 45
     wanted = {
         *("nvidia", "amd", "intel", "huawei", "cambricon", "moore-threads", "iluvatar"),
@@ -72,7 +72,7 @@ def test_there_are_enough_kinds_of_enough_makers():
 
 
 @each_kind
-def test_names_begin_with_the_maker_and_say_the_memory_they_have(kind):
+def test_names_begin_with_the_vendor_and_say_the_memory_they_have(kind):
     assert kind.kind.startswith(kind.vendor + "-")
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", kind.kind)
     said = re.search(r"-(\d+)gb(?:-|$)", kind.kind)
@@ -217,9 +217,9 @@ def test_ascend_910b2_is_what_its_cores_and_clock_give():
 
 
 @each_kind
-def test_capabilities_are_those_of_the_maker(kind):
-    if kind.vendor in MAKERS:
-        assert (kind.torch_device, kind.collectives) == MAKERS[kind.vendor]
+def test_capabilities_are_those_of_the_vendor(kind):
+    if kind.vendor in VENDORS:
+        assert (kind.torch_device, kind.collectives) == VENDORS[kind.vendor]
 
 
 def test_no_two_kinds_are_called_the_same_by_their_drivers():

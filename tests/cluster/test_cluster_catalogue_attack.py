@@ -1,4 +1,4 @@
-"""Figures of well-known kinds, typed in again from their makers' documents."""
+"""Figures of well-known kinds, typed in again from their vendors' documents."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ def test_proposals_are_known_few_and_always_the_same(written, known):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_is_nearest_to_itself_and_found_without_its_maker(name):
+def test_a_name_is_nearest_to_itself_and_found_without_its_vendor(name):
     assert nearest_kinds(name, NAMES)[0] == name
     if name != "cpu":
         short = name.split("-", 1)[1]

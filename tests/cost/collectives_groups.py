@@ -19,7 +19,7 @@ from hetplan.cost.network.link_names import LinkName, link_name
 Populations = tuple[tuple[int, tuple[int, ...]], ...]
 """Per island its region's number and the ranks of its nodes."""
 
-MOST_NODES = 5
+MAX_NODES = 5
 DEVICES_PER_NODE = 8
 
 
@@ -52,7 +52,7 @@ def group(populations: Populations, seed: int = 0, cluster: Cluster | None = Non
     device_of: dict[Rank, int] = {}
     for number, (region, nodes) in enumerate(populations):
         first = cluster.first_device(f"i{number:02}")
-        places = draw.sample(range(MOST_NODES), len(nodes))
+        places = draw.sample(range(MAX_NODES), len(nodes))
         for node, (place, count) in enumerate(
             zip(places, sorted(nodes, reverse=True), strict=True)
         ):
@@ -70,7 +70,7 @@ def plain_cluster(populations: Populations) -> Cluster:
         name="islands",
         islands=tuple(
             replace(
-                island(f"i{number:02}", nodes=MOST_NODES, devices_per_node=DEVICES_PER_NODE),
+                island(f"i{number:02}", nodes=MAX_NODES, devices_per_node=DEVICES_PER_NODE),
                 region=f"r{region}",
             )
             for number, (region, _) in enumerate(populations)

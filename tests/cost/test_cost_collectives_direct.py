@@ -16,7 +16,7 @@ from hetplan.cost.collectives import Algorithm, collective, group_shape
 from hetplan.cost.collectives.direct_levels import (
     CHOICE_BYTES,
     CHUNK_BYTES,
-    MOST_CHUNKS,
+    MAX_CHUNKS,
     direct_sum,
     num_chunks,
     summed_by_messages,
@@ -241,7 +241,7 @@ def test_what_is_taken_is_the_fastest_by_the_files_own_figures(
 @given(st.floats(0, 1e9))
 def test_chunks_are_neither_small_nor_many(size: float) -> None:
     count = num_chunks(size)
-    assert 1 <= count <= MOST_CHUNKS
+    assert 1 <= count <= MAX_CHUNKS
     assert count == 1 or size / count >= CHUNK_BYTES
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetplan.cluster.devices import HostInterface
-from hetplan.cluster.power import LEAST_VOLTAGE, STATIC_POWER, capped_clock_ratio
+from hetplan.cluster.power import MIN_VOLTAGE, STATIC_POWER, capped_clock_ratio
 from hetplan.cost.components.step import (
     HOST_INTERFACE_EFFICIENCY,
     HOST_UPDATE_BYTES_PER_SECOND,
@@ -186,7 +186,7 @@ def test_without_a_bandwidth_the_update_says_how_fast_memory_is():
 def test_the_clock_under_a_cap_draws_the_cap(power):
     ratio = capped_clock_ratio(power)
     assert 0 < ratio <= 1
-    drawn = STATIC_POWER + (1 - STATIC_POWER) * ratio * max(ratio, LEAST_VOLTAGE) ** 2
+    drawn = STATIC_POWER + (1 - STATIC_POWER) * ratio * max(ratio, MIN_VOLTAGE) ** 2
     assert drawn == pytest.approx(power)
     assert capped_clock_ratio(min(1.0, power * 1.01)) >= ratio
     if power >= 0.5:

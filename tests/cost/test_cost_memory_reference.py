@@ -12,7 +12,7 @@ from hetplan.errors import InputError
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
 needs_reference = pytest.mark.skipif(not REFERENCE.is_dir(), reason=f"{REFERENCE} is not there")
 
-MOST = {
+MAX_COUNT = {
     # (rows, most that the mean of the absolute errors may be). Sailor's own model has 6 to 7 % on
     # GH200 and 88 % on the mixed cards.
     "B200, dense": (16, 0.0045),
@@ -27,8 +27,8 @@ def test_memory_of_measured_runs() -> None:
     found = memory_accuracy(REFERENCE)
     assert len(found.rows) == 22 + 18
     groups = {each.group: each for each in found.groups}
-    assert groups.keys() == MOST.keys()
-    for name, (rows, most) in MOST.items():
+    assert groups.keys() == MAX_COUNT.keys()
+    for name, (rows, most) in MAX_COUNT.items():
         assert groups[name].rows == rows
         assert groups[name].mean_error <= most
         mine = [abs(row.error) for row in found.rows if row.group == name and not row.suspect]

@@ -285,7 +285,7 @@ def test_of_many_peers_some_stand_for_all(monkeypatch):
         for devices in (tuple(range(24)), tuple(range(0, 24, 2)), (3,))
     ]
     exact = group_shares(cluster, groups)
-    monkeypatch.setattr("hetplan.cost.network.group_shares._MOST_PEERS", 8)
+    monkeypatch.setattr("hetplan.cost.network.group_shares._MAX_PEERS", 8)
     near = group_shares(cluster, groups)
     for one, two in zip(exact, near, strict=True):
         assert two.share == pytest.approx(one.share, rel=0.15)

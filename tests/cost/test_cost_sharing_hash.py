@@ -57,7 +57,7 @@ def test_the_approximation_is_within_a_hundredth_of_the_exact_law(monkeypatch):
         for paths in (2, 3, 8, 64, 1024):
             exact = hash_collisions._efficiency.__wrapped__(flows, paths, 1.0)
             with monkeypatch.context() as patch:
-                patch.setattr(hash_collisions, "MOST_EXACT", 0)
+                patch.setattr(hash_collisions, "MAX_EXACT", 0)
                 patch.setattr(
                     hash_collisions, "fullest_path", hash_collisions.fullest_path.__wrapped__
                 )
@@ -69,8 +69,8 @@ def test_the_approximation_is_within_a_hundredth_of_the_exact_law(monkeypatch):
 
 
 def test_many_flows_take_little_time_and_go_on_where_the_exact_law_ends():
-    before = collision_efficiency(hash_collisions.MOST_EXACT, 64)
-    after = collision_efficiency(hash_collisions.MOST_EXACT + 64, 64)
+    before = collision_efficiency(hash_collisions.MAX_EXACT, 64)
+    after = collision_efficiency(hash_collisions.MAX_EXACT + 64, 64)
     assert 0 < after.mean - before.mean < 0.01  # more flows per path are more even
     found = collision_efficiency(10_000_000, 64)
     # Largest of 64 normal numbers with mean 156,250 and its root as deviation: about 2.4 of them.

@@ -10,10 +10,10 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from hetplan.cluster.launch_domains import KindLaunch, LaunchDomain, Scheduler
-from hetplan.emitters.makers import maker_environment
 from hetplan.emitters.schedulers import scheduled_files
 from hetplan.emitters.sheet import Agent, Host, LaunchSheet
 from hetplan.emitters.trainer_launch import EmitOptions, EmittedFile, TrainerLaunch
+from hetplan.emitters.vendors import vendor_environment
 
 NVIDIA = "nvidia-a100-80gb-sxm"
 PLAIN = LaunchDomain(name="lab", islands=("a",), ssh_user="trainer", ssh_port=2222)
@@ -66,7 +66,7 @@ def launch(of: LaunchSheet, **more: object) -> TrainerLaunch:
         "program": ("pretrain.py",),
         "arguments": (("--first", "1"), ("--folder", "{folder}/x y")),
         "environment": (("CUDA_DEVICE_MAX_CONNECTIONS", "1"),),
-        "agent_environment": tuple(maker_environment(agent) for agent in of.agents),
+        "agent_environment": tuple(vendor_environment(agent) for agent in of.agents),
     }
     return TrainerLaunch(**settings | more)  # type: ignore[arg-type]
 

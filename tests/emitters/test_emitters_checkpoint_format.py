@@ -6,9 +6,9 @@ from flagscale_plans import random_result
 
 from hetplan.emitters.flagscale.meshes import meshes_of
 from hetplan.emitters.flagscale.trainer import TRAINER
-from hetplan.emitters.makers import libraries
 from hetplan.emitters.readme import readme_text
 from hetplan.emitters.trainer_launch import EmitOptions
+from hetplan.emitters.vendors import libraries
 from hetplan.plans.checkpoint_formats import needs_meshes, reshardable
 
 

@@ -280,7 +280,7 @@ def test_jobs_that_it_cannot_run_are_refused(job: Job) -> None:
     assert any(each.startswith("inputs.job") for each in faults((other, sheet)))
 
 
-def test_makers_that_cannot_talk_are_refused() -> None:
+def test_vendors_that_cannot_talk_are_refused() -> None:
     machines = cluster(island("a", kind=A100), island("b", kind=MI300))
     plan = planned(
         machines,

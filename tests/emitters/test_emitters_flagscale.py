@@ -183,7 +183,7 @@ def test_one_shape_needs_no_meshes() -> None:
     assert [kind for _, _, kind in hosts(text(launch, "hostfile"))] == [None, None]
 
 
-def test_makers_with_libraries_of_their_own_talk_through_host_memory() -> None:
+def test_vendors_with_libraries_of_their_own_talk_through_host_memory() -> None:
     found = machines(A100, MI300)
     plan = planned(found, stage("a", 7, tp=8, dp=1), stage("b", 5, tp=8, dp=1))
     launch = launched(legal(found, plan))
@@ -298,7 +298,7 @@ def test_a_single_device_stays_a_text() -> None:
     assert nodes["a0000"]["CUDA_VISIBLE_DEVICES"] == "0"
 
 
-def test_makers_without_a_known_variable_are_not_for_its_own_runner() -> None:
+def test_vendors_without_a_known_variable_are_not_for_its_own_runner() -> None:
     found = machines(A100, "intel-max-1550-128gb")
     plan = planned(found, stage("a", 7, tp=1, dp=1), stage("b", 5, tp=1, dp=1))
     sheet = sheet_of(plan, found)
@@ -309,7 +309,7 @@ def test_makers_without_a_known_variable_are_not_for_its_own_runner() -> None:
     ("kind", "remark"),
     [("huawei-ascend-910c-die-64gb", "need FlagScale's port"), (MI300, "which was not tried")],
 )
-def test_what_other_makers_need_is_said(kind: str, remark: str) -> None:
+def test_what_other_vendors_need_is_said(kind: str, remark: str) -> None:
     found = machines(A100, kind)
     plan = planned(found, stage("a", 7, tp=1, dp=1), stage("b", 5, tp=1, dp=1))
     assert any(remark in each for each in launched(legal(found, plan)).remarks)
@@ -452,7 +452,7 @@ def test_texts_that_its_script_would_change_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["cpu", "intel-max-1550-128gb"])
-def test_makers_that_it_is_not_ported_to_are_refused(kind: str) -> None:
+def test_vendors_that_it_is_not_ported_to_are_refused(kind: str) -> None:
     found = machines(A100, kind)
     plan = planned(found, stage("a", 7, tp=1, dp=1), stage("b", 5, tp=1, dp=1))
     made = (result(found, plan), sheet_of(plan, found))

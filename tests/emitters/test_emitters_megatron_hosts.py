@@ -24,7 +24,6 @@ from megatron_plans import random_results
 
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.launch_domains import LaunchDomain, Scheduler
-from hetplan.emitters.makers import MAKERS, libraries, maker_environment, maker_of
 from hetplan.emitters.megatron.timeouts import (
     BOOTSTRAP_RINGS,
     OWN_MINUTES,
@@ -35,6 +34,7 @@ from hetplan.emitters.megatron.timeouts import (
 )
 from hetplan.emitters.megatron.transport import group_networks, transport_text
 from hetplan.emitters.sheet import Agent, Host
+from hetplan.emitters.vendors import VENDORS, libraries, vendor_environment, vendor_of
 
 
 def test_no_transport_file_where_all_links_are_the_devices_own() -> None:
@@ -158,25 +158,25 @@ WHOLE = tuple(range(8))
         ("cpu", WHOLE, {"GLOO_SOCKET_IFNAME": "eth0"}),
     ],
 )
-def test_every_maker_has_its_own_names(
+def test_every_vendor_has_its_own_names(
     kind: str, local: tuple[int, ...], wanted: dict[str, str]
 ) -> None:
-    assert dict(maker_environment(agent(kind, PLAIN, local))) == wanted
+    assert dict(vendor_environment(agent(kind, PLAIN, local))) == wanted
 
 
 def test_pods_see_their_own_devices_only() -> None:
     domain = replace(
         PLAIN, scheduler=Scheduler.KUBERNETES, image="image:1", interface="", fabric_devices=()
     )
-    assert maker_environment(agent("nvidia-h100-80gb-sxm", domain, (4, 5))) == ()
+    assert vendor_environment(agent("nvidia-h100-80gb-sxm", domain, (4, 5))) == ()
 
 
-def test_the_catalogues_makers_are_known() -> None:
-    vendors = {each.vendor for each in MAKERS}
-    assert len(vendors) == len(MAKERS)
+def test_the_catalogues_vendors_are_known() -> None:
+    vendors = {each.vendor for each in VENDORS}
+    assert len(vendors) == len(VENDORS)
     assert {each.vendor for each in load_catalogue()} == vendors
-    assert maker_of("intel", "intel-gaudi3").backend == "hccl"
-    assert maker_of("somebody").backend == ""
+    assert vendor_of("intel", "intel-gaudi3").backend == "hccl"
+    assert vendor_of("somebody").backend == ""
     both = (agent("nvidia-h100-80gb-sxm", PLAIN, WHOLE), agent("amd-mi300x", PLAIN, WHOLE))
     assert libraries(both) == ("nccl", "rccl")
 

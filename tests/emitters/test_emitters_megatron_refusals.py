@@ -32,7 +32,7 @@ from hetplan.plans.plan import (
 )
 
 
-def test_devices_of_two_makers_are_refused() -> None:
+def test_devices_of_two_vendors_are_refused() -> None:
     result = planned(machines(island("a", "n"), island("b", "n", kind="amd-mi300x")), 3, 5)
     (message,) = messages(result)
     assert "2 libraries (nccl on nvidia-h100-80gb-sxm; rccl on amd-mi300x)" in message
@@ -43,7 +43,7 @@ def test_devices_of_two_makers_are_refused() -> None:
     ("kind", "instead"),
     [
         ("huawei-ascend-910b2-64gb", "mindspeed"),
-        ("cambricon-mlu370-x8-48gb", "the maker's own Megatron"),
+        ("cambricon-mlu370-x8-48gb", "the vendor's own Megatron"),
     ],
 )
 def test_devices_that_are_not_cuda_are_refused(kind: str, instead: str) -> None:

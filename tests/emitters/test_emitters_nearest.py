@@ -11,10 +11,10 @@ from emit_cases import MODEL, PLAIN, cluster, island
 
 from hetplan.cluster.spec import Cluster
 from hetplan.emitters.emission import refusals
-from hetplan.emitters.makers import libraries
 from hetplan.emitters.nearest import nearest_plan, plan_differences
 from hetplan.emitters.sheet import LaunchSheet
 from hetplan.emitters.trainer_launch import EmitOptions, Trainer
+from hetplan.emitters.vendors import libraries
 from hetplan.errors import Fault, InfeasibleError
 from hetplan.job.spec import Job, Optimizer, Pins, Precision, TrainerOptions
 from hetplan.plans.choices import chosen_of
@@ -105,10 +105,10 @@ def test_trainer_options_that_faults_name_are_left_out() -> None:
     assert found.changes == ("without trainer.scattered_sends",)
 
 
-def test_devices_of_one_maker_alone_where_a_launch_has_one_library() -> None:
+def test_devices_of_one_vendor_alone_where_a_launch_has_one_library() -> None:
     def faults(result: SearchResult, sheet: LaunchSheet) -> list[Fault]:
         several = len(libraries(sheet.agents)) > 1
-        return [Fault(field="plan.pipelines[0].stages", message="two makers")] if several else []
+        return [Fault(field="plan.pipelines[0].stages", message="two vendors")] if several else []
 
     trainer = refusing(faults)
     refused = planned(MIXED)
@@ -140,10 +140,10 @@ def test_layers_are_cut_as_a_trainer_cuts_them_that_takes_no_list() -> None:
         uneven = len(pipeline.stages) < 2 or held != cut(result)
         return [Fault(field="plan.pipelines[0].stages", message="uneven")] if uneven else []
 
-    makers = tuple(
+    vendors = tuple(
         replace(each, device=replace(each.device, vendor="nvidia")) for each in MIXED.islands
     )
-    machines = replace(MIXED, islands=makers)
+    machines = replace(MIXED, islands=vendors)
     job = replace(JOB, pin=Pins(cp=1, pipelines=1, depth=0, tp=4, virtual_stages=1))
     refused = planned(machines, job)
     with pytest.raises(InfeasibleError, match="no plan was found"):

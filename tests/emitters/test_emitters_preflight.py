@@ -16,7 +16,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.emitters import preflight
 from hetplan.emitters.placement import sheet_of
 from hetplan.emitters.preflight import (
-    MOST_PAIRS,
+    MAX_PAIRS,
     CheckSheet,
     check_sheet,
     preflight_files,
@@ -64,7 +64,7 @@ def test_a_boundary_is_measured_with_all_of_its_senders() -> None:
     assert pair.bandwidth_bytes_per_second == 6e6
 
 
-def test_a_makers_own_network_is_not_compared() -> None:
+def test_a_vendors_own_network_is_not_compared() -> None:
     direct = Link(
         bandwidth_bytes_per_second=5e10,
         latency_seconds=5e-6,
@@ -82,7 +82,7 @@ def many_hosts(count: int) -> tuple[Cluster, Plan]:
     return machines, plan
 
 
-@pytest.mark.parametrize("count", [4, MOST_PAIRS + 9])
+@pytest.mark.parametrize("count", [4, MAX_PAIRS + 9])
 def test_rings_of_reductions_are_sampled(count: int) -> None:
     machines, plan = many_hosts(count)
     result = two_host_result()
@@ -94,7 +94,7 @@ def test_rings_of_reductions_are_sampled(count: int) -> None:
     )
     sheet = sheet_for(result)
     assert sheet.all_pairs == count
-    assert len(sheet.pairs) == min(count, MOST_PAIRS)
+    assert len(sheet.pairs) == min(count, MAX_PAIRS)
     assert all(pair.why == "reduction of layers 0 to 5" for pair in sheet.pairs)
     assert (sheet.pairs[0].sender, sheet.pairs[0].receiver) == ("n0", "n1")
     # Both devices of a host send to those of the next one.

@@ -1,4 +1,4 @@
-"""check.py on real sockets, with outputs of makers' tools as they are documented."""
+"""check.py on real sockets, with outputs of vendors' tools as they are documented."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ NPU = """\
 MIB = 2.0**20
 
 
-def test_the_makers_tools_are_read() -> None:
+def test_the_vendors_tools_are_read() -> None:
     one, two = check_devices.nvidia_devices(NVIDIA)
     assert one == {
         "name": "NVIDIA A100-SXM4-80GB",

@@ -151,7 +151,7 @@ def test_pods_check_with_a_manifest_of_their_own(tmp_path):
 
 
 def test_what_no_config_map_holds_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(kubernetes, "MOST_CONFIG_BYTES", 30_000)
+    monkeypatch.setattr(kubernetes, "MAX_CONFIG_BYTES", 30_000)
     folder = pods(tmp_path / "launch")
     assert not (folder / "kubernetes-west-pods-check.yaml").exists()
     bin_ = programs(tmp_path / "bin", kubectl=KUBECTL)

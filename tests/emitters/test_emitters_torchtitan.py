@@ -236,7 +236,7 @@ def test_the_model_stands_in_a_module() -> None:
         "KEY_VALUE_HEADS": 16,
         "HEAD_DIM": 64,
         "VOCABULARY": 32000,
-        "LONGEST_SEQUENCE": 2048,
+        "MAX_SEQUENCE_LENGTH": 2048,
         "TIED": False,
         "NORM_EPSILON": 1e-05,
         "ROTARY_BASE": 500000,
@@ -422,7 +422,7 @@ def test_jobs_that_it_cannot_run_are_refused(job: Job, field: str) -> None:
     assert any(each.startswith(field) for each in faults(case))
 
 
-def test_makers_and_machines_that_it_cannot_use_are_refused() -> None:
+def test_vendors_and_machines_that_it_cannot_use_are_refused() -> None:
     both = cluster(island("a", kind=A100), island("b", kind=MI300))
     assert any("nccl, rccl" in each for each in faults(made(both, two_stages())))
     slow = cluster(island("a", kind="cpu"), island("b", kind="cpu"))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hetplan.cluster.load import load_cluster
 from hetplan.emulation import recipe
 from hetplan.emulation.addresses import choose_network, taken_networks
-from hetplan.emulation.layout import MOST_HOSTS, lay_out
+from hetplan.emulation.layout import MAX_HOSTS, lay_out
 from hetplan.emulation.values import SCHEMA, Emulation, check_name, key_of
 from hetplan.errors import InputError
 from hetplan.files.encoding import encode
@@ -130,7 +130,7 @@ def test_what_is_not_played_is_said(tmp_path: Path, limit: str, said: str) -> No
 
 
 def test_too_many_hosts_are_refused_with_the_file(tmp_path: Path) -> None:
-    path = write_cluster(tmp_path, cluster_text(hosts=MOST_HOSTS))
+    path = write_cluster(tmp_path, cluster_text(hosts=MAX_HOSTS))
     with pytest.raises(InputError, match=r"cluster\.yaml: the cluster has 400 hosts.*at most 200"):
         lay_out(load_cluster(path), name="test", network=9, file=str(path))
 

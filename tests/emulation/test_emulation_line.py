@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetplan.emulation.line import (
     FRAME_OVERHEAD_BYTES,
-    MOST_HELD_BYTES,
+    MAX_HELD_BYTES,
     Line,
     wire_bytes,
 )
@@ -92,7 +92,7 @@ def test_memory_is_bounded_whatever_the_file_asks_for() -> None:
     line = Line(rate_bytes_per_second=1e12, delay_seconds=1000.0, buffer_bytes=1e18)
     frame = bytes(1 << 20)
     accepted = sum(line.accept(0.0, len(frame), 0, frame) for _ in range(400))
-    assert accepted == MOST_HELD_BYTES // ((1 << 20) + FRAME_OVERHEAD_BYTES)
+    assert accepted == MAX_HELD_BYTES // ((1 << 20) + FRAME_OVERHEAD_BYTES)
 
 
 @pytest.mark.parametrize(

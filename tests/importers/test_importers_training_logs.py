@@ -412,7 +412,7 @@ def test_files_of_two_trainers_or_two_runs_are_refused(tmp_path: Path) -> None:
 def test_of_very_many_steps_an_even_part_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_log_steps, "MOST_STEPS", 100)
+    monkeypatch.setattr(training_log_steps, "MAX_STEPS", 100)
     lines = []
     for at in range(1, 1001):
         lines += [megatron_line(at, 1000.0 + at), megatron_timers(TIMERS)]

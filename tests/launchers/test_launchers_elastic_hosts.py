@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetplan.launchers.elastic_growth import Progress, refusal
-from hetplan.launchers.elastic_hosts import MOST_DOUBLINGS, HostBook, joined
+from hetplan.launchers.elastic_hosts import MAX_DOUBLINGS, HostBook, joined
 from hetplan.launchers.elastic_values import Rules
 
 
@@ -48,7 +48,7 @@ def test_a_region_that_is_cut_off_keeps_the_larger_part() -> None:
 def test_answers_needed_double_up_to_a_limit() -> None:
     book = HostBook(("a", "b"), answers_needed=3)
     needed = []
-    for _ in range(MOST_DOUBLINGS + 3):
+    for _ in range(MAX_DOUBLINGS + 3):
         book.leave_out(("a",))
         needed.append(book.needed("a"))
         for _ in range(needed[-1] - 1):

@@ -35,7 +35,7 @@ from hetplan.search.search import search
 
 EQUAL = 1e-8
 """Two sums of the same numbers in another order."""
-MOST_SECONDS = 60.0
+MAX_SECONDS = 60.0
 """Of one search; then its certificate has to say how far it is."""
 
 
@@ -88,7 +88,7 @@ def judge(one: Listed) -> Verdict:
         own_fault = abs(again.seconds - best.seconds) > EQUAL * best.seconds or not again.fits
         assert not own_fault, f"the oracle contradicts itself: {again} {best}"
     between = time.process_time()
-    job = replace(made.job, time_limit_seconds=MOST_SECONDS)
+    job = replace(made.job, time_limit_seconds=MAX_SECONDS)
     result: SearchResult | None = None
     fault = ""
     try:

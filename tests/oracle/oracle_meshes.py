@@ -21,10 +21,10 @@ from hetplan.plans.targets import TARGETS, Target
 
 NONE, FULL = RecomputeGranularity.NONE, RecomputeGranularity.FULL
 SELECTIVE = RecomputeGranularity.SELECTIVE
-MOST_CONTEXT = 16
-MOST_OF_A_UNION = 4
-MOST_EXTRA_DEPTH = 8
-MOST_MIXED_DEVICES = 16
+MAX_CONTEXT = 16
+MAX_PER_UNION = 4
+MAX_EXTRA_DEPTH = 8
+MAX_MIXED_DEVICES = 16
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Meshes:
                         )
 
     def _context(self, cp: int) -> bool:
-        return cp <= MOST_CONTEXT and (cp == 1 or self.job.sequence_length % (2 * cp) == 0)
+        return cp <= MAX_CONTEXT and (cp == 1 or self.job.sequence_length % (2 * cp) == 0)
 
     def _expert_degrees(self, tp: int, cp: int, dp: int, alike: bool) -> Iterator[tuple[int, int]]:
         pin = self.job.pin.ep
@@ -198,7 +198,7 @@ class Meshes:
 
     def _unions(self, *, alike: bool) -> Iterator[Mesh]:
         islands = self.cluster.islands
-        for count in range(2, MOST_OF_A_UNION + 1):
+        for count in range(2, MAX_PER_UNION + 1):
             for chosen in combinations(range(len(islands)), count):
                 kinds = {(islands[at].device.kind, islands[at].devices_per_node) for at in chosen}
                 if len(kinds) > 1 or not all(self.usable[at] for at in chosen):
@@ -225,7 +225,7 @@ class Meshes:
             if a.region != b.region or a.device.kind == b.device.kind:
                 continue
             many = sum(len(self.usable[at]) * islands[at].devices_per_node for at in (one, two))
-            if not (self.usable[one] and self.usable[two]) or many > MOST_MIXED_DEVICES:
+            if not (self.usable[one] and self.usable[two]) or many > MAX_MIXED_DEVICES:
                 continue
             choices = [[*self.shapes(at, alike=False, mixed=True)] for at in (one, two)]
             for pair in product(*choices):

@@ -24,10 +24,10 @@ from hetplan.plans.plan import RecomputeGranularity, RecomputeModule, Replica, S
 
 NONE, FULL = RecomputeGranularity.NONE, RecomputeGranularity.FULL
 SELECTIVE = RecomputeGranularity.SELECTIVE
-MOST_CONTEXT = 16
-MOST_OF_A_UNION = 4
-MOST_EXTRA_DEPTH = 8
-MOST_MIXED_DEVICES = 16
+MAX_CONTEXT = 16
+MAX_PER_UNION = 4
+MAX_EXTRA_DEPTH = 8
+MAX_MIXED_DEVICES = 16
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class SmallSpace(Meshes):
         mesh, never less on an earlier one."""
         if not self.trainer.other_warmup or self.job.pin.depth == 0:
             return
-        most = MOST_EXTRA_DEPTH if self.job.pin.depth is None else self.job.pin.depth
+        most = MAX_EXTRA_DEPTH if self.job.pin.depth is None else self.job.pin.depth
         # No stage has more in flight than there are.
         most = min(most, microbatches)
         for extra in product(range(most + 1), repeat=meshes - 1):

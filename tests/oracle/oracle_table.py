@@ -25,14 +25,14 @@ from oracle_space import SmallSpace
 
 from hetplan.predict.fit import FittedPredictor
 
-LEAST_INSTANCES = 2000
-LEAST_TOGETHER = 100
-LEAST_PRICED = 25
+MIN_INSTANCES = 2000
+MIN_TOGETHER = 100
+MIN_PRICED = 25
 """Of pairs with an axis that the product prices."""
-MOST_PRICED_PLANS = 400
-MOST_PLANS = 10_000
-MOST_DEVICES = 6
-MOST_EMPTY = 0.02
+MAX_PRICED_PLANS = 400
+MAX_PLANS = 10_000
+MAX_DEVICES = 6
+MAX_EMPTY = 0.02
 """Part of the instances that may have no plan by their divisors alone."""
 TARGET_WEIGHTS = {
     "any": 0.36,
@@ -88,7 +88,7 @@ def every_pair() -> Iterator[Pair]:
 
 def least_of(pair: Pair) -> int:
     """In how many instances a pair has to be on."""
-    return LEAST_PRICED if set(pair) & set(PRICED) else LEAST_TOGETHER
+    return MIN_PRICED if set(pair) & set(PRICED) else MIN_TOGETHER
 
 
 def draw() -> list[Listed]:
@@ -99,7 +99,7 @@ def draw() -> list[Listed]:
     together: Counter[Pair] = Counter()
     empty = seed = 0
     while (
-        len(found) < LEAST_INSTANCES
+        len(found) < MIN_INSTANCES
         or min(together[pair] - least_of(pair) for pair in every_pair()) < 0
     ):
         seed += 1
@@ -110,20 +110,20 @@ def draw() -> list[Listed]:
         wanted = {name for name in wanted if possible(target, frozenset({name}))}
         names = tuple(name for name in FREE if name in wanted)
         one = Listed(len(found), target, names, seed, 0).instance()
-        if one.cluster.num_devices > MOST_DEVICES or one.cluster.num_devices < 2:
+        if one.cluster.num_devices > MAX_DEVICES or one.cluster.num_devices < 2:
             continue
         on = axes_of(one)
-        full = len(found) >= LEAST_INSTANCES
+        full = len(found) >= MIN_INSTANCES
         if full and not any(together[pair] < least_of(pair) for pair in combinations_of(on)):
             continue
         prices = Prices(one.model, one.cluster, one.job, predictor)
         try:
             space = SmallSpace(one.model, one.cluster, one.job)
-            plans = number_of_plans(space, prices, MOST_PRICED_PLANS if one.priced else MOST_PLANS)
+            plans = number_of_plans(space, prices, MAX_PRICED_PLANS if one.priced else MAX_PLANS)
         except TooManyPlansError:
             continue
         if not plans:
-            if empty >= MOST_EMPTY * len(found):
+            if empty >= MAX_EMPTY * len(found):
                 continue
             empty += 1
         together.update(combinations_of(on))
@@ -164,12 +164,12 @@ def page(rows: list[Listed]) -> str:
         "- its lower bound is never above the optimum;",
         "- it finds no plan exactly where there is none.",
         "",
-        f"{len(rows):,} jobs of 2 to {MOST_DEVICES} devices and 3 to 10 layers; {total:,} plans.",
+        f"{len(rows):,} jobs of 2 to {MAX_DEVICES} devices and 3 to 10 layers; {total:,} plans.",
         "Every axis that is off is pinned by the job. The rarest pair of axes, "
         f"{least[0]} and {least[1]}, is on together in {together[least]} of them.",
         "Instances with shared capacity or multi-token prediction are enumerated like the others; "
         "their plans are priced as `hetplan estimate` does, "
-        f"pairs with these two are on together at least {LEAST_PRICED} times.",
+        f"pairs with these two are on together at least {MIN_PRICED} times.",
         "This page is written by `python tests/oracle/oracle_table.py`.",
         "",
         "## Axes",

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from oracle_instances import AXES, FREE, axes_of, listed
 from oracle_judge import Verdict, judge
-from oracle_table import LEAST_INSTANCES, PAGE, every_pair, least_of, page, pairs_of
+from oracle_table import MIN_INSTANCES, PAGE, every_pair, least_of, page, pairs_of
 
 SAMPLE = 60
 BLOCKS = 4
@@ -34,7 +34,7 @@ def test_search_equals_the_oracle(block: int) -> None:
 def test_every_pair_of_axes_is_on_together() -> None:
     rows = listed()
     assert [row.number for row in rows] == list(range(len(rows)))
-    assert len(rows) >= LEAST_INSTANCES
+    assert len(rows) >= MIN_INSTANCES
     assert len({(row.target, row.wanted, row.seed) for row in rows}) == len(rows)
     together = pairs_of([axes_of(row.instance()) for row in rows])
     few = {pair: together[pair] for pair in every_pair() if together[pair] < least_of(pair)}

@@ -92,7 +92,7 @@ def test_fewer_than_three_chips_have_the_published_spread() -> None:
     assert four < two
 
 
-def test_another_makers_laws_are_no_better_than_a_datasheet() -> None:
+def test_another_vendors_laws_are_no_better_than_a_datasheet() -> None:
     foreign = replace(NEW, vendor="elsewhere")
     assert ask(known(*KINDS), foreign).log_halfwidth > ask(known(*KINDS), NEW).log_halfwidth
     lent = Related(known(*KINDS), KINDS).operator_laws(foreign, Precision.BFLOAT16)

@@ -125,7 +125,7 @@ def test_a_kind_beyond_the_measured_ones_is_less_sure() -> None:
     assert "GB/s 9000 > 3350 measured" in answer.extrapolating
 
 
-def test_another_maker_has_no_law_of_these_kinds() -> None:
+def test_another_vendor_has_no_law_of_these_kinds() -> None:
     foreign = replace(NEW, kind="foreign", vendor="elsewhere")
     assert "law of" not in ask(known(), foreign).extrapolating[0]
 

@@ -31,7 +31,7 @@ from hetplan.plans.targets import TARGETS, target
 from hetplan.search.families.allowed import allowed_cluster, divisors
 from hetplan.search.families.families import Families
 from hetplan.search.families.family import Family, Mesh
-from hetplan.search.families.rooms import MOST_MIXED, splits
+from hetplan.search.families.rooms import MAX_MIXED, splits
 
 SEARCHED = ("native", "megatron", "flagscale", "torchtitan", "any")
 
@@ -267,7 +267,7 @@ def test_large_islands_mix_equal_or_proportional_parts() -> None:
         one, two = (shape.num_devices for shape in mesh.shapes)
         assert one in (two, 2 * two)
     for samples in (2, 4, 8, 16):
-        assert 0 < sum(tick == samples for tick, _ in mixed) <= MOST_MIXED
+        assert 0 < sum(tick == samples for tick, _ in mixed) <= MAX_MIXED
 
 
 def test_early_sends_come_beside_waiting_ones() -> None:

@@ -78,7 +78,7 @@ def test_families_with_too_many_rows_have_a_plan_and_a_bound(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where rows are not listed, sets of islands bound them all and say where to look."""
-    monkeypatch.setattr("hetplan.search.interleaved.solver._MOST_ROWS", 0)
+    monkeypatch.setattr("hetplan.search.interleaved.solver._MAX_ROWS", 0)
     case = random_case(seed, most_layers=9)
     steps = [step for *_, step in every_plan(case)]
     best = solved(case, 0.0)
@@ -91,7 +91,7 @@ def test_families_with_too_many_rows_have_a_plan_and_a_bound(
 
 
 def test_climbing_from_row_to_row_finds_good_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hetplan.search.interleaved.solver._MOST_ROWS", 0)
+    monkeypatch.setattr("hetplan.search.interleaved.solver._MAX_ROWS", 0)
     excess = []
     for seed in range(40):
         case = random_case(seed, most_layers=9)

@@ -68,7 +68,7 @@ def test_composed_steps_are_what_the_cost_room_says(monkeypatch: pytest.MonkeyPa
         return None  # never better: every plan is compared until the budget ends
 
     monkeypatch.setattr(Assembler, "whole", lambda self, chosen: priced(chosen))
-    monkeypatch.setattr("hetplan.search.several.listing._MOST_PRICED", 150)
+    monkeypatch.setattr("hetplan.search.several.listing._MAX_PRICED", 150)
     found.run(0, fresh())
     assert compared >= 150
 

@@ -25,7 +25,7 @@ from hetplan.predict.fit import FittedPredictor
 CALIBRATING_ROWS = 8
 """What somebody has who ran a handful of configurations before a search: a step of each takes
 seconds, and a calibration judges itself from 8 runs on (`hetplan.predict.calibration`)."""
-_FEWEST_LEFT = CALIBRATING_ROWS
+_MIN_LEFT = CALIBRATING_ROWS
 """Rows that must be left to judge: no fewer than those that calibrate."""
 
 
@@ -149,7 +149,7 @@ def eight_rows(
             key=lambda run: run.row.configuration_hash,
         )
         first, rest = order[:CALIBRATING_ROWS], order[CALIBRATING_ROWS:]
-        if len(rest) < _FEWEST_LEFT:
+        if len(rest) < _MIN_LEFT:
             continue
         calibration = calibrate([error_of(run) for run in first])
         after = _again(rest, calibration, predictor)

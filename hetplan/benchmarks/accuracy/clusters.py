@@ -31,7 +31,7 @@ from hetplan.errors import InputError
 NVLINK_LATENCY_SECONDS = 10e-6  # calculon, systems/a100_80g.json, network of a node
 NIC_LATENCY_SECONDS = 20e-6  # calculon, systems/a100_80g.json, InfiniBand
 HDR_BYTES_PER_SECOND = 200 * GIGABIT  # NVIDIA DGX A100 datasheet: ConnectX-6, HDR InfiniBand
-_MOST_NVLINK_DOMAIN = 72  # NVIDIA GB200 NVL72: one NVLink fabric of 72 GPUs
+_MAX_NVLINK_DOMAIN = 72  # NVIDIA GB200 NVL72: one NVLink fabric of 72 GPUs
 
 _SEVERAL = re.compile(r"(\d+)\s*x\s*[^\d]*(\d+)\s*Gb")
 _PER_NODE = re.compile(r"(\d+)\s*Gb(?:it)?/s per node")
@@ -133,7 +133,7 @@ def cluster_notes(row: RunRow, cluster: Cluster) -> tuple[str, ...]:
 def _nvlink_domain(devices: int, per_node: int) -> int:
     """Devices that one NVLink fabric joins, as a node: as many nodes as fit and divide the run."""
     nodes = devices // per_node
-    most = min(nodes, _MOST_NVLINK_DOMAIN // per_node)
+    most = min(nodes, _MAX_NVLINK_DOMAIN // per_node)
     fit = (each for each in range(1, most + 1) if nodes % each == 0)
     return max(fit, default=1) * per_node
 

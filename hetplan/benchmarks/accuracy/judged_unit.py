@@ -32,7 +32,7 @@ _NAMES = {
     "efficiency by shape": "gemm_efficiency.csv",
 }
 """What the readers call a table of this title."""
-_MOST_DROPPED = 200
+_MAX_DROPPED = 200
 """Rows of one file that may be wrong; more, and the file is of another kind."""
 _NOT_THERE = "is not there"
 _LAYERS_TOOL = "rows of whole layers"
@@ -83,7 +83,7 @@ def _read(
             except InputError as error:
                 wrong = {fault.line for fault in error.faults} - dropped - {0, 1}
                 dropped |= wrong
-                if not wrong or len(dropped) > _MOST_DROPPED:
+                if not wrong or len(dropped) > _MAX_DROPPED:
                     notes[f"{real} is not read: {error.faults[0].message}"] = None
                     return (), ""
                 for fault in error.faults:

@@ -32,7 +32,7 @@ from hetplan.profiling.samples import (
     ProfileSet,
 )
 
-MOST_MESSAGES = 64
+MAX_MESSAGES = 64
 """Of one operation among one number of ranks, evenly over the sizes: tables have a thousand."""
 _OCTAVES_APART = 4
 """Every fourth octave is left out at once: four fits a link instead of one an octave (some twenty),
@@ -306,13 +306,13 @@ def _link_rows(
 
 
 def _thinned(samples: Sequence[LinkSample]) -> Iterator[LinkSample]:
-    """At most `MOST_MESSAGES` of each operation and number of ranks, evenly by size."""
+    """At most `MAX_MESSAGES` of each operation and number of ranks, evenly by size."""
     groups: dict[tuple[str, int, int], list[LinkSample]] = {}
     for each in samples:
         groups.setdefault((each.operation, each.group_size, each.nodes), []).append(each)
     for group in groups.values():
         group.sort(key=lambda each: each.message_bytes)
-        step = max(1.0, len(group) / MOST_MESSAGES)
+        step = max(1.0, len(group) / MAX_MESSAGES)
         yield from (group[int(at * step)] for at in range(int(len(group) / step)))
 
 

@@ -35,7 +35,7 @@ _TEXTS = (
 )  # fmt: skip
 _FLAGS = ("seq_parallel", "dist_opt")
 _NOTHING = ("", "n/a", "na", "none", "null", "-")
-_MOST_WHOLE = 10**12
+_MAX_WHOLE = 10**12
 """No size or count of a training run is larger; more is a slip."""
 
 _FORMATS = {
@@ -234,7 +234,7 @@ def run_row(file: str, line: int, cells: Mapping[str, str]) -> RunRow:
         except ValueError:
             faults.append(f"{name} is {found!a}, not a whole number")
             return None
-        if number != number // 1 or not 0 <= number <= _MOST_WHOLE:
+        if number != number // 1 or not 0 <= number <= _MAX_WHOLE:
             faults.append(f"{name} is {found!a}, not a whole number")
             return None
         return int(number)

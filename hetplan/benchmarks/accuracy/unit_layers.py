@@ -43,7 +43,7 @@ from hetplan.profiling.samples import (
 FOLDER = Path("sailor") / "layer_profiles"
 ALL_IN_ONE = "all_models_profiles_tmp.json"
 TOOL = "sailor"
-_LEAST_REST = 1 / 4  # all_reduce repeats within 8 %: of less than a quarter left, more is noise
+_MIN_REST = 1 / 4  # all_reduce repeats within 8 %: of less than a quarter left, more is noise
 _REDUCTIONS = {
     (LayerKind.TRANSFORMER.value, Phase.FORWARD.value): 2,
     (LayerKind.TRANSFORMER.value, Phase.BACKWARD.value): 2,
@@ -227,7 +227,7 @@ def _alone(sample: LayerSample, count: int, reductions: _Reductions) -> LayerSam
     if not each:
         return None
     least, usual, most = (count * seconds for seconds in (min(each), median(each), max(each)))
-    if sample.p10_seconds - most < _LEAST_REST * sample.median_seconds:
+    if sample.p10_seconds - most < _MIN_REST * sample.median_seconds:
         return None
     return replace(
         sample,

@@ -45,7 +45,7 @@ STALLED = frozenset(
 """What of a step's critical path is not compute or update."""
 MUCH_STALLED = 0.25
 """Part of a step, from which a plan counts as one that tests more than compute."""
-LONGEST, SHORT_LONGEST = 4.0, 2.5
+MAX_LENGTH, SHORT_MAX_LENGTH = 4.0, 2.5
 """Times the best predicted step."""
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from hetplan.benchmarks.closed_loop.choosing import MUCH_STALLED
 from hetplan.benchmarks.closed_loop.values import (
-    MOST_OVERRUN,
-    MOST_PROFILE_EXCESS,
-    MOST_SPREAD,
+    MAX_OVERRUN,
+    MAX_PROFILE_EXCESS,
+    MAX_SPREAD,
     Goals,
     LoopPass,
     LoopRow,
@@ -32,10 +32,10 @@ def judge(
     """A pass with its numbers; `repeats` are all trainings of the searched plan."""
     found = totals(rows, repeats)
     reasons = tuple(_invalid(found))
-    if profile_excess > MOST_PROFILE_EXCESS:
+    if profile_excess > MAX_PROFILE_EXCESS:
         reasons += (
             f"a device kind was profiled {profile_excess:.1%} above its pace (at most "
-            f"{MOST_PROFILE_EXCESS:.0%}): the machine was busy then; remove the folder and profile "
+            f"{MAX_PROFILE_EXCESS:.0%}): the machine was busy then; remove the folder and profile "
             "again",
         )
     verdict = Verdict.INVALID
@@ -115,14 +115,14 @@ def _invalid(found: LoopTotals) -> Iterator[str]:
 def invalid(overrun: float, repeats_spread: float, load: float, steal: float) -> Iterator[str]:
     """Why measurements say nothing of predictions; none where they do."""
     busy = f"load average up to {load:.1f}, steal up to {steal:.1%}"
-    if overrun > MOST_OVERRUN:
+    if overrun > MAX_OVERRUN:
         yield (
             f"{overrun:.0%} of the paced passes took longer than their pace (at most "
-            f"{MOST_OVERRUN:.0%}): the cores were too busy ({busy})"
+            f"{MAX_OVERRUN:.0%}): the cores were too busy ({busy})"
         )
-    if repeats_spread > MOST_SPREAD:
+    if repeats_spread > MAX_SPREAD:
         yield (
-            f"trainings of one plan differ by {repeats_spread:.1%} (at most {MOST_SPREAD:.0%}): "
+            f"trainings of one plan differ by {repeats_spread:.1%} (at most {MAX_SPREAD:.0%}): "
             f"the machine was not the same all the time ({busy})"
         )
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from hetplan.benchmarks.closed_loop import measuring
 from hetplan.benchmarks.closed_loop.asked import Asked, ToTrain, train_missing
 from hetplan.benchmarks.closed_loop.choosing import (
-    LONGEST,
+    MAX_LENGTH,
     POOL,
-    SHORT_LONGEST,
+    SHORT_MAX_LENGTH,
     choose,
     loop_plan,
     price_pool,
@@ -155,7 +155,7 @@ def _plans(asked: Asked, emulation: Emulation) -> LoopPlans:
         plans=spec.plans,
         best=min(BEST_PLANS, spec.plans // 2),
         stalled=STALLED_PLANS * spec.plans // 20,
-        longest=SHORT_LONGEST if spec.short else LONGEST,
+        longest=SHORT_MAX_LENGTH if spec.short else MAX_LENGTH,
         seed=spec.seed,
     )
     write_atomically(files.plans, encode(found, schema=PLANS_SCHEMA))

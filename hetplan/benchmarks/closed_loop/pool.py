@@ -39,7 +39,7 @@ SAMPLES = (1, 2, 4)
 FORMS = ("one pipeline", "early sends", "interleaved", "wide stages", "several pipelines")
 _TRIES_IN_VAIN = 400
 """Draws in a row that were illegal or drawn before, after which there are hardly any others."""
-_MOST_MOVED_LAYERS = 2
+_MAX_MOVED_LAYERS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +273,7 @@ class _Drawer:
         if self.chance.random() < 0.2:
             weights = [1.0] * len(parts)
         found = dealt_out(total, weights, least=chunks)
-        for _ in range(self.chance.randrange(_MOST_MOVED_LAYERS + 1)):
+        for _ in range(self.chance.randrange(_MAX_MOVED_LAYERS + 1)):
             giver, taker = self.chance.randrange(len(parts)), self.chance.randrange(len(parts))
             if found[giver] > chunks:
                 found[giver] -= 1

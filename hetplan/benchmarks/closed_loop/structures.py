@@ -18,8 +18,8 @@ StageHosts = tuple[str, ...]
 """Islands of the hosts of a stage, sorted; an island twice where two of its hosts are there."""
 PipelineHosts = tuple[StageHosts, ...]
 Structure = tuple[PipelineHosts, ...]
-MOST_HOSTS_OF_A_STAGE = 2
-MOST_HOSTS = 6
+MAX_HOSTS_PER_STAGE = 2
+MAX_HOSTS = 6
 """Of a cluster whose structures are all listed: there are thousands with six."""
 
 
@@ -33,9 +33,9 @@ def hosts_of(cluster: Cluster) -> tuple[str, ...]:
                 "loop trains one rank per host: use a cluster with devices_per_node: 1"
             )
         found += [island.name] * len(island.usable_nodes)
-    if not 2 <= len(found) <= MOST_HOSTS:
+    if not 2 <= len(found) <= MAX_HOSTS:
         raise InputError(
-            f"{cluster.name} has {len(found)} hosts; the closed loop takes 2 to {MOST_HOSTS}"
+            f"{cluster.name} has {len(found)} hosts; the closed loop takes 2 to {MAX_HOSTS}"
         )
     return tuple(found)
 
@@ -89,7 +89,7 @@ def _pipelines(hosts: tuple[str, ...]) -> tuple[PipelineHosts, ...]:
         return ((),)
     found: dict[PipelineHosts, None] = {}
     for stage in dict.fromkeys(
-        tuple(sorted(some)) for some in _choices(hosts) if 1 <= len(some) <= MOST_HOSTS_OF_A_STAGE
+        tuple(sorted(some)) for some in _choices(hosts) if 1 <= len(some) <= MAX_HOSTS_PER_STAGE
     ):
         left = tuple(sorted((Counter(hosts) - Counter(stage)).elements()))
         for rest in _pipelines(left):

@@ -44,14 +44,14 @@ from hetplan.predict.fit import load_predictor
 from hetplan.predict.predictor import Predictor
 from hetplan.search.files import load_plan
 
-MOST_MICROBATCHES = 64
+MAX_MICROBATCHES = 64
 """Of a pipeline in a step: with more, every pipeline's bubble vanishes."""
 TOGETHER = "together"
 ANY_FORM, ONE_PIPELINE = "hetplan, any form", "hetplan, one pipeline"
 WARMUP_STEPS, STEPS = 1, 2
 """A step takes ten seconds and more."""
-LEAST_RATIO = 0.975
-LEAST_OF_BOUND = 0.99
+MIN_RATIO = 0.975
+MIN_OF_BOUND = 0.99
 POOL = 300
 _SIMPLE_SAMPLES = 2
 """Of a microbatch of one pipeline that needs no planner."""
@@ -138,13 +138,13 @@ def _row(each: Candidate, one: TrainedPlan, whole: float | None) -> TogetherRow:
 
 def _missed(together: Sequence[TogetherRow]) -> Iterator[str]:
     best = max(row.ratio or 0.0 for row in together if row.what in (ANY_FORM, ONE_PIPELINE))
-    if best < LEAST_RATIO:
-        yield f"{best:.1%} of the kinds alone; the goal is {LEAST_RATIO:.1%}"
+    if best < MIN_RATIO:
+        yield f"{best:.1%} of the kinds alone; the goal is {MIN_RATIO:.1%}"
     for row in together:
-        if row.what == ONE_PIPELINE and (row.bound_ratio or 0.0) < LEAST_OF_BOUND:
+        if row.what == ONE_PIPELINE and (row.bound_ratio or 0.0) < MIN_OF_BOUND:
             yield (
                 f"the best single pipeline reaches {row.bound_ratio:.1%} of its own bound; the "
-                f"goal is {LEAST_OF_BOUND:.0%}"
+                f"goal is {MIN_OF_BOUND:.0%}"
             )
 
 
@@ -166,7 +166,7 @@ def planned(asked: Asked, emulation: Emulation) -> tuple[Candidate, ...]:
         found.append(planner.best(island.device.kind, samples, only=(island.name,)))
     found.append(planner.best(ANY_FORM, job.global_batch_size, searched=True))
     singles = [
-        planner.best(ONE_PIPELINE, MOST_MICROBATCHES * samples, single=True) for samples in (4, 8)
+        planner.best(ONE_PIPELINE, MAX_MICROBATCHES * samples, single=True) for samples in (4, 8)
     ]
     found.append(max(singles, key=lambda each: each.tokens_per_second))
     return (*found, *planner.simple())
@@ -205,7 +205,7 @@ class _Planner:
                 speeds=self.speeds,
                 seed=asked.spec.seed,
                 size=POOL,
-                most_microbatches=MOST_MICROBATCHES,
+                most_microbatches=MAX_MICROBATCHES,
                 samples=_SIZES if only is None else (*_SIZES, 12, 16),
                 microbatch_sizes=_SIZES,
                 only=only,
@@ -236,7 +236,7 @@ class _Planner:
             for stage in pipeline.stages
             for replica in stage.replicas
         }
-        played = at_most(plan, MOST_MICROBATCHES) and max(sizes) <= max(_SIZES)
+        played = at_most(plan, MAX_MICROBATCHES) and max(sizes) <= max(_SIZES)
         if played and not any(launch_faults(plan)):
             yield loop_plan(pricer, plan, asked.cluster, asked.model, searched=True)
 
@@ -250,7 +250,7 @@ class _Planner:
             for _ in island.usable_nodes
         ]
         even = [1.0] * len(hosts)
-        count = MOST_MICROBATCHES
+        count = MAX_MICROBATCHES
         for what, weights in (("even layers", even), ("layers by peak rate", rates)):
             layers = dealt_out(self.asked.model.num_layers, weights, least=1)
             yield self._simple(
@@ -293,11 +293,11 @@ def shares_of(batch: int, weights: Sequence[float]) -> tuple[int, list[int]]:
     for samples in _SIZES:
         if batch % samples == 0 and batch // samples >= len(weights):
             shares = dealt_out(batch // samples, weights, least=1)
-            if max(shares) <= MOST_MICROBATCHES:
+            if max(shares) <= MAX_MICROBATCHES:
                 return samples, shares
     raise InputError(
         f"a batch of {batch} cannot be dealt out to {len(weights)} pipelines of at most "
-        f"{MOST_MICROBATCHES} microbatches of up to {_SIZES[-1]} samples"
+        f"{MAX_MICROBATCHES} microbatches of up to {_SIZES[-1]} samples"
     )
 
 

@@ -7,18 +7,18 @@ from enum import StrEnum
 
 from hetplan.errors import InputError
 from hetplan.plans.plan import Plan
-from hetplan.profiling.pacing import MOST_JITTER
+from hetplan.profiling.pacing import MAX_JITTER
 
 SPEC_SCHEMA = "hetplan.closed-loop-spec/1"
 PLANS_SCHEMA = "hetplan.closed-loop-plans/1"
 PASS_SCHEMA = "hetplan.closed-loop-pass/1"
 
-MOST_OVERRUN = 0.30
+MAX_OVERRUN = 0.30
 """Part of the paced passes that may take longer than their pace."""
-MOST_SPREAD = 0.03
+MAX_SPREAD = 0.03
 """(longest - shortest) / shortest of the same plan trained several times."""
 
-MOST_PROFILE_EXCESS = 0.06
+MAX_PROFILE_EXCESS = 0.06
 """Mean by which the profile of a device kind may lie above the pace that it was held to."""
 
 
@@ -61,8 +61,8 @@ class LoopSpec:
                 raise InputError(f"{name} is {getattr(self, name)}; it is at least {least}")
         if self.seed < 0:
             raise InputError(f"seed is {self.seed}; it is at least 0")
-        if not 0 <= self.jitter <= MOST_JITTER:
-            raise InputError(f"jitter is {self.jitter}; it is 0 to {MOST_JITTER}")
+        if not 0 <= self.jitter <= MAX_JITTER:
+            raise InputError(f"jitter is {self.jitter}; it is 0 to {MAX_JITTER}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

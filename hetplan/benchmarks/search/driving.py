@@ -21,14 +21,14 @@ from hetplan.search.solver import Best
 
 GAP = 0.01
 """Families within it need no proof; as `hetplan.job.spec.Job.gap`."""
-_MOST_PROOF = 8e7
+_MAX_PROOF = 8e7
 """Work of all proofs together: subproblems times the fourth power of the family's meshes, about
 12 ns each (measured with 9, 25 and 51 meshes)."""
-_MOST_PROVEN = 36
+_MAX_PROVEN = 36
 """Meshes of a family that is proven: one subproblem takes 20 ms."""
 _FAR = 1.5
 """Families whose estimate is further above the best plan have no candidates."""
-_MOST_MESHES = 250
+_MAX_MESHES = 250
 """Meshes of such families: 10 to 30 ms each under hetplan's own cost of unions (measured)."""
 _NEAR = 1.1
 """Plans of a family this much above its best are still candidates."""
@@ -118,7 +118,7 @@ def drive(
         if solver.rough.bound_seconds < math.inf
     )
     searched: set[int] = set()
-    room = _MOST_MESHES
+    room = _MAX_MESHES
     for estimate, at in order:
         if diverse and estimate < _FAR * best.seconds and room > 0:
             room -= len(solvers[at].family.meshes)
@@ -137,9 +137,9 @@ def drive(
     spent = 0.0
     for _, at in sorted((best.bounds[at], at) for _, at in order):
         meshes, before = len(solvers[at].family.meshes), best.explored
-        if spent >= _MOST_PROOF or best.chosen is None:
+        if spent >= _MAX_PROOF or best.chosen is None:
             break
-        if best.open(at) and meshes <= _MOST_PROVEN and (not diverse or at in searched):
+        if best.open(at) and meshes <= _MAX_PROVEN and (not diverse or at in searched):
             solvers[at].prove(best)
             spent += float(best.explored - before) * meshes**4
     return Driven(best=best, searched=len(searched), proof_cpu_seconds=time.process_time() - begin)

@@ -30,12 +30,12 @@ from hetplan.benchmarks.search.sailor_files import SailorFiles
 from hetplan.benchmarks.search.sailor_tables import Class, Stage, Tables
 from hetplan.cost.arrays import Ints
 
-_MOST_STAGES = 32
+_MAX_STAGES = 32
 """Of a row; also bounds the work of a cut."""
 FEW_ROOMS = 3
 """Up to so many rooms each has its own tp and every order is tried; of more, rooms of one GPU have
 one tp and those of a region stay together."""
-_MOST_CUTS, _MOST_CUT_STAGES = 5_000, 25_000
+_MAX_CUTS, _MAX_CUT_STAGES = 5_000, 25_000
 """Rows that are cut, and their stages, 20 us each (measured)."""
 _WORTH_CUTTING = 1.3
 """Rows whose outlook is further above the best are not cut: a heuristic, no proof."""
@@ -81,7 +81,7 @@ class Rows:
         found: list[Row] = []
         best = below_seconds
         for outlook, bound, size, dp, count, tps in asked:
-            enough = self.cuts >= _MOST_CUTS or self.cut_stages >= _MOST_CUT_STAGES
+            enough = self.cuts >= _MAX_CUTS or self.cut_stages >= _MAX_CUT_STAGES
             if enough or outlook > _WORTH_CUTTING * best:
                 break
             if bound >= best:
@@ -192,7 +192,7 @@ class Rows:
         table, rooms = self.table(size), self.case.rooms
         used = [each for each in tps if each]
         replicas = [rooms[each.room].devices // each.tp for each in used]
-        stages = max(1, min(sum(replicas) // dp, self.files.num_layers, _MOST_STAGES))
+        stages = max(1, min(sum(replicas) // dp, self.files.num_layers, _MAX_STAGES))
         rate = sum(
             number / table.model_seconds(each) for each, number in zip(used, replicas, strict=True)
         )
@@ -246,7 +246,7 @@ class Rows:
         for chosen in product(*(tuple(_numbers(kind, dp)) for kind in kinds)):
             for order in permutations(chosen):
                 stages = tuple(stage for number, stage in order for _ in range(number))
-                if 0 < len(stages) <= _MOST_STAGES:
+                if 0 < len(stages) <= _MAX_STAGES:
                     yield stages
 
     # ---- cutting
@@ -294,7 +294,7 @@ def _in_turn(order: Sequence[tuple[Class, int]], dp: int, *, shared: bool) -> li
         left = room
         if not shared:
             open_runs, missing = [], dp
-        while left and len(stages) < _MOST_STAGES:
+        while left and len(stages) < _MAX_STAGES:
             taken = min(left, missing)
             open_runs.append((each, taken))
             left, missing = left - taken, missing - taken
@@ -332,7 +332,7 @@ def _alike(group: Sequence[tuple[Class, int]], dp: int) -> Iterator[tuple[Stage,
 def _numbers(group: Sequence[tuple[Class, int]], dp: int) -> Iterator[tuple[int, Stage]]:
     """Every number of stages that these rooms have room for together, 0 with them."""
     yield 0, ()
-    for number in range(1, _MOST_STAGES + 1):
+    for number in range(1, _MAX_STAGES + 1):
         stage = _shared(group, dp, number)
         if stage is None:
             return

@@ -57,7 +57,7 @@ from hetplan.profiling.samples import LinkOperation
 
 CHUNK_BYTES = 2**18
 """A millisecond at 2 Gbit/s: long beside the cost of a message, short beside a long link's way."""
-MOST_CHUNKS = 8
+MAX_CHUNKS = 8
 """More would hide no more than another 1/8 of the shorter phases."""
 CHOICE_BYTES = 1.6e7
 """Message by which the levels are chosen: 4 million float32 gradients."""
@@ -65,7 +65,7 @@ CHOICE_BYTES = 1.6e7
 
 def num_chunks(message_bytes: float) -> int:
     """Into how many chunks a message of this size is cut."""
-    return max(1, min(MOST_CHUNKS, int(message_bytes // CHUNK_BYTES)))
+    return max(1, min(MAX_CHUNKS, int(message_bytes // CHUNK_BYTES)))
 
 
 def summed_by_messages(cluster: Cluster, shape: GroupShape) -> Layout | None:
@@ -99,7 +99,7 @@ def direct_sum(layout: Layout, message_bytes: float, asking: Asking) -> Candidat
     whole = _exchanges(layout, top)
     found.append((_slowest(layout, top, message_bytes, asking), 1 if whole else 2))
     # Not whole: a longer message never takes less time, on which the search's bounds rely.
-    parts = min(float(MOST_CHUNKS), max(1.0, message_bytes / CHUNK_BYTES))
+    parts = min(float(MAX_CHUNKS), max(1.0, message_bytes / CHUNK_BYTES))
     terms = [leg.term(leg.latency_seconds + leg.wire_seconds / parts, n) for leg, n in found]
     if parts > 1:
         leg, passes = max(found, key=lambda each: each[0].wire_seconds * each[1])

@@ -13,7 +13,7 @@ from typing import TypeVar
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.collectives.shape import GroupShape, IslandRanks
 
-_MOST_TRIED = 7
+_MAX_TRIED = 7
 _ONE_RING = 3
 
 _T = TypeVar("_T")
@@ -41,7 +41,7 @@ def ring_order(cluster: Cluster, shape: GroupShape, message_bytes: float) -> Gro
 def _around(units: Sequence[_T], seconds: Callable[[_T, _T], float]) -> tuple[_T, ...]:
     """The ring with the least slowest neighbours, then with the least sum; the first stays."""
     count = len(units)
-    if not _ONE_RING < count <= _MOST_TRIED:
+    if not _ONE_RING < count <= _MAX_TRIED:
         return tuple(units)
     times = [[seconds(one, two) if one is not two else 0.0 for two in units] for one in units]
 

@@ -44,7 +44,7 @@ RING_OPERATIONS = (
 )
 
 _SERVER = "parameter server"
-_MOST_SERVERS = 16
+_MAX_SERVERS = 16
 """Units that are tried as the server; the price of one grows with the number of units."""
 
 _UNITS = {RANK: "rank", NODE: "node", ISLAND: "island", REGION: "region", WHOLE: "all"}
@@ -205,7 +205,7 @@ def _served_across(
     """Islands, or regions, send to one of them: each over its link, all into its ports."""
     units = layout.groups(top)
     found: list[tuple[Term, Islands]] = []
-    for server in units[:_MOST_SERVERS]:
+    for server in units[:_MAX_SERVERS]:
         terms = []
         shards = layout.share(top, server) * message_bytes
         for each in server:

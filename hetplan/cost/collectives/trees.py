@@ -38,7 +38,7 @@ from hetplan.profiling.samples import LinkOperation
 Edge = tuple[int, int]
 """(child, parent)."""
 
-_MOST_CHUNKS = 1 << 20
+_MAX_CHUNKS = 1 << 20
 """A chunk of a message of a terabyte is then still larger than a packet."""
 
 
@@ -317,7 +317,7 @@ def _pipelined(levels: list[_Level], message_bytes: float, asking: Asking, what:
         """What depends on the number of chunks; convex in it, because hops >= every port."""
         return hops / chunks + (chunks - 1) * max(a + b / chunks for a, b in ports)
 
-    least, most = 1, _MOST_CHUNKS
+    least, most = 1, _MAX_CHUNKS
     while least < most:
         middle = (least + most) // 2
         if seconds(middle + 1) < seconds(middle):

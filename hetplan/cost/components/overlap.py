@@ -41,7 +41,7 @@ ASSUMED_COMPUTE_SLOWDOWN = 1.0 / (1.0 - 20.0 / 132.0)
 is left computes; calculon's A100 file takes 15 % for transfers over NVLink, the same."""
 
 _BUCKET_PARAMETERS, _BUCKET_PARAMETERS_PER_RANK = 4e7, 1e6
-_MOST_BUCKETS = 4096  # 1.6e11 parameters on one rank, 330 GB of float16: no device holds more
+_MAX_BUCKETS = 4096  # 1.6e11 parameters on one rank, 330 GB of float16: no device holds more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,10 +258,10 @@ def bucket_count(parameters: float, ranks: int) -> int:
 
     A bucket holds max(40,000,000, 1,000,000 * ranks) of them (the default that
     megatron/core/distributed/distributed_data_parallel.py sets for `--ddp-bucket-size`). At most
-    `_MOST_BUCKETS` are told apart.
+    `_MAX_BUCKETS` are told apart.
     """
     largest = max(_BUCKET_PARAMETERS, _BUCKET_PARAMETERS_PER_RANK * ranks)
-    return min(_MOST_BUCKETS, max(1, math.ceil(parameters / largest)))
+    return min(_MAX_BUCKETS, max(1, math.ceil(parameters / largest)))
 
 
 def _overlap(communication: float, hidden: float, slow: Slowdowns) -> Overlap:

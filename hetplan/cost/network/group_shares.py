@@ -31,7 +31,7 @@ from hetplan.cost.network.max_min import fill
 from hetplan.cost.network.paths import STORAGE, Paths, paths
 from hetplan.errors import InputError
 
-_MOST_PEERS = 64
+_MAX_PEERS = 64
 """Peers of a device in an exchange that are looked at; of more, evenly spaced ones stand for
 all."""
 
@@ -226,7 +226,7 @@ def _exchange(cluster: Cluster, owner: Ints, devices: Ints) -> Transfers:
     parts: list[Transfers] = []
     for begin, end in zip(begins.tolist(), [*begins.tolist()[1:], owner.size], strict=True):
         count = end - begin
-        looked_at = min(count - 1, _MOST_PEERS)
+        looked_at = min(count - 1, _MAX_PEERS)
         if not looked_at:
             continue
         shifts = 1 + np.arange(looked_at) * (count - 1) // looked_at

@@ -11,7 +11,7 @@ m, the number of balls in k independent bins has the law q * q * ... * q (k time
 
     P(M <= m) = (q * ... * q)[n] / Poisson(k a)[n]
 
-which is exact, and computed by repeated squaring of non-negative numbers up to `MOST_EXACT` flows.
+which is exact, and computed by repeated squaring of non-negative numbers up to `MAX_EXACT` flows.
 For more, the convolution at n is taken by its saddle point: `a` is chosen so that the mean of the
 cut-off law is n / k, and the sum of k such numbers has at its own mean the density of the normal
 law, 1 / sqrt(2 pi k variance). Tests hold the two to each other within 0.01 of efficiency; 64 to
@@ -32,7 +32,7 @@ from hetplan.cluster.spec import Link
 from hetplan.cost.arrays import Floats
 from hetplan.errors import InputError
 
-MOST_EXACT = 1024
+MAX_EXACT = 1024
 """Flows up to which the law is computed exactly (a few tens of milliseconds)."""
 
 _NEGLIGIBLE = 1e-12
@@ -106,10 +106,10 @@ def _quantile(law: list[tuple[float, float]], part: float) -> float:
 def fullest_path(flows: int, paths: int) -> tuple[tuple[int, float], ...]:
     """(number of flows on the fullest path, probability), for all that are not negligible."""
     found: list[tuple[int, float]] = []
-    at_most = _at_most_exact if flows <= MOST_EXACT else _at_most_saddle
+    at_most = _at_most_exact if flows <= MAX_EXACT else _at_most_saddle
     before, most = 0.0, -(-flows // paths)
     # Where paths hold thousands, neighbouring numbers make no difference to an efficiency.
-    step = 1 if flows <= MOST_EXACT else max(1, int(math.sqrt(flows / paths) / 25))
+    step = 1 if flows <= MAX_EXACT else max(1, int(math.sqrt(flows / paths) / 25))
     while before < 1 - _NEGLIGIBLE:
         most = min(most, flows)
         # Rounding must not make a law of distribution fall, or exceed 1.

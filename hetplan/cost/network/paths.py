@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.cluster.spec import MOST_DEVICES, Cluster, Island, Transport
+from hetplan.cluster.spec import MAX_DEVICES, Cluster, Island, Transport
 from hetplan.cost.arrays import Flags, Floats, Ints
 from hetplan.cost.network.segments import (
     SegmentKind,
@@ -32,7 +32,7 @@ from hetplan.cost.network.segments import (
 )
 from hetplan.errors import InputError
 
-_PLACE_BITS = (MOST_DEVICES - 1).bit_length()  # an island has at least one device
+_PLACE_BITS = (MAX_DEVICES - 1).bit_length()  # an island has at least one device
 _KINDS = tuple(SegmentKind)
 STORAGE = -1
 """Stands for storage in place of a device number."""

@@ -16,13 +16,13 @@ from hetplan.cost.priced.values import Part
 from hetplan.cost.priced.work import PipelineWork, StageWork
 from hetplan.errors import InputError
 
-MOST_SECONDS = 1e30
+MAX_SECONDS = 1e30
 """No step takes longer; far below where sums of squares overflow."""
 
 
 def check_finite(step_seconds: float, costs: PlanCosts, work: Sequence[PipelineWork]) -> None:
     """InputError where a step takes no possible time; names the part that takes longest."""
-    if step_seconds <= MOST_SECONDS:
+    if step_seconds <= MAX_SECONDS:
         return
     seconds, what, where = longest_part(costs, work)
     raise InputError(

@@ -28,7 +28,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.cost.network.link_names import LinkName, LinkScope, TrafficClass
 from hetplan.cost.traffic.count import TrafficCount
 from hetplan.errors import InputError
-from hetplan.job.spec import MOST_TOKENS, Job
+from hetplan.job.spec import MAX_TOKENS, Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.places import Places
 from hetplan.plans.plan import Plan
@@ -106,9 +106,9 @@ def ledger(
     `total_tokens` is the run's length instead of the job's. An InputError where that is not from 1
     to 10**18 or two islands that must talk have no link.
     """
-    if total_tokens is not None and not 1 <= total_tokens <= MOST_TOKENS:
+    if total_tokens is not None and not 1 <= total_tokens <= MAX_TOKENS:
         raise InputError(
-            f"a run of {total_tokens} tokens; it has at least 1 and at most {MOST_TOKENS:,}"
+            f"a run of {total_tokens} tokens; it has at least 1 and at most {MAX_TOKENS:,}"
         )
     count = TrafficCount(
         plan=plan,

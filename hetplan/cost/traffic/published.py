@@ -1,6 +1,6 @@
 """How much traffic do other people's formulas give, and where do they go wrong?
 
-An article of the switch maker Asterfusion (cloudswit.ch/blogs/ai-data-center-network-traffic, July
+An article of the switch vendor Asterfusion (cloudswit.ch/blogs/ai-data-center-network-traffic, July
 2024) counts the traffic of one epoch of Llama-3 70B on C4, 2 bytes per number. N batches, P
 parameters, L layers, H hidden size, T tokens, groups of G:
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hetplan.emitters.deepspeed.partition import transformer_layers
-from hetplan.emitters.makers import maker_of, mixed_library_faults
 from hetplan.emitters.megatron.model import model_faults as megatron_model_faults
 from hetplan.emitters.megatron.model import model_parts
 from hetplan.emitters.megatron.parallel import degrees_of
 from hetplan.emitters.sheet import LaunchSheet
 from hetplan.emitters.trainer_launch import EmitOptions
+from hetplan.emitters.vendors import mixed_library_faults, vendor_of
 from hetplan.errors import Fault
 from hetplan.job.spec import Job, Precision
 from hetplan.job.trainer import trainer_settings
@@ -201,7 +201,7 @@ def _settings(plan: Plan, job: Job) -> Iterator[Fault]:
 def _devices(sheet: LaunchSheet) -> Iterator[Fault]:
     yield from mixed_library_faults(sheet, "DeepSpeed")
     for host in sheet.hosts:
-        if maker_of(host.vendor, host.device_kind).backend != "nccl":
+        if vendor_of(host.vendor, host.device_kind).backend != "nccl":
             yield Fault(
                 field=_STAGES,
                 message=f"devices of kind {host.device_kind}; what is emitted for DeepSpeed wants "

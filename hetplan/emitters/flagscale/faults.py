@@ -36,9 +36,9 @@ _LATER = ("--moe-shared-expert-gate", "--rotary-seq-len-interpolation-factor")
 no such field), or passes over (gpt_builders.py)."""
 _STAGES = "plan.pipelines[0].stages"
 OWN_DEVICES = ("nvidia", "amd")
-"""Makers whose devices torch calls cuda; FlagScale says nothing about AMD's."""
-PORTED_MAKERS = ("cambricon", "huawei", "hygon", "iluvatar", "metax", "moore-threads")
-"""Those of hetplan's makers for which FlagScale has patches (hardware/, commit da4935ec)."""
+"""Vendors whose devices torch calls cuda; FlagScale says nothing about AMD's."""
+PORTED_VENDORS = ("cambricon", "huawei", "hygon", "iluvatar", "metax", "moore-threads")
+"""Those of hetplan's vendors for which FlagScale has patches (hardware/, commit da4935ec)."""
 _PASTED = re.compile(r"[^\"'$`\\\x00-\x1f\x7f]*")
 """Texts that survive being pasted between double quotes of a script."""
 _PATH = re.compile(r"[\w@%+=:,./-]*", re.ASCII)
@@ -71,11 +71,11 @@ def flagscale_faults(
 
 def _devices(sheet: LaunchSheet) -> Iterator[Fault]:
     for host in sheet.hosts:
-        if host.vendor not in (*OWN_DEVICES, *PORTED_MAKERS):
+        if host.vendor not in (*OWN_DEVICES, *PORTED_VENDORS):
             yield Fault(
                 field=_STAGES,
                 message=f"devices of kind {host.device_kind}, for which FlagScale has no port (its "
-                f"folder hardware/ has {', '.join(PORTED_MAKERS)}): forbid these islands, or use "
+                f"folder hardware/ has {', '.join(PORTED_VENDORS)}): forbid these islands, or use "
                 "target native",
             )
             return

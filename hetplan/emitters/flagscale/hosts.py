@@ -15,8 +15,8 @@ from typing import Any
 
 from hetplan.cluster.launch_domains import Scheduler
 from hetplan.emitters.flagscale.configs import FOLDER_OF_YAML
-from hetplan.emitters.makers import maker_of
 from hetplan.emitters.sheet import Agent, LaunchSheet
+from hetplan.emitters.vendors import vendor_of
 
 EXPERIMENT, TRAIN = "flagscale", "plan"
 EXPERIMENT_FILE, TRAIN_FILE, HOST_FILE = f"{EXPERIMENT}.yaml", f"train/{TRAIN}.yaml", "hostfile"
@@ -68,7 +68,7 @@ def runner_obstacles(
 
 def visible_name(agent: Agent) -> str:
     """The variable that limits devices, where its name is one that the runner looks for."""
-    name = maker_of(agent.host.vendor, agent.host.device_kind).visible
+    name = vendor_of(agent.host.vendor, agent.host.device_kind).visible
     return name if name.endswith("_VISIBLE_DEVICES") else ""
 
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
 from hetplan.cluster.links import Transport
-from hetplan.emitters.makers import libraries
 from hetplan.emitters.quoting import file_name
 from hetplan.emitters.sheet import Agent, LaunchSheet
+from hetplan.emitters.vendors import libraries
 from hetplan.plans.pieces import data_ranks
 from hetplan.plans.plan import Plan, Stage
 

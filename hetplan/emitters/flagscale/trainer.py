@@ -8,7 +8,7 @@ from dataclasses import replace
 from hetplan.cluster.links import Transport
 from hetplan.emitters.flagscale.arguments import agent_device_types, flagscale_arguments
 from hetplan.emitters.flagscale.configs import FOLDER_VARIABLE, arguments_of, train_config
-from hetplan.emitters.flagscale.faults import PORTED_MAKERS, flagscale_faults
+from hetplan.emitters.flagscale.faults import PORTED_VENDORS, flagscale_faults
 from hetplan.emitters.flagscale.hosts import (
     EXPERIMENT,
     EXPERIMENT_FILE,
@@ -139,7 +139,7 @@ def _remarks(plan: Plan, sheet: LaunchSheet, meshes: Meshes) -> Iterator[str]:
         "folder: it writes a checkpoint at the end, from which a second start goes on. "
         "start-here.sh gives them only where they were asked for."
     )
-    ported = {each.device_kind for each in sheet.hosts if each.vendor in PORTED_MAKERS}
+    ported = {each.device_kind for each in sheet.hosts if each.vendor in PORTED_VENDORS}
     if ported:
         yield (
             f"Hosts with {', '.join(sorted(ported))} need FlagScale's port to them (its folder "

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hetplan.emitters.makers import Maker, maker_of
 from hetplan.emitters.megatron.layout import layout_faults
 from hetplan.emitters.megatron.model import model_faults
 from hetplan.emitters.megatron.optimizer import optimizer_faults
 from hetplan.emitters.megatron.parallel import parallel_faults
 from hetplan.emitters.sheet import Host, LaunchSheet
 from hetplan.emitters.trainer_launch import EmitOptions
+from hetplan.emitters.vendors import Vendor, vendor_of
 from hetplan.errors import Fault
 from hetplan.job.trainer import trainer_settings_of
 from hetplan.search.result import SearchResult
@@ -43,38 +43,38 @@ def common_faults(result: SearchResult, options: EmitOptions) -> tuple[Fault, ..
     )
 
 
-def _makers(sheet: LaunchSheet) -> dict[Maker, list[Host]]:
-    found: dict[Maker, list[Host]] = {}
+def _vendors(sheet: LaunchSheet) -> dict[Vendor, list[Host]]:
+    found: dict[Vendor, list[Host]] = {}
     for host in sheet.hosts:
-        found.setdefault(maker_of(host.vendor, host.device_kind), []).append(host)
+        found.setdefault(vendor_of(host.vendor, host.device_kind), []).append(host)
     return found
 
 
 def device_faults(sheet: LaunchSheet) -> Iterator[Fault]:
-    """Devices of several makers, or ones whose collectives torch does not know as nccl."""
-    makers = _makers(sheet)
-    if len({maker.library for maker in makers}) > 1:
+    """Devices of several vendors, or ones whose collectives torch does not know as nccl."""
+    vendors = _vendors(sheet)
+    if len({vendor.library for vendor in vendors}) > 1:
         listed = "; ".join(
-            f"{maker.library} on {', '.join(dict.fromkeys(host.device_kind for host in hosts))}"
-            for maker, hosts in makers.items()
+            f"{vendor.library} on {', '.join(dict.fromkeys(host.device_kind for host in hosts))}"
+            for vendor, hosts in vendors.items()
         )
         yield Fault(
             field="plan.pipelines[0].stages",
-            message=f"its devices speak through {len(makers)} libraries ({listed}), and a run of "
-            "Megatron-LM has one for all groups: forbid the islands of all makers but one, or emit "
-            "for target flagscale, which goes through host memory between meshes",
+            message=f"its devices speak through {len(vendors)} libraries ({listed}), and a run of "
+            "Megatron-LM has one for all groups: forbid the islands of all vendors but one, or "
+            "emit for target flagscale, which goes through host memory between meshes",
         )
         return
-    for maker, hosts in makers.items():
-        if maker.backend == "nccl":
+    for vendor, hosts in vendors.items():
+        if vendor.backend == "nccl":
             continue
-        if maker.vendor == "huawei":
+        if vendor.vendor == "huawei":
             instead = "emit for target mindspeed"
-        elif maker.backend == "gloo":
+        elif vendor.backend == "gloo":
             instead = "hetplan launch --target megatron-core trains on such devices"
         else:
             instead = (
-                "forbid these islands, or use the maker's own Megatron with other launch files"
+                "forbid these islands, or use the vendor's own Megatron with other launch files"
             )
         yield Fault(
             field="plan.pipelines[0].stages",

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hetplan.emitters.makers import maker_of
 from hetplan.emitters.megatron.arguments import (
     data_arguments,
     extra_arguments,
@@ -38,6 +37,7 @@ from hetplan.emitters.megatron.timeouts import hccl_timeouts, timeout_arguments
 from hetplan.emitters.megatron.trainer import launch_remarks
 from hetplan.emitters.sheet import LaunchSheet
 from hetplan.emitters.trainer_launch import EmitOptions, EmittedFile, Trainer, TrainerLaunch
+from hetplan.emitters.vendors import vendor_of
 from hetplan.errors import Fault
 from hetplan.search.result import SearchResult
 
@@ -85,7 +85,7 @@ def _device_faults(sheet: LaunchSheet) -> Iterator[Fault]:
     others = dict.fromkeys(
         host.device_kind
         for host in sheet.hosts
-        if maker_of(host.vendor, host.device_kind).library != "hccl"
+        if vendor_of(host.vendor, host.device_kind).library != "hccl"
     )
     if others:
         yield Fault(

@@ -1,5 +1,5 @@
 # ruff: noqa: UP006, UP022, UP035, UP045
-"""Which devices does this host have, and are the plan's free? Asked of the maker's own tool.
+"""Which devices does this host have, and are the plan's free? Asked of the vendor's own tool.
 
 A part of check.py. Parsers are `text -> devices`; text that one cannot read gives none. Forms of
 the tools' output: nvidia-smi --help-query-gpu; rocm.docs.amd.com, rocm-smi and amd-smi;
@@ -176,7 +176,7 @@ def json_of(text: str) -> Dict[str, Any]:
 
 
 def listed_devices(vendor: str) -> Tuple[Optional[List[Device]], str]:
-    """(devices of this maker, or None; why they are not known)."""
+    """(devices of this vendor, or None; why they are not known)."""
     if vendor == "nvidia":
         query = ["--query-gpu=name,memory.total,memory.used", "--format=csv,noheader,nounits"]
         text, why = run_tool(["nvidia-smi", *query])
@@ -264,7 +264,7 @@ def _free_memory() -> Optional[float]:
 def same_kind(kind: str, name: str) -> bool:
     """Whether a catalogue's name (`nvidia-a100-80gb-sxm`) and a driver's agree in the model.
 
-    Makers may stand in front of the driver's name or not.
+    Vendors may stand in front of the driver's name or not.
     """
     words = re.split(r"[^a-z0-9]+", name.lower())
     model = kind.lower().split("-")[1:2]

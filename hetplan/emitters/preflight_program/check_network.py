@@ -26,7 +26,7 @@ else:
     from check_report import is_report  # type: ignore
 
 MAGIC = "hetplan-check"
-LONGEST_LINE = 512
+MAX_LINE_LENGTH = 512
 HELLO_SECONDS = 10.0
 """A connection that has not said what it wants by then is closed."""
 PAUSE_SECONDS = 0.2
@@ -148,7 +148,7 @@ def _listen(address: str, port: int) -> socket.socket:
     raise problem if problem is not None else OSError("no address")
 
 
-def read_line(connection: socket.socket, longest: int = LONGEST_LINE) -> str:
+def read_line(connection: socket.socket, longest: int = MAX_LINE_LENGTH) -> str:
     """The next line, without what follows it; ValueError where there is none."""
     text = b""
     while not text.endswith(b"\n"):

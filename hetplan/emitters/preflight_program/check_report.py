@@ -17,7 +17,7 @@ EQUAL = (
     ("torch", "fail", "install one version on all hosts"),
     ("trainer", "fail", "check out one commit on all hosts"),
     ("python", "note", "use one version on all hosts"),
-    ("nccl", "fail", "use one version wherever devices of one maker talk to each other"),
+    ("nccl", "fail", "use one version wherever devices of one vendor talk to each other"),
 )
 _FINDING = ["check", "found", "mend", "status"]
 """Keys of a finding (check_devices.py), in order."""
@@ -71,8 +71,8 @@ def combined(
 
 
 def unlike(sheet: Dict[str, Any], reports: List[Any]) -> List[Dict[str, str]]:
-    """Facts that are not equal on all hosts; those of one maker's library, on all hosts of it."""
-    makers = {host["name"]: host["vendor"] for host in sheet["hosts"]}
+    """Facts that are not equal on all hosts; those of one vendor's library, on all hosts of it."""
+    vendors = {host["name"]: host["vendor"] for host in sheet["hosts"]}
     found = []
     for name, status, mend in EQUAL:
         groups: Dict[str, Dict[str, List[str]]] = {}
@@ -81,8 +81,8 @@ def unlike(sheet: Dict[str, Any], reports: List[Any]) -> List[Dict[str, str]]:
             if value:
                 # torch 2.6.0+cu124 and 2.6.0+rocm6.2 are one version.
                 value = value.split("+")[0] if name == "torch" else value
-                maker = makers[report["host"]] if name == "nccl" else ""
-                groups.setdefault(maker, {}).setdefault(value, []).append(report["host"])
+                vendor = vendors[report["host"]] if name == "nccl" else ""
+                groups.setdefault(vendor, {}).setdefault(value, []).append(report["host"])
         for values in groups.values():
             if len(values) > 1:
                 parts = (f"{value} on {some(hosts)}" for value, hosts in sorted(values.items()))

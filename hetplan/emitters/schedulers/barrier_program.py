@@ -26,7 +26,7 @@ import time
 from typing import Dict, List, Optional, Tuple
 
 MAGIC = b"hetplan-barrier"
-LONGEST_LINE = 512
+MAX_LINE_LENGTH = 512
 # Times are choices: long beside a round trip around the earth (0.3 s), short beside a queue.
 HELLO_SECONDS = 5.0
 """A connection that has not said who it is by then is closed."""
@@ -35,7 +35,7 @@ SILENCE_SECONDS = 15.0
 """A host that is silent so long is gone: its machine or network stopped without closing."""
 NEWS_SECONDS = 30.0
 """Between two lines in the log that say who is missing."""
-MOST_NAMED = 20
+MAX_NAMED = 20
 """Hosts that one line names."""
 PASSED, CALLED_WRONGLY, MISSING, REFUSED = 0, 2, 3, 4
 
@@ -52,13 +52,13 @@ class Guest:
 
 def listed(names: List[str]) -> str:
     """The first names, and how many more there are."""
-    more = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def news_line(word: str, names: List[str]) -> bytes:
     """A message to all hosts that have come, short enough for one line."""
-    return f"{word} {listed(names)[: LONGEST_LINE - 100]}\n".encode()
+    return f"{word} {listed(names)[: MAX_LINE_LENGTH - 100]}\n".encode()
 
 
 def say(text: str) -> None:
@@ -164,7 +164,7 @@ class Hall:
                 guest.heard = time.monotonic()
             elif not self.welcome(guest, line):
                 return
-        if len(guest.text) > LONGEST_LINE:
+        if len(guest.text) > MAX_LINE_LENGTH:
             self.drop(guest)
 
     def welcome(self, guest: Guest, line: bytes) -> bool:
@@ -325,7 +325,7 @@ def converse(
                     say(f"refused by the job's first host: {rest}")
                     return REFUSED, ""
                 reason = f"it still waits for {rest}" if word == "wait" else reason
-            if len(text) > LONGEST_LINE:
+            if len(text) > MAX_LINE_LENGTH:
                 return None, "something else answers there"
             connection.sendall(b"here\n")
     except OSError as error:

@@ -33,7 +33,7 @@ FOLDER_IN_POD = "/hetplan"
 PYTORCH_JOBS, JOBS = "kubernetes-{}.yaml", "kubernetes-{}-jobs.yaml"
 CHECKS = "kubernetes-{}-check.yaml"
 _CHECK = "check.py"
-MOST_CONFIG_BYTES = 1_000_000
+MAX_CONFIG_BYTES = 1_000_000
 """Of the 1 MiB that the objects of Kubernetes may have (ConfigMap's documentation)."""
 _GRACE_SECONDS = 60
 _LABEL = "hetplan-job"
@@ -58,10 +58,10 @@ def kubernetes_texts(
     groups = uniform_groups(sheet, domain.name)
     faults = [fault for hosts in groups for fault in _host_faults(domain, hosts)]
     size = _size(files)
-    if size > MOST_CONFIG_BYTES:
+    if size > MAX_CONFIG_BYTES:
         message = (
             f"the folder's files have {size:,} bytes, a ConfigMap of Kubernetes holds "
-            f"{MOST_CONFIG_BYTES:,}: give domain {domain.name} fewer hosts"
+            f"{MAX_CONFIG_BYTES:,}: give domain {domain.name} fewer hosts"
         )
         faults.append(Fault(field="inputs.cluster.launch_domains", message=message))
     if faults:
@@ -97,7 +97,7 @@ def _checking(
     options: EmitOptions,
 ) -> Iterator[EmittedFile]:
     """Jobs that check the hosts; none where a ConfigMap does not hold what they need."""
-    if _size(files) > MOST_CONFIG_BYTES or not any(file.path == _CHECK for file in files):
+    if _size(files) > MAX_CONFIG_BYTES or not any(file.path == _CHECK for file in files):
         return
     jobs = []
     for number, hosts in enumerate(groups):

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.cluster.launch_domains import Scheduler
-from hetplan.emitters.makers import maker_of
 from hetplan.emitters.quoting import check_printable
 from hetplan.emitters.sheet import Agent, Host, LaunchSheet
 from hetplan.emitters.trainer_launch import TrainerLaunch
+from hetplan.emitters.vendors import vendor_of
 from hetplan.errors import Fault, InputError
 
 AGENTS_FILE = "agents.tsv"
@@ -146,7 +146,7 @@ def _pod_devices(agent: Agent, used: tuple[int, ...]) -> Variables:
     host that hold ranks.
     """
     host = agent.host
-    visible = maker_of(host.vendor, host.device_kind).visible
+    visible = vendor_of(host.vendor, host.device_kind).visible
     if host.domain.scheduler is not Scheduler.KUBERNETES or not visible:
         return ()
     if agent.local_devices == used:
@@ -160,7 +160,7 @@ def _check_apart(sheet: LaunchSheet, own: list[Variables]) -> None:
     counts = Counter(agent.host.name for agent in sheet.agents)
     for agent, variables in zip(sheet.agents, own, strict=True):
         host = agent.host
-        visible = maker_of(host.vendor, host.device_kind).visible
+        visible = vendor_of(host.vendor, host.device_kind).visible
         if counts[host.name] < 2 or host.device_kind == CPU_KIND:
             continue
         if not visible or visible not in dict(variables):

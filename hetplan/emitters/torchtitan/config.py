@@ -49,7 +49,7 @@ HEADS = {heads}
 KEY_VALUE_HEADS = {kv_heads}
 HEAD_DIM = {head_dim}
 VOCABULARY = {vocabulary}  # {vocabulary_note}
-LONGEST_SEQUENCE = {longest}
+MAX_SEQUENCE_LENGTH = {longest}
 TIED = {tied}
 NORM_EPSILON = {norm_epsilon}
 ROTARY_BASE = {rotary_base}
@@ -80,7 +80,7 @@ def _layer(number):
             inner_attention=get_attention_config("flex"),
             fuse_qkv=True,
             rope=ComplexRoPE.Config(
-                dim=HEAD_DIM, max_seq_len=LONGEST_SEQUENCE, theta=ROTARY_BASE, **ROTARY_SCALING
+                dim=HEAD_DIM, max_seq_len=MAX_SEQUENCE_LENGTH, theta=ROTARY_BASE, **ROTARY_SCALING
             ),
         ),
         feed_forward=make_ffn_config(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hetplan.emitters.makers import maker_of, mixed_library_faults
 from hetplan.emitters.sheet import LaunchSheet
 from hetplan.emitters.torchtitan.arguments import MOCK_VOCABULARY, degrees_of
 from hetplan.emitters.torchtitan.modules import model_faults
 from hetplan.emitters.trainer_launch import EmitOptions
+from hetplan.emitters.vendors import mixed_library_faults, vendor_of
 from hetplan.errors import Fault
 from hetplan.job.spec import Optimizer, Precision, ProductFormat
 from hetplan.job.trainer import trainer_settings
@@ -125,7 +125,7 @@ def _degrees(result: SearchResult) -> Iterator[Fault]:
 def _devices(sheet: LaunchSheet) -> Iterator[Fault]:
     yield from mixed_library_faults(sheet, "torchtitan")
     for host in sheet.hosts:
-        if maker_of(host.vendor, host.device_kind).backend == "gloo":
+        if vendor_of(host.vendor, host.device_kind).backend == "gloo":
             yield Fault(
                 field="plan.pipelines[0].stages",
                 message=f"devices of kind {host.device_kind}, which is no accelerator; torchtitan "

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hetplan.cluster.links import Transport
-from hetplan.emitters.makers import maker_environment
 from hetplan.emitters.sheet import LaunchSheet
 from hetplan.emitters.torchtitan.arguments import (
     degrees_of,
@@ -17,6 +16,7 @@ from hetplan.emitters.torchtitan.arguments import (
 from hetplan.emitters.torchtitan.config import MODULE, NORM_EPSILON, ROTARY_BASE, config_text
 from hetplan.emitters.torchtitan.faults import torchtitan_faults
 from hetplan.emitters.trainer_launch import EmitOptions, EmittedFile, Trainer, TrainerLaunch
+from hetplan.emitters.vendors import vendor_environment
 from hetplan.job.spec import ProductFormat
 from hetplan.job.trainer import trainer_settings
 from hetplan.plans.plan import Boundary
@@ -52,7 +52,7 @@ def torchtitan_launch(
             # run_train.sh.
             ("PYTORCH_ALLOC_CONF", "expandable_segments:True"),
         ),
-        agent_environment=tuple(maker_environment(agent) for agent in sheet.agents),
+        agent_environment=tuple(vendor_environment(agent) for agent in sheet.agents),
         files=(EmittedFile(path=f"{MODULE}.py", text=text),),
         remarks=tuple(_remarks(result, options, settings.product_format)),
     )

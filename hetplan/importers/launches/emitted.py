@@ -18,7 +18,7 @@ _NOT_OF_THE_PLAN = (
 MANIFEST = "hetplan-emitted.json"
 EXPERIMENT = "flagscale.yaml"
 _NEEDED = ("host", "local devices")
-_MOST_DEVICES = 4096
+_MAX_DEVICES = 4096
 
 
 def emitted_target(folder: Path) -> str | None:
@@ -49,7 +49,7 @@ def agents_of(path: Path) -> tuple[LaunchHost, ...]:
         local = tuple(
             _device(str(path), line.number, each) for each in row["local devices"].split(",")
         )
-        if not row["host"] or len(local) > _MOST_DEVICES:
+        if not row["host"] or len(local) > _MAX_DEVICES:
             raise fault_at(str(path), line.number, f"{len(local)} devices of {shown(row['host'])}")
         found.append(
             LaunchHost(
@@ -93,6 +93,6 @@ def variables_of(folder: Path, hosts: tuple[LaunchHost, ...]) -> tuple[Setting, 
 
 def _device(file: str, line: int, text: str) -> int:
     number = whole_number(text.strip())
-    if number is None or not 0 <= number < _MOST_DEVICES:
+    if number is None or not 0 <= number < _MAX_DEVICES:
         raise fault_at(file, line, f"found {shown(text)}; a device number is expected here")
     return number

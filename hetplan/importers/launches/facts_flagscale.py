@@ -18,7 +18,7 @@ from hetplan.importers.launches.facts_megatron import (
     world_size,
 )
 from hetplan.importers.launches.flags import count_of, fault_of, flag, is_set, number_of, wrong
-from hetplan.importers.launches.layers import MOST_STAGES, stage_layers
+from hetplan.importers.launches.layers import MAX_STAGES, stage_layers
 from hetplan.importers.launches.values import LaunchFacts, LaunchMesh, LaunchText, Setting
 from hetplan.importers.lines import whole_number
 from hetplan.plans.plan import Recompute, RecomputeGranularity
@@ -78,7 +78,7 @@ def _meshes(text: LaunchText) -> tuple[LaunchMesh, ...]:
         message = f"{len(numbers)} numbers; each mesh has five from 1 on: tp, cp, ep, dp, pp"
         raise InputError(fault_of(setting, text, message))
     rows = [numbers[at : at + 5] for at in range(0, len(numbers), 5)]
-    if sum(row[4] for row in rows) > MOST_STAGES:
+    if sum(row[4] for row in rows) > MAX_STAGES:
         raise InputError(fault_of(setting, text, "more stages than a model has layers"))
     types = flag(text, "hetero-device-types")
     names = _names(types) if types is not None else []
@@ -178,7 +178,7 @@ def _stage_values(text: LaunchText, name: str, pp: int) -> list[int] | None:
         return None
     found: list[int] = []
     for row in _rows(setting):
-        if len(row) < 3 or len(row) % 2 == 0 or row[0] > MOST_STAGES:
+        if len(row) < 3 or len(row) % 2 == 0 or row[0] > MAX_STAGES:
             raise InputError(wrong(setting, "lists [stages, microbatches, value, ...]"))
         values = {value for count, value in zip(row[1::2], row[2::2], strict=True) if count}
         if len(values) != 1:

@@ -19,7 +19,7 @@ from hetplan.importers.launches.flags import (
     number_of,
     word_of,
 )
-from hetplan.importers.launches.layers import MOST_STAGES, stage_layers
+from hetplan.importers.launches.layers import MAX_STAGES, stage_layers
 from hetplan.importers.launches.values import LaunchFacts, LaunchMesh, LaunchText
 from hetplan.job.spec import Precision, ProductFormat, TrainerOptions
 from hetplan.plans.plan import (
@@ -60,7 +60,7 @@ def megatron_facts(text: LaunchText, num_layers: int | None = None) -> LaunchFac
     tp = count_of(text, 1, "tensor-model-parallel-size")
     pp = count_of(text, 1, "pipeline-model-parallel-size")
     cp = count_of(text, 1, "context-parallel-size")
-    if world % (tp * pp * cp) or pp > MOST_STAGES:
+    if world % (tp * pp * cp) or pp > MAX_STAGES:
         setting = flag(text, "pipeline-model-parallel-size", "tensor-model-parallel-size")
         message = (
             f"tp {tp} x pp {pp} x cp {cp} does not divide the {world} ranks of the launch, which "

@@ -23,7 +23,7 @@ from hetplan.importers.launches.flags import (
     word_of,
     wrong,
 )
-from hetplan.importers.launches.layers import MOST_STAGES
+from hetplan.importers.launches.layers import MAX_STAGES
 from hetplan.importers.launches.values import LaunchFacts, LaunchMesh, LaunchText, Setting
 from hetplan.importers.lines import shown
 from hetplan.job.spec import ProductFormat, TrainerOptions
@@ -121,7 +121,7 @@ def _mesh(text: LaunchText, world: int) -> tuple[_Mesh, int]:
         shard = world // rest
     else:
         shard = count_of(text, 1, "data-parallel-shard-degree")
-    if rest * shard != world or pp > MOST_STAGES:
+    if rest * shard != world or pp > MAX_STAGES:
         message = (
             f"replicate {replicate} x shard {shard} x cp {cp} x tp {tp} x pp {pp} is not the "
             f"{world} ranks of the launch, which torchtitan refuses"

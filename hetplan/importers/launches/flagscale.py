@@ -24,7 +24,7 @@ from hetplan.importers.lines import fault_at, shown, whole_number
 from hetplan.importers.records import ImportContext
 
 _INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
-_MOST_ROUNDS = 8
+_MAX_ROUNDS = 8
 _FOLDER = "HETPLAN_FOLDER"
 _MAIN = ("experiment", "train", "defaults")
 
@@ -118,7 +118,7 @@ def _followed(value: str, by_name: dict[str, Setting], environment: dict[str, st
         setting = by_name.get(name)
         return setting.values[0] if setting is not None and setting.values else found.group()
 
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         after = _INTERPOLATION.sub(inner, value)
         if after == value or len(after) > 10_000:
             break

@@ -13,8 +13,8 @@ from hetplan.importers.launches.flags import count_of, fault_of, flag, is_set, n
 from hetplan.importers.launches.layout import layers_of_layout
 from hetplan.importers.launches.values import LaunchText
 
-MOST_STAGES = 100_000
-"""As many as a model has layers at most (`hetplan.model.spec.MOST_LAYERS`)."""
+MAX_STAGES = 100_000
+"""As many as a model has layers at most (`hetplan.model.spec.MAX_LAYERS`)."""
 
 
 def stage_layers(text: LaunchText, pp: int, num_layers: int | None) -> tuple[tuple[int, ...], ...]:
@@ -80,7 +80,7 @@ def _virtual(text: LaunchText, each: int) -> int:
 
 
 def _chunks(text: LaunchText, counts: list[int], virtual: int) -> tuple[tuple[int, ...], ...]:
-    if virtual * len(counts) > MOST_STAGES:
+    if virtual * len(counts) > MAX_STAGES:
         setting = flag(text, "num-virtual-stages-per-pipeline-rank", "pipeline-model-parallel-size")
         raise InputError(
             fault_of(

@@ -15,8 +15,8 @@ from hetplan.importers.lines import shown
 
 _GROUP = re.compile(r"\(([^)]+)\)\*(\d+)")
 _SIGN = re.compile(r"(.)\*(\d+)")
-_MOST_SIGNS = 400_000
-"""More layers than a model has (`hetplan.model.spec.MOST_LAYERS`), and their separators."""
+_MAX_SIGNS = 400_000
+"""More layers than a model has (`hetplan.model.spec.MAX_LAYERS`), and their separators."""
 
 
 def segments_of(layout: str) -> tuple[str, ...]:
@@ -29,8 +29,8 @@ def segments_of(layout: str) -> tuple[str, ...]:
             if len(times) > 7:
                 raise InputError(f"{shown(layout)} repeats something {times[:20]} times")
             total += len(found.group(1)) * int(times)
-        if total > _MOST_SIGNS:
-            raise InputError(f"{shown(layout)} has over {_MOST_SIGNS:,} layers")
+        if total > _MAX_SIGNS:
+            raise InputError(f"{shown(layout)} has over {_MAX_SIGNS:,} layers")
         text = pattern.sub(lambda found: found.group(1) * int(found.group(2)), text)
     wrong = sorted({sign for sign in text if sign not in "EtmL|"})
     if wrong:

@@ -30,7 +30,7 @@ from hetplan.model.layers import (
     Norm,
     TransformerLayer,
 )
-from hetplan.model.spec import MOST_LAYERS, ModelSpec
+from hetplan.model.spec import MAX_LAYERS, ModelSpec
 
 _TERM = re.compile(r"\s*\[\s*([01](?:\s*,\s*[01])*)\s*\]\s*(?:\*\s*(\d{1,6})\s*)?")
 _WINDOW = re.compile(r"\(?\s*(\d{1,9})\s*,\s*(?:0|-1)\s*\)?")
@@ -47,8 +47,8 @@ def launch_model(text: LaunchText, name: str) -> ModelSpec:
         raise InputError(fault_of(flag(text, "config"), text, message))
     layers, hidden = _needed(text, "num-layers"), _needed(text, "hidden-size")
     vocabulary = _needed(text, "vocab-size")
-    if layers > MOST_LAYERS:
-        message = f"{layers:,}; a model has at most {MOST_LAYERS:,} layers"
+    if layers > MAX_LAYERS:
+        message = f"{layers:,}; a model has at most {MAX_LAYERS:,} layers"
         raise InputError(fault_of(flag(text, "num-layers"), text, message))
     norm = (
         Norm.RMS_NORM
@@ -187,8 +187,8 @@ def _written_out(setting: Setting, written: str) -> list[bool]:
             raise InputError(wrong(setting, "a number, or a pattern as in ([0]*3+[1]*58)"))
         each = [digit == "1" for digit in read.group(1) if digit in "01"]
         repeats = int(read.group(2) or 1)
-        if (len(found) + len(each) * repeats) * times > MOST_LAYERS:
-            raise InputError(wrong(setting, f"a pattern of at most {MOST_LAYERS:,} layers"))
+        if (len(found) + len(each) * repeats) * times > MAX_LAYERS:
+            raise InputError(wrong(setting, f"a pattern of at most {MAX_LAYERS:,} layers"))
         found += each * repeats
     return found * times
 

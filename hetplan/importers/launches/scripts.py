@@ -203,7 +203,7 @@ def _count(
     """A number of nodes; None where it is not said, or is a range."""
     setting = last_of(settings, name)
     if setting is not None and setting.values:
-        # torchrun takes a range, LEAST:MOST, for jobs whose size may change.
+        # torchrun takes a range, MIN:MAX, for jobs whose size may change.
         parts = set(setting.values[0].split(":"))
         return _number(setting, parts.pop()) if len(parts) == 1 else None
     for other in others:

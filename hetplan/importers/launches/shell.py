@@ -28,7 +28,7 @@ from hetplan.importers.launches.shell_sets import LET, counted, names_set, sourc
 from hetplan.importers.launches.shell_tests import all_hold, commands_of, holds, is_let, is_test
 from hetplan.importers.launches.shell_tree import DECLARES, read_script
 from hetplan.importers.launches.shell_values import (
-    MOST_PIECES,
+    MAX_PIECES,
     Field,
     Piece,
     Value,
@@ -42,9 +42,9 @@ from hetplan.importers.lines import fault_at
 
 _READS = frozenset((".", "source"))
 _POSITIONAL = (*"123456789", "@", "*", "#")
-_MOST_NESTED = 8
-_MOST_STEPS = 20_000
-_MOST_WORDS = 400_000
+_MAX_NESTED = 8
+_MAX_STEPS = 20_000
+_MAX_WORDS = 400_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +115,8 @@ def walk_script(file: str, text: str, given: dict[str, str]) -> Walk:
 def _run(walk: Walk, statements: tuple[Statement, ...]) -> None:
     for statement in statements:
         walk.steps += 1
-        if walk.steps > _MOST_STEPS:
-            raise fault_at(walk.file, statement.line, f"the script takes over {_MOST_STEPS} steps")
+        if walk.steps > _MAX_STEPS:
+            raise fault_at(walk.file, statement.line, f"the script takes over {_MAX_STEPS} steps")
         _step(walk, statement)
 
 
@@ -188,7 +188,7 @@ def _leave(
 ) -> None:
     """Bodies that may or may not run: their commands are unsure, what they assign is unknown."""
     walk.nested += 1
-    if walk.nested > _MOST_NESTED * 4:
+    if walk.nested > _MAX_NESTED * 4:
         raise fault_at(walk.file, line, "too many choices inside each other")
     before, sure = dict(walk.variables), walk.sure
     changed: dict[str, Value] = {}
@@ -233,11 +233,11 @@ def _simple(walk: Walk, simple: Simple) -> None:
     words: list[Field] = []
     for word in simple.words:
         words += fields_of(word, walk.variables)
-        if len(words) > MOST_PIECES:
-            raise fault_at(walk.file, simple.line, f"a command of over {MOST_PIECES} words")
+        if len(words) > MAX_PIECES:
+            raise fault_at(walk.file, simple.line, f"a command of over {MAX_PIECES} words")
     walk.words += len(words)
-    if walk.words > _MOST_WORDS:
-        raise fault_at(walk.file, simple.line, f"commands of over {_MOST_WORDS} words in all")
+    if walk.words > _MAX_WORDS:
+        raise fault_at(walk.file, simple.line, f"commands of over {_MAX_WORDS} words in all")
     first = text_of_field(words[0]) if words else ""
     before: list[tuple[str, Field, int]] = []
     for assignment in simple.assignments:
@@ -291,8 +291,8 @@ def _source(walk: Walk, words: list[Field], line: int) -> None:
         walk.remarks.append(Remark(line=line, text=f"{shown} is not read"))
         return
     path, text = found
-    if len(walk.inside) >= _MOST_NESTED:
-        raise fault_at(walk.file, line, f"files read each other over {_MOST_NESTED} deep")
+    if len(walk.inside) >= _MAX_NESTED:
+        raise fault_at(walk.file, line, f"files read each other over {_MAX_NESTED} deep")
     walk.inside.append("")
     read_script(str(path), text)  # for the place of a fault in that file
     begins = (0, *(found.end() for found in re.finditer("\n", text)))
@@ -323,11 +323,9 @@ def _shift(walk: Walk, words: list[Field]) -> None:
 
 def _call(walk: Walk, function: Function, arguments: tuple[Field, ...], line: int) -> None:
     """Follow a function, but not again from inside itself: how often is for its host to know."""
-    if function.name in walk.inside or len(walk.inside) >= _MOST_NESTED:
+    if function.name in walk.inside or len(walk.inside) >= _MAX_NESTED:
         why = (
-            "calls itself"
-            if function.name in walk.inside
-            else f"is called over {_MOST_NESTED} deep"
+            "calls itself" if function.name in walk.inside else f"is called over {_MAX_NESTED} deep"
         )
         text = f"the function {function.name[:40]} {why}; that call is left alone"
         walk.remarks.append(Remark(line=line, text=text))
@@ -350,8 +348,8 @@ def _command(
         Command(words=words, line=simple.line, sure=walk.sure, exported=(*exported, *before))
     )
     for text, marks in scripts_in(words, simple):
-        if len(walk.inside) >= _MOST_NESTED:
-            raise fault_at(walk.file, marks[0][1], f"scripts in scripts over {_MOST_NESTED} deep")
+        if len(walk.inside) >= _MAX_NESTED:
+            raise fault_at(walk.file, marks[0][1], f"scripts in scripts over {_MAX_NESTED} deep")
         walk.inside.append("")
         _run(walk, read_script(walk.file, text, marks))
         walk.inside.pop()
@@ -361,7 +359,7 @@ def _command(
 
 def _try(walk: Walk, text: str, marks: Marks) -> None:
     """Commands of a text that may be a script; what they set stays inside, faults are none."""
-    if len(walk.inside) >= _MOST_NESTED:
+    if len(walk.inside) >= _MAX_NESTED:
         return
     before, sure, nested, inside = dict(walk.variables), walk.sure, walk.nested, [*walk.inside]
     walk.sure = False
@@ -393,6 +391,6 @@ def _assign(walk: Walk, assignment: Assignment) -> None:
     items: list[Field] = [*old.items] if assignment.adds and old is not None else []
     for word in assignment.items:
         items += fields_of(word, walk.variables)
-        if len(items) > MOST_PIECES:
-            raise fault_at(walk.file, assignment.line, f"a list of over {MOST_PIECES} words")
+        if len(items) > MAX_PIECES:
+            raise fault_at(walk.file, assignment.line, f"a list of over {MAX_PIECES} words")
     walk.variables[name] = Value(items=tuple(items), array=True)

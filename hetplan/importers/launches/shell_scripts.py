@@ -13,7 +13,7 @@ Marks: TypeAlias = tuple[tuple[int, int], ...]
 """(place in a text, line of the script)."""
 _SHELLS = frozenset(("bash", "sh", "zsh", "dash"))
 _REMOTE = frozenset(("ssh", "pdsh", "clush"))
-_MOST_PERHAPS = 1 << 16
+_MAX_PERHAPS = 1 << 16
 _WRITES = frozenset(("cat", "tee"))
 
 
@@ -48,7 +48,7 @@ def perhaps_scripts(words: tuple[Field, ...], simple: Simple) -> Iterator[tuple[
     elif command in _WRITES:
         found += [(document.text, ((0, document.line),)) for document in simple.documents]
     for text, marks in found:
-        if len(text) <= _MOST_PERHAPS:
+        if len(text) <= _MAX_PERHAPS:
             yield text, marks
 
 

@@ -16,7 +16,7 @@ from hetplan.importers.launches.shell_words import Part, PartKind, Word
 
 LET = "let"
 """The command as which ((...)) is read."""
-_MOST_SOURCED = 1 << 18
+_MAX_SOURCED = 1 << 18
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _SET = re.compile(
     r"(?:\+\+|--)\s*([A-Za-z_]\w*)|([A-Za-z_]\w*)\s*(?:\[[^\]]*\]\s*)?"
@@ -107,7 +107,7 @@ def sourced_text(file: str, word: Field) -> tuple[Path, str] | None:
     try:
         path = folder / relative
         inside = path.resolve().is_relative_to(folder.resolve())
-        if not inside or not path.is_file() or path.stat().st_size > _MOST_SOURCED:
+        if not inside or not path.is_file() or path.stat().st_size > _MAX_SOURCED:
             return None
         return path, read_text(path).replace("\r\n", "\n")
     except (OSError, ValueError, RuntimeError, InputError):

@@ -14,7 +14,7 @@ from hetplan.importers.launches.shell_values import (
 from hetplan.importers.lines import whole_number
 
 _TESTS = frozenset(("[", "[[", "test", LET))
-_MOST_OF_A_TEST = 60
+_MAX_PER_TEST = 60
 _COMPARED = {
     "-eq": lambda a, b: a == b,
     "-ne": lambda a, b: a != b,
@@ -79,7 +79,7 @@ def _joined(left: bool | None, operator: str, right: bool | None) -> bool | None
 
 def _test(words: list[Field]) -> bool | None:
     """Words of a test, without its brackets."""
-    if len(words) > _MOST_OF_A_TEST:
+    if len(words) > _MAX_PER_TEST:
         return None
     texts = [text_of_field(word) for word in words]
     for operator in ("||", "&&"):

@@ -35,7 +35,7 @@ from hetplan.importers.launches.shell_words import (
 
 DECLARES = frozenset(("export", "declare", "local", "readonly", "typeset"))
 """Commands whose arguments are assignments."""
-_MOST_JOINED = 100
+_MAX_JOINED = 100
 _CLOSERS = frozenset(("then", "elif", "else", "fi", "do", "done", "esac", "}", ")"))
 
 
@@ -82,7 +82,7 @@ def _statements(cursor: Cursor, ends: tuple[str, ...]) -> tuple[Statement, ...]:
 def _chain(cursor: Cursor) -> Statement:
     """A statement with those that && and || join to it; of a pipe every member runs."""
     found = _statement(cursor)
-    for _ in range(_MOST_JOINED):
+    for _ in range(_MAX_JOINED):
         step_over_space(cursor)
         separator = separator_here(cursor)
         if separator not in ("&&", "||"):
@@ -94,7 +94,7 @@ def _chain(cursor: Cursor) -> Statement:
             raise cursor.fault(f"nothing follows {separator}", line)
         right = _statement(cursor)
         found = Both(left=found, operator=separator, right=right, line=line)
-    raise cursor.fault(f"more than {_MOST_JOINED} commands joined by && and ||")
+    raise cursor.fault(f"more than {_MAX_JOINED} commands joined by && and ||")
 
 
 def _statement(cursor: Cursor) -> Statement:

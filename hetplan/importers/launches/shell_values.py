@@ -18,10 +18,10 @@ _SPACE = re.compile(r"([ \t\r\n]+)")
 _NUMBER = re.compile(r"\s*([0-9]+)", re.ASCII)
 _VARIABLE = re.compile(r"\s*\$?\{?([A-Za-z_][A-Za-z0-9_]*)\}?", re.ASCII)
 _OPERATORS = (("+", "-"), ("*", "/", "%"))
-MOST_NUMBER = 10**15
+MAX_NUMBER = 10**15
 """Larger numbers than any count or size of a launch are not worked out."""
-_MOST_CHARACTERS = 4_000_000
-MOST_PIECES = 200_000
+_MAX_CHARACTERS = 4_000_000
+MAX_PIECES = 200_000
 """Pieces of one command; lists that double themselves would not end otherwise."""
 
 
@@ -140,7 +140,7 @@ def _list_of(part: Part, variables: Variables) -> tuple[Field, ...] | None:
     if value is None:
         return None
     if part.quoted:
-        return value.items[:MOST_PIECES]
+        return value.items[:MAX_PIECES]
     found: list[Field] = []
     for item in value.items:
         done: list[Field] = []
@@ -222,15 +222,15 @@ def _pieces_of_word(word: Word, variables: Variables) -> Field:
     for part in word:
         found += pieces_of(part, variables)
         _check_size(found, part.line)
-    if word and sum(len(piece.text) for piece in found) > _MOST_CHARACTERS:
-        message = f"a value of over {_MOST_CHARACTERS:,} characters"
+    if word and sum(len(piece.text) for piece in found) > _MAX_CHARACTERS:
+        message = f"a value of over {_MAX_CHARACTERS:,} characters"
         raise InputError(Fault(line=word[0].line, message=message))
     return tuple(found)
 
 
 def _check_size(found: Sequence[object], line: int) -> None:
-    if len(found) > MOST_PIECES:
-        message = f"a value of over {MOST_PIECES:,} pieces; no launch has so many words"
+    if len(found) > MAX_PIECES:
+        message = f"a value of over {MAX_PIECES:,} pieces; no launch has so many words"
         raise InputError(Fault(line=line, message=message))
 
 
@@ -318,4 +318,4 @@ def _counted(left: int, sign: str, right: int) -> int | None:
         found = whole if sign == "/" else left - whole * right
     else:
         found = {"+": left + right, "-": left - right}.get(sign, left * right)
-    return found if abs(found) <= MOST_NUMBER else None
+    return found if abs(found) <= MAX_NUMBER else None

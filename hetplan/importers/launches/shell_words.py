@@ -14,7 +14,7 @@ from typing import TypeAlias
 from hetplan.errors import InputError
 from hetplan.importers.lines import fault_at
 
-MOST_DEPTH = 40
+MAX_DEPTH = 40
 """Expansions and blocks inside each other; no script that a person wrote has a tenth of it."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -100,8 +100,8 @@ class Cursor:
     def deeper(self) -> None:
         """One level in; an InputError where it is too deep."""
         self.depth += 1
-        if self.depth > MOST_DEPTH:
-            raise self.fault(f"more than {MOST_DEPTH} quotes, blocks or expansions in each other")
+        if self.depth > MAX_DEPTH:
+            raise self.fault(f"more than {MAX_DEPTH} quotes, blocks or expansions in each other")
 
 
 def read_word(cursor: Cursor) -> Word:

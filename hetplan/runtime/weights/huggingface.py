@@ -45,7 +45,7 @@ from hetplan.runtime.weights.tensors import (
 )
 
 INDEX = "model.safetensors.index.json"
-MOST_SHARD_BYTES = 5 * 10**9
+MAX_SHARD_BYTES = 5 * 10**9
 """Most bytes of one file; what transformers' save_pretrained took for years."""
 # Buffers that old versions saved: the causal mask, the value under it, rotary frequencies.
 _BUFFERS = re.compile(r"(.*\.)?(attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
@@ -273,7 +273,7 @@ def write_huggingface(
     *,
     dtype: torch.dtype | None,
     huggingface_config: str | None,
-    most_shard_bytes: int = MOST_SHARD_BYTES,
+    most_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Write the source's weights as a Hugging Face checkpoint into the folder.
 

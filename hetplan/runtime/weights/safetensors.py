@@ -33,7 +33,7 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_MOST_HEADER_BYTES = 100_000_000  # the format's own limit
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
         size = file.stat().st_size
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            if size < 8 or not 2 <= length <= min(_MOST_HEADER_BYTES, size - 8):
+            if size < 8 or not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
                 message = "no safetensors file: header length"
                 raise InputError(Fault(file=str(file), message=message))
             text = stream.read(length)

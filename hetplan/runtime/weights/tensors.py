@@ -33,7 +33,7 @@ _CONSTANTS = (
     "router",
 )
 """Fields of ModelSpec that say what is computed, not which weights there are."""
-_MOST_NAMED = 12
+_MAX_NAMED = 12
 """Tensors that one message names."""
 
 
@@ -158,9 +158,9 @@ def check_shape(file: str, name: str, found: Iterable[int], wanted: Iterable[int
 
 def listed(names: list[str]) -> str:
     """The first few names, and how many more there are."""
-    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
     # Names come from files: nothing of them may move a terminal's cursor.
-    short = (name if name.isprintable() else ascii(name) for name in names[:_MOST_NAMED])
+    short = (name if name.isprintable() else ascii(name) for name in names[:_MAX_NAMED])
     return ", ".join(short) + more
 
 

@@ -14,7 +14,7 @@ import math
 import numba
 import numpy as np
 
-from hetplan.job.pins import LEAST_INTERLEAVED_STAGES
+from hetplan.job.pins import MIN_INTERLEAVED_STAGES
 from hetplan.search.families.space import Floats, Ints
 
 _STEPS = 20
@@ -121,5 +121,5 @@ def least_chunked(
 
 def stage_counts(microbatches: int, most: int, pinned: int) -> tuple[int, ...]:
     """Numbers of stages that can be interleaved, increasing."""
-    every = range(LEAST_INTERLEAVED_STAGES, most + 1)
+    every = range(MIN_INTERLEAVED_STAGES, most + 1)
     return tuple(p for p in every if microbatches % p == 0 and pinned in (0, p))

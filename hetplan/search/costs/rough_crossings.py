@@ -40,7 +40,7 @@ import numpy as np
 
 from hetplan.search.families.space import Floats, Ints
 
-MOST_LISTED = 12
+MAX_LISTED = 12
 """Islands up to which every set of them is looked at."""
 
 _CLOSE = 1e-3
@@ -180,7 +180,7 @@ def joined(room: Floats, loss: Floats, need: float) -> bool:
     count = some.shape[0]
     if tree(loss, some, room.sum() - need) < np.inf:
         return True
-    if count > MOST_LISTED:
+    if count > MAX_LISTED:
         return _reached(room, loss, need)
     if _alone(room, loss, some) < need:
         return False

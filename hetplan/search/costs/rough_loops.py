@@ -9,7 +9,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from hetplan.job.pins import LEAST_INTERLEAVED_STAGES
+from hetplan.job.pins import MIN_INTERLEAVED_STAGES
 from hetplan.search.costs.rough_chunks import least_chunked
 from hetplan.search.costs.rough_longest import caps, holds, least_bottleneck
 from hetplan.search.families.space import Floats, Ints
@@ -94,7 +94,7 @@ def chunked(
         a, b, m = start[blocks[k]], start[blocks[k] + 1], microbatches[blocks[k]]
         counts = np.zeros(units + 1, np.int64)
         size = 0
-        for p in range(LEAST_INTERLEAVED_STAGES, min(positions[blocks[k]], units // 2) + 1):
+        for p in range(MIN_INTERLEAVED_STAGES, min(positions[blocks[k]], units // 2) + 1):
             if m % p == 0 and (pinned == 0 or pinned == p):
                 counts[size] = p
                 size += 1

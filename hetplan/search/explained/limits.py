@@ -36,7 +36,7 @@ FASTER = 0.1
 _NEARLY_FULL = 0.9
 """Part of a device's room from which its memory is worth a line."""
 
-_LEAST_GAIN = 1e-6
+_MIN_GAIN = 1e-6
 """Gains below this part of the step come from sums in another order."""
 
 ENDS = (
@@ -247,7 +247,7 @@ def _gain(
     ends = step_ends(times, rendezvous=sends_wait(plan))
     step = compose(plan, pricer.costs(plan), work, ends).step_seconds
     gain = 1.0 - step / cost.step_seconds
-    return gain if gain > _LEAST_GAIN else 0.0
+    return gain if gain > _MIN_GAIN else 0.0
 
 
 def _memory(estimate: Estimate) -> Iterator[MemoryLimit]:

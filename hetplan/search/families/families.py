@@ -36,7 +36,7 @@ from hetplan.search.families.rooms import Room, Rooms
 from hetplan.search.families.table import Block, FamilyTable, Kind, table_of
 from hetplan.search.families.variants import Variant, Variants
 
-MOST_CONTEXT_PARALLEL = 16
+MAX_CONTEXT_PARALLEL = 16
 """As published at most: 16 for sequences of 131,072 (Llama 3, arXiv 2407.21783, table 4)."""
 
 
@@ -128,7 +128,7 @@ class Families:
     def context_degrees(self) -> tuple[int, ...]:
         """1, and what divides the sequence where the target has context parallelism."""
         length, pin = self.job.sequence_length, self.job.pin.cp
-        tried = [2**k for k in range(1, MOST_CONTEXT_PARALLEL.bit_length())]
+        tried = [2**k for k in range(1, MAX_CONTEXT_PARALLEL.bit_length())]
         if pin is not None:
             tried = [pin] if pin > 1 else []
         if not self._trainer.context_parallel:

@@ -19,7 +19,7 @@ from hetplan.cluster.spec import Cluster, Island
 from hetplan.plans.placing import stages_with_room
 from hetplan.search.families.allowed import divisors
 
-MOST_ISLANDS_OF_A_UNION = 4
+MAX_ISLANDS_PER_UNION = 4
 FEW_ISLANDS = 3
 """Up to so many islands of one kind every union is tried; of more, those that stand next to each
 other when islands are sorted by region, whose number grows with the islands and no faster."""
@@ -29,7 +29,7 @@ parts of equal numbers of devices, or in proportion to the usable ones."""
 FEW_SAMPLES = 8
 """Up to here every split of a microbatch between unlike parts is tried; above, the two that are
 nearest to the ratio of their peak rates."""
-MOST_MIXED, LEAST_MIXED = 24, 2
+MAX_MIXED, MIN_MIXED = 24, 2
 """Meshes of one tick on pairs of islands with more than `FEW_DEVICES`, dealt out equally over the
 pairs, and fewest of each pair: those whose parts are nearest to taking as long as each other by
 their peak rates. Each further mesh costs the search time with every other one."""
@@ -110,7 +110,7 @@ class Rooms:
             alike.setdefault((island.device.kind, island.devices_per_node), []).append(at)
         found = []
         for group in alike.values():
-            for count in range(2, min(len(group), MOST_ISLANDS_OF_A_UNION) + 1):
+            for count in range(2, min(len(group), MAX_ISLANDS_PER_UNION) + 1):
                 for islands in self._together(group, count):
                     nodes = [len(self.cluster.islands[at].usable_nodes) for at in islands]
                     shared = math.gcd(*nodes)
@@ -169,7 +169,7 @@ class Rooms:
                     close.append((abs(one.dp * a / samples - ratio), one, two, a, b, stages))
             if not self._few(left, right):
                 # Equally near ones stay in the order of their degrees.
-                most = max(LEAST_MIXED, MOST_MIXED // many)
+                most = max(MIN_MIXED, MAX_MIXED // many)
                 close = nsmallest(most, close, key=itemgetter(0))
             for _, one, two, a, b, stages in close:
                 parts = (

@@ -26,14 +26,22 @@ from hetplan.cost.arrays import Floats, Ints
 from hetplan.search.families.family import Family
 
 __all__ = [
-    "BOTH", "FIRST", "LAST", "MIDDLE", "MOST_FREE_ISLANDS",
-    "Floats", "Ints", "Links", "NormSums", "Space",
+    "BOTH",
+    "FIRST",
+    "LAST",
+    "MAX_FREE_ISLANDS",
+    "MIDDLE",
+    "Floats",
+    "Ints",
+    "Links",
+    "NormSums",
+    "Space",
 ]  # fmt: skip
 
 MIDDLE, FIRST, LAST, BOTH = 0, 1, 2, 3
 """Roles."""
 
-MOST_FREE_ISLANDS = 8
+MAX_FREE_ISLANDS = 8
 """With more islands the meshes of a region stand next to each other (part of the space)."""
 
 

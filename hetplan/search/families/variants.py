@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hetplan.job.pins import LEAST_INTERLEAVED_STAGES
+from hetplan.job.pins import MIN_INTERLEAVED_STAGES
 from hetplan.plans.targets import Target
 from hetplan.search.families.allowed import kept
 from hetplan.search.families.family import Mesh
@@ -70,7 +70,7 @@ class Variants:
             for island in mesh.islands:
                 most[island] = max(most.get(island, 0), mesh.max_stages)
         room = min(sum(most.values()), self.layers, num_microbatches)
-        for stages in kept(self.pinned_stages, range(LEAST_INTERLEAVED_STAGES, room + 1)):
+        for stages in kept(self.pinned_stages, range(MIN_INTERLEAVED_STAGES, room + 1)):
             if num_microbatches % stages == 0:
                 return stages
         return 0

@@ -31,7 +31,7 @@ import numpy as np
 
 from hetplan.cost.replay.times import Exchange
 from hetplan.search.families.family import Family
-from hetplan.search.families.space import MOST_FREE_ISLANDS, Floats, Ints, Space
+from hetplan.search.families.space import MAX_FREE_ISLANDS, Floats, Ints, Space
 from hetplan.search.interleaved.borders import (
     Borders,
     borders_of,
@@ -47,7 +47,7 @@ from hetplan.search.single.replay import NEVER, Numbers, numbers_of
 _ROUNDS = 2
 """How often steps 2 and 3 are taken."""
 
-_MOST_STATES = 3_000_000
+_MAX_STATES = 3_000_000
 """Sums that are kept at a time: 24 MB, and as much to find the row."""
 
 _DOUBLINGS = 40
@@ -102,7 +102,7 @@ class IslandProgram:
             for which, each in enumerate(up):
                 slots_up = each._replace(chain=back)
                 most = most_units(slots_up, cut, np.ascontiguousarray(prefix[::-1]))
-                total, sums, _, _ = fill(slots_up, cut, most, self.units, self.chunks, _MOST_STATES)
+                total, sums, _, _ = fill(slots_up, cut, most, self.units, self.chunks, _MAX_STATES)
                 if total >= NEVER:
                     return Answer(none=True, most=most)
                 if total < 0.0:
@@ -111,7 +111,7 @@ class IslandProgram:
                 drain[which] = np.maximum(drain[which], sums[slots - 1 :: -1])
             down = down._replace(chain=self._chain(drain, limit))
             most = most_units(down, cut, prefix)
-            total, sums, row, _ = fill(down, cut, most, self.units, self.chunks, _MOST_STATES)
+            total, sums, row, _ = fill(down, cut, most, self.units, self.chunks, _MAX_STATES)
             if total >= NEVER:
                 return Answer(none=True, most=most)
             if total < 0.0:
@@ -268,7 +268,7 @@ def _bits(mask: int) -> Sequence[int]:
 def _regions(space: Space) -> Ints:
     """Zeros where meshes of a region need not stand together, or a mesh is in several."""
     many = len({bit for mask in space.island_mask.tolist() for bit in _bits(mask)})
-    if many <= MOST_FREE_ISLANDS or (space.region < 0).any():
+    if many <= MAX_FREE_ISLANDS or (space.region < 0).any():
         return np.zeros(len(space.region), dtype=np.int64)
     return np.ascontiguousarray(space.region, dtype=np.int64)
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hetplan.job.pins import LEAST_INTERLEAVED_STAGES
+from hetplan.job.pins import MIN_INTERLEAVED_STAGES
 from hetplan.search.families.family import Family
-from hetplan.search.families.space import MOST_FREE_ISLANDS, Space
+from hetplan.search.families.space import MAX_FREE_ISLANDS, Space
 from hetplan.search.interleaved.memory import MemoryRoom
 
 _INSIDE = 1e-12
@@ -26,7 +26,7 @@ def stage_counts(space: Space, family: Family) -> tuple[int, ...]:
     """Numbers of stages that the family can have, increasing; `space` may be of other chunks."""
     m, chunks = family.num_microbatches, family.virtual_stages
     most = min(space.num_layers // chunks, space.stage_limit, int(space.max_stages.sum()), m)
-    every = range(LEAST_INTERLEAVED_STAGES, most + 1)
+    every = range(MIN_INTERLEAVED_STAGES, most + 1)
     return tuple(p for p in every if m % p == 0 and space.stages in (0, p))
 
 
@@ -78,7 +78,7 @@ class _Listing:
 
     def __post_init__(self) -> None:
         islands = {island for each in self.space.family.meshes for island in each.islands}
-        self.regions = len(islands) > MOST_FREE_ISLANDS
+        self.regions = len(islands) > MAX_FREE_ISLANDS
         left = [0]
         for place in reversed(self.held):
             left.append(left[-1] + max(place))

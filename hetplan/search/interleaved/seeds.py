@@ -14,7 +14,7 @@ import numpy as np
 
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.families.family import Family
-from hetplan.search.families.space import MOST_FREE_ISLANDS, Space
+from hetplan.search.families.space import MAX_FREE_ISLANDS, Space
 from hetplan.search.interleaved.orders import stage_counts
 
 Runs = tuple[tuple[int, int], ...]
@@ -91,7 +91,7 @@ def legal(space: Space, runs: Runs) -> bool:
         used |= mask
     regions = [int(space.region[mesh]) for mesh, _ in runs]
     together = [region for region, _ in groupby(regions)]
-    if len({i for mesh in space.family.meshes for i in mesh.islands}) > MOST_FREE_ISLANDS and (
+    if len({i for mesh in space.family.meshes for i in mesh.islands}) > MAX_FREE_ISLANDS and (
         len(together) != len(set(together))
     ):
         return False

@@ -40,7 +40,7 @@ from hetplan.search.interleaved.shared import Shared, shared_of
 from hetplan.search.single.replay import NEVER, Numbers, numbers_of
 from hetplan.search.solver import Best, Rough
 
-_MOST_ROWS = 3000
+_MAX_ROWS = 3000
 """Rows of a family that are listed: about 0.5 s at 0.15 ms each (measured)."""
 
 _FIRST_ROWS = 4
@@ -55,12 +55,12 @@ _ROWS_CLIMBED = 60
 _HALVINGS = 7
 """Of the range of a bound by islands: to within a hundredth of it."""
 
-_MOST_CUTS = 20_000
+_MAX_CUTS = 20_000
 """Cuts of a row that are replayed one by one: about 0.6 s at 30 us each (measured)."""
 _NEAR = 1.1
 """Cuts this much above the best step are polished in a proof."""
 
-_MOST_WORK = 50_000_000
+_MAX_WORK = 50_000_000
 """Passes in all replays of one proof, ten times more with each `Best.effort`: about 0.5 s at 9 ns
 each (measured)."""
 _GENERAL_CUTS = 2_000
@@ -110,7 +110,7 @@ class InterleavedSolver:
         A later limit is never higher. None, and `whole` is false, where they are too many.
         """
         if self._listed is None:
-            meshes = rows(self.space, self.family, self._shared.room, limit, _MOST_ROWS)
+            meshes = rows(self.space, self.family, self._shared.room, limit, _MAX_ROWS)
             if meshes is None:
                 meshes = self._rows_by_islands(limit)
             self.whole = meshes is not None
@@ -175,7 +175,7 @@ class InterleavedSolver:
         """The same rows, fewer of them, by what positions can hold (`interleaved.islands`)."""
         found: list[tuple[int, ...]] = []
         for stages in stage_counts(self.space, self.family):
-            some = self._island_program(stages).rows(limit, _MOST_ROWS - len(found))
+            some = self._island_program(stages).rows(limit, _MAX_ROWS - len(found))
             if some is None:
                 return None
             found += [row for row in some if legal(self.space, runs_of(row))]
@@ -237,7 +237,7 @@ class InterleavedSolver:
         least = limit = min(best.target, NEVER)
         if not self.whole:
             self._listed = None  # fewer rows may be below this limit
-        left, replays = _MOST_WORK * 10**best.effort, best.replays
+        left, replays = _MAX_WORK * 10**best.effort, best.replays
         for each in self._rows(limit):
             best.check_time()
             if each.bound < best.target:
@@ -291,7 +291,7 @@ class InterleavedSolver:
         row, lockstep = each.row, each.row.arrays.lockstep
         cuts, count, whole = list_cuts(
             row.arrays, each.terms, row.units, target, labels, counts,
-            min(_MOST_CUTS if lockstep else _GENERAL_CUTS, max(0, left // row.work)), _EFFORT,
+            min(_MAX_CUTS if lockstep else _GENERAL_CUTS, max(0, left // row.work)), _EFFORT,
         )  # fmt: skip
         if lockstep:
             seconds, at = fastest(row.arrays, cuts, count)

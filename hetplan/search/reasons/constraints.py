@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from hetplan.cluster.spec import MOST_DEVICES, Cluster, Island
+from hetplan.cluster.spec import MAX_DEVICES, Cluster, Island
 from hetplan.job.spec import Job, Pins
 from hetplan.model.spec import ModelSpec
 from hetplan.units import format_bytes
@@ -143,7 +143,7 @@ def _nodes_out(cluster: Cluster) -> Iterator[Constraint]:
 def _devices(cluster: Cluster) -> Iterator[Constraint]:
     usable = [island for island in cluster.islands if island.usable_nodes]
     shown = " + ".join(f"{island.num_usable_devices} of {island.name}" for island in usable)
-    times = min(_PLENTY, MOST_DEVICES // max(1, cluster.num_devices))
+    times = min(_PLENTY, MAX_DEVICES // max(1, cluster.num_devices))
     yield Constraint(
         words=f"devices: {shown or 'none are usable'}",
         without=_OnIslands(

@@ -29,7 +29,7 @@ from hetplan.search.single_solver import SingleSolver
 from hetplan.search.solver import Best, Solver
 from hetplan.search.solvers import solvers_of
 
-_MOST_TRIED = 200
+_MAX_TRIED = 200
 """Families whose rough memory fits and whose exact one is asked before the question stays open."""
 
 
@@ -64,7 +64,7 @@ class Feasible:
                 continue
             if solver.rough.bound_seconds == math.inf:
                 continue
-            if tried == _MOST_TRIED:
+            if tried == _MAX_TRIED:
                 self.uncertain = True
                 return True
             tried += 1

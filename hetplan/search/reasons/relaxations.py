@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from hetplan.cluster.spec import MOST_DEVICES, Island
+from hetplan.cluster.spec import MAX_DEVICES, Island
 from hetplan.job.spec import Forbids, Job, Pins
 from hetplan.plans.targets import TARGETS
 from hetplan.search.reasons.constraints import Question
 
 _RESERVES = (0.05, 0.0)
 """Values of `memory_reserve_fraction` that are tried where they are below the job's."""
-_LARGEST_BATCH_CHANGE = 2
+_MAX_BATCH_CHANGE = 2
 """A batch is changed to at most so many times, or that part of, what was asked."""
 
 
@@ -105,7 +105,7 @@ def _batches(job: Job) -> Iterator[int]:
     pin, batch = job.pin, job.global_batch_size
     fixed = (pin.dp or 1) * (pin.microbatch_size or 1)
     near = [batch // fixed * fixed, -(-batch // fixed) * fixed]
-    wide = [batch // _LARGEST_BATCH_CHANGE, batch * _LARGEST_BATCH_CHANGE]
+    wide = [batch // _MAX_BATCH_CHANGE, batch * _MAX_BATCH_CHANGE]
     for size in dict.fromkeys((*near, *wide)):
         if size >= 1 and size != batch:
             yield size
@@ -115,7 +115,7 @@ def _more_nodes(
     asked: Question, island: Island, feasible: Callable[[Question], bool]
 ) -> Relaxation | None:
     """The fewest more nodes of one island with which there is a plan; None: no number helps."""
-    room = (MOST_DEVICES - asked.cluster.num_devices) // island.devices_per_node
+    room = (MAX_DEVICES - asked.cluster.num_devices) // island.devices_per_node
 
     def with_more(more: int) -> Question:
         return _with_island(asked, replace(island, nodes=island.nodes + more, node_names=()))

@@ -26,7 +26,7 @@ from hetplan.search.families.family import Family, Mesh
 from hetplan.search.reasons.constraints import Question
 from hetplan.units import format_bytes
 
-_MOST_LOOKED_AT = 48
+_MAX_LOOKED_AT = 48
 """Ways to slice that are compared, leanest first."""
 
 
@@ -68,7 +68,7 @@ def _leanest(families: Sequence[Family]) -> list[Family]:
     for family in sorted(families, key=_greed):
         slices = {(shape.tp, shape.cp, shape.ep) for m in family.meshes for shape in m.shapes}
         found.setdefault(tuple(sorted(slices)), family)
-        if len(found) == _MOST_LOOKED_AT:
+        if len(found) == _MAX_LOOKED_AT:
             break
     return list(found.values())
 

@@ -20,10 +20,10 @@ from hetplan.search.reasons.relaxations import Relaxation, relaxations
 from hetplan.search.result import SearchResult
 from hetplan.units import format_seconds
 
-_MOST_OFFERED = 6
+_MAX_OFFERED = 6
 """Relaxations that are shown."""
 
-_MOST_TRIED = 12
+_MAX_TRIED = 12
 """Relaxations that look possible and are handed to a search."""
 
 _LOOSE_GAP = 0.2
@@ -47,9 +47,9 @@ def why_no_plan(
     lines += [f"  {each.words}" for each in conflict.constraints]
     if any(each.words.startswith("memory of ") for each in conflict.constraints):
         lines += details(asked)
-    likely = islice(relaxations(asked, feasible), _MOST_TRIED)
+    likely = islice(relaxations(asked, feasible), _MAX_TRIED)
     verified = (_verified(each, searched) for each in likely)
-    offers = list(islice((line for line in verified if line), _MOST_OFFERED))
+    offers = list(islice((line for line in verified if line), _MAX_OFFERED))
     if offers:
         return (*lines, "each of these alone gives a plan:", *offers)
     return (

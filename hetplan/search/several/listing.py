@@ -39,17 +39,17 @@ from hetplan.search.several.listing_tables import Tables
 from hetplan.search.several.listing_values import Ended, Replicas, number_of_variants
 from hetplan.search.solver import Best
 
-_MOST_DEVICES = 64
+_MAX_DEVICES = 64
 """Usable ones; with more, rows are not even counted."""
-_MOST_ROWS = 20_000
+_MAX_ROWS = 20_000
 """Rows: some 300 microseconds each."""
-_MOST_SEQUENCES = 40_000
+_MAX_SEQUENCES = 40_000
 """Rows put one after the other: about 100 microseconds each."""
-_MOST_VARIANTS = 1_000_000
+_MAX_VARIANTS = 1_000_000
 """Cuts and recomputations of all rows: about a microsecond each."""
-_MOST_STEPS = 100_000
+_MAX_STEPS = 100_000
 """Composed steps: about 40 microseconds each."""
-_MOST_PRICED = 1_000
+_MAX_PRICED = 1_000
 """Plans priced whole: about 4 milliseconds each."""
 _SIMPLER = 10
 """The part of a budget that a list of simple rows has."""
@@ -125,7 +125,7 @@ class Listing:
             cluster=each.cluster,
             job=each.job,
             units=self.units.count,
-            most=self._budget(_MOST_ROWS),
+            most=self._budget(_MAX_ROWS),
             simple=self.simple,
         )
 
@@ -133,7 +133,7 @@ class Listing:
         """Rows below the ceiling; None where they are too many."""
         each = self.assembler
         devices = sum(island.num_usable_devices for island in each.cluster.islands)
-        if devices > _MOST_DEVICES or exchange_of(each.job) is Exchange.DEEPSPEED:
+        if devices > _MAX_DEVICES or exchange_of(each.job) is Exchange.DEEPSPEED:
             return None
         try:
             rows = self._rows.rows
@@ -141,7 +141,7 @@ class Listing:
             return None
         stages = [sum(row.stages) for row in rows]
         if sum(number_of_variants(self.units.count, len(self.recompute), (n,)) for n in stages) > (
-            self._budget(_MOST_VARIANTS)
+            self._budget(_MAX_VARIANTS)
         ):
             return None
         some = []
@@ -165,7 +165,7 @@ class Listing:
         rows, prices = group.below(limit)
         if not rows:
             return
-        self._rows.most, found = self._budget(_MOST_SEQUENCES), []
+        self._rows.most, found = self._budget(_MAX_SEQUENCES), []
         cut_short = False
         if self.simple:
             self._rows.counted = 0
@@ -274,7 +274,7 @@ class Listing:
                 return
         for picks in combinations(columns, lambda: min(limit, best.target) - after):
             self.steps += 1
-            if self.steps > self._budget(_MOST_STEPS):
+            if self.steps > self._budget(_MAX_STEPS):
                 raise _TooLongError
             pairs = [*zip(columns, picks, strict=True)]
             seconds = steps.seconds(
@@ -287,7 +287,7 @@ class Listing:
 
     def _offer(self, chosen: ChosenPlan, solver: int, best: Best) -> None:
         self.priced += 1
-        if self.priced > self._budget(_MOST_PRICED):
+        if self.priced > self._budget(_MAX_PRICED):
             raise _TooLongError
         whole = self.assembler.whole(chosen)
         if whole is not None:

@@ -24,7 +24,7 @@ from hetplan.search.several.pool import Candidate, Known, Pool
 from hetplan.search.several.templates import MeshChoice
 from hetplan.search.several.ticks import Tick
 
-_MOST_PIPELINES = (2, 3, 4, 6)
+_MAX_PIPELINES = (2, 3, 4, 6)
 _TURNS = 3
 _EFFORT = 2.0
 """Deterministic seconds of the integer program; it mostly needs a tenth of a second."""
@@ -70,7 +70,7 @@ class Primal:
                 keep=self.keep,
             )
             most = 0
-            for count in _MOST_PIPELINES:
+            for count in _MAX_PIPELINES:
                 sequences, flows = self._flows(candidates, count)
                 if sequences <= most:
                     continue

@@ -21,7 +21,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from hetplan.search.families.space import MOST_FREE_ISLANDS, Ints, Space
+from hetplan.search.families.space import MAX_FREE_ISLANDS, Ints, Space
 from hetplan.search.single.local_cut import cut, estimate
 from hetplan.search.single.replay import NEVER, Numbers, fits
 
@@ -68,7 +68,7 @@ def rules_of(space: Space) -> Rules:
         most_slots=most_slots(space),
         stages=space.stages,
         most_extra=space.family.most_extra_depth,
-        regions_apart=islands.bit_count() > MOST_FREE_ISLANDS,
+        regions_apart=islands.bit_count() > MAX_FREE_ISLANDS,
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.search.families.space import MOST_FREE_ISLANDS, Floats, Ints, Links, Space
+from hetplan.search.families.space import MAX_FREE_ISLANDS, Floats, Ints, Links, Space
 
 MERGE = -1
 """Instead of a mesh: what can be done in front of `below` can be done here."""
@@ -24,7 +24,7 @@ _NOWHERE = -1
 _FAR = -2
 """As region: of a state that begins with a mesh over several regions. No such state is merged."""
 
-_MOST_BRIDGES = 3
+_MAX_BRIDGES = 3
 """Sets of islands in several regions that are told apart; each adds states."""
 
 
@@ -57,7 +57,7 @@ def order_states(space: Space, mesh_class: Ints, *, contiguous: bool | None = No
     every = 0
     for mask in masks:
         every |= mask
-    apart = every.bit_count() > MOST_FREE_ISLANDS if contiguous is None else contiguous
+    apart = every.bit_count() > MAX_FREE_ISLANDS if contiguous is None else contiguous
     regions = [_NOWHERE] * len(masks)
     if apart:
         regions = [int(r) if r >= 0 else _FAR for r in space.region]
@@ -128,7 +128,7 @@ def _bridges(space: Space, masks: list[int], first: int) -> list[int]:
         return [-1] * len(masks)
     spread = [region < 0 for region in space.region.tolist()]
     different = sorted({mask for mask, far in zip(masks, spread, strict=True) if far})
-    many = len(different) > _MOST_BRIDGES
+    many = len(different) > _MAX_BRIDGES
     return [
         (first if many else first + different.index(mask)) if far else -1
         for mask, far in zip(masks, spread, strict=True)

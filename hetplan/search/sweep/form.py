@@ -23,7 +23,7 @@ from hetplan.job.sweep_form import SWEEP_SCHEMA, Backend, LinkAxis, SweepForm
 from hetplan.model.load import load_model
 from hetplan.search.reasons.constraints import Question
 
-MOST_POINTS = 100_000
+MAX_POINTS = 100_000
 """Questions of one sweep; at a second each they take a day."""
 
 _T = TypeVar("_T")
@@ -78,8 +78,8 @@ def load_sweep(path: Path) -> Sweep:
     document = read_document(path)
     form = decode(document, SweepForm, schema=SWEEP_SCHEMA)
     counted = _count(form)
-    if counted > MOST_POINTS:
-        message = f"stands for {counted:,} questions; at most {MOST_POINTS:,}"
+    if counted > MAX_POINTS:
+        message = f"stands for {counted:,} questions; at most {MAX_POINTS:,}"
         raise InputError(document.fault((), message))
     folder = path.parent
     faults: list[Fault] = []

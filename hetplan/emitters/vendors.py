@@ -1,8 +1,8 @@
-"""What do a maker's libraries want in the environment of a rank?
+"""What do a vendor's libraries want in the environment of a rank?
 
-Every maker's collective library has its own names for the network interface, the RDMA devices and
-the devices that a process sees. `Maker.read` says of which names documentation or code was read;
-nothing here was run on another maker's devices than those of this project.
+Every vendor's collective library has its own names for the network interface, the RDMA devices and
+the devices that a process sees. `Vendor.read` says of which names documentation or code was read;
+nothing here was run on another vendor's devices than those of this project.
 
 nvidia         NCCL user guide, Environment Variables; CUDA C++ Programming Guide
 amd            RCCL environment variables (rocm.docs.amd.com), the names of NCCL; torchtitan's
@@ -27,8 +27,8 @@ from hetplan.errors import Fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Maker:
-    """Names in the environment that a maker's software reads; an empty one is not known."""
+class Vendor:
+    """Names in the environment that a vendor's software reads; an empty one is not known."""
 
     vendor: str
     """As in the device catalogue."""
@@ -47,12 +47,12 @@ class Maker:
     ascending_only: bool = False
     """Visible devices may only be listed in ascending order."""
     read: tuple[str, ...] = ()
-    """Of these names, those for which the maker's documentation or code was read."""
+    """Of these names, those for which the vendor's documentation or code was read."""
 
 
-def _like_nccl(vendor: str, library: str, visible: str, *, read: bool = False) -> Maker:
-    """A maker whose library has NCCL's names and is torch's nccl backend."""
-    return Maker(
+def _like_nccl(vendor: str, library: str, visible: str, *, read: bool = False) -> Vendor:
+    """A vendor whose library has NCCL's names and is torch's nccl backend."""
+    return Vendor(
         vendor=vendor,
         library=library,
         backend="nccl",
@@ -63,13 +63,13 @@ def _like_nccl(vendor: str, library: str, visible: str, *, read: bool = False) -
     )
 
 
-MAKERS: tuple[Maker, ...] = (
+VENDORS: tuple[Vendor, ...] = (
     _like_nccl("nvidia", "nccl", "CUDA_VISIBLE_DEVICES", read=True),
     _like_nccl("amd", "rccl", "HIP_VISIBLE_DEVICES", read=True),
     # DTK is made from ROCm; CoreX runs CUDA's programs under CUDA's names.
     _like_nccl("hygon", "rccl-dtk", "HIP_VISIBLE_DEVICES"),
     _like_nccl("iluvatar", "ixccl", "CUDA_VISIBLE_DEVICES"),
-    Maker(
+    Vendor(
         vendor="huawei",
         library="hccl",
         backend="hccl",
@@ -79,7 +79,7 @@ MAKERS: tuple[Maker, ...] = (
         ascending_only=True,
         read=("HCCL_SOCKET_IFNAME", "ASCEND_RT_VISIBLE_DEVICES"),
     ),
-    Maker(
+    Vendor(
         vendor="metax",
         library="mccl-metax",
         backend="nccl",
@@ -88,7 +88,7 @@ MAKERS: tuple[Maker, ...] = (
         fabric="MCCL_IB_HCA",
         read=("MACA_VISIBLE_DEVICES", "MCCL_IB_HCA"),
     ),
-    Maker(
+    Vendor(
         vendor="moore-threads",
         library="mccl",
         backend="mccl",
@@ -97,7 +97,7 @@ MAKERS: tuple[Maker, ...] = (
         fabric="MCCL_IB_HCA",
         read=("MUSA_VISIBLE_DEVICES",),
     ),
-    Maker(
+    Vendor(
         vendor="cambricon",
         library="cncl",
         backend="cncl",
@@ -105,14 +105,14 @@ MAKERS: tuple[Maker, ...] = (
         interface="CNCL_SOCKET_IFNAME",
         read=("MLU_VISIBLE_DEVICES",),
     ),
-    Maker(
+    Vendor(
         vendor="enflame",
         library="eccl",
         backend="eccl",
         visible="TOPS_VISIBLE_DEVICES",
     ),
-    Maker(vendor="biren", library="succl", backend="succl"),
-    Maker(
+    Vendor(vendor="biren", library="succl", backend="succl"),
+    Vendor(
         vendor="intel",
         library="xccl",
         backend="xccl",
@@ -121,13 +121,13 @@ MAKERS: tuple[Maker, ...] = (
         exact="",
         read=("ZE_AFFINITY_MASK",),
     ),
-    Maker(vendor="google", library="xla", backend="xla"),
-    Maker(vendor="aws", library="neuron", backend="xla"),
-    Maker(vendor="generic", library="gloo", backend="gloo"),
+    Vendor(vendor="google", library="xla", backend="xla"),
+    Vendor(vendor="aws", library="neuron", backend="xla"),
+    Vendor(vendor="generic", library="gloo", backend="gloo"),
 )
 """By vendor, as the catalogue names them."""
 
-_GAUDI = Maker(
+_GAUDI = Vendor(
     vendor="intel",
     library="hccl-gaudi",
     backend="hccl",
@@ -137,15 +137,15 @@ _GAUDI = Maker(
 )
 
 
-def maker_of(vendor: str, device_kind: str = "") -> Maker:
+def vendor_of(vendor: str, device_kind: str = "") -> Vendor:
     """What is known of a vendor's software; of one that is not known, nothing but gloo."""
     if vendor == "intel" and "gaudi" in device_kind:
         return _GAUDI
-    found = next((each for each in MAKERS if each.vendor == vendor), None)
-    return found or Maker(vendor=vendor, library=f"{vendor}'s own", backend="")
+    found = next((each for each in VENDORS if each.vendor == vendor), None)
+    return found or Vendor(vendor=vendor, library=f"{vendor}'s own", backend="")
 
 
-def maker_environment(agent: Agent) -> tuple[tuple[str, str], ...]:
+def vendor_environment(agent: Agent) -> tuple[tuple[str, str], ...]:
     """Variables of all ranks of an agent: interface, RDMA devices, visible devices.
 
     Interfaces and RDMA devices only where the host's domain names them. Visible devices only where
@@ -153,25 +153,25 @@ def maker_environment(agent: Agent) -> tuple[tuple[str, str], ...]:
     pod sees no other devices than its own.
     """
     host = agent.host
-    maker, domain = maker_of(host.vendor, host.device_kind), host.domain
+    vendor, domain = vendor_of(host.vendor, host.device_kind), host.domain
     found = []
     if domain.interface:
         found.append(("GLOO_SOCKET_IFNAME", domain.interface))
-        if maker.interface:
-            found.append((maker.interface, maker.exact + domain.interface))
-    if domain.fabric_devices and maker.fabric:
+        if vendor.interface:
+            found.append((vendor.interface, vendor.exact + domain.interface))
+    if domain.fabric_devices and vendor.fabric:
         names = ",".join(domain.fabric_devices)
-        found.append((maker.fabric, maker.exact + names))
+        found.append((vendor.fabric, vendor.exact + names))
     whole = agent.local_devices == tuple(range(host.devices_per_node))
-    if not whole and maker.visible and domain.scheduler is not Scheduler.KUBERNETES:
-        found.append((maker.visible, ",".join(map(str, agent.local_devices))))
+    if not whole and vendor.visible and domain.scheduler is not Scheduler.KUBERNETES:
+        found.append((vendor.visible, ",".join(map(str, agent.local_devices))))
     return tuple(found)
 
 
 def libraries(agents: tuple[Agent, ...]) -> tuple[str, ...]:
     """Collective libraries of the agents' devices, each once; more than one cannot make a group."""
     return tuple(
-        dict.fromkeys(maker_of(each.host.vendor, each.host.device_kind).library for each in agents)
+        dict.fromkeys(vendor_of(each.host.vendor, each.host.device_kind).library for each in agents)
     )
 
 
@@ -185,6 +185,6 @@ def mixed_library_faults(sheet: LaunchSheet, trainer: str) -> Iterator[Fault]:
         yield Fault(
             field="plan.pipelines[0].stages",
             message=f"devices whose collective libraries are {', '.join(found)}; {trainer} has one "
-            "backend for all groups: forbid the islands of all makers but one, or use target "
+            "backend for all groups: forbid the islands of all vendors but one, or use target "
             "flagscale or native",
         )
