@@ -23,7 +23,7 @@ from hetplan.cli.profile_needs import Here
 from hetplan.cluster.devices import CPU_KIND, DeviceKind
 from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Job
-from hetplan.model.differences import own_layer_fault
+from hetplan.model.layer_units import own_layer_fault
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.causes import calibrated_cause, link_cause
 from hetplan.predict.fit import FittedPredictor

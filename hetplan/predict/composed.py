@@ -23,7 +23,6 @@ from dataclasses import replace
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
-from hetplan.model.layer_operators import gradient_operators, layer_operators
 from hetplan.model.layers import TransformerLayer
 from hetplan.model.operators import (
     BACKWARD,
@@ -32,7 +31,9 @@ from hetplan.model.operators import (
     WEIGHT_GRADIENT,
     WITH_WEIGHTS,
     Operator,
+    gradient_operators,
     has_backward,
+    layer_operators,
 )
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.predict.datasheet import (

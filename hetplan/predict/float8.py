@@ -27,13 +27,13 @@ from dataclasses import dataclass, replace
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import ProductFormat
-from hetplan.model.layer_operators import layer_operators
 from hetplan.model.operators import (
     BACKWARD,
     FORWARD,
     WITH_WEIGHTS,
     Operator,
     OperatorClass,
+    layer_operators,
     operator_flops,
 )
 from hetplan.model.spec import LayerKind, ModelSpec

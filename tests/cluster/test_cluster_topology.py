@@ -6,11 +6,10 @@ from counted_steps import steps_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetplan.cluster import topology
+from hetplan.cluster import hosts as topology
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.load import load_cluster
-from hetplan.cluster.node import Nics, spread_evenly
-from hetplan.cluster.node_names import count_names, expand_names
+from hetplan.cluster.node import Nics, count_names, expand_names, spread_evenly
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
 
@@ -51,8 +50,8 @@ def test_where_a_device_is(two):
     place = topology.place_of(two, 13)
     assert (place.island.name, place.node, place.local) == ("a", 1, 5)
     assert two.node_of_device(13) == 1
-    assert topology.node_name(two, 13) == "rack08"
-    assert topology.node_name(two, 16) is None
+    assert topology.written_node_name(two, 13) == "rack08"
+    assert topology.written_node_name(two, 16) is None
     assert not two.is_usable(13)
     assert two.is_usable(7)
     for wrong in (-1, two.num_devices):
@@ -164,4 +163,4 @@ def test_every_one_of_150000_nodes_may_have_its_name(tmp_path):
     names = ", ".join(f"h{number}" for number in range(150_000))
     text = island("a", nodes=150_000, per_node=1, more=f"        node_names: [{names}]\n")
     found = read(tmp_path, cluster({"r": text}))
-    assert topology.node_name(found, 149_999) == "h149999"
+    assert topology.written_node_name(found, 149_999) == "h149999"

@@ -128,11 +128,11 @@ def stages(plan: Any) -> Iterator[str]:
 def answer(question: tuple[str, str, str, str, dict[str, Any]], folder: Path) -> dict[str, Any]:
     """What hetplan answers to a question, and what is emitted of the plan."""
     predictor, _ = shipped_predictor()
-    model, cluster, job = asked(question, folder)
     try:
+        model, cluster, job = asked(question, folder)
         result = hetplan.plan(model, cluster, job, predictor)
-    except hetplan.InfeasibleError as error:
-        return {"infeasible": str(error).splitlines()}
+    except hetplan.HetplanError as error:
+        return {type(error).__name__: str(error).replace(f"{folder}/", "").splitlines()}
     certificate, estimate = result.certificate, result.estimate
     found = {
         "step_seconds": estimate.step_seconds,
@@ -157,7 +157,7 @@ def emitted(result: Any, target: str, folder: Path) -> dict[str, Any] | list[str
     try:
         emission = hetplan.emit(result, target, folder / f"{target}-{time.monotonic_ns()}")
     except hetplan.InputError as error:
-        return str(error).splitlines()
+        return str(error).replace(f"{folder}/", "").splitlines()
     launch = emission.launch
     return {
         "program": plain(launch.program),
@@ -238,6 +238,8 @@ def main() -> int:
                 begun = time.process_time()
                 now[question[0]] = answer(question, Path(folder))
                 used = time.process_time() - begun
+                if options.what == "record" and not options.reference:
+                    RECORD.write_text(json.dumps(plain(now), indent=1, sort_keys=True) + "\n")
                 step, gap = now[question[0]].get("step_seconds"), now[question[0]].get("gap")
                 print(
                     f"{question[0]}: {used:.1f} CPU s, {step}, gap {gap}",

@@ -9,8 +9,8 @@ from golden_numerics import NUMERICS
 from golden_weights import CONVERTED, checkpoint_manifest, megatron_note
 
 from hetplan.cluster.devices import DeviceKind
-from hetplan.cluster.goodput import LossRecovery
 from hetplan.cluster.launch_domains import KindLaunch, LaunchDomain, Scheduler
+from hetplan.cluster.links import LossRecovery
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import (
     Cluster,

@@ -18,8 +18,13 @@ from predict_operators import (
 from predict_samples import DEVICE, gpt, layer_grid, provenance
 
 from hetplan.job.spec import Precision
-from hetplan.model.layer_operators import layer_operators
-from hetplan.model.operators import Kernels, OperatorClass, operator_bytes, operator_flops
+from hetplan.model.operators import (
+    Kernels,
+    OperatorClass,
+    layer_operators,
+    operator_bytes,
+    operator_flops,
+)
 from hetplan.model.spec import LayerKind
 from hetplan.predict.composed import LAUNCH_PART
 from hetplan.predict.fit import fit

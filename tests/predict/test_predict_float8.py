@@ -18,12 +18,12 @@ from predict_samples import DEVICE, gpt, layer_grid, provenance
 
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision, ProductFormat
-from hetplan.model.layer_operators import layer_operators
 from hetplan.model.layers import Experts
 from hetplan.model.operators import (
     Kernels,
     Operator,
     OperatorClass,
+    layer_operators,
     operator_bytes,
     operator_flops,
 )

@@ -1,4 +1,10 @@
-"""What is left of a cluster when some of its hosts are gone, and on which host is each device?
+"""What hangs where: node, NIC, rail, PCIe switch, NUMA node and site of a device, and who shares.
+
+Devices are named by their numbers in the cluster. An answer of None, or an empty one, means that
+the cluster does not describe it. Every question is answered in a time that does not grow with the
+cluster; those that list devices, with the list.
+
+What is left of a cluster when some of its hosts are gone, and on which host is each device?
 
 A host is one node of an island; its name is the one in `node_names`, or ISLAND-NODE. What is left
 keeps every island, link and device number: the nodes that are gone are out (`nodes_out`), also
@@ -10,11 +16,36 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hetplan.cluster.places import unknown
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePlace:
+    """Where a device is."""
+
+    island: Island
+    node: int
+    """In its island."""
+    local: int
+    """In its node."""
+
+
+def place_of(cluster: Cluster, device: int) -> DevicePlace:
+    """Island, node and local number; an InputError where there is no such device."""
+    island = cluster.island_of_device(device)
+    node, local = divmod(device - cluster.first_device(island.name), island.devices_per_node)
+    return DevicePlace(island=island, node=node, local=local)
+
+
+def written_node_name(cluster: Cluster, device: int) -> str | None:
+    """Name of the device's node, for launchers."""
+    place = place_of(cluster, device)
+    names = place.island.names_of_nodes
+    return names[place.node] if names else None
 
 
 def node_name(island: Island, node: int) -> str:
