@@ -1,8 +1,8 @@
 """Which operators one layer runs, and how much each has to do.
 
 A layer is a row of operators: products with weights, attention, norms, elementwise passes. Their
-measured times add up to the layer's (`hetplan.predict.composed`). Everything is per microbatch and
-per tensor-parallel rank, forward; what an operator's backward pass does follows from its class
+measured times add up to the layer (`hetplan.predict.layer.composed`). Everything is per microbatch
+and per tensor-parallel rank, forward; what an operator's backward pass does follows from its class
 (`operator_flops`, `operator_bytes`). The rows of every kind of layer are in `layer_operators`.
 
 The row of operators of every kind of layer, with their shapes on one tensor-parallel rank.

@@ -86,9 +86,8 @@ from hetplan.predict.laws import (
     Term,
     Validation,
 )
-from hetplan.predict.layer_measured import MeasuredLayer, MeasuredUpdate
-from hetplan.predict.layer_table import LayerTable
-from hetplan.predict.operator_values import (
+from hetplan.predict.layer.tables import LayerTable, MeasuredLayer, MeasuredUpdate
+from hetplan.predict.operator.values import (
     LearnedResidual,
     MeasuredShape,
     OperatorLaw,

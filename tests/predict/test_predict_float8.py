@@ -28,10 +28,11 @@ from hetplan.model.operators import (
     operator_flops,
 )
 from hetplan.model.spec import Architecture, LayerKind, LayerRun
-from hetplan.predict import datasheet, float8
+from hetplan.predict import datasheet
 from hetplan.predict.fit import FittedPredictor, fit
-from hetplan.predict.operator_index import index_operators
-from hetplan.predict.operator_laws import fit_operator_laws
+from hetplan.predict.layer import float8
+from hetplan.predict.operator.answer import index_operators
+from hetplan.predict.operator.laws import fit_operator_laws
 from hetplan.profiling.samples import ProfileSet
 
 WIDE = Kernels(fused_attention=False, attention_dropout=True, hidden_dropout=True)
