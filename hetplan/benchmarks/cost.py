@@ -24,7 +24,7 @@ from hetplan.benchmarks.cost_memory import MemoryErrors, memory_accuracy
 from hetplan.benchmarks.cost_replay import AnomalyRow, ReplayTiming, anomalies, replay_timings
 from hetplan.cluster.load import load_cluster
 from hetplan.cost.estimate import estimate_with
-from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InputError
 from hetplan.files.shipped import shipped_folder
 from hetplan.job.load import load_job

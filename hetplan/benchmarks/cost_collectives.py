@@ -53,7 +53,7 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.node import Nics, RingNics
 from hetplan.cluster.spec import Cluster, Island, Link, Transport
 from hetplan.cost.collectives import ALL, Algorithm, collective, group_shape
-from hetplan.cost.network.ring_nics import ring_share
+from hetplan.cost.network.paths import ring_share
 from hetplan.lint.rows import CollectiveRow as PublishedRow
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.link.shapes import ring_shape

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hetplan.cluster.spec import Cluster
     from hetplan.cost.estimate_values import Estimate
     from hetplan.cost.network.lost_nic import LostNic
-    from hetplan.cost.priced.pricer import Pricer
+    from hetplan.cost.step_model.pricer import Pricer
     from hetplan.model.spec import ModelSpec
     from hetplan.plans.plan import Plan
     from hetplan.search.result import Inputs
@@ -149,7 +149,7 @@ def estimate(
     """
     from hetplan.cli.estimate_layout import LayoutOptions, plan_of
     from hetplan.cost.estimate import estimate_with, misfits
-    from hetplan.cost.priced.pricer import Pricer
+    from hetplan.cost.step_model.pricer import Pricer
     from hetplan.errors import InfeasibleError, InputError
     from hetplan.files.writing import check_writable
     from hetplan.search.families.allowed import allowed_cluster

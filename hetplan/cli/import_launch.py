@@ -69,7 +69,7 @@ def import_launch(kind: str, files: list[Path], request: LaunchRequest) -> None:
     """Read the launch, price it on the cluster, show the price, write what was asked for."""
     from hetplan.cli.import_file import check_new
     from hetplan.cost.estimate import estimate_with, misfits
-    from hetplan.cost.priced.pricer import Pricer
+    from hetplan.cost.step_model.pricer import Pricer
     from hetplan.importers.launches.open import read_launch
     from hetplan.importers.launches.plan import launch_plan
     from hetplan.search.families.allowed import allowed_cluster

@@ -26,7 +26,7 @@ from hetplan.benchmarks.closed_loop.together import (
 )
 from hetplan.benchmarks.closed_loop.values import LoopSpec, TrainedPlan, Verdict
 from hetplan.cluster.load import load_cluster
-from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InputError
 from hetplan.job.load import load_job
 from hetplan.model.load import load_model

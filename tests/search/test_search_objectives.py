@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 import hetplan
 from hetplan.cli.main import app
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.priced.pricer import Pricer
 from hetplan.cost.quantile import step_quantile
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Objective, Pins
 from hetplan.plans.check import check_plan

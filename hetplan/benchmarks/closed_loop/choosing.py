@@ -17,9 +17,9 @@ from hetplan.benchmarks.closed_loop.pool import Drawn, form_of, name_of
 from hetplan.benchmarks.closed_loop.values import LoopPlan, LoopPlans
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.priced.break_down import break_down
-from hetplan.cost.priced.draws import straggler_wait
-from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.step_model.break_down import break_down
+from hetplan.cost.step_model.draws import straggler_wait
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import LayerKind, ModelSpec

@@ -40,7 +40,7 @@ from hetplan.benchmarks.closed_loop.values import (
 from hetplan.benchmarks.closed_loop.weight import weighted
 from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.emulation.pace import least_headroom, slow_downs
 from hetplan.emulation.running import emulated
 from hetplan.emulation.tools import require

@@ -30,7 +30,7 @@ from hetplan.benchmarks.closed_loop.values import (
     TrainedPlan,
     Verdict,
 )
-from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.emulation.values import Emulation
 from hetplan.errors import InputError
 from hetplan.job.load import load_job

@@ -20,7 +20,7 @@ from pathlib import Path
 from hetplan.benchmarks.closed_loop.machine_load import load_between, load_now
 from hetplan.benchmarks.closed_loop.values import PASS_SCHEMA, LoopPlan, TrainedPlan
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.network.link_names import LinkScope
+from hetplan.cost.network.segments import LinkScope
 from hetplan.cost.traffic.ledger import ledger
 from hetplan.emulation.counting import pipe_bytes
 from hetplan.emulation.running import end, start

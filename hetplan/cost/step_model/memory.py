@@ -7,9 +7,9 @@ import math
 from hetplan.cost.estimate_values import MemoryUse
 from hetplan.cost.memory.device import device_memory
 from hetplan.cost.memory.values import MemoryLayout
-from hetplan.cost.priced.plan import PlanCosts
-from hetplan.cost.priced.units import Unit
-from hetplan.cost.priced.work import PipelineWork
+from hetplan.cost.step_model.plan import PlanCosts
+from hetplan.cost.step_model.units import Unit
+from hetplan.cost.step_model.work import PipelineWork
 from hetplan.plans.pieces import stage_shards
 from hetplan.plans.plan import Plan
 

@@ -6,7 +6,7 @@ most nodes stands for all. Expert-parallel groups count the same ranks in (exper
 order, etp fastest. Groups of one kind communicate at the same time and share what they share
 (`hetplan.cost.network.group_shares.group_share`), less what hash collisions on equal-cost paths
 cost in the mean (`hetplan.cost.network.hash_collisions`). What groups of other stages leave them is
-said by `hetplan.cost.priced.meeting`.
+said by `hetplan.cost.step_model.contention`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hetplan.cluster.spec import Cluster
 from hetplan.cost.collectives import GroupShape, collective, group_shape
 from hetplan.cost.network.group_shares import group_share
 from hetplan.cost.network.hash_collisions import link_collisions
-from hetplan.cost.network.ring_nics import ring_share
+from hetplan.cost.network.paths import ring_share
 from hetplan.cost.network.segments import crosses_pcie
-from hetplan.cost.priced.crowds import Crowd, crowd_of
+from hetplan.cost.step_model.nic_contention import Crowd, crowd_of
 from hetplan.cost.terms import Term
 from hetplan.errors import InputError
 from hetplan.plans.plan import Replica, expand

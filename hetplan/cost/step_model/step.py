@@ -30,12 +30,12 @@ from hetplan.cost.components.overlap import (
     slowdowns,
 )
 from hetplan.cost.components.step import clips_gradients
-from hetplan.cost.priced.end_of_step import tied_embedding_parts
-from hetplan.cost.priced.norm import norm_parts
-from hetplan.cost.priced.plan import PlanCosts, Reduction
-from hetplan.cost.priced.values import Part, seconds_of_parts
-from hetplan.cost.priced.work import PipelineWork, StageWork
 from hetplan.cost.replay.kernel import Floats
+from hetplan.cost.step_model.end_of_step import tied_embedding_parts
+from hetplan.cost.step_model.norm import norm_parts
+from hetplan.cost.step_model.plan import PlanCosts, Reduction
+from hetplan.cost.step_model.values import Part, seconds_of_parts
+from hetplan.cost.step_model.work import PipelineWork, StageWork
 from hetplan.plans.build import Degrees
 from hetplan.plans.formats import reduction_formats
 from hetplan.plans.plan import Pipeline, Plan

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.cost.priced.groups import ALL_KEPT
-from hetplan.cost.priced.units import Unit
-from hetplan.cost.priced.wires import HopArrays
 from hetplan.cost.replay.kernel import Floats
 from hetplan.cost.replay.step import PipelineTimes, pipeline_ends, step_ends
 from hetplan.cost.replay.times import Exchange
+from hetplan.cost.step_model.groups import ALL_KEPT
+from hetplan.cost.step_model.hops import HopArrays
+from hetplan.cost.step_model.units import Unit
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.plans.plan import Pipeline, Plan

@@ -10,7 +10,7 @@ state (arXiv 1910.02054):
     groups, 2205.00119)   rank's shard
 
 Where gradients (ZeRO-2) or parameters (ZeRO-3) are sharded too, they move in every microbatch: that
-is part of the passes (`hetplan.cost.priced.units`), not of the end. The update is that of the
+is part of the passes (`hetplan.cost.step_model.units`), not of the end. The update is that of the
 parameters whose state a rank keeps; `hetplan.cost.components.step` says what else goes over the
 gradients, and what the part in host memory adds.
 """
@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hetplan.cluster.spec import Cluster, Island, Transport
-from hetplan.cost.collectives.parts import Asking, LinkUse
+from hetplan.cost.collectives.values import Asking, LinkUse
 from hetplan.cost.components.overlap import Overlap, not_overlapped
 from hetplan.cost.components.step import (
     ComponentCost,
@@ -31,9 +31,9 @@ from hetplan.cost.components.step import (
 )
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.memory.values import FLOAT32_BYTES
-from hetplan.cost.priced.asked import asking
-from hetplan.cost.priced.groups import Copies, Group, KnownCollectives
-from hetplan.cost.priced.values import Part, seconds_of_parts
+from hetplan.cost.step_model.error_context import asking
+from hetplan.cost.step_model.groups import Copies, Group, KnownCollectives
+from hetplan.cost.step_model.values import Part, seconds_of_parts
 from hetplan.cost.terms import Term
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec

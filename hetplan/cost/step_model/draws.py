@@ -23,16 +23,16 @@ import numpy as np
 
 from hetplan.cost.components.stragglers import straggler_factors
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.priced.break_down import end_parts
-from hetplan.cost.priced.norm import norm_parts
-from hetplan.cost.priced.plan import PlanCosts
-from hetplan.cost.priced.pricer import StepCost
-from hetplan.cost.priced.step import owned
-from hetplan.cost.priced.units import Unit
-from hetplan.cost.priced.values import Part
-from hetplan.cost.priced.work import PipelineWork, StageWork, sends_wait
 from hetplan.cost.replay.kernel import Floats, ends_of_draws
 from hetplan.cost.replay.step import step_ends
+from hetplan.cost.step_model.break_down import end_parts
+from hetplan.cost.step_model.norm import norm_parts
+from hetplan.cost.step_model.plan import PlanCosts
+from hetplan.cost.step_model.pricer import StepCost
+from hetplan.cost.step_model.step import owned
+from hetplan.cost.step_model.units import Unit
+from hetplan.cost.step_model.values import Part
+from hetplan.cost.step_model.work import PipelineWork, StageWork, sends_wait
 from hetplan.cost.terms import Draws, Source, Term, sources_of
 from hetplan.plans.plan import Plan
 

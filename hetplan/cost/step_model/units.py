@@ -19,8 +19,8 @@ from itertools import accumulate
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.components.overlap import in_buckets, slowdowns
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.priced.end_of_step import EndOfStep
-from hetplan.cost.priced.groups import (
+from hetplan.cost.step_model.end_of_step import EndOfStep
+from hetplan.cost.step_model.groups import (
     ALL_KEPT,
     Copies,
     Kept,
@@ -28,9 +28,9 @@ from hetplan.cost.priced.groups import (
     copies_of,
     groups_of,
 )
-from hetplan.cost.priced.layer_shares import layer_parameters
-from hetplan.cost.priced.layers import LayerPricer
-from hetplan.cost.priced.values import (
+from hetplan.cost.step_model.layer_compute import layer_parameters
+from hetplan.cost.step_model.layers import LayerPricer
+from hetplan.cost.step_model.values import (
     LayerCost,
     Part,
     Shape,
@@ -59,7 +59,7 @@ class Settings:
     """With the plan's target."""
     reduction_precision: Precision
     """In which gradients are summed; a plan of several formats has each with its group
-    (`hetplan.cost.priced.plan`)."""
+    (`hetplan.cost.step_model.plan`)."""
     tied_precision: Precision
     """The same of a tied matrix between first and last stage."""
     predictor: Predictor

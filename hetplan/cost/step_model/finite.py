@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from hetplan.cost.priced.norm import norm_parts
-from hetplan.cost.priced.plan import PlanCosts
-from hetplan.cost.priced.step import tied_parts
-from hetplan.cost.priced.values import Part
-from hetplan.cost.priced.work import PipelineWork, StageWork
+from hetplan.cost.step_model.norm import norm_parts
+from hetplan.cost.step_model.plan import PlanCosts
+from hetplan.cost.step_model.step import tied_parts
+from hetplan.cost.step_model.values import Part
+from hetplan.cost.step_model.work import PipelineWork, StageWork
 from hetplan.errors import InputError
 
 MAX_SECONDS = 1e30

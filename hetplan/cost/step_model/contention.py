@@ -13,7 +13,7 @@ at the kind that they have. What a stage's slowest group then gets, over what th
 this kind leave each other anyway, is the part that it keeps: never more than 1, because max-min
 shares of some can grow when others come.
 
-Sends between stages share wires in the replay (`hetplan.cost.priced.wires`) and are not here.
+Sends between stages share wires in the replay (`hetplan.cost.step_model.hops`) and are not here.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.network.group_shares import ActiveGroup, StepPhase, phase_shares
-from hetplan.cost.network.link_names import TrafficClass
-from hetplan.cost.priced.groups import (
+from hetplan.cost.network.segments import TrafficClass
+from hetplan.cost.step_model.groups import (
     ALL_KEPT,
     Copies,
     Groups,

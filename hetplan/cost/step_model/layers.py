@@ -37,11 +37,9 @@ from hetplan.cost.components.layers import attention_widths, expert_load, produc
 from hetplan.cost.components.overlap import exposed_ring, slowdowns
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.memory.values import FLOAT32_BYTES
-from hetplan.cost.priced.groups import Group, Groups, KnownCollectives
-from hetplan.cost.priced.host_waits import without_waits
-from hetplan.cost.priced.layer_compute import LayerCompute
-from hetplan.cost.priced.layer_shares import kv_width
-from hetplan.cost.priced.values import (
+from hetplan.cost.step_model.groups import Group, Groups, KnownCollectives
+from hetplan.cost.step_model.layer_compute import LayerCompute, kv_width, without_waits
+from hetplan.cost.step_model.values import (
     LayerCost,
     Part,
     Shape,

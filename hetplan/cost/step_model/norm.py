@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from hetplan.cluster.spec import Link
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.priced.plan import PlanCosts
-from hetplan.cost.priced.values import Part
-from hetplan.cost.priced.work import PipelineWork
+from hetplan.cost.step_model.plan import PlanCosts
+from hetplan.cost.step_model.values import Part
+from hetplan.cost.step_model.work import PipelineWork
 from hetplan.cost.terms import Term
 from hetplan.job.spec import Job, Precision
 from hetplan.plans.build import neighbour_link, stage_link

@@ -16,14 +16,14 @@ from hetplan.cost.components.layers import expert_load
 from hetplan.cost.components.step import clips_gradients, data_loading
 from hetplan.cost.components.stragglers import stragglers
 from hetplan.cost.estimate_values import Component, ComponentSeconds
-from hetplan.cost.priced.norm import norm_parts
-from hetplan.cost.priced.plan import PlanCosts
-from hetplan.cost.priced.pricer import StepCost
-from hetplan.cost.priced.step import StageEnd, owned
-from hetplan.cost.priced.values import Part, repeated, seconds_of_parts
-from hetplan.cost.priced.work import PipelineWork, StageWork, sends_wait
 from hetplan.cost.replay.kernel import Floats
 from hetplan.cost.replay.step import step_ends, without_transfers
+from hetplan.cost.step_model.norm import norm_parts
+from hetplan.cost.step_model.plan import PlanCosts
+from hetplan.cost.step_model.pricer import StepCost
+from hetplan.cost.step_model.step import StageEnd, owned
+from hetplan.cost.step_model.values import Part, repeated, seconds_of_parts
+from hetplan.cost.step_model.work import PipelineWork, StageWork, sends_wait
 from hetplan.model.layers import Experts
 from hetplan.plans.plan import Plan
 

@@ -1,12 +1,12 @@
 """The times of a plan's stages and hops, and of its reductions, as far as plans share them.
 
 Everything that does not depend on where the layers are cut is made once and kept: units per
-placement and recomputation (`hetplan.cost.priced.units`), hops per pair of stages, reduction
+placement and recomputation (`hetplan.cost.step_model.units`), hops per pair of stages, reduction
 groups per set of members. What is left per plan is adding up and the replay
-(`hetplan.cost.priced.work`).
+(`hetplan.cost.step_model.work`).
 
-Which hops share a wire: `hetplan.cost.priced.wires`; what groups of different stages leave each
-other: `hetplan.cost.priced.meeting`, once per placement of all stages.
+Which hops share a wire: `hetplan.cost.step_model.hops`; what groups of different stages leave each
+other: `hetplan.cost.step_model.contention`, once per placement of all stages.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 
 from hetplan.cost.components.overlap import beside, send_slowdowns
 from hetplan.cost.estimate_values import MemoryUse
-from hetplan.cost.priced.end_of_step import EndOfStep
-from hetplan.cost.priced.groups import Holders, copies_of
-from hetplan.cost.priced.hops import Hop, hop_between
-from hetplan.cost.priced.meeting import Party, kept_by_reductions, kept_by_stages
-from hetplan.cost.priced.units import Settings, Unit, make_unit
-from hetplan.cost.priced.values import Part
-from hetplan.cost.priced.wires import HopArrays, hop_arrays
-from hetplan.cost.priced.work import PipelineWork, StageWork, exchange_of
+from hetplan.cost.step_model.contention import Party, kept_by_reductions, kept_by_stages
+from hetplan.cost.step_model.end_of_step import EndOfStep
+from hetplan.cost.step_model.groups import Holders, copies_of
+from hetplan.cost.step_model.hops import Hop, HopArrays, hop_arrays, hop_between
+from hetplan.cost.step_model.units import Settings, Unit, make_unit
+from hetplan.cost.step_model.values import Part
+from hetplan.cost.step_model.work import PipelineWork, StageWork, exchange_of
 from hetplan.job.spec import Precision
 from hetplan.model.layers import Experts
 from hetplan.plans.plan import (

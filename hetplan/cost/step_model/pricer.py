@@ -17,13 +17,13 @@ from functools import cached_property
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate_values import MemoryUse
-from hetplan.cost.priced.finite import check_finite, longest_part
-from hetplan.cost.priced.memory import stages_memory
-from hetplan.cost.priced.plan import PlanCosts
-from hetplan.cost.priced.step import Composed, compose
-from hetplan.cost.priced.units import settings_of
-from hetplan.cost.priced.work import PipelineWork, replayed_ends
 from hetplan.cost.replay.kernel import Floats
+from hetplan.cost.step_model.finite import check_finite, longest_part
+from hetplan.cost.step_model.memory import stages_memory
+from hetplan.cost.step_model.plan import PlanCosts
+from hetplan.cost.step_model.step import Composed, compose
+from hetplan.cost.step_model.units import settings_of
+from hetplan.cost.step_model.work import PipelineWork, replayed_ends
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
