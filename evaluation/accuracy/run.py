@@ -13,24 +13,74 @@ from pathlib import Path
 
 from evaluation.accuracy.calibration import (
     CalibratedOn,
+    NotPredicted,
+    PredictedRun,
+    ReadingErrors,
     RunInterval,
     eight_rows,
+    other_readings,
+    predict_rows,
     run_intervals,
     tails_of,
 )
-from evaluation.accuracy.fitting import Fitted, fitted
-from evaluation.accuracy.heldout_data import read_judged_unit
-from evaluation.accuracy.left_out import (
-    UnitErrors,
-    UnitJudgement,
-    left_out,
-    other_folder,
-)
-from evaluation.accuracy.peers import PeerFigure, peers_of
-from evaluation.accuracy.predict_run import NotPredicted, PredictedRun, predict_rows
-from evaluation.accuracy.readings import ReadingErrors, other_readings
+from evaluation.accuracy.left_out import UnitErrors, UnitReport, left_out, other_folder
 from evaluation.accuracy.rows import read_runs
-from evaluation.accuracy.scores import Errors, errors_of
+from evaluation.accuracy.scores import Errors, PeerFigure, errors_of, peers_of
+from evaluation.accuracy.unit_data import read_judged_unit
+from hetplan.cluster.devices import DeviceKind
+from hetplan.job.spec import Precision
+from hetplan.predict.fit import FittedPredictor, fit_populations
+from hetplan.profiling.samples import LayerSample, OperatorSample, ProfileSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """A predictor and what it knows."""
+
+    predictor: FittedPredictor
+    populations: tuple[ProfileSet, ...]
+    notes: tuple[str, ...]
+    """Measurements that were not used, by reason."""
+
+    def lent(self, device: DeviceKind, precision: Precision) -> str:
+        """Whose laws of operators stand in for a kind that has no sample of its own; else empty."""
+        key = device.kind, precision.value
+        if any(_count(one.layers, *key) or _count(one.operators, *key) for one in self.populations):
+            return ""
+        found = self.predictor.lent(device, precision)
+        return "" if found is None else found.lenders
+
+    def what(self, device: str, precision: str) -> str:
+        """In a few words, what is known of a device kind in one number format."""
+        layers = operators = links = 0
+        for each in self.populations:
+            layers += _count(each.layers, device, precision)
+            operators += _count(each.operators, device, precision)
+            links += sum(sample.link.startswith(f"{device} ") for sample in each.links)
+        counted = ((operators, "operators"), (layers, "layers"), (links, "collectives"))
+        words = ", ".join(f"{count} {name}" for count, name in counted if count)
+        return f"{device} {precision}: {words or 'nothing'}"
+
+
+def _count(
+    samples: Sequence[LayerSample] | Sequence[OperatorSample], device: str, precision: str
+) -> int:
+    return sum(each.device == device and each.precision == precision for each in samples)
+
+
+def fit_folder(folder: Path | None) -> Fitted:
+    """Fitted on `unit/` and `sailor/` of a folder; on nothing where there is none of them."""
+    if folder is None:
+        nothing = FittedPredictor.datasheet_only()
+        return Fitted(predictor=nothing, populations=(), notes=())
+    from evaluation.accuracy.unit_data import read_unit
+
+    unit = read_unit(folder)
+    return Fitted(
+        predictor=fit_populations(unit.populations),
+        populations=unit.populations,
+        notes=unit.notes,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +178,10 @@ class AccuracyBench:
 def accuracy(fit: Path | None, judge: Path | None, *, readings: bool = False) -> AccuracyBench:
     """Fitted on the unit data of one folder, judged on the runs of another, or of the same.
 
-    None: no such folder, so nothing is fitted, or nothing judged. `readings`: the runs are also
+    None: no such folder, so nothing is fit_folder, or nothing judged. `readings`: the runs are also
     predicted under other readings of their clusters, which takes as long again for each.
     """
-    base = fitted(fit)
+    base = fit_folder(fit)
     if judge is None:
         return AccuracyBench(
             data_sets=(),
@@ -158,7 +208,7 @@ def accuracy(fit: Path | None, judge: Path | None, *, readings: bool = False) ->
         rows=tuple(_row(*each) for each in zip(done, intervals, strict=True)),
         calibrated=eight_rows(done, base.predictor),
         tails=tails_of(known),
-        unit=unit.rows,
+        unit=tuple(unit.rows),
         skipped=_skipped(left),
         faults=tuple(str(fault) for fault in runs.faults),
         notes=(*base.notes, *unit.notes),
@@ -171,13 +221,14 @@ def _same(fit: Path | None, judge: Path) -> bool:
     return fit is not None and judge.resolve() == fit.resolve()
 
 
-def _unit(base: Fitted, fit: Path | None, judge: Path) -> UnitJudgement:
-    """The fitted folder's own unit data left out in turn; another one's as they are."""
+def _unit(base: Fitted, fit: Path | None, judge: Path) -> UnitReport:
+    """The fit_folder folder's own unit data left out in turn; another one's as they are."""
     if _same(fit, judge):
         return left_out(base.populations, base.predictor)
     read = read_judged_unit(judge)
-    found = other_folder(read.populations, base.predictor)
-    return UnitJudgement(rows=found.rows, notes=(*read.notes, *found.notes))
+    report = other_folder(read.populations, base.predictor)
+    report.notes = {**dict.fromkeys(read.notes), **report.notes}
+    return report
 
 
 _NO_READINGS = "other readings of clusters: give --readings, which predicts every run again"

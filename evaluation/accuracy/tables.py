@@ -9,9 +9,8 @@ from typing import Any
 from rich.table import Table
 
 from evaluation.accuracy.left_out import ALL_OPERATORS, COLLECTIVES
-from evaluation.accuracy.peers import PeerFigure
 from evaluation.accuracy.run import AccuracyBench, DataSetErrors, PredictedRow
-from evaluation.accuracy.scores import Errors
+from evaluation.accuracy.scores import Errors, PeerFigure
 from evaluation.output import save_drawing, table_of
 from hetplan.errors import InputError
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
-from evaluation.closed_loop.files import LoopFiles
+from evaluation.closed_loop.values import LoopFiles
 from hetplan.cluster.spec import Cluster
 from hetplan.emulation.running import end, exit_status, start
 from hetplan.emulation.values import HERE, Emulation

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evaluation.closed_loop.pool import FORMS
+from evaluation.closed_loop.plans import FORMS
 from evaluation.closed_loop.values import ClosedLoop, LoopPass
 from evaluation.output import save_drawing, table_of
 

@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evaluation.closed_loop.machine_load import load_between, load_now
-from evaluation.closed_loop.values import PASS_SCHEMA, LoopPlan, TrainedPlan
+from evaluation.closed_loop.cgroup import load_between, load_now
+from evaluation.closed_loop.measuring import Say
+from evaluation.closed_loop.values import PASS_SCHEMA, LoopFiles, LoopPlan, LoopSpec, TrainedPlan
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.network.link_names import LinkScope
 from hetplan.cost.traffic.ledger import ledger
@@ -33,7 +34,7 @@ from hetplan.job.spec import Job
 from hetplan.launchers.in_turn import ITEM_SCHEMA, REPORT_SCHEMA, Item, TurnFolder
 from hetplan.launchers.run_folder import START_SECONDS
 from hetplan.model.spec import ModelSpec
-from hetplan.profiling.pacing import Pace
+from hetplan.profiling.pacing import Pace, load_pace
 from hetplan.runtime.measured import TrainingReport
 from hetplan.runtime.placement import place_ranks
 from hetplan.runtime.summing import sums_of
@@ -163,7 +164,7 @@ def ledger_long_bytes(plan: LoopPlan, model: ModelSpec, cluster: Cluster, job: J
 
 
 @contextmanager
-def in_turn(emulation: Emulation, cluster: Cluster) -> Iterator[Turns]:
+def training_turns(emulation: Emulation, cluster: Cluster) -> Iterator[Turns]:
     """The processes on all hosts, for as long as the block runs.
 
     Their folder is inside the emulation's, which the guard removes when this process is killed.
@@ -204,3 +205,68 @@ def keep_trained(path: Path, trained: TrainedPlan) -> None:
     """Write what a training measured."""
     path.parent.mkdir(exist_ok=True)
     write_atomically(path, encode(trained, schema=PASS_SCHEMA))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the loop trains, read once."""
+
+    files: LoopFiles
+    spec: LoopSpec
+    model: ModelSpec
+    cluster: Cluster
+    job: Job
+    say: Say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToTrain:
+    """One training."""
+
+    name: str
+    """Of its file."""
+    plan: LoopPlan
+    job: Job
+
+
+def train_missing(
+    asked: Asked,
+    emulation: Emulation,
+    kind: str,
+    where: str,
+    order: Sequence[ToTrain],
+    *,
+    warmup_steps: int,
+    steps: int,
+) -> list[TrainedPlan]:
+    """What each training measured at the pace of `kind`; those done before are read.
+
+    `where` names their folder.
+    """
+    files = asked.files
+    have = {each.name: read_trained(files.trained(where, each.name)) for each in order}
+    missing = [each for each in order if have[each.name] is None]
+    if missing:
+        pace = load_pace(files.pace(kind))
+        with training_turns(emulation, asked.cluster) as turns:
+            for at, each in enumerate(missing, start=1):
+                done = turns.train(
+                    asked.model,
+                    each.job,
+                    each.plan,
+                    pace,
+                    warmup_steps=warmup_steps,
+                    steps=steps,
+                )
+                keep_trained(files.trained(where, each.name), done)
+                have[each.name] = done
+                asked.say(f"{where} {at}/{len(missing)}: {told(done)}")
+    return [one for each in order if (one := have[each.name]) is not None]
+
+
+def told(done: TrainedPlan) -> str:
+    """One line of progress."""
+    return (
+        f"{done.name}: predicted {done.predicted_seconds:.3f} s, measured "
+        f"{done.measured_seconds:.3f} s ({done.error:+.1%}), overrun {done.overrun:.0%}"
+    )

@@ -16,13 +16,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from evaluation.cost.bounds import BoundRow, bound_rows
-from evaluation.cost.collective_laws import LawRow
-from evaluation.cost.collectives import CollectiveRow, collective_law_rows, collective_rows
-from evaluation.cost.long_link_models import LeftOutErrors
-from evaluation.cost.long_links import long_link_errors
+from evaluation.cost.collectives import (
+    CollectiveErrors,
+    LawRow,
+    collective_law_rows,
+    collective_rows,
+)
+from evaluation.cost.long_links import LeftOutErrors, long_link_errors
 from evaluation.cost.memory import MemoryErrors, memory_accuracy
-from evaluation.cost.replay import AnomalyRow, ReplayTiming, anomalies, replay_timings
+from evaluation.cost.replay import (
+    AnomalyRow,
+    BoundRow,
+    ReplayTiming,
+    anomalies,
+    bound_rows,
+    replay_timings,
+)
 from hetplan.cluster.load import load_cluster
 from hetplan.cost.estimate import estimate_with
 from hetplan.cost.priced.pricer import Pricer
@@ -63,7 +72,7 @@ class CostBench:
     """With sends that wait for their receivers."""
     anomalies: tuple[AnomalyRow, ...]
     memory: tuple[MemoryErrors, ...]
-    collectives: tuple[CollectiveRow, ...]
+    collectives: tuple[CollectiveErrors, ...]
     collective_laws: tuple[LawRow, ...] = ()
     """The laws of links without samples, parts of their data left out in turn."""
     long_links: tuple[LeftOutErrors, ...]
@@ -75,7 +84,7 @@ def cost_bench(reference: Path | None, *, cases: int = 1000) -> CostBench:
     """All of it; without reference data its tables are empty and named in `missing`."""
     missing: list[str] = []
     memory: tuple[MemoryErrors, ...] = ()
-    collectives: tuple[CollectiveRow, ...] = ()
+    collectives: tuple[CollectiveErrors, ...] = ()
     laws: tuple[LawRow, ...] = ()
     long_links: tuple[LeftOutErrors, ...] = ()
     if reference is None:

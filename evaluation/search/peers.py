@@ -1,7 +1,7 @@
 """How do the search's plans compare with those of other planners, by Sailor's simulator?
 
 Every case is planned in four ways (`CHOSEN_BY`); each way's plan is placed, checked, written in
-Sailor's form (`evaluation.search.sailor_form`), read back and scored; every peer plan is scored
+Sailor's form (`evaluation.search.sailor`), read back and scored; every peer plan is scored
 beside it by the same formula and compared with what the file of cases says of it. CPU seconds of
 hetplan hold reading Sailor's files and whatever led to its best plan, with imports done and kernels
 compiled; those of a peer its construction and search as the file of cases has them.
@@ -15,15 +15,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from evaluation.search.case_inputs import case_inputs
-from evaluation.search.cases import USUAL_FILE, Case, PeerPlan, check_cases, read_cases
-from evaluation.search.own_search import own_search
-from evaluation.search.row_plans import row_chosen, row_inputs
-from evaluation.search.rows import Row, Rows
-from evaluation.search.sailor_cost import SailorPlan, read_plan, score
-from evaluation.search.sailor_files import SailorFiles, read_sailor
-from evaluation.search.sailor_form import sailor_text
-from evaluation.search.sailor_search import sailor_search
+from evaluation.search.cases import USUAL_FILE, Case, PeerPlan, case_inputs, read_cases
+from evaluation.search.rows import Row, Rows, row_chosen, row_inputs
+from evaluation.search.sailor import (
+    SailorFiles,
+    SailorPlan,
+    read_plan,
+    read_sailor,
+    sailor_text,
+    score,
+)
+from evaluation.search.sailor_search import own_search, sailor_search
 from evaluation.search.sailor_tables import Tables
 from evaluation.search.scaling import ScalingRow, instances_of, scaling
 from hetplan.errors import HetplanError, InfeasibleError, InputError
@@ -34,7 +36,7 @@ from hetplan.search.result import Inputs
 
 CHOSEN_BY = (
     "own: hetplan's search under its own cost of Sailor's profiles. chosen: Sailor's formula "
-    "(evaluation.search.sailor_cost) chooses among that search's candidates. searched: "
+    "(evaluation.search.sailor) chooses among that search's candidates. searched: "
     "hetplan's families, local search and proofs with Sailor's formula as the cost. rows: rows of "
     "stages laid out for this comparison and cut by Sailor's formula, where they are faster than "
     "what was searched; D may leave the last microbatch not full, as in Sailor's own plans"
@@ -335,15 +337,15 @@ def _peer(peer: PeerPlan, case: Case, files: SailorFiles) -> PeerRow:
         rebuilt = score(peer.plan, files, case.global_batch_size).step_seconds
     except InputError as error:
         note = str(error)
-    if rebuilt is not None and abs(rebuilt / peer.said_seconds - 1.0) > _AGREES:
+    if rebuilt is not None and abs(rebuilt / peer.stated_seconds - 1.0) > _AGREES:
         note = (
             "one of several pipelines, of which the file holds the first"
-            if rebuilt > peer.said_seconds
+            if rebuilt > peer.stated_seconds
             else "the rebuilt formula does not agree"
         )
     return PeerRow(
         planner=peer.planner,
-        step_seconds=peer.said_seconds,
+        step_seconds=peer.stated_seconds,
         rebuilt_seconds=rebuilt,
         cpu_seconds=peer.cpu_seconds,
         note=note,
@@ -386,7 +388,6 @@ def search_bench(
         missing.append("peer cases: no reference folder found; give --reference DIR")
     else:
         asked = read_cases(reference / USUAL_FILE if cases is None else cases)
-        check_cases(asked)
         peers = compare(asked, reference)
     rows: tuple[ScalingRow, ...] = ()
     if sizes is None or sizes:

@@ -4,7 +4,7 @@ For rows of stages that are cut many times (`evaluation.search.rows`): of a set 
 (room, tp) that share a stage, `ticks[a, e]` are the forward and backward seconds of one microbatch
 over layers a to e - 1 on the slowest class, infinite where a class has no memory for it with so
 many microbatches in flight; `reductions[a, e]` the seconds of the stage's reduction. The formula is
-that of `evaluation.search.sailor_cost`, which scores whatever is chosen.
+that of `evaluation.search.sailor`, which scores whatever is chosen.
 """
 
 from __future__ import annotations
@@ -15,17 +15,86 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
+from numba import njit
 
 from evaluation.search.cases import SailorRoom
-from evaluation.search.sailor_cost import (
+from evaluation.search.sailor import (
     BUCKET_BYTES,
     BYTES_PER_PARAMETER,
     FLOAT_BYTES,
     MEMORY_BYTES,
+    Fit,
+    LayerSizes,
+    SailorFiles,
 )
-from evaluation.search.sailor_files import Fit, LayerSizes, SailorFiles
-from hetplan.cost.arrays import Floats
+from hetplan.cost.arrays import Floats, Ints
 from hetplan.errors import InputError
+
+
+@njit(cache=True)
+def _step(ticks: Floats, reductions: Floats, count: int, ends: Ints) -> float:
+    longest = total = reduced = 0.0
+    first = 0
+    for s in range(len(ends)):
+        if ends[s] <= first:
+            return np.inf
+        tick = ticks[s, first, ends[s]]
+        longest = max(longest, tick)
+        total += tick
+        reduced = max(reduced, reductions[s, first, ends[s]])
+        first = ends[s]
+    return (count - 1) * longest + total + reduced
+
+
+@njit(cache=True)
+def _cut(ticks: Floats, limit: float, ends: Ints) -> float:
+    """The least max_s c_s (limit inf), or the cut of least sum with no c_s above the limit."""
+    stages, layers = ticks.shape[0], ticks.shape[1] - 1
+    by_sum = limit < np.inf
+    best = np.full((stages + 1, layers + 1), np.inf)
+    came = np.zeros((stages + 1, layers + 1), dtype=np.int64)
+    best[0, 0] = 0.0
+    for s in range(stages):
+        for e in range(s + 1, layers - (stages - 1 - s) + 1):
+            for a in range(s, e):
+                tick = ticks[s, a, e]
+                if tick > limit or best[s, a] == np.inf:
+                    continue
+                value = best[s, a] + tick if by_sum else max(best[s, a], tick)
+                if value < best[s + 1, e]:
+                    best[s + 1, e] = value
+                    came[s + 1, e] = a
+    found = best[stages, layers]
+    if found < np.inf:
+        e = layers
+        for s in range(stages - 1, -1, -1):
+            ends[s] = e
+            e = came[s + 1, e]
+    return float(found)
+
+
+@njit(cache=True)
+def cut(ticks: Floats, reductions: Floats, count: int, ends: Ints) -> float:
+    """Fills `ends` (the layer after each stage's last); the step, infinite where none fits."""
+    longest = _cut(ticks, np.inf, ends)
+    if longest == np.inf:
+        return np.inf
+    _cut(ticks, longest * (1 + 1e-12), ends)
+    best = _step(ticks, reductions, count, ends)
+    moved = True
+    while moved:
+        moved = False
+        for s in range(len(ends) - 1):
+            for by in (-2, -1, 1, 2):
+                ends[s] += by
+                step = _step(ticks, reductions, count, ends)
+                if step < best:
+                    best = step
+                    moved = True
+                else:
+                    ends[s] -= by
+    return best
+
 
 _GIB = dict(MEMORY_BYTES)
 _RING_BYTES = 16e6

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from accuracy_unit_tables import (
+from evaluation_tables import (
     COLLECTIVE_HEADER,
     EFFICIENCY_HEADER,
     LAYER_HEADER,
@@ -18,10 +18,9 @@ from accuracy_unit_tables import (
     write_table,
 )
 
-from evaluation.accuracy import unit
-from evaluation.accuracy.unit import UnitData, read_unit
+from evaluation.accuracy import unit_links
+from evaluation.accuracy.unit_data import UnitData, read_unit
 from hetplan.errors import InputError
-from hetplan.model.operators import OperatorClass
 from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample
 from hetplan.profiling.samples_csv import row
 
@@ -58,11 +57,6 @@ def test_an_empty_folder_is_notes_and_no_error(tmp_path: Path) -> None:
     assert found.populations == ()
     for name in ("layer_times.csv", "gemm_efficiency.csv", "collectives.csv", "layer_profiles"):
         assert has_note(found, name, "is not there")
-
-
-def test_no_folder_at_all_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there is no such folder"):
-        read_unit(tmp_path / "nowhere")
 
 
 def test_operators_of_a_layer_have_their_shapes(tmp_path: Path) -> None:
@@ -161,18 +155,6 @@ def test_a_wrong_row_is_an_error_with_its_line(tmp_path: Path, wrong: str, expec
     assert caught.value.faults[0].file.endswith("layer_times.csv")
 
 
-def test_another_table_under_the_name_is_refused(tmp_path: Path) -> None:
-    write_table(tmp_path, "layer_times.csv", "a,b", "1,2")
-    with pytest.raises(InputError, match="no table of measurements that is known"):
-        read_unit(tmp_path)
-
-
-def test_a_device_that_the_catalogue_lacks_keeps_its_name(tmp_path: Path) -> None:
-    found = of_rows(tmp_path, layer_row("enc-MLP-gelu", 9, 8, gpu="X-9000"))
-    assert {each.device for each in operators(found)} == {"X-9000"}
-    assert has_note(found, "X-9000 is no kind of the catalogue")
-
-
 def test_efficiencies_become_times_at_the_rate_of_their_row(tmp_path: Path) -> None:
     shape = '"b=1, m=64, k=32, n=16, layout=NT, accumulate=True, out_dtype=fp32"'
     write_table(
@@ -190,21 +172,6 @@ def test_efficiencies_become_times_at_the_rate_of_their_row(tmp_path: Path) -> N
     assert sample.median_seconds == pytest.approx(2 * 64 * 32 * 16 / (0.5 * 2250e12))
     assert has_note(found, "1 row not used", "an efficiency of 0")
     assert has_note(found, "1 row not used", "fp8_matmul")
-
-
-@pytest.mark.parametrize(
-    ("cell", "words"),
-    [
-        ("many", r"csv:2: peak_tflops: found 'many'"),
-        ("", r"csv:2: peak_tflops: this cell is empty"),
-    ],
-)
-def test_an_efficiency_without_a_rate_is_an_error(tmp_path: Path, cell: str, words: str) -> None:
-    shape = '"b=1, m=64, k=32, n=16, layout=TN"'
-    line = f"SimuMax x,a100_pcie,matmul,{cell},0.5,{shape},0.5"
-    write_table(tmp_path, "gemm_efficiency.csv", EFFICIENCY_HEADER, line)
-    with pytest.raises(InputError, match=words):
-        read_unit(tmp_path)
 
 
 def test_collectives_of_every_source_and_their_traps(tmp_path: Path) -> None:
@@ -240,24 +207,24 @@ def test_collectives_of_every_source_and_their_traps(tmp_path: Path) -> None:
         (each.link, each.operation, each.group_size, each.nodes, each.message_bytes): each
         for each in links(found)
     }
-    assert rows[unit.VTRAIN_A100_NODE, "all_reduce", 8, 1, 1048576].median_seconds == 92.15e-6
-    node = unit.node_link(A100)
+    assert rows[unit_links.VTRAIN_A100_NODE, "all_reduce", 8, 1, 1048576].median_seconds == 92.15e-6
+    node = unit_links.node_link(A100)
     gathered = [each for each in links(found) if each.operation == "all_gather"]
     assert sorted(each.median_seconds for each in gathered) == pytest.approx([50e-6, 55e-6])
     # The table has what each rank gives; a message is what all have in the end.
     assert {each.message_bytes for each in gathered} == {4 * 1000}
     assert has_note(found, "1 row not used", "the same measurement under another model")
     assert rows[node, "send_recv", 2, 1, 1048576].median_seconds == pytest.approx(1048576 / 10e9)
-    between = rows[unit.SAILOR_A100_NODES, "send_recv", 2, 2, 1048576]
+    between = rows[unit_links.SAILOR_A100_NODES, "send_recv", 2, 2, 1048576]
     assert between.median_seconds == pytest.approx(1048576 / 2e9)
     assert has_note(found, "fitted polynomial")
     middle = 64 << 20
-    crossing = rows[unit.GALVATRON_NODES, "all_reduce", 4, 2, middle]
+    crossing = rows[unit_links.GALVATRON_NODES, "all_reduce", 4, 2, middle]
     assert crossing.median_seconds == pytest.approx(1.5 * middle / 16.22e9)
-    assert (unit.GALVATRON_NODES, "all_reduce", 16, 2, middle) in rows
+    assert (unit_links.GALVATRON_NODES, "all_reduce", 16, 2, middle) in rows
     # Four consecutive ranks of eight to a node never leave it.
-    assert (unit.GALVATRON_NODE, "all_reduce", 4, 1, middle) in rows
-    assert (unit.GALVATRON_NODE, "all_to_all", 8, 1, 1048576) in rows
+    assert (unit_links.GALVATRON_NODE, "all_reduce", 4, 1, middle) in rows
+    assert (unit_links.GALVATRON_NODE, "all_to_all", 8, 1, 1048576) in rows
     for reason in (
         "1e12 us",
         "1e9 us",
@@ -314,38 +281,11 @@ def test_float32_itself_is_left_out_beside_tf32(tmp_path: Path) -> None:
     assert has_note(found, "opt-350-again", "float32 itself")
 
 
-def test_unusable_and_unknown_models_are_named(tmp_path: Path) -> None:
-    write_profile(tmp_path, "LLAMA-3-8", "A100-40", {(1, 1): (0.0004, 0.001, 0.004)})
-    write_profile(tmp_path, "PaLM", "A100-40", {(1, 1): (0.0004, 0.001, 0.004)})
-    found = read_unit(tmp_path)
-    assert not found.populations
-    assert has_note(found, "LLAMA-3-8 on A100-40 is not read", "unusable")
-    assert has_note(found, "PaLM on A100-40 is not read", "shape of the model is not known")
-
-
 def test_warm_up_is_named(tmp_path: Path) -> None:
     times = {(1, 1): (0.0004, 0.003, 0.004), (2, 1): (0.0004, 0.002, 0.004)}
     write_profile(tmp_path, "OPT-350", "A100-40", times)
     found = read_unit(tmp_path)
     assert has_note(found, "longer at microbatch 1 than at 2", "transformer forward tp 1")
-
-
-def test_the_order_of_rows_does_not_matter(tmp_path: Path) -> None:
-    rows = [
-        layer_row(op, 10 * at + 5, 10 * at + 7, mbs=size)
-        for at, op in enumerate(("enc-MLP-gelu", "enc-1st-layernorm", "gpt-post-process"))
-        for size in (1, 2)
-    ]
-    one = of_rows(tmp_path, *rows)
-    other = of_rows(tmp_path, *reversed(rows))
-    assert set(operators(one)) == set(operators(other))
-    assert sorted(one.notes) == sorted(other.notes)
-
-
-def test_a_row_without_a_time_is_counted(tmp_path: Path) -> None:
-    found = of_rows(tmp_path, layer_row("layernum[2]", 9, "", mbs=""))
-    assert not operators(found)
-    assert has_note(found, "1 row not used", "no microbatch size")
 
 
 TABLES = (
@@ -369,7 +309,7 @@ def test_damage_is_an_error_that_names_the_file_or_changes_samples(
 ) -> None:
     source = random.Random(name)
     whole = f"{columns}\n{line}\n{line}\n"
-    for _ in range(300):
+    for _ in range(60):
         letters = list(whole)
         for _ in range(source.randint(1, 3)):
             letters[source.randrange(len(letters))] = source.choice('0189eE+-.,"=\n xNT\u00e9')
@@ -386,8 +326,3 @@ def test_damage_is_an_error_that_names_the_file_or_changes_samples(
             sample = row(each)
             assert "nan" not in sample
             assert "inf" not in sample
-
-
-def test_every_operator_word_is_a_class(tmp_path: Path) -> None:
-    found = of_rows(tmp_path, layer_row("enc-MLP-gelu", 9, 8))
-    assert all(each.operator in tuple(OperatorClass) for each in operators(found))

@@ -35,7 +35,7 @@ pytestmark = [
 def start(out: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         (
-            *(sys.executable, "-m", "hetplan", "bench", "closed-loop", "--short", "--json"),
+            *(sys.executable, "-m", "evaluation", "closed-loop", "--short", "--json"),
             *("--out", str(out)),
         ),
         stdout=subprocess.PIPE,

@@ -9,11 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluation.closed_loop.asked import Asked
 from evaluation.closed_loop.choosing import price_pool
-from evaluation.closed_loop.files import LoopFiles
-from evaluation.closed_loop.pool import at_most, draw_pool
-from evaluation.closed_loop.together import (
+from evaluation.closed_loop.loop import (
     ANY_FORM,
     MAX_MICROBATCHES,
     ONE_PIPELINE,
@@ -24,7 +21,9 @@ from evaluation.closed_loop.together import (
     shares_of,
     tokens,
 )
-from evaluation.closed_loop.values import LoopSpec, TrainedPlan, Verdict
+from evaluation.closed_loop.plans import at_most, draw_pool
+from evaluation.closed_loop.training import Asked
+from evaluation.closed_loop.values import LoopFiles, LoopSpec, TrainedPlan, Verdict
 from hetplan.cluster.load import load_cluster
 from hetplan.cost.priced.pricer import Pricer
 from hetplan.errors import InputError
@@ -98,14 +97,6 @@ def test_a_batch_is_dealt_out_whole(batch: int, weights: list[float]) -> None:
     assert samples * sum(shares) == batch
     assert min(shares) >= 1
     assert max(shares) <= MAX_MICROBATCHES
-
-
-def test_microbatches_are_as_small_as_the_limit_allows() -> None:
-    assert shares_of(576, [1.0] * 4) == (3, [48] * 4)
-    assert shares_of(576, [3.0, 3.0, 2.0, 1.0]) == (3, [64, 64, 43, 21])
-    assert shares_of(8, [1.0] * 4) == (1, [2] * 4)
-    with pytest.raises(InputError, match="cannot be dealt out to 4 pipelines"):
-        shares_of(3, [1.0] * 4)
 
 
 def trained(seconds: float, overruns: int = 0) -> TrainedPlan:

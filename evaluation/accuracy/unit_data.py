@@ -1,29 +1,71 @@
-"""The unit data of a folder that is judged and not fitted: whatever of it can be read.
+"""The unit data of a folder of reference data as populations that a fit takes.
 
-A folder of somebody else's measurements has files of other names, rows of unknown makes and broken
-cells. Every table of `unit/*.csv` is known by its header and read by the same reader as the fitted
-ones (`evaluation.accuracy.unit`); a row that the reader refuses is left out and noted.
-Whole layers of a table (operator `layer`) are taken where they have no communication in them
-(tp = 1), because such a folder need not have the profiles that they come from.
+    unit/layer_times.csv       operators: Aceso's profiler on six devices (unit_operators)
+    unit/gemm_efficiency.csv   operators: SimuMax's products and attention (unit_operators)
+    unit/collectives.csv       links: collectives by size, ranks and nodes (unit_links)
+    sailor/layer_profiles      whole layers, float32 (unit_layers)
+
+Nothing is invented: a row that its source or the folder's README marks as wrong is not used and is
+counted in the notes under its reason. A file that is not there is a note, a file that is damaged an
+error: so any other folder in the same forms can be read.
+
+A folder that is judged and not fitted has files of other names, rows of unknown makes and broken
+cells. There every table of `unit/*.csv` is known by its header; a row that its reader refuses is
+left out and noted. Whole layers of a table (operator `layer`) are taken where they have no
+communication in them (tp = 1), because such a folder need not have the profiles that they come
+from.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from evaluation.accuracy.rows import csv_files
-from evaluation.accuracy.unit import UnitData, read_unit
 from evaluation.accuracy.unit_layers import FOLDER as PROFILES
-from evaluation.accuracy.unit_layers import UNUSABLE
-from evaluation.accuracy.unit_notes import Notes, provenance
+from evaluation.accuracy.unit_layers import UNUSABLE, read_layers
+from evaluation.accuracy.unit_links import (
+    read_collectives,
+)
+from evaluation.accuracy.unit_operators import Notes, population, read_operators, read_products
 from hetplan.errors import InputError
 from hetplan.lint.known import known_model, precision_of
 from hetplan.lint.rows import LayerRow
 from hetplan.lint.tables import read_table, table_kind
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.profiling.samples import LayerSample, Phase, ProfileSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitData:
+    """Everything that a folder's unit data say of single operators, layers and links."""
+
+    populations: tuple[ProfileSet, ...]
+    """Each with one provenance; of two of one device and precision the first is the better one."""
+    notes: tuple[str, ...]
+    """Rows that are not used, counted by reason, and what a reader of the others must know."""
+
+
+def read_unit(folder: Path) -> UnitData:
+    """The populations of a reference folder; an InputError with file and line for wrong rows.
+
+    `folder` holds `unit/` and `sailor/`; what of them is missing is noted.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder}: there is no such folder; name a folder of reference data")
+    notes = Notes()
+    collectives = read_collectives(folder, notes)
+    links = [sample for population in collectives for sample in population.links]
+    populations = (
+        *read_operators(folder, notes),
+        *read_products(folder, notes),
+        *collectives,
+        *read_layers(folder, notes, links),
+    )
+    return UnitData(populations=populations, notes=notes.lines())
+
 
 UNIT_FOLDER = "unit"
 _NAMES = {
@@ -123,12 +165,8 @@ def _whole_layers(real: str, text: str, notes: dict[str, None]) -> Iterator[Prof
             by_device.setdefault(row.device, []).extend(found)
     for label, samples in by_device.items():
         words = "whole layers at tp 1, times as they stand in the table"
-        yield ProfileSet(
-            layers=tuple(samples),
-            links=(),
-            provenance=(
-                provenance(own.kind(label), label, tool=_LAYERS_TOOL, file=real, words=words),
-            ),
+        yield population(
+            own.kind(label), label, tool=_LAYERS_TOOL, file=real, words=words, layers=samples
         )
 
 

@@ -36,10 +36,6 @@ def test_figures_of_three_rows_by_hand() -> None:
     assert errors.median_width == pytest.approx(1.2 - 1 / 1.2)
 
 
-def test_no_rows_have_no_figures() -> None:
-    assert errors_of([]) is None
-
-
 def test_the_interval_score_punishes_width_and_misses() -> None:
     inside = judged(10.0, 10.0, 1.1)
     assert inside.score == pytest.approx((11.0 - 10 / 1.1) / 10.0)

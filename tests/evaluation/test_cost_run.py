@@ -1,4 +1,4 @@
-"""`hetplan bench cost`: its own timings, its tables, and what it says without reference data."""
+"""`evaluation cost`: its own timings, its tables, and what it says without reference data."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import typer
 from counted_steps import counted_steps
-from hetplan.cli.bench import bench
 from typer.testing import CliRunner, Result
 
+from evaluation.__main__ import app
 from evaluation.cost import run as cost
-from evaluation.cost.bounds import BoundRow
+from evaluation.cost.replay import BoundRow
 from evaluation.cost.tables import cost_tables
 from hetplan.cost.estimate import estimate_with
-from hetplan.errors import InputError
 
 
 @pytest.fixture
@@ -27,8 +25,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str) -> Result:
-    app = typer.Typer()
-    app.command()(bench)
     return CliRunner().invoke(app, ["cost", "--cases", "2", *arguments])
 
 
@@ -75,26 +71,6 @@ def test_json_holds_fractions_and_seconds(tmp_path: Path) -> None:
     assert [line.split(":")[0] for line in found["missing"]] == [
         "memory", "collectives", "long links",
     ]  # fmt: skip
-
-
-@pytest.mark.usefixtures("quick")
-def test_the_usual_folder_is_taken_where_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "shared/reference").mkdir(parents=True)
-    (tmp_path / "checkout").mkdir()
-    monkeypatch.chdir(tmp_path / "checkout")
-    result = run()
-    assert "left out: memory:" in result.stderr  # asked for, and not in that empty folder
-    assert "no folder of reference data was given" not in result.stderr
-
-
-def test_an_unknown_benchmark_is_named() -> None:
-    app = typer.Typer()
-    app.command()(bench)
-    result = CliRunner().invoke(app, ["speed"])
-    assert isinstance(result.exception, InputError)
-    assert "there is no benchmark 'speed'; there is cost" in str(result.exception)
 
 
 def test_rounding_is_not_shown_as_less_than_nothing() -> None:

@@ -9,10 +9,17 @@ import numpy as np
 import pytest
 
 from evaluation.search.cases import Case, SailorRoom
-from evaluation.search.row_cuts import cut
 from evaluation.search.rows import Rows
-from evaluation.search.sailor_cost import SailorPlan, SailorReplicas, score
-from evaluation.search.sailor_files import Fit, LayerSizes, LayerTimes, SailorFiles
+from evaluation.search.sailor import (
+    Fit,
+    LayerSizes,
+    LayerTimes,
+    SailorFiles,
+    SailorPlan,
+    SailorReplicas,
+    score,
+)
+from evaluation.search.sailor_tables import cut
 from hetplan.errors import InputError
 
 GPUS = ("A100-40", "V100-16")
@@ -125,21 +132,6 @@ def test_no_plan_of_a_small_case_is_faster(
     assert found.bound() <= listed * (1 + 1e-9)
     # Updates take nothing here, so that a row's step is the formula's.
     assert score(best.plan, figures, batch).step_seconds == pytest.approx(best.step_seconds)
-
-
-def test_a_row_without_room_is_none() -> None:
-    asked = case(8, SailorRoom(gpu="A100-40", zone="z", devices=2))
-    figures = files(1.0, 1.0)
-    huge = LayerSizes(
-        parameters=(1e10,) * LAYERS,
-        output_activations=(1.0,) * LAYERS,
-        kept_activations=(1.0,) * LAYERS,
-    )
-    none = SailorFiles(
-        model="toy", num_layers=LAYERS, times=figures.times, sizes={1: huge, 2: huge},
-        fits=figures.fits,
-    )  # fmt: skip
-    assert Rows(case=asked, files=none).best() == ()
 
 
 def test_cuts_are_those_of_a_list() -> None:

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from evaluation import hethub
+from evaluation.__main__ import app
 from evaluation.hethub import (
     HethubBench,
     Mix,
@@ -17,7 +18,6 @@ from evaluation.hethub import (
     hethub_table,
     shipped_mixes,
 )
-from hetplan.cli.main import app
 from hetplan.cluster.load import load_cluster
 from hetplan.files.shipped import shipped_folder
 from hetplan.job.load import load_job
@@ -95,15 +95,6 @@ def test_a_mix_without_a_plan_says_why() -> None:
     assert any(row.reason in line for line in hethub_lines(found))
 
 
-def test_the_measured_figure_is_never_shown_as_one_of_these(bench: HethubBench) -> None:
-    lines = [line for line in hethub_lines(bench) if "97.49" in line]
-    assert len(lines) == 1
-    assert "measured" in lines[0]
-    assert "not to be set beside these predicted ratios" in lines[0]
-    for name in ("homogeneous_sum_ratio: ", "roofline_ratio: ", "idle: ", "busy: "):
-        assert any(name in line for line in hethub_lines(bench))
-
-
 def test_the_shipped_mixes_are_the_768_and_every_pair_of_four_kinds() -> None:
     mixes = shipped_mixes()
     assert len(mixes) == 1 + 6
@@ -118,25 +109,11 @@ def test_the_shipped_mixes_are_the_768_and_every_pair_of_four_kinds() -> None:
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hethub, "shipped_mixes", lambda: (small(),))
-    done = CliRunner().invoke(app, ["bench", "hethub", "--targets", "megatron"])
+    done = CliRunner().invoke(app, ["hethub", "--targets", "megatron"])
     assert done.exit_code == 0, done.output
     assert "homogeneous_sum_ratio" in done.stdout
     assert "small for megatron" in done.stderr
-    wrong = CliRunner().invoke(app, ["bench", "hethub", "--targets", "nonsense"])
+    wrong = CliRunner().invoke(app, ["hethub", "--targets", "nonsense"])
     assert wrong.exit_code == 2
-    wrong = CliRunner().invoke(app, ["bench", "hethub", "--sizes", "16"])
+    wrong = CliRunner().invoke(app, ["hethub", "--sizes", "16"])
     assert wrong.exit_code == 2
-
-
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        (("--cases", "5"), "--cases belongs to bench cost and bench search"),
-        (("--sizes", "16"), "--sizes belongs to bench search"),
-        (("--sizes", ""), "--sizes belongs to bench search"),
-    ],
-)
-def test_options_of_other_benchmarks_are_refused(asked: tuple[str, ...], words: str) -> None:
-    done = CliRunner().invoke(app, ["bench", "hethub", *asked])
-    assert done.exit_code == 2
-    assert words in str(done.exception or "") + done.output

@@ -9,19 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from evaluation.search.cases import USUAL_FILE, Case, check_cases, read_cases
-from evaluation.search.instances import INSTANCES, Instance, instance_inputs
-from evaluation.search.peers import NO_PLAN, CaseRow, compare
-from evaluation.search.sailor_cost import SailorPlan, SailorReplicas, read_plan, score
-from evaluation.search.sailor_files import (
+from evaluation.search.cases import USUAL_FILE, Case, read_cases
+from evaluation.search.peers import CaseRow, compare
+from evaluation.search.sailor import (
     Fit,
     LayerSizes,
     LayerTimes,
     SailorFiles,
+    SailorPlan,
+    SailorReplicas,
+    read_plan,
     read_sailor,
+    score,
 )
-from evaluation.search.scaling import instances_of, measure
-from hetplan.errors import InfeasibleError, InputError
+from evaluation.search.scaling import INSTANCES, instance_inputs, measure
+from hetplan.errors import InputError
 from hetplan.job.check import check_job_against
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
@@ -113,12 +115,6 @@ def test_what_the_simulator_charges_nothing_for_is_disqualified(
         score(plan, FILES, 8)
 
 
-def test_a_fit_below_zero_charges_nothing() -> None:
-    with pytest.raises(InputError, match="charges nothing"):
-        Fit(a=0.0, b=1.0, c=1.0).seconds(1e5)
-    assert Fit(a=0.0, b=1.0, c=1.0).seconds(1e6) == pytest.approx(1e-3)
-
-
 def test_memory_by_hand() -> None:
     plan = SailorPlan(layers=(4,), stages=((replicas(),),), microbatch_size=1)
     large = replace(FILES, sizes={1: replace(FILES.sizes[1], parameters=(42e9 / 24 / 4,) * 4)})
@@ -136,7 +132,7 @@ def test_every_whole_peer_plan_has_the_seconds_of_the_file() -> None:
             if peer.planner == "FlashFlex":  # several pipelines, of which the file holds one
                 continue
             found = score(peer.plan, files, case.global_batch_size)
-            assert found.step_seconds == pytest.approx(peer.said_seconds, abs=6e-5)
+            assert found.step_seconds == pytest.approx(peer.stated_seconds, abs=6e-5)
             assert found.fits
             compared += 1
     assert compared == 7
@@ -221,18 +217,6 @@ def _document() -> dict[str, object]:
     }
 
 
-def test_kinds_of_which_there_are_none_are_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "cases.json"
-    document = json.loads(json.dumps(_document()))
-    document["cases"][0]["devices_by_kind_and_zone"]["V100-16"] = {"us-central1-a": 0}
-    path.write_text(json.dumps(document))
-    assert read_cases(path)[0].gpus == ("A100-40",)
-    document["cases"][0]["devices_by_kind_and_zone"]["A100-40"] = {"us-central1-a": 0}
-    path.write_text(json.dumps(document))
-    with pytest.raises(InputError, match="names no devices"):
-        read_cases(path)
-
-
 @needs_reference
 @pytest.mark.parametrize(
     ("change", "word"),
@@ -253,28 +237,6 @@ def test_what_sailor_does_not_know_is_refused_with_the_case(
         compare(read_cases(path), REFERENCE)
 
 
-@needs_reference
-@pytest.mark.slow
-def test_cases_without_a_plan_say_so(tmp_path: Path) -> None:
-    path = tmp_path / "cases.json"
-    document = json.loads(json.dumps(_document()))
-    large = document["cases"][0] | {
-        "case": "large",
-        "model": "OPT-30",
-        "model_layers": 50,
-        "devices_by_kind_and_zone": {"V100-16": {"us-central1-a": 8}},
-    }
-    document["cases"].append(large)
-    path.write_text(json.dumps(document))
-    small, none = compare(read_cases(path), REFERENCE).rows
-    assert small.step_seconds is not None
-    assert (none.step_seconds, none.emitted, none.plan) == (None, "", NO_PLAN)
-    document["cases"] = [large]
-    path.write_text(json.dumps(document))
-    with pytest.raises(InfeasibleError, match="large"):
-        compare(read_cases(path), REFERENCE)
-
-
 def test_other_cases_are_read(tmp_path: Path) -> None:
     path = tmp_path / "cases.json"
     path.write_text(json.dumps(_document()))
@@ -282,17 +244,20 @@ def test_other_cases_are_read(tmp_path: Path) -> None:
     assert (case.name, case.gpus, case.zones, case.peers) == (
         "one", ("A100-40",), ("us-central1-a",), (),
     )  # fmt: skip
+    document = _document()
+    document["cases"] *= 2  # type: ignore[operator]
+    path.write_text(json.dumps(document))
     with pytest.raises(InputError, match="several cases are named one"):
-        check_cases((case, case))
+        read_cases(path)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "word"),
     [
         ('"us-central1-a": 8', '"us-central1-a": 6', "no whole nodes of 4"),
-        ('"global_batch_size": 8', '"global_batch_size": 1.5', "a whole number"),
-        ('"model": "OPT-350", ', "", "required key model"),
-        ('"model": "OPT-350", ', '"model": "OPT-350", "planers": [], ', "unknown key planers"),
+        ('"global_batch_size": 8', '"global_batch_size": 1.5', "valid integer"),
+        ('"model": "OPT-350", ', "", "Field required"),
+        ('"model": "OPT-350", ', '"model": "OPT-350", "planers": [], ', "planers: Extra inputs"),
     ],
 )
 def test_faults_of_cases_name_the_file(tmp_path: Path, old: str, new: str, word: str) -> None:
@@ -316,26 +281,6 @@ def test_instances_are_the_same_every_time_and_as_large_as_they_say() -> None:
         assert len(cluster.regions) == instance.regions
         assert inputs.model.num_layers == 128
         assert not check_job_against(inputs.job, inputs.model, cluster)
-
-
-@pytest.mark.parametrize(
-    "instance",
-    [
-        replace(INSTANCES[0], devices=12),
-        replace(INSTANCES[0], kinds=3),
-        replace(INSTANCES[0], regions=3),
-    ],
-)
-def test_instances_that_cannot_be_are_refused(instance: Instance) -> None:
-    with pytest.raises(InputError):
-        instance_inputs(instance, "megatron", 0.01, 10.0)
-
-
-def test_sizes_that_are_not_in_the_table_are_refused() -> None:
-    assert [each.devices for each in instances_of((16,))] == [16]
-    assert instances_of(()) == INSTANCES
-    with pytest.raises(InputError, match="no instance of 17 devices"):
-        instances_of((17,))
 
 
 @pytest.mark.slow

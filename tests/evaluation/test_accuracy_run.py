@@ -1,4 +1,4 @@
-"""`hetplan bench accuracy`: tables, JSON, plot, folders that have little, and nothing at all."""
+"""`evaluation accuracy`: tables, JSON, plot, folders that have little, and nothing at all."""
 
 from __future__ import annotations
 
@@ -8,31 +8,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
-from accuracy_rows import write_runs
-from accuracy_unit_tables import (
+from evaluation_tables import (
     COLLECTIVE_HEADER,
     EFFICIENCY_HEADER,
     LAYER_HEADER,
     collective_row,
     layer_row,
     write_profile,
+    write_runs,
     write_table,
 )
-from hetplan.cli.bench import bench
 from typer.testing import CliRunner, Result
 
-from evaluation.accuracy import accuracy as accuracy_module
-from evaluation.accuracy.calibration import run_intervals
-from evaluation.accuracy.heldout_data import read_judged_unit
+from evaluation.__main__ import app
+from evaluation.accuracy import run as accuracy_module
+from evaluation.accuracy.calibration import predict_rows, run_intervals
 from evaluation.accuracy.left_out import OCTAVES, left_out, other_folder
-from evaluation.accuracy.peers import peers_of
-from evaluation.accuracy.predict_run import predict_rows
 from evaluation.accuracy.rows import RunRow, read_runs
-from evaluation.accuracy.run import AccuracyBench, accuracy
+from evaluation.accuracy.run import accuracy
+from evaluation.accuracy.scores import peers_of
 from evaluation.accuracy.tables import draw
-from evaluation.accuracy.unit import read_unit
-from hetplan.errors import InputError
+from evaluation.accuracy.unit_data import read_judged_unit, read_unit
 from hetplan.predict.fit import FittedPredictor, fit_populations
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
@@ -62,8 +58,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(*arguments: str) -> Result:
-    app = typer.Typer()
-    app.command()(bench)
     return CliRunner().invoke(app, ["accuracy", *arguments])
 
 
@@ -77,15 +71,6 @@ def test_without_any_folder_it_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     assert result.stdout == ""
     assert "left out: every table" in result.stderr
     assert "--reference DIR" in result.stderr
-
-
-def test_the_usual_folder_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured(tmp_path / "shared/reference")
-    (tmp_path / "checkout").mkdir()
-    monkeypatch.chdir(tmp_path / "checkout")
-    result = run()
-    assert result.exit_code == 0, result.output
-    assert "made-up" in result.stdout
 
 
 def test_tables_and_json_say_the_same(folder: Path) -> None:
@@ -107,8 +92,8 @@ def test_tables_and_json_say_the_same(folder: Path) -> None:
 def test_folders_that_are_not_there_are_refused(tmp_path: Path) -> None:
     for option in ("--fit", "--judge", "--reference"):
         result = run(option, str(tmp_path / "nowhere"))
-        assert isinstance(result.exception, InputError)
-        assert "is no folder" in str(result.exception)
+        assert result.exit_code == 2
+        assert "is no folder" in result.stderr
 
 
 def test_a_judge_of_nonsense_is_listed_and_ends_well(folder: Path, tmp_path: Path) -> None:
@@ -210,14 +195,6 @@ def test_suspect_rows_are_counted_and_reported_apart(folder: Path) -> None:
     assert "more.csv:2" in result.stdout
 
 
-def test_published_and_derived_times_are_never_in_one_figure(folder: Path) -> None:
-    write_runs(folder, {"step_time_kind": "derived: rate"}, name="derived.csv")
-    bench = accuracy(folder, folder)
-    assert [each.data_set for each in bench.data_sets] == ["made-up, derived", "made-up"]
-    text = run("--fit", str(folder)).stdout
-    assert "MAPE, derived times" in text
-
-
 def test_peers_are_printed_beside_their_own_rows() -> None:
     row = RunRow(file="a.csv", line=2, source="vtrain-multi", step_seconds=1.0)
     assert [peer.tool for peer in peers_of([row])] == ["calculon", "vTrain"]
@@ -242,22 +219,6 @@ def test_the_drawing_is_the_same_every_time(folder: Path, tmp_path: Path) -> Non
     result = run("--fit", str(folder), "--plot", str(tmp_path / "c.svg"))
     assert result.exit_code == 0, result.output
     assert (tmp_path / "c.svg").read_bytes() == one
-
-
-@pytest.mark.parametrize("name", ["a.png", "no/such/a.svg"])
-def test_a_drawing_that_cannot_be_written_is_refused(
-    folder: Path, tmp_path: Path, name: str
-) -> None:
-    with pytest.raises(InputError):
-        draw(accuracy(folder, folder), tmp_path / name)
-
-
-def test_nothing_to_draw_is_refused(tmp_path: Path) -> None:
-    empty = AccuracyBench(
-        data_sets=(), rows=(), calibrated=(), tails=(), unit=(), skipped=(), faults=(), notes=()
-    )
-    with pytest.raises(InputError, match="nothing was predicted"):
-        draw(empty, tmp_path / "a.svg")
 
 
 # ---- unit data

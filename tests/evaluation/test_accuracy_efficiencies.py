@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from importers_peer_files import simumax_data
 
-from evaluation.accuracy.simumax_shapes import efficiency_sample
-from hetplan.importers import simumax
-from hetplan.importers.records import ImportContext
+from evaluation.accuracy.unit_operators import efficiency_sample
 from hetplan.profiling.samples import OperatorSample
 
 PEAK = 312e12
@@ -120,11 +116,6 @@ def test_what_is_no_time_says_why(
     assert reason in found
 
 
-def test_a_causal_kernel_counted_full_may_exceed_one() -> None:
-    # FlashAttention-3 says up to 0.75 of an H100's peak (arXiv 2407.08608): counted full, 1.5.
-    assert sample("sdp_fwd", ATTENTION, 1.3).median_seconds > 0
-
-
 @given(st.text(max_size=60), st.floats(), st.floats())
 def test_no_text_breaks_it(shape: str, efficiency: float, peak: float) -> None:
     for operation in ("matmul", "group_matmul", "sdp_fwd"):
@@ -136,24 +127,3 @@ def test_no_text_breaks_it(shape: str, efficiency: float, peak: float) -> None:
             peak_flops_per_second=peak,
         )
         assert isinstance(found, str | OperatorSample)
-
-
-def test_a_system_file_gives_samples_of_its_shapes() -> None:
-    data: dict = simumax_data()  # type: ignore[type-arg]
-    shape = "b=1, m=64, k=32, n=16, layout=TN, accumulate=False, out_dtype=bf16"
-    operations = data["accelerator"]["op"]
-    operations["matmul"]["accurate_efficient_factor"] = {shape: 0.5}
-    # Without a rate of its own an operation has the default one.
-    attention = (
-        "batch=1, seq_len=8, head_num=2, kv_head_num=2, qk_head_dim=4, v_head_dim=4, "
-        "qkv_contiguous=True"
-    )
-    operations["sdp_fwd"] = {"accurate_efficient_factor": {attention: 0.25}}
-    imported = simumax.parse(json.dumps(data), ImportContext(file="x.json", device="mine"))
-    assert [each.operator for each in imported.operators] == ["matrix_product", "fused_attention"]
-    first, second = imported.operators
-    assert first.device == "mine"
-    assert first.median_seconds == pytest.approx(2 * 64 * 32 * 16 / (0.5 * 180e12))
-    assert second.median_seconds == pytest.approx(4 * 2 * 8 * 8 * 4 / (0.25 * 100e12))
-    assert not imported.skipped
-    assert any("computed from the operations" in note for note in imported.notes)

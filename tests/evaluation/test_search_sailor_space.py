@@ -8,22 +8,18 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
+from test_search import REFERENCE, needs_reference
 
-from evaluation.search.case_inputs import case_inputs
-from evaluation.search.cases import USUAL_FILE, Case, read_cases
-from evaluation.search.family_order import families_of
+from evaluation.search.cases import USUAL_FILE, Case, case_inputs, read_cases
+from evaluation.search.family_order import Judge, ProfilePredictor, families_of
 from evaluation.search.peers import files_of
 from evaluation.search.rows import Rows
-from evaluation.search.sailor_predictor import ProfilePredictor
-from evaluation.search.sailor_score import Judge
-from evaluation.search.sailor_search import sailor_search
-from evaluation.search.sailor_space import SailorMaker
+from evaluation.search.sailor_search import SailorMaker, sailor_search
 from evaluation.search.sailor_tables import Tables
 from hetplan.search.families.space import Ints
 from hetplan.search.result import Inputs
 from hetplan.search.single.replay import NEVER, numbers_of, step_seconds
 from hetplan.search.single_row import chosen_of_row
-from tests.evaluation.test_benchmarks_search import REFERENCE, needs_reference
 
 
 def _asked(at: int, batch: int) -> tuple[Case, Inputs, Rows, Judge]:
@@ -55,17 +51,6 @@ def _random_row(
     mesh = (mesh or [0])[:layers]
     ends = np.sort(draw.choice(np.arange(1, layers), len(mesh) - 1, replace=False))
     return np.array(mesh), np.diff(ends, prepend=0, append=layers)
-
-
-@needs_reference
-def test_no_mesh_is_left_out_by_another_cost() -> None:
-    _, inputs, rows, judge = _asked(0, 64)
-    for size in rows.sizes:
-        maker = _maker(inputs, rows.table(size), judge)
-        for family in families_of(inputs, rows.table(size)):
-            assert maker.likely(family) is family
-            for seconds in np.geomspace(1e-3, 1e3, 100).tolist():
-                assert maker.below(family, seconds) is family
 
 
 @needs_reference
