@@ -120,7 +120,11 @@ def errors_of(judged: Sequence[Judged]) -> Errors | None:
         bias=statistics.fmean(each.error for each in judged),
         worst=worst.error,
         worst_row=worst.name,
-        spearman=spearman([each.predicted for each in judged], [each.measured for each in judged]),
+        spearman=None
+        if len(judged) < 3
+        else rank_correlation(
+            [each.predicted for each in judged], [each.measured for each in judged]
+        ),
         inside=sum(each.inside for each in judged),
         least_inside=least,
         most_inside=most,
@@ -151,10 +155,8 @@ def binomial_band(rows: int, probability: float = 1.0 - ALPHA) -> tuple[int, int
     return band[0], band[-1]
 
 
-def spearman(left: Sequence[float], right: Sequence[float]) -> float | None:
-    """Rank correlation, equal values with their mean rank; None where it is not defined."""
-    if len(left) < 3:
-        return None
+def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float | None:
+    """Spearman's, equal values with their mean rank; None where one side has only one rank."""
     one, two = _ranks(left), _ranks(right)
     if len(set(one)) == 1 or len(set(two)) == 1:
         return None

@@ -12,24 +12,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from evaluation.closed_loop import measuring
+from evaluation.closed_loop import training
 from evaluation.closed_loop.cgroup import weighted
-from evaluation.closed_loop.choosing import (
+from evaluation.closed_loop.plans import (
     MAX_LENGTH,
-    POOL,
+    POOL_SIZE,
+    SAMPLES,
     SHORT_MAX_LENGTH,
+    at_most,
     choose,
-    invalid,
-    judge,
+    dealt_out,
+    draw_pool,
     loop_plan,
     price_pool,
     profile_excess,
     speeds_of,
-    spread,
 )
-from evaluation.closed_loop.measuring import JITTER, PLAIN, Say
-from evaluation.closed_loop.plans import SAMPLES, at_most, dealt_out, draw_pool
-from evaluation.closed_loop.training import Asked, ToTrain, train_missing
+from evaluation.closed_loop.results import invalid_reasons, judge, spread
+from evaluation.closed_loop.training import JITTER, PLAIN, Asked, Say, ToTrain, train_missing
 from evaluation.closed_loop.values import (
     PLANS_SCHEMA,
     ClosedLoop,
@@ -131,7 +131,7 @@ def measured(
         dict.fromkeys(
             f"{one.name}: {reason}"
             for one in trained
-            for reason in invalid(
+            for reason in invalid_reasons(
                 one.overrun, spread(one.step_seconds), one.load_average, one.steal
             )
         )
@@ -252,7 +252,7 @@ class _Planner:
         That is: no more microbatches than allowed, of sizes that were profiled.
         """
         asked, files = self.asked, self.asked.files
-        measuring.plan(
+        training.search_plan(
             files, self.emulation, PLAIN, files.together_job, files.searched_together, asked.say
         )
         plan = load_plan(files.searched_together).plan
@@ -395,7 +395,7 @@ def closed_loop(spec: LoopSpec, folder: Path, *, say: Say) -> ClosedLoop:
         if weight:
             say(f"the loop's processes have no more weight than others: {weight}")
         with emulated(asked.cluster, name=f"closed-loop-{os.getpid()}") as emulation:
-            measuring.make_paces(
+            training.make_paces(
                 files,
                 emulation,
                 headroom=_headroom(asked.cluster, asked.job),
@@ -403,7 +403,7 @@ def closed_loop(spec: LoopSpec, folder: Path, *, say: Say) -> ClosedLoop:
                 seed=spec.seed,
                 say=say,
             )
-            measuring.measure_links(files, emulation, asked.cluster, say=say)
+            training.measure_links(files, emulation, asked.cluster, say=say)
             plans = _plans(asked, emulation)
             for kind in (PLAIN, JITTER) if spec.jitter else (PLAIN,):
                 passes.append(_pass(asked, emulation, plans, kind))
@@ -433,11 +433,11 @@ def _headroom(cluster: Cluster, job: Job) -> float:
 def _plans(asked: Asked, emulation: Emulation) -> LoopPlans:
     """The plans of the loop; chosen when its devices were measured, before anything is trained."""
     files, spec, job = asked.files, asked.spec, asked.job
-    measuring.measure_devices(files, emulation, PLAIN, asked.say)
-    measuring.fit(files, emulation, PLAIN, asked.say)
+    training.measure_devices(files, emulation, PLAIN, asked.say)
+    training.fit_devices(files, emulation, PLAIN, asked.say)
     if files.plans.exists():
         return decode(read_document(files.plans), LoopPlans, schema=PLANS_SCHEMA)
-    measuring.plan(files, emulation, PLAIN, files.job, files.searched, asked.say)
+    training.search_plan(files, emulation, PLAIN, files.job, files.searched, asked.say)
     predictor = load_predictor(files.predictor(PLAIN))
     pricer = Pricer(asked.model, asked.cluster, job, predictor)
     result = load_plan(files.searched)
@@ -451,7 +451,7 @@ def _plans(asked: Asked, emulation: Emulation) -> LoopPlans:
         job,
         speeds=speeds_of(asked.model, asked.cluster, job, predictor),
         seed=spec.seed,
-        size=POOL,
+        size=POOL_SIZE,
         samples=(2,) if spec.short else SAMPLES,
     )
     found = choose(
@@ -470,8 +470,8 @@ def _plans(asked: Asked, emulation: Emulation) -> LoopPlans:
 def _pass(asked: Asked, emulation: Emulation, plans: LoopPlans, kind: str) -> LoopPass:
     """All plans trained once at a pace, the searched one as often as asked."""
     files, spec = asked.files, asked.spec
-    measuring.measure_devices(files, emulation, kind, asked.say)
-    measuring.fit(files, emulation, kind, asked.say)
+    training.measure_devices(files, emulation, kind, asked.say)
+    training.fit_devices(files, emulation, kind, asked.say)
     pricer = Pricer(asked.model, asked.cluster, asked.job, load_predictor(files.predictor(kind)))
     priced = [
         loop_plan(pricer, each.plan, asked.cluster, asked.model, searched=each.searched)

@@ -20,6 +20,8 @@ PASS_SCHEMA = "hetplan.closed-loop-pass/1"
 
 MAX_OVERRUN = 0.30
 """Part of the paced passes that may take longer than their pace."""
+MUCH_STALLED = 0.25
+"""Part of a step, from which a plan counts as one that tests more than compute."""
 MAX_SPREAD = 0.03
 """(longest - shortest) / shortest of the same plan trained several times."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from evaluation.accuracy.unit_operators import efficiency_sample
 from hetplan.profiling.samples import OperatorSample
@@ -46,13 +44,7 @@ def test_the_layout_says_the_pass_and_the_sizes_are_those_of_the_product(
     assert found.repeats == 100
 
 
-def test_a_weight_gradient_keeps_its_output_format() -> None:
-    single, half = product("NT", output="fp32"), product("NT", output="bf16")
-    assert (single.precision, single.output_precision) == ("bfloat16", "float32")
-    assert (half.precision, half.output_precision) == ("bfloat16", "bfloat16")
-
-
-def test_a_batch_of_a_product_with_weights_is_rows_and_of_a_gradient_summed_over() -> None:
+def test_batch_is_rows_or_summed_over() -> None:
     forward, gradient = product("TN", batch=3), product("NT", batch=3)
     assert (forward.batch, forward.m, forward.k) == (1, 3 * 4096, 512)
     assert (gradient.batch, gradient.m, gradient.k) == (1, 4096, 3 * 512)
@@ -87,18 +79,9 @@ def test_attention_counts_the_full_square_and_five_products_backward() -> None:
     [
         ("fp8_matmul", "b=1, m=1, k=1, n=1, layout=TN", 0.5, "no operator of a layer"),
         ("matmul", "b=1, m=1, k=1, n=1, layout=TT", 0.5, "cannot be read"),
-        ("matmul", "b=1, m=1, k=1, layout=TN", 0.5, "cannot be read"),
-        ("matmul", "b=1, m=0, k=1, n=1, layout=TN", 0.5, "cannot be read"),
-        ("matmul", "b=1, m=1.5, k=1, n=1, layout=TN", 0.5, "cannot be read"),
-        ("matmul", "b=1, m=1, k=1, n=1, layout=TN, out_dtype=fp4", 0.5, "cannot be read"),
         ("matmul", "b=1, m=1, k=1, n=1, layout=TN", 0.0, "efficiency of 0"),
-        ("matmul", "b=1, m=1, k=1, n=1, layout=TN", -0.5, "efficiency of -0.5"),
-        ("matmul", "b=1, m=1, k=1, n=1, layout=TN", 1e3, "efficiency of 1000 is impossible"),
         ("matmul", "b=1, m=1, k=1, n=1, layout=TN", 1.26, "impossible (at most 1.25)"),
-        ("group_matmul", "ng=1, M=1, N=1, K=1, stage=fwd", 9.9, "impossible (at most 1.25)"),
         ("sdp_fwd", ATTENTION, 2.01, "impossible (at most 2)"),
-        ("sdp_bwd", ATTENTION, 9.9, "impossible (at most 2)"),
-        ("sdp_bwd", ATTENTION, math.inf, "impossible"),
         ("sdp_bwd", ATTENTION, math.nan, "efficiency of nan is none"),
     ],
 )
@@ -114,16 +97,3 @@ def test_what_is_no_time_says_why(
     )
     assert isinstance(found, str)
     assert reason in found
-
-
-@given(st.text(max_size=60), st.floats(), st.floats())
-def test_no_text_breaks_it(shape: str, efficiency: float, peak: float) -> None:
-    for operation in ("matmul", "group_matmul", "sdp_fwd"):
-        found = efficiency_sample(
-            device="x",
-            operation=operation,
-            shape=shape,
-            efficiency=efficiency,
-            peak_flops_per_second=peak,
-        )
-        assert isinstance(found, str | OperatorSample)

@@ -9,7 +9,6 @@ import pytest
 from evaluation_tables import write_runs
 
 from evaluation.accuracy.calibration import (
-    SPEED_SPREAD,
     PredictedRun,
     ReadingErrors,
     other_readings,
@@ -65,15 +64,6 @@ def test_a_nic_each_is_faster_than_one_for_all(tmp_path: Path) -> None:
     row = of(other_readings(runs, PREDICTOR), "NIC for each device")
     assert row.changed_rows == 2
     assert row.errors.bias < row.as_published.bias
-
-
-def test_the_spread_makes_every_data_set_slower(tmp_path: Path) -> None:
-    runs = runs_of(tmp_path, {}, {"source": "another"})
-    found = other_readings(runs, PREDICTOR)
-    assert [row.data_set for row in found] == ["made-up", "another"]
-    for row in found:
-        assert str(SPEED_SPREAD) in row.reading
-        assert row.errors.bias > row.as_published.bias
 
 
 def test_a_fabric_of_any_number_of_devices_is_found_at_once(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,10 +23,8 @@ from evaluation.__main__ import app
 from evaluation.accuracy import run as accuracy_module
 from evaluation.accuracy.calibration import predict_rows, run_intervals
 from evaluation.accuracy.left_out import OCTAVES, left_out, other_folder
-from evaluation.accuracy.rows import RunRow, read_runs
-from evaluation.accuracy.run import accuracy
-from evaluation.accuracy.scores import peers_of
-from evaluation.accuracy.tables import draw
+from evaluation.accuracy.rows import read_runs
+from evaluation.accuracy.run import accuracy, draw
 from evaluation.accuracy.unit_data import read_judged_unit, read_unit
 from hetplan.predict.fit import FittedPredictor, fit_populations
 
@@ -62,15 +59,6 @@ def run(*arguments: str) -> Result:
 
 
 # ---- the command
-
-
-def test_without_any_folder_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # no ../shared/reference from here
-    result = run()
-    assert result.exit_code == 0, result.output
-    assert result.stdout == ""
-    assert "left out: every table" in result.stderr
-    assert "--reference DIR" in result.stderr
 
 
 def test_tables_and_json_say_the_same(folder: Path) -> None:
@@ -120,18 +108,6 @@ def test_a_judge_of_nonsense_is_listed_and_ends_well(folder: Path, tmp_path: Pat
     assert "x.csv is no table" in result.stderr
     rows = json.loads(run("--fit", str(folder), "--judge", str(judge), "--json").stdout)["skipped"]
     assert sum(len(each["places"]) for each in rows) == 7
-
-
-def test_a_judge_without_a_fit_is_predicted_from_datasheets(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path / "empty")
-    found = json.loads(run("--judge", str(folder), "--json").stdout)
-    (data_set,) = found["data_sets"]
-    assert data_set["fitted_on"].endswith("nothing")
-    assert data_set["intervals_from"] == "by the predictions alone"
 
 
 # ---- what is judged by what
@@ -193,16 +169,6 @@ def test_suspect_rows_are_counted_and_reported_apart(folder: Path) -> None:
     result = run("--fit", str(folder))
     assert "marked suspect" in result.stdout
     assert "more.csv:2" in result.stdout
-
-
-def test_peers_are_printed_beside_their_own_rows() -> None:
-    row = RunRow(file="a.csv", line=2, source="vtrain-multi", step_seconds=1.0)
-    assert [peer.tool for peer in peers_of([row])] == ["calculon", "vTrain"]
-    printed = replace(row, source="simumax-x", other="simumax_pred_ms=900.0 x=1")
-    (peer,) = peers_of([printed, replace(printed, step_seconds=0.9)])
-    assert peer.mape == pytest.approx(0.05)
-    assert peers_of([replace(row, source="unheard")]) == ()
-    assert peers_of([]) == ()
 
 
 # ---- the drawing
@@ -281,30 +247,6 @@ def test_a_judged_folder_is_read_whatever_its_files_are_called(tmp_path: Path) -
     notes = "\n".join(found.notes)
     assert "strange name.csv:3 is left out" in notes
     assert "broken.csv cannot be read" in notes
-
-
-def test_whole_layers_of_a_table_are_judged(tmp_path: Path) -> None:
-    def row(layer: object, forward: float, tp: int = 1, model: str = "OPT-350") -> str:
-        return f"somebody,fp32,A100-40,{model},layer,2,{tp},,{forward},{2 * forward},,,{layer}"
-
-    write_table(
-        tmp_path, "layers.csv", LAYER_HEADER,
-        row(0, 100.0), row(1, 2200.0), row(25, 4100.0), row(1, 900.0, tp=2), row(99, 1.0),
-        row(1, 5.0, model="unheard-of"),
-    )  # fmt: skip
-    data = read_judged_unit(tmp_path)
-    samples = [each for one in data.populations for each in one.layers]
-    assert [(each.layer, each.phase) for each in samples] == [
-        ("embedding", "forward"),
-        ("transformer", "forward"), ("transformer", "backward"),
-        ("head", "forward"), ("head", "backward"),
-    ]  # fmt: skip
-    assert len([note for note in data.notes if "left out" in note]) == 3
-    fitted = fit_populations(read_unit(profiles(tmp_path / "fit")).populations)
-    rows = other_folder(data.populations, fitted).rows
-    errors = {each.what: each.errors for each in rows}
-    assert errors["transformer layers"].mape < 0.05
-    assert math.isfinite(errors["embedding layers"].mape)
 
 
 # ---- the published data, where they are

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,18 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluation.closed_loop.choosing import MUCH_STALLED, choose, judge, totals
-from evaluation.closed_loop.loop import training_order
 from evaluation.closed_loop.plans import (
     FORMS,
     Drawn,
+    choose,
     dealt_out,
     draw_pool,
-    hosts_of,
     structures,
 )
-from evaluation.closed_loop.tables import draw, loop_lines, loop_tables
+from evaluation.closed_loop.results import draw, judge, loop_lines, loop_tables, totals
 from evaluation.closed_loop.values import (
+    MUCH_STALLED,
     ClosedLoop,
     Goals,
     LoopFiles,
@@ -66,18 +64,6 @@ def test_structures_are_counted_by_hand_on_two_hosts() -> None:
     }
 
 
-def test_every_structure_has_each_host_at_most_once() -> None:
-    hosts = hosts_of(CLUSTER)
-    found = structures(hosts)
-    assert len(found) == len(set(found))
-    for structure in found:
-        used = Counter(host for pipeline in structure for stage in pipeline for host in stage)
-        assert not used - Counter(hosts)
-        assert sum(used.values()) >= 2
-    orders = {structure[0] for structure in found if len(structure) == 1 and len(structure[0]) == 4}
-    assert len(orders) == 12, "four hosts, two of them alike, stand in 4! / 2 orders"
-
-
 def test_the_pool_is_legal_and_of_every_form(pool: tuple[Drawn, ...]) -> None:
     assert len(pool) == 60
     assert len({drawn.name for drawn in pool}) == 60
@@ -85,13 +71,6 @@ def test_the_pool_is_legal_and_of_every_form(pool: tuple[Drawn, ...]) -> None:
     for drawn in pool:
         assert not check_plan(drawn.plan, MODEL, CLUSTER, JOB)
         assert not list(launch_faults(drawn.plan))
-
-
-def test_a_seed_makes_one_pool(pool: tuple[Drawn, ...]) -> None:
-    again = draw_pool(MODEL, CLUSTER, JOB, speeds=SPEEDS, seed=3, size=60)
-    assert again == pool
-    other = draw_pool(MODEL, CLUSTER, JOB, speeds=SPEEDS, seed=4, size=60)
-    assert {drawn.name for drawn in other} != {drawn.name for drawn in pool}
 
 
 @given(
@@ -217,16 +196,6 @@ def test_verdicts() -> None:
     profiled_busy = judge(good, once, jitter=0.0, goals=Goals(), profile_excess=0.14)
     assert profiled_busy.verdict is Verdict.INVALID
     assert "14.0%" in profiled_busy.reasons[0]
-
-
-def test_repeats_of_the_searched_plan_are_spread_over_a_pass(pool: tuple[Drawn, ...]) -> None:
-    plans = [loop_plan(n, 1.0 + n, 0.1, pool[0]) for n in range(10)]
-    plans[2] = replace(plans[2], searched=True)
-    order = training_order(plans, 3)
-    assert len(order) == 12
-    assert [name for name, plan in order if plan.searched] == ["2", "repeat-1", "repeat-2"]
-    assert order[-1][0] == "repeat-2"
-    assert len(training_order(plans, 1)) == 10
 
 
 def test_a_folder_goes_on_with_the_same_loop_only(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from evaluation.__main__ import app
 from evaluation.cost import run as cost
 from evaluation.cost.replay import BoundRow
-from evaluation.cost.tables import cost_tables
+from evaluation.cost.run import cost_tables
 from hetplan.cost.estimate import estimate_with
 
 

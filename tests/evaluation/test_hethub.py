@@ -16,7 +16,6 @@ from evaluation.hethub import (
     hethub_bench,
     hethub_lines,
     hethub_table,
-    shipped_mixes,
 )
 from hetplan.cluster.load import load_cluster
 from hetplan.files.shipped import shipped_folder
@@ -93,18 +92,6 @@ def test_a_mix_without_a_plan_says_why() -> None:
     assert row.homogeneous_sum_ratio is None
     print_table(hethub_table(found))
     assert any(row.reason in line for line in hethub_lines(found))
-
-
-def test_the_shipped_mixes_are_the_768_and_every_pair_of_four_kinds() -> None:
-    mixes = shipped_mixes()
-    assert len(mixes) == 1 + 6
-    kinds = []
-    for mix in mixes:
-        allowed = [i for i in mix.cluster.islands if i.name not in mix.job.forbid.islands]
-        kinds.append(frozenset(each.device.kind for each in allowed))
-        assert len(kinds[-1]) == 2
-    assert len(set(kinds[1:])) == 6
-    assert len({each.device.vendor for each in mixes[1].cluster.islands}) == 4
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from itertools import combinations, product
 
-import numpy as np
 import pytest
 
 from evaluation.search.cases import Case, SailorRoom
@@ -19,7 +18,6 @@ from evaluation.search.sailor import (
     SailorReplicas,
     score,
 )
-from evaluation.search.sailor_tables import cut
 from hetplan.errors import InputError
 
 GPUS = ("A100-40", "V100-16")
@@ -132,27 +130,6 @@ def test_no_plan_of_a_small_case_is_faster(
     assert found.bound() <= listed * (1 + 1e-9)
     # Updates take nothing here, so that a row's step is the formula's.
     assert score(best.plan, figures, batch).step_seconds == pytest.approx(best.step_seconds)
-
-
-def test_cuts_are_those_of_a_list() -> None:
-    draw = np.random.default_rng(3)
-    for _ in range(30):
-        stages, layers, count = int(draw.integers(1, 4)), 7, int(draw.integers(3, 9))
-        each = draw.uniform(0.1, 1.0, (stages, layers))
-        summed = np.concatenate([np.zeros((stages, 1)), each.cumsum(axis=1)], axis=1)
-        ticks = np.maximum(summed[:, None, :] - summed[:, :, None], 0.0)
-        reductions = 0.3 * ticks
-        ends = np.zeros(stages, dtype=np.int64)
-        found = cut(ticks, reductions, count, ends)
-        least = math.inf
-        for inner in combinations(range(1, layers), stages - 1):
-            bounds = (0, *inner, layers)
-            parts = [ticks[s, bounds[s], bounds[s + 1]] for s in range(stages)]
-            reduced = max(reductions[s, bounds[s], bounds[s + 1]] for s in range(stages))
-            least = min(least, (count - 1) * max(parts) + sum(parts) + reduced)
-        assert least <= found + 1e-9
-        # The longest tick is least; sum and reduction are improved, not proven.
-        assert found <= least * 1.05
 
 
 def test_unknown_paths_are_no_crash() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from evaluation.search.cases import USUAL_FILE, Case, case_inputs, read_cases
 from evaluation.search.family_order import Judge, ProfilePredictor, families_of
 from evaluation.search.peers import files_of
 from evaluation.search.rows import Rows
-from evaluation.search.sailor_search import SailorMaker, sailor_search
+from evaluation.search.sailor_search import SailorMaker
 from evaluation.search.sailor_tables import Tables
 from hetplan.search.families.space import Ints
 from hetplan.search.result import Inputs
@@ -78,30 +77,3 @@ def test_no_number_of_the_space_is_above_the_formula(at: int) -> None:
                 assert rough.bound_seconds <= said * (1 + 1e-9)
                 compared += 1
     assert compared > 100
-
-
-@needs_reference
-def test_the_search_finds_the_best_of_a_list() -> None:
-    """Two rooms, at most two stages: every plan of the families, cut everywhere."""
-    _, inputs, rows, judge = _asked(0, 64)
-    inputs = replace(inputs, job=replace(inputs.job, pin=replace(inputs.job.pin, pp=2)))
-    least, layers = math.inf, inputs.model.num_layers
-    names = [island.name for island in inputs.cluster.islands]
-    for size in rows.sizes:
-        maker = _maker(inputs, rows.table(size), judge)
-        for family in families_of(inputs, rows.table(size)):
-            space = maker.space(family)
-            masks, most = space.island_mask, space.max_stages
-            for i, j in product(range(len(most)), repeat=2):
-                if (i == j and most[i] < 2) or (i != j and masks[i] & masks[j]):
-                    continue
-                for (first,) in combinations(range(1, layers), 1):
-                    mesh, units = np.array([i, j]), np.array([first, layers - first])
-                    nothing = np.zeros_like(mesh)
-                    chosen = chosen_of_row(space, names, mesh, nothing, units, nothing)
-                    least = min(least, judge.seconds(chosen))
-    every = [rows.table(size) for size in rows.sizes]
-    found = sailor_search(inputs, judge.files, every)
-    assert found is not None
-    assert found.score.step_seconds <= least * (1 + 1e-9)
-    assert found.bound_seconds <= least * (1 + 1e-9)
