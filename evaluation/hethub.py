@@ -1,4 +1,4 @@
-"""How near does one plan over unlike accelerators come to the sum of its kinds? HETHUB's question.
+"""One plan over unlike accelerators against the sum of its kinds alone: HETHUB's question.
 
 HETHUB (arXiv 2405.16256) trained Llama-140B on 128 + 640 accelerators, and six pairs of kinds, and
 measured up to 97.49 % of a "theoretical upper bound" that it does not define in what could be read.

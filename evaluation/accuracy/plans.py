@@ -322,7 +322,7 @@ def _sequence_parallel(row: RunRow) -> bool:
 
 def _sharding(row: RunRow) -> Sharding:
     """Parameters where the row names ranks of FSDP (`64 (0)` is two variants: the first)."""
-    said = row.said.get("FSDP", "").split("(")[0].strip()
+    said = row.settings.get("FSDP", "").split("(")[0].strip()
     return Sharding.OPTIMIZER if said in ("", "0") else Sharding.PARAMETERS
 
 
@@ -442,7 +442,7 @@ def ranges_of(counts: Sequence[int]) -> list[LayerRange]:
 
 
 def _said_layers(row: RunRow) -> Iterator[int]:
-    for part in filter(None, re.split(r"[/,\s+-]+", row.said.get("layers_per_stage", ""))):
+    for part in filter(None, re.split(r"[/,\s+-]+", row.settings.get("layers_per_stage", ""))):
         if not part.isdecimal():
             raise InputError(f"layers_per_stage has {part!a}; whole numbers with / between them")
         yield int(part)

@@ -151,7 +151,7 @@ class RunRow:
         return "slower than its neighbours without a cause" if place in SLOW_ROWS else ""
 
     @property
-    def said(self) -> dict[str, str]:
+    def settings(self) -> dict[str, str]:
         """The `key=value` parts of `other`."""
         pairs = (part.split("=", 1) for part in self.other.split(";") if "=" in part)
         return {key.strip(): value.strip() for key, value in pairs}

@@ -1,4 +1,4 @@
-"""How far is hetplan off on published measurements? The whole of `evaluation accuracy`.
+"""Predicted against published measurements: everything of `python -m evaluation accuracy`.
 
 A predictor is fitted on one folder's unit measurements (layers, operators, collectives; never its
 runs), and judged on the runs of another, or of the same. Both folders have the form of the folder

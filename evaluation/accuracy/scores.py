@@ -1,4 +1,4 @@
-"""How good are predictions? Errors, rank correlation, and whether the intervals are true.
+"""Figures of predictions: errors, rank correlation and coverage of intervals; peers' figures.
 
     error            predicted / measured - 1
     coverage         part of the measured values inside their 90 % interval; with n rows, a true

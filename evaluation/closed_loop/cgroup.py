@@ -1,6 +1,6 @@
-"""How do the loop's processes get the cores' time although others want it too?
+"""A control group that gives the loop's processes the cores' time, and how busy the machine was.
 
-A control group of their own with the largest share there is. Where it cannot be made the loop runs
+The group has the largest share there is. Where it cannot be made the loop runs
 with the usual share, and its report says so. A process outside of the group removes it when the
 one that made it ends, however that is.
 

@@ -1,8 +1,19 @@
-"""Does the closed loop hold: profile, fit, predict, really train, compare, on emulated hosts?
+"""The closed loop on emulated hosts: profile, fit, predict, really train, compare.
 
 Everything measured is measured inside one emulation, by processes that share a control group with
 more weight than others have. `closed_loop` goes on where an interrupted loop in the same folder
 ended; nothing but that folder is left behind, also after a kill.
+
+HETHUB's question is measured too: how near all kinds together come to the sum of each alone. Each
+kind alone has the part of the batch that its hosts' speed deserves, so that a step takes about as
+long as one of all together; nothing but its own reduction and update depends on that. No pipeline
+has more than 64 microbatches in a step, alone or together:
+
+    ratio   tokens/s together / sum over the kinds of tokens/s alone, all measured
+    bound   the least step that the plan's own layers and bubble allow, over the measured one
+
+The least step is that of its slowest pipeline: `max_s(sum_{j<s} c_j + m c_s)`, c_s the compute of a
+microbatch on stage s, forward and backward, m microbatches; with virtual stages `max_s m c_s`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the closed loop is asked, what it trains, and what it has found."""
+"""Values and files of the closed loop, all in one folder that an interrupted loop goes on from."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSpec:
-    """What is asked: equal specs have equal plans, so that an interrupted loop can go on."""
+    """Options of a loop: equal specs have equal plans, so that an interrupted loop can go on."""
 
     plans: int = 20
     seed: int = 0

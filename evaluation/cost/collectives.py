@@ -1,4 +1,4 @@
-"""How close do collectives from figures alone come to measured ones?
+"""Collectives from figures alone against measured ones, and the laws of links without samples.
 
 Three publications, read from the folder of reference data (unit/collectives.csv):
 
@@ -16,11 +16,8 @@ reaches; `ring` ones force the algorithm that was measured, `library` ones take 
 the communication library has, which is what estimates price, `cheapest` ones of all there are.
 SimAI's rows are of rings alone: there `ring` is the comparison, and the last two are called `trees
 too`, because a library takes trees for short messages from three nodes on. The laws behind all but
-the first were learned from these tables (not from Galvatron's two nodes): `left out` in
-`benchmarks.cost_collectives_laws` is the error elsewhere.
-
-
-Where do the laws of links without samples come from, and how far off are they elsewhere?
+the first were learned from these tables (not from Galvatron's two nodes): `left_out_rows` gives the
+error elsewhere.
 
 The constants of `predict.links_prior` are the coefficients of one fit to the published all_reduce
 times inside nodes and to the ratios between nodes together (the latency of a step inside a node is

@@ -1,4 +1,4 @@
-"""How far is the memory formula from what other people's runs allocated?
+"""The memory formula against what other people's runs allocated.
 
 Two publications, read from the folder of reference data (runs/*.csv):
 
@@ -195,7 +195,7 @@ def _simumax_row(row: RunRow) -> MemoryRow:
 
 
 def _sailor_row(row: RunRow) -> MemoryRow:
-    counts = [int(each) for each in row.said["layers_per_stage"].split("/")]
+    counts = [int(each) for each in row.settings["layers_per_stage"].split("/")]
     tp, _, _, _, dp, size = _degrees(row)
     # With the vocabulary that Megatron-LM pads to 128 tp.
     padded = -(-(row.vocab or 0) // (128 * tp)) * 128 * tp
@@ -219,8 +219,8 @@ def _sailor_row(row: RunRow) -> MemoryRow:
     return MemoryRow(
         source="Sailor, MIT" if rtx else "Sailor, Clariden",
         group="RTX" if rtx else "GH200",
-        layout=f"OPT-350M on {row.gpu}, tp {tp}, layers {row.said['layers_per_stage']}, dp {dp}, "
-        f"microbatch {size}, batch {row.global_batch}",
+        layout=f"OPT-350M on {row.gpu}, tp {tp}, layers {row.settings['layers_per_stage']}, "
+        f"dp {dp}, microbatch {size}, batch {row.global_batch}",
         measured_bytes=(row.peak_memory_gib or 0.0) * GIBIBYTE,
         predicted_bytes=_largest(model, job, layouts, SAILOR_TRAINER),
         suspect="SUSPECT" in row.other,

@@ -1,4 +1,4 @@
-"""How long does a replay take, and how often does a faster shared wire make a step slower?
+"""Speed of replays, steps that a faster shared wire makes slower, and tightness of the bounds.
 
 Replays are timed in CPU seconds of this process, warm (compiled and with the programs of the shape
 at hand), called from Python as costs and search call them: the least over `repeats` runs of many
@@ -9,12 +9,9 @@ slower when a wire becomes faster (Graham, 1969, on list scheduling). By at most
 all messages occupy shared wires: a step lies between T0, the wires to itself, and T0 + that sum,
 and T0 never grows when a wire becomes faster.
 
-
-How close do the lower bounds on a step come to its replay?
-
-Random uneven pipelines per schedule and length of transfers; step over bound less 1. The worst
-cases are tiny (few microbatches, long transfers). Eager sends; with `rendezvous` every send waits
-for its receiver.
+Bounds: random uneven pipelines per schedule and length of transfers; step over bound less 1. The
+worst cases are tiny (few microbatches, long transfers). Eager sends; with `rendezvous` every send
+waits for its receiver.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which questions were other planners asked, and what did they answer?
+"""Cases that other planners answered, and each case as hetplan's inputs.
 
 A file of cases (peers/sailor_cases.json of the reference folder, or `--cases FILE`):
 
@@ -10,6 +10,10 @@ A file of cases (peers/sailor_cases.json of the reference folder, or `--cases FI
 
 `planners` may be empty. `planner_construction_cpu_seconds` of the file, a number by planner, is
 what building a planner takes; Sailor's 2.2 s stand in for it where the file has none.
+
+As hetplan's inputs: float32, AdamW, no recomputation, no interleaving, one pipeline, nothing
+sharded, as Sailor's plans are; one island per GPU and zone, and links that name their path in
+Sailor's fits. The target is flagscale: stages that differ in tp and dp, as Sailor's do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,13 @@
-"""In which order are the families of a case searched?
+"""The order in which families of a case are searched, the score of a plan, and hetplan's own cost.
 
-First every family, likeliest first; then those that their bound leaves open are asked for a proof,
-lowest bound first, until that has been so much work.
+First every family is searched, likeliest first; then those that their bound leaves open are
+proven, lowest bound first, within a limit of work.
+
+`ProfilePredictor` gives the cost model Sailor's profiles and fits. It looks up and fits nothing:
+layers by (GPU, microbatch size, tp) as they were profiled, sends and reductions by the fits of the
+path that a link's `samples` names. Profiled times hold the tensor-parallel communication, so
+collectives inside a node cost nothing here. What was not profiled takes so long that no plan has
+it: nothing is carried over from other sizes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How do the search's plans compare with those of other planners, by Sailor's simulator?
+"""The search's plans beside those of other planners, by Sailor's simulator.
 
 Every case is planned in four ways (`CHOSEN_BY`); each way's plan is placed, checked, written in
 Sailor's form (`evaluation.search.sailor`), read back and scored; every peer plan is scored

@@ -1,4 +1,4 @@
-"""Which rows of stages, whose neighbours may share a room, are best by Sailor's formula?
+"""The best rows of stages by Sailor's formula, where neighbouring stages may share a room.
 
 A row gives every stage D replicas of some (room, tp), for one microbatch size b. N microbatches
 with D = ceil(batch / (b N)), the fewest replicas for them, so that D need not divide the batch: the
@@ -11,7 +11,12 @@ last microbatch is then not full, and charged as if it were, as in Sailor's own 
 * by kind: every stage lies on all rooms of one kind, stages of a kind next to each other.
 
 For given (b, D, tp of the rooms) no row is below `bound`, which orders and prunes them; rows are
-cut by `row_cuts`.
+cut by `sailor_tables.cut`.
+
+As a plan of hetplan a row's rooms are one island per tp, with nodes of tp devices: groups of tp
+devices, powers of two that divide a node's devices, always have room in whole nodes. The job's
+batch is the case's, rounded up to whole microbatches of every replica. The target is `any`: native
+alone runs stages of several kinds.
 """
 
 from __future__ import annotations

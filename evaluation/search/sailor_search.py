@@ -1,9 +1,22 @@
-"""Which plan does hetplan's search find when its cost is Sailor's formula?
+"""Two ways to plan a case with hetplan's search: Sailor's formula as cost, and hetplan's own cost.
 
-The families of the search (`hetplan.search.families`), one microbatch size at a time so that every
-plan is one in Sailor's form, its local search over rows of stages and its proofs
-(`hetplan.search.single_solver`), on the numbers of `sailor_space`. Rows are cut into layers, and
-priced, by the formula itself.
+Both use the families of the search (`hetplan.search.families`), one microbatch size at a time so
+that every plan has Sailor's form, its local search over rows of stages and its proofs
+(`hetplan.search.single_solver`).
+
+`sailor_search`: the spaces hold Sailor's cost. With c_s, x_s, u_s and r_s of the formula
+(`evaluation.search.sailor`)
+
+    step = (N - 1) max (c_s + x_s) + sum (c_s + x_s) + max u_s + max r_s
+
+a slot's passes take c_s and the least that its sends can take, a boundary what its sends take
+beyond that, and the end of the step u_s + r_s. The replay of such slots is never longer than the
+formula's step (a property test over random rows), so bounds of the search hold for the formula.
+Rows are cut into layers, and priced, by the formula itself.
+
+`own_search`: hetplan's cost of Sailor's profiles (`ProfilePredictor`); the rule of Sailor's
+simulator, 24 bytes per parameter, says what fits in memory. All plans that came near the best of
+their family are candidates; among those, without any further step, the formula chooses.
 """
 
 from __future__ import annotations

@@ -1,10 +1,18 @@
-"""What do stages cost by Sailor's formula, as arrays over their first and last layer?
+"""Costs of stages by Sailor's formula, as arrays over their first and last layer, and their cut.
 
 For rows of stages that are cut many times (`evaluation.search.rows`): of a set of classes
 (room, tp) that share a stage, `ticks[a, e]` are the forward and backward seconds of one microbatch
 over layers a to e - 1 on the slowest class, infinite where a class has no memory for it with so
 many microbatches in flight; `reductions[a, e]` the seconds of the stage's reduction. The formula is
 that of `evaluation.search.sailor`, which scores whatever is chosen.
+
+`cut` places the boundaries of a row of P stages with dp replicas and N microbatches. With c_s[a, e]
+the seconds of one microbatch on layers a to e - 1 (sends included) and r_s[a, e] the reduction,
+
+    step = (N - 1) max_s c_s + sum_s c_s + max_s r_s
+
+It first finds the least possible max_s c_s by a program over stages and layers, and among cuts with
+it a least sum; then it moves every boundary, by one or two layers, as long as the step falls.
 """
 
 from __future__ import annotations

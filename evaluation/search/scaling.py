@@ -1,13 +1,10 @@
-"""How long does the search take, and how far is its proof, from 16 to 131,072 devices?
+"""Time of the search and distance of its proof, from 16 to 131,072 devices.
 
 Every instance and target is searched in a process of its own, so that its peak memory is its own.
 There imports are done, kernels are compiled and the predictor (datasheet figures only) is made
 before the clock of the search starts; a small search of the same target does that.
 
-
-On which clusters and models is the search's speed measured?
-
-A seeded generator, so that every instance is the same everywhere. Of `Instance(devices, islands,
+A seeded generator makes every instance the same everywhere. Of `Instance(devices, islands,
 kinds, regions, model, seed)`:
 
 * kinds: drawn from `KINDS` (the catalogue's figures), each at least once, the others drawn again;
@@ -241,22 +238,22 @@ class ScalingRow:
     regions: int
     model: str
     target: str
-    seconds: float
-    """CPU seconds of the search."""
-    cold_seconds: float
-    """CPU seconds of the whole process: imports, kernels and a small search with it."""
-    peak_memory_bytes: float
-    step_seconds: float | None
-    """None without a plan."""
-    gap: float | None
     status: str
     """Of the certificate, or why there is no plan."""
-    families: int
+    seconds: float = 0.0
+    """CPU seconds of the search."""
+    cold_seconds: float = 0.0
+    """CPU seconds of the whole process: imports, kernels and a small search with it."""
+    peak_memory_bytes: float = 0.0
+    step_seconds: float | None = None
+    """None without a plan."""
+    gap: float | None = None
+    families: int = 0
     """That divide and fit."""
-    searched: int
-    programs: int
+    searched: int = 0
+    programs: int = 0
     """Subproblems that programs solved."""
-    replays: int
+    replays: int = 0
 
 
 def instances_of(sizes: Sequence[int]) -> tuple[Instance, ...]:
@@ -342,24 +339,8 @@ def measure(instance: Instance, target: str, limit_seconds: float) -> ScalingRow
 
 
 def _row(instance: Instance, target: str, *, status: str) -> ScalingRow:
-    return ScalingRow(
-        devices=instance.devices,
-        islands=instance.islands,
-        kinds=instance.kinds,
-        regions=instance.regions,
-        model=instance.model,
-        target=target,
-        seconds=0.0,
-        cold_seconds=0.0,
-        peak_memory_bytes=0.0,
-        step_seconds=None,
-        gap=None,
-        status=status,
-        families=0,
-        searched=0,
-        programs=0,
-        replays=0,
-    )
+    shape = {key: value for key, value in asdict(instance).items() if key != "seed"}
+    return ScalingRow(**shape, target=target, status=status)
 
 
 def _worker(question: str) -> None:

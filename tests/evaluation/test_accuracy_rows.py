@@ -20,7 +20,7 @@ def test_a_row_is_read(tmp_path: Path) -> None:
     )  # fmt: skip
     assert row.step_seconds == 0.5
     assert row.peak_memory_gib is None
-    assert row.said == {"layers_per_stage": "3/3", "b": "2"}
+    assert row.settings == {"layers_per_stage": "3/3", "b": "2"}
     assert row.faults == ()
     assert row.data_set == "made-up"
 
