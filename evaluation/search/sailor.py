@@ -35,6 +35,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -126,94 +128,63 @@ def read_sailor(
     reference: Path, model: str, gpus: tuple[str, ...], zones: tuple[str, ...]
 ) -> SailorFiles:
     """The files of a model on these GPUs in these zones; an InputError for what is missing."""
-    times: dict[tuple[str, int, int], LayerTimes] = {}
-    path = reference / PROFILES
-    by_gpu = _entry(path, _json(path), model, "model")
-    for gpu in gpus:
-        for size, by_tp in _mapping(path, _entry(path, by_gpu, gpu, "GPU")).items():
-            for tp, layers in _mapping(path, by_tp).items():
-                times[gpu, int(size), int(tp)] = _read_times(path, layers)
+    with _json_file(reference / PROFILES) as profiles:
+        times = {
+            (gpu, int(size), int(tp)): _layer_times(layers)
+            for gpu in gpus
+            for size, by_tp in profiles[model][gpu].items()
+            for tp, layers in by_tp.items()
+        }
     counts = {len(each.forward_seconds) for each in times.values()}
     if len(counts) != 1:
         found = ", ".join(str(count) for count in sorted(counts))
         raise InputError(f"the profiles of {model} have {found} layers; they must agree")
     (num_layers,) = counts
-    path = reference / MEMORY
-    by_tp = _mapping(path, _entry(path, _json(path), model, "model"))
-    sizes = {int(tp): _read_sizes(path, layers, num_layers) for tp, layers in by_tp.items()}
-    return SailorFiles(
-        model=model,
-        num_layers=num_layers,
-        times=times,
-        sizes=sizes,
-        fits=_read_fits(reference / NETWORK, gpus, zones),
-    )
+    with _json_file(reference / MEMORY) as memory:
+        sizes = {
+            int(tp): _layer_sizes([layers[str(layer)] for layer in range(num_layers)])
+            for tp, layers in memory[model].items()
+        }
+    with _json_file(reference / NETWORK) as network:
+        fits = {
+            (zone, gpu, int(count), to_zone, to_gpu, int(to_count)): Fit(
+                a=float(fit[0][0]), b=float(fit[0][1]), c=float(fit[0][2])
+            )
+            for zone in zones
+            for gpu in gpus
+            for count, to_zones in network.get(zone, {}).get(gpu, {}).items()
+            for to_zone in zones
+            for to_gpu in gpus
+            for to_count, fit in to_zones.get(to_zone, {}).get(to_gpu, {}).items()
+        }
+    return SailorFiles(model=model, num_layers=num_layers, times=times, sizes=sizes, fits=fits)
 
 
-def _json(path: Path) -> Any:
+@contextmanager
+def _json_file(path: Path) -> Iterator[Any]:
+    """The file's data; whatever is missing or of another form inside the block names the file."""
     try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise InputError(Fault(file=str(path), message="there is no such file")) from None
-    except (OSError, ValueError) as error:
+        yield json.loads(path.read_bytes())
+    except KeyError as error:
+        raise InputError(Fault(file=str(path), message=f"there is no {error}")) from None
+    except (OSError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise InputError(Fault(file=str(path), message=f"cannot be read: {error}")) from None
 
 
-def _mapping(path: Path, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict) or not value:
-        raise InputError(Fault(file=str(path), message="a mapping that is not empty is expected"))
-    return value
-
-
-def _entry(path: Path, value: Any, name: str, what: str) -> Any:
-    entries = _mapping(path, value)
-    if name not in entries:
-        known = ", ".join(entries)
-        raise InputError(
-            Fault(file=str(path), message=f"there is no {what} {name}; there are {known}")
-        )
-    return entries[name]
-
-
-def _read_times(path: Path, layers: Any) -> LayerTimes:
+def _layer_times(layers: dict[str, list[float]]) -> LayerTimes:
     # In the order of the file, as Sailor reads them.
-    rows = list(_mapping(path, layers).values())
-    if any(not isinstance(row, list) or len(row) < 3 for row in rows):
-        raise InputError(
-            Fault(file=str(path), message="a layer has no [forward, backward, update] seconds")
-        )
-    forward, backward, update = (tuple(float(row[at]) for row in rows) for at in range(3))
+    forward, backward, update = (
+        tuple(float(row[at]) for row in layers.values()) for at in range(3)
+    )
     return LayerTimes(forward_seconds=forward, backward_seconds=backward, update_seconds=update)
 
 
-def _read_sizes(path: Path, layers: Any, num_layers: int) -> LayerSizes:
-    try:
-        rows = [layers[str(layer)] for layer in range(num_layers)]
-        return LayerSizes(
-            parameters=tuple(float(row["params_floats"]) for row in rows),
-            output_activations=tuple(float(row["act_output_floats"]) for row in rows),
-            kept_activations=tuple(float(row["act_mem_floats"]) for row in rows),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        message = f"a layer's floats are not there: {error}"
-        raise InputError(Fault(file=str(path), message=message)) from None
-
-
-def _read_fits(
-    path: Path, gpus: tuple[str, ...], zones: tuple[str, ...]
-) -> dict[tuple[str, str, int, str, str, int], Fit]:
-    root = _mapping(path, _json(path))
-    found = {}
-    for zone in zones:
-        for gpu in gpus:
-            for count, to_zones in root.get(zone, {}).get(gpu, {}).items():
-                for to_zone in zones:
-                    for to_gpu in gpus:
-                        for to_count, fit in to_zones.get(to_zone, {}).get(to_gpu, {}).items():
-                            (a, b, c), _ = fit
-                            key = (zone, gpu, int(count), to_zone, to_gpu, int(to_count))
-                            found[key] = Fit(a=float(a), b=float(b), c=float(c))
-    return found
+def _layer_sizes(rows: list[dict[str, float]]) -> LayerSizes:
+    return LayerSizes(
+        parameters=tuple(float(row["params_floats"]) for row in rows),
+        output_activations=tuple(float(row["act_output_floats"]) for row in rows),
+        kept_activations=tuple(float(row["act_mem_floats"]) for row in rows),
+    )
 
 
 BUCKET_BYTES = 500_000_000  # sailor_planner/constants.py: MEMORY_BUCKET_DEEPSPEED_SIZE
