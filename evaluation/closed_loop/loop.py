@@ -40,7 +40,14 @@ from evaluation.closed_loop.plans import (
     speeds_of,
 )
 from evaluation.closed_loop.results import invalid_reasons, judge, spread
-from evaluation.closed_loop.training import JITTER, PLAIN, Asked, Say, ToTrain, train_missing
+from evaluation.closed_loop.training import (
+    JITTER,
+    PLAIN,
+    LoopInputs,
+    Say,
+    TrainingTask,
+    train_missing,
+)
 from evaluation.closed_loop.values import (
     PLANS_SCHEMA,
     ClosedLoop,
@@ -111,29 +118,29 @@ class Candidate:
         return tokens(self.job) / self.plan.predicted_seconds
 
 
-def train_together(asked: Asked, emulation: Emulation) -> HethubMeasured:
+def train_together(inputs: LoopInputs, emulation: Emulation) -> HethubMeasured:
     """Each kind alone, then all together, under hetplan's plans and under simpler ones."""
-    candidates = planned(asked, emulation)
+    candidates = planned(inputs, emulation)
     trained = train_missing(
-        asked,
+        inputs,
         emulation,
         PLAIN,
         TOGETHER,
         [
-            ToTrain(name=str(number), plan=each.plan, job=each.job)
+            TrainingTask(name=str(number), plan=each.plan, job=each.job)
             for number, each in enumerate(candidates)
         ],
         warmup_steps=WARMUP_STEPS,
         steps=STEPS,
     )
-    return measured(asked, candidates, trained)
+    return measured(inputs, candidates, trained)
 
 
 def measured(
-    asked: Asked, candidates: Sequence[Candidate], trained: Sequence[TrainedPlan]
+    inputs: LoopInputs, candidates: Sequence[Candidate], trained: Sequence[TrainedPlan]
 ) -> HethubMeasured:
     """The figures of what was trained; the kinds alone come first in both."""
-    kinds = {island.device.kind for island in asked.cluster.islands}
+    kinds = {island.device.kind for island in inputs.cluster.islands}
     pairs = list(zip(candidates, trained, strict=True))
     alone = [pair for pair in pairs if pair[0].what in kinds]
     whole = sum(tokens(each.job) / one.measured_seconds for each, one in alone)
@@ -185,13 +192,13 @@ def _missed_goals(together: Sequence[TogetherRow]) -> Iterator[str]:
             )
 
 
-def planned(asked: Asked, emulation: Emulation) -> tuple[Candidate, ...]:
+def planned(inputs: LoopInputs, emulation: Emulation) -> tuple[Candidate, ...]:
     """What is trained: each kind alone, hetplan's two plans, then the simple splits."""
-    job = load_job(asked.files.together_job)
-    predictor = load_predictor(asked.files.predictor(PLAIN))
-    planner = _Planner(asked, emulation, job, predictor)
+    job = load_job(inputs.files.together_job)
+    predictor = load_predictor(inputs.files.predictor(PLAIN))
+    planner = _Planner(inputs, emulation, job, predictor)
     speeds = planner.speeds
-    islands = asked.cluster.islands
+    islands = inputs.cluster.islands
     hosts = [len(island.usable_nodes) for island in islands]
     weights = [count * speeds[island.name] for island, count in zip(islands, hosts, strict=True)]
     found = []
@@ -211,7 +218,7 @@ def planned(asked: Asked, emulation: Emulation) -> tuple[Candidate, ...]:
 
 @dataclass(slots=True)
 class _Planner:
-    asked: Asked
+    inputs: LoopInputs
     emulation: Emulation
     job: Job
     predictor: Predictor
@@ -219,7 +226,7 @@ class _Planner:
     @property
     def speeds(self) -> dict[str, float]:
         """Of a host of each island."""
-        return speeds_of(self.asked.model, self.asked.cluster, self.job, self.predictor)
+        return speeds_of(self.inputs.model, self.inputs.cluster, self.job, self.predictor)
 
     def best(
         self,
@@ -231,16 +238,16 @@ class _Planner:
         searched: bool = False,
     ) -> Candidate:
         """The best predicted plan of this batch on the hosts of these islands."""
-        asked, job = self.asked, replace(self.job, global_batch_size=samples)
-        pricer = Pricer(asked.model, asked.cluster, job, self.predictor)
+        inputs, job = self.inputs, replace(self.job, global_batch_size=samples)
+        pricer = Pricer(inputs.model, inputs.cluster, job, self.predictor)
         pool = price_pool(
             pricer,
             draw_pool(
-                asked.model,
-                asked.cluster,
+                inputs.model,
+                inputs.cluster,
                 job,
                 speeds=self.speeds,
-                seed=asked.spec.seed,
+                seed=inputs.spec.seed,
                 size=TOGETHER_POOL,
                 most_microbatches=MAX_MICROBATCHES,
                 samples=_SIZES if only is None else (*_SIZES, 12, 16),
@@ -248,8 +255,8 @@ class _Planner:
                 only=only,
                 single=single,
             ),
-            asked.cluster,
-            asked.model,
+            inputs.cluster,
+            inputs.model,
         )
         plans = [*pool, *(self._searched(pricer) if searched else ())]
         if not plans:
@@ -262,9 +269,9 @@ class _Planner:
 
         That is: no more microbatches than allowed, of sizes that were profiled.
         """
-        asked, files = self.asked, self.asked.files
+        inputs, files = self.inputs, self.inputs.files
         training.search_plan(
-            files, self.emulation, PLAIN, files.together_job, files.searched_together, asked.say
+            files, self.emulation, PLAIN, files.together_job, files.searched_together, inputs.say
         )
         plan = load_plan(files.searched_together).plan
         sizes = {
@@ -275,11 +282,11 @@ class _Planner:
         }
         played = at_most(plan, MAX_MICROBATCHES) and max(sizes) <= max(_SIZES)
         if played and not any(launch_faults(plan)):
-            yield loop_plan(pricer, plan, asked.cluster, asked.model, searched=True)
+            yield loop_plan(pricer, plan, inputs.cluster, inputs.model, searched=True)
 
     def simple(self) -> Iterator[Candidate]:
         """What needs no planner: equal parts, and parts by peak rate."""
-        islands = self.asked.cluster.islands
+        islands = self.inputs.cluster.islands
         hosts = [island.name for island in islands for _ in island.usable_nodes]
         rates = [
             dict(island.device.peak_flops_per_second)[self.job.precision]
@@ -289,7 +296,7 @@ class _Planner:
         even = [1.0] * len(hosts)
         count = MAX_MICROBATCHES
         for what, weights in (("even layers", even), ("layers by peak rate", rates)):
-            layers = dealt_out(self.asked.model.num_layers, weights, least=1)
+            layers = dealt_out(self.inputs.model.num_layers, weights, least=1)
             yield self._simple(
                 f"{what}, one pipeline",
                 [_pipeline(hosts, layers, count, _SIMPLE_SAMPLES)],
@@ -297,7 +304,7 @@ class _Planner:
             )
         for what, weights in (("even shares", even), ("shares by peak rate", rates)):
             samples, shares = shares_of(self.job.global_batch_size, weights)
-            layers = [self.asked.model.num_layers]
+            layers = [self.inputs.model.num_layers]
             yield self._simple(
                 f"{what}, a pipeline per host",
                 [
@@ -309,11 +316,11 @@ class _Planner:
 
     def _simple(self, what: str, pipelines: Sequence[ChosenPipeline], samples: int) -> Candidate:
         """`samples` is the batch."""
-        asked = self.asked
+        inputs = self.inputs
         job = replace(self.job, global_batch_size=samples)
-        plan = plan_of(asked.model, asked.cluster, job, ChosenPlan(pipelines=tuple(pipelines)))
-        pricer = Pricer(asked.model, asked.cluster, job, self.predictor)
-        priced = loop_plan(pricer, plan, asked.cluster, asked.model)
+        plan = plan_of(inputs.model, inputs.cluster, job, ChosenPlan(pipelines=tuple(pipelines)))
+        pricer = Pricer(inputs.model, inputs.cluster, job, self.predictor)
+        priced = loop_plan(pricer, plan, inputs.cluster, inputs.model)
         return self._candidate(what, priced, job, pricer)
 
     def _candidate(self, what: str, plan: LoopPlan, job: Job, pricer: Pricer) -> Candidate:
@@ -391,7 +398,7 @@ def closed_loop(spec: LoopSpec, folder: Path, *, say: Say) -> ClosedLoop:
     """
     require()
     files = open_folder(folder, spec)
-    asked = Asked(
+    inputs = LoopInputs(
         files=files,
         spec=spec,
         model=load_model(files.model),
@@ -405,23 +412,23 @@ def closed_loop(spec: LoopSpec, folder: Path, *, say: Say) -> ClosedLoop:
     with weighted() as weight:
         if weight:
             say(f"the loop's processes have no more weight than others: {weight}")
-        with emulated(asked.cluster, name=f"closed-loop-{os.getpid()}") as emulation:
+        with emulated(inputs.cluster, name=f"closed-loop-{os.getpid()}") as emulation:
             training.make_paces(
                 files,
                 emulation,
-                headroom=_headroom(asked.cluster, asked.job),
+                headroom=_headroom(inputs.cluster, inputs.job),
                 jitter=spec.jitter,
                 seed=spec.seed,
                 say=say,
             )
-            training.measure_links(files, emulation, asked.cluster, say=say)
-            plans = _plans(asked, emulation)
+            training.measure_links(files, emulation, inputs.cluster, say=say)
+            plans = _plans(inputs, emulation)
             for kind in (PLAIN, JITTER) if spec.jitter else (PLAIN,):
-                passes.append(_pass(asked, emulation, plans, kind))
+                passes.append(_pass(inputs, emulation, plans, kind))
             if spec.hethub:
                 from evaluation.closed_loop.loop import train_together
 
-                hethub = train_together(asked, emulation)
+                hethub = train_together(inputs, emulation)
     return ClosedLoop(
         machine=(
             f"{machine.processor}, {machine.cores} cores, {machine.system}, Python "
@@ -441,32 +448,32 @@ def _headroom(cluster: Cluster, job: Job) -> float:
     return MORE_HEADROOM * least_headroom(cluster, factors, os.cpu_count() or 1)
 
 
-def _plans(asked: Asked, emulation: Emulation) -> LoopPlans:
+def _plans(inputs: LoopInputs, emulation: Emulation) -> LoopPlans:
     """The plans of the loop; chosen when its devices were measured, before anything is trained."""
-    files, spec, job = asked.files, asked.spec, asked.job
-    training.measure_devices(files, emulation, PLAIN, asked.say)
-    training.fit_devices(files, emulation, PLAIN, asked.say)
+    files, spec, job = inputs.files, inputs.spec, inputs.job
+    training.measure_devices(files, emulation, PLAIN, inputs.say)
+    training.fit_devices(files, emulation, PLAIN, inputs.say)
     if files.plans.exists():
         return decode(read_document(files.plans), LoopPlans, schema=PLANS_SCHEMA)
-    training.search_plan(files, emulation, PLAIN, files.job, files.searched, asked.say)
+    training.search_plan(files, emulation, PLAIN, files.job, files.searched, inputs.say)
     predictor = load_predictor(files.predictor(PLAIN))
-    pricer = Pricer(asked.model, asked.cluster, job, predictor)
+    pricer = Pricer(inputs.model, inputs.cluster, job, predictor)
     result = load_plan(files.searched)
     faults = tuple(launch_faults(result.plan))
     if faults:
         raise InputError(*faults)
-    searched = loop_plan(pricer, result.plan, asked.cluster, asked.model, searched=True)
+    searched = loop_plan(pricer, result.plan, inputs.cluster, inputs.model, searched=True)
     pool = draw_pool(
-        asked.model,
-        asked.cluster,
+        inputs.model,
+        inputs.cluster,
         job,
-        speeds=speeds_of(asked.model, asked.cluster, job, predictor),
+        speeds=speeds_of(inputs.model, inputs.cluster, job, predictor),
         seed=spec.seed,
         size=POOL_SIZE,
         samples=(2,) if spec.short else SAMPLES,
     )
     found = choose(
-        price_pool(pricer, pool, asked.cluster, asked.model),
+        price_pool(pricer, pool, inputs.cluster, inputs.model),
         searched,
         plans=spec.plans,
         best=min(BEST_PLANS, spec.plans // 2),
@@ -478,23 +485,23 @@ def _plans(asked: Asked, emulation: Emulation) -> LoopPlans:
     return found
 
 
-def _pass(asked: Asked, emulation: Emulation, plans: LoopPlans, kind: str) -> LoopPass:
-    """All plans trained once at a pace, the searched one as often as asked."""
-    files, spec = asked.files, asked.spec
-    training.measure_devices(files, emulation, kind, asked.say)
-    training.fit_devices(files, emulation, kind, asked.say)
-    pricer = Pricer(asked.model, asked.cluster, asked.job, load_predictor(files.predictor(kind)))
+def _pass(inputs: LoopInputs, emulation: Emulation, plans: LoopPlans, kind: str) -> LoopPass:
+    """All plans trained once at a pace, the searched one as often as inputs."""
+    files, spec = inputs.files, inputs.spec
+    training.measure_devices(files, emulation, kind, inputs.say)
+    training.fit_devices(files, emulation, kind, inputs.say)
+    pricer = Pricer(inputs.model, inputs.cluster, inputs.job, load_predictor(files.predictor(kind)))
     priced = [
-        loop_plan(pricer, each.plan, asked.cluster, asked.model, searched=each.searched)
+        loop_plan(pricer, each.plan, inputs.cluster, inputs.model, searched=each.searched)
         for each in plans.plans
     ]
     order = training_order(priced, spec.repeats)
     trained = train_missing(
-        asked,
+        inputs,
         emulation,
         kind,
         kind,
-        [ToTrain(name=name, plan=plan, job=asked.job) for name, plan in order],
+        [TrainingTask(name=name, plan=plan, job=inputs.job) for name, plan in order],
         warmup_steps=spec.warmup_steps,
         steps=spec.steps,
     )
@@ -516,7 +523,7 @@ def _pass(asked: Asked, emulation: Emulation, plans: LoopPlans, kind: str) -> Lo
         jitter=spec.jitter if kind == JITTER else 0.0,
         goals=Goals.of(spec),
         profile_excess=profile_excess(
-            asked.model, asked.cluster, asked.job, pricer.predictor, load_pace(files.pace(kind))
+            inputs.model, inputs.cluster, inputs.job, pricer.predictor, load_pace(files.pace(kind))
         ),
     )
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from evaluation.closed_loop.values import (
-    MUCH_STALLED,
+    MIN_STALLED_FRACTION,
     LoopPlan,
     LoopPlans,
 )
@@ -149,7 +149,7 @@ _MAX_MOVED_LAYERS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class PoolPlan:
     """A legal plan of the pool."""
 
     name: str
@@ -170,7 +170,7 @@ def draw_pool(
     microbatch_sizes: Sequence[int] = MICROBATCH_SIZES,
     only: Sequence[str] | None = None,
     single: bool = False,
-) -> tuple[Drawn, ...]:
+) -> tuple[PoolPlan, ...]:
     """Up to `size` different plans; equal arguments give equal pools.
 
     `speeds`: of a host of each island, in any unit. `most_microbatches`: of each pipeline.
@@ -181,7 +181,7 @@ def draw_pool(
     found_structures = structures(hosts, least_hosts=2 if only is None else len(hosts))
     by_form = _by_form([each for each in found_structures if not single or len(each) == 1])
     chance = random.Random(f"pool {seed}")
-    found: dict[str, Drawn] = {}
+    found: dict[str, PoolPlan] = {}
     drawer = _Drawer(
         model=model,
         cluster=cluster,
@@ -283,7 +283,7 @@ class _Drawer:
     samples: tuple[int, ...]
     microbatch_sizes: frozenset[int]
 
-    def draw(self, form: str, structure: Structure) -> Drawn | None:
+    def draw(self, form: str, structure: Structure) -> PoolPlan | None:
         """A plan of this form and structure; None where the draw is not legal."""
         samples = self.chance.choice(self.samples)
         if self.job.global_batch_size % samples:
@@ -308,7 +308,7 @@ class _Drawer:
             return None
         if check_plan(plan, self.model, self.cluster, self.job) or any(launch_faults(plan)):
             return None
-        return Drawn(name=name_of(plan, self.cluster, self.model), form=form_of(plan), plan=plan)
+        return PoolPlan(name=name_of(plan, self.cluster, self.model), form=form_of(plan), plan=plan)
 
     def _parts(self, stage: StageHosts, samples: int) -> tuple[Part, ...] | None:
         """How the hosts of a stage share a microbatch; None where it has too few samples."""
@@ -507,7 +507,7 @@ def loop_plan(
 
 
 def price_pool(
-    pricer: Pricer, pool: Sequence[Drawn], cluster: Cluster, model: ModelSpec
+    pricer: Pricer, pool: Sequence[PoolPlan], cluster: Cluster, model: ModelSpec
 ) -> tuple[LoopPlan, ...]:
     """Those of the pool that can be priced, fastest first."""
     priced = []
@@ -550,13 +550,13 @@ def choose(
     for stratum in strata:
         chosen.append(_pick(stratum, forms, chance))
         forms[chosen[-1].form] += 1
-    much = sum(_much(each) for each in (searched, *taken, *chosen))
+    much = sum(_stalls_much(each) for each in (searched, *taken, *chosen))
     # From the slowest stratum on: slow plans are the ones that stall.
     for at in reversed(range(len(strata))):
         if much >= stalled:
             break
-        able = [each for each in strata[at] if _much(each)]
-        if able and not _much(chosen[at]):
+        able = [each for each in strata[at] if _stalls_much(each)]
+        if able and not _stalls_much(chosen[at]):
             forms[chosen[at].form] -= 1
             chosen[at] = _pick(able, forms, chance)
             forms[chosen[at].form] += 1
@@ -577,5 +577,5 @@ def _pick(stratum: Sequence[LoopPlan], forms: Mapping[str, int], chance: random.
     return chance.choice([each for each in stratum if forms[each.form] == least])
 
 
-def _much(each: LoopPlan) -> bool:
-    return each.stalled >= MUCH_STALLED
+def _stalls_much(each: LoopPlan) -> bool:
+    return each.stalled >= MIN_STALLED_FRACTION

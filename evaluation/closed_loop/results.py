@@ -12,7 +12,7 @@ from evaluation.closed_loop.values import (
     MAX_OVERRUN,
     MAX_PROFILE_EXCESS,
     MAX_SPREAD,
-    MUCH_STALLED,
+    MIN_STALLED_FRACTION,
     ClosedLoop,
     Goals,
     LoopPass,
@@ -81,7 +81,7 @@ def totals(rows: Sequence[LoopRow], repeats: Sequence[TrainedPlan]) -> LoopTotal
         repeats_spread=spread([each.measured_seconds for each in repeats]),
         overrun=sum(each.overruns for each in everything) / passes if passes else 0.0,
         range=max(measured) / min(measured),
-        stalled_plans=sum(row.stalled >= MUCH_STALLED for row in rows),
+        stalled_plans=sum(row.stalled >= MIN_STALLED_FRACTION for row in rows),
         load_average=max(each.load_average for each in everything),
         steal=max(each.steal for each in everything),
     )

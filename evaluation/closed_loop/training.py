@@ -284,7 +284,7 @@ STEP_TIMEOUT_SECONDS = 120.0
 
 
 @dataclass(slots=True)
-class Turns:
+class HostProcesses:
     """The processes of a pass, and how many plans they have trained."""
 
     emulation: Emulation
@@ -402,7 +402,7 @@ def ledger_long_bytes(plan: LoopPlan, model: ModelSpec, cluster: Cluster, job: J
 
 
 @contextmanager
-def training_turns(emulation: Emulation, cluster: Cluster) -> Iterator[Turns]:
+def host_processes(emulation: Emulation, cluster: Cluster) -> Iterator[HostProcesses]:
     """The processes on all hosts, for as long as the block runs.
 
     Their folder is inside the emulation's, which the guard removes when this process is killed.
@@ -410,7 +410,7 @@ def training_turns(emulation: Emulation, cluster: Cluster) -> Iterator[Turns]:
     from hetplan.emulation.locks import folder_of
 
     path = Path(tempfile.mkdtemp(prefix="turns-", dir=folder_of(emulation.name)))
-    turns = Turns(emulation=emulation, cluster=cluster, folder=TurnFolder(path))
+    turns = HostProcesses(emulation=emulation, cluster=cluster, folder=TurnFolder(path))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     environment["PYTHONUNBUFFERED"] = "1"
     try:
@@ -439,14 +439,14 @@ def read_trained(path: Path) -> TrainedPlan | None:
     return decode(read_document(path), TrainedPlan, schema=PASS_SCHEMA)
 
 
-def keep_trained(path: Path, trained: TrainedPlan) -> None:
+def save_trained(path: Path, trained: TrainedPlan) -> None:
     """Write what a training measured."""
     path.parent.mkdir(exist_ok=True)
     write_atomically(path, encode(trained, schema=PASS_SCHEMA))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class LoopInputs:
     """What the loop trains, read once."""
 
     files: LoopFiles
@@ -458,7 +458,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToTrain:
+class TrainingTask:
     """One training."""
 
     name: str
@@ -468,11 +468,11 @@ class ToTrain:
 
 
 def train_missing(
-    asked: Asked,
+    inputs: LoopInputs,
     emulation: Emulation,
     kind: str,
     where: str,
-    order: Sequence[ToTrain],
+    order: Sequence[TrainingTask],
     *,
     warmup_steps: int,
     steps: int,
@@ -481,28 +481,28 @@ def train_missing(
 
     `where` names their folder.
     """
-    files = asked.files
+    files = inputs.files
     have = {each.name: read_trained(files.trained(where, each.name)) for each in order}
     missing = [each for each in order if have[each.name] is None]
     if missing:
         pace = load_pace(files.pace(kind))
-        with training_turns(emulation, asked.cluster) as turns:
+        with host_processes(emulation, inputs.cluster) as turns:
             for at, each in enumerate(missing, start=1):
                 done = turns.train(
-                    asked.model,
+                    inputs.model,
                     each.job,
                     each.plan,
                     pace,
                     warmup_steps=warmup_steps,
                     steps=steps,
                 )
-                keep_trained(files.trained(where, each.name), done)
+                save_trained(files.trained(where, each.name), done)
                 have[each.name] = done
-                asked.say(f"{where} {at}/{len(missing)}: {told(done)}")
+                inputs.say(f"{where} {at}/{len(missing)}: {progress_line(done)}")
     return [one for each in order if (one := have[each.name]) is not None]
 
 
-def told(done: TrainedPlan) -> str:
+def progress_line(done: TrainedPlan) -> str:
     """One line of progress."""
     return (
         f"{done.name}: predicted {done.predicted_seconds:.3f} s, measured "

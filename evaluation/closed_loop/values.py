@@ -20,7 +20,7 @@ PASS_SCHEMA = "hetplan.closed-loop-pass/1"
 
 MAX_OVERRUN = 0.30
 """Part of the paced passes that may take longer than their pace."""
-MUCH_STALLED = 0.25
+MIN_STALLED_FRACTION = 0.25
 """Part of a step, from which a plan counts as one that tests more than compute."""
 MAX_SPREAD = 0.03
 """(longest - shortest) / shortest of the same plan trained several times."""
@@ -291,7 +291,7 @@ class LoopFiles:
 
     @property
     def spec(self) -> Path:
-        """What the loop was asked."""
+        """What the loop was inputs."""
         return self.folder / "spec.json"
 
     @property
@@ -346,7 +346,7 @@ def open_folder(folder: Path, spec: LoopSpec) -> LoopFiles:
         there = decode(read_document(files.spec), LoopSpec, schema=SPEC_SCHEMA)
         if there != spec:
             raise InputError(
-                f"{folder} has a closed loop that was asked otherwise ({there}); give another "
+                f"{folder} has a closed loop with other options ({there}); give another "
                 "--out, or remove it"
             )
     elif any(folder.iterdir()):

@@ -181,7 +181,7 @@ def in_form(chosen: ChosenPlan, cluster: Cluster) -> SailorPlan:
 
 
 @dataclass(slots=True)
-class Judge:
+class SailorJudge:
     """Sailor's formula for chosen plans; counts what it has looked at."""
 
     files: SailorFiles
@@ -220,7 +220,7 @@ _NEAR = 1.1
 
 
 @dataclass(slots=True)
-class Pool(Best):
+class CandidatePool(Best):
     """The best plan, and every plan on the way whose price came near its family's best."""
 
     seen: dict[ChosenPlan, float] = field(default_factory=dict)
@@ -237,10 +237,10 @@ class Pool(Best):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Driven:
+class FamilySearch:
     """What came of it."""
 
-    best: Pool
+    best: CandidatePool
     searched: int
     """Families."""
     proof_cpu_seconds: float
@@ -283,20 +283,20 @@ def parts_of(family: Family) -> Iterator[Family]:
             yield replace(family, meshes=meshes)
 
 
-def drive(
+def search_families(
     solvers: Sequence[SingleSolver],
     seed: int,
     *,
     parts: Container[int] = (),
     diverse: bool = False,
-) -> Driven:
+) -> FamilySearch:
     """Search, then prove. `parts`: solvers of what other solvers have as well.
 
     `diverse`: families are searched apart, so that each whose estimate is not far from the best
     plan has candidates of its own.
     """
     bounds = [float(solver.rough.bound_seconds) for solver in solvers]
-    best = _pool(bounds, seed)
+    best = _candidate_pool(bounds, seed)
     order = sorted(
         (solver.rough.estimate_seconds, solver.index)
         for solver in solvers
@@ -307,7 +307,7 @@ def drive(
     for estimate, at in order:
         if diverse and estimate < _FAR * best.seconds and room > 0:
             room -= len(solvers[at].family.meshes)
-            alone = _pool(bounds, seed)
+            alone = _candidate_pool(bounds, seed)
             solvers[at].improve(alone)
             for chosen, seconds in alone.seen.items():
                 best.offer(at, chosen, seconds)
@@ -327,10 +327,12 @@ def drive(
         if best.open(at) and meshes <= _MAX_PROVEN and (not diverse or at in searched):
             solvers[at].prove(best)
             spent += float(best.explored - before) * meshes**4
-    return Driven(best=best, searched=len(searched), proof_cpu_seconds=time.process_time() - begin)
+    return FamilySearch(
+        best=best, searched=len(searched), proof_cpu_seconds=time.process_time() - begin
+    )
 
 
-def _pool(bounds: Sequence[float], seed: int) -> Pool:
-    return Pool(
+def _candidate_pool(bounds: Sequence[float], seed: int) -> CandidatePool:
+    return CandidatePool(
         gap=GAP, bounds=list(bounds), deadline=math.inf, progress=None, started=0.0, seed=seed
     )

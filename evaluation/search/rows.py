@@ -31,7 +31,7 @@ import numpy as np
 
 from evaluation.search.cases import Case, SailorRoom, case_inputs, room_island, rooms_cluster
 from evaluation.search.sailor import SailorFiles, SailorPlan, SailorReplicas
-from evaluation.search.sailor_tables import Class, Stage, Tables, cut
+from evaluation.search.sailor_tables import ReplicaClass, Stage, Tables, cut
 from hetplan.cost.arrays import Ints
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
 from hetplan.plans.plan import Schedule
@@ -135,7 +135,7 @@ class Rows:
                 seen.add(count)
                 yield dp, count
 
-    def _degrees(self, size: int) -> Iterator[tuple[Class | None, ...]]:
+    def _degrees(self, size: int) -> Iterator[tuple[ReplicaClass | None, ...]]:
         """A class of every room; None: the room is not used."""
         table, rooms = self.table(size), range(len(self.case.rooms))
         choices = [table.classes(room) or (None,) for room in rooms]
@@ -150,13 +150,15 @@ class Rows:
         for chosen in product(*first):
             tps = {gpu: each.tp for gpu, each in zip(gpus, chosen, strict=True) if each is not None}
             yield tuple(
-                Class(room, tps[self.case.rooms[room].gpu])
+                ReplicaClass(room, tps[self.case.rooms[room].gpu])
                 if self.case.rooms[room].gpu in tps
                 else None
                 for room in rooms
             )
 
-    def _bound(self, size: int, dp: int, count: int, tps: tuple[Class | None, ...] | None) -> float:
+    def _bound(
+        self, size: int, dp: int, count: int, tps: tuple[ReplicaClass | None, ...] | None
+    ) -> float:
         """By work, and by the largest reduction that cannot be avoided.
 
         A replica of class i holds layers of at most K = max_s c_s seconds and takes tp_i devices,
@@ -190,7 +192,7 @@ class Rows:
         return min(alone, several + table.least_reduction(replicas, dp, stages, least_tp))
 
     def _outlook(
-        self, size: int, dp: int, count: int, tps: tuple[Class | None, ...]
+        self, size: int, dp: int, count: int, tps: tuple[ReplicaClass | None, ...]
     ) -> tuple[float, float]:
         """(About what the best row takes, a step that none is below)."""
         bound = self._bound(size, dp, count, tps)
@@ -213,7 +215,7 @@ class Rows:
         reduced = table.least_reduction(padded, dp, stages, least)
         return (count - 1 + stages) * tick + reduced, bound
 
-    def _rows(self, dp: int, tps: tuple[Class | None, ...]) -> Iterator[tuple[Stage, ...]]:
+    def _rows(self, dp: int, tps: tuple[ReplicaClass | None, ...]) -> Iterator[tuple[Stage, ...]]:
         used = [(each, self.case.rooms[each.room].devices // each.tp) for each in tps if each]
         for order in self._orders(used):
             yield from _prefixes(_in_turn(order, dp, shared=True))
@@ -226,12 +228,14 @@ class Rows:
         if len(zones) > 1 and len(self.case.gpus) > 1:
             yield from self._by_kind(used, dp)
 
-    def _orders(self, used: Sequence[tuple[Class, int]]) -> Iterator[tuple[tuple[Class, int], ...]]:
+    def _orders(
+        self, used: Sequence[tuple[ReplicaClass, int]]
+    ) -> Iterator[tuple[tuple[ReplicaClass, int], ...]]:
         if len(used) <= FEW_ROOMS:
             yield from permutations(used)
             return
         rooms = self.case.rooms
-        groups: dict[str, list[tuple[Class, int]]] = {}
+        groups: dict[str, list[tuple[ReplicaClass, int]]] = {}
         for each in used:
             # A zone is named region-letter.
             groups.setdefault(rooms[each[0].room].zone.rpartition("-")[0], []).append(each)
@@ -244,7 +248,9 @@ class Rows:
             for chosen in product(*regions):
                 yield tuple(each for group in chosen for each in group)
 
-    def _by_kind(self, used: Sequence[tuple[Class, int]], dp: int) -> Iterator[tuple[Stage, ...]]:
+    def _by_kind(
+        self, used: Sequence[tuple[ReplicaClass, int]], dp: int
+    ) -> Iterator[tuple[Stage, ...]]:
         kinds = [
             [each for each in used if self.case.rooms[each[0].room].gpu == gpu]
             for gpu in self.case.gpus
@@ -292,10 +298,10 @@ class Rows:
         )  # fmt: skip
 
 
-def _in_turn(order: Sequence[tuple[Class, int]], dp: int, *, shared: bool) -> list[Stage]:
+def _in_turn(order: Sequence[tuple[ReplicaClass, int]], dp: int, *, shared: bool) -> list[Stage]:
     """Replicas dealt out stage by stage; what does not fill a stage is left over."""
     stages: list[Stage] = []
-    open_runs: list[tuple[Class, int]] = []
+    open_runs: list[tuple[ReplicaClass, int]] = []
     missing = dp
     for each, room in order:
         left = room
@@ -318,7 +324,7 @@ def _prefixes(stages: list[Stage]) -> Iterator[tuple[Stage, ...]]:
             yield tuple(stages[-number:])
 
 
-def _shared(group: Sequence[tuple[Class, int]], dp: int, stages: int) -> Stage | None:
+def _shared(group: Sequence[tuple[ReplicaClass, int]], dp: int, stages: int) -> Stage | None:
     """A stage on all of these rooms, so that each has room for so many."""
     missing, runs = dp, []
     for at, (each, room) in enumerate(group):
@@ -330,13 +336,13 @@ def _shared(group: Sequence[tuple[Class, int]], dp: int, stages: int) -> Stage |
     return tuple(runs) if not missing else None
 
 
-def _alike(group: Sequence[tuple[Class, int]], dp: int) -> Iterator[tuple[Stage, ...]]:
+def _alike(group: Sequence[tuple[ReplicaClass, int]], dp: int) -> Iterator[tuple[Stage, ...]]:
     for number, stage in _numbers(group, dp):
         if number:
             yield (stage,) * number
 
 
-def _numbers(group: Sequence[tuple[Class, int]], dp: int) -> Iterator[tuple[int, Stage]]:
+def _numbers(group: Sequence[tuple[ReplicaClass, int]], dp: int) -> Iterator[tuple[int, Stage]]:
     """Every number of stages that these rooms have room for together, 0 with them."""
     yield 0, ()
     for number in range(1, _MAX_STAGES + 1):

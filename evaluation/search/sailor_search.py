@@ -29,10 +29,16 @@ from itertools import permutations
 
 import numpy as np
 
-from evaluation.search.family_order import Judge, ProfilePredictor, drive, families_of, parts_of
+from evaluation.search.family_order import (
+    ProfilePredictor,
+    SailorJudge,
+    families_of,
+    parts_of,
+    search_families,
+)
 from evaluation.search.rows import sends_of, slowest_send
 from evaluation.search.sailor import SailorFiles, SailorScore
-from evaluation.search.sailor_tables import Class, Stage, Tables, cut, rings_of
+from evaluation.search.sailor_tables import ReplicaClass, Stage, Tables, cut, rings_of
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.costs.maker import SpaceMaker
@@ -59,7 +65,7 @@ class SailorMaker(SpaceMaker):
     _orders: dict[tuple[int, ...], tuple[int, ...]] = field(
         default_factory=dict, repr=False, compare=False
     )
-    _known_fits: dict[tuple[frozenset[Class], int], Ints] = field(
+    _known_fits: dict[tuple[frozenset[ReplicaClass], int], Ints] = field(
         default_factory=dict, repr=False, compare=False
     )
 
@@ -129,7 +135,7 @@ class SailorMaker(SpaceMaker):
     def stage(self, mesh: Mesh) -> Stage:
         """The replicas of one stage of the mesh, in the best order for their ring."""
         runs = [
-            (Class(island, shape.tp), shape.dp)
+            (ReplicaClass(island, shape.tp), shape.dp)
             for island, shape in zip(mesh.islands, mesh.shapes, strict=True)
         ]
         return tuple(runs[at] for at in self.part_order(mesh))
@@ -378,7 +384,7 @@ def sailor_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> Se
 
     `every`: tables of each microbatch size.
     """
-    judge = Judge(
+    judge = SailorJudge(
         files=files, cluster=inputs.cluster, global_batch_size=inputs.job.global_batch_size
     )
     solvers: list[SailorSolver] = []
@@ -394,8 +400,8 @@ def sailor_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> Se
                 for part in parts_of(family):
                     parts.add(len(solvers))
                     solvers.append(SailorSolver(len(solvers), part, maker))
-    driven = drive(solvers, inputs.job.seed, parts=parts)
-    best = driven.best
+    outcome = search_families(solvers, inputs.job.seed, parts=parts)
+    best = outcome.best
     found = None if best.chosen is None else judge.score(best.chosen)
     if best.chosen is None or found is None:
         return None
@@ -404,9 +410,9 @@ def sailor_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> Se
         score=found,
         bound_seconds=best.lower_bound,
         families=len(solvers) - len(parts),
-        searched=driven.searched,
+        searched=outcome.searched,
         scored=judge.scored,
-        proof_cpu_seconds=driven.proof_cpu_seconds,
+        proof_cpu_seconds=outcome.proof_cpu_seconds,
     )
 
 
@@ -481,7 +487,7 @@ def own_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> OwnSe
         for each in inputs.cluster.islands
     )
     roomy = replace(inputs, cluster=replace(inputs.cluster, islands=islands))
-    judge = Judge(
+    judge = SailorJudge(
         files=files, cluster=inputs.cluster, global_batch_size=inputs.job.global_batch_size
     )
     predictor = ProfilePredictor(files=files)
@@ -501,10 +507,10 @@ def own_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> OwnSe
             for part in maker.parts(family):
                 parts.add(len(solvers))
                 solvers.append(SingleSolver(len(solvers), part, maker))
-    driven = drive(solvers, inputs.job.seed, parts=parts, diverse=True)
+    outcome = search_families(solvers, inputs.job.seed, parts=parts, diverse=True)
     scored = [
         Candidate(chosen=chosen, own_seconds=seconds, score=found)
-        for chosen, seconds in driven.best.seen.items()
+        for chosen, seconds in outcome.best.seen.items()
         if (found := judge.score(chosen)) is not None
     ]
     if not scored:
@@ -512,8 +518,8 @@ def own_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> OwnSe
     return OwnSearched(
         own=min(scored, key=lambda each: each.own_seconds),
         chosen=min(scored, key=lambda each: each.score.step_seconds),
-        bound_seconds=driven.best.lower_bound if driven.best.chosen else math.inf,
+        bound_seconds=outcome.best.lower_bound if outcome.best.chosen else math.inf,
         candidates=len(scored),
-        searched=driven.searched,
-        proof_cpu_seconds=driven.proof_cpu_seconds,
+        searched=outcome.searched,
+        proof_cpu_seconds=outcome.proof_cpu_seconds,
     )

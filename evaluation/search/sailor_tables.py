@@ -110,14 +110,14 @@ _RING_BYTES = 16e6
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Class:
+class ReplicaClass:
     """One way to run a replica."""
 
     room: int
     tp: int
 
 
-Stage = tuple[tuple[Class, int], ...]
+Stage = tuple[tuple[ReplicaClass, int], ...]
 """Runs of equal replicas, in order."""
 
 
@@ -136,33 +136,33 @@ class Tables:
     rooms: tuple[SailorRoom, ...]
     devices_per_node: int
     microbatch_size: int
-    _ticks: dict[tuple[frozenset[Class], int], Floats] = field(default_factory=dict)
-    _seconds: dict[frozenset[Class], Floats] = field(default_factory=dict)
+    _ticks: dict[tuple[frozenset[ReplicaClass], int], Floats] = field(default_factory=dict)
+    _seconds: dict[frozenset[ReplicaClass], Floats] = field(default_factory=dict)
     _reductions: dict[tuple[frozenset[tuple[int, int]], int, int], Floats] = field(
         default_factory=dict
     )
-    _sends: dict[tuple[Class, Class], float] = field(default_factory=dict)
-    _whole: dict[Class, float] = field(default_factory=dict)
+    _sends: dict[tuple[ReplicaClass, ReplicaClass], float] = field(default_factory=dict)
+    _whole: dict[ReplicaClass, float] = field(default_factory=dict)
     _least: dict[tuple[float, int, bool], float] = field(default_factory=dict)
 
-    def classes(self, room: int) -> tuple[Class, ...]:
+    def classes(self, room: int) -> tuple[ReplicaClass, ...]:
         """Of a room, what was profiled and whose memory is known, by tp."""
         gpu = self.rooms[room].gpu
         return tuple(
-            Class(room, tp)
+            ReplicaClass(room, tp)
             for tp in sorted(self.files.sizes)
             if (gpu, self.microbatch_size, tp) in self.files.times
             and tp <= self.devices_per_node
             and self.devices_per_node % tp == 0
         )
 
-    def layer_seconds(self, each: Class) -> Floats:
+    def layer_seconds(self, each: ReplicaClass) -> Floats:
         """Forward and backward of one microbatch, by layer."""
         gpu = self.rooms[each.room].gpu
         times = self.files.times[gpu, self.microbatch_size, each.tp]
         return np.asarray(np.array(times.forward_seconds) + np.array(times.backward_seconds))
 
-    def model_seconds(self, each: Class) -> float:
+    def model_seconds(self, each: ReplicaClass) -> float:
         """Forward and backward of one microbatch on all layers."""
         if each not in self._whole:
             self._whole[each] = float(self.layer_seconds(each).sum())
@@ -227,7 +227,7 @@ class Tables:
             )
         return self._least[key]
 
-    def ticks(self, classes: frozenset[Class], in_flight: int) -> Floats:
+    def ticks(self, classes: frozenset[ReplicaClass], in_flight: int) -> Floats:
         """Of a stage; rows are first layers, columns the layer after the last."""
         key = (classes, in_flight)
         if key not in self._ticks:
@@ -241,20 +241,20 @@ class Tables:
             self._ticks[key] = found
         return self._ticks[key]
 
-    def seconds(self, classes: frozenset[Class]) -> Floats:
+    def seconds(self, classes: frozenset[ReplicaClass]) -> Floats:
         """The same without regard to memory."""
         if classes not in self._seconds:
             found = [_spans(self.layer_seconds(each)) for each in classes]
             self._seconds[classes] = np.asarray(np.max(found, axis=0))
         return self._seconds[classes]
 
-    def _memory(self, each: Class, in_flight: int) -> Floats:
+    def _memory(self, each: ReplicaClass, in_flight: int) -> Floats:
         sizes: LayerSizes = self.files.sizes[each.tp]
         kept = _spans(np.array(sizes.kept_activations)) * self.microbatch_size * FLOAT_BYTES
         weights = _spans(np.array(sizes.parameters)) * BYTES_PER_PARAMETER
         return weights + kept * in_flight + (2e9 if each.tp == 1 else 3e9)
 
-    def send(self, one: Class, other: Class) -> float:
+    def send(self, one: ReplicaClass, other: ReplicaClass) -> float:
         """Activations of one microbatch from a replica to another; infinite without a path."""
         key = (one, other)
         if key not in self._sends:

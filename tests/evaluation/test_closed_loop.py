@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from evaluation.closed_loop.plans import (
     FORMS,
-    Drawn,
+    PoolPlan,
     choose,
     dealt_out,
     draw_pool,
@@ -20,7 +20,7 @@ from evaluation.closed_loop.plans import (
 )
 from evaluation.closed_loop.results import draw, judge, loop_lines, loop_tables, totals
 from evaluation.closed_loop.values import (
-    MUCH_STALLED,
+    MIN_STALLED_FRACTION,
     ClosedLoop,
     Goals,
     LoopFiles,
@@ -45,7 +45,7 @@ SPEEDS = {"fast": 1.0, "medium": 2 / 3, "slow": 1 / 3}
 
 
 @pytest.fixture(scope="module")
-def pool() -> tuple[Drawn, ...]:
+def pool() -> tuple[PoolPlan, ...]:
     return draw_pool(MODEL, CLUSTER, JOB, speeds=SPEEDS, seed=3, size=60)
 
 
@@ -64,7 +64,7 @@ def test_structures_are_counted_by_hand_on_two_hosts() -> None:
     }
 
 
-def test_the_pool_is_legal_and_of_every_form(pool: tuple[Drawn, ...]) -> None:
+def test_the_pool_is_legal_and_of_every_form(pool: tuple[PoolPlan, ...]) -> None:
     assert len(pool) == 60
     assert len({drawn.name for drawn in pool}) == 60
     assert {drawn.form for drawn in pool} == set(FORMS)
@@ -89,7 +89,7 @@ def test_dealt_out_adds_up_and_is_fair(weights: list[float], more: int, least: i
             assert abs(number - total * weight / sum(weights)) < 1
 
 
-def loop_plan(number: int, seconds: float, stalled: float, drawn: Drawn) -> LoopPlan:
+def loop_plan(number: int, seconds: float, stalled: float, drawn: PoolPlan) -> LoopPlan:
     return LoopPlan(
         name=f"plan {number}",
         form=FORMS[number % len(FORMS)],
@@ -99,7 +99,7 @@ def loop_plan(number: int, seconds: float, stalled: float, drawn: Drawn) -> Loop
     )
 
 
-def priced(pool: tuple[Drawn, ...], stalled_from: float) -> list[LoopPlan]:
+def priced(pool: tuple[PoolPlan, ...], stalled_from: float) -> list[LoopPlan]:
     chance = random.Random(1)
     seconds = sorted(1.0 + 4.0 * chance.random() for _ in range(200))
     return [
@@ -108,7 +108,7 @@ def priced(pool: tuple[Drawn, ...], stalled_from: float) -> list[LoopPlan]:
     ]
 
 
-def test_the_choice_has_the_best_the_searched_and_every_stratum(pool: tuple[Drawn, ...]) -> None:
+def test_the_choice_has_the_best_the_searched_and_every_stratum(pool: tuple[PoolPlan, ...]) -> None:
     plans = priced(pool, 0.8)
     searched = replace(plans[3], name="searched", searched=True, predicted_seconds=1.0)
     found = choose(plans, searched, plans=20, best=5, stalled=8, longest=3.0, seed=0)
@@ -116,7 +116,7 @@ def test_the_choice_has_the_best_the_searched_and_every_stratum(pool: tuple[Draw
     names = [each.name for each in found.plans]
     assert len(set(names)) == 20
     assert names[:5] == ["searched", *(each.name for each in plans[:4])]
-    assert sum(each.stalled >= MUCH_STALLED for each in found.plans) >= 8
+    assert sum(each.stalled >= MIN_STALLED_FRACTION for each in found.plans) >= 8
     kept = [each for each in plans if each.predicted_seconds <= 3.0]
     assert found.left_out_slow == len(plans) - len(kept)
     # From every one of the equal strata one.
@@ -202,7 +202,7 @@ def test_a_folder_goes_on_with_the_same_loop_only(tmp_path: Path) -> None:
     spec = LoopSpec(plans=4)
     open_folder(tmp_path / "loop", spec)
     open_folder(tmp_path / "loop", spec)
-    with pytest.raises(InputError, match="asked otherwise"):
+    with pytest.raises(InputError, match="other options"):
         open_folder(tmp_path / "loop", replace(spec, seed=1))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()

@@ -17,7 +17,7 @@ from evaluation.closed_loop.loop import (
     tokens,
 )
 from evaluation.closed_loop.plans import draw_pool, price_pool
-from evaluation.closed_loop.training import Asked
+from evaluation.closed_loop.training import LoopInputs
 from evaluation.closed_loop.values import LoopFiles, LoopSpec, TrainedPlan, Verdict
 from hetplan.cluster.load import load_cluster
 from hetplan.cost.priced.pricer import Pricer
@@ -36,7 +36,7 @@ CLUSTER = replace(
     ),
 )
 TOGETHER = load_job(FILES.together_job)
-ASKED = Asked(
+INPUTS = LoopInputs(
     files=FILES, spec=LoopSpec(), model=MODEL, cluster=CLUSTER, job=JOB, say=lambda text: None
 )
 KINDS = [island.device.kind for island in CLUSTER.islands]
@@ -46,7 +46,7 @@ KINDS = [island.device.kind for island in CLUSTER.islands]
 def simple() -> tuple[Candidate, ...]:
     """What needs no planner; datasheet figures will do to price it."""
     predictor, _ = fit_stores()
-    planner = _Planner(ASKED, None, TOGETHER, predictor)  # type: ignore[arg-type]
+    planner = _Planner(INPUTS, None, TOGETHER, predictor)  # type: ignore[arg-type]
     return tuple(planner.simple())
 
 
@@ -98,7 +98,7 @@ def candidates(simple: tuple[Candidate, ...]) -> list[Candidate]:
 
 def test_the_figure_by_hand(simple: tuple[Candidate, ...]) -> None:
     seconds = (10.0, 10.0, 10.0, 10.2, 10.04, 12.5)
-    found = measured(ASKED, candidates(simple), [trained(each) for each in seconds])
+    found = measured(INPUTS, candidates(simple), [trained(each) for each in seconds])
     assert found.alone_tokens_per_second == pytest.approx(tokens(TOGETHER) / 10.0)
     assert [row.ratio for row in found.alone] == [None] * 3
     assert [row.ratio for row in found.together] == pytest.approx([10 / 10.2, 10 / 10.04, 0.8])

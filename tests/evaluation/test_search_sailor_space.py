@@ -10,7 +10,7 @@ import pytest
 from test_search import REFERENCE, needs_reference
 
 from evaluation.search.cases import USUAL_FILE, Case, case_inputs, read_cases
-from evaluation.search.family_order import Judge, ProfilePredictor, families_of
+from evaluation.search.family_order import ProfilePredictor, SailorJudge, families_of
 from evaluation.search.peers import files_of
 from evaluation.search.rows import Rows
 from evaluation.search.sailor_search import SailorMaker
@@ -21,16 +21,16 @@ from hetplan.search.single.replay import NEVER, numbers_of, step_seconds
 from hetplan.search.single_row import chosen_of_row
 
 
-def _asked(at: int, batch: int) -> tuple[Case, Inputs, Rows, Judge]:
+def _asked(at: int, batch: int) -> tuple[Case, Inputs, Rows, SailorJudge]:
     case = replace(read_cases(REFERENCE / USUAL_FILE)[at], global_batch_size=batch)
     files = files_of(case, REFERENCE)
     inputs = case_inputs(case, files)
     wide = replace(inputs, job=replace(inputs.job, target="any"))
-    judge = Judge(files=files, cluster=inputs.cluster, global_batch_size=batch)
+    judge = SailorJudge(files=files, cluster=inputs.cluster, global_batch_size=batch)
     return case, wide, Rows(case=case, files=files), judge
 
 
-def _maker(inputs: Inputs, tables: Tables, judge: Judge) -> SailorMaker:
+def _maker(inputs: Inputs, tables: Tables, judge: SailorJudge) -> SailorMaker:
     return SailorMaker(
         model=inputs.model, cluster=inputs.cluster, job=inputs.job,
         predictor=ProfilePredictor(files=judge.files), tables=tables, price=judge.seconds,
