@@ -17,7 +17,6 @@ from typing import Annotated, ParamSpec, TypeVar
 
 import typer
 
-from hetplan.cli.bench import bench
 from hetplan.cli.check import check
 from hetplan.cli.compare import compare
 from hetplan.cli.convert import convert
@@ -121,7 +120,7 @@ def common(
 
 _COMMANDS = (
     doctor, profile, import_, check, fit, plan, estimate, explain, emit, launch, compare, convert,
-    bench, emulate, demo,
+    emulate, demo,
 )  # fmt: skip
 for _command in _COMMANDS:
     app.command(_command.__name__.rstrip("_"))(guarded(_command))
