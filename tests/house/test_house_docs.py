@@ -7,9 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer
 
-from hetplan.cli.main import app
+from hetplan.cli.main import ENTRIES, load_command
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -24,11 +23,16 @@ def calls(page: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_that_are_shown_exist(page: Path) -> None:
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = {entry.name for entry in ENTRIES}
     for words in calls(page):
         assert words[0] in commands, f"{page.name} shows `hetplan {words[0]}`"
-        known = {option for each in commands[words[0]].params for option in each.opts}
-        used = {word.split("=")[0] for word in words[1:] if word.startswith("--")}
+        command = load_command(words[0])
+        rest = words[1:]
+        while hasattr(command, "commands"):
+            assert rest[0] in command.commands, f"{page.name} shows `hetplan {shlex.join(words)}`"
+            command, rest = command.commands[rest[0]], rest[1:]
+        known = {option for param in command.params for option in param.opts}
+        used = {word.split("=")[0] for word in rest if word.startswith("--")}
         assert used <= known | {"--help"}, f"`hetplan {shlex.join(words)}` has unknown options"
 
 
