@@ -20,16 +20,14 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from hetplan.cli.options import INTERRUPTED
-from hetplan.errors import HetplanError
+from hetplan.cli.options import INTERRUPTED, tell
+from hetplan.errors import Fault, HetplanError, InputError
 from hetplan.version import __version__
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 TRACEBACK_VARIABLE = "HETPLAN_TRACEBACK"
-MAX_LINES = 100
-"""Lines of a fault that are printed: a generated file may have a million faults."""
 
 
 def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -39,39 +37,52 @@ def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return command(*args, **kwargs)
+        except InputError as error:
+            tell(*error.faults)
+            raise typer.Exit(error.exit_code) from None
         except HetplanError as error:
-            lines = str(error).splitlines()
-            for line in lines[:MAX_LINES]:
-                _complain(line)
-            if len(lines) > MAX_LINES:
-                _complain(f"and {len(lines) - MAX_LINES:,} more like these")
+            tell(*(Fault(message=line) for line in str(error).splitlines()))
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
-            _complain("interrupted")
+            tell(Fault(message="interrupted"))
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             # The reader of stdout went away; Python would complain again when it flushes.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from None
         except OSError as error:
-            _complain(f"{error.filename or 'input or output'}: {error.strerror or error}")
+            place = error.filename or "input or output"
+            tell(Fault(file=str(place), message=error.strerror or str(error)))
             _show_traceback()
             raise typer.Exit(1) from None
         except typer.Exit:
             raise
         except Exception as error:
-            _complain(
-                f"internal fault: {type(error).__name__}: {error} "
-                f"(set {TRACEBACK_VARIABLE}=1 to see where, and please report it)"
-            )
+            tell(Fault(message=_explain(error)))
             _show_traceback()
             raise typer.Exit(1) from None
 
     return run
 
 
-def _complain(line: str) -> None:
-    print(f"hetplan: {line}", file=sys.stderr)
+EXTRAS = {
+    "torch": "this command measures or trains: pip install 'hetplan[torch]'",
+    "matplotlib": "this command draws: pip install 'hetplan[plots]'",
+    "megatron": "this command needs megatron-core: pip install 'hetplan[megatron]'",
+}
+"""Libraries that only some commands need, by import name."""
+
+
+def _explain(error: Exception) -> str:
+    """What a missing extra or an internal fault means for the user."""
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:
+        missing = EXTRAS.get(error.name.partition(".")[0])
+        if missing is not None:
+            return missing
+    return (
+        f"internal fault: {type(error).__name__}: {error} "
+        f"(set {TRACEBACK_VARIABLE}=1 to see where, and please report it)"
+    )
 
 
 def _show_traceback() -> None:
@@ -110,6 +121,7 @@ ENTRIES = (
     Entry(name="check", panel=DESCRIBE, help="Find what is impossible or doubtful in files."),
     Entry(name="fit", panel=PLAN, help="Fit a predictor to measurements."),
     Entry(name="plan", panel=PLAN, help="Find the fastest plan for a job on a cluster."),
+    Entry(name="sweep", panel=PLAN, help="Plan a grid of questions into one table."),
     Entry(name="estimate", panel=PLAN, help="Price a layout or a plan without a search."),
     Entry(name="explain", panel=PLAN, help="Show what limits a plan and what would help."),
     Entry(name="emit", panel=TRAIN, help="Write the files that start a plan under a trainer."),

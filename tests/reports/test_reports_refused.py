@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hetplan.cli.main import app
-from hetplan.cli.plan import refused_lines
+from hetplan.reports.plans import refused_lines
 from hetplan.search.files import load_legal_plan
 from hetplan.search.result import SearchResult
 
