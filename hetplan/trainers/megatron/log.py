@@ -24,11 +24,23 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from hetplan.importers.deepspeed_log import BreakDown
 from hetplan.importers.lines import finite_number
-from hetplan.importers.training_log import LoggedStep, LoggedTimer, Mark, TimerRanks, Trainer
-from hetplan.importers.training_log_steps import Attempts, FileLog
-from hetplan.importers.training_log_text import LogLine
+from hetplan.trainers.deepspeed_log import BreakDown
+from hetplan.trainers.log_lines import LogLine
+from hetplan.trainers.training_log import (
+    IN_PASSES,
+    ONE_OF,
+    WAITING,
+    Attempts,
+    FileLog,
+    LoggedStep,
+    LoggedTimer,
+    Mark,
+    Quantity,
+    TimerRanks,
+    Trainer,
+    meanings,
+)
 from hetplan.units import MEBIBYTE
 
 WORDS = (
@@ -83,6 +95,46 @@ _EVENTS = (
     (re.compile(r"(?:^|\s)evaluate \.{2,60}:()"), Mark.EVALUATION),
 )
 _NOT_OF_A_STEP = ("checkpoint", "evaluate", "interval-time", "setup", "iterators", "model and")
+
+TIMERS = meanings(
+    ("forward-backward", Quantity.SCHEDULE, "holds bubble, transfers and, in new versions, "
+     "the reduction"),
+    ("forward-compute", Quantity.FORWARD, f"{IN_PASSES}, and batch-generator"),
+    ("backward-compute", Quantity.BACKWARD, f"{IN_PASSES}, and recomputation"),
+    ("batch-generator", Quantity.DATA, "inside forward-compute"),
+    ("forward-recv", Quantity.WAITS, WAITING),
+    ("forward-send", Quantity.WAITS, WAITING),
+    ("backward-recv", Quantity.WAITS, WAITING),
+    ("backward-send", Quantity.WAITS, WAITING),
+    ("forward-send-forward-recv", Quantity.WAITS, WAITING),
+    ("forward-send-backward-recv", Quantity.WAITS, WAITING),
+    ("backward-send-forward-recv", Quantity.WAITS, WAITING),
+    ("backward-send-backward-recv", Quantity.WAITS, WAITING),
+    ("forward-backward-send-forward-backward-recv", Quantity.WAITS, WAITING),
+    ("all-grads-sync", Quantity.REDUCTION, "what nothing hides"),
+    ("grads-all-reduce", Quantity.REDUCTION, "after the passes"),
+    ("grads-reduce-scatter", Quantity.REDUCTION, "after the passes"),
+    ("backward-params-all-reduce", Quantity.REDUCTION, "after the passes"),
+    ("embedding-grads-all-reduce", Quantity.EMBEDDING, "waits for the other end included"),
+    ("backward-embedding-all-reduce", Quantity.EMBEDDING, "waits for the other end included"),
+    ("layernorm-grads-all-reduce", None, "sums of what sequence parallelism leaves whole"),
+    ("non-tensor-parallel-grads-all-reduce", None, "sums of what tp leaves whole"),
+    ("conditional-embedder-grads-all-reduce", None, "models with a conditional embedder"),
+    ("params-all-gather", Quantity.GATHERING, "what nothing hides"),
+    ("backward-gather-model-params", Quantity.GATHERING, "after the update"),
+    ("optimizer", Quantity.END, "holds the norm and, without overlap, the gathering"),
+    ("optimizer-clip-main-grad", Quantity.NORM, ""),
+    ("optimizer-inner-step", Quantity.UPDATE, ONE_OF),
+    ("optimizer-copy-to-main-grad", Quantity.UPDATE, ONE_OF),
+    ("optimizer-unscale-and-check-inf", Quantity.UPDATE, ONE_OF),
+    ("optimizer-count-zeros", Quantity.UPDATE, ONE_OF),
+    ("optimizer-copy-main-to-model-params", Quantity.UPDATE, ONE_OF),
+    # Megatron-LM of 2020.
+    ("backward-backward", Quantity.BACKWARD, f"{IN_PASSES}, and recomputation"),
+    ("backward-allreduce", Quantity.REDUCTION, "after the passes"),
+    ("batch generator", Quantity.DATA, "inside forward"),
+)  # fmt: skip
+"""What each timer counts; docs/compare.md shows this table."""
 
 
 class MegatronLog:

@@ -17,9 +17,8 @@ from __future__ import annotations
 import re
 
 from hetplan.importers.lines import finite_number
-from hetplan.importers.training_log import LoggedStep, Mark, MemoryKind, Trainer
-from hetplan.importers.training_log_steps import Attempts, FileLog
-from hetplan.importers.training_log_text import LogLine
+from hetplan.trainers.log_lines import LogLine
+from hetplan.trainers.training_log import Attempts, FileLog, LoggedStep, Mark, MemoryKind, Trainer
 from hetplan.units import GIBIBYTE
 
 WORDS = (b"step: ", b"Saving ", b"device mesh", b"batch size")

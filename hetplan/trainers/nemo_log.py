@@ -11,9 +11,8 @@ from __future__ import annotations
 import re
 
 from hetplan.importers.lines import finite_number
-from hetplan.importers.training_log import LoggedStep, Mark, Trainer
-from hetplan.importers.training_log_steps import Attempts, FileLog
-from hetplan.importers.training_log_text import LogLine
+from hetplan.trainers.log_lines import LogLine
+from hetplan.trainers.training_log import Attempts, FileLog, LoggedStep, Mark, Trainer
 
 WORDS = (b"train_step_timing in s:", b"Validation: iteration", b"checkpoint save")
 

@@ -24,9 +24,9 @@ from training_logs_rendered import (
 )
 
 from hetplan.errors import InputError
-from hetplan.importers import training_log_steps
-from hetplan.importers.training_log import LoggedTimer, Mark, MemoryKind, TimerRanks, Trainer
-from hetplan.importers.training_log_reading import read_training_log
+from hetplan.trainers import training_log
+from hetplan.trainers.read_log import read_training_log
+from hetplan.trainers.training_log import LoggedTimer, Mark, MemoryKind, TimerRanks, Trainer
 
 TIMERS = {"forward-backward": (900.5, 1000.25), "optimizer": (10.0, 12.0)}
 
@@ -412,7 +412,7 @@ def test_files_of_two_trainers_or_two_runs_are_refused(tmp_path: Path) -> None:
 def test_of_very_many_steps_an_even_part_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_log_steps, "MAX_STEPS", 100)
+    monkeypatch.setattr(training_log, "MAX_STEPS", 100)
     lines = []
     for at in range(1, 1001):
         lines += [megatron_line(at, 1000.0 + at), megatron_timers(TIMERS)]

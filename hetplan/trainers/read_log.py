@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Protocol
 
 from hetplan.errors import Fault, InputError
-from hetplan.importers import deepspeed_log, megatron_log, nemo_log, torchtitan_log
-from hetplan.importers.training_log import LoggedFact, Trainer, TrainingLog
-from hetplan.importers.training_log_steps import FileLog, merged
-from hetplan.importers.training_log_text import LogLine, log_lines
+from hetplan.trainers import deepspeed_log, nemo_log
+from hetplan.trainers.log_lines import LogLine, log_lines
+from hetplan.trainers.megatron import log as megatron_log
+from hetplan.trainers.torchtitan import log as torchtitan_log
+from hetplan.trainers.training_log import FileLog, LoggedFact, Trainer, TrainingLog, merged
 
 
 class _Reader(Protocol):

@@ -16,9 +16,21 @@ from __future__ import annotations
 import re
 
 from hetplan.importers.lines import finite_number
-from hetplan.importers.training_log import LoggedStep, LoggedTimer, Mark, TimerRanks, Trainer
-from hetplan.importers.training_log_steps import Attempts, FileLog
-from hetplan.importers.training_log_text import LogLine
+from hetplan.trainers.log_lines import LogLine
+from hetplan.trainers.training_log import (
+    IN_PASSES,
+    ONE_OF,
+    WAITING,
+    Attempts,
+    FileLog,
+    LoggedStep,
+    LoggedTimer,
+    Mark,
+    Quantity,
+    TimerRanks,
+    Trainer,
+    meanings,
+)
 from hetplan.units import GIBIBYTE
 
 WORDS = (
@@ -55,6 +67,29 @@ _OWN = {
     "optimizer_step", "optimizer_gradients", "optimizer_allgather",
 }  # fmt: skip
 """Lines with one of these are DeepSpeed's; Megatron-LM's own have a hyphen in their names."""
+
+TIMERS = meanings(
+    # DeepSpeed, deepspeed/runtime/engine.py and runtime/pipe/engine.py.
+    ("fwd", Quantity.FORWARD, IN_PASSES),
+    ("bwd", None, "bwd_inner and bwd_allreduce together"),
+    ("bwd_inner", Quantity.BACKWARD, f"{IN_PASSES}, and recomputation"),
+    ("bwd_allreduce", Quantity.REDUCTION, "what nothing hides"),
+    ("step", Quantity.END, "holds norm, update and gathering"),
+    ("optimizer_step", Quantity.UPDATE, ONE_OF),
+    ("optimizer_gradients", Quantity.UPDATE, ONE_OF),
+    ("optimizer_allgather", Quantity.GATHERING, "after the update"),
+    ("forward", Quantity.FORWARD, IN_PASSES),
+    ("backward", None, "backward passes and their reduction together"),
+    ("backward_inner", Quantity.BACKWARD, f"{IN_PASSES}, and recomputation"),
+    ("backward_allreduce", Quantity.REDUCTION, "what nothing hides"),
+    ("backward_tied_allreduce", Quantity.EMBEDDING, "waits for the other end included"),
+    ("batch_input", Quantity.DATA, "outside of forward"),
+    ("pipe_send_output", Quantity.WAITS, WAITING),
+    ("pipe_send_grad", Quantity.WAITS, WAITING),
+    ("pipe_recv_input", Quantity.WAITS, WAITING),
+    ("pipe_recv_grad", Quantity.WAITS, WAITING),
+)  # fmt: skip
+"""What each timer counts; docs/compare.md shows this table."""
 
 
 class BreakDown:
