@@ -47,8 +47,8 @@ oracle: $(VENV)/.installed-dev ## every plan of 2,000 small jobs against the sea
 	$(BIN)/python tests/oracle/oracle_judge.py --workers $(WORKERS)
 
 bench: $(VENV)/.installed ## speed of the cost model, its bounds, predictions against measured runs; REFERENCE=DIR
-	$(BIN)/hetplan bench cost $(if $(REFERENCE),--reference $(REFERENCE))
-	$(BIN)/hetplan bench accuracy $(if $(REFERENCE),--reference $(REFERENCE))
+	$(BIN)/python -m evaluation cost $(if $(REFERENCE),--reference $(REFERENCE))
+	$(BIN)/python -m evaluation accuracy $(if $(REFERENCE),--reference $(REFERENCE))
 
 fuzz: $(VENV)/.installed-dev ## importers against 56,000 broken inputs; FUZZ_SEED=1 for others
 	$(BIN)/pytest -q -s -m slow tests/importers/test_importers_fuzz.py

@@ -20,7 +20,7 @@ def demo(
     import time
     from datetime import datetime
 
-    from hetplan.benchmarks import local_loop
+    from hetplan.launchers import local_loop
     from hetplan.reports.loops import comparison, headline
 
     started = time.monotonic()

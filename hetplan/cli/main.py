@@ -128,7 +128,6 @@ ENTRIES = (
     Entry(name="launch", panel=TRAIN, help="Train a plan on this machine."),
     Entry(name="compare", panel=TRAIN, help="Compare the logs of a run with its plan."),
     Entry(name="convert", panel=TRAIN, help="Convert weights."),
-    Entry(name="bench", panel=TRAIN, help="Measure hetplan's own parts."),
     Entry(name="emulate", panel=TRAIN, help="Emulate a cluster on this Linux machine."),
     Entry(name="demo", panel=TRAIN, help="Run the whole loop on this machine."),
 )

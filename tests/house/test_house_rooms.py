@@ -35,7 +35,6 @@ ORDER = {
     "emulation": 9,
     "launchers": 10,
     "reports": 11,
-    "benchmarks": 12,
     "cli": 13,
     "__main__": 14,
     "__init__": 14,
@@ -80,6 +79,16 @@ def test_imports_point_one_way(path: Path) -> None:
             assert allowed, f"{path.name} of room {room} imports {module}, which lies above it"
         for library, homes in HOMES_OF_HEAVY_LIBRARIES.items():
             assert parts[0] != library or room in homes, f"{library} is not for room {room}"
+
+
+def test_the_product_imports_nothing_of_the_evaluation() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)}: {module}"
+        for path in MODULES
+        for module in imported_modules(path)
+        if module.split(".")[0] == "evaluation"
+    ]
+    assert not found
 
 
 def test_no_room_is_named_like_a_verb_of_the_library() -> None:

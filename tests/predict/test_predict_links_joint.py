@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from predict_samples import link_sample
 
-from hetplan.benchmarks.cost_collectives_groups import carried_errors
+from evaluation.cost.collective_groups import carried_errors
 from hetplan.cluster.spec import Link, Transport
 from hetplan.predict.fit import fit
 from hetplan.predict.links import collective_law, fit_link_laws

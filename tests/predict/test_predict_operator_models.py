@@ -31,8 +31,8 @@ pytestmark = needs_reference
 
 @lru_cache(maxsize=1)
 def products() -> tuple[OperatorSample, ...]:
-    from hetplan.benchmarks.accuracy.unit_notes import Notes
-    from hetplan.benchmarks.accuracy.unit_operators import read_operators
+    from evaluation.accuracy.unit_notes import Notes
+    from evaluation.accuracy.unit_operators import read_operators
 
     return tuple(
         sample

@@ -4,11 +4,11 @@
     (a) (b) (c) (i)    x                                     closed forms, here
     (l)                x      x           x            x     here and in `bounds.walks`
     flow shops                x                              here; exact with eager sends
-    walks                                 x            x     `hetplan.cost.bounds.walks`
-    shared wire        x      x           x            x     `hetplan.cost.bounds.walks`
+    walks                                 x            x     `evaluation.cost.walk_bounds`
+    shared wire        x      x           x            x     `evaluation.cost.walk_bounds`
 
-`hetplan.cost.bounds.step` picks those that hold for a pipeline. The search uses the parts of (b),
-(c) and (i) directly (`hetplan.search.single.order_slots`).
+`evaluation.cost.step_bounds` picks those that hold for a pipeline. The search uses the parts of
+(b), (c) and (i) directly (`hetplan.search.single.order_slots`).
 
 The idea: a step cannot be shorter than a chain of passes and transfers in which each waits for the
 one before it. Every bound is the length of one such chain. Whatever else makes a pass wait (a

@@ -1,0 +1,321 @@
+"""Which job and plan was a measured run?
+
+Devices of a run of one kind are in Megatron-LM's order: tensor-parallel ranks next to each other,
+then context-parallel, then data-parallel ones, stages outermost. Layers are as the row says
+(`layers_per_stage`, embedding and head counted) or even. A plan that breaks a rule of
+`hetplan.plans.check` is priced with a note where the rule is one that the run itself broke
+(tensor parallelism over nodes), and otherwise not predicted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from evaluation.accuracy.rows import RunRow
+from evaluation.accuracy.trainers import trainer_of
+from hetplan.cluster.spec import Cluster
+from hetplan.errors import Fault, InputError
+from hetplan.job.spec import Job, Optimizer, Precision
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.assemble import assemble_pipeline, assemble_plan
+from hetplan.plans.check import check_plan
+from hetplan.plans.depths import own_depth
+from hetplan.plans.plan import (
+    DeviceRange,
+    LayerRange,
+    OverlapSettings,
+    Plan,
+    Recompute,
+    RecomputeGranularity,
+    RecomputeModule,
+    Replica,
+    Schedule,
+    Sharding,
+    Stage,
+)
+from hetplan.plans.rules import experts_of
+
+_PRECISIONS = {
+    "fp16": Precision.FLOAT16,
+    "float16": Precision.FLOAT16,
+    "bf16": Precision.BFLOAT16,
+    "bfloat16": Precision.BFLOAT16,
+    "fp32": Precision.FLOAT32,
+    "float32": Precision.FLOAT32,
+    "tf32": Precision.FLOAT32,
+}
+
+_FROZEN = "lora"
+"""In the name of a source of runs that train adapters only."""
+_TOLERATED = "spans"
+"""Of the faults of a plan, the word of the one that a run may have and a plan may not: a
+tensor-parallel group in several nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """A measured run as hetplan's own values."""
+
+    job: Job
+    plan: Plan
+    notes: tuple[str, ...]
+
+
+def job_of(row: RunRow, *, target: str = "megatron") -> Job:
+    """The job of a row; an InputError says what is missing or cannot be priced."""
+    trainer = trainer_of(row)
+    name = row.dtype.lower()
+    narrow = row.product_format
+    # Products are narrowed, everything else stays 16 bits wide (Transformer Engine).
+    precision = trainer.precision or (Precision.BFLOAT16 if narrow else _PRECISIONS.get(name))
+    if precision is None:
+        raise InputError(
+            f"dtype is {row.dtype!a}: hetplan has no rates of it, and predicting it as another "
+            "would be no prediction of this run"
+            if name
+            else "the row does not say dtype"
+        )
+    if _FROZEN in row.source.lower():
+        raise InputError("LoRA: most weights are frozen, which no job says; not predicted")
+    if not row.global_batch or not row.seq:
+        missing = [name for name in ("global_batch", "seq") if not getattr(row, name)]
+        raise InputError(f"the row does not say {', '.join(missing)}")
+    return Job(
+        name="measured",
+        global_batch_size=row.global_batch,
+        sequence_length=row.seq,
+        precision=precision,
+        optimizer=Optimizer.ADAMW,
+        target=target,
+        gradient_clipping=trainer.gradient_clipping,
+        trainer=replace(trainer.options, product_format=narrow),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Degrees:
+    tp: int
+    pp: int
+    virtual: int
+    cp: int
+    ep: int
+    dp: int
+    microbatch_size: int
+    num_microbatches: int
+
+    @property
+    def stage_devices(self) -> int:
+        return self.tp * self.cp * self.dp
+
+
+def plan_of(row: RunRow, model: ModelSpec, cluster: Cluster) -> RunPlan:
+    """The plan of a row whose devices are of one kind."""
+    job = job_of(row)
+    degrees = _degrees(row, job)
+    if degrees.stage_devices * degrees.pp != cluster.num_devices:
+        raise InputError(
+            f"tp {degrees.tp} x cp {degrees.cp} x dp {degrees.dp} x pp {degrees.pp} are "
+            f"{degrees.stage_devices * degrees.pp} devices, the row has {cluster.num_devices}"
+        )
+    chunks = _chunks(row, model, degrees)
+    name = "interleaved-1f1b" if degrees.virtual > 1 else "1f1b"
+    experts = bool(experts_of(model, 0, len(model.layers)))
+    stages = []
+    for at in range(degrees.pp):
+        replica = Replica(
+            devices=(DeviceRange(start=at * degrees.stage_devices, count=degrees.stage_devices),),
+            tp=degrees.tp,
+            cp=degrees.cp,
+            ep=degrees.ep if experts else 1,
+            # Cut like the other weights unless they are dealt out.
+            etp=degrees.tp if experts and degrees.ep == 1 else 1,
+            microbatch_size=degrees.microbatch_size,
+            sequence_parallel=_sequence_parallel(row) and degrees.tp > 1,
+        )
+        stages.append(
+            Stage(
+                chunks=tuple(chunks[at + k * degrees.pp] for k in range(degrees.virtual)),
+                replicas=(replica,),
+                recompute=recompute_of(row),
+                warmup_depth=own_depth(
+                    name, at, degrees.pp, degrees.num_microbatches, degrees.virtual
+                ),
+            )
+        )
+    pipeline = assemble_pipeline(
+        cluster,
+        job,
+        stages,
+        num_microbatches=degrees.num_microbatches,
+        schedule=Schedule(name=name, virtual_stages=degrees.virtual),
+    )
+    shards = degrees.dp * degrees.cp if row.dist_opt else 1
+    plan = assemble_plan(
+        model,
+        cluster,
+        job,
+        (pipeline,),
+        sharding=_sharding(row) if shards > 1 else Sharding.NONE,
+        optimizer_shards=shards,
+        overlap=_overlap(row, degrees, shards),
+    )
+    notes = (*trainer_of(row).notes, *_uneven_note(row, model, chunks))
+    if "(" in row.dtype:
+        notes += (f"dtype is {row.dtype!a}, two variants: the first",)
+    return checked(RunPlan(job=job, plan=plan, notes=notes), model, cluster)
+
+
+def _sequence_parallel(row: RunRow) -> bool:
+    said = trainer_of(row).sequence_parallel if row.seq_parallel is None else row.seq_parallel
+    return bool(said)
+
+
+def _sharding(row: RunRow) -> Sharding:
+    """Parameters where the row names ranks of FSDP (`64 (0)` is two variants: the first)."""
+    said = row.said.get("FSDP", "").split("(")[0].strip()
+    return Sharding.OPTIMIZER if said in ("", "0") else Sharding.PARAMETERS
+
+
+def _overlap(row: RunRow, degrees: _Degrees, shards: int) -> OverlapSettings | None:
+    """What the trainer overlaps of what this plan has."""
+    said = trainer_of(row).overlap
+    if said is None:
+        return None
+    return OverlapSettings(
+        reduction=said.reduction and shards > 1,
+        gathering=said.gathering and shards > 1,
+        tensor_parallel=said.tensor_parallel and degrees.tp > 1 and _sequence_parallel(row),
+        send=said.send and degrees.virtual > 1,
+    )
+
+
+def checked(run: RunPlan, model: ModelSpec, cluster: Cluster) -> RunPlan:
+    """The same with a note for what the run itself did against the rules; else an InputError.
+
+    What only the target cannot express is asked again of the target `any`.
+    """
+    faults = check_plan(run.plan, model, cluster, run.job)
+    if faults and run.job.target != "any":
+        job, plan = replace(run.job, target="any"), replace(run.plan, target="any")
+        loose = check_plan(plan, model, cluster, job)
+        if len(loose) < len(faults):
+            note = f"not a plan of target {run.job.target}: {faults[0].message}"
+            freer = replace(run, job=job, plan=plan, notes=(*run.notes, note))
+            return checked(freer, model, cluster)
+    hard = [fault for fault in faults if _TOLERATED not in fault.message]
+    if hard:
+        raise InputError(*hard[:3])
+    notes = tuple(dict.fromkeys(_short(fault) for fault in faults))[:1]
+    return replace(run, notes=(*run.notes, *notes))
+
+
+def _short(fault: Fault) -> str:
+    return f"no legal plan of hetplan's, priced all the same: {fault.message}"
+
+
+def recompute_of(row: RunRow) -> Recompute:
+    """What the row recomputes; nothing where it does not say.
+
+    Megatron-LM's `uniform` and `block` are ways of recomputing whole layers (--recompute-method,
+    which goes with --recompute-granularity full); all of them are taken to be.
+    """
+    said = row.recompute.lower()
+    if said in ("full", "uniform", "block"):
+        return Recompute(granularity=RecomputeGranularity.FULL)
+    if said == "selective":
+        # Scores, softmax, dropout and context (arXiv 2205.05198, section 5).
+        return Recompute(
+            granularity=RecomputeGranularity.SELECTIVE, modules=(RecomputeModule.CORE_ATTENTION,)
+        )
+    if said in ("", "none"):
+        return Recompute()
+    raise InputError(
+        f"recompute is {row.recompute!a}; known: full, uniform, block, selective, none"
+    )
+
+
+def _degrees(row: RunRow, job: Job) -> _Degrees:
+    if not row.micro_batch:
+        raise InputError("the row does not say micro_batch")
+    tp, pp, cp = row.tp or 1, row.pp or 1, row.cp or 1
+    dp = row.dp or max(1, (row.gpus or 0) // (tp * pp * cp))
+    samples = dp * row.micro_batch
+    if job.global_batch_size % samples:
+        raise InputError(
+            f"global_batch {job.global_batch_size} is not a multiple of dp {dp} x micro_batch "
+            f"{row.micro_batch}"
+        )
+    return _Degrees(
+        tp=tp,
+        pp=pp,
+        virtual=row.vpp or 1 if pp > 1 else 1,
+        cp=cp,
+        ep=row.ep or 1,
+        dp=dp,
+        microbatch_size=row.micro_batch,
+        num_microbatches=job.global_batch_size // samples,
+    )
+
+
+def _chunks(row: RunRow, model: ModelSpec, degrees: _Degrees) -> list[LayerRange]:
+    """Layers of every virtual stage in the model's order."""
+    counts = list(_said_layers(row)) or _even(model, degrees)
+    if sum(counts) == model.num_layers < len(model.layers):
+        # Transformer layers alone; embedding and head stand with the first and the last.
+        counts[0] += 1
+        counts[-1] += len(model.layers) - model.num_layers - 1
+    if sum(counts) != len(model.layers) or min(counts) < 1:
+        raise InputError(
+            f"layers_per_stage {'/'.join(map(str, counts))} are not the {len(model.layers)} layers "
+            "of the model, embedding and head counted"
+        )
+    if len(counts) != degrees.pp * degrees.virtual:
+        raise InputError(f"layers_per_stage has {len(counts)} entries for pp {degrees.pp}")
+    return ranges_of(counts)
+
+
+def _uneven_note(row: RunRow, model: ModelSpec, chunks: Sequence[LayerRange]) -> tuple[str, ...]:
+    """That layers do not divide and the row does not say which stage has how many."""
+    counts = [each.stop - each.start for each in chunks]
+    if any(_said_layers(row)) or not model.num_layers % len(counts) or len(set(counts)) == 1:
+        return ()
+    return (f"layers do not divide; as even as they can be: {'/'.join(map(str, counts))}",)
+
+
+def ranges_of(counts: Sequence[int]) -> list[LayerRange]:
+    """One after the other."""
+    at, found = 0, []
+    for count in counts:
+        found.append(LayerRange(start=at, stop=at + count))
+        at += count
+    return found
+
+
+def _said_layers(row: RunRow) -> Iterator[int]:
+    for part in filter(None, re.split(r"[/,\s+-]+", row.said.get("layers_per_stage", ""))):
+        if not part.isdecimal():
+            raise InputError(f"layers_per_stage has {part!a}; whole numbers with / between them")
+        yield int(part)
+
+
+def _even(model: ModelSpec, degrees: _Degrees) -> list[int]:
+    """Even layers per virtual stage; embedding with the first, head with the last.
+
+    Where only all layers together divide, embedding and head count as layers (Megatron-LM's
+    account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split). Where nothing
+    divides they are as even as they can be, which `_uneven_note` says.
+    """
+    count, whole = degrees.pp * degrees.virtual, len(model.layers)
+    if model.num_layers % count and not whole % count and whole // count > 1:
+        return [whole // count] * count
+    if model.num_layers % count:
+        if whole < count:
+            raise InputError(f"{whole} layers are too few for {count} virtual stages")
+        # The last ones, one of which has the head, get no more than the others.
+        return [whole // count + (at < whole % count) for at in range(count)]
+    counts = [model.num_layers // count] * count
+    counts[0] += 1
+    counts[-1] += len(model.layers) - model.num_layers - 1
+    return counts

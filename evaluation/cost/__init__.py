@@ -1,0 +1,1 @@
+"""What the cost model is worth: its speed, its bounds, and its errors on published figures."""
