@@ -34,10 +34,11 @@ ORDER = {
     "runtime": 9,
     "emulation": 9,
     "launchers": 10,
-    "reports": 11,
-    "cli": 13,
-    "__main__": 14,
-    "__init__": 14,
+    "comparison": 11,
+    "reports": 12,
+    "cli": 14,
+    "__main__": 15,
+    "__init__": 15,
 }
 INPUT_ROOMS = {"model", "cluster", "job"}
 HOMES_OF_HEAVY_LIBRARIES = {

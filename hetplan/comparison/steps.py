@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hetplan.errors import InputError
-from hetplan.launchers.compare_values import LeftOut, StepSpread
 from hetplan.search.result import SearchResult
 from hetplan.trainers.training_log import MAX_STEP_SECONDS, LoggedStep, Mark, TrainingLog
 
@@ -25,6 +24,28 @@ SLOW_FACTOR = 1.5
 MAX_SLOW = 0.1
 """A choice: more than this part of the steps is no exception but how the run was."""
 _SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Logged steps that do not count, for one reason."""
+
+    reason: str
+    count: int
+    iterations: str
+    """Which, as in `1, 10, 20`; the first of many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpread:
+    """The logged steps that count."""
+
+    count: int
+    """Metrics lines; each may be the mean of several steps."""
+    median_seconds: float
+    p10_seconds: float
+    p90_seconds: float
+    iterations: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 With at least three layouts whole layouts are held back in turn: each is predicted with factors from
 the others (`predict.calibration`). With fewer the second half of each run's steps is held back from
 its first half; that only shows that a run is steady, not that another plan is predicted better,
-and it is said. Factors that do not make what was held back better are refused.
+and a note says so. Factors that do not make what was held back better are refused.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hetplan.comparison.steps import ChosenSteps
 from hetplan.cost.run_error import run_error
 from hetplan.errors import InputError
-from hetplan.launchers.compare_steps import ChosenSteps
 from hetplan.plans.plan import Plan
 from hetplan.predict.calibration import calibrate, left_out_errors
 from hetplan.predict.calibration_fit import corrected_log_error, fit_factors
 from hetplan.predict.calibration_values import Calibration, RunError
+from hetplan.predict.fit import FittedPredictor
 from hetplan.search.result import SearchResult
 from hetplan.units import format_each
 
@@ -183,3 +184,10 @@ def layout_of(plan: Plan) -> str:
         f"dp{format_each(each.dp for each in plan.replicas)} "
         f"mbs{format_each(each.microbatch_size for each in plan.replicas)}"
     )
+
+
+def with_calibration(
+    predictor: FittedPredictor, calibration: Calibration | None
+) -> FittedPredictor:
+    """The predictor with these factors instead of its own; None: without factors."""
+    return FittedPredictor(replace(predictor.laws, calibration=calibration))

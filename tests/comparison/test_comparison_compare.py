@@ -23,11 +23,11 @@ from training_logs_rendered import (
 )
 
 import hetplan
+from hetplan.comparison.compare import compare
+from hetplan.comparison.logs import load_runs
+from hetplan.comparison.parts import COMPONENTS, MEANINGS, OUTSIDE_PASSES, PASSES
 from hetplan.cost.estimate_values import Component
 from hetplan.errors import InputError
-from hetplan.launchers.compare import compare
-from hetplan.launchers.compare_runs import load_runs
-from hetplan.launchers.compare_timers import COMPONENTS, MEANINGS, OUTSIDE_PASSES, PASSES
 from hetplan.launchers.run_log import append_run
 from hetplan.search.files import result_text
 from hetplan.trainers import deepspeed_log
