@@ -10,6 +10,8 @@ from rich.table import Table
 
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.cost.estimate_values import Estimate, StageEstimate
+from hetplan.cost.network.lost_nic import LostNic
+from hetplan.cost.priced.pricer import Pricer
 from hetplan.cost.terms import EXTRAPOLATING
 from hetplan.errors import InputError
 from hetplan.model.spec import ModelSpec
@@ -446,3 +448,28 @@ def _with_node_names(result: SearchResult) -> tuple[SearchResult, tuple[str, ...
     )
     inputs = replace(result.inputs, cluster=replace(cluster, islands=islands))
     return replace(result, inputs=inputs), nameless
+
+
+def lost_nic_lines(lost: LostNic, pricer: Pricer, plan: Plan) -> Iterator[str]:
+    """What a lost NIC does to the plan's step."""
+    if not any(
+        device in lost.devices
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+        for replica in stage.replicas
+        for device in expand(replica.devices)
+    ):
+        yield "the plan uses no device of that node; nothing changes"
+        return
+    yield from lost.notes
+    if lost.kept == 0:
+        yield "the node is cut off; plan again without it"
+        return
+    before, after = (
+        replace(pricer, cluster=cluster, _known={}).step(plan).step_seconds
+        for cluster in (lost.before, lost.after)
+    )
+    yield (
+        f"the step takes {format_seconds(after)} instead of {format_seconds(before)} "
+        f"({after / before - 1:+.1%}), once {format_seconds(lost.detection_seconds)} to notice"
+    )
