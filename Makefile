@@ -19,7 +19,7 @@ $(BIN)/python:
 
 # The stamps hold what was installed for which version of these files.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
