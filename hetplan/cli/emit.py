@@ -256,8 +256,7 @@ def _show_nearest(
 ) -> None:
     """Search, write what was found and say how it differs from what was asked for."""
     from hetplan.cli.options import read_predictor
-    from hetplan.cli.plan import shown_on
-    from hetplan.cli.progress import ProgressLine
+    from hetplan.cli.progress import ProgressLine, shown_on
     from hetplan.emitters.emission import trainer_named
     from hetplan.emitters.nearest import nearest_plan, plan_differences
     from hetplan.search.files import save_result
