@@ -12,12 +12,12 @@ with it a least sum; then it moves every boundary, by one or two layers, as long
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from hetplan.cost.arrays import Floats, Ints
+from hetplan.kernels import kernel
 
 
-@njit(cache=True)
+@kernel
 def _step(ticks: Floats, reductions: Floats, count: int, ends: Ints) -> float:
     longest = total = reduced = 0.0
     first = 0
@@ -32,7 +32,7 @@ def _step(ticks: Floats, reductions: Floats, count: int, ends: Ints) -> float:
     return (count - 1) * longest + total + reduced
 
 
-@njit(cache=True)
+@kernel
 def _cut(ticks: Floats, limit: float, ends: Ints) -> float:
     """The least max_s c_s (limit inf), or the cut of least sum with no c_s above the limit."""
     stages, layers = ticks.shape[0], ticks.shape[1] - 1
@@ -59,7 +59,7 @@ def _cut(ticks: Floats, limit: float, ends: Ints) -> float:
     return float(found)
 
 
-@njit(cache=True)
+@kernel
 def cut(ticks: Floats, reductions: Floats, count: int, ends: Ints) -> float:
     """Fills `ends` (the layer after each stage's last); the step, infinite where none fits."""
     longest = _cut(ticks, np.inf, ends)

@@ -12,10 +12,10 @@ are connected instead of islands.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from hetplan.kernels import kernel
 from hetplan.search.families.space import Floats, Ints, Space
 from hetplan.search.single.order_states import OrderStates
 
@@ -54,7 +54,7 @@ def _regions(space: Space, bits: int) -> tuple[Ints, int]:
     return numbers.astype(np.int64), int(numbers.max()) + 1
 
 
-@numba.njit(cache=True)
+@kernel
 def _distances(
     masks: Ints,
     node: Ints,
@@ -78,7 +78,7 @@ def _distances(
     return found
 
 
-@numba.njit(cache=True)
+@kernel
 def slowest_edges(used: Ints, node: Ints, far: Floats) -> Floats:
     """The longest edge of a shortest spanning tree over each set of islands, as bits.
 
