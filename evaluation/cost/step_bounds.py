@@ -32,14 +32,14 @@ that do so: least time to the first one + seconds of all + least time after the 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.bounds.closed_forms import gpipe_bound_seconds, lower_bound_seconds
 from hetplan.cost.replay.times import PipelineTimes
+from hetplan.kernels import kernel, order_of
 
 
-@njit(cache=True)
+@kernel
 def chain_seconds(
     forward: Floats,
     backward: Floats,
@@ -65,7 +65,7 @@ def chain_seconds(
     return way
 
 
-@njit(cache=True)
+@kernel
 def endings_seconds(way_up: Floats, weight: Floats, lag: Ints, m: int, after: Floats) -> Floats:
     """[P] how much later than stage 0's last B the step ends, at least, for what runs after the
     last B of the stages up to s: their last weight passes and `after`.
@@ -79,7 +79,7 @@ def endings_seconds(way_up: Floats, weight: Floats, lag: Ints, m: int, after: Fl
     return ending
 
 
-@njit(cache=True)
+@kernel
 def _order(num_stages: int, chunks: int, m: int) -> Ints:
     """[2, N] chunk and microbatch of every forward pass.
 
@@ -98,7 +98,7 @@ def _order(num_stages: int, chunks: int, m: int) -> Ints:
     return order
 
 
-@njit(cache=True)
+@kernel
 def walk_bound_seconds(
     forward: Floats,
     backward: Floats,
@@ -152,7 +152,7 @@ def walk_bound_seconds(
     return best
 
 
-@njit(cache=True)
+@kernel
 def _lanes(
     num_stages: int,
     m: int,
@@ -188,7 +188,7 @@ def _lanes(
     return best
 
 
-@njit(cache=True)
+@kernel
 def _last_of_chunk(num_stages: int, chunks: int, m: int, total: int, place: int) -> int:
     """Position of the last microbatch's pass through the place-th chunk of its group."""
     if chunks == 1:
@@ -196,7 +196,7 @@ def _last_of_chunk(num_stages: int, chunks: int, m: int, total: int, place: int)
     return total + (place - chunks) * num_stages + (m - 1) % num_stages
 
 
-@njit(cache=True)
+@kernel
 def _set_clocks(
     forward: Floats,
     backward: Floats,
@@ -227,7 +227,7 @@ def _set_clocks(
             clock[y + depth] = now
 
 
-@njit(cache=True)
+@kernel
 def _begin(
     s: int,
     chunks: int,
@@ -250,7 +250,7 @@ def _begin(
     return begin
 
 
-@njit(cache=True)
+@kernel
 def _straight(
     s: int,
     chunks: int,
@@ -287,7 +287,7 @@ def _straight(
     return best
 
 
-@njit(cache=True)
+@kernel
 def _circles(
     s: int,
     kind: int,
@@ -350,7 +350,7 @@ def _circles(
     return won
 
 
-@njit(cache=True)
+@kernel
 def shared_wire_seconds(
     earliest: Floats, occupied: Floats, messages: Ints, remaining: Floats
 ) -> float:
@@ -361,7 +361,7 @@ def shared_wire_seconds(
     step. Best over all sets of entries that are ready no sooner and take no less afterwards than
     two of them.
     """
-    by_end = np.argsort(-remaining)
+    by_end = order_of(-remaining)
     best = 0.0
     for first in earliest:
         served = 0.0

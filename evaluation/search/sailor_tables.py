@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
-from numba import njit
 
 from evaluation.search.cases import SailorRoom
 from evaluation.search.sailor import (
@@ -37,9 +36,10 @@ from evaluation.search.sailor import (
 )
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.errors import InputError
+from hetplan.kernels import kernel
 
 
-@njit(cache=True)
+@kernel
 def _step(ticks: Floats, reductions: Floats, count: int, ends: Ints) -> float:
     longest = total = reduced = 0.0
     first = 0
@@ -54,7 +54,7 @@ def _step(ticks: Floats, reductions: Floats, count: int, ends: Ints) -> float:
     return (count - 1) * longest + total + reduced
 
 
-@njit(cache=True)
+@kernel
 def _cut(ticks: Floats, limit: float, ends: Ints) -> float:
     """The least max_s c_s (limit inf), or the cut of least sum with no c_s above the limit."""
     stages, layers = ticks.shape[0], ticks.shape[1] - 1
@@ -81,7 +81,7 @@ def _cut(ticks: Floats, limit: float, ends: Ints) -> float:
     return float(found)
 
 
-@njit(cache=True)
+@kernel
 def cut(ticks: Floats, reductions: Floats, count: int, ends: Ints) -> float:
     """Fills `ends` (the layer after each stage's last); the step, infinite where none fits."""
     longest = _cut(ticks, np.inf, ends)

@@ -124,7 +124,7 @@ def estimate(
     All are explained in docs/cost.md.
     """
     from hetplan.cost.estimate import estimate_with, misfits
-    from hetplan.cost.priced.pricer import Pricer
+    from hetplan.cost.step_model.pricer import Pricer
     from hetplan.errors import InfeasibleError, InputError
     from hetplan.files.writing import check_writable
     from hetplan.plans.layout import Layout, plan_of_layout

@@ -99,7 +99,7 @@ def plan(
     Ctrl-C ends the search, writes the best plan so far and exits with 130. --resume continues a
     search that was killed.
     """
-    from hetplan.model.differences import own_numerics_remark
+    from hetplan.model.layer_units import own_numerics_remark
     from hetplan.search.files import SCHEMA, result_text
 
     _check_journal(journal, resume)

@@ -28,7 +28,7 @@ from hetplan.cluster.devices import CPU_KIND
 from hetplan.cluster.spec import Link
 from hetplan.comparison.steps import StepSpread, devices_of
 from hetplan.cost.estimate_values import Component, Estimate, StageEstimate
-from hetplan.predict.causes import link_cause
+from hetplan.predict.predictor import link_cause
 from hetplan.search.result import SearchResult
 from hetplan.trainers import deepspeed_log
 from hetplan.trainers.megatron import log as megatron_log

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from hetplan.predict.columns import COEFFICIENT_UNITS, Column
 from hetplan.predict.laws import OWN_ROWS, FittedLaws, LayerLaw
-from hetplan.predict.operator_values import (
+from hetplan.predict.layer.columns import COEFFICIENT_UNITS, Column
+from hetplan.predict.operator.values import (
     OPERATOR_COEFFICIENT_UNITS,
     OperatorColumn,
     OperatorLaw,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.markup import escape
 from rich.table import Table
 
-from hetplan.cost.network.link_names import LinkScope, TrafficClass
+from hetplan.cost.network.segments import LinkScope, TrafficClass
 from hetplan.cost.traffic.ledger import Ledger, all_classes, ledger
 from hetplan.cost.traffic.published import (
     SWITCH_BITS_PER_SECOND,
