@@ -361,7 +361,8 @@ def _devices(populations: Sequence[ProfileSet], whole: FittedPredictor, report: 
     layers: list[LayerSample] = _all(populations, "layers")
     operators: list[OperatorSample] = _all(populations, "operators")
     laws = whole.laws
-    for device in dict.fromkeys(each.device for each in (*layers, *operators)):
+    devices = [each.device for each in layers] + [each.device for each in operators]
+    for device in dict.fromkeys(devices):
         predictor = FittedPredictor(
             replace(
                 laws,
