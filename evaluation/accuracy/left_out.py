@@ -30,12 +30,12 @@ from hetplan.job.spec import Precision
 from hetplan.model.operators import WITH_WEIGHTS
 from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import FittedPredictor, fit_populations
+from hetplan.predict.layer.laws import sample_model
+from hetplan.predict.operator.values import sample_operator
+from hetplan.predict.operator.answer import index_operators
+from hetplan.predict.predictor import DATASHEET, MEASURED, Prediction
 from hetplan.predict.kinds.few_points import MovedOperators
 from hetplan.predict.kinds.related import Related
-from hetplan.predict.layer.laws import sample_model
-from hetplan.predict.operator.answer import index_operators
-from hetplan.predict.operator.values import sample_operator
-from hetplan.predict.predictor import DATASHEET, MEASURED, Prediction
 from hetplan.profiling.samples import (
     SENDS,
     LayerSample,
@@ -361,7 +361,8 @@ def _devices(populations: Sequence[ProfileSet], whole: FittedPredictor, report: 
     layers: list[LayerSample] = _all(populations, "layers")
     operators: list[OperatorSample] = _all(populations, "operators")
     laws = whole.laws
-    for device in dict.fromkeys((*(s.device for s in layers), *(s.device for s in operators))):
+    devices = [each.device for each in layers] + [each.device for each in operators]
+    for device in dict.fromkeys(devices):
         predictor = FittedPredictor(
             replace(
                 laws,

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from evaluation.accuracy.rows import csv_files
 from evaluation.accuracy.unit_layers import FOLDER as PROFILES
-from evaluation.accuracy.unit_layers import UNUSABLE, read_layers
+from evaluation.accuracy.unit_layers import UNUSABLE, layer_sample, read_layers
 from evaluation.accuracy.unit_links import (
     read_collectives,
 )
@@ -189,30 +189,16 @@ def _layer_samples(row: LayerRow, device: str) -> Sequence[LayerSample] | str:
     times = ((Phase.FORWARD, row.forward_seconds), (Phase.BACKWARD, row.backward_seconds))
     try:
         return [
-            LayerSample(
-                device=device,
-                architecture=model.architecture,
-                layer=kind.value,
-                phase=phase.value,
+            layer_sample(
+                model,
+                device,
+                kind,
+                phase.value,
+                row.microbatch_size,
+                1,
+                [seconds],
                 precision=precision,
-                hidden_size=model.hidden_size,
-                ffn_hidden_size=model.ffn_hidden_size,
-                num_attention_heads=model.num_attention_heads,
-                num_kv_heads=model.num_kv_heads,
-                head_dim=model.head_dim,
-                vocab_size=model.vocab_size,
                 sequence_length=model.max_sequence_length,
-                microbatch_size=row.microbatch_size,
-                tp=1,
-                median_seconds=seconds,
-                p10_seconds=seconds,
-                p90_seconds=seconds,
-                repeats=1,
-                outliers=0,
-                steady=True,
-                activation_bytes=0.0,
-                peak_memory_bytes=0.0,
-                clock_hertz=0.0,
             )
             for phase, seconds in times
             # An embedding's backward pass of microseconds was not waited for.

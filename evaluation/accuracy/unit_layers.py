@@ -193,7 +193,7 @@ def _read_layers(
         for layer, part in kinds:
             seconds = [row[at] for row in part if row[at] is not None]
             if seconds:
-                found.samples.append(_layer_sample(spec, device, layer, phase, size, tp, seconds))
+                found.samples.append(layer_sample(spec, device, layer, phase, size, tp, seconds))
 
 
 def _times(row: Sequence[Any], layer: int, gaps: dict[str, list[int]]) -> list[Any]:
@@ -227,7 +227,7 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def _layer_sample(
+def layer_sample(
     spec: ModelSpec,
     device: str,
     layer: LayerKind,
@@ -236,22 +236,28 @@ def _layer_sample(
     tp: int,
     seconds: Sequence[float],
     copies: int = 1,
+    *,
+    precision: str = Precision.FLOAT32.value,
+    sequence_length: int = SEQUENCE_LENGTH,
 ) -> LayerSample:
-    """`repeats` counts different times: equal ones are one measurement, written once per layer."""
+    """One sample of layers that are alike.
+
+    `repeats` counts different times: equal ones are one measurement, written once per layer.
+    """
     timing = summarise(tuple(seconds), steady=True)
     return LayerSample(
         device=device,
         architecture=spec.architecture.value,
         layer=layer.value,
         phase=phase,
-        precision=Precision.FLOAT32.value,
+        precision=precision,
         hidden_size=spec.hidden_size,
         ffn_hidden_size=spec.ffn_hidden_size,
         num_attention_heads=spec.num_attention_heads,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         vocab_size=spec.vocab_size,
-        sequence_length=SEQUENCE_LENGTH,
+        sequence_length=sequence_length,
         microbatch_size=size,
         tp=tp,
         copies=copies,
@@ -333,7 +339,7 @@ def _add_updates(spec: ModelSpec, device: str, found: _Reading, *, has_head: boo
             ends += spec.parameters(LayerKind.HEAD, tp)
         share = [seconds * layers / (layers + ends)]
         layer = LayerKind.TRANSFORMER
-        found.samples.append(_layer_sample(spec, device, layer, _UPDATE, size, tp, share, copies))
+        found.samples.append(layer_sample(spec, device, layer, _UPDATE, size, tp, share, copies))
 
 
 def _note_warm_up(place: str, samples: Sequence[LayerSample], notes: Notes) -> None:

@@ -190,7 +190,7 @@ _EMBEDDING, _LOSS = "encoder-embedding", "gpt-post-process"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shape:
+class _Pass:
     """One pass of one operator."""
 
     operator: OperatorClass
@@ -199,6 +199,31 @@ class _Shape:
     m: int
     n: int
     k: int = 0
+    inputs: Precision = Precision.BFLOAT16
+    output: Precision = Precision.BFLOAT16
+    operations: float = 0.0
+    """As SimuMax counts them."""
+
+    def sample(
+        self, device: str, seconds: float, *, inputs: str, output: str, repeats: int = 1
+    ) -> OperatorSample:
+        """A sample of one time."""
+        return OperatorSample(
+            device=device,
+            operator=self.operator.value,
+            phase=self.phase.value,
+            precision=inputs,
+            output_precision=output,
+            batch=self.batch,
+            m=self.m,
+            n=self.n,
+            k=self.k,
+            median_seconds=seconds,
+            p10_seconds=seconds,
+            p90_seconds=seconds,
+            repeats=repeats,
+            outliers=0,
+        )
 
 
 def read_operators(folder: Path, notes: Notes) -> tuple[ProfileSet, ...]:
@@ -286,7 +311,7 @@ def _unusable(row: LayerRow, seconds: float | None, *, is_forward: bool) -> str:
     return ""
 
 
-def _operator_shape(row: LayerRow, *, is_forward: bool) -> _Shape:
+def _operator_shape(row: LayerRow, *, is_forward: bool) -> _Pass:
     hidden, heads, vocabulary = _dimensions(row)
     name, tp = row.operation, row.tp
     if heads % tp:
@@ -298,19 +323,19 @@ def _operator_shape(row: LayerRow, *, is_forward: bool) -> _Shape:
     batch, width = row.microbatch_size * heads // tp, hidden // heads
     if name == "enc-attention-score":
         score = OperatorClass.ATTENTION_SCORE
-        return _Shape(operator=score, phase=whole, batch=batch, m=SEQUENCE, n=SEQUENCE, k=width)
+        return _Pass(operator=score, phase=whole, batch=batch, m=SEQUENCE, n=SEQUENCE, k=width)
     if name == "enc-attention-context":
         context = OperatorClass.ATTENTION_CONTEXT
-        return _Shape(operator=context, phase=whole, batch=batch, m=SEQUENCE, n=width, k=SEQUENCE)
+        return _Pass(operator=context, phase=whole, batch=batch, m=SEQUENCE, n=width, k=SEQUENCE)
     if name == _EMBEDDING:
         embedding, words = OperatorClass.EMBEDDING, vocabulary // tp
-        return _Shape(operator=embedding, phase=whole, m=tokens, n=hidden, k=words)
+        return _Pass(operator=embedding, phase=whole, m=tokens, n=hidden, k=words)
     if name == _LOSS:
         # Backward as of the other products: 57.9 ms at hidden 7168 and 16384 tokens, where one
         # product takes about 41 and two would take 81.
         passes = OperatorPhase.FORWARD if is_forward else OperatorPhase.INPUT_GRADIENT
         loss = OperatorClass.LOSS
-        return _Shape(operator=loss, phase=passes, m=tokens, n=vocabulary // tp, k=hidden)
+        return _Pass(operator=loss, phase=passes, m=tokens, n=vocabulary // tp, k=hidden)
     inner = 4 * hidden // tp
     others = {
         "enc-attention-softmax": (OperatorClass.SOFTMAX, batch * SEQUENCE, SEQUENCE, 0),
@@ -325,10 +350,10 @@ def _operator_shape(row: LayerRow, *, is_forward: bool) -> _Shape:
     if name not in others:
         raise _wrong(row, "op", f"found operator {name[:60]!a}; known are those of this table")
     operator, m, n, k = others[name]
-    return _Shape(operator=operator, phase=whole, m=m, n=n, k=k)
+    return _Pass(operator=operator, phase=whole, m=m, n=n, k=k)
 
 
-def _operator_product(name: str, tokens: int, hidden: int, tp: int, *, is_forward: bool) -> _Shape:
+def _operator_product(name: str, tokens: int, hidden: int, tp: int, *, is_forward: bool) -> _Pass:
     """A product with weights, or the gradient of its input."""
     inputs, outputs = {
         "enc-attention-qkv": (hidden, 3 * hidden // tp),
@@ -339,9 +364,9 @@ def _operator_product(name: str, tokens: int, hidden: int, tp: int, *, is_forwar
     product = OperatorClass.MATRIX_PRODUCT
     if is_forward:
         forward = OperatorPhase.FORWARD
-        return _Shape(operator=product, phase=forward, m=tokens, n=outputs, k=inputs)
+        return _Pass(operator=product, phase=forward, m=tokens, n=outputs, k=inputs)
     gradient = OperatorPhase.INPUT_GRADIENT
-    return _Shape(operator=product, phase=gradient, m=tokens, n=inputs, k=outputs)
+    return _Pass(operator=product, phase=gradient, m=tokens, n=inputs, k=outputs)
 
 
 def _dimensions(row: LayerRow) -> tuple[int, int, int]:
@@ -356,27 +381,13 @@ def _wrong(row: LayerRow, column: str, message: str) -> InputError:
     return InputError(Fault(file=place.file, line=place.line, field=column, message=message))
 
 
-def _sample(row: LayerRow, device: str, shape: _Shape, seconds: float) -> OperatorSample:
+def _sample(row: LayerRow, device: str, shape: _Pass, seconds: float) -> OperatorSample:
     precision = precision_of(row.precision)
     if not precision:
         raise _wrong(row, "dtype", f"found {row.precision[:60]!a}; fp16, bf16 or fp32 is due")
-    return OperatorSample(
-        device=device,
-        operator=shape.operator.value,
-        phase=shape.phase.value,
-        precision=precision,
-        # Megatron-LM's cross-entropy works on a float32 copy of the logits.
-        output_precision="float32" if shape.operator is OperatorClass.LOSS else precision,
-        batch=shape.batch,
-        m=shape.m,
-        n=shape.n,
-        k=shape.k,
-        median_seconds=seconds,
-        p10_seconds=seconds,
-        p90_seconds=seconds,
-        repeats=1,
-        outliers=0,
-    )
+    # Megatron-LM's cross-entropy works on a float32 copy of the logits.
+    output = "float32" if shape.operator is OperatorClass.LOSS else precision
+    return shape.sample(device, seconds, inputs=precision, output=output)
 
 
 _PRECISION_WORDS = {
@@ -413,21 +424,6 @@ _MAX_COUNT = 1 << 32
 """No size of a matrix is larger; more is a slip."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pass:
-    """What was measured, and the operations that SimuMax counts."""
-
-    operator: OperatorClass
-    phase: OperatorPhase
-    batch: int
-    m: int
-    n: int
-    k: int
-    inputs: Precision
-    output: Precision
-    operations: float
-
-
 def efficiency_sample(
     *,
     device: str,
@@ -459,21 +455,12 @@ def efficiency_sample(
     except (KeyError, ValueError) as error:
         return f"{operation}: a shape that cannot be read ({str(error)[:60]})"
     seconds = found.operations / (efficiency * peak_flops_per_second)
-    return OperatorSample(
-        device=device,
-        operator=found.operator.value,
-        phase=found.phase.value,
-        precision=found.inputs.value,
-        output_precision=found.output.value,
-        batch=found.batch,
-        m=found.m,
-        n=found.n,
-        k=found.k,
-        median_seconds=seconds,
-        p10_seconds=seconds,
-        p90_seconds=seconds,
+    return found.sample(
+        device,
+        seconds,
+        inputs=found.inputs.value,
+        output=found.output.value,
         repeats=_REPEATS[operation],
-        outliers=0,
     )
 
 

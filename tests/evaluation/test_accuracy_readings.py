@@ -59,13 +59,6 @@ def test_rings_are_read_otherwise_where_a_cluster_says_them(tmp_path: Path) -> N
         assert row.errors.bias < row.as_published.bias
 
 
-def test_a_nic_each_is_faster_than_one_for_all(tmp_path: Path) -> None:
-    runs = runs_of(tmp_path, SLINGSHOT, {**SLINGSHOT, "micro_batch": "2"})
-    row = of(other_readings(runs, PREDICTOR), "NIC for each device")
-    assert row.changed_rows == 2
-    assert row.errors.bias < row.as_published.bias
-
-
 def test_a_fabric_of_any_number_of_devices_is_found_at_once(tmp_path: Path) -> None:
     # Not by walking through all numbers of nodes, of which nonsense has a hundred thousand million.
     note = {"intra_bw_note": "NVL72", "gpus_per_node": "8", "gpu": "B200"}

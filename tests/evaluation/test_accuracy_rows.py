@@ -81,15 +81,3 @@ def test_no_cell_ends_the_reading(tmp_path_factory: pytest.TempPathFactory, row:
     for each in found.rows:
         assert each.layout
         assert each.configuration_hash
-
-
-def test_tables_are_found_by_any_case_and_beside_the_folder(tmp_path: Path) -> None:
-    folder = write_runs(tmp_path, {})
-    (table,) = (folder / "runs").iterdir()
-    table.rename(folder / "runs" / "Steps.CSV")
-    text = (folder / "runs" / "Steps.CSV").read_bytes()
-    (folder / "more.csv").write_bytes(text.replace(b"gpt", b"gpt\xe8"))
-    (folder / "unit.csv").write_text("gpu,op\na,b\n")
-    found = read_runs(folder)
-    assert [row.file for row in found.rows] == ["Steps.CSV", "more.csv"]
-    assert not found.faults

@@ -24,7 +24,7 @@ from evaluation.accuracy import run as accuracy_module
 from evaluation.accuracy.calibration import predict_rows, run_intervals
 from evaluation.accuracy.left_out import OCTAVES, left_out, other_folder
 from evaluation.accuracy.rows import read_runs
-from evaluation.accuracy.run import accuracy, draw
+from evaluation.accuracy.run import accuracy
 from evaluation.accuracy.unit_data import read_judged_unit, read_unit
 from hetplan.predict.fit import FittedPredictor, fit_populations
 
@@ -158,33 +158,7 @@ def test_eight_runs_that_are_all_slower_help_the_others(tmp_path: Path) -> None:
     assert len(set(found.calibrated_on)) == 8
 
 
-def test_suspect_rows_are_counted_and_reported_apart(folder: Path) -> None:
-    write_runs(folder, {"other": "SUSPECT: a copy", "step_time_s": "99"}, name="more.csv")
-    bench = accuracy(folder, folder)
-    (errors,) = bench.data_sets
-    assert (errors.rows, errors.suspect_rows) == (len(LAYOUTS) + 1, 1)
-    assert errors.without_suspect is not None
-    assert errors.without_suspect.rows == len(LAYOUTS)
-    assert errors.mape > errors.without_suspect.mape
-    result = run("--fit", str(folder))
-    assert "marked suspect" in result.stdout
-    assert "more.csv:2" in result.stdout
-
-
 # ---- the drawing
-
-
-def test_the_drawing_is_the_same_every_time(folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    bench = accuracy(folder, folder)
-    draw(bench, tmp_path / "a.svg")
-    draw(bench, tmp_path / "b.svg")
-    one = (tmp_path / "a.svg").read_bytes()
-    assert one == (tmp_path / "b.svg").read_bytes()
-    assert b"made-up" in one
-    result = run("--fit", str(folder), "--plot", str(tmp_path / "c.svg"))
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / "c.svg").read_bytes() == one
 
 
 # ---- unit data

@@ -245,16 +245,6 @@ def test_replicas_on_two_kinds_are_two_pipelines(tmp_path: Path) -> None:
     assert run.planned.job.target == "any"
 
 
-def test_without_the_plan_a_mixed_row_is_not_predicted(tmp_path: Path) -> None:
-    folder = mixed_folder(tmp_path, [[("V100-16", 2, 2)]])
-    (row,) = read_runs(folder).rows
-    with pytest.raises(InputError, match="not in the folder"):
-        run_of(row, (), ())
-    (tmp_path / "sailor/validation/mit/plan.json").write_text("[]")
-    with pytest.raises(InputError, match="no plan of Sailor's"):
-        run_of(row, (folder,), ())
-
-
 # ---- predictions
 
 

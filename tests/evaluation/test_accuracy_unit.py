@@ -238,6 +238,23 @@ def test_communication_is_taken_out_of_sliced_layers(tmp_path: Path) -> None:
     assert has_note(found, "not used", "no all_reduce of this size was measured")
 
 
+def test_what_no_device_can_do_is_left_out(tmp_path: Path) -> None:
+    write_profile(tmp_path, "OPT-350", "A100-40", {(1, 1): (1e-9, 0.001, 1e-7)})
+    found = read_unit(tmp_path)
+    kinds = {(each.layer, each.phase) for each in layers(found)}
+    assert ("embedding", "forward") in kinds
+    assert ("embedding", "backward") not in kinds
+    assert "head" not in {layer for layer, _ in kinds}
+    assert has_note(found, "the last layer of every run", "and 1 more such")
+
+
+def test_marks_of_failed_runs_are_no_times(tmp_path: Path) -> None:
+    write_profile(tmp_path, "OPT-350", "A100-40", {(1, 1): (0.0, 0.001, 1e4)})
+    found = read_unit(tmp_path)
+    assert {each.layer for each in layers(found)} == {"transformer"}
+    assert has_note(found, "layers 0: forward: 0 s, not measured")
+
+
 def test_float32_itself_is_left_out_beside_tf32(tmp_path: Path) -> None:
     # A layer of OPT-350 at microbatch 1 does about 7e10 operations: 70 and 7 TFLOP/s.
     write_profile(tmp_path, "OPT-350", "A100-40", {(1, 1): (0.0004, 0.001, 0.004)})

@@ -56,6 +56,7 @@ def test_tables_without_reference_data(tmp_path: Path, monkeypatch: pytest.Monke
     assert "left out: memory, collectives and long links" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_json_holds_fractions_and_seconds(tmp_path: Path) -> None:
     result = run("--json", "--reference", str(tmp_path))

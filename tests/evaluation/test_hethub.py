@@ -72,19 +72,6 @@ def test_the_ratios_are_what_their_definitions_say(bench: HethubBench) -> None:
     assert 0 <= row.gap <= 0.2
 
 
-def test_a_kind_is_planned_alone_as_by_itself(bench: HethubBench) -> None:
-    mix, (row,) = small(), bench.rows
-    from hetplan.search.search import search
-
-    alone = search(
-        mix.model,
-        replace(mix.cluster, islands=mix.cluster.islands[:1], links=()),
-        replace(mix.job, pin=Pins(), gap=0.01, target="megatron"),
-        _PREDICTOR,
-    )
-    assert row.kinds_alone[0] == pytest.approx(alone.estimate.tokens_per_second, rel=0.011)
-
-
 def test_a_mix_without_a_plan_says_why() -> None:
     found = hethub_bench(targets=("megatron",), mixes=(small(1e9),), predictor=_PREDICTOR)
     (row,) = found.rows
