@@ -172,7 +172,7 @@ def _load_notes(run: RunLog, *, accelerated: bool) -> list[str]:
 
 
 def _figures(rank: RankMeasure) -> tuple[tuple[str, float], ...]:
-    """A rank's medians, by the names of `compare_timers`."""
+    """A rank's medians, by the timer names of hetplan's own trainer."""
     return (
         ("busy", rank.busy_seconds),
         ("wait", rank.wait_seconds),

@@ -41,7 +41,7 @@ class TimerRow:
 
     timer: str
     quantity: str
-    """What it counts, a `compare_timers.Quantity` value; empty where the plan predicts nothing
+    """What it counts, a `Quantity` value; empty where the plan predicts nothing
     of the kind."""
     ranks: str
     """Whose times: all ranks' least and most, or one rank's."""

@@ -20,12 +20,12 @@ def job(*settings: str, file: Path = FILE) -> Job:
 
 
 def test_a_setting_is_the_same_value_in_the_file(tmp_path: Path) -> None:
-    lines = "pin: {tp: 4}\nforbid:\n  islands: [a, b]\ncheckpoint_interval_steps: 9\nexpert_load_factor: 1.5\n"
+    lines = "pin: {tp: 4}\nforbid:\n  islands: [a, b]\nseed: 9\ngradient_clipping: true\n"
     file = tmp_path / "job.yaml"
     text = FILE.read_text()
     assert "pin:" not in text
     file.write_text(text + lines)
-    given = ("pin.tp=4", "forbid.islands=[a, b]", "checkpoint_interval_steps=9", "expert_load_factor=1.5")
+    given = ("pin.tp=4", "forbid.islands=[a, b]", "seed=9", "gradient_clipping=true")
     assert job(*given) == load_job(file)
     assert job("pin.tp=2", "pin.tp=4").pin.tp == 4
     assert job("pin.tp=", file=file).pin.tp is None
