@@ -119,10 +119,10 @@ def check_replaceable(out: Path, schema: str, what: str) -> str:
     if not out.exists() or out.stat().st_size == 0:
         return ""
     try:
-        found = json.loads(out.read_bytes())
+        document = json.loads(out.read_bytes())
     except (OSError, ValueError, RecursionError):
-        found = None
-    held = found.get("schema") if isinstance(found, dict) else None
+        document = None
+    held = document.get("schema") if isinstance(document, dict) else None
     if str(held).partition("/")[0] != schema.partition("/")[0]:
         message = (
             f"exists and is no {what}; nothing was changed: give the name of a new file, or of a "

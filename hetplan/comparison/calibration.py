@@ -81,16 +81,16 @@ def try_calibration(runs: Sequence[MeasuredRun]) -> Trial:
         raise InputError("calibration needs at least one run")
     errors = [_error(run, run.chosen) for run in runs]
     if len({error.cell for error in errors}) >= MIN_LAYOUTS:
-        found = calibrate(errors)
-        judged = found.held_back
+        calibration = calibrate(errors)
+        judged = calibration.held_back
         return _trial(
             "one layout after the other",
             errors,
             [error.log_error for error in errors],
             list(left_out_errors(errors)),
-            replace(found, factors=found.factors or fit_factors(errors)),
+            replace(calibration, factors=calibration.factors or fit_factors(errors)),
             helped=judged is not None and judged.accepted,
-            notes=found.notes,
+            notes=calibration.notes,
         )
     return _steadiness(runs, errors)
 
@@ -108,13 +108,13 @@ def _steadiness(runs: Sequence[MeasuredRun], errors: Sequence[RunError]) -> Tria
         f"({MIN_LAYOUTS} are needed): this only shows that the runs are steady, not that other "
         "plans are predicted better"
     )
-    found = calibrate(errors, factors=False)
+    calibration = calibrate(errors, factors=False)
     return _trial(
         "the second half of each run's steps",
         judged,
         before,
         after,
-        replace(found, factors=fit_factors(errors), notes=(*found.notes, note)),
+        replace(calibration, factors=fit_factors(errors), notes=(*calibration.notes, note)),
         helped=_mean(after) < _mean(before) - _NOTHING,
         notes=(note,),
     )
@@ -183,10 +183,10 @@ def _error(run: MeasuredRun, steps: ChosenSteps) -> RunError:
 def layout_of(plan: Plan) -> str:
     """The plan's degrees, as in `tp8 pp4 dp2 mbs1`; runs of one layout are held back together."""
     return (
-        f"tp{format_each(each.tp for each in plan.replicas)} "
+        f"tp{format_each(replica.tp for replica in plan.replicas)} "
         f"pp{format_each(len(pipeline.stages) for pipeline in plan.pipelines)} "
-        f"dp{format_each(each.dp for each in plan.replicas)} "
-        f"mbs{format_each(each.microbatch_size for each in plan.replicas)}"
+        f"dp{format_each(replica.dp for replica in plan.replicas)} "
+        f"mbs{format_each(replica.microbatch_size for replica in plan.replicas)}"
     )
 
 

@@ -263,12 +263,12 @@ def _too_long(timers: Sequence[TimerRow], usable: Sequence[TimerRow]) -> list[st
 
 def _timer_rows(chosen: ChosenSteps, prediction: Estimate) -> tuple[TimerRow, ...]:
     """Medians of every timer over the steps that count, in the order of the log."""
-    found: dict[str, list[LoggedTimer]] = {}
-    for each in chosen.used:
-        for timer in each.step.timers:
-            found.setdefault(timer.name, []).append(timer)
-    meant = [MEANING[name].quantity for name in found if name in MEANING]
-    return tuple(_timer_row(name, values, prediction, meant) for name, values in found.items())
+    timers: dict[str, list[LoggedTimer]] = {}
+    for chosen_step in chosen.used:
+        for timer in chosen_step.step.timers:
+            timers.setdefault(timer.name, []).append(timer)
+    meant = [MEANING[name].quantity for name in timers if name in MEANING]
+    return tuple(_timer_row(name, values, prediction, meant) for name, values in timers.items())
 
 
 def _timer_row(
@@ -285,8 +285,8 @@ def _timer_row(
         timer=name,
         quantity=quantity.value if quantity is not None else "",
         ranks=ranks.value,
-        measured_least_seconds=statistics.median(each.least_seconds for each in values),
-        measured_most_seconds=statistics.median(each.most_seconds for each in values),
+        measured_least_seconds=statistics.median(timer.least_seconds for timer in values),
+        measured_most_seconds=statistics.median(timer.most_seconds for timer in values),
         predicted_least_seconds=None if span is None else span[0],
         predicted_most_seconds=None if span is None else span[1],
         note="not known to hetplan" if meaning is None else meaning.note,
@@ -294,19 +294,19 @@ def _timer_row(
 
 
 def _predicted_counted(timers: Sequence[TimerRow], prediction: Estimate) -> Seconds:
-    found: dict[Quantity, float] = {}
+    counted: dict[Quantity, float] = {}
     for row in timers:
         if row.quantity:
             quantity = Quantity(row.quantity)
             span = predicted(prediction, quantity, TimerRanks(row.ranks))
             if span is not None:
-                found[quantity] = counted_side(*span, quantity)
+                counted[quantity] = counted_side(*span, quantity)
     one_rank = [row for row in timers if row.quantity == Quantity.EMBEDDING.value]
     if one_rank and one_rank[0].ranks == TimerRanks.LAST.value:
         span = predicted(prediction, Quantity.WAITS_TO_THE_END, TimerRanks.LAST)
         if span is not None:
-            found[Quantity.WAITS_TO_THE_END] = span[1]
-    return found
+            counted[Quantity.WAITS_TO_THE_END] = span[1]
+    return counted
 
 
 def _memory(log: TrainingLog, prediction: Estimate) -> MemoryRow | None:
@@ -407,5 +407,5 @@ def planned_facts(result: SearchResult) -> Iterator[tuple[str, int]]:
 
 
 def _value(replica: Replica, name: str) -> int:
-    found: int = getattr(replica, name)
-    return found
+    value: int = getattr(replica, name)
+    return value

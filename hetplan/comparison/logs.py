@@ -172,7 +172,7 @@ def _load_notes(run: RunLog, *, accelerated: bool) -> list[str]:
 
 
 def _figures(rank: RankMeasure) -> tuple[tuple[str, float], ...]:
-    """A rank's medians, by the names of `compare_timers`."""
+    """A rank's medians, by the timer names of hetplan's own trainer."""
     return (
         ("busy", rank.busy_seconds),
         ("wait", rank.wait_seconds),
@@ -221,16 +221,16 @@ def load_runs(path: Path) -> tuple[RunFiles, ...]:
     if not listed.runs:
         raise InputError(document.fault(("runs",), "the list is empty; name at least one run"))
     faults: list[Fault] = []
-    found: dict[tuple[str, ...], int] = {}
+    first_at: dict[tuple[str, ...], int] = {}
     runs: list[RunFiles] = []
     for number, entry in enumerate(listed.runs):
         logs = (entry.log,) if isinstance(entry.log, str) else entry.log
         for name, values in (("log", logs), ("plan", (entry.plan,))):
-            if not values or not all(each.strip() for each in values):
+            if not values or not all(value.strip() for value in values):
                 faults.append(document.fault(("runs", number, name), "empty; name a file"))
         run = RunFiles(logs=tuple(path.parent / e for e in logs), plan=path.parent / entry.plan)
         # One log may hold several runs of hetplan, each with a plan of its own.
-        first = found.setdefault(_real_files(run), number)
+        first = first_at.setdefault(_real_files(run), number)
         if first != number:
             message = (
                 f"the same log and plan as runs[{first}]: a run counts once; take this entry out"

@@ -41,7 +41,7 @@ class TimerRow:
 
     timer: str
     quantity: str
-    """What it counts, a `compare_timers.Quantity` value; empty where the plan predicts nothing
+    """What it counts, a `Quantity` value; empty where the plan predicts nothing
     of the kind."""
     ranks: str
     """Whose times: all ranks' least and most, or one rank's."""
@@ -153,8 +153,8 @@ def predicted(
         stages = stages[:1]
     elif ranks is TimerRanks.LAST:
         stages = stages[-1:]
-    found = list(_of_stages(stages, estimate.num_microbatches, quantity))
-    return min(found), max(found)
+    seconds = list(_of_stages(stages, estimate.num_microbatches, quantity))
+    return min(seconds), max(seconds)
 
 
 def _of_stages(
@@ -174,7 +174,7 @@ def _of_stages(
 def of_components(stage: StageEstimate, quantity: Quantity) -> float:
     """Sum of the stage's components that the quantity holds."""
     held = set(components_of(quantity))
-    return sum((each.seconds for each in stage.components if each.component in held), 0.0)
+    return sum((entry.seconds for entry in stage.components if entry.component in held), 0.0)
 
 
 _INSIDE_SCHEDULE = {"all-grads-sync", "bwd_allreduce"}
@@ -441,20 +441,20 @@ def _link_command(link: Link) -> str:
 def _hop_links(result: SearchResult) -> list[Link]:
     """Links between neighbouring stages, the slowest first, two at most."""
     cluster = result.inputs.cluster
-    found: dict[str, Link] = {}
+    links: dict[str, Link] = {}
     names = [stage.island for stage in result.estimate.stages]
     for left, right in pairwise(names):
         link = cluster.island(left).inter_node if left == right else None
         link = link or cluster.link_between(left, right)
-        found[link_cause(link)] = link
-    return sorted(found.values(), key=lambda each: each.goodput_bytes_per_second)[:2]
+        links[link_cause(link)] = link
+    return sorted(links.values(), key=lambda link: link.goodput_bytes_per_second)[:2]
 
 
 def _reduction_links(result: SearchResult) -> list[Link]:
     """Links inside the islands that reduce: between nodes, or inside of the only node."""
-    found: dict[str, Link] = {}
+    links: dict[str, Link] = {}
     for name in dict.fromkeys(stage.island for stage in result.estimate.stages):
         island = result.inputs.cluster.island(name)
         link = island.inter_node if island.nodes > 1 else island.intra_node
-        found[link_cause(link)] = link
-    return list(found.values())[:2]
+        links[link_cause(link)] = link
+    return list(links.values())[:2]

@@ -222,13 +222,13 @@ def _pipeline(
 
 def _chunks(layers: tuple[int, ...], model: ModelSpec) -> list[LayerRange]:
     """Layer range of every virtual stage; embedding first, what follows the layers last."""
-    total, at, found = len(model.layers), 0, []
+    total, at, ranges = len(model.layers), 0, []
     for index, count in enumerate(layers):
         stop = at + count + (index == 0)
         stop = total if index == len(layers) - 1 else stop
-        found.append(LayerRange(start=at, stop=stop))
+        ranges.append(LayerRange(start=at, stop=stop))
         at = stop
-    return found
+    return ranges
 
 
 def _recompute(layout: Layout) -> Recompute:
@@ -283,10 +283,10 @@ def _overlap(names: tuple[str, ...] | None) -> OverlapSettings:
 def _devices(cluster: Cluster, islands: tuple[str, ...], degrees: Degrees) -> list[tuple[int, ...]]:
     """Device numbers of every stage, in (dp, cp, tp) order."""
     size = degrees.tp * degrees.dp
-    found: list[tuple[int, ...]] = []
+    devices: list[tuple[int, ...]] = []
     for name, run in groupby(islands):
         island, count = cluster.island(name), len(list(run))
-        if any(name == other for other in islands[: len(found)]):
+        if any(name == other for other in islands[: len(devices)]):
             raise InputError(
                 f"the stages of island {name} are not next to each other in the pipeline"
             )
@@ -303,8 +303,8 @@ def _devices(cluster: Cluster, islands: tuple[str, ...], degrees: Degrees) -> li
             for node in island.usable_nodes
             for local in range(island.devices_per_node)
         ]
-        found += [tuple(usable[at * size : (at + 1) * size]) for at in range(count)]
-    return found
+        devices += [tuple(usable[at * size : (at + 1) * size]) for at in range(count)]
+    return devices
 
 
 def _stage_count(layout: Layout) -> int:

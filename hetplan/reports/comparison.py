@@ -108,16 +108,16 @@ def run_table(comparisons: Sequence[Comparison]) -> Table:
     for name in ("measured", "predicted", "error", "p10 .. p90 predicted"):
         table.add_column(name, justify="right", overflow="fold")
     table.add_column("off most", overflow="fold")
-    for each in comparisons:
-        interval = each.predicted_interval
+    for comparison in comparisons:
+        interval = comparison.predicted_interval
         table.add_row(
-            escape(", ".join(each.files)),
-            format_seconds(each.measured.median_seconds),
-            format_seconds(each.predicted_step_seconds),
-            f"{each.relative_error:+.1%}",
+            escape(", ".join(comparison.files)),
+            format_seconds(comparison.measured.median_seconds),
+            format_seconds(comparison.predicted_step_seconds),
+            f"{comparison.relative_error:+.1%}",
             _span(interval.p10_seconds, interval.p90_seconds)
-            + ("" if each.inside_interval else " OUTSIDE"),
-            each.culprit.part if each.culprit is not None else "",
+            + ("" if comparison.inside_interval else " OUTSIDE"),
+            comparison.culprit.part if comparison.culprit is not None else "",
         )
     return table
 
@@ -181,14 +181,14 @@ def factor_table(trial: Trial) -> Table:
         table.add_column(name, overflow="fold")
     for name in ("factor", "90 %", "runs"):
         table.add_column(name, justify="right", overflow="fold")
-    for each in trial.calibration.factors:
-        width = math.exp(each.log_halfwidth)
+    for factor in trial.calibration.factors:
+        width = math.exp(factor.log_halfwidth)
         table.add_row(
-            escape(each.cause),
-            each.name,
-            f"{each.factor:.3f}",
-            f"{each.factor / width:.3f} .. {each.factor * width:.3f}",
-            str(each.runs),
+            escape(factor.cause),
+            factor.name,
+            f"{factor.factor:.3f}",
+            f"{factor.factor / width:.3f} .. {factor.factor * width:.3f}",
+            str(factor.runs),
         )
     return table
 

@@ -49,7 +49,7 @@ def limit_lines(limits: Limits) -> Iterator[str]:
                 f"  stage {_place(stage.pipeline, stage.stage)} ({stage.island}) alone: "
                 f"{stage.gain:.2%}"
             )
-    exposed = [each for each in limits.boundaries if each.gain][:_SHOWN]
+    exposed = [boundary for boundary in limits.boundaries if boundary.gain][:_SHOWN]
     for boundary in exposed:
         left, right = boundary.between
         place = _place(boundary.pipeline, boundary.stage)
@@ -83,15 +83,17 @@ def price_table(prices: Iterable[ShadowPrice]) -> Table:
     for name in ("tokens/s", "known to", "same layout"):
         table.add_column(name, justify="right", overflow="fold")
     table.add_column("", overflow="fold")
-    for each in prices:
-        same = "" if each.same_plan_gain is None else f"{each.same_plan_gain:+.1%}"
-        if each.note:
-            table.add_row(escape(each.words), "", "", same, escape(each.note))
+    for price in prices:
+        same = "" if price.same_plan_gain is None else f"{price.same_plan_gain:+.1%}"
+        if price.note:
+            table.add_row(escape(price.words), "", "", same, escape(price.note))
             continue
-        note = "another layout" if each.changed else "today's layout stays best"
-        if abs(each.gain) <= each.uncertain:
+        note = "another layout" if price.changed else "today's layout stays best"
+        if abs(price.gain) <= price.uncertain:
             note = "no more than the gaps of both plans"
-        table.add_row(escape(each.words), f"{each.gain:+.1%}", f"{each.uncertain:.1%}", same, note)
+        table.add_row(
+            escape(price.words), f"{price.gain:+.1%}", f"{price.uncertain:.1%}", same, note
+        )
     return table
 
 
@@ -127,8 +129,8 @@ def choice_table(compared: Against) -> Table:
     table = Table(title="What differs", title_justify="left")
     for name in ("choice", "this plan", "the other plan"):
         table.add_column(name, overflow="fold")
-    for each in compared.choices:
-        table.add_row(each.name, escape(each.found), escape(each.other))
+    for choice in compared.choices:
+        table.add_row(choice.name, escape(choice.found), escape(choice.other))
     return table
 
 
@@ -138,13 +140,13 @@ def difference_table(compared: Against) -> Table:
     table.add_column("component", overflow="fold")
     for name in ("this plan", "the other plan", "more"):
         table.add_column(name, justify="right", overflow="fold")
-    for each in compared.components:
-        sign = "-" if each.more_seconds < 0 else "+"
+    for component in compared.components:
+        sign = "-" if component.more_seconds < 0 else "+"
         table.add_row(
-            each.component.value,
-            format_seconds(each.found_seconds),
-            format_seconds(each.other_seconds),
-            f"{sign}{format_seconds(abs(each.more_seconds))}",
+            component.component.value,
+            format_seconds(component.found_seconds),
+            format_seconds(component.other_seconds),
+            f"{sign}{format_seconds(abs(component.more_seconds))}",
         )
     return table
 

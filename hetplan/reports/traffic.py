@@ -120,11 +120,11 @@ def switching_of(
     ledger: Ledger, islands: tuple[str, ...], step_seconds: float
 ) -> tuple[Switching, ...]:
     """What each island's switches must carry."""
-    found = []
+    switching = []
     for island in islands:
         size = ledger.switched(island)
         bits = 8.0 * size / step_seconds
-        found.append(
+        switching.append(
             Switching(
                 island=island,
                 bytes_per_step=size,
@@ -132,7 +132,7 @@ def switching_of(
                 switches=switches_for(bits),
             )
         )
-    return tuple(found)
+    return tuple(switching)
 
 
 def ledger_table(report: TrafficReport) -> Table:
@@ -141,15 +141,17 @@ def ledger_table(report: TrafficReport) -> Table:
     classes = tuple(all_classes(ledger))
     table = Table(title="bytes per step, all devices, counted where sent", title_justify="left")
     table.add_column("link", overflow="fold")
-    for each in classes:
-        table.add_column(each.value, justify="right", overflow="fold")
+    for traffic in classes:
+        table.add_column(traffic.value, justify="right", overflow="fold")
     table.add_column("all", justify="right", overflow="fold")
     for link in ledger.links:
-        own = {each.traffic: each.bytes_per_step for each in ledger.entries if each.link == link}
-        cells = [_bytes(own[each]) if each in own else "" for each in classes]
+        own = {
+            entry.traffic: entry.bytes_per_step for entry in ledger.entries if entry.link == link
+        }
+        cells = [_bytes(own[traffic]) if traffic in own else "" for traffic in classes]
         table.add_row(escape(str(link)), *cells, _bytes(ledger.over(link)))
     table.add_section()
-    totals = [_bytes(ledger.of_class(each)) for each in classes]
+    totals = [_bytes(ledger.of_class(traffic)) for traffic in classes]
     table.add_row("all links", *totals, _bytes(ledger.bytes_per_step))
     return table
 
@@ -160,7 +162,8 @@ def ledger_lines(report: TrafficReport) -> Iterator[str]:
     tokens, steps = ledger.total_tokens, ledger.steps
     if tokens is not None and steps is not None:
         per_class = ", ".join(
-            f"{each.value} {_bytes(ledger.of_class(each) * steps)}" for each in all_classes(ledger)
+            f"{traffic.value} {_bytes(ledger.of_class(traffic) * steps)}"
+            for traffic in all_classes(ledger)
         )
         yield (
             f"{tokens:,} tokens, {steps:,.0f} steps: {_bytes(ledger.bytes_per_step * steps)} "
@@ -172,12 +175,12 @@ def ledger_lines(report: TrafficReport) -> Iterator[str]:
         f"switches, mean over the step of {format_seconds(report.step_seconds)} (peaks are "
         f"higher), of {format_rate(SWITCH_BITS_PER_SECOND, 'bit/s')} each:"
     )
-    for each in report.switching:
-        if each.bytes_per_step:
+    for island in report.switching:
+        if island.bytes_per_step:
             yield (
-                f"  {each.island}: {_bytes(each.bytes_per_step)} per step, "
-                f"{format_rate(each.bits_per_second, 'bit/s')}, {each.switches} "
-                f"{'switch' if each.switches == 1 else 'switches'}"
+                f"  {island.island}: {_bytes(island.bytes_per_step)} per step, "
+                f"{format_rate(island.bits_per_second, 'bit/s')}, {island.switches} "
+                f"{'switch' if island.switches == 1 else 'switches'}"
             )
     stored = sum(
         entry.bytes_per_step for entry in ledger.entries if entry.link.scope is LinkScope.STORAGE

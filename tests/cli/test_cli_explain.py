@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from command_line import run
-from plans_of_many import Case, small_cluster, small_island, small_job, small_model, two_pipelines
+from plans_of_many import Case, small_cluster, small_island, small_job, small_model
 
 from hetplan.cost.estimate import estimate
 from hetplan.files.reading import decode, read_document
@@ -65,19 +65,6 @@ def test_traffic_by_link_and_class(tmp_path: Path) -> None:
     assert "give --tokens" in run("explain", "traffic", path).stdout
 
 
-def test_islands_whose_nodes_send_nothing_have_no_switches(tmp_path: Path) -> None:
-    path = tmp_path / "one.json"
-    run(
-        "estimate", "--model", str(ROOT / "configs/models/llama-2-7b.yaml"),
-        "--cluster", str(ROOT / "configs/clusters/mixed-768.yaml"),
-        "--job", str(ROOT / "configs/jobs/llama-2-7b.yaml"),
-        "--tp", "8", "--dp", "1", "--islands", "a100", "--out", str(path),
-    )  # fmt: skip
-    shown = run("explain", "traffic", str(path)).stdout
-    assert "  a100: 8.389 MB per step" in shown  # tokens from storage
-    assert "mi210:" not in shown
-
-
 def test_traffic_as_json_is_read_back(tmp_path: Path) -> None:
     case = one_pipeline()
     case = replace(case, job=replace(case.job, checkpoint_interval_steps=10, total_tokens=2560))
@@ -93,21 +80,6 @@ def test_traffic_as_json_is_read_back(tmp_path: Path) -> None:
     size = report.ledger.switched("a")
     assert bits["a"] == pytest.approx(8 * size / report.step_seconds)
     assert size > 0
-
-
-def test_other_models_of_a_plan(tmp_path: Path) -> None:
-    path = saved(two_pipelines(tied=True), tmp_path)
-    found = run("explain", "traffic", path, "--model", "asterfusion", "--tokens", "6400")
-    assert found.exit_code == 0, found.stderr
-    assert "rings send" in found.stdout
-    assert "published" not in found.stdout
-    missing = run("explain", "traffic", path, "--model", "asterfusion")
-    assert missing.exit_code == 2
-    assert "give --tokens" in missing.stderr
-    store = tmp_path / "store"
-    store.mkdir()
-    priced = run("explain", "traffic", path, "--model", "priced", "--store", str(store))
-    assert priced.exit_code == 0, priced.stderr
 
 
 def test_the_articles_own_table(tmp_path: Path) -> None:
@@ -147,14 +119,6 @@ def test_every_rank_has_a_line(tmp_path: Path) -> None:
         "ep": 0,
         "etp": 0,
     }
-
-
-def test_ranks_of_several_pipelines_and_experts(tmp_path: Path) -> None:
-    path = saved(two_pipelines(experts=True), tmp_path)
-    lines = run("explain", "ranks", path).stdout.splitlines()
-    head = "rank device island node local pipeline stage dp cp tp ep etp"
-    assert lines[0].split() == head.split()
-    assert lines[13].split() == ["12", "12", "slow", "0", "0", "1", "0", "0", "0", "0", "0", "0"]
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -221,13 +185,6 @@ def test_a_plan_that_breaks_a_rule_is_named_with_its_line(tmp_path: Path) -> Non
     assert checked.exit_code == 2
     assert said in checked.stdout
     assert f"file-is-wrong (line {wrong})" in checked.stdout
-
-
-def test_a_run_longer_than_can_be_counted_is_refused(tmp_path: Path) -> None:
-    path = saved(one_pipeline(), tmp_path)
-    found = run("explain", "traffic", path, "--tokens", "9" * 400)
-    assert found.exit_code == 2
-    assert "--tokens" in found.stderr
 
 
 @pytest.mark.parametrize("name", ["a\x1b[31m", "a\u202eb", "a\nb", "", "x" * 300])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,22 +24,6 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     save_result(result, plan)
     log.write_text(run_text(result, added={"all-grads-sync": result.estimate.step_seconds}))
     return log, plan
-
-
-def test_people_get_tables_the_verdict_and_what_to_do(files: tuple[Path, Path]) -> None:
-    log, plan = files
-    done = run("compare", str(log), "--plan", str(plan))
-    assert done.exit_code == 0, done.stderr
-    for text in (
-        "error -50.0% of the measured; OUTSIDE the predicted p10",
-        "left out 1: of the first 3 of a start (10)",
-        "OFF MOST: gradient reduction,",
-        "what that usually means: the data-parallel reduction is slower",
-        "measure again: torchrun ... -m hetplan profile --link",
-        "forward-backward",
-    ):
-        assert text in done.stdout, done.stdout
-    assert done.stderr == ""
 
 
 def test_json_has_the_same(files: tuple[Path, Path]) -> None:
@@ -68,17 +51,6 @@ def test_several_runs_by_a_list(files: tuple[Path, Path], tmp_path: Path) -> Non
     data = json.loads(run("compare", "--runs", str(runs), "--json").stdout)
     assert len(data["runs"]) == 2
     assert data["schema"] == "hetplan.comparison/1"
-
-
-def test_a_plan_is_priced_again_where_something_to_price_by_was_given(
-    files: tuple[Path, Path], tmp_path: Path
-) -> None:
-    log, plan = files
-    empty = tmp_path / "store"
-    empty.mkdir()
-    done = run("compare", str(log), "--plan", str(plan), "--store", str(empty))
-    assert done.exit_code == 0, done.stderr
-    assert re.search(r"plan\.json priced again: .* as in the plan file\n", done.stderr)
 
 
 def test_inputs_can_be_replaced_and_must_fit_the_plan(tmp_path: Path) -> None:
@@ -159,20 +131,6 @@ def test_a_calibration_that_does_not_help_is_not_written_but_by_force(tmp_path: 
     assert out.exists()
 
 
-def test_one_run_calibrates_and_says_what_that_shows(
-    files: tuple[Path, Path], tmp_path: Path
-) -> None:
-    log, plan = files
-    out = tmp_path / "out.json"
-    done = run("compare", "calibrate", str(log), "--plan", str(plan), "--out", str(out))
-    assert done.exit_code == 0, done.stderr
-    assert "1 layout is too few" in done.stdout
-    assert "this only shows that the runs are steady" in done.stdout
-    log.write_text("\n".join(log.read_text().split("\n")[:24]))
-    few = run("compare", "calibrate", str(log), "--plan", str(plan), "--out", str(out))
-    assert re.search(r"note: \S+train\.log: only \d logged steps count", few.stderr)
-
-
 @pytest.mark.parametrize("target", ["train.log", "plan.json", "notes.txt", "damaged.json"])
 def test_a_calibration_replaces_nothing_but_a_predictor(
     files: tuple[Path, Path], tmp_path: Path, target: str
@@ -210,18 +168,6 @@ def test_runs_of_several_plans_in_one_run_log_are_told_apart_when_priced_again(
     assert done.exit_code == 0, done.stderr
     found = [each["measured"]["median_seconds"] for each in json.loads(done.stdout)["runs"]]
     assert found == [1.0, 2.0, 4.0]
-
-
-def test_all_runs_faults_come_at_once(files: tuple[Path, Path], tmp_path: Path) -> None:
-    runs = tmp_path / "runs.yaml"
-    runs.write_text(
-        "schema: hetplan.runs/1\nruns:\n  - {log: no.log, plan: plan.json}\n"
-        "  - {log: train.log, plan: no.json}\n  - {log: train.log, plan: plan.json}\n"
-    )
-    done = run("compare", "--runs", str(runs))
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "no.log" in done.stderr
-    assert "no.json" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ _MOMENTS = [
     ("settle", 1),
     ("_result", 1),
     ("close", 1),
-    ("by_aim", 1),
+    ("_by_objective", 1),
     ("save_result", 1),
     ("write_atomically", 1),
     ("emit", 1),
