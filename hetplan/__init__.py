@@ -22,7 +22,6 @@ from hetplan.version import __version__
 if TYPE_CHECKING:
     from hetplan.cluster.load import load_cluster
     from hetplan.cost.estimate import estimate
-    from hetplan.emitters.emission import emit
     from hetplan.importers.open import import_file
     from hetplan.job.load import load_job
     from hetplan.launchers.compare import compare
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from hetplan.predict.fit import fit
     from hetplan.search.files import load_plan
     from hetplan.search.plan import plan
+    from hetplan.trainers.emission import emit
 
 __all__ = [
     "HetplanError",
@@ -53,7 +53,7 @@ __all__ = [
 
 _HOMES = {
     "compare": "hetplan.launchers.compare",
-    "emit": "hetplan.emitters.emission",
+    "emit": "hetplan.trainers.emission",
     "estimate": "hetplan.cost.estimate",
     "fit": "hetplan.predict.fit",
     "import_file": "hetplan.importers.open",

@@ -293,16 +293,17 @@ MAX_REFUSALS = 4
 
 def refused_lines(result: SearchResult) -> Iterator[str]:
     """Why `hetplan emit` writes no folder of this plan for its own target, and what helps."""
-    from hetplan.emitters.emission import plan_faults, refusals, trainer_named, trainer_names
-    from hetplan.emitters.trainer_launch import EmitOptions
     from hetplan.errors import InputError
+    from hetplan.schedulers.launch import EmissionOptions
+    from hetplan.trainers.emission import plan_faults, refusals
+    from hetplan.trainers.table import TRAINERS, trainer_named
 
     name = result.plan.target
-    if name not in trainer_names():
+    if name not in TRAINERS:
         return
     named, without = _with_node_names(result)
     try:
-        faults = plan_faults(refusals(named, trainer_named(name), EmitOptions()))
+        faults = plan_faults(refusals(named, trainer_named(name), EmissionOptions()))
     except InputError as error:
         faults = error.faults
     if without:

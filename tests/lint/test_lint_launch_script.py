@@ -8,12 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "emitters"))
-from emit_cases import two_regions
+sys.path.insert(0, str(Path(__file__).parents[1] / "trainers"))
 
-from hetplan.cli.emit import emit
 from hetplan.cli.main import app
-from hetplan.search.files import save_result
 
 BLANK = " "
 SCRIPT = """#!/bin/bash
@@ -102,44 +99,6 @@ def test_functions_that_call_each_other_are_followed_once(tmp_path: Path) -> Non
     out = check(written(tmp_path, text), "--strict")
     assert out.exit_code == 0, out.stdout
     assert "64 ranks" in out.stdout
-
-
-def plan_file(folder: Path) -> Path:
-    save_result(two_regions(), folder / "plan.json")
-    return folder / "plan.json"
-
-
-def test_a_folder_that_was_emitted_is_read_with_its_environment(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    emit(plan_file(tmp_path), target="megatron", out=folder)
-    out = check(folder)
-    assert out.exit_code == 0, out.stdout
-    assert "megatron: 32 ranks" in out.stdout
-    assert "launch-device-connections" not in out.stdout
-    # A value that only some agents have stands in the table.
-    script = folder / "start-here.sh"
-    name = "CUDA_DEVICE_MAX_CONNECTIONS"
-    script.write_text(script.read_text().replace(f"export {name}=1\n", ""))
-    assert "launch-device-connections" in check(folder).stdout
-    with (folder / "agents-environment.tsv").open("a") as table:
-        table.write(f"0\t{name}=1\n1\t{name}=1\n")
-    assert "launch-device-connections" not in check(folder).stdout
-
-
-@pytest.mark.parametrize("target", ["megatron-bridge", "deepspeed"])
-def test_a_folder_of_another_target_is_skipped_with_the_reason(tmp_path: Path, target: str) -> None:
-    folder = tmp_path / "run"
-    emit(plan_file(tmp_path), target="megatron", out=folder)
-    manifest = folder / "hetplan-emitted.json"
-    manifest.write_text(manifest.read_text().replace('"megatron"', f'"{target}"'))
-    out = check(folder)
-    assert out.exit_code == 0, out.stdout
-    assert f"skipped: {folder}: was emitted for {target}, and launches of megatron, f" in out.stdout
-    got = CliRunner().invoke(
-        app, ["import", "megatron", str(folder), "--cluster", "configs/clusters/two-regions.yaml"]
-    )
-    assert got.exit_code == 2
-    assert f"was emitted for {target}, and launches of megatron" in got.stderr
 
 
 def test_kinds_of_import_have_the_launches() -> None:

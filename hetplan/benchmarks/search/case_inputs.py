@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 
+from evaluation.sailor_plan_file import NAMES
 from hetplan.benchmarks.search.cases import Case, SailorRoom
 from hetplan.benchmarks.search.sailor_cost import MEMORY_BYTES
 from hetplan.benchmarks.search.sailor_files import SailorFiles
 from hetplan.benchmarks.search.sailor_predictor import path_name
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
-from hetplan.emitters.sailor import NAMES
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Optimizer, Pins, Precision, TrainerOptions
 from hetplan.lint.known import known_model

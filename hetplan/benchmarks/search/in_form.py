@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from evaluation.sailor_plan_file import NAMES
 from hetplan.benchmarks.search.sailor_cost import SailorPlan, SailorReplicas, SailorScore, score
 from hetplan.benchmarks.search.sailor_files import SailorFiles
 from hetplan.cluster.spec import Cluster
-from hetplan.emitters.sailor import NAMES
 from hetplan.errors import InputError
 from hetplan.plans.chosen import ChosenPlan
 

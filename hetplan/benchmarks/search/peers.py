@@ -1,7 +1,7 @@
 """How do the search's plans compare with those of other planners, by Sailor's simulator?
 
 Every case is planned in four ways (`CHOSEN_BY`); each way's plan is placed, checked, written in
-Sailor's form (`hetplan.emitters.sailor`), read back and scored; every peer plan is scored beside it
+Sailor's form (`sailor_plan_file`), read back and scored; every peer plan is scored beside it
 by the same formula and compared with what the file of cases says of it. CPU seconds of hetplan hold
 reading Sailor's files and whatever led to its best plan, with imports done and kernels compiled;
 those of a peer its construction and search as the file of cases has them.
@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from evaluation.sailor_plan_file import sailor_text
 from hetplan.benchmarks.search.case_inputs import case_inputs
 from hetplan.benchmarks.search.cases import Case, PeerPlan
 from hetplan.benchmarks.search.own_search import own_search
@@ -24,7 +25,6 @@ from hetplan.benchmarks.search.sailor_cost import SailorPlan, read_plan, score
 from hetplan.benchmarks.search.sailor_files import SailorFiles, read_sailor
 from hetplan.benchmarks.search.sailor_search import sailor_search
 from hetplan.benchmarks.search.sailor_tables import Tables
-from hetplan.emitters.sailor import sailor_text
 from hetplan.errors import HetplanError, InfeasibleError, InputError
 from hetplan.plans.build import plan_of
 from hetplan.plans.check import check_plan

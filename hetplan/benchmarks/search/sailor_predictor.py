@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from evaluation.sailor_plan_file import NAMES
 from hetplan.benchmarks.search.sailor_files import SailorFiles
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Link
-from hetplan.emitters.sailor import NAMES
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
