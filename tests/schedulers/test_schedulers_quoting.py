@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hetplan.errors import InputError
-from hetplan.schedulers.quoting import comment, file_name, folder_word, word, words, yaml_text
+from hetplan.schedulers.quoting import file_name, folder_word, word, words, yaml_text
 
 HOSTILE = (
     "$(touch pwned)",
@@ -66,12 +66,6 @@ def test_any_printable_text_is_a_single_word(texts: list[str]) -> None:
     assert heard(words(texts)) == there
 
 
-def test_what_is_taken_for_a_slip_is_quoted() -> None:
-    """shellcheck: SC1097 of `==`, SC2054 of commas in arrays."""
-    assert (word("=eth0"), word("a,b"), word("a=b")) == ("'=eth0'", "'a,b'", "a=b")
-    assert heard(f"{word('=a,b')} {word(chr(39) + ',')}") == ["=a,b", "',"]
-
-
 def test_the_folder_is_a_quoted_variable() -> None:
     assert folder_word("{folder}/a b") == "\"$folder\"'/a b'"
     assert heard(folder_word("--x={folder}/$(id)")) == ["--x=/the folder/$x/$(id)"]
@@ -88,10 +82,6 @@ def test_control_characters_are_refused(text: str) -> None:
         word(text)
     with pytest.raises(InputError, match="control character"):
         folder_word(text)
-
-
-def test_comments_hold_one_line() -> None:
-    assert comment("a\nrm -rf x\x85y\u2028z") == "a?rm -rf x?y?z"
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, "../../etc/passwd", ".bashrc", "a/b", "x" * 300, "..."])
@@ -117,10 +107,3 @@ def test_yaml_reads_back_as_it_was(value: object) -> None:
 @pytest.mark.parametrize("text", ["1e5", "1E-3", "y", "N", "0o17", "+5", "007", "1_0", "5."])
 def test_texts_that_others_take_for_numbers_are_quoted(text: str) -> None:
     assert yaml_text({"a": text}) == f"a: '{text}'\n"
-
-
-def test_documents_are_separated_and_nothing_is_an_anchor() -> None:
-    shared = {"a": [1]}
-    assert yaml_text({"x": shared, "w": shared}, {"z": 1}) == (
-        "---\nx:\n  a:\n    - 1\nw:\n  a:\n    - 1\n---\nz: 1\n"
-    )

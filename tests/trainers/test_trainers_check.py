@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -133,11 +132,3 @@ def test_a_host_that_does_not_come_is_named(tmp_path: Path) -> None:
     assert "FAIL  port: b did not reach port" in text
     assert checked(script, "--host=a", "--alone")[0] == 0
     assert checked(script, "--host=c")[0] == 2
-
-
-def test_the_manifest_holds_what_check_reads(tmp_path: Path) -> None:
-    script = emitted(tmp_path, host("a"))
-    checks = json.loads((tmp_path / "hetplan-emitted.json").read_text())["checks"]
-    for name in ("port", "hosts", "python", "trainer_folder", "program", "data", "save", "load"):
-        assert f'"{name}"' in script.read_text()
-        assert name in checks

@@ -113,19 +113,6 @@ def test_equal_faults_of_stages_are_one() -> None:
     assert plan_faults([other, Fault(field="--data", message="is missing")]) == (other,)
 
 
-def test_a_trainers_own_faults_refuse_the_plan() -> None:
-    def faults(
-        result: SearchResult, sheet: RankLayout, options: EmissionOptions
-    ) -> tuple[Fault, ...]:
-        count = len(result.plan.pipelines[0].stages)
-        return tuple(
-            Fault(field=f"plan.pipelines[0].stages[{s}]", message="no") for s in range(count)
-        )
-
-    with pytest.raises(InputError, match="stages 0-3: no"):
-        emission_for(two_regions(), replace(PLAIN, faults=faults), EmissionOptions())
-
-
 def test_names_that_no_shell_should_see_fail_before_anything_is_written(tmp_path: Path) -> None:
     """A name with shell characters does nothing but fail validation."""
     result = two_regions()
@@ -208,8 +195,3 @@ def test_the_library_verb_writes_a_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not empty"):
         hetplan.emit(result, "megatron", str(out))
     hetplan.emit(result, "megatron", str(out), EmissionOptions(steps=7), force=True)
-
-
-def test_equal_plans_give_equal_folders() -> None:
-    one, two = (emit_plan(two_regions(), "megatron", EmissionOptions()) for _ in range(2))
-    assert one.files == two.files

@@ -17,7 +17,6 @@ from flagscale_plans import (
     machines,
     planned,
     random_result,
-    result,
     stage,
 )
 from flagscale_reader import RefusedError, expanded, hosts, places, read, train_words, validate
@@ -26,7 +25,7 @@ from hetplan.cluster.launch_domains import Scheduler
 from hetplan.plans.plan import Recompute, RecomputeGranularity, Sharding
 from hetplan.plans.ranks import rank_rows
 from hetplan.schedulers.launch import EmissionOptions, TrainerLaunch
-from hetplan.schedulers.rank_layout import RankLayout, rank_layout
+from hetplan.schedulers.rank_layout import RankLayout
 from hetplan.search.result import SearchResult
 from hetplan.trainers.flagscale.meshes import mapped_ranks, meshes_of
 from hetplan.trainers.flagscale.write import TRAINER, runner_obstacles
@@ -83,10 +82,12 @@ def check_ranks(made: tuple[SearchResult, RankLayout], launch: TrainerLaunch) ->
 # ---- whole plans
 
 
-@pytest.mark.parametrize("first", range(0, 300, 50))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in (30, 80, 130))]
+)
 def test_random_plans_are_mapped_by_flagscale_as_planned(first: int) -> None:
     hetero = 0
-    for seed in range(first, first + 50):
+    for seed in range(first, first + (50 if first else 30)):
         made = random_result(seed)
         found, sheet = made
         launch = launched(made)
@@ -126,48 +127,6 @@ def check_recompute(found: SearchResult, launch: TrainerLaunch) -> None:
         assert expanded(rows) == [[int(each)] * count for each in asked]
         layers = expanded(args.recompute_num_layers_per_stage_micro_batch)
         assert layers == [[1] * count for _ in asked]
-
-
-def test_a_kind_that_comes_twice_has_two_types() -> None:
-    found = machines(A100, MI300, A100)
-    plan = planned(
-        found,
-        stage("a", 4, tp=8, dp=1),
-        stage("b", 4, tp=8, dp=2),
-        stage("c", 4, tp=8, dp=1),
-    )
-    made = legal(found, plan)
-    launch = launched(made)
-    args = read(words(launch))
-    assert args.hetero_device_types == [
-        "mesh0-nvidia-a100-80gb-sxm",
-        "mesh1-amd-mi300x",
-        "mesh2-nvidia-a100-80gb-sxm",
-    ]
-    check_ranks(made, launch)
-    # With the kinds for names the second A100 mesh would take what is meant for the MI300X.
-    types = [name.split("-", 1)[1] for name in agent_types(launch, made[1])]
-    wrong = [word.split("-", 1)[1] if word.startswith("mesh") else word for word in words(launch)]
-    stages = [place.stage for place in places(wrong, types)]
-    assert stages[:8] == [0] * 8
-    assert stages[8:24] != [1] * 16
-
-
-def test_meshes_that_share_a_host_share_their_type() -> None:
-    found = machines(A100, MI300)
-    plan = planned(
-        found,
-        stage("a", 4, tp=4, dp=1),
-        stage("a", 4, tp=2, dp=2),
-        stage("b", 4, tp=8, dp=1),
-    )
-    made = legal(found, plan)
-    assert len(made[1].agents) == 2
-    launch = launched(made)
-    args = read(words(launch))
-    assert args.hetero_process_meshes == [4, 1, 1, 1, 1, 2, 1, 1, 2, 1, 8, 1, 1, 1, 1]
-    assert args.hetero_device_types == [A100, A100, MI300]
-    check_ranks(made, launch)
 
 
 def test_one_shape_needs_no_meshes() -> None:
@@ -286,44 +245,6 @@ def test_the_experiment_says_hosts_and_environment() -> None:
     assert experiment["experiment"]["runner"]["hostfile"] == "${oc.env:HETPLAN_FOLDER}/hostfile"
     assert experiment["defaults"] == [{"train": "plan"}, "_self_"]
     assert dict(launch.environment) == {"PYTHONPATH": "third_party/Megatron-LM:."}
-
-
-def test_a_single_device_stays_a_text() -> None:
-    # The runner splits the list of devices, and fails where YAML made it a number.
-    found = machines(A100, MI300)
-    plan = planned(found, stage("a", 7, tp=1, dp=1), stage("b", 5, tp=1, dp=1))
-    launch = launched(legal(found, plan))
-    experiment = yaml.safe_load(text(launch, "flagscale.yaml"))
-    nodes = experiment["experiment"]["envs"]["node_specific"]
-    assert nodes["a0000"]["CUDA_VISIBLE_DEVICES"] == "0"
-
-
-def test_vendors_without_a_known_variable_are_not_for_its_own_runner() -> None:
-    found = machines(A100, "intel-max-1550-128gb")
-    plan = planned(found, stage("a", 7, tp=1, dp=1), stage("b", 5, tp=1, dp=1))
-    sheet = rank_layout(plan, found)
-    assert any("no variable is known" in each for each in runner_obstacles(sheet, [(), ()]))
-
-
-@pytest.mark.parametrize(
-    ("kind", "remark"),
-    [("huawei-ascend-910c-die-64gb", "need FlagScale's port"), (MI300, "which was not tried")],
-)
-def test_what_other_vendors_need_is_said(kind: str, remark: str) -> None:
-    found = machines(A100, kind)
-    plan = planned(found, stage("a", 7, tp=1, dp=1), stage("b", 5, tp=1, dp=1))
-    assert any(remark in each for each in launched(legal(found, plan)).remarks)
-
-
-def test_a_later_argument_of_the_user_replaces_an_earlier_one() -> None:
-    found = machines(A100, MI300)
-    plan = planned(found, stage("a", 7, tp=1, dp=1), stage("b", 5, tp=1, dp=1))
-    options = EmissionOptions(extra_arguments=("--log-interval", "7", "--rotary-base", "500000"))
-    launch = launched(legal(found, plan), options)
-    assert [each for each in launch.arguments if each[0] == "--log-interval"] == [
-        ("--log-interval", "7")
-    ]
-    assert ("--rotary-base", "500000") in launch.arguments
 
 
 def test_paths_in_the_folder_are_said_by_its_variable() -> None:
@@ -451,14 +372,6 @@ def test_texts_that_its_script_would_change_are_refused() -> None:
         assert any(each.startswith(field) for each in found_faults), (field, found_faults)
 
 
-@pytest.mark.parametrize("kind", ["cpu", "intel-max-1550-128gb"])
-def test_vendors_that_it_is_not_ported_to_are_refused(kind: str) -> None:
-    found = machines(A100, kind)
-    plan = planned(found, stage("a", 7, tp=1, dp=1), stage("b", 5, tp=1, dp=1))
-    made = (result(found, plan), rank_layout(plan, found))
-    assert any("has no port" in each for each in faults(made))
-
-
 def test_what_its_own_runner_cannot_start_is_said() -> None:
     found = machines(A100, MI300)
     plan = planned(found, stage("a", 7, tp=8, dp=2), stage("b", 5, tp=8, dp=1))
@@ -489,20 +402,3 @@ def test_what_its_own_runner_cannot_start_is_said() -> None:
     assert "hostfile" not in files(launch)
     assert "runs several agents" in " ".join(launch.remarks)
     check_ranks((made, twice), launch)
-
-
-def test_transports_that_it_cannot_mix_are_said() -> None:
-    found = machines(A100, MI300, A100)
-    plan = planned(
-        found, stage("a", 4, tp=8, dp=1), stage("b", 4, tp=8, dp=1), stage("c", 4, tp=8, dp=1)
-    )
-    launch = launched(legal(found, plan))
-    assert any("2 of 2 boundaries between meshes directly" in each for each in launch.remarks)
-    alike = machines(A100, H100)
-    plan = planned(alike, stage("a", 4, tp=8, dp=1), stage("b", 8, tp=4, dp=1))
-    pipeline = plan.pipelines[0]
-    staged = tuple(replace(each, transport="host-staged") for each in pipeline.boundaries)
-    result_of_staged = replace(plan, pipelines=(replace(pipeline, boundaries=staged),))
-    made = (result(alike, result_of_staged), rank_layout(result_of_staged, alike))
-    assert read(words(launched(made))).hetero_use_cpu_communication
-    assert not read(words(launched(legal(alike, plan)))).hetero_use_cpu_communication

@@ -18,7 +18,7 @@ from megatron_launches import (
     with_plan,
     with_recompute,
 )
-from megatron_models import llama, with_experts
+from megatron_models import llama
 from megatron_plans import job_of, result_for
 from megatron_reader import read_run
 
@@ -36,8 +36,7 @@ from hetplan.plans.plan import (
     Sharding,
 )
 from hetplan.schedulers.launch import EmissionOptions
-from hetplan.trainers.megatron.model import model_arguments, model_faults, pattern_text
-from hetplan.trainers.megatron.parallel import layout_text
+from hetplan.trainers.megatron.model import model_arguments, model_faults
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GOLDEN = Path(__file__).with_name("golden_megatron_llama_140b.txt")
@@ -61,15 +60,6 @@ def test_the_arguments_of_a_known_plan() -> None:
 
 
 # ---- layout, recomputation, formats
-
-
-def test_layouts() -> None:
-    result = here()
-    (pipeline,) = result.plan.pipelines
-    assert layout_text(pipeline, result.inputs.model) == "Et*3|t*5L"
-    one = planned(machines(island("a", "n")), 1)
-    assert layout_text(one.plan.pipelines[0], one.inputs.model) == "EtL"
-    assert "--pipeline-model-parallel-layout" not in flags(one)
 
 
 def test_multi_token_prediction_stands_with_the_head() -> None:
@@ -207,15 +197,6 @@ def test_the_run_and_its_data() -> None:
     assert entries["--train-iters"] == ("7",)
     assert real.arguments[-2:] == (("--rotary-base", "500000"), ("--log-throughput",))
     assert "--mock-data" not in entries
-
-
-def test_patterns() -> None:
-    assert pattern_text([False] * 3 + [True] * 58) == "([0]*3+[1]*58)"
-    model = with_experts(8, dense_first=True)
-    entries = dict((entry[0], entry[1:]) for entry in model_arguments(model, job_of(8)))
-    assert entries["--moe-layer-freq"] == ("([0]*1+[1]*7)",)
-    assert entries["--ffn-hidden-size"] == ("1536",)
-    assert entries["--moe-shared-expert-intermediate-size"] == ("256",)
 
 
 def test_deepseek_v3_has_all_of_its_flags() -> None:

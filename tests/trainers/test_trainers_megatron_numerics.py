@@ -54,17 +54,6 @@ def test_nothing_said_is_nothing_emitted_and_remarked() -> None:
     assert flags(with_experts(2, latent=True)) == {"--rope-type": ("rope",), "--no-rope-fusion": ()}
 
 
-def test_llama_3() -> None:
-    model = replace(with_numerics(llama(2)), norm_epsilon=1e-5)
-    assert flags(model) == {
-        "--norm-epsilon": ("1e-05",),
-        "--rotary-base": ("500000",),
-        "--use-rope-scaling": (),
-        "--rope-scaling-factor": ("8.0",),
-    }
-    assert numerics_remarks(model) == ()
-
-
 def test_deepseek() -> None:
     model = with_numerics(with_experts(2, latent=True))
     assert flags(model) == {
@@ -85,11 +74,6 @@ def test_deepseek() -> None:
     }
     (remark,) = numerics_remarks(model)
     assert "as it stands" in remark
-
-
-def test_gelu() -> None:
-    assert flags(replace(gpt(1), activation=Activation.GELU)) == {"--no-bias-gelu-fusion": ()}
-    assert flags(replace(gpt(1), activation=Activation.GELU_TANH)) == {}
 
 
 def test_one_expert_per_token_keeps_its_probability() -> None:

@@ -57,7 +57,7 @@ def on_ascend(result: SearchResult) -> SearchResult:
 
 def test_mindspeed_takes_megatrons_arguments() -> None:
     count = 0
-    for result in itertools.islice(random_results(seed=31, count=10_000), 160):
+    for result in itertools.islice(random_results(seed=31, count=10_000), 60):
         ascend = on_ascend(result)
         if MINDSPEED.faults(ascend, sheet(ascend), NO_OPTIONS):
             asked = {entry[0] for entry in megatron_arguments(ascend, sheet(ascend), NO_OPTIONS)}
@@ -72,7 +72,7 @@ def test_mindspeed_takes_megatrons_arguments() -> None:
         assert [each for each in mine if each[0] not in (*own, "--distributed-backend")] == theirs
         run = read_run(mine, sheet(ascend).world_size, added_tokens=1)
         assert run.padded_vocab_size == result.plan.padded_vocab_size
-    assert count > 50
+    assert count > 15
 
 
 def test_mindspeeds_program_and_environment() -> None:

@@ -12,7 +12,7 @@ from emit_cases import MODEL, PLAIN, cluster, island
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InfeasibleError
 from hetplan.job.spec import Job, Optimizer, Pins, Precision, TrainerOptions
-from hetplan.plans.plan import RecomputeGranularity, Sharding
+from hetplan.plans.plan import RecomputeGranularity
 from hetplan.predict.fit import FittedPredictor
 from hetplan.schedulers.launch import EmissionOptions
 from hetplan.schedulers.rank_layout import RankLayout, libraries
@@ -124,13 +124,6 @@ def test_devices_of_one_vendor_alone_where_a_launch_has_one_library() -> None:
     assert "target: any -> megatron" in lines
 
 
-def test_options_of_the_emission_are_no_reason_to_search_on() -> None:
-    def faults(result: SearchResult, sheet: RankLayout) -> list[Fault]:
-        return [Fault(field="--tokenizer", message="is missing")]
-
-    assert nearest_plan(planned(), refusing(faults), EmissionOptions(), PREDICTOR).changes == ()
-
-
 @pytest.mark.parametrize(
     ("message", "word"),
     [
@@ -145,21 +138,3 @@ def test_where_there_is_none_the_reason_is_said(message: str, word: str) -> None
 
     with pytest.raises(InfeasibleError, match=rf"no plan was found(?s:.)*({word})"):
         nearest_plan(planned(), refusing(faults), EmissionOptions(), PREDICTOR)
-
-
-def test_a_job_that_no_plan_of_the_target_has_is_told() -> None:
-    job = replace(JOB, sequence_length=1023)
-    refused = replace(planned(), inputs=replace(planned().inputs, job=job))
-    machines = replace(refused.inputs.model, max_sequence_length=512)
-    refused = replace(refused, inputs=replace(refused.inputs, model=machines))
-    with pytest.raises(InfeasibleError, match="no plan of this job for target plain"):
-        nearest_plan(refused, PLAIN, EmissionOptions(), PREDICTOR)
-
-
-@pytest.mark.parametrize(("target", "shards"), [("megatron", False), ("flagscale", False)])
-def test_sgd_is_not_sharded_where_the_trainer_shards_adam_alone(target: str, shards: bool) -> None:
-    pin = Pins(cp=1, dp=4, tp=1)
-    adam = planned(TWO, replace(JOB, target=target, pin=pin))
-    assert adam.plan.sharding is Sharding.OPTIMIZER
-    job = replace(JOB, target=target, pin=pin, optimizer=Optimizer.SGD)
-    assert (planned(TWO, job).plan.sharding is Sharding.OPTIMIZER) == shards

@@ -15,7 +15,6 @@ from hetplan.trainers.emission import (
     emission_for,
     option_faults,
     plan_faults,
-    refusals,
 )
 from hetplan.trainers.folder import check_place
 from hetplan.trainers.table import trainer_named
@@ -74,30 +73,11 @@ def test_what_the_plan_says_is_not_said_again(word):
     assert not plan_faults((fault,))
 
 
-@pytest.mark.parametrize(
-    "word",
-    [
-        "--rotary-base",
-        "--lr-warmup-iters",
-        "--log-interval",
-        "--no-load-optim",
-        "--metrics.log_freq",
-    ],
-)
-def test_other_arguments_are_the_users(word):
-    assert not list(option_faults(EmissionOptions(extra_arguments=(word, "1", "parallel-size"))))
-
-
 def test_a_good_rate_and_paths_pass():
     options = EmissionOptions(
         learning_rate=0.0, trainer_folder="{folder}/code", save="s", data=("0.3", "/a b")
     )
     assert not list(option_faults(options))
-
-
-def test_every_trainer_is_asked():
-    found = refusals(two_regions(), trainer_named("megatron"), EmissionOptions(python=""))
-    assert [each.field for each in found] == ["--python"]
 
 
 def test_an_argument_that_the_launch_has_is_said():

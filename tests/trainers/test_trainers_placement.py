@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from emit_cases import JOB, MODEL, TIED, chosen, cluster, island, result_of, two_regions
+from emit_cases import JOB, MODEL, TIED, chosen, cluster, island, two_regions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -130,17 +130,6 @@ def test_which_plans_can_count_data_outermost(shape: dict[str, int], right: bool
     assert can_be_outermost(changed) == right
 
 
-def test_unlike_stages_and_several_pipelines_count_in_the_default_order() -> None:
-    plan, _ = half_nodes()
-    (pipeline,) = plan.pipelines
-    one, two = pipeline.stages
-    wide = replace(two, replicas=(replace(two.replicas[0], tp=8),))
-    assert can_be_outermost(plan)
-    assert not can_be_outermost(replace(plan, pipelines=(pipeline, pipeline)))
-    unlike = replace(pipeline, stages=(one, wide))
-    assert not can_be_outermost(replace(plan, pipelines=(unlike,)))
-
-
 def test_visible_devices_of_ascend_are_ascending() -> None:
     machines = cluster(island("n", nodes=1, kind="huawei-ascend-910b2-64gb"))
     plan = plan_of(MODEL, machines, JOB, chosen(("n", 12), tp=4))
@@ -155,14 +144,6 @@ def test_visible_devices_of_ascend_are_ascending() -> None:
     assert [agent.local_devices for agent in sheet.agents] == [(4, 5), (0, 1)]
     nvidia = cluster(island("n", nodes=1))
     assert [agent.local_devices for agent in rank_layout(plan, nvidia).agents] == [(4, 5, 0, 1)]
-
-
-def test_islands_without_names_are_named() -> None:
-    result = two_regions()
-    north, south = result.inputs.cluster.islands
-    machines = replace(result.inputs.cluster, islands=(north, replace(south, node_names=())))
-    with pytest.raises(InputError, match=r"islands\[1\].node_names: .*south.*give.* node_names"):
-        rank_layout(result.plan, machines)
 
 
 def test_two_hosts_of_one_name_or_address_are_refused() -> None:
@@ -194,21 +175,6 @@ def test_ports_and_addresses_are_those_of_the_first_ranks_domain() -> None:
     assert {host.domain.name for host in sheet.hosts} == {"d", "hosts"}
 
 
-def test_unused_devices_are_said() -> None:
-    machines = cluster(island("north"))
-    plan = plan_of(MODEL, machines, JOB, chosen(("north", 12), tp=4))
-    (remark,) = rank_layout(plan, machines).remarks
-    assert "leaves devices of 1 host free: north0000" in remark
-
-
-def test_what_lies_well_is_said_to_do_so() -> None:
-    lines = placement_remarks(two_regions())
-    assert "tp 8: all 4 groups lie inside nodes" in lines
-    (pipeline,) = [line for line in lines if line.startswith("pipeline")]
-    assert "of 3 transfers between stages 1 leave their island, 1 their region" in pipeline
-    assert "stage 1 (north in n) to stage 2 (south in s)" in pipeline
-
-
 def test_a_tied_embedding_across_regions_is_said_loudly_with_its_price() -> None:
     result = two_regions(TIED)
     (line,) = [each for each in placement_remarks(result) if "tied embedding" in each]
@@ -225,23 +191,6 @@ def test_a_tied_embedding_across_regions_is_said_loudly_with_its_price() -> None
     )
     assert seconds > 0.02
     assert f"{seconds / result.estimate.step_seconds:.2%} of the step" in line
-
-
-def test_a_tied_embedding_inside_an_island_is_said_quietly() -> None:
-    machines = cluster(island("north", nodes=4))
-    plan = plan_of(TIED, machines, JOB, chosen(("north", 6), ("north", 6), tp=8))
-    lines = placement_remarks(result_of(machines, plan, TIED))
-    (line,) = [each for each in lines if "tied embedding" in each]
-    assert not line.startswith("ATTENTION")
-    assert "ACROSS" not in line
-
-
-def test_an_estimate_without_break_down_gives_no_price() -> None:
-    result = two_regions(TIED)
-    stages = tuple(replace(each, components=()) for each in result.estimate.stages)
-    result = replace(result, estimate=replace(result.estimate, stages=stages))
-    (line,) = [each for each in placement_remarks(result) if "tied embedding" in each]
-    assert "nothing known" in line
 
 
 def test_groups_that_leave_their_homes_are_counted() -> None:

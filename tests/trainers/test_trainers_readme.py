@@ -63,19 +63,6 @@ def test_tables_stay_tables_whatever_islands_are_called() -> None:
     assert row.replace("\\|", "").count("|") == 7
 
 
-def test_rows_that_are_too_many_are_counted() -> None:
-    """Every second host: each agent is a row of its own."""
-    machines = cluster(*(island(f"i{number}", nodes=1) for number in range(60)))
-    (run,) = (each for each in MODEL.layer_runs if each.count == MODEL.num_layers)
-    deep = replace(MODEL, layer_runs=(replace(run, count=60),))
-    stages = chosen(*[(f"i{number}", 1) for number in range(60)], tp=8)
-    result = replace(two_regions(), plan=plan_of(deep, machines, JOB, stages))
-    inputs = replace(result.inputs, cluster=machines, model=deep)
-    text = text_of(replace(result, inputs=inputs))
-    assert "and 20 more stages." in text
-    assert "and 20 more rows." in text
-
-
 def test_how_to_start_depends_on_the_scheduler() -> None:
     result = two_regions()
     slurm = LaunchDomain(name="hpc", islands=("north",), scheduler=Scheduler.SLURM)
@@ -103,11 +90,6 @@ def test_what_must_be_there_before_depends_on_the_options() -> None:
     assert "expected in `/opt/trainer`" in text
     assert "Without --data" not in text
     assert "`python3 -m a.b` must work" in text_of(result, program=("-m", "a.b"))
-
-
-def test_the_interpreter_that_is_asked_for_torch_is_named() -> None:
-    text = text_of(two_regions(), EmissionOptions(python="/opt/py"))
-    assert "asks $HETPLAN_PYTHON, or else `/opt/py`, for torch" in text
 
 
 def test_the_command_of_the_target_is_named_where_another_was_priced() -> None:

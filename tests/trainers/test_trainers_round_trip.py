@@ -28,7 +28,7 @@ from hetplan.trainers.table import Trainer, trainer_named
 
 Launch = tuple[Path, tuple[LaunchHost, ...]]
 PLAIN = EmissionOptions()
-FAST, SLOW = 60, 200
+FAST, SLOW = 20, 200
 
 
 def emitted(folder: Path, result: SearchResult, trainer: Trainer) -> Launch | None:

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 from emit_cases import MODEL, TIED, cluster, island
-from flagscale_plans import A100, MI300, any_estimate
+from flagscale_plans import any_estimate
 
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
@@ -150,7 +150,7 @@ def coordinates(launch: TrainerLaunch) -> list[tuple[int, int, int, int]]:
     return [(pp, copy * sizes[2] + shard, cp, tp) for pp, copy, shard, cp, tp in rows]
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", range(40))
 def test_every_rank_holds_its_layers(seed: int) -> None:
     result, sheet = random_case(seed)
     launch = launched((result, sheet))
@@ -289,15 +289,6 @@ def test_options_of_the_user() -> None:
     assert found["--training.steps"] == ("7",)
 
 
-def test_long_steps_have_longer_timeouts() -> None:
-    result, sheet = made(MACHINES, two_stages())
-    for seconds, expected in ((0.1, None), (20.0, ("161",))):
-        estimate = replace(result.estimate, step_seconds=seconds, p95_seconds=seconds)
-        found = values(launched((replace(result, estimate=estimate), sheet)))
-        assert found.get("--comm.train_timeout_seconds") == expected
-    assert found["--comm.init_timeout_seconds"] == ("361",)
-
-
 # ---- what is refused
 
 
@@ -421,37 +412,6 @@ def test_models_that_it_has_not_are_refused(model: ModelSpec, message: str) -> N
 def test_jobs_that_it_cannot_run_are_refused(job: Job, field: str) -> None:
     case = made(MACHINES, two_stages(), job=job, legal=False)
     assert any(each.startswith(field) for each in faults(case))
-
-
-def test_vendors_and_machines_that_it_cannot_use_are_refused() -> None:
-    both = cluster(island("a", kind=A100), island("b", kind=MI300))
-    assert any("nccl, rccl" in each for each in faults(made(both, two_stages())))
-    slow = cluster(island("a", kind="cpu"), island("b", kind="cpu"))
-    assert any("no accelerator" in each for each in faults(made(slow, two_stages(), legal=False)))
-
-
-def test_shards_that_cross_copies_are_refused() -> None:
-    plan = planned(
-        MACHINES,
-        ("a", (12,)),
-        shape=Shape(tp=1, dp=4, cp=2, microbatch_size=1),
-        sharding=Sharding.OPTIMIZER,
-    )
-    assert faults(made(MACHINES, plan)) == []
-    odd = replace(plan, optimizer_shards=1)
-    assert any("optimizer_shards" in each for each in faults(made(MACHINES, odd, legal=False)))
-
-
-def test_short_pieces_of_a_sequence_are_refused() -> None:
-    job = replace(JOB, sequence_length=384)
-    plan = planned(
-        MACHINES,
-        ("a", (12,)),
-        shape=Shape(tp=1, dp=2, cp=2, microbatch_size=1),
-        sharding=Sharding.OPTIMIZER,
-        job=job,
-    )
-    assert any("256" in each for each in faults(made(MACHINES, plan, job=job)))
 
 
 def test_options_that_it_cannot_use_are_refused() -> None:
