@@ -16,8 +16,7 @@ from typing import Any
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job
-from hetplan.plans.depths import own_depth
-from hetplan.plans.pieces import data_ranks
+from hetplan.plans.pieces import data_ranks, own_depth
 from hetplan.plans.plan import (
     Pipeline,
     Plan,

@@ -56,7 +56,7 @@ from hetplan.cost.collectives import ALL, Algorithm, collective, group_shape
 from hetplan.cost.network.ring_nics import ring_share
 from hetplan.lint.rows import CollectiveRow as PublishedRow
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.link_shapes import ring_shape
+from hetplan.predict.link.shapes import ring_shape
 from hetplan.profiling.samples import LinkOperation
 
 NVLINK_BYTES_PER_SECOND = 300e9  # A100 datasheet: third-generation NVLink, 600 GB/s both ways

@@ -18,8 +18,8 @@ from typing import TypeVar
 from hetplan.benchmarks.accuracy.unit_collectives import node_link, read_collectives
 from hetplan.benchmarks.accuracy.unit_judged import fabric_bytes_per_second
 from hetplan.benchmarks.accuracy.unit_notes import Notes
-from hetplan.predict.links import collective_law, fit_link_laws
-from hetplan.predict.links_joint import JointClass, joint_of
+from hetplan.predict.link.carried import JointClass, joint_of
+from hetplan.predict.link.laws import collective_law, fit_link_laws
 from hetplan.predict.regression import conformal_halfwidth, log_ratio
 from hetplan.profiling.samples import LinkOperation, LinkSample
 

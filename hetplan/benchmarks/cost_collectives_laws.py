@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from hetplan.benchmarks.collective_rows import failure_of, nic_ratio, operation_of, seconds_of
 from hetplan.lint.rows import CollectiveRow
-from hetplan.predict.link_shapes import shape_columns
+from hetplan.predict.link.shapes import shape_columns
 from hetplan.predict.regression import conformal_halfwidth, fit_nonnegative, log_ratio, predict
 
 NIC_BYTES_PER_SECOND = 50e9  # 400 Gbit/s per device: Alibaba HPN, Qian et al., SIGCOMM 2024

@@ -20,7 +20,7 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import assemble_pipeline, assemble_plan
 from hetplan.plans.build import Degrees, stages_that_fit
 from hetplan.plans.check import check_plan
-from hetplan.plans.depths import own_depth
+from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import (
     SCHEDULES,
     LayerRange,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hetplan.predict.laws import FittedLaws, LayerLaw
-    from hetplan.predict.operator_values import OperatorLaw
+    from hetplan.predict.operator.values import OperatorLaw
 
 Out = Annotated[
     Path | None,
@@ -161,7 +161,7 @@ def _interval(log_halfwidth: float) -> str:
 
 def _formula(law: LayerLaw) -> str:
     """`1.2e-05 s + 3.3e-15 s/flop * matrix_flops`; columns with coefficient zero are left out."""
-    from hetplan.predict.columns import COEFFICIENT_UNITS, Column
+    from hetplan.predict.layer.columns import COEFFICIENT_UNITS, Column
 
     units = dict(COEFFICIENT_UNITS)
     parts = []
@@ -175,7 +175,7 @@ def _formula(law: LayerLaw) -> str:
 
 def _operator_formula(law: OperatorLaw) -> str:
     """As `_formula`; a learned residual by what leaving sizes out says of it."""
-    from hetplan.predict.operator_values import OPERATOR_COEFFICIENT_UNITS, OperatorColumn
+    from hetplan.predict.operator.values import OPERATOR_COEFFICIENT_UNITS, OperatorColumn
 
     units = dict(OPERATOR_COEFFICIENT_UNITS)
     parts = []

@@ -116,7 +116,7 @@ def plan(
     _check_journal(journal, resume)
     inputs = read_inputs(*files, target)
     asked = with_aim(_overridden(inputs.job, gap, time_limit), quantile, objective)
-    from hetplan.model.differences import own_numerics_remark
+    from hetplan.model.layer_units import own_numerics_remark
     from hetplan.search.files import SCHEMA, result_text
 
     replacing = check_replaceable(out, SCHEMA, "plan")

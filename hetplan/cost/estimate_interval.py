@@ -21,15 +21,14 @@ from hetplan.cost.estimate_values import CauseSeconds, Interval
 from hetplan.cost.priced.draws import SourcePart
 from hetplan.cost.terms import NORMAL_90, normal_quantiles
 from hetplan.plans.plan import Plan
-from hetplan.predict.calibration import devices_of, regime_of
-from hetplan.predict.calibration_values import (
+from hetplan.predict.calibration.factors import devices_of, regime_of
+from hetplan.predict.calibration.values import (
     COMMUNICATION,
     COMPUTE,
     Calibration,
     CauseFactor,
 )
-from hetplan.predict.causes import calibrated_cause, is_link
-from hetplan.predict.predictor import Predictor
+from hetplan.predict.predictor import Predictor, calibrated_cause, is_link
 
 _QUANTILES = (0.05, 0.1, 0.9, 0.95)
 """Hazen's (1914), in which draw k of n stands for (k + 1/2) / n, as the draws were made."""

@@ -17,9 +17,13 @@ from hetplan.cost.run_error import run_error
 from hetplan.errors import InputError
 from hetplan.launchers.compare_steps import ChosenSteps
 from hetplan.plans.plan import Plan
-from hetplan.predict.calibration import calibrate, left_out_errors
-from hetplan.predict.calibration_fit import corrected_log_error, fit_factors
-from hetplan.predict.calibration_values import Calibration, RunError
+from hetplan.predict.calibration.factors import (
+    calibrate,
+    corrected_log_error,
+    fit_factors,
+    left_out_errors,
+)
+from hetplan.predict.calibration.values import Calibration, RunError
 from hetplan.search.result import SearchResult
 from hetplan.units import format_each
 

@@ -15,7 +15,7 @@ from hetplan.launchers.compare_parts import REST
 from hetplan.launchers.compare_steps import devices_of
 from hetplan.launchers.compare_timers import Quantity
 from hetplan.launchers.compare_values import Culprit, PartRow, StepSpread
-from hetplan.predict.causes import link_cause
+from hetplan.predict.predictor import link_cause
 from hetplan.search.result import SearchResult
 
 MIN_SHARE = 0.01

@@ -28,7 +28,7 @@ from hetplan.launchers.machine import torch_backend
 from hetplan.launchers.megatron_core_plan import core_faults, core_places
 from hetplan.launchers.ranks import OnStep, RankProgram
 from hetplan.launchers.run_log import RunLog
-from hetplan.model.differences import own_numerics_differences
+from hetplan.model.layer_units import own_numerics_differences
 from hetplan.search.result import SearchResult
 from hetplan.trainers.megatron.parallel import degrees_of
 from hetplan.trainers.megatron.write import optimizer_instances

@@ -11,8 +11,8 @@ from hetplan.cluster.devices import CPU_KIND
 from hetplan.cost.estimate_values import Estimate, StageEstimate
 from hetplan.cost.terms import EXTRAPOLATING
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.launch import limits_of, pins_line
 from hetplan.plans.plan import Plan, Stage, expand
+from hetplan.plans.ranks import limits_of, pins_line
 from hetplan.search.result import Certificate, HomogeneousSum, Restriction, SearchResult
 from hetplan.units import format_bytes, format_each, format_seconds, format_share
 

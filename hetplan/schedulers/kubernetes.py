@@ -13,8 +13,13 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from hetplan.cluster.launch_domains import LaunchDomain, Scheduler, resource_of
-from hetplan.cluster.launch_names import label_fault, reference_fault
+from hetplan.cluster.launch_domains import (
+    LaunchDomain,
+    Scheduler,
+    label_fault,
+    reference_fault,
+    resource_of,
+)
 from hetplan.errors import Fault, InputError
 from hetplan.schedulers.launch import EmissionOptions, EmittedFile, TrainerLaunch
 from hetplan.schedulers.quoting import yaml_text

@@ -18,12 +18,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.cluster.launch_domains import LaunchDomain, Scheduler
-from hetplan.cluster.launch_names import address_fault
+from hetplan.cluster.launch_domains import LaunchDomain, Scheduler, address_fault
 from hetplan.cluster.places import unknown
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.errors import Fault, InputError
-from hetplan.plans.places import Devices, Places, stage_array
+from hetplan.plans.pieces import Devices, Places, stage_array
 from hetplan.plans.plan import Plan
 from hetplan.schedulers.vendors import vendor_of
 

@@ -23,8 +23,7 @@ from hetplan.cost.priced.work import StageWork
 from hetplan.job.spec import Job
 from hetplan.model.spec import TRAINED_KINDS, LayerKind, ModelSpec
 from hetplan.plans.plan import Plan
-from hetplan.predict.causes import is_link
-from hetplan.predict.predictor import Predictor
+from hetplan.predict.predictor import Predictor, is_link
 from hetplan.search.through import Watched
 from hetplan.search.what_to_measure import Part, PlanParts
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from hetplan.cost.traffic.count import checkpoint_bytes_per_parameter
-from hetplan.plans.places import Places, stage_array
+from hetplan.plans.pieces import Places, stage_array
 from hetplan.schedulers.launch import EmissionOptions, TrainerLaunch
 from hetplan.schedulers.rank_layout import Host, RankLayout, used_devices
 from hetplan.search.result import SearchResult

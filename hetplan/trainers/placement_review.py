@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hetplan.cost.estimate_values import Component
 from hetplan.plans.formats import tied_format
-from hetplan.plans.places import Devices, Places, device_array, stage_array
+from hetplan.plans.pieces import Devices, Places, device_array, stage_array
 from hetplan.plans.plan import Pipeline, Plan, Replica, Stage
 from hetplan.schedulers.rank_layout import listed
 from hetplan.search.result import SearchResult

@@ -7,9 +7,8 @@ from itertools import groupby
 
 import numpy as np
 
-from hetplan.plans.checkpoint_formats import reshardable
-from hetplan.plans.pieces import data_ranks
-from hetplan.plans.places import Places, stage_array
+from hetplan.plans.formats import reshardable
+from hetplan.plans.pieces import Places, data_ranks, stage_array
 from hetplan.plans.plan import RecomputeGranularity, Stage
 from hetplan.schedulers import SCHEDULERS
 from hetplan.schedulers.launch import EmissionOptions, TrainerLaunch

@@ -31,7 +31,7 @@ from hetplan.errors import InputError
 from hetplan.job.load import load_job
 from hetplan.model.load import load_model
 from hetplan.plans.check import check_plan
-from hetplan.plans.launch import launch_faults
+from hetplan.plans.ranks import launch_faults
 from hetplan.predict.fit import fit_stores
 
 FILES = LoopFiles(folder=Path("unused"))

@@ -47,7 +47,7 @@ from hetplan.plans.plan import (
     Sharding,
 )
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.link_shapes import lane_bytes
+from hetplan.predict.link.shapes import lane_bytes
 from hetplan.predict.predictor import Prediction
 from hetplan.profiling.samples import LinkOperation
 

@@ -16,9 +16,9 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Precision
 from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import fit, load_predictor, save_predictor
-from hetplan.predict.layer_laws import fit_layer_laws
-from hetplan.predict.layer_table import layer_tables, left_out_sizes, repaired
-from hetplan.predict.operator_values import LearnedResidual
+from hetplan.predict.layer.laws import fit_layer_laws
+from hetplan.predict.layer.tables import layer_tables, left_out_sizes, repaired
+from hetplan.predict.operator.values import LearnedResidual
 from hetplan.profiling.samples import LayerSample, ProfileSet
 
 SIZES = (1, 2, 4, 8, 16)

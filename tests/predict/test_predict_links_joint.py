@@ -11,9 +11,9 @@ from predict_samples import link_sample
 from hetplan.benchmarks.cost_collectives_groups import carried_errors
 from hetplan.cluster.spec import Link, Transport
 from hetplan.predict.fit import fit
-from hetplan.predict.links import collective_law, fit_link_laws
-from hetplan.predict.links_joint import ONE_GROUP_LOG_HALFWIDTHS, Joint, JointClass, joint_of
-from hetplan.predict.links_prior import NODE_BYTES, SEND_BYTES, fabric_bytes_per_second
+from hetplan.predict.link.carried import ONE_GROUP_LOG_HALFWIDTHS, Joint, JointClass, joint_of
+from hetplan.predict.link.laws import collective_law, fit_link_laws
+from hetplan.predict.link.prior import NODE_BYTES, SEND_BYTES, fabric_bytes_per_second
 from hetplan.profiling.samples import ProfileSet
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"

@@ -20,7 +20,7 @@ from hetplan.cost.traffic.groups import links_between
 from hetplan.cost.traffic.ledger import ledger
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision
-from hetplan.plans.places import Places
+from hetplan.plans.pieces import Places
 from hetplan.runtime import norm
 from hetplan.runtime.data import entropy_nats
 from hetplan.runtime.placement import place_ranks

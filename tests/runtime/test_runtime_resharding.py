@@ -19,7 +19,7 @@ from hetplan.cost.traffic.groups import links_between
 from hetplan.cost.traffic.ledger import ledger
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.places import Places
+from hetplan.plans.pieces import Places
 from hetplan.plans.plan import Plan
 from hetplan.profiling.weights import initial_value, parameter_slices
 from hetplan.runtime.communicator.levels import phases

@@ -32,7 +32,7 @@ from rank_layouts import (
 )
 
 from hetplan.cluster.launch_domains import KindLaunch
-from hetplan.cluster.node_names import expand_names
+from hetplan.cluster.node import expand_names
 from hetplan.errors import InputError
 from hetplan.schedulers import SCHEDULERS
 from hetplan.schedulers.launch import EmissionOptions, EmittedFile

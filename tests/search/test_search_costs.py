@@ -25,7 +25,7 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import plan_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
-from hetplan.plans.depths import own_depth
+from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import Schedule
 from hetplan.predict.fit import fit_populations
 from hetplan.search.costs.ends import filled

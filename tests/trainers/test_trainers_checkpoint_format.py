@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flagscale_plans import random_result
 
-from hetplan.plans.checkpoint_formats import needs_meshes, reshardable
+from hetplan.plans.formats import needs_meshes, reshardable
 from hetplan.schedulers.launch import EmissionOptions
 from hetplan.schedulers.rank_layout import libraries
 from hetplan.trainers.flagscale.meshes import meshes_of

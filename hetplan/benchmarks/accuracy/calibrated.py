@@ -1,8 +1,8 @@
 """What do measured runs add: true intervals, and do factors from eight of them help the others?
 
 Intervals: the width of a run's 90 % interval comes from the errors of runs of other cells (a cell:
-one model, tp and pp), by `hetplan.predict.calibration` and without any factor, so predictions stay
-those of unit measurements alone. No run is in what its own interval stands on, nor is any other of
+one model, tp and pp), by `hetplan.predict.calibration.factors` without any factor, so predictions
+stay those of unit measurements alone. No run is in what its own interval rests on, nor is any of
 its cell; where another folder is judged, none of its runs is in any.
 
 Eight rows: the first eight of a data set by the hash of their configuration calibrate the
@@ -18,13 +18,13 @@ from hetplan.benchmarks.accuracy.judge import Errors, Judged, errors_of
 from hetplan.benchmarks.accuracy.predicted import PredictedRun, predict_run
 from hetplan.cost.run_error import own_halfwidth, run_error
 from hetplan.errors import InputError
-from hetplan.predict.calibration import calibrate, devices_of, regime_of
-from hetplan.predict.calibration_values import Calibration, GroupInterval, RunError
+from hetplan.predict.calibration.factors import calibrate, devices_of, regime_of
+from hetplan.predict.calibration.values import Calibration, GroupInterval, RunError
 from hetplan.predict.fit import FittedPredictor
 
 CALIBRATING_ROWS = 8
 """What somebody has who ran a handful of configurations before a search: a step of each takes
-seconds, and a calibration judges itself from 8 runs on (`hetplan.predict.calibration`)."""
+seconds, and a calibration judges itself from 8 runs on (`hetplan.predict.calibration.factors`)."""
 _MIN_LEFT = CALIBRATING_ROWS
 """Rows that must be left to judge: no fewer than those that calibrate."""
 

@@ -24,7 +24,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import assemble_pipeline, assemble_plan
-from hetplan.plans.depths import own_depth
+from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import DeviceRange, Replica, Schedule, Stage
 
 _VALIDATION = "validation"

@@ -53,7 +53,7 @@ from hetplan.job.load import load_job
 from hetplan.job.spec import Job
 from hetplan.launchers.machine import this_machine
 from hetplan.model.load import load_model
-from hetplan.plans.launch import launch_faults
+from hetplan.plans.ranks import launch_faults
 from hetplan.predict.fit import load_predictor
 from hetplan.profiling.pacing import load_pace
 from hetplan.search.files import load_plan

@@ -4,7 +4,7 @@ For every structure (`structures`) layers, microbatches and schedules are drawn:
 proportion to the stages' speeds, evenly, or moved from there; microbatches of several pipelines
 likewise.
 Forms are drawn equally often, so that none fills the pool only because there are many plans of it.
-Every plan passes `hetplan.plans.check`, and the trainer runs it (`hetplan.plans.launch`).
+Every plan passes `hetplan.plans.check`, and the trainer runs it (`hetplan.plans.ranks`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.build import plan_of
+from hetplan.plans.build import chosen_of, plan_of
 from hetplan.plans.check import check_plan
-from hetplan.plans.choices import chosen_of
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
-from hetplan.plans.depths import own_depth
-from hetplan.plans.launch import launch_faults
+from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import Plan, Schedule
+from hetplan.plans.ranks import launch_faults
 
 MICROBATCH_SIZES = (1, 2, 3, 4)
 """Of one rank."""

@@ -37,9 +37,9 @@ from hetplan.job.load import load_job
 from hetplan.job.spec import Job
 from hetplan.plans.build import plan_of
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
-from hetplan.plans.depths import own_depth
-from hetplan.plans.launch import launch_faults
+from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import Plan, Schedule
+from hetplan.plans.ranks import launch_faults
 from hetplan.predict.fit import load_predictor
 from hetplan.predict.predictor import Predictor
 from hetplan.search.files import load_plan

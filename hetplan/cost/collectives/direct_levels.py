@@ -50,9 +50,8 @@ from hetplan.cost.collectives.shape import GroupShape, IslandRanks
 from hetplan.cost.collectives.values import Algorithm
 from hetplan.cost.network.link_names import LinkName, LinkScope, between_islands, island_link
 from hetplan.cost.terms import Term
-from hetplan.predict.causes import link_cause
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.predictor import Prediction, Predictor, SendLaw
+from hetplan.predict.predictor import Prediction, Predictor, SendLaw, link_cause
 from hetplan.profiling.samples import LinkOperation
 
 CHUNK_BYTES = 2**18

@@ -16,9 +16,8 @@ from functools import lru_cache
 
 from hetplan.cluster.spec import Link
 from hetplan.cost.terms import Term
-from hetplan.predict.causes import link_cause
-from hetplan.predict.link_shapes import lanes
-from hetplan.predict.predictor import MEASURED, Prediction, Predictor, SendLaw
+from hetplan.predict.link.shapes import lanes
+from hetplan.predict.predictor import MEASURED, Prediction, Predictor, SendLaw, link_cause
 from hetplan.profiling.samples import LinkOperation
 
 _SENDERS_SLACK = 1e-9

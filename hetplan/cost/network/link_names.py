@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from hetplan.cluster.hosts import place_of
 from hetplan.cluster.spec import Cluster
-from hetplan.cluster.topology import place_of
 
 
 class TrafficClass(StrEnum):

@@ -23,8 +23,8 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+from hetplan.cluster.hosts import DevicePlace, place_of
 from hetplan.cluster.spec import Cluster, Island, Link, Transport
-from hetplan.cluster.topology import DevicePlace, place_of
 from hetplan.errors import InputError
 
 

@@ -39,8 +39,7 @@ from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import Degrees
 from hetplan.plans.plan import Sharding
-from hetplan.predict.causes import link_cause
-from hetplan.predict.predictor import Predictor
+from hetplan.predict.predictor import Predictor, link_cause
 from hetplan.profiling.samples import LinkOperation
 
 

@@ -42,8 +42,7 @@ from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import neighbour_link
 from hetplan.plans.plan import Replica, expand
-from hetplan.predict.causes import link_cause
-from hetplan.predict.predictor import MEASURED, Predictor, SendLaw
+from hetplan.predict.predictor import MEASURED, Predictor, SendLaw, link_cause
 from hetplan.profiling.samples import LinkOperation
 
 

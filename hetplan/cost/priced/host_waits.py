@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from hetplan.cost.priced.values import Part, seconds_of_parts
-from hetplan.predict.composed import WAIT_PART
+from hetplan.predict.layer.composed import WAIT_PART
 from hetplan.predict.predictor import Prediction
 
 

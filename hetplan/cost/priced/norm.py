@@ -17,8 +17,7 @@ from hetplan.cost.priced.work import PipelineWork
 from hetplan.cost.terms import Term
 from hetplan.job.spec import Job, Precision
 from hetplan.plans.build import neighbour_link, stage_link
-from hetplan.predict.causes import link_cause
-from hetplan.predict.predictor import Prediction, Predictor
+from hetplan.predict.predictor import Prediction, Predictor, link_cause
 
 SCALAR_BYTES = 4.0
 """One float32."""

@@ -30,7 +30,7 @@ from hetplan.cost.traffic.count import TrafficCount
 from hetplan.errors import InputError
 from hetplan.job.spec import MAX_TOKENS, Job
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.places import Places
+from hetplan.plans.pieces import Places
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
 

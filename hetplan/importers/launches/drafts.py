@@ -11,8 +11,7 @@ from typing import TypeVar
 import yaml
 
 from hetplan.errors import InputError
-from hetplan.job.file_form import JOB_SCHEMA
-from hetplan.job.load import load_job
+from hetplan.job.load import JOB_SCHEMA, load_job
 from hetplan.job.spec import Job
 from hetplan.model.file_form import MODEL_SCHEMA
 from hetplan.model.layers import Attention, Experts, LatentAttention, LayerRun, Mlp, Norm

@@ -23,12 +23,11 @@ from hetplan.cost.priced.values import Shape as PricedShape
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
-from hetplan.model.differences import planning_faults
-from hetplan.model.layer_units import LayerUnits, layer_units
+from hetplan.model.layer_units import LayerUnits, layer_units, planning_faults
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.choices import SELECTIVE_MODULES
+from hetplan.plans.assemble import device_ranges
+from hetplan.plans.build import SELECTIVE_MODULES
 from hetplan.plans.chosen import Shape
-from hetplan.plans.placing import device_ranges
 from hetplan.plans.plan import LayerRange, Recompute, RecomputeGranularity, Replica
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor

@@ -14,7 +14,7 @@ import math
 import numba
 import numpy as np
 
-from hetplan.job.pins import MIN_INTERLEAVED_STAGES
+from hetplan.job.check import MIN_INTERLEAVED_STAGES
 from hetplan.search.families.space import Floats, Ints
 
 _STEPS = 20

@@ -9,7 +9,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from hetplan.job.pins import MIN_INTERLEAVED_STAGES
+from hetplan.job.check import MIN_INTERLEAVED_STAGES
 from hetplan.search.costs.rough_chunks import least_chunked
 from hetplan.search.costs.rough_longest import caps, holds, least_bottleneck
 from hetplan.search.families.space import Floats, Ints

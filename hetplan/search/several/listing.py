@@ -20,9 +20,9 @@ from hetplan.cost.priced.work import exchange_of
 from hetplan.cost.replay.times import Exchange
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layer_units import LayerUnits
+from hetplan.plans.assemble import device_ranges, positions
 from hetplan.plans.build import replica_of
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
-from hetplan.plans.placing import device_ranges, positions
 from hetplan.plans.plan import (
     RecomputeGranularity,
     RecomputeModule,

@@ -25,10 +25,9 @@ from hetplan.cost.priced.work import PipelineWork, StageWork, sends_wait
 from hetplan.job.spec import Job
 from hetplan.model.layer_units import LayerUnits
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.assemble import assemble_pipeline, assemble_plan
+from hetplan.plans.assemble import assemble_pipeline, assemble_plan, device_ranges
 from hetplan.plans.build import replica_of
 from hetplan.plans.chosen import Shape
-from hetplan.plans.placing import device_ranges
 from hetplan.plans.plan import (
     LayerRange,
     Pipeline,

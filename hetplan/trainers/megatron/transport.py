@@ -18,7 +18,7 @@ import yaml
 from numpy.typing import NDArray
 
 from hetplan.cluster.spec import Cluster, Transport
-from hetplan.plans.places import Devices, Places, stage_array
+from hetplan.plans.pieces import Devices, Places, stage_array
 from hetplan.plans.plan import Plan
 from hetplan.schedulers.rank_layout import RankLayout
 from hetplan.trainers.megatron.parallel import Degrees, degrees_of
