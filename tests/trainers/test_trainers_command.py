@@ -154,6 +154,7 @@ def test_a_refused_plan_is_told_where_and_how_to_go_on(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_nearest_plan_is_searched_written_and_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -104,7 +104,7 @@ def test_random_plans_are_mapped_by_flagscale_as_planned(first: int) -> None:
             by_host = [name or "" for _, slots, name in lines for _ in range(slots)]
             assert by_host == agent_types(launch, sheet)
             assert [name for name, _, _ in lines] == [each.host.address for each in sheet.agents]
-    assert hetero > 20
+    assert hetero > 15
 
 
 def files(launch: TrainerLaunch) -> list[str]:

@@ -27,8 +27,7 @@ from hetplan.trainers.megatron.write import TRAINER
 from hetplan.trainers.mindspeed.write import TRAINER as MINDSPEED
 from hetplan.trainers.table import Trainer
 
-PLANS = 320
-REFUSED = 9
+REFUSED = 4
 """Of every way to break a plan, so many must be tried."""
 
 
@@ -70,9 +69,10 @@ def check_agreement(result: SearchResult, trainer: Trainer = TRAINER) -> RankLay
     return sheet
 
 
-def test_megatron_makes_of_random_plans_what_they_say() -> None:
+@pytest.mark.parametrize("count", [60, pytest.param(320, marks=pytest.mark.slow)])
+def test_megatron_makes_of_random_plans_what_they_say(count: int) -> None:
     seen: Counter[str] = Counter()
-    for result in random_results(seed=7, count=PLANS):
+    for result in random_results(seed=7, count=count):
         check_agreement(result)
         degrees = degrees_of(result.plan)
         stages = result.plan.pipelines[0].stages
@@ -86,9 +86,9 @@ def test_megatron_makes_of_random_plans_what_they_say() -> None:
         seen["uneven"] += len(layers) > 1
         seen["several islands"] += any(len(stage.replicas) > 1 for stage in stages)
         seen[stages[0].recompute.granularity] += 1
-    assert seen["all"] == PLANS
+    assert seen["all"] == count
     # Nothing is tested by a draw that never comes.
-    assert min(seen.values()) >= 8, seen
+    assert min(seen.values()) >= count // 40, seen
 
 
 def test_the_other_numbering_agrees_too() -> None:

@@ -56,6 +56,7 @@ def refusing(
     return replace(PLAIN, plan_target=plan_target, faults=found)
 
 
+@pytest.mark.slow
 def test_a_plan_for_any_becomes_one_of_the_target() -> None:
     refused = planned()
     found = nearest_plan(refused, PLAIN, EmissionOptions(), PREDICTOR, digest="d")
@@ -84,6 +85,7 @@ def test_pins_that_faults_name_are_pinned_until_none_is_left() -> None:
     assert refusals(found.result, trainer, EmissionOptions()) == ()
 
 
+@pytest.mark.slow
 def test_pins_of_the_job_that_only_its_target_has_are_dropped_and_said() -> None:
     job = replace(JOB, pin=Pins(cp=1, depth=0, pipelines=2))
     refused = planned(TWO, job)
@@ -93,6 +95,7 @@ def test_pins_of_the_job_that_only_its_target_has_are_dropped_and_said() -> None
     assert found.result.inputs.job.pin == Pins(cp=1, depth=0)
 
 
+@pytest.mark.slow
 def test_trainer_options_that_faults_name_are_left_out() -> None:
     job = replace(JOB, target="megatron", trainer=TrainerOptions(scattered_sends=True))
 
@@ -106,6 +109,7 @@ def test_trainer_options_that_faults_name_are_left_out() -> None:
     assert found.changes == ("without trainer.scattered_sends",)
 
 
+@pytest.mark.slow
 def test_devices_of_one_vendor_alone_where_a_launch_has_one_library() -> None:
     def faults(result: SearchResult, sheet: RankLayout) -> list[Fault]:
         several = len(libraries(sheet.agents)) > 1
