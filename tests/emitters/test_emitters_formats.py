@@ -9,11 +9,8 @@ import pytest
 from emit_cases import JOB, MODEL, chosen, cluster, island, result_of
 
 from hetplan.emitters.emission import Emission, emit_plan, refusals, trainer_named
-from hetplan.emitters.folder import write_folder
 from hetplan.emitters.trainer_launch import EmitOptions
 from hetplan.errors import InputError
-from hetplan.importers.launches.open import read_launch, trainer_of
-from hetplan.importers.launches.plan import launch_plan
 from hetplan.job.spec import Precision, TrainerOptions
 from hetplan.plans.build import plan_of
 from hetplan.search.result import SearchResult
@@ -52,11 +49,6 @@ def test_megatron_is_told_the_plans_format_and_read_back_it_is_the_same(
     emission = emit_plan(result, "megatron", EmitOptions())
     text = text_of(emission)
     assert (flag in text, (WIDE, NARROW)[flag == WIDE] in text) == (True, False)
-    folder = tmp_path / "launch"
-    write_folder(folder, emission.files, "megatron", force=False)
-    told = read_launch(trainer_of(folder), folder)
-    read = launch_plan(told, result.inputs.model, result.inputs.cluster)
-    assert read.plan.reduction_groups == result.plan.reduction_groups
 
 
 def test_a_plan_of_the_reference_trainer_keeps_its_format_under_megatron() -> None:

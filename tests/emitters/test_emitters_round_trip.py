@@ -2,54 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from emit_cases import two_regions
 from flagscale_plans import random_result as random_flagscale
 from megatron_plans import outermost_results, random_results
 from test_emitters_torchtitan import random_case as random_torchtitan
 
-from hetplan.emitters.emission import emit_plan, trainer_named
-from hetplan.emitters.folder import write_folder
+from hetplan.emitters.emission import trainer_named
 from hetplan.emitters.placement import sheet_of
-from hetplan.emitters.schedulers import scheduled_files
 from hetplan.emitters.sheet import LaunchSheet
-from hetplan.emitters.trainer_launch import EmitOptions, EmittedFile, Trainer
-from hetplan.errors import InputError
-from hetplan.importers.launches.model import launch_model
-from hetplan.importers.launches.open import read_launch, trainer_of
-from hetplan.importers.launches.plan import ImportedLaunch, launch_plan
-from hetplan.importers.launches.values import LaunchText
+from hetplan.emitters.trainer_launch import EmitOptions, Trainer
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import Experts, LatentAttention
 from hetplan.model.numerics import Activation, Router, ScoreFunction
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan
 from hetplan.search.result import SearchResult
+from hetplan.trainers.launch_plan import PlannedLaunch, launch_plan
+from hetplan.trainers.launch_values import LaunchHost, LaunchText
+from hetplan.trainers.megatron.read_model import launch_model
+from hetplan.trainers.read import read_launch
 
 PLAIN = EmitOptions()
 FAST, SLOW = 60, 200
 
 
-def written(folder: Path, files: Iterable[EmittedFile]) -> Path:
-    for each in files:
-        path = folder / each.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(each.text)
-    return folder
+@dataclass(frozen=True)
+class Emitted:
+    """What a trainer is told: its arguments or its YAML, and the hosts in rank order."""
+
+    path: Path
+    hosts: tuple[LaunchHost, ...]
 
 
-def emitted(folder: Path, result: SearchResult, trainer: Trainer) -> Path | None:
-    """The folder of a plan that the trainer can be told; its scripts, tables and own files."""
+def emitted(folder: Path, result: SearchResult, trainer: Trainer) -> Emitted | None:
+    """The trainer's own files of a plan that it can be told, without hetplan's scripts."""
     plan, where = result.plan, result.inputs.cluster
     sheet = sheet_of(plan, where, data_outermost=trainer.data_outermost)
     if trainer.faults(result, sheet, PLAIN):
         return None
     launch = trainer.launch(result, sheet, PLAIN)
-    return written(folder, (*launch.files, *scheduled_files(sheet, launch, PLAIN)))
+    folder.mkdir()
+    for each in launch.files:
+        (folder / each.path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / each.path).write_text(each.text)
+    arguments = folder / "arguments.txt"
+    arguments.write_text("".join(shlex.join(words) + "\n" for words in launch.arguments))
+    hosts = tuple(
+        LaunchHost(
+            name=agent.host.name,
+            devices=len(agent.local_devices),
+            local_devices=agent.local_devices,
+        )
+        for agent in sheet.agents
+    )
+    experiment = folder / "flagscale.yaml"
+    return Emitted(path=experiment if experiment.exists() else arguments, hosts=hosts)
 
 
 def normal(plan: Plan) -> Plan:
@@ -62,13 +74,12 @@ def normal(plan: Plan) -> Plan:
     return replace(plan, overlap=replace(plan.overlap, reduction=False))
 
 
-def read(folder: Path, trainer: str, result: SearchResult) -> ImportedLaunch:
-    assert trainer_of(folder) == trainer
-    text = read_launch(trainer, folder)
-    return launch_plan(text, result.inputs.model, result.inputs.cluster)
+def read(launch: Emitted, trainer: str, result: SearchResult) -> PlannedLaunch:
+    text = read_launch(launch.path, trainer, (), launch.hosts)
+    return launch_plan(text, result.inputs.model, result.inputs.cluster, target=result.plan.target)
 
 
-def check(folder: Path, reader: str, result: SearchResult) -> LaunchText:
+def check(folder: Emitted, reader: str, result: SearchResult) -> LaunchText:
     """The folder reads back as the plan, without remarks about it, for a job like the plan's."""
     found = read(folder, reader, result)
     assert normal(found.plan) == normal(result.plan)
@@ -172,20 +183,6 @@ def test_many_megatron_folders_read_back(tmp_path: Path) -> None:
     assert check_megatron(tmp_path, SLOW) >= SLOW * 0.8
 
 
-def test_megatron_scripts_read_back_without_their_folder(tmp_path: Path) -> None:
-    """The script alone, given hosts in the order of node ranks."""
-    trainer = trainer_named("megatron")
-    for at, result in enumerate(random_results(31, 10)):
-        folder = emitted(tmp_path / str(at), result, trainer)
-        if folder is None:
-            continue
-        hosts = read_launch("megatron", folder).hosts
-        (folder / "agents.tsv").unlink()
-        text = read_launch("megatron", folder / "start-here.sh", (), hosts)
-        found = launch_plan(text, result.inputs.model, result.inputs.cluster)
-        assert normal(found.plan) == normal(result.plan)
-
-
 def check_flagscale(tmp_path: Path, count: int) -> int:
     trainer, done = trainer_named("flagscale"), 0
     for at, result in enumerate(first_of(random_flagscale, count)):
@@ -193,10 +190,6 @@ def check_flagscale(tmp_path: Path, count: int) -> int:
         if folder is None:
             continue
         check(folder, "flagscale", result)
-        # FlagScale's own files say the same without hetplan's: hosts are those of its hostfile.
-        if (folder / "hostfile").exists():
-            (folder / "agents.tsv").unlink()
-            check(folder, "flagscale", result)
         done += 1
     return done
 
@@ -236,25 +229,3 @@ def test_mindspeed_folders_read_back_as_megatrons(tmp_path: Path) -> None:
         folder = emitted(tmp_path / str(at), result, trainer_named("mindspeed"))
         assert folder is not None
         check(folder, "megatron", result)
-
-
-@pytest.mark.parametrize("target", ["megatron", "flagscale"])
-def test_a_whole_folder_reads_back(tmp_path: Path, target: str) -> None:
-    """Everything that `hetplan emit` writes, for a plan over two regions."""
-    result = two_regions()
-    folder = tmp_path / "launch"
-    write_folder(folder, emit_plan(result, target, PLAIN).files, target)
-    found = read(folder, target, result)
-    assert replace(found.plan, target="megatron") == result.plan
-    assert found.remarks == ()
-    other = "flagscale" if target == "megatron" else "megatron"
-    with pytest.raises(InputError, match=f"was emitted for {target}; import it as {target}"):
-        read_launch(other, folder)
-
-
-def test_megatron_bridge_says_where_its_plan_is(tmp_path: Path) -> None:
-    result = two_regions()
-    folder = tmp_path / "launch"
-    write_folder(folder, emit_plan(result, "megatron-bridge", PLAIN).files, "megatron-bridge")
-    with pytest.raises(InputError, match=r"its plan is plan\.json"):
-        read_launch("megatron", folder)
