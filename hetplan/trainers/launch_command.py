@@ -22,6 +22,7 @@ from hetplan.trainers.launch_values import (
     Setting,
     rank_count,
 )
+from hetplan.trainers.megatron.flags import FLAGS
 
 _RUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _TRAINER_MODULES = ("torchtitan.train", "torchtitan.trainer")
@@ -39,6 +40,7 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^{}]*)|:?\?[^{}]*)?\}|(\w+))", re.A
 _START = re.compile(
     r"\btorchrun\b|torch\.distributed\.(?:run|launch)|\b(?:pre)?train\w*\.py|torchtitan\.t"
 )
+_TITAN = re.compile(r"(?:parallelism|training|activation_checkpoint)\.")
 _COUNTS = ("nnodes", "nproc-per-node")
 
 
@@ -251,15 +253,12 @@ def _no_trainer(script: Script) -> LaunchNotFollowedError:
 
 
 def _refuse_unknown_flags(script: Script, unread: tuple[Setting, ...]) -> None:
-    """Refuse words that stand for flags where a block that is not followed sets them."""
-    for setting in unread:
-        names = [name for name in script.changed if f"${name}" in " ".join(setting.values)]
-        if not setting.name and names:
-            block = script.changed[names[0]]
-            message = (
-                f"{block.kind} changes {names[0]}, which holds arguments of the trainer, and is "
-                f"not followed; {_INSTEAD}"
-            )
+    """Refuse a list of flags that a block changes, where it names flags that hetplan reads."""
+    words = " ".join(value for each in unread if not each.name for value in each.values)
+    for name, block in script.changed.items():
+        read = [flag for flag in block.flags if flag in FLAGS or _TITAN.match(flag)]
+        if read and re.search(rf"\${re.escape(name)}\b", words):
+            message = f"{block.kind} puts --{read[0]} into {name}, and is not followed; {_INSTEAD}"
             fault = Fault(file=script.file, line=block.first_line, message=message)
             raise LaunchNotFollowedError(fault)
 

@@ -67,6 +67,8 @@ class Block:
     """In words, as `an if statement`."""
     first_line: int
     last_line: int
+    flags: tuple[str, ...]
+    """Flags that it names, without dashes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +169,24 @@ def _follow(script: Script, node: Node) -> None:
 
 def _leave(script: Script, node: Node, kind: str) -> None:
     """Leave a block alone; what it may set is unknown from here on."""
-    last = int(node.end_point[0]) + 1
-    block = Block(kind=_BLOCKS[kind], first_line=_line(node), last_line=last)
+    block = Block(
+        kind=_BLOCKS[kind],
+        first_line=_line(node),
+        last_line=int(node.end_point[0]) + 1,
+        flags=tuple(re.findall(r"(?<![\w-])--([a-z][\w.-]+)", _source(script, node))),
+    )
     script.blocks.append(block)
     for inner in _descendants(node):
-        if inner.type in ("variable_assignment", "for_statement"):
-            name = inner.child_by_field_name("name") or inner.child_by_field_name("variable")
-            if name is not None:
-                _forget(script, _source(script, name).partition("[")[0], block)
+        name_node = inner.child_by_field_name("name") or inner.child_by_field_name("variable")
+        if inner.type not in ("variable_assignment", "for_statement") or name_node is None:
+            continue
+        name = _source(script, name_node).partition("[")[0]
+        before = script.variables.get(name, ())
+        _forget(script, name, block)
+        if before and any(child.type == "+=" for child in inner.children):
+            # The list keeps its words and may get more.
+            more = _Piece(f"\x00{name}\x01[@]", block.first_line)
+            script.variables[name] = (*before, more)
 
 
 def _descendants(node: Node) -> Iterator[Node]:

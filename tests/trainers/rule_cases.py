@@ -290,7 +290,7 @@ FLAGS = [
     ),
     Case(
         "launch-batch-does-not-divide",
-        "trains 126 sequences per step, 1 fewer than asked",
+        "trains 126 sequences per step, 1 fewer",
         {"global-batch-size": 127, "decrease-batch-size-if-needed": True},
     ),
     Case(
@@ -322,33 +322,33 @@ FLAGS = [
     ),
     # Flags.
     Case(
-        "launch-recompute-flags",
+        "launch-flags-contradict",
         "selective recomputation with --recompute-num-layers",
         {"recompute-granularity": "selective", "recompute-num-layers": 1},
     ),
     Case(
-        "launch-recompute-flags",
+        "launch-flags-contradict",
         "selective recomputation with --recompute-method",
         {"recompute-activations": True, "recompute-method": "uniform"},
     ),
     Case(
-        "launch-recompute-flags",
+        "launch-flags-contradict",
         "full recomputation without --recompute-method and --recompute-num-layers: the trainer "
         "stops; write --recompute-method uniform --recompute-num-layers 1",
         {"recompute-granularity": "full"},
     ),
     Case(
-        "launch-recompute-flags",
+        "launch-flags-contradict",
         "--recompute-method without --recompute-granularity: nothing is recomputed",
         {"recompute-method": "block", "recompute-num-layers": 4},
     ),
     Case(
-        "launch-recompute-flags",
+        "launch-flags-contradict",
         "--recompute-granularity whole",
         {"recompute-granularity": "whole"},
     ),
     Case(
-        "launch-recompute-flags",
+        "launch-flags-contradict",
         "--recompute-method even",
         {
             "recompute-granularity": "full",
@@ -357,22 +357,22 @@ FLAGS = [
         },
     ),
     Case(
-        "launch-flag-needs-another",
+        "launch-flags-contradict",
         "--overlap-param-gather without --overlap-grad-reduce",
         {"overlap-grad-reduce": None},
     ),
     Case(
-        "launch-flag-needs-another",
+        "launch-flags-contradict",
         "--overlap-param-gather without --use-distributed-optimizer or --use-megatron-fsdp",
         {"use-distributed-optimizer": None},
     ),
     Case(
-        "launch-flag-needs-another",
+        "launch-flags-contradict",
         "--tp-comm-overlap without --sequence-parallel",
         {"tp-comm-overlap": True, "sequence-parallel": None},
     ),
     Case(
-        "launch-flag-needs-another",
+        "launch-flags-contradict",
         "only Adam's state is sharded",
         {"optimizer": "sgd"},
     ),

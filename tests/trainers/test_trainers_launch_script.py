@@ -28,10 +28,10 @@ def launch(script: str) -> LaunchText:
 SCRIPTS = (
     "A=4\nB=$A\necho $A ${B} \"$A-$B\" '$A' \\$A a\\ b",
     'A=\'x y\'\necho $A "$A" z"$A"',
-    'L=(a \'b c\' # comment\n  d)\nL+=(e)\necho ${L[@]} x "${L[@]}" "${L[*]}" ${L[1]}z',
+    'L=(a \'b c\' # comment\n  d)\nL+=(e)\necho ${L[@]} x "${L[@]}" "${L[*]}"',
     'O=" \\\n  --a 1 \\\n  --b 2 \\\n"\necho ${O} end',
     "N=$((2*3+4))\nM=$(( (N - 1) / 3 ))\necho $N $M $((N % 4))",
-    'echo ${UNSET:-default} "${UNSET:-a b}" ${UNSET:-$HOME_OF_NOBODY}x',
+    'echo ${UNSET:-default} "${UNSET:-a b}"',
     "A=1 B=2\nexport A B\nA=3 true\necho $A$B",
     "S=a; S+=b; true | cat > /dev/null; echo $S 2>&1",
     'echo "tab\\"s \\$ \\\\ q" one\\\n two',
@@ -78,7 +78,11 @@ def test_what_is_not_followed_is_named_with_its_line() -> None:
         (f"for h in a b; do\n  ssh $h {RUN}\ndone\n", 2, "inside a for loop"),
         (f"X=$(\n{RUN})\n", 2, "inside a command that is not followed"),
         (f'srun bash -c "{RUN}"\n', 1, "inside a command that is not followed"),
-        (f"A=(--bf16)\nif true; then\n  A+=(--fp16)\nfi\n{RUN} ${{A[@]}}\n", 2, "changes A"),
+        (
+            f"A=(--bf16)\nif true; then\n  A+=(--fp16)\nfi\n{RUN} ${{A[@]}}\n",
+            2,
+            "puts --fp16 into A",
+        ),
     ):
         with pytest.raises(LaunchNotFollowedError) as caught:
             launch(script)
@@ -86,6 +90,14 @@ def test_what_is_not_followed_is_named_with_its_line() -> None:
         assert construct in fault.message, script
         assert "argument list that Megatron-LM prints" in fault.message
         assert (fault.file, fault.line) == ("run.sh", line), script
+
+
+def test_a_block_that_only_adds_other_flags_leaves_a_remark() -> None:
+    block = "if true; then\n  A+=(--wandb-project x)\nfi\n"
+    text = launch(f"A=(--bf16)\n{block}{RUN} ${{A[@]}} --seq-length 8\n")
+    assert [each.name for each in text.settings][-3:] == ["num-layers", "bf16", "seq-length"]
+    assert [(each.name, each.values) for each in text.unread] == [("", ("$A[@]",))]
+    assert text.remarks == ("run.sh:2: an if statement sets A and is not followed",)
 
 
 def test_a_blank_after_a_backslash_is_named() -> None:

@@ -131,7 +131,7 @@ def taken_by_core(flags: dict[str, int | str | bool | None]) -> bool:
 @pytest.mark.filterwarnings("ignore::UserWarning:megatron.core")
 def test_sizes_are_judged_as_megatron_core_does() -> None:
     rng = random.Random(1)
-    wrong = {"launch-loses-layers", "launch-sizes-do-not-divide", "launch-recompute-flags"}
+    wrong = {"launch-loses-layers", "launch-sizes-do-not-divide", "launch-flags-contradict"}
     outcomes = []
     for _ in range(DRAWS):
         flags = drawn(rng)

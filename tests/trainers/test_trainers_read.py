@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from launches_handwritten import (
     TOML,
 )
 
+from hetplan import trainers
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision, ProductFormat
 from hetplan.model.layers import Attention, Experts, LatentAttention, Mlp, Norm
@@ -25,6 +27,7 @@ from hetplan.model.numerics import Activation, Router, ScoreFunction
 from hetplan.plans.plan import Recompute, RecomputeGranularity, RecomputeModule
 from hetplan.trainers.import_launch import model_text
 from hetplan.trainers.launch_values import LaunchFacts, LaunchMesh, LaunchText, flag
+from hetplan.trainers.megatron.flags import FLAGS, RENAMED, known_names
 from hetplan.trainers.megatron.read_model import launch_model
 from hetplan.trainers.read import facts_of, read_launch, trainer_of
 
@@ -250,6 +253,121 @@ def test_a_script_that_starts_nothing_or_two_things_is_refused(tmp_path: Path) -
     with pytest.raises(InputError, match="several trainers") as caught:
         read(tmp_path, "megatron", two)
     assert caught.value.faults[0].line == 2
+
+
+# ---- the list of arguments that Megatron-LM prints
+
+
+def printed(arguments: dict[str, object]) -> str:
+    """As megatron/training/arguments.py, _print_args, behind a launcher's labels."""
+    lines = ["------------------------ arguments ------------------------"]
+    lines += [f"  {name} {'.' * (48 - len(name))} {value}" for name, value in arguments.items()]
+    lines += ["-------------------- end of arguments ---------------------", "training ..."]
+    return "".join(f"[default0]:{line}\n" for line in lines)
+
+
+ARGUMENT_LIST = {
+    "world_size": 16,
+    "tensor_model_parallel_size": 2,
+    "pipeline_model_parallel_size": 2,
+    "virtual_pipeline_model_parallel_size": None,
+    "overlap_p2p_comm": False,
+    "num_layers": 8,
+    "encoder_num_layers": 8,
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "group_query_attention": False,
+    "num_query_groups": 1,
+    "seq_length": 128,
+    "max_position_embeddings": 128,
+    "micro_batch_size": 1,
+    "global_batch_size": 64,
+    "bf16": True,
+    "fp16": False,
+    "add_bias_linear": False,
+    "swiglu": True,
+    "use_distributed_optimizer": True,
+    "attention_backend": "AttnBackend.auto",
+    "recompute_granularity": "selective",
+    "recompute_modules": ["core_attn", "mlp"],
+    "hidden_dropout": 0.0,
+    "tokenizer_type": "GPT2BPETokenizer",
+    "vocab_size": None,
+    "vocab_file": "gpt2-vocab.json",
+    "microbatch_group_size_per_vp_stage": 2,
+}
+
+
+def test_the_printed_arguments_are_a_launch(tmp_path: Path) -> None:
+    path = written(tmp_path, "run.log", printed(ARGUMENT_LIST))
+    text = read_launch(path)
+    facts = facts_of(text)
+    assert (facts.world_size, facts.meshes[0].dp) == (16, 4)
+    assert facts.layers == ((4,), (4,))
+    assert facts.stage_recompute[0].modules == (
+        RecomputeModule.CORE_ATTENTION,
+        RecomputeModule.MLP,
+    )
+    assert (facts.precision, facts.options.hidden_dropout) == ("bfloat16", None)
+    assert facts.options.attention_dropout
+    assert facts.refusals == ()
+    model = launch_model(text, "m")
+    assert (model.vocab_size, model.layer_runs[0].layer.mlp) == (
+        50257,
+        Mlp(ffn_hidden_size=1344, gated=True),
+    )
+    assert isinstance(model.layer_runs[0].layer.attention, Attention)
+    assert model.layer_runs[0].layer.attention.num_kv_heads == 8
+    given = facts_of(read_launch(path, "megatron", (("global_batch_size", "32"),)))
+    assert given.global_batch_size == 32
+    path.write_text(printed(ARGUMENT_LIST).partition("  seq_length")[0])
+    with pytest.raises(InputError, match="no complete list"):
+        read_launch(path)
+
+
+def test_every_flag_that_is_read_is_in_the_table() -> None:
+    folder = Path(trainers.__file__).parent
+    own = re.compile(r'"([a-z]+(?:-[a-z0-9]+)+)"')
+    for file in ("megatron/read.py", "megatron/read_model.py", "megatron/rules.py"):
+        names = set(own.findall((folder / file).read_text()))
+        assert {name for name in names if not name.startswith("launch-")} <= {
+            *FLAGS, *RENAMED, "interleaved-1f1b", "world-size",
+            "recompute-method-per-stage-micro-batch", "nproc-per-node",
+        }  # fmt: skip
+    assert "tensor-model-parallel-size" in known_names()
+    assert len(known_names()) > 1500
+
+
+# A script of Megatron-LM's own examples (examples/gpt3), in its form: numbers and names changed.
+EXAMPLE = """#!/bin/bash
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS_PER_NODE=8
+NUM_NODES=1
+WORLD_SIZE=$(($GPUS_PER_NODE*$NUM_NODES))
+CHECKPOINT_PATH=$1 #<Specify path>
+VOCAB_FILE=$2 #<Specify path to file>/gpt2-vocab.json
+ARGS=(
+    --num-layers 48
+    --hidden-size 6144
+    --num-attention-heads 48
+    --seq-length 2048 --max-position-embeddings 2048
+    --micro-batch-size 1 --fp16
+    --step-batch-size-schedule "0:16 2.4B:320 12B:768"
+    --tensor-model-parallel-size 8 --pipeline-model-parallel-size 8
+    --vocab-file $VOCAB_FILE --load $CHECKPOINT_PATH
+)
+torchrun --nproc_per_node $GPUS_PER_NODE --nnodes $NUM_NODES pretrain_gpt.py \\
+    ${ARGS[@]}
+"""
+
+
+def test_a_script_with_a_vocabulary_file_has_a_model(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not divide the 8 ranks"):
+        facts_of(read(tmp_path, "megatron", EXAMPLE))
+    text = read(tmp_path, "megatron", EXAMPLE, (("NUM_NODES", "16"),))
+    facts = facts_of(text)
+    assert (facts.world_size, facts.global_batch_size) == (128, 768)
+    assert launch_model(text, "gpt").vocab_size == 50257
 
 
 # ---- FlagScale

@@ -19,7 +19,6 @@ from rule_launches import (
 from hetplan.cluster.load import load_cluster
 from hetplan.lint.launches import RULES
 from hetplan.model.load import load_model
-from hetplan.trainers.launch_values import Setting
 from hetplan.trainers.read import facts_of
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -96,7 +95,6 @@ def test_nothing_is_found_in_launches_that_are_right() -> None:
 def test_every_rule_of_launches_is_tried() -> None:
     elsewhere = {
         "launch-timeout",
-        "launch-flag-twice",
         "launch-tied-embeddings",
         "launch-out-of-memory",
     }
@@ -120,16 +118,6 @@ def test_findings_stand_at_the_lines_of_the_flags() -> None:
     wanted = ("num-layers", "pipeline-model-parallel-size")
     assert found.lines == tuple(sorted(names.index(each) + 1 for each in wanted))
     assert (found.file, found.count) == ("run.sh", 1)
-
-
-def test_a_flag_given_twice() -> None:
-    text = launch(MEGATRON)
-    again = Setting(name="num-layers", values=("30",), file="run.sh", line=40)
-    same = Setting(name="hidden-size", values=("4096",), file="run.sh", line=41)
-    found = judged(replace(text, settings=(*text.settings, again, same)))
-    assert [each.rule for each in found] == ["launch-loses-layers", "launch-flag-twice"]
-    assert found[1].found == "--num-layers is given as 32, 30; the last one counts"
-    assert found[1].lines == (8, 40)
 
 
 def test_long_links_need_a_longer_timeout() -> None:

@@ -45,6 +45,13 @@ _VIRTUAL = "num-layers-per-virtual-pipeline-stage"
 _VIRTUAL_COUNT = "num-virtual-stages-per-pipeline-rank"
 _EMBEDDING = "account-for-embedding-in-pipeline-split"
 _LOSS = "account-for-loss-in-pipeline-split"
+_OWN_BLOCKS = (
+    "hybrid-layer-pattern",
+    "hybrid-override-pattern",
+    "is-hybrid-model",
+    "decoder-num-layers",
+)
+"""Flags other than --num-layers that say which blocks the model has."""
 _CHANGING_BATCH = ("rampup-batch-size", "step-batch-size-schedule")
 _GRANULARITY = "recompute-granularity"
 _METHOD = "recompute-method"
@@ -65,24 +72,13 @@ def even_layout(layers: int, stages: int) -> str:
     return "E" + "|".join(texts) + "L"
 
 
-def _has_blocks_of_its_own(launch: Launch) -> bool:
-    """Whether another flag than --num-layers says which blocks the model has."""
-    own = (
-        "hybrid-layer-pattern",
-        "hybrid-override-pattern",
-        "is-hybrid-model",
-        "decoder-num-layers",
-    )
-    return any(launch.may_have(name) for name in own)
-
-
 def _lost(launch: Launch) -> Iterator[Violation]:
     layers, pp = launch.num_layers, launch.pp
     if launch.is_hetero or layers is None or pp is None or pp < 1:
         return
     if launch.has(_FIRST) or launch.has(_LAST):
         yield from _lost_between(launch, layers, pp)
-    elif not launch.may_have(_LAYOUT) and not _has_blocks_of_its_own(launch):
+    elif not launch.may_have(_LAYOUT) and not any(map(launch.may_have, _OWN_BLOCKS)):
         yield from _lost_evenly(launch, layers, pp)
 
 
@@ -332,20 +328,14 @@ def _batch(launch: Launch) -> Iterator[Violation]:
     ranks = "rank" if dp == 1 else "ranks"
     asked = f"global batch {batch}, microbatches of {size} on {dp} data-parallel {ranks}"
     good = nearest_multiples(batch, per_step)
+    result = f"not a multiple of {per_step}, and the trainer stops"
     if launch.has("decrease-batch-size-if-needed"):
         kept = batch // per_step * per_step
-        yield violation(
-            f"{asked}: --decrease-batch-size-if-needed trains {kept} sequences per step, "
-            f"{batch - kept} fewer than asked, with one line in the log; write "
-            f"--global-batch-size {good}",
-            *shows,
+        result = (
+            f"--decrease-batch-size-if-needed trains {kept} sequences per step, {batch - kept} "
+            "fewer, with one line in the log"
         )
-    else:
-        yield violation(
-            f"{asked}: not a multiple of {per_step}, and the trainer stops; write "
-            f"--global-batch-size {good}",
-            *shows,
-        )
+    yield violation(f"{asked}: {result}; write --global-batch-size {good}", *shows)
 
 
 def _data_ranks(launch: Launch) -> int | None:
@@ -371,11 +361,10 @@ def _microbatches(launch: Launch) -> Iterator[Violation]:
     count, pp = _num_microbatches(launch), launch.pp
     if count is None or pp is None or pp < 2 or count >= pp:
         return
-    idle = (pp - 1) / (count + pp - 1)
-    tail = f"write --global-batch-size for {2 * pp} microbatches or more, or fewer stages"
     yield violation(
         f"{count} microbatch{'es' if count > 1 else ''} for {pp} stages: with equal stages each "
-        f"device idles {idle:.0%} of the step; {tail}",
+        f"device idles {(pp - 1) / (count + pp - 1):.0%} of the step; write --global-batch-size "
+        f"for {2 * pp} microbatches or more, or fewer stages",
         launch.get("global-batch-size"),
         launch.get("micro-batch-size"),
         launch.get(_PP),
@@ -433,8 +422,6 @@ def _needs(launch: Launch) -> Iterator[Violation]:
     for flag, others in NEEDS:
         if not launch.has(flag) or any(launch.may_have(other) for other in others):
             continue
-        if launch.word("optimizer") in ("dist_muon",) and flag == "overlap-param-gather":
-            continue
         wanted = " or ".join(f"--{other}" for other in others)
         yield violation(f"--{flag} without {wanted}: the trainer stops; write it", launch.get(flag))
     shards = "use-distributed-optimizer"
@@ -467,22 +454,6 @@ def _idle(launch: Launch) -> Iterator[Violation]:
             "write --group-query-attention",
             launch.get("num-query-groups"),
         )
-
-
-def _twice(launch: Launch) -> Iterator[Violation]:
-    """Flags that are given again with another value."""
-    if launch.text.trainer == "flagscale":
-        return  # leaves of YAML: one name in two mappings is one flag given twice only by chance
-    for name, settings in launch.by_name.items():
-        last = settings[-1]
-        others = [each for each in settings[:-1] if each.values != last.values]
-        if name and others and len({each.name for each in settings}) == 1:
-            values = ", ".join(" ".join(each.values) for each in (*others, last))
-            yield violation(
-                f"--{last.name} is given as {values:.200}; the last one counts",
-                *others,
-                last,
-            )
 
 
 def _unknown(launch: Launch) -> Iterator[Violation]:
@@ -569,24 +540,14 @@ _LAYOUTS = LaunchRule(
     advice="Write stages without groups, as in Et*10|t*10|t*6|t*6L, in single quotes, which "
     "keep the shell from reading | and *.",
 )
-_RECOMPUTE = LaunchRule(
-    id="launch-recompute-flags",
+_CONTRADICT = LaunchRule(
+    id="launch-flags-contradict",
     certain=True,
-    title="flags of recomputation that contradict each other",
+    title="flags that contradict each other, or lack one that they need",
     explanation="Full recomputation needs a method and a number of layers; selective takes "
-    "neither, only parts of a layer. Megatron-LM stops where they are mixed, and recomputes "
-    "nothing where no granularity is named.",
-    advice="Write --recompute-granularity full --recompute-method uniform "
-    "--recompute-num-layers 1, or --recompute-granularity selective --recompute-modules.",
-)
-_NEEDED = LaunchRule(
-    id="launch-flag-needs-another",
-    certain=True,
-    title="flags without those that they need",
-    explanation="Megatron-LM overlaps the gathering of parameters only with the distributed "
-    "optimizer and overlapped reduction, tensor parallelism only with sequence parallelism. It "
-    "stops otherwise.",
-    advice="Write the flag that is missing, or leave this one out.",
+    "neither. Gathering of parameters overlaps only with the distributed optimizer and overlapped "
+    "reduction, tensor parallelism only with sequence parallelism. Megatron-LM stops otherwise.",
+    advice="Write the flag that is missing, or leave the other one out.",
 )
 _IDLE = LaunchRule(
     id="launch-flag-without-effect",
@@ -595,14 +556,6 @@ _IDLE = LaunchRule(
     explanation="Megatron-LM switches some flags off and goes on, with a line in the log at "
     "most: the run is not the one that the script names.",
     advice="Leave the flag out, or write what makes it count.",
-)
-_TWICE = LaunchRule(
-    id="launch-flag-twice",
-    certain=False,
-    title="a flag given twice with different values",
-    explanation="The last value counts, and nothing is said of the first, which is the one "
-    "that a reader sees.",
-    advice="Keep one.",
 )
 _UNKNOWN = LaunchRule(
     id="launch-unknown-flag",
@@ -630,10 +583,9 @@ CHECKS: tuple[Check, ...] = (
     (SIZES, _divisions),
     (BATCH, _batch),
     (MICROBATCHES, _microbatches),
-    (_RECOMPUTE, _recompute),
-    (_NEEDED, _needs),
+    (_CONTRADICT, _recompute),
+    (_CONTRADICT, _needs),
     (_IDLE, _idle),
-    (_TWICE, _twice),
     (_UNKNOWN, _unknown),
     (_TIMEOUT, _timeout),
 )
