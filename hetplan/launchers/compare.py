@@ -15,17 +15,17 @@ from pathlib import Path
 
 from hetplan.cost.estimate_values import CauseSeconds, Estimate
 from hetplan.errors import InputError
-from hetplan.importers.training_log import LoggedTimer, MemoryKind, TimerRanks, TrainingLog
-from hetplan.importers.training_log_reading import read_training_log
 from hetplan.launchers.compare_causes import culprit_of
 from hetplan.launchers.compare_facts import check_facts
 from hetplan.launchers.compare_parts import Seconds, counted_side, parts_of
 from hetplan.launchers.compare_run_log import is_run_log, run_of_plan
 from hetplan.launchers.compare_steps import ChosenSteps, choose_steps
-from hetplan.launchers.compare_timers import MEANING, Quantity, predicted
+from hetplan.launchers.compare_timers import MEANING, predicted
 from hetplan.launchers.compare_values import Comparison, MemoryRow, TimerRow
 from hetplan.search.files import load_legal_plan
 from hetplan.search.result import SearchResult
+from hetplan.trainers.read_log import read_training_log
+from hetplan.trainers.training_log import LoggedTimer, MemoryKind, Quantity, TimerRanks, TrainingLog
 from hetplan.units import format_seconds
 
 LONGER_THAN_THE_STEP = 1.2

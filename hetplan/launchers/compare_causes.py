@@ -13,10 +13,10 @@ from hetplan.cluster.devices import CPU_KIND
 from hetplan.cluster.spec import Link
 from hetplan.launchers.compare_parts import REST
 from hetplan.launchers.compare_steps import devices_of
-from hetplan.launchers.compare_timers import Quantity
 from hetplan.launchers.compare_values import Culprit, PartRow, StepSpread
 from hetplan.predict.predictor import link_cause
 from hetplan.search.result import SearchResult
+from hetplan.trainers.training_log import Quantity
 
 MIN_SHARE = 0.01
 """Of the step; less is below what any fit promises."""

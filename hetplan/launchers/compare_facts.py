@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hetplan.errors import Fault, InputError
-from hetplan.importers.training_log import TrainingLog
 from hetplan.launchers.compare_steps import devices_of
 from hetplan.plans.plan import Replica
 from hetplan.search.result import SearchResult
+from hetplan.trainers.training_log import TrainingLog
 
 _WORDS = {
     "world_size": "devices",

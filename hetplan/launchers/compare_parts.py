@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hetplan.cost.estimate_values import Component
-from hetplan.launchers.compare_timers import Quantity, components_of
+from hetplan.launchers.compare_timers import components_of
 from hetplan.launchers.compare_values import PartRow, TimerRow
+from hetplan.trainers.training_log import Quantity
 
 _INSIDE_SCHEDULE = {"all-grads-sync", "bwd_allreduce"}
 """Megatron-core reduces inside forward-backward where it has the first of these timers

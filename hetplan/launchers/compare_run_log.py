@@ -13,7 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hetplan.errors import Fault, InputError
-from hetplan.importers.training_log import (
+from hetplan.launchers.run_log import SCHEMA, RunLog, read_runs
+from hetplan.plans.plan import expand
+from hetplan.runtime.measured import RankMeasure
+from hetplan.search.files import result_text
+from hetplan.search.result import SearchResult
+from hetplan.trainers.training_log import (
     LoggedStep,
     LoggedTimer,
     Mark,
@@ -21,11 +26,6 @@ from hetplan.importers.training_log import (
     Trainer,
     TrainingLog,
 )
-from hetplan.launchers.run_log import SCHEMA, RunLog, read_runs
-from hetplan.plans.plan import expand
-from hetplan.runtime.measured import RankMeasure
-from hetplan.search.files import result_text
-from hetplan.search.result import SearchResult
 
 _LOOKED_AT = 1 << 16
 

@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hetplan.errors import InputError
-from hetplan.importers.training_log import LoggedStep, Mark, TrainingLog
-from hetplan.importers.training_log_steps import MAX_STEP_SECONDS
 from hetplan.launchers.compare_values import LeftOut, StepSpread
 from hetplan.search.result import SearchResult
+from hetplan.trainers.training_log import MAX_STEP_SECONDS, LoggedStep, Mark, TrainingLog
 
 WARMUP_STEPS = 3
 """Steps of each start, a choice: the first compiles and connects, the second is the first with

@@ -8,32 +8,11 @@ stages.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 
 from hetplan.cost.estimate_values import Component, Estimate, StageEstimate
-from hetplan.importers.training_log import TimerRanks
-
-
-class Quantity(StrEnum):
-    """What a timer counts, in the plan's words."""
-
-    FORWARD = "forward passes"
-    BACKWARD = "backward passes"
-    PASSES = "passes"
-    PASSES_AND_WAITS = "passes and waits"
-    SCHEDULE = "passes, waits and reduction"
-    WAITS = "waits in the pipeline"
-    REDUCTION = "gradient reduction"
-    EMBEDDING = "tied embedding"
-    WAITS_TO_THE_END = "waits, and those of the tied embedding"
-    END = "norm, update and gathering"
-    NORM = "gradient norm"
-    UPDATE = "optimizer update"
-    GATHERING = "parameter gathering"
-    DATA = "data loading"
-    TENSOR_PARALLEL = "tp"
-
+from hetplan.trainers import deepspeed_log
+from hetplan.trainers.megatron import log as megatron_log
+from hetplan.trainers.training_log import IN_PASSES, Quantity, TimerRanks, meanings
 
 WAITS = (Component.BUBBLE, Component.PIPELINE)
 REDUCTION = (Component.DATA_PARALLEL,)
@@ -70,88 +49,16 @@ COMPONENTS: tuple[tuple[Quantity, tuple[Component, ...]], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimerMeaning:
-    """What one timer counts."""
-
-    timer: str
-    quantity: Quantity | None
-    """None: nothing that the plan predicts by itself."""
-    note: str = ""
-
-
-_IN_PASSES = "holds tp, cp and ep communication"
-_WAITING = "waiting for the other side included: bubble and transfer are not told apart"
-_ONE_OF = "one of several steps of the update"
-
-MEANINGS: tuple[TimerMeaning, ...] = tuple(
-    TimerMeaning(timer=timer, quantity=quantity, note=note)
-    for timer, quantity, note in (
-        # Megatron-LM, megatron/training/training.py and megatron/core; 2021 to 2026.
-        ("forward-backward", Quantity.SCHEDULE, "holds bubble, transfers and, in new versions, "
-         "the reduction"),
-        ("forward-compute", Quantity.FORWARD, f"{_IN_PASSES}, and batch-generator"),
-        ("backward-compute", Quantity.BACKWARD, f"{_IN_PASSES}, and recomputation"),
-        ("batch-generator", Quantity.DATA, "inside forward-compute"),
-        ("forward-recv", Quantity.WAITS, _WAITING),
-        ("forward-send", Quantity.WAITS, _WAITING),
-        ("backward-recv", Quantity.WAITS, _WAITING),
-        ("backward-send", Quantity.WAITS, _WAITING),
-        ("forward-send-forward-recv", Quantity.WAITS, _WAITING),
-        ("forward-send-backward-recv", Quantity.WAITS, _WAITING),
-        ("backward-send-forward-recv", Quantity.WAITS, _WAITING),
-        ("backward-send-backward-recv", Quantity.WAITS, _WAITING),
-        ("forward-backward-send-forward-backward-recv", Quantity.WAITS, _WAITING),
-        ("all-grads-sync", Quantity.REDUCTION, "what nothing hides"),
-        ("grads-all-reduce", Quantity.REDUCTION, "after the passes"),
-        ("grads-reduce-scatter", Quantity.REDUCTION, "after the passes"),
-        ("backward-params-all-reduce", Quantity.REDUCTION, "after the passes"),
-        ("embedding-grads-all-reduce", Quantity.EMBEDDING, "waits for the other end included"),
-        ("backward-embedding-all-reduce", Quantity.EMBEDDING, "waits for the other end included"),
-        ("layernorm-grads-all-reduce", None, "sums of what sequence parallelism leaves whole"),
-        ("non-tensor-parallel-grads-all-reduce", None, "sums of what tp leaves whole"),
-        ("conditional-embedder-grads-all-reduce", None, "models with a conditional embedder"),
-        ("params-all-gather", Quantity.GATHERING, "what nothing hides"),
-        ("backward-gather-model-params", Quantity.GATHERING, "after the update"),
-        ("optimizer", Quantity.END, "holds the norm and, without overlap, the gathering"),
-        ("optimizer-clip-main-grad", Quantity.NORM, ""),
-        ("optimizer-inner-step", Quantity.UPDATE, _ONE_OF),
-        ("optimizer-copy-to-main-grad", Quantity.UPDATE, _ONE_OF),
-        ("optimizer-unscale-and-check-inf", Quantity.UPDATE, _ONE_OF),
-        ("optimizer-count-zeros", Quantity.UPDATE, _ONE_OF),
-        ("optimizer-copy-main-to-model-params", Quantity.UPDATE, _ONE_OF),
-        # Megatron-LM of 2020.
-        ("backward-backward", Quantity.BACKWARD, f"{_IN_PASSES}, and recomputation"),
-        ("backward-allreduce", Quantity.REDUCTION, "after the passes"),
-        ("batch generator", Quantity.DATA, "inside forward"),
-        # DeepSpeed, deepspeed/runtime/engine.py and runtime/pipe/engine.py.
-        ("fwd", Quantity.FORWARD, _IN_PASSES),
-        ("bwd", None, "bwd_inner and bwd_allreduce together"),
-        ("bwd_inner", Quantity.BACKWARD, f"{_IN_PASSES}, and recomputation"),
-        ("bwd_allreduce", Quantity.REDUCTION, "what nothing hides"),
-        ("step", Quantity.END, "holds norm, update and gathering"),
-        ("optimizer_step", Quantity.UPDATE, _ONE_OF),
-        ("optimizer_gradients", Quantity.UPDATE, _ONE_OF),
-        ("optimizer_allgather", Quantity.GATHERING, "after the update"),
-        ("forward", Quantity.FORWARD, _IN_PASSES),
-        ("backward", None, "backward passes and their reduction together"),
-        ("backward_inner", Quantity.BACKWARD, f"{_IN_PASSES}, and recomputation"),
-        ("backward_allreduce", Quantity.REDUCTION, "what nothing hides"),
-        ("backward_tied_allreduce", Quantity.EMBEDDING, "waits for the other end included"),
-        ("batch_input", Quantity.DATA, "outside of forward"),
-        ("pipe_send_output", Quantity.WAITS, _WAITING),
-        ("pipe_send_grad", Quantity.WAITS, _WAITING),
-        ("pipe_recv_input", Quantity.WAITS, _WAITING),
-        ("pipe_recv_grad", Quantity.WAITS, _WAITING),
-        # hetplan's own trainer, hetplan/runtime/measured.py.
-        ("busy", Quantity.PASSES, _IN_PASSES),
-        ("wait", Quantity.WAITS, "until the rank leaves the pipeline"),
-        ("reduction", Quantity.REDUCTION, "waiting for the others included"),
-        ("optimizer_seconds", Quantity.END, "norm, update and gathering"),
-        ("tensor_parallel", Quantity.TENSOR_PARALLEL, "inside busy; accelerators do not tell it"),
-    )
+_NATIVE = meanings(
+    # hetplan's own trainer, hetplan/runtime/measured.py.
+    ("busy", Quantity.PASSES, IN_PASSES),
+    ("wait", Quantity.WAITS, "until the rank leaves the pipeline"),
+    ("reduction", Quantity.REDUCTION, "waiting for the others included"),
+    ("optimizer_seconds", Quantity.END, "norm, update and gathering"),
+    ("tensor_parallel", Quantity.TENSOR_PARALLEL, "inside busy; accelerators do not tell it"),
 )  # fmt: skip
 
+MEANINGS = (*megatron_log.TIMERS, *deepspeed_log.TIMERS, *_NATIVE)
 MEANING = {each.timer: each for each in MEANINGS}
 
 

@@ -27,7 +27,7 @@ ORDER = {
     "machine": 5,
     "predict": 5,
     "cost": 6,
-    "lint": 7,
+    "lint": 10,
     "search": 8,
     "schedulers": 8,
     "trainers": 9,

@@ -25,12 +25,13 @@ from training_logs_rendered import (
 import hetplan
 from hetplan.cost.estimate_values import Component
 from hetplan.errors import InputError
-from hetplan.importers import deepspeed_log
 from hetplan.launchers.compare import compare
 from hetplan.launchers.compare_runs import load_runs
-from hetplan.launchers.compare_timers import COMPONENTS, MEANINGS, OUTSIDE_PASSES, PASSES, Quantity
+from hetplan.launchers.compare_timers import COMPONENTS, MEANINGS, OUTSIDE_PASSES, PASSES
 from hetplan.launchers.run_log import append_run
 from hetplan.search.files import result_text
+from hetplan.trainers import deepspeed_log
+from hetplan.trainers.training_log import Quantity
 
 RESULT = small_result()
 STEP = RESULT.estimate.step_seconds

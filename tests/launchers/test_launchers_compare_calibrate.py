@@ -11,11 +11,11 @@ from compare_cases import PREDICTOR, run_text, small_result
 
 from hetplan.cost.estimate import estimate
 from hetplan.errors import InputError
-from hetplan.importers.training_log_reading import read_training_log
 from hetplan.launchers.compare import chosen_steps
 from hetplan.launchers.compare_calibrate import MeasuredRun, layout_of, try_calibration
 from hetplan.predict.fit import FittedPredictor, load_predictor, save_predictor
 from hetplan.search.result import SearchResult
+from hetplan.trainers.read_log import read_training_log
 
 LAYOUTS = [(6, (4, 4)), (4, (4, 4)), (6, (2, 2)), (4, (2, 2)), (6, (8, 8)), (8, (4, 4))]
 

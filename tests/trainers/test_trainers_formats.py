@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 from emit_cases import JOB, MODEL, chosen, cluster, island, result_of
-from test_trainers_round_trip import written
 
-from hetplan.importers.launches.open import read_launch
-from hetplan.importers.launches.plan import launch_plan
+from hetplan.errors import InputError
 from hetplan.job.spec import Precision, TrainerOptions
 from hetplan.plans.build import plan_of
 from hetplan.schedulers.launch import EmissionOptions
@@ -52,10 +50,6 @@ def test_megatron_is_told_the_plans_format_and_read_back_it_is_the_same(
     emission = emit_plan(result, "megatron", EmissionOptions())
     text = text_of(emission)
     assert (flag in text, (WIDE, NARROW)[flag == WIDE] in text) == (True, False)
-    script, hosts = written(tmp_path / "launch", emission.launch, emission.ranks)
-    told = read_launch("megatron", script, (), hosts)
-    read = launch_plan(told, result.inputs.model, result.inputs.cluster)
-    assert read.plan.reduction_groups == result.plan.reduction_groups
 
 
 def test_a_plan_of_the_reference_trainer_keeps_its_format_under_megatron() -> None:
@@ -72,3 +66,17 @@ def test_two_formats_in_one_plan_are_refused_by_name(target: str) -> None:
     assert fault.field == "plan.reduction_groups[1].precision"
     assert fault.message.startswith(f"bfloat16; target {trainer.plan_target} ")
     assert "sums in float32" in fault.message
+
+
+def test_a_trainer_without_the_choice_refuses_another_format() -> None:
+    with pytest.raises(InputError, match="bfloat16; target torchtitan always sums in float32"):
+        emit_plan(searched("any", "bfloat16"), "torchtitan", EmissionOptions())
+    emit_plan(searched("any", "float32"), "torchtitan", EmissionOptions())
+
+
+def test_a_job_that_asks_for_another_format_than_its_plan_is_refused() -> None:
+    result = searched("megatron", "float32")
+    job = replace(result.inputs.job, trainer=TrainerOptions(gradient_precision=Precision.BFLOAT16))
+    asked = replace(result, inputs=replace(result.inputs, job=job))
+    with pytest.raises(InputError, match="float32; target megatron with this job"):
+        emit_plan(asked, "megatron", EmissionOptions())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,62 +12,55 @@ from flagscale_plans import random_result as random_flagscale
 from megatron_plans import outermost_results, random_results
 from test_trainers_torchtitan import random_case as random_torchtitan
 
-from hetplan.importers.launches.model import launch_model
-from hetplan.importers.launches.open import read_launch, trainer_of
-from hetplan.importers.launches.plan import ImportedLaunch, launch_plan
-from hetplan.importers.launches.values import LaunchHost, LaunchText
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import Experts, LatentAttention
 from hetplan.model.numerics import Activation, Router, ScoreFunction
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan
-from hetplan.schedulers.launch import EmissionOptions, TrainerLaunch
+from hetplan.schedulers.launch import EmissionOptions
 from hetplan.schedulers.rank_layout import RankLayout, rank_layout
 from hetplan.search.result import SearchResult
+from hetplan.trainers.launch_plan import PlannedLaunch, launch_plan
+from hetplan.trainers.launch_values import LaunchHost, LaunchText
+from hetplan.trainers.megatron.read_model import launch_model
+from hetplan.trainers.read import read_launch
 from hetplan.trainers.table import Trainer, trainer_named
 
-Launch = tuple[Path, tuple[LaunchHost, ...]]
 PLAIN = EmissionOptions()
 FAST, SLOW = 20, 200
 
 
-def emitted(folder: Path, result: SearchResult, trainer: Trainer) -> Launch | None:
-    """The launch as a plain script and its hosts; None where it is refused."""
-    ranks = rank_layout(result.plan, result.inputs.cluster, data_outermost=trainer.data_outermost)
-    if trainer.faults(result, ranks, PLAIN):
+@dataclass(frozen=True)
+class Emitted:
+    """What a trainer is told: its arguments or its YAML, and the hosts in rank order."""
+
+    path: Path
+    hosts: tuple[LaunchHost, ...]
+
+
+def emitted(folder: Path, result: SearchResult, trainer: Trainer) -> Emitted | None:
+    """The trainer's own files of a plan that it can be told, without hetplan's scripts."""
+    plan, where = result.plan, result.inputs.cluster
+    sheet = rank_layout(plan, where, data_outermost=trainer.data_outermost)
+    if trainer.faults(result, sheet, PLAIN):
         return None
-    launch = trainer.launch(result, ranks, PLAIN)
-    return written(folder, launch, ranks)
-
-
-def written(folder: Path, launch: TrainerLaunch, ranks: RankLayout) -> Launch:
-    """One call of torchrun, as a person writes it, and the hosts in the order of node ranks."""
-    folder.mkdir(parents=True)
-    for file in launch.files:
-        (folder / file.path).parent.mkdir(exist_ok=True)
-        (folder / file.path).write_text(file.text)
-    words = [*launch.program, *(word for flag in launch.arguments for word in flag)]
-    exports = (f"export {name}={shlex.quote(value)}\n" for name, value in launch.environment)
-    count = ranks.agents[0].num_ranks
-    script = folder / "launch.sh"
-    script.write_text(
-        "".join(exports)
-        + f"torchrun --nnodes={len(ranks.agents)} --nproc-per-node={count} {shlex.join(words)}\n"
-    )
-    name = "--hetero-current-device-type"
-    types = [dict(flags).get(name, "") for flags in launch.agent_arguments]
+    launch = trainer.launch(result, sheet, PLAIN)
+    folder.mkdir()
+    for each in launch.files:
+        (folder / each.path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / each.path).write_text(each.text)
+    arguments = folder / "arguments.txt"
+    arguments.write_text("".join(shlex.join(words) + "\n" for words in launch.arguments))
     hosts = tuple(
         LaunchHost(
             name=agent.host.name,
-            devices=agent.num_ranks,
-            type=types[agent.node_rank] if types else "",
+            devices=len(agent.local_devices),
             local_devices=agent.local_devices,
-            file=str(script),
-            line=0,
         )
-        for agent in ranks.agents
+        for agent in sheet.agents
     )
-    return script, hosts
+    experiment = folder / "flagscale.yaml"
+    return Emitted(path=experiment if experiment.exists() else arguments, hosts=hosts)
 
 
 def normal(plan: Plan) -> Plan:
@@ -80,16 +73,14 @@ def normal(plan: Plan) -> Plan:
     return replace(plan, overlap=replace(plan.overlap, reduction=False))
 
 
-def read(launch: Launch, trainer: str, result: SearchResult) -> ImportedLaunch:
-    script, hosts = launch
-    assert trainer_of(script) == trainer
-    text = read_launch(trainer, script, (), hosts)
-    return launch_plan(text, result.inputs.model, result.inputs.cluster)
+def read(launch: Emitted, trainer: str, result: SearchResult) -> PlannedLaunch:
+    text = read_launch(launch.path, trainer, (), launch.hosts)
+    return launch_plan(text, result.inputs.model, result.inputs.cluster, target=result.plan.target)
 
 
-def check(launch: Launch, reader: str, result: SearchResult) -> LaunchText:
-    """The launch reads back as the plan, without remarks about it, for a job like the plan's."""
-    found = read(launch, reader, result)
+def check(folder: Emitted, reader: str, result: SearchResult) -> LaunchText:
+    """The folder reads back as the plan, without remarks about it, for a job like the plan's."""
+    found = read(folder, reader, result)
     assert normal(found.plan) == normal(result.plan)
     job = result.inputs.job
     for name in ("global_batch_size", "sequence_length", "precision", "optimizer", "target"):
@@ -169,12 +160,12 @@ def first_of(
 def check_megatron(tmp_path: Path, count: int, target: str = "megatron") -> int:
     trainer, done = trainer_named(target), 0
     for at, result in enumerate(megatron_results(count)):
-        launch = emitted(tmp_path / str(at), result, trainer)
-        if launch is None:
+        folder = emitted(tmp_path / str(at), result, trainer)
+        if folder is None:
             continue
-        text = check(launch, "megatron", result)
+        text = check(folder, "megatron", result)
         # The trainer's own choices come back as they were priced.
-        found = read(launch, "megatron", result).job
+        found = read(folder, "megatron", result).job
         assert trainer_settings(found) == trainer_settings(result.inputs.job)
         found_model = launch_model(text, result.inputs.model.name)
         assert trained(found_model) == trained(result.inputs.model)
@@ -182,62 +173,58 @@ def check_megatron(tmp_path: Path, count: int, target: str = "megatron") -> int:
     return done
 
 
-def test_megatron_launches_read_back(tmp_path: Path) -> None:
+def test_megatron_folders_read_back(tmp_path: Path) -> None:
     assert check_megatron(tmp_path, FAST) >= FAST * 0.8
 
 
 @pytest.mark.slow
-def test_many_megatron_launches_read_back(tmp_path: Path) -> None:
+def test_many_megatron_folders_read_back(tmp_path: Path) -> None:
     assert check_megatron(tmp_path, SLOW) >= SLOW * 0.8
 
 
 def check_flagscale(tmp_path: Path, count: int) -> int:
     trainer, done = trainer_named("flagscale"), 0
     for at, result in enumerate(first_of(random_flagscale, count)):
-        launch = emitted(tmp_path / str(at), result, trainer)
-        if launch is None:
+        folder = emitted(tmp_path / str(at), result, trainer)
+        if folder is None:
             continue
-        check(launch, "flagscale", result)
-        # FlagScale's own files say the same: hosts are those of its hostfile.
-        script, _ = launch
-        if (script.parent / "hostfile").exists():
-            check((script.parent / "flagscale.yaml", ()), "flagscale", result)
+        check(folder, "flagscale", result)
         done += 1
     return done
 
 
-def test_flagscale_launches_read_back(tmp_path: Path) -> None:
+def test_flagscale_folders_read_back(tmp_path: Path) -> None:
     assert check_flagscale(tmp_path, FAST) >= FAST * 0.8
 
 
 @pytest.mark.slow
-def test_many_flagscale_launches_read_back(tmp_path: Path) -> None:
+def test_many_flagscale_folders_read_back(tmp_path: Path) -> None:
     assert check_flagscale(tmp_path, SLOW) >= SLOW * 0.8
 
 
 def check_torchtitan(tmp_path: Path, count: int) -> int:
     trainer, done = trainer_named("torchtitan"), 0
     for at, result in enumerate(first_of(random_torchtitan, count)):
-        launch = emitted(tmp_path / str(at), result, trainer)
-        if launch is None:
+        folder = emitted(tmp_path / str(at), result, trainer)
+        if folder is None:
             continue
-        check(launch, "torchtitan", result)
+        check(folder, "torchtitan", result)
         done += 1
     return done
 
 
-def test_torchtitan_launches_read_back(tmp_path: Path) -> None:
+def test_torchtitan_folders_read_back(tmp_path: Path) -> None:
     assert check_torchtitan(tmp_path, FAST) >= FAST * 0.8
 
 
 @pytest.mark.slow
-def test_many_torchtitan_launches_read_back(tmp_path: Path) -> None:
+def test_many_torchtitan_folders_read_back(tmp_path: Path) -> None:
     assert check_torchtitan(tmp_path, SLOW) >= SLOW * 0.8
 
 
-def test_mindspeed_launches_read_back_as_megatrons(tmp_path: Path) -> None:
+def test_mindspeed_folders_read_back_as_megatrons(tmp_path: Path) -> None:
     """Its arguments are Megatron-LM's and its devices Ascend."""
     for at, result in enumerate(outermost_results()):
-        launch = emitted(tmp_path / str(at), result, trainer_named("mindspeed"))
-        assert launch is not None
-        check(launch, "megatron", result)
+        folder = emitted(tmp_path / str(at), result, trainer_named("mindspeed"))
+        assert folder is not None
+        check(folder, "megatron", result)

@@ -1,0 +1,509 @@
+"""Trainers' logs: every form that they print, and what real files do to it."""
+
+from __future__ import annotations
+
+import gzip
+import time
+import tracemalloc
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training_logs_rendered import (
+    deepspeed_line,
+    deepspeed_timers,
+    megatron_arguments,
+    megatron_line,
+    megatron_timers,
+    nemo_line,
+    pipeline_line,
+    torchtitan_line,
+)
+
+from hetplan.errors import InputError
+from hetplan.trainers import training_log
+from hetplan.trainers.read_log import read_training_log
+from hetplan.trainers.training_log import LoggedTimer, Mark, MemoryKind, TimerRanks, Trainer
+
+TIMERS = {"forward-backward": (900.5, 1000.25), "optimizer": (10.0, 12.0)}
+
+
+def written(folder: Path, lines: Sequence[str], name: str = "train.log", end: str = "\n") -> Path:
+    path = folder / name
+    path.write_bytes((end.join(lines) + end).encode())
+    return path
+
+
+def read(folder: Path, lines: Sequence[str], **settings):
+    return read_training_log([written(folder, lines)], **settings)
+
+
+def test_megatrons_lines_and_timers(tmp_path: Path) -> None:
+    log = read(
+        tmp_path,
+        [
+            megatron_arguments(world_size=64, tensor_model_parallel_size=8, seq_length=2048),
+            megatron_line(10, 2000.0),
+            "[Rank 0] (after 10 iterations) memory (MB) | allocated: 100.0 | "
+            "max allocated: 2048.0 | reserved: 3000.0 | max reserved: 3000.0",
+            megatron_line(20, 1234.5),
+            megatron_timers(TIMERS),
+        ],
+    )
+    assert log.trainer is Trainer.MEGATRON
+    assert [step.seconds for step in log.steps] == pytest.approx([2.0, 1.2345])
+    assert [step.iteration for step in log.steps] == [10, 20]
+    assert log.steps[0].marks == (Mark.FIRST,)
+    assert log.steps[1].global_batch_size == 256
+    assert log.steps[1].timers[0] == LoggedTimer(
+        name="forward-backward", least_seconds=0.9005, most_seconds=1.00025
+    )
+    assert {fact.name: fact.value for fact in log.facts} == {
+        "world_size": 64,
+        "tp": 8,
+        "sequence_length": 2048,
+    }
+    assert (log.peak_memory_bytes, log.memory_kind) == (2.0**31, MemoryKind.ALLOCATED)
+
+
+@pytest.mark.parametrize(
+    ("form", "ranks"),
+    [
+        ("minmax", TimerRanks.ALL),
+        ("all", TimerRanks.ALL),
+        ("max", TimerRanks.ALL),
+        ("line", TimerRanks.LAST),
+    ],
+)
+def test_every_form_of_timers(tmp_path: Path, form: str, ranks: TimerRanks) -> None:
+    log = read(tmp_path, [megatron_line(1, 2000.0), megatron_timers(TIMERS, form)])
+    found = {timer.name: timer for timer in log.steps[0].timers}
+    assert set(found) == set(TIMERS)
+    assert found["forward-backward"].most_seconds == pytest.approx(1.00025)
+    least = 0.9005 if form in ("minmax", "all") else 1.00025
+    assert found["forward-backward"].least_seconds == pytest.approx(least)
+    assert found["optimizer"].ranks is ranks
+
+
+def test_a_logger_that_renames_megatrons_fields(tmp_path: Path) -> None:
+    line = (
+        "[2024-09-16 22:59:19.287338][INFO][training_log:661] -  iteration=       1/  635782 | "
+        "consumed_samples=         768 | elapsed_time_per_iteration_ms=29570.0 | "
+        "learning_rate=9.4e-09 | global_batch_size=  768 | lm loss=11.16 |"
+    )
+    (step,) = read(tmp_path, [line]).steps
+    assert (step.iteration, step.seconds, step.global_batch_size) == (1, 29.57, 768)
+
+
+def test_checkpoints_and_evaluations_mark_the_steps_after_them(tmp_path: Path) -> None:
+    log = read(
+        tmp_path,
+        [
+            *(megatron_line(at, 1000.0) for at in (10, 20)),
+            "saving checkpoint at iteration      20 to /ckpt in torch_dist format",
+            "  successfully saved checkpoint from iteration      20 to /ckpt [ t 1/8, p 1/4 ]",
+            "(min, max) time across ranks (ms):",
+            "    save-checkpoint ................................: (24895.07, 24895.13)",
+            megatron_line(30, 9000.0),
+            " validation loss at iteration 30 | lm loss value: 1.0E+01 | lm loss PPL: 2.0E+04 |",
+            *(megatron_line(at, 1000.0, skipped=at == 50) for at in (40, 50, 60)),
+        ],
+    )
+    assert {step.iteration: step.marks for step in log.steps} == {
+        10: (Mark.FIRST,),
+        20: (),
+        30: (Mark.CHECKPOINT,),
+        40: (Mark.EVALUATION,),
+        50: (Mark.SKIPPED,),
+        60: (),
+    }
+    assert not any(timer.name == "save-checkpoint" for step in log.steps for timer in step.timers)
+
+
+def test_a_restart_is_another_attempt_whose_first_step_is_marked(tmp_path: Path) -> None:
+    lines = [megatron_line(at, 1000.0) for at in (10, 20, 30, 20, 30, 40)]
+    log = read(tmp_path, lines)
+    assert [(step.attempt, step.iteration) for step in log.steps] == [
+        (0, 10), (0, 20), (0, 30), (1, 20), (1, 30), (1, 40),
+    ]  # fmt: skip
+    assert [Mark.FIRST in step.marks for step in log.steps] == [
+        True, False, False, True, False, False,
+    ]  # fmt: skip
+
+
+def test_torchtitan_with_colours_ranks_and_validation(tmp_path: Path) -> None:
+    lines = [
+        "[rank0]:[titan] - root - INFO - Building device mesh with parallelism: pp=1, "
+        "dp_replicate=1, dp_shard=8, cp=1, tp=2, ep=1, etp=1",
+        "[rank0]:[titan] - root - INFO - Training starts at step 1, with local batch size 8, "
+        "global batch size 64, gradient accumulation steps 1, sequence length 8192, total steps 9",
+    ]
+    for step in (1, 10, 20, 30):
+        for rank in range(4):
+            rate = 512 if step == 1 else 5000 - rank
+            lines.append(f"[rank{rank}]:{torchtitan_line(step, rate, memory=40 + rank)}")
+        if step == 10:
+            lines.append("[rank0]:[titan] - root - INFO - Saving the checkpoint (or staging).")
+        if step == 20:
+            lines.append(
+                "[rank0]:\x1b[33mvalidate step: 20  \x1b[32mloss:  7.1  memory: 10.00GiB(9.00%)  "
+                "tps: 9,000\x1b[39m"
+            )
+    log = read(tmp_path, lines)
+    assert log.trainer is Trainer.TORCHTITAN
+    assert [(step.iteration, step.tokens_per_second) for step in log.steps] == [
+        (1, 512.0), (10, 4997.0), (20, 4997.0), (30, 4997.0),
+    ]  # fmt: skip
+    assert [step.marks for step in log.steps] == [
+        (Mark.FIRST,), (), (Mark.CHECKPOINT,), (Mark.EVALUATION,),
+    ]  # fmt: skip
+    assert log.memory_kind is MemoryKind.RESERVED
+    assert log.peak_memory_bytes == 43 * 2.0**30
+    facts = {fact.name: fact.value for fact in log.facts}
+    assert facts["world_size"] == 16
+    assert (facts["tp"], facts["global_batch_size"], facts["sequence_length"]) == (2, 64, 8192)
+
+
+def test_torchtitan_of_2024_and_lists_of_degrees(tmp_path: Path) -> None:
+    lines = [
+        "2024-06-01 - root - INFO - Building 2-D device mesh with ['dp', 'tp'], [4, 2]",
+        "2024-06-01 10:00:00 - root - INFO - step: 10  loss:  6.2116  memory: 87.04GiB(93.48%)  "
+        "wps: 52,142  mfu: 3.09%",
+    ]
+    log = read(tmp_path, lines)
+    assert log.steps[0].tokens_per_second == 52142
+    assert {fact.name: fact.value for fact in log.facts}["world_size"] == 8
+
+
+def test_deepspeed_rates_and_breakdown(tmp_path: Path) -> None:
+    lines = ["  train_batch_size ............. 64"]
+    for step in (10, 20, 30):
+        lines += [
+            f"[Rank 0] step={step}, skipped={3 if step > 10 else 0}, lr=[5e-05], mom=[(0.9, 0.99)]",
+            deepspeed_line(step, 32.0),
+            deepspeed_timers(fwd_microstep=5.0, bwd_microstep=22.0, step_microstep=0.1),
+            deepspeed_timers(fwd=400.0, bwd=1200.0, bwd_inner=900.0, bwd_allreduce=300.0, step=80),
+        ]
+    log = read(tmp_path, lines)
+    assert log.trainer is Trainer.DEEPSPEED
+    assert [step.samples_per_second for step in log.steps] == [32.0] * 3
+    assert [step.marks for step in log.steps] == [(Mark.FIRST,), (Mark.SKIPPED,), ()]
+    timers = {timer.name: timer for timer in log.steps[1].timers}
+    assert set(timers) == {"fwd", "bwd", "bwd_inner", "bwd_allreduce", "step"}
+    assert timers["bwd_allreduce"].most_seconds == pytest.approx(0.3)
+    assert timers["fwd"].ranks is TimerRanks.FIRST
+    assert log.peak_memory_bytes == pytest.approx(38.49 * 2**30)
+
+
+def test_deepspeeds_pipeline_timers_are_sums_over_the_steps_between_prints(tmp_path: Path) -> None:
+    lines = []
+    for step in (10, 20, 30):
+        lines += [
+            "rank=0 " + deepspeed_timers(forward=4000.0, backward_inner=9000.0, step=800.0),
+            pipeline_line(step, 1.5),
+            "rank=0 " + deepspeed_timers(pipe_send_output=10.0, pipe_recv_grad=990.0),
+        ]
+    log = read(tmp_path, lines)
+    assert [step.seconds for step in log.steps] == [1.5] * 3
+    assert log.steps[0].timers == ()
+    timers = {timer.name: timer.most_seconds for timer in log.steps[1].timers}
+    assert timers == pytest.approx(
+        {
+            "forward": 0.4,
+            "backward_inner": 0.9,
+            "step": 0.08,
+            "pipe_send_output": 0.001,
+            "pipe_recv_grad": 0.099,
+        }
+    )
+
+
+def test_megatron_deepspeed_prints_both_and_its_own_lines_count(tmp_path: Path) -> None:
+    lines = []
+    for step in (1, 2, 3):
+        lines += [
+            deepspeed_timers(fwd=100.0, bwd_inner=200.0, bwd_allreduce=50.0, step=30.0),
+            deepspeed_line(step, 64.0),
+            megatron_line(step, 4000.0, stamp=""),
+            megatron_timers({"forward-backward": (3500.0, 3600.0)}),
+        ]
+    log = read(tmp_path, lines)
+    assert log.trainer is Trainer.MEGATRON
+    assert {timer.name for timer in log.steps[2].timers} == {
+        "fwd", "bwd_inner", "bwd_allreduce", "step", "forward-backward",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("seconds", [12345.0, 0.00002, 1.5])
+def test_nemos_four_digits_may_have_an_exponent(tmp_path: Path, seconds: float) -> None:
+    (step,) = read(tmp_path, [nemo_line(0, seconds)]).steps
+    assert step.seconds == pytest.approx(seconds, rel=1e-3)
+
+
+def test_nemo_counts_steps_from_zero(tmp_path: Path) -> None:
+    log = read(tmp_path, [f"[default0]:{nemo_line(at, 12.0 + at)}" for at in range(3)])
+    assert log.trainer is Trainer.NEMO
+    assert [(step.iteration, step.seconds) for step in log.steps] == [(1, 12), (2, 13), (3, 14)]
+    assert log.peak_memory_bytes == 70833405952
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "[default7]:", "[rank7]: ", "7: ", "15: [default7]:", "[1,7]<stdout>: ",
+        "2026-01-02T03:04:05.123Z ", "node-7: ",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_what_launchers_put_before_a_line(tmp_path: Path, prefix: str, end: str) -> None:
+    block = [megatron_line(10, 2000.0), *megatron_timers(TIMERS).split("\n")]
+    block += [megatron_line(20, 1000.0), *megatron_timers(TIMERS, "all").split("\n")]
+    path = written(tmp_path, [prefix + line for line in block], end=end)
+    log = read_training_log([path])
+    assert [step.seconds for step in log.steps] == [2.0, 1.0]
+    assert len(log.steps[0].timers) == 2
+    if not prefix.startswith(("2026", "node")):
+        assert len(log.steps[1].timers) == 2
+
+
+def test_ranks_of_one_run_are_one_run_and_the_slowest_counts(tmp_path: Path) -> None:
+    paths = [
+        written(tmp_path, [torchtitan_line(at, 5000 - rank) for at in (1, 10, 20)], f"{rank}.log")
+        for rank in range(3)
+    ]
+    log = read_training_log(paths)
+    assert [(step.iteration, step.tokens_per_second) for step in log.steps] == [
+        (1, 4998.0), (10, 4998.0), (20, 4998.0),
+    ]  # fmt: skip
+
+
+def test_files_of_a_run_that_was_restarted_are_parts_of_it(tmp_path: Path) -> None:
+    first = written(tmp_path, [megatron_line(at, 1000.0) for at in range(10, 110, 10)], "1.log")
+    second = written(tmp_path, [megatron_line(at, 1000.0) for at in range(90, 200, 10)], "2.log")
+    for paths in ([first, second], [second, first]):
+        log = read_training_log(paths)
+        assert len(log.steps) == 21
+        assert {step.attempt for step in log.steps} == {0, 1}
+        assert sum(Mark.FIRST in step.marks for step in log.steps) == 2
+
+
+def test_events_in_another_ranks_file_mark_the_steps(tmp_path: Path) -> None:
+    last = written(tmp_path, [megatron_line(at, 1000.0) for at in (10, 20, 30)], "rank7.log")
+    first = written(tmp_path, ["saving checkpoint at iteration      20 to /ckpt"], "rank0.log")
+    log = read_training_log([first, last])
+    assert [step.marks for step in log.steps] == [(Mark.FIRST,), (), (Mark.CHECKPOINT,)]
+
+
+def test_a_line_that_was_cut_off_does_not_become_a_short_step(tmp_path: Path) -> None:
+    whole = "\n".join(megatron_line(at, 12345.6) for at in (10, 20, 30)) + "\n"
+    for end in range(len(whole) // 2, len(whole)):
+        path = tmp_path / "cut.log"
+        path.write_text(whole[:end])
+        try:
+            log = read_training_log([path])
+        except InputError:
+            continue
+        assert all(step.seconds == pytest.approx(12.3456) for step in log.steps)
+    titan = "\n".join(torchtitan_line(at, 21734) for at in (10, 20)) + "\n"
+    for end in range(len(titan)):
+        path.write_text(titan[:end])
+        try:
+            log = read_training_log([path])
+        except InputError:
+            continue
+        assert all(step.tokens_per_second == 21734 for step in log.steps)
+
+
+def test_a_line_that_another_rank_wrote_into(tmp_path: Path) -> None:
+    broken = megatron_line(10, 5000.0)[:60] + megatron_line(20, 1000.0)
+    log = read(tmp_path, [megatron_line(5, 900.0), broken])
+    assert [(step.iteration, step.seconds) for step in log.steps] == [(5, 0.9), (20, 1.0)]
+
+
+@pytest.mark.parametrize("zeros", [100, 4096, 200_000])
+def test_zeros_that_a_rotation_left_are_passed_over(tmp_path: Path, zeros: int) -> None:
+    path = tmp_path / "train.log"
+    lines = "".join(f"{megatron_line(10 * at, 900.0)}\n" for at in range(1, 6))
+    path.write_bytes(b"\0" * zeros + lines.encode())
+    assert len(read_training_log([path]).steps) >= 4
+
+
+def test_a_log_of_another_trainer_than_was_said_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(megatron_line(10, 900.0) + "\n")
+    with pytest.raises(InputError, match="is of megatron, not of torchtitan; leave --trainer out"):
+        read_training_log([path], "torchtitan")
+
+
+def test_cut_lines_are_counted(tmp_path: Path) -> None:
+    log = read(tmp_path, [megatron_line(10, 900.0), megatron_line(20, 900.0)[:70]])
+    assert len(log.steps) == 1
+    assert "1 metrics lines without a time (cut off, or damaged): left out" in log.notes
+
+
+def test_gzip_whole_and_broken(tmp_path: Path) -> None:
+    text = "\n".join(megatron_line(at, 1000.0) for at in range(10, 5010, 10)) + "\n"
+    path = tmp_path / "train.log.gz"
+    packed = gzip.compress(text.encode(), mtime=0)
+    path.write_bytes(packed)
+    assert len(read_training_log([path]).steps) == 500
+    path.write_bytes(packed[: len(packed) // 2])
+    assert 0 < len(read_training_log([path]).steps) < 500
+    path.write_bytes(packed[:4] + b"xx")
+    with pytest.raises(InputError, match="gzip"):
+        read_training_log([path])
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_wide_text_is_refused(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "wide.log"
+    path.write_bytes(megatron_line(10, 1000.0).encode(encoding))
+    with pytest.raises(InputError, match="UTF-16"):
+        read_training_log([path])
+
+
+def test_what_is_no_log_is_refused_and_named(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.log"
+    empty.write_text(" \n")
+    with pytest.raises(InputError, match=r"empty\.log: the file is empty"):
+        read_training_log([empty])
+    with pytest.raises(InputError, match="is a folder"):
+        read_training_log([tmp_path])
+    for magic, name in (
+        (b"\xfd7zXZ\x00", "xz"),
+        (b"\x28\xb5\x2f\xfd", "zstd"),
+        (b"PK\x03\x04", "zip"),
+    ):
+        empty.write_bytes(magic + b"data")
+        with pytest.raises(InputError, match=f"packed by {name}"):
+            read_training_log([empty])
+    with pytest.raises(InputError, match="not a regular file"):
+        read_training_log([Path("/dev/zero")])
+    with pytest.raises(InputError, match="No such file"):
+        read_training_log([tmp_path / "none.log"])
+    other = written(tmp_path, ["Epoch 1: loss 3.2, 12 s", "step: 10  loss: 3"], "other.log")
+    with pytest.raises(InputError, match="no line of a finished step"):
+        read_training_log([other])
+    with pytest.raises(InputError, match="known: megatron"):
+        read_training_log([other], trainer="alpa")
+    with pytest.raises(InputError, match="at least one"):
+        read_training_log([])
+    binary = tmp_path / "binary.log"
+    binary.write_bytes(bytes(range(1, 256)) * 100)
+    with pytest.raises(InputError, match="no line of a finished step"):
+        read_training_log([binary])
+
+
+def test_files_of_two_trainers_or_two_runs_are_refused(tmp_path: Path) -> None:
+    one = written(tmp_path, [megatron_line(10, 1000.0)], "a.log")
+    two = written(tmp_path, [torchtitan_line(10, 5000)], "b.log")
+    with pytest.raises(InputError, match="megatron and torchtitan"):
+        read_training_log([one, two])
+    assert read_training_log([two, one], trainer="megatron").trainer is Trainer.MEGATRON
+    three = written(tmp_path, [megatron_arguments(world_size=8), megatron_line(1, 1.0)], "c.log")
+    four = written(tmp_path, [megatron_arguments(world_size=9), megatron_line(2, 1.0)], "d.log")
+    with pytest.raises(InputError, match=r"world_size 8.*9: these are different runs"):
+        read_training_log([three, four])
+
+
+def test_of_very_many_steps_an_even_part_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_log, "MAX_STEPS", 100)
+    lines = []
+    for at in range(1, 1001):
+        lines += [megatron_line(at, 1000.0 + at), megatron_timers(TIMERS)]
+    log = read(tmp_path, lines)
+    assert 50 < len(log.steps) <= 100
+    spread = [step.iteration for step in log.steps]
+    assert spread[0] == 1
+    assert spread[-1] > 980
+    assert len({after - before for before, after in pairwise(spread)}) == 1
+    assert all(len(step.timers) == 2 for step in log.steps)
+    assert any("one of" in note for note in log.notes)
+
+
+def test_a_large_log_is_not_held_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "large.log"
+    noise = b"x" * 999_999 + b"\n"
+    with path.open("wb") as stream:
+        stream.write(megatron_line(10, 1000.0).encode() + b"\n")
+        for _ in range(24):
+            stream.write(noise)
+        stream.write(b"y" * 8_000_000)  # one line without an end
+    tracemalloc.start()
+    try:
+        log = read_training_log([path])
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(log.steps) == 1
+    assert most < 2_000_000, f"{most} bytes for a log of 32 MB"
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.binary(max_size=400), at=st.integers(0, 400))
+def test_whatever_stands_in_a_log_it_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, at: int
+) -> None:
+    text = "\n".join([megatron_line(10, 1000.0), megatron_timers(TIMERS), torchtitan_line(3, 9)])
+    whole = text.encode()
+    path = tmp_path_factory.mktemp("fuzz") / "a.log"
+    path.write_bytes(whole[:at] + data + whole[at:])
+    try:
+        log = read_training_log([path])
+    except InputError:
+        return
+    assert all(step.seconds is None or step.seconds > 0 for step in log.steps)
+
+
+def test_megatron_deepspeed_of_2022_printed_seconds(tmp_path: Path) -> None:
+    line = (
+        " [default7]: iteration    12695/  115311 | consumed samples:      9841584 | "
+        "elapsed time per iteration (s): 105.22 | learning rate: 5.969E-05 | "
+        "global batch size:  2048 | lm loss: 2.463556E+00 | samples per second: 19.463 |"
+    )
+    (step,) = read(tmp_path, [line]).steps
+    assert (step.seconds, step.global_batch_size) == (105.22, 2048)
+
+
+def test_megatrons_one_line_of_2020(tmp_path: Path) -> None:
+    lines = [
+        "time (ms) | model and optimizer: 11002.57 | train/valid/test data iterators: 1280.95",
+        " iteration        1/    1000 | elapsed time per iteration (ms): 125912.4 | lm loss: 1.1 |",
+        "time (ms) | forward: 35650.91 | backward: 85861.86 | backward-backward: 85861.81 | "
+        "backward-allreduce: 0.00 | optimizer: 386.53 | batch generator: 13.17",
+    ]
+    (step,) = read(tmp_path, lines).steps
+    assert {timer.name: timer.most_seconds for timer in step.timers} == pytest.approx(
+        {
+            "forward": 35.65091,
+            "backward": 85.86186,
+            "backward-backward": 85.86181,
+            "backward-allreduce": 0.0,
+            "optimizer": 0.38653,
+            "batch generator": 0.01317,
+        }
+    )
+    assert {timer.ranks for timer in step.timers} == {TimerRanks.LAST}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "global_step: 1 | ", "iteration 1/ 2 | ", "step: 1 ", "[rank0]:", "a ..: ", "\x1b[",
+        "CurrSamplesPerSec=1, ", "time (ms) | a: 1 ", "global batch size 1 ", "Saving a ",
+        "elapsed time per iteration (ms): ", "steps: 1 iter time (s): ", "0/1, ", "12: ",
+    ],
+)  # fmt: skip
+def test_a_hostile_line_does_not_hang_an_expression(tmp_path: Path, words: str) -> None:
+    line = (words * (60_000 // len(words))) + " train_step_timing in s: x tps: "
+    path = written(tmp_path, [line] * 5 + [megatron_line(10, 1000.0)])
+    began = time.process_time()
+    assert len(read_training_log([path]).steps) >= 1
+    # Against a hang, which only time shows (work inside regular expressions): 30 times what the
+    # slowest takes (0.1 s). Twice as slow for every character more would take for ever.
+    assert time.process_time() - began < 3.0
