@@ -219,8 +219,7 @@ def _show_nearest(
 ) -> None:
     """Search, write the plan and say how it differs from the refused one."""
     from hetplan.cli.options import read_predictor
-    from hetplan.cli.plan import shown_on
-    from hetplan.cli.progress import ProgressLine
+    from hetplan.cli.progress import ProgressLine, shown_on
     from hetplan.search.files import save_result
     from hetplan.trainers.nearest import nearest_plan, plan_differences
     from hetplan.trainers.table import trainer_named

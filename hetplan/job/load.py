@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path as FilePath
-from typing import Annotated, Literal, TypeAlias, get_args
+from typing import Annotated, Literal, TypeAlias, get_args, get_type_hints
 
 from pydantic import Field
 
@@ -192,7 +192,11 @@ class JobForm:
 
 def load_job(path: str | FilePath) -> Job:
     """The job that the file describes; one InputError with every fault otherwise."""
-    document = read_document(FilePath(path))
+    return read_job(read_document(FilePath(path)))
+
+
+def read_job(document: Document) -> Job:
+    """The same of a document that was read, with or without settings over it."""
     form = decode(document, JobForm, schema=JOB_SCHEMA, checks=(_check_batch, _check_lengths))
     if form.data_loading is not None and form.data_loading > MAX_SECONDS:
         message = f"{form.data_loading:g} s; a step waits at most {MAX_SECONDS:g} s for its data"
@@ -205,60 +209,27 @@ def load_job(path: str | FilePath) -> Job:
 
 
 def _job(form: JobForm) -> Job:
-    pin, forbid, trainer = form.pin, form.forbid, form.trainer
-    return Job(
-        name=form.name,
-        global_batch_size=form.global_batch_size,
-        sequence_length=form.sequence_length,
-        precision=form.precision,
-        optimizer=form.optimizer,
-        target=form.target,
-        objective=form.objective,
-        quantile=form.quantile,
-        gap=form.gap,
-        time_limit_seconds=form.time_limit,
-        total_tokens=form.total_tokens,
-        memory_reserve_fraction=form.memory_reserve_fraction,
-        seed=form.seed,
-        sequence_lengths=tuple(
-            LengthShare(length=each.length, share=each.share) for each in form.sequence_lengths
-        ),
-        packing=form.packing,
-        expert_load_factor=form.expert_load_factor,
-        gradient_clipping=form.gradient_clipping,
-        data_loading_seconds=form.data_loading or 0.0,
-        checkpoint_interval_steps=form.checkpoint_interval_steps,
-        trainer=TrainerOptions(
-            fused_attention=trainer.fused_attention,
-            attention_dropout=trainer.attention_dropout,
-            hidden_dropout=trainer.hidden_dropout,
-            fused_loss=trainer.fused_loss,
-            scattered_sends=trainer.scattered_sends,
-            fused_accumulation=trainer.fused_accumulation,
-            blocking_sends=trainer.blocking_sends,
-            context_exchange=trainer.context_exchange,
-            gradient_precision=trainer.gradient_precision,
-            product_format=trainer.product_format,
-        ),
-        pin=Pins(
-            tp=pin.tp,
-            dp=pin.dp,
-            pp=pin.pp,
-            microbatch_size=pin.microbatch_size,
-            recompute=pin.recompute,
-            embedding_on=pin.embedding_on,
-            head_on=pin.head_on,
-            cp=pin.cp,
-            ep=pin.ep,
-            virtual_stages=pin.virtual_stages,
-            sequence_parallel=pin.sequence_parallel,
-            sharded_optimizer=pin.sharded_optimizer,
-            pipelines=pin.pipelines,
-            same_degrees=pin.same_degrees,
-            depth=pin.depth,
-        ),
-        forbid=Forbids(islands=tuple(forbid.islands), nodes=tuple(forbid.nodes)),
+    """Fields of one name are one thing in the file and in the job; the others are listed here."""
+    values = {each.name: getattr(form, each.name) for each in fields(form)}
+    values["time_limit_seconds"] = values.pop("time_limit")
+    values["data_loading_seconds"] = values.pop("data_loading") or 0.0
+    values["sequence_lengths"] = tuple(
+        LengthShare(length=entry.length, share=entry.share) for entry in form.sequence_lengths
     )
+    values["trainer"] = TrainerOptions(**asdict(form.trainer))
+    values["pin"] = Pins(**asdict(form.pin))
+    values["forbid"] = Forbids(islands=tuple(form.forbid.islands), nodes=tuple(form.forbid.nodes))
+    return Job(**values)
+
+
+def job_keys() -> Iterator[str]:
+    """Every key of a job file that `--set` takes, nested ones with dots."""
+    for each in fields(JobForm):
+        nested = get_type_hints(JobForm)[each.name]
+        if is_dataclass(nested):
+            yield from (f"{each.name}.{inner.name}" for inner in fields(nested))
+        else:
+            yield each.name
 
 
 def _check_batch(document: Document) -> Iterator[Fault]:

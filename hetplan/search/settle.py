@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hetplan.cost.estimate import estimate_with
 from hetplan.cost.estimate_values import Estimate
-from hetplan.cost.priced.pricer import Pricer, StepCost
+from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.errors import HetplanError, InputError
 from hetplan.plans.build import chosen_of, plan_of
 from hetplan.plans.check import check_plan

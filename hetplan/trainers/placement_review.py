@@ -155,7 +155,8 @@ def _apart(areas: _Areas, left: Devices, right: Devices, what: str) -> bool:
 def _first_and_last(result: SearchResult, areas: _Areas) -> Iterator[str]:
     """What first and last stage exchange at the end of every step, and what the estimate has it at.
 
-    Sources: megatron/core/parallel_state.py, the embedding group; hetplan.cost.priced.end_of_step.
+    Sources: megatron/core/parallel_state.py, the embedding group;
+    hetplan.cost.step_model.end_of_step.
     """
     plan, model = result.plan, result.inputs.model
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]

@@ -19,7 +19,7 @@ from hetplan.cluster.spec import Cluster, Transport
 from hetplan.cost.collectives import Algorithm, CollectiveCost, collective, group_shape
 from hetplan.cost.collectives.layout import chains
 from hetplan.cost.collectives.trees import double_tree
-from hetplan.cost.network.link_names import LinkName, LinkScope
+from hetplan.cost.network.segments import LinkName, LinkScope
 from hetplan.errors import InputError
 from hetplan.profiling.samples import LinkOperation
 

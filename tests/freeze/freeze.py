@@ -191,7 +191,7 @@ def tables(reference: Path) -> dict[str, Any]:
     return found
 
 
-EVALUATION = [sys.executable, "-m", "hetplan", "bench"]
+EVALUATION = [sys.executable, "-m", "evaluation"]
 CLOCKS = {"seconds", "cpu_seconds", "wall_seconds", "hetplan_version", "microseconds"}
 
 

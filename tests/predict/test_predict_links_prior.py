@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetplan.benchmarks.collective_rows import FILE, published
-from hetplan.benchmarks.cost_collectives_laws import (
+from evaluation.accuracy.unit_links import FILE, published
+from evaluation.cost.collectives import (
     BUS_RINGS,
     EXCHANGES,
     RINGS,

@@ -30,8 +30,7 @@ pytestmark = needs_reference
 
 @lru_cache(maxsize=1)
 def products() -> tuple[OperatorSample, ...]:
-    from hetplan.benchmarks.accuracy.unit_notes import Notes
-    from hetplan.benchmarks.accuracy.unit_operators import read_operators
+    from evaluation.accuracy.unit_operators import Notes, read_operators
 
     return tuple(
         sample

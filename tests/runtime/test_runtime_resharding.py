@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime_cases import CASES, FOURS, GPT, LLAMA, Case, job, pipeline_of, unlike_plan
 
-from hetplan.cost.network.link_names import TrafficClass
+from hetplan.cost.network.segments import TrafficClass
 from hetplan.cost.replay.programs import Receive, Wait
 from hetplan.cost.traffic.groups import links_between
 from hetplan.cost.traffic.ledger import ledger

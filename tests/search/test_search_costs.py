@@ -19,7 +19,7 @@ from search_costs_cases import (
 from search_jobs import job
 
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.priced.pricer import Pricer, StepCost
+from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.job.spec import Job, TrainerOptions
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import plan_of

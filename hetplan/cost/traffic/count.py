@@ -13,7 +13,7 @@ from functools import cached_property
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.collectives import Algorithm, GroupShape, collective
 from hetplan.cost.collectives.direct_levels import summed_by_messages
-from hetplan.cost.network.link_names import LinkName, LinkScope, TrafficClass, island_link
+from hetplan.cost.network.segments import LinkName, LinkScope, TrafficClass, island_link
 from hetplan.cost.traffic.groups import (
     CopyGroups,
     GroupKind,

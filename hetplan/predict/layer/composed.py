@@ -6,7 +6,7 @@
 Launches run ahead of the device, so the host's time shows only where all of it together is longer
 than the device's: in layers so small that the device waits. Parts: one per class of operators,
 `launch`, what launches cost the device, and `wait`, what the device waits for the host when nothing
-else keeps it busy (`hetplan.cost.priced.host_waits` takes off what communication does).
+else keeps it busy (`hetplan.cost.step_model.layer_compute` takes off what communication does).
 
 A backward pass has kernels that no operator of a profile holds (`gradient_operators`): passes over
 memory at the median rate of those that were measured.
