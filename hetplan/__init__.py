@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from hetplan.cluster.load import load_cluster
     from hetplan.comparison.compare import compare
     from hetplan.cost.estimate import estimate
-    from hetplan.emitters.emission import emit
     from hetplan.importers.open import import_file
     from hetplan.job.load import load_job
     from hetplan.model.load import load_model
     from hetplan.predict.fit import fit
     from hetplan.search.files import load_plan
     from hetplan.search.plan import plan
+    from hetplan.trainers.emission import emit
 
 __all__ = [
     "HetplanError",
@@ -53,7 +53,7 @@ __all__ = [
 
 _HOMES = {
     "compare": "hetplan.comparison.compare",
-    "emit": "hetplan.emitters.emission",
+    "emit": "hetplan.trainers.emission",
     "estimate": "hetplan.cost.estimate",
     "fit": "hetplan.predict.fit",
     "import_file": "hetplan.importers.open",

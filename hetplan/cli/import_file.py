@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.import_launch import LAUNCHES, LaunchRequest, import_launch, is_launch
-from hetplan.cli.options import AsJson, PredictorFile, TargetName, emit, say
+from hetplan.cli.options import AsJson, emit, say
 from hetplan.importers.kinds import KINDS, ImporterKind
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 _STDIN = Path("-")
 
-_ALL_KINDS = (*((each.kind, each.title) for each in KINDS), *LAUNCHES)
+_ALL_KINDS = tuple((each.kind, each.title) for each in KINDS)
 _WIDTH = max(len(kind) for kind, _ in _ALL_KINDS)
 # click fills the lines of a paragraph unless \b stands in front of it.
 KINDS_HELP = "Kinds:\n\n\b\n" + "\n".join(
@@ -89,10 +88,7 @@ def import_(
     ] = None,
     island: Annotated[
         str | None,
-        typer.Option(
-            help="Draft: name of the island. Default: its device kind. Launch: islands whose nodes "
-            "it takes, in this order, as in a,b."
-        ),
+        typer.Option(help="Draft: name of the island. Default: its device kind."),
     ] = None,
     type_: Annotated[
         list[str] | None,
@@ -102,9 +98,7 @@ def import_(
     ] = None,
     hosts: Annotated[
         Path | None,
-        typer.Option(
-            help="Draft: list of the hosts (hostfile or Slurm). Launch: hostfile, over its own."
-        ),
+        typer.Option(help="Draft: list of the hosts (hostfile or Slurm)."),
     ] = None,
     nodes: Annotated[int | None, typer.Option(help="Draft: number of nodes like this one.")] = None,
     devices_per_node: Annotated[
@@ -167,44 +161,17 @@ def import_(
     across_latency: Annotated[
         str | None, typer.Option(help="Draft: between islands, one way.")
     ] = None,
-    cluster: Annotated[
-        Path | None, typer.Option(help="Launch: cluster file on which it is priced.")
-    ] = None,
-    job: Annotated[
-        Path | None, typer.Option(help="Launch: job file for what the launch does not say.")
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="Launch: NAME=VALUE of a variable, or of a setting over the launch's own."
-        ),
-    ] = None,
-    target: TargetName = None,
-    predictor: PredictorFile = None,
-    draft_model: Annotated[
-        Path | None, typer.Option(help="Launch: model file to draft from its arguments.")
-    ] = None,
-    draft_job: Annotated[
-        Path | None, typer.Option(help="Launch: job file to draft, to plan the same question.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read the output of another tool: measurements into the store, topologies into a cluster file.
 
     Measurements (links, layers) are added to the profile store; what is already there is skipped.
     Topologies, hosts, paths and device kinds are shown, and with --draft become a cluster file.
-    Launches become plans: they are priced on a cluster, and --out is a plan file.
     """
     from hetplan.cli.import_draft import DraftRequest, write_draft
-    from hetplan.errors import InputError
     from hetplan.importers.open import importer_kind
 
-    launch = LaunchRequest(
-        cluster=cluster, job=job, set=tuple(set_ or ()), target=target, predictor=predictor,
-        draft_model=draft_model, draft_job=draft_job, model=model, island=island, hosts=hosts,
-        store=store, out=out, force=force, as_json=as_json,
-    )  # fmt: skip
-    importer = None if is_launch(kind) else importer_kind(kind, tuple(dict(LAUNCHES)))
+    importer = importer_kind(kind)
     request = DraftRequest(
         draft=draft, force=force, name=name, region=tuple(region or ()), island=island,
         device=device,
@@ -218,14 +185,6 @@ def import_(
         across_bandwidth=across_bandwidth, nic_bandwidth=tuple(nic_bandwidth or ()),
         across_shared=across_shared, across_latency=across_latency,
     )  # fmt: skip
-    if importer is None:
-        measured = (link, precision, seq, measured_on, driver, clocks)
-        if any(each is not None for each in measured) or again or dry_run or draft is not None:
-            raise InputError(f"{kind}: options of measurements and of --draft mean nothing here")
-        replace(request, hosts=None, island=None).check_use()
-        import_launch(kind, files, launch)
-        return
-    launch.check_unused()
     request.check_use()
     check_new(out, force=force)
     context = _context(link, device, model, precision, seq)

@@ -118,10 +118,7 @@ def launch(
     max_ranks: Annotated[int, typer.Option(help="Most processes to start.")] = 16,
     timeout: Annotated[
         float,
-        typer.Option(
-            help="Seconds without a finished step after which the run is ended; with --check, that "
-            "hosts wait for each other."
-        ),
+        typer.Option(help="Seconds without a finished step after which the run is ended."),
     ] = 300.0,
     stall: Annotated[
         float | None,
@@ -130,14 +127,6 @@ def launch(
             "Left out: 10, or 5 times the longest operation that is predicted, or was seen so far."
         ),
     ] = None,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help="Train nothing: check every host of the plan, or of an emitted folder, before it "
-            "is started.",
-        ),
-    ] = False,
     check_numerics: Annotated[
         bool,
         typer.Option(
@@ -166,10 +155,10 @@ def launch(
     """Train a plan on this machine, one process per rank, and compare measured with predicted."""
     from hetplan.errors import InputError, LaunchError
 
-    if emulation and (check or check_numerics or target != "native"):
+    if emulation and (check_numerics or target != "native"):
         raise InputError("--emulation trains with hetplan's own trainer; leave it or the check out")
     if elastic:
-        if check or check_numerics or target != "native":
+        if check_numerics or target != "native":
             raise InputError("--elastic trains with hetplan's own trainer; leave it or that out")
         from hetplan.cli.launch_elastic import ElasticRequest, launch_elastic
 
@@ -219,8 +208,6 @@ def launch(
         )
     if numerics_out is not None or numerics_with or numerics_tokens is not None:
         raise InputError("--numerics-out, -with and -tokens belong to --check-numerics; add it")
-    if check:
-        return _check(plan, timeout, as_json=as_json)
     from hetplan.cli.launch_checkpoints import asked_checkpoints
     from hetplan.cli.launch_show import loss_line, show_run
     from hetplan.files.writing import check_writable
@@ -272,25 +259,6 @@ def launch(
         show_run(run)
     if run.loss_check is not None and not run.loss_check.equal:
         raise LaunchError(loss_line(run.loss_check))
-
-
-def _check(plan: Path, timeout: float, *, as_json: bool) -> None:
-    """Every host before the start; a LaunchError where something must be mended or not all were
-    checked.
-    """
-    from hetplan.errors import LaunchError
-    from hetplan.launchers.preflight import preflight, sheet_of_folder, sheet_of_plan
-    from hetplan.search.files import load_legal_plan
-
-    sheet = sheet_of_folder(plan) if plan.is_dir() else sheet_of_plan(load_legal_plan(plan))
-    say(f"checking {len(sheet.hosts)} hosts, {len(sheet.pairs)} links between them")
-    report = preflight(sheet, wait_seconds=timeout)
-    emit(report.json if as_json else report.text)
-    if report.failed:
-        count = sum(each.status == "fail" for each in report.findings)
-        raise LaunchError(f"{count} of the checks failed; see what to mend above")
-    if report.unchecked:
-        raise LaunchError(report.unchecked)
 
 
 def _runner(

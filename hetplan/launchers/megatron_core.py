@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetplan.cluster.devices import CPU_KIND
-from hetplan.emitters.megatron.optimizer import optimizer_instances
-from hetplan.emitters.megatron.parallel import degrees_of
 from hetplan.errors import Fault, InputError
 from hetplan.launchers.local import (
     DEFAULT_MAX_RANKS,
@@ -32,6 +30,8 @@ from hetplan.launchers.ranks import OnStep, RankProgram
 from hetplan.launchers.run_log import RunLog
 from hetplan.model.layer_units import own_numerics_differences
 from hetplan.search.result import SearchResult
+from hetplan.trainers.megatron.parallel import degrees_of
+from hetplan.trainers.megatron.write import optimizer_instances
 
 if TYPE_CHECKING:
     from hetplan.runtime.training import Training

@@ -16,9 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hetplan.emitters.megatron.layout import layout_text
-from hetplan.emitters.megatron.optimizer import optimizer_instances
-from hetplan.emitters.megatron.parallel import degrees_of
 from hetplan.errors import LaunchError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.launchers.megatron_core_plan import CorePlace
@@ -37,6 +34,8 @@ from hetplan.profiling.updating import (
 )
 from hetplan.runtime.trainer import DTYPES
 from hetplan.runtime.training import Training
+from hetplan.trainers.megatron.parallel import degrees_of, layout_text
+from hetplan.trainers.megatron.write import optimizer_instances
 
 
 def transformer_config(training: Training) -> Any:

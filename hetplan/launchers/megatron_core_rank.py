@@ -16,8 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hetplan.emitters.megatron.optimizer import optimizer_instances
-from hetplan.emitters.megatron.parallel import degrees_of
 from hetplan.errors import LaunchError
 from hetplan.launchers.megatron_core_model import (
     build_chunks,
@@ -33,6 +31,8 @@ from hetplan.runtime.loop import Memory, OnStep, measured_run
 from hetplan.runtime.measured import TrainingReport
 from hetplan.runtime.trainer import StepTimes
 from hetplan.runtime.training import Training
+from hetplan.trainers.megatron.parallel import degrees_of
+from hetplan.trainers.megatron.write import optimizer_instances
 
 Samples = tuple[Tensor, Tensor]
 """Tokens and targets [b, s] of one microbatch."""

@@ -1,23 +1,32 @@
-"""Which files are launches of a trainer, and what is known of where and what they train?"""
+"""Launches for `hetplan check`: which files are launches, where they run, and their rules."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
-from hetplan.importers.launches.emitted import MANIFEST
-from hetplan.importers.launches.facts import TRAINERS, facts_of, title_of
-from hetplan.importers.launches.open import launch_of, unread_target
-from hetplan.lint.launch_rules_view import Launch, leaf
+from hetplan.lint.evidence import Evidence
+from hetplan.lint.findings import Severity
 from hetplan.lint.own_files import Inputs, Planned
-from hetplan.lint.rows import LaunchRow
+from hetplan.lint.rows import Place
+from hetplan.lint.rule import Rule, Sighting, sighting
 from hetplan.model.spec import ModelSpec
+from hetplan.trainers import rules
+from hetplan.trainers.flagscale import rules as flagscale
+from hetplan.trainers.launch_command import LaunchNotFollowedError
+from hetplan.trainers.megatron import rules as megatron
+from hetplan.trainers.read import facts_of, read_launch, trainer_of
+from hetplan.trainers.rules import Check, Launch, LaunchRule, Violation
+from hetplan.trainers.torchtitan import rules as torchtitan
 
-EMITTED = MANIFEST
-"""File that makes a folder a launch of hetplan's."""
+_CHECKS: dict[str, tuple[Check, ...]] = {
+    "megatron": (*rules.CHECKS, *megatron.CHECKS),
+    "flagscale": (*rules.CHECKS, *flagscale.CHECKS),
+    "torchtitan": (*rules.CHECKS, *torchtitan.CHECKS),
+}
 _SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".yaml", ".yml", ".toml", ".args", "")
 _SIZES = (
     "tensor-model-parallel-size",
@@ -35,58 +44,89 @@ _SIZES = (
 _MAX_NAMES = 4
 
 
-def launch_part(path: Path, given: tuple[tuple[str, str], ...]) -> LaunchRow | str | None:
-    """The launch in a file or folder; why it is passed over; None where it is none.
-
-    An InputError where a configuration that is a launch cannot be read. A script that only looks
-    like one, as scripts that convert checkpoints do, is passed over.
-    """
-    if path.is_file() and path.suffix.lower() not in _SUFFIXES:
-        return None
-    target = unread_target(path)
-    if target:
-        known = ", ".join(TRAINERS)
-        return (
-            f"was emitted for {target}, and launches of {known} are read; its plan.json is checked"
+def _rules() -> Iterator[Rule]:
+    known = dict.fromkeys(rule for checks in _CHECKS.values() for rule, _ in checks)
+    for rule in known:
+        yield Rule(
+            id=rule.id,
+            severity=Severity.IMPOSSIBLE if rule.certain else Severity.SUSPICIOUS,
+            title=rule.title,
+            explanation=rule.explanation,
+            advice=rule.advice,
+            check=_check(rule),
         )
+
+
+def _check(rule: LaunchRule) -> Callable[[Evidence], Iterator[Sighting]]:
+    def check(evidence: Evidence) -> Iterator[Sighting]:
+        # Launches that include one file share what is wrong in it.
+        yield from dict.fromkeys(
+            _sighting(launch, violation)
+            for launch in evidence.material.launches
+            for own, find in _CHECKS[launch.text.trainer]
+            if own is rule
+            for violation in find(launch)
+        )
+
+    return check
+
+
+def _sighting(launch: Launch, violation: Violation) -> Sighting:
+    settings = [setting for setting in violation.settings if setting.file]
+    file = settings[0].file if settings else launch.file
+    places = [Place(file=file, line=setting.line) for setting in settings if setting.file == file]
+    return sighting(places or [Place(file=launch.file, line=0)], violation.found, count=1)
+
+
+RULES = tuple(_rules())
+
+
+def launch_part(path: Path, given: tuple[tuple[str, str], ...]) -> Launch | str | None:
+    """The launch in a file; why it is passed over; None where it is none.
+
+    An InputError where it is a launch that is wrong. A script that hetplan does not follow, or that
+    only looks like a launch, is passed over.
+    """
+    if not path.is_file() or path.suffix.lower() not in _SUFFIXES:
+        return None
     try:
-        text = launch_of(path, given)
-    except InputError as error:
-        if path.is_dir() or path.suffix.lower() in (".yaml", ".yml", ".toml") or given:
+        trainer = trainer_of(path)
+        if trainer is None:
+            return None
+        text = read_launch(path, trainer, given)
+    except LaunchNotFollowedError as error:
+        if given:
             raise
         fault = error.faults[0]
         where = f", line {fault.line}" if fault.line else ""
         return f"looks like a launch{where}: {fault.message}"
     except UnicodeDecodeError:
         return None
-    if text is None:
-        return None
-    if any(each.name.startswith("experiment.auto_tuner.") for each in text.settings):
+    if any(setting.name.startswith("experiment.auto_tuner.") for setting in text.settings):
         return "is an experiment whose tuner sets degrees and batches by itself"
-    return LaunchRow(file=str(path), text=text)
+    return Launch(file=str(path), text=text)
 
 
-def unknown_sizes(row: LaunchRow) -> str:
-    """Which sizes of the launch nobody but its hosts knows, in words; empty: none."""
-    unknown = {leaf(each.name): each for each in row.text.unread if leaf(each.name) in _SIZES}
+def unknown_sizes(launch: Launch) -> str:
+    """Which sizes of the launch only its hosts know, in words; empty: none."""
+    unknown = {each.flag: each for each in launch.text.unread if each.flag in _SIZES}
     if not unknown:
         return ""
     names = sorted(unknown)
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    word = next((value for value in unknown[names[0]].values[::-1]), "")
+    word = next(iter(unknown[names[0]].values[::-1]), "")
     return (
-        f"{row.file}: {', '.join(names[:_MAX_NAMES])}{more} not known here ({word:.40}), and "
-        "rules that need them say nothing; give them with --set NAME=VALUE"
+        f"{launch.file}: {', '.join(names[:_MAX_NAMES])}{more} not known here ({word:.40}), and "
+        "rules that need them report nothing; give them with --set NAME=VALUE"
     )
 
 
-def understood(row: LaunchRow) -> str:
+def understood(launch: Launch) -> str:
     """What is known of the launch, in one line."""
-    if row.facts is not None:
-        return f"{row.file}: {title_of(row.facts)}"
-    launch = Launch(row=row)
+    if launch.facts is not None:
+        return f"{launch.file}: {launch.facts.title()}"
     if launch.is_hetero:
-        return f"{row.file}: {row.text.trainer}, with meshes of its own"
+        return f"{launch.file}: {launch.text.trainer}, with meshes of its own"
     sizes = {
         "layers": launch.num_layers,
         "ranks": launch.world_size,
@@ -95,50 +135,50 @@ def understood(row: LaunchRow) -> str:
         "cp": launch.cp,
         "dp": launch.dp,
     }
-    if launch.is_megatron_like:
-        sizes["microbatches of"] = launch.number("micro-batch-size")
-        sizes["batch"] = launch.number("global-batch-size")
     known = ", ".join(f"{name} {size}" for name, size in sizes.items() if size is not None)
     unknown = ", ".join(name for name, size in sizes.items() if size is None)
-    return f"{row.file}: {row.text.trainer}: {known}" + (
+    return f"{launch.file}: {launch.text.trainer}: {known}" + (
         f"; not known: {unknown}" if unknown else ""
     )
 
 
 def known_places(
-    rows: Sequence[LaunchRow],
+    launches: Sequence[Launch],
     inputs: Inputs,
     planned: Sequence[tuple[Path, Planned]],
     *,
     model: ModelSpec | None,
     cluster: Cluster | None,
-) -> tuple[LaunchRow, ...]:
+) -> tuple[Launch, ...]:
     """The launches with cluster and model: what the user names, else what lies beside them.
 
     Files that another launch includes are parts of it and no launches of their own.
     """
     included = {
-        setting.file for row in rows for setting in row.text.settings if setting.file != row.file
+        setting.file
+        for launch in launches
+        for setting in launch.text.settings
+        if setting.file != launch.file
     }
     plans = {str(path.parent): plan for path, plan in planned}
     models = [each for _, each in inputs.models]
     clusters = [each for _, each in inputs.clusters]
     found = []
-    for row in rows:
-        if row.file in included:
+    for launch in launches:
+        if launch.file in included:
             continue
-        plan = plans.get(row.file)
+        plan = plans.get(str(Path(launch.file).parent))
         own_model = model or (plan.model if plan else models[0] if len(models) == 1 else None)
         own_cluster = cluster or (
             plan.cluster if plan else clusters[0] if len(clusters) == 1 else None
         )
-        found.append(_with_facts(replace(row, model=own_model, cluster=own_cluster)))
+        found.append(_with_facts(replace(launch, model=own_model, cluster=own_cluster)))
     return tuple(found)
 
 
-def _with_facts(row: LaunchRow) -> LaunchRow:
+def _with_facts(launch: Launch) -> Launch:
     try:
-        facts = facts_of(row.text, None if row.model is None else row.model.num_layers)
+        layers = None if launch.model is None else launch.model.num_layers
+        return replace(launch, facts=facts_of(launch.text, layers))
     except InputError:
-        return row  # what is wrong in it is for the rules to say
-    return replace(row, facts=facts)
+        return launch  # the rules report what is wrong in it

@@ -20,7 +20,7 @@ from hetplan.importers.open import NEEDED
 from hetplan.job.spec import Job, Precision
 from hetplan.lint.documents import read_tree
 from hetplan.lint.foreign import importer_of, read_foreign
-from hetplan.lint.launches import EMITTED, known_places, launch_part, understood, unknown_sizes
+from hetplan.lint.launches import known_places, launch_part, understood, unknown_sizes
 from hetplan.lint.own_files import (
     LOADERS,
     Inputs,
@@ -86,6 +86,8 @@ _SAMPLES: Mapping[str, SampleType] = {
 }
 _CAMPAIGN_RESULTS = '"schema": "hetplan.campaign-results/'
 PLAN_FILE = "plan.json"
+EMITTED_FILE = "hetplan-emitted.json"
+"""Of a folder that hetplan emitted: its plan is checked, the files made from it are not."""
 """Of an emitted folder."""
 NOTHING = Material()
 NO_INPUTS = Inputs()
@@ -170,29 +172,29 @@ def _walk(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """Files of a folder; a folder that hetplan emitted is one launch, beside its plan."""
+    """Files of a folder; of a folder that hetplan emitted only its plan."""
     files = sorted(
         each
         for each in folder.rglob("*")
         if each.is_file()
         and not any(part.startswith(".") for part in each.relative_to(folder).parts)
     )
-    launches = sorted({each.parent for each in files if each.name == EMITTED})
-    found = [
+    folders = {each.parent for each in files if each.name == EMITTED_FILE}
+    return sorted(
         each
         for each in files
-        if each.name == PLAN_FILE or not any(emitted in each.parents for emitted in launches)
-    ]
-    return sorted([*found, *launches])
+        if each.name == PLAN_FILE or not any(emitted in each.parents for emitted in folders)
+    )
 
 
 def _read(path: Path, asked: Asked, loaders: Mapping[str, Loader]) -> _Part:
     if asked.importer is None:
-        row = launch_part(path, asked.given)
-        if isinstance(row, str):
-            return _Part(skipped=row)
-        if row is not None:
-            return _Part(material=Material(launches=(row,)), kind=f"{row.text.trainer} launch")
+        launch = launch_part(path, asked.given)
+        if isinstance(launch, str):
+            return _Part(skipped=launch)
+        if launch is not None:
+            material = Material(launches=(launch,))
+            return _Part(material=material, kind=f"{launch.text.trainer} launch")
     if path.suffix.lower() in TEXT_SUFFIXES:
         return _Part(skipped="is text or code, no measurements")
     sample_type = _of_population(path)

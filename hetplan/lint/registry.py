@@ -9,7 +9,7 @@ from hetplan.lint import (
     cluster_rules,
     copy_rules,
     efficiency_rules,
-    launch_rules,
+    launches,
     layer_list_rules,
     layer_rules,
     link_rules,
@@ -49,7 +49,7 @@ RULES: tuple[Rule, ...] = (
     *neighbour_rule.RULES,
     *sample_rules.RULES,
     *cluster_rules.RULES,
-    *launch_rules.RULES,
+    *launches.RULES,
 )
 """In the order in which `hetplan check --rules` shows them."""
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hetplan.cluster.spec import Cluster
-from hetplan.importers.launches.values import LaunchFacts, LaunchText
 from hetplan.model.spec import ModelSpec
 from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, Provenance
+from hetplan.trainers.rules import Launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,21 +224,6 @@ class Population:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchRow:
-    """A launch of a trainer, and what is known of where and what it trains."""
-
-    file: str
-    """Script, configuration or emitted folder that was read."""
-    text: LaunchText
-    facts: LaunchFacts | None = None
-    """None: a size that they need stands in no file, or sizes do not fit each other."""
-    cluster: Cluster | None = None
-    """Where it runs; None: not known."""
-    model: ModelSpec | None = None
-    """What it trains; None: not known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
     """Everything that was read of one or of many files."""
 
@@ -258,7 +243,7 @@ class Material:
     populations: tuple[Population, ...] = ()
     clusters: tuple[tuple[str, Cluster], ...] = ()
     """Clusters, each with its file."""
-    launches: tuple[LaunchRow, ...] = ()
+    launches: tuple[Launch, ...] = ()
     models: tuple[ModelSpec, ...] = ()
     """Models that the user named; they come before those that lint knows."""
 

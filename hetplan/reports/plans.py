@@ -407,15 +407,16 @@ def alternatives_table(result: SearchResult) -> Table:
 
 def refused_lines(result: SearchResult) -> Iterator[str]:
     """Why `hetplan emit` refuses this plan for its own target, and what helps."""
-    from hetplan.emitters.emission import plan_faults, refusals, trainer_named, trainer_names
-    from hetplan.emitters.trainer_launch import EmitOptions
+    from hetplan.schedulers.launch import EmissionOptions
+    from hetplan.trainers.emission import plan_faults, refusals
+    from hetplan.trainers.table import TRAINERS, trainer_named
 
     name = result.plan.target
-    if name not in trainer_names():
+    if name not in TRAINERS:
         return
     named, nameless = _with_node_names(result)
     try:
-        faults = plan_faults(refusals(named, trainer_named(name), EmitOptions()))
+        faults = plan_faults(refusals(named, trainer_named(name), EmissionOptions()))
     except InputError as error:
         faults = error.faults
     if nameless:

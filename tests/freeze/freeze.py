@@ -164,7 +164,7 @@ def emitted(result: Any, target: str, folder: Path) -> dict[str, Any] | list[str
         "arguments": [" ".join(words) for words in launch.arguments],
         "agents": digest(launch.agent_arguments),
         "environment": plain(launch.environment),
-        "hosts": digest([host for host in getattr(emission.sheet, "hosts", ())]),
+        "hosts": digest([host for host in emission.ranks.hosts]),
         "files": {file.path: digest(file.text) for file in launch.files},
     }
 

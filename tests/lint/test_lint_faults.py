@@ -15,7 +15,7 @@ from lint_samples import Bundle
 
 from hetplan.lint.findings import Findings
 from hetplan.lint.known import known_model
-from hetplan.lint.launch_rules import RULES as LAUNCH_RULES
+from hetplan.lint.launches import RULES as LAUNCH_RULES
 from hetplan.lint.reading import Asked, read_all
 from hetplan.lint.registry import RULES, findings
 from hetplan.model.spec import LayerKind
@@ -479,7 +479,7 @@ def test_one_fault_makes_one_rule_speak(fault: Fault, seed: int) -> None:
 
 
 def test_every_rule_has_a_fault() -> None:
-    # Those of launches have theirs in test_lint_launch_rules.py.
+    # Those of launches have theirs in tests/trainers/test_trainers_rules.py.
     elsewhere = {"file-is-wrong", *(rule.id for rule in LAUNCH_RULES)}
     assert {fault.rule for fault in FAULTS} == {rule.id for rule in RULES} - elsewhere
 

@@ -16,17 +16,22 @@ are over the ranks that ran the timer. Megatron-DeepSpeed prints DeepSpeed's tim
 of their step. Newer versions stop the clock of a step for checkpoints and evaluations, older ones
 do not; the step after either is marked in both. ezpz's logger writes
 `elapsed_time_per_iteration_ms=29570.0`. Settings come from the list of arguments that a run begins
-with.
+with; `printed_arguments` reads that list as a launch.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import replace
+from pathlib import Path
 
+from hetplan.errors import Fault, InputError
 from hetplan.importers.lines import finite_number
 from hetplan.trainers.deepspeed_log import BreakDown
-from hetplan.trainers.log_lines import LogLine
+from hetplan.trainers.launch_values import GIVEN_FILE, Given, LaunchHost, LaunchText, Setting
+from hetplan.trainers.log_lines import LogLine, log_lines
+from hetplan.trainers.megatron.flags import FLAGS, Takes
 from hetplan.trainers.training_log import (
     IN_PASSES,
     ONE_OF,
@@ -94,6 +99,13 @@ _EVENTS = (
     (re.compile(r"validation after iteration\s{1,10}(\d{1,12})"), Mark.EVALUATION),
     (re.compile(r"(?:^|\s)evaluate \.{2,60}:()"), Mark.EVALUATION),
 )
+ARGUMENTS = b"------------------------ arguments ------------------------"
+"""The line above the list of arguments that Megatron-LM prints at its start."""
+_END = "end of arguments"
+_PRINTED = re.compile(r"(?:^|\s)([a-z][a-z0-9_]{1,80}) (?:\.{1,60} )?(.{0,4000})$", re.ASCII)
+_BY_ARGUMENT = {flag.argument: flag for flag in FLAGS.values()}
+_DERIVED = ("encoder_num_layers", "decoder_num_layers", "encoder_seq_length")
+"""Arguments that arguments.py fills in from others."""
 _NOT_OF_A_STEP = ("checkpoint", "evaluate", "interval-time", "setup", "iterators", "model and")
 
 TIMERS = meanings(
@@ -256,3 +268,61 @@ class MegatronLog:
             ranks=ranks,
         )
         self.log.steps[-1] = replace(step, timers=tuple(known.values()))
+
+
+# ---- the list of arguments
+
+
+def printed_arguments(
+    path: Path, trainer: str, given: Given = (), hosts: tuple[LaunchHost, ...] = ()
+) -> LaunchText:
+    """The launch of a run, from the list of arguments in its log.
+
+    The list has every argument, defaults included, as arguments.py leaves them; those of `FLAGS`
+    become settings. An InputError where the log has no such list, or its end is missing.
+    """
+    settings: list[Setting] = []
+    inside = complete = False
+    for line in log_lines(path, (ARGUMENTS, b" . ", b"...", b"end of arguments", b"  ")):
+        if _END in line.text:
+            complete = inside
+            break
+        if ARGUMENTS.decode() in line.text:
+            settings, inside = [], True
+        elif inside and (printed := _PRINTED.search(line.text)) is not None:
+            values = _flag_values(printed.group(1), printed.group(2).strip())
+            if values is not None:
+                name, words = values
+                settings.append(Setting(name=name, values=words, file=str(path), line=line.number))
+    if not complete:
+        message = (
+            "holds no complete list of Megatron-LM's arguments: the lines between `arguments` and "
+            "`end of arguments` that the first rank prints at its start"
+        )
+        raise InputError(Fault(file=str(path), message=message))
+    for at, (name, value) in enumerate(given, start=1):
+        values_given = () if value.lower() == "true" else (value,)
+        flag_name = name.replace("_", "-")
+        settings.append(Setting(name=flag_name, values=values_given, file=GIVEN_FILE, line=at))
+    return LaunchText(trainer=trainer, settings=tuple(settings), hosts=hosts)
+
+
+def _flag_values(argument: str, printed: str) -> tuple[str, tuple[str, ...]] | None:
+    """The flag of a printed argument and its values; None where it has its default or no flag."""
+    if argument == "world_size":
+        return "world-size", (printed,)
+    known = _BY_ARGUMENT.get(argument)
+    if known is None or printed in ("None", "") or argument in _DERIVED:
+        return None
+    if known.takes in (Takes.SWITCH, Takes.OFF):
+        wanted = "True" if known.takes is Takes.SWITCH else "False"
+        return (known.name, ()) if printed == wanted else None
+    if printed.startswith("["):
+        try:
+            entries = ast.literal_eval(printed)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            entries = []
+        if entries and all(isinstance(entry, str) for entry in entries):
+            return known.name, tuple(entries)
+    # An enumeration is printed with its class: AttnBackend.auto.
+    return known.name, (re.sub(r"^[A-Z]\w*\.", "", printed),)

@@ -1,1 +1,0 @@
-"""Plans as files of other tools: a folder for each trainer, and one for the schedulers."""

@@ -1,1 +1,0 @@
-"""Megatron-DeepSpeed: DeepSpeed's pipeline engine, which cuts layers by itself."""

@@ -1,1 +1,0 @@
-"""Megatron-LM and the trainers that take its arguments: MindSpeed and Megatron-Bridge."""

@@ -1,1 +1,0 @@
-"""The program that checks a host before a launch; its files run there without hetplan."""

@@ -1,1 +1,0 @@
-"""torchtitan 0.3.0: one mesh of devices, FSDP2, module names of every pipeline stage."""

@@ -1,1 +1,0 @@
-"""Launch commands of other trainers: read, understood, and turned into plans."""

@@ -1,0 +1,140 @@
+"""Names that a vendor's libraries read in the environment of a rank, one block per vendor.
+
+Every vendor's collective library has its own names for the network interface, the RDMA devices and
+the devices that a process sees. `Vendor.read` lists the names for which documentation or code was
+read; nothing was run on devices other than NVIDIA's.
+
+nvidia         NCCL user guide, Environment Variables; CUDA C++ Programming Guide
+amd            RCCL environment variables (rocm.docs.amd.com), the names of NCCL; torchtitan's
+               scripts: HIP_VISIBLE_DEVICES
+huawei         hiascend.com: HCCL_SOCKET_IFNAME, ASCEND_RT_VISIBLE_DEVICES (ascending order only)
+metax          developer.metax-tech.com, MCCL environment variables: MCCL_IB_HCA,
+               MACA_VISIBLE_DEVICES
+cambricon      FlagScale's Cambricon patches: MLU_VISIBLE_DEVICES
+moore-threads  torchada (Moore Threads, PyPI): MUSA_VISIBLE_DEVICES
+intel          oneAPI: ZE_AFFINITY_MASK; Gaudi software: HABANA_VISIBLE_MODULES
+others         their software follows CUDA's or ROCm's names (assumed)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vendor:
+    """Names in the environment that a vendor's software reads; an empty one is not known."""
+
+    vendor: str
+    """As in the device catalogue."""
+    library: str
+    """Collective library; devices of one library can be in one communicator."""
+    backend: str
+    """Its name for torch.distributed."""
+    visible: str = ""
+    """Devices that a process sees, comma-separated."""
+    interface: str = ""
+    """Network interface of bootstrap and socket traffic."""
+    exact: str = "="
+    """Before an interface's name so that it is not read as a prefix of several."""
+    fabric: str = ""
+    """RDMA devices."""
+    ascending_only: bool = False
+    """Visible devices may only be listed in ascending order."""
+    read: tuple[str, ...] = ()
+    """Of these names, those for which the vendor's documentation or code was read."""
+
+
+def _like_nccl(vendor: str, library: str, visible: str, *, read: bool = False) -> Vendor:
+    """A vendor whose library has NCCL's names and is torch's nccl backend."""
+    return Vendor(
+        vendor=vendor,
+        library=library,
+        backend="nccl",
+        visible=visible,
+        interface="NCCL_SOCKET_IFNAME",
+        fabric="NCCL_IB_HCA",
+        read=("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", visible) if read else (),
+    )
+
+
+VENDORS: tuple[Vendor, ...] = (
+    _like_nccl("nvidia", "nccl", "CUDA_VISIBLE_DEVICES", read=True),
+    _like_nccl("amd", "rccl", "HIP_VISIBLE_DEVICES", read=True),
+    # DTK is made from ROCm; CoreX runs CUDA's programs under CUDA's names.
+    _like_nccl("hygon", "rccl-dtk", "HIP_VISIBLE_DEVICES"),
+    _like_nccl("iluvatar", "ixccl", "CUDA_VISIBLE_DEVICES"),
+    Vendor(
+        vendor="huawei",
+        library="hccl",
+        backend="hccl",
+        visible="ASCEND_RT_VISIBLE_DEVICES",
+        interface="HCCL_SOCKET_IFNAME",
+        # RDMA ports are those of the NPUs (hccn.conf): nothing to choose.
+        ascending_only=True,
+        read=("HCCL_SOCKET_IFNAME", "ASCEND_RT_VISIBLE_DEVICES"),
+    ),
+    Vendor(
+        vendor="metax",
+        library="mccl-metax",
+        backend="nccl",
+        visible="MACA_VISIBLE_DEVICES",
+        interface="MCCL_SOCKET_IFNAME",
+        fabric="MCCL_IB_HCA",
+        read=("MACA_VISIBLE_DEVICES", "MCCL_IB_HCA"),
+    ),
+    Vendor(
+        vendor="moore-threads",
+        library="mccl",
+        backend="mccl",
+        visible="MUSA_VISIBLE_DEVICES",
+        interface="MCCL_SOCKET_IFNAME",
+        fabric="MCCL_IB_HCA",
+        read=("MUSA_VISIBLE_DEVICES",),
+    ),
+    Vendor(
+        vendor="cambricon",
+        library="cncl",
+        backend="cncl",
+        visible="MLU_VISIBLE_DEVICES",
+        interface="CNCL_SOCKET_IFNAME",
+        read=("MLU_VISIBLE_DEVICES",),
+    ),
+    Vendor(
+        vendor="enflame",
+        library="eccl",
+        backend="eccl",
+        visible="TOPS_VISIBLE_DEVICES",
+    ),
+    Vendor(vendor="biren", library="succl", backend="succl"),
+    Vendor(
+        vendor="intel",
+        library="xccl",
+        backend="xccl",
+        visible="ZE_AFFINITY_MASK",
+        interface="FI_TCP_IFACE",
+        exact="",
+        read=("ZE_AFFINITY_MASK",),
+    ),
+    Vendor(vendor="google", library="xla", backend="xla"),
+    Vendor(vendor="aws", library="neuron", backend="xla"),
+    Vendor(vendor="generic", library="gloo", backend="gloo"),
+)
+"""By vendor, as the catalogue names them."""
+
+_GAUDI = Vendor(
+    vendor="intel",
+    library="hccl-gaudi",
+    backend="hccl",
+    visible="HABANA_VISIBLE_MODULES",
+    interface="HCCL_SOCKET_IFNAME",
+    exact="",
+)
+
+
+def vendor_of(vendor: str, device_kind: str = "") -> Vendor:
+    """What is known of a vendor's software; of one that is not known, nothing but gloo."""
+    if vendor == "intel" and "gaudi" in device_kind:
+        return _GAUDI
+    found = next((each for each in VENDORS if each.vendor == vendor), None)
+    return found or Vendor(vendor=vendor, library=f"{vendor}'s own", backend="")

@@ -1,0 +1,243 @@
+"""How a plan's degrees, layers, batch and recomputation are told to Megatron-LM.
+
+Data parallelism has no flag: it is what is left of the ranks (arguments.py, validate_args).
+
+Layers are cut by --pipeline-model-parallel-layout. Symbols: E embedding, t transformer layer, m
+multi-token prediction layer, L loss; `t*10` repeats one symbol; `|` ends a chunk. Chunks count
+through all stages, then on to the next virtual stage (megatron/core/transformer/
+transformer_config.py, `pipeline_model_parallel_layout`). Only repeats of one symbol are written:
+the parser (pipeline_parallel_layer_layout.py, `parse_str_to_list`) expands parentheses in one pass
+and without nesting, takes no blanks, and repeats `|` like any symbol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hetplan.errors import Fault
+from hetplan.job.spec import Job
+from hetplan.model.layers import Attention
+from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.plans.pieces import data_ranks, expert_copies, stage_copies
+from hetplan.plans.plan import LayerRange, Pipeline, Plan, RecomputeGranularity, RecomputeModule
+from hetplan.schedulers.rank_layout import RankLayout
+from hetplan.search.result import SearchResult
+from hetplan.trainers.megatron.model import grouped_experts, model_parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees:
+    """What all stages of a plan for Megatron-LM share."""
+
+    tp: int
+    cp: int
+    ep: int
+    etp: int
+    dp: int
+    pp: int
+    virtual_stages: int
+    microbatch_size: int
+    sequence_parallel: bool
+    copies: int
+    """dp * cp."""
+    expert_copies: int
+    """Copies of one routed expert."""
+
+
+def degrees_of(plan: Plan) -> Degrees:
+    """The degrees of a plan that is legal for target megatron."""
+    pipeline = plan.pipelines[0]
+    stage = pipeline.stages[0]
+    first = stage.replicas[0]
+    return Degrees(
+        tp=first.tp,
+        cp=first.cp,
+        ep=first.ep,
+        etp=first.etp,
+        dp=data_ranks(stage),
+        pp=len(pipeline.stages),
+        virtual_stages=pipeline.schedule.virtual_stages,
+        microbatch_size=first.microbatch_size,
+        sequence_parallel=first.sequence_parallel,
+        copies=stage_copies(stage),
+        expert_copies=expert_copies(stage),
+    )
+
+
+def parallel_arguments(
+    result: SearchResult, ranks: RankLayout, *, context_exchange: bool
+) -> Iterator[tuple[str, ...]]:
+    """Degrees, layout, rank order."""
+    plan, inputs = result.plan, result.inputs
+    degrees = degrees_of(plan)
+    yield "--tensor-model-parallel-size", str(degrees.tp)
+    yield "--pipeline-model-parallel-size", str(degrees.pp)
+    yield "--context-parallel-size", str(degrees.cp)
+    if degrees.sequence_parallel:
+        yield ("--sequence-parallel",)
+    if model_parts(inputs.model, inputs.job.sequence_length).experts is not None:
+        yield "--expert-model-parallel-size", str(degrees.ep)
+        # Left out it is tp.
+        yield "--expert-tensor-parallel-size", str(degrees.etp)
+    if degrees.pp > 1:
+        layout = layout_text(plan.pipelines[0], inputs.model)
+        yield "--pipeline-model-parallel-layout", layout
+    if degrees.cp > 1:
+        yield "--cp-comm-type", "a2a" if context_exchange else "p2p"
+    if ranks.data_outermost:
+        yield ("--use-tp-pp-dp-mapping",)
+
+
+def batch_arguments(result: SearchResult) -> Iterator[tuple[str, ...]]:
+    """Microbatch size of the first stage, global batch, tokens per sequence."""
+    job = result.inputs.job
+    yield "--micro-batch-size", str(degrees_of(result.plan).microbatch_size)
+    yield "--global-batch-size", str(job.global_batch_size)
+    yield "--seq-length", str(job.sequence_length)
+
+
+def recompute_arguments(plan: Plan) -> Iterator[tuple[str, ...]]:
+    """Recomputation, the same on all stages (transformer_block.py, _checkpointed_forward)."""
+    asks = plan.pipelines[0].stages[0].recompute
+    if asks.granularity is RecomputeGranularity.NONE:
+        return
+    yield "--recompute-granularity", asks.granularity.value
+    if asks.granularity is RecomputeGranularity.SELECTIVE:
+        yield "--recompute-modules", *(module.value for module in asks.modules)
+        return
+    # uniform 1: every layer keeps its input alone. block k: so do the first k of a chunk.
+    yield "--recompute-method", "uniform" if asks.layers is None else "block"
+    yield "--recompute-num-layers", str(1 if asks.layers is None else asks.layers)
+
+
+def overlap_arguments(plan: Plan) -> Iterator[tuple[str, ...]]:
+    """What runs beside compute; what cannot be there at these degrees is left out."""
+    degrees, overlap = degrees_of(plan), plan.overlap
+    if overlap.reduction and degrees.copies > 1:
+        yield ("--overlap-grad-reduce",)
+        if overlap.gathering and plan.optimizer_shards > 1:
+            yield ("--overlap-param-gather",)
+    if overlap.tensor_parallel:
+        yield ("--tp-comm-overlap",)
+    # Without interleaving sends are never overlapped (arguments.py forces it off).
+    if degrees.virtual_stages > 1 and not overlap.send:
+        yield ("--no-overlap-p2p-communication",)
+
+
+# ---- what cannot be told
+
+
+def parallel_faults(result: SearchResult, *, context_exchange: bool) -> Iterator[Fault]:
+    """Degrees and recomputation that Megatron-LM refuses or does otherwise."""
+    plan, model, job = result.plan, result.inputs.model, result.inputs.job
+    yield from _context_faults(plan, model, job, context_exchange=context_exchange)
+    yield from _recompute_faults(plan, model, job)
+
+
+def _context_faults(
+    plan: Plan, model: ModelSpec, job: Job, *, context_exchange: bool
+) -> Iterator[Fault]:
+    degrees = degrees_of(plan)
+    if degrees.cp == 1:
+        return
+    parts = model_parts(model, job.sequence_length)
+    if any(window is not None for window in parts.windows):
+        yield Fault(
+            field="plan.pipelines[0]",
+            message=f"cp {degrees.cp} and attention windows, which were not verified together: pin "
+            "cp: 1",
+        )
+    attention = parts.attention
+    if context_exchange and isinstance(attention, Attention):
+        heads = attention.num_kv_heads // degrees.tp
+        if heads % degrees.cp:
+            # transformer_engine/pytorch/attention: "a2a" wants both kinds of heads divisible.
+            yield Fault(
+                field="inputs.job.trainer.context_exchange",
+                message=f"on, and a rank has {heads} key-value heads for cp {degrees.cp}; the "
+                "exchange deals heads out: leave context_exchange out, or pin a smaller cp or tp",
+            )
+    if not context_exchange and not plan.overlap.context_parallel:
+        yield Fault(
+            field="plan.overlap.context_parallel",
+            message="off; Transformer Engine's ring attention always sends beside its attention: "
+            "set overlap.context_parallel to true in the plan and price it again",
+        )
+
+
+def _recompute_faults(plan: Plan, model: ModelSpec, job: Job) -> Iterator[Fault]:
+    parts = model_parts(model, job.sequence_length)
+    wants = "pin recompute: true (whole layers) or false, or take another module"
+    for s, stage in enumerate(plan.pipelines[0].stages):
+        field = f"plan.pipelines[0].stages[{s}].recompute.modules"
+        asked = stage.recompute.modules
+        if RecomputeModule.ACTIVATION in asked:
+            # transformer_config.py: moe_act only with moe_grouped_gemm; dense MLPs have none.
+            if parts.dense is not None or parts.experts is None:
+                yield Fault(
+                    field=field,
+                    message=f"{RecomputeModule.ACTIVATION}; Megatron-LM recomputes it in experts "
+                    f"alone, not in dense MLPs: {wants}",
+                )
+            elif parts.experts.shared_ffn_hidden_size or not grouped_experts(job):
+                yield Fault(
+                    field=field,
+                    message=f"{RecomputeModule.ACTIVATION}; Megatron-LM recomputes it in routed "
+                    f"experts with --moe-grouped-gemm (bfloat16) alone: {wants}",
+                )
+        if RecomputeModule.EXPERTS in asked and parts.experts is None:
+            message = f"{RecomputeModule.EXPERTS}, and the model has no experts: {wants}"
+            yield Fault(field=field, message=message)
+        if RecomputeModule.MLP in asked and parts.dense is None:
+            message = f"{RecomputeModule.MLP}, and the model has no dense MLPs: {wants}"
+            yield Fault(field=field, message=message)
+
+
+# ---- layers of the stages
+
+_SYMBOLS = (
+    (LayerKind.EMBEDDING, "E"),
+    (LayerKind.TRANSFORMER, "t"),
+    (LayerKind.MULTI_TOKEN_PREDICTION, "m"),
+    (LayerKind.HEAD, "L"),
+)
+
+
+def layout_text(pipeline: Pipeline, model: ModelSpec) -> str:
+    """The layout of a pipeline, as in `Et*10|t*10|t*6|t*6L`."""
+    kinds = model.layers
+    virtual = pipeline.schedule.virtual_stages
+    chunks = [stage.chunks[v] for v in range(virtual) for stage in pipeline.stages]
+    return "|".join(_chunk_text(chunk, kinds) for chunk in chunks)
+
+
+def _chunk_text(chunk: LayerRange, kinds: tuple[LayerKind, ...]) -> str:
+    held = kinds[chunk.start : chunk.stop]
+    counts = ((symbol, held.count(kind)) for kind, symbol in _SYMBOLS)
+    return "".join(
+        symbol if count == 1 else f"{symbol}*{count}" for symbol, count in counts if count
+    )
+
+
+def layout_faults(pipeline: Pipeline, model: ModelSpec) -> Iterator[Fault]:
+    """Why Megatron refuses the cut; legal plans break only its rules about further predictions.
+
+    `validate_layer_layout`: all multi-token prediction layers are in one chunk, in the last virtual
+    stage of its rank.
+    """
+    first = 1 + model.num_layers
+    stop = first + model.num_mtp_layers
+    holding = [
+        s
+        for s, stage in enumerate(pipeline.stages)
+        for chunk in stage.chunks
+        if max(chunk.start, first) < min(chunk.stop, stop)
+    ]
+    if len(holding) > 1:
+        yield Fault(
+            field="plan.pipelines[0].stages",
+            message=f"the {model.num_mtp_layers} multi-token prediction layers are cut between "
+            f"stages {holding[0]} and {holding[-1]}; Megatron-LM keeps them in one chunk: plan "
+            "again, plans that are searched hold them together with the head",
+        )

@@ -1,0 +1,296 @@
+"""The fastest plan that a target can run, where it cannot run the plan at hand.
+
+The same model, cluster and job are searched for the target's own limits. What the trainer's module
+still refuses of the new plan is pinned away: a fault that says `pin NAME: VALUE` names the pin;
+where one launch cannot hold the devices of several vendors, the devices of one vendor at a time are
+tried. So the answer is the fastest plan under those pins, not of all that the target can run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from hetplan.cluster.spec import Cluster
+from hetplan.cost.estimate import estimate
+from hetplan.errors import Fault, HetplanError, InfeasibleError, LimitError
+from hetplan.job.check import check_job_against
+from hetplan.job.spec import Job, Pins, TrainerOptions
+from hetplan.plans.pieces import Places, stage_array
+from hetplan.plans.plan import Plan
+from hetplan.predict.predictor import Predictor
+from hetplan.schedulers.launch import EmissionOptions
+from hetplan.schedulers.vendors import vendor_of
+from hetplan.search.result import SearchResult
+from hetplan.search.search import search
+from hetplan.search.solver import Progress
+from hetplan.trainers.emission import plan_faults, refusals
+from hetplan.trainers.table import Trainer
+from hetplan.units import format_each
+
+_MAX_ROUNDS = 8
+"""Searches in a row, each with pins that the one before asked for."""
+_PIN = re.compile(r"\bpin ([a-z_]+): ([a-z0-9-]+)", re.ASCII)
+_OPTION = "inputs.job.trainer."
+_PINS = {field.name for field in fields(Pins)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nearest:
+    """A plan that the target can run, and what had to change for it."""
+
+    result: SearchResult
+    changes: tuple[str, ...]
+    """What was changed in the job, a line each."""
+    refused_seconds: float
+    """Step of the refused plan by the same predictor, for the target that it was made for."""
+
+
+def nearest_plan(
+    result: SearchResult,
+    trainer: Trainer,
+    options: EmissionOptions,
+    predictor: Predictor,
+    *,
+    digest: str = "",
+    progress: Callable[[Progress], None] | None = None,
+) -> Nearest:
+    """The fastest plan that the trainer can run, by search; `digest`: sha256 of the predictor.
+
+    InfeasibleError where none was found, with what stands against it; LimitError where the job's
+    time limit came first.
+    """
+    inputs = result.inputs
+    job, changes = _job_for(result, trainer)
+    searching = _NearestSearch(result, trainer, options, predictor, digest, progress)
+    nearest, pins = searching.within(job)
+    return Nearest(
+        result=nearest,
+        changes=(*changes, *pins),
+        refused_seconds=_priced(result, inputs.job, predictor),
+    )
+
+
+def plan_differences(before: Plan, after: Plan, cluster: Cluster) -> tuple[str, ...]:
+    """How the plans differ, a line for each thing that does."""
+    old, new = dict(_described(before, cluster)), dict(_described(after, cluster))
+    return tuple(f"{name}: {old[name]} -> {new[name]}" for name in old if old[name] != new[name])
+
+
+@dataclass(frozen=True, slots=True)
+class _NearestSearch:
+    """What stays the same over all searches."""
+
+    result: SearchResult
+    trainer: Trainer
+    options: EmissionOptions
+    predictor: Predictor
+    digest: str
+    progress: Callable[[Progress], None] | None
+
+    def within(self, job: Job) -> tuple[SearchResult, tuple[str, ...]]:
+        """(a plan that the trainer can run, pins that it took)."""
+        inputs = self.result.inputs
+        changes: list[str] = []
+        for _ in range(_MAX_ROUNDS):
+            found = self._searched(job)
+            faults = self._refused(found)
+            if not faults:
+                return found, tuple(changes)
+            if found.certificate is not None and found.certificate.status == "interrupted":
+                raise KeyboardInterrupt
+            narrower, more = _narrowed(job, faults)
+            if not more:
+                return self._without_pins(job, found, faults, tuple(changes))
+            job = narrower
+            changes += more
+            against = check_job_against(job, inputs.model, inputs.cluster)
+            if against:
+                raise InfeasibleError([f"{self._none()}: {fault}" for fault in against])
+        raise InfeasibleError([f"{self._none()} in {_MAX_ROUNDS} searches"])
+
+    def _without_pins(
+        self, job: Job, found: SearchResult, faults: Sequence[Fault], changes: tuple[str, ...]
+    ) -> tuple[SearchResult, tuple[str, ...]]:
+        """What is left where no pin helps against the faults of the plan that was found."""
+        cluster = self.result.inputs.cluster
+        if len({_library(cluster, island) for island in _islands_of(found.plan, cluster)}) > 1:
+            return self._one_vendor(job, changes)
+        raise InfeasibleError(
+            [f"{self._none()}; the plan that was found cannot be: {fault}" for fault in faults]
+        )
+
+    def _refused(self, result: SearchResult) -> tuple[Fault, ...]:
+        return plan_faults(refusals(result, self.trainer, self.options))
+
+    def _one_vendor(
+        self, job: Job, changes: tuple[str, ...]
+    ) -> tuple[SearchResult, tuple[str, ...]]:
+        """The best plan on the devices of one vendor."""
+        cluster = self.result.inputs.cluster
+        best: tuple[SearchResult, tuple[str, ...]] | None = None
+        reasons: list[str] = []
+        for library in sorted({_library(cluster, each.name) for each in cluster.islands}):
+            others = tuple(
+                each.name for each in cluster.islands if _library(cluster, each.name) != library
+            )
+            forbid = tuple(dict.fromkeys((*job.forbid.islands, *others)))
+            alone = replace(job, forbid=replace(job.forbid, islands=forbid))
+            try:
+                answer, pins = self.within(alone)
+            except (InfeasibleError, LimitError) as error:
+                reasons.append(f"with devices of {library} alone: {error}")
+                continue
+            if best is None or answer.estimate.step_seconds < best[0].estimate.step_seconds:
+                best = answer, (*changes, f"forbade islands: {', '.join(others)}", *pins)
+        if best is None:
+            raise InfeasibleError([self._none(), *reasons])
+        return best
+
+    def _searched(self, job: Job) -> SearchResult:
+        inputs = self.result.inputs
+        digests = tuple(each for each in inputs.sha256 if each[0] in ("model", "cluster"))
+        return search(
+            inputs.model,
+            inputs.cluster,
+            job,
+            self.predictor,
+            sha256=(*digests, *((("predictor", self.digest),) if self.digest else ())),
+            progress=self.progress,
+            reasons=False,
+        )
+
+    def _none(self) -> str:
+        return f"no plan was found that target {self.trainer.name} can run"
+
+
+def _job_for(result: SearchResult, trainer: Trainer) -> tuple[Job, tuple[str, ...]]:
+    """The job for the trainer's target, without what only other targets can be asked."""
+    inputs, changes = result.inputs, []
+    job = replace(inputs.job, target=trainer.plan_target)
+    for fault in check_job_against(job, inputs.model, inputs.cluster):
+        part, _, name = fault.field.partition(".")
+        if part == "pin" and name in _PINS and getattr(job.pin, name) is not None:
+            job = replace(job, pin=replace(job.pin, **{name: None}))
+            changes.append(f"without pin {name}: {fault.message}")
+        elif part == "trainer" and _is_set(job.trainer, name):
+            job = replace(job, trainer=replace(job.trainer, **{name: None}))
+            changes.append(f"without trainer.{name}: {fault.message}")
+    left = check_job_against(job, inputs.model, inputs.cluster)
+    if left:
+        raise InfeasibleError(
+            [f"no plan of this job for target {trainer.name}: {fault}" for fault in left]
+        )
+    return job, tuple(changes)
+
+
+def _narrowed(job: Job, faults: Sequence[Fault]) -> tuple[Job, tuple[str, ...]]:
+    """The job with what the faults ask for and it does not have yet, and that in words."""
+    changes: list[str] = []
+    for name, value in _pins_of(faults):
+        if getattr(job.pin, name) is None:
+            pins: dict[str, Any] = {name: value}
+            job = replace(job, pin=replace(job.pin, **pins))
+            changes.append(f"pinned {name}: {_pin_text(value)}")
+    for name in _options_of(faults):
+        if _is_set(job.trainer, name):
+            job = replace(job, trainer=replace(job.trainer, **{name: None}))
+            changes.append(f"without trainer.{name}")
+    return job, tuple(changes)
+
+
+def _pins_of(faults: Iterable[Fault]) -> Iterator[tuple[str, int | bool]]:
+    """(name, value) of the first pin that each fault names."""
+    for fault in faults:
+        found = _PIN.search(fault.message)
+        if found is None or found[1] not in _PINS:
+            continue
+        if found[2] in ("true", "false"):
+            yield found[1], found[2] == "true"
+        elif found[2].isdigit():
+            yield found[1], int(found[2])
+
+
+def _options_of(faults: Iterable[Fault]) -> Iterator[str]:
+    """Trainer options of the job that faults are about."""
+    for fault in faults:
+        if fault.field.startswith(_OPTION):
+            yield fault.field.removeprefix(_OPTION)
+
+
+def _is_set(options: TrainerOptions, name: str) -> bool:
+    return getattr(options, name, None) is not None
+
+
+def _pin_text(value: int | bool) -> str:
+    return str(value).lower()
+
+
+def _priced(result: SearchResult, job: Job, predictor: Predictor) -> float:
+    """Step of the refused plan; as it is on record where it cannot be priced now."""
+    inputs = result.inputs
+    try:
+        return estimate(result.plan, inputs.model, inputs.cluster, job, predictor).step_seconds
+    except HetplanError:
+        return result.estimate.step_seconds
+
+
+def _library(cluster: Cluster, island: str) -> str:
+    device = cluster.island(island).device
+    return vendor_of(device.vendor, device.kind).library
+
+
+def _islands_of(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
+    """Islands that hold ranks, in the order of the pipeline."""
+    places = Places(cluster=cluster)
+    return tuple(
+        dict.fromkeys(
+            cluster.islands[at].name
+            for pipeline in plan.pipelines
+            for stage in pipeline.stages
+            for at in dict.fromkeys(places.islands(stage_array(stage)).tolist())
+        )
+    )
+
+
+def _described(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """(name, value in words) of everything by which plans are told apart."""
+    stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]
+    replicas = plan.replicas
+    yield "target", plan.target
+    yield "pipelines", str(len(plan.pipelines))
+    yield "stages", str(len(stages))
+    yield "layers of the stages", ", ".join(str(stage.num_layers) for stage in stages)
+    yield "islands", ", ".join(_islands_of(plan, cluster))
+    yield "devices", f"{sum(replica.num_devices for replica in replicas):,}"
+    for name in ("tp", "cp", "ep", "dp", "microbatch_size"):
+        yield name.replace("_", " "), format_each(getattr(each, name) for each in replicas)
+    yield "sequence parallel", _on_or_off(each.sequence_parallel for each in replicas)
+    yield (
+        "recompute",
+        "/".join(
+            dict.fromkeys(
+                " ".join((stage.recompute.granularity.value, *stage.recompute.modules))
+                for stage in stages
+            )
+        ),
+    )
+    yield (
+        "schedule",
+        "/".join(
+            dict.fromkeys(
+                f"{each.schedule.name}, virtual stages {each.schedule.virtual_stages}"
+                for each in plan.pipelines
+            )
+        ),
+    )
+    yield "warm-up depths", ", ".join(str(stage.warmup_depth) for stage in stages)
+    yield "sharding", f"{plan.sharding.value}, {plan.optimizer_shards} shards"
+    yield "optimizer offload", f"{plan.optimizer_offload:g}"
+    yield "padded vocabulary", str(plan.padded_vocab_size)
+
+
+def _on_or_off(values: Iterable[bool]) -> str:
+    return "/".join(dict.fromkeys("on" if value else "off" for value in values))

@@ -1,0 +1,257 @@
+"""The Python module that torchtitan imports for the model: its shape, which no argument can say.
+
+`--module hetplan_torchtitan --config planned` makes torchtitan call the function `planned` of this
+module (torchtitan/config/manager.py, release 0.3.0: a module outside of torchtitan is imported by
+its name). Everything else that the plan decides stands in the arguments, which come after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hetplan.job.spec import ProductFormat
+from hetplan.model.layers import Attention, Mlp, Norm
+from hetplan.model.numerics import Activation, RotaryScaling, RotaryScalingKind
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.plan import LayerRange, Pipeline, Plan
+
+MODULE, FUNCTION = "hetplan_torchtitan", "planned"
+ROTARY_BASE = 500_000
+"""Of torchtitan's Llama 3 models (models/llama3/__init__.py), where a model says none."""
+NORM_EPSILON = 1e-5
+"""RMSNorm.Config's own (torchtitan/models/common/nn_modules.py)."""
+
+_TEXT = '''\
+"""Model and defaults of a planned torchtitan run (torchtitan 0.3.0)."""
+
+from functools import partial
+
+import torch.nn as nn
+from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.optimizer import default_adamw
+{converter_import}from torchtitan.distributed.pipeline_parallel import pipeline_llm
+from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.common.config_utils import (
+    get_attention_config,
+    make_ffn_config,
+    make_gqa_config,
+)
+from torchtitan.models.common.param_init import depth_scaled_std, skip_param_init
+from torchtitan.models.llama3 import parallelize_llama
+from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
+from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
+from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.trainer import Trainer
+
+LAYERS = {layers}
+HIDDEN = {hidden}
+FFN_HIDDEN = {ffn}
+HEADS = {heads}
+KEY_VALUE_HEADS = {kv_heads}
+HEAD_DIM = {head_dim}
+VOCABULARY = {vocabulary}  # {vocabulary_note}
+MAX_SEQUENCE_LENGTH = {longest}
+TIED = {tied}
+NORM_EPSILON = {norm_epsilon}
+ROTARY_BASE = {rotary_base}
+ROTARY_SCALING = {rotary_scaling}
+
+
+def _normal(std):
+    return {{"weight": partial(nn.init.trunc_normal_, std=std), "bias": nn.init.zeros_}}
+
+
+def _norm():
+    ones = {{"weight": nn.init.ones_}}
+    return RMSNorm.Config(normalized_shape=HIDDEN, eps=NORM_EPSILON, param_init=ones)
+
+
+def _layer(number):
+    deep = _normal(depth_scaled_std(0.02, number))
+    return Llama3TransformerBlock.Config(
+        attention_norm=_norm(),
+        ffn_norm=_norm(),
+        attention=make_gqa_config(
+            dim=HIDDEN,
+            n_heads=HEADS,
+            n_kv_heads=KEY_VALUE_HEADS,
+            head_dim=HEAD_DIM,
+            wqkv_param_init=_normal(0.02),
+            wo_param_init=deep,
+            inner_attention=get_attention_config("flex"),
+            fuse_qkv=True,
+            rope=ComplexRoPE.Config(
+                dim=HEAD_DIM, max_seq_len=MAX_SEQUENCE_LENGTH, theta=ROTARY_BASE, **ROTARY_SCALING
+            ),
+        ),
+        feed_forward=make_ffn_config(
+            dim=HIDDEN, hidden_dim=FFN_HIDDEN, w1_param_init=_normal(0.02), w2w3_param_init=deep
+        ),
+    )
+
+
+def model():
+    """Shape of the model."""
+    embedding = skip_param_init if TIED else partial(nn.init.normal_, std=1.0)
+    return Llama3Model.Config(
+        dim=HIDDEN,
+        vocab_size=VOCABULARY,
+        enable_weight_tying=TIED,
+        tok_embeddings=Embedding.Config(
+            num_embeddings=VOCABULARY, embedding_dim=HIDDEN, param_init={{"weight": embedding}}
+        ),
+        norm=_norm(),
+        lm_head=Linear.Config(
+            in_features=HIDDEN, out_features=VOCABULARY, param_init=_normal(HIDDEN**-0.5)
+        ),
+        layers=[_layer(number) for number in range(LAYERS)],
+    )
+
+
+def {function}():
+    """Configuration that the arguments complete."""
+    return Trainer.Config(
+        model_spec=ModelSpec(
+            name="llama3",
+            flavor={name!r},
+            model={model_call},
+            parallelize_fn=parallelize_llama,
+            pipelining_fn=pipeline_llm,
+            post_optimizer_build_fn=None,
+            state_dict_adapter=Llama3StateDictAdapter,
+        ),
+        loss=CrossEntropyLoss.Config(global_vocab_size=VOCABULARY),
+        optimizer=default_adamw(),
+        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4_test"),
+    )
+'''
+
+_CONVERTERS = {
+    # lm_head keeps the plan's precision (hetplan.job.trainer); torchao's recipes.
+    ProductFormat.FLOAT8: ("Float8LinearConverter", 'filter_fqns=["lm_head"]'),
+    ProductFormat.MXFP8: ("MXFP8LinearConverter", 'fqns=["layers"]'),
+    ProductFormat.NVFP4: ("NVFP4LinearConverter", 'fqns=["layers"]'),
+}
+
+
+def config_text(
+    model: ModelSpec, plan: Plan, sequence_length: int, product_format: ProductFormat | None
+) -> str:
+    """Text of the module, of a model without faults (`modules.model_faults`)."""
+    layer = model.layer_runs[0].layer
+    attention, mlp = layer.attention, layer.mlp
+    if not isinstance(attention, Attention) or not isinstance(mlp, Mlp):
+        raise ValueError(f"{model.name} is no Llama")  # of a caller that asked for no faults
+    added = plan.padded_vocab_size - model.vocab_size
+    imported, call = "", "model()"
+    if product_format is not None:
+        name, arguments = _CONVERTERS[product_format]
+        imported = f"from torchtitan.components.quantization import {name}\n"
+        call = f"{name}.Config({arguments}, model_compile_enabled=False).build().convert(model())"
+    return _TEXT.format(
+        converter_import=imported,
+        layers=model.num_layers,
+        hidden=model.hidden_size,
+        ffn=mlp.ffn_hidden_size,
+        heads=attention.num_heads,
+        kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        vocabulary=plan.padded_vocab_size,
+        vocabulary_note=f"{model.vocab_size} and {added} that pad it" if added else "not padded",
+        longest=max(model.max_sequence_length, sequence_length),
+        tied=model.tied_embeddings,
+        norm_epsilon=NORM_EPSILON if model.norm_epsilon is None else model.norm_epsilon,
+        rotary_base=ROTARY_BASE if model.rotary_base is None else f"{model.rotary_base:.17g}",
+        rotary_scaling=_scaling_text(model.rotary_scaling),
+        function=FUNCTION,
+        name=model.name,
+        model_call=call,
+    )
+
+
+def _scaling_text(scaling: RotaryScaling | None) -> str:
+    """Arguments of RoPE.Config (torchtitan/models/common/rope.py), whose defaults are Llama 3's."""
+    if scaling is None:
+        return '{"scaling": "none"}'
+    given = (
+        ("scaling_factor", scaling.factor),
+        ("low_freq_factor", scaling.low_frequency_factor),
+        ("high_freq_factor", scaling.high_frequency_factor),
+        ("original_max_position_embeddings", scaling.original_length),
+    )
+    words = "".join(f'    "{name}": {value!r},\n' for name, value in given if value is not None)
+    return f'{{\n    "scaling": "llama",\n{words}}}'
+
+
+# ---- which modules are in which stage
+
+EMBEDDING, NORM, HEAD = "tok_embeddings", "norm", "lm_head"
+
+
+def module_names(pipeline: Pipeline, num_layers: int) -> tuple[tuple[str, ...], ...]:
+    """Names of every virtual stage, in the order of the model."""
+    rounds = range(pipeline.schedule.virtual_stages)
+    return tuple(
+        tuple(_names(stage.chunks[chunk], num_layers))
+        for chunk in rounds
+        for stage in pipeline.stages
+    )
+
+
+def _names(layers: LayerRange, num_layers: int) -> Iterator[str]:
+    for position in range(layers.start, layers.stop):
+        if position == 0:
+            yield EMBEDDING
+        elif position <= num_layers:
+            yield f"layers.{position - 1}"
+        else:
+            yield from (NORM, HEAD)
+
+
+def model_faults(model: ModelSpec) -> Iterator[str]:
+    """What the model has that torchtitan's Llama 3 model has not.
+
+    Its other models (Qwen 3, DeepSeek V3, GPT-OSS) have parts of this, each in one way of its own;
+    no configuration is emitted for them.
+    """
+    if len(model.layer_runs) > 1:
+        yield "transformer layers that are not all equal"
+    layer = model.layer_runs[0].layer
+    attention, mlp = layer.attention, layer.mlp
+    if not isinstance(attention, Attention):
+        yield "latent attention"
+    else:
+        if attention.qkv_bias or attention.output_bias:
+            yield "biases in the attention"
+        if attention.qk_norm:
+            yield "query and key norms"
+        if attention.window is not None:
+            yield f"an attention window of {attention.window}"
+        if not attention.rotary:
+            yield "no rotary positions"
+    if not isinstance(mlp, Mlp):
+        yield "experts"
+    elif not mlp.gated:
+        yield "an MLP without gate"
+    elif mlp.bias:
+        yield "biases in the MLP"
+    if layer.norm is not Norm.RMS_NORM or layer.num_norms != 2 or layer.parallel_residual:
+        yield "other norms than an RMSNorm before attention and one before the MLP"
+    if model.final_norm is not Norm.RMS_NORM:
+        yield "a head without RMSNorm"
+    if model.head_bias:
+        yield "a bias in the head"
+    if model.embedding_size is not None:
+        yield "a projection beside the embedding"
+    if model.learned_positions:
+        yield "learned positions"
+    if model.num_mtp_layers:
+        yield "multi-token prediction"
+    if model.activation not in (None, Activation.SILU):
+        yield f"a gate with {model.activation}"
+    if model.rotary_fraction not in (None, 1):
+        yield f"{model.rotary_fraction:g} of each head rotated"
+    scaling = model.rotary_scaling
+    if scaling is not None and scaling.kind is not RotaryScalingKind.LLAMA3:
+        yield f"{scaling.kind} stretching of rotary positions"

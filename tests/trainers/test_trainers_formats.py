@@ -1,0 +1,82 @@
+"""Trainers are told to sum gradients in the format that the plan names, or the plan is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from emit_cases import JOB, MODEL, chosen, cluster, island, result_of
+
+from hetplan.errors import InputError
+from hetplan.job.spec import Precision, TrainerOptions
+from hetplan.plans.build import plan_of
+from hetplan.schedulers.launch import EmissionOptions
+from hetplan.search.result import SearchResult
+from hetplan.trainers.emission import Emission, emit_plan, refusals
+from hetplan.trainers.table import trainer_named
+
+WIDE, NARROW = "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16"
+
+
+def searched(target: str, *formats: str) -> SearchResult:
+    """Two stages of tp 2, dp 4 in one island, whose groups have these formats in turn."""
+    machines = cluster(island("north"))
+    job = replace(JOB, target=target)
+    plan = plan_of(MODEL, machines, job, chosen(("north", 6), ("north", 6), tp=2, dp=4))
+    groups = tuple(
+        replace(each, precision=formats[at % len(formats)] if formats else each.precision)
+        for at, each in enumerate(plan.reduction_groups)
+    )
+    assert len(groups) == 2
+    result = result_of(machines, replace(plan, reduction_groups=groups))
+    return replace(result, inputs=replace(result.inputs, job=job))
+
+
+def text_of(emission: Emission) -> str:
+    return "\n".join(each.text for each in emission.files if each.path.endswith(".sh"))
+
+
+@pytest.mark.parametrize("source", ["megatron", "any"])
+@pytest.mark.parametrize(("named", "flag"), [("float32", WIDE), ("bfloat16", NARROW)])
+def test_megatron_is_told_the_plans_format_and_read_back_it_is_the_same(
+    source: str, named: str, flag: str, tmp_path: Path
+) -> None:
+    result = searched(source, named)
+    if source == "megatron":
+        options = TrainerOptions(gradient_precision=Precision(named))
+        job = replace(result.inputs.job, trainer=options)
+        result = replace(result, inputs=replace(result.inputs, job=job))
+    emission = emit_plan(result, "megatron", EmissionOptions())
+    text = text_of(emission)
+    assert (flag in text, (WIDE, NARROW)[flag == WIDE] in text) == (True, False)
+
+
+def test_a_plan_of_the_reference_trainer_keeps_its_format_under_megatron() -> None:
+    result = searched("native")
+    assert {each.precision for each in result.plan.reduction_groups} == {"bfloat16"}
+    assert NARROW in text_of(emit_plan(result, "megatron", EmissionOptions()))
+
+
+@pytest.mark.parametrize("target", ["megatron", "torchtitan", "flagscale"])
+def test_two_formats_in_one_plan_are_refused_by_name(target: str) -> None:
+    result = searched("any", "float32", "bfloat16")
+    trainer = trainer_named(target)
+    (fault,) = refusals(result, trainer, EmissionOptions())
+    assert fault.field == "plan.reduction_groups[1].precision"
+    assert fault.message.startswith(f"bfloat16; target {trainer.plan_target} ")
+    assert "sums in float32" in fault.message
+
+
+def test_a_trainer_without_the_choice_refuses_another_format() -> None:
+    with pytest.raises(InputError, match="bfloat16; target torchtitan always sums in float32"):
+        emit_plan(searched("any", "bfloat16"), "torchtitan", EmissionOptions())
+    emit_plan(searched("any", "float32"), "torchtitan", EmissionOptions())
+
+
+def test_a_job_that_asks_for_another_format_than_its_plan_is_refused() -> None:
+    result = searched("megatron", "float32")
+    job = replace(result.inputs.job, trainer=TrainerOptions(gradient_precision=Precision.BFLOAT16))
+    asked = replace(result, inputs=replace(result.inputs, job=job))
+    with pytest.raises(InputError, match="float32; target megatron with this job"):
+        emit_plan(asked, "megatron", EmissionOptions())

@@ -1,0 +1,123 @@
+"""Simple bash scripts: which words a trainer gets, and what is refused with its line."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+
+import pytest
+
+from hetplan.errors import InputError
+from hetplan.trainers.launch_command import LaunchNotFollowedError, script_launch
+from hetplan.trainers.launch_script import read_script
+from hetplan.trainers.launch_values import LaunchText
+
+RUN = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 8"
+
+
+def words(script: str, **given: str) -> list[str]:
+    """Words of the last command."""
+    return [word.text for word in read_script("a.sh", script, given).commands[-1].words]
+
+
+def launch(script: str) -> LaunchText:
+    return script_launch("megatron", "run.sh", script)
+
+
+SCRIPTS = (
+    "A=4\nB=$A\necho $A ${B} \"$A-$B\" '$A' \\$A a\\ b",
+    'A=\'x y\'\necho $A "$A" z"$A"',
+    'L=(a \'b c\' # comment\n  d)\nL+=(e)\necho ${L[@]} x "${L[@]}" "${L[*]}"',
+    'O=" \\\n  --a 1 \\\n  --b 2 \\\n"\necho ${O} end',
+    "N=$((2*3+4))\nM=$(( (N - 1) / 3 ))\necho $N $M $((N % 4))",
+    'echo ${UNSET:-default} "${UNSET:-a b}"',
+    "A=1 B=2\nexport A B\nA=3 true\necho $A$B",
+    "S=a; S+=b; true | cat > /dev/null; echo $S 2>&1",
+    'echo "tab\\"s \\$ \\\\ q" one\\\n two',
+)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_words_are_those_of_bash() -> None:
+    for script in SCRIPTS:
+        printed = script.replace("echo ", "printf '%s\\n' ")
+        done = subprocess.run(["bash", "-c", printed], capture_output=True, text=True, check=True)
+        assert words(script)[1:] == done.stdout.splitlines(), script
+
+
+def test_a_variable_that_only_the_host_knows_is_named() -> None:
+    script = read_script("a.sh", 'A=$(hostname)\necho $A $B ${1} "$@" x${C}y ${D#pre}\n', {})
+    command = script.commands[-1]
+    assert [word.unknown for word in command.words[1:]] == [
+        ("(hostname)",), ("B",), ("1",), ("@",), ("C",), ("D",)
+    ]  # fmt: skip
+    assert command.words[-2].text == "x$Cy"
+    assert words("A=1\necho $A $B", A="2", B="3") == ["echo", "2", "3"]
+
+
+def test_words_have_the_lines_on_which_they_are_written() -> None:
+    text = launch(f'O="\n  --seq-length 8\n  --bf16"\n{RUN} \\\n  $O \\\n  --fp16\n')
+    lines = {setting.name: setting.line for setting in text.settings}
+    assert (lines["seq-length"], lines["bf16"], lines["fp16"]) == (2, 3, 6)
+    assert (lines["num-layers"], lines["torchrun.nproc-per-node"]) == (4, 4)
+
+
+def test_blocks_that_do_not_matter_are_passed_over() -> None:
+    text = launch(f"if [ -z $X ]; then\n  Y=1\nfi\nfor h in a b; do ping $h; done\n{RUN}\n")
+    assert (text.nodes, text.devices_per_node, text.remarks) == (1, 8, ())
+    text = launch(f"TP=2\n[ -n $X ] && TP=4\n{RUN} --tensor-model-parallel-size $TP\n")
+    assert [setting.name for setting in text.unread] == ["tensor-model-parallel-size"]
+    assert text.remarks == ("run.sh:2: a command behind a test sets TP and is not followed",)
+
+
+def test_what_is_not_followed_is_named_with_its_line() -> None:
+    for script, line, construct in (
+        (f"run() {{\n  {RUN}\n}}\nrun\n", 2, "inside a function"),
+        (f"if true; then\n  {RUN}\nfi\n", 2, "inside an if statement"),
+        (f"for h in a b; do\n  ssh $h {RUN}\ndone\n", 2, "inside a for loop"),
+        (f"X=$(\n{RUN})\n", 2, "inside a command that is not followed"),
+        (f'srun bash -c "{RUN}"\n', 1, "inside a command that is not followed"),
+        (
+            f"A=(--bf16)\nif true; then\n  A+=(--fp16)\nfi\n{RUN} ${{A[@]}}\n",
+            2,
+            "puts --fp16 into A",
+        ),
+    ):
+        with pytest.raises(LaunchNotFollowedError) as caught:
+            launch(script)
+        (fault,) = caught.value.faults
+        assert construct in fault.message, script
+        assert "argument list that Megatron-LM prints" in fault.message
+        assert (fault.file, fault.line) == ("run.sh", line), script
+
+
+def test_a_block_that_only_adds_other_flags_leaves_a_remark() -> None:
+    block = "if true; then\n  A+=(--wandb-project x)\nfi\n"
+    text = launch(f"A=(--bf16)\n{block}{RUN} ${{A[@]}} --seq-length 8\n")
+    assert [each.name for each in text.settings][-3:] == ["num-layers", "bf16", "seq-length"]
+    assert [(each.name, each.values) for each in text.unread] == [("", ("$A[@]",))]
+    assert text.remarks == ("run.sh:2: an if statement sets A and is not followed",)
+
+
+def test_a_blank_after_a_backslash_is_named() -> None:
+    with pytest.raises(InputError, match="does a blank follow its backslash") as caught:
+        launch(f"{RUN} \\ \n  --bf16\n")
+    assert caught.value.faults[0].line == 2
+
+
+def test_text_that_is_no_bash_has_its_line() -> None:
+    for script in ("A=1\necho 'x\n", "A=1\necho ${\n", "A=1\nif true; then\n"):
+        with pytest.raises(InputError, match="cannot be read as bash"):
+            read_script("a.sh", script, {})
+
+
+def test_scripts_that_grow_without_end_are_refused_or_read() -> None:
+    for script in (
+        "A=xxxxxxxxxx\n" + "A=$A$A\n" * 40 + "echo $A\n",
+        "A=(x y)\n" + 'A+=("${A[@]}")\n' * 40 + "echo ${A[@]}\n",
+        "echo " + "${A:-" * 3000 + "}" * 3000 + "\n",
+        "echo " + "$((" * 2000 + "))" * 2000 + "\n",
+    ):
+        with contextlib.suppress(InputError):
+            assert len(read_script("a.sh", script, {}).commands) == 1

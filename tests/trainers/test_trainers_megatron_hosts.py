@@ -1,0 +1,192 @@
+"""Networks of groups, timeouts and the environment of a Megatron-LM launch."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from megatron_launches import (
+    flags,
+    here,
+    island,
+    launched,
+    machines,
+    planned,
+    sheet,
+)
+from megatron_models import device
+from megatron_plans import random_results
+
+from hetplan.cluster.catalogue import load_catalogue
+from hetplan.cluster.launch_domains import LaunchDomain, Scheduler
+from hetplan.schedulers.rank_layout import Agent, Host, libraries, vendor_environment
+from hetplan.schedulers.vendors import VENDORS, vendor_of
+from hetplan.trainers.megatron.transport import group_networks, transport_text
+from hetplan.trainers.megatron.write import (
+    BOOTSTRAP_RINGS,
+    OWN_MINUTES,
+    STEPS,
+    added_seconds,
+    hccl_timeouts,
+    timeout_minutes,
+)
+
+
+def test_no_transport_file_where_all_links_are_the_devices_own() -> None:
+    result = here()
+    assert transport_text(result.plan, result.inputs.cluster, sheet(result)) == ""
+    assert launched(result).files == ()
+    assert "--nccl-communicator-config-path" not in flags(result)
+
+
+def test_only_the_groups_that_are_staged_get_sockets() -> None:
+    """Two nodes a stage in two regions: pipelines cross, data-parallel groups stay inside."""
+    result = planned(machines(island("a", "n"), island("b", "s"), fabric=True), 3, 5, tp=8, dp=2)
+    launch = launched(result)
+    (file,) = launch.files
+    networks = yaml.safe_load(file.text)
+    sockets = {name for name, each in networks.items() if each == {"net_name": "Socket"}}
+    assert sockets == {"pp", "embd", "mp", "intra_dist_opt_instance"}
+    assert {name: networks[name] for name in networks if name not in sockets} == {
+        name: {"net_name": "IB"} for name in ("dp", "dp_cp", "tp_dp", "tp_dp_cp")
+    }
+    assert ("--nccl-communicator-config-path", "{folder}/transport.yaml") in launch.arguments
+    assert any("NCCL_NET=Socket" in remark for remark in launch.remarks)
+
+
+def test_without_known_fabric_no_group_is_told_to_use_it() -> None:
+    result = planned(machines(island("a", "n"), island("b", "s")), 3, 5, tp=8, dp=2)
+    text = transport_text(result.plan, result.inputs.cluster, sheet(result))
+    assert {each["net_name"] for each in yaml.safe_load(text).values()} == {"Socket"}
+
+
+def test_names_of_groups_are_megatrons() -> None:
+    """Every name is one that the wheel asks get_nccl_options for."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core import parallel_state
+
+    assert parallel_state.__file__
+    source = Path(parallel_state.__file__).read_text()
+    known = set(re.findall(r'get_nccl_options\("(\w+)"', source))
+    named = {
+        network.group
+        for result in itertools.islice(random_results(seed=5, count=150), 150)
+        for network in group_networks(result.plan, result.inputs.cluster)
+    }
+    assert named <= known
+    assert {"pp", "dp", "mp", "ep", "ep_dp", "tp_ep_pp", "embd"} <= named
+
+
+def test_timeouts_grow_with_steps_and_links() -> None:
+    near = here()
+    assert timeout_minutes(near, sheet(near)) is None
+    slow = replace(near, estimate=replace(near.estimate, step_seconds=600.0, p95_seconds=700.0))
+    assert timeout_minutes(slow, sheet(slow)) == OWN_MINUTES + STEPS * 700 // 60 + 1
+    assert flags(slow)["--distributed-timeout-minutes"] == ("46",)
+    far = planned(machines(island("a", "n", nodes=8), island("b", "s", nodes=8)), 3, 5, tp=8, dp=8)
+    wanted = BOOTSTRAP_RINGS * 127 * 0.05 + STEPS * 1.0
+    assert added_seconds(far, sheet(far)) == pytest.approx(wanted)
+    assert dict(hccl_timeouts(slow, sheet(slow))) == {
+        "HCCL_CONNECT_TIMEOUT": "2760",
+        "HCCL_EXEC_TIMEOUT": "2760",
+    }
+    assert hccl_timeouts(near, sheet(near)) == ()
+
+
+# ---- environment
+
+
+def agent(kind: str, domain: LaunchDomain, local: tuple[int, ...]) -> Agent:
+    found = device(kind)
+    host = Host(
+        name="h",
+        address="h",
+        domain=domain,
+        island="i",
+        node=0,
+        region="r",
+        device_kind=kind,
+        vendor=found.vendor,
+        devices_per_node=8,
+    )
+    return Agent(node_rank=0, host=host, first_rank=0, local_devices=local)
+
+
+PLAIN = LaunchDomain(
+    name="d", islands=("i",), interface="eth0", fabric_devices=("mlx5_0", "mlx5_1")
+)
+WHOLE = tuple(range(8))
+
+
+@pytest.mark.parametrize(
+    ("kind", "local", "wanted"),
+    [
+        (
+            "nvidia-h100-80gb-sxm",
+            WHOLE,
+            {
+                "GLOO_SOCKET_IFNAME": "eth0",
+                "NCCL_SOCKET_IFNAME": "=eth0",
+                "NCCL_IB_HCA": "=mlx5_0,mlx5_1",
+            },
+        ),
+        (
+            "amd-mi300x",
+            (4, 5),
+            {
+                "GLOO_SOCKET_IFNAME": "eth0",
+                "NCCL_SOCKET_IFNAME": "=eth0",
+                "NCCL_IB_HCA": "=mlx5_0,mlx5_1",
+                "HIP_VISIBLE_DEVICES": "4,5",
+            },
+        ),
+        (
+            "huawei-ascend-910b2-64gb",
+            (0, 1),
+            {
+                "GLOO_SOCKET_IFNAME": "eth0",
+                "HCCL_SOCKET_IFNAME": "=eth0",
+                "ASCEND_RT_VISIBLE_DEVICES": "0,1",
+            },
+        ),
+        ("cpu", WHOLE, {"GLOO_SOCKET_IFNAME": "eth0"}),
+    ],
+)
+def test_every_vendor_has_its_own_names(
+    kind: str, local: tuple[int, ...], wanted: dict[str, str]
+) -> None:
+    assert dict(vendor_environment(agent(kind, PLAIN, local))) == wanted
+
+
+def test_pods_see_their_own_devices_only() -> None:
+    domain = replace(
+        PLAIN, scheduler=Scheduler.KUBERNETES, image="image:1", interface="", fabric_devices=()
+    )
+    assert vendor_environment(agent("nvidia-h100-80gb-sxm", domain, (4, 5))) == ()
+
+
+def test_the_catalogues_vendors_are_known() -> None:
+    vendors = {each.vendor for each in VENDORS}
+    assert len(vendors) == len(VENDORS)
+    assert {each.vendor for each in load_catalogue()} == vendors
+    assert vendor_of("intel", "intel-gaudi3").backend == "hccl"
+    assert vendor_of("somebody").backend == ""
+    both = (agent("nvidia-h100-80gb-sxm", PLAIN, WHOLE), agent("amd-mi300x", PLAIN, WHOLE))
+    assert libraries(both) == ("nccl", "rccl")
+
+
+def test_connections_are_ordered_before_blackwell() -> None:
+    mixed = planned(
+        machines(island("a", "n"), island("b", "n", kind="nvidia-b200-180gb-sxm")), 3, 5
+    )
+    first, second = launched(mixed).agent_environment
+    assert ("CUDA_DEVICE_MAX_CONNECTIONS", "1") in first
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in dict(second)
+    alone = planned(machines(island("a", "n"), island("b", "n")), 3, 5, tp=1, dp=1)
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in dict(launched(alone).agent_environment[0])

@@ -1,0 +1,174 @@
+"""What Megatron-LM cannot be told is refused, with what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from megatron_launches import (
+    here,
+    island,
+    machines,
+    messages,
+    planned,
+    with_job,
+    with_plan,
+    with_recompute,
+)
+from megatron_models import llama
+from megatron_plans import job_of, random_results
+
+from hetplan.job.spec import Optimizer, TrainerOptions
+from hetplan.model.layers import Experts, LatentAttention, LayerRun, Mlp, Norm, TransformerLayer
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.plan import (
+    Recompute,
+    RecomputeGranularity,
+    RecomputeModule,
+    Sharding,
+)
+from hetplan.schedulers.launch import EmissionOptions
+from hetplan.trainers.megatron.model import model_faults
+from hetplan.trainers.megatron.parallel import degrees_of
+
+
+def test_devices_of_two_vendors_are_refused() -> None:
+    result = planned(machines(island("a", "n"), island("b", "n", kind="amd-mi300x")), 3, 5)
+    (message,) = messages(result)
+    assert "2 libraries (nccl on nvidia-h100-80gb-sxm; rccl on amd-mi300x)" in message
+    assert "flagscale" in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "instead"),
+    [
+        ("huawei-ascend-910b2-64gb", "mindspeed"),
+        ("cambricon-mlu370-x8-48gb", "the vendor's own Megatron"),
+    ],
+)
+def test_devices_that_are_not_cuda_are_refused(kind: str, instead: str) -> None:
+    (message,) = messages(planned(machines(island("a", "n", kind=kind)), 4))
+    assert instead in message
+
+
+def _layers(**changes: object) -> ModelSpec:
+    model = llama(8)
+    layer = replace(model.layer_runs[0].layer, **changes)  # type: ignore[arg-type]
+    return replace(model, layer_runs=(LayerRun(count=8, layer=layer),))
+
+
+def _attention(**changes: object) -> ModelSpec:
+    attention = llama(1).layer_runs[0].layer.attention
+    return _layers(attention=replace(attention, **changes))  # type: ignore[arg-type]
+
+
+def _two_layers(**changes: object) -> ModelSpec:
+    model = llama(8)
+    layer = model.layer_runs[0].layer
+    other = replace(layer, **changes)  # type: ignore[arg-type]
+    runs = (LayerRun(count=4, layer=layer), LayerRun(count=4, layer=other))
+    return replace(model, layer_runs=runs)
+
+
+def _latent(bias: bool) -> TransformerLayer:
+    latent = LatentAttention(
+        num_heads=32, query_rank=None, kv_rank=64, nope_head_dim=16, rope_head_dim=8,
+        value_head_dim=16, bias=bias,
+    )  # fmt: skip
+    return replace(llama(1).layer_runs[0].layer, attention=latent)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (_layers(parallel_residual=True), "parallel residual"),
+        (_layers(num_norms=4), "4 norms"),
+        (_layers(norm=Norm.UNSCALED), "norms without weights"),
+        (llama(8, final_norm=None), "no final norm"),
+        (llama(8, final_norm=Norm.LAYER_NORM), "final norm"),
+        (llama(8, embedding_size=256), "width 256"),
+        (llama(8, head_bias=True), "bias in its head"),
+        (llama(8, learned_positions=4096), "rotary and learned"),
+        (_attention(output_bias=True), "biases on attention output"),
+        (
+            replace(_layers(norm=Norm.LAYER_NORM), final_norm=Norm.LAYER_NORM),
+            "",
+        ),
+        (_two_layers(norm=Norm.LAYER_NORM), "differ in more than"),
+        (
+            _two_layers(mlp=Mlp(ffn_hidden_size=512, gated=True)),
+            "several widths",
+        ),
+        (
+            _layers(
+                mlp=Experts(
+                    num_experts=8, experts_per_token=2, expert_ffn_hidden_size=64, bias=True
+                )
+            ),
+            "biases in its experts",
+        ),
+        (
+            llama(8, layer_runs=(LayerRun(count=8, layer=_latent(True)),)),
+            "biases on the projections to the latents",
+        ),
+        (llama(8, layer_runs=(LayerRun(count=8, layer=_latent(False)),)), ""),
+        (
+            llama(8, num_mtp_layers=1, mtp_layer=_latent(False)),
+            "unlike its last layer",
+        ),
+    ],
+)
+def test_models_without_flags_are_refused(model: ModelSpec, said: str) -> None:
+    found = [fault.message for fault in model_faults(model, job_of(8))]
+    assert any(said in each for each in found) if said else not found, found
+
+
+def test_settings_that_megatron_refuses() -> None:
+    sharded = planned(machines(island("a", "n"), island("b", "n")), 3, 5, tp=4, dp=4)
+    wrong = (
+        (with_job(sharded, optimizer=Optimizer.SGD), "pin sharded_optimizer: false"),
+        (
+            with_plan(sharded, sharding=Sharding.NONE, optimizer_shards=1, optimizer_offload=0.5),
+            "pin sharded_optimizer: true",
+        ),
+        (with_job(here(), trainer=TrainerOptions(scattered_sends=True)), "leave it out"),
+        (with_job(here(), trainer=TrainerOptions(blocking_sends=True)), "leave it out"),
+        (
+            with_recompute(
+                here(),
+                Recompute(
+                    granularity=RecomputeGranularity.SELECTIVE,
+                    modules=(RecomputeModule.ACTIVATION,),
+                ),
+            ),
+            "not in dense MLPs",
+        ),
+        (
+            with_recompute(
+                here(),
+                Recompute(
+                    granularity=RecomputeGranularity.SELECTIVE, modules=(RecomputeModule.EXPERTS,)
+                ),
+            ),
+            "no experts",
+        ),
+    )
+    for result, said in wrong:
+        assert any(said in message for message in messages(result)), said
+
+
+def test_data_needs_a_tokenizer_and_a_rate() -> None:
+    found = messages(here(), EmissionOptions(data=("/data/a",)))
+    assert [message.split(":")[0] for message in found] == ["--tokenizer", "--learning-rate"]
+
+
+def test_context_parallel_faults() -> None:
+    for result in random_results(seed=9, count=10_000):
+        degrees = degrees_of(result.plan)
+        if degrees.cp > 1 and degrees.tp == 8 and result.inputs.model.name == "llama":
+            break
+    assert messages(result) == []
+    exchange = with_job(result, trainer=TrainerOptions(context_exchange=True))
+    assert any("key-value heads for cp" in message for message in messages(exchange))
+    off = with_plan(result, overlap=replace(result.plan.overlap, context_parallel=False))
+    assert any("overlap.context_parallel" in message for message in messages(off))

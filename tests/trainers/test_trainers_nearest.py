@@ -1,0 +1,144 @@
+"""The nearest plan is one that the trainer can run, found by search under named pins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from emit_cases import MODEL, PLAIN, cluster, island
+
+from hetplan.cluster.spec import Cluster
+from hetplan.errors import Fault, InfeasibleError
+from hetplan.job.spec import Job, Optimizer, Pins, Precision, TrainerOptions
+from hetplan.plans.plan import RecomputeGranularity
+from hetplan.predict.fit import FittedPredictor
+from hetplan.schedulers.launch import EmissionOptions
+from hetplan.schedulers.rank_layout import RankLayout, libraries
+from hetplan.search.result import SearchResult
+from hetplan.search.search import search
+from hetplan.trainers.emission import refusals
+from hetplan.trainers.nearest import nearest_plan, plan_differences
+from hetplan.trainers.table import Trainer
+
+PREDICTOR = FittedPredictor.datasheet_only()
+TWO = cluster(island("a", nodes=1, devices_per_node=4), island("b", nodes=1, devices_per_node=4))
+MIXED = cluster(
+    island("a", nodes=1, devices_per_node=4),
+    island("m", nodes=1, devices_per_node=4, kind="amd-mi300x"),
+)
+JOB = Job(
+    name="test",
+    global_batch_size=16,
+    sequence_length=1024,
+    precision=Precision.BFLOAT16,
+    optimizer=Optimizer.ADAMW,
+    target="any",
+    gap=0.2,
+    pin=Pins(cp=1, pipelines=1, depth=0),
+)
+
+
+@cache
+def planned(machines: Cluster = TWO, job: Job = JOB) -> SearchResult:
+    return search(MODEL, machines, job, PREDICTOR)
+
+
+def refusing(
+    faults: Callable[[SearchResult, RankLayout], list[Fault]], plan_target: str = "megatron"
+) -> Trainer:
+    def found(
+        result: SearchResult, sheet: RankLayout, options: EmissionOptions
+    ) -> tuple[Fault, ...]:
+        return tuple(faults(result, sheet))
+
+    return replace(PLAIN, plan_target=plan_target, faults=found)
+
+
+@pytest.mark.slow
+def test_a_plan_for_any_becomes_one_of_the_target() -> None:
+    refused = planned()
+    found = nearest_plan(refused, PLAIN, EmissionOptions(), PREDICTOR, digest="d")
+    assert found.result.plan.target == "megatron"
+    assert found.result.inputs.job.target == "megatron"
+    assert refusals(found.result, PLAIN, EmissionOptions()) == ()
+    assert dict(found.result.inputs.sha256)["predictor"] == "d"
+    assert found.changes == ()
+    # By the same predictor: a target that can run more is no slower, within the gap of the job.
+    assert found.refused_seconds <= found.result.estimate.step_seconds * (1 + JOB.gap)
+
+
+def test_pins_that_faults_name_are_pinned_until_none_is_left() -> None:
+    def faults(result: SearchResult, sheet: RankLayout) -> list[Fault]:
+        plan = result.plan
+        if any(replica.tp != 2 for replica in plan.replicas):
+            return [Fault(field="plan.pipelines", message="tp; pin tp: 2, or pin dp: 3")]
+        if plan.pipelines[0].stages[0].recompute.granularity is RecomputeGranularity.NONE:
+            return [Fault(field="plan.pipelines", message="none; pin recompute: true")]
+        return []
+
+    trainer = refusing(faults)
+    found = nearest_plan(planned(), trainer, EmissionOptions(), PREDICTOR)
+    assert found.changes == ("pinned tp: 2", "pinned recompute: true")
+    assert {replica.tp for replica in found.result.plan.replicas} == {2}
+    assert refusals(found.result, trainer, EmissionOptions()) == ()
+
+
+@pytest.mark.slow
+def test_pins_of_the_job_that_only_its_target_has_are_dropped_and_said() -> None:
+    job = replace(JOB, pin=Pins(cp=1, depth=0, pipelines=2))
+    refused = planned(TWO, job)
+    found = nearest_plan(refused, PLAIN, EmissionOptions(), PREDICTOR)
+    (change,) = found.changes
+    assert change.startswith("without pin pipelines: ")
+    assert found.result.inputs.job.pin == Pins(cp=1, depth=0)
+
+
+@pytest.mark.slow
+def test_trainer_options_that_faults_name_are_left_out() -> None:
+    job = replace(JOB, target="megatron", trainer=TrainerOptions(scattered_sends=True))
+
+    def faults(result: SearchResult, sheet: RankLayout) -> list[Fault]:
+        if result.inputs.job.trainer.scattered_sends:
+            field = "inputs.job.trainer.scattered_sends"
+            return [Fault(field=field, message="on; leave it out")]
+        return []
+
+    found = nearest_plan(planned(TWO, job), refusing(faults), EmissionOptions(), PREDICTOR)
+    assert found.changes == ("without trainer.scattered_sends",)
+
+
+@pytest.mark.slow
+def test_devices_of_one_vendor_alone_where_a_launch_has_one_library() -> None:
+    def faults(result: SearchResult, sheet: RankLayout) -> list[Fault]:
+        several = len(libraries(sheet.agents)) > 1
+        return [Fault(field="plan.pipelines[0].stages", message="two vendors")] if several else []
+
+    trainer = refusing(faults)
+    refused = planned(MIXED)
+    used = {stage.island for stage in refused.estimate.stages}
+    assert used == {"a", "m"}
+    found = nearest_plan(refused, trainer, EmissionOptions(), PREDICTOR)
+    # Peak rates: the MI300X is the faster one.
+    assert {stage.island for stage in found.result.estimate.stages} == {"m"}
+    assert found.changes == ("forbade islands: a",)
+    lines = plan_differences(refused.plan, found.result.plan, MIXED)
+    assert any(line.startswith("islands: ") and line.endswith("-> m") for line in lines)
+    assert "target: any -> megatron" in lines
+
+
+@pytest.mark.parametrize(
+    ("message", "word"),
+    [
+        ("there is no way", "cannot be: .*there is no way"),
+        ("pin tp: 3", "tp is 3|does not divide|3 "),
+        ("pin nothing: 3", "cannot be: .*pin nothing: 3"),
+    ],
+)
+def test_where_there_is_none_the_reason_is_said(message: str, word: str) -> None:
+    def faults(result: SearchResult, sheet: RankLayout) -> list[Fault]:
+        return [Fault(field="plan.pipelines", message=message)]
+
+    with pytest.raises(InfeasibleError, match=rf"no plan was found(?s:.)*({word})"):
+        nearest_plan(planned(), refusing(faults), EmissionOptions(), PREDICTOR)

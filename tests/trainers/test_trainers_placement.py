@@ -1,0 +1,229 @@
+"""The agents of a sheet put every rank on the device that the plan has for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from emit_cases import JOB, MODEL, TIED, chosen, cluster, island, two_regions
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetplan.cluster.launch_domains import LaunchDomain
+from hetplan.cluster.spec import Cluster
+from hetplan.errors import InputError
+from hetplan.plans.build import plan_of
+from hetplan.plans.plan import DeviceRange, Plan, compress
+from hetplan.plans.ranks import rank_rows
+from hetplan.schedulers.rank_layout import RankLayout, can_be_outermost, rank_layout
+from hetplan.trainers.placement_review import placement_remarks
+
+
+def device_of_ranks(sheet: RankLayout) -> list[tuple[str, int]]:
+    """(host, local device) of every rank as torchrun would number them: agent by agent."""
+    return [(agent.host.name, local) for agent in sheet.agents for local in agent.local_devices]
+
+
+def test_every_rank_is_on_its_device() -> None:
+    result = two_regions()
+    sheet = rank_layout(result.plan, result.inputs.cluster)
+    rows = list(rank_rows(result.plan, result.inputs.cluster))
+    assert device_of_ranks(sheet) == [(row.node_name, row.local) for row in rows]
+    assert [agent.first_rank for agent in sheet.agents] == [0, 8, 16, 24]
+    assert [agent.node_rank for agent in sheet.agents] == [0, 1, 2, 3]
+    assert [host.name for host in sheet.hosts] == [
+        "north0000", "north0001", "south0000", "south0001",
+    ]  # fmt: skip
+    assert (sheet.world_size, sheet.master.name) == (32, "north0000")
+
+
+def half_nodes(dp: int = 2) -> tuple[Plan, Cluster]:
+    """Two stages, tp 4: each on one half of every node."""
+    machines = cluster(island("north", nodes=dp))
+    plan = plan_of(MODEL, machines, JOB, chosen(("north", 6), ("north", 6), tp=4, dp=dp))
+    halves = [
+        [8 * node + 4 * half + local for node in range(dp) for local in range(4)]
+        for half in range(2)
+    ]
+    (pipeline,) = plan.pipelines
+    stages = tuple(
+        replace(stage, replicas=(replace(stage.replicas[0], devices=compress(half)),))
+        for stage, half in zip(pipeline.stages, halves, strict=True)
+    )
+    return replace(plan, pipelines=(replace(pipeline, stages=stages),)), machines
+
+
+def test_the_numbering_with_fewer_agents_is_taken() -> None:
+    plan, machines = half_nodes()
+    default = rank_layout(plan, machines)
+    assert len(default.agents) == 4
+    assert not default.data_outermost
+    assert any("2 of 2 hosts run several agents" in each for each in default.remarks)
+    outer = rank_layout(plan, machines, data_outermost=True)
+    assert [agent.local_devices for agent in outer.agents] == [tuple(range(8))] * 2
+    assert outer.data_outermost
+    assert outer.remarks == ()
+
+
+def test_the_default_numbering_is_kept_where_the_other_saves_nothing() -> None:
+    result = two_regions()
+    assert not rank_layout(result.plan, result.inputs.cluster, data_outermost=True).data_outermost
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_random_placements_are_realised_by_both_numberings(data: st.DataObject) -> None:
+    """Devices of a stage in any order: rank (t, d, p) is where the plan's row says."""
+    tp = data.draw(st.sampled_from([1, 2, 4]))
+    dp = data.draw(st.sampled_from([1, 2, 4]))
+    pp = data.draw(st.sampled_from([1, 2, 3]))
+    machines = cluster(island("a", nodes=4, devices_per_node=8), island("b", "there", nodes=4))
+    plan = plan_of(
+        MODEL, machines, JOB, chosen(*[("a", 12 // pp)] * (pp - 1), ("b", 12 // pp), tp=tp, dp=dp)
+    )
+    devices = data.draw(st.permutations(range(machines.num_devices)))[: tp * dp * pp]
+    (pipeline,) = plan.pipelines
+    stages = tuple(
+        replace(
+            stage,
+            replicas=(
+                replace(
+                    stage.replicas[0],
+                    devices=tuple(
+                        DeviceRange(start=each, count=1)
+                        for each in devices[s * tp * dp : (s + 1) * tp * dp]
+                    ),
+                ),
+            ),
+        )
+        for s, stage in enumerate(pipeline.stages)
+    )
+    plan = replace(plan, pipelines=(replace(pipeline, stages=stages),))
+    where = {
+        (row.tp, row.dp, row.stage): (row.node_name, row.local) for row in rank_rows(plan, machines)
+    }
+    for allowed in (False, True):
+        sheet = rank_layout(plan, machines, data_outermost=allowed)
+        ranks = device_of_ranks(sheet)
+        for t in range(tp):
+            for d in range(dp):
+                for p in range(pp):
+                    # facts of Megatron-LM's two orders: parallel_state.py, RankGenerator.
+                    rank = t + tp * ((p + pp * d) if sheet.data_outermost else (d + dp * p))
+                    assert ranks[rank] == where[t, d, p]
+        for left, right in zip(sheet.agents, sheet.agents[1:], strict=False):
+            assert left.host != right.host
+            assert right.first_rank == left.first_rank + left.num_ranks
+
+
+@pytest.mark.parametrize(
+    ("shape", "right"),
+    [({}, True), ({"cp": 2, "tp": 2}, False), ({"ep": 2, "etp": 2}, True), ({"ep": 2}, False)],
+)
+def test_which_plans_can_count_data_outermost(shape: dict[str, int], right: bool) -> None:
+    plan, _ = half_nodes()
+    (pipeline,) = plan.pipelines
+    stages = tuple(
+        replace(stage, replicas=(replace(stage.replicas[0], **shape),)) for stage in pipeline.stages
+    )
+    changed = replace(plan, pipelines=(replace(pipeline, stages=stages),))
+    assert can_be_outermost(changed) == right
+
+
+def test_visible_devices_of_ascend_are_ascending() -> None:
+    machines = cluster(island("n", nodes=1, kind="huawei-ascend-910b2-64gb"))
+    plan = plan_of(MODEL, machines, JOB, chosen(("n", 12), tp=4))
+    replica = plan.pipelines[0].stages[0].replicas[0]
+    turned = replace(
+        replica, devices=(DeviceRange(start=4, count=2), DeviceRange(start=0, count=2))
+    )
+    (pipeline,) = plan.pipelines
+    stage = replace(pipeline.stages[0], replicas=(turned,))
+    plan = replace(plan, pipelines=(replace(pipeline, stages=(stage,)),))
+    sheet = rank_layout(plan, machines)
+    assert [agent.local_devices for agent in sheet.agents] == [(4, 5), (0, 1)]
+    nvidia = cluster(island("n", nodes=1))
+    assert [agent.local_devices for agent in rank_layout(plan, nvidia).agents] == [(4, 5, 0, 1)]
+
+
+def test_two_hosts_of_one_name_or_address_are_refused() -> None:
+    result = two_regions()
+    north, south = result.inputs.cluster.islands
+    machines = replace(
+        result.inputs.cluster, islands=(north, replace(south, node_names=north.node_names))
+    )
+    with pytest.raises(InputError, match="north0000 is a node of island north as well"):
+        rank_layout(result.plan, machines)
+    domain = LaunchDomain(name="d", islands=("north",), addresses=(("north0001", "south0000"),))
+    machines = replace(result.inputs.cluster, launch_domains=(domain,))
+    with pytest.raises(InputError, match="south0000 has the address of north0001"):
+        rank_layout(result.plan, machines)
+
+
+def test_ports_and_addresses_are_those_of_the_first_ranks_domain() -> None:
+    result = two_regions()
+    domain = LaunchDomain(
+        name="d",
+        islands=("north",),
+        addresses=(("north0000", "10.0.0.7"),),
+        first_port=31000,
+        last_port=31010,
+    )
+    machines = replace(result.inputs.cluster, launch_domains=(domain,))
+    sheet = rank_layout(result.plan, machines)
+    assert (sheet.port, sheet.master.address) == (31000, "10.0.0.7")
+    assert {host.domain.name for host in sheet.hosts} == {"d", "hosts"}
+
+
+def test_a_tied_embedding_across_regions_is_said_loudly_with_its_price() -> None:
+    result = two_regions(TIED)
+    (line,) = [each for each in placement_remarks(result) if "tied embedding" in each]
+    assert line.startswith("ATTENTION: ")
+    assert "ACROSS REGIONS" in line
+    assert "north in n and south in s" in line
+    # 50257 entries padded to a multiple of 128 * 8, an eighth of 1024 columns in float32.
+    assert "25 MiB a rank" in line.replace("25.0", "25")
+    seconds = max(
+        each.seconds
+        for stage in result.estimate.stages
+        for each in stage.components
+        if each.component == "embedding"
+    )
+    assert seconds > 0.02
+    assert f"{seconds / result.estimate.step_seconds:.2%} of the step" in line
+
+
+def test_groups_that_leave_their_homes_are_counted() -> None:
+    """dp over two islands of one region; tp over two nodes."""
+    machines = cluster(island("a", nodes=2), island("b", nodes=2))
+    plan = plan_of(MODEL, machines, JOB, chosen(("a", 12), tp=4, dp=4))
+    (pipeline,) = plan.pipelines
+    replica = pipeline.stages[0].replicas[0]
+
+    def lines(*devices: int) -> tuple[str, ...]:
+        moved = replace(pipeline.stages[0], replicas=(replace(replica, devices=compress(devices)),))
+        changed = replace(plan, pipelines=(replace(pipeline, stages=(moved,)),))
+        result = two_regions()
+        return placement_remarks(
+            replace(result, plan=changed, inputs=replace(result.inputs, cluster=machines))
+        )
+
+    across = lines(*range(8), *range(16, 24))
+    assert "dp 4: 4 of 4 groups leave their island" in across
+    assert "tp 4: all 4 groups lie inside nodes" in across
+    split = lines(0, 1, 8, 9, *range(2, 8), *range(10, 16))
+    assert any(line.startswith("ATTENTION: tp 4: 2 of 4 groups leave their node") for line in split)
+
+
+def test_a_hundred_thousand_ranks() -> None:
+    """As arrays: rank by rank in Python this test would be felt."""
+    machines = cluster(island("north", "n", nodes=8192), island("south", "s", nodes=8192))
+    batch = replace(JOB, global_batch_size=8192)
+    stages = chosen(("north", 6), ("south", 6), tp=8, dp=8192, microbatches=1, batch=8192)
+    plan = plan_of(MODEL, machines, batch, stages)
+    sheet = rank_layout(plan, machines, data_outermost=True)
+    assert sheet.world_size == 131072
+    assert len(sheet.agents) == 16384
+    result = two_regions()
+    result = replace(result, plan=plan, inputs=replace(result.inputs, cluster=machines))
+    assert "tp 8: all 16384 groups lie inside nodes" in placement_remarks(result)

@@ -1,0 +1,616 @@
+"""What launches ask for, the trainers' defaults filled in; every fault with its file and line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from launches_handwritten import (
+    ARGUMENTS,
+    EXPERIMENT,
+    GPT3,
+    HETERO,
+    HOSTS,
+    LLAMA,
+    MIXTRAL,
+    TITAN,
+    TOML,
+)
+
+from hetplan import trainers
+from hetplan.errors import InputError
+from hetplan.job.spec import Precision, ProductFormat
+from hetplan.model.layers import Attention, Experts, LatentAttention, Mlp, Norm
+from hetplan.model.load import load_model
+from hetplan.model.numerics import Activation, Router, ScoreFunction
+from hetplan.plans.plan import Recompute, RecomputeGranularity, RecomputeModule
+from hetplan.trainers.import_launch import model_text
+from hetplan.trainers.launch_values import LaunchFacts, LaunchMesh, LaunchText, flag
+from hetplan.trainers.megatron.flags import FLAGS, RENAMED, known_names
+from hetplan.trainers.megatron.read_model import launch_model
+from hetplan.trainers.read import facts_of, read_launch, trainer_of
+
+NO_GIVEN: tuple[tuple[str, str], ...] = ()
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def read(
+    folder: Path,
+    trainer: str,
+    text: str,
+    given: tuple[tuple[str, str], ...] = NO_GIVEN,
+    name: str = "run.sh",
+) -> LaunchText:
+    return read_launch(written(folder, name, text), trainer, given)
+
+
+def megatron(folder: Path, *flags: str, ranks: int = 8) -> LaunchFacts:
+    """Of arguments alone."""
+    text = "--micro-batch-size 1 --seq-length 128 --num-layers 8 " + " ".join(flags)
+    given = (("WORLD_SIZE", str(ranks)),)
+    return facts_of(read(folder, "megatron", text, given, "arguments.txt"))
+
+
+def experiment(folder: Path, train: str = HETERO) -> Path:
+    written(folder, "train/hetero.yaml", train)
+    written(folder, "hosts", HOSTS)
+    return written(folder, "experiment.yaml", EXPERIMENT)
+
+
+# ---- Megatron-LM
+
+
+def test_a_script_for_1024_accelerators(tmp_path: Path) -> None:
+    text = read(tmp_path, "megatron", GPT3)
+    facts = facts_of(text)
+    assert facts.world_size == 1024
+    assert facts.meshes == (LaunchMesh(tp=8, cp=1, ep=1, dp=8, pp=16, microbatch_size=1, etp=8),)
+    assert facts.layers == ((3, 3),) * 16
+    assert facts.schedule == "interleaved-1f1b"
+    assert (facts.global_batch_size, facts.num_microbatches) == (1536, 192)
+    assert (facts.sequence_length, facts.vocab_size, facts.vocab_multiple) == (2048, 50257, 128)
+    assert facts.precision == "bfloat16"
+    assert facts.sharded_optimizer
+    assert not facts.sequence_parallel
+    assert facts.tied_embeddings
+    # Dropout is 0.1 where nobody says otherwise.
+    assert facts.options.attention_dropout
+    assert facts.options.hidden_dropout
+    # Sends are overlapped with virtual stages unless told otherwise.
+    assert facts.overlap.send
+    assert [each.name for each in text.unread] == [
+        "data-path",
+        "torchrun.node-rank",
+        "torchrun.master-addr",
+    ]
+    layers = flag(text, "num-layers")
+    assert layers is not None
+    assert (layers.values, layers.line) == (("96",), 23)
+    program = text.last("program")
+    assert program is not None
+    assert program.values == ("pretrain_gpt.py",)
+    assert [(each.name, each.values, each.line) for each in text.environment] == [
+        ("CUDA_DEVICE_MAX_CONNECTIONS", ("1",), 6)
+    ]
+    port = text.last("torchrun.master-port")
+    assert port is not None
+    assert (port.values, port.line) == (("6000",), 19)
+    assert text.last("sbatch.nodes") is not None
+
+
+def test_variables_of_the_host_can_be_given(tmp_path: Path) -> None:
+    facts = facts_of(read(tmp_path, "megatron", GPT3, (("SLURM_NNODES", "32"),)))
+    assert (facts.world_size, facts.meshes[0].dp, facts.num_microbatches) == (256, 2, 768)
+    with pytest.raises(InputError, match="has no such variable"):
+        read(tmp_path, "megatron", GPT3, (("NODES", "32"),))
+
+
+def test_lines_that_end_as_those_of_windows(tmp_path: Path) -> None:
+    text = tmp_path / "run.sh"
+    text.write_bytes(LLAMA.replace("\n", "\r\n").encode())
+    found = read_launch(text)
+    (tmp_path / "unix.sh").write_text(LLAMA)
+    same = read_launch(tmp_path / "unix.sh")
+    assert [(each.name, each.values, each.line) for each in found.settings] == [
+        (each.name, each.values, each.line) for each in same.settings
+    ]
+
+
+def test_settings_can_be_given_over_the_scripts_own(tmp_path: Path) -> None:
+    given = (("pipeline-model-parallel-size", "8"), ("num-layers-per-virtual-pipeline-stage", "12"))
+    facts = facts_of(read(tmp_path, "megatron", GPT3, given))
+    assert facts.layers == ((12,),) * 8
+    assert facts.schedule == "1f1b"
+    assert not facts.overlap.send
+
+
+def test_arguments_in_one_string(tmp_path: Path) -> None:
+    text = read(tmp_path, "megatron", LLAMA)
+    facts = facts_of(text)
+    assert facts.meshes == (LaunchMesh(tp=2, cp=1, ep=1, dp=2, pp=2, microbatch_size=1, etp=2),)
+    assert facts.layers == ((15,), (17,))
+    assert facts.sequence_parallel
+    assert facts.overlap.reduction
+    assert facts.overlap.gathering
+    assert (
+        facts.stage_recompute == (Recompute(granularity=RecomputeGranularity.FULL, layers=4),) * 2
+    )
+    assert facts.options.attention_dropout is None
+    assert not facts.tied_embeddings
+    heads = flag(text, "num-attention-heads")
+    assert heads is not None
+    assert heads.line == 8
+    # "$@" may hold anything.
+    assert [(each.name, each.values) for each in text.unread] == [("", ("$@",))]
+
+
+def test_a_file_of_nothing_but_arguments(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="WORLD_SIZE"):
+        facts_of(read(tmp_path, "megatron", ARGUMENTS, name="a.txt"))
+    facts = facts_of(read(tmp_path, "megatron", ARGUMENTS, (("WORLD_SIZE", "16"),), "a.txt"))
+    assert facts.meshes[0].microbatch_size == 4
+    assert facts.num_microbatches == 1
+    assert facts.precision == "float16"
+    # Without the flag of float32 gradients float16 training keeps float16 ones.
+    assert facts.options.gradient_precision is Precision.FLOAT16
+
+
+def test_recompute_and_formats_and_kernels(tmp_path: Path) -> None:
+    facts = megatron(tmp_path, "--recompute-activations", "--bf16", "--grad-reduce-in-bf16")
+    assert facts.stage_recompute[0].modules == (RecomputeModule.CORE_ATTENTION,)
+    assert facts.options.gradient_precision is Precision.BFLOAT16
+    facts = megatron(
+        tmp_path,
+        "--recompute-granularity selective --recompute-modules mlp mla_up_proj moe",
+        "--fp8-format hybrid --fp8-recipe mxfp8 --bf16 --cp-comm-type a2a",
+        "--context-parallel-size 2 --cross-entropy-loss-fusion --attention-backend unfused",
+        "--no-gradient-accumulation-fusion --clip-grad 0 --optimizer sgd",
+        "--optimizer-cpu-offload --optimizer-offload-fraction 0.5",
+    )
+    assert facts.stage_recompute[0].modules == (RecomputeModule.MLP, RecomputeModule.EXPERTS)
+    assert facts.remarks == ("--recompute-modules mla_up_proj is priced as not recomputed",)
+    assert facts.options.product_format is ProductFormat.MXFP8
+    assert facts.options.context_exchange
+    assert facts.options.fused_loss
+    assert facts.options.fused_attention is False
+    assert facts.options.fused_accumulation is False
+    assert not facts.gradient_clipping
+    assert facts.optimizer == "sgd"
+    assert facts.optimizer_offload == 0.5
+    assert (facts.meshes[0].cp, facts.meshes[0].dp) == (2, 4)
+
+
+def test_the_batch_is_rounded_down_and_the_layers_are_lost(tmp_path: Path) -> None:
+    facts = megatron(
+        tmp_path, "--global-batch-size 30 --pipeline-model-parallel-size 2", "--num-layers 7"
+    )
+    assert facts.num_microbatches == 7
+    assert facts.layers == ((3,), (3,))
+    assert facts.num_layers == 7
+
+
+def test_ranks_that_do_not_divide_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        megatron(tmp_path, "--tensor-model-parallel-size 8", ranks=12)
+    (fault,) = caught.value.faults
+    assert fault.line == 1
+    assert "does not divide the 12 ranks" in fault.message
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            "--tensor-model-parallel-size $TP",
+            "'$TP' is known to the host only; give it with --set TP=",
+        ),
+        ("--tensor-model-parallel-size ${TP:?no}", "--set TP=VALUE"),
+        ("--tensor-model-parallel-size eight", "a whole number from 1 on"),
+        ("--tensor-model-parallel-size 0", "a whole number from 1 on"),
+        ("--tensor-model-parallel-size", "a whole number from 1 on"),
+        ("--model-parallel-size 2", "it is --tensor-model-parallel-size today"),
+        ("--clip-grad high", "a number from 0 on"),
+    ],
+)
+def test_settings_that_are_none_are_refused(tmp_path: Path, flags: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        megatron(tmp_path, "\n" + flags)
+    assert message in str(caught.value)
+    assert [each.line for each in caught.value.faults] == [2]
+
+
+def test_a_plain_list_needs_no_quotes(tmp_path: Path) -> None:
+    facts = megatron(
+        tmp_path,
+        "\n# a comment\n--pipeline-model-parallel-size ${PP:-2} --pipeline-model-parallel-layout "
+        "E(tt|)*3ttL # and one",
+        "--tokenizer-model 'a b'",
+    )
+    assert facts.layers == ((2, 2), (2, 2))
+    with pytest.raises(InputError, match="never closed"):
+        megatron(tmp_path, "--lr 'x")
+
+
+def test_what_plans_cannot_have_is_named(tmp_path: Path) -> None:
+    facts = megatron(tmp_path, "\n--use-megatron-fsdp\n--optimizer muon")
+    assert [(each.line, each.field) for each in facts.refusals] == [
+        (2, "use-megatron-fsdp"),
+        (3, "optimizer"),
+    ]
+
+
+def test_a_script_that_starts_nothing_or_two_things_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="starts no trainer"):
+        read(tmp_path, "megatron", "echo hello\n")
+    two = "torchrun pretrain_gpt.py --num-layers 2\ntorchrun pretrain_gpt.py --num-layers 4\n"
+    with pytest.raises(InputError, match="several trainers") as caught:
+        read(tmp_path, "megatron", two)
+    assert caught.value.faults[0].line == 2
+
+
+# ---- the list of arguments that Megatron-LM prints
+
+
+def printed(arguments: dict[str, object]) -> str:
+    """As megatron/training/arguments.py, _print_args, behind a launcher's labels."""
+    lines = ["------------------------ arguments ------------------------"]
+    lines += [f"  {name} {'.' * (48 - len(name))} {value}" for name, value in arguments.items()]
+    lines += ["-------------------- end of arguments ---------------------", "training ..."]
+    return "".join(f"[default0]:{line}\n" for line in lines)
+
+
+ARGUMENT_LIST = {
+    "world_size": 16,
+    "tensor_model_parallel_size": 2,
+    "pipeline_model_parallel_size": 2,
+    "virtual_pipeline_model_parallel_size": None,
+    "overlap_p2p_comm": False,
+    "num_layers": 8,
+    "encoder_num_layers": 8,
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "group_query_attention": False,
+    "num_query_groups": 1,
+    "seq_length": 128,
+    "max_position_embeddings": 128,
+    "micro_batch_size": 1,
+    "global_batch_size": 64,
+    "bf16": True,
+    "fp16": False,
+    "add_bias_linear": False,
+    "swiglu": True,
+    "use_distributed_optimizer": True,
+    "attention_backend": "AttnBackend.auto",
+    "recompute_granularity": "selective",
+    "recompute_modules": ["core_attn", "mlp"],
+    "hidden_dropout": 0.0,
+    "tokenizer_type": "GPT2BPETokenizer",
+    "vocab_size": None,
+    "vocab_file": "gpt2-vocab.json",
+    "microbatch_group_size_per_vp_stage": 2,
+}
+
+
+def test_the_printed_arguments_are_a_launch(tmp_path: Path) -> None:
+    path = written(tmp_path, "run.log", printed(ARGUMENT_LIST))
+    text = read_launch(path)
+    facts = facts_of(text)
+    assert (facts.world_size, facts.meshes[0].dp) == (16, 4)
+    assert facts.layers == ((4,), (4,))
+    assert facts.stage_recompute[0].modules == (
+        RecomputeModule.CORE_ATTENTION,
+        RecomputeModule.MLP,
+    )
+    assert (facts.precision, facts.options.hidden_dropout) == ("bfloat16", None)
+    assert facts.options.attention_dropout
+    assert facts.refusals == ()
+    model = launch_model(text, "m")
+    assert (model.vocab_size, model.layer_runs[0].layer.mlp) == (
+        50257,
+        Mlp(ffn_hidden_size=1344, gated=True),
+    )
+    assert isinstance(model.layer_runs[0].layer.attention, Attention)
+    assert model.layer_runs[0].layer.attention.num_kv_heads == 8
+    given = facts_of(read_launch(path, "megatron", (("global_batch_size", "32"),)))
+    assert given.global_batch_size == 32
+    path.write_text(printed(ARGUMENT_LIST).partition("  seq_length")[0])
+    with pytest.raises(InputError, match="no complete list"):
+        read_launch(path)
+
+
+def test_every_flag_that_is_read_is_in_the_table() -> None:
+    folder = Path(trainers.__file__).parent
+    own = re.compile(r'"([a-z]+(?:-[a-z0-9]+)+)"')
+    for file in ("megatron/read.py", "megatron/read_model.py", "megatron/rules.py"):
+        names = set(own.findall((folder / file).read_text()))
+        assert {name for name in names if not name.startswith("launch-")} <= {
+            *FLAGS, *RENAMED, "interleaved-1f1b", "world-size",
+            "recompute-method-per-stage-micro-batch", "nproc-per-node",
+        }  # fmt: skip
+    assert "tensor-model-parallel-size" in known_names()
+    assert len(known_names()) > 1500
+
+
+# A script of Megatron-LM's own examples (examples/gpt3), in its form: numbers and names changed.
+EXAMPLE = """#!/bin/bash
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS_PER_NODE=8
+NUM_NODES=1
+WORLD_SIZE=$(($GPUS_PER_NODE*$NUM_NODES))
+CHECKPOINT_PATH=$1 #<Specify path>
+VOCAB_FILE=$2 #<Specify path to file>/gpt2-vocab.json
+ARGS=(
+    --num-layers 48
+    --hidden-size 6144
+    --num-attention-heads 48
+    --seq-length 2048 --max-position-embeddings 2048
+    --micro-batch-size 1 --fp16
+    --step-batch-size-schedule "0:16 2.4B:320 12B:768"
+    --tensor-model-parallel-size 8 --pipeline-model-parallel-size 8
+    --vocab-file $VOCAB_FILE --load $CHECKPOINT_PATH
+)
+torchrun --nproc_per_node $GPUS_PER_NODE --nnodes $NUM_NODES pretrain_gpt.py \\
+    ${ARGS[@]}
+"""
+
+
+def test_a_script_with_a_vocabulary_file_has_a_model(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not divide the 8 ranks"):
+        facts_of(read(tmp_path, "megatron", EXAMPLE))
+    text = read(tmp_path, "megatron", EXAMPLE, (("NUM_NODES", "16"),))
+    facts = facts_of(text)
+    assert (facts.world_size, facts.global_batch_size) == (128, 768)
+    assert launch_model(text, "gpt").vocab_size == 50257
+
+
+# ---- FlagScale
+
+
+def test_meshes_have_degrees_of_their_own(tmp_path: Path) -> None:
+    text = read_launch(experiment(tmp_path), "flagscale")
+    facts = facts_of(text)
+    assert facts.world_size == 24
+    assert facts.meshes == (
+        LaunchMesh(tp=2, cp=1, ep=1, dp=4, pp=1, microbatch_size=1, etp=2, device_type="A100"),
+        LaunchMesh(tp=4, cp=1, ep=1, dp=2, pp=2, microbatch_size=2, etp=4, device_type="H100"),
+    )
+    assert facts.layers == ((4,), (14,), (14,))
+    assert facts.num_microbatches == 16
+    assert [each.granularity.value for each in facts.stage_recompute] == ["full", "none", "none"]
+    assert facts.vocab_multiple == 64
+    assert [(host.name, host.devices, host.type) for host in text.hosts] == [
+        ("h100-0", 8, "H100"),
+        ("h100-1", 8, "H100"),
+        ("a100-0", 8, "A100"),
+    ]
+    assert [each.name for each in text.environment] == ["CUDA_DEVICE_MAX_CONNECTIONS"]
+    split = flag(text, "hetero-pipeline-layer-split")
+    assert split is not None
+    assert split.name == "train.system.hetero.hetero_pipeline_layer_split"
+    assert (split.file, split.line) == (str(tmp_path / "train" / "hetero.yaml"), 12)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[2, 1, 1, 4, 1, 4, 1, 1, 2, 2]", "[2, 1, 1, 4]", "4 numbers; each mesh has five"),
+        (
+            "[2, 1, 1, 4, 1, 4, 1, 1, 2, 2]",
+            "[2, 1, 1, 4, 1, 8, 1, 1, 1, 1]",
+            "3 numbers for 2 stages",
+        ),
+        (
+            "[2, 1, 1, 4, 1, 4, 1, 1, 2, 2]",
+            "[2, 1, 1, 4, 1, 2, 1, 1, 3, 2]",
+            "dp 3 of mesh 1 does not",
+        ),
+        ('["A100", "H100"]', '["A100"]', "1 device types for 2 meshes"),
+        ("[4, 14, 14]", "[4, 14]", "2 numbers for 3 stages"),
+        ("- [1, 16, 1]", "- [1, 8, 1, 8, 0]", "treats the microbatches of a stage differently"),
+        ("- [2, 16, 0]", "- [3, 16, 0]", "speaks of 4 stages; there are 3"),
+        ("micro_batch_size: 1", "micro_batch_size: many", "a whole number from 1 on"),
+    ],
+)
+def test_broken_meshes_have_their_line(tmp_path: Path, old: str, new: str, message: str) -> None:
+    text = HETERO.replace(old, new)
+    assert text != HETERO
+    with pytest.raises(InputError) as caught:
+        facts_of(read(tmp_path, "flagscale", text, name="hetero.yaml"))
+    (fault,) = caught.value.faults
+    assert message in fault.message
+    assert fault.line > 0
+
+
+def test_hosts_must_be_as_many_as_the_meshes_want(tmp_path: Path) -> None:
+    path = experiment(tmp_path)
+    written(tmp_path, "hosts", "h100-0 slots=8 type=H100\na100-0 slots=8 type=A100\n")
+    with pytest.raises(InputError, match="the meshes have 24 ranks, the hosts start 16"):
+        facts_of(read_launch(path))
+
+
+def test_interpolations_are_followed(tmp_path: Path) -> None:
+    train = (
+        HETERO.replace("global_batch_size: 64", "global_batch_size: ${experiment.batch}")
+        .replace("micro_batch_size: 1", "micro_batch_size: ${oc.env:MBS,1}")
+        .replace("seq_length: 4096", "seq_length: ${oc.env:SEQ}")
+    )
+    path = experiment(tmp_path, train)
+    path.write_text(EXPERIMENT.replace("  seed: 42", "  seed: 42\n  batch: 64"))
+    text = read_launch(path)
+    assert [each.name for each in text.unread] == ["train.model.seq_length"]
+    with pytest.raises(InputError, match=r"train\.model\.seq_length"):
+        facts_of(text)
+    given = (("SEQ", "2048"), ("train.model.global_batch_size", "128"))
+    facts = facts_of(read_launch(path, None, given))
+    assert (facts.sequence_length, facts.global_batch_size) == (2048, 128)
+
+
+def test_a_train_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, "experiment.yaml", EXPERIMENT)
+    with pytest.raises(InputError, match="which is not there") as caught:
+        read_launch(path)
+    assert caught.value.faults[0].line == 2
+    path.write_text(EXPERIMENT.replace("train: hetero", "train: ../../etc/passwd"))
+    with pytest.raises(InputError, match="is no name of a train YAML"):
+        read_launch(path)
+
+
+# ---- torchtitan
+
+
+def test_torchtitans_script(tmp_path: Path) -> None:
+    facts = facts_of(read(tmp_path, "torchtitan", TITAN), 32)
+    assert facts.meshes == (LaunchMesh(tp=2, cp=1, ep=1, dp=2, pp=2, microbatch_size=1),)
+    # 32 layers and one for each end: 17 and 17.
+    assert facts.layers == ((16,), (16,))
+    assert (facts.num_microbatches, facts.global_batch_size) == (8, 16)
+    assert facts.sequence_parallel
+    assert facts.sharded_optimizer
+    assert facts.stage_recompute[0].granularity is RecomputeGranularity.FULL
+    assert not facts.refusals
+
+
+def test_torchtitans_toml(tmp_path: Path) -> None:
+    given = (("nnodes", "2"), ("nproc-per-node", "8"))
+    text = read(tmp_path, "torchtitan", TOML, given, "train.toml")
+    facts = facts_of(text, 32)
+    assert facts.meshes == (LaunchMesh(tp=4, cp=1, ep=1, dp=4, pp=1, microbatch_size=4),)
+    assert (facts.num_microbatches, facts.global_batch_size) == (2, 32)
+    assert facts.layers == ((32,),)
+    tp = flag(text, "tensor-parallel-degree")
+    assert tp is not None
+    assert (tp.name, tp.line) == ("parallelism.tensor_parallel_degree", 17)
+
+
+def test_tokens_in_place_of_sequences(tmp_path: Path) -> None:
+    text = TITAN.replace(
+        "--training.local_batch_size 8 --training.seq_len 4096",
+        "--training.num_tokens_per_microbatch_per_dp_rank 8192 --training.max_context_length 4096 "
+        "--parallelism.num_pp_microbatches 4",
+    )
+    facts = facts_of(read(tmp_path, "torchtitan", text), 32)
+    assert (facts.meshes[0].microbatch_size, facts.num_microbatches) == (2, 4)
+    assert facts.global_batch_size == 16
+
+
+def test_what_torchtitan_does_and_plans_do_not(tmp_path: Path) -> None:
+    text = TITAN.replace("activation_checkpoint:full", "activation_checkpoint:selective").replace(
+        "--training.local_batch_size 8",
+        "--training.local_batch_size 8 --training.global_batch_size 64 "
+        "--parallelism.pipeline_parallel_schedule ZBVZeroBubble",
+    )
+    found = facts_of(read(tmp_path, "torchtitan", text), 32).refusals
+    assert [each.message.split(";")[0] for each in found] == [
+        "'ZBVZeroBubble' has no price here",
+        "4 steps of gradient accumulation, each of which fills and drains the pipeline",
+        "activation_checkpoint selective keeps chosen operations, which plans do not have",
+    ]
+    toml = TOML.replace('fsdp_reshard_after_forward = "never"\n', "")
+    given = (("nnodes", "1"), ("nproc-per-node", "8"))
+    (fault,) = facts_of(read(tmp_path, "torchtitan", toml, given, "t.toml"), 32).refusals
+    assert "frees the parameters after each use" in fault.message
+
+
+# ---- which it is
+
+
+def test_whose_launch_a_file_is(tmp_path: Path) -> None:
+    names = {
+        "megatron": (("a.sh", GPT3), ("a.slurm", MIXTRAL), ("a.txt", ARGUMENTS)),
+        "torchtitan": (("b.sh", TITAN), ("b.toml", TOML)),
+        "flagscale": (("c.yaml", HETERO),),
+    }
+    for trainer, files in names.items():
+        for name, text in files:
+            path = written(tmp_path, name, text)
+            assert trainer_of(path) == trainer, name
+    assert trainer_of(experiment(tmp_path)) == "flagscale"
+    for name, text in (("d.sh", "echo 1\n"), ("d.yaml", "a: 1\n"), ("d.md", GPT3)):
+        assert trainer_of(written(tmp_path, name, text)) is None
+
+
+# ---- the model
+
+
+def test_the_model_of_a_launch(tmp_path: Path) -> None:
+    model = launch_model(read(tmp_path, "megatron", LLAMA), "llama")
+    assert model.num_layers == 32
+    layer = model.layer_runs[0].layer
+    assert layer.attention == Attention(num_heads=32, num_kv_heads=8, head_dim=128)
+    assert layer.mlp == Mlp(ffn_hidden_size=14336, gated=True)
+    assert (layer.norm, model.final_norm) == (Norm.RMS_NORM, Norm.RMS_NORM)
+    # Llama 3 8B as everybody counts it.
+    assert model.parameter_count == 8_030_261_248
+    gpt = launch_model(read(tmp_path, "megatron", GPT3), "gpt")
+    assert gpt.tied_embeddings
+    assert gpt.learned_positions == 2048
+    assert gpt.layer_runs[0].layer.mlp == Mlp(ffn_hidden_size=49152, gated=False, bias=True)
+    assert gpt.parameter_count == 174_604_259_328
+    mixtral = launch_model(read(tmp_path, "megatron", MIXTRAL, (("NNODES", "8"),)), "m")
+    assert isinstance(mixtral.layer_runs[0].layer.mlp, Experts)
+    assert mixtral.parameter_count == 46_702_792_704
+
+
+def test_the_model_of_arguments_with_patterns(tmp_path: Path) -> None:
+    text = (
+        "--num-layers 6 --hidden-size 512 --num-attention-heads 8 --vocab-size 1000 --swiglu "
+        "--normalization RMSNorm --disable-bias-linear --position-embedding-type rope "
+        "--multi-latent-attention --q-lora-rank 96 --kv-lora-rank 64 --qk-head-dim 32 "
+        "--qk-pos-emb-head-dim 16 --v-head-dim 32 --num-experts 16 --moe-router-topk 4 "
+        "--moe-ffn-hidden-size 128 --moe-layer-freq ([0]*1+[1]*5) --mtp-num-layers 1 "
+        "--seq-length 256 --untie-embeddings-and-output-weights"
+    )
+    model = launch_model(read(tmp_path, "megatron", text, name="a.txt"), "m")
+    assert [run.count for run in model.layer_runs] == [1, 5]
+    assert isinstance(model.layer_runs[0].layer.attention, LatentAttention)
+    # The width of a gated MLP that nobody gives: two thirds of 4 h, as a multiple of 64.
+    assert model.layer_runs[0].layer.mlp == Mlp(ffn_hidden_size=1344, gated=True)
+    assert model.num_mtp_layers == 1
+    for wrong in ("([0]*2+[1]*5)", "[2]*6", "__import__('os')", "([1]*999999)*999999"):
+        changed = text.replace("([0]*1+[1]*5)", wrong)
+        with pytest.raises(InputError):
+            launch_model(read(tmp_path, "megatron", changed, name="a.txt"), "m")
+
+
+def test_a_model_that_the_launch_does_not_say(tmp_path: Path) -> None:
+    text = LLAMA.replace("--vocab-size 128256", "")
+    with pytest.raises(InputError, match="has no --vocab-size"):
+        launch_model(read(tmp_path, "megatron", text), "m")
+    with pytest.raises(InputError, match="give --model FILE"):
+        launch_model(read(tmp_path, "torchtitan", TITAN), "m")
+
+
+def test_what_a_launch_says_of_its_model_beyond_shapes(tmp_path: Path) -> None:
+    text = LLAMA.replace(
+        "--swiglu",
+        "--swiglu --rotary-base 500000 --norm-epsilon 1e-6 --use-rope-scaling --rotary-percent 0.5",
+    )
+    model = launch_model(read(tmp_path, "megatron", text), "m")
+    assert (model.norm_epsilon, model.rotary_base, model.rotary_fraction) == (1e-6, 5e5, 0.5)
+    assert model.activation is Activation.SILU
+    assert model.rotary_scaling is not None
+    assert (model.rotary_scaling.kind, model.rotary_scaling.factor) == ("llama3", 8.0)
+    said = "--moe-router-score-function sigmoid --moe-router-num-groups 4 --moe-aux-loss-coeff 1e-3"
+    given = (("NNODES", "8"),)
+    text = MIXTRAL.replace(
+        "--moe-router-topk 2", f"--moe-router-topk 2 {said} --moe-router-group-topk 2"
+    )
+    routed = launch_model(read(tmp_path, "megatron", text, given), "m")
+    assert routed.router == Router(
+        score_function=ScoreFunction.SIGMOID,
+        num_groups=4,
+        groups_per_token=2,
+        loss_coefficient=1e-3,
+    )
+    for each in (model, routed):
+        assert load_model(written(tmp_path, "m.yaml", model_text(each))) == each
+    # What nobody says is nobody's: the trainer's own stands.
+    plain = launch_model(read(tmp_path, "megatron", GPT3), "m")
+    assert (plain.norm_epsilon, plain.rotary_base, plain.router) == (None, None, None)
