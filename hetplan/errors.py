@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 
 class HetplanError(Exception):
@@ -19,9 +20,20 @@ class HetplanError(Exception):
     exit_code = 1
 
 
+class Severity(StrEnum):
+    """How much a fault matters."""
+
+    ERROR = "error"
+    """Nothing is done."""
+    WARNING = "warning"
+    """It is done, and is probably not what was meant."""
+    NOTE = "note"
+    """Worth knowing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing that is wrong in one place of what the user gave."""
+    """One thing that is wrong or doubtful in one place of what the user gave."""
 
     message: str
     """What was found and what to do, in one line."""
@@ -30,6 +42,7 @@ class Fault:
     """1-based line in `file`; 0 where no line can be named."""
     field: str = ""
     """Path of the field, as in `regions[0].islands[1].device`."""
+    severity: Severity = Severity.ERROR
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file

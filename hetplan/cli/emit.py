@@ -1,4 +1,4 @@
-"""`hetplan emit`: a plan as everything that starts its trainer, or as the file of another tool."""
+"""`hetplan emit`: a plan as everything that starts its trainer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from hetplan.errors import Fault
     from hetplan.search.result import SearchResult
 
-TOOLS = ("sailor",)
 TRAINERS = ("megatron", "megatron-bridge", "mindspeed", "flagscale", "torchtitan", "deepspeed")
 """As in `hetplan.emitters.emission`, which is imported when it is needed."""
 EMISSION_SCHEMA = "hetplan.emission/1"
@@ -29,14 +28,14 @@ def emit(
     plan: Annotated[Path, typer.Argument(help="Plan file that `hetplan plan` wrote.")],
     target: Annotated[
         str,
-        typer.Option("--target", help=f"What to write for: {', '.join((*TRAINERS, *TOOLS))}."),
+        typer.Option("--target", help=f"What to write for: {', '.join(TRAINERS)}."),
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder to write; of sailor a file.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write.")],
     force: Annotated[
         bool,
         typer.Option(
             "--force",
-            help="Replace what hetplan emit wrote there; of sailor a file. Other files stay.",
+            help="Replace what hetplan emit wrote there. Other files stay.",
         ),
     ] = False,
     nearest: Annotated[
@@ -77,17 +76,16 @@ def emit(
     store: Stores = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the folder that starts a plan under a trainer, or a plan as another tool's file.
+    """Write the folder that starts a plan under a trainer.
 
     What the target cannot express is refused with every reason, and nothing is written; --nearest
-    finds the plan that it can. sailor: the JSON of Sailor's simulator (eth-easl/sailor,
-    simulations/validation).
+    finds the plan that it can.
     """
     from hetplan.emitters.trainer_launch import EmitOptions
     from hetplan.errors import InputError
 
-    if target not in (*TRAINERS, *TOOLS):
-        known = ", ".join((*TRAINERS, *TOOLS))
+    if target not in TRAINERS:
+        known = ", ".join(TRAINERS)
         raise InputError(f"--target {target!a}: nothing is written for that; it is for {known}")
     try:
         more = tuple(word for text in extra or () for word in shlex.split(text))
@@ -104,11 +102,6 @@ def emit(
         learning_rate=learning_rate,
         extra_arguments=more,
     )
-    if target in TOOLS:
-        if options != EmitOptions() or nearest is not None or cluster is not None:
-            raise InputError(f"--target {target}: takes no options but --out and --force")
-        _emit_file(plan, out, force=force)
-        return
     if nearest is None and (predictor is not None or store):
         raise InputError("--predictor and --store belong to --nearest, which searches")
     again = (*_words_again(options, extra or []), *(["--force"] if force else []))
@@ -263,8 +256,7 @@ def _show_nearest(
 ) -> None:
     """Search, write what was found and say how it differs from what was asked for."""
     from hetplan.cli.options import read_predictor
-    from hetplan.cli.plan import shown_on
-    from hetplan.cli.progress import ProgressLine
+    from hetplan.cli.progress import ProgressLine, shown_on
     from hetplan.emitters.emission import trainer_named
     from hetplan.emitters.nearest import nearest_plan, plan_differences
     from hetplan.search.files import save_result
@@ -316,26 +308,3 @@ def _words_again(options: EmitOptions, extra: list[str]) -> list[str]:
         *(f"{name}={value}" for name, value, default in given if value != default),
         *(f"--extra={each}" for each in extra),
     ]
-
-
-def _emit_file(plan: Path, out: Path, *, force: bool) -> None:
-    """Sailor's file."""
-    from hetplan.cli.import_file import check_new
-    from hetplan.emitters.sailor import sailor_text
-    from hetplan.errors import Fault, InputError
-    from hetplan.files.writing import write_atomically
-    from hetplan.search.files import load_legal_plan
-
-    check_new(out, force=force)
-    result = load_legal_plan(plan)
-    try:
-        text = sailor_text(result.plan, result.inputs.cluster, result.inputs.job)
-    except InputError as error:
-        raise InputError(
-            *(
-                Fault(file=str(plan), field=f"plan.{each.field}", message=each.message)
-                for each in error.faults
-            )
-        ) from None
-    write_atomically(out, text)
-    say(f"wrote {out}")

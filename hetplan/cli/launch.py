@@ -225,7 +225,7 @@ def launch(
     from hetplan.cli.launch_show import loss_line, show_run
     from hetplan.files.writing import check_writable
     from hetplan.launchers.run_log import append_run, run_line
-    from hetplan.model.differences import own_numerics_remark
+    from hetplan.model.layer_units import own_numerics_remark
     from hetplan.search.files import load_legal_plan
     from hetplan.units import format_seconds
 

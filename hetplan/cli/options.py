@@ -6,35 +6,71 @@ Only the standard library and typer are imported here: `hetplan --help` must ans
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
+    from hetplan.errors import Fault
+    from hetplan.files.settings import Setting
     from hetplan.predict.predictor import Predictor
     from hetplan.search.result import Inputs
 
+_S = TypeVar("_S")
 _T = TypeVar("_T")
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
 
+MAX_FAULTS = 100
+"""Faults that are printed: a generated file may have a million."""
+PREDICTION = "Measurements"
+
 PredictorFile = Annotated[
     Path | None,
-    typer.Option("--predictor", help="Predictor that `hetplan fit` wrote; skips the fit."),
+    typer.Option(
+        "--predictor",
+        metavar="FILE",
+        help="Predictor that `hetplan fit` wrote; skips the fit.",
+        rich_help_panel=PREDICTION,
+    ),
 ]
 Stores = Annotated[
     list[Path] | None,
     typer.Option(
         "--store",
+        metavar="DIR",
         help="Profile store; may be repeated. Default: your own store, then the shipped profiles.",
+        rich_help_panel=PREDICTION,
     ),
 ]
 TargetName = Annotated[
-    str | None, typer.Option("--target", help="Trainer that will run the plan, over the job's.")
+    str | None,
+    typer.Option(
+        "--target", metavar="NAME", help="Trainer that will run the plan; replaces the job's."
+    ),
+]
+
+
+def complete_job_keys(incomplete: str) -> list[str]:
+    """Keys of a job file that begin with what was typed, for the shell."""
+    from hetplan.job.load import job_keys
+
+    return [f"{key}=" for key in job_keys() if key.startswith(incomplete)]
+
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Replace a value of the job file, as in --set pin.tp=8 --set time_limit=30s; may be "
+        "repeated.",
+        rich_help_panel="Over the job file",
+        autocompletion=complete_job_keys,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
@@ -42,6 +78,24 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 def say(text: str) -> None:
     """One line for the person at the terminal, on stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+def note(text: str) -> None:
+    """Something to know about a result, on stderr."""
+    from hetplan.errors import Fault, Severity
+
+    tell(Fault(severity=Severity.NOTE, message=text))
+
+
+def tell(*faults: Fault) -> None:
+    """What is wrong or doubtful, on stderr, one line per fault."""
+    from hetplan.errors import Severity
+
+    for fault in faults[:MAX_FAULTS]:
+        prefix = "hetplan" if fault.severity is Severity.ERROR else fault.severity.value
+        say(f"{prefix}: {fault}")
+    if len(faults) > MAX_FAULTS:
+        say(f"hetplan: and {len(faults) - MAX_FAULTS:,} more like these")
 
 
 def emit(text: str) -> None:
@@ -78,61 +132,34 @@ def check_replaceable(out: Path, schema: str, what: str) -> str:
     return f", replacing the {what} that was there"
 
 
-def read_inputs(
-    model: Path, cluster: Path, job: Path, target: str | None = None, *, searched: bool = True
-) -> Inputs:
-    """The three inputs, each checked by itself and all against each other.
+def job_settings(settings: Sequence[str] | None, **shortcuts: object) -> tuple[Setting, ...]:
+    """The values of `--set` and of its shortcuts, as in `gap=0.02` for `--gap 0.02`."""
+    from hetplan.files.settings import Setting, parse_setting
 
-    Faults of all three files are reported together. Not searched: models that can be priced but
-    not searched are read.
-    """
-    from hetplan.cluster.load import load_cluster
-    from hetplan.errors import Fault, InputError
-    from hetplan.files.reading import read_document
-    from hetplan.job.check import check_job_against
-    from hetplan.job.load import load_job
-    from hetplan.model.load import load_model
-    from hetplan.plans.targets import target as known_target
-    from hetplan.search.result import Inputs as InputsValue
-
-    faults: list[Fault] = []
-
-    def attempt(load: Callable[[Path], _T], path: Path) -> _T | None:
-        try:
-            return load(path)
-        except InputError as error:
-            faults.extend(error.faults)
-            return None
-
-    model_spec = attempt(load_model, model)
-    cluster_spec = attempt(load_cluster, cluster)
-    job_spec = attempt(load_job, job)
-    if model_spec is None or cluster_spec is None or job_spec is None:
-        raise InputError(*faults)
-    if target is not None:
-        job_spec = replace(job_spec, target=known_target(target).name)
-    job_document = read_document(job)
-    inputs = InputsValue(
-        model=model_spec,
-        cluster=cluster_spec,
-        job=job_spec,
-        sha256=(
-            ("model", read_document(model).sha256),
-            ("cluster", read_document(cluster).sha256),
-            ("job", job_document.sha256),
+    return (
+        *(parse_setting(text) for text in settings or ()),
+        *(
+            Setting(option=f"--{key.replace('_', '-')}", path=(key,), value=value)
+            for key, value in shortcuts.items()
+            if value is not None
         ),
     )
-    against = check_job_against(
-        inputs.job, inputs.model, inputs.cluster, job_document, searched=searched
-    )
-    if against:
-        raise InputError(
-            *(
-                replace(fault, file=str(model), field="") if fault.field == "model" else fault
-                for fault in against
-            )
-        )
-    return inputs
+
+
+def read_inputs(
+    model: Path,
+    cluster: Path,
+    job: Path,
+    target: str | None = None,
+    *,
+    settings: tuple[Setting, ...] = (),
+    searched: bool = True,
+) -> Inputs:
+    """The three files as `load_inputs` reads them, with `--target` over the job's."""
+    from hetplan.search.inputs import load_inputs
+
+    settings = (*settings, *job_settings(None, target=target))
+    return load_inputs(model, cluster, job, settings=settings, searched=searched)
 
 
 def stores_to_read(stores: list[Path] | None) -> tuple[Path, ...]:

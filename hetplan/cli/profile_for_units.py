@@ -23,19 +23,19 @@ from hetplan.cli.profile_needs import Here
 from hetplan.cluster.devices import CPU_KIND, DeviceKind
 from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Job
-from hetplan.model.differences import own_layer_fault
+from hetplan.model.layer_units import own_layer_fault
 from hetplan.model.spec import ModelSpec
-from hetplan.predict.causes import calibrated_cause, link_cause
 from hetplan.predict.fit import FittedPredictor
+from hetplan.predict.kinds.few_points import shift
+from hetplan.predict.kinds.operators import MIN_POINTS
 from hetplan.predict.law_parts import OWN_ROWS, UNCHECKED
 from hetplan.predict.laws import ALL_LAYERS, LayerLaw
-from hetplan.predict.layer_measured import (
+from hetplan.predict.layer.tables import (
     answers_itself,
     exact_log_halfwidth,
     scatter_log_halfwidth,
 )
-from hetplan.predict.prior import shift
-from hetplan.predict.related_operators import MIN_POINTS
+from hetplan.predict.predictor import calibrated_cause, link_cause
 from hetplan.profiling.grid import job_grid
 from hetplan.profiling.measure_layers import Unit, units
 from hetplan.profiling.measure_links import MIN_MESSAGE_BYTES, LinkCase, LinkKey, message_sizes

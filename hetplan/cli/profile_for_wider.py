@@ -12,7 +12,7 @@ from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.law_parts import UNCHECKED
 from hetplan.predict.laws import ALL_LAYERS
-from hetplan.predict.layer_answer import LayerShape, measured_itself
+from hetplan.predict.layer.answer import LayerShape, measured_itself
 from hetplan.search.asked import UPDATE, Asked, AskingPlan
 
 _MIN_VALUE = 0.02  # relative; what widens by less is not worth a line

@@ -20,7 +20,7 @@ from hetplan.cli.profile_request import ProfileRequest
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.errors import InputError, ProfileError
 from hetplan.files.shipped import default_stores
-from hetplan.model.differences import own_layer_fault
+from hetplan.model.layer_units import own_layer_fault
 from hetplan.model.spec import TRAINED_KINDS
 from hetplan.plans.plan import Plan
 from hetplan.predict.fit import FittedPredictor, fit_populations

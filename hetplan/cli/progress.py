@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from hetplan.cli.options import say
 from hetplan.units import format_seconds
+
+if TYPE_CHECKING:
+    from hetplan.search.solver import Progress as SearchProgress
 
 # Often enough to see that it lives, seldom enough for a log.
 _LOG_INTERVAL_SECONDS = 2.0
@@ -60,3 +65,19 @@ class ProgressLine:
         if ends or now - self._said_at >= _LOG_INTERVAL_SECONDS:
             self._said_at, self._said_all = now, finished == total
             say(f"{self._verb}: {finished}/{total}, {note}")
+
+
+def shown_on(line: ProgressLine) -> Callable[[SearchProgress], None]:
+    """A listener of the search that shows best plan, bound and gap on this line."""
+
+    def show(progress: SearchProgress) -> None:
+        best = (
+            "no plan yet"
+            if progress.best_seconds == float("inf")
+            else f"best {progress.best_seconds:.4g} s, bound {progress.lower_bound_seconds:.4g} s, "
+            f"gap {progress.gap:.2%}"
+        )
+        elapsed = f"{progress.elapsed_seconds:.1f} s"
+        line.show(progress.candidates_done, progress.candidates, None, f"{best}, {elapsed}")
+
+    return show

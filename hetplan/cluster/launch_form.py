@@ -23,7 +23,7 @@ from hetplan.cluster.launch_domains import (
     Scheduler,
     launch_faults,
 )
-from hetplan.cluster.node_names import count_names
+from hetplan.cluster.node import count_names
 from hetplan.cluster.places import island_paths
 from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import Path

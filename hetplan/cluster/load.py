@@ -10,19 +10,19 @@ from functools import partial
 from pathlib import Path
 
 from hetplan.cluster.catalogue import device_kind, load_catalogue
-from hetplan.cluster.check import check_islands, check_sites
+from hetplan.cluster.check import check_islands, check_nodes, check_sites
 from hetplan.cluster.check_links import check_link_figures, check_links
-from hetplan.cluster.check_nodes import check_nodes
 from hetplan.cluster.devices import CPU_KIND, DeviceKind
 from hetplan.cluster.file_form import (
     CLUSTER_SCHEMA,
+    BetweenForm,
     ClusterForm,
     IslandForm,
+    LinkForm,
     NicsForm,
 )
-from hetplan.cluster.goodput import ETHERNET_SEGMENT_BYTES, LossRecovery
 from hetplan.cluster.launch_form import check_launch, launch_domain
-from hetplan.cluster.link_form import BetweenForm, LinkForm
+from hetplan.cluster.links import ETHERNET_SEGMENT_BYTES, LossRecovery
 from hetplan.cluster.node import Nics, spread_evenly
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, RegionLink, Site, Transport
 from hetplan.files.reading import decode, read_document

@@ -1,17 +1,70 @@
-"""What is inside a node: which NIC, PCIe switch and NUMA node each of its devices hangs at.
+"""What is inside a node (NIC, PCIe switch and NUMA node of each device), and how nodes are named.
 
-Devices, NICs, switches and NUMA nodes of a node are counted from 0. Where a list does not say
-otherwise they are spread evenly in order: of 8 devices and 4 NICs, devices 0 and 1 have NIC 0.
+A name is a word, or a range such as `node[001-016,020]` as launchers write it: one pair of
+brackets per entry; the numbers of a range are as wide as its first one is written.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from hetplan.errors import InputError
+
+_WORD = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_ENTRY = re.compile(
+    r"(?P<before>[A-Za-z0-9][A-Za-z0-9._-]*)?"
+    r"(?:\[(?P<ranges>[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*)\](?P<after>[A-Za-z0-9._-]*))?",
+    re.ASCII,
+)
+_MAX_DIGITS = 9
+
+NODE_NAMES_PATTERN = (
+    rf"^(?:{_WORD}|(?:{_WORD})?\[[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*\][A-Za-z0-9._-]*)$"
+)
+"""Regular expression of one entry, for JSON Schema."""
+
+
+def _ranges(entry: str) -> tuple[str, list[tuple[str, int, int]], str]:
+    """(text before, (first number as written, first, last) of every range, text after)."""
+    found = _ENTRY.fullmatch(entry)
+    if not entry or found is None:
+        raise InputError(
+            f"found the text {entry[:60]!a}; write a name or a range, such as node[001-016]"
+        )
+    ranges = []
+    for part in (found["ranges"] or "").split(","):
+        first, _, last = part.partition("-")
+        if len(first) > _MAX_DIGITS or len(last) > _MAX_DIGITS:
+            raise InputError(f"{entry[:60]!a} has a number of more than {_MAX_DIGITS} digits")
+        if part:
+            low, high = int(first), int(last or first)
+            if high < low:
+                raise InputError(f"{entry[:60]!a}: the range {part} ends before it begins")
+            ranges.append((first, low, high))
+    return found["before"] or "", ranges, found["after"] or ""
+
+
+def count_names(entry: str) -> int:
+    """Nodes that an entry stands for; an InputError where it is neither a name nor a range."""
+    _, ranges, _ = _ranges(entry)
+    return sum(high - low + 1 for _, low, high in ranges) if ranges else 1
+
+
+def expand_names(entries: Sequence[str]) -> Iterator[str]:
+    """Every name, in order; an InputError where an entry is neither a name nor a range."""
+    for entry in entries:
+        before, ranges, after = _ranges(entry)
+        if not ranges:
+            yield before
+        for first, low, high in ranges:
+            for number in range(low, high + 1):
+                yield f"{before}{number:0{len(first)}d}{after}"
+
 
 MAX_NICS = 10**9
 """NICs of a node: as many as a cluster file can say, so that their numbers fit into arrays."""
@@ -98,7 +151,7 @@ class Nics:
 
     def ring_nics(self, devices_per_node: int) -> RingNics:
         """Which NICs rings use: as described, else that of the first device where devices share
-        NICs and there are no rails (`hetplan.cost.network.ring_nics`).
+        NICs and there are no rails (`hetplan.cost.network.paths`).
         """
         if self.rings is not None:
             return self.rings

@@ -22,8 +22,7 @@ from hetplan.cluster.launch_domains import (
     launch_faults,
 )
 from hetplan.cluster.links import Link, Transport
-from hetplan.cluster.node import Nics
-from hetplan.cluster.node_names import count_names, expand_names
+from hetplan.cluster.node import Nics, count_names, expand_names
 from hetplan.errors import InputError
 
 __all__ = [

@@ -1,7 +1,7 @@
 """By when is a step done with a given probability?
 
 The same draws of the predictions' errors and of slow devices as an estimate's interval
-(`hetplan.cost.estimate_interval`), at any quantile. Plans that are priced with one seed share their
+(`hetplan.cost.estimate`), at any quantile. Plans that are priced with one seed share their
 draws, so that two of them are compared under the same luck.
 """
 
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetplan.cost.estimate import step_causes
-from hetplan.cost.estimate_interval import scaled_logs, step_calibration
-from hetplan.cost.priced.draws import drawn_steps, straggler_wait
-from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.estimate import scaled_logs, step_calibration, step_causes
+from hetplan.cost.step_model.draws import drawn_steps, straggler_wait
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.plans.plan import Plan
 
 

@@ -8,15 +8,15 @@ from statistics import NormalDist
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate_values import Estimate
 from hetplan.plans.plan import Plan
-from hetplan.predict.calibration import devices_of, regime_of
-from hetplan.predict.calibration_values import (
+from hetplan.predict.calibration.factors import devices_of, regime_of
+from hetplan.predict.calibration.values import (
     COMMUNICATION,
     COMPUTE,
     FIXED,
     RunError,
     RunPart,
 )
-from hetplan.predict.causes import calibrated_cause, is_link
+from hetplan.predict.predictor import calibrated_cause, is_link
 from hetplan.predict.regression import NORMAL_90
 
 _NORMAL_80 = NormalDist().inv_cdf(0.9)  # deviations from the middle of a normal law to its p90

@@ -1,13 +1,13 @@
 """What does a boundary cost between stages of given degrees, before anyone knows the plan?
 
-Of a plan `hetplan.cost.priced.hops` says it from the devices on both sides. Here only a link and
-the degrees are known, as where a search bounds every boundary that a stage can have.
+Of a plan `hetplan.cost.step_model.hops` says it from the devices on both sides. Here only a link
+and the degrees are known, as where a search bounds every boundary that a stage can have.
 """
 
 from __future__ import annotations
 
 from hetplan.cluster.spec import Island, Link
-from hetplan.cost.priced.hops import Hop, Sides, gathered_seconds, hop_over, node_ports
+from hetplan.cost.step_model.hops import Hop, Sides, gathered_seconds, hop_over, node_ports
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import ModelSpec

@@ -22,8 +22,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from hetplan.predict.causes import SAMPLES_OF, is_link
-from hetplan.predict.predictor import DATASHEET, Prediction, SendLaw
+from hetplan.predict.predictor import DATASHEET, SAMPLES_OF, Prediction, SendLaw, is_link
 from hetplan.predict.regression import NORMAL_90
 
 __all__ = [

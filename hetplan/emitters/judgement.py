@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hetplan.cost.estimate_values import Component
 from hetplan.emitters.placement import listed
 from hetplan.plans.formats import tied_format
-from hetplan.plans.places import Devices, Places, device_array, stage_array
+from hetplan.plans.pieces import Devices, Places, device_array, stage_array
 from hetplan.plans.plan import Pipeline, Plan, Replica, Stage
 from hetplan.search.result import SearchResult
 from hetplan.units import format_bytes, format_seconds, format_share
@@ -155,7 +155,8 @@ def _apart(areas: _Areas, left: Devices, right: Devices, what: str) -> bool:
 def _first_and_last(result: SearchResult, areas: _Areas) -> Iterator[str]:
     """What first and last stage exchange at the end of every step, and what the estimate has it at.
 
-    Sources: megatron/core/parallel_state.py, the embedding group; hetplan.cost.priced.end_of_step.
+    Sources: megatron/core/parallel_state.py, the embedding group;
+    hetplan.cost.step_model.end_of_step.
     """
     plan, model = result.plan, result.inputs.model
     stages = [stage for pipeline in plan.pipelines for stage in pipeline.stages]

@@ -22,9 +22,8 @@ from hetplan.emitters.vendors import vendor_of
 from hetplan.errors import Fault, HetplanError, InfeasibleError, InputError, LimitError
 from hetplan.job.check import check_job_against
 from hetplan.job.spec import Job, Pins, TrainerOptions
-from hetplan.plans.build import plan_of
-from hetplan.plans.choices import chosen_of
-from hetplan.plans.places import Places, stage_array
+from hetplan.plans.build import chosen_of, plan_of
+from hetplan.plans.pieces import Places, stage_array
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import SearchResult

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from hetplan.cluster.launch_names import address_fault
+from hetplan.cluster.launch_domains import address_fault
 from hetplan.cluster.places import unknown
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.emitters.sheet import Agent, Host, LaunchSheet
 from hetplan.emitters.vendors import vendor_of
 from hetplan.errors import Fault, InputError
-from hetplan.plans.places import Devices, Places, stage_array
+from hetplan.plans.pieces import Devices, Places, stage_array
 from hetplan.plans.plan import Plan
 
 _MAX_SHOWN = 8

@@ -26,7 +26,7 @@ from hetplan.emitters.schedulers.tables import used_devices
 from hetplan.emitters.sheet import Host, LaunchSheet
 from hetplan.emitters.trainer_launch import EmitOptions, EmittedFile, TrainerLaunch
 from hetplan.files.encoding import encode
-from hetplan.plans.places import Devices, Places, device_array, stage_array
+from hetplan.plans.pieces import Devices, Places, device_array, stage_array
 from hetplan.plans.plan import Plan, ReductionGroup
 from hetplan.search.result import SearchResult
 

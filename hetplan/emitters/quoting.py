@@ -3,7 +3,7 @@
 Names come from files that other people wrote: a host name may hold `$(...)`, a path a space. Every
 text that reaches a script goes through `word` or `folder_word`, every YAML file through
 `yaml_text`. Names of hosts and settings of launch domains have been checked before
-(`hetplan.cluster.launch_names`): these functions are the second lock.
+(`hetplan.cluster.launch_domains`): these functions are the second lock.
 """
 
 from __future__ import annotations

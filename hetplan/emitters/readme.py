@@ -15,9 +15,8 @@ from hetplan.emitters.quoting import FOLDER, comment
 from hetplan.emitters.sheet import Agent, Host, LaunchSheet
 from hetplan.emitters.trainer_launch import EmitOptions, TrainerLaunch
 from hetplan.emitters.vendors import libraries
-from hetplan.plans.checkpoint_formats import reshardable
-from hetplan.plans.pieces import data_ranks
-from hetplan.plans.places import Places, stage_array
+from hetplan.plans.formats import reshardable
+from hetplan.plans.pieces import Places, data_ranks, stage_array
 from hetplan.plans.plan import RecomputeGranularity, Stage
 from hetplan.search.result import SearchResult
 from hetplan.units import format_bytes, format_seconds

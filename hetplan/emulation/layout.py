@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
+from hetplan.cluster.hosts import node_name
 from hetplan.cluster.links import Link
-from hetplan.cluster.part import node_name
 from hetplan.cluster.spec import Cluster
 from hetplan.emulation.figures import (
     buffer_bytes,

@@ -78,32 +78,5 @@ KINDS: tuple[ImporterKind, ...] = (
         title="Slurm node list, as in node[001-016,020], with or without counts",
         module="slurm_nodes",
     ),
-    ImporterKind(
-        kind="sailor",
-        title="Sailor profile.json: forward, backward and update seconds per layer",
-        module="sailor",
-        needs=("device", "model"),
-    ),
-    ImporterKind(
-        kind="sailor-network",
-        title="Sailor network file: fitted bandwidth polynomials between zones",
-        module="sailor_network",
-    ),
-    ImporterKind(
-        kind="metis",
-        title="Metis DeviceType.X_tpT_bsB.json: milliseconds and memory per layer",
-        module="metis",
-        needs=("device", "model", "precision", "sequence_length"),
-    ),
-    ImporterKind(
-        kind="galvatron",
-        title="Galvatron computation_profiling_*.json or hardware bandwidth json",
-        module="galvatron",
-    ),
-    ImporterKind(
-        kind="simumax",
-        title="SimuMax system json: rates, efficiencies and networks of a device",
-        module="simumax",
-    ),
 )
 """Every kind, in the order in which `hetplan import --help` shows them."""

@@ -1,20 +1,292 @@
-"""Whether a job can be asked of this model on this cluster: names, degrees and lengths exist."""
+"""Whether a job can be planned: its pins agree with each other, the target, model and cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from difflib import get_close_matches
 
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault
 from hetplan.files.nodes import Path, field_text
 from hetplan.files.reading import Document
-from hetplan.job.pins import pin_faults
-from hetplan.job.spec import Job
+from hetplan.job.spec import Job, Objective
 from hetplan.job.trainer import trainer_faults
-from hetplan.model.differences import planning_faults
-from hetplan.model.layers import Experts
+from hetplan.model.layer_units import planning_faults
+from hetplan.model.layers import Attention, Experts
 from hetplan.model.spec import ModelSpec
+
+MIN_INTERLEAVED_STAGES = 3
+"""Fewest that are searched: Megatron-LM interleaves no fewer unless sends are overlapped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanPin:
+    """What of a pin a target can do; the same as in `hetplan.plans.targets`, which lies above."""
+
+    context_parallel: bool = False
+    expert_parallel: bool = False
+    sequence_parallel: bool = False
+    experts_need_sequence_parallel: bool = False
+    interleaving: bool = False
+    several_pipelines: bool = False
+    other_warmup: bool = False
+    fewer_microbatches_than_stages: bool = False
+    context_shards: bool = False
+    tied_stages: bool = True
+    copied_heads: bool = True
+
+
+CAN_PIN: tuple[tuple[str, CanPin], ...] = (
+    ("native", CanPin(interleaving=True, several_pipelines=True, other_warmup=True)),
+    (
+        "megatron",
+        CanPin(
+            context_parallel=True,
+            expert_parallel=True,
+            sequence_parallel=True,
+            experts_need_sequence_parallel=True,
+            interleaving=True,
+            fewer_microbatches_than_stages=True,
+        ),
+    ),
+    (
+        "flagscale",
+        CanPin(
+            sequence_parallel=True,
+            experts_need_sequence_parallel=True,
+            fewer_microbatches_than_stages=True,
+        ),
+    ),
+    (
+        "torchtitan",
+        CanPin(
+            context_parallel=True,
+            expert_parallel=True,
+            sequence_parallel=True,
+            interleaving=True,
+            context_shards=True,
+            tied_stages=False,
+            copied_heads=False,
+        ),
+    ),
+    (
+        "any",
+        CanPin(
+            context_parallel=True,
+            expert_parallel=True,
+            sequence_parallel=True,
+            interleaving=True,
+            several_pipelines=True,
+            other_warmup=True,
+            fewer_microbatches_than_stages=True,
+        ),
+    ),
+)
+
+
+def pin_faults(job: Job, model: ModelSpec, cluster: Cluster) -> Iterator[tuple[Path, str]]:
+    """(path in the job's file, message) of every contradiction."""
+    can = dict(CAN_PIN).get(job.target)
+    if can is None:
+        return
+    yield from _of_target(job, can)
+    yield from _of_heads(job, model, can)
+    yield from _of_sequence(job)
+    yield from _of_experts(job, model, can)
+    yield from _of_stages(job, model, can)
+    yield from _of_pipelines(job, cluster)
+    yield from _prices(job, cluster)
+
+
+def _of_target(job: Job, can: CanPin) -> Iterator[tuple[Path, str]]:
+    pin = job.pin
+    for name, value, wanted, able, what in (
+        ("cp", pin.cp, (pin.cp or 1) > 1, can.context_parallel, "context parallelism"),
+        ("ep", pin.ep, (pin.ep or 1) > 1, can.expert_parallel, "expert parallelism"),
+        (
+            "sequence_parallel",
+            "true",
+            bool(pin.sequence_parallel),
+            can.sequence_parallel,
+            "sequence parallelism",
+        ),
+        (
+            "virtual_stages",
+            pin.virtual_stages,
+            (pin.virtual_stages or 1) > 1,
+            can.interleaving,
+            "interleaved stages",
+        ),
+        (
+            "pipelines",
+            pin.pipelines,
+            (pin.pipelines or 1) > 1,
+            can.several_pipelines,
+            "several pipelines",
+        ),
+        ("depth", pin.depth, (pin.depth or 0) > 0, can.other_warmup, "warm-up depths of its own"),
+    ):
+        if wanted and not able:
+            others = [other for other, does in CAN_PIN if _able(does, name)]
+            yield (
+                ("pin", name),
+                f"{value}, and target {job.target} has no {what}; remove it, or plan for "
+                f"{' or '.join(others)}",
+            )
+    if pin.sharded_optimizer is False and can.context_shards and (pin.cp or 1) > 1:
+        yield (
+            ("pin", "sharded_optimizer"),
+            f"false with cp {pin.cp}; target {job.target} shards over context-parallel ranks",
+        )
+
+
+def _able(can: CanPin, name: str) -> bool:
+    return {
+        "cp": can.context_parallel,
+        "ep": can.expert_parallel,
+        "sequence_parallel": can.sequence_parallel,
+        "virtual_stages": can.interleaving,
+        "pipelines": can.several_pipelines,
+        "depth": can.other_warmup,
+    }[name]
+
+
+def _of_heads(job: Job, model: ModelSpec, can: CanPin) -> Iterator[tuple[Path, str]]:
+    tp = job.pin.tp
+    if tp is None or can.copied_heads:
+        return
+    attentions = [run.layer.attention for run in model.layer_runs]
+    heads = [each.num_kv_heads for each in attentions if isinstance(each, Attention)]
+    for count in dict.fromkeys(heads):
+        if count % tp:
+            yield (
+                ("pin", "tp"),
+                f"{tp} does not divide the {count} key-value heads of {model.name}, which target "
+                f"{job.target} does not copy",
+            )
+
+
+def _of_sequence(job: Job) -> Iterator[tuple[Path, str]]:
+    pin, length = job.pin, job.sequence_length
+    cp = pin.cp or 1
+    if cp > 1 and length % (2 * cp):
+        yield ("pin", "cp"), f"sequence_length {length} is not a multiple of 2 x cp {cp}"
+    elif pin.sequence_parallel and pin.tp == 1:
+        yield ("pin", "sequence_parallel"), "true with tp 1: there is nothing to be parallel with"
+    elif pin.sequence_parallel and pin.tp and length // cp % pin.tp:
+        yield (
+            ("pin", "sequence_parallel"),
+            f"true, and tp {pin.tp} does not divide the {length // cp} tokens of a rank",
+        )
+
+
+def _of_experts(job: Job, model: ModelSpec, can: CanPin) -> Iterator[tuple[Path, str]]:
+    pin = job.pin
+    experts = [run.layer.mlp for run in model.layer_runs if isinstance(run.layer.mlp, Experts)]
+    ep = pin.ep or 1
+    if ep > 1 and not experts:
+        yield ("pin", "ep"), f"{ep}, and {model.name} has no experts; remove it"
+        return
+    for count in dict.fromkeys(each.num_experts for each in experts):
+        if count % ep:
+            yield ("pin", "ep"), f"{ep} does not divide the {count} experts of {model.name}"
+    if ep > 1 and None not in (pin.tp, pin.dp, pin.cp):
+        ranks = (pin.tp or 1) * (pin.dp or 1) * (pin.cp or 1)
+        if ranks % ep:
+            yield (
+                ("pin", "ep"),
+                f"{ep} does not divide tp {pin.tp} x cp {pin.cp} x dp {pin.dp} = {ranks} ranks",
+            )
+    needs = can.experts_need_sequence_parallel and experts and (pin.tp or 1) > 1
+    if needs and pin.sequence_parallel is False:
+        yield (
+            ("pin", "sequence_parallel"),
+            f"false; target {job.target} trains experts with tp {pin.tp} only with it",
+        )
+
+
+def _of_stages(job: Job, model: ModelSpec, can: CanPin) -> Iterator[tuple[Path, str]]:
+    pin, count = job.pin, _num_microbatches(job)
+    virtual, pp = pin.virtual_stages or 1, pin.pp
+    if pp and count and pp > count and not can.fewer_microbatches_than_stages:
+        yield (
+            ("pin", "pp"),
+            f"{pp} stages, and the other pins leave {count} microbatches; target {job.target} "
+            "needs at least one per stage",
+        )
+    if pp and pp > 1 and model.tied_embeddings and not can.tied_stages:
+        yield (
+            ("pin", "pp"),
+            f"{pp} stages of {model.name}, which ties embedding and head; target {job.target} "
+            "trains it in one stage only",
+        )
+    if virtual == 1:
+        return
+    if pin.depth:
+        yield ("pin", "depth"), f"{pin.depth} with {virtual} virtual stages; it goes with 1f1b"
+    least = pp or MIN_INTERLEAVED_STAGES
+    if least < MIN_INTERLEAVED_STAGES:
+        yield (
+            ("pin", "virtual_stages"),
+            f"{virtual} with pp {pp}; interleaving is searched from {MIN_INTERLEAVED_STAGES} "
+            "stages on",
+        )
+    elif least * virtual > model.num_layers:
+        yield (
+            ("pin", "virtual_stages"),
+            f"{virtual} on {'' if pp else 'at least '}{least} stages are {least * virtual} parts, "
+            f"{model.name} has {model.num_layers} transformer layers",
+        )
+    elif pp and count and count % pp:
+        yield (
+            ("pin", "virtual_stages"),
+            f"{virtual} with pp {pp} and {count} microbatches; interleaving needs a multiple of "
+            "the stages",
+        )
+
+
+def _num_microbatches(job: Job) -> int | None:
+    """Of a pipeline whose pins decide it."""
+    pin = job.pin
+    if pin.dp is None or pin.microbatch_size is None or (pin.pipelines or 1) > 1:
+        return None
+    count, rest = divmod(job.global_batch_size, pin.dp * pin.microbatch_size)
+    return None if rest else count
+
+
+def _of_pipelines(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
+    pin = job.pin
+    count = pin.pipelines or 1
+    if count == 1:
+        return
+    if count > job.global_batch_size:
+        yield (
+            ("pin", "pipelines"),
+            f"{count} for {job.global_batch_size} sequences; each needs at least one",
+        )
+    usable = sum(island.num_usable_devices for island in cluster.islands)
+    if count > usable:
+        yield ("pin", "pipelines"), f"{count}; {cluster.name} has {usable} usable devices"
+    if (pin.virtual_stages or 1) > 1:
+        yield (
+            ("pin", "virtual_stages"),
+            f"{pin.virtual_stages} with {count} pipelines; several pipelines run 1f1b",
+        )
+
+
+def _prices(job: Job, cluster: Cluster) -> Iterator[tuple[Path, str]]:
+    if job.objective is not Objective.COST_PER_TOKEN:
+        return
+    used = [island for island in cluster.islands if island.name not in job.forbid.islands]
+    without = [each.name for each in used if each.price_usd_per_device_hour is None]
+    if without:
+        more = f" and {len(without) - 3} more" if len(without) > 3 else ""
+        yield (
+            ("objective",),
+            f"{job.objective}, and islands {', '.join(without[:3])}{more} of {cluster.name} have "
+            "no price; give them one (price), or forbid them",
+        )
 
 
 def check_job_against(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hetplan.cluster.device_form import DEVICES_SCHEMA, DevicesForm
+from hetplan.cluster.catalogue import DEVICES_SCHEMA, DevicesForm
 from hetplan.cluster.file_form import CLUSTER_SCHEMA, ClusterForm
 from hetplan.files.schemas import schema_text
 from hetplan.files.writing import write_atomically
-from hetplan.job.file_form import JOB_SCHEMA, JobForm
+from hetplan.job.load import JOB_SCHEMA, JobForm
 from hetplan.job.sweep_form import SWEEP_SCHEMA, SweepForm
 from hetplan.model.file_form import MODEL_SCHEMA, ModelForm
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from hetplan.files.quantities import Bandwidth, Count, Name, Seconds
-from hetplan.job.file_form import TargetName
+from hetplan.job.load import TargetName
 
 SWEEP_SCHEMA = "hetplan.sweep/1"
 

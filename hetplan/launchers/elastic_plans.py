@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from hetplan.cluster.part import host_names, host_of_device, part_left
+from hetplan.cluster.hosts import host_names, host_of_device, part_left
 from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.predict.predictor import Predictor
 from hetplan.runtime.placement import place_ranks

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
-from hetplan.cluster.part import host_of_device
+from hetplan.cluster.hosts import host_of_device
 from hetplan.cluster.spec import Cluster
 from hetplan.emulation import running, state
 from hetplan.emulation.values import DATA_INTERFACE, EmulatedHost, Emulation

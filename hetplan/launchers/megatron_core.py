@@ -30,7 +30,7 @@ from hetplan.launchers.machine import torch_backend
 from hetplan.launchers.megatron_core_plan import core_faults, core_places
 from hetplan.launchers.ranks import OnStep, RankProgram
 from hetplan.launchers.run_log import RunLog
-from hetplan.model.differences import own_numerics_differences
+from hetplan.model.layer_units import own_numerics_differences
 from hetplan.search.result import SearchResult
 
 if TYPE_CHECKING:

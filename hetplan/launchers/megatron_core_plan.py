@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from hetplan.errors import Fault
 from hetplan.job.spec import Job
-from hetplan.model.differences import own_layer_fault
+from hetplan.model.layer_units import own_layer_fault
 from hetplan.model.numerics import Activation, RotaryScalingKind
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check import check_plan

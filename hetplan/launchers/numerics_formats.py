@@ -16,7 +16,7 @@ import numpy as np
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
 from hetplan.launchers.numerics_values import Numerics
-from hetplan.plans.places import Devices, Places, device_array, stage_array
+from hetplan.plans.pieces import Devices, Places, device_array, stage_array
 from hetplan.search.result import SearchResult
 
 

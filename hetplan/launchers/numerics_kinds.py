@@ -11,7 +11,7 @@ from hetplan.cluster.devices import CPU_KIND
 from hetplan.errors import InputError
 from hetplan.launchers.machine import same_kind
 from hetplan.launchers.numerics import KindBackend
-from hetplan.plans.places import Places, stage_array
+from hetplan.plans.pieces import Places, stage_array
 from hetplan.profiling.backends import Backend, CpuBackend, CudaBackend
 from hetplan.profiling.plugin_backend import PLUGINS, open_plugin
 from hetplan.search.result import SearchResult

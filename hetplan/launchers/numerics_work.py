@@ -12,8 +12,7 @@ from dataclasses import replace
 from hetplan.job.trainer import trainer_settings
 from hetplan.launchers.numerics_tolerance import CHECKED
 from hetplan.launchers.numerics_values import NumericsSetup
-from hetplan.model.layer_operators import layer_operators
-from hetplan.model.operators import ADDITION_FUSED, Operator, OperatorClass
+from hetplan.model.operators import ADDITION_FUSED, Operator, OperatorClass, layer_operators
 from hetplan.model.spec import TRAINED_KINDS, LayerKind
 from hetplan.search.result import SearchResult
 

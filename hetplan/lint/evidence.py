@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from hetplan.importers.sailor import SEQUENCE_LENGTH
 from hetplan.lint.known import element_bytes, known_model, precision_of
 from hetplan.lint.rows import LayerRow, LayerSampleRow, Material, Place
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
 from hetplan.model.work import layer_work
 from hetplan.profiling.samples import Phase
 
+_SEQUENCE_LENGTH = 2048  # what Sailor profiled; its files do not say it
 SENTINEL_SECONDS = 5.0
 """No layer or message takes so long; marks for failures are powers of ten above it."""
 
@@ -171,7 +171,7 @@ def _layer_flops(model: ModelSpec, row: LayerRow) -> float:
         return 0.0
     if model.slicing_faults(row.tp):
         return 0.0
-    work = layer_work(model, LayerKind.TRANSFORMER, row.microbatch_size, SEQUENCE_LENGTH, row.tp)
+    work = layer_work(model, LayerKind.TRANSFORMER, row.microbatch_size, _SEQUENCE_LENGTH, row.tp)
     return work.flops
 
 

@@ -5,8 +5,6 @@ The importer is the one that the user names, or the one of the tool that the tex
 
 from __future__ import annotations
 
-import re
-
 from hetplan.errors import InputError
 from hetplan.importers.kinds import KINDS, ImporterKind
 from hetplan.importers.looks_like import looks_like
@@ -21,12 +19,6 @@ from hetplan.lint.rows import (
 )
 from hetplan.model.spec import ModelSpec
 
-_JSON_MARKS = (
-    # Keys of files of other planners, which looks_like leaves to the user.
-    ("galvatron", r"\"(layernum\[|layertype_|allreduce_size_|pp_size_)"),
-    ("metis", r"\"layer_compute_total_ms\""),
-    ("simumax", r"\"sys_name\"[\s\S]*\"accelerator\""),
-)
 _HEAD = 1 << 16  # every tool says what it is in its first lines
 
 
@@ -39,9 +31,7 @@ def importer_of(text: str, named: str | None = None) -> ImporterKind | None:
             raise InputError(f"--kind {named}: there is no such importer; choose one of {names}")
         return kind
     head = text[:_HEAD]
-    name = looks_like(head) or next(
-        (name for name, mark in _JSON_MARKS if re.search(mark, head)), None
-    )
+    name = looks_like(head)
     return next((each for each in KINDS if each.kind == name), None)
 
 
@@ -61,7 +51,7 @@ def read_foreign(
         link="checked",
         device=device,
         model=model,
-        precision=precision or (Precision.FLOAT32 if kind.kind == "sailor" else None),
+        precision=precision,
         sequence_length=sequence_length,
     )
     return imported_rows(file, kind.parse(text, context))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from hetplan.cluster.device_form import DEVICES_SCHEMA, DevicesForm
+from hetplan.cluster.catalogue import DEVICES_SCHEMA, DevicesForm
 from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault

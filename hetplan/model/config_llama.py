@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from hetplan.model.config_numerics import (
+from hetplan.model.config_values import (
+    ConfigValues,
     Numerics,
+    Shape,
     activation_of,
+    even_heads,
+    experts_of,
     mixtral_router,
     qwen_router,
     rotary_numerics,
 )
-from hetplan.model.config_shape import Shape, even_heads, experts_of
-from hetplan.model.config_values import ConfigValues
 from hetplan.model.layers import Attention, Experts, Mlp, Norm, TransformerLayer
 from hetplan.model.numerics import Router
 

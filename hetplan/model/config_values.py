@@ -1,19 +1,23 @@
-"""Values of one configuration, each checked for its type and range, with a fault where it is not.
-
-A getter never raises: it notes the fault and gives a value that lets reading go on, so that all
-faults of a file are found at once. `raise_faults` ends the reading of a file that had any.
-"""
+"""Checked values of a Hugging Face config.json: shape, norms, MLPs, positions, routers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hetplan.errors import Fault, InputError
 from hetplan.files.faults import describe
 from hetplan.files.nodes import Path
 from hetplan.files.reading import Document
-from hetplan.model.layers import MAX_PER_SIZE
-from hetplan.model.numerics import MAX_CONSTANT
+from hetplan.model.layers import MAX_PER_SIZE, Experts, TransformerLayer
+from hetplan.model.numerics import (
+    MAX_CONSTANT,
+    Activation,
+    RotaryScaling,
+    RotaryScalingKind,
+    Router,
+    ScoreFunction,
+)
 from hetplan.model.spec import MAX_LAYERS
 
 _ABSENT = object()
@@ -174,3 +178,204 @@ class ConfigValues:
         """A fault where the file says true to what hetplan cannot count."""
         if self.at(key) not in (None, False):
             self.fault(key, f"found {describe(self.at(key))}; {why}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a family's keys say."""
+
+    hidden_size: int
+    vocab_size: int
+    positions: int
+    """max_position_embeddings."""
+    layers: tuple[TransformerLayer, ...]
+    tied: bool
+    learned_positions: int = 0
+    embedding_size: int | None = None
+    final_norm: bool = True
+    num_mtp_layers: int = 0
+    numerics: Numerics
+
+
+def even_heads(values: ConfigValues, hidden: int, heads: int) -> int:
+    """Width of a head where the file states none."""
+    if hidden % heads:
+        values.fault(
+            "num_attention_heads",
+            f"{heads} does not divide hidden_size {hidden}, and the width of a head follows from "
+            "both; change one of them",
+            beside=("n_embd", "hidden_size", "n_head"),
+        )
+        return 1
+    return hidden // heads
+
+
+def experts_of(
+    values: ConfigValues,
+    *,
+    num_experts: int,
+    per_token: int,
+    ffn: int,
+    shared: int = 0,
+    shared_gate: bool = False,
+) -> Experts:
+    """Routed and shared experts, none with biases; a fault where a token goes to too many."""
+    key = "num_experts_per_tok"
+    if per_token > num_experts:
+        values.fault(
+            key,
+            f"found {per_token}, more than the {num_experts} experts there are",
+            beside=("n_routed_experts", "num_experts", "num_local_experts"),
+        )
+        per_token = num_experts
+    return Experts(
+        num_experts=num_experts,
+        experts_per_token=per_token,
+        expert_ffn_hidden_size=ffn,
+        shared_ffn_hidden_size=shared,
+        shared_gate=shared_gate and shared > 0,
+    )
+
+
+_ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_python": Activation.GELU,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_fast": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "relu": Activation.RELU,
+}
+"""transformers/activations.py, ACT2FN."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numerics:
+    """What of it a family's keys say; fields as in `hetplan.model.spec.ModelSpec`."""
+
+    norm_epsilon: float
+    activation: Activation
+    rotary_base: float | None = None
+    rotary_fraction: float | None = None
+    rotary_scaling: RotaryScaling | None = None
+    router: Router | None = None
+
+
+def activation_of(values: ConfigValues, key: str, default: str) -> Activation:
+    """The function that this key names."""
+    found = values.at(key)
+    return _ACTIVATIONS.get(default if found is None else str(found), Activation.OTHER)
+
+
+def rotary_numerics(
+    values: ConfigValues,
+    *,
+    epsilon: float,
+    epsilon_key: str = "rms_norm_eps",
+    activation: Activation,
+    base: float = 10000.0,
+    base_keys: tuple[str, ...] = ("rope_theta",),
+    fraction: float | None = None,
+    fraction_key: str = "partial_rotary_factor",
+    router: Router | None = None,
+) -> Numerics:
+    """Of a family with one set of rotary positions for all layers; the numbers are its defaults."""
+    settings = _rotary_settings(values)
+    stated = values.number(*base_keys, default=base)
+    part = values.number(fraction_key, default=fraction)
+    if settings is not None:
+        stated = settings.number("rope_theta", default=stated)
+        part = settings.number("partial_rotary_factor", default=part)
+    if part is not None and part > 1:
+        values.fault(fraction_key, f"found {part:g}; at most 1 is rotated")
+        part = None
+    scaling = None if settings is None else _scaling(values, settings)
+    if settings is not None:
+        values.faults += settings.faults
+    return Numerics(
+        norm_epsilon=values.number(epsilon_key, default=epsilon) or epsilon,
+        activation=activation,
+        rotary_base=stated,
+        rotary_fraction=None if part == 1 else part,
+        rotary_scaling=scaling,
+        router=router,
+    )
+
+
+def _rotary_settings(values: ConfigValues) -> ConfigValues | None:
+    """The mapping of rotary settings; transformers takes rope_scaling where there are both."""
+    for key in ("rope_scaling", "rope_parameters"):
+        found = values.at(key)
+        if isinstance(found, dict) and found:
+            return ConfigValues(values.document, (*values.place, key))
+    return None
+
+
+def _scaling(values: ConfigValues, settings: ConfigValues) -> RotaryScaling | None:
+    word = settings.at("rope_type") or settings.at("type") or "default"
+    if word == "default":
+        return None
+    known = {kind.value: kind for kind in RotaryScalingKind}
+    kind = known.get(str(word), RotaryScalingKind.OTHER)
+    original = settings.count_or_none("original_max_position_embeddings", default=None)
+    if original is None and kind is not RotaryScalingKind.OTHER:
+        # modeling_rope_utils.py, standardize_rope_params.
+        original = values.count_or_none("max_position_embeddings", default=None)
+    return RotaryScaling(
+        kind=kind,
+        factor=settings.number("factor", default=None),
+        original_length=original,
+        low_frequency_factor=settings.number("low_freq_factor", default=None),
+        high_frequency_factor=settings.number("high_freq_factor", default=None),
+        beta_fast=settings.number("beta_fast", default=None),
+        beta_slow=settings.number("beta_slow", default=None),
+        mscale=settings.number("mscale", default=None, zero=True),
+        mscale_all_dim=settings.number("mscale_all_dim", default=None, zero=True),
+    )
+
+
+def mixtral_router(values: ConfigValues) -> Router:
+    """modeling_mixtral.py, MixtralTopKRouter: softmax over all, the best divided by their sum."""
+    return Router(
+        score_function=ScoreFunction.SOFTMAX,
+        normalized=True,
+        loss_coefficient=values.number("router_aux_loss_coef", default=0.001, zero=True),
+    )
+
+
+def qwen_router(values: ConfigValues) -> Router:
+    """modeling_qwen2_moe.py and modeling_qwen3_moe.py: as Mixtral's, divided where the key says."""
+    return Router(
+        score_function=ScoreFunction.SOFTMAX,
+        normalized=values.flag("norm_topk_prob", default=False),
+        loss_coefficient=values.number("router_aux_loss_coef", default=0.001, zero=True),
+    )
+
+
+def deepseek_router(values: ConfigValues, *, third: bool) -> Router:
+    """modeling_deepseek_v2.py and modeling_deepseek_v3.py; the loss is of DeepSeek's own files.
+
+    Version 2 ranks groups by their best expert and normalises nothing; version 3 by their best two,
+    and always corrects the choice by a bias.
+    """
+    grouped = third or values.at("topk_method") == "group_limited_greedy"
+    groups = values.count_or_none("n_group", default=8 if third else None)
+    chosen = values.count_or_none("topk_group", default=4 if third else None)
+    if not grouped or groups is None or chosen is None or groups == chosen:
+        groups = chosen = None
+    elif chosen > groups:
+        message = f"found {chosen}, more than the {groups} groups there are"
+        values.fault("topk_group", message, beside=("n_group",))
+        groups = chosen = None
+    return Router(
+        score_function=ScoreFunction.SIGMOID if third else ScoreFunction.SOFTMAX,
+        normalized=third and values.flag("norm_topk_prob", default=True),
+        scaling_factor=values.number("routed_scaling_factor", default=2.5 if third else 1.0),
+        num_groups=groups,
+        groups_per_token=chosen,
+        group_experts=None if groups is None else 2 if third else 1,
+        correction_bias=third,
+        loss_coefficient=values.number("aux_loss_alpha", default=None, zero=True),
+        loss_per_sequence=None if values.at("seq_aux") is None else bool(values.at("seq_aux")),
+    )

@@ -1,16 +1,37 @@
-"""How a model file is written."""
+"""How a model file in hetplan's own form is written, and what it means as a ModelSpec."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from itertools import chain, cycle, islice
 from typing import Annotated
 
 from pydantic import Field
 
+from hetplan.errors import Fault, InputError
+from hetplan.files.nodes import Path
 from hetplan.files.quantities import Count, Name
-from hetplan.model.layers import Norm
-from hetplan.model.numerics import MAX_CONSTANT, Activation, RotaryScalingKind, ScoreFunction
-from hetplan.model.spec import MAX_LAYERS, Architecture
+from hetplan.files.reading import Document, decode
+from hetplan.model.layers import (
+    Attention,
+    Experts,
+    LatentAttention,
+    LayerRun,
+    Mlp,
+    Norm,
+    TransformerLayer,
+    runs_of,
+)
+from hetplan.model.numerics import (
+    MAX_CONSTANT,
+    Activation,
+    RotaryScaling,
+    RotaryScalingKind,
+    Router,
+    ScoreFunction,
+)
+from hetplan.model.spec import MAX_LAYERS, Architecture, ModelSpec
 
 MODEL_SCHEMA = "hetplan.model/3"
 
@@ -225,3 +246,238 @@ class ModelForm:
     """Stretching of rotary positions; left out: there is none."""
     router: RouterForm | None = None
     """Router of every layer with experts."""
+
+
+def model_of_document(document: Document) -> ModelSpec:
+    """The model that the file describes; one InputError with every fault otherwise."""
+    form = decode(document, ModelForm, schema=MODEL_SCHEMA, checks=(_check_heads,))
+    builder = _Builder(document, form)
+    runs = builder.runs()
+    _check_uses(builder, runs)
+    last = runs[-1].layer
+    gpt = form.architecture is Architecture.GPT
+    positions = form.learned_positions
+    if positions is None:
+        positions = form.max_sequence_length if gpt else 0
+    mtp = form.multi_token_prediction
+    width = form.embedding_size
+    try:
+        return ModelSpec(
+            name=form.name,
+            hidden_size=form.hidden_size,
+            vocab_size=form.vocab_size,
+            max_sequence_length=form.max_sequence_length,
+            layer_runs=runs,
+            final_norm=last.norm if form.final_norm else None,
+            learned_positions=positions,
+            embedding_size=None if width == form.hidden_size else width,
+            head_bias=form.head_bias,
+            tied_embeddings=form.tied_embeddings,
+            num_mtp_layers=0 if mtp is None else mtp.num_layers,
+            mtp_layer=None if mtp is None else last,
+            norm_epsilon=form.norm_epsilon,
+            activation=form.activation,
+            rotary_base=form.rotary_base,
+            rotary_fraction=form.rotary_fraction,
+            rotary_scaling=_rotary_scaling(form.rotary_scaling),
+            router=builder.router(form.router),
+        )
+    except InputError as error:
+        if any(fault.file for fault in error.faults):
+            raise
+        raise InputError(document.fault((), str(error))) from error
+
+
+def _check_uses(builder: _Builder, runs: tuple[LayerRun, ...]) -> None:
+    """Rotary keys and a router belong to models that have such a thing."""
+    form = builder.form
+    rotary = any(
+        not isinstance(run.layer.attention, Attention) or run.layer.attention.rotary for run in runs
+    )
+    for key in ("rotary_base", "rotary_fraction", "rotary_scaling"):
+        if getattr(form, key) is not None and not rotary:
+            raise builder.error((key,), "the model has no rotary positions; leave it out")
+    if form.router is not None and not any(isinstance(run.layer.mlp, Experts) for run in runs):
+        raise builder.error(("router",), "the model has no experts; leave it out")
+
+
+def _rotary_scaling(form: RotaryScalingForm | None) -> RotaryScaling | None:
+    if form is None:
+        return None
+    return RotaryScaling(**{field.name: getattr(form, field.name) for field in fields(form)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    """Layers of a form whose single keys are right; what they mean together is checked here."""
+
+    document: Document
+    form: ModelForm
+
+    def runs(self) -> tuple[LayerRun, ...]:
+        """The transformer layers."""
+        form = self.form
+        if not form.layers:
+            if form.repeat_layers:
+                raise self.error(("repeat_layers",), "there is no list of layers to repeat")
+            return (LayerRun(count=form.num_layers, layer=self.layer(LayersForm(), ())),)
+        shapes = [
+            (entry.count, self.layer(entry, ("layers", at))) for at, entry in enumerate(form.layers)
+        ]
+        total = sum(count for count, _ in shapes)
+        if total == form.num_layers or (form.repeat_layers and total < form.num_layers):
+            if not form.repeat_layers:
+                return runs_of_counts(shapes)
+            each = chain.from_iterable([layer] * count for count, layer in shapes)
+            return runs_of(islice(cycle(each), form.num_layers))
+        raise self.error(
+            ("layers",),
+            f"the counts add up to {total}, num_layers is {form.num_layers}; make them equal"
+            + ("" if form.repeat_layers else ", or say repeat_layers: true"),
+        )
+
+    def router(self, form: RouterForm | None) -> Router | None:
+        """The router, whose keys must agree with each other."""
+        if form is None:
+            return None
+        try:
+            return Router(**{field.name: getattr(form, field.name) for field in fields(form)})
+        except InputError as error:
+            raise self.error(("router",), str(error)) from error
+
+    def error(self, path: Path, message: str) -> InputError:
+        return InputError(self.document.fault(path, message))
+
+    def layer(self, entry: LayersForm, path: Path) -> TransformerLayer:
+        """One shape; keys that the entry leaves out are the model's."""
+        form = self.form
+        gpt = form.architecture is Architecture.GPT
+        attention, mlp = self.attention(entry, path), self.mlp(entry, path)
+        try:
+            return TransformerLayer(
+                attention=attention,
+                mlp=mlp,
+                norm=form.norm or (Norm.LAYER_NORM if gpt else Norm.RMS_NORM),
+                num_norms=form.norms_per_layer,
+                parallel_residual=form.parallel_residual,
+            )
+        except InputError as error:
+            raise self.error(("norms_per_layer",), str(error)) from error
+
+    def attention(self, entry: LayersForm, path: Path) -> Attention | LatentAttention:
+        """Its attention."""
+        try:
+            return self._attention(entry, path)
+        except InputError as error:
+            if any(fault.file for fault in error.faults):
+                raise
+            raise self.error(path, str(error)) from error
+
+    def _attention(self, entry: LayersForm, path: Path) -> Attention | LatentAttention:
+        form = self.form
+        gpt = form.architecture is Architecture.GPT
+        heads = entry.num_attention_heads or form.num_attention_heads
+        latent = entry.latent_attention or form.latent_attention
+        window = entry.window or form.window
+        if latent is not None:
+            given = (entry.num_kv_heads or form.num_kv_heads, entry.head_dim or form.head_dim)
+            if any(given) or window or form.qk_norm:
+                raise self.error(
+                    path if entry.latent_attention else ("latent_attention",),
+                    "latent attention has no num_kv_heads, head_dim, window or qk_norm; "
+                    "leave those out",
+                )
+            return LatentAttention(
+                num_heads=heads,
+                query_rank=latent.query_rank,
+                kv_rank=latent.kv_rank,
+                nope_head_dim=latent.nope_head_dim,
+                rope_head_dim=latent.rope_head_dim,
+                value_head_dim=latent.value_head_dim,
+                bias=latent.bias,
+            )
+        return Attention(
+            num_heads=heads,
+            num_kv_heads=entry.num_kv_heads or form.num_kv_heads or heads,
+            head_dim=entry.head_dim or form.head_dim or self.head_dim(heads, path),
+            qkv_bias=_default(form.qkv_bias, gpt),
+            output_bias=_default(form.output_bias, gpt),
+            qk_norm=form.qk_norm,
+            rotary=_default(form.rotary, not gpt),
+            window=window,
+        )
+
+    def head_dim(self, heads: int, path: Path) -> int:
+        hidden = self.form.hidden_size
+        if hidden % heads:
+            raise self.error(
+                (*path, "num_attention_heads"),
+                f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}; "
+                "change one of them or give head_dim",
+            )
+        return hidden // heads
+
+    def mlp(self, entry: LayersForm, path: Path) -> Mlp | Experts:
+        form = self.form
+        gpt = form.architecture is Architecture.GPT
+        gated = _default(form.gated_mlp, not gpt)
+        # A run that names its own MLP width has that MLP, whatever the others have.
+        dense = entry.ffn_hidden_size is not None and entry.experts is None
+        experts = entry.experts or (None if dense else form.experts)
+        if experts is not None:
+            try:
+                return _experts(experts, gated)
+            except InputError as error:
+                place = path if entry.experts else ()
+                raise self.error((*place, "experts"), str(error)) from error
+        width = entry.ffn_hidden_size or form.ffn_hidden_size
+        if width is None:
+            raise self.error(path, "ffn_hidden_size is missing; add it, or experts")
+        return Mlp(ffn_hidden_size=width, gated=gated, bias=_default(form.mlp_bias, gpt))
+
+
+def runs_of_counts(shapes: list[tuple[int, TransformerLayer]]) -> tuple[LayerRun, ...]:
+    """Runs of these counts, equal neighbours together."""
+    runs: list[LayerRun] = []
+    for count, layer in shapes:
+        if runs and runs[-1].layer == layer:
+            count += runs.pop().count
+        runs.append(LayerRun(count=count, layer=layer))
+    return tuple(runs)
+
+
+def _experts(form: ExpertsForm, gated: bool) -> Experts:
+    return Experts(
+        num_experts=form.num_experts,
+        experts_per_token=form.experts_per_token,
+        expert_ffn_hidden_size=form.ffn_hidden_size,
+        shared_ffn_hidden_size=form.shared_ffn_hidden_size,
+        shared_gate=form.shared_gate,
+        gated=gated,
+        bias=form.bias,
+    )
+
+
+def _default(given: bool | None, otherwise: bool) -> bool:
+    return otherwise if given is None else given
+
+
+def _check_heads(document: Document) -> Iterator[Fault]:
+    heads = document.whole(("num_attention_heads",))
+    if heads is None:
+        return
+    kv_heads = document.whole(("num_kv_heads",))
+    if kv_heads is not None and heads % kv_heads:
+        yield document.fault(
+            ("num_kv_heads",),
+            f"{kv_heads} does not divide num_attention_heads {heads}; each key-value head serves "
+            "the same number of query heads",
+        )
+    hidden = document.whole(("hidden_size",))
+    plain = document.at("head_dim") is None and document.at("latent_attention") is None
+    if plain and not document.entries(("layers",)) and hidden is not None and hidden % heads:
+        yield document.fault(
+            ("hidden_size",),
+            f"{hidden} is not a multiple of num_attention_heads {heads}; "
+            "change one of them or give head_dim",
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hetplan.files.reading import read_document
-from hetplan.model.from_form import model_of_document
+from hetplan.model.file_form import model_of_document
 from hetplan.model.huggingface import is_huggingface, model_of_config
 from hetplan.model.spec import ModelSpec
 

@@ -9,6 +9,8 @@ Transformer layers need not be alike: `layer_runs` says what each is (`hetplan.m
 `common_layer` is the one shape of all of them, for everything that prices or trains models of
 equal layers only; it raises an InputError for other models. So do `architecture`,
 `ffn_hidden_size` and the like for models that hetplan's own trainer does not have.
+
+Models that were written to disk before their layers could differ, in today's form.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hetplan.errors import InputError
-from hetplan.model.differences import own_layer_fault, unlike_layers
+from hetplan.model.layer_units import own_layer_fault, unlike_layers
 from hetplan.model.layers import (
     Attention,
     LayerRun,
@@ -27,7 +29,6 @@ from hetplan.model.layers import (
     check_sizes,
 )
 from hetplan.model.numerics import Activation, RotaryScaling, Router, check_constants
-from hetplan.model.older import flat_to_runs
 
 MAX_LAYERS = 100_000
 """Most transformer layers of a model: a hundred times the deepest that was trained (DeepNet,
@@ -374,3 +375,36 @@ def plain_model(
         learned_positions=max_sequence_length if gpt else 0,
         tied_embeddings=tied_embeddings,
     )
+
+
+_LAYER = ("ffn_hidden_size", "num_attention_heads", "num_kv_heads", "head_dim", "num_layers")
+
+
+def flat_to_runs(data: dict[str, object]) -> dict[str, object]:
+    """The same model with `layer_runs`; data that has them already, or is no model, unchanged.
+
+    Values are only moved: whether they are right is found by the form that reads them.
+    """
+    if "layer_runs" in data or "architecture" not in data or any(key not in data for key in _LAYER):
+        return data
+    gpt = data["architecture"] == "gpt"
+    norm = "layer_norm" if gpt else "rms_norm"
+    layer = {
+        "attention": {
+            "num_heads": data["num_attention_heads"],
+            "num_kv_heads": data["num_kv_heads"],
+            "head_dim": data["head_dim"],
+            "qkv_bias": gpt,
+            "output_bias": gpt,
+            "rotary": not gpt,
+        },
+        "mlp": {"ffn_hidden_size": data["ffn_hidden_size"], "gated": not gpt, "bias": gpt},
+        "norm": norm,
+    }
+    rest = {key: value for key, value in data.items() if key not in (*_LAYER, "architecture")}
+    return {
+        **rest,
+        "layer_runs": [{"count": data["num_layers"], "layer": layer}],
+        "final_norm": norm,
+        "learned_positions": data.get("max_sequence_length", 0) if gpt else 0,
+    }

@@ -1,7 +1,9 @@
-"""From choices to a plan and back: which devices each stage gets, and every group that follows.
+"""Which choices make a plan: the inverse of `hetplan.plans.build.plan_of`.
+
+From choices to a plan and back: which devices each stage gets, and every group that follows.
 
 Placement: the stages on an island take its usable devices in order, pipeline by pipeline
-(`hetplan.plans.placing`), `tp * cp * dp` each, tensor-parallel ranks next to each other, then
+(`hetplan.plans.assemble`), `tp * cp * dp` each, tensor-parallel ranks next to each other, then
 context-parallel ones. `tp` divides the devices of a node; the product divides them or is a multiple
 of them, so that no tensor-parallel group leaves its node. A stage on several islands has one
 replica entry per island.
@@ -10,21 +12,23 @@ replica entry per island.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from hetplan.cluster.spec import Cluster, Island, Link
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job
-from hetplan.model.differences import own_layer_fault, planning_faults
+from hetplan.model.layer_units import own_layer_fault, planning_faults
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.assemble import assemble_pipeline, assemble_plan
-from hetplan.plans.choices import SELECTIVE_MODULES
-from hetplan.plans.choices import chosen_of as chosen_of
+from hetplan.plans.assemble import (
+    assemble_pipeline,
+    assemble_plan,
+    device_ranges,
+    positions,
+    stages_with_room,
+)
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
-from hetplan.plans.depths import own_depth
-from hetplan.plans.pieces import stage_copies
-from hetplan.plans.placing import device_ranges, positions, stages_with_room
+from hetplan.plans.pieces import own_depth, stage_copies, stage_shards
 from hetplan.plans.plan import (
     DeviceRange,
     LayerRange,
@@ -33,6 +37,7 @@ from hetplan.plans.plan import (
     Plan,
     Recompute,
     RecomputeGranularity,
+    RecomputeModule,
     Replica,
     Schedule,
     Sharding,
@@ -41,6 +46,90 @@ from hetplan.plans.plan import (
 )
 from hetplan.plans.rules import experts_of
 from hetplan.plans.targets import target
+
+SELECTIVE_MODULES = (RecomputeModule.CORE_ATTENTION,)
+"""What a chosen stage that recomputes selectively runs again."""
+
+
+def chosen_of(plan: Plan, cluster: Cluster, model: ModelSpec | None = None) -> ChosenPlan:
+    """The choices that make this plan, but for the numbers of its devices.
+
+    Without a model the only layer behind the transformer layers is the head. An InputError names
+    what no choices can say: recomputation of other parts than attention, shards that are not all
+    ranks of every stage, offloading, overlap.
+    """
+    faults = tuple(_beyond_choices(plan))
+    if faults:
+        raise InputError(*faults)
+    total = max(c.stop for each in plan.pipelines for s in each.stages for c in s.chunks)
+    end = total - 1 if model is None else 1 + model.num_layers
+    return ChosenPlan(
+        pipelines=tuple(
+            ChosenPipeline(
+                stages=tuple(_chosen_stage(cluster, stage, end) for stage in pipeline.stages),
+                num_microbatches=pipeline.num_microbatches,
+                schedule=pipeline.schedule,
+            )
+            for pipeline in plan.pipelines
+        ),
+        sharding=plan.sharding,
+        early_sends=plan.overlap.send,
+    )
+
+
+def _chosen_stage(cluster: Cluster, stage: Stage, end: int) -> ChosenStage:
+    return ChosenStage(
+        parts=tuple(
+            Part(
+                island=cluster.island_of_device(replica.devices[0].start).name,
+                shape=Shape(
+                    tp=replica.tp,
+                    cp=replica.cp,
+                    dp=replica.dp,
+                    microbatch_size=replica.microbatch_size,
+                    ep=replica.ep,
+                    etp=replica.etp,
+                    sequence_parallel=replica.sequence_parallel,
+                ),
+            )
+            for replica in stage.replicas
+        ),
+        # Position 0 is the embedding; what stands behind the transformer layers is not counted.
+        layers=tuple(min(chunk.stop, end) - max(chunk.start, 1) for chunk in stage.chunks),
+        recompute=stage.recompute.granularity,
+        warmup_depth=stage.warmup_depth,
+    )
+
+
+def _beyond_choices(plan: Plan) -> Iterator[Fault]:
+    stages = [
+        (f"pipelines[{p}].stages[{s}]", stage)
+        for p, pipeline in enumerate(plan.pipelines)
+        for s, stage in enumerate(pipeline.stages)
+    ]
+    for field, stage in stages:
+        asks = stage.recompute
+        if asks.layers is not None:
+            message = f"{asks.layers}; searched plans recompute all layers of a stage or none"
+            yield Fault(field=f"{field}.recompute.layers", message=message)
+        if asks.modules not in ((), SELECTIVE_MODULES):
+            message = f"{', '.join(asks.modules)}; searched plans recompute core_attn alone"
+            yield Fault(field=f"{field}.recompute.modules", message=message)
+    shards = plan.optimizer_shards
+    if plan.sharding not in (Sharding.NONE, Sharding.OPTIMIZER):
+        message = f"{plan.sharding}; searched plans shard the optimizer state or nothing"
+        yield Fault(field="sharding", message=message)
+    elif plan.sharding is Sharding.OPTIMIZER and any(
+        stage_shards(shards, stage) != stage_copies(stage) for _, stage in stages
+    ):
+        message = f"{shards}; searched plans shard over all ranks of a stage"
+        yield Fault(field="optimizer_shards", message=message)
+    if plan.optimizer_offload:
+        message = f"{plan.optimizer_offload}; searched plans keep optimizer state on the device"
+        yield Fault(field="optimizer_offload", message=message)
+    if replace(plan.overlap, send=False) != OverlapSettings():
+        message = "searched plans overlap what a plan does by default, and sends"
+        yield Fault(field="overlap", message=message)
 
 
 def plan_of(model: ModelSpec, cluster: Cluster, job: Job, chosen: ChosenPlan) -> Plan:

@@ -16,12 +16,27 @@ from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.check_devices import degrees, devices_exist, devices_once, nodes
-from hetplan.plans.check_groups import boundaries, reductions, sharding, tied
-from hetplan.plans.check_layers import layers, recompute
-from hetplan.plans.check_settings import batch, schedule, sequence, settings, vocabulary
-from hetplan.plans.check_target import target_limits
-from hetplan.plans.places import Places
+from hetplan.plans.check_stages import (
+    boundaries,
+    degrees,
+    devices_exist,
+    devices_once,
+    layers,
+    nodes,
+    recompute,
+    reductions,
+    sharding,
+    tied,
+)
+from hetplan.plans.check_target import (
+    batch,
+    schedule,
+    sequence,
+    settings,
+    target_limits,
+    vocabulary,
+)
+from hetplan.plans.pieces import Places
 from hetplan.plans.plan import Plan
 from hetplan.plans.rules import Asked, Found, faults
 

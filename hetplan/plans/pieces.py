@@ -1,7 +1,20 @@
-"""Which layers do the same stages hold, and how many copies of their weights are there?
+"""Island and node of many devices at once: plans name a hundred thousand, so these are arrays.
+
+Which layers do the same stages hold, and how many copies of their weights are there?
 
 Pipelines may be cut differently; between the cuts of all of them lie pieces of layers that one
 stage of each pipeline holds, whose gradients are reduced over the same devices.
+
+How many microbatches does a stage have in flight under a schedule's own warm-up?
+
+P stages, s a stage, v virtual stages on each, m microbatches:
+
+    1f1b, zb-h1        min(P - s, m)               arXiv 2104.04473, 2401.10241 section 2.3
+    gpipe              m                           arXiv 1811.06965
+    interleaved-1f1b   the first 2 (P - s - 1) + (v - 1) P + 1 chunk passes: the warm-up of arXiv
+                       2104.04473, section 2.2, and the pass that follows it; with v = 1 as 1f1b.
+                       Where P does not divide m they are counted in the order of the next multiple
+                       of P, from which the microbatches that are not there are left out
 """
 
 from __future__ import annotations
@@ -9,10 +22,97 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
+from hetplan.cluster.spec import Cluster, Transport
 from hetplan.plans.chosen import Shape
-from hetplan.plans.plan import LayerRange, Replica, Stage
+from hetplan.plans.plan import DeviceRange, LayerRange, Replica, Stage
+
+Devices = NDArray[np.int64]
+
+
+def device_array(ranges: Sequence[DeviceRange]) -> Devices:
+    """Every device number of these ranges, in order."""
+    if not ranges:
+        return np.empty(0, dtype=np.int64)
+    return np.concatenate(
+        [part.start + part.stride * np.arange(part.count, dtype=np.int64) for part in ranges]
+    )
+
+
+def stage_array(stage: Stage) -> Devices:
+    """Device numbers of a stage, in the order of its replicas."""
+    return device_array([part for replica in stage.replicas for part in replica.devices])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """A cluster's devices by place; device numbers must exist."""
+
+    cluster: Cluster
+
+    @cached_property
+    def _first(self) -> Devices:
+        counts = [island.num_devices for island in self.cluster.islands]
+        return np.cumsum([0, *counts[:-1]], dtype=np.int64)
+
+    @cached_property
+    def _per_node(self) -> Devices:
+        return np.array([island.devices_per_node for island in self.cluster.islands])
+
+    @cached_property
+    def _first_node(self) -> Devices:
+        counts = [island.nodes for island in self.cluster.islands]
+        return np.cumsum([0, *counts[:-1]], dtype=np.int64)
+
+    @cached_property
+    def _node_is_out(self) -> NDArray[np.bool_]:
+        out = np.zeros(sum(island.nodes for island in self.cluster.islands), dtype=np.bool_)
+        for first, island in zip(self._first_node, self.cluster.islands, strict=True):
+            out[first + np.array(island.nodes_out, dtype=np.int64)] = True
+        return out
+
+    def islands(self, devices: Devices) -> Devices:
+        """Position of each device's island in `cluster.islands`."""
+        return np.searchsorted(self._first, devices, side="right") - 1
+
+    def nodes(self, devices: Devices) -> Devices:
+        """Node of each device, counted through the whole cluster."""
+        at = self.islands(devices)
+        found: Devices = self._first_node[at] + (devices - self._first[at]) // self._per_node[at]
+        return found
+
+    def out(self, devices: Devices) -> Devices:
+        """Those of the devices whose nodes must not be used."""
+        return devices[self._node_is_out[self.nodes(devices)]]
+
+    def transports(self, devices: Devices) -> tuple[Transport, ...]:
+        """Transports between the nodes of these devices, or inside the one that they share; an
+        InputError where two of their islands have no link.
+        """
+        nodes = np.unique(self.nodes(devices))
+        islands = [self.cluster.islands[at] for at in np.unique(self.islands(devices))]
+        if len(nodes) == 1:
+            return (islands[0].intra_node.transport,)
+        if len(islands) == 1:
+            return (islands[0].inter_node.transport,)
+        return tuple(
+            {
+                self.cluster.link_between(one.name, two.name).transport
+                for at, one in enumerate(islands)
+                for two in islands[at + 1 :]
+            }
+        )
+
+    def group_transport(self, devices: Devices) -> Transport:
+        """Transport of a whole group: host-staged where any link between its members is."""
+        found = self.transports(devices)
+        staged = Transport.HOST_STAGED
+        return staged if staged in found else found[0]
 
 
 def data_ranks(stage: Stage) -> int:
@@ -101,3 +201,30 @@ def holders(
             layers=LayerRange(start=start, stop=stop),
             stages=tuple(chunks[place[p]][1] for p, chunks in enumerate(owner)),
         )
+
+
+def own_depth(
+    schedule: str, stage: int, num_stages: int, num_microbatches: int, virtual_stages: int = 1
+) -> int:
+    """Most microbatches in flight on this stage, each chunk's counted by itself.
+
+    Of interleaving: forward passes before the first backward pass.
+    """
+    if schedule == "gpipe":
+        return num_microbatches
+    if schedule == "interleaved-1f1b" and virtual_stages > 1:
+        return _interleaved(stage, num_stages, num_microbatches, virtual_stages)
+    return min(num_stages - stage, num_microbatches)
+
+
+def _interleaved(stage: int, num_stages: int, num_microbatches: int, virtual_stages: int) -> int:
+    left = 2 * (num_stages - stage - 1) + (virtual_stages - 1) * num_stages + 1
+    found = 0
+    for first in range(0, num_microbatches, num_stages):
+        if left == 0:
+            break
+        there = min(num_stages, num_microbatches - first)
+        chunks, rest = divmod(min(left, virtual_stages * num_stages), num_stages)
+        found += chunks * there + min(rest, there)
+        left -= chunks * num_stages + rest
+    return found

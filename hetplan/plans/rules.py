@@ -12,7 +12,7 @@ from hetplan.errors import Fault
 from hetplan.job.spec import Job
 from hetplan.model.layers import Experts
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.places import Places
+from hetplan.plans.pieces import Places
 from hetplan.plans.plan import Pipeline, Plan, Replica, Stage
 from hetplan.plans.targets import TARGETS, Target
 

@@ -186,7 +186,7 @@ TARGETS: dict[str, Target] = {
         # hetplan.profiling.tensor_parallel._SumReplicas.
         sums_copied_heads=True,
         # What the reference trainer is made for; what of it `hetplan launch` does not run yet
-        # is in hetplan.plans.launch.
+        # is in hetplan.plans.ranks.
         several_pipelines=True,
         stages_differ=True,
         mixed_stages=True,

@@ -26,10 +26,10 @@ from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.layers import Experts, LatentAttention
 from hetplan.model.operators import ADAMW_UPDATE_BYTES, DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind, ModelSpec
-from hetplan.predict import links_prior
-from hetplan.predict.columns import layer_columns
 from hetplan.predict.kernel_costs import kernel_costs
-from hetplan.predict.link_shapes import lane_bytes, ring_shape
+from hetplan.predict.layer.columns import layer_columns
+from hetplan.predict.link import prior as links_prior
+from hetplan.predict.link.shapes import lane_bytes, ring_shape
 from hetplan.predict.predictor import DATASHEET, Prediction, SendLaw
 
 # Matrix products of at least 100 GFLOP, median per device of rate / dense peak with float32

@@ -20,29 +20,29 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind, ModelSpec
-from hetplan.predict import datasheet, float8
-from hetplan.predict.calibrated import corrected, corrected_law, factor_of
-from hetplan.predict.calibration_values import Calibration
-from hetplan.predict.causes import link_cause
-from hetplan.predict.columns import Column
-from hetplan.predict.composed import layer_prediction
+from hetplan.predict import datasheet
+from hetplan.predict.calibration.applied import corrected, corrected_law, factor_of
+from hetplan.predict.calibration.values import Calibration
+from hetplan.predict.kinds.few_points import MovedOperators, with_prior
+from hetplan.predict.kinds.operators import RelatedLaws
+from hetplan.predict.kinds.related import Related
 from hetplan.predict.laws import ALL_LAYERS, SCHEMA, FittedLaws, LayerLaw, LinkLaw, outside
-from hetplan.predict.layer_answer import LayerShape, by_layer_law
-from hetplan.predict.layer_laws import fit_layer_laws
-from hetplan.predict.links import (
+from hetplan.predict.layer import float8
+from hetplan.predict.layer.answer import LayerShape, by_layer_law
+from hetplan.predict.layer.columns import Column
+from hetplan.predict.layer.composed import layer_prediction
+from hetplan.predict.layer.laws import fit_layer_laws
+from hetplan.predict.link.laws import (
     collective_law,
     fit_link_laws,
     of_transport,
     send_law,
 )
-from hetplan.predict.links_prior import fabric_bytes_per_second
-from hetplan.predict.operator_index import DeviceOperators, index_operators
-from hetplan.predict.operator_laws import fit_operator_laws
+from hetplan.predict.link.prior import fabric_bytes_per_second
+from hetplan.predict.operator.answer import DeviceOperators, index_operators
+from hetplan.predict.operator.laws import fit_operator_laws
 from hetplan.predict.populations import choose
-from hetplan.predict.predictor import DATASHEET, MEASURED, Prediction, SendLaw
-from hetplan.predict.prior import MovedOperators, with_prior
-from hetplan.predict.related import Related
-from hetplan.predict.related_operators import RelatedLaws
+from hetplan.predict.predictor import DATASHEET, MEASURED, Prediction, SendLaw, link_cause
 from hetplan.profiling.samples import LinkOperation, Phase, ProfileSet
 from hetplan.version import __version__
 

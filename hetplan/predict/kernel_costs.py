@@ -32,7 +32,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hetplan.model.layer_operators import gradient_operators
 from hetplan.model.layers import LatentAttention, TransformerLayer
 from hetplan.model.operators import (
     BACKWARD,
@@ -40,6 +39,7 @@ from hetplan.model.operators import (
     Kernels,
     Operator,
     OperatorClass,
+    gradient_operators,
     operator_bytes,
 )
 from hetplan.model.spec import LayerKind, ModelSpec

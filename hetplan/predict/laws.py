@@ -12,8 +12,7 @@ from itertools import pairwise
 
 from hetplan.errors import InputError
 from hetplan.model.spec import LayerKind
-from hetplan.predict.calibration_values import Calibration
-from hetplan.predict.columns import Column
+from hetplan.predict.calibration.values import Calibration
 from hetplan.predict.law_parts import (
     OWN_ROWS,
     UNTESTED_LOG_PER_DOUBLING,
@@ -23,10 +22,10 @@ from hetplan.predict.law_parts import (
     outside,
     validation_of,
 )
-from hetplan.predict.layer_measured import MeasuredLayer, MeasuredUpdate
-from hetplan.predict.layer_table import LayerTable
-from hetplan.predict.link_shapes import LinkShape
-from hetplan.predict.operator_values import OperatorLaw
+from hetplan.predict.layer.columns import Column
+from hetplan.predict.layer.tables import LayerTable, MeasuredLayer, MeasuredUpdate
+from hetplan.predict.link.shapes import LinkShape
+from hetplan.predict.operator.values import OperatorLaw
 
 __all__ = (
     "ALL_LAYERS",
@@ -172,7 +171,7 @@ class FittedLaws:
     """What was passed over, and why."""
     operators: tuple[OperatorLaw, ...] = ()
     calibration: Calibration | None = None
-    """What measured steps said about these laws (`hetplan compare --calibrate`)."""
+    """What measured steps said about these laws (`hetplan compare calibrate`)."""
 
 
 def range_names(layer: str) -> tuple[str, ...]:

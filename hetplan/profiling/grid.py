@@ -14,7 +14,7 @@ from itertools import product
 
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Precision
-from hetplan.model.differences import own_layer_fault
+from hetplan.model.layer_units import own_layer_fault
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
 from hetplan.model.work import layer_work
 

@@ -1,6 +1,6 @@
 """How long the operators of a model's layers take on one device, each alone.
 
-Shapes are those of the layers at every point of a grid (`hetplan.model.layer_operators`); equal
+Shapes are those of the layers at every point of a grid (`hetplan.model.operators`); equal
 ones are measured once. Operators go from cheap to expensive until the budget is spent, and every
 finished one is handed over at once. What a device refuses (no memory, no such kernel) is told and
 passed over. Times are taken as those of layers are: `hetplan.profiling.timing`.
@@ -15,7 +15,6 @@ from typing import TypeAlias
 
 from hetplan.errors import ProfileError
 from hetplan.job.spec import Precision
-from hetplan.model.layer_operators import layer_operators
 from hetplan.model.operators import (
     BACKWARD,
     DEFAULT_KERNELS,
@@ -23,6 +22,7 @@ from hetplan.model.operators import (
     Kernels,
     Operator,
     OperatorClass,
+    layer_operators,
     operator_bytes,
     operator_flops,
 )

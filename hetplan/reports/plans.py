@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from rich.markup import escape
 from rich.table import Table
 
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.cost.estimate_values import Estimate, StageEstimate
+from hetplan.cost.network.lost_nic import LostNic
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.terms import EXTRAPOLATING
+from hetplan.errors import InputError
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.launch import limits_of, pins_line
 from hetplan.plans.plan import Plan, Stage, expand
+from hetplan.plans.ranks import limits_of, pins_line
+from hetplan.search.objectives.layout import layout_words
 from hetplan.search.result import Certificate, HomogeneousSum, Restriction, SearchResult
 from hetplan.units import format_bytes, format_each, format_seconds, format_share
 
@@ -255,14 +260,14 @@ def certificate_line(
     other_aim: it was not chosen by its step time, which the certificate is about.
     """
     if other_aim and certificate.status != "interrupted":
-        verdict = "of the step time; the plan was chosen by another aim"
+        verdict = "of the step time; the plan was chosen by another objective"
     elif certificate.status == "optimal":
-        verdict = "proven within the gap that was asked for"
+        verdict = "proven within the gap of the job"
     else:
-        verdict = f"{_ended(certificate)} before the gap that was asked for"
+        verdict = f"{_ended(certificate)} before the gap of the job"
     return (
-        f"no plan of the space is faster than {format_seconds(certificate.lower_bound_seconds)}; "
-        f"this one takes {format_seconds(step_seconds)}, gap {certificate.gap:.2%} ({verdict}; "
+        f"lower bound {format_seconds(certificate.lower_bound_seconds)}; this plan "
+        f"{format_seconds(step_seconds)} (gap {certificate.gap:.2%}, {verdict}; "
         f"{certificate.candidates} candidates, {certificate.pruned_by_bound} pruned by bound, "
         f"{certificate.searched} searched: {certificate.closed_by_program} closed by programs, "
         f"{certificate.closed_by_listing} by listing every plan, {certificate.left_open} left "
@@ -369,9 +374,102 @@ def result_lines(result: SearchResult) -> Iterator[str]:
     if result.certificate is None:
         yield "no certificate: the layout was given, not searched"
         return
+    if result.objective:
+        yield f"chosen by {result.objective}"
     yield certificate_line(
         result.certificate, result.estimate.step_seconds, other_aim=bool(result.objective)
     )
     if result.restriction is not None:
         yield restriction_line(result.restriction, result.estimate.step_seconds)
     yield f"searched: {result.certificate.space}"
+
+
+def alternatives_table(result: SearchResult) -> Table:
+    """One row per alternative."""
+    quantile = result.alternatives[0].quantile
+    table = Table(title="Other plans, none beaten by another in every column", title_justify="left")
+    table.add_column("best", overflow="fold")
+    for name in ("step", f"p{quantile * 100:g}", "USD per step", "devices"):
+        table.add_column(name, justify="right", overflow="fold")
+    table.add_column("layout", overflow="fold")
+    for each in result.alternatives:
+        price = "-" if each.usd_per_step is None else f"{each.usd_per_step:.4g}"
+        table.add_row(
+            escape(each.why),
+            format_seconds(each.step_seconds),
+            format_seconds(each.quantile_seconds),
+            price,
+            f"{each.devices:,}",
+            layout_words(each.plan),
+        )
+    return table
+
+
+def refused_lines(result: SearchResult) -> Iterator[str]:
+    """Why `hetplan emit` refuses this plan for its own target, and what helps."""
+    from hetplan.emitters.emission import plan_faults, refusals, trainer_named, trainer_names
+    from hetplan.emitters.trainer_launch import EmitOptions
+
+    name = result.plan.target
+    if name not in trainer_names():
+        return
+    named, nameless = _with_node_names(result)
+    try:
+        faults = plan_faults(refusals(named, trainer_named(name), EmitOptions()))
+    except InputError as error:
+        faults = error.faults
+    if nameless:
+        yield (
+            f"`hetplan emit` needs node_names of {', '.join(nameless[:_MAX_LIMITS])}"
+            + (" and more" if len(nameless) > _MAX_LIMITS else "")
+            + ": give them in the cluster file, or to emit with --cluster FILE"
+        )
+    for fault in faults[:_MAX_LIMITS]:
+        place = f"{fault.field}: " if fault.field else ""
+        yield f"`hetplan emit --target {name}` refuses this plan: {place}{fault.message}"
+    if len(faults) > _MAX_LIMITS:
+        yield f"and {len(faults) - _MAX_LIMITS} more such reasons"
+    if faults:
+        yield "`hetplan emit --nearest FILE` finds the fastest plan that it takes"
+
+
+def _with_node_names(result: SearchResult) -> tuple[SearchResult, tuple[str, ...]]:
+    """The result with a name for every node, and the islands whose nodes had none.
+
+    Node names can be given later, so only the other reasons are about the plan.
+    """
+    cluster = result.inputs.cluster
+    nameless = tuple(island.name for island in cluster.islands if not island.node_names)
+    islands = tuple(
+        island
+        if island.node_names
+        else replace(island, node_names=(f"i{at}-n[0-{island.nodes - 1}]",))
+        for at, island in enumerate(cluster.islands)
+    )
+    inputs = replace(result.inputs, cluster=replace(cluster, islands=islands))
+    return replace(result, inputs=inputs), nameless
+
+
+def lost_nic_lines(lost: LostNic, pricer: Pricer, plan: Plan) -> Iterator[str]:
+    """What a lost NIC does to the plan's step."""
+    if not any(
+        device in lost.devices
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+        for replica in stage.replicas
+        for device in expand(replica.devices)
+    ):
+        yield "the plan uses no device of that node; nothing changes"
+        return
+    yield from lost.notes
+    if lost.kept == 0:
+        yield "the node is cut off; plan again without it"
+        return
+    before, after = (
+        replace(pricer, cluster=cluster, _known={}).step(plan).step_seconds
+        for cluster in (lost.before, lost.after)
+    )
+    yield (
+        f"the step takes {format_seconds(after)} instead of {format_seconds(before)} "
+        f"({after / before - 1:+.1%}), once {format_seconds(lost.detection_seconds)} to notice"
+    )

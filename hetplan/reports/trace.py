@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from hetplan.cost.priced.pricer import Pricer, StepCost
-from hetplan.cost.priced.step import StageEnd
-from hetplan.cost.priced.work import PipelineWork, sends_wait
 from hetplan.cost.replay.step import PipelineReplay, replay_step
+from hetplan.cost.step_model.pricer import Pricer, StepCost
+from hetplan.cost.step_model.step import StageEnd
+from hetplan.cost.step_model.work import PipelineWork, sends_wait
 from hetplan.plans.plan import Plan
 
 Event = dict[str, object]

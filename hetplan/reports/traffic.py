@@ -1,4 +1,4 @@
-"""What a person sees of a plan's traffic: bytes per link and class, switches, other models."""
+"""What `hetplan explain traffic` prints: bytes per link and class, switches, other models."""
 
 from __future__ import annotations
 
@@ -8,14 +8,22 @@ from dataclasses import dataclass
 from rich.markup import escape
 from rich.table import Table
 
-from hetplan.cost.network.link_names import LinkScope, TrafficClass
-from hetplan.cost.traffic.ledger import Ledger, all_classes
+from hetplan.cost.network.segments import LinkScope, TrafficClass
+from hetplan.cost.traffic.ledger import Ledger, all_classes, ledger
 from hetplan.cost.traffic.published import (
     SWITCH_BITS_PER_SECOND,
     ArticleRow,
     Slip,
+    article_rows,
+    article_slips,
+    inputs_of,
     switches_for,
 )
+from hetplan.errors import InputError
+from hetplan.files.encoding import encode
+from hetplan.predict.predictor import Predictor
+from hetplan.reports.terminal import print_table
+from hetplan.search.result import SearchResult
 from hetplan.units import format_rate, format_seconds
 
 TRAFFIC_SCHEMA = "hetplan.traffic/1"
@@ -54,6 +62,58 @@ class ArticleReport:
 
     rows: tuple[ArticleRow, ...]
     slips: tuple[Slip, ...]
+
+
+def traffic_report(
+    result: SearchResult, model: str, tokens: int | None, predictor: Predictor | None
+) -> TrafficReport:
+    """A plan's traffic by `ring`, `priced` (with a predictor) or `asterfusion`."""
+    inputs, step = result.inputs, result.estimate.step_seconds
+    counted = ledger(
+        result.plan, inputs.model, inputs.cluster, inputs.job, predictor, total_tokens=tokens
+    )
+    article: tuple[ArticleRow, ...] = ()
+    if model == "asterfusion":
+        if counted.total_tokens is None:
+            raise InputError(
+                "the article counts whole runs: give --tokens, or total_tokens in the job"
+            )
+        article = article_rows(
+            inputs_of(result.plan, inputs.model, inputs.job, counted.total_tokens)
+        )
+    names = tuple(island.name for island in inputs.cluster.islands)
+    return TrafficReport(
+        model="priced" if model == "priced" else "ring",
+        ledger=counted,
+        step_seconds=step,
+        switching=switching_of(counted, names, step),
+        article=article,
+    )
+
+
+def print_traffic(report: TrafficReport, *, as_json: bool) -> None:
+    """The ledger, the switches and, where it was asked for, the article's formulas."""
+    if as_json:
+        print(encode(report, schema=TRAFFIC_SCHEMA), end="", flush=True)
+        return
+    print_table(ledger_table(report))
+    for line in ledger_lines(report):
+        print(line, flush=True)
+    if report.article:
+        title = "the whole run by the article's formulas, with the first stage's degrees"
+        print_table(article_table(report.article, title))
+
+
+def print_article(*, as_json: bool) -> None:
+    """The article's own table beside rings, and its errors."""
+    report = ArticleReport(rows=article_rows(), slips=article_slips())
+    if as_json:
+        print(encode(report, schema=ARTICLE_SCHEMA), end="", flush=True)
+        return
+    title = "Llama-3 70B, one epoch of C4: G = 8; 3D with dp 16, tp 8, pp 8"
+    print_table(article_table(report.rows, title))
+    for line in slip_lines(report.slips):
+        print(line, flush=True)
 
 
 def switching_of(

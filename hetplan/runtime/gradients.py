@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hetplan.cost.network.link_names import TrafficClass
+from hetplan.cost.network.segments import TrafficClass
 from hetplan.errors import InputError
 from hetplan.plans.plan import LayerRange
 from hetplan.profiling.layers import Embedding, GptLayer, Head, LlamaLayer

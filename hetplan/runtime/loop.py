@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
-from hetplan.cost.network.link_names import TrafficClass
+from hetplan.cost.network.segments import TrafficClass
 from hetplan.profiling.backends import Backend
 from hetplan.profiling.pacing import Pacer
 from hetplan.runtime.activity import Activity, Doing

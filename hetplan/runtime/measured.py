@@ -56,7 +56,7 @@ class SentBytes:
     source: int
     target: int
     traffic: str
-    """A `hetplan.cost.network.link_names.TrafficClass` value."""
+    """A `hetplan.cost.network.segments.TrafficClass` value."""
     bytes_per_step: float
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hetplan.cost.network.link_names import TrafficClass
+from hetplan.cost.network.segments import TrafficClass
 from hetplan.errors import InputError
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.plan import LayerRange

@@ -17,8 +17,8 @@ from itertools import accumulate
 
 from hetplan.errors import Fault, InputError
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.launch import launch_faults
 from hetplan.plans.plan import LayerRange, Pipeline, Plan, Stage, expand
+from hetplan.plans.ranks import launch_faults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class RankPlace:
 def place_ranks(plan: Plan) -> tuple[RankPlace, ...]:
     """The place of every rank; an InputError where hetplan's trainer cannot run the plan.
 
-    `hetplan.plans.launch` says what it can run; the plan must also be legal (`check_plan`).
+    `hetplan.plans.ranks` says what it can run; the plan must also be legal (`check_plan`).
     """
     faults = tuple(launch_faults(plan))
     if faults:

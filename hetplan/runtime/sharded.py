@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from hetplan.cost.network.link_names import TrafficClass
+from hetplan.cost.network.segments import TrafficClass
 from hetplan.job.spec import Optimizer
 from hetplan.profiling.updating import make_rule, rule_state, set_updates
 from hetplan.runtime.communicator.channels import Channel

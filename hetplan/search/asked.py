@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate_with
 from hetplan.cost.estimate_values import CauseSeconds, Estimate
-from hetplan.cost.priced.pricer import Pricer
-from hetplan.cost.priced.values import compute_seconds
-from hetplan.cost.priced.work import StageWork
+from hetplan.cost.step_model.pricer import Pricer
+from hetplan.cost.step_model.values import compute_seconds
+from hetplan.cost.step_model.work import StageWork
 from hetplan.job.spec import Job
 from hetplan.model.spec import TRAINED_KINDS, LayerKind, ModelSpec
 from hetplan.plans.plan import Plan
-from hetplan.predict.causes import is_link
-from hetplan.predict.predictor import Predictor
+from hetplan.predict.predictor import Predictor, is_link
 from hetplan.search.through import Watched
 from hetplan.search.what_to_measure import Part, PlanParts
 

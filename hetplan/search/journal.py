@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from hetplan.errors import Fault, InputError
 from hetplan.files.encoding import to_plain
 from hetplan.files.reading import Document, decode
 from hetplan.job.spec import Job
+from hetplan.kernels import clock
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.solver import Best, Offer, Solver
@@ -244,7 +244,7 @@ class Journal:
         """One more line."""
         if self._file is None:
             return
-        elapsed = time.monotonic() - self.started
+        elapsed = clock() - self.started
         plain = to_plain(replace(event, elapsed_seconds=round(elapsed, 3)))
         if isinstance(plain, dict):
             kept = ("event", "elapsed_seconds")

@@ -14,13 +14,13 @@ says which of them cannot be told from the best.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
+from hetplan.kernels import clock
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import plan_of
 from hetplan.plans.check import check_plan
@@ -76,7 +76,7 @@ def rivals(
 
     No search begins after so many `seconds`; what was found until then is given.
     """
-    deadline = time.monotonic() + seconds
+    deadline = clock() + seconds
     world = _World(model=model, cluster=cluster, job=job, predictor=predictor)
     found: dict[Plan, None] = {}
     for other in _every(plan, world, deadline):
@@ -124,7 +124,7 @@ def _likeliest(
     """Those with the shortest estimates, as far as the time allows a look at them."""
     entries: list[tuple[float, Family]] = []
     for family in families:
-        if time.monotonic() > deadline:
+        if clock() > deadline:
             break
         try:
             known = maker.rough(family)
@@ -139,7 +139,7 @@ def _likeliest(
 def _best_of(maker: SpaceMaker, families: Sequence[Family], deadline: float) -> Iterator[Plan]:
     """The best plan of each of these families."""
     for family in families:
-        if time.monotonic() > deadline:
+        if clock() > deadline:
             return
         found = _searched(maker, family, deadline)
         if found is not None:
@@ -153,7 +153,7 @@ def _searched(maker: SpaceMaker, family: Family, deadline: float) -> Plan | None
         bounds=[0.0],
         deadline=deadline,
         progress=None,
-        started=time.monotonic(),
+        started=clock(),
         seed=maker.job.seed,
     )
     try:

@@ -8,8 +8,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate_values import Estimate
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.older_forms import searched_with_formats
-from hetplan.plans.plan import Plan
+from hetplan.plans.plan import Plan, searched_with_formats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,16 +12,16 @@ link's capacity its estimate is higher. The bound holds for that too, and the ga
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.job.check import check_job_against
 from hetplan.job.spec import Job
+from hetplan.kernels import clock
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import check_model
 from hetplan.plans.plan import Plan
@@ -161,7 +161,7 @@ def _answer(run: _Run, inputs: Inputs, start: Sequence[Plan]) -> SearchResult:
 
 def _nothing_yet(job: Job, progress: Callable[[Progress], None] | None) -> Best:
     """The best plan of a search that begins now."""
-    started = time.monotonic()
+    started = clock()
     limit = job.time_limit_seconds
     return Best(
         gap=job.gap,

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 from hetplan.cost.estimate import estimate_with
 from hetplan.cost.estimate_values import Estimate
-from hetplan.cost.priced.pricer import Pricer, StepCost
+from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.errors import HetplanError, InputError
-from hetplan.plans.build import plan_of
+from hetplan.plans.build import chosen_of, plan_of
 from hetplan.plans.check import check_plan
-from hetplan.plans.choices import chosen_of
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.plans.plan import Plan
 from hetplan.search.solver import Best, Offer

@@ -7,11 +7,11 @@ then lets those prove themselves whose bound is below the target. `Best` is all 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from hetplan.kernels import clock
 from hetplan.plans.chosen import ChosenPlan
 
 RESOLUTION = 1e-9
@@ -168,17 +168,17 @@ class Best:
 
     def check_time(self) -> None:
         """Raise OutOfTimeError past the deadline."""
-        if time.monotonic() > self.deadline:
+        if clock() > self.deadline:
             raise OutOfTimeError
 
     def report_now_and_then(self) -> None:
         """`report` unless that was a moment ago."""
-        if self.progress is not None and time.monotonic() - self._told > _TELL_SECONDS:
+        if self.progress is not None and clock() - self._told > _TELL_SECONDS:
             self.report()
 
     def report(self) -> None:
         """Tell the caller where the search stands."""
-        self._told = time.monotonic()
+        self._told = clock()
         if self.progress is not None:
             self.progress(
                 Progress(
@@ -186,7 +186,7 @@ class Best:
                     lower_bound_seconds=self.lower_bound,
                     candidates_done=max(0, self.closed() - self.empty),
                     candidates=len(self.bounds) - self.empty,
-                    elapsed_seconds=time.monotonic() - self.started,
+                    elapsed_seconds=clock() - self.started,
                 )
             )
 

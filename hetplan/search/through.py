@@ -10,10 +10,9 @@ from hetplan.cluster.spec import Link
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind, ModelSpec
-from hetplan.predict.calibrated import corrected
-from hetplan.predict.calibration_values import Calibration
-from hetplan.predict.causes import link_cause
-from hetplan.predict.predictor import Prediction, Predictor, SendLaw
+from hetplan.predict.calibration.applied import corrected
+from hetplan.predict.calibration.values import Calibration
+from hetplan.predict.predictor import Prediction, Predictor, SendLaw, link_cause
 
 
 @dataclass(frozen=True, slots=True)

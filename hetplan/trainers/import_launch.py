@@ -19,12 +19,11 @@ from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate_with
 from hetplan.cost.estimate_values import Estimate
-from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import read_bytes, read_document
 from hetplan.job.check import check_job_against
-from hetplan.job.file_form import JOB_SCHEMA
-from hetplan.job.load import load_job
+from hetplan.job.load import JOB_SCHEMA, load_job
 from hetplan.job.spec import Job
 from hetplan.model.file_form import MODEL_SCHEMA
 from hetplan.model.layers import Attention, Experts, LatentAttention, LayerRun, Mlp, Norm

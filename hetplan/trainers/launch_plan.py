@@ -19,7 +19,7 @@ from hetplan.model.layers import Attention, LatentAttention
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import assemble_pipeline, assemble_plan
 from hetplan.plans.check import check_plan
-from hetplan.plans.depths import own_depth
+from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import (
     LayerRange,
     OverlapSettings,

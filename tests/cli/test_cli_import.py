@@ -79,9 +79,6 @@ def test_dry_run_stores_nothing(folder: Path) -> None:
 
 def test_what_the_output_does_not_say_is_asked_for() -> None:
     assert "--link" in refused("nccl-tests", "all_reduce.txt")
-    text = refused("metis", "topo.txt")
-    for option in ("--device", "--model", "--precision", "--seq"):
-        assert option in text
 
 
 def test_an_unknown_device_of_a_link_is_asked_for(folder: Path) -> None:
@@ -90,12 +87,6 @@ def test_an_unknown_device_of_a_link_is_asked_for(folder: Path) -> None:
     assert "--device" in refused(*links())
     assert not (folder / "data").exists()
     assert import_(*links(), "--device", "x1").exit_code == 0
-
-
-def test_a_file_that_needs_more_than_its_kind_names_the_option() -> None:
-    golden = Path(__file__).resolve().parents[1] / "golden" / "importers" / "galvatron"
-    text = refused("galvatron", str(golden / "computation_profiling_bf16_tiny.json"))
-    assert "--device" in text
 
 
 def test_memory_of_a_kind_that_has_none_is_asked_for() -> None:

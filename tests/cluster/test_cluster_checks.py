@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hetplan.cluster.catalogue import load_catalogue
-from hetplan.cluster.goodput import LossRecovery
+from hetplan.cluster.links import LossRecovery
 from hetplan.cluster.load import load_cluster
 from hetplan.errors import InputError
 from hetplan.files.shipped import shipped_folder

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetplan.cluster.goodput import (
+from hetplan.cluster.links import (
     LossRecovery,
     go_back_n_efficiency,
     goodput_bytes_per_second,

@@ -17,7 +17,6 @@ from hetplan.cluster.launch_domains import (
     resource_of,
 )
 from hetplan.cluster.load import load_cluster
-from hetplan.cluster.topology import domain_of_island
 from hetplan.errors import InputError
 from hetplan.files.shipped import shipped_folder
 
@@ -76,7 +75,7 @@ def test_every_key_of_a_domain_is_read(tmp_path):
             time_limit_seconds=43200.0,
         ),
     )
-    domain = domain_of_island(found, "fast")
+    domain = found.domain_of_island("fast")
     assert [domain.address_of(node) for node in ("n1", "n2", "n3")] == [
         "10.0.0.8",
         "10.0.0.9",
@@ -86,8 +85,8 @@ def test_every_key_of_a_domain_is_read(tmp_path):
         "b:2",
         "reg.example.org:5000/a/b:1",
     )
-    rest = domain_of_island(found, "rest")
-    assert rest is domain_of_island(found, "slow")
+    rest = found.domain_of_island("rest")
+    assert rest is found.domain_of_island("slow")
     assert (rest.name, rest.islands) == (DEFAULT_DOMAIN, ("slow", "ascend", "rest"))
 
 
@@ -250,7 +249,7 @@ def test_a_value_made_by_hand_is_checked_as_well():
 def test_a_part_of_a_cluster_keeps_its_domains():
     found = load_cluster(shipped_folder("configs") / "clusters" / "three-domains.yaml")
     part = replace(found, islands=found.islands[:1])
-    assert domain_of_island(part, "h100") == domain_of_island(found, "h100")
+    assert part.domain_of_island("h100") == found.domain_of_island("h100")
 
 
 def test_an_island_of_two_domains_is_no_value():
@@ -296,7 +295,7 @@ def test_the_shipped_example_has_one_domain_of_each_scheduler():
         Scheduler.KUBERNETES,
         Scheduler.HOSTS,
     ]
-    assert domain_of_island(found, "bench").address_of("oak") == "oak.lab.example.org"
+    assert found.domain_of_island("bench").address_of("oak") == "oak.lab.example.org"
 
 
 def test_the_commented_example_of_every_key_is_right(tmp_path):

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetplan.cluster.hosts import host_names, host_of_device, part_left
 from hetplan.cluster.load import load_cluster
-from hetplan.cluster.part import host_names, host_of_device, part_left
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
 from hetplan.job.spec import Forbids, Job, Optimizer, Precision

@@ -6,12 +6,10 @@ from counted_steps import steps_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetplan.cluster import topology
+from hetplan.cluster import hosts as topology
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.load import load_cluster
-from hetplan.cluster.node import Nics, spread_evenly
-from hetplan.cluster.node_names import count_names, expand_names
-from hetplan.cluster.power import site_powers
+from hetplan.cluster.node import Nics, count_names, expand_names, spread_evenly
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
 
@@ -52,59 +50,13 @@ def test_where_a_device_is(two):
     place = topology.place_of(two, 13)
     assert (place.island.name, place.node, place.local) == ("a", 1, 5)
     assert two.node_of_device(13) == 1
-    assert topology.node_name(two, 13) == "rack08"
-    assert topology.node_name(two, 16) is None
-    assert topology.devices_of_node(two, 13) == range(8, 16)
+    assert topology.written_node_name(two, 13) == "rack08"
+    assert topology.written_node_name(two, 16) is None
     assert not two.is_usable(13)
     assert two.is_usable(7)
     for wrong in (-1, two.num_devices):
         with pytest.raises(InputError, match="the cluster has 0 to 35"):
             topology.place_of(two, wrong)
-
-
-def test_what_hangs_where_in_a_node(two):
-    assert [topology.nics_of(two, device) for device in (8, 9, 10, 15)] == [(0,), (0,), (1,), (3,)]
-    assert [topology.rail_of(two, device) for device in (8, 10, 12, 14)] == [0, 1, 0, 1]
-    assert topology.devices_sharing_nic(two, 13) == (12, 13)
-    assert topology.switch_of(two, 13) == 1
-    assert topology.devices_sharing_switch(two, 13) == (11, 12, 13)
-    assert [topology.numa_node_of(two, device) for device in (8, 11, 12)] == [0, 0, 1]
-
-
-def test_what_is_not_described_is_empty(two):
-    assert topology.nics_of(two, 16) == ()
-    assert topology.devices_sharing_nic(two, 16) == ()
-    assert topology.devices_sharing_switch(two, 16) == ()
-    assert topology.rail_of(two, 16) is None
-    assert topology.switch_of(two, 16) is None
-    assert topology.numa_node_of(two, 16) is None
-    assert topology.site_of(two, "c") is None
-    assert topology.site_of(two, "b").name == "here"
-
-
-def test_the_link_of_any_two_devices(two):
-    a = two.island("a")
-    assert a.inter_node.bandwidth_bytes_per_second == 12.5e9  # two devices share 200 Gbit/s
-    assert topology.path_link(two, 0, 7) is a.intra_node
-    assert topology.path_link(two, 0, 8) is a.inter_node
-    assert topology.path_link(two, 0, 35).bandwidth_bytes_per_second == 1e9
-    shared = topology.path_link(two, 16, 0)
-    assert shared == topology.path_link(two, 0, 16)
-    assert shared.latency_seconds == 0.001
-    # One sender has its own port, eight an eighth of what all share.
-    assert shared.bandwidth_bytes_per_second == 12.5e9
-    assert shared.among(16).bandwidth_bytes_per_second == 100e9 / 16
-    across = two.link_between("b", "c")
-    assert (across.latency_seconds, across.shared_bandwidth_bytes_per_second) == (0.015, 100e9)
-
-
-def test_a_site_feeds_what_its_limit_allows(two):
-    (site,) = site_powers(two)
-    a, b = site.islands
-    # Eight usable devices of 500 W; the A100's board has its limit in the catalogue.
-    assert (a.devices, a.watts_per_device, a.fed) == (8, 500.0, 8)
-    assert (b.devices, b.watts_per_device, b.fed) == (4, 400.0, 4)
-    assert (site.draw_watts, site.limit_watts, site.feeds_all) == (5600.0, 9000.0, True)
 
 
 @given(
@@ -211,4 +163,4 @@ def test_every_one_of_150000_nodes_may_have_its_name(tmp_path):
     names = ", ".join(f"h{number}" for number in range(150_000))
     text = island("a", nodes=150_000, per_node=1, more=f"        node_names: [{names}]\n")
     found = read(tmp_path, cluster({"r": text}))
-    assert topology.node_name(found, 149_999) == "h149999"
+    assert topology.written_node_name(found, 149_999) == "h149999"

@@ -11,11 +11,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from evaluation.cost.step_bounds import walk_bound_seconds
 from hetplan.cost.bounds.closed_forms import (
     gpipe_bound_seconds,
     lower_bound_seconds,
 )
-from hetplan.cost.bounds.walks import walk_bound_seconds
 from hetplan.cost.replay.kernel import replay_seconds
 
 Floats = NDArray[np.float64]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.collectives import CollectiveCost, GroupShape, group_shape
-from hetplan.cost.network.link_names import LinkName, link_name
+from hetplan.cost.network.segments import LinkName, link_name
 
 Populations = tuple[tuple[int, tuple[int, ...]], ...]
 """Per island its region's number and the ranks of its nodes."""

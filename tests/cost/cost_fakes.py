@@ -13,7 +13,7 @@ from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
 from hetplan.predict.datasheet import LINK_LOG_HALFWIDTH
-from hetplan.predict.link_shapes import lane_bytes, ring_shape
+from hetplan.predict.link.shapes import lane_bytes, ring_shape
 from hetplan.predict.predictor import Prediction, SendLaw
 
 

@@ -12,7 +12,7 @@ from hetplan.job.spec import Job
 from hetplan.model.layers import Experts, LayerRun
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import assemble_pipeline, assemble_plan
-from hetplan.plans.depths import own_depth
+from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import (
     LayerRange,
     OverlapSettings,

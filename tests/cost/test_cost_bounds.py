@@ -10,6 +10,7 @@ from bounds_of_several import steady_cycle_seconds, step_bound_seconds
 from bounds_oracle import DEEP, GPIPE, INTERLEAVED, PLAIN, ZERO_BUBBLE, order_of, ratios
 from cost_fakes import Case, random_case
 
+from evaluation.cost.step_bounds import pipeline_bound_seconds, shared_wire_seconds
 from hetplan.cost.bounds.closed_forms import (
     downstream_room_seconds,
     interval_room_seconds,
@@ -18,8 +19,6 @@ from hetplan.cost.bounds.closed_forms import (
     stage_bounds_seconds,
     wait_once_seconds,
 )
-from hetplan.cost.bounds.step import pipeline_bound_seconds
-from hetplan.cost.bounds.walks import shared_wire_seconds
 from hetplan.cost.replay.kernel import replay_seconds
 from hetplan.cost.replay.step import step_ends
 from hetplan.cost.replay.times import PipelineTimes

@@ -22,8 +22,8 @@ from hetplan.cost.collectives.direct_levels import (
     summed_by_messages,
 )
 from hetplan.cost.collectives.layout import ISLAND, NODE, Layout, layouts
-from hetplan.cost.collectives.parts import Asking
-from hetplan.cost.network.link_names import LinkName, link_name
+from hetplan.cost.collectives.values import Asking
+from hetplan.cost.network.segments import LinkName, link_name
 from hetplan.predict.fit import FittedPredictor
 from hetplan.profiling.samples import LinkOperation
 from hetplan.runtime.communicator.levels import Move, phases

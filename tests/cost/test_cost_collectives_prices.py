@@ -27,13 +27,12 @@ from hetplan.cost.collectives import (
     group_shape,
 )
 from hetplan.cost.collectives.layout import chains
-from hetplan.cost.collectives.parts import Asking
 from hetplan.cost.collectives.rings import rings
-from hetplan.cost.network.link_names import LinkName, LinkScope, between_islands, link_name
+from hetplan.cost.collectives.values import Asking
+from hetplan.cost.network.segments import LinkName, LinkScope, between_islands, link_name
 from hetplan.cost.terms import seconds_of
 from hetplan.errors import InputError
-from hetplan.predict.causes import link_cause
-from hetplan.predict.predictor import Prediction, SendLaw
+from hetplan.predict.predictor import Prediction, SendLaw, link_cause
 from hetplan.profiling.samples import LinkOperation
 
 PREDICTOR = Figures()

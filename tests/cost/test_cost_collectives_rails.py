@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster, Transport
-from hetplan.cluster.topology import rail_of
 from hetplan.cost.collectives import Algorithm, CollectiveCost, collective, group_shape
 from hetplan.cost.collectives.layout import chains
 from hetplan.cost.collectives.trees import double_tree
-from hetplan.cost.network.link_names import LinkName, LinkScope
+from hetplan.cost.network.segments import LinkName, LinkScope
 from hetplan.errors import InputError
 from hetplan.profiling.samples import LinkOperation
 
@@ -55,6 +54,12 @@ def railed(places: Locals, nics: Nics | None = RAILS, *, staged: bool = False) -
         for seat, own in enumerate(locals_)
     }
     return Group(cluster=cluster, device_of=device_of, shape=shape)
+
+
+def rail_of(cluster: Cluster, device: int) -> int | None:
+    island, (local, count) = cluster.islands[0], (device % 8, 8)
+    assert island.nics is not None
+    return island.nics.rail(island.nics.of(local, count)[0])
 
 
 def with_detours(own: Group, sent: Mapping[tuple[Rank, Rank], Fraction]) -> dict[LinkName, float]:

@@ -30,10 +30,10 @@ from hypothesis import strategies as st
 from hetplan.cost.collectives import Algorithm, ExchangeOrder, collective
 from hetplan.cost.collectives.layout import chains
 from hetplan.cost.collectives.pairwise import two_level_all_to_all
-from hetplan.cost.collectives.parts import Asking
 from hetplan.cost.collectives.rings import parameter_server, rings
 from hetplan.cost.collectives.trees import double_tree
-from hetplan.cost.network.link_names import LinkName
+from hetplan.cost.collectives.values import Asking
+from hetplan.cost.network.segments import LinkName
 from hetplan.profiling.samples import LinkOperation
 
 PREDICTOR = Figures()

@@ -7,8 +7,7 @@ from cost_fakes import island, job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetplan.cluster.devices import HostInterface
-from hetplan.cluster.power import MIN_VOLTAGE, STATIC_POWER, capped_clock_ratio
+from hetplan.cluster.devices import MIN_VOLTAGE, STATIC_POWER, HostInterface, capped_clock_ratio
 from hetplan.cost.components.step import (
     HOST_INTERFACE_EFFICIENCY,
     HOST_UPDATE_BYTES_PER_SECOND,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hetplan.cost.components.sequences import length_factors
+from hetplan.cost.components.layers import length_factors
 from hetplan.job.spec import Job, LengthShare, Optimizer, Precision
 from hetplan.model.work import attended
 

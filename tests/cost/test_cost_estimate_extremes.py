@@ -17,7 +17,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.cost.components.overlap import Slowdowns, in_buckets, not_overlapped
 from hetplan.cost.estimate import estimate, estimate_with
 from hetplan.cost.estimate_values import Component, Estimate
-from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InputError
 from hetplan.plans.plan import Plan
 from hetplan.predict.fit import FittedPredictor

@@ -11,8 +11,7 @@ from cost_fakes import LinearPredictor, island, job, link, model, two_islands
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, RegionLink
-from hetplan.cost.estimate import estimate
-from hetplan.cost.estimate_interval import StepCalibration, span_of
+from hetplan.cost.estimate import StepCalibration, estimate, span_of
 from hetplan.cost.estimate_values import Estimate
 from hetplan.cost.run_error import own_halfwidth, run_error
 from hetplan.cost.terms import (
@@ -29,8 +28,8 @@ from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.build import Degrees, StageChoice, build_plan
 from hetplan.plans.plan import Plan
-from hetplan.predict.calibration import calibrate, devices_of, regime_of
-from hetplan.predict.calibration_values import (
+from hetplan.predict.calibration.factors import calibrate, devices_of, regime_of
+from hetplan.predict.calibration.values import (
     COMMUNICATION,
     COMPUTE,
     FIXED,
@@ -39,9 +38,14 @@ from hetplan.predict.calibration_values import (
     GroupInterval,
     SlowTail,
 )
-from hetplan.predict.causes import calibrated_cause, is_link, link_cause
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.predictor import Prediction, PredictionPart
+from hetplan.predict.predictor import (
+    Prediction,
+    PredictionPart,
+    calibrated_cause,
+    is_link,
+    link_cause,
+)
 from hetplan.reports.plans import EXTRAPOLATED, estimate_lines, stage_table
 
 SHAPE, ASKED, CLUSTER = model(), job(), two_islands()

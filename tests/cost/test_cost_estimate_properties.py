@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hetplan.cluster.spec import Cluster, Link
 from hetplan.cost.estimate import estimate, estimate_with
-from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.job.spec import Job
 from hetplan.plans.plan import (
     OverlapSettings,

@@ -10,7 +10,7 @@ from estimate_plans import expert_model, plan_with, stages_of, wide_cluster
 
 from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import Component, Estimate
-from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.plans.plan import OverlapSettings, Sharding, Stage
 
 

@@ -9,8 +9,8 @@ import pytest
 from cost_fakes import LinearPredictor, job, model
 from estimate_plans import plan_with, stages_of, wide_cluster
 
-from hetplan.cost.priced.pricer import Pricer
 from hetplan.cost.replay.step import replay_step
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.plans.plan import OverlapSettings, Plan, Sharding
 from hetplan.reports.trace import MICROSECONDS, trace_text
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.priced.host_waits import without_waits
-from hetplan.cost.priced.values import Part, seconds_of_parts
+from hetplan.cost.step_model.layer_compute import without_waits
+from hetplan.cost.step_model.values import Part, seconds_of_parts
 from hetplan.cost.terms import Term
-from hetplan.predict.composed import WAIT_PART
+from hetplan.predict.layer.composed import WAIT_PART
 from hetplan.predict.predictor import Prediction, PredictionPart
 
 TIMES = st.floats(0.0, 10.0)

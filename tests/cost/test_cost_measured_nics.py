@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate
-from hetplan.cost.priced.crowds import crowd_of
-from hetplan.cost.priced.groups import KnownCollectives, group_among
-from hetplan.cost.priced.hops import Hop, Port, Sides, hop_between, hop_over
 from hetplan.cost.stage_costs import boundary_costs_over
+from hetplan.cost.step_model.groups import KnownCollectives, group_among
+from hetplan.cost.step_model.hops import Hop, Port, Sides, hop_between, hop_over
+from hetplan.cost.step_model.nic_contention import crowd_of
 from hetplan.plans.build import Degrees
 from hetplan.profiling.samples import LinkOperation
 

@@ -23,8 +23,7 @@ from memory_cases import (
     use_of,
 )
 
-from hetplan.cost.memory.chunks import Chunk, worst_moment
-from hetplan.cost.memory.device import device_memory
+from hetplan.cost.memory.device import Chunk, device_memory, worst_moment
 from hetplan.cost.memory.lines import stage_bytes
 from hetplan.cost.memory.values import MEGATRON, NATIVE, NO_RECOMPUTE, trainer_memory
 from hetplan.cost.schedules import passes

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.node import Nics, RingNics
 from hetplan.cluster.spec import Cluster, Island
-from hetplan.cost.network.ring_nics import ring_share
-from hetplan.cost.priced.groups import KnownCollectives, group_among
+from hetplan.cost.network.paths import ring_share
+from hetplan.cost.step_model.groups import KnownCollectives, group_among
 from hetplan.errors import InputError
 from hetplan.predict.fit import FittedPredictor
 from hetplan.profiling.samples import LinkOperation

@@ -27,10 +27,9 @@ from hetplan.cost.network.group_shares import (
     group_shares,
     phase_shares,
 )
-from hetplan.cost.network.link_names import TrafficClass
 from hetplan.cost.network.max_min import Flow, fill, shares
 from hetplan.cost.network.paths import Paths
-from hetplan.cost.network.segments import capacity, segments
+from hetplan.cost.network.segments import TrafficClass, capacity, segments
 from hetplan.errors import InputError
 
 steady = settings(derandomize=True, deadline=None, max_examples=200)

@@ -10,11 +10,11 @@ from cost_fakes import LinearPredictor, job, link, model
 from estimate_plans import plan_with, stages_of, wide_cluster
 
 from hetplan.cluster.spec import Link
-from hetplan.cost.priced.hops import Hop, hop_between
-from hetplan.cost.priced.pricer import Pricer, StepCost
-from hetplan.cost.priced.step import StageEnd
-from hetplan.cost.priced.work import StageWork
 from hetplan.cost.stage_costs import boundary_costs_over
+from hetplan.cost.step_model.hops import Hop, hop_between
+from hetplan.cost.step_model.pricer import Pricer, StepCost
+from hetplan.cost.step_model.step import StageEnd
+from hetplan.cost.step_model.work import StageWork
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.build import Degrees

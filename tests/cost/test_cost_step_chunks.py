@@ -7,7 +7,7 @@ from cost_fakes import LinearPredictor, job, model
 from estimate_plans import plan_with, stages_of, wide_cluster
 
 from hetplan.cost.components.overlap import beside, slowdowns
-from hetplan.cost.priced.pricer import Pricer, StepCost
+from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.plans.plan import OverlapSettings, Sharding
 
 CLUSTER = wide_cluster()

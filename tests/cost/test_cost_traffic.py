@@ -30,8 +30,8 @@ from traffic_rank_by_rank import Counting
 from hetplan.cluster.spec import Link
 from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.network.link_names import LinkName, LinkScope, TrafficClass
-from hetplan.cost.priced.hops import hop_between
+from hetplan.cost.network.segments import LinkName, LinkScope, TrafficClass
+from hetplan.cost.step_model.hops import hop_between
 from hetplan.cost.traffic.ledger import Ledger, ledger
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
@@ -47,7 +47,7 @@ from hetplan.plans.plan import (
     Sharding,
 )
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.link_shapes import lane_bytes
+from hetplan.predict.link.shapes import lane_bytes
 from hetplan.predict.predictor import Prediction
 from hetplan.profiling.samples import LinkOperation
 

@@ -18,14 +18,14 @@ from hetplan.cost.components.layers import accumulation_bytes
 from hetplan.cost.components.step import gradient_passes
 from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import Component, Estimate
-from hetplan.cost.network.link_names import TrafficClass
-from hetplan.cost.priced.hops import Hop, hop_between
-from hetplan.cost.priced.layer_shares import matrix_parameters
-from hetplan.cost.priced.pricer import Pricer
-from hetplan.cost.priced.values import Shape
+from hetplan.cost.network.segments import TrafficClass
 from hetplan.cost.replay.step import PipelineTimes, replay_step, step_ends
 from hetplan.cost.replay.times import Exchange
 from hetplan.cost.stage_costs import boundary_costs_over
+from hetplan.cost.step_model.hops import Hop, hop_between
+from hetplan.cost.step_model.layer_compute import matrix_parameters
+from hetplan.cost.step_model.pricer import Pricer
+from hetplan.cost.step_model.values import Shape
 from hetplan.cost.traffic.ledger import ledger
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Precision, TrainerOptions

@@ -10,9 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from math import gcd, lcm
 
+from hetplan.cluster.hosts import place_of
 from hetplan.cluster.spec import Cluster
-from hetplan.cluster.topology import place_of
-from hetplan.cost.network.link_names import LinkName, link_name
+from hetplan.cost.network.segments import LinkName, link_name
 from hetplan.job.spec import Job
 from hetplan.model.layers import Experts
 from hetplan.model.spec import LayerKind, ModelSpec

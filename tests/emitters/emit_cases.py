@@ -14,7 +14,7 @@ from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.spec import Architecture, ModelSpec, plain_model
 from hetplan.plans.build import plan_of
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
-from hetplan.plans.depths import own_depth
+from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import Plan, Schedule, Sharding
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.result import Inputs, SearchResult

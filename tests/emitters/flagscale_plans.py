@@ -18,7 +18,7 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import plan_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
-from hetplan.plans.depths import own_depth
+from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import Plan, RecomputeGranularity, Schedule, Sharding
 from hetplan.search.result import Inputs, SearchResult
 

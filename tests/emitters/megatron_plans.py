@@ -21,7 +21,7 @@ from hetplan.plans.assemble import assemble_pipeline, assemble_plan
 from hetplan.plans.build import plan_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
-from hetplan.plans.depths import own_depth
+from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import (
     OverlapSettings,
     Plan,

@@ -9,7 +9,7 @@ from hetplan.emitters.flagscale.trainer import TRAINER
 from hetplan.emitters.readme import readme_text
 from hetplan.emitters.trainer_launch import EmitOptions
 from hetplan.emitters.vendors import libraries
-from hetplan.plans.checkpoint_formats import needs_meshes, reshardable
+from hetplan.plans.formats import needs_meshes, reshardable
 
 
 def test_plans_need_meshes_where_the_launch_has_them():

@@ -14,7 +14,7 @@ import typer
 from emit_cases import JOB, chosen, result_of, two_regions
 from emit_cases import MODEL as MODEL_OF_CASES
 
-from hetplan.benchmarks.search.instances import INSTANCES, instance_inputs
+from evaluation.search.scaling import INSTANCES, instance_inputs
 from hetplan.cli.emit import emit
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.load import load_cluster
@@ -67,37 +67,9 @@ def plan_file(folder: Path, *, sharded: bool) -> Path:
     return path
 
 
-def test_a_searched_plan_is_written(tmp_path: Path) -> None:
-    out = tmp_path / "sailor.json"
-    emit(plan_file(tmp_path, sharded=False), target="sailor", out=out)
-    (pipeline,) = json.loads(out.read_text())["pipeline_list"]
-    assert [layer for layers in pipeline["layers_per_stage"] for layer in layers] == list(range(6))
-    assert set(pipeline["dp"]) == {8}
-
-
-def test_a_plan_that_sailor_cannot_say_leaves_no_file(tmp_path: Path) -> None:
-    out = tmp_path / "sailor.json"
-    plan = plan_file(tmp_path, sharded=True)
-    with pytest.raises(InputError, match=r"plan.json: plan.sharding: optimizer; Sailor knows none"):
-        emit(plan, target="sailor", out=out)
-    assert not out.exists()
-
-
 def test_other_tools_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing is written for that"):
         emit(tmp_path / "plan.json", target="word", out=tmp_path / "out")
-
-
-def test_a_file_that_is_there_is_kept_unless_forced(tmp_path: Path) -> None:
-    plan = plan_file(tmp_path, sharded=False)
-    before = plan.read_bytes()
-    with pytest.raises(InputError, match=r"is there already; .* --force"):
-        emit(plan, target="sailor", out=plan)
-    assert plan.read_bytes() == before
-    out = tmp_path / "sailor.json"
-    out.write_text("mine")
-    emit(plan, target="sailor", out=out, force=True)
-    assert "pipeline_list" in json.loads(out.read_text())
 
 
 def trainer_plan(folder: Path, **changes: object) -> Path:
@@ -282,12 +254,6 @@ def test_hosts_and_domains_of_a_later_cluster_file_are_taken(tmp_path: Path) -> 
     other = ROOT / "configs/clusters/two-regions.yaml"
     with pytest.raises(InputError, match="was made for another cluster"):
         emit(path, target="megatron", out=tmp_path / "other", cluster=other)
-
-
-def test_sailor_takes_no_options_of_trainers(tmp_path: Path) -> None:
-    plan = plan_file(tmp_path, sharded=False)
-    with pytest.raises(InputError, match="takes no options"):
-        emit(plan, target="sailor", out=tmp_path / "sailor.json", steps=7)
 
 
 def test_a_folder_that_is_there_is_kept_unless_forced(

@@ -17,7 +17,7 @@ from hetplan.emitters.trainer_launch import EmitOptions, Trainer
 from hetplan.emitters.vendors import libraries
 from hetplan.errors import Fault, InfeasibleError
 from hetplan.job.spec import Job, Optimizer, Pins, Precision, TrainerOptions
-from hetplan.plans.choices import chosen_of
+from hetplan.plans.build import chosen_of
 from hetplan.plans.plan import RecomputeGranularity, Sharding
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.result import SearchResult

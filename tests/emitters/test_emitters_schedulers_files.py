@@ -29,7 +29,7 @@ from scheduler_sheets import (
 )
 
 from hetplan.cluster.launch_domains import KindLaunch, Scheduler
-from hetplan.cluster.node_names import expand_names
+from hetplan.cluster.node import expand_names
 from hetplan.emitters.schedulers import scheduled_files
 from hetplan.emitters.schedulers.slurm import hostlist, pyxis_image, slurm_time
 from hetplan.emitters.trainer_launch import EmitOptions, EmittedFile

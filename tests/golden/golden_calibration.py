@@ -1,6 +1,6 @@
 """What measured runs said about a fit, as it stands in a predictor's file."""
 
-from hetplan.predict.calibration_values import (
+from hetplan.predict.calibration.values import (
     Calibration,
     CauseFactor,
     GroupInterval,

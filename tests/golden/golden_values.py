@@ -9,8 +9,8 @@ from golden_numerics import NUMERICS
 from golden_weights import CONVERTED, checkpoint_manifest, megatron_note
 
 from hetplan.cluster.devices import DeviceKind
-from hetplan.cluster.goodput import LossRecovery
 from hetplan.cluster.launch_domains import KindLaunch, LaunchDomain, Scheduler
+from hetplan.cluster.links import LossRecovery
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import (
     Cluster,
@@ -86,9 +86,8 @@ from hetplan.predict.laws import (
     Term,
     Validation,
 )
-from hetplan.predict.layer_measured import MeasuredLayer, MeasuredUpdate
-from hetplan.predict.layer_table import LayerTable
-from hetplan.predict.operator_values import (
+from hetplan.predict.layer.tables import LayerTable, MeasuredLayer, MeasuredUpdate
+from hetplan.predict.operator.values import (
     LearnedResidual,
     MeasuredShape,
     OperatorLaw,

@@ -12,7 +12,7 @@ from topologies_rendered import nvidia_topologies
 
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.load import load_cluster
-from hetplan.cluster.node_names import expand_names
+from hetplan.cluster.node import expand_names
 from hetplan.cluster.spec import Link, Transport
 from hetplan.errors import InputError
 from hetplan.files.nodes import plain, read_yaml

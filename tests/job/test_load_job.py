@@ -10,8 +10,7 @@ from hetplan.errors import InputError
 from hetplan.files.reading import read_document
 from hetplan.files.shipped import shipped_folder
 from hetplan.job.check import check_job_against
-from hetplan.job.file_form import TARGET_NAMES
-from hetplan.job.load import load_job
+from hetplan.job.load import TARGET_NAMES, load_job
 from hetplan.job.spec import Forbids, LengthShare, Optimizer, Pins, Precision
 from hetplan.model.load import load_model
 from hetplan.plans.targets import TARGETS

@@ -19,8 +19,8 @@ import pytest
 from launch_results import result_of
 from runtime_cases import GPT, gpt, job, pipeline_of, unlike_plan
 
+from hetplan.cluster.hosts import part_left
 from hetplan.cluster.load import load_cluster
-from hetplan.cluster.part import part_left
 from hetplan.emulation import making, namespaces
 from hetplan.emulation.counting import host_bytes
 from hetplan.emulation.running import start

@@ -63,16 +63,6 @@ def test_what_the_files_were_read_as_is_said(tmp_path: Path) -> None:
     assert "3 files read (model, cluster, job; held against each other), 2 skip" in result.stdout
 
 
-def test_an_importer_that_needs_more_names_its_options(tmp_path: Path) -> None:
-    path = tmp_path / "DeviceType.A100_tp1_bs1.json"
-    path.write_text('{"execution_time": {"layer_compute_total_ms": [1.0]}}')
-    assert "needs --device" in run(path).stdout
-    result = run(path, "--kind", "metis")
-    assert result.exit_code == 2
-    assert "metis needs --precision" in result.stderr
-    assert "unknown kind" in run(path, "--kind", "meti").stderr
-
-
 def test_a_wrong_file_is_2(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("schema: hetplan.job/1\nglobal_batch_size: many\n")

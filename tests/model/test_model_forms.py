@@ -10,7 +10,7 @@ from model_configs import CONFIGS
 
 from hetplan.errors import InputError
 from hetplan.files.shipped import shipped_folder
-from hetplan.model.differences import own_layer_fault, planning_faults
+from hetplan.model.layer_units import own_layer_fault, planning_faults
 from hetplan.model.layers import Experts, LatentAttention, LayerRun, Mlp, Norm
 from hetplan.model.load import load_model
 from hetplan.model.spec import Architecture, LayerKind

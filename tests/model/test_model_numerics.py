@@ -15,7 +15,7 @@ from hetplan.errors import InputError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.files.shipped import shipped_folder
-from hetplan.model.differences import own_numerics_differences, own_numerics_remark
+from hetplan.model.layer_units import own_numerics_differences, own_numerics_remark
 from hetplan.model.load import load_model
 from hetplan.model.numerics import Activation, RotaryScaling, RotaryScalingKind, Router
 from hetplan.model.spec import ModelSpec

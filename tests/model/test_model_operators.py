@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetplan.errors import InputError
-from hetplan.model.layer_operators import gradient_operators, layer_operators
 from hetplan.model.layers import (
     Attention,
     Experts,
@@ -29,7 +28,9 @@ from hetplan.model.operators import (
     Kernels,
     Operator,
     OperatorClass,
+    gradient_operators,
     has_backward,
+    layer_operators,
     operator_bytes,
     operator_flops,
 )

@@ -14,9 +14,9 @@ from oracle_memory import parameters_at
 from oracle_replay import Floats
 
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.priced.groups import Copies, Group, KnownCollectives, copies_of
-from hetplan.cost.priced.hops import Hop, hop_between
-from hetplan.cost.priced.units import Settings, Unit, make_unit
+from hetplan.cost.step_model.groups import Copies, Group, KnownCollectives, copies_of
+from hetplan.cost.step_model.hops import Hop, hop_between
+from hetplan.cost.step_model.units import Settings, Unit, make_unit
 from hetplan.cost.terms import seconds_of
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec

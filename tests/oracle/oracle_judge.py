@@ -25,7 +25,7 @@ from oracle_optimum import optimum
 from oracle_price import Prices, Step
 from oracle_space import SmallSpace
 
-from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InfeasibleError, InputError
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import Plan

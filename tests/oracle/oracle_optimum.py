@@ -23,7 +23,7 @@ from oracle_replay import Floats, Ints, Program
 from oracle_space import Row, SmallSpace
 from oracle_tables import VARIANTS, Tables, best_of_row
 
-from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.plans.build import plan_of
 from hetplan.plans.plan import RecomputeGranularity, Sharding
 

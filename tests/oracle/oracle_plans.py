@@ -6,7 +6,7 @@ from oracle_costs import PlacedPipeline, shape_of
 from oracle_space import Row, SmallSpace
 
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
-from hetplan.plans.depths import own_depth
+from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import Schedule, Sharding
 
 

@@ -27,10 +27,10 @@ from oracle_memory import Held, peak_bytes
 from oracle_replay import Floats, Program, pipeline_ends, program
 
 from hetplan.cluster.spec import Cluster, Link
-from hetplan.cost.priced.end_of_step import tied_embedding_terms
-from hetplan.cost.priced.groups import Copies, KnownCollectives
-from hetplan.cost.priced.hops import Hop
-from hetplan.cost.priced.units import Unit
+from hetplan.cost.step_model.end_of_step import tied_embedding_terms
+from hetplan.cost.step_model.groups import Copies, KnownCollectives
+from hetplan.cost.step_model.hops import Hop
+from hetplan.cost.step_model.units import Unit
 from hetplan.cost.terms import seconds_of
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec

@@ -23,7 +23,7 @@ from oracle_optimum import Enumeration
 from oracle_price import Prices
 from oracle_space import SmallSpace
 
-from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.families.allowed import allowed_cluster

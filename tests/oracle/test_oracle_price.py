@@ -15,11 +15,10 @@ from oracle_plans import chosen_plan
 from oracle_price import Prices
 from oracle_space import Row, SmallSpace
 
-from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InputError
-from hetplan.plans.build import plan_of
+from hetplan.plans.build import chosen_of, plan_of
 from hetplan.plans.check import check_plan
-from hetplan.plans.choices import chosen_of
 from hetplan.predict.fit import FittedPredictor
 
 PLANS_EACH = 6

@@ -16,8 +16,7 @@ from hetplan.model.layers import Experts, LayerRun
 from hetplan.model.spec import Architecture, ModelSpec, plain_model
 from hetplan.plans.assemble import assemble_pipeline, assemble_plan
 from hetplan.plans.build import Degrees, StageChoice, build_plan
-from hetplan.plans.depths import own_depth
-from hetplan.plans.pieces import expert_copies, stage_copies
+from hetplan.plans.pieces import expert_copies, own_depth, stage_copies
 from hetplan.plans.plan import (
     LayerRange,
     Pipeline,

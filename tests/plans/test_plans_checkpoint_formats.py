@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 from runtime_cases import LLAMA, job, plan_of
 
 from hetplan.errors import InputError
-from hetplan.plans.checkpoint_formats import (
+from hetplan.plans.formats import (
     FLAGSCALE_DIST,
     FLAGSCALE_TORCH,
     FORMATS,

@@ -17,8 +17,8 @@ from hetplan.job.trainer import trainer_settings
 from hetplan.plans.assemble import assemble_plan
 from hetplan.plans.check import check_plan
 from hetplan.plans.formats import job_summing_as, summed_as, summed_formats
-from hetplan.plans.launch import limits_of
 from hetplan.plans.plan import Plan, Sharding
+from hetplan.plans.ranks import limits_of
 from hetplan.search.files import load_plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"

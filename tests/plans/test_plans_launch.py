@@ -9,10 +9,10 @@ from plans_mutations import with_pipeline, with_replica, with_stage
 from plans_of_many import Case, plain_case, two_pipelines
 
 from hetplan.errors import InputError
-from hetplan.plans.choices import chosen_of
+from hetplan.plans.build import chosen_of
 from hetplan.plans.formats import summed_as
-from hetplan.plans.launch import launch_faults, limits_of, pins_line
 from hetplan.plans.plan import OverlapSettings, Plan, Schedule, Sharding
+from hetplan.plans.ranks import launch_faults, limits_of, pins_line
 
 
 def unlike(case: Case, what: str) -> Plan:

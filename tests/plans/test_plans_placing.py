@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from plans_of_many import small_cluster, small_island, small_job, small_model
 
 from hetplan.errors import InputError
+from hetplan.plans.assemble import device_ranges, positions
 from hetplan.plans.build import chosen_of, plan_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
-from hetplan.plans.depths import own_depth
-from hetplan.plans.placing import device_ranges, positions
+from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import RecomputeGranularity, Schedule, Sharding, expand
 
 

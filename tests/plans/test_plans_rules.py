@@ -34,7 +34,7 @@ from hetplan.files.reading import decode, read_document
 from hetplan.plans.assemble import assemble_plan
 from hetplan.plans.build import Degrees, StageChoice, build_plan
 from hetplan.plans.check import check_plan
-from hetplan.plans.depths import own_depth
+from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import (
     SCHEDULES,
     DeviceRange,

@@ -21,14 +21,14 @@ from plans_of_many import (
 from rule_names import rule_of
 
 from hetplan.cluster.catalogue import load_catalogue
-from hetplan.job.pins import CAN_PIN, CanPin
+from hetplan.job.check import CAN_PIN, CanPin
 from hetplan.job.spec import Optimizer, Precision, ProductFormat, TrainerOptions
 from hetplan.plans.assemble import assemble_plan
 from hetplan.plans.build import chosen_of, plan_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
-from hetplan.plans.depths import own_depth
 from hetplan.plans.formats import summed_as
+from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import (
     LayerRange,
     OverlapSettings,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from hetplan.cluster.devices import DeviceKind
 from hetplan.model.operators import Operator, OperatorClass, operator_bytes, operator_flops
 from hetplan.predict.laws import FittedLaws
-from hetplan.predict.operator_laws import fit_operator_laws
+from hetplan.predict.operator.laws import fit_operator_laws
 from hetplan.profiling.samples import OperatorSample
 
 

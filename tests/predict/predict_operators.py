@@ -9,7 +9,7 @@ from dataclasses import replace
 from predict_samples import DEVICE
 
 from hetplan.model.operators import OperatorClass
-from hetplan.predict.operator_columns import column_value, sample_operator
+from hetplan.predict.operator.values import column_value, sample_operator
 from hetplan.profiling.samples import OperatorSample
 
 FLOPS_PER_SECOND, BYTES_PER_SECOND, LAUNCH, FLOOR = 200e12, 1e12, 5e-6, 60e-6

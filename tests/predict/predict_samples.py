@@ -11,7 +11,7 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Link, Transport
 from hetplan.job.spec import Precision
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
-from hetplan.predict.columns import LayerColumns, layer_columns
+from hetplan.predict.layer.columns import LayerColumns, layer_columns
 from hetplan.profiling.samples import LayerSample, LinkSample, Provenance
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"

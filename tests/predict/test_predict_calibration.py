@@ -11,10 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetplan.errors import InputError
-from hetplan.predict.calibration import calibrate, left_out_errors
-from hetplan.predict.calibration_fit import SCALE, corrected_log_error, fit_factors
-from hetplan.predict.calibration_intervals import conformal_quantile
-from hetplan.predict.calibration_values import COMMUNICATION, COMPUTE, FIXED, RunError, RunPart
+from hetplan.predict.calibration.factors import (
+    SCALE,
+    calibrate,
+    corrected_log_error,
+    fit_factors,
+    left_out_errors,
+)
+from hetplan.predict.calibration.intervals import conformal_quantile
+from hetplan.predict.calibration.values import (
+    COMMUNICATION,
+    COMPUTE,
+    FIXED,
+    RunError,
+    RunPart,
+)
 
 KIND, WIRE = "some-kind", "link wire"
 

@@ -14,15 +14,15 @@ from predict_samples import DEVICE, REFERENCE, gpt, layer_grid, layer_sample
 
 from hetplan.job.spec import Precision
 from hetplan.model.spec import LayerKind
-from hetplan.predict.combined import (
+from hetplan.predict.fit import fit
+from hetplan.predict.layer.laws import (
     EMBEDDING_LOG_HALFWIDTHS,
     HEAD_LOG_HALFWIDTHS,
     TRANSFORMER_LOG_HALFWIDTHS,
+    fit_layer_laws,
     split_combined,
     split_log_halfwidth,
 )
-from hetplan.predict.fit import fit
-from hetplan.predict.layer_laws import fit_layer_laws
 from hetplan.profiling.samples import LayerSample, Phase, ProfileSet
 
 COMBINED = Phase.FORWARD_BACKWARD.value

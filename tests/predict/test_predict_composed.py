@@ -18,13 +18,18 @@ from predict_operators import (
 from predict_samples import DEVICE, gpt, layer_grid, provenance
 
 from hetplan.job.spec import Precision
-from hetplan.model.layer_operators import layer_operators
-from hetplan.model.operators import Kernels, OperatorClass, operator_bytes, operator_flops
+from hetplan.model.operators import (
+    Kernels,
+    OperatorClass,
+    layer_operators,
+    operator_bytes,
+    operator_flops,
+)
 from hetplan.model.spec import LayerKind
-from hetplan.predict.composed import LAUNCH_PART
 from hetplan.predict.fit import fit
-from hetplan.predict.operator_index import WEIGHT_GRADIENT_OVER_FORWARD, index_operators
-from hetplan.predict.operator_laws import fit_operator_laws
+from hetplan.predict.layer.composed import LAUNCH_PART
+from hetplan.predict.operator.answer import WEIGHT_GRADIENT_OVER_FORWARD, index_operators
+from hetplan.predict.operator.laws import fit_operator_laws
 from hetplan.profiling.samples import ProfileSet
 
 UNFUSED = Kernels(fused_attention=False, attention_dropout=True, hidden_dropout=True)

@@ -9,12 +9,11 @@ from predict_operators import BYTES_PER_SECOND, operator_grid
 from predict_samples import DEVICE, gpt, provenance
 
 from hetplan.job.spec import Precision
-from hetplan.model.layer_operators import gradient_operators
-from hetplan.model.operators import Kernels, Operator, operator_bytes
+from hetplan.model.operators import Kernels, Operator, gradient_operators, operator_bytes
 from hetplan.model.spec import LayerKind
-from hetplan.predict.composed import GRADIENTS_NOTE, LAUNCH_PART, WAIT_PART
 from hetplan.predict.datasheet import ELEMENTWISE_EFFICIENCY_BACKWARD
 from hetplan.predict.fit import FittedPredictor, fit
+from hetplan.predict.layer.composed import GRADIENTS_NOTE, LAUNCH_PART, WAIT_PART
 from hetplan.predict.predictor import Prediction
 from hetplan.profiling.samples import OperatorSample, ProfileSet
 

@@ -18,20 +18,21 @@ from predict_samples import DEVICE, gpt, layer_grid, provenance
 
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision, ProductFormat
-from hetplan.model.layer_operators import layer_operators
 from hetplan.model.layers import Experts
 from hetplan.model.operators import (
     Kernels,
     Operator,
     OperatorClass,
+    layer_operators,
     operator_bytes,
     operator_flops,
 )
 from hetplan.model.spec import Architecture, LayerKind, LayerRun
-from hetplan.predict import datasheet, float8
+from hetplan.predict import datasheet
 from hetplan.predict.fit import FittedPredictor, fit
-from hetplan.predict.operator_index import index_operators
-from hetplan.predict.operator_laws import fit_operator_laws
+from hetplan.predict.layer import float8
+from hetplan.predict.operator.answer import index_operators
+from hetplan.predict.operator.laws import fit_operator_laws
 from hetplan.profiling.samples import ProfileSet
 
 WIDE = Kernels(fused_attention=False, attention_dropout=True, hidden_dropout=True)

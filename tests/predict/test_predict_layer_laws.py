@@ -19,7 +19,6 @@ from predict_samples import (
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.spec import Architecture, LayerKind
-from hetplan.predict.columns import layer_columns
 from hetplan.predict.fit import FittedPredictor, fit
 from hetplan.predict.laws import (
     OWN_ROWS,
@@ -27,7 +26,8 @@ from hetplan.predict.laws import (
     WIDENING_PER_DOUBLING,
     LayerLaw,
 )
-from hetplan.predict.layer_laws import UNVALIDATED_LOG_HALFWIDTH, fit_layer_laws
+from hetplan.predict.layer.columns import layer_columns
+from hetplan.predict.layer.laws import UNVALIDATED_LOG_HALFWIDTH, fit_layer_laws
 from hetplan.predict.predictor import Prediction
 from hetplan.profiling.samples import LayerSample, ProfileSet
 

@@ -15,8 +15,8 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import FittedPredictor, fit, load_predictor, save_predictor
-from hetplan.predict.layer_laws import fit_layer_laws
-from hetplan.predict.layer_measured import (
+from hetplan.predict.layer.laws import fit_layer_laws
+from hetplan.predict.layer.tables import (
     ACCELERATOR_REPEAT_LOG_HALFWIDTH,
     CPU_REPEAT_LOG_HALFWIDTH,
     exact_log_halfwidth,

@@ -12,11 +12,11 @@ from hetplan.cluster.catalogue import load_catalogue
 from hetplan.job.spec import Precision
 from hetplan.model.operators import Kernels
 from hetplan.model.spec import LayerKind
-from hetplan.predict.columns import LayerColumns, layer_columns
 from hetplan.predict.fit import fit
 from hetplan.predict.laws import LayerLaw
-from hetplan.predict.layer_answer import kernel_notes
-from hetplan.predict.layer_laws import fit_layer_laws
+from hetplan.predict.layer.answer import kernel_notes
+from hetplan.predict.layer.columns import LayerColumns, layer_columns
+from hetplan.predict.layer.laws import fit_layer_laws
 from hetplan.profiling.samples import LayerSample, ProfileSet
 
 KIND = "nvidia-a100-80gb-sxm"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetplan.benchmarks.collective_rows import FILE, published
-from hetplan.benchmarks.cost_collectives_laws import (
+from evaluation.accuracy.unit_links import FILE, published
+from evaluation.cost.collectives import (
     BUS_RINGS,
     EXCHANGES,
     RINGS,
@@ -23,9 +23,9 @@ from hetplan.benchmarks.cost_collectives_laws import (
 )
 from hetplan.cluster.spec import Link, Transport
 from hetplan.lint.rows import CollectiveRow
-from hetplan.predict import links_prior as prior
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.link_shapes import ShapeLaw, lane_bytes, shape_columns
+from hetplan.predict.link import prior
+from hetplan.predict.link.shapes import ShapeLaw, lane_bytes, shape_columns
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
 needs_table = pytest.mark.skipif(

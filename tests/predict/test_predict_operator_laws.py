@@ -21,12 +21,17 @@ from predict_operators import (
 
 from hetplan.errors import InputError
 from hetplan.model.operators import Operator, OperatorClass
-from hetplan.predict.operator_columns import sample_operator, size_groups, tiled_flops
-from hetplan.predict.operator_fit import gain_is_earned
-from hetplan.predict.operator_laws import fit_operator_laws, sustained_rate
-from hetplan.predict.operator_values import LearnedResidual, MeasuredShape, OperatorTerm
+from hetplan.predict.operator.laws import fit_operator_laws, gain_is_earned, sustained_rate
+from hetplan.predict.operator.residual import REACHES, point_of, residual
+from hetplan.predict.operator.values import (
+    LearnedResidual,
+    MeasuredShape,
+    OperatorTerm,
+    sample_operator,
+    size_groups,
+    tiled_flops,
+)
 from hetplan.predict.regression import COVERAGE
-from hetplan.predict.residual import REACHES, point_of, residual
 from hetplan.profiling.samples import OperatorSample
 
 

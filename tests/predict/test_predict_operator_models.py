@@ -9,9 +9,8 @@ from predict_reference import needs_reference
 from predict_samples import REFERENCE
 
 from hetplan.model.operators import Operator, OperatorClass
-from hetplan.predict.operator_columns import column_value
-from hetplan.predict.operator_laws import fit_operator_laws
-from hetplan.predict.operator_values import OperatorLaw
+from hetplan.predict.operator.laws import fit_operator_laws
+from hetplan.predict.operator.values import OperatorLaw, column_value
 from hetplan.profiling.samples import OperatorSample
 
 A100 = "nvidia-a100-40gb-sxm"
@@ -31,8 +30,7 @@ pytestmark = needs_reference
 
 @lru_cache(maxsize=1)
 def products() -> tuple[OperatorSample, ...]:
-    from hetplan.benchmarks.accuracy.unit_notes import Notes
-    from hetplan.benchmarks.accuracy.unit_operators import read_operators
+    from evaluation.accuracy.unit_operators import Notes, read_operators
 
     return tuple(
         sample

@@ -17,9 +17,9 @@ from hetplan.job.spec import Precision
 from hetplan.model.operators import OperatorClass
 from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import FittedPredictor, fit
+from hetplan.predict.kinds.few_points import SHARED_VARIANCE, MovedOperators, shift
+from hetplan.predict.kinds.related import Related
 from hetplan.predict.predictor import Prediction
-from hetplan.predict.prior import SHARED_VARIANCE, MovedOperators, shift
-from hetplan.predict.related import Related
 from hetplan.profiling.samples import LayerSample, ProfileSet
 
 ratios = st.lists(st.floats(-3, 3), max_size=8)

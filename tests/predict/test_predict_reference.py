@@ -33,8 +33,8 @@ from hetplan.predict.datasheet import (
 )
 from hetplan.predict.fit import fit
 from hetplan.predict.laws import UNTESTED_LOG_PER_DOUBLING, LayerLaw
-from hetplan.predict.layer_laws import fit_layer_laws, sample_model
-from hetplan.predict.links_carried import CARRY_LOG_PER_DOUBLING
+from hetplan.predict.layer.laws import fit_layer_laws, sample_model
+from hetplan.predict.link.carried import CARRY_LOG_PER_DOUBLING
 from hetplan.predict.regression import log_ratio
 from hetplan.profiling.samples import LayerSample, ProfileSet
 

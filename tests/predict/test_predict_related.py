@@ -16,15 +16,21 @@ from hetplan.model.operators import Operator, OperatorClass
 from hetplan.model.spec import LayerKind
 from hetplan.predict import datasheet
 from hetplan.predict.fit import FittedPredictor
+from hetplan.predict.kinds.carried_laws import (
+    asked_format,
+    likeness,
+    measured_format,
+    rates,
+    same_chip,
+)
+from hetplan.predict.kinds.carried_laws import seconds as law_seconds
+from hetplan.predict.kinds.operators import SAME_CHIP_LOG_HALFWIDTH, published_spread
+from hetplan.predict.kinds.related import Related
 from hetplan.predict.laws import FittedLaws
-from hetplan.predict.layer_answer import LayerShape
-from hetplan.predict.layer_laws import fit_layer_laws
-from hetplan.predict.operator_values import OperatorLaw
+from hetplan.predict.layer.answer import LayerShape
+from hetplan.predict.layer.laws import fit_layer_laws
+from hetplan.predict.operator.values import OperatorLaw
 from hetplan.predict.predictor import Prediction
-from hetplan.predict.related import Related
-from hetplan.predict.related_kinds import asked_format, likeness, measured_format, rates, same_chip
-from hetplan.predict.related_laws import seconds as law_seconds
-from hetplan.predict.related_operators import SAME_CHIP_LOG_HALFWIDTH, published_spread
 
 KINDS = tuple(
     device(name, tflops=tflops, gigabytes=gigabytes)

@@ -15,15 +15,22 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
 from hetplan.model.operators import Kernels
 from hetplan.model.spec import LayerKind
+from hetplan.predict.kinds.carried_laws import Rates, rates
+from hetplan.predict.kinds.pooled import (
+    KindRows,
+    Row,
+    Size,
+    corrected_road,
+    pooled_layers,
+    sizes_of,
+    values,
+)
+from hetplan.predict.kinds.related import Related
 from hetplan.predict.laws import FittedLaws
-from hetplan.predict.layer_answer import LayerShape
-from hetplan.predict.layer_laws import fit_layer_laws
+from hetplan.predict.layer.answer import LayerShape
+from hetplan.predict.layer.laws import fit_layer_laws
 from hetplan.predict.predictor import Prediction
 from hetplan.predict.regression import fit_nonnegative
-from hetplan.predict.related import Related
-from hetplan.predict.related_kinds import Rates, rates
-from hetplan.predict.related_pooled import KindRows, corrected_road, pooled_layers
-from hetplan.predict.related_rows import Row, Size, sizes_of, values
 from hetplan.profiling.samples import LayerSample
 
 KINDS = tuple(

@@ -16,21 +16,21 @@ import pytest
 from predict_reference import needs_reference, spec
 from predict_samples import REFERENCE, layer_sample
 
-from hetplan.benchmarks.accuracy.unit import UnitData, read_unit
+from evaluation.accuracy.unit_data import UnitData, read_unit
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
 from hetplan.model.operators import Kernels
 from hetplan.model.spec import LayerKind
-from hetplan.predict.composed import layer_prediction
 from hetplan.predict.fit import FittedPredictor
+from hetplan.predict.kinds.carried_laws import same_chip
+from hetplan.predict.kinds.few_points import SHARED_VARIANCE
 from hetplan.predict.laws import FittedLaws
-from hetplan.predict.layer_answer import LayerShape
-from hetplan.predict.layer_laws import fit_layer_laws, sample_model
-from hetplan.predict.operator_index import index_operators
-from hetplan.predict.operator_laws import fit_operator_laws
-from hetplan.predict.prior import SHARED_VARIANCE
-from hetplan.predict.related_kinds import same_chip
+from hetplan.predict.layer.answer import LayerShape
+from hetplan.predict.layer.composed import layer_prediction
+from hetplan.predict.layer.laws import fit_layer_laws, sample_model
+from hetplan.predict.operator.answer import index_operators
+from hetplan.predict.operator.laws import fit_operator_laws
 from hetplan.profiling.samples import LayerSample
 
 pytestmark = needs_reference

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hetplan.benchmarks.local_loop import even_split
-from hetplan.reports.curves import sparkline
+from hetplan.launchers.local_loop import even_split
+from hetplan.reports.comparison import sparkline
 from hetplan.reports.plans import grouped, homogeneous_lines
 from hetplan.search.result import HomogeneousSum, KindAlone
 

@@ -58,7 +58,7 @@ def main(rank: int, ranks: int, folder: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from hetplan.cost.network.link_names import TrafficClass
+    from hetplan.cost.network.segments import TrafficClass
     from hetplan.runtime.communicator.channels import SentBytes, open_channel
 
     torch.set_num_threads(1)

@@ -12,7 +12,7 @@ from hetplan.plans import build
 from hetplan.plans.build import Degrees, StageChoice, build_plan
 from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
-from hetplan.plans.depths import own_depth
+from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import Plan, RecomputeGranularity, Schedule, Sharding
 
 SHAPE: dict[str, object] = {

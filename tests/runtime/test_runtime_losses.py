@@ -15,12 +15,12 @@ import torch
 from four_ranks_run import run_four_ranks
 from runtime_cases import CASES, CASES_NORM, GPT, Case, job
 
-from hetplan.cost.network.link_names import TrafficClass
+from hetplan.cost.network.segments import TrafficClass
 from hetplan.cost.traffic.groups import links_between
 from hetplan.cost.traffic.ledger import ledger
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision
-from hetplan.plans.places import Places
+from hetplan.plans.pieces import Places
 from hetplan.runtime import norm
 from hetplan.runtime.data import entropy_nats
 from hetplan.runtime.placement import place_ranks

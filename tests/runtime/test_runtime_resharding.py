@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime_cases import CASES, FOURS, GPT, LLAMA, Case, job, pipeline_of, unlike_plan
 
-from hetplan.cost.network.link_names import TrafficClass
+from hetplan.cost.network.segments import TrafficClass
 from hetplan.cost.replay.programs import Receive, Wait
 from hetplan.cost.traffic.groups import links_between
 from hetplan.cost.traffic.ledger import ledger
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.places import Places
+from hetplan.plans.pieces import Places
 from hetplan.plans.plan import Plan
 from hetplan.profiling.weights import initial_value, parameter_slices
 from hetplan.runtime.communicator.levels import phases

@@ -9,7 +9,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
-from hetplan.plans.depths import own_depth
+from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import Schedule
 from hetplan.plans.targets import target
 from hetplan.search.families.allowed import ends_allowed, stage_limit

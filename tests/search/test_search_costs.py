@@ -19,13 +19,13 @@ from search_costs_cases import (
 from search_jobs import job
 
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.priced.pricer import Pricer, StepCost
+from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.job.spec import Job, TrainerOptions
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import plan_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
-from hetplan.plans.depths import own_depth
+from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import Schedule
 from hetplan.predict.fit import fit_populations
 from hetplan.search.costs.ends import filled

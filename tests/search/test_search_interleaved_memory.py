@@ -12,7 +12,7 @@ from random_chosen import random_chosen
 from search_jobs import cluster, island, job, model
 
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.priced.pricer import Pricer, StepCost
+from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import plan_of

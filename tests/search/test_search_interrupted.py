@@ -13,11 +13,11 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from numba.core.dispatcher import Dispatcher
 from sweep_files import JOB, sweep_files
 from typer.testing import CliRunner, Result
 
 from hetplan.cli.main import app
+from hetplan.kernels import Kernel
 from hetplan.search.files import load_plan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -58,7 +58,7 @@ class _Moment:
         if not self._began:
             self._began = name == "_saved"
         elif self.name in ("any", name):
-            if isinstance(frame.f_globals.get(name), Dispatcher):
+            if isinstance(frame.f_globals.get(name), Kernel):
                 return  # compiled code cannot be left through its profiling hook
             self.left -= 1
             if not self.left:

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 import hetplan
 from hetplan.cli.main import app
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.priced.pricer import Pricer
 from hetplan.cost.quantile import step_quantile
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Objective, Pins
 from hetplan.plans.check import check_plan
@@ -131,7 +131,7 @@ def command(folder: Path, *options: str) -> Result:
 
 
 def test_the_command_prints_the_aim_and_the_alternatives(tmp_path: Path) -> None:
-    done = command(tmp_path, "--quantile", "0.9", "--top", "3")
+    done = command(tmp_path, "--set", "quantile=0.9", "--top", "3")
     assert done.exit_code == 0, done.output
     assert "chosen by p90 of the step" in done.stdout
     assert "no certificate goes with this aim" in done.stdout
@@ -145,9 +145,9 @@ def test_the_command_prints_the_aim_and_the_alternatives(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--quantile", "2"), "--quantile: quantile is 2"),
-        (("--objective", "speed"), "known: step_time, cost_per_token"),
-        (("--objective", "cost_per_token"), "no price"),
+        (("--set", "quantile=2"), "--set quantile: found 2; it must be at most"),
+        (("--set", "objective=speed"), "--set objective: found the text 'speed'"),
+        (("--set", "objective=cost_per_token"), "no price"),
         (("--top", "0"), "--top"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from search_jobs import island, job, model
 
 from hetplan.cluster.spec import Cluster, Link, RegionLink, Transport
-from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.job.spec import Pins
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.result import SearchResult

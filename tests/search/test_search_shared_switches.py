@@ -9,7 +9,7 @@ from search_jobs import island, job, model
 
 from hetplan.cluster.devices import HostInterface
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.job.spec import Pins
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.result import SearchResult

@@ -38,7 +38,7 @@ def plan_all(sweep: Path, table: Path, *, resume: bool = False, plans: Path | No
 
 
 def command(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["plan", *arguments])
+    return CliRunner().invoke(app, ["sweep", *arguments])
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_killed_sweep_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     many = SWEEP.replace("workers: 1", "workers: 2").replace("[2, 4]", "[2, 4, 6, 8, 10, 12]")
     sweep, table = sweep_files(tmp_path, many), tmp_path / "table.csv"
     (tmp_path / "store").mkdir()
-    arguments = ["plan", "--sweep", str(sweep), "--out", str(table)]
+    arguments = ["sweep", str(sweep), "--out", str(table)]
     arguments += ["--store", str(tmp_path / "store")]
     running = subprocess.Popen(
         [sys.executable, "-m", "hetplan", *arguments],
@@ -176,7 +176,7 @@ def test_a_table_of_something_else_is_left_alone(sweep: Path, tmp_path: Path) ->
     table = tmp_path / "notes.csv"
     table.write_text("my,notes\n1,2\n")
     for options in ((), ("--resume",)):
-        done = command("--sweep", str(sweep), "--out", str(table), *options)
+        done = command(str(sweep), "--out", str(table), *options)
         assert done.exit_code == 2, done.output
         assert "notes.csv" in done.stderr
         assert table.read_text() == "my,notes\n1,2\n"
@@ -242,18 +242,6 @@ def test_a_backend_that_is_not_installed_is_named(
     sweep = sweep_files(tmp_path, SWEEP.replace("workers: 1", "backend: ray"))
     with pytest.raises(InputError, match=r"ray is not installed .* pip install ray"):
         plan_all(sweep, tmp_path / "table.csv")
-
-
-def test_options_of_one_plan_do_not_go_with_a_sweep(sweep: Path) -> None:
-    done = command("--sweep", str(sweep), "--target", "native", "--top", "3", "--json")
-    assert done.exit_code == 2
-    assert "--target, --top, --json: not with --sweep" in done.stderr
-    done = command("--plans", "somewhere", "--model", "m")
-    assert done.exit_code == 2
-    assert "--plans belongs to --sweep" in done.stderr
-    done = command("--model", "m.yaml")
-    assert done.exit_code == 2
-    assert "name --cluster FILE --job FILE; or a grid" in done.stderr
 
 
 def test_the_label_of_a_row_names_every_axis() -> None:

@@ -11,7 +11,7 @@ from search_costs_cases import Slots, chosen, fits, roles, step_seconds
 from search_jobs import cluster, island, job, model
 
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.priced.pricer import Pricer, StepCost
+from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import plan_of

@@ -4,11 +4,11 @@
     (a) (b) (c) (i)    x                                     closed forms, here
     (l)                x      x           x            x     here and in `bounds.walks`
     flow shops                x                              here; exact with eager sends
-    walks                                 x            x     `hetplan.cost.bounds.walks`
-    shared wire        x      x           x            x     `hetplan.cost.bounds.walks`
+    walks                                 x            x     `evaluation.cost.step_bounds`
+    shared wire        x      x           x            x     `evaluation.cost.step_bounds`
 
-`hetplan.cost.bounds.step` picks those that hold for a pipeline. The search uses the parts of (b),
-(c) and (i) directly (`hetplan.search.single.order_slots`).
+`evaluation.cost.step_bounds` picks those that hold for a pipeline. The search uses the parts of
+(b), (c) and (i) directly (`hetplan.search.single.order_slots`).
 
 The idea: a step cannot be shorter than a chain of passes and transfers in which each waits for the
 one before it. Every bound is the length of one such chain. Whatever else makes a pass wait (a
@@ -63,21 +63,21 @@ other chains pass the last backward pass of every stage q: there it is the large
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from hetplan.cost.arrays import Floats, Ints
+from hetplan.kernels import kernel, sum_of
 
 WAIT_ONCE_STAGE, WAIT_ONCE, ROUND_TRIPS, INTERVAL, WIRE = range(5)
 """Columns of `stage_bounds_seconds`: (a), (b), (c), (i), (l)."""
 
 
-@njit(cache=True)
+@kernel
 def wait_once_seconds(forward: float, backward: float, microbatches: int, in_flight: int) -> float:
     """(b) less Sigma: what a stage's serial times add to one microbatch's way."""
     return (microbatches - 1) * (forward + backward) - (in_flight - 1) * min(forward, backward)
 
 
-@njit(cache=True)
+@kernel
 def downstream_room_seconds(
     limit: float,
     forward: float,
@@ -98,7 +98,7 @@ def downstream_room_seconds(
     )
 
 
-@njit(cache=True)
+@kernel
 def interval_seconds(
     circuit: float,
     forward: float,
@@ -121,7 +121,7 @@ def interval_seconds(
     )
 
 
-@njit(cache=True)
+@kernel
 def interval_room_seconds(
     limit: float,
     circuit: float,
@@ -143,7 +143,7 @@ def interval_room_seconds(
     return limit - (microbatches - 1 - in_flight) * c - backward_dependency - forward - more
 
 
-@njit(cache=True)
+@kernel
 def busy_seconds(before: float, own: float, microbatches: int) -> float:
     """No step of any schedule is shorter: both passes `own` of a stage m times, after and before
     one microbatch's passes on the stages upstream.
@@ -151,7 +151,7 @@ def busy_seconds(before: float, own: float, microbatches: int) -> float:
     return before + microbatches * own
 
 
-@njit(cache=True)
+@kernel
 def _two_forms(
     forward: Floats,
     backward: Floats,
@@ -174,7 +174,7 @@ def _two_forms(
     return times
 
 
-@njit(cache=True)
+@kernel
 def lower_bound_seconds(
     forward: Floats,
     backward: Floats,
@@ -207,7 +207,7 @@ def lower_bound_seconds(
     )
 
 
-@njit(cache=True)
+@kernel
 def stage_bounds_seconds(
     forward: Floats,
     backward: Floats,
@@ -226,7 +226,7 @@ def stage_bounds_seconds(
         forward, backward, send_forward, send_backward, wire_latency, rendezvous_extra, rendezvous
     )
     way_down, way_up, serial_forward, serial_backward = times[0], times[1], times[2], times[3]
-    sigma = way_down.sum() + way_up.sum()
+    sigma = sum_of(way_down) + sum_of(way_up)
     depth = np.minimum(warmup, m)
     # Largest after[q] - U_q over the stages up to s, and over all.
     ending = np.empty(num_stages)
@@ -274,7 +274,7 @@ def stage_bounds_seconds(
     return bounds
 
 
-@njit(cache=True)
+@kernel
 def gpipe_bound_seconds(
     forward: Floats,
     backward: Floats,
@@ -296,7 +296,7 @@ def gpipe_bound_seconds(
     times = _two_forms(
         forward, backward, send_forward, send_backward, wire_latency, rendezvous_extra, rendezvous
     )
-    end = times[0].sum() + (m - 1) * max(times[2].max(), _largest(send_forward))
+    end = sum_of(times[0]) + (m - 1) * max(times[2].max(), _largest(send_forward))
     step, slowest = 0.0, 0.0
     for s in range(num_stages - 1, -1, -1):
         end += times[1, s]
@@ -307,7 +307,7 @@ def gpipe_bound_seconds(
     return step
 
 
-@njit(cache=True)
+@kernel
 def _largest(values: Floats) -> float:
     largest = 0.0
     for value in values:

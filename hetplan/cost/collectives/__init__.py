@@ -1,7 +1,7 @@
 """What a collective among ranks placed anywhere costs, and which bytes cross which link.
 
 `collective` prices one; `group_shape` says how its ranks lie. Algorithms: rings.py (flat,
-two-level, parameter server), trees.py, doubling.py, pairwise.py; choose.py takes the cheapest
+two-level, halving-doubling, parameter server), trees.py, pairwise.py; choose.py takes the cheapest
 of what the library that serves the group has (libraries.py).
 """
 

@@ -15,22 +15,28 @@ import math
 from collections.abc import Iterator
 
 from hetplan.cluster.spec import Cluster, Transport
-from hetplan.cost.collectives.candidate import Candidate
 from hetplan.cost.collectives.direct_levels import direct_sum, summed_by_messages
-from hetplan.cost.collectives.doubling import halving_doubling, unequal_halves
 from hetplan.cost.collectives.layout import NODE, RANK, WHOLE, nontrivial_levels
 from hetplan.cost.collectives.libraries import offered, transport_of
 from hetplan.cost.collectives.pairwise import direct_all_to_all, send, two_level_all_to_all
-from hetplan.cost.collectives.parts import Asking, only_measured
 from hetplan.cost.collectives.rings import (
     RING_OPERATIONS,
     describe,
+    halving_doubling,
     parameter_server,
     rings,
+    unequal_halves,
 )
 from hetplan.cost.collectives.shape import GroupShape
 from hetplan.cost.collectives.trees import chain_broadcast, tree_all_reduce, tree_broadcast
-from hetplan.cost.collectives.values import Algorithm, CollectiveCost, ExchangeOrder
+from hetplan.cost.collectives.values import (
+    Algorithm,
+    Asking,
+    Candidate,
+    CollectiveCost,
+    ExchangeOrder,
+    only_measured,
+)
 from hetplan.errors import InputError
 from hetplan.predict.predictor import Predictor
 from hetplan.profiling.samples import SENDS, LinkOperation

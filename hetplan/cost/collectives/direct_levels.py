@@ -28,7 +28,6 @@ from functools import cache, lru_cache
 from itertools import permutations
 
 from hetplan.cluster.spec import Cluster, Link, Transport
-from hetplan.cost.collectives.candidate import Candidate
 from hetplan.cost.collectives.layout import (
     NODE,
     RANK,
@@ -44,15 +43,13 @@ from hetplan.cost.collectives.layout import (
     whose_capacity,
 )
 from hetplan.cost.collectives.libraries import transport_of
-from hetplan.cost.collectives.parts import Asking, LinkUse
 from hetplan.cost.collectives.rings import describe, rings
 from hetplan.cost.collectives.shape import GroupShape, IslandRanks
-from hetplan.cost.collectives.values import Algorithm
-from hetplan.cost.network.link_names import LinkName, LinkScope, between_islands, island_link
+from hetplan.cost.collectives.values import Algorithm, Asking, Candidate, LinkUse
+from hetplan.cost.network.segments import LinkName, LinkScope, between_islands, island_link
 from hetplan.cost.terms import Term
-from hetplan.predict.causes import link_cause
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.predictor import Prediction, Predictor, SendLaw
+from hetplan.predict.predictor import Prediction, Predictor, SendLaw, link_cause
 from hetplan.profiling.samples import LinkOperation
 
 CHUNK_BYTES = 2**18

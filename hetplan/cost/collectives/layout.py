@@ -1,4 +1,9 @@
-"""Rings over ranks, nodes, islands or regions: who is in them, over which links, with how much.
+"""Which way around a ring goes: the order of islands and regions with the fastest slowest edge.
+
+Three have only one ring. Of more, every order of up to seven is looked at (360 rings); beyond that
+they stay in order of their names.
+
+Rings over ranks, nodes, islands or regions: who is in them, over which links, with how much.
 
 A group of ranks is a tree: region, island, node, rank. The levels are numbered from the inside:
 
@@ -26,15 +31,63 @@ and its own way out of a node: as many lanes as the emptiest node has ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import permutations
+from typing import TypeVar
 
 from hetplan.cluster.spec import Cluster, Link
-from hetplan.cost.collectives.parts import LinkUse
 from hetplan.cost.collectives.shape import GroupShape, IslandRanks, off_rails
-from hetplan.cost.network.link_names import LinkName, LinkScope, between_islands, island_link
-from hetplan.cost.network.segments import crosses_region_link
+from hetplan.cost.collectives.values import LinkUse
+from hetplan.cost.network.segments import (
+    LinkName,
+    LinkScope,
+    between_islands,
+    crosses_region_link,
+    island_link,
+)
+
+_MAX_TRIED = 7
+_ONE_RING = 3
+
+_T = TypeVar("_T")
+_Islands = tuple[IslandRanks, ...]
+
+
+def ring_order(cluster: Cluster, shape: GroupShape, message_bytes: float) -> GroupShape:
+    """The shape with islands and regions in the order in which rings take them."""
+    if max(len(shape.regions), *(len(region) for region in shape.regions)) <= _ONE_RING:
+        return shape
+    step_bytes = message_bytes / shape.num_ranks / shape.fewest_ranks
+
+    def seconds(one: IslandRanks, two: IslandRanks) -> float:
+        link = cluster.link_between(one.island, two.island)
+        return link.latency_seconds + step_bytes / link.goodput_bytes_per_second
+
+    def between(one: _Islands, two: _Islands) -> float:
+        return max(seconds(left, right) for left in one for right in two)
+
+    regions = [_around(region, seconds) for region in shape.regions]
+    ordered = _around(regions, between)
+    return GroupShape(islands=tuple(island for region in ordered for island in region))
+
+
+def _around(units: Sequence[_T], seconds: Callable[[_T, _T], float]) -> tuple[_T, ...]:
+    """The ring with the least slowest neighbours, then with the least sum; the first stays."""
+    count = len(units)
+    if not _ONE_RING < count <= _MAX_TRIED:
+        return tuple(units)
+    times = [[seconds(one, two) if one is not two else 0.0 for two in units] for one in units]
+
+    def cost(order: tuple[int, ...]) -> tuple[float, float]:
+        edges = [times[order[at - 1]][order[at]] for at in range(count)]
+        return max(edges), sum(edges)
+
+    # One of every two mirror images.
+    orders = ((0, *rest) for rest in permutations(range(1, count)) if rest[0] < rest[-1])
+    return tuple(units[at] for at in min(orders, key=cost))
+
 
 RANK, NODE, ISLAND, REGION, WHOLE = range(5)
 

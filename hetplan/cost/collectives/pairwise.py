@@ -15,8 +15,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.collectives.alike import Kind, kinds_of
-from hetplan.cost.collectives.candidate import Candidate
 from hetplan.cost.collectives.layout import (
     ISLAND,
     NODE,
@@ -26,10 +24,16 @@ from hetplan.cost.collectives.layout import (
     count_units,
     whose_capacity,
 )
-from hetplan.cost.collectives.parts import Asking, LinkUse, slowest
-from hetplan.cost.collectives.shape import GroupShape, IslandRanks, NodeRanks, off_rails
-from hetplan.cost.collectives.values import Algorithm, Sent
-from hetplan.cost.network.link_names import LinkName, LinkScope, between_islands, island_link
+from hetplan.cost.collectives.shape import (
+    GroupShape,
+    IslandRanks,
+    Kind,
+    NodeRanks,
+    kinds_of,
+    off_rails,
+)
+from hetplan.cost.collectives.values import Algorithm, Asking, Candidate, LinkUse, Sent, slowest
+from hetplan.cost.network.segments import LinkName, LinkScope, between_islands, island_link
 from hetplan.cost.terms import Term, seconds_of
 from hetplan.profiling.samples import LinkOperation
 

@@ -27,11 +27,9 @@ from functools import lru_cache
 from itertools import chain, pairwise
 
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.collectives.candidate import Candidate
-from hetplan.cost.collectives.parts import Asking, LinkUse, slowest
 from hetplan.cost.collectives.shape import GroupShape, IslandRanks, off_rails
-from hetplan.cost.collectives.values import Algorithm
-from hetplan.cost.network.link_names import LinkName, LinkScope, between_islands, island_link
+from hetplan.cost.collectives.values import Algorithm, Asking, Candidate, LinkUse, slowest
+from hetplan.cost.network.segments import LinkName, LinkScope, between_islands, island_link
 from hetplan.cost.terms import Term, seconds_of
 from hetplan.profiling.samples import LinkOperation
 

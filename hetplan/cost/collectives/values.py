@@ -1,15 +1,33 @@
-"""What a collective costs, as values: algorithm, seconds with their terms, bytes per link."""
+"""What a collective costs, as values: algorithm, seconds with their terms, bytes per link.
+
+What is known of one algorithm while the cheapest is looked for: its terms, and what it sends.
+
+Bytes are counted only when they are asked for of the algorithm that is chosen.
+
+What does one part of a collective cost: a predicted collective or send over one link?
+
+Devices that send over a link at the same time divide its shared capacity (`Link.among`); groups
+beside this one leave it a `share` of what it would get alone. A measured curve knows nothing of
+either, so there a message takes as long as one that is larger by what the bandwidth is smaller:
+
+    T(S at a fraction f of the bandwidth) = T(S / f), which is alpha + S / (f B) for a law
+"""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
-from hetplan.cost.network.link_names import LinkName
-from hetplan.cost.terms import Term
+from hetplan.cluster.spec import Link
+from hetplan.cost.network.segments import LinkName
+from hetplan.cost.terms import Term, seconds_of
+from hetplan.predict.link.shapes import lanes
+from hetplan.predict.predictor import MEASURED, Prediction, Predictor, SendLaw, link_cause
+from hetplan.profiling.samples import LinkOperation
 
 
 class Algorithm(StrEnum):
@@ -76,3 +94,122 @@ class CollectiveCost:
                 if count > 0:
                     total[link] += count
         return tuple(LinkBytes(link=link, bytes=total[link]) for link in sorted(total))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One form of one algorithm. What it sends is counted when it is chosen."""
+
+    algorithm: Algorithm
+    terms: tuple[Term, ...]
+    """They follow each other."""
+    sent: tuple[Sent, ...] = field(repr=False, compare=False)
+    """Iterators: they are read once."""
+    detail: str = ""
+    seconds: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seconds", seconds_of(self.terms))
+
+    def cost(self) -> CollectiveCost:
+        """The whole cost; to be asked once."""
+        return CollectiveCost(
+            seconds=self.seconds,
+            terms=self.terms,
+            algorithm=self.algorithm,
+            detail=self.detail,
+            sent=self.sent,
+        )
+
+
+_SENDERS_SLACK = 1e-9
+"""Rounding of sums of fractions before devices are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkUse:
+    """A link as one phase of a collective uses it."""
+
+    link: Link
+    senders: float = 1.0
+    """Devices that send over it at the same time in one direction; a device that sends half of the
+    time, or half as much, counts as half of one."""
+    shared: bool = True
+    """Whether the groups beside this one are on the link as well."""
+    nodes: int = 1
+    """Nodes that the phase goes over by this link; 1: the link is inside a node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """The predictor, and what groups beside this one leave to it."""
+
+    predictor: Predictor
+    share: float
+
+    def collective(
+        self, use: LinkUse, operation: LinkOperation, ranks: int, message_bytes: float, what: str
+    ) -> Term:
+        """A collective of this many equal ranks over the link, which carries one ring of them.
+
+        The predictor knows groups: where a node has several ranks, of as many rings side by side.
+        """
+        link, larger = self._priced(use)
+        nodes = min(use.nodes, ranks)
+        asked = message_bytes / (self.share if use.shared else 1.0)
+        asked *= lanes(operation, ranks, nodes)
+        found = self.predictor.collective(link, operation.value, ranks, asked, nodes=nodes)
+        if larger > 1.0 and found.source == MEASURED:
+            asked *= larger
+            found = self.predictor.collective(link, operation.value, ranks, asked, nodes=nodes)
+        return Term(what=what, cause=_cause(use.link), count=1, prediction=found)
+
+    def send(
+        self, use: LinkUse, message_bytes: float, what: str, *, together: bool = False
+    ) -> Term:
+        """One message: latency, then the bytes.
+
+        The receiver has posted long before, as in the steps of a collective; or both sides post
+        `together`, and the sender first learns that there is room.
+        """
+        law = self.law(use, message_bytes)
+        latency = law.rendezvous_latency_seconds if together else law.wire_latency_seconds
+        found = Prediction(
+            seconds=latency + message_bytes * law.seconds_per_byte,
+            log_halfwidth=law.log_halfwidth,
+            source=law.source,
+            extrapolating=law.extrapolating,
+        )
+        return Term(what=what, cause=_cause(use.link), count=1, prediction=found)
+
+    def law(self, use: LinkUse, message_bytes: float) -> SendLaw:
+        """Law of messages about this large."""
+        link, larger = self._priced(use)
+        slower = 1.0 / (self.share if use.shared else 1.0)
+        law = self.predictor.send(link, message_bytes * slower, nodes=use.nodes)
+        if larger > 1.0 and law.source == MEASURED:
+            slower *= larger
+            law = self.predictor.send(link, message_bytes * slower, nodes=use.nodes)
+        return replace(law, seconds_per_byte=law.seconds_per_byte * slower)
+
+    def _priced(self, use: LinkUse) -> tuple[Link, float]:
+        """The link for one of the senders, and how many times less than alone that is."""
+        link = use.link.among(max(1, math.ceil(use.senders - _SENDERS_SLACK)))
+        if link is use.link:
+            return link, 1.0
+        return link, use.link.bandwidth_bytes_per_second / link.bandwidth_bytes_per_second
+
+
+@lru_cache(maxsize=4096)
+def _cause(link: Link) -> str:
+    return link_cause(link)
+
+
+def slowest(terms: Iterable[Term]) -> Term:
+    """The term that takes longest, of at least one that run at the same time."""
+    return max(terms, key=lambda term: term.seconds)
+
+
+def only_measured(terms: Iterable[Term]) -> bool:
+    """Whether every part rests on samples."""
+    return all(term.prediction.source == MEASURED for term in terms)

@@ -18,8 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hetplan.cluster.devices import DeviceKind
-from hetplan.cluster.power import capped_clock_ratio
+from hetplan.cluster.devices import DeviceKind, capped_clock_ratio
 from hetplan.cluster.spec import Island
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.memory.device import gradient_bytes_per_parameter
@@ -317,7 +316,7 @@ def clock(island: Island) -> Clock:
     """The island's sustained clock, and what its power cap makes of it.
 
     An InputError where the cap is no more than what the device draws standing still
-    (`hetplan.cluster.power.capped_clock_ratio` has the law).
+    (`hetplan.cluster.devices.capped_clock_ratio` has the law).
     """
     notes = []
     if island.clock_ratio != 1:

@@ -23,9 +23,14 @@ import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.memory.activations import LayerBytes, cut_of
-from hetplan.cost.memory.buffers import boundary_bytes, messages, standing_bytes
-from hetplan.cost.memory.chunks import layer_bytes
-from hetplan.cost.memory.state import state_bytes, weights_at
+from hetplan.cost.memory.device import layer_bytes
+from hetplan.cost.memory.state import (
+    boundary_bytes,
+    messages,
+    standing_bytes,
+    state_bytes,
+    weights_at,
+)
 from hetplan.cost.memory.values import MemoryLayout, job_memory
 from hetplan.job.spec import Job, Optimizer
 from hetplan.model.layer_units import LayerUnits
@@ -244,7 +249,7 @@ class _Moments:
     working: float = 0.0
 
     def add(self, layers: Iterable[tuple[LayerBytes, float]]) -> _Moments:
-        """The same with these before them (`hetplan.cost.memory.chunks`)."""
+        """The same with these before them (`hetplan.cost.memory.device`)."""
         kept, released, working = self.kept, self.released, self.working
         for per_token, matrix in layers:
             one = per_token.times(self.tokens)

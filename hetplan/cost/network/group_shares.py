@@ -26,9 +26,9 @@ import numpy as np
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Flags, Floats, Ints
-from hetplan.cost.network.link_names import TrafficClass
 from hetplan.cost.network.max_min import fill
 from hetplan.cost.network.paths import STORAGE, Paths, paths
+from hetplan.cost.network.segments import TrafficClass
 from hetplan.errors import InputError
 
 _MAX_PEERS = 64

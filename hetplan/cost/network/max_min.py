@@ -22,8 +22,8 @@ import numpy as np
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats
-from hetplan.cost.network.link_names import TrafficClass
 from hetplan.cost.network.paths import STORAGE, Paths, paths
+from hetplan.cost.network.segments import TrafficClass
 
 # Levels this close are one level: it saves rounds, and rates stay far more exact than figures are.
 _SAME_LEVEL = 1 + 1e-12

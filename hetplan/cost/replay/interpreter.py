@@ -18,10 +18,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from hetplan.cost.arrays import Floats, Ints
+from hetplan.kernels import kernel
 
 COMPUTE, SEND, RECEIVE, ARRIVED, LEFT = 0, 1, 2, 3, 4
 
@@ -57,7 +57,7 @@ class WayTimes(NamedTuple):
     shared: Floats
 
 
-@njit(cache=True)
+@kernel
 def eager_ends(
     programs: Programs, num_messages: int, seconds: Floats, send: Floats, latency: Floats
 ) -> Floats:
@@ -106,7 +106,7 @@ def eager_ends(
     return now
 
 
-@njit(cache=True)
+@kernel
 def interpreted_ends(
     programs: Programs,
     times: WayTimes,
@@ -209,14 +209,14 @@ def interpreted_ends(
     return now
 
 
-@njit(cache=True)
+@kernel
 def _before(ready_at: Floats, one: int, other: int) -> bool:
     return bool(
         ready_at[one] < ready_at[other] or (ready_at[one] == ready_at[other] and one < other)
     )
 
 
-@njit(cache=True)
+@kernel
 def _rise(heap: Ints, ready_at: Floats, place: int) -> None:
     while place > 0:
         above = (place - 1) // 2
@@ -226,7 +226,7 @@ def _rise(heap: Ints, ready_at: Floats, place: int) -> None:
         place = above
 
 
-@njit(cache=True)
+@kernel
 def _sink(heap: Ints, ready_at: Floats, size: int) -> None:
     place = 0
     while 2 * place + 1 < size:

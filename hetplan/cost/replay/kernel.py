@@ -17,14 +17,14 @@ microbatches than stages bring about, the activations have moved one round earli
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from hetplan.cost.arrays import Floats, Ints
+from hetplan.kernels import kernel
 
 __all__ = ["Floats", "Ints", "pipeline_ends", "replay_seconds"]
 
 
-@njit(cache=True)
+@kernel
 def replay_seconds(
     forward: Floats,
     backward: Floats,
@@ -62,7 +62,7 @@ def replay_seconds(
     return step
 
 
-@njit(cache=True)
+@kernel
 def pipeline_ends(
     forward: Floats,
     backward: Floats,
@@ -91,7 +91,7 @@ def pipeline_ends(
     )
 
 
-@njit(cache=True)
+@kernel
 def ends_of_draws(
     forward: Floats,
     backward: Floats,
@@ -124,7 +124,7 @@ def ends_of_draws(
     return found
 
 
-@njit(cache=True)
+@kernel
 def _eager_ends(
     forward: Floats,
     backward: Floats,
@@ -163,7 +163,7 @@ def _eager_ends(
     return end
 
 
-@njit(cache=True)
+@kernel
 def _rendezvous_ends(
     forward: Floats,
     backward: Floats,

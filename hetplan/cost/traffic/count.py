@@ -13,7 +13,7 @@ from functools import cached_property
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.collectives import Algorithm, GroupShape, collective
 from hetplan.cost.collectives.direct_levels import summed_by_messages
-from hetplan.cost.network.link_names import LinkName, LinkScope, TrafficClass, island_link
+from hetplan.cost.network.segments import LinkName, LinkScope, TrafficClass, island_link
 from hetplan.cost.traffic.groups import (
     CopyGroups,
     GroupKind,
@@ -29,8 +29,7 @@ from hetplan.job.trainer import trainer_settings
 from hetplan.model.layers import Experts, TransformerLayer
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.formats import one_format, tied_format
-from hetplan.plans.pieces import experts_as_the_rest
-from hetplan.plans.places import Places, stage_array
+from hetplan.plans.pieces import Places, experts_as_the_rest, stage_array
 from hetplan.plans.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.predictor import Predictor

@@ -17,8 +17,8 @@ import numpy as np
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.collectives import GroupShape, group_shape
-from hetplan.cost.network.link_names import LinkName, LinkScope, between_islands, island_link
-from hetplan.plans.places import Devices, Places, device_array
+from hetplan.cost.network.segments import LinkName, LinkScope, between_islands, island_link
+from hetplan.plans.pieces import Devices, Places, device_array
 from hetplan.plans.plan import Replica
 
 

@@ -1,7 +1,7 @@
 """Which collectives does one layer of a stage make for one microbatch, and how large are they?
 
 b sequences of s tokens, hidden size h, e bytes per element; degrees tp, cp, ep, etp. The same calls
-as in `hetplan.cost.priced.layers`, where their times are:
+as in `hetplan.cost.step_model.layers`, where their times are:
 
 tp   2 sums of [b, s / cp, h] forward and 2 backward per transformer layer (arXiv 1909.08053,
      section 3), 1 forward in the embedding, 1 backward in the head and two small ones of the
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hetplan.cost.components.layers import attention_widths, products_by_columns
-from hetplan.cost.network.link_names import TrafficClass
+from hetplan.cost.network.segments import TrafficClass
 from hetplan.cost.traffic.groups import GroupKind
 from hetplan.job.spec import Job, Precision
 from hetplan.job.trainer import trainer_settings

@@ -25,12 +25,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.network.link_names import LinkName, LinkScope, TrafficClass
+from hetplan.cost.network.segments import LinkName, LinkScope, TrafficClass
 from hetplan.cost.traffic.count import TrafficCount
 from hetplan.errors import InputError
 from hetplan.job.spec import MAX_TOKENS, Job
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.places import Places
+from hetplan.plans.pieces import Places
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hetplan.cluster.spec import Cluster, Transport
 from hetplan.emitters.megatron.parallel import Degrees, degrees_of
 from hetplan.emitters.sheet import LaunchSheet
-from hetplan.plans.places import Devices, Places, stage_array
+from hetplan.plans.pieces import Devices, Places, stage_array
 from hetplan.plans.plan import Plan
 
 TRANSPORT_FILE = "transport.yaml"

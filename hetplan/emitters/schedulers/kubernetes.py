@@ -21,8 +21,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hetplan.cluster.launch_domains import LaunchDomain, resource_of
-from hetplan.cluster.launch_names import label_fault, reference_fault
+from hetplan.cluster.launch_domains import LaunchDomain, label_fault, reference_fault, resource_of
 from hetplan.emitters.quoting import yaml_text
 from hetplan.emitters.schedulers.tables import Tables, uniform_groups, used_devices
 from hetplan.emitters.sheet import Host, LaunchSheet

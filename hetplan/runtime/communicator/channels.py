@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hetplan.cost.network.link_names import TrafficClass
+from hetplan.cost.network.segments import TrafficClass
 from hetplan.runtime.communicator import staging
 from hetplan.runtime.communicator.by_levels import LevelSum
 from hetplan.runtime.communicator.levels import Levels

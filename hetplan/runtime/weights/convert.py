@@ -15,7 +15,7 @@ from hetplan.files.reading import read_document
 from hetplan.model.huggingface import is_huggingface
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.checkpoint_formats import MEGATRON_DIST, format_of_plan
+from hetplan.plans.formats import MEGATRON_DIST, format_of_plan
 from hetplan.plans.plan import Plan
 from hetplan.plans.targets import target
 from hetplan.runtime.weights.folders import Format, check_free, format_of, whole_folder

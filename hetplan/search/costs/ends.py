@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from hetplan.cost.priced.end_of_step import EndOfStep
-from hetplan.cost.priced.groups import Copies, copies_of
-from hetplan.cost.priced.plan import holders_of
-from hetplan.cost.priced.values import Part, seconds_of_parts
+from hetplan.cost.step_model.end_of_step import EndOfStep
+from hetplan.cost.step_model.groups import Copies, copies_of
+from hetplan.cost.step_model.plan import holders_of
+from hetplan.cost.step_model.values import Part, seconds_of_parts
 from hetplan.plans.formats import reduction_precision
 from hetplan.plans.plan import Sharding
 from hetplan.search.costs.placed import ROLES, Placed

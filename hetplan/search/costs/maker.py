@@ -80,7 +80,7 @@ class SpaceMaker:
     def space(self, family: Family) -> Space:
         """Exact costs of every stage, boundary and end of step of the family's plans.
 
-        They add up to the step of the plan without shared links (`hetplan.cost.priced`). Where
+        They add up to the step of the plan without shared links (`hetplan.cost.step_model`). Where
         parts of a stage take turns at being the slowest, plans with several tp pad the vocabulary
         further than a stage's own tp asks, or early sends take compute units of the passes beside
         them, the numbers are a little less than the plan's.

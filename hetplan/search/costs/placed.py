@@ -1,7 +1,7 @@
 """What a stage costs on one island: passes of its layers, by placement and shape, priced once.
 
 Stages of an island lie alike, so the first one stands for all. The layers are priced as those of a
-plan are (`hetplan.cost.priced`), so that sums of these numbers are what the plan costs.
+plan are (`hetplan.cost.step_model`), so that sums of these numbers are what the plan costs.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ import numpy as np
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.memory.lines import StageBytes, stage_bytes
 from hetplan.cost.memory.values import MemoryLayout
-from hetplan.cost.priced.groups import Groups, KnownCollectives, groups_of
-from hetplan.cost.priced.layer_shares import layer_parameters
-from hetplan.cost.priced.layers import LayerPricer
-from hetplan.cost.priced.units import layer_kinds
-from hetplan.cost.priced.values import Shape as PricedShape
+from hetplan.cost.step_model.groups import Groups, KnownCollectives, groups_of
+from hetplan.cost.step_model.layer_compute import layer_parameters
+from hetplan.cost.step_model.layers import LayerPricer
+from hetplan.cost.step_model.units import layer_kinds
+from hetplan.cost.step_model.values import Shape as PricedShape
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
-from hetplan.model.differences import planning_faults
-from hetplan.model.layer_units import LayerUnits, layer_units
+from hetplan.model.layer_units import LayerUnits, layer_units, planning_faults
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.choices import SELECTIVE_MODULES
+from hetplan.plans.assemble import device_ranges
+from hetplan.plans.build import SELECTIVE_MODULES
 from hetplan.plans.chosen import Shape
-from hetplan.plans.placing import device_ranges
 from hetplan.plans.plan import LayerRange, Recompute, RecomputeGranularity, Replica
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor

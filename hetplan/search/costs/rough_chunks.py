@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 
-from hetplan.job.pins import MIN_INTERLEAVED_STAGES
+from hetplan.job.check import MIN_INTERLEAVED_STAGES
+from hetplan.kernels import kernel, sum_of
 from hetplan.search.families.space import Floats, Ints
 
 _STEPS = 20
@@ -24,7 +24,7 @@ _BESIDE_SLOW_HOPS = 4.0
 """Stages that wait for the slowest hops in every exchange: two of them, one leads back. A guess."""
 
 
-@numba.njit(cache=True)
+@kernel
 def room_of(
     rows: Floats, room: Floats, units: int, m: int, chunks: int, stages: int
 ) -> Floats:  # fmt: skip
@@ -44,7 +44,7 @@ def room_of(
     return found
 
 
-@numba.njit(cache=True)
+@kernel
 def _holds(
     longest: float, cost: Floats, cap: Floats, first: Ints, most: Ints, chunks: int, units: int
 ) -> bool:
@@ -66,10 +66,10 @@ def _holds(
             if w < most[i]:
                 own += here
         best[first[i]] = max(best[first[i]], own)
-    return bool(at.min() >= chunks and best.sum() >= units and at.sum() >= units)
+    return bool(at.min() >= chunks and sum_of(best) >= units and sum_of(at) >= units)
 
 
-@numba.njit(cache=True)
+@kernel
 def least_chunked(
     cost: Floats,
     rows: Floats,

@@ -35,9 +35,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from hetplan.kernels import kernel, sum_of
 from hetplan.search.families.space import Floats, Ints
 
 MAX_LISTED = 12
@@ -85,7 +85,7 @@ class Held(NamedTuple):
     """N - 1 where transfers of both directions are exchanged together."""
 
 
-@numba.njit(cache=True)
+@kernel
 def _fits(h: Held, limit: float, mesh: int, w: int, i: float, g: float) -> float:
     """Units that the w-th stage from the end (from 0) holds within the limit."""
     m = h.microbatches
@@ -107,7 +107,7 @@ def _fits(h: Held, limit: float, mesh: int, w: int, i: float, g: float) -> float
     return found if found >= h.chunks else 0.0
 
 
-@numba.njit(cache=True)
+@kernel
 def _profile(h: Held, limit: float, mesh: int, i: float, g: float, out: Floats) -> None:
     """out[w]: most units of a stage that is the w-th of its mesh, or one in front of that."""
     best = 0.0
@@ -116,7 +116,7 @@ def _profile(h: Held, limit: float, mesh: int, i: float, g: float, out: Floats) 
         out[w] = best
 
 
-@numba.njit(cache=True)
+@kernel
 def _mesh(
     h: Held, limit: float, mesh: int, at: Floats, ends: Floats, lost: Floats
 ) -> float:  # fmt: skip
@@ -144,10 +144,10 @@ def _mesh(
         _profile(h, limit, mesh, i, max(g, h.back[mesh, j]), other)
         if other[0] >= 1.0:
             lost[1, j] = part * (usual[0] - other[0])
-    return float(usual[:stages].sum())
+    return float(sum_of(usual[:stages]))
 
 
-@numba.njit(cache=True)
+@kernel
 def tree(loss: Floats, chosen: Ints, most: float) -> float:
     """Least sum of losses that joins the islands; infinite above `most`."""
     count = chosen.shape[0]
@@ -171,14 +171,14 @@ def tree(loss: Floats, chosen: Ints, most: float) -> float:
     return total
 
 
-@numba.njit(cache=True)
+@kernel
 def joined(room: Floats, loss: Floats, need: float) -> bool:
     """Whether islands that can be joined have room enough."""
     some = np.flatnonzero(room > 0.0)
-    if room.sum() < need:
+    if sum_of(room) < need:
         return False
     count = some.shape[0]
-    if tree(loss, some, room.sum() - need) < np.inf:
+    if tree(loss, some, sum_of(room) - need) < np.inf:
         return True
     if count > MAX_LISTED:
         return _reached(room, loss, need)
@@ -205,7 +205,7 @@ def joined(room: Floats, loss: Floats, need: float) -> bool:
     return False
 
 
-@numba.njit(cache=True)
+@kernel
 def _alone(room: Floats, loss: Floats, some: Ints) -> float:
     """Most units on islands that are joined, if each but one loses what its best boundary does."""
     total, spared = 0.0, 0.0
@@ -220,7 +220,7 @@ def _alone(room: Floats, loss: Floats, some: Ints) -> float:
     return total + spared
 
 
-@numba.njit(cache=True)
+@kernel
 def _fewer(room: Floats, loss: Floats, some: Ints, need: float) -> bool:
     """Whether islands that are joined have room enough, leaving out one after the other: each time
     the one without which most is left. A yes is certain, a no is none.
@@ -230,7 +230,7 @@ def _fewer(room: Floats, loss: Floats, some: Ints, need: float) -> bool:
         best, at = -np.inf, -1
         for k in range(chosen.shape[0]):
             left = np.concatenate((chosen[:k], chosen[k + 1 :]))
-            have = room[left].sum()
+            have = sum_of(room[left])
             if have < need:
                 continue
             if tree(loss, left, have - need) < np.inf:
@@ -244,7 +244,7 @@ def _fewer(room: Floats, loss: Floats, some: Ints, need: float) -> bool:
     return False
 
 
-@numba.njit(cache=True)
+@kernel
 def _reached(room: Floats, loss: Floats, need: float) -> bool:
     """The same of many islands: what can be joined at all, at no loss."""
     count = room.shape[0]
@@ -266,7 +266,7 @@ def _reached(room: Floats, loss: Floats, need: float) -> bool:
     return False
 
 
-@numba.njit(cache=True)
+@kernel
 def _holds(h: Held, limit: float) -> bool:
     """Whether there may be a plan with a step of at most `limit`."""
     meshes, positions = h.cost.shape[1], h.cap.shape[2]
@@ -277,8 +277,8 @@ def _holds(h: Held, limit: float) -> bool:
         if h.chunks == 1 and _fits(h, limit, mesh, 0, 0.0, 0.0) >= h.units:
             return True  # on one stage
         own[mesh] = _mesh(h, limit, mesh, at, ends, lost[mesh])
-    need = h.units - ends.sum()
-    if at.sum() < need:
+    need = h.units - sum_of(ends)
+    if sum_of(at) < need:
         return False
     room = np.zeros(islands)
     for mesh in range(meshes):
@@ -302,7 +302,7 @@ def _holds(h: Held, limit: float) -> bool:
     return bool(joined(room, loss, need * (1.0 - 1e-9)))
 
 
-@numba.njit(cache=True)
+@kernel
 def least_step(h: Held, known: float, enough: float = np.inf) -> float:
     """No plan has a shorter step; `known` is such a bound too. `enough` where that is no step: how
     much longer it must be is not looked for.

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 
+from hetplan.kernels import kernel, order_of, sum_of
 from hetplan.search.families.space import Floats, Ints
 
 _STEPS = 24
 """Halvings of the range of K: the bound is within 1e-7 of the range of what it could be."""
 
 
-@numba.njit(cache=True)
+@kernel
 def caps(rows: Floats, room: Floats, most: int, microbatches: int, positions: int) -> Floats:
     """[V, M, W] units that fit with 1 .. W microbatches in flight."""
     found = np.zeros((rows.shape[0], rows.shape[1], positions))
@@ -31,7 +31,7 @@ def caps(rows: Floats, room: Floats, most: int, microbatches: int, positions: in
     return found
 
 
-@numba.njit(cache=True)
+@kernel
 def holds(longest: float, cost: Floats, cap: Floats, first: Ints, most: Ints, units: int) -> bool:
     """Whether stages of at most this long could hold all units, by islands and by position."""
     choices, meshes, positions = cap.shape
@@ -47,12 +47,12 @@ def holds(longest: float, cost: Floats, cap: Floats, first: Ints, most: Ints, un
                 if cap[v, i, w] < 1.0:
                     break
                 at[w] = max(at[w], min(fits, cap[v, i, w]))
-    if best.sum() < units:
+    if sum_of(best) < units:
         return False
-    return bool(at.sum() >= units)
+    return bool(sum_of(at) >= units)
 
 
-@numba.njit(cache=True)
+@kernel
 def least_bottleneck(
     cost: Floats, cap: Floats, first: Ints, most: Ints, units: int
 ) -> tuple[float, float]:
@@ -80,7 +80,7 @@ def least_bottleneck(
         else:
             low = middle
     whole, left = 0.0, float(units)
-    for at in np.argsort(cheapest):
+    for at in order_of(cheapest):
         taken = min(left, rooms[at])
         if taken > 0:
             whole += taken * cheapest[at]

@@ -5,11 +5,11 @@ The meshes of block k are those from start[k] to start[k + 1]. Compiled code.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
-from hetplan.job.pins import MIN_INTERLEAVED_STAGES
+from hetplan.job.check import MIN_INTERLEAVED_STAGES
+from hetplan.kernels import kernel
 from hetplan.search.costs.rough_chunks import least_chunked
 from hetplan.search.costs.rough_longest import caps, holds, least_bottleneck
 from hetplan.search.families.space import Floats, Ints
@@ -17,7 +17,7 @@ from hetplan.search.families.space import Floats, Ints
 Bools = npt.NDArray[np.bool_]
 
 
-@numba.njit(cache=True)
+@kernel
 def fitting(
     blocks: Ints,
     start: Ints,
@@ -42,7 +42,7 @@ def fitting(
     return found
 
 
-@numba.njit(cache=True)
+@kernel
 def bottlenecks(
     blocks: Ints,
     start: Ints,
@@ -65,7 +65,7 @@ def bottlenecks(
     return found
 
 
-@numba.njit(cache=True)
+@kernel
 def chunked(
     blocks: Ints,
     start: Ints,

@@ -1,8 +1,8 @@
 """Transfers between the stages of all meshes of a family, as arrays.
 
 The first stages of two meshes stand for all: what a transfer costs depends on the link, on how many
-send how much, and on the NICs that they cross (`hetplan.cost.priced.hops`). Of many pairs of meshes
-few differ in that, so each different one is priced once and kept.
+send how much, and on the NICs that they cross (`hetplan.cost.step_model.hops`). Of many pairs of
+meshes few differ in that, so each different one is priced once and kept.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hetplan.cluster.spec import Island, Link
-from hetplan.cost.priced.end_of_step import tied_embedding_terms
-from hetplan.cost.priced.hops import (
+from hetplan.cost.step_model.end_of_step import tied_embedding_terms
+from hetplan.cost.step_model.hops import (
     Hop,
     Sides,
     gathered_seconds,
@@ -23,7 +23,7 @@ from hetplan.cost.priced.hops import (
     hop_over,
     received_bytes,
 )
-from hetplan.cost.priced.norm import norm_depth, norm_rounds, scalar_term
+from hetplan.cost.step_model.norm import norm_depth, norm_rounds, scalar_term
 from hetplan.cost.terms import seconds_of
 from hetplan.plans.build import Degrees, stage_link
 from hetplan.plans.formats import reduction_precision

@@ -7,7 +7,8 @@ A space adds up what every stage and boundary costs alone. Plans cost more than 
     devices share capacities        groups and transfers of different stages slow each other
     early sends take compute units  passes beside them are slower
 
-Small spaces are closed all the same: their plans are priced whole (`hetplan.cost.priced.pricer`).
+Small spaces are closed all the same: their plans are priced whole
+(`hetplan.cost.step_model.pricer`).
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from functools import cached_property
 
 import numpy as np
 
-from hetplan.cost.priced.meeting import shares_anything
-from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.step_model.contention import shares_anything
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.plans.build import plan_of
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.costs.placed import Placed

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate_with
 from hetplan.cost.estimate_values import Component, Estimate
-from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import Plan, Replica, Sharding, Stage
 from hetplan.predict.predictor import Predictor

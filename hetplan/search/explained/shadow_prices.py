@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from hetplan.cost.estimate import estimate_with
-from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InfeasibleError, InputError, LimitError
-from hetplan.plans.build import plan_of
+from hetplan.plans.build import chosen_of, plan_of
 from hetplan.plans.check import check_plan
-from hetplan.plans.choices import chosen_of
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
 from hetplan.search.explained.changes import Change, changes

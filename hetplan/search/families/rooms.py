@@ -16,7 +16,7 @@ from itertools import combinations, product
 from operator import itemgetter
 
 from hetplan.cluster.spec import Cluster, Island
-from hetplan.plans.placing import stages_with_room
+from hetplan.plans.assemble import stages_with_room
 from hetplan.search.families.allowed import divisors
 
 MAX_ISLANDS_PER_UNION = 4

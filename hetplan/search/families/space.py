@@ -70,7 +70,8 @@ class Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NormSums:
-    """The sum of all gradients' norms, which every stage waits for (`hetplan.cost.priced.step`).
+    """The sum of all gradients' norms, which every stage waits for
+    (`hetplan.cost.step_model.step`).
 
     Seconds, up and down the tree.
     """

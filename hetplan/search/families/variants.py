@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hetplan.job.pins import MIN_INTERLEAVED_STAGES
+from hetplan.job.check import MIN_INTERLEAVED_STAGES
 from hetplan.plans.targets import Target
 from hetplan.search.families.allowed import kept
 from hetplan.search.families.family import Mesh

@@ -7,16 +7,16 @@ slots together hold too few has no cut below T. Cheap, and blind to detours.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from hetplan.kernels import kernel
 from hetplan.search.families.space import Floats
 from hetplan.search.interleaved.paths import OWN, RISE
 from hetplan.search.interleaved.rows import Arrays
 from hetplan.search.single.replay import NEVER
 
 
-@numba.njit(cache=True)
+@kernel
 def capacity_bound(row: Arrays, terms: Floats, units: int) -> float:
     """Least T for which the slots hold all units, exact; `NEVER` where memory forbids it."""
     slots, variants = row.unit_forward.shape

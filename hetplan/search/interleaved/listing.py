@@ -6,9 +6,9 @@ keeps every chain of the slots above, and its own, under the limit.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from hetplan.kernels import kernel
 from hetplan.search.families.space import Floats, Ints
 from hetplan.search.interleaved.paths import (
     AWAY,
@@ -24,7 +24,7 @@ from hetplan.search.interleaved.rows import Arrays, cut_seconds
 from hetplan.search.single.replay import NEVER
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def _open(
     row: Arrays,
     terms: Floats,
@@ -60,7 +60,7 @@ def _open(
     return False
 
 
-@numba.njit(cache=True)
+@kernel
 def list_cuts(
     row: Arrays,
     terms: Floats,
@@ -117,7 +117,7 @@ def list_cuts(
     return found, kept, True
 
 
-@numba.njit(cache=True)
+@kernel
 def fastest(row: Arrays, cuts: Ints, count: int) -> tuple[float, int]:
     """Least step of these cuts by lock-step replay, and which one it is."""
     best, at = NEVER, -1

@@ -11,9 +11,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from hetplan.kernels import kernel
 from hetplan.search.families.space import Floats, Ints
 
 
@@ -57,7 +57,7 @@ def _moments(stage: int, stages: int, microbatches: int, chunks: int) -> Ints:
     return found
 
 
-@numba.njit(cache=True)
+@kernel
 def _worst_ones(every: Ints) -> Ints:
     """Without moments that another one of the same chunk's backward pass is nowhere below."""
     kept = 0
@@ -92,7 +92,7 @@ def _worst_ones(every: Ints) -> Ints:
     return every[:kept].copy()
 
 
-@numba.njit(cache=True)
+@kernel
 def _count(stage: int, stages: int, microbatches: int, chunks: int) -> Ints:
     groups = -(-microbatches // stages)
     total = groups * stages * chunks
@@ -116,7 +116,7 @@ def _count(stage: int, stages: int, microbatches: int, chunks: int) -> Ints:
     return found
 
 
-@numba.njit(cache=True)
+@kernel
 def worst_bytes(found: Ints, kept: Kept, units: int) -> float:
     """Most bytes that are kept, and needed besides, in any of these moments."""
     chunks = found.shape[1] - 1
@@ -140,7 +140,7 @@ def worst_bytes(found: Ints, kept: Kept, units: int) -> float:
     return worst
 
 
-@numba.njit(cache=True)
+@kernel
 def most_that_fit(
     found: Ints, kept: Kept, base: Floats, update: Floats, room: float, most: int
 ) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hetplan.job.pins import MIN_INTERLEAVED_STAGES
+from hetplan.job.check import MIN_INTERLEAVED_STAGES
 from hetplan.search.families.family import Family
 from hetplan.search.families.space import MAX_FREE_ISLANDS, Space
 from hetplan.search.interleaved.memory import MemoryRoom

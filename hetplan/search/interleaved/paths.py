@@ -29,9 +29,9 @@ Hop times do not depend on layers, so all exchanges of a slot are one number.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from hetplan.kernels import kernel
 from hetplan.search.families.space import Floats
 from hetplan.search.interleaved.ticks import chunk_at
 
@@ -40,7 +40,7 @@ RISE, OWN, TURN, TURN_BACK, SKIP, SKIP_BACK, AWAY, AWAY_BACK = range(8)
 TERMS = 8
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def slot_exchanges(
     hops: Floats, s: int, stages: int, chunks: int, microbatches: int, found: Floats
 ) -> None:
@@ -84,7 +84,7 @@ def slot_exchanges(
                 found[3 + detour] += wait
 
 
-@numba.njit(cache=True)
+@kernel
 def exchange_seconds(hops: Floats, stages: int, chunks: int, microbatches: int) -> Floats:
     """[5, P] seconds of exchanges between the turns of each slot: of all, of those that the first
     and the second detour leave out, and those of first and last slot while slot 0 is away, twice,
@@ -99,7 +99,7 @@ def exchange_seconds(hops: Floats, stages: int, chunks: int, microbatches: int) 
     return found
 
 
-@numba.njit(cache=True)
+@kernel
 def slot_terms(
     forward: Floats,
     backward: Floats,

@@ -14,9 +14,9 @@ the bound stays valid and loses a little.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from hetplan.kernels import kernel
 from hetplan.search.families.space import Floats, Ints
 from hetplan.search.interleaved.paths import (
     AWAY,
@@ -36,7 +36,7 @@ ROOM = 12
 _WIDTH = 5
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def add_label(labels: Floats, origin: Ints, count: int, new: Floats, parent: Ints) -> int:
     """Keep a label, or what it is dominated by; how many there are then."""
     kept = 0
@@ -76,7 +76,7 @@ def add_label(labels: Floats, origin: Ints, count: int, new: Floats, parent: Int
     return kept + 1
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def need_of(row: Arrays, terms: Floats, first: bool, below: Floats) -> float:
     """Longest chain from the first pass of a slot to its last one, above this label."""
     gain = max(0.0, below[0] - terms[SKIP])
@@ -88,7 +88,7 @@ def need_of(row: Arrays, terms: Floats, first: bool, below: Floats) -> float:
     return float(max(terms[OWN] + gained, terms[RISE] + below[4]))
 
 
-@numba.njit(cache=True)
+@kernel
 def least_bound(
     row: Arrays, terms: Floats, units: int, cutoff: float
 ) -> tuple[float, Ints, Ints, Floats, Ints]:

@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.times import Exchange, PipelineTimes
+from hetplan.kernels import kernel
 from hetplan.search.families.space import FIRST, LAST, Floats, Ints
 from hetplan.search.interleaved.paths import TERMS, exchange_seconds, slot_terms
 from hetplan.search.interleaved.ticks import lockstep_applies, lockstep_ends
@@ -170,7 +170,7 @@ def _lead_back(numbers: Numbers, at: Ints, boundaries: Floats) -> None:
         boundaries[4, last] = numbers.norm_links[left, right]
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def slot_passes(
     row: Arrays, slot: int, variant: int, units: int, forward: Floats, backward: Floats
 ) -> None:
@@ -189,7 +189,7 @@ def slot_passes(
         backward[chunks - 1] += row.last[1, variant]
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def passes_of(row: Arrays, variant: Ints, units: Ints) -> tuple[Floats, Floats]:
     """Forward and backward seconds, [P, v]."""
     slots = units.shape[0]
@@ -199,7 +199,7 @@ def passes_of(row: Arrays, variant: Ints, units: Ints) -> tuple[Floats, Floats]:
     return forward, backward
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def fits(row: Arrays, variant: Ints, units: Ints) -> bool:
     """Whether every slot has a unit for each chunk and memory for all."""
     for s in range(units.shape[0]):
@@ -208,7 +208,7 @@ def fits(row: Arrays, variant: Ints, units: Ints) -> bool:
     return True
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def close(row: Arrays, units: Ints, ends: Floats) -> float:
     """The step, from when every slot has left the pipeline."""
     arrived, leaving = 0.0, 0.0
@@ -218,7 +218,7 @@ def close(row: Arrays, units: Ints, ends: Floats) -> float:
     return arrived + leaving + row.closing
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def cut_seconds(row: Arrays, variant: Ints, units: Ints) -> float:
     """One step by lock-step replay; `NEVER` where it does not fit."""
     if not fits(row, variant, units):
@@ -227,7 +227,7 @@ def cut_seconds(row: Arrays, variant: Ints, units: Ints) -> float:
     return close(row, units, lockstep_ends(forward, backward, row.hops, row.microbatches))
 
 
-@numba.njit(cache=True)
+@kernel
 def row_terms(row: Arrays, units: int) -> Floats:
     """[P, V, L + 1, TERMS] `slot_terms` of every slot, recomputation and number of layer units.
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from hetplan.cost.priced.work import exchange_of
 from hetplan.cost.replay.times import Exchange
+from hetplan.cost.step_model.work import exchange_of
 from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.families.family import Family
 from hetplan.search.families.space import Space

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
-from hetplan.plans.depths import own_depth
+from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import Schedule
 from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.families.family import Family

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from hetplan.kernels import kernel
 from hetplan.search.families.space import Floats, Ints
 from hetplan.search.single.replay import NEVER
 
@@ -44,7 +44,7 @@ class Slots(NamedTuple):
     adds: bool
 
 
-@numba.njit(cache=True)
+@kernel
 def most_units(slots: Slots, limit: float, before: Floats) -> Ints:
     """[M, P] units for which a chain stays below the limit; `before` [P] is added to it."""
     meshes, count, width = slots.chain.shape
@@ -58,7 +58,7 @@ def most_units(slots: Slots, limit: float, before: Floats) -> Ints:
     return found
 
 
-@numba.njit(cache=True)
+@kernel
 def most_behind(slots: Slots, most: Ints, chunks: int) -> Ints:
     """[sets, P + 1] units that slots k .. P - 1 can hold on islands outside a set; -1: none can."""
     meshes, count = most.shape
@@ -86,7 +86,7 @@ def most_behind(slots: Slots, most: Ints, chunks: int) -> Ints:
     return found
 
 
-@numba.njit(cache=True)
+@kernel
 def most_before(slots: Slots, most: Ints, chunks: int, sets: int) -> Ints:
     """[sets, P + 1] units that the first k slots can hold on exactly these islands; -1: none."""
     meshes, count = most.shape
@@ -109,7 +109,7 @@ def most_before(slots: Slots, most: Ints, chunks: int, sets: int) -> Ints:
     return found
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def _stays(slots: Slots, used: int, last: int, new: int) -> bool:
     """Whether a mesh may follow the last one by the rule of regions."""
     if last < 0 or slots.region[last] == slots.region[new]:
@@ -120,7 +120,7 @@ def _stays(slots: Slots, used: int, last: int, new: int) -> bool:
     return True
 
 
-@numba.njit(cache=True)
+@kernel
 def fill(
     slots: Slots, limit: float, most: Ints, units: int, chunks: int, room: int
 ) -> tuple[float, Floats, Ints, int]:

@@ -18,19 +18,19 @@ twentieth of its time.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from hetplan.kernels import kernel
 from hetplan.search.families.space import Floats
 
 
-@numba.njit(cache=True)
+@kernel
 def lockstep_applies(stages: int, microbatches: int) -> bool:
     """Whether this order of exchanges is the one above, Megatron-LM's sends provided."""
     return stages >= 3 and microbatches % stages == 0 and microbatches >= 2 * stages
 
 
-@numba.njit(cache=True)
+@kernel
 def chunk_at(place: int, stages: int, chunks: int) -> int:
     """Chunk of the forward pass at this place of a stage's order; any place, also before 0.
 
@@ -39,7 +39,7 @@ def chunk_at(place: int, stages: int, chunks: int) -> int:
     return (place // stages) % chunks
 
 
-@numba.njit(cache=True)
+@kernel
 def lockstep_ends(forward: Floats, backward: Floats, hops: Floats, microbatches: int) -> Floats:
     """End of every stage, seconds. forward and backward are [P, v].
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetplan.cost.estimate import estimate_with
-from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job, Objective
 from hetplan.plans.plan import Plan

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.network.link_names import LinkScope
-from hetplan.cost.priced.pricer import Pricer
+from hetplan.cost.network.segments import LinkScope
 from hetplan.cost.quantile import step_quantile
+from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.traffic.ledger import ledger
 from hetplan.plans.plan import Plan, expand
 

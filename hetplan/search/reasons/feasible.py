@@ -10,11 +10,11 @@ what has none but those is rare (one copy needs less than several).
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 
 from hetplan.errors import InputError
 from hetplan.job.check import check_job_against
+from hetplan.kernels import clock
 from hetplan.plans.build import check_model
 from hetplan.predict.predictor import Predictor
 from hetplan.search.costs.maker import SpaceMaker
@@ -80,7 +80,7 @@ class Feasible:
             bounds=[math.inf] * count,
             deadline=math.inf,
             progress=None,
-            started=time.monotonic(),
+            started=clock(),
             seed=seed,
         )
         best.bounds[solver.index] = solver.rough.bound_seconds

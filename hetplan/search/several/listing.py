@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from hetplan.cost.priced.plan import PlanCosts
-from hetplan.cost.priced.work import exchange_of
 from hetplan.cost.replay.times import Exchange
+from hetplan.cost.step_model.plan import PlanCosts
+from hetplan.cost.step_model.work import exchange_of
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layer_units import LayerUnits
+from hetplan.plans.assemble import device_ranges, positions
 from hetplan.plans.build import replica_of
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
-from hetplan.plans.placing import device_ranges, positions
 from hetplan.plans.plan import (
     RecomputeGranularity,
     RecomputeModule,

@@ -7,13 +7,13 @@ the layers of the row from the embedding on.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.kernel import pipeline_ends
+from hetplan.kernels import kernel
 
 
-@njit(cache=True)
+@kernel
 def variants(
     units: Ints,
     positions: Ints,
@@ -71,7 +71,7 @@ def variants(
     return found
 
 
-@njit(cache=True)
+@kernel
 def ends_of(
     forward: Floats,
     backward: Floats,

@@ -1,8 +1,8 @@
 """What is the step of several pipelines, once it is known when their stages leave them?
 
-The composition of `hetplan.cost.priced.step` for one sequence of placed rows: pieces of layers are
-reduced last ones first, by all stages that hold them, each when all of them are there; a stage then
-updates its weights and gathers them. What depends on stages alone is made once.
+The composition of `hetplan.cost.step_model.step` for one sequence of placed rows: pieces of layers
+are reduced last ones first, by all stages that hold them, each when all of them are there; a stage
+then updates its weights and gathers them. What depends on stages alone is made once.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 
 from hetplan.cost.arrays import Floats
 from hetplan.cost.components.step import clips_gradients
-from hetplan.cost.priced.end_of_step import EndOfStep, tied_embedding_parts
-from hetplan.cost.priced.groups import copies_of
-from hetplan.cost.priced.hops import Hop
-from hetplan.cost.priced.norm import norm_depth, norm_rounds, scalar_term
-from hetplan.cost.priced.units import Unit
-from hetplan.cost.priced.values import seconds_of_parts
+from hetplan.cost.step_model.end_of_step import EndOfStep, tied_embedding_parts
+from hetplan.cost.step_model.groups import copies_of
+from hetplan.cost.step_model.hops import Hop
+from hetplan.cost.step_model.norm import norm_depth, norm_rounds, scalar_term
+from hetplan.cost.step_model.units import Unit
+from hetplan.cost.step_model.values import seconds_of_parts
 from hetplan.plans.build import Degrees, neighbour_link, stage_link
 from hetplan.plans.plan import Replica, expand
 from hetplan.search.several.listing_rows import Row

@@ -1,8 +1,8 @@
 """What every pipeline that may stand in a plan of several takes, by cut and recomputation.
 
 Numbers come from the cost room's own units, hops and memory, so that a listed plan has the price
-that `hetplan.cost.priced` says. Passes and memory of a row do not depend on where on its islands it
-lies; transfers do.
+that `hetplan.cost.step_model` says. Passes and memory of a row do not depend on where on its
+islands it lies; transfers do.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ import numpy as np
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.cost.priced.hops import Hop
-from hetplan.cost.priced.memory import stage_memory_use
-from hetplan.cost.priced.plan import PlanCosts
-from hetplan.cost.priced.units import Unit, make_unit, settings_of
-from hetplan.cost.priced.wires import hop_arrays
-from hetplan.cost.priced.work import PipelineWork, StageWork, sends_wait
+from hetplan.cost.step_model.hops import Hop, hop_arrays
+from hetplan.cost.step_model.memory import stage_memory_use
+from hetplan.cost.step_model.plan import PlanCosts
+from hetplan.cost.step_model.units import Unit, make_unit, settings_of
+from hetplan.cost.step_model.work import PipelineWork, StageWork, sends_wait
 from hetplan.job.spec import Job
 from hetplan.model.layer_units import LayerUnits
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.assemble import assemble_pipeline, assemble_plan
+from hetplan.plans.assemble import assemble_pipeline, assemble_plan, device_ranges
 from hetplan.plans.build import replica_of
 from hetplan.plans.chosen import Shape
-from hetplan.plans.placing import device_ranges
 from hetplan.plans.plan import (
     LayerRange,
     Pipeline,

@@ -10,7 +10,7 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.cost.priced.hops import Hop
+from hetplan.cost.step_model.hops import Hop
 from hetplan.plans.plan import Replica
 
 Replicas = tuple[tuple[Replica, ...], ...]

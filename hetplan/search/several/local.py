@@ -1,7 +1,7 @@
 """A whole plan changed a little at a time: layers between stages, what stages recompute, shares.
 
-Every change is priced whole (`hetplan.cost.priced.pricer`), with the microbatches dealt out anew,
-because reductions between pipelines of unlike cuts are priced nowhere else.
+Every change is priced whole (`hetplan.cost.step_model.pricer`), with the microbatches dealt out
+anew, because reductions between pipelines of unlike cuts are priced nowhere else.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from hetplan.cost.arrays import Floats, Ints
+from hetplan.kernels import kernel
 from hetplan.search.families.space import BOTH, FIRST, LAST, MIDDLE
 
 Bools = npt.NDArray[np.bool_]
@@ -28,7 +28,7 @@ BELOW, TURN, ABOVE, FIRST_TURN, FIRST_ABOVE, LAST_BELOW, LAST_TURN, ONLY = range
 """Kinds of stages: downstream of the bottleneck, itself, upstream; the first, the last, both."""
 
 
-@njit(cache=True)
+@kernel
 def _table(
     weights: Floats,
     which: Ints,
@@ -70,7 +70,7 @@ def _table(
                 which[row, n] = which[row + 1, n]
 
 
-@njit(cache=True)
+@kernel
 def _longest(weights: Floats) -> int:
     """The most layers of such a stage; 0 where none fits."""
     for n in range(weights.shape[0] - 1, 0, -1):
@@ -79,7 +79,7 @@ def _longest(weights: Floats) -> int:
     return 0
 
 
-@njit(cache=True)
+@kernel
 def weigh_turns(
     values: Floats,
     chosen: Ints,
@@ -125,13 +125,13 @@ def weigh_turns(
             )
 
 
-@njit(cache=True)
+@kernel
 def _lowest_below(values: Floats) -> float:
     """What one more stage downstream of the bottleneck can take off at most; not above 0."""
     return float(min(0.0, values[:, BELOW].min()))
 
 
-@njit(cache=True)
+@kernel
 def _widest(values: Floats) -> int:
     """The most layers of any stage."""
     for n in range(values.shape[3] - 1, 0, -1):
@@ -143,7 +143,7 @@ def _widest(values: Floats) -> int:
     return 0
 
 
-@njit(cache=True)
+@kernel
 def cheapest_path(values: Floats, chosen: Ints, fewest: int, path: Ints) -> float:
     """Least weight of a whole path of `fewest` or more stages, infinite where there is none.
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numba import njit
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.kernel import pipeline_ends
+from hetplan.kernels import kernel
 from hetplan.search.families.space import FIRST, LAST
 from hetplan.search.several.options import Options
 
@@ -65,7 +65,7 @@ class Template:
         return float(ends.max())
 
 
-@njit(cache=True)
+@kernel
 def _capacity(
     seconds: float,
     layer: Floats,
@@ -93,7 +93,7 @@ def _capacity(
     return total
 
 
-@njit(cache=True)
+@kernel
 def least_bottleneck(
     layer: Floats, serial: Floats, most_layers: Ints, num_layers: int, held: Ints, which: Ints
 ) -> float:

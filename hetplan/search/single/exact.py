@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from hetplan.cost.bounds.closed_forms import busy_seconds
+from hetplan.kernels import kernel
 from hetplan.search.families.space import Floats, Ints, Space
 from hetplan.search.single.local import EXTRA, MESH, STAGES, Rules, violations
 from hetplan.search.single.local_cut import estimate
@@ -146,7 +146,7 @@ def cheapest(
             check()
 
 
-@numba.njit(cache=True)
+@kernel
 def _most_units(numbers: Numbers, mesh: Ints, extra: Ints) -> Ints:
     """[P, V] units that fit."""
     slots, variants = mesh.shape[0], numbers.forward.shape[0]
@@ -157,7 +157,7 @@ def _most_units(numbers: Numbers, mesh: Ints, extra: Ints) -> Ints:
     return most
 
 
-@numba.njit(cache=True)
+@kernel
 def _turn(
     numbers: Numbers,
     mesh: Ints,

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from hetplan.kernels import kernel
 from hetplan.search.families.space import MAX_FREE_ISLANDS, Ints, Space
 from hetplan.search.single.local_cut import cut, estimate
 from hetplan.search.single.replay import NEVER, Numbers, fits
@@ -78,7 +78,7 @@ def most_slots(space: Space) -> int:
     return min(space.num_layers, room, space.stage_limit, space.stages or room)
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def violations(rules: Rules, runs: Ints, count: int) -> int:
     """How far these runs are from a row of the space, memory aside: 0 is one; -1: no way there."""
     if count < 1 or runs[count - 1, EXTRA] != 0:
@@ -110,7 +110,7 @@ def violations(rules: Rules, runs: Ints, count: int) -> int:
     return wrong + max(0, slots - rules.most_slots)
 
 
-@numba.njit(cache=True)
+@kernel
 def expand(runs: Ints, count: int) -> tuple[Ints, Ints]:
     """(mesh, extra depth) of every slot."""
     slots = 0
@@ -125,7 +125,7 @@ def expand(runs: Ints, count: int) -> tuple[Ints, Ints]:
     return mesh, extra
 
 
-@numba.njit(cache=True)
+@kernel
 def score(numbers: Numbers, rules: Rules, runs: Ints, count: int, ceiling: float) -> float:
     """About the step of the best cut of these runs; large where they are illegal or do not fit.
 
@@ -152,21 +152,21 @@ def score(numbers: Numbers, rules: Rules, runs: Ints, count: int, ceiling: float
     return _SHORT * (1.0 + max(0, numbers.layers - room))
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def _next(state: Ints, below: int) -> int:
     """A number from 0 to below `below`; advances the generator (Park and Miller's)."""
     state[0] = state[0] * 48271 % 2147483647
     return int(state[0] % below)
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def _keep(best: Ints, found: Ints, count: int) -> None:
     for r in range(count):
         for k in range(3):
             best[r, k] = found[r, k]
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def neighbour(
     rules: Rules, runs: Ints, count: int, kind: int, a: int, b: int, c: int, found: Ints
 ) -> int:
@@ -222,7 +222,7 @@ def neighbour(
     return count
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def _even_out(rules: Rules, runs: Ints, count: int, kept: int) -> None:
     """Bring the number of stages within the rules at the cost of runs other than `kept`."""
     slots = 0
@@ -243,7 +243,7 @@ def _even_out(rules: Rules, runs: Ints, count: int, kept: int) -> None:
         slots += step
 
 
-@numba.njit(cache=True)
+@kernel
 def descend(
     numbers: Numbers, rules: Rules, runs: Ints, count: int, budget: int, spent: Ints
 ) -> tuple[int, float]:
@@ -286,7 +286,7 @@ def descend(
     return count, best
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def _amount(kind: int, choice: int, rules: Rules, runs: Ints, count: int, a: int, b: int) -> int:
     """The choice-th amount of a kind of move; 0 where there are no more."""
     if kind in (0, 7):
@@ -309,7 +309,7 @@ def _amount(kind: int, choice: int, rules: Rules, runs: Ints, count: int, a: int
     return 0
 
 
-@numba.njit(cache=True)
+@kernel
 def search_rows(
     numbers: Numbers,
     rules: Rules,
@@ -360,7 +360,7 @@ def search_rows(
     return int(spent[0])
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def _remember(
     runs: Ints,
     count: int,

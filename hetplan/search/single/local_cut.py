@@ -10,10 +10,10 @@ forms (b), (c) and (i) of neighbours: within a percent of the replay and a hundr
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from hetplan.cost.bounds.closed_forms import interval_seconds
+from hetplan.kernels import kernel
 from hetplan.search.families.space import Floats, Ints
 from hetplan.search.single.replay import (
     NEVER,
@@ -28,7 +28,7 @@ from hetplan.search.single.replay import (
 _HALVINGS = 16  # of the interval of X: below 2e-5 of it
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def _posts(numbers: Numbers, boundaries: Floats, slots: int) -> Floats:
     """[4, P]: what the transfers add to F', B' (dependency) and F, B (serial) of every slot."""
     added = np.zeros((4, slots))
@@ -43,7 +43,7 @@ def _posts(numbers: Numbers, boundaries: Floats, slots: int) -> Floats:
     return added
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def _held(
     limit: float,
     forward: float,
@@ -70,7 +70,7 @@ def _held(
     return int(held) if held >= 1.0 else 0
 
 
-@numba.njit(cache=True)
+@kernel
 def cut(
     numbers: Numbers,
     mesh: Ints,
@@ -113,7 +113,7 @@ def cut(
     return _trim(numbers, mesh, most, held - numbers.layers, variant, units)
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def _largest(numbers: Numbers, mesh: Ints, posts: Floats) -> float:
     """An X with which every slot could take all layers."""
     slots, found = mesh.shape[0], 0.0
@@ -127,7 +127,7 @@ def _largest(numbers: Numbers, mesh: Ints, posts: Floats) -> float:
     return found
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def _fill(
     numbers: Numbers,
     mesh: Ints,
@@ -165,7 +165,7 @@ def _fill(
     return total
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def _trim(
     numbers: Numbers, mesh: Ints, most: Ints, surplus: int, variant: Ints, units: Ints
 ) -> bool:
@@ -189,7 +189,7 @@ def _trim(
     return True
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def _fastest(numbers: Numbers, mesh: Ints, most: Ints, s: int, variant: Ints, units: Ints) -> None:
     least = numbers.forward[variant[s], mesh[s]] + numbers.backward[variant[s], mesh[s]]
     for v in range(numbers.forward.shape[0]):
@@ -198,7 +198,7 @@ def _fastest(numbers: Numbers, mesh: Ints, most: Ints, s: int, variant: Ints, un
             variant[s], least = v, seconds
 
 
-@numba.njit(cache=True)
+@kernel
 def estimate(
     numbers: Numbers, mesh: Ints, variant: Ints, units: Ints, extra: Ints, proven: bool
 ) -> float:

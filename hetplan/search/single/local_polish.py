@@ -5,14 +5,13 @@ A move is replayed only where the closed forms of `local_cut.estimate` leave it 
 
 from __future__ import annotations
 
-import numba
-
+from hetplan.kernels import kernel
 from hetplan.search.families.space import Ints
 from hetplan.search.single.local_cut import estimate
 from hetplan.search.single.replay import NEVER, Numbers, fits, step_seconds
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def _tried(
     numbers: Numbers,
     mesh: Ints,
@@ -32,7 +31,7 @@ def _tried(
     return step_seconds(numbers, mesh, variant, units, extra)
 
 
-@numba.njit(cache=True)
+@kernel
 def polish(
     numbers: Numbers,
     mesh: Ints,
@@ -91,7 +90,7 @@ def polish(
     return best
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def roomy(numbers: Numbers, slots: int, slot: int, mesh: int, extra: int, units: int) -> int:
     """The fastest recomputation with room for one unit more; -1 where none has."""
     found, least = -1, NEVER

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
+from hetplan.kernels import kernel
 from hetplan.search.families.space import BOTH, FIRST, LAST, MIDDLE, Floats, Ints
 from hetplan.search.single.inequalities import NONE
 from hetplan.search.single.order_numbers import BUCKETS, OrderNumbers
@@ -58,7 +58,7 @@ class Goal(NamedTuple):
     """[3] move, row and variant + V * units of the first slot."""
 
 
-@numba.njit(cache=True)
+@kernel
 def _shift(
     below: Floats, low: int, high: int, n: int, room: float, own: float, out: Floats
 ) -> None:
@@ -69,7 +69,7 @@ def _shift(
         out[at + n] = moved if moved < known else known
 
 
-@numba.njit(cache=True)
+@kernel
 def extend(
     o: OrderNumbers,
     limit: float,
@@ -136,7 +136,7 @@ def extend(
     return done
 
 
-@numba.njit(cache=True)
+@kernel
 def finish(
     o: OrderNumbers,
     limit: float,
@@ -176,7 +176,7 @@ def finish(
                         goal.place[2] = v + variants * n
 
 
-@numba.njit(cache=True)
+@kernel
 def _close(
     o: OrderNumbers,
     limit: float,
@@ -208,7 +208,7 @@ def _close(
     return done
 
 
-@numba.njit(cache=True)
+@kernel
 def boundaries(o: OrderNumbers, out: Outline, t: int, a: int) -> tuple[Floats, Ints]:
     """What mesh a, in front of state t, may have upstream, as `extend` takes it: the different
     boundaries to meshes that can still be part of a plan there.
@@ -227,7 +227,7 @@ def boundaries(o: OrderNumbers, out: Outline, t: int, a: int) -> tuple[Floats, I
     return ahead, parts
 
 
-@numba.njit(cache=True)
+@kernel
 def inside(o: OrderNumbers, a: int) -> Floats:
     """[1, 2] the boundary upstream within mesh a."""
     found = np.empty((1, 2))
@@ -235,7 +235,7 @@ def inside(o: OrderNumbers, a: int) -> Floats:
     return found
 
 
-@numba.njit(cache=True)
+@kernel
 def _first_slots(
     o: OrderNumbers,
     limit: float,
@@ -262,7 +262,7 @@ def _first_slots(
     return done
 
 
-@numba.njit(cache=True)
+@kernel
 def same_boundary(o: OrderNumbers, a: int, c: int, d: int) -> bool:
     """Whether mesh a can read classes c and d together."""
     return bool(
@@ -273,7 +273,7 @@ def same_boundary(o: OrderNumbers, a: int, c: int, d: int) -> bool:
     )
 
 
-@numba.njit(cache=True)
+@kernel
 def starts(
     o: OrderNumbers,
     limit: float,
@@ -319,7 +319,7 @@ def starts(
     return done
 
 
-@numba.njit(cache=True)
+@kernel
 def add_mesh(
     o: OrderNumbers,
     limit: float,
@@ -369,7 +369,7 @@ def add_mesh(
     return done
 
 
-@numba.njit(cache=True)
+@kernel
 def _flush(
     o: OrderNumbers, cutoff: float, out: Outline, t: int, c: int, pool: Pool, used: int, w: Work
 ) -> tuple[Pool, int]:
@@ -406,7 +406,7 @@ def _flush(
     return Pool(values, pool.start, pool.size), at
 
 
-@numba.njit(cache=True)
+@kernel
 def run(
     o: OrderNumbers,
     limit: float,

@@ -12,10 +12,10 @@ are connected instead of islands.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from hetplan.kernels import kernel
 from hetplan.search.families.space import Floats, Ints, Space
 from hetplan.search.single.order_states import OrderStates
 
@@ -40,7 +40,8 @@ def norm_hops(space: Space, states: OrderStates) -> Floats:
         there = (states.bridge < 0) | (used >> np.maximum(states.bridge - bits, 0) & 1 == 1)
         far[used] = _distances(masks, node, count, space.norm.links, floor, there)
     into = np.repeat(states.blocked, np.diff(states.first))
-    return np.maximum(floor, slowest_edges(into, node, far))
+    slowest: Floats = np.maximum(floor, slowest_edges(into, node, far))
+    return slowest
 
 
 def _regions(space: Space, bits: int) -> tuple[Ints, int]:
@@ -54,7 +55,7 @@ def _regions(space: Space, bits: int) -> tuple[Ints, int]:
     return numbers.astype(np.int64), int(numbers.max()) + 1
 
 
-@numba.njit(cache=True)
+@kernel
 def _distances(
     masks: Ints,
     node: Ints,
@@ -78,7 +79,7 @@ def _distances(
     return found
 
 
-@numba.njit(cache=True)
+@kernel
 def slowest_edges(used: Ints, node: Ints, far: Floats) -> Floats:
     """The longest edge of a shortest spanning tree over each set of islands, as bits.
 

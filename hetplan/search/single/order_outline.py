@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from hetplan.cost.bounds.closed_forms import wait_once_seconds
+from hetplan.kernels import kernel, order_of, sum_of
 from hetplan.search.families.space import BOTH, FIRST, LAST, MIDDLE, Floats, Ints
 from hetplan.search.single.inequalities import NONE, SLACK
 from hetplan.search.single.order_numbers import OrderNumbers
@@ -41,7 +41,7 @@ class Outline(NamedTuple):
     """Least Sigma + after_0 of any plan; NONE where there is none."""
 
 
-@numba.njit(cache=True)
+@kernel
 def outline(o: OrderNumbers, limit: float, prune: bool) -> Outline:
     """The outline for X = `limit`; without `prune` nothing is ever dropped."""
     meshes, layers, states = o.forward.shape[1], o.layers, o.state_blocked.shape[0]
@@ -56,7 +56,7 @@ def outline(o: OrderNumbers, limit: float, prune: bool) -> Outline:
         for island in range(islands):
             if o.islands[a] >> island & 1:
                 room[island] = max(room[island], share)
-    spare = room.sum() - layers
+    spare = sum_of(room) - layers
     live = np.zeros(meshes, np.bool_)
     for a in range(meshes):
         wasted = -1.0 * capacity[a]
@@ -83,7 +83,7 @@ def outline(o: OrderNumbers, limit: float, prune: bool) -> Outline:
     return Outline(live, units, need, left, slowest, free)
 
 
-@numba.njit(cache=True)
+@kernel
 def _bits(mask: int) -> int:
     count = 0
     while mask:
@@ -92,7 +92,7 @@ def _bits(mask: int) -> int:
     return count
 
 
-@numba.njit(cache=True)
+@kernel
 def _capacities(o: OrderNumbers, limit: float) -> tuple[Ints, Ints, float]:
     """(most units of a stage, of a mesh, most seconds of both passes) for every mesh."""
     variants, meshes = o.forward.shape
@@ -128,7 +128,7 @@ def _capacities(o: OrderNumbers, limit: float) -> tuple[Ints, Ints, float]:
     return units, capacity, slowest
 
 
-@numba.njit(cache=True)
+@kernel
 def _most(
     limit: float,
     f: float,
@@ -152,7 +152,7 @@ def _most(
     return n
 
 
-@numba.njit(cache=True)
+@kernel
 def _ends(o: OrderNumbers, live: npt.NDArray[np.bool_]) -> tuple[float, float]:
     """Least seconds of a first slot besides its units; of what a last one adds to that."""
     base, head, only = np.inf, np.inf, np.inf
@@ -173,7 +173,7 @@ def _ends(o: OrderNumbers, live: npt.NDArray[np.bool_]) -> tuple[float, float]:
     return base, min(head, only - base)
 
 
-@numba.njit(cache=True)
+@kernel
 def _segments(
     o: OrderNumbers, live: npt.NDArray[np.bool_], units: Ints, capacity: Ints, islands: int
 ) -> tuple[Ints, Floats, Floats]:
@@ -205,11 +205,11 @@ def _segments(
             owner[count], slope[count], width[count] = island, best, reach - held
             count += 1
             held, cost = reach, total
-    order = np.argsort(slope[:count])
+    order = order_of(slope[:count])
     return owner[:count][order], slope[:count][order], width[:count][order]
 
 
-@numba.njit(cache=True)
+@kernel
 def _fill(
     blocked: int, owner: Ints, slope: Floats, width: Floats, base: float, need: Floats
 ) -> None:

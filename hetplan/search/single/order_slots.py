@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
-
 from hetplan.cost.bounds.closed_forms import (
     downstream_room_seconds,
     interval_room_seconds,
     interval_seconds,
     wait_once_seconds,
 )
+from hetplan.kernels import kernel
 from hetplan.search.families.space import BOTH, Ints
 from hetplan.search.single.inequalities import SLACK
 from hetplan.search.single.order_numbers import BUCKETS, OrderNumbers
@@ -41,7 +40,7 @@ class Link(NamedTuple):
 # What is called per slot takes numbers, not the tuples: those are large and passed by value.
 
 
-@numba.njit(cache=True)
+@kernel
 def slot_room(
     limit: float,
     microbatches: int,
@@ -72,13 +71,13 @@ def slot_room(
     return float(room - link.late)
 
 
-@numba.njit(cache=True)
+@kernel
 def slot_own(link: Link, f: float, b: float) -> float:
     """What a slot adds to Sigma."""
     return float(link.wire_in + link.late + link.back + (f + b))
 
 
-@numba.njit(cache=True)
+@kernel
 def end_seconds(o: OrderNumbers, move: int, role: int, n: int, stages: int) -> float:
     """What the first slot of a pipeline, of the mesh of a move, adds behind Sigma."""
     levels, reached = 0, 1
@@ -88,7 +87,7 @@ def end_seconds(o: OrderNumbers, move: int, role: int, n: int, stages: int) -> f
     return float(after + levels * o.norm_hop[move])
 
 
-@numba.njit(cache=True)
+@kernel
 def undominated(o: OrderNumbers, role: int, a: int, held: int, first: Ints) -> None:
     """By variant: fewest units for which no other one is as fast both ways and fits as well.
 
@@ -115,7 +114,7 @@ def undominated(o: OrderNumbers, role: int, a: int, held: int, first: Ints) -> N
                 first[v] = max(first[v], o.most_layers[u, role, a, held] + 1)
 
 
-@numba.njit(cache=True)
+@kernel
 def bucket_of(seconds: float, slowest: float) -> int:
     """Slice of a front slot by both its passes."""
     part = seconds / slowest
@@ -124,7 +123,7 @@ def bucket_of(seconds: float, slowest: float) -> int:
     return 2 + min(BUCKETS - 2, int((part - _FAST) / (1.0 - _FAST) * (BUCKETS - 1)))
 
 
-@numba.njit(cache=True)
+@kernel
 def bucket_seconds(bucket: int, slowest: float) -> float:
     """Least passes of a slot in this slice."""
     if bucket <= 1:
@@ -133,7 +132,7 @@ def bucket_seconds(bucket: int, slowest: float) -> float:
     return slowest * part * (1.0 - 1e-9)
 
 
-@numba.njit(cache=True)
+@kernel
 def depths(o: OrderNumbers, row: int, level: int) -> tuple[int, int]:
     """(W of the bounds, W of the memory) of a slot above `row` at a level of extra depth."""
     stages = row // o.level_bound.shape[0] + 1
@@ -144,7 +143,7 @@ def depths(o: OrderNumbers, row: int, level: int) -> tuple[int, int]:
     )
 
 
-@numba.njit(cache=True)
+@kernel
 def turning_of(o: OrderNumbers, row: int) -> int:
     """W of the slot downstream; 0 where it is not known exactly."""
     levels = o.level_bound.shape[0]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from hetplan.kernels import kernel
 from hetplan.search.families.space import Floats, Ints
 from hetplan.search.single.inequalities import NONE
 from hetplan.search.single.order_numbers import OrderNumbers
@@ -44,7 +44,7 @@ class Work(NamedTuple):
     """[slices, 2, rows + 1]"""
 
 
-@numba.njit(cache=True)
+@kernel
 def work_of(o: OrderNumbers) -> Work:
     """Working space for a space."""
     rows = (o.most_stages + 1) * o.level_bound.shape[0]
@@ -62,13 +62,13 @@ def work_of(o: OrderNumbers) -> Work:
     )  # fmt: skip
 
 
-@numba.njit(cache=True)
+@kernel
 def one_slice(table: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The table as one with a single slice."""
     return table.reshape((1, table.shape[0], table.shape[1]))
 
 
-@numba.njit(cache=True)
+@kernel
 def clean(values: Floats, band: Ints) -> None:
     """Make a table empty."""
     rows = values.shape[0]
@@ -79,7 +79,7 @@ def clean(values: Floats, band: Ints) -> None:
     band[0, rows], band[1, rows] = rows, -1
 
 
-@numba.njit(cache=True)
+@kernel
 def widen(band: Ints, row: int, low: int, high: int) -> None:
     """The row has entries from low to high too."""
     rows = band.shape[1] - 1
@@ -87,7 +87,7 @@ def widen(band: Ints, row: int, low: int, high: int) -> None:
     band[0, rows], band[1, rows] = min(band[0, rows], row), max(band[1, rows], row)
 
 
-@numba.njit(cache=True)
+@kernel
 def merge(values: Floats, band: Ints, out: Floats, out_band: Ints) -> None:
     """Elementwise least."""
     rows = values.shape[0]
@@ -100,7 +100,7 @@ def merge(values: Floats, band: Ints, out: Floats, out_band: Ints) -> None:
         widen(out_band, row, low, high)
 
 
-@numba.njit(cache=True)
+@kernel
 def prune(values: Floats, band: Ints, need: Floats, cutoff: float, room: float) -> bool:
     """Drop what cannot end below `cutoff`, or places too few layers; whether anything is left."""
     layers, rows = values.shape[1] - 1, values.shape[0]
@@ -126,7 +126,7 @@ def prune(values: Floats, band: Ints, need: Floats, cutoff: float, room: float) 
     return r1 >= 0
 
 
-@numba.njit(cache=True)
+@kernel
 def load(pool: Pool, t: int, c: int, part: int, out: Floats, out_band: Ints) -> None:
     """Elementwise least with a slice of a packed table."""
     start = pool.start[t, c]

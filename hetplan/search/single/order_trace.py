@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numba
 import numpy as np
 
+from hetplan.kernels import kernel
 from hetplan.search.families.space import BOTH, FIRST, LAST, MIDDLE, Floats, Ints
 from hetplan.search.single.inequalities import NONE
 from hetplan.search.single.order_kernel import Goal, add_mesh
@@ -29,7 +29,7 @@ from hetplan.search.single.order_slots import (
 from hetplan.search.single.order_tables import Pool, Work, clean, load, widen
 
 
-@numba.njit(cache=True)
+@kernel
 def _nearest(
     o: OrderNumbers,
     limit: float,
@@ -72,7 +72,7 @@ def _nearest(
     return nearest
 
 
-@numba.njit(cache=True)
+@kernel
 def least_limit(o: OrderNumbers, numbers: Ints, links: Floats, below: Floats, high: float) -> float:
     """Least X with which every slot of a pipeline stays within its room, at most `high`.
 

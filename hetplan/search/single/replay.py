@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from hetplan.cost.replay.kernel import replay_seconds
+from hetplan.kernels import kernel
 from hetplan.search.families.space import FIRST, LAST, Floats, Ints, Space
 
 NEVER = 1e30
@@ -93,13 +93,13 @@ def _floats(values: Floats) -> Floats:
     return np.ascontiguousarray(values, dtype=np.float64)
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def depth_of(slots: int, slot: int, extra: int, microbatches: int) -> int:
     """W_s: most microbatches in flight at a slot."""
     return min(slots - slot + extra, microbatches)
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def boundaries_of(numbers: Numbers, mesh: Ints) -> Floats:
     """[5, P]: the four times of the boundary below each slot, and its level of the norm's sum.
 
@@ -122,7 +122,7 @@ def boundaries_of(numbers: Numbers, mesh: Ints) -> Floats:
     return found
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def norm_seconds(numbers: Numbers, mesh: Ints, boundaries: Floats) -> float:
     """The sum of all gradients' norms beyond the least that every plan has."""
     inside, across = 0.0, 0.0
@@ -135,13 +135,13 @@ def norm_seconds(numbers: Numbers, mesh: Ints, boundaries: Floats) -> float:
     return inside + levels * across
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def role_of(slots: int, slot: int) -> int:
     """0 middle, 1 first, 2 last, 3 both."""
     return (FIRST if slot == 0 else 0) + (LAST if slot == slots - 1 else 0)
 
 
-@numba.njit(cache=True, inline="never")
+@kernel
 def fits(numbers: Numbers, slots: int, slot: int, mesh: int, variant: int, extra: int) -> int:
     """Most layer units that a slot can hold; 0: none."""
     flight = min(
@@ -150,7 +150,7 @@ def fits(numbers: Numbers, slots: int, slot: int, mesh: int, variant: int, extra
     return int(numbers.most_layers[variant, role_of(slots, slot), mesh, flight])
 
 
-@numba.njit(cache=True)
+@kernel
 def step_seconds(numbers: Numbers, mesh: Ints, variant: Ints, units: Ints, extra: Ints) -> float:
     """Seconds of one step of this row of slots; `NEVER` where it does not fit or cannot run."""
     slots = mesh.shape[0]

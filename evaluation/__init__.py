@@ -1,0 +1,1 @@
+"""How fast, how right and how good hetplan's own parts are: `python -m evaluation`."""

@@ -1,0 +1,281 @@
+"""`python -m evaluation NAME`: how fast, how right and how good hetplan's own parts are.
+
+Not part of the product: what is here reads other people's measurements (`--reference`) and other
+planners' files. With `--json` errors are fractions and times seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hetplan.cli.main import guarded
+from hetplan.cli.options import AsJson, emit, say
+from hetplan.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SCHEMA = "hetplan.bench/1"
+USUAL_REFERENCE = Path("../shared/reference")
+"""Where the folder of other people's measurements lies beside a checkout, if it is there."""
+USUAL_OUT = Path("closed-loop-out")
+SEARCH_LIMIT_SECONDS = 180.0
+INVALID_EXIT = 5
+"""The machine was too busy: neither goals reached nor goals missed."""
+
+Reference = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of other people's measurements. Default: "
+        f"{USUAL_REFERENCE} where it is there; otherwise its tables are left out."
+    ),
+]
+Targets = Annotated[
+    str | None, typer.Option(help="Targets of the table, with commas. Default: all that train.")
+]
+
+app = typer.Typer(
+    name="evaluation",
+    help="Measure how fast, how right and how good hetplan's own parts are.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def accuracy(
+    reference: Reference = None,
+    fit: Annotated[
+        Path | None, typer.Option(help="Folder whose unit data are fitted. Default: --reference.")
+    ] = None,
+    judge: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder whose runs and unit data are predicted and not fitted. Default: the "
+            "fitted folder, whose unit data are then left out in turn."
+        ),
+    ] = None,
+    readings: Annotated[
+        bool,
+        typer.Option(
+            "--readings",
+            help="Also predict the runs under other readings of their clusters (three times as "
+            "long).",
+        ),
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw predicted against measured steps into this SVG file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predicted against published step times, layers, operators and collectives."""
+    from evaluation.accuracy.run import accuracy as run
+    from evaluation.accuracy.run import accuracy_lines, accuracy_tables, draw
+
+    fit = _folder(fit) or _reference(reference)
+    found = run(fit, _folder(judge) or fit, readings=readings)
+    if plot is not None:
+        draw(found, plot)
+    _show(found, accuracy_tables(found), accuracy_lines(found), as_json=as_json, lines_to=say)
+
+
+def search(
+    reference: Reference = None,
+    cases: Annotated[
+        Path | None,
+        typer.Option(help="File of peer cases. Default: peers/sailor_cases.json of --reference."),
+    ] = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option(
+            help="Numbers of devices of the scaling table, with commas; `none` leaves it out. "
+            "Default: all."
+        ),
+    ] = None,
+    targets: Targets = None,
+    time_limit: Annotated[
+        str | None, typer.Option(help="Longest search of the scaling table (180 s).")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the scaling table into this SVG file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plans beside those of other planners, and the search's speed by size."""
+    from evaluation.search.peers import draw, search_bench, search_lines, search_tables
+    from evaluation.search.scaling import TARGETS
+
+    found = search_bench(
+        _reference(reference),
+        cases,
+        sizes=None if sizes is None else _sizes(sizes),
+        targets=_targets(targets) or TARGETS,
+        time_limit_seconds=_seconds(time_limit) or SEARCH_LIMIT_SECONDS,
+        progress=say,
+    )
+    if plot is not None:
+        draw(found.scaling, plot)
+    _show(found, search_tables(found), search_lines(found), as_json=as_json, lines_to=say)
+
+
+def cost(
+    reference: Reference = None,
+    cases: Annotated[
+        int, typer.Option(min=1, help="Random pipelines per row of bounds and anomalies.")
+    ] = 1000,
+    as_json: AsJson = False,
+) -> None:
+    """The cost model's speed, how tight its bounds are, and its errors on published figures."""
+    from evaluation.cost.run import cost_bench, cost_tables
+
+    found = cost_bench(_reference(reference), cases=cases)
+    lines = (f"left out: {line}" for line in found.missing)
+    _show(found, cost_tables(found), lines, as_json=as_json, lines_to=say)
+
+
+def hethub(
+    targets: Targets = None,
+    time_limit: Annotated[
+        str | None, typer.Option(help="Longest search of a plan. Default: the jobs' own limit.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """One plan over two device kinds against the sum of its kinds alone, all predicted."""
+    from evaluation.hethub import TARGETS, hethub_bench, hethub_lines, hethub_table
+
+    found = hethub_bench(
+        targets=_targets(targets) or TARGETS,
+        time_limit_seconds=_seconds(time_limit),
+        progress=say,
+    )
+    _show(found, [hethub_table(found)], hethub_lines(found), as_json=as_json, lines_to=emit)
+
+
+def closed_loop(
+    plans: Annotated[int | None, typer.Option(help="Plans that are trained (20).")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the choice of plans and the jitter (0).")
+    ] = None,
+    jitter: Annotated[
+        float | None,
+        typer.Option(help="Of the second pass, a fraction; 0 leaves it out (0.05)."),
+    ] = None,
+    kinds_alone: Annotated[
+        bool,
+        typer.Option(
+            "--kinds-alone/--no-kinds-alone",
+            help="Also train each device kind alone, and all together.",
+        ),
+    ] = True,
+    short: Annotated[
+        bool, typer.Option("--short", help="A minute and a half: six plans, few steps.")
+    ] = False,
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder of all that is measured; an interrupted loop goes on from there."
+        ),
+    ] = USUAL_OUT,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw predicted against measured steps into this SVG file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Profile, fit, plan, really train and compare, on hosts emulated on this machine."""
+    from evaluation.closed_loop.loop import closed_loop as run
+    from evaluation.closed_loop.results import draw, loop_lines, loop_tables
+    from evaluation.closed_loop.values import LoopSpec, Verdict
+    from evaluation.output import check_drawable
+
+    if plot is not None:
+        check_drawable(plot)
+    given = {"plans": plans, "seed": seed, "jitter": jitter}
+    base = LoopSpec.of_short() if short else LoopSpec(hethub=kinds_alone)
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    found = run(replace(base, **changes), out, say=say)
+    if plot is not None:
+        draw(found, plot)
+    _show(found, loop_tables(found), loop_lines(found), as_json=as_json, lines_to=emit)
+    verdicts = [each.verdict for each in found.passes]
+    verdicts += [found.hethub.verdict] if found.hethub is not None else []
+    if Verdict.INVALID in verdicts:
+        raise typer.Exit(INVALID_EXIT)
+
+
+def _show(
+    found: object, tables: Iterable[Table], lines: Iterable[str], *, as_json: bool, lines_to: Any
+) -> None:
+    from hetplan.files.encoding import encode
+    from hetplan.reports.terminal import print_table
+
+    if as_json:
+        emit(encode(found, schema=SCHEMA))
+        return
+    for table in tables:
+        print_table(table)
+    for line in lines:
+        lines_to(line)
+
+
+def _folder(path: Path | None) -> Path | None:
+    if path is not None and not path.is_dir():
+        raise InputError(f"{path} is no folder")
+    return path
+
+
+def _reference(path: Path | None) -> Path | None:
+    if path is None and USUAL_REFERENCE.is_dir():
+        return USUAL_REFERENCE
+    return _folder(path)
+
+
+def _targets(text: str | None) -> tuple[str, ...]:
+    from hetplan.plans.targets import target
+
+    return tuple(target(name).name for name in _parts(text or ""))
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _seconds(text: str | None) -> float | None:
+    from hetplan.units import Dimension, parse_quantity
+
+    if text is None:
+        return None
+    try:
+        return parse_quantity(text, Dimension.TIME)
+    except InputError as error:
+        raise InputError(f"--time-limit: {error}") from None
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    if text.strip() == "none":
+        return ()
+    try:
+        found = tuple(int(part.replace("_", "")) for part in _parts(text))
+    except ValueError:
+        found = ()
+    if not found:
+        raise InputError(f"--sizes is {text!a}; numbers of devices with commas between, or none")
+    return found
+
+
+for _command in (accuracy, search, cost, hethub, closed_loop):
+    app.command(_command.__name__.replace("_", "-"))(guarded(_command))
+
+
+def main() -> None:
+    """Run the command that the arguments name."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,448 @@
+"""The cluster of a measured run: devices from the catalogue, links from what the row notes.
+
+Inside a node: the devices' own fabric, or PCIe where they have none, at the datasheet's rate; where
+unit data were measured on links of the kind those replace it. Between nodes: the NICs that the row
+notes, shared by the devices of a node. Where it notes none, or not how many, they are those of the
+vendor's own system of the kind, which the row's notes say; a kind without such a system is not
+predicted on several nodes.
+
+Tables name devices in their own ways (`A100-80GB-SXM (multi: ...)`, `GH-96`, `RTX-3090`). Names are
+looked up in the catalogue: by what a driver calls the kind, by the labels of the tables, then by
+the words of the name, where devices in a module come before devices in a slot.
+
+Notes on networks are free text: `8x HDR-200Gb IB per node`, `3.2 Tb/s EFA`, `50 GB/s per GPU`. A
+rate above one NIC's is a node's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evaluation.accuracy.rows import RunRow
+from evaluation.accuracy.unit_links import node_link, nodes_link
+from evaluation.accuracy.unit_operators import KINDS
+from hetplan.cluster.catalogue import kind_called, load_catalogue, nearest_kinds
+from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.node import Nics, RingNics
+from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
+from hetplan.errors import InputError
+
+GIGABIT = 1e9 / 8
+_FASTEST_NIC = 800 * GIGABIT  # NVIDIA ConnectX-8: one port of 800 Gbit/s
+_RATE = re.compile(
+    r"(?:(\d+)\s*x\s*[^\d;,]*)?(\d+(?:\.\d+)?)\s*([GT])([bB])"
+    r"(?:it)?(?:/s|ps|E\b)?\+?\s*(?:per|/)?\s*(node|GPU)?"
+)
+_NAMES = (("XDR", 800), ("NDR", 400), ("HDR", 200), ("EDR", 100), ("FDR", 56))
+"""Names of InfiniBand's speeds, Gbit/s of four lanes (InfiniBand Trade Association's roadmap)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotedRate:
+    """A rate as a note has it."""
+
+    bytes_per_second: float
+    count: int | None = None
+    """How many of it a node has, where that is said."""
+    of: str = ""
+    """`node`, `gpu`, or nothing where that is not said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsualNetwork:
+    """NICs of the system that a kind of device is sold in."""
+
+    devices_per_nic: int
+    bytes_per_second: float
+    source: str
+
+
+def noted_rate(note: str) -> NotedRate | None:
+    """The first rate of a note; None where it has none. `b` are bits and `B` bytes."""
+    found = _RATE.search(note)
+    if found:
+        unit = (1e9 if found[3] == "G" else 1e12) * (1.0 if found[4] == "B" else 1 / 8)
+        rate, count = float(found[2]) * unit, int(found[1]) if found[1] else None
+        if rate > 0 and count != 0:
+            return NotedRate(bytes_per_second=rate, count=count, of=(found[5] or "").lower())
+    for name, gigabits in _NAMES:
+        if re.search(rf"\b{name}\b", note):
+            return NotedRate(bytes_per_second=gigabits * GIGABIT)
+    return None
+
+
+def one_nic(rate: NotedRate) -> bool:
+    """Whether one NIC can be so fast."""
+    return rate.bytes_per_second <= _FASTEST_NIC
+
+
+def usual_network(kind: str) -> UsualNetwork | None:
+    """Of a kind of the catalogue; None where it stands in all sorts of servers."""
+    for beginnings, found in _USUAL:
+        if kind.startswith(beginnings):
+            return found
+    return None
+
+
+_DGX_A100 = "NVIDIA DGX A100 datasheet: 8 HDR InfiniBand ports for 8 GPUs"
+_DGX_H100 = "NVIDIA DGX H100 and H200 datasheets: 8 NDR InfiniBand ports for 8 GPUs"
+_DGX_B200 = "NVIDIA DGX B200 and GB200 datasheets: a ConnectX-7 of 400 Gbit/s per GPU"
+_USUAL = (
+    (
+        ("nvidia-v100-16gb-sxm", "nvidia-v100-32gb-sxm"),
+        UsualNetwork(
+            devices_per_nic=2,
+            bytes_per_second=100 * GIGABIT,
+            source="NVIDIA DGX-1 datasheet: 4 EDR InfiniBand ports for 8 V100",
+        ),
+    ),
+    (
+        ("nvidia-a100-40gb-sxm", "nvidia-a100-80gb-sxm", "nvidia-a800-80gb-sxm"),
+        UsualNetwork(devices_per_nic=1, bytes_per_second=200 * GIGABIT, source=_DGX_A100),
+    ),
+    (
+        (
+            "nvidia-h100-80gb-sxm",
+            "nvidia-h800-80gb-sxm",
+            "nvidia-h20-96gb-sxm",
+            "nvidia-h200-141gb-sxm",
+        ),
+        UsualNetwork(devices_per_nic=1, bytes_per_second=400 * GIGABIT, source=_DGX_H100),
+    ),
+    (
+        ("nvidia-b200-", "nvidia-gb200-"),
+        UsualNetwork(devices_per_nic=1, bytes_per_second=400 * GIGABIT, source=_DGX_B200),
+    ),
+    (
+        ("amd-mi300x",),
+        UsualNetwork(
+            devices_per_nic=1,
+            bytes_per_second=400 * GIGABIT,
+            source="AMD Instinct MI300X cluster reference guide: a 400 Gbit/s NIC per GPU",
+        ),
+    ),
+)
+"""(beginnings of kinds, what the vendor's own system of them has)."""
+
+
+_ALIASES = {
+    "gh200": "nvidia-gh200-96gb",
+    "v100": "nvidia-v100-16gb-sxm",
+    "a100-sxm": "nvidia-a100-80gb-sxm",
+}
+"""Names, as `_plain` writes them, that several kinds share; the one that the tables mean."""
+
+
+def kind_names(text: str) -> tuple[str, ...]:
+    """The devices of a row: `RTX-3090+Titan-RTX` are two."""
+    return tuple(part.strip() for part in text.split(" (")[0].split("+") if part.strip())
+
+
+def device_kind_of(name: str, kinds: Sequence[DeviceKind]) -> DeviceKind:
+    """The kind that a table means; an InputError where no kind, or more than one, is like it."""
+    known = {kind.kind: kind for kind in kinds}
+    plain = _plain(name)
+    labels = {_plain(label): kind for label, kind in KINDS} | _ALIASES
+    called = (
+        known.get(name) or known.get(labels.get(plain, "")) or known.get(kind_called(name, kinds))
+    )
+    if called is not None:
+        return called
+    # The vendor's words and the memory's size stand in the kind's name or say nothing.
+    words = [word for word in plain.split("-") if word]
+    found = [
+        kind
+        for kind in known.values()
+        if words and all(_begins(word, kind.kind.lower().split("-")) for word in words)
+    ]
+    in_modules = [kind for kind in found if "sxm" in kind.kind] or found
+    if len(in_modules) == 1:
+        return in_modules[0]
+    near = nearest_kinds(name, known)
+    like = f"; nearest: {', '.join(near)}" if near else ""
+    raise InputError(f"{name!a} is no kind of the catalogue{like}")
+
+
+def _begins(word: str, words: Sequence[str]) -> bool:
+    return any(each.startswith(word) for each in words)
+
+
+def _plain(name: str) -> str:
+    """Lower case, `80GB` and `80GiB` as in the catalogue's names, `_` and spaces as `-`.
+
+    `SXM4` is `sxm`, `RTX3090` and `2080Ti` are several words; families' names say nothing more.
+    """
+    text = re.sub(r"[_\s]+", "-", name.split(" (")[0].strip().lower()).replace("gib", "gb")
+    text = re.sub(r"\bsxm\d", "sxm", text)
+    text = re.sub(r"\b(rtx|tpu|ascend)(?=[v\d])", r"\1-", text)
+    text = re.sub(r"(?<=\d)ti\b", "-ti", text)
+    return re.sub(r"^(nvidia-|amd-instinct-|tesla-|geforce-)+", "", text)
+
+
+NVLINK_LATENCY_SECONDS = 10e-6  # calculon, systems/a100_80g.json, network of a node
+NIC_LATENCY_SECONDS = 20e-6  # calculon, systems/a100_80g.json, InfiniBand
+HDR_BYTES_PER_SECOND = 200 * GIGABIT  # NVIDIA DGX A100 datasheet: ConnectX-6, HDR InfiniBand
+_MAX_NVLINK_DOMAIN = 72  # NVIDIA GB200 NVL72: one NVLink fabric of 72 GPUs
+
+_SEVERAL = re.compile(r"(\d+)\s*x\s*[^\d]*(\d+)\s*Gb")
+_PER_NODE = re.compile(r"(\d+)\s*Gb(?:it)?/s per node")
+_PER_DEVICE = re.compile(r"(\d+)\s*Gb(?:it)?/s\+? per GPU")
+
+
+ONE_NIC = "all ranks of a node leave by one NIC: read off this cluster's runs"
+SHARED_RINGS = "rings of strided groups share one NIC: read off this cluster's runs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeNetwork:
+    """The NICs of a node, and where the figures are from."""
+
+    nics: int
+    bandwidth_bytes_per_second: float
+    source: str
+    inside_bytes_per_second: float = 0.0
+    """Of one device to the others of its node, where that differs by system; 0: as its kind has."""
+    rings: RingNics | None = None
+    """Which NICs rings of strided groups use, where that is known of this cluster."""
+    inferred: str = ""
+    """What of it was read off the cluster's own runs; empty: nothing."""
+
+
+_NAMED = (
+    (
+        "clariden",
+        NodeNetwork(
+            # A node has four, one per device. The published times of the reduction alone
+            # (grad_reduce_s) are on average 2.7 times what four would take, and 0.7 of what one
+            # takes: the ranks of a node are taken to leave by one.
+            nics=1,
+            bandwidth_bytes_per_second=200 * GIGABIT,
+            inferred=ONE_NIC,
+            # Six NVLink 4 links of 25 GB/s and direction between any two of the four.
+            inside_bytes_per_second=3 * 150e9,
+            source="CSCS, Alps: nodes of 4 GH200, one Slingshot 11 port of 200 Gbit/s each",
+        ),
+    ),
+    (
+        "mit rtx",
+        NodeNetwork(
+            nics=1,
+            bandwidth_bytes_per_second=0.116e9,
+            source="eth-easl/sailor, network_coeffs_all_homo.json, inter, RTX-3090: most bytes/s",
+        ),
+    ),
+)
+"""(word of the note, network) of clusters that a note only names."""
+
+
+_RINGS = (("vtrain config", RingNics.ONE),)
+"""(word of the note, NICs that rings of strided groups use) of clusters whose runs show it.
+
+vTrain's runs reduce gradients over strided groups four times slower than the NICs of a node allow,
+unless tensor parallelism fills the node. Nothing but those runs says so of this cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesOf:
+    """Nodes of one kind that a run used."""
+
+    kind: DeviceKind
+    nodes: int
+    devices_per_node: int
+
+
+def cluster_of(row: RunRow, measured_links: Sequence[str]) -> Cluster:
+    """The cluster of a row whose devices are of one kind; an InputError says what is missing."""
+    names = kind_names(row.gpu)
+    if len(names) != 1:
+        raise InputError(
+            f"gpu is {row.gpu!a}; which of the kinds runs what is said by a plan of "
+            "sailor/validation, which is not there"
+            if names
+            else "the row does not say gpu"
+        )
+    kind = device_kind_of(names[0], load_catalogue())
+    if not row.gpus:
+        raise InputError("the row does not say gpus")
+    per_node = min(row.gpus_per_node or row.gpus, row.gpus)
+    if "NVL72" in row.intra_bw_note:
+        per_node = _nvlink_domain(row.gpus, per_node)
+    if row.gpus % per_node:
+        raise InputError(f"{row.gpus} devices are no whole nodes of {per_node}")
+    nodes = NodesOf(kind=kind, nodes=row.gpus // per_node, devices_per_node=per_node)
+    return cluster_of_nodes(row, (nodes,), measured_links)
+
+
+def cluster_notes(row: RunRow, cluster: Cluster) -> tuple[str, ...]:
+    """What about the network was told by the runs themselves."""
+    if all(island.nodes == 1 for island in cluster.islands):
+        return ()
+    network = network_of(row, needed=False)
+    return (network.inferred,) if network is not None and network.inferred else ()
+
+
+def _nvlink_domain(devices: int, per_node: int) -> int:
+    """Devices that one NVLink fabric joins, as a node: as many nodes as fit and divide the run."""
+    nodes = devices // per_node
+    most = min(nodes, _MAX_NVLINK_DOMAIN // per_node)
+    fit = (each for each in range(1, most + 1) if nodes % each == 0)
+    return max(fit, default=1) * per_node
+
+
+def cluster_of_nodes(
+    row: RunRow, parts: Sequence[NodesOf], measured_links: Sequence[str]
+) -> Cluster:
+    """A cluster of one island per kind, all on the network that the row notes."""
+    several = len(parts) > 1 or any(part.nodes > 1 for part in parts)
+    network = network_of(row, needed=several)
+    islands = tuple(_island(row, part, network, measured_links) for part in parts)
+    links = tuple(
+        IslandLink(
+            between=(left.name, right.name),
+            link=_slower(left.inter_node, right.inter_node),
+        )
+        for at, left in enumerate(islands)
+        for right in islands[at + 1 :]
+    )
+    return Cluster(name="measured", islands=islands, links=links)
+
+
+def network_of(row: RunRow, *, needed: bool = True) -> NodeNetwork | None:
+    """What the row notes of the network between its nodes.
+
+    Where it is nothing: an InputError if the network is `needed`, else None.
+    """
+    note, per_node = row.inter_bw_note, row.gpus_per_node or 1
+    found = _SEVERAL.search(note)
+    if found:
+        return NodeNetwork(
+            nics=int(found[1]),
+            bandwidth_bytes_per_second=int(found[2]) * GIGABIT,
+            source=note,
+        )
+    found = _PER_NODE.search(note)
+    if found:
+        whole = int(found[1]) * GIGABIT
+        # Nodes of A100 have HDR NICs; of others the figure is taken as one NIC per device.
+        nics = round(whole / HDR_BYTES_PER_SECOND) if "A100" in row.gpu else per_node
+        nics = max(1, nics)
+        rings = next((rings for word, rings in _RINGS if word in note.lower()), None)
+        return NodeNetwork(
+            nics=nics,
+            bandwidth_bytes_per_second=whole / nics,
+            source=note,
+            rings=rings,
+            inferred=SHARED_RINGS if rings else "",
+        )
+    found = _PER_DEVICE.search(note)
+    if found:
+        return NodeNetwork(
+            nics=per_node, bandwidth_bytes_per_second=int(found[1]) * GIGABIT, source=note
+        )
+    for word, network in _NAMED:
+        if word in note.lower():
+            return network
+    guessed = _of_the_kind(row)
+    if guessed is not None or not needed:
+        return guessed
+    raise InputError(f"inter_bw_note is {note!a}: the network between the nodes is not known")
+
+
+def _of_the_kind(row: RunRow) -> NodeNetwork | None:
+    """What the note leaves open as the systems of the row's kind have it; None: no system has."""
+    names, per_node = kind_names(row.gpu), row.gpus_per_node or 1
+    rate = noted_rate(row.inter_bw_note)
+    usual = None
+    if len(names) == 1:
+        usual = usual_network(device_kind_of(names[0], load_catalogue()).kind)
+    if rate is not None and (rate.count or rate.of or not one_nic(rate)):
+        nics = rate.count or per_node
+        whole = rate.bytes_per_second * (per_node if rate.of == "gpu" else rate.count or 1)
+        return NodeNetwork(
+            nics=nics, bandwidth_bytes_per_second=whole / nics, source=row.inter_bw_note
+        )
+    if rate is None and usual is None:
+        return None
+    nics = 1 if usual is None else max(1, per_node // usual.devices_per_nic)
+    said = "nothing" if rate is None else "no number of NICs"
+    like = "one in a node" if usual is None else usual.source
+    return NodeNetwork(
+        nics=nics,
+        bandwidth_bytes_per_second=(rate or usual).bytes_per_second,  # type: ignore[union-attr]
+        source=row.inter_bw_note or like,
+        inferred=f"the row says {said} of the network between its nodes; assumed: {like}",
+    )
+
+
+def network_named(word: str) -> NodeNetwork:
+    """The network of a cluster that notes only name."""
+    return next(network for name, network in _NAMED if name == word)
+
+
+def _island(
+    row: RunRow, part: NodesOf, network: NodeNetwork | None, measured_links: Sequence[str]
+) -> Island:
+    kind = part.kind
+    inside = _inside(part, network, measured_links)
+    nics = None
+    between = inside
+    if network is not None:
+        # A note counts the NICs of a node, or one per device (which a whole fabric has, too).
+        whole = part.devices_per_node if network.nics == row.gpus_per_node else network.nics
+        nics = Nics(
+            per_node=whole,
+            bandwidth_bytes_per_second=network.bandwidth_bytes_per_second,
+            rings=network.rings,
+        )
+        between = Link(
+            bandwidth_bytes_per_second=nics.share_bytes_per_second(part.devices_per_node),
+            latency_seconds=NIC_LATENCY_SECONDS,
+            transport=Transport.DEVICE_DIRECT,
+            samples=_measured(nodes_link(kind.kind), measured_links),
+        )
+    return Island(
+        name=kind.kind,
+        region="here",
+        device=kind,
+        nodes=part.nodes,
+        devices_per_node=part.devices_per_node,
+        intra_node=inside,
+        inter_node=between,
+        memory_bytes=kind.memory_bytes,
+        nics=nics,
+    )
+
+
+def _inside(part: NodesOf, network: NodeNetwork | None, measured_links: Sequence[str]) -> Link:
+    kind = part.kind
+    # A bridge between two devices does not join the other devices of a node.
+    joined = kind.scale_up is not None and (kind.scale_up.peers or 8) >= part.devices_per_node - 1
+    if network is not None and network.inside_bytes_per_second:
+        bandwidth = network.inside_bytes_per_second
+    elif kind.scale_up is not None and (joined or kind.host is None):
+        bandwidth = kind.scale_up.bandwidth_bytes_per_second
+    elif kind.host is not None:
+        bandwidth = kind.host.bandwidth_bytes_per_second
+    elif part.devices_per_node == 1:
+        # Nobody else is in the node; any rate above 0 will do.
+        bandwidth = HDR_BYTES_PER_SECOND if network is None else network.bandwidth_bytes_per_second
+    elif kind.kind.startswith("nvidia-gh200") and part.devices_per_node <= 4:
+        bandwidth = 3 * 150e9  # NVIDIA, quad GH200 node: six NVLink 4 links to each of the others
+    else:
+        raise InputError(f"{kind.kind} has neither a fabric nor a host interface in the catalogue")
+    return Link(
+        bandwidth_bytes_per_second=bandwidth,
+        latency_seconds=NVLINK_LATENCY_SECONDS,
+        transport=Transport.DEVICE_DIRECT,
+        samples=_measured(node_link(kind.kind), measured_links),
+    )
+
+
+def _measured(name: str, measured_links: Sequence[str]) -> str | None:
+    return name if name in measured_links else None
+
+
+def _slower(left: Link, right: Link) -> Link:
+    return min((left, right), key=lambda link: link.bandwidth_bytes_per_second)

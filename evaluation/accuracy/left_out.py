@@ -1,0 +1,432 @@
+"""Errors of the laws of layers, operators and links on sizes and devices that they did not see.
+
+Of the fitted folder's own unit data, one thing is left out at a time, whole, and predicted by a fit
+of the rest:
+
+    size      every sample of one hidden size of one device; the device's other sizes are fitted
+    device    every sample of one device; only other devices are fitted
+    message   every message of every fourth octave of size of a link; its other octaves are fitted
+    ranks     every message among one number of ranks of a link; its other numbers are fitted
+
+Of another folder's unit data nothing is fitted and everything is predicted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from evaluation.accuracy.clusters import device_kind_of, network_named
+from evaluation.accuracy.scores import Errors, Judged, errors_of
+from evaluation.accuracy.unit_links import GALVATRON_NODE, VTRAIN_V100_NODE, node_link
+from hetplan.cluster.catalogue import load_catalogue
+from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.spec import Link, Transport
+from hetplan.errors import InputError
+from hetplan.job.spec import Precision
+from hetplan.model.operators import WITH_WEIGHTS
+from hetplan.model.spec import LayerKind
+from hetplan.predict.fit import FittedPredictor, fit_populations
+from hetplan.predict.kinds.few_points import MovedOperators
+from hetplan.predict.kinds.related import Related
+from hetplan.predict.layer.laws import sample_model
+from hetplan.predict.operator.answer import index_operators
+from hetplan.predict.operator.values import sample_operator
+from hetplan.predict.predictor import DATASHEET, MEASURED, Prediction
+from hetplan.profiling.samples import (
+    SENDS,
+    LayerSample,
+    LinkOperation,
+    LinkSample,
+    OperatorPhase,
+    OperatorSample,
+    Phase,
+    ProfileSet,
+)
+
+
+def judged_layer(
+    sample: LayerSample, device: DeviceKind, predictor: FittedPredictor
+) -> Judged | None:
+    """A layer's pass beside its prediction; None of passes that no prediction is of (updates)."""
+    phase = sample.phase
+    if phase not in (Phase.FORWARD, Phase.BACKWARD):
+        return None
+    ask = predictor.forward if phase == Phase.FORWARD else predictor.backward
+    found = ask(
+        device,
+        sample_model(sample),
+        LayerKind(sample.layer),
+        microbatch_size=sample.microbatch_size,
+        sequence_length=sample.sequence_length,
+        tp=sample.tp,
+        precision=_precision(sample.precision),
+    )
+    name = (
+        f"{sample.layer} {phase}, hidden {sample.hidden_size}, microbatch "
+        f"{sample.microbatch_size}, tp {sample.tp}"
+    )
+    return _beside(name, found, sample.median_seconds)
+
+
+def judged_link(sample: LinkSample, predictor: FittedPredictor) -> Judged | None:
+    """A message beside its prediction; None where only a datasheet could answer, which has none."""
+    link = Link(
+        # Says how many of a device's links a group uses; a prediction from it alone is none.
+        bandwidth_bytes_per_second=fabric_bytes_per_second(sample.link),
+        latency_seconds=0.0,
+        transport=Transport.HOST_STAGED if sample.backend == "gloo" else Transport.DEVICE_DIRECT,
+        samples=sample.link,
+    )
+    name = f"{sample.operation} of {sample.message_bytes} B among {sample.group_size}"
+    if sample.operation in SENDS:
+        law = predictor.send(link, sample.message_bytes)
+        latency = (
+            law.wire_latency_seconds
+            if sample.operation == LinkOperation.SEND_RECV_LATE
+            else law.rendezvous_latency_seconds
+        )
+        found = Prediction(
+            seconds=latency + sample.message_bytes * law.seconds_per_byte,
+            log_halfwidth=law.log_halfwidth,
+            source=law.source,
+        )
+    else:
+        found = predictor.collective(
+            link,
+            sample.operation,
+            sample.group_size,
+            sample.message_bytes,
+            nodes=sample.nodes,
+            groups=sample.groups,
+        )
+    if found.source == DATASHEET:
+        return None
+    return _beside(name, found, sample.median_seconds)
+
+
+_KINDS = (
+    (GALVATRON_NODE, "nvidia-a100-80gb-sxm"),
+    (VTRAIN_V100_NODE, "nvidia-v100-16gb-sxm"),
+)
+"""Links that are called after a publication, and a kind with their fabric."""
+_ALPS = node_link("nvidia-gh200-96gb")
+
+
+@lru_cache(maxsize=64)
+def fabric_bytes_per_second(link: str) -> float:
+    """What one device's links inside a node have by their figures; 1 of links between nodes."""
+    if link == _ALPS:  # links of nodes of four, which are no figure of the kind
+        return network_named("clariden").inside_bytes_per_second
+    names = dict(_KINDS)
+    for kind in load_catalogue():
+        if link == node_link(kind.kind) or names.get(link) == kind.kind:
+            # A bridge between two devices does not join the other devices of a node.
+            bridge = kind.scale_up is not None and kind.scale_up.peers == 1
+            fabric = kind.host if bridge else kind.scale_up or kind.host
+            if fabric is not None:
+                return fabric.bandwidth_bytes_per_second
+    return 1.0
+
+
+class OperatorAnswers:
+    """What the laws of a predictor say of single operators, as its layers are made of them."""
+
+    def __init__(self, predictor: FittedPredictor) -> None:
+        laws = predictor.laws
+        self._related = Related(laws)
+        self._own = index_operators(laws.operators)
+        self._moved = MovedOperators(laws.operators, self._related)
+
+    def judged(self, sample: OperatorSample, device: DeviceKind) -> Judged | None:
+        """An operator's pass beside its prediction.
+
+        None of a product's single gradients, which layers only have together, and where no law
+        covers the class.
+        """
+        precision, op = _precision(sample.precision), sample_operator(sample)
+        backward = sample.phase == OperatorPhase.BACKWARD
+        if sample.phase not in (OperatorPhase.FORWARD, OperatorPhase.BACKWARD) or (
+            backward and op.operator in WITH_WEIGHTS
+        ):
+            return None
+        index = self._moved.index(device, precision, self._own)
+        here = index.get((device.kind, precision.value))
+        if here is None:
+            here = self._related.operators(device, precision)
+        if here is None:
+            return None
+        launches = here.launches(
+            op, backward=backward, lent=lambda: self._related.operators(device, precision)
+        )
+        if launches is None:
+            return None
+        # Alone, as it was measured: nothing hides the host's part of a launch.
+        times = [
+            max(each.floor_seconds, each.work_seconds + each.launch_seconds) for each in launches
+        ]
+        seconds = sum(times)
+        halfwidth = max((each.log_halfwidth for each in launches), default=0.0)
+        sizes = f"{sample.batch} x [{sample.m}, {sample.n}, {sample.k}]"
+        name = f"{sample.operator} {sample.phase} {sizes}"
+        found = Prediction(seconds=seconds, log_halfwidth=halfwidth, source=MEASURED)
+        return _beside(name, found, sample.median_seconds)
+
+
+def _precision(text: str) -> Precision:
+    try:
+        return Precision(text)
+    except ValueError:
+        raise InputError(f"precision {text!a} is not known") from None
+
+
+def _beside(name: str, found: Prediction, seconds: float) -> Judged | None:
+    if not (found.seconds > 0 and math.isfinite(found.seconds) and seconds > 0):
+        return None
+    return Judged.around(name, found.seconds, found.log_halfwidth, seconds)
+
+
+_Sample = TypeVar("_Sample", LayerSample, OperatorSample)
+
+MAX_MESSAGES = 64
+"""Of one operation among one number of ranks, evenly over the sizes: tables have a thousand."""
+_OCTAVES_APART = 4
+"""Every fourth octave is left out at once: four fits a link instead of one an octave (some twenty),
+and the octaves beside each that is left out are still fitted."""
+OCTAVES = "every fourth octave of message sizes, in turn"
+ALL_OPERATORS = "operators"
+COLLECTIVES = "collectives"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitErrors:
+    """Figures of unit measurements that a fit did not see."""
+
+    what: str
+    """Kind of layer, class of operators, `operators` for all classes, or `collectives`."""
+    device: str
+    """Device kind, or link."""
+    precision: str
+    """Empty of links."""
+    left_out: str
+    """What the fit did not see."""
+    errors: Errors
+
+
+@dataclass(slots=True)
+class UnitReport:
+    """Rows in the order of the work, and what could not be predicted."""
+
+    rows: list[UnitErrors] = field(default_factory=list)
+    notes: dict[str, None] = field(default_factory=dict)
+
+    def add(
+        self, what: str, device: str, precision: str, left: str, pairs: Sequence[Judged]
+    ) -> None:
+        """A row of these predictions, if there are any."""
+        errors = errors_of(pairs)
+        if errors is not None:
+            self.rows.append(
+                UnitErrors(
+                    what=what, device=device, precision=precision, left_out=left, errors=errors
+                )
+            )
+
+    def layers(
+        self,
+        samples: Sequence[LayerSample],
+        predictor_of: Callable[[LayerSample], FittedPredictor],
+        left: str,
+    ) -> None:
+        """Embedding, transformer layers and head apart: they have laws of their own."""
+        for device, precision in _keys(samples):
+            by_layer: dict[str, list[Judged]] = {}
+            for sample in _of_key(samples, device, precision):
+                try:
+                    kind = device_kind_of(device, load_catalogue())
+                    found = judged_layer(sample, kind, predictor_of(sample))
+                except InputError as fault:
+                    self.notes[f"a layer of {device} is not judged: {fault}"] = None
+                    continue
+                if found is not None:
+                    by_layer.setdefault(sample.layer, []).append(found)
+            for layer, pairs in by_layer.items():
+                self.add(f"{layer} layers", device, precision, left, pairs)
+
+    def operators(
+        self, samples: Sequence[OperatorSample], predictor: FittedPredictor, left: str
+    ) -> None:
+        """All operators of a device together, then class by class."""
+        answers = OperatorAnswers(predictor)
+        for device, precision in _keys(samples):
+            every: list[Judged] = []
+            by_class: dict[str, list[Judged]] = {}
+            for sample in _of_key(samples, device, precision):
+                try:
+                    found = answers.judged(sample, device_kind_of(device, load_catalogue()))
+                except InputError as fault:
+                    self.notes[f"a {sample.operator} of {device} is not judged: {fault}"] = None
+                    continue
+                if found is not None:
+                    every.append(found)
+                    by_class.setdefault(sample.operator, []).append(found)
+            self.add(ALL_OPERATORS, device, precision, left, every)
+            for operator, pairs in by_class.items():
+                self.add(operator, device, precision, left, pairs)
+
+    def links(
+        self,
+        samples: Sequence[LinkSample],
+        predictor_of: Callable[[LinkSample], FittedPredictor],
+        left: str,
+    ) -> None:
+        """Messages of each link."""
+        for link in dict.fromkeys(each.link for each in samples):
+            found = (
+                judged_link(sample, predictor_of(sample))
+                for sample in _thinned([each for each in samples if each.link == link])
+            )
+            self.add(COLLECTIVES, link, "", left, [each for each in found if each is not None])
+
+
+def left_out(populations: Sequence[ProfileSet], whole: FittedPredictor) -> UnitReport:
+    """Sizes, devices, messages and numbers of ranks left out in turn; `whole`: fitted on all."""
+    report = UnitReport()
+    _sizes(populations, report)
+    _devices(populations, whole, report)
+    for link in dict.fromkeys(each.link for one in populations for each in one.links):
+        _messages(link, populations, report)
+    return report
+
+
+def other_folder(populations: Sequence[ProfileSet], predictor: FittedPredictor) -> UnitReport:
+    """Everything of a folder that was not fitted."""
+    report, left = UnitReport(), "not fitted"
+    report.layers(_all(populations, "layers"), lambda _: predictor, left)
+    report.operators(_all(populations, "operators"), predictor, left)
+    report.links(_all(populations, "links"), lambda _: predictor, left)
+    return report
+
+
+def _all(populations: Sequence[ProfileSet], name: str) -> list[Any]:
+    return [sample for each in populations for sample in getattr(each, name)]
+
+
+def _keys(samples: Sequence[_Sample]) -> tuple[tuple[str, str], ...]:
+    return tuple(dict.fromkeys((each.device, each.precision) for each in samples))
+
+
+def _of_key(samples: Sequence[_Sample], device: str, precision: str) -> list[_Sample]:
+    return [each for each in samples if (each.device, each.precision) == (device, precision)]
+
+
+def _sizes(populations: Sequence[ProfileSet], report: UnitReport) -> None:
+    layers: list[LayerSample] = _all(populations, "layers")
+    for device, precision in _keys(layers):
+        mine = sorted(_of_key(layers, device, precision), key=lambda each: each.hidden_size)
+        sizes = sorted({each.hidden_size for each in mine})
+        if len(sizes) > 1:
+            fits = {size: _fit_without_size(populations, device, size) for size in sizes}
+            report.layers(
+                mine,
+                lambda sample, fits=fits: fits[sample.hidden_size],  # type: ignore[misc]
+                f"each of hidden {', '.join(map(str, sizes))}",
+            )
+
+
+def _fit_without_size(populations: Sequence[ProfileSet], device: str, size: int) -> FittedPredictor:
+    """Fitted on the device's layers and operators of other hidden sizes, without links.
+
+    Operators of the size are those that are as wide: products, norms, additions, look-ups.
+    """
+    kept = (
+        replace(
+            each,
+            layers=tuple(s for s in each.layers if s.device == device and s.hidden_size != size),
+            operators=tuple(
+                s for s in each.operators if s.device == device and size not in (s.n, s.k)
+            ),
+            links=(),
+        )
+        for each in populations
+    )
+    return fit_populations(tuple(each for each in kept if each.layers or each.operators))
+
+
+def _devices(populations: Sequence[ProfileSet], whole: FittedPredictor, report: UnitReport) -> None:
+    """A device's laws come from its own samples alone: without it the others stay as they are."""
+    layers: list[LayerSample] = _all(populations, "layers")
+    operators: list[OperatorSample] = _all(populations, "operators")
+    laws = whole.laws
+    for device in dict.fromkeys((*(s.device for s in layers), *(s.device for s in operators))):
+        predictor = FittedPredictor(
+            replace(
+                laws,
+                layers=tuple(law for law in laws.layers if law.device != device),
+                operators=tuple(law for law in laws.operators if law.device != device),
+            )
+        )
+        report.layers(
+            [each for each in layers if each.device == device],
+            lambda _, predictor=predictor: predictor,  # type: ignore[misc]
+            "the device",
+        )
+        mine = [each for each in operators if each.device == device]
+        report.operators(mine, predictor, "the device")
+
+
+def _messages(link: str, populations: Sequence[ProfileSet], report: UnitReport) -> None:
+    mine = [each for each in _all(populations, "links") if each.link == link]
+    octaves = {
+        fold: _fit_without(populations, link, _fold, fold) for fold in sorted(set(map(_fold, mine)))
+    }
+    report.links(mine, lambda sample: octaves[_fold(sample)], OCTAVES)
+    # A send is always between two: it stays when collectives among two are left out.
+    groups = [each for each in mine if _ranks(each)]
+    ranks = sorted(set(map(_ranks, groups)))
+    if len(ranks) > 1:
+        fits = {count: _fit_without(populations, link, _ranks, count) for count in ranks}
+        what = f"each of {', '.join(map(str, ranks))} ranks"
+        report.links(groups, lambda sample: fits[_ranks(sample)], what)
+
+
+def _fit_without(
+    populations: Sequence[ProfileSet],
+    link: str,
+    group_of: Callable[[LinkSample], int],
+    group: int,
+) -> FittedPredictor:
+    """Fitted on the samples of one link that are not of this group."""
+    kept = (
+        replace(
+            each,
+            layers=(),
+            operators=(),
+            links=tuple(s for s in each.links if s.link == link and group_of(s) != group),
+        )
+        for each in populations
+    )
+    return fit_populations(tuple(each for each in kept if each.links))
+
+
+def _ranks(sample: LinkSample) -> int:
+    """Of a collective; 0 of sends."""
+    return 0 if sample.operation in SENDS else sample.group_size
+
+
+def _fold(sample: LinkSample) -> int:
+    return int(math.log2(sample.message_bytes)) % _OCTAVES_APART
+
+
+def _thinned(samples: Sequence[LinkSample]) -> Iterator[LinkSample]:
+    """At most `MAX_MESSAGES` of each operation and number of ranks, evenly by size."""
+    groups: dict[tuple[str, int, int], list[LinkSample]] = {}
+    for each in samples:
+        groups.setdefault((each.operation, each.group_size, each.nodes), []).append(each)
+    for group in groups.values():
+        group.sort(key=lambda each: each.message_bytes)
+        step = max(1.0, len(group) / MAX_MESSAGES)
+        yield from (group[int(at * step)] for at in range(int(len(group) / step)))

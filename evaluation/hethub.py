@@ -1,0 +1,264 @@
+"""One plan over unlike accelerators against the sum of its kinds alone: HETHUB's question.
+
+HETHUB (arXiv 2405.16256) trained Llama-140B on 128 + 640 accelerators, and six pairs of kinds, and
+measured up to 97.49 % of a "theoretical upper bound" that it does not define in what could be read.
+Here every figure is predicted, and two ratios are defined:
+
+    homogeneous_sum_ratio   tokens/s of the plan / sum over its kinds of the best tokens/s of that
+                            kind alone: same model, global batch, sequence and target, gap <= 1 %
+    roofline_ratio          tokens/s of the plan / sum over devices of peak rate / operations per
+                            token
+
+Neither is a bound on a plan (`hetplan.search.homogeneous`). Where a ratio is below 1 the loss is
+named: devices left idle, and the part of the step in which the others are not busy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+
+from rich.table import Table
+
+from evaluation.output import table_of
+from hetplan.cluster.load import load_cluster
+from hetplan.cluster.spec import Cluster
+from hetplan.errors import InfeasibleError, InputError, LimitError
+from hetplan.files.shipped import default_stores, shipped_folder
+from hetplan.job.load import load_job
+from hetplan.job.spec import Job
+from hetplan.model.load import load_model
+from hetplan.model.spec import ModelSpec
+from hetplan.predict.fit import fit_stores
+from hetplan.predict.predictor import Predictor
+from hetplan.search.homogeneous import homogeneous_sum
+from hetplan.search.result import HomogeneousSum, SearchResult
+from hetplan.search.search import search
+from hetplan.units import format_seconds, format_share
+
+TARGETS = ("megatron", "flagscale", "torchtitan", "native")
+MEASURED_BY_HETHUB = 0.9749
+"""Best of its six combinations, measured (arXiv 2405.16256, abstract); another definition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """One experiment: a model on accelerators of two kinds."""
+
+    name: str
+    model: ModelSpec
+    cluster: Cluster
+    job: Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixRow:
+    """One experiment under one target; all times and rates predicted."""
+
+    mix: str
+    devices: int
+    kinds: tuple[str, ...]
+    global_batch_size: int
+    target: str
+    plan_cpu_seconds: float
+    """Of the search of the mix, without its kinds alone."""
+    reason: str
+    """Empty, or why there is no plan."""
+    step_seconds: float = 0.0
+    """0 without a plan."""
+    tokens_per_second: float = 0.0
+    gap: float = 1.0
+    """Proven distance of the plan to the best of its target."""
+    homogeneous_sum_ratio: float | None = None
+    roofline_ratio: float | None = None
+    kinds_alone: tuple[float, ...] = ()
+    """Tokens/s of each kind alone, in the order of `kinds`; its roofline where it has no plan."""
+    idle_fraction: float = 1.0
+    """Part of the devices that the plan leaves unused."""
+    busy_fraction: float = 0.0
+    """Part of the used devices' step in forward and backward passes; the rest is bubble, transfers,
+    reduction and update."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HethubBench:
+    """Every row, and what HETHUB measured, which is another thing."""
+
+    rows: tuple[MixRow, ...]
+    measured_by_hethub: float
+    """Part of its own upper bound; measured on accelerators, not predicted."""
+
+
+def hethub_bench(
+    *,
+    targets: Sequence[str] = TARGETS,
+    mixes: Sequence[Mix] | None = None,
+    predictor: Predictor | None = None,
+    time_limit_seconds: float | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> HethubBench:
+    """Plan every mix for every target, and each kind alone.
+
+    `time_limit_seconds` is for each search, instead of the job's.
+    """
+    if predictor is None:
+        predictor, _ = fit_stores(*default_stores())
+    rows = []
+    for mix in shipped_mixes() if mixes is None else mixes:
+        for target in targets:
+            if progress is not None:
+                progress(f"{mix.name} for {target}")
+            rows.append(_row(mix, target, predictor, time_limit_seconds))
+    return HethubBench(rows=tuple(rows), measured_by_hethub=MEASURED_BY_HETHUB)
+
+
+def shipped_mixes() -> tuple[Mix, ...]:
+    """Llama-140B on 768 accelerators, and every pair of the four kinds, from configs/."""
+    configs = shipped_folder("configs")
+    return (
+        Mix(
+            name="llama-140b on 128 + 640",
+            model=load_model(configs / "models" / "llama-140b.yaml"),
+            cluster=load_cluster(configs / "clusters" / "mixed-768.yaml"),
+            job=load_job(configs / "jobs" / "llama-140b.yaml"),
+        ),
+        *_pairs(configs),
+    )
+
+
+def _pairs(configs: Path) -> Iterator[Mix]:
+    model = load_model(configs / "models" / "llama-2-70b.yaml")
+    cluster = load_cluster(configs / "clusters" / "four-vendors.yaml")
+    job = load_job(configs / "jobs" / "llama-2-70b.yaml")
+    names = [island.name for island in cluster.islands]
+    for pair in combinations(names, 2):
+        others = tuple(name for name in names if name not in pair)
+        forbid = replace(job.forbid, islands=(*job.forbid.islands, *others))
+        yield Mix(
+            name=f"{model.name} on {' + '.join(pair)}",
+            model=model,
+            cluster=cluster,
+            job=replace(job, forbid=forbid),
+        )
+
+
+def _row(mix: Mix, target: str, predictor: Predictor, limit: float | None) -> MixRow:
+    job = replace(mix.job, target=target)
+    if limit is not None:
+        job = replace(job, time_limit_seconds=limit)
+    islands = [
+        island for island in mix.cluster.islands if island.name not in mix.job.forbid.islands
+    ]
+    started = time.process_time()
+    found: SearchResult | None = None
+    reason = ""
+    try:
+        found = search(mix.model, mix.cluster, job, predictor, reasons=False)
+    except (InfeasibleError, InputError, LimitError) as error:
+        reason = str(error).splitlines()[0]
+    spent = time.process_time() - started
+    row = MixRow(
+        mix=mix.name,
+        devices=sum(len(island.usable_nodes) * island.devices_per_node for island in islands),
+        kinds=tuple(dict.fromkeys(island.device.kind for island in islands)),
+        global_batch_size=job.global_batch_size,
+        target=target,
+        plan_cpu_seconds=spent,
+        reason=reason,
+    )
+    if found is None:
+        return row
+    figure = homogeneous_sum(found, predictor, time_limit_seconds=job.time_limit_seconds)
+    return _compared(row, found, figure)
+
+
+def _compared(row: MixRow, found: SearchResult, figure: HomogeneousSum) -> MixRow:
+    alone = {each.device: each for each in figure.kinds}
+    used = sum(
+        replica.num_devices
+        for pipeline in found.plan.pipelines
+        for stage in pipeline.stages
+        for replica in stage.replicas
+    )
+    step = found.estimate.step_seconds
+    stages = zip(
+        (
+            sum(replica.num_devices for replica in stage.replicas)
+            for pipeline in found.plan.pipelines
+            for stage in pipeline.stages
+        ),
+        found.estimate.stages,
+        strict=True,
+    )
+    busy = sum(devices * stage.busy_seconds for devices, stage in stages)
+    return replace(
+        row,
+        step_seconds=step,
+        tokens_per_second=found.estimate.tokens_per_second,
+        gap=1.0 if found.certificate is None else found.certificate.gap,
+        homogeneous_sum_ratio=figure.homogeneous_sum_ratio,
+        roofline_ratio=figure.roofline_ratio,
+        kinds_alone=tuple(
+            alone[kind].tokens_per_second or alone[kind].roofline_tokens_per_second or 0.0
+            for kind in row.kinds
+        ),
+        idle_fraction=1.0 - used / row.devices,
+        busy_fraction=busy / (step * used),
+    )
+
+
+def hethub_table(found: HethubBench) -> Table:
+    """One row per mix and target; every figure predicted."""
+
+    def plan(row: MixRow) -> tuple[object, ...]:
+        if row.reason:
+            return ("no plan",) + ("-",) * 6 + (f"{row.plan_cpu_seconds:.1f} s",)
+        return (
+            format_seconds(row.step_seconds),
+            f"{row.gap:.1%}",
+            format_share(row.homogeneous_sum_ratio),
+            format_share(row.roofline_ratio),
+            f"{row.idle_fraction:.1%}",
+            f"{row.busy_fraction:.1%}",
+            f"{row.tokens_per_second:,.0f}",
+            f"{row.plan_cpu_seconds:.1f} s",
+        )
+
+    return table_of(
+        "One plan over two kinds against its kinds alone, all predicted",
+        ("mix", "target"),
+        (
+            "step", "gap", "homogeneous_sum_ratio", "roofline_ratio", "idle", "busy", "tokens/s",
+            "CPU",
+        ),
+        ((row.mix, row.target, *plan(row)) for row in found.rows),
+    )  # fmt: skip
+
+
+def hethub_lines(found: HethubBench) -> Iterator[str]:
+    """What the columns are, and why HETHUB's own figure is not one of them."""
+    yield (
+        "homogeneous_sum_ratio: tokens/s of the plan over the sum of what each of its kinds would "
+        "reach alone with the best plan for the same model, batch, sequence and target (gap at "
+        "most 1 %); a kind that cannot hold the model alone counts with its roofline"
+    )
+    yield (
+        "roofline_ratio: tokens/s of the plan over the sum over all devices of peak rate over "
+        "operations per token (without recomputation)"
+    )
+    yield (
+        "gap: proven distance to the best plan of the target. idle: devices that the plan leaves "
+        "out. busy: part of the step in which the others compute; the rest is bubble, transfers, "
+        "reduction and update. CPU: of the mix's search alone"
+    )
+    yield (
+        f"HETHUB (arXiv 2405.16256) reports {found.measured_by_hethub:.2%} of its own upper bound: "
+        "measured on accelerators and defined otherwise, so it is not to be set beside these "
+        "predicted ratios"
+    )
+    for row in found.rows:
+        if row.reason:
+            yield f"{row.mix} for {row.target}: {row.reason}"

@@ -1,0 +1,64 @@
+"""`hetplan sweep`: a grid of questions, planned side by side, into one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetplan.cli.options import PredictorFile, Stores, read_predictor, say
+
+if TYPE_CHECKING:
+    from hetplan.search.sweep.table import Row
+
+
+def sweep(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Grid of models, clusters, jobs and links.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Table to write (CSV).")] = Path(
+        "sweep.csv"
+    ),
+    plans: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for the plan files too.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Plan what is missing in the table.")
+    ] = False,
+    predictor: PredictorFile = None,
+    store: Stores = None,
+) -> None:
+    """Plan a grid of questions (YAML) into one table.
+
+    Ctrl-C exits with 130 and keeps the finished rows; --resume continues.
+    """
+    from hetplan.cli.progress import ProgressLine
+    from hetplan.errors import Fault, InputError
+    from hetplan.files.writing import check_writable
+    from hetplan.search.sweep.form import load_sweep
+    from hetplan.search.sweep.run import run_sweep
+
+    check_writable(out)
+    if not resume and out.exists() and out.stat().st_size > 0:
+        message = "exists already; continue it with --resume, or name another file"
+        raise InputError(Fault(file=str(out), message=message))
+    questions = load_sweep(file)
+    predict, digest = read_predictor(predictor, store)
+    with ProgressLine("planning") as line:
+
+        def show(done: int, total: int, row: Row) -> None:
+            line.show(done, total, None, row.words)
+
+        planned = run_sweep(
+            questions,
+            out,
+            resume=resume,
+            predictor=predict,
+            digest=digest,
+            plans=plans,
+            progress=show,
+        )
+    kept = len(questions.points) - planned
+    before = f", {kept} were there before" if kept else ""
+    say(f"wrote {out}: {planned} of {len(questions.points)} questions planned{before}")

@@ -1,0 +1,197 @@
+"""Do these runs make predictions of other runs better? Factors from runs, and the proof.
+
+With at least three layouts whole layouts are held back in turn: each is predicted with factors from
+the others (`predict.calibration`). With fewer the second half of each run's steps is held back from
+its first half; that only shows that a run is steady, not that another plan is predicted better,
+and a note says so. Factors that do not make what was held back better are refused.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hetplan.comparison.steps import ChosenSteps
+from hetplan.cost.run_error import run_error
+from hetplan.errors import InputError
+from hetplan.plans.plan import Plan
+from hetplan.predict.calibration.factors import (
+    calibrate,
+    corrected_log_error,
+    fit_factors,
+    left_out_errors,
+)
+from hetplan.predict.calibration.values import Calibration, RunError
+from hetplan.predict.fit import FittedPredictor
+from hetplan.search.result import SearchResult
+from hetplan.units import format_each
+
+SCHEMA = "hetplan.calibration-trial/1"
+MIN_LAYOUTS = 3
+"""As `predict.calibration` wants them: with two, the factors of one would judge the other alone."""
+_NOTHING = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """One run whose plan was priced by a predictor without calibration."""
+
+    source: str
+    """Its log."""
+    result: SearchResult
+    chosen: ChosenSteps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRow:
+    """One run that was held back."""
+
+    source: str
+    layout: str
+    measured_seconds: float
+    error_before: float
+    """Predicted over measured, less 1."""
+    error_after: float
+    """The same with factors that did not see what it is judged on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Whether factors from these runs help, and the calibration that would be kept."""
+
+    held_back: str
+    """What the factors did not see, in words."""
+    rows: tuple[TrialRow, ...]
+    mean_before: float
+    """Of |error| over the rows."""
+    mean_after: float
+    median_before: float
+    median_after: float
+    helped: bool
+    calibration: Calibration
+    """Of all runs; its factors are kept only where they helped."""
+    notes: tuple[str, ...]
+
+
+def try_calibration(runs: Sequence[MeasuredRun]) -> Trial:
+    """Factors from these runs, judged on what they did not see; InputError without runs."""
+    if not runs:
+        raise InputError("calibration needs at least one run")
+    errors = [_error(run, run.chosen) for run in runs]
+    if len({error.cell for error in errors}) >= MIN_LAYOUTS:
+        found = calibrate(errors)
+        judged = found.held_back
+        return _trial(
+            "one layout after the other",
+            errors,
+            [error.log_error for error in errors],
+            list(left_out_errors(errors)),
+            replace(found, factors=found.factors or fit_factors(errors)),
+            helped=judged is not None and judged.accepted,
+            notes=found.notes,
+        )
+    return _steadiness(runs, errors)
+
+
+def _steadiness(runs: Sequence[MeasuredRun], errors: Sequence[RunError]) -> Trial:
+    """Too few layouts to hold one back: the second half of the steps judges the first."""
+    halves = [_halves(run) for run in runs]
+    factors = fit_factors([first for first, _ in halves])
+    judged = [second for _, second in halves]
+    before = [error.log_error for error in judged]
+    after = [corrected_log_error(error, factors) for error in judged]
+    layouts = len({error.cell for error in errors})
+    note = (
+        f"{layouts} layout{'s are' if layouts > 1 else ' is'} too few to hold one back "
+        f"({MIN_LAYOUTS} are needed): this only shows that the runs are steady, not that other "
+        "plans are predicted better"
+    )
+    found = calibrate(errors, factors=False)
+    return _trial(
+        "the second half of each run's steps",
+        judged,
+        before,
+        after,
+        replace(found, factors=fit_factors(errors), notes=(*found.notes, note)),
+        helped=_mean(after) < _mean(before) - _NOTHING,
+        notes=(note,),
+    )
+
+
+def _trial(
+    held_back: str,
+    errors: Sequence[RunError],
+    before: Sequence[float],
+    after: Sequence[float],
+    calibration: Calibration,
+    *,
+    helped: bool,
+    notes: tuple[str, ...],
+) -> Trial:
+    rows = tuple(
+        TrialRow(
+            source=error.source,
+            layout=error.cell,
+            measured_seconds=error.measured_seconds,
+            # Log errors are of measured over predicted.
+            error_before=math.expm1(-old),
+            error_after=math.expm1(-new),
+        )
+        for error, old, new in zip(errors, before, after, strict=True)
+    )
+    return Trial(
+        held_back=held_back,
+        rows=rows,
+        mean_before=_mean([row.error_before for row in rows]),
+        mean_after=_mean([row.error_after for row in rows]),
+        median_before=statistics.median(abs(row.error_before) for row in rows),
+        median_after=statistics.median(abs(row.error_after) for row in rows),
+        helped=helped,
+        calibration=calibration,
+        notes=notes,
+    )
+
+
+def _mean(errors: Sequence[float]) -> float:
+    return statistics.fmean(abs(error) for error in errors)
+
+
+def _halves(run: MeasuredRun) -> tuple[RunError, RunError]:
+    """The run's first steps, and the rest; of a single logged step that step twice."""
+    used = run.chosen.used
+    half = max(1, len(used) // 2)
+    first, second = used[:half], used[half:] or used
+    return tuple(  # type: ignore[return-value]
+        _error(run, replace(run.chosen, used=steps)) for steps in (first, second)
+    )
+
+
+def _error(run: MeasuredRun, steps: ChosenSteps) -> RunError:
+    inputs, plan = run.result.inputs, run.result.plan
+    return run_error(
+        run.result.estimate,
+        plan,
+        inputs.cluster,
+        measured_seconds=steps.spread.median_seconds,
+        cell=f"{inputs.model.name} on {inputs.cluster.name}, {layout_of(plan)}",
+        source=run.source,
+    )
+
+
+def layout_of(plan: Plan) -> str:
+    """The plan's degrees, as in `tp8 pp4 dp2 mbs1`; runs of one layout are held back together."""
+    return (
+        f"tp{format_each(each.tp for each in plan.replicas)} "
+        f"pp{format_each(len(pipeline.stages) for pipeline in plan.pipelines)} "
+        f"dp{format_each(each.dp for each in plan.replicas)} "
+        f"mbs{format_each(each.microbatch_size for each in plan.replicas)}"
+    )
+
+
+def with_calibration(
+    predictor: FittedPredictor, calibration: Calibration | None
+) -> FittedPredictor:
+    """The predictor with these factors instead of its own; None: without factors."""
+    return FittedPredictor(replace(predictor.laws, calibration=calibration))

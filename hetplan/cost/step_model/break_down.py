@@ -1,0 +1,202 @@
+"""Where the time of a step goes: the named components of every stage, which add up to the step.
+
+Of the wait in the pipeline, `bubble` is what would be left if transfers took no time, by a second
+replay; `pp` is the rest. Taking transfers away never makes a schedule slower, so neither is below
+zero. `other stages` is what a stage waits at the end of the step for stages that are not done.
+
+A component that is zero and could have been something says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from hetplan.cost.components.layers import expert_load
+from hetplan.cost.components.step import clips_gradients, data_loading
+from hetplan.cost.components.stragglers import stragglers
+from hetplan.cost.estimate_values import Component, ComponentSeconds
+from hetplan.cost.replay.kernel import Floats
+from hetplan.cost.replay.step import step_ends, without_transfers
+from hetplan.cost.step_model.norm import norm_parts
+from hetplan.cost.step_model.plan import PlanCosts
+from hetplan.cost.step_model.pricer import StepCost
+from hetplan.cost.step_model.step import StageEnd, owned
+from hetplan.cost.step_model.values import Part, repeated, seconds_of_parts
+from hetplan.cost.step_model.work import PipelineWork, StageWork, sends_wait
+from hetplan.model.layers import Experts
+from hetplan.plans.plan import Plan
+
+_ROUNDING = 1e-12
+"""What a sum in another order leaves is no wait."""
+
+
+@dataclass(slots=True)
+class Sums:
+    """Seconds by component while they are added up."""
+
+    seconds: dict[Component, float] = field(default_factory=dict)
+    hidden: dict[Component, float] = field(default_factory=dict)
+
+    def add(self, component: Component, seconds: float, hidden: float = 0.0) -> None:
+        """Some more of it."""
+        if seconds:
+            self.seconds[component] = self.seconds.get(component, 0.0) + seconds
+        if hidden:
+            self.hidden[component] = self.hidden.get(component, 0.0) + hidden
+
+    def parts(self, parts: Iterable[Part], times: float = 1.0) -> None:
+        """These parts so many times."""
+        for part in parts:
+            self.add(part.component, part.seconds * times, part.hidden_seconds * times)
+
+    def values(self, notes: Sequence[tuple[Component, str]] = ()) -> tuple[ComponentSeconds, ...]:
+        """In the order of `Component`; with notes for what is zero."""
+        why = dict(notes)
+        return tuple(
+            ComponentSeconds(
+                component=each,
+                seconds=self.seconds.get(each, 0.0),
+                hidden_seconds=self.hidden.get(each, 0.0),
+                note="" if each in self.seconds else why.get(each, ""),
+            )
+            for each in Component
+            if each in self.seconds or each in self.hidden or each in why
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakDown:
+    """Components of every stage, by pipeline, and of the critical path."""
+
+    stages: tuple[tuple[tuple[ComponentSeconds, ...], ...], ...]
+    critical: tuple[ComponentSeconds, ...]
+
+
+def break_down(
+    plan: Plan, costs: PlanCosts, step: StepCost, straggler_wait: float = 0.0
+) -> BreakDown:
+    """Of a step that was priced, and takes `straggler_wait` seconds more in the mean."""
+    alone = _ends_without_transfers(plan, step.work)
+    own = owned(plan, costs, step.work)
+    norm = norm_parts(costs, step.work) if step.composed.barrier else ()
+    loading = costs.settings.job.data_loading_seconds
+    rows = []
+    for p, pipeline in enumerate(step.work):
+        row = []
+        for s, stage in enumerate(pipeline.stages):
+            sums, end = Sums(), step.composed.stages[p][s]
+            _before(sums, pipeline, stage, end, float(alone[p][s]))
+            sums.parts(norm)
+            _leaving(sums, stage, end, own[p][s])
+            sums.add(Component.DATA_LOADING, loading)
+            rest = step.step_seconds + straggler_wait - sum(sums.seconds.values())
+            if rest > _ROUNDING * step.step_seconds:
+                sums.add(Component.OTHER_STAGES, rest)
+            row.append(sums.values())
+        rows.append(tuple(row))
+    sums = _critical(step, alone, own, norm, loading)
+    sums.add(Component.STRAGGLERS, straggler_wait)
+    return BreakDown(stages=tuple(rows), critical=sums.values(tuple(_notes(costs, step))))
+
+
+def _critical(
+    step: StepCost,
+    alone: Sequence[Floats],
+    own: Sequence[Sequence[float]],
+    norm: Sequence[Part],
+    loading: float,
+) -> Sums:
+    sums = Sums()
+    p, s = step.composed.last_to_arrive
+    pipeline = step.work[p]
+    _before(sums, pipeline, pipeline.stages[s], step.composed.stages[p][s], float(alone[p][s]))
+    sums.parts(norm)
+    q, t = step.composed.last_to_leave
+    _leaving(sums, step.work[q].stages[t], step.composed.stages[q][t], own[q][t])
+    sums.add(Component.DATA_LOADING, loading)
+    return sums
+
+
+def _before(
+    sums: Sums, pipeline: PipelineWork, stage: StageWork, end: StageEnd, alone: float
+) -> None:
+    """Passes, waits and reduction of a stage."""
+    m = pipeline.pipeline.num_microbatches
+    for start, stop in stage.ranges:
+        for backward in (False, True):
+            sums.parts(stage.unit.parts(start, stop, backward=backward), m)
+    for beside in stage.delays:
+        sums.add(Component.SLOWED, m * sum(beside))
+    busy = m * (sum(stage.forward) + sum(stage.backward) + sum(stage.weight))
+    wait = end.end - busy
+    if wait > _ROUNDING * end.end:
+        bubble = min(max(0.0, alone - busy), wait)
+        if bubble <= _ROUNDING * end.end:
+            bubble = 0.0
+        sums.add(Component.BUBBLE, bubble)
+        sums.add(Component.PIPELINE, wait - bubble)
+    sums.add(Component.DATA_PARALLEL, end.reduction.exposed_seconds, end.reduction.hidden_seconds)
+    sums.add(Component.SLOWED, end.reduction.compute_delay_seconds)
+    sums.add(Component.OTHER_STAGES, end.waits)
+    sums.add(Component.EMBEDDING, end.embedding)
+
+
+def _leaving(sums: Sums, stage: StageWork, end: StageEnd, own: float) -> None:
+    held = stage.parameters + stage.expert_parameters
+    sums.parts(stage.unit.end.update_of(own, held))
+    sums.add(Component.GATHERING, end.gathering.exposed_seconds, end.gathering.hidden_seconds)
+    sums.add(Component.SLOWED, end.gathering.compute_delay_seconds)
+
+
+def end_parts(
+    stage: StageWork, end: StageEnd, own: float
+) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """Predicted parts of a stage's end, before and after the norm of all gradients, as exposed."""
+    ending = stage.unit.end
+    plain, experts = stage.parameters, stage.expert_parameters
+    if end.reduced is None:
+        before = ending.reduction(plain, experts)
+        gathered = ending.gathering(plain, experts)
+    else:
+        before, gathered = end.reduced, end.gathered
+    return (
+        (*_scaled(before, end.reduction.added_seconds), *end.tied),
+        (*ending.update_of(own, plain + experts), *_scaled(gathered, end.gathering.added_seconds)),
+    )
+
+
+def _scaled(parts: tuple[Part, ...], seconds: float) -> tuple[Part, ...]:
+    whole = seconds_of_parts(parts)
+    if seconds == whole:
+        return parts
+    return repeated(parts, seconds / whole) if whole else ()
+
+
+def _ends_without_transfers(plan: Plan, work: Sequence[PipelineWork]) -> tuple[Floats, ...]:
+    instant = [without_transfers(pipeline.times()) for pipeline in work]
+    return step_ends(instant, rendezvous=sends_wait(plan))
+
+
+def _notes(costs: PlanCosts, step: StepCost) -> Iterator[tuple[Component, str]]:
+    """Why components are zero that need not be."""
+    job = costs.settings.job
+    if not job.data_loading_seconds:
+        yield Component.DATA_LOADING, data_loading(job).note
+    if not clips_gradients(job):
+        yield (
+            Component.NORM,
+            "the job does not clip gradients"
+            if job.gradient_clipping is False
+            else f"target {job.target} does not clip gradients",
+        )
+    units = [stage.unit for pipeline in step.work for stage in pipeline.stages]
+    spreads = {unit.island.speed_spread for unit in units}
+    if spreads <= {None, 0.0}:
+        yield Component.STRAGGLERS, stragglers(1.0, None if None in spreads else 0.0, 1)[0].note
+    layers = [run.layer for run in costs.settings.model.layer_runs]
+    experts = [layer for layer in layers if isinstance(layer.mlp, Experts)]
+    if experts:
+        load = expert_load(experts[0], job, units[0].replica.ep)
+        if load.factor == 1:
+            yield Component.IMBALANCE, load.note

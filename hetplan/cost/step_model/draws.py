@@ -1,0 +1,400 @@
+"""How far a plan's step can be from its central value: the predictor's errors through the replay.
+
+One common log-factor is drawn per source of errors (`terms.sources_of`; normal, the predictor's
+90 % interval), and per stage the slowest of its ranks where the spread of the island's devices is
+known: the largest of n draws of a normal variable is the normal quantile of the n-th root of a
+uniform one. Every draw is replayed. Stages that wait for others before they reduce are taken to
+wait for nothing beyond the slowest of all; the draws are scaled by what that changes in the
+central step.
+
+What the step is made of, by source, comes from the same replays (`step_sources`): a step is
+homogeneous of degree one in the times that it is made of, so the derivatives of its logarithm by
+theirs add up to one (Euler), and derivative times step is the source's part of it, waits included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Protocol
+
+import numpy as np
+
+from hetplan.cost.components.stragglers import straggler_factors
+from hetplan.cost.estimate_values import Component
+from hetplan.cost.replay.kernel import Floats, ends_of_draws
+from hetplan.cost.replay.step import step_ends
+from hetplan.cost.step_model.break_down import end_parts
+from hetplan.cost.step_model.norm import norm_parts
+from hetplan.cost.step_model.plan import PlanCosts
+from hetplan.cost.step_model.pricer import StepCost
+from hetplan.cost.step_model.step import owned
+from hetplan.cost.step_model.units import Unit
+from hetplan.cost.step_model.values import Part
+from hetplan.cost.step_model.work import PipelineWork, StageWork, sends_wait
+from hetplan.cost.terms import Draws, Source, Term, sources_of
+from hetplan.plans.plan import Plan
+
+# 200 draws put the 10 % quantile within about 0.02 of its rank (sqrt(0.1 * 0.9 / 200)).
+DRAWS = 200
+# Of a time, to see how the step follows: small against the distance of stages that take turns to be
+# the slowest, large against rounding.
+_NUDGE = 1e-4
+
+
+def drawn_steps(plan: Plan, costs: PlanCosts, step: StepCost) -> Floats:
+    """A step that was priced, in every draw; all alike where every prediction is certain."""
+    ends = _ends(plan, costs, step)
+    sources = _sources(costs, step, ends)
+    seed = costs.settings.job.seed
+    return _steps(plan, costs, step, ends, _Samples(Draws(sources, DRAWS, seed), seed))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcePart:
+    """The part of a step that one source of errors says."""
+
+    source: Source
+    seconds: float
+    log_halfwidth: float
+
+
+def step_sources(plan: Plan, costs: PlanCosts, step: StepCost) -> tuple[SourcePart, ...]:
+    """What a step that was priced is made of; all parts add up to it, data loading left out."""
+    ends = _ends(plan, costs, step)
+    sources = _sources(costs, step, ends)
+    steps = _steps(plan, costs, step, ends, _NudgedSamples(_Nudged(sources), 0))
+    fixed = costs.settings.job.data_loading_seconds
+    moved = (steps - steps[-1]) / _NUDGE
+    shares, errors = moved[: len(sources)], moved[len(sources) : -1]
+    whole = float(shares.sum())
+    if whole <= 0:
+        return ()
+    scale = (step.step_seconds - fixed) / whole
+    return tuple(
+        SourcePart(
+            source=source,
+            seconds=max(float(share), 0.0) * scale,
+            log_halfwidth=max(float(error) / float(share), 0.0) if share > 0 else 0.0,
+        )
+        for source, share, error in zip(sources, shares, errors, strict=True)
+    )
+
+
+def straggler_wait(plan: Plan, costs: PlanCosts, step: StepCost) -> float:
+    """Seconds that a step takes longer in the mean than one in which every stage's slowest rank
+    takes its mean time.
+
+    The mean of the slowest of several stages is above the slowest of their means. By the draws of
+    `interval` with every prediction at its central value; 0 where no spread is known.
+    """
+    if not any(
+        stage.unit.island.speed_spread for pipeline in step.work for stage in pipeline.stages
+    ):
+        return 0.0
+    certain = _Samples(_Certain(), costs.settings.job.seed)
+    steps = _steps(plan, costs, step, _ends(plan, costs, step), certain)
+    return max(0.0, float(np.mean(steps)) - step.step_seconds)
+
+
+def _ends(plan: Plan, costs: PlanCosts, step: StepCost) -> _Ends:
+    own = owned(plan, costs, step.work)
+    return [
+        [
+            end_parts(stage, step.composed.stages[p][s], own[p][s])
+            for s, stage in enumerate(pipeline.stages)
+        ]
+        for p, pipeline in enumerate(step.work)
+    ]
+
+
+def _steps(plan: Plan, costs: PlanCosts, step: StepCost, ends: _Ends, samples: _Samples) -> Floats:
+    """The step in every draw."""
+    norm = norm_parts(costs, step.work) if step.composed.barrier else ()
+    finished = _replays(plan, step.work, samples)
+    before = np.stack([samples.of(parts[0]) for row in ends for parts in row], axis=1)
+    after = np.stack([samples.of(parts[1]) for row in ends for parts in row], axis=1)
+    central = np.concatenate(step.ends)
+    whole = _composed(step, central, _seconds(ends, 0), _seconds(ends, 1), 0.0)
+    fixed = costs.settings.job.data_loading_seconds
+    steps = _composed(step, finished, before, after, samples.of(norm))
+    exact = step.step_seconds - fixed
+    found: Floats = steps * (exact / (whole + step.composed.norm_seconds)) + fixed
+    return found
+
+
+class _AnyDraws(Protocol):
+    """What steps are drawn from: random (`Draws`), one value (`_Certain`), nudges (`_Nudged`)."""
+
+    count: int
+
+    def factor(self, source: Source, log_halfwidth: float) -> Floats:
+        """Of a prediction of this source, in every draw."""
+        ...
+
+    def sample(self, terms: Iterable[Term]) -> Floats:
+        """The sum of the terms in every draw."""
+        ...
+
+
+class _Certain:
+    """Draws in which every prediction has its central value."""
+
+    count = DRAWS
+
+    def factor(self, source: Source, log_halfwidth: float) -> Floats:
+        """Of any source."""
+        del source, log_halfwidth
+        return np.ones(self.count)
+
+    def sample(self, terms: Iterable[Term]) -> Floats:
+        """Their sum."""
+        return np.full(self.count, sum(term.seconds for term in terms))
+
+
+class _Nudged:
+    """Per source one draw in which all of its times are a little longer, then one in which they are
+    by their half-widths times as much; the last draw is the centre.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._place = {source: place for place, source in enumerate(sources)}
+        self.count = 2 * len(sources) + 1
+
+    def factor(self, source: Source, log_halfwidth: float) -> Floats:
+        """Of a source, in every draw."""
+        found = np.ones(self.count)
+        place = self._place[source]
+        found[place] += _NUDGE
+        found[place + len(self._place)] += _NUDGE * log_halfwidth
+        return found
+
+    def sample(self, terms: Iterable[Term]) -> Floats:
+        """Their sum."""
+        total = np.zeros(self.count)
+        for term in terms:
+            total += term.seconds
+            for source, seconds, log_halfwidth in sources_of(term):
+                place = self._place[source]
+                total[place] += _NUDGE * seconds
+                total[place + len(self._place)] += _NUDGE * seconds * log_halfwidth
+        return total
+
+
+_Ends = Sequence[Sequence[tuple[tuple[Part, ...], tuple[Part, ...]]]]
+
+
+def _seconds(ends: _Ends, side: int) -> Floats:
+    return np.array([sum(part.seconds for part in parts[side]) for row in ends for parts in row])
+
+
+def _composed(
+    step: StepCost, ends: Floats, before: Floats, after: Floats, norm: Floats | float
+) -> Floats:
+    """Steps by the formula of `priced.step`, of one draw or of all; stages are the last axis."""
+    if step.composed.barrier:
+        found: Floats = (ends + before).max(axis=-1) + norm + after.max(axis=-1)
+    else:
+        found = (ends + before + after).max(axis=-1)
+    return found
+
+
+def _sources(costs: PlanCosts, step: StepCost, ends: _Ends) -> tuple[Source, ...]:
+    """Everything whose errors move the step, once."""
+    norm = norm_parts(costs, step.work) if step.composed.barrier else ()
+    found: dict[Source, None] = {}
+    seen: set[tuple[int, str, str]] = set()
+    for part in _every_part(step.work, ends, norm):
+        term = part.term
+        key = id(term.prediction), term.cause, term.what
+        if key not in seen:
+            seen.add(key)
+            found.update(dict.fromkeys(source for source, _, _ in sources_of(term)))
+    for pipeline in step.work:
+        found.update(dict.fromkeys((hop.link, "") for hop in pipeline.hops.hops))
+    return tuple(found)
+
+
+def _every_part(work: Sequence[PipelineWork], ends: _Ends, norm: Sequence[Part]) -> Iterator[Part]:
+    for pipeline in work:
+        for stage in pipeline.stages:
+            for cost in stage.unit.costs:
+                yield from (*cost.forward, *cost.backward, *cost.again)
+    for row in ends:
+        for parts in row:
+            yield from (*parts[0], *parts[1])
+    yield from norm
+
+
+class _Samples:
+    """Draws of parts, those of one unit's layers kept."""
+
+    def __init__(self, draws: _AnyDraws, seed: int) -> None:
+        self.draws = draws
+        self._random = np.random.default_rng((seed, 1))
+        self._known: dict[int, list[tuple[Floats, ...]]] = {}
+
+    def of(self, parts: Sequence[Part]) -> Floats:
+        """Their sum in each draw."""
+        return self.draws.sample(part.term for part in parts)
+
+    def chunk(
+        self, unit: Unit, start: int, stop: int, slow: Floats
+    ) -> tuple[Floats, Floats, Floats]:
+        """(forward, backward, gradients of the weights) of a chunk in each draw."""
+        kinds = self._kinds(unit)
+        begin, end = unit.repeated_range(start, stop)
+        found = [np.zeros(self.draws.count) for _ in range(3)]
+        for kind, samples in enumerate(kinds):
+            count = unit.kind_at[start:stop].count(kind)
+            again = unit.kind_at[begin:end].count(kind)
+            if not count:
+                continue
+            forward, forward_beside, backward, backward_beside, more, more_beside, weight = samples
+            found[0] += count * (forward * slow + forward_beside)
+            found[1] += count * (backward * slow + backward_beside)
+            found[1] += again * (more * slow + more_beside)
+            found[2] += count * weight * slow
+        return found[0], found[1], found[2]
+
+    def _kinds(self, unit: Unit) -> list[tuple[Floats, ...]]:
+        key = id(unit)
+        if key not in self._known:
+            self._known[key] = [
+                (
+                    *self._split(cost.forward),
+                    *self._split(cost.backward),
+                    *self._split(cost.again),
+                    self._weight(cost.backward, cost.weight_seconds),
+                )
+                for cost in unit.costs
+            ]
+        return self._known[key]
+
+    def _split(self, parts: Sequence[Part]) -> tuple[Floats, Floats]:
+        """(what the device computes, without stragglers; everything else)."""
+        computed = [
+            part for part in parts if part.computes and part.component is not Component.STRAGGLERS
+        ]
+        return self.of(computed), self.of([part for part in parts if not part.computes])
+
+    def _weight(self, backward: Sequence[Part], weight_seconds: float) -> Floats:
+        computed = self._split(backward)[0]
+        whole = sum(part.seconds for part in backward if part.computes)
+        return computed * (weight_seconds / whole if whole else 0.0)
+
+    def slowest(self, stage: StageWork) -> Floats:
+        """Time of the slowest of a stage's ranks over a typical one, in each draw."""
+        spread = stage.unit.island.speed_spread
+        if not spread:
+            return np.ones(self.draws.count)
+        ranks = stage.unit.pricer.shape.ranks
+        # Never 0 or 1, whose quantiles are infinite.
+        even = np.clip(self._random.random(self.draws.count), 1e-12, 1 - 1e-12) ** (1.0 / ranks)
+        even = np.minimum(even, 1 - 1e-16)
+        drawn = np.exp(spread * np.array([NormalDist().inv_cdf(float(each)) for each in even]))
+        # The mean of 200 draws errs; what the central step says is exact.
+        scaled: Floats = drawn * (
+            straggler_factors(spread, ranks).mean_seconds / float(np.mean(drawn))
+        )
+        return scaled
+
+
+class _NudgedSamples(_Samples):
+    """The same with every stage's slowest rank at its mean."""
+
+    def slowest(self, stage: StageWork) -> Floats:
+        """Time of the slowest of a stage's ranks over a typical one."""
+        spread = stage.unit.island.speed_spread
+        mean = 1.0
+        if spread:
+            mean = straggler_factors(spread, stage.unit.pricer.shape.ranks).mean_seconds
+        return np.full(self.draws.count, mean)
+
+
+def _replays(plan: Plan, work: Sequence[PipelineWork], samples: _Samples) -> Floats:
+    """When every stage leaves its pipeline, [draws, stages of all pipelines]."""
+    drawn = [_drawn(pipeline, samples) for pipeline in work]
+    rendezvous = sends_wait(plan)
+    if any(pipeline.hops.shares for pipeline in work):
+        return _one_by_one(work, drawn, rendezvous)
+    return np.concatenate(
+        [_at_once(pipeline, each, rendezvous) for pipeline, each in zip(work, drawn, strict=True)],
+        axis=1,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """One pipeline in every draw."""
+
+    passes: Floats
+    """Forward, backward and weight gradients: [3, draws, stages, chunks]."""
+    factors: Floats
+    """On hops: [draws, hops]."""
+    depths: tuple[int, ...]
+
+
+def _drawn(pipeline: PipelineWork, samples: _Samples) -> _Drawn:
+    count = samples.draws.count
+    splits = pipeline.pipeline.schedule.name == "zb-h1"
+    rows = []
+    for stage in pipeline.stages:
+        slow = samples.slowest(stage)
+        row = []
+        delays = stage.delays or ((0.0, 0.0),) * len(stage.ranges)
+        for (start, stop), delay in zip(stage.ranges, delays, strict=True):
+            forward, backward, weight = samples.chunk(stage.unit, start, stop, slow)
+            forward, backward = forward + delay[0], backward + delay[1]
+            late = weight if splits else np.zeros(count)
+            row.append((forward, backward - late, late))
+        rows.append(row)
+    factors = np.ones((count, len(pipeline.hops.row)))
+    for number, hop in enumerate(pipeline.hops.row):
+        if hop is not None:
+            factors[:, number] = samples.draws.factor((hop.link, ""), hop.law.log_halfwidth)
+    return _Drawn(
+        passes=np.ascontiguousarray(np.moveaxis(np.array(rows), (2, 3), (0, 1))),
+        factors=factors,
+        depths=tuple(stage.warmup_depth for stage in pipeline.pipeline.stages),
+    )
+
+
+def _at_once(pipeline: PipelineWork, drawn: _Drawn, rendezvous: bool) -> Floats:
+    """A pipeline that shares no wire with others, by the kernel where that can order it."""
+    described, hops = pipeline.pipeline, pipeline.hops
+    kernel_orders = described.schedule.name == "1f1b" and not pipeline.blocking
+    if kernel_orders and drawn.passes.shape[3] == 1:
+        found: Floats = ends_of_draws(
+            np.ascontiguousarray(drawn.passes[0, :, :, 0]),
+            np.ascontiguousarray(drawn.passes[1, :, :, 0]),
+            hops.send_forward * drawn.factors,
+            hops.send_backward * drawn.factors,
+            hops.wire_latency * drawn.factors,
+            hops.rendezvous_extra * drawn.factors,
+            np.array(drawn.depths, dtype=np.int64),
+            described.num_microbatches,
+            rendezvous,
+        )
+        if np.isfinite(found).all():
+            return found
+    return _one_by_one((pipeline,), (drawn,), rendezvous)
+
+
+def _one_by_one(work: Sequence[PipelineWork], drawn: Sequence[_Drawn], rendezvous: bool) -> Floats:
+    """Pipelines that go together, each draw by itself."""
+    found = []
+    for d in range(len(drawn[0].factors)):
+        times = [
+            pipeline.with_seconds(
+                each.passes[0, d],
+                each.passes[1, d],
+                each.passes[2, d],
+                each.depths,
+                each.factors[d],
+            )
+            for pipeline, each in zip(work, drawn, strict=True)
+        ]
+        found.append(np.concatenate(step_ends(times, rendezvous=rendezvous)))
+    return np.stack(found)

@@ -1,0 +1,292 @@
+"""Which devices of a stage communicate with each other, where they lie, and what that costs.
+
+The ranks of a replica stand in (dp, cp, tp) order, tp fastest. Groups of equal ranks lie alike
+wherever a stage fills nodes, or parts of them, evenly; where they do not, the group that spans the
+most nodes stands for all. Expert-parallel groups count the same ranks in (expert dp, ep, etp)
+order, etp fastest. Groups of one kind communicate at the same time and share what they share
+(`hetplan.cost.network.group_shares.group_share`), less what hash collisions on equal-cost paths
+cost in the mean (`hetplan.cost.network.hash_collisions`). What groups of other stages leave them is
+said by `hetplan.cost.step_model.contention`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from hetplan.cluster.spec import Cluster
+from hetplan.cost.collectives import GroupShape, collective, group_shape
+from hetplan.cost.network.group_shares import group_share
+from hetplan.cost.network.hash_collisions import link_collisions
+from hetplan.cost.network.paths import ring_share
+from hetplan.cost.network.segments import crosses_pcie
+from hetplan.cost.step_model.nic_contention import Crowd, crowd_of
+from hetplan.cost.terms import Term
+from hetplan.errors import InputError
+from hetplan.plans.plan import Replica, expand
+from hetplan.predict.predictor import Predictor
+from hetplan.profiling.samples import LinkOperation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One of several equal groups that communicate at the same time."""
+
+    shape: GroupShape
+    size: int
+    """Ranks."""
+    share: float = 1.0
+    """Part of its own speed that it keeps beside other groups, less what collisions cost."""
+    among: float = 1.0
+    """Part that the other groups of its kind on the same stage leave it, collisions apart."""
+    crowd: Crowd | None = None
+    """Those over whose cards it communicates on a link that was measured with one group."""
+
+    def beside(self, kept: float) -> Group:
+        """The same where groups of other stages leave it this part of what it had."""
+        return self if kept >= 1 else replace(self, share=self.share * kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Parts of their speed that a replica's groups keep beside those of other stages."""
+
+    tensor: float = 1.0
+    context: float = 1.0
+    expert: float = 1.0
+    expert_tensor: float = 1.0
+    dense: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    """Ranks with the same weights: all of them, a sharding group, those with the same shard."""
+    experts: tuple[float, float, float] = (1.0, 1.0, 1.0)
+
+
+ALL_KEPT = Kept()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """The groups of a replica by what they do; a group of one rank communicates nothing."""
+
+    tensor: Group
+    context: Group
+    expert: Group
+    expert_tensor: Group
+
+    @property
+    def share(self) -> bool:
+        """Whether groups of one kind slow each other."""
+        each = (self.tensor, self.context, self.expert, self.expert_tensor)
+        return any(group.among < 1 for group in each)
+
+    def beside(self, kept: Kept) -> Groups:
+        """The same beside the groups of other stages."""
+        return Groups(
+            tensor=self.tensor.beside(kept.tensor),
+            context=self.context.beside(kept.context),
+            expert=self.expert.beside(kept.expert),
+            expert_tensor=self.expert_tensor.beside(kept.expert_tensor),
+        )
+
+
+Members = Sequence[Sequence[int]]
+"""Devices of groups that communicate at the same time."""
+
+
+def groups_of(cluster: Cluster, replica: Replica) -> Groups:
+    """The groups of this replica; InputError where its degrees do not divide its devices."""
+    tensor, context, expert, expert_tensor = members_of(replica)
+    return Groups(
+        tensor=group_among(cluster, tensor),
+        context=group_among(cluster, context),
+        expert=group_among(cluster, expert),
+        expert_tensor=group_among(cluster, expert_tensor),
+    )
+
+
+def members_of(replica: Replica) -> tuple[Members, Members, Members, Members]:
+    """(tensor, context, expert, expert-tensor) groups of this replica; an InputError likewise."""
+    devices = expand(replica.devices)
+    tp, cp, ep, etp = replica.tp, replica.cp, replica.ep, replica.etp
+    count = len(devices)
+    if count % (tp * cp) or count % (ep * etp):
+        raise InputError(
+            f"{count} devices are no multiple of tp {tp} x cp {cp} and of ep {ep} x etp {etp}"
+        )
+    return (
+        _blocks(devices, tp, 1),
+        _blocks(devices, cp, tp),
+        _blocks(devices, ep, etp),
+        _blocks(devices, etp, 1),
+    )
+
+
+def _blocks(devices: Sequence[int], size: int, stride: int) -> list[Sequence[int]]:
+    """Groups of `size` devices, `stride` apart, that cover all of them."""
+    block = size * stride
+    return [
+        devices[start + offset : start + block : stride]
+        for start in range(0, len(devices), block)
+        for offset in range(stride)
+    ]
+
+
+def group_among(cluster: Cluster, groups: Members) -> Group:
+    """The group that spans most nodes, with the share that is left to it beside the others."""
+    size = len(groups[0])
+    if size == 1:
+        return Group(shape=group_shape(cluster, groups[0]), size=1)
+    widest = max(groups, key=lambda group: _nodes(cluster, group))
+    among = left = 1.0
+    if len(groups) > 1 and can_meet(cluster, groups):
+        among = min(1.0, group_share(cluster, groups))
+    share = among
+    if _nodes(cluster, widest) > 1:
+        left = _after_collisions(cluster, widest, size * len(groups))
+        share = min(among, ring_share(cluster, groups))
+    crowd = crowd_of(cluster, groups) if _nodes(cluster, widest) > 1 else None
+    return Group(
+        shape=group_shape(cluster, widest),
+        size=size,
+        share=share * left,
+        among=among,
+        crowd=crowd,
+    )
+
+
+def can_meet(cluster: Cluster, groups: Members) -> bool:
+    """Whether these groups use anything that devices of a cluster have in common."""
+    return any(
+        _nodes(cluster, group) > 1 or crosses_pcie(cluster.island_of_device(group[0]))
+        for group in groups
+        if len(group) > 1
+    )
+
+
+def _after_collisions(cluster: Cluster, group: Sequence[int], senders: int) -> float:
+    """What hash collisions leave of the slowest link between the group's nodes, in the mean.
+
+    Any two of its islands may be neighbours in a ring or a tree, so all pairs count.
+    """
+    nodes: dict[str, set[int]] = {}
+    for device in group:
+        name = cluster.island_of_device(device).name
+        nodes.setdefault(name, set()).add(cluster.node_of_device(device))
+    left = [
+        link_collisions(cluster.link_between(one, two), senders)
+        for one in nodes
+        for two in nodes
+        if one != two or len(nodes[one]) > 1
+    ]
+    return min((each.mean for each in left if each is not None), default=1.0)
+
+
+def _nodes(cluster: Cluster, group: Sequence[int]) -> int:
+    """How many nodes the group lies in."""
+    nodes: set[int] = set()
+    # Devices of one node mostly follow each other: the node is looked up when it changes.
+    start = stop = 0
+    for device in group:
+        if not start <= device < stop:
+            island = cluster.island_of_device(device)
+            start = device - (device - cluster.first_device(island.name)) % island.devices_per_node
+            stop = start + island.devices_per_node
+            nodes.add(start)
+    return len(nodes)
+
+
+@dataclass(slots=True)
+class KnownCollectives:
+    """Collectives that were priced before, on one cluster and by one predictor."""
+
+    cluster: Cluster
+    predictor: Predictor
+    by_levels: bool = False
+    """Whether hetplan's own trainer makes the sums (`cost.collectives.direct_levels`)."""
+    terms: dict[
+        tuple[GroupShape, float, Crowd | None, LinkOperation, float, str], tuple[Term, ...]
+    ] = field(default_factory=dict)
+
+    def of(
+        self, group: Group, operation: LinkOperation, message_bytes: float, what: str
+    ) -> tuple[Term, ...]:
+        """The predicted parts of one collective; none for a group of one."""
+        if group.size == 1 or message_bytes <= 0:
+            return ()
+        key = (group.shape, group.share, group.crowd, operation, message_bytes, what)
+        found = self.terms.get(key)
+        if found is None:
+            crowd = group.crowd
+            kept = 1.0 if crowd is None else crowd.share(self.predictor, message_bytes)
+            priced = collective(
+                self.cluster,
+                group.shape,
+                operation,
+                message_bytes,
+                self.predictor,
+                # Where the link was measured, what its figure leaves each device is not a share
+                # of what the samples say.
+                share=min(group.share, kept),
+                by_levels=self.by_levels,
+            ).terms
+            found = self.terms[key] = tuple([replace(term, what=what) for term in priced])
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """The ranks that hold copies of the same weights, and how they share the state of them."""
+
+    whole: Group
+    shard: Group
+    """Ranks that split one copy of the state; `whole` where nothing else divides them."""
+    across: Group
+    """Ranks with the same shard."""
+
+    def beside(self, kept: tuple[float, float, float]) -> Copies:
+        """The same beside the groups of other stages."""
+        if min(kept) >= 1:
+            return self
+        return Copies(
+            whole=self.whole.beside(kept[0]),
+            shard=self.shard.beside(kept[1]),
+            across=self.across.beside(kept[2]),
+        )
+
+
+Holders = Sequence[tuple[Sequence[int], int]]
+"""(devices, slices) of replicas: every slices-th device holds the same weights."""
+
+
+def copies_of(cluster: Cluster, holders: Holders, shards: int) -> Copies:
+    """The copies among these replicas, `shards` of which split the state if so many divide them."""
+    ranks, sharded, across = copied_among(holders, shards)
+    whole = group_among(cluster, ranks)
+    return Copies(
+        whole=whole,
+        shard=whole if len(sharded[0]) == len(ranks[0]) else group_among(cluster, sharded),
+        across=group_among(cluster, across),
+    )
+
+
+def copied_among(holders: Holders, shards: int) -> tuple[Members, Members, Members]:
+    """(all ranks with the same weights, sharding groups, ranks with the same shard).
+
+    Where replicas are cut into different numbers of slices, the first slice of each stands for all:
+    a rank of the coarsest cut takes part with everything it holds. `shards` neighbouring ranks
+    split the state, or as many as divide the copies.
+    """
+    slices = min(count for _, count in holders)
+    ranks = [
+        [
+            device
+            for devices, count in holders
+            for device in devices[offset * count // slices :: count]
+        ]
+        for offset in range(slices)
+    ]
+    size = len(ranks[0])
+    own = math.gcd(shards, size)
+    sharded = [group[at : at + own] for group in ranks for at in range(0, size, own)]
+    across = [group[at::own] for group in ranks for at in range(own)]
+    return ranks, sharded, across

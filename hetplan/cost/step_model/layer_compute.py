@@ -1,0 +1,385 @@
+"""Which part of a layer's work is what: attention core, products, experts, modules, weights.
+
+By operations of the forward pass on one tensor-parallel rank (`hetplan.model.work`).
+
+How long does the device wait for the host in a pass, with what else keeps it busy there?
+
+The host launches a pass's kernels in a row and runs ahead while the device is busy, with
+collectives as with anything else. A predicted layer knows nothing of them and has as its part
+
+    wait = max(0, host - device)        so of a pass        max(0, host - device - communication)
+
+is left, where communication is what of it runs beside no compute.
+
+How long a layer of a stage computes per microbatch, without its communication.
+
+The predicted time of the layer with the trainer's kernels, on one tensor-parallel rank; packed
+sequences attend to themselves only, cp divides it evenly, the island's clock and the slowest rank
+make it longer. Of it, and apart: the padding of the vocabulary, copied key-value heads, and the
+tokens that the busiest expert-parallel rank has beyond the mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from hetplan.cluster.spec import Island
+from hetplan.cost.components.layers import (
+    accumulation_bytes,
+    copied_heads,
+    expert_load,
+    length_factors,
+)
+from hetplan.cost.components.step import clock_factor
+from hetplan.cost.components.stragglers import straggler_factors
+from hetplan.cost.estimate_values import Component
+from hetplan.cost.step_model.error_context import asking
+from hetplan.cost.step_model.values import Part, Shape, compute_seconds, seconds_of_parts
+from hetplan.cost.terms import Term
+from hetplan.job.spec import Job
+from hetplan.job.trainer import trainer_settings
+from hetplan.model.layers import Experts, LatentAttention, LayerRun, TransformerLayer
+from hetplan.model.operators import OperatorClass
+from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.model.work import LayerWork, transformer_work
+from hetplan.plans.plan import RecomputeModule
+from hetplan.predict.datasheet import ELEMENTWISE_EFFICIENCY_BACKWARD, ELEMENTWISE_LOG_HALFWIDTH
+from hetplan.predict.layer.composed import WAIT_PART
+from hetplan.predict.predictor import Prediction, Predictor
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShares:
+    """One transformer layer of one microbatch."""
+
+    layer: TransformerLayer
+    hidden_size: int
+    microbatch_size: int
+    sequence_length: int
+    tp: int
+
+    @cached_property
+    def _work(self) -> LayerWork:
+        return transformer_work(
+            self.layer, self.hidden_size, self.microbatch_size, self.sequence_length, self.tp
+        )
+
+    @property
+    def core(self) -> float:
+        """The attention core's part: scores and context."""
+        return self._work.attention_flops / self._work.flops
+
+    def of_weights(self, elements: float, copies: float = 1.0) -> float:
+        """The part, or multiple, that products with so many weights would be, for every token."""
+        tokens = self.microbatch_size * self.sequence_length
+        return 2.0 * tokens * copies * elements / self._work.flops
+
+    @property
+    def routed(self) -> float:
+        """The routed experts' part."""
+        mlp = self.layer.mlp
+        if not isinstance(mlp, Experts):
+            return 0.0
+        weights = mlp.expert.matrix_parameters(self.hidden_size, self.tp)
+        return self.of_weights(weights, mlp.experts_per_token)
+
+    def of(self, module: RecomputeModule) -> float | None:
+        """The part of a module that multiplies; None for one that does not."""
+        mlp, h = self.layer.mlp, self.hidden_size
+        if module is RecomputeModule.CORE_ATTENTION:
+            return self.core
+        if module is RecomputeModule.MLP:
+            if isinstance(mlp, Experts):
+                return 0.0
+            return self.of_weights(mlp.matrix_parameters(h, self.tp))
+        if module is not RecomputeModule.EXPERTS:
+            return None
+        if not isinstance(mlp, Experts):
+            return 0.0
+        shared = mlp.shared.matrix_parameters(h, self.tp) if mlp.shared else 0
+        return self.routed + self.of_weights(mlp.router_parameters(h) + shared)
+
+    def elementwise_width(self, module: RecomputeModule) -> float:
+        """Elements per token that a module which does not multiply makes."""
+        mlp = self.layer.mlp
+        if module is RecomputeModule.NORMS:
+            return float(self.layer.num_norms * self.hidden_size)
+        if isinstance(mlp, Experts):
+            return mlp.experts_per_token * mlp.expert_ffn_hidden_size / self.tp
+        return mlp.ffn_hidden_size / self.tp
+
+
+def view_of(model: ModelSpec, layer: TransformerLayer) -> ModelSpec:
+    """A model of this one transformer layer, for predictors that ask for equal layers."""
+    if len(model.layer_runs) == 1 and model.layer_runs[0].layer == layer and not model.mtp_layer:
+        return model
+    return replace(
+        model, layer_runs=(LayerRun(count=1, layer=layer),), num_mtp_layers=0, mtp_layer=None
+    )
+
+
+def kv_width(layer: TransformerLayer, tp: int) -> float:
+    """Elements of a token's keys and values on one tensor-parallel rank."""
+    attention = layer.attention
+    if isinstance(attention, LatentAttention):
+        return float(sum(attention.slice_sizes(tp)))
+    return 2.0 * attention.slice_sizes(tp)[1]
+
+
+def matrix_parameters(
+    model: ModelSpec, kind: LayerKind, layer: TransformerLayer | None, shape: Shape
+) -> float:
+    """Weights of one layer's matrices on one rank, the embedding's table included."""
+    h = model.hidden_size
+    if layer is None:
+        return (
+            float(model.vocabulary_matrix(shape.tp)) if kind is not LayerKind.TRANSFORMER else 0.0
+        )
+    mlp, count = layer.mlp, float(layer.attention.matrix_parameters(h, shape.tp))
+    if not isinstance(mlp, Experts):
+        return count + mlp.matrix_parameters(h, shape.tp)
+    degree = shape.tp if shape.experts_like_rest else shape.etp
+    count += mlp.router_parameters(h)
+    count += mlp.num_experts / shape.ep * mlp.expert.matrix_parameters(h, degree)
+    return count + (mlp.shared.matrix_parameters(h, shape.tp) if mlp.shared else 0)
+
+
+def layer_parameters(
+    model: ModelSpec, position: int, *, tp: int, ep: int, etp: int
+) -> tuple[float, float]:
+    """(parameters, of routed experts apart) that one rank holds of the layer at this position.
+
+    Experts are apart where they are cut or copied otherwise than the other weights.
+    """
+    total = float(model.parameters_at(position, tp))
+    last = model.num_layers + model.num_mtp_layers + 1
+    if position in (0, last) or (ep == 1 and etp == tp):
+        return total, 0.0
+    mlp = model.layer_at(position).mlp
+    if not isinstance(mlp, Experts):
+        return total, 0.0
+    h = model.hidden_size
+    routed = mlp.num_experts * mlp.expert.parameters(h, tp)
+    apart = mlp.num_experts / ep * mlp.expert.parameters(h, etp)
+    return total - routed, apart
+
+
+def without_waits(compute: Sequence[Part], others: Iterable[Part]) -> tuple[Part, ...]:
+    """A pass's compute, as it is with these others of the pass between its kernels."""
+    whole = compute[0].term.prediction if compute else None
+    wait = 0.0 if whole is None else _wait(whole)
+    if whole is None or wait <= 0:
+        return tuple(compute)
+    own = [part for part in compute if part.term.prediction is whole]
+    rest = [part for part in compute if part.term.prediction is not whole]
+    count = sum(part.term.count for part in own)
+    busy = seconds_of_parts((*rest, *others))
+    if count <= 0 or busy <= 0:
+        return tuple(compute)
+    left = _waiting(whole, max(0.0, wait - busy / count))
+    return tuple(
+        replace(part, term=replace(part.term, prediction=left))
+        if part.term.prediction is whole
+        else part
+        for part in compute
+    )
+
+
+def _wait(prediction: Prediction) -> float:
+    return sum(part.seconds for part in prediction.parts if part.name == WAIT_PART)
+
+
+def _waiting(prediction: Prediction, wait: float) -> Prediction:
+    """The prediction with so much of a wait."""
+    parts = tuple(
+        replace(part, seconds=wait) if part.name == WAIT_PART else part
+        for part in prediction.parts
+        if part.name != WAIT_PART or wait > 0
+    )
+    seconds = sum(part.seconds for part in parts)
+    spread = math.hypot(*(part.seconds * part.log_halfwidth for part in parts))
+    return replace(
+        prediction,
+        seconds=seconds,
+        log_halfwidth=spread / seconds if seconds else 0.0,
+        parts=parts,
+    )
+
+
+_CORE = frozenset(
+    {
+        OperatorClass.ATTENTION_SCORE.value,
+        OperatorClass.SOFTMAX.value,
+        OperatorClass.ATTENTION_DROPOUT.value,
+        OperatorClass.ATTENTION_CONTEXT.value,
+        OperatorClass.FUSED_ATTENTION.value,
+    }
+)
+"""Parts of a prediction that selective recomputation repeats (arXiv 2205.05198, section 5)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCompute:
+    """Compute of the layers of replicas of one shape and placement."""
+
+    model: ModelSpec
+    """With the padded vocabulary."""
+    real_vocab_size: int
+    island: Island
+    job: Job
+    shape: Shape
+    predictor: Predictor = field(repr=False)
+
+    @property
+    def tokens(self) -> float:
+        """Of one microbatch on one context-parallel rank."""
+        return self.shape.microbatch_size * self.job.sequence_length / self.shape.cp
+
+    def parts(
+        self, kind: LayerKind, layer: TransformerLayer | None, *, backward: bool
+    ) -> tuple[Part, ...]:
+        """One pass of a layer, what is there only because of how it is cut apart."""
+        ask = self.predictor.backward if backward else self.predictor.forward
+        what = f"{kind.value} {'backward' if backward else 'forward'}"
+        with asking(f"{what} in {self.job.precision} on {self.island.device.kind}"):
+            found = ask(
+                self.island.device,
+                self.model if layer is None else view_of(self.model, layer),
+                kind,
+                microbatch_size=self.shape.microbatch_size,
+                sequence_length=self.job.sequence_length,
+                tp=self.shape.tp,
+                precision=self.job.precision,
+                kernels=replace(
+                    trainer_settings(self.job).kernels(kind),
+                    sequence_parallel=self.shape.sequence_parallel,
+                    expert_parallel=self.shape.ep,
+                ),
+            )
+
+        def part(component: Component, count: float) -> Part:
+            term = Term(what=what, cause=self.island.device.kind, count=count, prediction=found)
+            return Part(component=component, term=term, computes=True)
+
+        share = self._length_factor(layer) / self.shape.cp
+        accumulated = self._accumulated(kind, layer, found) if backward and found.parts else ()
+        extra = dict(self._extras(kind, layer))
+        # These are in the predicted time, the others come on top of it.
+        inside = sum(extra.get(each, 0.0) for each in (Component.PADDING, Component.COPIED_HEADS))
+        parts = [part(Component.COMPUTE, share * (1.0 - inside))]
+        parts += [part(component, share * count) for component, count in extra.items() if count]
+        for component, factor in (
+            (Component.CLOCKS, clock_factor(self.island)),
+            (Component.STRAGGLERS, self._straggler_factor()),
+        ):
+            if factor != 1.0:
+                whole = sum(each.term.count for each in parts)
+                parts.append(part(component, whole * (factor - 1.0)))
+        return (*parts, *accumulated)
+
+    def _accumulated(
+        self, kind: LayerKind, layer: TransformerLayer | None, found: Prediction
+    ) -> tuple[Part, ...]:
+        """Adding the gradients of the weights to those of the microbatches before.
+
+        The product writes them once, which is in its time; layers that were measured, or priced, as
+        a whole have all of it.
+        """
+        settings = trainer_settings(self.job)
+        bandwidth = self.island.device.memory_bandwidth_bytes_per_second
+        count = matrix_parameters(self.model, kind, layer, self.shape)
+        # A table's gradient comes from no product.
+        fused = settings.fused_accumulation and kind is not LayerKind.EMBEDDING
+        each = accumulation_bytes(
+            self.job.precision.bytes_per_element,
+            settings.gradient_precision.bytes_per_element,
+            fused=fused,
+            float32_sums=found.float32_sums,
+        )
+        if not bandwidth or not count or not each:
+            return ()
+        # What a product moves beside its operations is at the memory's full rate.
+        rate = bandwidth * (1.0 if fused else ELEMENTWISE_EFFICIENCY_BACKWARD)
+        term = Term(
+            what=f"{kind.value} gradient accumulation",
+            cause=self.island.device.kind,
+            count=1,
+            prediction=Prediction(
+                seconds=count * each / rate,
+                log_halfwidth=ELEMENTWISE_LOG_HALFWIDTH,
+                source=found.source,
+            ),
+        )
+        return (Part(component=Component.COMPUTE, term=term, computes=True),)
+
+    def _length_factor(self, layer: TransformerLayer | None) -> float:
+        """Of sequences that are packed: attention to themselves only."""
+        if layer is None or not self.job.packing:
+            return 1.0
+        return length_factors(self.job, layer.window).layer_factor(self.work(layer).core)
+
+    def _straggler_factor(self) -> float:
+        """The slowest of the stage's ranks over a typical one, in the mean."""
+        spread = self.island.speed_spread
+        if not spread:
+            return 1.0
+        return straggler_factors(spread, self.shape.ranks).mean_seconds
+
+    def _extras(
+        self, kind: LayerKind, layer: TransformerLayer | None
+    ) -> Iterator[tuple[Component, float]]:
+        """Parts of the predicted time that are there only because of how the model is cut."""
+        if kind is LayerKind.HEAD:
+            padded = self.model.vocab_size
+            yield Component.PADDING, max(0.0, 1.0 - self.real_vocab_size / padded)
+        if layer is not None:
+            copied = copied_heads(
+                layer, self.model.hidden_size, self.job.sequence_length, self.shape.tp
+            )
+            yield Component.COPIED_HEADS, copied.time_fraction
+            over = expert_load(layer, self.job, self.shape.ep).factor - 1.0
+            if over:
+                yield Component.IMBALANCE, over * self.work(layer).routed
+
+    def core(self, layer: TransformerLayer, compute: tuple[Part, ...]) -> float:
+        """The attention core's part of the layer's compute: as predicted, else by operations.
+
+        A fused kernel does half of the square that scores in memory are.
+        """
+        prediction = compute[0].term.prediction
+        inside = sum(part.seconds for part in prediction.parts if part.name in _CORE)
+        if inside and prediction.seconds:
+            return inside / prediction.seconds
+        core = self.work(layer).core
+        fused = trainer_settings(self.job).fused_attention
+        return core if fused else 2.0 * core / (1.0 + core)
+
+    def work(self, layer: TransformerLayer) -> LayerShares:
+        """Which part of the layer's work is what."""
+        return LayerShares(
+            layer=layer,
+            hidden_size=self.model.hidden_size,
+            microbatch_size=self.shape.microbatch_size,
+            sequence_length=self.job.sequence_length,
+            tp=self.shape.tp,
+        )
+
+    def module_share(
+        self, layer: TransformerLayer, module: RecomputeModule, compute: tuple[Part, ...]
+    ) -> float:
+        """Part of the layer's forward compute that the module is."""
+        work = self.work(layer)
+        if module is RecomputeModule.CORE_ATTENTION:
+            return self.core(layer, compute)
+        found = work.of(module)
+        if found is not None:
+            return found
+        # Elementwise work: read and written once, at the device's memory bandwidth.
+        moved = 2.0 * self.tokens * work.elementwise_width(module)
+        moved *= self.job.precision.bytes_per_element
+        bandwidth = self.island.device.memory_bandwidth_bytes_per_second
+        whole = compute_seconds(compute)
+        return moved / bandwidth / whole if bandwidth > 0 and whole > 0 else 0.0

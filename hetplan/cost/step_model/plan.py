@@ -1,0 +1,344 @@
+"""The times of a plan's stages and hops, and of its reductions, as far as plans share them.
+
+Everything that does not depend on where the layers are cut is made once and kept: units per
+placement and recomputation (`hetplan.cost.step_model.units`), hops per pair of stages, reduction
+groups per set of members. What is left per plan is adding up and the replay
+(`hetplan.cost.step_model.work`).
+
+Which hops share a wire: `hetplan.cost.step_model.hops`; what groups of different stages leave each
+other: `hetplan.cost.step_model.contention`, once per placement of all stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hetplan.cost.components.overlap import beside, send_slowdowns
+from hetplan.cost.estimate_values import MemoryUse
+from hetplan.cost.step_model.contention import Party, kept_by_reductions, kept_by_stages
+from hetplan.cost.step_model.end_of_step import EndOfStep
+from hetplan.cost.step_model.groups import Holders, copies_of
+from hetplan.cost.step_model.hops import Hop, HopArrays, hop_arrays, hop_between
+from hetplan.cost.step_model.units import Settings, Unit, make_unit
+from hetplan.cost.step_model.values import Part
+from hetplan.cost.step_model.work import PipelineWork, StageWork, exchange_of
+from hetplan.job.spec import Precision
+from hetplan.model.layers import Experts
+from hetplan.plans.plan import (
+    LayerRange,
+    Pipeline,
+    Plan,
+    Recompute,
+    ReductionGroup,
+    Replica,
+    Stage,
+    expand,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """Weights that several stages, or the ranks of one, reduce together."""
+
+    members: tuple[tuple[int, int, float], ...]
+    """(pipeline, stage, parameters on one of its ranks)."""
+    layers: LayerRange
+    expert: bool
+    end: EndOfStep
+    """Counts all of them as weights like the rest."""
+
+
+_HopKey = tuple[tuple[Replica, ...], tuple[Replica, ...], bool, float]
+_Units = list[list[tuple[Unit, ...]]]
+"""Of every stage, by pipeline."""
+_Kept = tuple[float, float, float]
+
+
+@dataclass(slots=True)
+class PlanCosts:
+    """What is kept between plans of the same settings."""
+
+    settings: Settings
+    units: dict[tuple[tuple[Replica, ...], Recompute], tuple[Unit, ...]] = field(
+        default_factory=dict
+    )
+    hops: dict[_HopKey, Hop] = field(default_factory=dict)
+    placed: dict[tuple[object, ...], tuple[_Units, tuple[HopArrays, ...]]] = field(
+        default_factory=dict
+    )
+    turns: dict[tuple[object, ...], tuple[_Kept, ...]] = field(default_factory=dict)
+    ends: dict[tuple[object, ...], EndOfStep] = field(default_factory=dict)
+    norms: dict[tuple[int, ...], tuple[Part, ...]] = field(default_factory=dict)
+    memory: dict[tuple[object, ...], MemoryUse] = field(default_factory=dict)
+
+    def work(self, plan: Plan) -> list[PipelineWork]:
+        """Every pipeline of the plan with its times."""
+        units = [[self._units(stage) for stage in each.stages] for each in plan.pipelines]
+        units, arrays = self._placed(plan, units)
+        exchange = exchange_of(self.settings.job)
+        found = [
+            PipelineWork(
+                pipeline,
+                [
+                    _stage(stage, held, delays=pipeline.schedule.name == "zb-h1")
+                    for stage, held in zip(pipeline.stages, units[p], strict=True)
+                ],
+                arrays[p],
+                exchange,
+            )
+            for p, pipeline in enumerate(plan.pipelines)
+        ]
+        if self.settings.overlap.send:
+            for each in found:
+                _beside_sends(each)
+        return found
+
+    def _units(self, stage: Stage) -> tuple[Unit, ...]:
+        key = (stage.replicas, stage.recompute)
+        found = self.units.get(key)
+        if found is None:
+            found = self.units[key] = tuple(
+                make_unit(self.settings, replica, stage.recompute) for replica in stage.replicas
+            )
+        return found
+
+    def _placed(self, plan: Plan, units: _Units) -> tuple[_Units, tuple[HopArrays, ...]]:
+        """The units beside each other, and the hops between them."""
+        key: tuple[object, ...] = tuple(
+            (
+                pipeline.schedule.virtual_stages,
+                *map(id, units[p]),
+                *[boundary.precision for boundary in pipeline.boundaries],
+            )
+            for p, pipeline in enumerate(plan.pipelines)
+        )
+        found = self.placed.get(key)
+        if found is None:
+            several = len(plan.pipelines) > 1
+            hops = [self._hops(pipeline, nics=several) for pipeline in plan.pipelines]
+            arrays = hop_arrays(hops, plan.pipelines)
+            found = self.placed[key] = (self._together(units), arrays)
+        return found
+
+    def _together(self, units: _Units) -> _Units:
+        """The same units, slower where groups of other stages share what theirs cross."""
+        settings = self.settings
+        parties = [_party(unit) for row in units for held in row for unit in held]
+        kept = iter(kept_by_stages(settings.cluster, parties, settings.shards))
+        return [[tuple(each.beside(next(kept)) for each in held) for held in row] for row in units]
+
+    def _hops(self, pipeline: Pipeline, *, nics: bool) -> tuple[Hop | None, ...]:
+        stages, found = pipeline.stages, []
+        count = len(stages) * len(stages[0].chunks)
+        for k in range(count - 1):
+            s, t = k % len(stages), (k + 1) % len(stages)
+            # Back to the first stage, with virtual stages, no boundary says another format.
+            own = self.settings.job.precision
+            wire = Precision(pipeline.boundaries[s].precision) if s < t else own
+            scale = wire.bytes_per_element / own.bytes_per_element
+            found.append(None if s == t else self.hop(stages[s], stages[t], nics=nics, scale=scale))
+        return tuple(found)
+
+    def hop(self, left: Stage, right: Stage, *, nics: bool, scale: float = 1.0) -> Hop:
+        """Transfers from one stage to another.
+
+        `nics`: with the NICs that they cross. `scale`: bytes on the wire over those in memory.
+        """
+        key = (left.replicas, right.replicas, nics, scale)
+        found = self.hops.get(key)
+        if found is None:
+            settings = self.settings
+            found = self.hops[key] = hop_between(
+                settings.cluster,
+                settings.model,
+                settings.job,
+                left.replicas,
+                right.replicas,
+                settings.predictor,
+                nics=nics,
+                scale=scale,
+            )
+        return found
+
+    def reductions(self, plan: Plan, work: Sequence[PipelineWork]) -> tuple[Reduction, ...]:
+        """The plan's reduction groups, last layers first."""
+        groups = sorted(plan.reduction_groups, key=lambda each: -each.layers.start)
+        apart = {group.layers for group in groups if group.expert}
+        members = [_members(group, work, apart=group.layers in apart) for group in groups]
+        replicas = [
+            tuple(unit.replica for p, s, _ in each for unit in work[p].stages[s].units)
+            for each in members
+        ]
+        kept = self._turns(groups, replicas)
+        return tuple(
+            Reduction(
+                members=held,
+                layers=group.layers,
+                expert=group.expert,
+                end=self._end(group, whose, left, work[held[0][0]].stages[held[0][1]].unit),
+            )
+            for group, held, whose, left in zip(groups, members, replicas, kept, strict=True)
+        )
+
+    def _turns(
+        self, groups: Sequence[ReductionGroup], replicas: Sequence[tuple[Replica, ...]]
+    ) -> tuple[_Kept, ...]:
+        """What the reduction groups of a plan leave each other."""
+        key = tuple((whose, group.expert) for group, whose in zip(groups, replicas, strict=True))
+        found = self.turns.get(key)
+        if found is None:
+            cluster, shards = self.settings.cluster, self.settings.shards
+            each = [holders_of(whose, expert=expert) for whose, expert in key]
+            first = [{replica.devices for replica in whose} for whose in replicas]
+            found = self.turns[key] = kept_by_reductions(
+                cluster,
+                [(holders, copies_of(cluster, holders, shards)) for holders in each],
+                shards,
+                lambda one, two: first[one].isdisjoint(first[two]),
+            )
+        return found
+
+    def _end(
+        self, group: ReductionGroup, replicas: tuple[Replica, ...], kept: _Kept, first: Unit
+    ) -> EndOfStep:
+        key = (replicas, group.expert, group.precision, kept)
+        found = self.ends.get(key)
+        if found is None:
+            settings = self.settings
+            holders = holders_of(replicas, expert=group.expert)
+            copies = copies_of(settings.cluster, holders, settings.shards).beside(kept)
+            found = self.ends[key] = EndOfStep(
+                known=settings.known,
+                island=first.island,
+                job=settings.job,
+                reduction_precision=Precision(group.precision),
+                dense=copies,
+                experts=copies,
+                sharding=settings.sharding,
+                offload=settings.offload,
+                predictor=settings.predictor,
+            )
+        return found
+
+
+def _party(unit: Unit) -> Party:
+    apart = not unit.pricer.shape.experts_like_rest and unit.expert_parameters[-1] > 0
+    return Party(
+        replica=unit.replica,
+        groups=unit.pricer.groups,
+        dense=unit.end.dense,
+        experts=unit.end.experts if apart else None,
+    )
+
+
+def holders_of(replicas: Sequence[Replica], *, expert: bool) -> Holders:
+    """The ranks of these replicas, and how many of each hold different weights, or experts."""
+    return [(expand(each.devices), each.ep * each.etp if expert else each.tp) for each in replicas]
+
+
+def _members(
+    group: ReductionGroup, work: Sequence[PipelineWork], *, apart: bool
+) -> tuple[tuple[int, int, float], ...]:
+    """`apart`: routed experts of these layers have a group of their own, everybody's."""
+    found = []
+    for p, pipeline in enumerate(work):
+        for s, stage in enumerate(pipeline.stages):
+            ranges = _common(stage.ranges, group.layers)
+            if ranges:
+                plain, experts = stage.unit.held(ranges)
+                if apart and stage.unit.pricer.shape.experts_like_rest:
+                    experts = _routed(stage.unit, ranges)
+                    plain -= experts
+                found.append((p, s, experts if group.expert else plain))
+    return tuple(found)
+
+
+def _routed(unit: Unit, ranges: Sequence[tuple[int, int]]) -> float:
+    """Routed experts' weights on a rank that cuts them like the rest."""
+    model, found = unit.settings.model, 0.0
+    for position in (each for start, stop in ranges for each in range(start, stop)):
+        if 0 < position < len(unit.kind_at) - 1:
+            mlp = model.layer_at(position).mlp
+            if isinstance(mlp, Experts):
+                size = mlp.expert.parameters(model.hidden_size, unit.pricer.shape.tp)
+                found += float(mlp.num_experts * size)
+    return found
+
+
+def _common(ranges: Sequence[tuple[int, int]], layers: LayerRange) -> tuple[tuple[int, int], ...]:
+    both = ((max(start, layers.start), min(stop, layers.stop)) for start, stop in ranges)
+    return tuple((start, stop) for start, stop in both if start < stop)
+
+
+def _stage(stage: Stage, units: tuple[Unit, ...], *, delays: bool) -> StageWork:
+    if len(stage.chunks) == 1 and len(units) == 1 and not delays and stage.recompute.layers is None:
+        return _plain_stage(stage.chunks[0], units)
+    ranges = tuple([(chunk.start, chunk.stop) for chunk in stage.chunks])
+    unit = units[0] if len(units) == 1 else max(units, key=lambda each: _whole(each, ranges))
+    forward, backward, weight = [], [], []
+    for start, stop in ranges:
+        begin, end = unit.repeated_range(start, stop)
+        forward.append(unit.forward[stop] - unit.forward[start])
+        late = unit.weight[stop] - unit.weight[start] if delays else 0.0
+        again = unit.again[end] - unit.again[begin] if end > begin else 0.0
+        backward.append(unit.backward[stop] - unit.backward[start] - late + again)
+        weight.append(late)
+    parameters, experts = unit.held(ranges)
+    return StageWork(
+        units, unit, ranges, tuple(forward), tuple(backward), tuple(weight), parameters, experts
+    )
+
+
+def _plain_stage(chunk: LayerRange, units: tuple[Unit, ...]) -> StageWork:
+    """The same for the commonest stages, which a search has most of."""
+    unit, start, stop = units[0], chunk.start, chunk.stop
+    ranges = ((start, stop),)
+    forward, backward, again = unit.forward, unit.backward, unit.again
+    parameters, experts = unit.held(ranges)
+    return StageWork(
+        units,
+        unit,
+        ranges,
+        (forward[stop] - forward[start],),
+        (backward[stop] - backward[start] + (again[stop] - again[start]),),
+        (0.0,),
+        parameters,
+        experts,
+    )
+
+
+def _beside_sends(work: PipelineWork) -> None:
+    """Passes become longer by what transports that take compute units cost them.
+
+    Activations in and out run beside forward passes, gradients beside backward ones.
+    """
+    if not any(hop.path.compute_share for hop in work.hops.hops):
+        return
+    row, count = work.hops.row, len(work.stages)
+    for s, stage in enumerate(work.stages):
+        delays = []
+        for chunk in range(len(stage.ranges)):
+            at = chunk * count + s
+            forward = backward = 0.0
+            for hop in (*row[max(0, at - 1) : at], *row[at : at + 1]):
+                if hop is not None:
+                    slow = send_slowdowns(stage.unit.island.device, hop.path)
+                    forward += beside(
+                        hop.send_forward_seconds, stage.forward[chunk], slow
+                    ).compute_delay_seconds
+                    backward += beside(
+                        hop.send_backward_seconds, stage.backward[chunk], slow
+                    ).compute_delay_seconds
+            delays.append((forward, backward))
+        stage.delays = tuple(delays)
+        stage.forward = tuple(a + b[0] for a, b in zip(stage.forward, delays, strict=True))
+        stage.backward = tuple(a + b[1] for a, b in zip(stage.backward, delays, strict=True))
+
+
+def _whole(unit: Unit, ranges: Sequence[tuple[int, int]]) -> float:
+    return sum(
+        each[stop] - each[start]
+        for start, stop in ranges
+        for each in (unit.forward, unit.backward, unit.again)
+    )

@@ -1,0 +1,397 @@
+"""What a stage costs per microbatch and at the end of the step, for any range of its layers.
+
+A unit is one replica entry of a stage with its recomputation: times and parameters of every layer
+of the row as it would be there, summed up from the first, so that a chunk is the difference of two
+entries. Units know nothing of the cuts of a plan; they are made once per placement and kept.
+
+Sharded gradients (ZeRO-2) are reduce-scattered in every backward pass; sharded parameters (ZeRO-3)
+are gathered in every forward pass and again, with the reduce-scatter, in every backward pass (arXiv
+1910.02054, section 7). Both hide behind the layers' compute where the trainer overlaps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from itertools import accumulate
+
+from hetplan.cluster.spec import Cluster, Island
+from hetplan.cost.components.overlap import in_buckets, slowdowns
+from hetplan.cost.estimate_values import Component
+from hetplan.cost.step_model.end_of_step import EndOfStep
+from hetplan.cost.step_model.groups import (
+    ALL_KEPT,
+    Copies,
+    Kept,
+    KnownCollectives,
+    copies_of,
+    groups_of,
+)
+from hetplan.cost.step_model.layer_compute import layer_parameters
+from hetplan.cost.step_model.layers import LayerPricer
+from hetplan.cost.step_model.values import (
+    LayerCost,
+    Part,
+    Shape,
+    compute_seconds,
+    repeated,
+    seconds_of_parts,
+)
+from hetplan.job.spec import Job, Precision
+from hetplan.job.trainer import trainer_settings
+from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.plans.formats import one_format, tied_format
+from hetplan.plans.plan import OverlapSettings, Plan, Recompute, Replica, Sharding, expand
+from hetplan.predict.predictor import Predictor
+from hetplan.profiling.samples import LinkOperation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a plan says of all its stages."""
+
+    model: ModelSpec
+    """With the vocabulary that the plan pads to."""
+    real_vocab_size: int
+    cluster: Cluster
+    job: Job
+    """With the plan's target."""
+    reduction_precision: Precision
+    """In which gradients are summed; a plan of several formats has each with its group
+    (`hetplan.cost.step_model.plan`)."""
+    tied_precision: Precision
+    """The same of a tied matrix between first and last stage."""
+    predictor: Predictor
+    sharding: Sharding
+    shards: int
+    offload: float
+    overlap: OverlapSettings
+    known: KnownCollectives = field(repr=False, compare=False)
+
+
+def settings_of(
+    plan: Plan, model: ModelSpec, cluster: Cluster, job: Job, predictor: Predictor
+) -> Settings:
+    """The plan decides padding, target and formats, whatever model and job say."""
+    job = replace(job, target=plan.target)
+    return Settings(
+        model=replace(model, vocab_size=plan.padded_vocab_size),
+        real_vocab_size=model.vocab_size,
+        cluster=cluster,
+        job=job,
+        reduction_precision=one_format(plan, job),
+        tied_precision=tied_format(plan, job),
+        predictor=predictor,
+        sharding=plan.sharding,
+        shards=plan.optimizer_shards,
+        offload=plan.optimizer_offload,
+        overlap=plan.overlap,
+        known=KnownCollectives(
+            cluster, predictor, by_levels=trainer_settings(job).sums_by_messages
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Unit:
+    """One replica entry: costs of all layers of the row there."""
+
+    settings: Settings
+    island: Island
+    replica: Replica
+    pricer: LayerPricer
+    costs: tuple[LayerCost, ...]
+    """Of each kind of layer."""
+    kind_at: tuple[int, ...]
+    """Position in `costs` of every layer of the row."""
+    counts: tuple[tuple[int, ...], ...]
+    """Of each kind, how many stand before each position, [kinds][layers + 1]."""
+    forward: tuple[float, ...]
+    """Seconds of the layers before each position, [layers + 1]; the following ones likewise."""
+    backward: tuple[float, ...]
+    again: tuple[float, ...]
+    weight: tuple[float, ...]
+    parameters: tuple[float, ...]
+    """On one rank, routed experts left out where they are cut or copied otherwise."""
+    expert_parameters: tuple[float, ...]
+    shared_parameters: float
+    """Counted once, not twice, where embedding and head are on one stage (tied)."""
+    recompute: Recompute
+    kept: Kept = ALL_KEPT
+    """What the groups of other stages leave its own."""
+
+    @cached_property
+    def end(self) -> EndOfStep:
+        """The end of the step on these ranks; made when it is first asked for."""
+        settings = self.settings
+        dense, experts = copies_within(settings, self.replica, self.pricer.shape, self.kept)
+        return EndOfStep(
+            known=settings.known,
+            island=self.island,
+            job=settings.job,
+            reduction_precision=settings.reduction_precision,
+            dense=dense,
+            experts=experts,
+            sharding=settings.sharding,
+            offload=settings.offload,
+            predictor=settings.predictor,
+        )
+
+    def beside(self, kept: Kept) -> Unit:
+        """The same where the groups of other stages leave its own only these parts."""
+        if kept == ALL_KEPT:
+            return self
+        return make_unit(
+            self.settings,
+            self.replica,
+            self.recompute,
+            ranks=self.pricer.shape.ranks,
+            kept=kept,
+        )
+
+    def repeated_range(self, start: int, stop: int) -> tuple[int, int]:
+        """The layers of a chunk that recompute."""
+        count = self.recompute.layers
+        if count is None:
+            return start, stop
+        first = max(1, start)
+        return first, min(stop, first + count)
+
+    def held(self, ranges: Sequence[tuple[int, int]]) -> tuple[float, float]:
+        """(parameters, those of routed experts apart) of these layer ranges, on one rank."""
+        plain, experts = self.parameters, self.expert_parameters
+        count = expert_count = 0.0
+        first = last = False
+        for start, stop in ranges:
+            count += plain[stop] - plain[start]
+            expert_count += experts[stop] - experts[start]
+            first = first or start == 0
+            last = last or stop == len(self.kind_at)
+        if first and last:
+            count -= self.shared_parameters
+        return count, expert_count
+
+    def parts(self, start: int, stop: int, *, backward: bool) -> tuple[Part, ...]:
+        """One pass of the layers in this range, equal parts together."""
+        counts = [0] * len(self.costs)
+        for kind in self.kind_at[start:stop]:
+            counts[kind] += 1
+        found: list[Part] = []
+        for cost, count in zip(self.costs, counts, strict=True):
+            if count:
+                found += repeated(cost.backward if backward else cost.forward, count)
+        if backward:
+            counts = [0] * len(self.costs)
+            again = self.repeated_range(start, stop)
+            for kind in self.kind_at[again[0] : again[1]]:
+                counts[kind] += 1
+            for cost, count in zip(self.costs, counts, strict=True):
+                if count:
+                    found += repeated(cost.again, count)
+        return tuple(found)
+
+
+def make_unit(
+    settings: Settings,
+    replica: Replica,
+    recompute: Recompute,
+    *,
+    ranks: int | None = None,
+    kept: Kept = ALL_KEPT,
+) -> Unit:
+    """The costs of this replica entry; `ranks`: devices that wait for each other, else its own.
+
+    `kept`: what the groups of other stages leave its own.
+    """
+    first = replica.devices[0].start
+    shape = Shape(
+        tp=replica.tp,
+        cp=replica.cp,
+        ep=replica.ep,
+        etp=replica.etp,
+        ranks=replica.num_devices if ranks is None else ranks,
+        microbatch_size=replica.microbatch_size,
+        sequence_parallel=replica.sequence_parallel,
+        recompute=recompute,
+        overlap_tensor=settings.overlap.tensor_parallel,
+        overlap_context=settings.overlap.context_parallel,
+    )
+    pricer = LayerPricer(
+        model=settings.model,
+        real_vocab_size=settings.real_vocab_size,
+        island=settings.cluster.island_of_device(first),
+        job=settings.job,
+        shape=shape,
+        groups=groups_of(settings.cluster, replica).beside(kept),
+        known=settings.known,
+        predictor=settings.predictor,
+    )
+    return _Table(settings=settings, pricer=pricer, kept=kept).unit(replica, recompute)
+
+
+def copies_within(
+    settings: Settings, replica: Replica, shape: Shape, kept: Kept = ALL_KEPT
+) -> tuple[Copies, Copies]:
+    """The ranks of a replica that hold the same weights, and those that hold the same experts."""
+    devices = expand(replica.devices)
+    dense = copies_of(settings.cluster, [(devices, replica.tp)], settings.shards)
+    if shape.experts_like_rest:
+        return dense.beside(kept.dense), dense.beside(kept.dense)
+    experts = copies_of(settings.cluster, [(devices, replica.ep * replica.etp)], settings.shards)
+    return dense.beside(kept.dense), experts.beside(kept.experts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    settings: Settings
+    pricer: LayerPricer
+    kept: Kept
+
+    def unit(self, replica: Replica, recompute: Recompute) -> Unit:
+        model, job = self.settings.model, self.settings.job
+        kinds, kind_at = layer_kinds(model, job.sequence_length)
+        costs = tuple(self._cost(position, replica) for position in kinds)
+        counts = [self._parameters(position) for position in kinds]
+
+        def summed(values: Iterable[float]) -> tuple[float, ...]:
+            each = tuple(values)
+            return tuple(accumulate((each[kind] for kind in kind_at), initial=0.0))
+
+        matrix = model.vocabulary_matrix(replica.tp) if model.tied_embeddings else 0
+        return Unit(
+            settings=self.settings,
+            island=self.pricer.island,
+            replica=replica,
+            pricer=self.pricer,
+            costs=costs,
+            kind_at=kind_at,
+            counts=tuple(
+                tuple(accumulate((int(each == kind) for each in kind_at), initial=0))
+                for kind in range(len(kinds))
+            ),
+            forward=summed(cost.forward_seconds for cost in costs),
+            backward=summed(cost.backward_seconds for cost in costs),
+            again=summed(cost.again_seconds for cost in costs),
+            weight=summed(cost.weight_seconds for cost in costs),
+            parameters=summed(plain for plain, _ in counts),
+            expert_parameters=summed(experts for _, experts in counts),
+            shared_parameters=float(matrix),
+            recompute=recompute,
+            kept=self.kept,
+        )
+
+    def _cost(self, position: int, replica: Replica) -> LayerCost:
+        model, pricer = self.settings.model, self.pricer
+        last = model.num_layers + model.num_mtp_layers + 1
+        if position == 0:
+            found = pricer.embedding()
+        elif position == last:
+            found = pricer.head()
+        else:
+            layer = model.layer_at(position).at(self.settings.job.sequence_length)
+            if position <= model.num_layers:
+                found = pricer.transformer(layer)
+            else:
+                found = pricer.multi_token_prediction(layer)
+        return self._moved(found, position, replica)
+
+    def _parameters(self, position: int) -> tuple[float, float]:
+        """(parameters, of routed experts apart) of one rank."""
+        shape = self.pricer.shape
+        return layer_parameters(
+            self.settings.model, position, tp=shape.tp, ep=shape.ep, etp=shape.etp
+        )
+
+    def _moved(self, cost: LayerCost, position: int, replica: Replica) -> LayerCost:
+        """The layer with what sharded gradients and parameters move in every microbatch."""
+        level = self.settings.sharding
+        if level not in (Sharding.GRADIENTS, Sharding.PARAMETERS):
+            return cost
+        plain, experts = self._parameters(position)
+        copies = copies_within(self.settings, replica, self.pricer.shape, self.kept)
+        scattered = self._collectives(
+            Component.DATA_PARALLEL,
+            LinkOperation.REDUCE_SCATTER,
+            self.settings.reduction_precision.bytes_per_element,
+            (plain, experts),
+            copies,
+        )
+        gathered: tuple[Part, ...] = ()
+        if level is Sharding.PARAMETERS:
+            gathered = self._collectives(
+                Component.GATHERING,
+                LinkOperation.ALL_GATHER,
+                self.settings.job.precision.bytes_per_element,
+                (plain, experts),
+                copies,
+            )
+        overlap = self.settings.overlap
+        return replace(
+            cost,
+            forward=(*cost.forward, *self._hidden(gathered, cost.forward, overlap.gathering)),
+            backward=(
+                *cost.backward,
+                *self._hidden(gathered, cost.backward, overlap.gathering),
+                *self._hidden(scattered, cost.backward, overlap.reduction),
+            ),
+        )
+
+    def _collectives(
+        self,
+        component: Component,
+        operation: LinkOperation,
+        size: float,
+        counts: tuple[float, float],
+        copies: tuple[Copies, Copies],
+    ) -> tuple[Part, ...]:
+        return tuple(
+            Part(component=component, term=term)
+            for each, count in zip(copies, counts, strict=True)
+            for term in self.settings.known.of(
+                each.shard, operation, count * size, f"sharded {operation.value}"
+            )
+        )
+
+    def _hidden(
+        self, parts: tuple[Part, ...], beside: tuple[Part, ...], overlapped: bool
+    ) -> tuple[Part, ...]:
+        """The parts, as far as the layer's own compute does not hide them."""
+        # Everything that computes, as if alone: what other overlap makes it longer hides nothing.
+        own = [part for part in beside if part.computes and part.component is not Component.SLOWED]
+        whole, compute = seconds_of_parts(parts), compute_seconds(own)
+        if not overlapped or whole <= 0 or compute <= 0:
+            return parts
+        # One layer's message runs beside the next layer's compute: no layer waits for its own.
+        found = in_buckets(whole, compute, float("inf"), slowdowns(self.pricer.island.device))
+        left = found.exposed_seconds / whole
+        slowed = repeated(own, found.compute_delay_seconds / compute)
+        return (
+            *(
+                replace(
+                    part,
+                    term=part.term.times(left),
+                    hidden_seconds=part.hidden_seconds + (1.0 - left) * part.seconds,
+                )
+                for part in parts
+            ),
+            *(replace(part, component=Component.SLOWED) for part in slowed),
+        )
+
+
+@lru_cache(maxsize=64)
+def layer_kinds(model: ModelSpec, sequence_length: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(one position of each kind of layer, position in that of every layer of the row)."""
+    known: dict[object, int] = {}
+    firsts: list[int] = []
+    kind_at = []
+    layers = model.layers
+    for position, kind in enumerate(layers):
+        key: object = kind
+        if kind is LayerKind.TRANSFORMER:
+            key = (kind, model.layer_at(position).at(sequence_length))
+        if key not in known:
+            known[key] = len(firsts)
+            firsts.append(position)
+        kind_at.append(known[key])
+    return tuple(firsts), tuple(kind_at)

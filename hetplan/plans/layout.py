@@ -1,0 +1,380 @@
+"""A layout that the user already has, as a plan: degrees, layers per stage, islands, schedule.
+
+One pipeline whose stages all have the same degrees; plan files can hold more. The stages of an
+island take its usable devices in order, tp x cp x dp each: tensor-parallel ranks next to each
+other, then context-parallel ones. With virtual stages `layers` goes through the pipeline once per
+virtual stage: v times as many numbers as stages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from hetplan.cluster.spec import Cluster
+from hetplan.errors import Fault, InputError
+from hetplan.job.spec import Job
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.assemble import assemble_pipeline, assemble_plan
+from hetplan.plans.build import Degrees, stages_that_fit
+from hetplan.plans.check import check_plan
+from hetplan.plans.pieces import own_depth
+from hetplan.plans.plan import (
+    SCHEDULES,
+    LayerRange,
+    OverlapSettings,
+    Pipeline,
+    Plan,
+    Recompute,
+    RecomputeGranularity,
+    RecomputeModule,
+    Replica,
+    Schedule,
+    Sharding,
+    Stage,
+    compress,
+)
+from hetplan.plans.rules import experts_of
+from hetplan.plans.targets import target
+
+OVERLAPS = (
+    ("reduction", "reduction"),
+    ("gathering", "gathering"),
+    ("tp", "tensor_parallel"),
+    ("cp", "context_parallel"),
+    ("send", "send"),
+)
+"""Names that `Layout.overlap` has, and fields of `OverlapSettings`."""
+
+_STAGE = re.compile(r"(?<=\.stages)\[\d+\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Degrees and settings of every stage; None: as the other fields, or the target, have it."""
+
+    tp: int = 1
+    pp: int | None = None
+    """Pipeline stages; None: as many as `layers`, or `islands`, has."""
+    dp: int | None = None
+    """None: the largest that fits."""
+    microbatch_size: int = 1
+    layers: tuple[int, ...] | None = None
+    """Transformer layers of each stage; None: even."""
+    islands: tuple[str, ...] | None = None
+    """Island of each stage, or one for all; None: one with room for all stages, or all in file
+    order."""
+    recompute: bool = False
+    """Recompute whole transformer layers."""
+    cp: int = 1
+    ep: int = 1
+    etp: int | None = None
+    """Tensor-parallel degree of the experts; None: tp, where ep is 1."""
+    sequence_parallel: bool = False
+    schedule: str | None = None
+    """None: 1f1b, with virtual stages interleaved-1f1b."""
+    virtual_stages: int = 1
+    recompute_modules: tuple[str, ...] = ()
+    """Parts of a layer that are recomputed (`RecomputeModule` values), without `recompute`."""
+    recompute_layers: int | None = None
+    """Layers of each chunk that `recompute` is of; None: all."""
+    sharding: str | None = None
+    """A `Sharding` value; None: `optimizer` where the target does that by itself."""
+    shards: int | None = None
+    """Ranks of one sharding group; None: all copies."""
+    offload: float = 0.0
+    """Part of the optimizer state in host memory."""
+    overlap: tuple[str, ...] | None = None
+    """Names of OVERLAPS that run beside compute; None: as `OverlapSettings` has them."""
+
+
+def plan_of_layout(layout: Layout, model: ModelSpec, cluster: Cluster, job: Job) -> Plan:
+    """The legal plan of this layout; an InputError names what does not divide or fit."""
+    _check_counts(layout)
+    virtual = layout.virtual_stages
+    if layout.layers is not None and len(layout.layers) % virtual:
+        raise InputError(
+            f"layers has {len(layout.layers)} entries for {virtual} virtual stages; give that many "
+            "for each stage"
+        )
+    islands = layout.islands
+    if islands is not None:
+        islands = tuple(cluster.island(name).name for name in islands)
+    stages = _stage_count(layout)
+    layers = layout.layers or _even_layers(model, stages * virtual)
+    _check_layers(layers, stages, virtual, model)
+    if islands is not None and len(islands) == 1:
+        islands *= stages
+    if islands is not None and len(islands) != stages:
+        raise InputError(f"islands has {len(islands)} entries for {stages} pipeline stages")
+    degrees, islands = _place(layout, job, cluster, stages, islands)
+    pipeline = _pipeline(layout, model, cluster, job, layers, islands, degrees)
+    sharding, shards = _sharding(layout, job, degrees.dp)
+    plan = assemble_plan(
+        model,
+        cluster,
+        job,
+        (pipeline,),
+        sharding=sharding,
+        optimizer_shards=shards,
+        optimizer_offload=layout.offload,
+        overlap=_overlap(layout.overlap),
+    )
+    faults = check_plan(plan, model, cluster, job)
+    if faults:
+        raise InputError(*_once(faults, stages))
+    return plan
+
+
+def _once(faults: tuple[Fault, ...], stages: int) -> Iterator[Fault]:
+    """A fault of all stages in one line: a layout has one value for every stage."""
+    alike: dict[tuple[str, str], list[Fault]] = {}
+    for fault in faults:
+        alike.setdefault((_STAGE.sub("[*]", fault.field), fault.message), []).append(fault)
+    for (field, _), same in alike.items():
+        whole = 1 < len(same) == stages
+        yield replace(same[0], field=f"{field} (all {stages})") if whole else same[0]
+        yield from () if whole else same[1:]
+
+
+def _check_counts(layout: Layout) -> None:
+    for name in (
+        "tp", "cp", "ep", "etp", "pp", "dp", "microbatch_size", "virtual_stages", "shards",
+        "recompute_layers",
+    ):  # fmt: skip
+        value = getattr(layout, name)
+        if value is not None and value < 1:
+            raise InputError(f"{name} is {value}; it must be at least 1")
+
+
+def _check_layers(layers: tuple[int, ...], stages: int, virtual: int, model: ModelSpec) -> None:
+    if len(layers) != stages * virtual:
+        raise InputError(f"layers has {len(layers)} entries for {stages} pipeline stages")
+    if len(layers) > model.num_layers:
+        raise InputError(
+            f"{len(layers)} pipeline stages for {model.num_layers} transformer layers of "
+            f"{model.name}; every stage needs at least one, so use at most {model.num_layers}"
+        )
+    if min(layers) < 1:
+        raise InputError(f"stage {layers.index(min(layers))} has no transformer layer; give it one")
+    if sum(layers) != model.num_layers:
+        raise InputError(
+            f"the stages hold {sum(layers)} transformer layers, {model.name} has "
+            f"{model.num_layers}; the numbers must add up to that"
+        )
+
+
+def _pipeline(
+    layout: Layout,
+    model: ModelSpec,
+    cluster: Cluster,
+    job: Job,
+    layers: tuple[int, ...],
+    islands: tuple[str, ...],
+    degrees: Degrees,
+) -> Pipeline:
+    stages, virtual = len(islands), layout.virtual_stages
+    dp = degrees.dp // layout.cp
+    samples = dp * layout.microbatch_size
+    if job.global_batch_size % samples:
+        raise InputError(
+            f"global_batch_size {job.global_batch_size} is not a multiple of microbatch size "
+            f"{layout.microbatch_size} x dp {dp} = {samples}"
+        )
+    num_microbatches = job.global_batch_size // samples
+    name = layout.schedule or ("interleaved-1f1b" if virtual > 1 else "1f1b")
+    if name not in SCHEDULES:
+        raise InputError(f"schedule is {name}; it is one of {', '.join(SCHEDULES)}")
+    chunks = _chunks(layers, model)
+    devices = _devices(cluster, islands, degrees)
+    etp = layout.tp if layout.etp is None and layout.ep == 1 else layout.etp or 1
+    if not experts_of(model, 0, len(model.layers)):
+        etp = layout.etp or 1
+    recompute = _recompute(layout)
+    return assemble_pipeline(
+        cluster,
+        job,
+        [
+            Stage(
+                chunks=tuple(chunks[s + k * stages] for k in range(virtual)),
+                replicas=(
+                    Replica(
+                        devices=compress(devices[s]),
+                        tp=layout.tp,
+                        cp=layout.cp,
+                        ep=layout.ep,
+                        etp=etp,
+                        microbatch_size=layout.microbatch_size,
+                        sequence_parallel=layout.sequence_parallel,
+                    ),
+                ),
+                recompute=recompute,
+                warmup_depth=own_depth(name, s, stages, num_microbatches, virtual),
+            )
+            for s in range(stages)
+        ],
+        num_microbatches=num_microbatches,
+        schedule=Schedule(name=name, virtual_stages=virtual),
+    )
+
+
+def _chunks(layers: tuple[int, ...], model: ModelSpec) -> list[LayerRange]:
+    """Layer range of every virtual stage; embedding first, what follows the layers last."""
+    total, at, found = len(model.layers), 0, []
+    for index, count in enumerate(layers):
+        stop = at + count + (index == 0)
+        stop = total if index == len(layers) - 1 else stop
+        found.append(LayerRange(start=at, stop=stop))
+        at = stop
+    return found
+
+
+def _recompute(layout: Layout) -> Recompute:
+    if layout.recompute_layers is not None and not layout.recompute:
+        raise InputError("recompute_layers goes with recompute, of whole layers")
+    if layout.recompute_modules:
+        if layout.recompute:
+            raise InputError("recompute is of whole layers, recompute_modules of parts: give one")
+        for name in layout.recompute_modules:
+            if name not in tuple(RecomputeModule):
+                known = ", ".join(RecomputeModule)
+                raise InputError(f"recompute_modules has {name!a}; known: {known}")
+        return Recompute(
+            granularity=RecomputeGranularity.SELECTIVE,
+            modules=tuple(
+                RecomputeModule(name) for name in dict.fromkeys(layout.recompute_modules)
+            ),
+        )
+    if not layout.recompute:
+        return Recompute()
+    return Recompute(granularity=RecomputeGranularity.FULL, layers=layout.recompute_layers)
+
+
+def _sharding(layout: Layout, job: Job, copies: int) -> tuple[Sharding, int]:
+    """Level and ranks: as given, or what the target does by itself."""
+    levels = ", ".join(Sharding)
+    if layout.sharding is not None and layout.sharding not in tuple(Sharding):
+        raise InputError(f"sharding is {layout.sharding!a}; it is one of {levels}")
+    level = None if layout.sharding is None else Sharding(layout.sharding)
+    if level is None:
+        trainer = target(job.target)
+        own = trainer.optimizer_sharding and Sharding.OPTIMIZER in trainer.shardings(job.optimizer)
+        level = Sharding.OPTIMIZER if own and layout.shards != 1 else Sharding.NONE
+    if level is Sharding.NONE:
+        if layout.shards not in (None, 1):
+            raise InputError(f"shards is {layout.shards}, and sharding none shares nothing")
+        return level, 1
+    shards = layout.shards or copies
+    return (Sharding.NONE, 1) if shards == 1 else (level, shards)
+
+
+def _overlap(names: tuple[str, ...] | None) -> OverlapSettings:
+    if names is None:
+        return OverlapSettings()
+    known = dict(OVERLAPS)
+    for name in names:
+        if name not in known:
+            raise InputError(f"overlap has {name!a}; it is none, or of {', '.join(known)}")
+    return OverlapSettings(**{field: name in names for name, field in OVERLAPS})
+
+
+def _devices(cluster: Cluster, islands: tuple[str, ...], degrees: Degrees) -> list[tuple[int, ...]]:
+    """Device numbers of every stage, in (dp, cp, tp) order."""
+    size = degrees.tp * degrees.dp
+    found: list[tuple[int, ...]] = []
+    for name, run in groupby(islands):
+        island, count = cluster.island(name), len(list(run))
+        if any(name == other for other in islands[: len(found)]):
+            raise InputError(
+                f"the stages of island {name} are not next to each other in the pipeline"
+            )
+        if stages_that_fit(island, degrees) < count:
+            raise InputError(
+                f"island {name} ({len(island.usable_nodes)} usable nodes of "
+                f"{island.devices_per_node} devices) has no room for {count} stages of tp x cp x "
+                f"dp = {size} devices; tp must divide a node, and tp x cp x dp a node or be whole "
+                "nodes"
+            )
+        first = cluster.first_device(name)
+        usable = [
+            first + node * island.devices_per_node + local
+            for node in island.usable_nodes
+            for local in range(island.devices_per_node)
+        ]
+        found += [tuple(usable[at * size : (at + 1) * size]) for at in range(count)]
+    return found
+
+
+def _stage_count(layout: Layout) -> int:
+    if layout.layers is not None:
+        virtual = layout.virtual_stages
+        stages = len(layout.layers) // virtual
+        if layout.pp not in (None, stages):
+            share = f" ({virtual} numbers for each)" if virtual > 1 else ""
+            raise InputError(f"pp is {layout.pp}, layers has {stages} stages{share}; leave one out")
+        return stages
+    return layout.pp or (len(layout.islands) if layout.islands else 1)
+
+
+def _even_layers(model: ModelSpec, stages: int) -> tuple[int, ...]:
+    """As equal as they can be, the first stages with one more where they do not divide."""
+    each, more = divmod(model.num_layers, stages)
+    return tuple(each + (stage < more) for stage in range(stages))
+
+
+def _place(
+    layout: Layout,
+    job: Job,
+    cluster: Cluster,
+    stages: int,
+    islands: tuple[str, ...] | None,
+) -> tuple[Degrees, tuple[str, ...]]:
+    """Degrees, and the island of every stage: as given, or where they have room."""
+    for dp in _data_degrees(layout, job, cluster):
+        degrees = Degrees(
+            tp=layout.tp,
+            # Context-parallel ranks lie like data-parallel ones.
+            dp=dp * layout.cp,
+            microbatch_size=layout.microbatch_size,
+        )
+        found = islands if islands is not None else _islands_with_room(cluster, degrees, stages)
+        if found is not None and (layout.dp is not None or _has_room(cluster, degrees, found)):
+            # With a given dp, `_devices` says what is wrong with islands that were given.
+            return degrees, found
+    cp = f" x cp {layout.cp}" if layout.cp > 1 else ""
+    where = f"islands {', '.join(dict.fromkeys(islands))}" if islands else "the cluster"
+    raise InputError(
+        f"{stages} stages of tp {layout.tp}{cp} x dp {layout.dp or '(any)'} devices do not fit "
+        f"on {where}: tp must divide the devices of a node, tp{cp} x dp divide them or be whole "
+        f"nodes, and dp x microbatch size {layout.microbatch_size} divide global_batch_size "
+        f"{job.global_batch_size}"
+    )
+
+
+def _data_degrees(layout: Layout, job: Job, cluster: Cluster) -> Iterator[int]:
+    """The dp that was given, or every one that divides, largest first."""
+    if layout.dp is not None:
+        yield layout.dp
+        return
+    for dp in range(min(cluster.num_devices, job.global_batch_size), 0, -1):
+        if job.global_batch_size % (dp * layout.microbatch_size) == 0:
+            yield dp
+
+
+def _islands_with_room(cluster: Cluster, degrees: Degrees, stages: int) -> tuple[str, ...] | None:
+    """One island for all stages, or the islands in file order, each filled before the next."""
+    room = {island.name: stages_that_fit(island, degrees) for island in cluster.islands}
+    for name, count in room.items():
+        if count >= stages:
+            return (name,) * stages
+    row = [name for name, count in room.items() for _ in range(count)]
+    return tuple(row[:stages]) if len(row) >= stages else None
+
+
+def _has_room(cluster: Cluster, degrees: Degrees, islands: tuple[str, ...]) -> bool:
+    return all(
+        len(list(run)) <= stages_that_fit(cluster.island(name), degrees)
+        for name, run in groupby(islands)
+    )

@@ -1,0 +1,1 @@
+"""What measured steps say about predicted ones."""

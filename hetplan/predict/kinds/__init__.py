@@ -1,0 +1,1 @@
+"""Device kinds without samples, by the laws of other kinds."""

@@ -1,0 +1,1 @@
+"""Laws of whole layers, and of layers as sums of operators."""

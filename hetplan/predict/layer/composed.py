@@ -1,0 +1,209 @@
+"""A layer's forward or backward time as the sum over its operators (`hetplan.model`).
+
+    device = sum over launches of (work + launch)     host = sum over launches of floors
+    seconds = max(device, host)
+
+Launches run ahead of the device, so the host's time shows only where all of it together is longer
+than the device's: in layers so small that the device waits. Parts: one per class of operators,
+`launch`, what launches cost the device, and `wait`, what the device waits for the host when nothing
+else keeps it busy (`hetplan.cost.step_model.layer_compute` takes off what communication does).
+
+A backward pass has kernels that no operator of a profile holds (`gradient_operators`): passes over
+memory at the median rate of those that were measured.
+
+Half-width: parts of one class err together, classes independently of each other, so the square of
+the sum's is the sum over classes of (seconds * half-width)^2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from hetplan.cluster.devices import DeviceKind
+from hetplan.job.spec import Precision
+from hetplan.model.layers import TransformerLayer
+from hetplan.model.operators import (
+    BACKWARD,
+    FORWARD,
+    PRODUCTS,
+    WEIGHT_GRADIENT,
+    WITH_WEIGHTS,
+    Operator,
+    gradient_operators,
+    has_backward,
+    layer_operators,
+)
+from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.predict.datasheet import (
+    ELEMENTWISE_EFFICIENCY_BACKWARD,
+    ELEMENTWISE_EFFICIENCY_FORWARD,
+    ELEMENTWISE_LOG_HALFWIDTH,
+    LAUNCH_LOG_HALFWIDTH,
+)
+from hetplan.predict.layer.answer import LayerShape
+from hetplan.predict.layer.float8 import narrowed
+from hetplan.predict.operator.answer import DeviceOperators, Launch
+from hetplan.predict.operator.values import OperatorColumn, column_value
+from hetplan.predict.predictor import MEASURED, Prediction, PredictionPart
+
+LAUNCH_PART = "launch"
+WAIT_PART = "wait"
+
+
+def layer_prediction(
+    laws: Mapping[tuple[str, str], DeviceOperators],
+    device: DeviceKind,
+    model: ModelSpec,
+    kind: LayerKind,
+    layer: TransformerLayer | None = None,
+    *,
+    shape: LayerShape,
+    backward: bool = False,
+    lent: Lender | None = None,
+) -> Prediction | None:
+    """Time of one layer's pass on one tensor-parallel rank, without communication.
+
+    `lent` says what other kinds of device lend this one where a class of operators was not
+    measured on it. None where the device's laws do not cover the layer's products.
+    """
+    precision = shape.precision.value
+    wide = laws.get((device.kind, precision))
+    if wide is None:
+        return None
+    here = narrowed(wide, device, shape.kernels.product_format)
+    others = _Once(lent, device, shape.precision)
+    launches: list[tuple[int, Launch]] = []
+    sums = True
+    for op in layer_operators(
+        model,
+        kind,
+        layer,
+        microbatch_size=shape.microbatch_size,
+        sequence_length=shape.sequence_length,
+        tp=shape.tp,
+        kernels=shape.kernels,
+    ):
+        if backward and not has_backward(op):
+            continue
+        found = here.launches(op, backward=backward, lent=others)
+        if found is None:
+            if op.operator in PRODUCTS:
+                return None
+            found = (_by_bandwidth(op, device, precision, backward=backward),)
+        launches.extend((op.count, launch) for launch in found)
+        if op.operator in WITH_WEIGHTS:
+            # Laws of weight gradients are asked for float32 sums, stand-ins know of none.
+            sums = sums and here.has(op.operator, WEIGHT_GRADIENT)
+    if backward:
+        launches += _gradients(wide, others, device, model, kind, layer, shape)
+    return replace(_sum(launches), float32_sums=backward and sums)
+
+
+Lender = Callable[[DeviceKind, Precision], DeviceOperators | None]
+
+
+class _Once:
+    """Asks the lender when something is missing, and not again."""
+
+    __slots__ = ("_answer", "_ask")
+
+    def __init__(self, lent: Lender | None, device: DeviceKind, precision: Precision) -> None:
+        self._ask = None if lent is None else (lent, device, precision)
+        self._answer: DeviceOperators | None = None
+
+    def __call__(self) -> DeviceOperators | None:
+        if self._ask is not None:
+            lent, device, precision = self._ask
+            self._answer, self._ask = lent(device, precision), None
+        return self._answer
+
+
+def _gradients(
+    here: DeviceOperators,
+    lent: Callable[[], DeviceOperators | None],
+    device: DeviceKind,
+    model: ModelSpec,
+    kind: LayerKind,
+    layer: TransformerLayer | None,
+    shape: LayerShape,
+) -> Iterator[tuple[int, Launch]]:
+    """What autograd runs between the operators of a layer."""
+    ops = gradient_operators(
+        model,
+        kind,
+        layer,
+        microbatch_size=shape.microbatch_size,
+        sequence_length=shape.sequence_length,
+        tp=shape.tp,
+        kernels=shape.kernels,
+    )
+    if not ops:
+        return
+    rate = here.pass_rate(BACKWARD) or here.pass_rate(FORWARD)
+    if rate is None:
+        others = lent()
+        rate = None if others is None else others.pass_rate(BACKWARD)
+    for op in ops:
+        launch = _by_bandwidth(op, device, shape.precision.value, backward=True)
+        if rate is not None:
+            moved = column_value(OperatorColumn.BYTES, op, BACKWARD, shape.precision.value)
+            launch = replace(launch, work_seconds=moved * rate)
+        yield op.count, replace(launch, notes=(GRADIENTS_NOTE,))
+
+
+GRADIENTS_NOTE = (
+    "sums of residual gradients and of biases' gradients are in no measured operator: at the rate "
+    "of passes over memory"
+)
+
+
+def _by_bandwidth(op: Operator, device: DeviceKind, precision: str, *, backward: bool) -> Launch:
+    """A pass over memory on a device of which none was measured: datasheet bandwidth."""
+    moved = column_value(OperatorColumn.BYTES, op, BACKWARD if backward else FORWARD, precision)
+    share = ELEMENTWISE_EFFICIENCY_BACKWARD if backward else ELEMENTWISE_EFFICIENCY_FORWARD
+    bandwidth = device.memory_bandwidth_bytes_per_second
+    note = f"{str(op.operator).replace('_', ' ')} not measured: from the memory bandwidth"
+    return Launch(
+        operator=op.operator,
+        work_seconds=moved / (bandwidth * share) if bandwidth > 0 else 0.0,
+        log_halfwidth=ELEMENTWISE_LOG_HALFWIDTH,
+        notes=(note,),
+    )
+
+
+def _sum(launches: list[tuple[int, Launch]]) -> Prediction:
+    work: dict[str, float] = {}
+    spread: dict[str, float] = {}
+    notes: dict[str, None] = {}
+    on_device = host = 0.0
+    for count, launch in launches:
+        seconds = count * launch.work_seconds
+        work[launch.operator] = work.get(launch.operator, 0.0) + seconds
+        spread[launch.operator] = spread.get(launch.operator, 0.0) + seconds * launch.log_halfwidth
+        on_device += count * launch.launch_seconds
+        host += count * launch.floor_seconds
+        notes.update(dict.fromkeys(launch.notes))
+    busy = sum(work.values())
+    waits = max(0.0, host - busy - on_device)
+    total = busy + on_device + waits
+    for name, seconds in ((LAUNCH_PART, on_device), (WAIT_PART, waits)):
+        if seconds > 0:
+            spread[name] = seconds * LAUNCH_LOG_HALFWIDTH
+            work[name] = seconds
+    variance = sum(value * value for value in spread.values())
+    return Prediction(
+        seconds=total,
+        log_halfwidth=math.sqrt(variance) / total if total else 0.0,
+        source=MEASURED,
+        extrapolating=tuple(notes),
+        parts=tuple(
+            PredictionPart(
+                name=str(name),
+                seconds=seconds,
+                log_halfwidth=spread[name] / seconds if seconds else 0.0,
+            )
+            for name, seconds in work.items()
+        ),
+    )

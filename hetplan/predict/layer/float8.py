@@ -1,0 +1,278 @@
+"""What do a layer's products with weights take in a narrower format than the rest of the layer?
+
+    product    t' = launch + (flops term) / r + (bytes and output terms)     r = peak(format) / peak
+    quantise   bytes(m k) forward, bytes(m n) backward, at the rate of other passes over memory
+
+No law of a narrow format is known to the fit, so the laws of the wide one are changed: only the
+term of operations, and the sustained rate, by the ratio r of the datasheet's dense rates; measured
+shapes by what that does to the law. Constants and memory terms stay, as products still write the
+wide format and add gradients up in float32. That r is reached is an assumption, which the notes
+say: half of log(r) is added to the half-width, so between r^(1/2) and r^(3/2) times as fast.
+
+Quantising (Transformer Engine's user guide, low precision training): a product's activations are
+read in 16 bits and written narrow, forward the input, backward the gradient of the output. Each is
+needed along rows and along columns: one copy serves both where the tensor has one scale (Blackwell
+multiplies every layout; Hopper keeps a transposed copy), blocks of scales need one of each. Weights
+are quantised once per step (`is_first_microbatch`) and not counted. Current scaling and NVFP4 read
+the tensor once before for its largest element.
+
+Routers, logits, attention and passes over memory keep the wide format.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from hetplan.cluster.devices import DeviceKind
+from hetplan.job.spec import ProductFormat
+from hetplan.model.operators import (
+    BACKWARD,
+    FORWARD,
+    WITH_WEIGHTS,
+    Operator,
+    OperatorClass,
+    layer_operators,
+    operator_flops,
+)
+from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.predict.datasheet import (
+    ELEMENTWISE_EFFICIENCY_BACKWARD,
+    ELEMENTWISE_EFFICIENCY_FORWARD,
+    ELEMENTWISE_LOG_HALFWIDTH,
+    MATRIX_EFFICIENCY,
+)
+from hetplan.predict.layer.answer import LayerShape
+from hetplan.predict.operator.answer import DeviceOperators, Launch, index_operators
+from hetplan.predict.operator.values import MeasuredShape, OperatorLaw, column_value
+from hetplan.predict.predictor import Prediction
+
+QUANTISE = "quantise"
+"""Name of the part of a prediction that holds the passes which narrow activations."""
+
+KEPT_WIDE = frozenset({"router", "head projection", "logits", "embedding projection"})
+"""Products with weights that trainers do not narrow (`Operator.what`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    """Bytes per element of one tensor that is quantised."""
+
+    read: float
+    written: float
+
+
+# Hopper's products take operands along rows only (Transformer Engine, "handling transposes"); how
+# many copies one scale needs is not known per kind, so the two of Hopper are counted for all.
+# Scales: 1 byte per 32 elements (MXFP8) and per 16 (NVFP4).
+_PASSES = {
+    ProductFormat.FLOAT8: _Passes(2.0 + 2.0, 2 * 1.0),
+    ProductFormat.MXFP8: _Passes(2.0, 2 * (1.0 + 1 / 32)),
+    ProductFormat.NVFP4: _Passes(2.0 + 2.0, 2 * (0.5 + 1 / 16)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowOperators:
+    """A device's operators with narrow products; asked like `DeviceOperators`."""
+
+    wide: DeviceOperators
+    narrow: DeviceOperators
+    device: DeviceKind
+    format: ProductFormat
+
+    def has(self, operator: str, phase: str) -> bool:
+        """Whether there is a law of this class and pass."""
+        return self.wide.has(operator, phase)
+
+    def launches(
+        self, op: Operator, *, backward: bool, lent: Callable[[], DeviceOperators | None]
+    ) -> Sequence[Launch] | None:
+        """The launches of one pass of this operator, quantising of a narrow product among them."""
+        if not is_narrow(op):
+            return self.wide.launches(op, backward=backward, lent=lent)
+        found = self.narrow.launches(op, backward=backward, lent=lent)
+        if found is None:
+            return None
+        note = assumed(self.device, self.format, self.wide.precision)
+        added = _assumption(peak_ratio(self.device, self.format, self.wide.precision))
+        return (
+            *(
+                replace(
+                    each,
+                    log_halfwidth=math.hypot(each.log_halfwidth, added),
+                    notes=(*each.notes, note),
+                )
+                for each in found
+            ),
+            self._quantise(op, backward=backward),
+        )
+
+    def _quantise(self, op: Operator, *, backward: bool) -> Launch:
+        rate = self.wide.pass_rate(BACKWARD if backward else FORWARD)
+        if rate is None:
+            rate = _seconds_per_byte(self.device, backward=backward)
+        return Launch(
+            operator=QUANTISE,
+            work_seconds=quantise_bytes(op, self.format, backward=backward) * rate,
+            log_halfwidth=ELEMENTWISE_LOG_HALFWIDTH,
+        )
+
+
+def in_one_format(shape: LayerShape) -> LayerShape:
+    """The same with products in the job's precision; the shape itself where they are."""
+    if not shape.kernels.product_format:
+        return shape
+    return shape._replace(kernels=replace(shape.kernels, product_format=""))
+
+
+def is_narrow(op: Operator) -> bool:
+    """Whether a trainer of narrow products narrows this one."""
+    return op.operator in WITH_WEIGHTS and op.what not in KEPT_WIDE
+
+
+def quantise_bytes(op: Operator, product_format: ProductFormat, *, backward: bool) -> float:
+    """Read and written to narrow what one pass of a product gets."""
+    passes = _PASSES[product_format]
+    elements = float(op.batch) * op.m * (op.n if backward else op.k)
+    return elements * (passes.read + passes.written)
+
+
+def peak_ratio(device: DeviceKind, product_format: ProductFormat, precision: str) -> float:
+    """Dense rate in the narrow format over that in the wide one, at least 1.
+
+    An InputError where the device has one of them not.
+    """
+    return max(1.0, device.peak(product_format.rate) / device.peak(precision))
+
+
+def _assumption(ratio: float) -> float:
+    """Log half-width of how far the ratio is reached."""
+    return 0.5 * math.log(ratio)
+
+
+def assumed(device: DeviceKind, product_format: ProductFormat, precision: str) -> str:
+    """The note of every such prediction."""
+    ratio = peak_ratio(device, product_format, precision)
+    return (
+        f"{product_format.value} products not measured: {precision}'s law by the ratio of peak "
+        f"rates, {ratio:.3g}"
+    )
+
+
+def narrowed(
+    here: DeviceOperators, device: DeviceKind, product_format: str
+) -> DeviceOperators | NarrowOperators:
+    """The same laws with products in this format (a `ProductFormat` value, or empty: none)."""
+    if not product_format:
+        return here
+    asked = ProductFormat(product_format)
+    ratio = peak_ratio(device, asked, here.precision)
+    key = (device, ratio)
+    if key not in here.kept:
+        laws = index_operators(_narrow_law(law, ratio) for law in here.laws)
+        here.kept[key] = next(iter(laws.values()))
+    return NarrowOperators(here, here.kept[key], device, asked)
+
+
+def _narrow_law(law: OperatorLaw, ratio: float) -> OperatorLaw:
+    if law.operator not in tuple(WITH_WEIGHTS) or ratio <= 1.0:
+        return law
+    found = replace(
+        law,
+        terms=tuple(
+            replace(term, coefficient=term.coefficient / ratio) if "flops" in term.column else term
+            for term in law.terms
+        ),
+        sustained_flops_per_second=law.sustained_flops_per_second * ratio,
+    )
+    return replace(
+        found,
+        shapes=tuple(
+            replace(each, seconds=each.seconds * _by_terms(found, each) / _by_terms(law, each))
+            for each in law.shapes
+        ),
+    )
+
+
+def _by_terms(law: OperatorLaw, each: MeasuredShape) -> float:
+    """Seconds of a measured shape by the law."""
+    op = Operator(
+        operator=OperatorClass(law.operator),
+        what="shape",
+        batch=each.batch,
+        m=each.m,
+        n=each.n,
+        k=each.k,
+    )
+    seconds = sum(
+        term.coefficient
+        * column_value(
+            term.column, op, law.phase, law.precision, each.output_precision, law.multiprocessors
+        )
+        for term in law.terms
+    )
+    rate = law.sustained_flops_per_second
+    return max(seconds, operator_flops(op, law.phase) / rate if rate else 0.0, _TINY_SECONDS)
+
+
+_TINY_SECONDS = 1e-12
+
+
+def scaled(whole: Prediction, wide: Prediction, narrow: Prediction) -> Prediction:
+    """A prediction of whole layers, changed as the sum of operators changes."""
+    return replace(
+        whole,
+        seconds=whole.seconds * narrow.seconds / wide.seconds,
+        log_halfwidth=max(whole.log_halfwidth, narrow.log_halfwidth),
+        extrapolating=tuple(dict.fromkeys((*whole.extrapolating, *narrow.extrapolating))),
+    )
+
+
+def by_datasheet(
+    wide: Prediction,
+    device: DeviceKind,
+    model: ModelSpec,
+    kind: LayerKind,
+    shape: LayerShape,
+    *,
+    backward: bool,
+) -> Prediction:
+    """The datasheet's answer in the wide format, its products with weights in the narrow one."""
+    asked, precision = ProductFormat(shape.kernels.product_format), shape.precision.value
+    ratio = peak_ratio(device, asked, precision)
+    ops = [
+        op
+        for op in layer_operators(
+            model,
+            kind,
+            microbatch_size=shape.microbatch_size,
+            sequence_length=shape.sequence_length,
+            tp=shape.tp,
+            kernels=shape.kernels,
+        )
+        if is_narrow(op)
+    ]
+    phase = BACKWARD if backward else FORWARD
+    flops = sum(op.count * operator_flops(op, phase) for op in ops)
+    moved = sum(op.count * quantise_bytes(op, asked, backward=backward) for op in ops)
+    if not ops:
+        return wide
+    products = flops / (device.peak(precision) * MATRIX_EFFICIENCY)
+    quantising = moved * _seconds_per_byte(device, backward=backward)
+    seconds = max(wide.seconds - products * (1.0 - 1.0 / ratio), products / ratio) + quantising
+    return replace(
+        wide,
+        seconds=seconds,
+        log_halfwidth=math.hypot(
+            wide.log_halfwidth, _assumption(ratio) * products / ratio / seconds
+        ),
+        extrapolating=(*wide.extrapolating, assumed(device, asked, precision)),
+    )
+
+
+def _seconds_per_byte(device: DeviceKind, *, backward: bool) -> float:
+    bandwidth = device.memory_bandwidth_bytes_per_second
+    share = ELEMENTWISE_EFFICIENCY_BACKWARD if backward else ELEMENTWISE_EFFICIENCY_FORWARD
+    return 1.0 / (bandwidth * share) if bandwidth > 0 else 0.0

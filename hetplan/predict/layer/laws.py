@@ -1,0 +1,519 @@
+"""Times of forward and backward together, as two: what a law needs where a tool wrote one.
+
+Backward is taken as twice the forward, by operations (`model.work`): a gradient of the inputs and
+one of the weights for every product. Kernels do not keep to that, so the interval of a law from
+such halves is wider. How far real layers are from it: Sailor's published profiles, 210 shapes (7
+GPU kinds, 4 models, microbatch 1 to 128, tp 1 to 8) with backward between 0.7 and 3.3 times the
+forward (median 2.1), and 174 heads with 0.7 to 9.1 times (median 1.7). 90 % of the halves lie
+within the factors below; tests/predict/test_predict_combined.py computes them.
+
+Layer samples of one population per device to laws, with errors on sizes left out.
+
+One law per (device kind, precision, layer kind, phase), whatever the architecture: the columns
+say how GPT and Llama layers differ. An optimizer has one law per (device kind, precision).
+
+Columns are dropped in the order of `predict.columns` until the rows can tell the remaining ones
+apart: at least as many distinct points as columns, and no column that is a mixture of others on
+all rows (with one hidden size, bytes of elementwise work and operations grow alike). A transformer
+layer's law may be held near a datasheet's rates instead (`predict.layer_prior`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from hetplan.errors import Fault, InputError
+from hetplan.job.spec import Precision
+from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind, ModelSpec, plain_model
+from hetplan.predict.datasheet import (
+    MATRIX_LOG_HALFWIDTH,
+)
+from hetplan.predict.law_parts import UNCHECKED
+from hetplan.predict.laws import (
+    ALL_LAYERS,
+    OWN_ROWS,
+    LayerLaw,
+    MeasuredRange,
+    Term,
+    range_names,
+    validation_of,
+)
+from hetplan.predict.layer.columns import OPTIMIZER_SETS, Column, column_sets, layer_columns
+from hetplan.predict.layer.tables import (
+    LayerTable,
+    layer_tables,
+    left_out_sizes,
+    measured_layers,
+    measured_updates,
+    repaired,
+    repeat_log_halfwidth,
+    table_key,
+)
+from hetplan.predict.layer.weak_prior import Candidate, Passes, choose
+from hetplan.predict.operator.laws import gain_is_earned
+from hetplan.predict.regression import (
+    MIN_CALIBRATION_ROWS,
+    conformal_halfwidth,
+    independent,
+)
+from hetplan.profiling.samples import LayerSample, Phase
+
+FORWARD_SHARE = 1 / 3  # 1 part forward, 2 parts backward, by operations
+
+TRANSFORMER_LOG_HALFWIDTHS = (0.30, 0.18)  # forward, backward: p90 of 210 shapes is 0.292, 0.178
+HEAD_LOG_HALFWIDTHS = (0.44, 0.30)  # p90 of 174 shapes is 0.434, 0.291
+# All of an embedding's time may be its forward, log(3 / 1) = 1.10; nobody publishes a backward that
+# was waited for (Sailor's are 3 us at every size), so its half gets the same.
+EMBEDDING_LOG_HALFWIDTHS = (1.10, 1.10)
+
+_HALVES = (Phase.FORWARD.value, Phase.BACKWARD.value)
+
+_SampleKey = tuple[str, str, str, str]
+"""Device, precision, layer, phase."""
+
+
+@dataclass(frozen=True, slots=True)
+class CombinedRows:
+    """Which laws stand on halves of combined times, and which laws needed none."""
+
+    halves: Counter[_SampleKey]
+    """Rows that were split, per law."""
+    unused: Counter[_SampleKey]
+    """Rows whose half was measured alone as well."""
+
+    def widened(self, law: LayerLaw) -> LayerLaw:
+        """The law with the interval and the notes that its rows ask for."""
+        key = (law.device, law.precision, law.layer, law.phase)
+        notes = law.notes
+        if self.unused[key]:
+            notes += (
+                f"{self.unused[key]} rows of forward and backward together are not used: "
+                f"{law.phase} was measured alone",
+            )
+        if not self.halves[key]:
+            return law if notes == law.notes else replace(law, notes=notes)
+        added = split_log_halfwidth(law.layer, law.phase)
+        return replace(
+            law,
+            log_halfwidth=law.log_halfwidth + added,
+            table_log_halfwidth=law.table_log_halfwidth + added,
+            measured=(),  # a half is not measured
+            calibration=f"{law.calibration}; {added:g} more for the split",
+            notes=(
+                *notes,
+                "split of measured forward+backward by operations: an assumption (backward is "
+                "twice forward)",
+            ),
+        )
+
+
+def split_log_halfwidth(layer: str, phase: str) -> float:
+    """Half-width that the split alone adds to a law of this layer and phase."""
+    widths = TRANSFORMER_LOG_HALFWIDTHS
+    if layer == LayerKind.HEAD.value:
+        widths = HEAD_LOG_HALFWIDTHS
+    elif layer == LayerKind.EMBEDDING.value:
+        widths = EMBEDDING_LOG_HALFWIDTHS
+    return widths[_HALVES.index(phase)]
+
+
+def split_combined(
+    samples: Sequence[LayerSample],
+) -> tuple[tuple[LayerSample, ...], CombinedRows]:
+    """The samples with every combined one as a forward and a backward one, which sum to it.
+
+    A phase that was measured alone for the same device, precision and layer keeps to those rows.
+    """
+    combined = Phase.FORWARD_BACKWARD.value
+    rows = CombinedRows(Counter(), Counter())
+    if all(sample.phase != combined for sample in samples):
+        return tuple(samples), rows
+    alone = {_sample_key(sample, sample.phase) for sample in samples if sample.phase != combined}
+    result: list[LayerSample] = []
+    for sample in samples:
+        if sample.phase != combined:
+            result.append(sample)
+            continue
+        for half in _split(sample):
+            key = _sample_key(half, half.phase)
+            if key in alone:
+                rows.unused[key] += 1
+            else:
+                rows.halves[key] += 1
+                result.append(half)
+    return tuple(result), rows
+
+
+def _sample_key(sample: LayerSample, phase: str) -> _SampleKey:
+    return sample.device, sample.precision, sample.layer, phase
+
+
+def _split(sample: LayerSample) -> Iterator[LayerSample]:
+    """Its forward, and as backward what is left of each time."""
+    forward = replace(
+        sample,
+        phase=Phase.FORWARD.value,
+        median_seconds=sample.median_seconds * FORWARD_SHARE,
+        p10_seconds=sample.p10_seconds * FORWARD_SHARE,
+        p90_seconds=sample.p90_seconds * FORWARD_SHARE,
+    )
+    yield forward
+    yield replace(
+        sample,
+        phase=Phase.BACKWARD.value,
+        median_seconds=sample.median_seconds - forward.median_seconds,
+        p10_seconds=sample.p10_seconds - forward.p10_seconds,
+        p90_seconds=sample.p90_seconds - forward.p90_seconds,
+        activation_bytes=0.0,
+    )
+
+
+"""Of the prior, beside the rows' own mean power; see above for how little it matters."""
+"""Whole square over causal operations."""
+"""Values of these columns in every row."""
+
+
+UNVALIDATED_LOG_HALFWIDTH = MATRIX_LOG_HALFWIDTH
+"""Least half-width where too few errors set it: a law that was never tested on a size it had not
+seen is trusted no more than a datasheet's, nor more than a second measurement."""
+
+_OPTIMIZER_PREFIX = f"{Phase.OPTIMIZER.value}:"
+
+_Key = tuple[str, str, str, str]
+"""Device, precision, layer, phase."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A law before its interval, with the errors that will set it."""
+
+    key: _Key
+    terms: tuple[Term, ...]
+    originals: tuple[LayerSample, ...]
+    """As measured."""
+    samples: tuple[LayerSample, ...]
+    """None slower than one of more work."""
+    points: int
+    left_out: str
+    folds: int
+    errors: tuple[float, ...]
+    notes: tuple[str, ...]
+    tables: tuple[LayerTable, ...]
+    table_errors: tuple[float, ...]
+
+
+def measured_values(
+    model: ModelSpec, layer: LayerKind, microbatch_size: int, sequence_length: int, tp: int
+) -> tuple[float, ...]:
+    """Values of `range_names`, for one prediction or sample."""
+    values: tuple[float, ...] = (model.hidden_size, sequence_length, microbatch_size, tp)
+    return values if layer is LayerKind.TRANSFORMER else (*values, model.vocab_size)
+
+
+def sample_model(sample: LayerSample) -> ModelSpec:
+    """A one-layer model of the sample's shape.
+
+    A sample does not say how many positions a GPT model learns; its sequence length stands in.
+    """
+    return plain_model(
+        name="sample",
+        architecture=Architecture(sample.architecture),
+        num_layers=1,
+        hidden_size=sample.hidden_size,
+        ffn_hidden_size=sample.ffn_hidden_size,
+        num_attention_heads=sample.num_attention_heads,
+        num_kv_heads=sample.num_kv_heads,
+        head_dim=sample.head_dim,
+        vocab_size=sample.vocab_size,
+        max_sequence_length=sample.sequence_length,
+    )
+
+
+def fit_layer_laws(samples: Sequence[LayerSample]) -> tuple[LayerLaw, ...]:
+    """One law per device, precision, layer kind and phase in the samples, in that order.
+
+    An InputError names every sample that cannot be used (an unknown word, a time that is no
+    positive number).
+    """
+    samples, combined = split_combined(samples)
+    _check(samples)
+    groups: dict[_Key, list[LayerSample]] = {}
+    for sample in samples:
+        groups.setdefault(_key(sample), []).append(sample)
+    ordered = sorted(groups.items(), key=lambda item: item[0])
+    drafts = [
+        _draft(key, rows, [both for other, both in ordered if other[:3] == key[:3]])
+        for key, rows in ordered
+    ]
+    return tuple(combined.widened(_finish(draft, drafts)) for draft in drafts)
+
+
+def _as_more_work(key: _Key, samples: Sequence[LayerSample]) -> tuple[LayerSample, ...]:
+    """The samples, none slower than one of more work; updates do not depend on microbatches."""
+    return tuple(samples) if key[2] == ALL_LAYERS else repaired(samples)
+
+
+def _key(sample: LayerSample) -> _Key:
+    layer = ALL_LAYERS if sample.phase.startswith(_OPTIMIZER_PREFIX) else sample.layer
+    return sample.device, sample.precision, layer, sample.phase
+
+
+def _check(samples: Sequence[LayerSample]) -> None:
+    phases = (Phase.FORWARD.value, Phase.BACKWARD.value)
+    faults = []
+    for number, sample in enumerate(samples, start=1):
+        if not (math.isfinite(sample.median_seconds) and sample.median_seconds > 0):
+            problem = f"median_seconds is {sample.median_seconds}; a time is more than 0"
+        elif sample.layer not in TRAINED_KINDS:
+            problem = f"layer is {sample.layer!r}; it is one of {', '.join(TRAINED_KINDS)}"
+        elif sample.architecture not in tuple(Architecture):
+            problem = (
+                f"architecture is {sample.architecture!r}; it is one of {', '.join(Architecture)}"
+            )
+        elif sample.precision not in tuple(Precision):
+            problem = f"precision is {sample.precision!r}; it is one of {', '.join(Precision)}"
+        elif sample.phase not in phases and not sample.phase.startswith(_OPTIMIZER_PREFIX):
+            problem = f"phase is {sample.phase!r}; it is forward, backward or optimizer:<its name>"
+        else:
+            continue
+        faults.append(
+            Fault(
+                message=f"{problem}; measure it again or remove the row",
+                field=f"layer sample {number} of {sample.device}",
+            )
+        )
+    if faults:
+        raise InputError(*faults)
+
+
+def _row_values(sample: LayerSample, columns: Sequence[Column]) -> tuple[float, ...]:
+    model, layer = sample_model(sample), LayerKind(sample.layer)
+    if sample.phase.startswith(_OPTIMIZER_PREFIX):
+        parameters = float(sample.copies * model.parameters(layer, sample.tp))
+        return tuple(parameters if column is Column.PARAMETERS else 1.0 for column in columns)
+    values = layer_columns(
+        model,
+        layer,
+        microbatch_size=sample.microbatch_size,
+        sequence_length=sample.sequence_length,
+        tp=sample.tp,
+        bytes_per_element=Precision(sample.precision).bytes_per_element,
+    )
+    return tuple(values.value(column) for column in columns)
+
+
+def _values(sample: LayerSample) -> tuple[float, ...]:
+    """Values of the range names of the sample's law."""
+    model, layer = sample_model(sample), LayerKind(sample.layer)
+    if sample.phase.startswith(_OPTIMIZER_PREFIX):
+        return (float(sample.copies * model.parameters(layer, sample.tp)),)
+    return measured_values(model, layer, sample.microbatch_size, sample.sequence_length, sample.tp)
+
+
+def _choose_columns(
+    sets: Sequence[tuple[Column, ...]], samples: Sequence[LayerSample]
+) -> tuple[tuple[Column, ...], list[tuple[float, ...]]]:
+    """The richest column set that the samples can tell apart, and the rows' values."""
+    seconds = [sample.median_seconds for sample in samples]
+    for columns in sets[:-1]:
+        rows = [_row_values(sample, columns) for sample in samples]
+        if independent(rows, seconds):
+            return columns, rows
+    return sets[-1], [_row_values(sample, sets[-1]) for sample in samples]
+
+
+def _leave_out(samples: Sequence[LayerSample], layer: str) -> tuple[str, list[float]]:
+    """What to leave out, one value at a time, and its value in each row."""
+    if layer == ALL_LAYERS:
+        hidden = [float(sample.hidden_size) for sample in samples]
+        if len(set(hidden)) > 1:
+            return "hidden", hidden
+    names = range_names(layer)
+    columns = zip(*(_values(sample) for sample in samples), strict=True)
+    by_name = {name: list(values) for name, values in zip(names, columns, strict=True)}
+    for name in ("hidden", "microbatch", "sequence", "tp", "parameters"):
+        if len(set(by_name.get(name, ()))) > 1:
+            return name, by_name[name]
+    return "", []
+
+
+def _chosen(
+    key: _Key,
+    sets: Sequence[tuple[Column, ...]],
+    samples: Sequence[LayerSample],
+    both: Sequence[Sequence[LayerSample]],
+) -> Candidate:
+    """The columns that the samples can tell apart; of a transformer layer, what leaves least.
+
+    `both` are all samples of each pass of the same layers.
+    """
+    columns, rows = _choose_columns(sets, samples)
+    plain = Candidate(columns=columns, rows=rows)
+    if key[2] != LayerKind.TRANSFORMER:
+        return plain
+    hidden = [float(sample.hidden_size) for sample in samples]
+    measured = [_passes(each) for each in both]
+    return choose(plain, key[0], key[1], _passes(samples), hidden, measured)
+
+
+def _passes(samples: Sequence[LayerSample]) -> Passes:
+    return Passes(
+        phase=samples[0].phase,
+        rows_of=lambda columns: [_row_values(sample, columns) for sample in samples],
+        seconds=[sample.median_seconds for sample in samples],
+    )
+
+
+def _draft(
+    key: _Key, originals: Sequence[LayerSample], both: Sequence[Sequence[LayerSample]]
+) -> _Draft:
+    layer, samples = key[2], _as_more_work(key, originals)
+    sets = OPTIMIZER_SETS if layer == ALL_LAYERS else column_sets(LayerKind(layer))
+    seconds = [sample.median_seconds for sample in samples]
+    chosen = _chosen(key, sets, samples, both)
+    coefficients = chosen.fit(chosen.rows, seconds)
+    left_out, groups = _leave_out(samples, layer)
+    errors = chosen.left_out(seconds, groups) if left_out else ()
+    points = len({_row_values(sample, sets[0]) for sample in samples})
+    tables, table_errors = _tables(layer, samples, chosen, seconds)
+    return _Draft(
+        key,
+        tuple(
+            Term(column=column.value, coefficient=coefficient)
+            for column, coefficient in zip(chosen.columns, coefficients, strict=True)
+        ),
+        tuple(originals),
+        samples,
+        points,
+        left_out,
+        len(set(groups)),
+        errors,
+        _notes(sets[0], chosen, samples, points, left_out),
+        tables,
+        table_errors,
+    )
+
+
+def _tables(
+    layer: str, samples: Sequence[LayerSample], law: Candidate, seconds: Sequence[float]
+) -> tuple[tuple[LayerTable, ...], tuple[float, ...]]:
+    """Tables of the measured layers and their errors on sizes left out, where they beat the law."""
+    sizes = [sample.microbatch_size for sample in samples]
+    if layer == ALL_LAYERS or len(set(sizes)) < 3:
+        return (), ()
+    tables = layer_tables(samples)
+    inner = left_out_sizes(tables)
+    at = [(table_key(sample), size) for sample, size in zip(samples, sizes, strict=True)]
+    judged = [index for index, each in enumerate(at) if each in inner]
+    if len(judged) < MIN_CALIBRATION_ROWS:
+        return (), ()
+    by_law = law.left_out(seconds, sizes)
+    by_table = tuple(inner[at[index]] for index in judged)
+    if not gain_is_earned([by_law[index] for index in judged], by_table, 1.0):
+        return (), ()
+    return tables, by_table
+
+
+def _notes(
+    richest: Sequence[Column],
+    law: Candidate,
+    samples: Sequence[LayerSample],
+    points: int,
+    left_out: str,
+) -> tuple[str, ...]:
+    notes, columns = [], law.columns
+    if law.centre:
+        notes.append(f"coefficients are held near the datasheet's: {law.words}")
+    elif len(columns) < len(richest):
+        notes.append(
+            f"{points} distinct points cannot tell {len(richest)} columns apart: fitted "
+            f"{', '.join(columns)}"
+        )
+    if not left_out:
+        notes.append("one size only: nothing could be left out, so the law is untested")
+    elif left_out not in ("hidden", "parameters"):
+        notes.append(f"one hidden size only: the errors leave out whole {left_out} sizes instead")
+    unsteady = sum(not sample.steady for sample in samples)
+    if unsteady:
+        notes.append(f"{unsteady} of {len(samples)} rows did not reach a steady time")
+    return tuple(notes)
+
+
+def _halfwidth(draft: _Draft, drafts: Sequence[_Draft]) -> tuple[float, str]:
+    """The interval's half-width and which errors set it."""
+    own = conformal_halfwidth(draft.errors)
+    if own is not None:
+        return own, OWN_ROWS
+    device = draft.key[0]
+    pooled = [error for other in drafts if other.key[0] == device for error in other.errors]
+    together = conformal_halfwidth(pooled)
+    largest = max((abs(error) for error in draft.errors), default=0.0)
+    least = max(UNVALIDATED_LOG_HALFWIDTH, repeat_log_halfwidth(device))
+    if together is not None and draft.errors:
+        # Never below what this law itself got wrong: the others may be easier.
+        return (
+            max(together, largest),
+            f"{len(pooled)} left-out rows of all laws of {device} "
+            f"(own: {len(draft.errors)}, {MIN_CALIBRATION_ROWS} needed)",
+        )
+    return (
+        max(largest, least, together or 0.0),
+        f"{len(draft.errors)} left-out rows {UNCHECKED} ({MIN_CALIBRATION_ROWS} needed); "
+        f"at least {least:g}, what datasheets and second measurements are off by",
+    )
+
+
+def _finish(draft: _Draft, drafts: Sequence[_Draft]) -> LayerLaw:
+    device, precision, layer, phase = draft.key
+    halfwidth, calibration = _halfwidth(draft, drafts)
+    columns = tuple(zip(*(_values(sample) for sample in draft.samples), strict=True))
+    between = (conformal_halfwidth(draft.table_errors) or 0.0) if draft.tables else 0.0
+    inside = min(halfwidth, between) if draft.tables else halfwidth
+    checked = UNCHECKED not in calibration
+    updates = layer == ALL_LAYERS
+    return LayerLaw(
+        device=device,
+        precision=precision,
+        layer=layer,
+        phase=phase,
+        terms=draft.terms,
+        ranges=tuple(
+            MeasuredRange(quantity=name, least=min(values), most=max(values))
+            for name, values in zip(range_names(layer), columns, strict=True)
+        ),
+        log_halfwidth=halfwidth,
+        calibration=calibration,
+        rows=len(draft.samples),
+        points=draft.points,
+        validation=validation_of(draft.left_out, draft.folds, draft.errors),
+        notes=_with_tables(draft),
+        tables=draft.tables,
+        table_log_halfwidth=between,
+        measured=(
+            ()
+            if updates
+            else measured_layers(draft.originals, draft.samples, inside, checked=checked)
+        ),
+        measured_updates=(
+            measured_updates(
+                draft.originals, [int(each) for each in columns[0]], inside, checked=checked
+            )
+            if updates
+            else ()
+        ),
+    )
+
+
+def _with_tables(draft: _Draft) -> tuple[str, ...]:
+    if not draft.tables:
+        return draft.notes
+    count = len(draft.table_errors)
+    mean = sum(abs(math.expm1(-error)) for error in draft.table_errors) / count
+    return (
+        *draft.notes,
+        f"times between measured microbatch sizes of one layer from its own table: {mean:.1%} "
+        f"mean error on {count} sizes left out",
+    )

@@ -1,0 +1,1 @@
+"""Laws of links: messages and collectives."""

@@ -1,0 +1,1 @@
+"""Laws of operators: products, attention, what moves bytes."""

@@ -1,0 +1,274 @@
+"""What a person sees of a run beside its plan: the verdict, the parts, the timers, what to do."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+
+from rich.markup import escape
+from rich.table import Table
+
+from hetplan.comparison.calibration import Trial
+from hetplan.comparison.compare import SCHEMA, Comparison
+from hetplan.comparison.parts import Culprit
+from hetplan.files.encoding import to_plain
+from hetplan.launchers.run_log import RunLog
+from hetplan.reports.terminal import print_table
+from hetplan.units import format_bytes, format_seconds
+
+
+def print_comparisons(comparisons: Sequence[Comparison]) -> None:
+    """Timers, parts and verdict of every run, then one row per run."""
+    for comparison in comparisons:
+        if len(comparisons) > 1:
+            print(f"\n{', '.join(comparison.files)}", flush=True)
+        if comparison.timers:
+            print_table(timer_table(comparison))
+        if comparison.parts:
+            print_table(part_table(comparison))
+        for line in comparison_lines(comparison):
+            print(line, flush=True)
+    if len(comparisons) > 1:
+        print_table(run_table(comparisons))
+
+
+def comparison_text(comparisons: Sequence[Comparison]) -> str:
+    """JSON of one comparison, or of several under `runs`, derived figures included."""
+
+    def data(comparison: Comparison) -> dict[str, object]:
+        plain = to_plain(comparison)
+        if not isinstance(plain, dict):
+            raise TypeError("a comparison is a mapping")
+        return plain | {
+            "relative_error": comparison.relative_error,
+            "inside_interval": comparison.inside_interval,
+        }
+
+    rows = [data(comparison) for comparison in comparisons]
+    whole = rows[0] if len(rows) == 1 else {"runs": rows}
+    return json.dumps(
+        whole | {"schema": SCHEMA}, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False
+    )
+
+
+def print_trial(trial: Trial) -> None:
+    """What was held back, the factors, and whether they helped."""
+    print_table(trial_table(trial))
+    if trial.calibration.factors:
+        print_table(factor_table(trial))
+    for line in trial_lines(trial):
+        print(line, flush=True)
+
+
+def part_table(comparison: Comparison) -> Table:
+    """The step in parts that add up to it on both sides."""
+    table = Table(title="Parts of the step, which add up to it", title_justify="left")
+    table.add_column("part", overflow="fold")
+    for name in ("measured", "predicted", "difference", "ratio"):
+        table.add_column(name, justify="right", overflow="fold")
+    table.add_column("", overflow="fold")
+    for row in comparison.parts:
+        table.add_row(
+            row.part,
+            format_seconds(row.measured_seconds),
+            format_seconds(row.predicted_seconds),
+            _signed(row.difference_seconds),
+            "" if row.ratio is None or row.ratio < 0 else f"{row.ratio:.2f}",
+            escape(row.note),
+        )
+    return table
+
+
+def timer_table(comparison: Comparison) -> Table:
+    """The trainer's timers, least and most over ranks, beside the plan's stages."""
+    table = Table(title="Timers: least and most over ranks, medians", title_justify="left")
+    for name in ("timer", "counts"):
+        table.add_column(name, overflow="fold")
+    for name in ("measured", "predicted"):
+        table.add_column(name, justify="right", overflow="fold")
+    table.add_column("ranks", overflow="fold")
+    table.add_column("", overflow="fold")
+    for row in comparison.timers:
+        table.add_row(
+            escape(row.timer),
+            row.quantity or "-",
+            _span(row.measured_least_seconds, row.measured_most_seconds),
+            _span(row.predicted_least_seconds, row.predicted_most_seconds),
+            row.ranks,
+            escape(row.note),
+        )
+    return table
+
+
+def run_table(comparisons: Sequence[Comparison]) -> Table:
+    """One row per run."""
+    table = Table(title="All runs", title_justify="left")
+    table.add_column("run", overflow="fold")
+    for name in ("measured", "predicted", "error", "p10 .. p90 predicted"):
+        table.add_column(name, justify="right", overflow="fold")
+    table.add_column("off most", overflow="fold")
+    for each in comparisons:
+        interval = each.predicted_interval
+        table.add_row(
+            escape(", ".join(each.files)),
+            format_seconds(each.measured.median_seconds),
+            format_seconds(each.predicted_step_seconds),
+            f"{each.relative_error:+.1%}",
+            _span(interval.p10_seconds, interval.p90_seconds)
+            + ("" if each.inside_interval else " OUTSIDE"),
+            each.culprit.part if each.culprit is not None else "",
+        )
+    return table
+
+
+def comparison_lines(comparison: Comparison) -> Iterator[str]:
+    """The verdict, what was left out, what is off, and what to doubt."""
+    measured, interval = comparison.measured, comparison.predicted_interval
+    place = "inside" if comparison.inside_interval else "OUTSIDE"
+    yield (
+        f"measured {format_seconds(measured.median_seconds)} per step (median of "
+        f"{measured.count} logged steps, p10 {format_seconds(measured.p10_seconds)}, p90 "
+        f"{format_seconds(measured.p90_seconds)}); predicted "
+        f"{format_seconds(comparison.predicted_step_seconds)}, error "
+        f"{comparison.relative_error:+.1%} of the measured; {place} the predicted p10 "
+        f"{format_seconds(interval.p10_seconds)} to p90 {format_seconds(interval.p90_seconds)}"
+    )
+    yield f"steps that count: {measured.iterations}"
+    for left in comparison.left_out:
+        yield f"left out {left.count}: {left.reason} ({left.iterations})"
+    memory = comparison.memory
+    if memory is not None:
+        error = memory.predicted_bytes / memory.measured_bytes - 1
+        yield (
+            f"memory {memory.kind} at its peak: {format_bytes(memory.measured_bytes)} measured, "
+            f"{format_bytes(memory.predicted_bytes)} predicted ({error:+.1%})"
+        )
+    if comparison.culprit is not None:
+        yield from _culprit_lines(comparison.culprit)
+    elif comparison.parts:
+        spread = (measured.p90_seconds - measured.p10_seconds) / 2
+        yield (
+            "no part is off by more than 1 % of the step and the run's own spread, "
+            f"{format_seconds(spread)} to either side"
+        )
+    for note in comparison.notes:
+        yield f"note: {note}"
+
+
+def trial_table(trial: Trial) -> Table:
+    """Every run that was held back, before and after."""
+    table = Table(title=f"Held back: {trial.held_back}", title_justify="left")
+    for name in ("run", "layout"):
+        table.add_column(name, overflow="fold")
+    for name in ("measured", "error", "with factors"):
+        table.add_column(name, justify="right", overflow="fold")
+    for row in trial.rows:
+        table.add_row(
+            escape(row.source),
+            escape(row.layout),
+            format_seconds(row.measured_seconds),
+            f"{row.error_before:+.1%}",
+            f"{row.error_after:+.1%}",
+        )
+    return table
+
+
+def factor_table(trial: Trial) -> Table:
+    """What the runs say that predictions must be multiplied by."""
+    table = Table(title="Factors on predictions, from all runs", title_justify="left")
+    for name in ("of", "part"):
+        table.add_column(name, overflow="fold")
+    for name in ("factor", "90 %", "runs"):
+        table.add_column(name, justify="right", overflow="fold")
+    for each in trial.calibration.factors:
+        width = math.exp(each.log_halfwidth)
+        table.add_row(
+            escape(each.cause),
+            each.name,
+            f"{each.factor:.3f}",
+            f"{each.factor / width:.3f} .. {each.factor * width:.3f}",
+            str(each.runs),
+        )
+    return table
+
+
+def trial_lines(trial: Trial) -> Iterator[str]:
+    """Whether it helped, in numbers, and what that shows."""
+    verdict = "better" if trial.helped else "NOT better"
+    yield (
+        f"{verdict} on what was held back ({trial.held_back}): mean error "
+        f"{trial.mean_before:.1%} -> {trial.mean_after:.1%}, median {trial.median_before:.1%} -> "
+        f"{trial.median_after:.1%}"
+    )
+    if not trial.helped:
+        yield "the factors above are not used unless --force writes them"
+    for note in dict.fromkeys((*trial.notes, *trial.calibration.notes)):
+        yield f"note: {note}"
+
+
+def _culprit_lines(culprit: Culprit) -> Iterator[str]:
+    slower = culprit.difference_seconds > 0
+    yield (
+        f"OFF MOST: {culprit.part}, {format_seconds(abs(culprit.difference_seconds))} of the step "
+        f"{'slower' if slower else 'faster'} than predicted"
+    )
+    yield f"what that usually means: {culprit.meaning}"
+    yield f"measure again: {culprit.measure}"
+
+
+def _signed(seconds: float) -> str:
+    return f"{'+' if seconds > 0 else ''}{format_seconds(seconds)}"
+
+
+def _span(least: float | None, most: float | None) -> str:
+    """`12 ms .. 15 ms`, or one of them where they are equal."""
+    if least is None or most is None:
+        return ""
+    if least == most:
+        return format_seconds(most)
+    return f"{format_seconds(least)} .. {format_seconds(most)}"
+
+
+def loop_table(runs: Sequence[tuple[str, RunLog]]) -> str:
+    """A table of runs: predicted and measured step time, error, and the loss curve below."""
+    width = max(len(name) for name, _ in runs)
+    head = f"{'predicted':>10}  {'measured':>10}  {'error':>7}  {'p10..p90 predicted':>24}"
+    lines = [f"{'':<{width}}  {head}"]
+    for name, run in runs:
+        interval = run.predicted_interval
+        span = f"{format_seconds(interval.p10_seconds)} .. {format_seconds(interval.p90_seconds)}"
+        predicted = format_seconds(run.predicted_step_seconds)
+        measured = format_seconds(run.median_step_seconds)
+        row = f"{predicted:>10}  {measured:>10}  {run.relative_error:>+7.1%}  {span:>24}"
+        lines.append(f"{name:<{width}}  {row}")
+    for name, run in runs:
+        losses = [step.loss for step in run.steps]
+        lines.append(f"{name}: loss {losses[0]:.4f} {sparkline(losses)} {losses[-1]:.4f}")
+    for name, run in runs:
+        if run.overruns and sum(run.overruns):
+            verdict = "" if run.valid else ": too busy a machine, do not trust this run"
+            share = f"{run.overrun_fraction:.1%} of the paced passes overran"
+            lines.append(f"{name}: {share}{verdict}")
+    return "\n".join(lines)
+
+
+def loop_headline(uneven: RunLog, even: RunLog) -> str:
+    """Which plan was faster, and by how much, as measured."""
+    ratio = even.median_step_seconds / uneven.median_step_seconds
+    if ratio > 1:
+        return f"hetplan's plan was {ratio:.2f} x as fast as the even split (measured)."
+    return f"hetplan's plan was NOT faster than the even split: {ratio:.2f} x (measured)."
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """One bar per value, from the lowest (▁) to the highest (█)."""
+    low, high = min(values), max(values)
+    span = high - low
+    if span <= 0:
+        return _BARS[0] * len(values)
+    top = len(_BARS) - 1
+    return "".join(_BARS[round((value - low) / span * top)] for value in values)

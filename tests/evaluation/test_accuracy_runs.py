@@ -1,0 +1,277 @@
+"""A row of a table becomes the model, cluster, job and plan that were run, and a prediction."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from evaluation_tables import write_runs
+
+from evaluation.accuracy.calibration import run_of
+from evaluation.accuracy.clusters import (
+    cluster_of,
+    device_kind_of,
+    kind_names,
+    network_of,
+)
+from evaluation.accuracy.plans import plan_of
+from evaluation.accuracy.rows import RunRow, model_of, read_runs
+from hetplan.cluster.catalogue import load_catalogue
+from hetplan.errors import InputError
+from hetplan.job.spec import Precision
+from hetplan.plans.plan import OverlapSettings, RecomputeGranularity, Sharding, expand
+
+
+@pytest.fixture
+def row(tmp_path: Path) -> RunRow:
+    return read_runs(write_runs(tmp_path, {})).rows[0]
+
+
+# ---- models
+
+
+@pytest.mark.parametrize(
+    ("sizes", "billions"),
+    [
+        # Published sizes of these models.
+        ({"model": "LLAMA3_70B", "layers": 80, "hidden": 8192, "ffn_hidden": 28672, "heads": 64,
+          "kv_heads": 8, "vocab": 128256}, 70.6),
+        ({"model": "Qwen3_235B_a22B", "layers": 94, "hidden": 4096, "ffn_hidden": 12288,
+          "heads": 64, "kv_heads": 4, "vocab": 151936, "num_experts": 128}, 235.1),
+        ({"model": "mixtral-8x7b", "layers": 32, "hidden": 4096, "ffn_hidden": 14336, "heads": 32,
+          "kv_heads": 8, "vocab": 32000, "num_experts": 8}, 46.7),
+        ({"model": "deepseekv2", "layers": 60, "hidden": 5120, "ffn_hidden": 12288, "heads": 128,
+          "kv_heads": 128, "vocab": 102400, "num_experts": 160}, 235.7),
+        ({"model": "deepseekv3", "layers": 61, "hidden": 7168, "ffn_hidden": 18432, "heads": 128,
+          "kv_heads": 128, "vocab": 129280, "num_experts": 256}, 671.0),
+        ({"model": "qwen2.5-7b", "layers": 28, "hidden": 3584, "ffn_hidden": 18944, "heads": 28,
+          "kv_heads": 4, "vocab": 152064}, 7.6),
+    ],
+)  # fmt: skip
+def test_parameter_counts_are_the_published_ones(
+    row: RunRow, sizes: dict[str, object], billions: float
+) -> None:
+    model = model_of(replace(row, **sizes)).model  # type: ignore[arg-type]
+    assert model.parameter_count / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"heads": None}, "heads"),
+        ({"model": "foo-moe", "num_experts": 8}, "no known family"),
+        ({"model": "gpt-moe", "num_experts": 8}, "dense family"),
+    ],
+)
+def test_models_that_a_row_does_not_give(
+    row: RunRow, changes: dict[str, object], word: str
+) -> None:
+    with pytest.raises(InputError, match=word):
+        model_of(replace(row, **changes))  # type: ignore[arg-type]
+
+
+# ---- devices and clusters
+
+
+LABELS = (
+    ("A100-80GB-SXM (multi: 512-GPU cluster)", "nvidia-a100-80gb-sxm"),
+    ("A100-40", "nvidia-a100-40gb-sxm"),
+    ("GH-96", "nvidia-gh200-96gb"),
+    ("B200-SXM", "nvidia-b200-180gb-sxm"),
+    ("H100", "nvidia-h100-80gb-sxm"),
+    ("H100-PCIe", "nvidia-h100-80gb-pcie"),
+    ("NVIDIA H100 80GB HBM3", "nvidia-h100-80gb-sxm"),
+    ("MI300X", "amd-mi300x"),
+    ("V100-16", "nvidia-v100-16gb-sxm"),
+    ("910B", "huawei-ascend-910b2-64gb"),
+    ("A100-SXM4-40GB", "nvidia-a100-40gb-sxm"),
+    ("A100-SXM", "nvidia-a100-80gb-sxm"),
+    ("NVIDIA H100-SXM5-80GB", "nvidia-h100-80gb-sxm"),
+    ("Tesla V100-SXM2-32GB", "nvidia-v100-32gb-sxm"),
+    ("RTX3090", "nvidia-rtx-3090-24gb"),
+    ("RTX-2080Ti", "nvidia-rtx-2080-ti-11gb"),
+    ("TPUv4", "google-tpu-v4"),
+)
+
+
+def test_labels_mean_kinds() -> None:
+    for label, kind in LABELS:
+        (name,) = kind_names(label)
+        assert device_kind_of(name, load_catalogue()).kind == kind
+    for label in ("XPU-9", "", "A", "nvidia"):
+        with pytest.raises(InputError, match="no kind of the catalogue"):
+            device_kind_of(label, load_catalogue())
+
+
+@pytest.mark.parametrize(
+    ("note", "nics", "gigabits"),
+    [
+        ("8x 25 GB/s", 8, 200),
+        ("3.2 Tb/s per node", 8, 400),
+        ("3200 Gbps EFA", 8, 400),
+        ("50 GB/s per GPU", 8, 400),
+        ("NDR InfiniBand", 8, 400),
+        ("4x200Gbps RoCE", 4, 200),
+        ("", 8, 400),
+        ("fast", 8, 400),
+        ("Frontier Slingshot", 8, 400),
+    ],
+)
+def test_other_notes_are_read_too(row: RunRow, note: str, nics: int, gigabits: float) -> None:
+    found = network_of(replace(row, gpu="H100", inter_bw_note=note))
+    assert found is not None
+    assert found.nics * found.bandwidth_bytes_per_second == pytest.approx(nics * gigabits * 1e9 / 8)
+
+
+def test_a_network_that_is_not_usual_is_not_made_up(row: RunRow) -> None:
+    with pytest.raises(InputError, match="network between the nodes is not known"):
+        cluster_of(replace(row, gpu="RTX-3090", inter_bw_note="fast"), ())
+    alone = cluster_of(replace(row, gpu="RTX-3090", inter_bw_note="", gpus=8, dp=2), ())
+    assert alone.islands[0].nodes == 1
+
+
+# ---- plans
+
+
+def plan(row: RunRow):  # type: ignore[no-untyped-def]
+    return plan_of(row, model_of(row).model, cluster_of(row, ()))
+
+
+def test_the_plan_is_megatrons(row: RunRow) -> None:
+    found = plan(row)
+    (pipeline,) = found.plan.pipelines
+    first, last = pipeline.stages
+    assert pipeline.num_microbatches == 8
+    assert [(c.start, c.stop) for s in pipeline.stages for c in s.chunks] == [(0, 3), (3, 6)]
+    assert expand(first.replicas[0].devices) == tuple(range(8))
+    assert expand(last.replicas[0].devices) == tuple(range(8, 16))
+    assert first.recompute.granularity is RecomputeGranularity.FULL
+    assert found.plan.sharding is Sharding.NONE
+    assert found.job.precision is Precision.FLOAT16
+    assert found.job.target == "megatron"
+    assert found.notes == ()
+
+
+def test_uneven_layers_interleaving_and_sharding(row: RunRow) -> None:
+    uneven = plan(replace(row, other="layers_per_stage=2/4; x=1"))
+    assert [s.num_layers for s in uneven.plan.pipelines[0].stages] == [2, 4]
+    virtual = plan(replace(row, layers=8, vpp=2, dist_opt=True, gpus=32, pp=4))
+    (pipeline,) = virtual.plan.pipelines
+    assert pipeline.schedule.virtual_stages == 2
+    assert len(pipeline.stages[0].chunks) == 2
+    assert (virtual.plan.sharding, virtual.plan.optimizer_shards) == (Sharding.OPTIMIZER, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"dtype": "FP6"}, "no rates"),
+        ({"dtype": "FP8"}, "a100-80gb-sxm has no float8 rate"),
+        ({"dtype": "FP8", "source": "nemo-bridge-LoRA Performance"}, "weights are frozen"),
+        ({"dtype": ""}, "does not say dtype"),
+        ({"global_batch": 33}, "multiple"),
+        ({"dp": 2}, "devices"),
+        ({"layers": 1, "vpp": 4}, "too few"),
+        ({"faults": ("tp is '2x', not a whole number",)}, "tp is '2x'"),
+        ({"other": "layers_per_stage=1/2"}, "are not the 6 layers"),
+        ({"gpu": "A100-40+V100-16"}, "A100-40"),
+        ({"gpus": 12, "dp": 3, "global_batch": 30}, "whole nodes"),
+        ({"step_seconds": None}, "step time"),
+    ],
+)
+def test_rows_that_cannot_be_predicted_say_why(
+    row: RunRow, changes: dict[str, object], word: str
+) -> None:
+    with pytest.raises(InputError, match=word):
+        run_of(replace(row, **changes), (), ())  # type: ignore[arg-type]
+
+
+NEMO = {"source": "nemo-bridge-pretrain", "gpu": "B200", "seq_parallel": None, "dist_opt": True}
+
+
+def test_nemos_runs_overlap_as_its_recipes_do(row: RunRow) -> None:
+    nemo = replace(row, **NEMO, dtype="MXFP8", recompute="", vpp=2, layers=8)  # type: ignore[arg-type]
+    found = plan(nemo).plan
+    assert found.overlap == OverlapSettings(
+        reduction=True, gathering=True, tensor_parallel=True, send=True
+    )
+    assert all(r.sequence_parallel for s in found.pipelines[0].stages for r in s.replicas)
+    assert found.sharding is Sharding.OPTIMIZER
+    four = plan(replace(nemo, dtype="NVFP4")).plan
+    assert four.overlap == replace(found.overlap, tensor_parallel=False)
+    alone = replace(nemo, tp=1, pp=1, dp=16, vpp=None, other="tokens/s/GPU=1; FSDP=64 (0); x=")
+    found = plan(alone).plan
+    assert found.overlap == OverlapSettings(reduction=True, gathering=True)
+    assert found.sharding is Sharding.PARAMETERS
+    assert plan(replace(alone, other="FSDP=0")).plan.sharding is Sharding.OPTIMIZER
+    assert plan(row).plan.overlap == OverlapSettings()
+
+
+# ---- runs on several kinds
+
+
+def mixed_folder(tmp_path: Path, stages: list[list[tuple[str, int, int]]], **row: str) -> Path:
+    config = tmp_path / "sailor/validation/mit/plan.json"
+    config.parent.mkdir(parents=True)
+    pipeline = {
+        "layers_per_stage": [[0, 1, 2], [3, 4, 5]][: len(stages)]
+        if len(stages) == 2
+        else [[0, 1, 2, 3, 4, 5]],
+        "tmp_per_stage": [
+            [[[[kind, count, "zone"]], tp] for kind, count, tp in stage] for stage in stages
+        ],
+    }
+    config.write_text(json.dumps({"pipeline_list": [pipeline]}))
+    changes = {
+        "source": "sailor-mit",
+        "source_ref": "a/b Planner/validation/mit/plan.json",
+        "gpu": "RTX-3090+V100-16",
+        "inter_bw_note": "MIT RTX cluster",
+        "recompute": "none",
+    }
+    return write_runs(tmp_path, changes | row)
+
+
+def test_replicas_on_two_kinds_are_two_pipelines(tmp_path: Path) -> None:
+    folder = mixed_folder(
+        tmp_path, [[("V100-16", 2, 2), ("RTX-3090", 2, 2)]], global_batch="8", micro_batch="2"
+    )
+    (row,) = read_runs(folder).rows
+    run = run_of(row, (folder,), ())
+    assert [p.num_microbatches for p in run.planned.plan.pipelines] == [2, 2]
+    assert run.planned.plan.reduction_groups[0].degree == 2
+    assert run.planned.job.target == "any"
+
+
+def test_without_the_plan_a_mixed_row_is_not_predicted(tmp_path: Path) -> None:
+    folder = mixed_folder(tmp_path, [[("V100-16", 2, 2)]])
+    (row,) = read_runs(folder).rows
+    with pytest.raises(InputError, match="not in the folder"):
+        run_of(row, (), ())
+    (tmp_path / "sailor/validation/mit/plan.json").write_text("[]")
+    with pytest.raises(InputError, match="no plan of Sailor's"):
+        run_of(row, (folder,), ())
+
+
+# ---- predictions
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        ({"layers": 5}, [4, 3]),  # 5 layers, embedding and head, in 2 stages
+        ({"other": "layers_per_stage=2,4"}, [2, 4]),
+        ({"other": "layers_per_stage=1-3"}, [2, 4]),  # embedding and head not counted
+    ],
+)
+def test_uneven_layers_are_placed(
+    row: RunRow, changes: dict[str, object], layers: list[int]
+) -> None:
+    changed = replace(row, **changes)  # type: ignore[arg-type]
+    found = plan_of(changed, model_of(changed).model, cluster_of(changed, ()))
+    (pipeline,) = found.plan.pipelines
+    counts = [chunk.stop - chunk.start for stage in pipeline.stages for chunk in stage.chunks]
+    assert counts == layers
+    assert any("as even as" in note for note in found.notes) == ("layers" in changes)
