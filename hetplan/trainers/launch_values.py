@@ -28,6 +28,10 @@ _AROUND = ("torchrun.", "srun.", "sbatch.", "experiment.")
 """Prefixes of settings that belong to what starts the trainer."""
 
 
+class ValueNotGivenError(InputError):
+    """A value that the launch's files do not give: only the host knows it, or it is missing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """One flag, key or variable of a launch."""
@@ -203,7 +207,7 @@ def flag(text: LaunchText, *names: str) -> Setting | None:
     found = _last(text.settings, names)
     unknown = _last(text.unread, names)
     if unknown is not None and (found is None or found.file != GIVEN_FILE):
-        raise InputError(_unknown(unknown))
+        raise ValueNotGivenError(_unknown(unknown))
     return None if found is None or found.is_false else found
 
 
@@ -301,7 +305,7 @@ def world_size(text: LaunchText) -> int:
     if text.nodes is not None and text.devices_per_node is not None:
         return text.nodes * text.devices_per_node
     unknown = [each for each in text.unread if each.name.startswith("torchrun")]
-    raise InputError(
+    raise ValueNotGivenError(
         Fault(
             file=unknown[0].file if unknown else text.file,
             line=unknown[0].line if unknown else 0,

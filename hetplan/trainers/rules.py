@@ -29,13 +29,16 @@ from hetplan.errors import InputError
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.pieces import expert_copies, stage_shards
 from hetplan.trainers.launch_plan import PlannedLaunch, launch_plan
-from hetplan.trainers.launch_values import LaunchFacts, LaunchText, Setting
+from hetplan.trainers.launch_values import LaunchFacts, LaunchText, Setting, ValueNotGivenError
+from hetplan.trainers.read import facts_of
 from hetplan.units import format_bytes
 
 _OFF = ("false", "none", "null", "no")
 _MANY = re.compile(r"\$\W*\w*(ARG|OPT|EXTRA|FLAG)", re.IGNORECASE)
 """Names of variables that hold flags, not a value."""
 _MAX_SHOWN = 3
+_LAYER_LISTS = ("pipeline-model-parallel-layout", "module-fqns-per-model-part")
+"""Flags with rules of their own, which need no number of ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,15 +274,6 @@ def nearest_multiples(number: int, factor: int) -> str:
 
 # ---- rules that several trainers break in their own ways
 
-RANKS = LaunchRule(
-    id="launch-ranks-do-not-divide",
-    certain=True,
-    title="ranks that the degrees do not use up",
-    explanation="The trainer splits all ranks into tensor, context and pipeline parallel groups "
-    "and makes data-parallel copies of the rest. It stops where that is no whole number.",
-    advice="Start as many ranks as a multiple of the product of the degrees, or change them. The "
-    "data-parallel degree follows from the ranks.",
-)
 BATCH = LaunchRule(
     id="launch-batch-does-not-divide",
     certain=True,
@@ -307,6 +301,15 @@ SIZES = LaunchRule(
     "trainer stops where the split is no whole number, at times at the first step.",
     advice="Choose degrees that divide the model; tp may exceed the key-value heads of Megatron-LM "
     "only as their multiple.",
+)
+_REFUSED = LaunchRule(
+    id="launch-is-refused",
+    certain=True,
+    title="settings that the trainer refuses",
+    explanation="The trainer splits all ranks into tensor, context and pipeline parallel groups "
+    "and makes data-parallel copies of the rest; it stops where that is no whole number, and at "
+    "values that have the wrong form.",
+    advice="Start a multiple of the product of the degrees, or change what the message names.",
 )
 _SPANS = LaunchRule(
     id="launch-tp-across-hosts",
@@ -344,6 +347,19 @@ _MEMORY = LaunchRule(
     "layers; a launch that fits by it may run out of memory on its fullest stage.",
     advice="Take layers from the stage, recompute there, or shard the optimizer.",
 )
+
+
+def _refused(launch: Launch) -> Iterator[Violation]:
+    """What reading the launch's sizes finds wrong; values that it does not give are left out."""
+    try:
+        facts_of(launch.text, None if launch.model is None else launch.model.num_layers)
+    except ValueNotGivenError:
+        return
+    except InputError as error:
+        for fault in error.faults:
+            setting = Setting(name=fault.field, values=(), file=fault.file, line=fault.line)
+            if setting.flag not in _LAYER_LISTS:
+                yield violation(fault.message, setting)
 
 
 def _spanning_groups(launch: Launch) -> Iterator[Violation]:
@@ -525,6 +541,7 @@ def _stage_memory(
 
 
 CHECKS: tuple[Check, ...] = (
+    (_REFUSED, _refused),
     (_MEMORY, _memory),
     (_SPANS, _spanning_groups),
     (_HOSTS, _disagreeing_hosts),

@@ -77,7 +77,7 @@ def test_sizes_that_only_the_hosts_know_are_said_and_can_be_given(tmp_path: Path
     assert "note: " in result.stdout
     assert "pipeline-model-parallel-size not known here" in result.stdout
     assert run(script, "--set", "PP=4").exit_code == 2
-    assert run(script, "--set", "PP=5").stdout.count("launch-ranks-do-not-divide") == 2
+    assert run(script, "--set", "PP=5").stdout.count("launch-is-refused") == 2
     assert run(script, "--set", "PQ=5").exit_code == 2
     wrong = run(script, "--set", "PP")
     assert wrong.exit_code == 2
@@ -102,7 +102,7 @@ def test_a_configuration_of_torchtitan_is_a_launch(tmp_path: Path) -> None:
     (tmp_path / "train.toml").write_text(TITAN)
     result = run(tmp_path / "train.toml")
     assert "impossible: launch-module-lists" in result.stdout
-    assert "layers 2 of 4 stand in no stage" in result.stdout
+    assert "layers.3 comes where layers.2 must" in result.stdout
 
 
 def test_scripts_that_start_no_trainer_are_passed_over(tmp_path: Path) -> None:

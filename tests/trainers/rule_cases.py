@@ -62,8 +62,8 @@ SIZES = [
         {"num-virtual-stages-per-pipeline-rank": 3},
     ),
     Case(
-        "launch-loses-layers",
-        "24 layers on the ends of 2 stages, and 32 in the model: core up to 0.15 trains 24",
+        "launch-is-refused",
+        "leave 8 for 0 stages between them",
         {
             "pipeline-model-parallel-size": 2,
             "decoder-first-pipeline-num-layers": 11,
@@ -71,8 +71,8 @@ SIZES = [
         },
     ),
     Case(
-        "launch-loses-layers",
-        "5 layers on the end of 1 stage, and 32 in the model: core up to 0.15 trains 5 layers",
+        "launch-is-refused",
+        "leave 27 for 0 stages between them",
         {"pipeline-model-parallel-size": 1, "decoder-last-pipeline-num-layers": 5},
     ),
     Case(
@@ -81,8 +81,8 @@ SIZES = [
         {"decoder-first-pipeline-num-layers": 7},
     ),
     Case(
-        "launch-loses-layers",
-        "40 layers on first and last stage, and 32 in the model",
+        "launch-is-refused",
+        "leave -8 for 2 stages",
         {"decoder-first-pipeline-num-layers": 20, "decoder-last-pipeline-num-layers": 20},
     ),
     Case(
@@ -97,17 +97,21 @@ SIZES = [
         {HETERO + "hetero_pipeline_layer_split": None},
         FLAGSCALE,
     ),
+    *(
+        Case("launch-layout-string", says, {"pipeline-model-parallel-layout": layout})
+        for layout, says in (
+            ("Et*8|t*12|t*12L", "has 3 segments, which 4 stages do not divide"),
+            ("Et*8 | t*8|t*8|t*8L", "has ' '"),
+            ("t*8|t*8|t*8|t*8L", "must begin with its one E"),
+            ("Et*8|d*8|t*8|t*16L", "'d'"),
+        )
+    ),
     # Layout strings.
     *(
         Case("launch-layout-string", says, {"pipeline-model-parallel-layout": layout})
         for layout, says in (
             ("Et*8|t*8|t*8|t*7L", "has 31 times t for 32 layers"),
-            ("Et*8|t*12|t*12L", "has 3 stages for --pipeline-model-parallel-size 4"),
-            ("Et*8 | t*8|t*8|t*8L", "white space is refused"),
-            ("t*8|t*8|t*8|t*8L", "the first symbol is E"),
-            ("Et*8|Et*8|t*8|t*8L", "has 2 times E"),
-            ("Et*8|d*8|t*8|t*16L", "'d'"),
-            ("E(t*8|)*3t*8L|mL", "times m in the layout for 0 layers"),
+            ("E(t*8|)*3t*8mL", "times m in the layout for 0 layers"),
         )
     ),
     Case(
@@ -212,26 +216,26 @@ SIZES = [
     ),
     # Sizes.
     Case(
-        "launch-ranks-do-not-divide",
-        "24 ranks for tp 4 x pp 4 x cp 1 = 16",
+        "launch-is-refused",
+        "does not divide the 24 ranks",
         {"torchrun.nnodes": 3},
     ),
     Case(
-        "launch-ranks-do-not-divide",
-        "16 ranks, and hetero_process_meshes asks for 24",
+        "launch-is-refused",
+        "the meshes have 24 ranks, the hosts start 16",
         {HETERO + "hetero_device_types": None},
         FLAGSCALE,
         (LaunchHost(name="a0", devices=8), LaunchHost(name="a1", devices=8)),
     ),
     Case(
-        "launch-ranks-do-not-divide",
-        "16 ranks for dp_replicate x dp_shard x cp x tp x pp = 32",
+        "launch-is-refused",
+        "is not the 16 ranks of the launch",
         {PARALLELISM + "data_parallel_shard_degree": 8},
         TORCHTITAN,
     ),
     Case(
-        "launch-ranks-do-not-divide",
-        "no whole data_parallel_shard_degree",
+        "launch-is-refused",
+        "is not the 16 ranks of the launch",
         {
             PARALLELISM + "data_parallel_shard_degree": -1,
             PARALLELISM + "context_parallel_degree": 3,
@@ -393,7 +397,7 @@ FLAGS = [
         {"tensor-model-paralel-size": 4},
     ),
     Case(
-        "launch-unknown-flag",
+        "launch-is-refused",
         "it is --recompute-activations today",
         {"checkpoint-activations": True},
     ),
@@ -411,14 +415,13 @@ FLAGS = [
 MESHES = [
     # Meshes.
     *(
-        Case("launch-meshes-do-not-fit", says, {HETERO + name: value}, FLAGSCALE)
+        Case("launch-is-refused", says, {HETERO + name: value}, FLAGSCALE)
         for name, value, says in (
-            ("hetero_process_meshes", [4, 1, 1, 2], "4 numbers in hetero_process_meshes"),
-            ("hetero_process_meshes", None, "enable_hetero without hetero_process_meshes"),
-            ("hetero_process_meshes", [4, 1, 1, 0, 1, 2, 1, 1, 4, 2], "a degree below 1"),
-            ("hetero_pipeline_layer_split", [14, 18], "2 entries in hetero_pipeline_layer_split"),
-            ("hetero_pipeline_layer_split", [14, 10, 9], "adds up to 33, num_layers is 32"),
-            ("hetero_device_types", ["A"], "1 hetero_device_types for 2 meshes"),
+            ("hetero_process_meshes", [4, 1, 1, 2], "4 numbers; each mesh has five"),
+            ("hetero_process_meshes", None, "enable_hetero needs hetero_process_meshes"),
+            ("hetero_process_meshes", [4, 1, 1, 0, 1, 2, 1, 1, 4, 2], "from 1 on"),
+            ("hetero_pipeline_layer_split", [14, 18], "2 numbers for 3 stages"),
+            ("hetero_device_types", ["A"], "1 device types for 2 meshes"),
         )
     ),
     Case(
@@ -429,8 +432,13 @@ MESHES = [
     ),
     Case(
         "launch-meshes-do-not-fit",
-        "dp 2 of the first mesh times micro_batch_size 1 is 2 sequences, which dp 4 of another "
-        "mesh does not divide; write micro_batch_size: 2",
+        "adds up to 33, num_layers is 32",
+        {HETERO + "hetero_pipeline_layer_split": [14, 10, 9]},
+        FLAGSCALE,
+    ),
+    Case(
+        "launch-is-refused",
+        "dp 4 of mesh 1 does not divide dp 2 of the first mesh x micro_batch_size 1",
         {"train.model.micro_batch_size": 1},
         FLAGSCALE,
     ),
@@ -504,16 +512,16 @@ MESHES = [
         for parts, says in (
             (
                 ("tok_embeddings layers.0 layers.1", "layers.3 norm lm_head"),
-                "layers 2 of 4 stand in no stage: torchtitan drops it and trains 3 layers",
+                "layers.3 comes where layers.2 must; torchtitan drops a layer",
             ),
             (
                 ("tok_embeddings layers.0 layers.1", "layers.1 layers.2 norm lm_head"),
-                "layers.1 in several stages",
+                "layers.1 comes where layers.2 must",
             ),
             (("tok_embeddings layers.0", "layers.1 norm"), "lm_head in no stage"),
             (
                 ("tok_embeddings layers.0", "layers.1", "layers.2 norm lm_head"),
-                "3 model parts over 2 pipeline ranks",
+                "3 lists of modules, which 2 pipeline ranks do not divide",
             ),
             (
                 ("tok_embeddings layers.0", "layers.1", "layers.2", "layers.3 norm lm_head"),
@@ -521,7 +529,7 @@ MESHES = [
             ),
             (
                 ("tok_embeddings layers.1", "layers.0 norm lm_head"),
-                "layers.1 stands before an earlier layer",
+                "layers.1 comes where layers.0 must",
             ),
         )
     ),

@@ -29,7 +29,10 @@ DRAWS = 400
 
 
 def rules(flags: Flags) -> set[str]:
-    return {each.rule for each in judged(launch(flags))}
+    """Rules that a launch with as many ranks as its degrees need breaks."""
+    tp, pp = (flags.get(f"{name}-model-parallel-size", 1) for name in ("tensor", "pipeline"))
+    ranks = {"torchrun.nnodes": pp, "torchrun.nproc-per-node": tp, "micro-batch-size": 1}
+    return {each.rule for each in judged(launch({**ranks, **flags}))}
 
 
 def layout(rng: random.Random) -> str:
@@ -131,7 +134,12 @@ def taken_by_core(flags: dict[str, int | str | bool | None]) -> bool:
 @pytest.mark.filterwarnings("ignore::UserWarning:megatron.core")
 def test_sizes_are_judged_as_megatron_core_does() -> None:
     rng = random.Random(1)
-    wrong = {"launch-loses-layers", "launch-sizes-do-not-divide", "launch-flags-contradict"}
+    wrong = {
+        "launch-is-refused",
+        "launch-loses-layers",
+        "launch-sizes-do-not-divide",
+        "launch-flags-contradict",
+    }
     outcomes = []
     for _ in range(DRAWS):
         flags = drawn(rng)

@@ -108,7 +108,7 @@ def test_nothing_is_found_in_sizes_that_only_the_hosts_know() -> None:
         names = [each.name for each in text.settings if each.values]
         text = replace(unread(text, *names), nodes=None, devices_per_node=None, hosts=())
         assert {each.rule for each in judged(text)} <= {case.rule}, case
-        if case.rule in ("launch-ranks-do-not-divide", "launch-tp-across-hosts"):
+        if case.rule in ("launch-tp-across-hosts",):
             assert judged(text) == ()
 
 

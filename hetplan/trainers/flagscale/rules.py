@@ -13,7 +13,7 @@ from itertools import groupby
 
 from hetplan.trainers.megatron.rules import CHECKS as MEGATRON_CHECKS
 from hetplan.trainers.megatron.rules import LAYERS
-from hetplan.trainers.rules import RANKS, Check, Launch, LaunchRule, Violation, violation
+from hetplan.trainers.rules import Check, Launch, LaunchRule, Violation, violation
 
 _MESHES = "hetero-process-meshes"
 _TYPES = "hetero-device-types"
@@ -21,33 +21,12 @@ _SPLIT = "hetero-pipeline-layer-split"
 Mesh = tuple[int, int, int, int, int]
 
 
-def _lists(launch: Launch) -> Iterator[Violation]:
-    if not launch.is_hetero:
-        return
-    numbers = launch.numbers(_MESHES)
-    shows = launch.get(_MESHES)
-    if numbers is None:
-        if not launch.may_have(_MESHES):
-            yield violation(
-                "enable_hetero without hetero_process_meshes: FlagScale stops",
-                launch.get("enable-hetero"),
-            )
-        return
-    if len(numbers) % 5:
-        yield violation(
-            f"{len(numbers)} numbers in hetero_process_meshes; they are five for each mesh: tp, "
-            "cp, ep, dp, pp",
-            shows,
-        )
-        return
-    meshes = launch.meshes
-    if not meshes:
-        yield violation("a degree below 1 in hetero_process_meshes", shows)
-        return
-    yield from _pipeline(launch, meshes)
-    yield from _batch(launch, meshes)
-    yield from _cannot(launch, meshes)
-    yield from _ends(launch, meshes)
+def _meshes(launch: Launch) -> Iterator[Violation]:
+    """Meshes that FlagScale's reader takes and the rest of it does not."""
+    if launch.meshes:
+        yield from _pipeline(launch, launch.meshes)
+        yield from _cannot(launch, launch.meshes)
+        yield from _ends(launch, launch.meshes)
 
 
 def _pipeline(launch: Launch, meshes: tuple[Mesh, ...]) -> Iterator[Violation]:
@@ -60,44 +39,11 @@ def _pipeline(launch: Launch, meshes: tuple[Mesh, ...]) -> Iterator[Violation]:
             launch.get(_MESHES),
         )
     split, layers = launch.numbers(_SPLIT), launch.num_layers
-    if split is not None and len(split) != stages:
-        yield violation(
-            f"{len(split)} entries in hetero_pipeline_layer_split for {stages} stages",
-            launch.get(_SPLIT),
-            launch.get(_MESHES),
-        )
     if split is not None and layers is not None and sum(split) != layers:
         yield violation(
             f"hetero_pipeline_layer_split adds up to {sum(split)}, num_layers is {layers}",
             launch.get(_SPLIT),
             launch.get("num-layers"),
-        )
-    types = launch.words(_TYPES)
-    if types is not None and len(types) != len(meshes):
-        yield violation(
-            f"{len(types)} hetero_device_types for {len(meshes)} meshes; write one for each",
-            launch.get(_TYPES),
-            launch.get(_MESHES),
-        )
-
-
-def _batch(launch: Launch, meshes: tuple[Mesh, ...]) -> Iterator[Violation]:
-    size, first = launch.number("micro-batch-size"), meshes[0][3]
-    if size is None or size < 1:
-        return
-    wrong = [mesh[3] for mesh in meshes if first * size % mesh[3]]
-    if wrong:
-        good = next(
-            each
-            for each in range(size, size * max(wrong) + 1)
-            if not any(first * each % mesh[3] for mesh in meshes)
-        )
-        yield violation(
-            f"dp {first} of the first mesh times micro_batch_size {size} is {first * size} "
-            f"sequences, which dp {wrong[0]} of another mesh does not divide; write "
-            f"micro_batch_size: {good}",
-            launch.get("micro-batch-size"),
-            launch.get(_MESHES),
         )
 
 
@@ -225,16 +171,6 @@ def _checkpoint(launch: Launch) -> Iterator[Violation]:
     )
 
 
-def _ranks(launch: Launch) -> Iterator[Violation]:
-    need, world = sum(tp * cp * dp * pp for tp, cp, _, dp, pp in launch.meshes), launch.world_size
-    if need and world is not None and need != world:
-        yield violation(
-            f"{world} ranks, and hetero_process_meshes asks for {need} (tp x cp x dp x pp of every "
-            "mesh): FlagScale stops with `World size mismatch`",
-            launch.get(_MESHES),
-        )
-
-
 def _lost(launch: Launch) -> Iterator[Violation]:
     """FlagScale rounds down without a split (pre_validate_args), and no check is left."""
     layers, pp = launch.num_layers, launch.pp
@@ -285,8 +221,7 @@ _CHECKPOINT = LaunchRule(
 CHECKS: tuple[Check, ...] = (
     *MEGATRON_CHECKS,
     (LAYERS, _lost),
-    (RANKS, _ranks),
-    (_FIT, _lists),
+    (_FIT, _meshes),
     (_DEVICE_TYPES, _types),
     (_CHECKPOINT, _checkpoint),
 )

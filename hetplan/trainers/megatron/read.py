@@ -33,6 +33,7 @@ from hetplan.trainers.launch_values import (
     LaunchFacts,
     LaunchMesh,
     LaunchText,
+    ValueNotGivenError,
     count_of,
     fault_of,
     flag,
@@ -154,7 +155,7 @@ def microbatch_size(text: LaunchText) -> int:
     """--micro-batch-size, without which Megatron-LM does not start."""
     size = number_of(text, None, "micro-batch-size")
     if size is None:
-        raise InputError(
+        raise ValueNotGivenError(
             fault_of(None, text, "has no --micro-batch-size; give --set micro-batch-size=N")
         )
     return size

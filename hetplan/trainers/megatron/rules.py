@@ -19,11 +19,10 @@ from difflib import SequenceMatcher, get_close_matches
 from hetplan.errors import InputError
 from hetplan.trainers.launch_values import Setting
 from hetplan.trainers.megatron.flags import FLAGS, NEEDS, RENAMED, Takes, known_names
-from hetplan.trainers.megatron.read import segments_of
+from hetplan.trainers.megatron.read import layers_of_layout, segments_of
 from hetplan.trainers.rules import (
     BATCH,
     MICROBATCHES,
-    RANKS,
     SIZES,
     Check,
     Launch,
@@ -129,23 +128,7 @@ def _lost_between(launch: Launch, layers: int, pp: int) -> Iterator[Violation]:
     ends = launch.has(_FIRST) + launch.has(_LAST)
     left, between = layers - first - last, pp - ends
     shows = (launch.get(_FIRST), launch.get(_LAST), launch.get("num-layers"))
-    if between <= 0 and left:
-        what = f"{first + last} layers on the {'ends' if ends > 1 else 'end'}"
-        kept = first + last if pp > 1 or ends == 1 else max(first, last)
-        yield violation(
-            f"{what} of {pp} stage{'s' if pp > 1 else ''}, and {layers} in the model: core up to "
-            f"0.15 trains {kept} layers and says nothing, later versions stop. Write "
-            f"--{_LAYOUT} '{even_layout(layers, pp)}', or first and last that add up to {layers}",
-            *shows,
-        )
-    elif left < 0:
-        yield violation(
-            f"{first + last} layers on first and last stage, and {layers} in the model; core 0.16 "
-            f"stops only where {-left} is no multiple of the stages between. Write --{_LAYOUT} "
-            f"'{even_layout(layers, pp)}'",
-            *shows,
-        )
-    elif between > 0 and (left % between or not left):
+    if between > 0 and left >= 0 and (left % between or not left):
         yield violation(
             f"{left} layers are left for the {between} stages between, which must all get as "
             f"many, at least one. Write --{_LAYOUT} '{even_layout(layers, pp)}'",
@@ -176,23 +159,12 @@ def _layout(launch: Launch) -> Iterator[Violation]:
 
 def _layout_faults(written: str, launch: Launch) -> Iterator[str]:
     try:
-        segments = segments_of(written)
+        layers_of_layout(written, launch.pp or 1)
     except InputError as error:
-        spaces = "; white space is refused as well" if " " in written else ""
-        yield f"{error.faults[0].message}{spaces}"
+        yield str(error)
         return
-    pp = launch.pp
-    if pp and len(segments) % pp:
-        yield (
-            f"{written!a:.200} has {len(segments)} stages for --pipeline-model-parallel-size {pp}: "
-            f"write {pp} of them, or a multiple for virtual stages"
-        )
+    segments = segments_of(written)
     flat = "".join(segments)
-    if not flat.startswith("E") or not flat.endswith("L"):
-        yield f"{written!a:.200}: the first symbol is E (embedding) and the last L (loss)"
-    for symbol in "EL":
-        if flat.count(symbol) > 1:
-            yield f"{written!a:.200} has {flat.count(symbol)} times {symbol}; a model has one"
     layers = launch.num_layers
     if layers is not None and flat.count("t") != layers:
         yield f"{written!a:.200} has {flat.count('t')} times t for {layers} layers"
@@ -207,28 +179,6 @@ def _mtp_faults(flat: str, segments: tuple[str, ...], launch: Launch) -> Iterato
         yield "t after m; multi-token prediction comes after all layers"
     if sum("m" in each for each in segments) > 1:
         yield "m in several stages; all of them stand in one"
-
-
-def _ranks(launch: Launch) -> Iterator[Violation]:
-    tp, pp, cp, world = launch.tp, launch.pp, launch.cp, launch.world_size
-    size = product((tp, pp, cp))
-    if (
-        world is None
-        or launch.is_hetero
-        or size is None
-        or launch.may_have("tensor-parallel-num-weight-shards")
-    ):
-        return
-    if world % size:
-        yield violation(
-            f"{world} ranks for tp {tp} x pp {pp} x cp {cp} = {size}: start a multiple of {size} "
-            "ranks, or choose degrees whose product divides them",
-            launch.torchrun("nnodes"),
-            launch.torchrun("nproc-per-node"),
-            launch.get(_TP),
-            launch.get(_PP),
-            launch.get(_CP),
-        )
 
 
 def _divisions(launch: Launch) -> Iterator[Violation]:
@@ -467,8 +417,7 @@ def _unknown(launch: Launch) -> Iterator[Violation]:
         if not each.is_of_trainer:
             continue
         if name in RENAMED:
-            message = f"--{name}: Megatron-LM stops at it; it is --{RENAMED[name]} today"
-            yield violation(message, each)
+            continue
         yield from _wrong_value(each)
         if name in known or len(name) < _MIN_LENGTH:
             continue
@@ -579,7 +528,6 @@ _TIMEOUT = LaunchRule(
 CHECKS: tuple[Check, ...] = (
     (LAYERS, _lost),
     (_LAYOUTS, _layout),
-    (RANKS, _ranks),
     (SIZES, _divisions),
     (BATCH, _batch),
     (MICROBATCHES, _microbatches),

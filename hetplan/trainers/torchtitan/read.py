@@ -30,6 +30,7 @@ from hetplan.trainers.launch_values import (
     LaunchMesh,
     LaunchText,
     Setting,
+    ValueNotGivenError,
     count_of,
     fault_of,
     flag,
@@ -219,7 +220,7 @@ def _needed(text: LaunchText, default: int, *names: str) -> int:
         f"training.{name} is set in Python by the configuration {shown(chosen)}, which is not in "
         f"the launch; give --set training.{name}=N"
     )
-    raise InputError(fault_of(config, text, message))
+    raise ValueNotGivenError(fault_of(config, text, message))
 
 
 def _batch(text: LaunchText, mesh: _Mesh) -> _Batch:
@@ -315,7 +316,7 @@ def _layers(
     """Layers of each stage: of module_fqns_per_model_part, or as torchtitan cuts by itself."""
     setting = flag(text, "module-fqns-per-model-part")
     if setting is not None and pp > 1:
-        return _listed(text, setting, pp)
+        return listed_layers(text, setting, pp)
     if num_layers is None:
         return ()
     if pp == 1:
@@ -347,7 +348,8 @@ def _looped(counts: list[int], pp: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(counts[stage::pp]) for stage in range(pp))
 
 
-def _listed(text: LaunchText, setting: Setting, pp: int) -> tuple[tuple[int, ...], ...]:
+def listed_layers(text: LaunchText, setting: Setting, pp: int) -> tuple[tuple[int, ...], ...]:
+    """Layers of each stage in lists of modules; an InputError where they skip or repeat one."""
     counts: list[int] = []
     at = 0
     for value in setting.values:
@@ -355,7 +357,10 @@ def _listed(text: LaunchText, setting: Setting, pp: int) -> tuple[tuple[int, ...
         for name in names:
             layer = _LAYER.fullmatch(name)
             if layer is not None and int(layer.group(1)) != at:
-                message = f"{name} stands where layers.{at} must: layers follow the pipeline"
+                message = (
+                    f"{name} comes where layers.{at} must; torchtitan drops a layer that no list "
+                    "names, without a word"
+                )
                 raise InputError(fault_of(setting, text, message))
             at += layer is not None
         counts.append(sum(_LAYER.fullmatch(name) is not None for name in names))

@@ -9,16 +9,13 @@ torch's distributed/pipelining/schedules.py (Schedule1F1B needs a microbatch per
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
 
+from hetplan.errors import InputError
 from hetplan.trainers.rules import (
     BATCH,
     MICROBATCHES,
-    RANKS,
     SIZES,
     Check,
     Launch,
@@ -28,10 +25,10 @@ from hetplan.trainers.rules import (
     product,
     violation,
 )
+from hetplan.trainers.torchtitan.read import listed_layers
 
 _LISTS = "module-fqns-per-model-part"
 _PP = "pipeline-parallel-degree"
-_PER_STAGE = "pipeline-parallel-layers-per-stage"
 _SCHEDULE = "pipeline-parallel-schedule"
 _SINGLE = ("1f1b", "gpipe")
 _HEADS = ("lm_head", "output")
@@ -62,19 +59,15 @@ def module_lists(launch: Launch) -> tuple[tuple[str, ...], ...] | None:
 
 
 def _modules(launch: Launch) -> Iterator[Violation]:
-    parts = module_lists(launch)
-    if parts is None:
-        yield from _generated(launch)
+    parts, setting = module_lists(launch), launch.get(_LISTS)
+    if parts is None or setting is None:
         return
-    shows = launch.get(_LISTS)
-    names = [name for part in parts for name in part]
-    twice = sorted(name for name, count in Counter(names).items() if count > 1)
-    if twice:
-        yield violation(
-            f"{', '.join(twice[:6])} in several stages: each trains a copy of its own", shows
-        )
-    yield from _missing(launch, names)
-    yield from _order(launch, parts)
+    try:
+        listed_layers(launch.text, setting, launch.pp or 1)
+    except InputError as error:
+        yield violation(error.faults[0].message, setting)
+        return
+    yield from _missing(launch, [name for part in parts for name in part])
     yield from _stages(launch, len(parts))
 
 
@@ -83,13 +76,10 @@ def _missing(launch: Launch, names: list[str]) -> Iterator[Violation]:
     layers = sorted({int(name[7:]) for name in names if re.fullmatch(r"layers\.\d{1,6}", name)})
     count = launch.num_layers
     most = count if count is not None else (layers[-1] + 1 if layers else 0)
-    lost = [at for at in range(most) if at not in {*layers}]
-    if lost:
-        shown = ", ".join(map(str, lost[:8])) + (", ..." if len(lost) > 8 else "")
+    if layers and layers[-1] + 1 < most:
         yield violation(
-            f"layers {shown} of {most} stand in no stage: torchtitan drops "
-            f"{'them' if len(lost) > 1 else 'it'} and trains {most - len(lost)} layers, without a "
-            "word",
+            f"layers from {layers[-1] + 1} on are in no stage: torchtitan drops them and trains "
+            f"{layers[-1] + 1} of {most} layers, without a word",
             shows,
         )
     if count is not None and layers and layers[-1] >= count:
@@ -101,24 +91,9 @@ def _missing(launch: Launch, names: list[str]) -> Iterator[Violation]:
         yield violation(f"{', '.join(ends)} in no stage: the model is trained without", shows)
 
 
-def _order(launch: Launch, parts: tuple[tuple[str, ...], ...]) -> Iterator[Violation]:
-    placed = [
-        int(name[7:]) for part in parts for name in part if re.fullmatch(r"layers\.\d{1,6}", name)
-    ]
-    within = [tuple(name for name in part if name.startswith("layers.")) for part in parts]
-    if placed != sorted(placed):
-        at = next(left for left, right in pairwise(placed) if right < left)
-        split = any(len(part) > 1 for part in within)
-        yield violation(
-            f"layers.{at} stands before an earlier layer: stages run in the order of the lists"
-            + (", layers of one stage in the model's" if split else ""),
-            launch.get(_LISTS),
-        )
-
-
 def _stages(launch: Launch, count: int) -> Iterator[Violation]:
     pp = launch.pp
-    shows = (launch.get(_LISTS) or launch.get(_PER_STAGE), launch.get(_PP), launch.get(_SCHEDULE))
+    shows = (launch.get(_LISTS), launch.get(_PP), launch.get(_SCHEDULE))
     if pp is None or pp < 1:
         return
     if pp == 1 and count > 1:
@@ -127,11 +102,7 @@ def _stages(launch: Launch, count: int) -> Iterator[Violation]:
             f"--parallelism.pipeline_parallel_degree {count}",
             *shows,
         )
-    elif count % pp:
-        yield violation(
-            f"{count} model parts over {pp} pipeline ranks: a multiple of {pp} is needed", *shows
-        )
-    elif pp > 1:
+    elif pp > 1 and count % pp == 0:
         schedule = launch.word("pipeline-parallel-schedule") or "1F1B"
         each, single = count // pp, schedule.lower() in _SINGLE
         if single and each != 1:
@@ -148,27 +119,6 @@ def _stages(launch: Launch, count: int) -> Iterator[Violation]:
             )
 
 
-def _generated(launch: Launch) -> Iterator[Violation]:
-    """Stages that torchtitan makes itself of a number of layers per stage."""
-    per, layers, pp = launch.number(_PER_STAGE), launch.num_layers, launch.pp
-    first = launch.number("pipeline-parallel-first-stage-less-layers", 1)
-    last = launch.number("pipeline-parallel-last-stage-less-layers", 1)
-    if not per or layers is None or pp is None or pp < 2 or first is None or last is None:
-        return
-    count = math.ceil((layers + first + last) / per)
-    if count % pp:
-        yield violation(
-            f"{layers} layers and {first + last} for the ends, {per} per stage, are {count} stages "
-            f"for {pp} pipeline ranks: torchtitan stops; write "
-            f"--parallelism.pipeline_parallel_layers_per_stage "
-            f"{math.ceil((layers + first + last) / pp)}",
-            launch.get(_PER_STAGE),
-            launch.get(_PP),
-        )
-    else:
-        yield from _stages(launch, count)
-
-
 def _tied(launch: Launch) -> Iterator[Violation]:
     model = launch.model
     if model is None or not model.tied_embeddings:
@@ -179,34 +129,6 @@ def _tied(launch: Launch) -> Iterator[Violation]:
             "stops (`Weight tying is not supported with Pipeline Parallel`); write "
             "--parallelism.pipeline_parallel_degree 1",
             launch.get(_PP),
-        )
-
-
-def _ranks(launch: Launch) -> Iterator[Violation]:
-    names = (
-        "data-parallel-replicate-degree",
-        "context-parallel-degree",
-        "tensor-parallel-degree",
-        "pipeline-parallel-degree",
-    )
-    size = product(launch.number(name, 1) for name in names)
-    shard = launch.number("data-parallel-shard-degree", -1)
-    world = launch.world_size
-    if world is None or size is None or shard is None:
-        return
-    shows = [launch.get(name) for name in (*names, "data-parallel-shard-degree")]
-    shows = [launch.torchrun("nnodes"), launch.torchrun("nproc-per-node"), *shows]
-    if shard < 0 and world % size:
-        yield violation(
-            f"{world} ranks for dp_replicate x cp x tp x pp = {size}: what is left is no whole "
-            "data_parallel_shard_degree",
-            *shows,
-        )
-    elif shard >= 1 and shard * size != world:
-        yield violation(
-            f"{world} ranks for dp_replicate x dp_shard x cp x tp x pp = {shard * size}; write "
-            f"--parallelism.data_parallel_shard_degree -1 to take what is left",
-            *shows,
         )
 
 
@@ -314,7 +236,6 @@ _TIED = LaunchRule(
 CHECKS: tuple[Check, ...] = (
     (_MODULES, _modules),
     (_TIED, _tied),
-    (RANKS, _ranks),
     (SIZES, _heads),
     (BATCH, _batch),
     (MICROBATCHES, _microbatches),
