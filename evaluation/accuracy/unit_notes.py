@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hetplan.errors import Fault, InputError
 from hetplan.files.reading import read_text
-from hetplan.lint.rows import Material
+from hetplan.lint.rows import Inputs
 from hetplan.lint.tables import read_table, table_kind
 from hetplan.profiling.samples import Provenance
 from hetplan.version import __version__
@@ -65,7 +65,7 @@ class Notes:
         return (*counted, *self.words)
 
 
-def read_rows(path: Path, notes: Notes) -> Material | None:
+def read_rows(path: Path, notes: Notes) -> Inputs | None:
     """The table's rows; None, with a note, where there is no such file.
 
     An InputError with file and line where the file is another table or cells of it are wrong.

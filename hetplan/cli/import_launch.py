@@ -1,4 +1,4 @@
-"""`hetplan import megatron|flagscale|torchtitan`: a launch as a plan, priced like any other."""
+"""`hetplan import launch megatron|flagscale|torchtitan`: a launch as a plan, priced like any other."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def is_launch(kind: str) -> bool:
 
 def import_launch(kind: str, files: list[Path], request: LaunchRequest) -> None:
     """Read the launch, price it on the cluster, show the price, write what was asked for."""
-    from hetplan.cli.import_file import check_new
     from hetplan.cost.estimate import estimate_with, misfits
     from hetplan.cost.priced.pricer import Pricer
+    from hetplan.files.writing import check_new
     from hetplan.importers.launches.open import read_launch
     from hetplan.importers.launches.plan import launch_plan
     from hetplan.search.families.allowed import allowed_cluster

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 
-from hetplan.files.name_patterns import NAME_PATTERN
+from hetplan.files.quantities import NAME_PATTERN
 
 MAX_INTERFACE_LENGTH = 15
 """IFNAMSIZ - 1 of Linux (include/uapi/linux/if.h)."""

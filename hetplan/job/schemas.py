@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hetplan.cluster.device_form import DEVICES_SCHEMA, DevicesForm
 from hetplan.cluster.file_form import CLUSTER_SCHEMA, ClusterForm
-from hetplan.files.schemas import schema_text
+from hetplan.files.quantities import schema_text
 from hetplan.files.writing import write_atomically
 from hetplan.job.file_form import JOB_SCHEMA, JobForm
 from hetplan.job.sweep_form import SWEEP_SCHEMA, SweepForm

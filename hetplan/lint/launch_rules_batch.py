@@ -218,7 +218,7 @@ def _interleaving(launch: Launch) -> Iterator[Seen]:
 RULES = (
     launch_rule(
         id="launch-batch-does-not-divide",
-        severity=Severity.IMPOSSIBLE,
+        severity=Severity.ERROR,
         title="a global batch that microbatches and copies do not divide",
         explanation="A step trains the same number of microbatches on every data-parallel copy. "
         "Megatron-LM and torchtitan stop where the batch is no multiple of them; with "
@@ -229,7 +229,7 @@ RULES = (
     ),
     launch_rule(
         id="launch-too-few-microbatches",
-        severity=Severity.SUSPICIOUS,
+        severity=Severity.WARNING,
         title="fewer microbatches than stages",
         explanation="A pipeline is full only while it has a microbatch for every stage. With fewer "
         "it never is, and most of the step is waiting.",
@@ -238,7 +238,7 @@ RULES = (
     ),
     launch_rule(
         id="launch-interleaving-groups",
-        severity=Severity.IMPOSSIBLE,
+        severity=Severity.ERROR,
         title="microbatches that do not fit virtual stages",
         explanation="With virtual stages Megatron-LM runs microbatches in groups of as many as "
         "stages (--microbatch-group-size-per-virtual-pipeline-stage); it stops where the last "

@@ -262,7 +262,7 @@ def _is_other_word(name: str, near: str) -> bool:
 RULES = (
     launch_rule(
         id="launch-recompute-flags",
-        severity=Severity.IMPOSSIBLE,
+        severity=Severity.ERROR,
         title="flags of recomputation that contradict each other",
         explanation="Full recomputation needs a method and a number of layers; selective takes "
         "neither, only parts of a layer. Megatron-LM stops where they are mixed, and recomputes "
@@ -273,7 +273,7 @@ RULES = (
     ),
     launch_rule(
         id="launch-device-connections",
-        severity=Severity.SUSPICIOUS,
+        severity=Severity.WARNING,
         title="CUDA_DEVICE_MAX_CONNECTIONS that tensor or context parallelism need at 1",
         explanation="Before Blackwell, Megatron-LM counts on kernels starting in the order in "
         "which they were launched, which one hardware queue gives. It stops without the variable; "
@@ -283,7 +283,7 @@ RULES = (
     ),
     launch_rule(
         id="launch-flag-needs-another",
-        severity=Severity.IMPOSSIBLE,
+        severity=Severity.ERROR,
         title="flags without those that they need",
         explanation="Megatron-LM overlaps the gathering of parameters only with the distributed "
         "optimizer and overlapped reduction, tensor parallelism only with sequence parallelism. It "
@@ -293,7 +293,7 @@ RULES = (
     ),
     launch_rule(
         id="launch-flag-without-effect",
-        severity=Severity.SUSPICIOUS,
+        severity=Severity.WARNING,
         title="flags that do nothing as they are written",
         explanation="Megatron-LM switches some flags off and goes on, with a line in the log at "
         "most: the run is not the one that the script names.",
@@ -302,7 +302,7 @@ RULES = (
     ),
     launch_rule(
         id="launch-flag-twice",
-        severity=Severity.SUSPICIOUS,
+        severity=Severity.WARNING,
         title="a flag given twice with different values",
         explanation="The last value counts, and nothing is said of the first, which is the one "
         "that a reader sees.",
@@ -311,7 +311,7 @@ RULES = (
     ),
     launch_rule(
         id="launch-unknown-flag",
-        severity=Severity.SUSPICIOUS,
+        severity=Severity.WARNING,
         title="a flag that resembles one of Megatron-LM",
         explanation="Megatron-LM neither knows abbreviations nor passes over flags that it does "
         "not know. One that is almost a known one is a slip, unless the script's own program adds "

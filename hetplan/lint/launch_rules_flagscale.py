@@ -239,7 +239,7 @@ def _checkpoint(launch: Launch) -> Iterator[Seen]:
 RULES = (
     launch_rule(
         id="launch-meshes-do-not-fit",
-        severity=Severity.IMPOSSIBLE,
+        severity=Severity.ERROR,
         title="meshes of FlagScale that do not fit model, batch or each other",
         explanation="hetero_process_meshes has tp, cp, ep, dp, pp of each mesh in pipeline order. "
         "FlagScale checks their sums and divisions at the start, on every rank, after all hosts "
@@ -250,7 +250,7 @@ RULES = (
     ),
     launch_rule(
         id="launch-mesh-types",
-        severity=Severity.IMPOSSIBLE,
+        severity=Severity.ERROR,
         title="device types that put meshes on the wrong devices",
         explanation="FlagScale sorts ranks by the first place of their host's type in "
         "hetero_device_types and deals them to the meshes in order. It does not check that a mesh "
@@ -261,7 +261,7 @@ RULES = (
     ),
     launch_rule(
         id="launch-mesh-checkpoint",
-        severity=Severity.SUSPICIOUS,
+        severity=Severity.WARNING,
         title="distributed checkpoints of meshes with unlike tp",
         explanation="The format torch_dist, Megatron-LM's default, needs one tp for all "
         "stages; FlagScale's maintainers name ckpt_format torch for meshes whose tp differ "

@@ -215,7 +215,7 @@ def _timeout(launch: Launch) -> Iterator[Seen]:
 RULES = (
     launch_rule(
         id="launch-tp-across-hosts",
-        severity=Severity.SUSPICIOUS,
+        severity=Severity.WARNING,
         title="tensor-parallel groups that span hosts",
         explanation="A tensor-parallel group is tp ranks that follow each other. Where the devices "
         "of a host are no multiple of tp, a group begins on one host and ends on the next: every "
@@ -226,7 +226,7 @@ RULES = (
     ),
     launch_rule(
         id="launch-group-across-hosts",
-        severity=Severity.SUSPICIOUS,
+        severity=Severity.WARNING,
         title="context or expert parallel groups that straddle hosts",
         explanation="These groups are ranks that follow each other as well. One that a host could "
         "hold, and that begins in the middle of one, sends every layer's exchange over the slower "
@@ -236,7 +236,7 @@ RULES = (
     ),
     launch_rule(
         id="launch-hosts-disagree",
-        severity=Severity.IMPOSSIBLE,
+        severity=Severity.ERROR,
         title="numbers of hosts or devices that do not agree",
         explanation="torchrun starts training when --nnodes hosts have joined with "
         "--nproc-per-node ranks each; too few wait until they time out, too many ranks of a host "
@@ -246,7 +246,7 @@ RULES = (
     ),
     launch_rule(
         id="launch-order-of-hosts",
-        severity=Severity.SUSPICIOUS,
+        severity=Severity.WARNING,
         title="a rendezvous that orders hosts by itself",
         explanation="Which host gets which ranks decides which stage runs on which device. Only "
         "static rendezvous keeps --node-rank; c10d and etcd sort the hosts that join, so a stage "
@@ -256,7 +256,7 @@ RULES = (
     ),
     launch_rule(
         id="launch-timeout",
-        severity=Severity.SUSPICIOUS,
+        severity=Severity.WARNING,
         title="ten minutes for collectives between regions",
         explanation="Megatron-LM gives a collective 10 minutes by default "
         "(distributed_timeout_minutes in training/config/common_config.py). Between regions one "

@@ -203,7 +203,7 @@ def _mtp_faults(flat: str, segments: tuple[str, ...], launch: Launch) -> Iterato
 RULES = (
     launch_rule(
         id="launch-loses-layers",
-        severity=Severity.IMPOSSIBLE,
+        severity=Severity.ERROR,
         title="layers of the model that no stage gets",
         explanation="The layers do not divide over the stages as they are asked for. Depending on "
         "its version the trainer rounds down and trains a smaller model, with a loss that looks "
@@ -214,7 +214,7 @@ RULES = (
     ),
     launch_rule(
         id="launch-layout-string",
-        severity=Severity.IMPOSSIBLE,
+        severity=Severity.ERROR,
         title="a pipeline layout that Megatron-LM refuses",
         explanation="The layout string names every stage: E embedding, t layer, m multi-token "
         "prediction, L loss, | between stages, *n for repetition. Megatron-LM counts its symbols "

@@ -224,7 +224,7 @@ def _memory_of_nodes(cluster: Cluster) -> dict[str, float]:
 RULES = (
     launch_rule(
         id="launch-uneven-memory",
-        severity=Severity.SUSPICIOUS,
+        severity=Severity.WARNING,
         title="memory of a stage with more layers than the mean",
         explanation="Weights, optimizer state and activations of a stage grow with its layers, and "
         "the first stages keep most microbatches. Megatron-LM's report counts the mean number of "

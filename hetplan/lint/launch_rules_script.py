@@ -64,7 +64,7 @@ def _missing(launch: Launch) -> Iterator[Seen]:
 RULES = (
     launch_rule(
         id="launch-flag-is-a-command",
-        severity=Severity.IMPOSSIBLE,
+        severity=Severity.ERROR,
         title="a flag that bash runs as a command",
         explanation="A command ends with its line. A backslash continues it only as the very last "
         "character: with a blank after it, bash passes the blank on and takes the next line for a "
@@ -76,7 +76,7 @@ RULES = (
     ),
     launch_rule(
         id="launch-without-sizes",
-        severity=Severity.SUSPICIOUS,
+        severity=Severity.WARNING,
         title="a launch of Megatron-LM without the sizes of a model",
         explanation="Megatron-LM has no default for --num-layers and --hidden-size and stops "
         "without them. Where they are written in the script, the arguments end before they come, "

@@ -235,7 +235,7 @@ def _vocabulary_degrees(launch: Launch) -> tuple[int, ...]:
 RULES = (
     launch_rule(
         id="launch-ranks-do-not-divide",
-        severity=Severity.IMPOSSIBLE,
+        severity=Severity.ERROR,
         title="ranks that the degrees do not use up",
         explanation="The trainer splits all ranks into tensor, context and pipeline parallel "
         "groups and makes data-parallel copies of what is left. It stops where that is no whole "
@@ -246,7 +246,7 @@ RULES = (
     ),
     launch_rule(
         id="launch-sizes-do-not-divide",
-        severity=Severity.IMPOSSIBLE,
+        severity=Severity.ERROR,
         title="heads, sequence or experts that a degree does not divide",
         explanation="Tensor parallelism splits attention heads, context parallelism the sequence "
         "in two pieces per rank, sequence parallelism what is left of it, expert parallelism the "
@@ -258,7 +258,7 @@ RULES = (
     ),
     launch_rule(
         id="launch-padded-vocabulary",
-        severity=Severity.SUSPICIOUS,
+        severity=Severity.WARNING,
         title="a padded vocabulary that changes with tp",
         explanation="Megatron-LM pads the vocabulary to a multiple of "
         "--make-vocab-size-divisible-by (128) times tp. With another tp, or another tp in the last "

@@ -175,7 +175,7 @@ def _tied(launch: Launch) -> Iterator[Seen]:
 RULES = (
     launch_rule(
         id="launch-module-lists",
-        severity=Severity.IMPOSSIBLE,
+        severity=Severity.ERROR,
         title="modules that no stage has, or several, or stages that ranks do not divide",
         explanation="module_fqns_per_model_part names the modules of each stage. torchtitan "
         "deletes from each stage what its list does not name, and does not check that the lists "
@@ -186,7 +186,7 @@ RULES = (
     ),
     launch_rule(
         id="launch-tied-embeddings",
-        severity=Severity.IMPOSSIBLE,
+        severity=Severity.ERROR,
         title="tied embeddings over several stages of torchtitan",
         explanation="A model whose output matrix is its embedding needs both on one rank, or a "
         "reduction between the ends of the pipeline, which torchtitan does not have.",

@@ -17,9 +17,8 @@ from typing import TypeAlias
 from hetplan.cluster.spec import Cluster
 from hetplan.importers.launches.values import LaunchFacts, LaunchHost, LaunchText, Setting
 from hetplan.lint.evidence import Evidence
-from hetplan.lint.findings import Severity
+from hetplan.lint.findings import Check, Finding, Rule, Severity, finding
 from hetplan.lint.rows import LaunchRow, Place
-from hetplan.lint.rule import Check, Rule, Sighting, sighting
 from hetplan.model.spec import ModelSpec
 
 MEGATRON_LIKE = ("megatron", "flagscale")
@@ -265,22 +264,22 @@ def launch_rule(
 
 
 def _check(look: Look) -> Check:
-    def check(evidence: Evidence) -> Iterator[Sighting]:
+    def check(evidence: Evidence) -> Iterator[Finding]:
         # Launches that include one file share what is wrong in it.
         yield from dict.fromkeys(
-            _sighting(row, each)
-            for row in evidence.material.launches
+            _finding(row, each)
+            for row in evidence.inputs.launches
             for each in look(Launch(row=row))
         )
 
     return check
 
 
-def _sighting(row: LaunchRow, what: Seen) -> Sighting:
+def _finding(row: LaunchRow, what: Seen) -> Finding:
     settings = [each for each in what.settings if each is not None and each.file]
     file = settings[0].file if settings else row.file
     places = [Place(file=file, line=each.line) for each in settings if each.file == file]
-    return sighting(places or [Place(file=row.file, line=0)], what.found, count=1)
+    return finding(places or [Place(file=row.file, line=0)], what.found, count=1)
 
 
 def leaf(name: str) -> str:

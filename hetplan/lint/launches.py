@@ -12,8 +12,7 @@ from hetplan.importers.launches.emitted import MANIFEST
 from hetplan.importers.launches.facts import TRAINERS, facts_of, title_of
 from hetplan.importers.launches.open import launch_of, unread_target
 from hetplan.lint.launch_rules_view import Launch, leaf
-from hetplan.lint.own_files import Inputs, Planned
-from hetplan.lint.rows import LaunchRow
+from hetplan.lint.rows import Inputs, LaunchRow, Planned
 from hetplan.model.spec import ModelSpec
 
 EMITTED = MANIFEST

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hetplan.errors import Fault, InputError
-from hetplan.files.faults import describe
 from hetplan.files.nodes import Path
-from hetplan.files.reading import Document
+from hetplan.files.reading import Document, describe
 from hetplan.model.layers import MAX_PER_SIZE
 from hetplan.model.numerics import MAX_CONSTANT
 from hetplan.model.spec import MAX_LAYERS

@@ -68,7 +68,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(*arguments: str) -> str:
-    outcome = run("import", *arguments)
+    outcome = run("import", "launch", *arguments)
     assert outcome.exit_code == 2, outcome.stderr + outcome.stdout
     assert "Traceback" not in outcome.stderr
     assert not outcome.stdout
@@ -76,7 +76,7 @@ def refused(*arguments: str) -> str:
 
 
 def read(*arguments: str) -> Outcome:
-    outcome = run("import", *arguments)
+    outcome = run("import", "launch", *arguments)
     assert outcome.exit_code == 0, outcome.stderr
     return outcome
 
@@ -150,7 +150,7 @@ def test_a_plan_that_does_not_fit_is_priced_all_the_same(folder: Path) -> None:
     )
     (folder / "big.sh").write_text(text.replace("--seq-length 8192", "--seq-length 131072"))
     outcome = run(
-        "import", "megatron", "big.sh", "--cluster", "cluster.yaml", "--out", "big.json",
+        "import", "launch", "megatron", "big.sh", "--cluster", "cluster.yaml", "--out", "big.json",
         "--set", "max-position-embeddings=131072",
     )  # fmt: skip
     assert outcome.exit_code == 3, outcome.stderr
@@ -170,27 +170,14 @@ def test_what_is_there_is_kept(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("megatron", "run.sh"), "give --cluster FILE"),
-        (("megatron", "run.sh", "run.sh", "--cluster", "cluster.yaml"), "one FILE or folder"),
         (("megatron", "nothing.sh", "--cluster", "cluster.yaml"), "there is no such file"),
         (("torchtitan", "titan.sh", "--cluster", "cluster.yaml"), "give --model FILE"),
         (("megatron", ".", "--cluster", "cluster.yaml"), "is a folder without start-here.sh"),
         (("megatron", "run.sh", "--cluster", "cluster.yaml", "--set", "TP"), "write NAME=VALUE"),
         (("megatron", "run.sh", "--cluster", "cluster.yaml", "--set", "T=2"), "no such variable"),
         (("megatron", "run.sh", "--cluster", "run.sh"), "run.sh:"),
-        (("megatron", "run.sh", "--cluster", "cluster.yaml", "--link", "x"), "mean nothing here"),
-        (("megatron", "run.sh", "--cluster", "cluster.yaml", "--region", "x"), "only with --draft"),
         (("megatron", "run.sh", "--cluster", "cluster.yaml", "--target", "x"), "unknown target"),
-        (("hostfile", "run.sh", "--cluster", "cluster.yaml"), "--cluster: only with a launch"),
-        (("hostfile", "run.sh", "--set", "A=1"), "--set: only with a launch"),
-        (("megatrom", "run.sh"), "unknown kind"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], message: str) -> None:
     assert message in refused(*arguments)
-
-
-def test_the_kinds_are_listed() -> None:
-    outcome = run("import", "--help")
-    for kind in ("megatron", "flagscale", "torchtitan"):
-        assert any(line.split()[:1] == [kind] for line in outcome.stdout.splitlines())

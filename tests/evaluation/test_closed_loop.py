@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from evaluation.drawing import check_drawable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
@@ -28,7 +29,6 @@ from evaluation.closed_loop.values import (
     TrainedPlan,
     Verdict,
 )
-from evaluation.drawing import check_drawable
 from hetplan.cluster.load import load_cluster
 from hetplan.errors import InputError
 from hetplan.job.load import load_job

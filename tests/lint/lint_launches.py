@@ -8,7 +8,7 @@ from dataclasses import replace
 from hetplan.importers.launches.values import LaunchHost, LaunchText, Setting
 from hetplan.lint.findings import Finding
 from hetplan.lint.registry import judge
-from hetplan.lint.rows import LaunchRow, Material
+from hetplan.lint.rows import Inputs, LaunchRow
 
 Flags = Mapping[str, str | int | bool | Sequence[int | str] | None]
 
@@ -135,4 +135,4 @@ def unread(text: LaunchText, *names: str) -> LaunchText:
 def judged(text: LaunchText, **known: object) -> tuple[Finding, ...]:
     """What the rules find in the launch."""
     row = LaunchRow(file="run.sh", text=text, **known)  # type: ignore[arg-type]
-    return judge(Material(launches=(row,)))
+    return judge(Inputs(launches=(row,)))

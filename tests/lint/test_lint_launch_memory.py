@@ -80,16 +80,16 @@ def test_the_share_that_the_trainers_report_misses() -> None:
     """
     text = launch({**FLAGS, "num-layers": 8, "pipeline-model-parallel-layout": "Et|t*2|t*2|t*3L"})
     (one,) = found(text)
-    assert "stage 3 has 3 layers, the mean is 2" in one.found
-    assert "33.3% too low" in one.found
+    assert "stage 3 has 3 layers, the mean is 2" in one.message
+    assert "33.3% too low" in one.message
     assert found(laid_out("Et*10|t*10|t*10|t*10L")) == []
 
 
 def test_a_stage_that_does_not_fit_beside_an_even_split(cluster: Cluster) -> None:
     text = laid_out("Et*25|t*5|t*5|t*5L", "big0", "big1")
     (one,) = found(text, model=MODEL, cluster=cluster)
-    assert one.found.startswith("stage 0 with 25 layers needs ")
-    assert one.found.endswith("GiB at most and fits")
+    assert one.message.startswith("stage 0 with 25 layers needs ")
+    assert one.message.endswith("GiB at most and fits")
     assert (
         found(laid_out("Et*11|t*10|t*10|t*9L", "big0", "big1"), model=MODEL, cluster=cluster) == []
     )
@@ -100,13 +100,13 @@ def test_each_stage_is_held_against_its_own_devices(cluster: Cluster) -> None:
     layout = "Et*13|t*13|t*7|t*7L"
     assert found(laid_out(layout, "big0", "small0"), model=MODEL, cluster=cluster) == []
     (one,) = found(laid_out(layout, "small0", "big0"), model=MODEL, cluster=cluster)
-    assert one.found.startswith("stage 0 with 13 layers")
-    assert "2 stages do not fit" in one.found
+    assert one.message.startswith("stage 0 with 13 layers")
+    assert "2 stages do not fit" in one.message
 
 
 def test_nothing_is_counted_on_hosts_that_the_cluster_does_not_name(cluster: Cluster) -> None:
     (one,) = found(laid_out("Et*25|t*5|t*5|t*5L", "x", "y"), model=MODEL, cluster=cluster)
-    assert "Name --model and --cluster" in one.found
+    assert "Name --model and --cluster" in one.message
 
 
 def test_the_count_is_that_of_the_cost_model() -> None:

@@ -36,7 +36,7 @@ ONE_HOST = {"torchrun.nnodes": 1}
 def test_one_fault_makes_one_rule_speak(case: Case) -> None:
     found = judged(text_of(case))
     assert {each.rule for each in found} == {case.rule}, found
-    assert any(case.says in each.found for each in found), found
+    assert any(case.says in each.message for each in found), found
 
 
 RIGHT: list[tuple[Flags, Flags]] = [
@@ -148,7 +148,7 @@ def test_a_flag_given_twice() -> None:
     same = Setting(name="hidden-size", values=("4096",), file="run.sh", line=41)
     found = judged(replace(text, settings=(*text.settings, again, same)))
     assert [each.rule for each in found] == ["launch-loses-layers", "launch-flag-twice"]
-    assert found[1].found == "--num-layers is given as 32, 30; the last one counts"
+    assert found[1].message == "--num-layers is given as 32, 30; the last one counts"
     assert found[1].lines == (8, 40)
 
 
@@ -164,7 +164,7 @@ def test_long_links_need_a_longer_timeout() -> None:
     assert len(cluster.regions) > 1
     found = judged(launch(ONE_HOST | {"bf16": True}), cluster=cluster)
     assert [each.rule for each in found] == ["launch-timeout"]
-    assert "write --distributed-timeout-minutes 60" in found[0].found
+    assert "write --distributed-timeout-minutes 60" in found[0].message
     flags = {**ONE_HOST, "distributed-timeout-minutes": 60}
     assert judged(launch(flags), cluster=cluster) == ()
 

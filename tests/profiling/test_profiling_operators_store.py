@@ -11,7 +11,7 @@ from hetplan.errors import InputError
 from hetplan.files.reading import read_text
 from hetplan.importers.records import Imported
 from hetplan.importers.storing import ImportFacts, store_imported
-from hetplan.lint.reading import Asked, read_all
+from hetplan.lint.reading import LaunchContext, read_all
 from hetplan.model.operators import OperatorClass
 from hetplan.profiling.campaign_rows import SCHEMA as RESULTS
 from hetplan.profiling.campaign_rows import record_line
@@ -221,9 +221,9 @@ def test_imported_operators_are_stored_once(tmp_path) -> None:
 
 def test_check_reads_operators_and_finds_their_rows(tmp_path) -> None:
     written(tmp_path, PRODUCT, replace(NORM, p10_seconds=0.5))
-    reading = read_all([tmp_path], Asked())
+    reading = read_all([tmp_path], LaunchContext())
     assert not reading.faults
-    rows = reading.material.operator_samples
+    rows = reading.inputs.operator_samples
     assert [(each.sample.operator, each.place.line) for each in rows] == [
         ("matrix_product", 2),
         ("norm", 3),
