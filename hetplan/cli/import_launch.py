@@ -1,4 +1,4 @@
-"""`hetplan import launch megatron|flagscale|torchtitan`: a launch as a plan, priced like any other."""
+"""`hetplan import launch`: a launch of a trainer as a plan, priced like any other."""
 
 from __future__ import annotations
 
