@@ -19,7 +19,7 @@ $(BIN)/python:
 
 # The stamps hold what was installed for which version of these files.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
@@ -31,16 +31,20 @@ install: $(VENV)/.installed ## make the environment in .venv
 demo: $(VENV)/.installed ## the whole loop on this machine: profile, fit, plan, train, compare
 	$(BIN)/hetplan demo
 
+# ruff and mypy run beside the tests; their output comes at the end.
+define lint_beside
+@trap 'kill $$lint 2>/dev/null' INT TERM; \
+{ $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy; } >$(VENV)/lint.log 2>&1 & lint=$$!; \
+$(1); tests=$$?; \
+wait $$lint; lint=$$?; cat $(VENV)/lint.log; \
+test $$tests -eq 0 && test $$lint -eq 0
+endef
+
 test: $(VENV)/.installed-dev ## lint, types and every fast test
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not slow and not alone"
-	$(BIN)/pytest -m "alone and not slow"
+	$(call lint_beside,$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not slow" --cpu-limit 3)
 
 test-slow: $(VENV)/.installed-dev ## the slow tests too
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not alone"
-	$(BIN)/pytest -m alone
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup
 
 oracle: $(VENV)/.installed-dev ## every plan of 2,000 small jobs against the search; docs/search-oracle.md
 	$(BIN)/pytest -q -n $(WORKERS) tests/oracle/test_oracle_replay.py tests/oracle/test_oracle_price.py

@@ -21,11 +21,11 @@ from hetplan.version import __version__
 
 if TYPE_CHECKING:
     from hetplan.cluster.load import load_cluster
+    from hetplan.comparison.compare import compare
     from hetplan.cost.estimate import estimate
     from hetplan.emitters.emission import emit
     from hetplan.importers.table import import_file
     from hetplan.job.load import load_job
-    from hetplan.launchers.compare import compare
     from hetplan.model.load import load_model
     from hetplan.predict.fit import fit
     from hetplan.search.files import load_plan
@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "compare": "hetplan.launchers.compare",
+    "compare": "hetplan.comparison.compare",
     "emit": "hetplan.emitters.emission",
     "estimate": "hetplan.cost.estimate",
     "fit": "hetplan.predict.fit",

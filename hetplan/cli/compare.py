@@ -1,4 +1,4 @@
-"""`hetplan compare`: a run's log beside its plan, and what of the step is off."""
+"""`hetplan compare`: a run's log beside its plan, and predictors corrected by runs."""
 
 from __future__ import annotations
 
@@ -7,138 +7,236 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import AsJson, PredictorFile, Stores, check_replaceable, emit, say
+from hetplan.cli.options import (
+    AsJson,
+    PredictorFile,
+    Stores,
+    check_replaceable,
+    emit,
+    note,
+    read_predictor,
+    say,
+)
 
 if TYPE_CHECKING:
-    from hetplan.launchers.compare_values import Comparison
-    from hetplan.search.result import SearchResult
+    from collections.abc import Sequence
+
+    from hetplan.comparison.compare import ComparedRun, Comparison, Repricing
+    from hetplan.comparison.logs import RunFiles
+    from hetplan.predict.fit import FittedPredictor
+
+app = typer.Typer(
+    help="Compare a run's log with its plan, and name the part of the step that is off.\n\n"
+    "As in: hetplan compare train.log --plan plan.json, which is `hetplan compare run`.",
+    no_args_is_help=True,
+)
+DEFAULT_COMMAND = "run"
+REPRICE = "Price the plan again"
+
+Logs = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        help="Log files of one run: of Megatron-LM, torchtitan, DeepSpeed or NeMo, one per rank or "
+        "restart, gzip or not; or hetplan's own run log."
+    ),
+]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option("--plan", metavar="FILE", help="Plan file that the run ran, with its inputs."),
+]
+Runs = Annotated[
+    Path | None,
+    typer.Option(
+        "--runs", metavar="FILE", help="YAML list of several runs, each with `log:` and `plan:`."
+    ),
+]
+Model = Annotated[
+    Path | None,
+    typer.Option("--model", metavar="FILE", help="Replaces the model.", rich_help_panel=REPRICE),
+]
+Cluster = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster", metavar="FILE", help="Replaces the cluster.", rich_help_panel=REPRICE
+    ),
+]
+Job = Annotated[
+    Path | None,
+    typer.Option("--job", metavar="FILE", help="Replaces the job.", rich_help_panel=REPRICE),
+]
+Trainer = Annotated[
+    str | None,
+    typer.Option(
+        "--trainer",
+        metavar="NAME",
+        help="megatron, nemo, torchtitan or deepspeed. Default: detected.",
+    ),
+]
+Warmup = Annotated[
+    int | None,
+    typer.Option(
+        "--warmup",
+        metavar="STEPS",
+        help="Leave out the first steps of every start. Default: 3; for hetplan's own run log "
+        "those that its launch left out.",
+    ),
+]
 
 
-def compare(
-    logs: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Log files of one run: of Megatron-LM, torchtitan, DeepSpeed or NeMo, one per "
-            "rank or restart, gzip or not; or hetplan's own run log."
-        ),
-    ] = None,
-    plan: Annotated[
-        Path | None, typer.Option(help="Plan file that the run ran; it holds its inputs.")
-    ] = None,
-    runs: Annotated[
-        Path | None,
-        typer.Option(help="YAML list of several runs, each with `log:` and `plan:`."),
-    ] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="Model file over the plan's; prices it again.")
-    ] = None,
-    cluster: Annotated[
-        Path | None, typer.Option(help="Cluster file over the plan's; prices it again.")
-    ] = None,
-    job: Annotated[
-        Path | None, typer.Option(help="Job file over the plan's; prices it again.")
-    ] = None,
+@app.command("run")
+def compare_run(
+    logs: Logs = None,
+    plan: PlanFile = None,
+    runs: Runs = None,
+    trainer: Trainer = None,
+    warmup: Warmup = None,
+    model: Model = None,
+    cluster: Cluster = None,
+    job: Job = None,
     predictor: PredictorFile = None,
     store: Stores = None,
-    trainer: Annotated[
-        str | None,
-        typer.Option(help="megatron, nemo, torchtitan or deepspeed. Default: whose lines it has."),
-    ] = None,
-    warmup: Annotated[
-        int | None,
-        typer.Option(
-            help="First steps of every start that are left out. Default: 3; of hetplan's own run "
-            "log what its launch left out."
-        ),
-    ] = None,
-    calibrate: Annotated[
-        Path | None,
-        typer.Option(
-            help="Predictor to write: the fit, corrected by these runs, where that helps on runs "
-            "(or steps) that were held back."
-        ),
-    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare one run, or each run of a list, with its plan (default)."""
+    from hetplan.comparison.compare import compare_runs
+
+    files = _run_files(logs, plan, runs)
+    again = predictor is not None or bool(store) or any((model, cluster, job))
+    repricing = _repricing(_fitted(predictor, store), model, cluster, job) if again else None
+    compared = compare_runs(files, repricing, trainer=trainer, warmup_steps=warmup)
+    _tell_repricing(compared)
+    _show([run.comparison for run in compared], as_json=as_json)
+
+
+@app.command()
+def calibrate(
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="Predictor to write: the fit with factors.")
+    ],
+    logs: Logs = None,
+    plan: PlanFile = None,
+    runs: Runs = None,
+    trainer: Trainer = None,
+    warmup: Warmup = None,
+    model: Model = None,
+    cluster: Cluster = None,
+    job: Job = None,
+    predictor: PredictorFile = None,
+    store: Stores = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Write --calibrate's file even where it did not help.")
+        bool, typer.Option("--force", help="Write the file even where the factors do not help.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Set a training run's log against its plan and name the part of the step that is off.
+    """Correct a fit by measured runs, where that helps on runs (or steps) held back."""
+    from hetplan.comparison.calibration import (
+        SCHEMA,
+        MeasuredRun,
+        try_calibration,
+        with_calibration,
+    )
+    from hetplan.comparison.compare import compare_runs
+    from hetplan.files.encoding import encode
+    from hetplan.predict.fit import save_predictor
+    from hetplan.predict.laws import SCHEMA as PREDICTOR_SCHEMA
 
-    As in: hetplan compare train.log --plan plan.json
-    """
-    from hetplan.cli.compare_runs import asked_runs, compared, predictor_to_price_by
+    check_replaceable(out, PREDICTOR_SCHEMA, "predictor")
+    files = _run_files(logs, plan, runs)
+    fitted = _fitted(predictor, store)
+    if fitted.laws.calibration is not None:
+        number = fitted.laws.calibration.runs
+        say(f"the predictor's calibration by {number} runs is left out; these runs replace it")
+        fitted = with_calibration(fitted, None)
+    repricing = _repricing(fitted, model, cluster, job)
+    compared = compare_runs(files, repricing, trainer=trainer, warmup_steps=warmup)
+    _tell_repricing(compared)
+    trial = try_calibration(
+        [MeasuredRun(source=_name(run), result=run.result, chosen=run.chosen) for run in compared]
+    )
+    if as_json:
+        emit(encode(trial, schema=SCHEMA))
+    else:
+        from hetplan.reports.comparison import print_trial
+
+        print_trial(trial)
+        for run in compared:
+            for doubt in run.doubts:
+                note(f"{_name(run)}: {doubt}")
+    if not trial.helped and not force:
+        say(
+            f"{out} was not written: factors from these runs did not make what was held back "
+            "better (--force writes it all the same)"
+        )
+        return
+    save_predictor(with_calibration(fitted, trial.calibration), out)
+    forced = "" if trial.helped else ", by --force: it did NOT help on what was held back"
+    say(f"wrote {out}{forced}")
+
+
+def _name(run: ComparedRun) -> str:
+    return ", ".join(map(str, run.files.logs))
+
+
+def _run_files(
+    logs: list[Path] | None, plan: Path | None, runs: Path | None
+) -> tuple[RunFiles, ...]:
+    """The run of the arguments, or those of the list."""
+    from hetplan.comparison.logs import RunFiles, load_runs
     from hetplan.errors import InputError
 
-    if force and calibrate is None:
-        raise InputError("--force belongs to --calibrate")
-    if calibrate is not None:
-        from hetplan.predict.laws import SCHEMA
-
-        check_replaceable(calibrate, SCHEMA, "predictor")
-    asked = asked_runs(logs, plan, runs)
-    changes = (model, cluster, job)
-    again = calibrate is not None or predictor is not None or bool(store) or any(changes)
-    predict = predictor_to_price_by(predictor, store, calibrate) if again else None
-    found = compared(asked, changes, predict, trainer=trainer, warmup_steps=warmup)
-    if calibrate is not None and predict is not None:
-        from hetplan.cli.compare_calibrate import calibrate_with
-
-        calibrate_with(found, predict, calibrate, force=force, as_json=as_json)
-        return
-    show([each.comparison for each in found], as_json=as_json)
+    if runs is not None:
+        if logs or plan is not None:
+            raise InputError(f"{runs} names logs and plans; leave LOGS and --plan out")
+        return load_runs(runs)
+    if not logs:
+        raise InputError("name the run's log files, or --runs with a list of several runs")
+    if plan is None:
+        raise InputError("give --plan: the plan file that the run ran")
+    return (RunFiles(logs=tuple(logs), plan=plan),)
 
 
-def show(comparisons: list[Comparison], *, as_json: bool) -> None:
-    """One comparison, or one per run."""
-    if as_json:
-        emit(comparison_text(comparisons))
-        return
-    from hetplan.reports.compare import comparison_lines, part_table, run_table, timer_table
-    from hetplan.reports.terminal import print_table
+def _fitted(predictor: Path | None, stores: list[Path] | None) -> FittedPredictor:
+    from hetplan.errors import InputError
+    from hetplan.predict.fit import FittedPredictor
 
-    for comparison in comparisons:
-        if len(comparisons) > 1:
-            emit(f"\n{', '.join(comparison.files)}")
-        if comparison.timers:
-            print_table(timer_table(comparison))
-        if comparison.parts:
-            print_table(part_table(comparison))
-        for line in comparison_lines(comparison):
-            emit(line)
-    if len(comparisons) > 1:
-        print_table(run_table(comparisons))
+    loaded, _ = read_predictor(predictor, stores)
+    if not isinstance(loaded, FittedPredictor):
+        raise InputError("only a fitted predictor can price a plan again")
+    return loaded
 
 
-def comparison_text(comparisons: list[Comparison]) -> str:
-    """JSON of one comparison, or of several under `runs`, derived figures included."""
-    import json
+def _repricing(
+    predictor: FittedPredictor, model: Path | None, cluster: Path | None, job: Path | None
+) -> Repricing:
+    from hetplan.cluster.load import load_cluster
+    from hetplan.comparison.compare import Repricing
+    from hetplan.job.load import load_job
+    from hetplan.model.load import load_model
 
-    from hetplan.files.encoding import to_plain
-    from hetplan.launchers.compare_values import SCHEMA
-
-    def data(comparison: Comparison) -> dict[str, object]:
-        plain = to_plain(comparison)
-        if not isinstance(plain, dict):
-            raise TypeError("a comparison is a mapping")
-        return plain | {
-            "relative_error": comparison.relative_error,
-            "inside_interval": comparison.inside_interval,
-        }
-
-    rows = [data(each) for each in comparisons]
-    whole = rows[0] if len(rows) == 1 else {"runs": rows}
-    return json.dumps(
-        whole | {"schema": SCHEMA}, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False
+    return Repricing(
+        predictor=predictor,
+        model=None if model is None else load_model(model),
+        cluster=None if cluster is None else load_cluster(cluster),
+        job=None if job is None else load_job(job),
     )
 
 
-def note_repricing(plan: Path, result: SearchResult, before: float) -> None:
-    """Say on stderr how far the prediction is from the plan file's."""
+def _tell_repricing(compared: Sequence[ComparedRun]) -> None:
+    """How far each new prediction is from the plan file's, on stderr."""
     from hetplan.units import format_seconds
 
-    after = result.estimate.step_seconds
-    told = "as in the plan file"
-    if format_seconds(after) != format_seconds(before):
-        told = f"instead of the plan file's {format_seconds(before)}"
-    say(f"{plan} priced again: {format_seconds(after)} {told}")
+    for run in compared:
+        if run.repriced_from_seconds is not None:
+            before = format_seconds(run.repriced_from_seconds)
+            after = format_seconds(run.result.estimate.step_seconds)
+            told = "as in the plan file" if after == before else f"instead of its {before}"
+            say(f"{run.files.plan} priced again: {after} {told}")
+
+
+def _show(comparisons: list[Comparison], *, as_json: bool) -> None:
+    from hetplan.reports.comparison import comparison_text, print_comparisons
+
+    if as_json:
+        emit(comparison_text(comparisons))
+    else:
+        print_comparisons(comparisons)

@@ -21,7 +21,7 @@ def demo(
     from datetime import datetime
 
     from hetplan.launchers import local_loop
-    from hetplan.reports.loops import comparison, headline
+    from hetplan.reports.comparison import loop_headline, loop_table
 
     started = time.monotonic()
 
@@ -42,8 +42,8 @@ def demo(
     heading(f"4. Train {steps} steps of the plan and of the even split")
     uneven, even = local_loop.train(files, steps, emit)
     heading("5. Measured against predicted")
-    emit(comparison((("hetplan's plan", uneven), ("even split", even))))
-    emit(headline(uneven, even))
+    emit(loop_table((("hetplan's plan", uneven), ("even split", even))))
+    emit(loop_headline(uneven, even))
     heading("6. Llama-140B on 128 + 640 accelerators of two kinds (datasheet figures)")
     local_loop.plan_at_scale(files, emit)
     emit(f"\nEverything is in {folder}; the demo took {time.monotonic() - started:.0f} s.")

@@ -1,19 +1,22 @@
-"""`hetplan estimate`: what a layout or a plan file costs, without a search."""
+"""`hetplan estimate`: the cost of a layout or of a plan file, without a search."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hetplan.cli.options import (
     AsJson,
     PredictorFile,
+    Settings,
     Stores,
     TargetName,
     check_replaceable,
     emit,
+    job_settings,
     read_inputs,
     read_predictor,
     say,
@@ -23,121 +26,89 @@ if TYPE_CHECKING:
     from hetplan.cluster.spec import Cluster
     from hetplan.cost.estimate_values import Estimate
     from hetplan.cost.network.lost_nic import LostNic
-    from hetplan.cost.priced.pricer import Pricer
     from hetplan.model.spec import ModelSpec
     from hetplan.plans.plan import Plan
     from hetplan.search.result import Inputs
 
 ESTIMATE_SCHEMA = "hetplan.estimate/3"
+LAYOUT = "Layout"
+
+
+def _file(help_text: str) -> Any:
+    return typer.Option(metavar="FILE", help=help_text)
+
+
+def _layout(help_text: str, *, hidden: bool = False) -> Any:
+    return typer.Option(help=help_text, rich_help_panel=LAYOUT, hidden=hidden)
 
 
 def estimate(
     plan: Annotated[
         Path | None,
-        typer.Argument(
-            help="Plan file that `hetplan plan` or `estimate` wrote; it holds its inputs."
-        ),
+        typer.Argument(help="Plan file, instead of --model, --cluster, --job and a layout."),
     ] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="Model file (YAML, or a Hugging Face config.json).")
-    ] = None,
-    cluster: Annotated[Path | None, typer.Option(help="Cluster file (YAML).")] = None,
-    job: Annotated[Path | None, typer.Option(help="Job file (YAML).")] = None,
-    predictor: PredictorFile = None,
-    store: Stores = None,
+    model: Annotated[Path | None, _file("Model file (YAML or config.json).")] = None,
+    cluster: Annotated[Path | None, _file("Cluster file (YAML).")] = None,
+    job: Annotated[Path | None, _file("Job file (YAML).")] = None,
     target: TargetName = None,
-    tp: Annotated[int | None, typer.Option(help="Tensor-parallel degree. Default: 1.")] = None,
-    pp: Annotated[
-        int | None, typer.Option(help="Pipeline stages. Default: as many as --layers has.")
-    ] = None,
+    out: Annotated[Path | None, _file("Plan file to write (JSON).")] = None,
+    tp: Annotated[int, _layout("Tensor-parallel degree.")] = 1,
+    pp: Annotated[int | None, _layout("Pipeline stages. Default: as --layers has.")] = None,
     dp: Annotated[
-        int | None, typer.Option(help="Data-parallel degree. Default: the largest that fits.")
+        int | None, _layout("Data-parallel degree. Default: the largest that fits.")
     ] = None,
-    microbatch_size: Annotated[
-        int | None, typer.Option(help="Sequences of one microbatch on one rank. Default: 1.")
-    ] = None,
+    microbatch_size: Annotated[int, _layout("Sequences of a microbatch on one rank.")] = 1,
     layers: Annotated[
-        str | None,
-        typer.Option(
-            help="Transformer layers of each stage, as in 8,8,10; with virtual stages once through "
-            "the pipeline for each. Default: even."
-        ),
+        str | None, _layout("Transformer layers of each stage, as in 8,8,10. Default: even.")
     ] = None,
     islands: Annotated[
         str | None,
-        typer.Option(
-            help="Island of each stage, as in a,a,b, or one for all. Default: one with room for "
-            "all stages, or all in file order."
-        ),
-    ] = None,
-    recompute: Annotated[
-        bool,
-        typer.Option("--recompute", help="Recompute all of every transformer layer, or of some."),
-    ] = False,
-    recompute_modules: Annotated[
-        str | None,
-        typer.Option(
-            help="Recompute only these parts of a layer: core_attn, mlp, moe, layernorm, moe_act."
-        ),
-    ] = None,
-    recompute_layers: Annotated[
-        int | None,
-        typer.Option(help="Recompute only the first so many layers of each chunk. Default: all."),
+        _layout("Island of each stage, as in a,a,b, or one for all. Default: where they fit."),
     ] = None,
     schedule: Annotated[
-        str | None,
-        typer.Option(
-            help="1f1b, gpipe, interleaved-1f1b or zb-h1. Default: 1f1b, with --virtual-stages "
-            "interleaved-1f1b."
-        ),
+        str | None, _layout("1f1b, gpipe, interleaved-1f1b or zb-h1.", hidden=True)
     ] = None,
     virtual_stages: Annotated[
-        int | None, typer.Option(help="Layer ranges of each stage, interleaved. Default: 1.")
-    ] = None,
-    cp: Annotated[int | None, typer.Option(help="Context-parallel degree. Default: 1.")] = None,
-    ep: Annotated[int | None, typer.Option(help="Expert-parallel degree. Default: 1.")] = None,
+        int, _layout("Layer ranges of each stage, interleaved.", hidden=True)
+    ] = 1,
+    cp: Annotated[int, _layout("Context-parallel degree.", hidden=True)] = 1,
+    ep: Annotated[int, _layout("Expert-parallel degree.", hidden=True)] = 1,
     etp: Annotated[
-        int | None,
-        typer.Option(help="Tensor-parallel degree of the experts. Default: tp, with --ep 1."),
+        int | None, _layout("Tensor-parallel degree of the experts.", hidden=True)
     ] = None,
     sequence_parallel: Annotated[
-        bool, typer.Option("--sequence-parallel", help="Split what tp leaves whole as well.")
+        bool, typer.Option("--sequence-parallel", hidden=True, rich_help_panel=LAYOUT)
     ] = False,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", hidden=True, rich_help_panel=LAYOUT)
+    ] = False,
+    recompute_layers: Annotated[
+        int | None, _layout("Recompute only the first layers of each chunk.", hidden=True)
+    ] = None,
+    recompute_modules: Annotated[
+        str | None, _layout("Recompute only these parts of a layer.", hidden=True)
+    ] = None,
     sharding: Annotated[
-        str | None,
-        typer.Option(
-            help="What data-parallel ranks split: none, optimizer (ZeRO-1), gradients (2) or "
-            "parameters (3). Default: optimizer where the target can."
-        ),
+        str | None, _layout("none, optimizer, gradients or parameters.", hidden=True)
     ] = None,
-    shards: Annotated[
-        int | None, typer.Option(help="Ranks of one sharding group. Default: all copies.")
-    ] = None,
+    shards: Annotated[int | None, _layout("Ranks of one sharding group.", hidden=True)] = None,
     offload: Annotated[
-        float | None,
-        typer.Option(help="Part of the optimizer state in host memory, 0 to 1. Default: 0."),
-    ] = None,
+        float, _layout("Part of the optimizer state in host memory.", hidden=True)
+    ] = 0.0,
     overlap: Annotated[
-        str | None,
-        typer.Option(
-            help="Communication beside compute: none, or of reduction,gathering,tp,cp,send. "
-            "Default: cp."
-        ),
+        str | None, _layout("none, or of reduction,gathering,tp,cp,send.", hidden=True)
     ] = None,
+    setting: Settings = None,
+    predictor: PredictorFile = None,
+    store: Stores = None,
     what_if: Annotated[
         str | None,
         typer.Option(
-            "--what-if",
-            help="lost-nic=ISLAND/NODE/NIC, as in a/0/3: price the plan with that NIC's port down "
-            "as well; printed on stderr.",
+            metavar="lost-nic=ISLAND/NODE/NIC", hidden=True, help="Price that NIC's loss too."
         ),
     ] = None,
     trace: Annotated[
-        Path | None,
-        typer.Option(help="Timeline to write, for chrome://tracing and ui.perfetto.dev."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Plan file to write (JSON), for `hetplan launch`.")
+        Path | None, typer.Option(metavar="FILE", hidden=True, help="Timeline (Perfetto) to write.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -146,136 +117,117 @@ def estimate(
     As in: hetplan estimate --model M --cluster C --job J --tp 8 --layers 18,20,20,22
 
     Exit code 3 where a stage does not fit in memory; it is priced all the same.
+
+    More of the layout: --schedule, --virtual-stages, --cp, --ep, --etp, --sequence-parallel,
+    --recompute, --recompute-layers, --recompute-modules, --sharding, --shards, --offload,
+    --overlap. Beside it: --trace FILE writes a timeline, --what-if lost-nic=ISLAND/NODE/NIC.
+    All are explained in docs/cost.md.
     """
-    from hetplan.cli.estimate_layout import LayoutOptions, plan_of
     from hetplan.cost.estimate import estimate_with, misfits
     from hetplan.cost.priced.pricer import Pricer
     from hetplan.errors import InfeasibleError, InputError
     from hetplan.files.writing import check_writable
+    from hetplan.plans.layout import Layout, plan_of_layout
     from hetplan.search.families.allowed import allowed_cluster
-    from hetplan.search.files import SCHEMA
+    from hetplan.search.files import SCHEMA, load_legal_plan
 
-    files = (model, cluster, job, target)
-    layout = (
-        tp, pp, dp, microbatch_size, layers, islands, recompute_modules, recompute_layers,
-        schedule, virtual_stages, cp, ep, etp, sharding, shards, offload, overlap,
-    )  # fmt: skip
+    layout = Layout(
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        microbatch_size=microbatch_size,
+        layers=_numbers(layers),
+        islands=_names(islands),
+        recompute=recompute,
+        cp=cp,
+        ep=ep,
+        etp=etp,
+        sequence_parallel=sequence_parallel,
+        schedule=schedule,
+        virtual_stages=virtual_stages,
+        recompute_modules=_names(recompute_modules) or (),
+        recompute_layers=recompute_layers,
+        sharding=sharding,
+        shards=shards,
+        offload=offload,
+        overlap=() if overlap == "none" else _names(overlap),
+    )
     if plan is not None:
-        given = recompute or sequence_parallel
-        if given or any(option is not None for option in (*files, *layout)):
+        if any((model, cluster, job, target, setting)) or layout != Layout():
             raise InputError(
                 f"{plan} holds its own model, cluster, job and layout; leave those options out"
             )
-        asked, chosen = _read_plan(plan)
-        inputs = (asked.model, asked.cluster, asked.job)
+        result = load_legal_plan(plan)
+        inputs, usable, priced = result.inputs, result.inputs.cluster, result.plan
     elif model is None or cluster is None or job is None:
         raise InputError("give a plan file, or all of --model, --cluster and --job")
     else:
-        asked = read_inputs(model, cluster, job, target, searched=False)
-        usable = allowed_cluster(asked.cluster, asked.job)
-        inputs = (asked.model, usable, asked.job)
-        options = LayoutOptions(
-            tp=1 if tp is None else tp,
-            pp=pp,
-            dp=dp,
-            microbatch_size=1 if microbatch_size is None else microbatch_size,
-            layers=layers,
-            islands=islands,
-            recompute=recompute,
-            cp=1 if cp is None else cp,
-            ep=1 if ep is None else ep,
-            etp=etp,
-            sequence_parallel=sequence_parallel,
-            schedule=schedule,
-            virtual_stages=1 if virtual_stages is None else virtual_stages,
-            recompute_modules=recompute_modules,
-            recompute_layers=recompute_layers,
-            sharding=sharding,
-            shards=shards,
-            offload=0.0 if offload is None else offload,
-            overlap=overlap,
-        )
-        chosen = plan_of(options, *inputs)
+        settings = job_settings(setting)
+        inputs = read_inputs(model, cluster, job, target, settings=settings, searched=False)
+        usable = allowed_cluster(inputs.cluster, inputs.job)
+        priced = plan_of_layout(layout, inputs.model, usable, inputs.job)
     replacing = "" if out is None else check_replaceable(out, SCHEMA, "plan")
     if trace is not None:
         check_writable(trace)
-    lost = None if what_if is None else _lost_nic(what_if, inputs[1])
+    lost = None if what_if is None else _lost_nic(what_if, usable)
     predict, digest = read_predictor(predictor, store)
-    pricer = Pricer(*inputs, predict)
-    found = estimate_with(pricer, chosen)
+    pricer = Pricer(inputs.model, usable, inputs.job, predict)
+    estimated = estimate_with(pricer, priced)
     if out is not None:
-        _write(out, asked, digest, chosen, found)
+        _write(out, inputs, digest, priced, estimated)
         say(f"wrote {out}{replacing}")
     if trace is not None:
-        _trace(trace, pricer, chosen)
+        from hetplan.files.writing import write_atomically
+        from hetplan.reports.trace import trace_text
+
+        write_atomically(trace, trace_text(priced, pricer))
         say(f"wrote {trace}")
     if lost is not None:
-        _what_if(lost, pricer, chosen)
-    _show(inputs[0], chosen, found, as_json=as_json)
-    unfit = misfits(found)
+        from hetplan.reports.plans import lost_nic_lines
+
+        for line in lost_nic_lines(lost, pricer, priced):
+            say(f"what if: {line}")
+    _show(inputs.model, priced, estimated, as_json=as_json)
+    unfit = misfits(estimated)
     if unfit:
         raise InfeasibleError(unfit)
 
 
-def _trace(path: Path, pricer: Pricer, plan: Plan) -> None:
-    from hetplan.files.writing import write_atomically
-    from hetplan.reports.trace import trace_text
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    from hetplan.errors import InputError
 
-    write_atomically(path, trace_text(plan, pricer))
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(
+            f"--layers is {text!r}; write whole numbers with commas between them, as in 8,8,10"
+        ) from None
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(name.strip() for name in text.split(","))
 
 
 def _lost_nic(text: str, cluster: Cluster) -> LostNic:
-    """What `lost-nic=ISLAND/NODE/NIC` asks for."""
+    """The loss in `lost-nic=ISLAND/NODE/NIC`."""
     from hetplan.cost.network.lost_nic import without_nic
     from hetplan.errors import InputError
 
-    kind, _, where = text.partition("=")
-    parts = where.rsplit("/", 2)
-    numbers = parts[1:]
-    if kind != "lost-nic" or len(numbers) != 2 or not all(map(_is_number, numbers)):
+    kind, _, place = text.partition("=")
+    island, *numbers = place.rsplit("/", 2)
+    right = len(numbers) == 2 and all(
+        part.isascii() and part.isdecimal() and len(part) < 10 for part in numbers
+    )
+    if kind != "lost-nic" or not right:
         raise InputError(f"--what-if is {text!a}; write lost-nic=ISLAND/NODE/NIC, as in a/0/3")
-    return without_nic(cluster, parts[0], int(parts[1]), int(parts[2]))
+    node, nic = map(int, numbers)
+    return without_nic(cluster, island, node, nic)
 
 
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) < 10
-
-
-def _what_if(lost: LostNic, pricer: Pricer, plan: Plan) -> None:
-    """One line per finding on stderr; the plan's own estimate stays the result."""
-    from dataclasses import replace
-
-    from hetplan.plans.plan import expand
-    from hetplan.units import format_seconds
-
-    if not any(
-        device in lost.devices
-        for pipeline in plan.pipelines
-        for stage in pipeline.stages
-        for replica in stage.replicas
-        for device in expand(replica.devices)
-    ):
-        say("what if: the plan uses no device of that node; nothing changes")
-        return
-    for note in lost.notes:
-        say(f"what if: {note}")
-    if lost.kept == 0:
-        say("what if: the node is cut off; plan again without it")
-        return
-    before, after = (
-        replace(pricer, cluster=cluster, _known={}).step(plan).step_seconds
-        for cluster in (lost.before, lost.after)
-    )
-    say(
-        f"what if: the step takes {format_seconds(after)} instead of {format_seconds(before)} "
-        f"({after / before - 1:+.1%}), once {format_seconds(lost.detection_seconds)} to notice"
-    )
-
-
-def _write(out: Path, inputs: Inputs, digest: str, plan: Plan, estimate: Estimate) -> None:
-    """The layout as a plan file without a certificate: it was given, not searched."""
-    from dataclasses import replace
-
+def _write(out: Path, inputs: Inputs, digest: str, plan: Plan, estimated: Estimate) -> None:
+    """A plan file without a certificate: the layout was given, not searched."""
     from hetplan.search.files import SCHEMA, save_result
     from hetplan.search.result import SearchResult
     from hetplan.version import __version__
@@ -288,34 +240,26 @@ def _write(out: Path, inputs: Inputs, digest: str, plan: Plan, estimate: Estimat
             seed=inputs.job.seed,
             inputs=replace(inputs, sha256=(*files, ("predictor", digest))),
             plan=plan,
-            estimate=estimate,
+            estimate=estimated,
             certificate=None,
         ),
         out,
     )
 
 
-def _read_plan(path: Path) -> tuple[Inputs, Plan]:
-    """Inputs and plan of a plan file; an InputError where the plan breaks a rule."""
-    from hetplan.search.files import load_legal_plan
-
-    result = load_legal_plan(path)
-    return result.inputs, result.plan
-
-
-def _show(model: ModelSpec, plan: Plan, estimate: Estimate, *, as_json: bool) -> None:
-    from hetplan.files.encoding import encode
-
+def _show(model: ModelSpec, plan: Plan, estimated: Estimate, *, as_json: bool) -> None:
     if as_json:
-        emit(encode(estimate, schema=ESTIMATE_SCHEMA))
+        from hetplan.files.encoding import encode
+
+        emit(encode(estimated, schema=ESTIMATE_SCHEMA))
         return
     from hetplan.reports.plans import component_table, estimate_lines, memory_line, stage_table
     from hetplan.reports.terminal import print_table
 
-    print_table(stage_table(model, plan, estimate))
-    print_table(component_table(estimate))
-    memory = memory_line(estimate)
+    print_table(stage_table(model, plan, estimated))
+    print_table(component_table(estimated))
+    memory = memory_line(estimated)
     if memory is not None:
         emit(memory)
-    for line in estimate_lines(estimate):
+    for line in estimate_lines(estimated):
         emit(line)

@@ -1,260 +1,179 @@
-"""`hetplan explain`: why a plan is as it is; which bytes cross which links; each rank's place."""
+"""`hetplan explain`: what limits a plan, what would help, its traffic and its ranks."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import AsJson, PredictorFile, Stores, emit
+from hetplan.cli.options import AsJson, PredictorFile, Stores, emit, read_predictor
 
 if TYPE_CHECKING:
-    from hetplan.cost.traffic.published import ArticleRow
-    from hetplan.plans.ranks import RankRow
-    from hetplan.reports.traffic import TrafficReport
-    from hetplan.search.result import SearchResult
+    from hetplan.reports.explained import Explained
 
-RANKS_SCHEMA = "hetplan.ranks/1"
+app = typer.Typer(
+    help="Explain a plan: what limits it, what would help, why not another one.\n\n"
+    "`hetplan explain plan.json` is `hetplan explain limits plan.json`.",
+    no_args_is_help=True,
+)
+DEFAULT_COMMAND = "limits"
 TRAFFIC_MODELS = ("ring", "priced", "asterfusion")
 
+PlanFile = Annotated[
+    Path, typer.Argument(metavar="PLAN", help="Plan file that `hetplan plan` or `estimate` wrote.")
+]
 
-def explain(
-    plan: Annotated[
-        Path | None, typer.Argument(help="Plan file that `hetplan plan` or `estimate` wrote.")
-    ] = None,
-    shadow_prices: Annotated[
-        bool,
-        typer.Option(
-            "--shadow-prices",
-            help="What more bandwidth, nodes, memory, or fewer demands would be worth: plans again "
-            "for each.",
-        ),
-    ] = False,
-    against: Annotated[
-        Path | None,
-        typer.Option("--against", help="Another plan file: why it was not chosen."),
-    ] = None,
+
+@app.command()
+def limits(
+    plan: PlanFile,
+    predictor: PredictorFile = None,
+    store: Stores = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what limits the plan, one change at a time (default)."""
+    from hetplan.reports.explained import Explained, limit_lines
+    from hetplan.search.explained.limits import limits as limits_of
+    from hetplan.search.files import load_legal_plan
+
+    result = load_legal_plan(plan)
+    predict, _ = read_predictor(predictor, store)
+    explained = Explained(limits=limits_of(result, predict))
+    if as_json:
+        _emit_json(explained)
+        return
+    for line in limit_lines(explained.limits):
+        emit(line)
+
+
+@app.command()
+def against(
+    plan: PlanFile,
+    other: Annotated[Path, typer.Argument(metavar="OTHER", help="The plan file to compare with.")],
+    predictor: PredictorFile = None,
+    store: Stores = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show why another plan was not chosen."""
+    from hetplan.reports.explained import (
+        Explained,
+        against_lines,
+        choice_table,
+        difference_table,
+    )
+    from hetplan.reports.terminal import print_table
+    from hetplan.search.explained.against import against as set_against
+    from hetplan.search.explained.limits import limits as limits_of
+    from hetplan.search.files import load_legal_plan, load_plan
+
+    result, second = load_legal_plan(plan), load_plan(other)
+    predict, _ = read_predictor(predictor, store)
+    difference = set_against(result, second, predict)
+    if as_json:
+        _emit_json(Explained(limits=limits_of(result, predict), against=difference))
+        return
+    for line in against_lines(difference):
+        emit(line)
+    for table in (choice_table(difference), difference_table(difference)):
+        if table.row_count:
+            print_table(table)
+
+
+@app.command()
+def prices(
+    plan: PlanFile,
     time_limit: Annotated[
         str | None,
-        typer.Option(help="--shadow-prices: longest search of one change. Default: the job's."),
-    ] = None,
-    traffic: Annotated[
-        bool, typer.Option("--traffic", help="Bytes per link, class and step, and switches.")
-    ] = False,
-    ranks: Annotated[
-        bool, typer.Option("--ranks", help="Island, node, device and groups of every rank.")
-    ] = False,
-    tokens: Annotated[
-        int | None,
-        typer.Option("--tokens", min=1, max=10**18, help="Length of the run, over the job's."),
-    ] = None,
-    traffic_model: Annotated[
-        str | None,
-        typer.Option(
-            "--traffic-model",
-            help="ring (default); priced: the algorithms that an estimate chooses; asterfusion: "
-            "the formulas of a published article beside rings, without a plan its own table.",
-        ),
+        typer.Option(metavar="TIME", help="Search time limit of one change. Default: the job's."),
     ] = None,
     predictor: PredictorFile = None,
     store: Stores = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what limits a plan, what would help, why not another plan; its traffic; its ranks."""
-    from hetplan.errors import InputError
-
-    if traffic and ranks:
-        raise InputError("one thing at a time: --traffic or --ranks")
-    if (traffic or ranks) and (shadow_prices or against is not None or time_limit is not None):
-        raise InputError(
-            "--shadow-prices, --against and --time-limit do not go with --traffic or --ranks"
-        )
-    if time_limit is not None and not shadow_prices:
-        raise InputError("--time-limit belongs to --shadow-prices")
-    if not traffic and not ranks and traffic_model is None and tokens is None:
-        if plan is None:
-            raise InputError("name a plan file, as in `hetplan explain plan.json`")
-        from hetplan.cli.explain_why import explain_why
-
-        explain_why(
-            plan,
-            against=against,
-            shadow_prices=shadow_prices,
-            time_limit=time_limit,
-            predictor=predictor,
-            store=store,
-            as_json=as_json,
-        )
-        return
-    if not traffic and not ranks:
-        raise InputError("--tokens and --traffic-model belong to --traffic")
-    if ranks and (tokens is not None or traffic_model is not None):
-        raise InputError("--tokens and --traffic-model belong to --traffic")
-    kind = traffic_model or "ring"
-    if kind not in TRAFFIC_MODELS:
-        known = ", ".join(TRAFFIC_MODELS)
-        raise InputError(f"--traffic-model {kind}: there is no such model; known: {known}")
-    if kind != "priced" and (predictor is not None or store):
-        raise InputError("--predictor and --store belong to --traffic-model priced")
-    if plan is None:
-        if kind != "asterfusion":
-            raise InputError("name a plan file; only --traffic-model asterfusion goes without one")
-        if tokens is not None:
-            raise InputError("--tokens belongs to a plan; the article's table has its own")
-        _show_article(as_json=as_json)
-        return
+    """Show what more bandwidth, nodes, memory or fewer demands are worth: plan again for each."""
+    from hetplan.cli.progress import ProgressLine
+    from hetplan.reports.explained import Explained, limit_lines, price_table
+    from hetplan.reports.terminal import print_table
+    from hetplan.search.explained.changes import changes
+    from hetplan.search.explained.limits import limits as limits_of
+    from hetplan.search.explained.shadow_prices import shadow_prices
     from hetplan.search.files import load_legal_plan
+    from hetplan.units import Dimension, parse_quantity
 
     result = load_legal_plan(plan)
-    if ranks:
-        _show_ranks(result, as_json=as_json)
-    else:
-        _show_traffic(_report(result, kind, tokens, predictor, store), as_json=as_json)
+    seconds = None if time_limit is None else parse_quantity(time_limit, Dimension.TIME)
+    predict, _ = read_predictor(predictor, store)
+    planned = tuple(changes(result.inputs.cluster, result.inputs.job))
+    with ProgressLine("planning with one change at a time") as line:
+        priced = shadow_prices(
+            result,
+            predict,
+            asked=planned,
+            time_limit_seconds=seconds,
+            progress=lambda number, words: line.show(number, len(planned), None, words),
+        )
+    explained = Explained(limits=limits_of(result, predict), shadow_prices=priced)
+    if as_json:
+        _emit_json(explained)
+        return
+    for text in limit_lines(explained.limits):
+        emit(text)
+    print_table(price_table(priced))
 
 
-def _report(
-    result: SearchResult,
-    kind: str,
-    tokens: int | None,
-    predictor: Path | None,
-    store: list[Path] | None,
-) -> TrafficReport:
-    from hetplan.cli.options import read_predictor
-    from hetplan.cost.traffic.ledger import ledger
-    from hetplan.cost.traffic.published import article_rows, inputs_of
+@app.command()
+def traffic(
+    plan: Annotated[
+        Path | None,
+        typer.Argument(metavar="PLAN", help="Plan file; asterfusion without one: its own table."),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=1, max=10**18, metavar="N", help="Length of the run. Default: the job's."),
+    ] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="ring; priced: the algorithms that an estimate chooses; asterfusion: the formulas "
+            "of a published article beside rings.",
+        ),
+    ] = "ring",
+    predictor: PredictorFile = None,
+    store: Stores = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the bytes per link, class and step, and the switches that carry them."""
     from hetplan.errors import InputError
-    from hetplan.reports.traffic import TrafficReport, switching_of
+    from hetplan.reports.traffic import print_article, print_traffic, traffic_report
+    from hetplan.search.files import load_legal_plan
 
-    inputs = result.inputs
-    found = ledger(
-        result.plan,
-        inputs.model,
-        inputs.cluster,
-        inputs.job,
-        read_predictor(predictor, store)[0] if kind == "priced" else None,
-        total_tokens=tokens,
-    )
-    article: tuple[ArticleRow, ...] = ()
-    if kind == "asterfusion":
-        if found.total_tokens is None:
-            raise InputError(
-                "the article counts whole runs: give --tokens, or total_tokens in the job"
-            )
-        article = article_rows(inputs_of(result.plan, inputs.model, inputs.job, found.total_tokens))
-    step = result.estimate.step_seconds
-    names = tuple(island.name for island in inputs.cluster.islands)
-    return TrafficReport(
-        model="priced" if kind == "priced" else "ring",
-        ledger=found,
-        step_seconds=step,
-        switching=switching_of(found, names, step),
-        article=article,
-    )
-
-
-def _show_traffic(report: TrafficReport, *, as_json: bool) -> None:
-    from hetplan.reports.traffic import (
-        TRAFFIC_SCHEMA,
-        article_table,
-        ledger_lines,
-        ledger_table,
-    )
-
-    if as_json:
-        from hetplan.files.encoding import encode
-
-        emit(encode(report, schema=TRAFFIC_SCHEMA))
+    if model not in TRAFFIC_MODELS:
+        raise InputError(f"--model {model}: known: {', '.join(TRAFFIC_MODELS)}")
+    if model != "priced" and (predictor is not None or store):
+        raise InputError("--predictor and --store belong to --model priced")
+    if plan is None:
+        if model != "asterfusion" or tokens is not None:
+            raise InputError("name a plan file; only --model asterfusion goes without one")
+        print_article(as_json=as_json)
         return
-    from hetplan.reports.terminal import print_table
-
-    print_table(ledger_table(report))
-    for line in ledger_lines(report):
-        emit(line)
-    if report.article:
-        title = "the whole run by the article's formulas, with the first stage's degrees"
-        print_table(article_table(report.article, title))
+    predict = read_predictor(predictor, store)[0] if model == "priced" else None
+    report = traffic_report(load_legal_plan(plan), model, tokens, predict)
+    print_traffic(report, as_json=as_json)
 
 
-def _show_article(*, as_json: bool) -> None:
-    from hetplan.cost.traffic.published import article_rows, article_slips
-    from hetplan.reports.traffic import (
-        ARTICLE_SCHEMA,
-        ArticleReport,
-        article_table,
-        slip_lines,
-    )
+@app.command()
+def ranks(plan: PlanFile, as_json: AsJson = False) -> None:
+    """Show island, node, device and groups of every rank."""
+    from hetplan.reports.explained import print_ranks
+    from hetplan.search.files import load_legal_plan
 
-    report = ArticleReport(rows=article_rows(), slips=article_slips())
-    if as_json:
-        from hetplan.files.encoding import encode
-
-        emit(encode(report, schema=ARTICLE_SCHEMA))
-        return
-    from hetplan.reports.terminal import print_table
-
-    title = "Llama-3 70B, one epoch of C4: G = 8; 3D with dp 16, tp 8, pp 8"
-    print_table(article_table(report.rows, title))
-    for line in slip_lines(report.slips):
-        emit(line)
+    print_ranks(load_legal_plan(plan), as_json=as_json)
 
 
-def _show_ranks(result: SearchResult, *, as_json: bool) -> None:
-    """Row by row: a plan may have a hundred thousand ranks."""
-    from hetplan.plans.ranks import rank_rows
+def _emit_json(explained: Explained) -> None:
+    from hetplan.files.encoding import encode
+    from hetplan.reports.explained import EXPLAIN_SCHEMA
 
-    rows = rank_rows(result.plan, result.inputs.cluster)
-    replicas = [
-        replica
-        for pipeline in result.plan.pipelines
-        for stage in pipeline.stages
-        for replica in stage.replicas
-    ]
-    if as_json:
-        _write(_json_lines(rows))
-        return
-    names = ["rank", "device", "island", "node", "local", "stage", "dp", "cp", "tp"]
-    if len(result.plan.pipelines) > 1:
-        names.insert(5, "pipeline")
-    if any(replica.ep * replica.etp > 1 for replica in replicas):
-        names += ["ep", "etp"]
-    if any(island.node_names for island in result.inputs.cluster.islands):
-        names.insert(4, "node_name")
-    islands = max(len(island.name) for island in result.inputs.cluster.islands)
-    widths = [max(len(name), islands if name == "island" else 7) for name in names]
-    _write(_table_lines(rows, names, widths))
-
-
-def _table_lines(rows: Iterable[RankRow], names: list[str], widths: list[int]) -> Iterator[str]:
-    def line(cells: Iterable[object]) -> str:
-        return "  ".join(f"{cell!s:>{width}}" for cell, width in zip(cells, widths, strict=True))
-
-    yield line(name.replace("_", " ") for name in names)
-    for row in rows:
-        values = (getattr(row, name) for name in names)
-        yield line("-" if value is None else value for value in values)
-
-
-def _json_lines(rows: Iterable[RankRow]) -> Iterator[str]:
-    """One document, one rank in a line."""
-    yield "{"
-    yield '  "ranks": ['
-    before = None
-    for row in rows:
-        if before is not None:
-            yield f"    {before},"
-        before = json.dumps(asdict(row), sort_keys=True)
-    yield f"    {before}"
-    yield "  ],"
-    yield f'  "schema": "{RANKS_SCHEMA}"'
-    yield "}"
-
-
-def _write(lines: Iterable[str]) -> None:
-    for line in lines:
-        sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    emit(encode(explained, schema=EXPLAIN_SCHEMA))

@@ -97,8 +97,8 @@ DESCRIBE, PLAN, TRAIN = "Describe and measure", "Plan", "Train and compare"
 class Entry:
     """One line of `hetplan --help`; the command's module is imported when it is called.
 
-    The module has a Typer named `app`, for a command with sub-commands, or a function of the
-    command's name.
+    The module has a Typer named `app`, for a command with sub-commands, and then DEFAULT_COMMAND,
+    where one of them can be left out; or a function of the command's name.
     """
 
     name: str
@@ -145,6 +145,15 @@ class _PanelHelp(TyperCommand):
 
 class _PanelGroup(TyperGroup):
     """A group of commands with the same help."""
+
+    default_command = ""
+    """Called where the first argument is none of the commands; empty: that is an error."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = {*self.commands, *ctx.help_option_names}
+        if self.default_command and args and args[0] not in named:
+            args = [self.default_command, *args]
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_options(self, ctx, formatter)
@@ -198,7 +207,10 @@ def load_command(name: str) -> Any:
     else:
         function = getattr(module, name if hasattr(module, name) else f"{name}_")
         holder.command(name, cls=_PanelHelp)(guarded(function))
-    return typer.main.get_group(holder).commands[name]
+    command: Any = typer.main.get_group(holder).commands[name]
+    if hasattr(module, "DEFAULT_COMMAND"):
+        command.default_command = module.DEFAULT_COMMAND
+    return command
 
 
 def _guard(group: typer.Typer) -> None:

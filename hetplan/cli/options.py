@@ -6,8 +6,7 @@ Only the standard library and typer are imported here: `hetplan --help` must ans
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -120,10 +119,10 @@ def check_replaceable(out: Path, schema: str, what: str) -> str:
     if not out.exists() or out.stat().st_size == 0:
         return ""
     try:
-        found = json.loads(out.read_bytes())
+        document = json.loads(out.read_bytes())
     except (OSError, ValueError, RecursionError):
-        found = None
-    held = found.get("schema") if isinstance(found, dict) else None
+        document = None
+    held = document.get("schema") if isinstance(document, dict) else None
     if str(held).partition("/")[0] != schema.partition("/")[0]:
         message = (
             f"exists and is no {what}; nothing was changed: give the name of a new file, or of a "
@@ -156,58 +155,11 @@ def read_inputs(
     settings: tuple[Setting, ...] = (),
     searched: bool = True,
 ) -> Inputs:
-    """The three inputs, checked one by one and against each other; settings replace the job's.
+    """The three files as `load_inputs` reads them, with `--target` over the job's."""
+    from hetplan.search.inputs import load_inputs
 
-    Faults of all three files are reported together. Not searched: models that can be priced but
-    not searched are read.
-    """
-    from hetplan.cluster.load import load_cluster
-    from hetplan.errors import InputError
-    from hetplan.files.reading import read_document
-    from hetplan.files.settings import with_settings
-    from hetplan.job.check import check_job_against
-    from hetplan.job.load import read_job
-    from hetplan.model.load import load_model
-    from hetplan.search.result import Inputs as InputsValue
-
-    faults: list[Fault] = []
-
-    def attempt(load: Callable[[_S], _T], source: _S) -> _T | None:
-        try:
-            return load(source)
-        except InputError as error:
-            faults.extend(error.faults)
-            return None
-
-    model_spec = attempt(load_model, model)
-    cluster_spec = attempt(load_cluster, cluster)
-    document = attempt(read_document, job)
-    if document is not None:
-        document = with_settings(document, (*settings, *job_settings(None, target=target)))
-    job_spec = None if document is None else attempt(read_job, document)
-    if model_spec is None or cluster_spec is None or document is None or job_spec is None:
-        raise InputError(*faults)
-    inputs = InputsValue(
-        model=model_spec,
-        cluster=cluster_spec,
-        job=job_spec,
-        sha256=(
-            ("model", read_document(model).sha256),
-            ("cluster", read_document(cluster).sha256),
-            ("job", document.sha256),
-        ),
-    )
-    against = check_job_against(
-        inputs.job, inputs.model, inputs.cluster, document, searched=searched
-    )
-    if against:
-        raise InputError(
-            *(
-                replace(fault, file=str(model), field="") if fault.field == "model" else fault
-                for fault in against
-            )
-        )
-    return inputs
+    settings = (*settings, *job_settings(None, target=target))
+    return load_inputs(model, cluster, job, settings=settings, searched=searched)
 
 
 def stores_to_read(stores: list[Path] | None) -> tuple[Path, ...]:

@@ -172,7 +172,7 @@ class FittedLaws:
     """What was passed over, and why."""
     operators: tuple[OperatorLaw, ...] = ()
     calibration: Calibration | None = None
-    """What measured steps said about these laws (`hetplan compare --calibrate`)."""
+    """What measured steps said about these laws (`hetplan compare calibrate`)."""
 
 
 def range_names(layer: str) -> tuple[str, ...]:

@@ -1,19 +1,24 @@
-"""What a person sees of why a plan is as fast as it is, what would help, why not another one."""
+"""What `hetplan explain` prints: limits, the worth of changes, another plan, every rank."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from rich.markup import escape
 from rich.table import Table
 
+from hetplan.plans.ranks import RankRow, rank_rows
 from hetplan.search.explained.against import Against
 from hetplan.search.explained.limits import FASTER, Limits
 from hetplan.search.explained.shadow_prices import ShadowPrice
+from hetplan.search.result import SearchResult
 from hetplan.units import format_seconds
 
 EXPLAIN_SCHEMA = "hetplan.explain/1"
+RANKS_SCHEMA = "hetplan.ranks/1"
 
 _SHOWN = 5
 """Stages, and boundaries, with the largest gains."""
@@ -21,11 +26,11 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """Everything that was asked about a plan."""
+    """One answer about a plan, with what limits it."""
 
     limits: Limits
     shadow_prices: tuple[ShadowPrice, ...] = ()
-    """Empty where they were not asked for."""
+    """Only of `hetplan explain prices`."""
     against: Against | None = None
 
 
@@ -44,7 +49,7 @@ def limit_lines(limits: Limits) -> Iterator[str]:
                 f"  stage {_place(stage.pipeline, stage.stage)} ({stage.island}) alone: "
                 f"{stage.gain:.2%}"
             )
-    exposed = [each for each in limits.boundaries if each.gain][:_SHOWN]
+    exposed = [boundary for boundary in limits.boundaries if boundary.gain][:_SHOWN]
     for boundary in exposed:
         left, right = boundary.between
         place = _place(boundary.pipeline, boundary.stage)
@@ -78,67 +83,112 @@ def price_table(prices: Iterable[ShadowPrice]) -> Table:
     for name in ("tokens/s", "known to", "same layout"):
         table.add_column(name, justify="right", overflow="fold")
     table.add_column("", overflow="fold")
-    for each in prices:
-        same = "" if each.same_plan_gain is None else f"{each.same_plan_gain:+.1%}"
-        if each.note:
-            table.add_row(escape(each.words), "", "", same, escape(each.note))
+    for price in prices:
+        same = "" if price.same_plan_gain is None else f"{price.same_plan_gain:+.1%}"
+        if price.note:
+            table.add_row(escape(price.words), "", "", same, escape(price.note))
             continue
-        note = "another layout" if each.changed else "today's layout stays best"
-        if abs(each.gain) <= each.uncertain:
+        note = "another layout" if price.changed else "today's layout stays best"
+        if abs(price.gain) <= price.uncertain:
             note = "no more than the gaps of both plans"
-        table.add_row(escape(each.words), f"{each.gain:+.1%}", f"{each.uncertain:.1%}", same, note)
+        table.add_row(
+            escape(price.words), f"{price.gain:+.1%}", f"{price.uncertain:.1%}", same, note
+        )
     return table
 
 
-def against_lines(found: Against) -> Iterator[str]:
+def against_lines(compared: Against) -> Iterator[str]:
     """The verdict on the other plan in words."""
-    if found.inputs_differ:
+    if compared.inputs_differ:
         yield (
-            f"note: the other plan was made for another {' and '.join(found.inputs_differ)}; it is "
-            "held to this plan's"
+            f"note: the other plan was made for another {' and '.join(compared.inputs_differ)}; "
+            "it is held to this plan's"
         )
-    for fault in found.illegal:
+    for fault in compared.illegal:
         yield f"the other plan is not possible here: {fault}"
-    if found.other_seconds is None:
+    if compared.other_seconds is None:
         yield "it cannot be priced"
         return
-    more = found.other_seconds / found.found_seconds - 1.0
+    more = compared.other_seconds / compared.found_seconds - 1.0
     words = "slower" if more >= 0 else "faster"
     yield (
-        f"this plan {format_seconds(found.found_seconds)}, the other one "
-        f"{format_seconds(found.other_seconds)}: {abs(more):.1%} {words}"
+        f"this plan {format_seconds(compared.found_seconds)}, the other one "
+        f"{format_seconds(compared.other_seconds)}: {abs(more):.1%} {words}"
     )
-    if found.below_bound:
+    if compared.below_bound:
         yield (
             "the other plan is faster than this plan's bound: it lies outside of what was searched "
             "(the plan file says what that is)"
         )
-    elif more < 0 and not found.illegal:
+    elif more < 0 and not compared.illegal:
         yield "the other plan is better, within the gap that this plan's search left open"
 
 
-def choice_table(found: Against) -> Table:
+def choice_table(compared: Against) -> Table:
     """What the two plans decide differently."""
     table = Table(title="What differs", title_justify="left")
     for name in ("choice", "this plan", "the other plan"):
         table.add_column(name, overflow="fold")
-    for each in found.choices:
-        table.add_row(each.name, escape(each.found), escape(each.other))
+    for choice in compared.choices:
+        table.add_row(choice.name, escape(choice.found), escape(choice.other))
     return table
 
 
-def difference_table(found: Against) -> Table:
+def difference_table(compared: Against) -> Table:
     """Where the seconds go, along both critical paths."""
     table = Table(title="Along the critical path", title_justify="left")
     table.add_column("component", overflow="fold")
     for name in ("this plan", "the other plan", "more"):
         table.add_column(name, justify="right", overflow="fold")
-    for each in found.components:
-        sign = "-" if each.more_seconds < 0 else "+"
+    for component in compared.components:
+        sign = "-" if component.more_seconds < 0 else "+"
         table.add_row(
-            each.component.value,
-            format_seconds(each.found_seconds),
-            format_seconds(each.other_seconds),
-            f"{sign}{format_seconds(abs(each.more_seconds))}",
+            component.component.value,
+            format_seconds(component.found_seconds),
+            format_seconds(component.other_seconds),
+            f"{sign}{format_seconds(abs(component.more_seconds))}",
         )
     return table
+
+
+def print_ranks(result: SearchResult, *, as_json: bool) -> None:
+    """Every rank of the plan, row by row: a plan may have a hundred thousand."""
+    rows = rank_rows(result.plan, result.inputs.cluster)
+    for line in _rank_json(rows) if as_json else _rank_table(rows, result):
+        sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _rank_table(rows: Iterable[RankRow], result: SearchResult) -> Iterator[str]:
+    names = ["rank", "device", "island", "node", "local", "stage", "dp", "cp", "tp"]
+    if len(result.plan.pipelines) > 1:
+        names.insert(5, "pipeline")
+    if any(replica.ep * replica.etp > 1 for replica in result.plan.replicas):
+        names += ["ep", "etp"]
+    if any(island.node_names for island in result.inputs.cluster.islands):
+        names.insert(4, "node_name")
+    islands = max(len(island.name) for island in result.inputs.cluster.islands)
+    widths = [max(len(name), islands if name == "island" else 7) for name in names]
+
+    def line(cells: Iterable[object]) -> str:
+        return "  ".join(f"{cell!s:>{width}}" for cell, width in zip(cells, widths, strict=True))
+
+    yield line(name.replace("_", " ") for name in names)
+    for row in rows:
+        values = (getattr(row, name) for name in names)
+        yield line("-" if value is None else value for value in values)
+
+
+def _rank_json(rows: Iterable[RankRow]) -> Iterator[str]:
+    """One document, one rank in a line."""
+    yield "{"
+    yield '  "ranks": ['
+    before = None
+    for row in rows:
+        if before is not None:
+            yield f"    {before},"
+        before = json.dumps(asdict(row), sort_keys=True)
+    yield f"    {before}"
+    yield "  ],"
+    yield f'  "schema": "{RANKS_SCHEMA}"'
+    yield "}"

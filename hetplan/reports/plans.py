@@ -10,6 +10,8 @@ from rich.table import Table
 
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.cost.estimate_values import Estimate, StageEstimate
+from hetplan.cost.network.lost_nic import LostNic
+from hetplan.cost.priced.pricer import Pricer
 from hetplan.cost.terms import EXTRAPOLATING
 from hetplan.errors import InputError
 from hetplan.model.spec import ModelSpec
@@ -36,7 +38,7 @@ def stage_table(model: ModelSpec, plan: Plan, estimate: Estimate) -> Table:
         table.add_row(
             str(s) if len(plan.pipelines) == 1 else f"{p}.{s}",
             escape(cost.island),
-            f"{sum(each.num_devices for each in stage.replicas)} x {escape(cost.device)}",
+            f"{sum(replica.num_devices for replica in stage.replicas)} x {escape(cost.device)}",
             _layers(model, stage),
             _time(cost, "forward", cost.forward_seconds),
             _time(cost, "backward", cost.backward_seconds),
@@ -64,14 +66,14 @@ def component_table(estimate: Estimate) -> Table:
     for name in ("time", "of the step", "hidden"):
         table.add_column(name, justify="right", overflow="fold")
     table.add_column("", overflow="fold")
-    for each in estimate.components:
-        hidden = format_seconds(each.hidden_seconds) if each.hidden_seconds else ""
+    for entry in estimate.components:
+        hidden = format_seconds(entry.hidden_seconds) if entry.hidden_seconds else ""
         table.add_row(
-            each.component.value,
-            format_seconds(each.seconds),
-            f"{each.seconds / estimate.step_seconds:.1%}",
+            entry.component.value,
+            format_seconds(entry.seconds),
+            f"{entry.seconds / estimate.step_seconds:.1%}",
             hidden,
-            escape(each.note),
+            escape(entry.note),
         )
     return table
 
@@ -91,18 +93,18 @@ def _title(plan: Plan, estimate: Estimate) -> str:
 def _degrees(plan: Plan) -> str:
     """`tp 8, dp 16`; others where they are not 1, several where stages differ."""
     replicas = plan.replicas
-    found = [f"tp {format_each(each.tp for each in replicas)}"]
-    if any(each.sequence_parallel for each in replicas):
-        found[0] += " with sequence parallelism"
-    if any(each.cp > 1 for each in replicas):
-        found.append(f"cp {format_each(each.cp for each in replicas)}")
-    if any(each.ep > 1 for each in replicas):
-        found.append(f"ep {format_each(each.ep for each in replicas)}")
-    return ", ".join((*found, f"dp {format_each(each.dp for each in replicas)}"))
+    degrees = [f"tp {format_each(replica.tp for replica in replicas)}"]
+    if any(replica.sequence_parallel for replica in replicas):
+        degrees[0] += " with sequence parallelism"
+    if any(replica.cp > 1 for replica in replicas):
+        degrees.append(f"cp {format_each(replica.cp for replica in replicas)}")
+    if any(replica.ep > 1 for replica in replicas):
+        degrees.append(f"ep {format_each(replica.ep for replica in replicas)}")
+    return ", ".join((*degrees, f"dp {format_each(replica.dp for replica in replicas)}"))
 
 
 def _batch(plan: Plan) -> str:
-    return f"microbatch size {format_each(each.microbatch_size for each in plan.replicas)}, "
+    return f"microbatch size {format_each(replica.microbatch_size for replica in plan.replicas)}, "
 
 
 def _recompute(plan: Plan) -> str:
@@ -117,13 +119,13 @@ def _recompute(plan: Plan) -> str:
 
 def _schedule(plan: Plan) -> str:
     names = dict.fromkeys(
-        each.schedule.name
+        pipeline.schedule.name
         + (
-            f" with {each.schedule.virtual_stages} virtual stages"
-            if each.schedule.virtual_stages > 1
+            f" with {pipeline.schedule.virtual_stages} virtual stages"
+            if pipeline.schedule.virtual_stages > 1
             else ""
         )
-        for each in plan.pipelines
+        for pipeline in plan.pipelines
     )
     return "" if list(names) == ["1f1b"] else f", schedule {', '.join(names)}"
 
@@ -133,7 +135,7 @@ def _layers(model: ModelSpec, stage: Stage) -> str:
     multi-token prediction; chunks in order, as in `E+2 4`.
     """
     total, last = len(model.layers), model.num_layers
-    found = []
+    chunks = []
     for chunk in stage.chunks:
         count = min(chunk.stop, last + 1) - max(chunk.start, 1)
         predicting = min(chunk.stop, total - 1) - max(chunk.start, last + 1)
@@ -143,8 +145,8 @@ def _layers(model: ModelSpec, stage: Stage) -> str:
             *([f"{predicting}P"] if predicting > 0 else []),
             *(["H"] if chunk.stop == total else []),
         ]
-        found.append("+".join(words))
-    return " ".join(found)
+        chunks.append("+".join(words))
+    return " ".join(chunks)
 
 
 def _memory(cost: StageEstimate) -> str:
@@ -159,7 +161,7 @@ def memory_line(estimate: Estimate) -> str | None:
     memory = stage.memory
     if stage.device == CPU_KIND:
         return None
-    first = next(k for k, each in enumerate(estimate.stages) if each.pipeline == stage.pipeline)
+    first = next(k for k, other in enumerate(estimate.stages) if other.pipeline == stage.pipeline)
     several = f"pipeline {stage.pipeline}, " if estimate.stages[-1].pipeline else ""
     runtime = (
         f"{format_bytes(memory.runtime_bytes)} of it by driver and communication library"
@@ -196,15 +198,15 @@ def estimate_lines(estimate: Estimate) -> Iterator[str]:
 def _extrapolating(estimate: Estimate) -> Iterator[tuple[str, str]]:
     """(stages, which of their times rest on sizes that were not measured), alike ones together."""
     several = len({stage.pipeline for stage in estimate.stages}) > 1
-    found: dict[tuple[str, ...], list[str]] = {}
+    stages_of: dict[tuple[str, ...], list[str]] = {}
     counts: dict[int, int] = {}
     for stage in estimate.stages:
         place = counts.get(stage.pipeline, 0)
         counts[stage.pipeline] = place + 1
         if stage.extrapolating:
             name = f"{stage.pipeline}.{place}" if several else str(place)
-            found.setdefault(stage.extrapolating, []).append(name)
-    for numbers, stages in found.items():
+            stages_of.setdefault(stage.extrapolating, []).append(name)
+    for numbers, stages in stages_of.items():
         if len(stages) == len(estimate.stages):
             where = "all stages" if len(stages) > 1 else "the stage"
         elif len(stages) > _MAX_STAGES_NAMED:
@@ -242,11 +244,11 @@ def _by_cause(subjects: Iterable[str]) -> Iterator[str]:
     """`kind: embedding forward` and `kind: head forward` as `kind (embedding forward, head
     forward)`.
     """
-    found: dict[str, list[str]] = {}
+    subjects_of: dict[str, list[str]] = {}
     for subject in subjects:
         cause, _, what = subject.partition(": ")
-        found.setdefault(cause, []).extend([what] if what else [])
-    for cause, whats in found.items():
+        subjects_of.setdefault(cause, []).extend([what] if what else [])
+    for cause, whats in subjects_of.items():
         yield f"{cause} ({', '.join(dict.fromkeys(whats))})" if whats else cause
 
 
@@ -310,8 +312,8 @@ def launch_lines(plan: Plan) -> Iterator[str]:
     if plan.target not in _OWN_TRAINER:
         return
     limits = list(limits_of(plan))
-    for each in limits[:_MAX_LIMITS]:
-        yield f"`hetplan launch` does not run it yet: {each.field}: {each.message}"
+    for limit in limits[:_MAX_LIMITS]:
+        yield f"`hetplan launch` does not run it yet: {limit.field}: {limit.message}"
     if len(limits) > _MAX_LIMITS:
         yield f"and {len(limits) - _MAX_LIMITS} more such limits"
     yield from pins_line(limits)
@@ -390,15 +392,15 @@ def alternatives_table(result: SearchResult) -> Table:
     for name in ("step", f"p{quantile * 100:g}", "USD per step", "devices"):
         table.add_column(name, justify="right", overflow="fold")
     table.add_column("layout", overflow="fold")
-    for each in result.alternatives:
-        price = "-" if each.usd_per_step is None else f"{each.usd_per_step:.4g}"
+    for plan in result.alternatives:
+        price = "-" if plan.usd_per_step is None else f"{plan.usd_per_step:.4g}"
         table.add_row(
-            escape(each.why),
-            format_seconds(each.step_seconds),
-            format_seconds(each.quantile_seconds),
+            escape(plan.why),
+            format_seconds(plan.step_seconds),
+            format_seconds(plan.quantile_seconds),
             price,
-            f"{each.devices:,}",
-            layout_words(each.plan),
+            f"{plan.devices:,}",
+            layout_words(plan.plan),
         )
     return table
 
@@ -446,3 +448,28 @@ def _with_node_names(result: SearchResult) -> tuple[SearchResult, tuple[str, ...
     )
     inputs = replace(result.inputs, cluster=replace(cluster, islands=islands))
     return replace(result, inputs=inputs), nameless
+
+
+def lost_nic_lines(lost: LostNic, pricer: Pricer, plan: Plan) -> Iterator[str]:
+    """What a lost NIC does to the plan's step."""
+    if not any(
+        device in lost.devices
+        for pipeline in plan.pipelines
+        for stage in pipeline.stages
+        for replica in stage.replicas
+        for device in expand(replica.devices)
+    ):
+        yield "the plan uses no device of that node; nothing changes"
+        return
+    yield from lost.notes
+    if lost.kept == 0:
+        yield "the node is cut off; plan again without it"
+        return
+    before, after = (
+        replace(pricer, cluster=cluster, _known={}).step(plan).step_seconds
+        for cluster in (lost.before, lost.after)
+    )
+    yield (
+        f"the step takes {format_seconds(after)} instead of {format_seconds(before)} "
+        f"({after / before - 1:+.1%}), once {format_seconds(lost.detection_seconds)} to notice"
+    )

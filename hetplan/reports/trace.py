@@ -36,10 +36,10 @@ def trace_events(plan: Plan, pricer: Pricer) -> Iterator[Event]:
         [pipeline.times() for pipeline in step.work], rendezvous=sends_wait(plan)
     )
     loading = pricer.job.data_loading_seconds
-    for p, (pipeline, found) in enumerate(zip(step.work, replayed.pipelines, strict=True)):
+    for p, (pipeline, replay) in enumerate(zip(step.work, replayed.pipelines, strict=True)):
         yield from _names(p, pipeline)
-        yield from _passes(p, found)
-        yield from _transfers(p, pipeline, found)
+        yield from _passes(p, replay)
+        yield from _transfers(p, pipeline, replay)
         for s, end in enumerate(step.composed.stages[p]):
             yield from _end(p, s, end, step, loading)
 
@@ -78,8 +78,8 @@ def _event(p: int, thread: int, name: str, start: float, end: float, **arguments
     }
 
 
-def _passes(p: int, found: PipelineReplay) -> Iterator[Event]:
-    for s, stage in enumerate(found.stages):
+def _passes(p: int, replay: PipelineReplay) -> Iterator[Event]:
+    for s, stage in enumerate(replay.stages):
         for one in stage.operations:
             yield _event(
                 p,
@@ -92,9 +92,9 @@ def _passes(p: int, found: PipelineReplay) -> Iterator[Event]:
             )
 
 
-def _transfers(p: int, pipeline: PipelineWork, found: PipelineReplay) -> Iterator[Event]:
+def _transfers(p: int, pipeline: PipelineWork, replay: PipelineReplay) -> Iterator[Event]:
     stages = len(pipeline.stages)
-    for one in found.transfers:
+    for one in replay.transfers:
         hop = pipeline.hops.row[one.hop]
         if hop is None:
             continue

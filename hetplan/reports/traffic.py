@@ -1,4 +1,4 @@
-"""What a person sees of a plan's traffic: bytes per link and class, switches, other models."""
+"""What `hetplan explain traffic` prints: bytes per link and class, switches, other models."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ from rich.markup import escape
 from rich.table import Table
 
 from hetplan.cost.network.link_names import LinkScope, TrafficClass
-from hetplan.cost.traffic.ledger import Ledger, all_classes
+from hetplan.cost.traffic.ledger import Ledger, all_classes, ledger
 from hetplan.cost.traffic.published import (
     SWITCH_BITS_PER_SECOND,
     ArticleRow,
     Slip,
+    article_rows,
+    article_slips,
+    inputs_of,
     switches_for,
 )
+from hetplan.errors import InputError
+from hetplan.files.encoding import encode
+from hetplan.predict.predictor import Predictor
+from hetplan.reports.terminal import print_table
+from hetplan.search.result import SearchResult
 from hetplan.units import format_rate, format_seconds
 
 TRAFFIC_SCHEMA = "hetplan.traffic/1"
@@ -56,15 +64,67 @@ class ArticleReport:
     slips: tuple[Slip, ...]
 
 
+def traffic_report(
+    result: SearchResult, model: str, tokens: int | None, predictor: Predictor | None
+) -> TrafficReport:
+    """A plan's traffic by `ring`, `priced` (with a predictor) or `asterfusion`."""
+    inputs, step = result.inputs, result.estimate.step_seconds
+    counted = ledger(
+        result.plan, inputs.model, inputs.cluster, inputs.job, predictor, total_tokens=tokens
+    )
+    article: tuple[ArticleRow, ...] = ()
+    if model == "asterfusion":
+        if counted.total_tokens is None:
+            raise InputError(
+                "the article counts whole runs: give --tokens, or total_tokens in the job"
+            )
+        article = article_rows(
+            inputs_of(result.plan, inputs.model, inputs.job, counted.total_tokens)
+        )
+    names = tuple(island.name for island in inputs.cluster.islands)
+    return TrafficReport(
+        model="priced" if model == "priced" else "ring",
+        ledger=counted,
+        step_seconds=step,
+        switching=switching_of(counted, names, step),
+        article=article,
+    )
+
+
+def print_traffic(report: TrafficReport, *, as_json: bool) -> None:
+    """The ledger, the switches and, where it was asked for, the article's formulas."""
+    if as_json:
+        print(encode(report, schema=TRAFFIC_SCHEMA), end="", flush=True)
+        return
+    print_table(ledger_table(report))
+    for line in ledger_lines(report):
+        print(line, flush=True)
+    if report.article:
+        title = "the whole run by the article's formulas, with the first stage's degrees"
+        print_table(article_table(report.article, title))
+
+
+def print_article(*, as_json: bool) -> None:
+    """The article's own table beside rings, and its errors."""
+    report = ArticleReport(rows=article_rows(), slips=article_slips())
+    if as_json:
+        print(encode(report, schema=ARTICLE_SCHEMA), end="", flush=True)
+        return
+    title = "Llama-3 70B, one epoch of C4: G = 8; 3D with dp 16, tp 8, pp 8"
+    print_table(article_table(report.rows, title))
+    for line in slip_lines(report.slips):
+        print(line, flush=True)
+
+
 def switching_of(
     ledger: Ledger, islands: tuple[str, ...], step_seconds: float
 ) -> tuple[Switching, ...]:
     """What each island's switches must carry."""
-    found = []
+    switching = []
     for island in islands:
         size = ledger.switched(island)
         bits = 8.0 * size / step_seconds
-        found.append(
+        switching.append(
             Switching(
                 island=island,
                 bytes_per_step=size,
@@ -72,7 +132,7 @@ def switching_of(
                 switches=switches_for(bits),
             )
         )
-    return tuple(found)
+    return tuple(switching)
 
 
 def ledger_table(report: TrafficReport) -> Table:
@@ -81,15 +141,17 @@ def ledger_table(report: TrafficReport) -> Table:
     classes = tuple(all_classes(ledger))
     table = Table(title="bytes per step, all devices, counted where sent", title_justify="left")
     table.add_column("link", overflow="fold")
-    for each in classes:
-        table.add_column(each.value, justify="right", overflow="fold")
+    for traffic in classes:
+        table.add_column(traffic.value, justify="right", overflow="fold")
     table.add_column("all", justify="right", overflow="fold")
     for link in ledger.links:
-        own = {each.traffic: each.bytes_per_step for each in ledger.entries if each.link == link}
-        cells = [_bytes(own[each]) if each in own else "" for each in classes]
+        own = {
+            entry.traffic: entry.bytes_per_step for entry in ledger.entries if entry.link == link
+        }
+        cells = [_bytes(own[traffic]) if traffic in own else "" for traffic in classes]
         table.add_row(escape(str(link)), *cells, _bytes(ledger.over(link)))
     table.add_section()
-    totals = [_bytes(ledger.of_class(each)) for each in classes]
+    totals = [_bytes(ledger.of_class(traffic)) for traffic in classes]
     table.add_row("all links", *totals, _bytes(ledger.bytes_per_step))
     return table
 
@@ -100,7 +162,8 @@ def ledger_lines(report: TrafficReport) -> Iterator[str]:
     tokens, steps = ledger.total_tokens, ledger.steps
     if tokens is not None and steps is not None:
         per_class = ", ".join(
-            f"{each.value} {_bytes(ledger.of_class(each) * steps)}" for each in all_classes(ledger)
+            f"{traffic.value} {_bytes(ledger.of_class(traffic) * steps)}"
+            for traffic in all_classes(ledger)
         )
         yield (
             f"{tokens:,} tokens, {steps:,.0f} steps: {_bytes(ledger.bytes_per_step * steps)} "
@@ -112,12 +175,12 @@ def ledger_lines(report: TrafficReport) -> Iterator[str]:
         f"switches, mean over the step of {format_seconds(report.step_seconds)} (peaks are "
         f"higher), of {format_rate(SWITCH_BITS_PER_SECOND, 'bit/s')} each:"
     )
-    for each in report.switching:
-        if each.bytes_per_step:
+    for island in report.switching:
+        if island.bytes_per_step:
             yield (
-                f"  {each.island}: {_bytes(each.bytes_per_step)} per step, "
-                f"{format_rate(each.bits_per_second, 'bit/s')}, {each.switches} "
-                f"{'switch' if each.switches == 1 else 'switches'}"
+                f"  {island.island}: {_bytes(island.bytes_per_step)} per step, "
+                f"{format_rate(island.bits_per_second, 'bit/s')}, {island.switches} "
+                f"{'switch' if island.switches == 1 else 'switches'}"
             )
     stored = sum(
         entry.bytes_per_step for entry in ledger.entries if entry.link.scope is LinkScope.STORAGE

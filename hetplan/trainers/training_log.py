@@ -2,7 +2,7 @@
 
 A logged step is one metrics line: the mean over the steps since the line before. What happened in
 those steps besides training (a checkpoint, an evaluation) is kept as its marks; which steps count
-is decided in `hetplan.launchers.compare_steps`.
+is decided in `hetplan.comparison.steps`.
 
 Every rank may print its own line of a step, in one file with or without a rank before it, or in a
 file per rank. A rank's iteration number that does not rise is a restart from a checkpoint: the

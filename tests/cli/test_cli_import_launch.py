@@ -115,7 +115,7 @@ def test_the_question_can_be_planned_and_set_against_the_launch(folder: Path) ->
         "--islands", "H100", "--recompute", "--out", "other.json",
     )  # fmt: skip
     assert planned.exit_code == 0, planned.stderr
-    against = run("explain", "other.json", "--against", "now.json")
+    against = run("explain", "against", "other.json", "now.json")
     assert against.exit_code == 0, against.stderr
     assert "the other one" in against.stdout
     assert "A100" in against.stdout

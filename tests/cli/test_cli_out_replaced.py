@@ -40,15 +40,6 @@ def test_a_plan_replaces_nothing_but_a_plan(tmp_path: Path, command: str, conten
     assert target.read_bytes() == content
 
 
-def test_the_default_of_plan_spares_what_lies_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "plan.json").write_text("mine\n")
-    assert run("plan", *TINY).exit_code == 2
-    assert (tmp_path / "plan.json").read_text() == "mine\n"
-
-
 def test_a_plan_that_is_replaced_is_told(tmp_path: Path) -> None:
     target = tmp_path / "plan.json"
     target.write_text("")  # as mktemp leaves it

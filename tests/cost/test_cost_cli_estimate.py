@@ -12,20 +12,28 @@ from cost_fakes import LinearPredictor, job, model, two_islands
 from typer.testing import CliRunner, Result
 
 from hetplan.cli import estimate as command
-from hetplan.cli.estimate_layout import LayoutOptions, plan_of
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate
 from hetplan.errors import InfeasibleError, InputError
 from hetplan.job.spec import Job
 from hetplan.plans.build import stage_devices
+from hetplan.plans.layout import Layout, plan_of_layout
 from hetplan.plans.plan import Plan
 from hetplan.search.files import SCHEMA, load_plan, save_result
 from hetplan.search.result import Certificate, Inputs, SearchResult
 
 CLUSTER = two_islands()  # a and b, two nodes of four devices each
-NOTHING = LayoutOptions(
-    tp=1, pp=None, dp=None, microbatch_size=1, layers=None, islands=None, recompute=False
-)
+
+
+def given(**options: object) -> Layout:
+    """A layout whose rows are written as on the command line."""
+    for name, value in options.items():
+        if isinstance(value, str) and name in ("islands", "overlap", "recompute_modules"):
+            options[name] = () if value == "none" else tuple(value.split(","))
+    layers = options.pop("layers", None)
+    if layers is not None:
+        options["layers"] = tuple(int(part) for part in str(layers).split(","))
+    return Layout(**options)  # type: ignore[arg-type]
 
 
 def placed(plan: Plan) -> list[tuple[str, int]]:
@@ -37,7 +45,7 @@ def placed(plan: Plan) -> list[tuple[str, int]]:
 
 
 def layout(cluster: Cluster = CLUSTER, **options: object) -> Plan:
-    return plan_of(replace(NOTHING, **options), model(), cluster, job())  # type: ignore[arg-type]
+    return plan_of_layout(given(**options), model(), cluster, job())
 
 
 def test_one_stage_takes_the_largest_dp() -> None:
@@ -73,18 +81,17 @@ def test_islands_as_given() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": "3,x"}, "--layers is '3,x'; write whole numbers"),
         ({"layers": "3,4"}, "hold 7 transformer layers, small has 8"),
         ({"layers": "8,0"}, "stage 1 has no transformer layer"),
-        ({"layers": "4,4", "pp": 3}, "--pp is 3, --layers has 2 stages"),
-        ({"pp": 0}, "--pp is 0"),
-        ({"layers": "4,4", "islands": "a,b,a"}, "--islands has 3 entries for 2"),
+        ({"layers": "4,4", "pp": 3}, "pp is 3, layers has 2 stages"),
+        ({"pp": 0}, "pp is 0"),
+        ({"layers": "4,4", "islands": "a,b,a"}, "islands has 3 entries for 2"),
         ({"islands": "c"}, "no island is named c; the cluster has a, b"),
         ({"layers": "2,2,4", "islands": "a,b,a", "dp": 1}, "not next to each other"),
         ({"tp": 3}, "1 stages of tp 3 x dp .any. devices do not fit on the cluster"),
-        ({"tp": 0}, "--tp is 0"),
-        ({"dp": 0}, "--dp is 0"),
-        ({"microbatch_size": 0}, "--microbatch-size is 0"),
+        ({"tp": 0}, "tp is 0"),
+        ({"dp": 0}, "dp is 0"),
+        ({"microbatch_size": 0}, "microbatch_size is 0"),
         ({"dp": 3}, "do not fit"),
         ({"dp": 4, "microbatch_size": 3}, "global_batch_size 32 is not a multiple"),
         ({"dp": 2, "pp": 4, "tp": 4, "islands": "a"}, "island a .2 usable nodes.* no room"),
@@ -98,8 +105,8 @@ def test_what_does_not_divide_is_refused(options: dict[str, object], message: st
 
 def test_tp_that_the_model_does_not_allow_is_refused() -> None:
     with pytest.raises(InputError, match="tp 4 does not divide num_attention_heads 6"):
-        plan_of(
-            replace(NOTHING, tp=4, dp=1),
+        plan_of_layout(
+            Layout(tp=4, dp=1),
             model(num_attention_heads=6, num_kv_heads=6),
             CLUSTER,
             job(),
@@ -218,7 +225,7 @@ ANY = job(target="any", gradient_clipping=False)
 
 
 def any_layout(**options: object) -> Plan:
-    return plan_of(replace(NOTHING, **options), model(), CLUSTER, ANY)  # type: ignore[arg-type]
+    return plan_of_layout(given(**options), model(), CLUSTER, ANY)
 
 
 def test_context_parallel_ranks_take_devices_and_no_samples() -> None:
@@ -264,18 +271,18 @@ def test_sharding_overlap_and_recomputation_are_in_the_plan() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cp": 0}, "--cp is 0"),
-        ({"schedule": "1f2b"}, "--schedule is 1f2b; it is one of 1f1b, gpipe"),
-        ({"layers": "4,4,0", "virtual_stages": 2}, "--layers has 3 entries for 2 virtual stages"),
+        ({"cp": 0}, "cp is 0"),
+        ({"schedule": "1f2b"}, "schedule is 1f2b; it is one of 1f1b, gpipe"),
+        ({"layers": "4,4,0", "virtual_stages": 2}, "layers has 3 entries for 2 virtual stages"),
         ({"layers": "2,2,2,2", "virtual_stages": 2, "pp": 4}, r"2 stages \(2 numbers for each\)"),
         ({"ep": 3, "pp": 2}, r"stages\[\*\].replicas\[0\] \(all 2\): ep 3"),
         ({"pp": 3, "virtual_stages": 4, "dp": 1}, "12 pipeline stages for 8 transformer layers"),
-        ({"sharding": "all"}, "--sharding is 'all'; it is one of none, optimizer"),
-        ({"sharding": "none", "shards": 2}, "--sharding none shares nothing"),
-        ({"overlap": "reduction,dp"}, "--overlap has 'dp'; it is none, or of reduction"),
-        ({"recompute_modules": "attention"}, "--recompute-modules has 'attention'; it is of core"),
-        ({"recompute": True, "recompute_modules": "mlp"}, "--recompute-modules of parts: one"),
-        ({"recompute_layers": 2}, "--recompute-layers goes with --recompute"),
+        ({"sharding": "all"}, "sharding is 'all'; it is one of none, optimizer"),
+        ({"sharding": "none", "shards": 2}, "sharding none shares nothing"),
+        ({"overlap": "reduction,dp"}, "overlap has 'dp'; it is none, or of reduction"),
+        ({"recompute_modules": "attention"}, "recompute_modules has 'attention'; known: core"),
+        ({"recompute": True, "recompute_modules": "mlp"}, "recompute_modules of parts"),
+        ({"recompute_layers": 2}, "recompute_layers goes with recompute"),
         ({"offload": 1.5}, "optimizer_offload: 1.5"),
         ({"ep": 2}, "has no experts: use 1"),
         ({"virtual_stages": 2, "pp": 2, "schedule": "1f1b", "dp": 1}, "interleaved-1f1b"),

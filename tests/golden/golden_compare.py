@@ -1,15 +1,9 @@
 """One small comparison of a run with its plan, written out by hand."""
 
+from hetplan.comparison.compare import Comparison, MemoryRow
+from hetplan.comparison.parts import Culprit, PartRow, TimerRow
+from hetplan.comparison.steps import LeftOut, StepSpread
 from hetplan.cost.estimate_values import Interval
-from hetplan.launchers.compare_values import (
-    Comparison,
-    Culprit,
-    LeftOut,
-    MemoryRow,
-    PartRow,
-    StepSpread,
-    TimerRow,
-)
 
 COMPARISON = Comparison(
     trainer="megatron",

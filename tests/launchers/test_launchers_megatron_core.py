@@ -13,9 +13,9 @@ import pytest
 from core_cases import core_result
 from runtime_cases import GPT, LLAMA, TIED_GPT, TIED_LLAMA, gpt, job, llama
 
+from hetplan.comparison.compare import compare
 from hetplan.errors import LaunchError
 from hetplan.job.spec import Optimizer
-from hetplan.launchers.compare import compare
 from hetplan.launchers.megatron_core import launch_with_core
 from hetplan.launchers.run_log import RunLog, append_run
 from hetplan.model.numerics import Activation, RotaryScaling, RotaryScalingKind

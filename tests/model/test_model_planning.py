@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from model_configs import CONFIGS
 
-from hetplan.cli.estimate_layout import LayoutOptions, plan_of
 from hetplan.cluster.load import load_cluster
 from hetplan.cost.estimate import estimate
 from hetplan.errors import InputError
@@ -22,6 +21,7 @@ from hetplan.model.load import load_model
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
 from hetplan.plans.build import check_model
 from hetplan.plans.check import check_plan
+from hetplan.plans.layout import Layout, plan_of_layout
 from hetplan.predict import datasheet
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.laws import FittedLaws, LayerLaw, MeasuredRange, Term, range_names
@@ -80,10 +80,7 @@ def test_rows_of_unlike_layers_are_not_searched_but_layouts_of_them_are_priced(
     model = config(tmp_path, name)
     with pytest.raises(InputError, match=says):
         search(model, CLUSTER, JOB, NOTHING)
-    options = LayoutOptions(
-        tp=1, pp=None, dp=1, microbatch_size=1, layers=None, islands=None, recompute=False
-    )
-    plan = plan_of(options, model, CLUSTER, JOB)
+    plan = plan_of_layout(Layout(dp=1), model, CLUSTER, JOB)
     assert check_plan(plan, model, CLUSTER, JOB) == ()
     found = estimate(plan, model, CLUSTER, JOB, NOTHING)
     assert sum(stage.transformer_layers for stage in found.stages) == (

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from predict_operators import operator_grid
 from predict_samples import DEVICE, gpt, layer_sample, provenance
 
-from hetplan.cli.fit import _operator_formula, _operator_table
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision
 from hetplan.model.spec import LayerKind
@@ -20,6 +19,7 @@ from hetplan.predict.layer_laws import fit_layer_laws
 from hetplan.predict.layer_table import layer_tables, left_out_sizes, repaired
 from hetplan.predict.operator_values import LearnedResidual
 from hetplan.profiling.samples import LayerSample, ProfileSet
+from hetplan.reports.predictor import operator_formula, operator_table
 
 SIZES = (1, 2, 4, 8, 16)
 
@@ -159,9 +159,9 @@ def test_operators_and_tables_are_read_back_and_printed(tmp_path: Path) -> None:
     predictor = fit(profiles)
     save_predictor(predictor, tmp_path / "p.json")
     assert load_predictor(tmp_path / "p.json") == predictor
-    assert _operator_table(predictor.laws).row_count == len(predictor.laws.operators)
+    assert operator_table(predictor.laws).row_count == len(predictor.laws.operators)
     product = next(law for law in predictor.laws.operators if law.operator == "matrix_product")
-    assert "s/flop * flops" in _operator_formula(product)
+    assert "s/flop * flops" in operator_formula(product)
     learned = LearnedResidual(doublings=0.5, error_before=0.12, error_after=0.1)
-    text = _operator_formula(replace(product, residual=learned))
+    text = operator_formula(replace(product, residual=learned))
     assert "learned residual (12.0% to 10.0%)" in text

@@ -1,13 +1,18 @@
-"""What is said about plans and runs."""
+"""What is printed about plans and runs."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+from command_line import run
 
 from hetplan.launchers.local_loop import even_split
-from hetplan.reports.curves import sparkline
-from hetplan.reports.plans import grouped, homogeneous_lines
-from hetplan.search.result import HomogeneousSum, KindAlone
+from hetplan.reports.comparison import sparkline
+from hetplan.reports.plans import grouped, homogeneous_lines, refused_lines, restriction_line
+from hetplan.search.files import load_legal_plan
+from hetplan.search.result import HomogeneousSum, KindAlone, Restriction, SearchResult
 
 
 def test_notes_of_one_text_share_a_line() -> None:
@@ -49,3 +54,59 @@ def test_the_even_split_is_even(layers: int, stages: int) -> None:
     assert sum(split) == layers
     assert len(split) == stages
     assert max(split) - min(split) <= 1
+
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+def planned(folder: Path, target: str, cluster: str, islands: str) -> SearchResult:
+    out = folder / "plan.json"
+    model, job = CONFIGS / "models" / "llama-2-7b.yaml", CONFIGS / "jobs" / "llama-2-7b.yaml"
+    layout = ("--tp", "8", "--pp", "2", "--dp", "1", "--islands", islands, "--out", out)
+    files = ("--model", model, "--cluster", CONFIGS / "clusters" / cluster, "--job", job)
+    done = run("estimate", *map(str, (*files, "--target", target, *layout)))
+    assert out.exists(), done.stderr
+    return load_legal_plan(out)
+
+
+@pytest.mark.parametrize("target", ["megatron", "torchtitan"])
+def test_a_plan_that_emit_refuses_is_printed_with_the_reasons(tmp_path: Path, target: str) -> None:
+    lines = list(refused_lines(planned(tmp_path, target, "two-regions.yaml", "a100,mi300x")))
+    assert lines[0].startswith("`hetplan emit` needs node_names of a100, mi300x: ")
+    assert lines[1].startswith(f"`hetplan emit --target {target}` refuses this plan: plan.")
+    assert "nccl" in lines[1]
+    assert "rccl" in lines[1]
+    assert lines[-1] == "`hetplan emit --nearest FILE` finds the fastest plan that it takes"
+    assert len(lines) == 3
+
+
+def test_a_plan_that_emit_takes_has_no_such_line(tmp_path: Path) -> None:
+    result = planned(tmp_path, "megatron", "two-regions.yaml", "a100")
+    assert len(list(refused_lines(result))) == 1  # its nodes have no names
+    named = tuple(
+        replace(island, node_names=(f"{island.name}-[1-{island.nodes}]",))
+        for island in result.inputs.cluster.islands
+    )
+    cluster = replace(result.inputs.cluster, islands=named)
+    known = replace(result, inputs=replace(result.inputs, cluster=cluster))
+    assert list(refused_lines(known)) == []
+
+
+def test_hetplans_own_trainer_has_no_folder(tmp_path: Path) -> None:
+    result = planned(tmp_path, "any", "two-regions.yaml", "a100")
+    assert list(refused_lines(result)) == []
+
+
+@pytest.mark.parametrize(
+    ("step", "lower", "words"),
+    [
+        (0.9, 0.8, "native would be 10.0% faster (at most 20.0%)"),
+        (1.0, 0.95, "native has no faster plan as far as was searched (at most 5.0% faster)"),
+        (1.2, 1.1, "native cannot be faster"),
+        (0.9, 0.0, "native would be 10.0% faster (no bound was found)"),
+        (1.1, 0.0, "native has no faster plan as far as was searched (no bound was found)"),
+    ],
+)
+def test_a_restriction_is_a_gain_and_its_bound(step: float, lower: float, words: str) -> None:
+    found = Restriction(target="native", step_seconds=step, lower_bound_seconds=lower)
+    assert words in restriction_line(found, 1.0)

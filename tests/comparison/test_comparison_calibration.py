@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from compare_cases import PREDICTOR, run_text, small_result
 
+from hetplan.comparison.calibration import MeasuredRun, layout_of, try_calibration
+from hetplan.comparison.compare import chosen_steps
 from hetplan.cost.estimate import estimate
 from hetplan.errors import InputError
-from hetplan.launchers.compare import chosen_steps
-from hetplan.launchers.compare_calibrate import MeasuredRun, layout_of, try_calibration
 from hetplan.predict.fit import FittedPredictor, load_predictor, save_predictor
 from hetplan.search.result import SearchResult
 from hetplan.trainers.read_log import read_training_log

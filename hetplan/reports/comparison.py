@@ -2,15 +2,63 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 
 from rich.markup import escape
 from rich.table import Table
 
-from hetplan.launchers.compare_calibrate import Trial
-from hetplan.launchers.compare_values import Comparison, Culprit
+from hetplan.comparison.calibration import Trial
+from hetplan.comparison.compare import SCHEMA, Comparison
+from hetplan.comparison.parts import Culprit
+from hetplan.files.encoding import to_plain
+from hetplan.launchers.run_log import RunLog
+from hetplan.reports.terminal import print_table
 from hetplan.units import format_bytes, format_seconds
+
+
+def print_comparisons(comparisons: Sequence[Comparison]) -> None:
+    """Timers, parts and verdict of every run, then one row per run."""
+    for comparison in comparisons:
+        if len(comparisons) > 1:
+            print(f"\n{', '.join(comparison.files)}", flush=True)
+        if comparison.timers:
+            print_table(timer_table(comparison))
+        if comparison.parts:
+            print_table(part_table(comparison))
+        for line in comparison_lines(comparison):
+            print(line, flush=True)
+    if len(comparisons) > 1:
+        print_table(run_table(comparisons))
+
+
+def comparison_text(comparisons: Sequence[Comparison]) -> str:
+    """JSON of one comparison, or of several under `runs`, derived figures included."""
+
+    def data(comparison: Comparison) -> dict[str, object]:
+        plain = to_plain(comparison)
+        if not isinstance(plain, dict):
+            raise TypeError("a comparison is a mapping")
+        return plain | {
+            "relative_error": comparison.relative_error,
+            "inside_interval": comparison.inside_interval,
+        }
+
+    rows = [data(comparison) for comparison in comparisons]
+    whole = rows[0] if len(rows) == 1 else {"runs": rows}
+    return json.dumps(
+        whole | {"schema": SCHEMA}, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False
+    )
+
+
+def print_trial(trial: Trial) -> None:
+    """What was held back, the factors, and whether they helped."""
+    print_table(trial_table(trial))
+    if trial.calibration.factors:
+        print_table(factor_table(trial))
+    for line in trial_lines(trial):
+        print(line, flush=True)
 
 
 def part_table(comparison: Comparison) -> Table:
@@ -60,16 +108,16 @@ def run_table(comparisons: Sequence[Comparison]) -> Table:
     for name in ("measured", "predicted", "error", "p10 .. p90 predicted"):
         table.add_column(name, justify="right", overflow="fold")
     table.add_column("off most", overflow="fold")
-    for each in comparisons:
-        interval = each.predicted_interval
+    for comparison in comparisons:
+        interval = comparison.predicted_interval
         table.add_row(
-            escape(", ".join(each.files)),
-            format_seconds(each.measured.median_seconds),
-            format_seconds(each.predicted_step_seconds),
-            f"{each.relative_error:+.1%}",
+            escape(", ".join(comparison.files)),
+            format_seconds(comparison.measured.median_seconds),
+            format_seconds(comparison.predicted_step_seconds),
+            f"{comparison.relative_error:+.1%}",
             _span(interval.p10_seconds, interval.p90_seconds)
-            + ("" if each.inside_interval else " OUTSIDE"),
-            each.culprit.part if each.culprit is not None else "",
+            + ("" if comparison.inside_interval else " OUTSIDE"),
+            comparison.culprit.part if comparison.culprit is not None else "",
         )
     return table
 
@@ -133,14 +181,14 @@ def factor_table(trial: Trial) -> Table:
         table.add_column(name, overflow="fold")
     for name in ("factor", "90 %", "runs"):
         table.add_column(name, justify="right", overflow="fold")
-    for each in trial.calibration.factors:
-        width = math.exp(each.log_halfwidth)
+    for factor in trial.calibration.factors:
+        width = math.exp(factor.log_halfwidth)
         table.add_row(
-            escape(each.cause),
-            each.name,
-            f"{each.factor:.3f}",
-            f"{each.factor / width:.3f} .. {each.factor * width:.3f}",
-            str(each.runs),
+            escape(factor.cause),
+            factor.name,
+            f"{factor.factor:.3f}",
+            f"{factor.factor / width:.3f} .. {factor.factor * width:.3f}",
+            str(factor.runs),
         )
     return table
 
@@ -154,7 +202,7 @@ def trial_lines(trial: Trial) -> Iterator[str]:
         f"{trial.median_after:.1%}"
     )
     if not trial.helped:
-        yield "the factors above stand for the record: they are not used unless --force writes them"
+        yield "the factors above are not used unless --force writes them"
     for note in dict.fromkeys((*trial.notes, *trial.calibration.notes)):
         yield f"note: {note}"
 
@@ -180,3 +228,47 @@ def _span(least: float | None, most: float | None) -> str:
     if least == most:
         return format_seconds(most)
     return f"{format_seconds(least)} .. {format_seconds(most)}"
+
+
+def loop_table(runs: Sequence[tuple[str, RunLog]]) -> str:
+    """A table of runs: predicted and measured step time, error, and the loss curve below."""
+    width = max(len(name) for name, _ in runs)
+    head = f"{'predicted':>10}  {'measured':>10}  {'error':>7}  {'p10..p90 predicted':>24}"
+    lines = [f"{'':<{width}}  {head}"]
+    for name, run in runs:
+        interval = run.predicted_interval
+        span = f"{format_seconds(interval.p10_seconds)} .. {format_seconds(interval.p90_seconds)}"
+        predicted = format_seconds(run.predicted_step_seconds)
+        measured = format_seconds(run.median_step_seconds)
+        row = f"{predicted:>10}  {measured:>10}  {run.relative_error:>+7.1%}  {span:>24}"
+        lines.append(f"{name:<{width}}  {row}")
+    for name, run in runs:
+        losses = [step.loss for step in run.steps]
+        lines.append(f"{name}: loss {losses[0]:.4f} {sparkline(losses)} {losses[-1]:.4f}")
+    for name, run in runs:
+        if run.overruns and sum(run.overruns):
+            verdict = "" if run.valid else ": too busy a machine, do not trust this run"
+            share = f"{run.overrun_fraction:.1%} of the paced passes overran"
+            lines.append(f"{name}: {share}{verdict}")
+    return "\n".join(lines)
+
+
+def loop_headline(uneven: RunLog, even: RunLog) -> str:
+    """Which plan was faster, and by how much, as measured."""
+    ratio = even.median_step_seconds / uneven.median_step_seconds
+    if ratio > 1:
+        return f"hetplan's plan was {ratio:.2f} x as fast as the even split (measured)."
+    return f"hetplan's plan was NOT faster than the even split: {ratio:.2f} x (measured)."
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """One bar per value, from the lowest (▁) to the highest (█)."""
+    low, high = min(values), max(values)
+    span = high - low
+    if span <= 0:
+        return _BARS[0] * len(values)
+    top = len(_BARS) - 1
+    return "".join(_BARS[round((value - low) / span * top)] for value in values)

@@ -23,11 +23,11 @@ from training_logs_rendered import (
 )
 
 import hetplan
+from hetplan.comparison.compare import compare
+from hetplan.comparison.logs import load_runs
+from hetplan.comparison.parts import COMPONENTS, MEANINGS, OUTSIDE_PASSES, PASSES
 from hetplan.cost.estimate_values import Component
 from hetplan.errors import InputError
-from hetplan.launchers.compare import compare
-from hetplan.launchers.compare_runs import load_runs
-from hetplan.launchers.compare_timers import COMPONENTS, MEANINGS, OUTSIDE_PASSES, PASSES
 from hetplan.launchers.run_log import append_run
 from hetplan.search.files import result_text
 from hetplan.trainers import deepspeed_log
@@ -91,18 +91,6 @@ def test_a_difference_below_the_runs_own_spread_names_nobody(tmp_path: Path) -> 
     more = {"all-grads-sync": 0.05 * STEP}
     assert compared(tmp_path, run_text(RESULT, added=more, spread=0.2)).culprit is None
     assert compared(tmp_path, run_text(RESULT, added=more)).culprit is not None
-
-
-def test_without_timers_the_step_is_compared_and_the_note_says_what_to_switch_on(
-    tmp_path: Path,
-) -> None:
-    found = compared(tmp_path, run_text(RESULT, added={"wait": STEP}, timers=False))
-    assert found.parts == ()
-    assert found.culprit is None
-    assert found.relative_error == pytest.approx(-0.5, abs=1e-3)
-    assert not found.inside_interval
-    assert any("--timing-log-level 2" in note for note in found.notes)
-    assert any(note.startswith("least known of the prediction: ") for note in found.notes)
 
 
 def test_fewer_timers_leave_coarser_parts(tmp_path: Path) -> None:
@@ -218,41 +206,6 @@ def test_a_run_of_another_layout_is_another_run_though_its_inputs_are_the_same(
     assert any("another one" in note for note in compare(path, RESULT).notes)
 
 
-def test_a_run_that_holds_its_plan_is_matched_exactly(tmp_path: Path) -> None:
-    other = small_result(sizes=(8, 8))  # alike in all that the ranks say: stage, tp and device
-    path = own_log(tmp_path, plan=other.plan)
-    with pytest.raises(InputError, match=r"none of them of this plan; 1 have its inputs"):
-        compare(path, RESULT)
-    notes = compare(path, other).notes
-    assert any("the same inputs and layout (estimated at another time)" in each for each in notes)
-    own_log(tmp_path, plan=RESULT.plan, steps=steps(9.0, 5.0, 5.0))
-    assert compare(path, RESULT).measured.median_seconds == 5.0
-    assert compare(path, other).measured.median_seconds == 1.0
-
-
-def test_the_steps_of_the_launch_count_because_its_timers_are_medians_of_them(
-    tmp_path: Path,
-) -> None:
-    path = own_log(tmp_path, steps=steps(9.0, *(1.0 for _ in range(20)), 7.0))
-    found = compare(path, RESULT)
-    assert (found.measured.count, found.measured.median_seconds) == (21, 1.0)
-    assert [left.iterations for left in found.left_out] == ["1"]
-    assert found.notes[1:] == ()
-    with pytest.raises(InputError, match="a run log of hetplan; leave --trainer out"):
-        compare(path, RESULT, trainer="megatron")
-    told = compare(path, RESULT, warmup_steps=5)
-    assert told.measured.count == 17
-    assert any("whatever --warmup says" in note for note in told.notes)
-
-
-def test_a_launch_on_a_busy_machine_says_so(tmp_path: Path) -> None:
-    path = own_log(tmp_path)
-    assert not any("processes ran on" in note for note in compare(path, RESULT).notes)
-    own_log(tmp_path, machine=replace(IDLE, cores=8, load_before=5.2))
-    (note,) = [n for n in compare(path, RESULT).notes if "processes ran on" in n]
-    assert note.startswith("5.2 processes ran on this machine's 8 cores in the minute before 8")
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -265,13 +218,6 @@ def test_a_launch_on_a_busy_machine_says_so(tmp_path: Path) -> None:
 def test_a_damaged_run_is_refused(tmp_path: Path, changes: dict, words: str) -> None:
     with pytest.raises(InputError, match=re.escape(words)):
         compare(own_log(tmp_path, **changes), RESULT)
-
-
-def test_a_step_that_is_no_number_is_no_run(tmp_path: Path) -> None:
-    path = own_log(tmp_path)
-    path.write_text(path.read_text().replace('"seconds": 2.0', '"seconds": NaN'))
-    with pytest.raises(InputError, match=r"took nan s|finite|not a number"):
-        compare(path, RESULT)
 
 
 def test_timers_that_are_no_times_or_longer_than_the_step_are_doubted(tmp_path: Path) -> None:
@@ -289,22 +235,6 @@ def test_timers_that_are_no_times_or_longer_than_the_step_are_doubted(tmp_path: 
     assert any("forward-compute took" in n and "longer than the step" in n for n in huge.notes)
     assert "forward passes" not in [row.part for row in huge.parts]
     assert all(abs(row.difference_seconds) < STEP for row in huge.parts)
-
-
-def test_rates_that_give_no_time_are_left_out(tmp_path: Path) -> None:
-    lines = [deepspeed_line(at, 32.0) for at in range(1, 8)]
-    odd = [line.replace("CurrSamplesPerSec=32.0", "CurrSamplesPerSec=1e-320") for line in lines]
-    assert odd != lines
-    found = compared(tmp_path, "\n".join([*lines, *odd[-1:]]) + "\n", warmup_steps=0)
-    assert found.measured.p90_seconds == pytest.approx(1.0)
-    with pytest.raises(InputError, match="no step took more than 0"):
-        compared(tmp_path, "\n".join(odd) + "\n")
-
-
-def test_a_step_of_three_years_is_a_damaged_line(tmp_path: Path) -> None:
-    found = compared(tmp_path, lines_of({1: 1.0, 2: 1e12, 3: 1.0, 4: 1.0}), warmup_steps=0)
-    assert found.measured.count == 3
-    assert any("1 metrics lines without a time" in note for note in found.notes)
 
 
 def test_hetplans_own_run_log(tmp_path: Path) -> None:
@@ -353,23 +283,6 @@ def test_warm_up_counts_steps_of_every_start(tmp_path: Path) -> None:
         compared(tmp_path, text, warmup_steps=-1)
 
 
-def test_what_would_leave_nothing_is_not_left_out(tmp_path: Path) -> None:
-    lines = []
-    for at in (100, 200, 300):
-        lines += [megatron_line(at, 1000.0, batch=32), f"saving checkpoint at iteration {at} to /c"]
-    found = compared(tmp_path, "\n".join(lines) + "\n")
-    assert found.measured.count == 2
-    assert any("checkpoint in it" in note for note in found.notes)
-    single = compared(tmp_path, megatron_line(1, 1000.0, batch=32) + "\n")
-    assert single.measured.count == 1
-    assert any("only 1 logged steps" in note for note in single.notes)
-
-
-def test_a_run_that_slows_down_says_so(tmp_path: Path) -> None:
-    found = compared(tmp_path, lines_of({at: 1 + at / 500 for at in range(1, 60)}))
-    assert any("the last quarter of the steps" in note for note in found.notes)
-
-
 def test_ramped_batches_are_left_out_and_another_batch_is_another_run(tmp_path: Path) -> None:
     ramp = [megatron_line(at, 500.0, batch=16) for at in range(1, 6)]
     full = [megatron_line(at, 1000.0, batch=32) for at in range(6, 20)]
@@ -391,14 +304,6 @@ def test_a_log_of_another_layout_is_refused_with_every_difference(tmp_path: Path
     assert "tp 2, the plan 1" in text
     assert "sequence length 64, the plan 128" in text
     assert "pp 2" not in text
-
-
-def test_a_plan_without_components_is_compared_as_a_whole(tmp_path: Path) -> None:
-    stages = tuple(replace(stage, components=()) for stage in RESULT.estimate.stages)
-    old = replace(RESULT, estimate=replace(RESULT.estimate, stages=stages, components=()))
-    found = compared(tmp_path, run_text(RESULT), old)
-    assert found.parts == ()
-    assert any("price it again" in note for note in found.notes)
 
 
 def test_every_component_belongs_to_the_passes_or_to_something_after_them() -> None:
@@ -475,16 +380,3 @@ def test_the_last_rank_waits_in_its_timer_of_the_tied_embedding(tmp_path: Path) 
     assert waits.measured_seconds == pytest.approx(waits.predicted_seconds, abs=1e-4)
     assert waits.predicted_seconds == pytest.approx(after)
     assert "tied embedding" not in [row.part for row in found.parts]
-
-
-def test_cores_that_train_together_are_to_be_measured_together(tmp_path: Path) -> None:
-    cores = tuple(replace(stage, device="cpu") for stage in RESULT.estimate.stages)
-    result = replace(RESULT, estimate=replace(RESULT.estimate, stages=cores))
-    text = run_text(RESULT, added={"forward-compute": STEP})
-    for plan, command in (
-        (result, "torchrun --standalone --nproc-per-node 8"),
-        (RESULT, "hetplan"),
-    ):
-        culprit = compared(tmp_path, text, plan).culprit
-        assert culprit is not None
-        assert culprit.measure.startswith(f"{command} ")

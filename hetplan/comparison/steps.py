@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hetplan.errors import InputError
-from hetplan.launchers.compare_values import LeftOut, StepSpread
 from hetplan.search.result import SearchResult
 from hetplan.trainers.training_log import MAX_STEP_SECONDS, LoggedStep, Mark, TrainingLog
 
@@ -25,6 +24,28 @@ SLOW_FACTOR = 1.5
 MAX_SLOW = 0.1
 """A choice: more than this part of the steps is no exception but how the run was."""
 _SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Logged steps that do not count, for one reason."""
+
+    reason: str
+    count: int
+    iterations: str
+    """Which, as in `1, 10, 20`; the first of many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpread:
+    """The logged steps that count."""
+
+    count: int
+    """Metrics lines; each may be the mean of several steps."""
+    median_seconds: float
+    p10_seconds: float
+    p90_seconds: float
+    iterations: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +67,13 @@ class ChosenSteps:
     @property
     def spread(self) -> StepSpread:
         """Median, p10 and p90."""
-        seconds = sorted(each.seconds for each in self.used)
+        seconds = sorted(timed_step.seconds for timed_step in self.used)
         return StepSpread(
             count=len(seconds),
             median_seconds=statistics.median(seconds),
             p10_seconds=_quantile(seconds, 0.1),
             p90_seconds=_quantile(seconds, 0.9),
-            iterations=_listed([each.step for each in self.used]),
+            iterations=_listed([timed_step.step for timed_step in self.used]),
         )
 
 
@@ -63,7 +84,7 @@ def choose_steps(
 
     Without `warmup_steps` those that the log's own timers leave out, else `WARMUP_STEPS`.
     """
-    asked = warmup_steps
+    given_warmup = warmup_steps
     if warmup_steps is None:
         warmup_steps = WARMUP_STEPS if log.warmup_steps is None else log.warmup_steps
     if warmup_steps < 0:
@@ -71,18 +92,19 @@ def choose_steps(
     batch = result.inputs.job.global_batch_size
     right = [s for s in log.steps if s.global_batch_size in (None, batch)]
     if not right:
-        found = sorted({s.global_batch_size for s in log.steps if s.global_batch_size})
+        batches = sorted({s.global_batch_size for s in log.steps if s.global_batch_size})
         raise InputError(
-            f"the log's steps have a global batch of {', '.join(map(str, found[:5]))}, the plan's "
-            f"job {batch}: this is another run; price its layout with `hetplan estimate --out`"
+            f"the log's steps have a global batch of {', '.join(map(str, batches[:5]))}, the "
+            f"plan's job {batch}: this is another run; price its layout with "
+            "`hetplan estimate --out`"
         )
     left: list[LeftOut] = []
     notes: list[str] = []
     _leave(left, "another global batch", [s for s in log.steps if s not in set(right)])
     timed = _timed(right, result, left)
     starts: dict[int, int] = {}
-    for each in timed:
-        starts.setdefault(each.step.attempt, each.step.iteration)
+    for timed_step in timed:
+        starts.setdefault(timed_step.step.attempt, timed_step.step.iteration)
     rules: tuple[tuple[str, Callable[[TimedStep], bool]], ...] = (
         (
             f"of the first {warmup_steps} of a start",
@@ -99,15 +121,15 @@ def choose_steps(
         (f"{Mark.EVALUATION} in it", lambda t: Mark.EVALUATION in t.step.marks),
     )
     for reason, applies in rules:
-        out = [each for each in timed if applies(each)]
+        out = [timed_step for timed_step in timed if applies(timed_step)]
         if out and len(out) == len(timed):
             notes.append(f"every step that was left has `{reason}`; they count all the same")
             continue
-        _leave(left, reason, [each.step for each in out])
-        timed = [each for each in timed if not applies(each)]
+        _leave(left, reason, [timed_step.step for timed_step in out])
+        timed = [timed_step for timed_step in timed if not applies(timed_step)]
     if log.warmup_steps is None:
         timed = _without_slow(timed, left, notes)
-    elif asked is not None and asked != log.warmup_steps:
+    elif given_warmup is not None and given_warmup != log.warmup_steps:
         notes.append(
             f"the timers are medians over all steps but the first {log.warmup_steps}, whatever "
             "--warmup says: they need not add up to the step"
@@ -120,14 +142,16 @@ def _timed(
 ) -> list[TimedStep]:
     """The steps whose times are times: a damaged rate makes seconds that nobody waits for."""
     every = [TimedStep(step=step, seconds=step_seconds(step, result)) for step in steps]
-    odd = [each.step for each in every if not 0.0 < each.seconds <= MAX_STEP_SECONDS]
+    odd = [
+        timed_step.step for timed_step in every if not 0.0 < timed_step.seconds <= MAX_STEP_SECONDS
+    ]
     if len(odd) == len(every):
         raise InputError(
             f"no step took more than 0 and at most {MAX_STEP_SECONDS:g} s; step "
             f"{odd[0].iteration} would have taken {every[0].seconds:g} s: the log is damaged"
         )
     _leave(left, "no time that a step can take", odd)
-    return [each for each in every if 0.0 < each.seconds <= MAX_STEP_SECONDS]
+    return [timed_step for timed_step in every if 0.0 < timed_step.seconds <= MAX_STEP_SECONDS]
 
 
 def step_seconds(step: LoggedStep, result: SearchResult) -> float:
@@ -154,8 +178,8 @@ def devices_of(result: SearchResult) -> int:
 
 
 def _without_slow(timed: list[TimedStep], left: list[LeftOut], notes: list[str]) -> list[TimedStep]:
-    middle = statistics.median(each.seconds for each in timed)
-    slow = [each for each in timed if each.seconds > SLOW_FACTOR * middle]
+    middle = statistics.median(timed_step.seconds for timed_step in timed)
+    slow = [timed_step for timed_step in timed if timed_step.seconds > SLOW_FACTOR * middle]
     if not slow:
         return timed
     if len(slow) > MAX_SLOW * len(timed):
@@ -165,25 +189,25 @@ def _without_slow(timed: list[TimedStep], left: list[LeftOut], notes: list[str])
         )
         return timed
     reason = f"over {SLOW_FACTOR:g} x the median, without a reason in the log"
-    _leave(left, reason, [each.step for each in slow])
-    return [each for each in timed if each.seconds <= SLOW_FACTOR * middle]
+    _leave(left, reason, [timed_step.step for timed_step in slow])
+    return [timed_step for timed_step in timed if timed_step.seconds <= SLOW_FACTOR * middle]
 
 
 def _doubts(timed: Sequence[TimedStep]) -> list[str]:
     """What makes the median mean less."""
-    found = []
+    doubts = []
     if len(timed) < 5:
-        found.append(f"only {len(timed)} logged steps count: the median is of little weight")
+        doubts.append(f"only {len(timed)} logged steps count: the median is of little weight")
     quarter = len(timed) // 4
     if quarter >= 5:
-        first = statistics.median(each.seconds for each in timed[:quarter])
-        last = statistics.median(each.seconds for each in timed[-quarter:])
+        first = statistics.median(timed_step.seconds for timed_step in timed[:quarter])
+        last = statistics.median(timed_step.seconds for timed_step in timed[-quarter:])
         if abs(last / first - 1) > 0.03:
-            found.append(
+            doubts.append(
                 f"the last quarter of the steps took {last / first - 1:+.1%} of the first: clocks, "
                 "neighbours or fragmentation changed during the run"
             )
-    return found
+    return doubts
 
 
 def _leave(left: list[LeftOut], reason: str, steps: Sequence[LoggedStep]) -> None:

@@ -3,7 +3,7 @@
 With at least three layouts whole layouts are held back in turn: each is predicted with factors from
 the others (`predict.calibration`). With fewer the second half of each run's steps is held back from
 its first half; that only shows that a run is steady, not that another plan is predicted better,
-and it is said. Factors that do not make what was held back better are refused.
+and a note says so. Factors that do not make what was held back better are refused.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hetplan.comparison.steps import ChosenSteps
 from hetplan.cost.run_error import run_error
 from hetplan.errors import InputError
-from hetplan.launchers.compare_steps import ChosenSteps
 from hetplan.plans.plan import Plan
 from hetplan.predict.calibration import calibrate, left_out_errors
 from hetplan.predict.calibration_fit import corrected_log_error, fit_factors
 from hetplan.predict.calibration_values import Calibration, RunError
+from hetplan.predict.fit import FittedPredictor
 from hetplan.search.result import SearchResult
 from hetplan.units import format_each
 
@@ -76,16 +77,16 @@ def try_calibration(runs: Sequence[MeasuredRun]) -> Trial:
         raise InputError("calibration needs at least one run")
     errors = [_error(run, run.chosen) for run in runs]
     if len({error.cell for error in errors}) >= MIN_LAYOUTS:
-        found = calibrate(errors)
-        judged = found.held_back
+        calibration = calibrate(errors)
+        judged = calibration.held_back
         return _trial(
             "one layout after the other",
             errors,
             [error.log_error for error in errors],
             list(left_out_errors(errors)),
-            replace(found, factors=found.factors or fit_factors(errors)),
+            replace(calibration, factors=calibration.factors or fit_factors(errors)),
             helped=judged is not None and judged.accepted,
-            notes=found.notes,
+            notes=calibration.notes,
         )
     return _steadiness(runs, errors)
 
@@ -103,13 +104,13 @@ def _steadiness(runs: Sequence[MeasuredRun], errors: Sequence[RunError]) -> Tria
         f"({MIN_LAYOUTS} are needed): this only shows that the runs are steady, not that other "
         "plans are predicted better"
     )
-    found = calibrate(errors, factors=False)
+    calibration = calibrate(errors, factors=False)
     return _trial(
         "the second half of each run's steps",
         judged,
         before,
         after,
-        replace(found, factors=fit_factors(errors), notes=(*found.notes, note)),
+        replace(calibration, factors=fit_factors(errors), notes=(*calibration.notes, note)),
         helped=_mean(after) < _mean(before) - _NOTHING,
         notes=(note,),
     )
@@ -178,8 +179,15 @@ def _error(run: MeasuredRun, steps: ChosenSteps) -> RunError:
 def layout_of(plan: Plan) -> str:
     """The plan's degrees, as in `tp8 pp4 dp2 mbs1`; runs of one layout are held back together."""
     return (
-        f"tp{format_each(each.tp for each in plan.replicas)} "
+        f"tp{format_each(replica.tp for replica in plan.replicas)} "
         f"pp{format_each(len(pipeline.stages) for pipeline in plan.pipelines)} "
-        f"dp{format_each(each.dp for each in plan.replicas)} "
-        f"mbs{format_each(each.microbatch_size for each in plan.replicas)}"
+        f"dp{format_each(replica.dp for replica in plan.replicas)} "
+        f"mbs{format_each(replica.microbatch_size for replica in plan.replicas)}"
     )
+
+
+def with_calibration(
+    predictor: FittedPredictor, calibration: Calibration | None
+) -> FittedPredictor:
+    """The predictor with these factors instead of its own; None: without factors."""
+    return FittedPredictor(replace(predictor.laws, calibration=calibration))

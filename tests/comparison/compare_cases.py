@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cost"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "importers"))
-sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
-
 from cost_fakes import job, model, two_islands
 from estimate_plans import plan_with, stages_of
 from training_logs_rendered import megatron_line, megatron_timers

@@ -1,8 +1,16 @@
-"""hetplan's own run log (schema `hetplan.run/3`) as a training log to compare.
+"""The logs of the runs to compare: a trainer's, hetplan's own run log, or a list of several runs.
 
-Its ranks' figures are medians over the steps that its launch counted, so every step carries the
-same timers, and the same steps count here. Of several runs in one file the last valid one of the
-plan counts.
+hetplan's run log (schema `hetplan.run/3`) is read as a training log. Its ranks' figures are medians
+over the steps that its launch counted, so every step carries the same timers, and the same steps
+count here. Of several runs in one file the last valid one of the plan counts.
+
+A list of runs to compare or to calibrate with is a YAML file; paths are relative to it:
+
+    runs:
+      - log: a100-64/train.log
+        plan: plans/a100-64.json
+      - log: [rank0.log, rank7.log]
+        plan: plans/b.json
 """
 
 from __future__ import annotations
@@ -10,9 +18,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from os.path import realpath
 from pathlib import Path
 
 from hetplan.errors import Fault, InputError
+from hetplan.files.reading import Document, decode, read_document
 from hetplan.launchers.run_log import SCHEMA, RunLog, read_runs
 from hetplan.plans.plan import expand
 from hetplan.runtime.measured import RankMeasure
@@ -161,7 +172,7 @@ def _load_notes(run: RunLog, *, accelerated: bool) -> list[str]:
 
 
 def _figures(rank: RankMeasure) -> tuple[tuple[str, float], ...]:
-    """A rank's medians, by the names of `compare_timers`."""
+    """A rank's medians, by the timer names of hetplan's own trainer."""
     return (
         ("busy", rank.busy_seconds),
         ("wait", rank.wait_seconds),
@@ -178,3 +189,59 @@ def _timers(run: RunLog) -> tuple[LoggedTimer, ...]:
         for same in zip(*of_ranks, strict=True)
         if max(values := [value for _, value in same]) > 0
     )
+
+
+RUNS_SCHEMA = "hetplan.runs/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFiles:
+    """The files of one run."""
+
+    logs: tuple[Path, ...]
+    plan: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    log: str | tuple[str, ...]
+    plan: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Runs:
+    runs: tuple[_Entry, ...]
+    schema: str = RUNS_SCHEMA
+
+
+def load_runs(path: Path) -> tuple[RunFiles, ...]:
+    """The runs of the list; an InputError with what is wrong in it."""
+    document: Document = read_document(path)
+    listed = decode(document, _Runs, schema=RUNS_SCHEMA)
+    if not listed.runs:
+        raise InputError(document.fault(("runs",), "the list is empty; name at least one run"))
+    faults: list[Fault] = []
+    first_at: dict[tuple[str, ...], int] = {}
+    runs: list[RunFiles] = []
+    for number, entry in enumerate(listed.runs):
+        logs = (entry.log,) if isinstance(entry.log, str) else entry.log
+        for name, values in (("log", logs), ("plan", (entry.plan,))):
+            if not values or not all(value.strip() for value in values):
+                faults.append(document.fault(("runs", number, name), "empty; name a file"))
+        run = RunFiles(logs=tuple(path.parent / e for e in logs), plan=path.parent / entry.plan)
+        # One log may hold several runs of hetplan, each with a plan of its own.
+        first = first_at.setdefault(_real_files(run), number)
+        if first != number:
+            message = (
+                f"the same log and plan as runs[{first}]: a run counts once; take this entry out"
+            )
+            faults.append(document.fault(("runs", number), message))
+        runs.append(run)
+    if faults:
+        raise InputError(*faults)
+    return tuple(runs)
+
+
+def _real_files(run: RunFiles) -> tuple[str, ...]:
+    """The files whatever they are called; logs in any order."""
+    return (realpath(run.plan), *sorted(realpath(each) for each in run.logs))

@@ -1,9 +1,9 @@
-"""Which layout the options of `hetplan estimate` mean: stages on islands, degrees, schedule.
+"""A layout that the user already has, as a plan: degrees, layers per stage, islands, schedule.
 
-One pipeline whose stages all have the same degrees; plan files say more. The stages of an island
-take its usable devices in order, tp x cp x dp each, tensor-parallel ranks next to each other, then
-context-parallel ones. With virtual stages `--layers` goes through the pipeline once per virtual
-stage: v times as many numbers as stages.
+One pipeline whose stages all have the same degrees; plan files can hold more. The stages of an
+island take its usable devices in order, tp x cp x dp each: tensor-parallel ranks next to each
+other, then context-parallel ones. With virtual stages `layers` goes through the pipeline once per
+virtual stage: v times as many numbers as stages.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from hetplan.plans.plan import (
     SCHEDULES,
     LayerRange,
     OverlapSettings,
+    Pipeline,
     Plan,
     Recompute,
     RecomputeGranularity,
@@ -45,55 +46,82 @@ OVERLAPS = (
     ("cp", "context_parallel"),
     ("send", "send"),
 )
-"""Words of `--overlap` and fields of `OverlapSettings`."""
+"""Names that `Layout.overlap` has, and fields of `OverlapSettings`."""
 
 _STAGE = re.compile(r"(?<=\.stages)\[\d+\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutOptions:
-    """What the user wrote; None, or the default, where nothing."""
+class Layout:
+    """Degrees and settings of every stage; None: as the other fields, or the target, have it."""
 
-    tp: int
-    pp: int | None
-    dp: int | None
-    microbatch_size: int
-    layers: str | None
-    islands: str | None
-    recompute: bool
+    tp: int = 1
+    pp: int | None = None
+    """Pipeline stages; None: as many as `layers`, or `islands`, has."""
+    dp: int | None = None
+    """None: the largest that fits."""
+    microbatch_size: int = 1
+    layers: tuple[int, ...] | None = None
+    """Transformer layers of each stage; None: even."""
+    islands: tuple[str, ...] | None = None
+    """Island of each stage, or one for all; None: one with room for all stages, or all in file
+    order."""
+    recompute: bool = False
+    """Recompute whole transformer layers."""
     cp: int = 1
     ep: int = 1
     etp: int | None = None
+    """Tensor-parallel degree of the experts; None: tp, where ep is 1."""
     sequence_parallel: bool = False
     schedule: str | None = None
+    """None: 1f1b, with virtual stages interleaved-1f1b."""
     virtual_stages: int = 1
-    recompute_modules: str | None = None
+    recompute_modules: tuple[str, ...] = ()
+    """Parts of a layer that are recomputed (`RecomputeModule` values), without `recompute`."""
     recompute_layers: int | None = None
+    """Layers of each chunk that `recompute` is of; None: all."""
     sharding: str | None = None
+    """A `Sharding` value; None: `optimizer` where the target does that by itself."""
     shards: int | None = None
+    """Ranks of one sharding group; None: all copies."""
     offload: float = 0.0
-    overlap: str | None = None
+    """Part of the optimizer state in host memory."""
+    overlap: tuple[str, ...] | None = None
+    """Names of OVERLAPS that run beside compute; None: as `OverlapSettings` has them."""
 
 
-def plan_of(options: LayoutOptions, model: ModelSpec, cluster: Cluster, job: Job) -> Plan:
-    """The legal plan that the options mean; an InputError says what does not divide or fit."""
-    layers, islands = _numbers(options.layers), _names(options.islands, cluster)
-    _check_counts(options)
-    virtual = options.virtual_stages
-    if layers is not None and len(layers) % virtual:
+def plan_of_layout(layout: Layout, model: ModelSpec, cluster: Cluster, job: Job) -> Plan:
+    """The legal plan of this layout; an InputError names what does not divide or fit."""
+    _check_counts(layout)
+    virtual = layout.virtual_stages
+    if layout.layers is not None and len(layout.layers) % virtual:
         raise InputError(
-            f"--layers has {len(layers)} entries for {virtual} virtual stages; give that many for "
-            "each stage"
+            f"layers has {len(layout.layers)} entries for {virtual} virtual stages; give that many "
+            "for each stage"
         )
-    stages = _stage_count(options.pp, layers, islands, virtual)
-    layers = layers or _even_layers(model, stages * virtual)
+    islands = layout.islands
+    if islands is not None:
+        islands = tuple(cluster.island(name).name for name in islands)
+    stages = _stage_count(layout)
+    layers = layout.layers or _even_layers(model, stages * virtual)
     _check_layers(layers, stages, virtual, model)
     if islands is not None and len(islands) == 1:
         islands *= stages
     if islands is not None and len(islands) != stages:
-        raise InputError(f"--islands has {len(islands)} entries for {stages} pipeline stages")
-    degrees, islands = _place(options, job, cluster, stages, islands)
-    plan = _built(options, model, cluster, job, layers, islands, degrees)
+        raise InputError(f"islands has {len(islands)} entries for {stages} pipeline stages")
+    degrees, islands = _place(layout, job, cluster, stages, islands)
+    pipeline = _pipeline(layout, model, cluster, job, layers, islands, degrees)
+    sharding, shards = _sharding(layout, job, degrees.dp)
+    plan = assemble_plan(
+        model,
+        cluster,
+        job,
+        (pipeline,),
+        sharding=sharding,
+        optimizer_shards=shards,
+        optimizer_offload=layout.offload,
+        overlap=_overlap(layout.overlap),
+    )
     faults = check_plan(plan, model, cluster, job)
     if faults:
         raise InputError(*_once(faults, stages))
@@ -101,7 +129,7 @@ def plan_of(options: LayoutOptions, model: ModelSpec, cluster: Cluster, job: Job
 
 
 def _once(faults: tuple[Fault, ...], stages: int) -> Iterator[Fault]:
-    """What is wrong with all stages alike in one line: options mean every stage."""
+    """A fault of all stages in one line: a layout has one value for every stage."""
     alike: dict[tuple[str, str], list[Fault]] = {}
     for fault in faults:
         alike.setdefault((_STAGE.sub("[*]", fault.field), fault.message), []).append(fault)
@@ -111,25 +139,19 @@ def _once(faults: tuple[Fault, ...], stages: int) -> Iterator[Fault]:
         yield from () if whole else same[1:]
 
 
-def _check_counts(options: LayoutOptions) -> None:
-    for option, value in (
-        ("--tp", options.tp),
-        ("--cp", options.cp),
-        ("--ep", options.ep),
-        ("--etp", options.etp or 1),
-        ("--microbatch-size", options.microbatch_size),
-        ("--virtual-stages", options.virtual_stages),
-        ("--dp", 1 if options.dp is None else options.dp),
-        ("--shards", 1 if options.shards is None else options.shards),
-        ("--recompute-layers", 1 if options.recompute_layers is None else options.recompute_layers),
-    ):
-        if value < 1:
-            raise InputError(f"{option} is {value}; it must be at least 1")
+def _check_counts(layout: Layout) -> None:
+    for name in (
+        "tp", "cp", "ep", "etp", "pp", "dp", "microbatch_size", "virtual_stages", "shards",
+        "recompute_layers",
+    ):  # fmt: skip
+        value = getattr(layout, name)
+        if value is not None and value < 1:
+            raise InputError(f"{name} is {value}; it must be at least 1")
 
 
 def _check_layers(layers: tuple[int, ...], stages: int, virtual: int, model: ModelSpec) -> None:
     if len(layers) != stages * virtual:
-        raise InputError(f"--layers has {len(layers)} entries for {stages} pipeline stages")
+        raise InputError(f"layers has {len(layers)} entries for {stages} pipeline stages")
     if len(layers) > model.num_layers:
         raise InputError(
             f"{len(layers)} pipeline stages for {model.num_layers} transformer layers of "
@@ -144,35 +166,34 @@ def _check_layers(layers: tuple[int, ...], stages: int, virtual: int, model: Mod
         )
 
 
-def _built(
-    options: LayoutOptions,
+def _pipeline(
+    layout: Layout,
     model: ModelSpec,
     cluster: Cluster,
     job: Job,
     layers: tuple[int, ...],
     islands: tuple[str, ...],
     degrees: Degrees,
-) -> Plan:
-    """The plan of one pipeline with these stages."""
-    stages, virtual = len(islands), options.virtual_stages
-    dp = degrees.dp // options.cp
-    samples = dp * options.microbatch_size
+) -> Pipeline:
+    stages, virtual = len(islands), layout.virtual_stages
+    dp = degrees.dp // layout.cp
+    samples = dp * layout.microbatch_size
     if job.global_batch_size % samples:
         raise InputError(
             f"global_batch_size {job.global_batch_size} is not a multiple of microbatch size "
-            f"{options.microbatch_size} x dp {dp} = {samples}"
+            f"{layout.microbatch_size} x dp {dp} = {samples}"
         )
     num_microbatches = job.global_batch_size // samples
-    name = options.schedule or ("interleaved-1f1b" if virtual > 1 else "1f1b")
+    name = layout.schedule or ("interleaved-1f1b" if virtual > 1 else "1f1b")
     if name not in SCHEDULES:
-        raise InputError(f"--schedule is {name}; it is one of {', '.join(SCHEDULES)}")
+        raise InputError(f"schedule is {name}; it is one of {', '.join(SCHEDULES)}")
     chunks = _chunks(layers, model)
     devices = _devices(cluster, islands, degrees)
-    etp = options.tp if options.etp is None and options.ep == 1 else options.etp or 1
+    etp = layout.tp if layout.etp is None and layout.ep == 1 else layout.etp or 1
     if not experts_of(model, 0, len(model.layers)):
-        etp = options.etp or 1
-    recompute = _recompute(options)
-    pipeline = assemble_pipeline(
+        etp = layout.etp or 1
+    recompute = _recompute(layout)
+    return assemble_pipeline(
         cluster,
         job,
         [
@@ -181,12 +202,12 @@ def _built(
                 replicas=(
                     Replica(
                         devices=compress(devices[s]),
-                        tp=options.tp,
-                        cp=options.cp,
-                        ep=options.ep,
+                        tp=layout.tp,
+                        cp=layout.cp,
+                        ep=layout.ep,
                         etp=etp,
-                        microbatch_size=options.microbatch_size,
-                        sequence_parallel=options.sequence_parallel,
+                        microbatch_size=layout.microbatch_size,
+                        sequence_parallel=layout.sequence_parallel,
                     ),
                 ),
                 recompute=recompute,
@@ -197,87 +218,75 @@ def _built(
         num_microbatches=num_microbatches,
         schedule=Schedule(name=name, virtual_stages=virtual),
     )
-    sharding, shards = _sharding(options, job, degrees.dp)
-    return assemble_plan(
-        model,
-        cluster,
-        job,
-        (pipeline,),
-        sharding=sharding,
-        optimizer_shards=shards,
-        optimizer_offload=options.offload,
-        overlap=_overlap(options.overlap),
-    )
 
 
 def _chunks(layers: tuple[int, ...], model: ModelSpec) -> list[LayerRange]:
     """Layer range of every virtual stage; embedding first, what follows the layers last."""
-    total, at, found = len(model.layers), 0, []
+    total, at, ranges = len(model.layers), 0, []
     for index, count in enumerate(layers):
         stop = at + count + (index == 0)
         stop = total if index == len(layers) - 1 else stop
-        found.append(LayerRange(start=at, stop=stop))
+        ranges.append(LayerRange(start=at, stop=stop))
         at = stop
-    return found
+    return ranges
 
 
-def _recompute(options: LayoutOptions) -> Recompute:
-    if options.recompute_layers is not None and not options.recompute:
-        raise InputError("--recompute-layers goes with --recompute, of whole layers")
-    if options.recompute_modules is not None:
-        if options.recompute:
-            raise InputError("--recompute is of whole layers, --recompute-modules of parts: one")
-        known = ", ".join(RecomputeModule)
-        names = [name.strip() for name in options.recompute_modules.split(",")]
-        for name in names:
+def _recompute(layout: Layout) -> Recompute:
+    if layout.recompute_layers is not None and not layout.recompute:
+        raise InputError("recompute_layers goes with recompute, of whole layers")
+    if layout.recompute_modules:
+        if layout.recompute:
+            raise InputError("recompute is of whole layers, recompute_modules of parts: give one")
+        for name in layout.recompute_modules:
             if name not in tuple(RecomputeModule):
-                raise InputError(f"--recompute-modules has {name!a}; it is of {known}")
+                known = ", ".join(RecomputeModule)
+                raise InputError(f"recompute_modules has {name!a}; known: {known}")
         return Recompute(
             granularity=RecomputeGranularity.SELECTIVE,
-            modules=tuple(RecomputeModule(name) for name in dict.fromkeys(names)),
+            modules=tuple(
+                RecomputeModule(name) for name in dict.fromkeys(layout.recompute_modules)
+            ),
         )
-    if not options.recompute:
+    if not layout.recompute:
         return Recompute()
-    return Recompute(granularity=RecomputeGranularity.FULL, layers=options.recompute_layers)
+    return Recompute(granularity=RecomputeGranularity.FULL, layers=layout.recompute_layers)
 
 
-def _sharding(options: LayoutOptions, job: Job, copies: int) -> tuple[Sharding, int]:
-    """Level and ranks: as asked, or what the target does by itself."""
+def _sharding(layout: Layout, job: Job, copies: int) -> tuple[Sharding, int]:
+    """Level and ranks: as given, or what the target does by itself."""
     levels = ", ".join(Sharding)
-    if options.sharding is not None and options.sharding not in tuple(Sharding):
-        raise InputError(f"--sharding is {options.sharding!a}; it is one of {levels}")
-    level = None if options.sharding is None else Sharding(options.sharding)
+    if layout.sharding is not None and layout.sharding not in tuple(Sharding):
+        raise InputError(f"sharding is {layout.sharding!a}; it is one of {levels}")
+    level = None if layout.sharding is None else Sharding(layout.sharding)
     if level is None:
         trainer = target(job.target)
         own = trainer.optimizer_sharding and Sharding.OPTIMIZER in trainer.shardings(job.optimizer)
-        level = Sharding.OPTIMIZER if own and options.shards != 1 else Sharding.NONE
+        level = Sharding.OPTIMIZER if own and layout.shards != 1 else Sharding.NONE
     if level is Sharding.NONE:
-        if options.shards not in (None, 1):
-            raise InputError(f"--shards is {options.shards}, and --sharding none shares nothing")
+        if layout.shards not in (None, 1):
+            raise InputError(f"shards is {layout.shards}, and sharding none shares nothing")
         return level, 1
-    shards = options.shards or copies
+    shards = layout.shards or copies
     return (Sharding.NONE, 1) if shards == 1 else (level, shards)
 
 
-def _overlap(text: str | None) -> OverlapSettings:
-    if text is None:
+def _overlap(names: tuple[str, ...] | None) -> OverlapSettings:
+    if names is None:
         return OverlapSettings()
-    words = [] if text.strip() == "none" else [word.strip() for word in text.split(",")]
     known = dict(OVERLAPS)
-    for word in words:
-        if word not in known:
-            raise InputError(f"--overlap has {word!a}; it is none, or of {', '.join(known)}")
-    asked = {field: word in words for word, field in OVERLAPS}
-    return OverlapSettings(**asked)
+    for name in names:
+        if name not in known:
+            raise InputError(f"overlap has {name!a}; it is none, or of {', '.join(known)}")
+    return OverlapSettings(**{field: name in names for name, field in OVERLAPS})
 
 
 def _devices(cluster: Cluster, islands: tuple[str, ...], degrees: Degrees) -> list[tuple[int, ...]]:
     """Device numbers of every stage, in (dp, cp, tp) order."""
     size = degrees.tp * degrees.dp
-    found: list[tuple[int, ...]] = []
+    devices: list[tuple[int, ...]] = []
     for name, run in groupby(islands):
         island, count = cluster.island(name), len(list(run))
-        if any(name == other for other in islands[: len(found)]):
+        if any(name == other for other in islands[: len(devices)]):
             raise InputError(
                 f"the stages of island {name} are not next to each other in the pipeline"
             )
@@ -294,42 +303,19 @@ def _devices(cluster: Cluster, islands: tuple[str, ...], degrees: Degrees) -> li
             for node in island.usable_nodes
             for local in range(island.devices_per_node)
         ]
-        found += [tuple(usable[at * size : (at + 1) * size]) for at in range(count)]
-    return found
+        devices += [tuple(usable[at * size : (at + 1) * size]) for at in range(count)]
+    return devices
 
 
-def _numbers(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(
-            f"--layers is {text!r}; write whole numbers with commas between them, as in 8,8,10"
-        ) from None
-
-
-def _names(text: str | None, cluster: Cluster) -> tuple[str, ...] | None:
-    if text is None:
-        return None
-    return tuple(cluster.island(name.strip()).name for name in text.split(","))
-
-
-def _stage_count(
-    pp: int | None,
-    layers: tuple[int, ...] | None,
-    islands: tuple[str, ...] | None,
-    virtual: int,
-) -> int:
-    if pp is not None and pp < 1:
-        raise InputError(f"--pp is {pp}; a pipeline has at least one stage")
-    if layers is not None:
-        stages = len(layers) // virtual
-        if pp not in (None, stages):
-            each = f" ({virtual} numbers for each)" if virtual > 1 else ""
-            raise InputError(f"--pp is {pp}, --layers has {stages} stages{each}; leave one out")
+def _stage_count(layout: Layout) -> int:
+    if layout.layers is not None:
+        virtual = layout.virtual_stages
+        stages = len(layout.layers) // virtual
+        if layout.pp not in (None, stages):
+            share = f" ({virtual} numbers for each)" if virtual > 1 else ""
+            raise InputError(f"pp is {layout.pp}, layers has {stages} stages{share}; leave one out")
         return stages
-    return pp or (len(islands) if islands else 1)
+    return layout.pp or (len(layout.islands) if layout.islands else 1)
 
 
 def _even_layers(model: ModelSpec, stages: int) -> tuple[int, ...]:
@@ -339,41 +325,41 @@ def _even_layers(model: ModelSpec, stages: int) -> tuple[int, ...]:
 
 
 def _place(
-    options: LayoutOptions,
+    layout: Layout,
     job: Job,
     cluster: Cluster,
     stages: int,
     islands: tuple[str, ...] | None,
 ) -> tuple[Degrees, tuple[str, ...]]:
     """Degrees, and the island of every stage: as given, or where they have room."""
-    for dp in _data_degrees(options, job, cluster):
+    for dp in _data_degrees(layout, job, cluster):
         degrees = Degrees(
-            tp=options.tp,
+            tp=layout.tp,
             # Context-parallel ranks lie like data-parallel ones.
-            dp=dp * options.cp,
-            microbatch_size=options.microbatch_size,
+            dp=dp * layout.cp,
+            microbatch_size=layout.microbatch_size,
         )
         found = islands if islands is not None else _islands_with_room(cluster, degrees, stages)
-        if found is not None and (options.dp is not None or _has_room(cluster, degrees, found)):
+        if found is not None and (layout.dp is not None or _has_room(cluster, degrees, found)):
             # With a given dp, `_devices` says what is wrong with islands that were given.
             return degrees, found
-    cp = f" x cp {options.cp}" if options.cp > 1 else ""
+    cp = f" x cp {layout.cp}" if layout.cp > 1 else ""
     where = f"islands {', '.join(dict.fromkeys(islands))}" if islands else "the cluster"
     raise InputError(
-        f"{stages} stages of tp {options.tp}{cp} x dp {options.dp or '(any)'} devices do not fit "
+        f"{stages} stages of tp {layout.tp}{cp} x dp {layout.dp or '(any)'} devices do not fit "
         f"on {where}: tp must divide the devices of a node, tp{cp} x dp divide them or be whole "
-        f"nodes, and dp x microbatch size {options.microbatch_size} divide global_batch_size "
+        f"nodes, and dp x microbatch size {layout.microbatch_size} divide global_batch_size "
         f"{job.global_batch_size}"
     )
 
 
-def _data_degrees(options: LayoutOptions, job: Job, cluster: Cluster) -> Iterator[int]:
+def _data_degrees(layout: Layout, job: Job, cluster: Cluster) -> Iterator[int]:
     """The dp that was given, or every one that divides, largest first."""
-    if options.dp is not None:
-        yield options.dp
+    if layout.dp is not None:
+        yield layout.dp
         return
     for dp in range(min(cluster.num_devices, job.global_batch_size), 0, -1):
-        if job.global_batch_size % (dp * options.microbatch_size) == 0:
+        if job.global_batch_size % (dp * layout.microbatch_size) == 0:
             yield dp
 
 

@@ -1,0 +1,164 @@
+"""What `hetplan fit` prints: the error of every law on sizes left out of its fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from hetplan.predict.columns import COEFFICIENT_UNITS, Column
+from hetplan.predict.laws import OWN_ROWS, FittedLaws, LayerLaw
+from hetplan.predict.operator_values import (
+    OPERATOR_COEFFICIENT_UNITS,
+    OperatorColumn,
+    OperatorLaw,
+)
+from hetplan.reports.terminal import print_table
+from hetplan.units import format_bytes, format_seconds
+
+
+def print_laws(laws: FittedLaws) -> None:
+    """Tables of layers, operators and links, and what to know about them."""
+    if laws.layers:
+        print_table(layer_table(laws))
+    if laws.operators:
+        print_table(operator_table(laws))
+    if laws.links:
+        print_table(link_table(laws))
+    for population in laws.populations:
+        print(f"used: {population}", flush=True)
+    for note in (*laws.notes, *_law_notes(laws)):
+        print(f"note: {note}", flush=True)
+
+
+def layer_table(laws: FittedLaws) -> Table:
+    """One row per device kind, layer and phase."""
+    table = _law_table("Layers", ("device", "precision", "layer", "phase"), (), "seconds =")
+    for law in laws.layers:
+        table.add_row(law.device, law.precision, law.layer, law.phase, *_fit(law), _formula(law))
+    return table
+
+
+def operator_table(laws: FittedLaws) -> Table:
+    """One row per device kind, operator and pass."""
+    names = ("device", "precision", "operator", "pass")
+    table = _law_table("Operators", names, ("floor",), "seconds of one launch =")
+    for law in laws.operators:
+        floor = format_seconds(law.floor_seconds) if law.floor_seconds else "-"
+        table.add_row(
+            law.device,
+            law.precision,
+            law.operator,
+            law.phase,
+            *_fit(law),
+            floor,
+            operator_formula(law),
+        )
+    return table
+
+
+def _law_table(title: str, names: Sequence[str], more: Sequence[str], last: str) -> Table:
+    table = Table(title=f"{title}: errors on sizes left out of the fit", title_justify="left")
+    for name in names:
+        table.add_column(name)
+    for name in ("rows", "left out", "mean", "median", "worst", "90 %", *more):
+        table.add_column(name, justify="right")
+    table.add_column(last)
+    return table
+
+
+def _fit(law: LayerLaw | OperatorLaw) -> tuple[str, ...]:
+    """Rows, what was left out, errors and interval."""
+    validation = law.validation
+    return (
+        str(law.rows),
+        f"{validation.folds} {validation.left_out}" if validation.left_out else "-",
+        *_errors(validation.left_out, validation.mean, validation.median, validation.worst),
+        _interval(law.log_halfwidth),
+    )
+
+
+def link_table(laws: FittedLaws) -> Table:
+    """One row per link, operation and group size."""
+    table = Table(title="Links: errors on sizes left out of the table", title_justify="left")
+    for name in ("link", "operation", "backend"):
+        table.add_column(name)
+    for name in ("ranks", "rows", "from", "to", "mean", "median", "worst", "90 %"):
+        table.add_column(name, justify="right")
+    for link in laws.links:
+        for law in link.tables:
+            validation = law.validation
+            ends = (
+                f"{format_bytes(law.message_bytes[at])} {format_seconds(law.seconds[at])}"
+                for at in (0, -1)
+            )
+            table.add_row(
+                link.link,
+                law.operation,
+                law.backend,
+                str(law.group_size),
+                str(law.rows),
+                *ends,
+                *_errors(validation.left_out, validation.mean, validation.median, validation.worst),
+                _interval(law.log_halfwidth),
+            )
+    return table
+
+
+def _errors(left_out: str, *errors: float) -> tuple[str, ...]:
+    return tuple(f"{error:.1%}" if left_out else "-" for error in errors)
+
+
+def _interval(log_halfwidth: float) -> str:
+    """`+4.1 %`: how far above the prediction the 90 % interval reaches."""
+    return f"+{math.expm1(log_halfwidth):.1%}"
+
+
+def _formula(law: LayerLaw) -> str:
+    """`1.2e-05 s + 3.3e-15 s/flop * matrix_flops`; columns with coefficient zero are left out."""
+    units = dict(COEFFICIENT_UNITS)
+    parts = []
+    for term in law.terms:
+        column = Column(term.column)
+        if term.coefficient > 0:
+            name = "" if column is Column.CONSTANT else f" * {column.value}"
+            parts.append(f"{term.coefficient:.3g} {units[column]}{name}")
+    return " + ".join(parts)
+
+
+def operator_formula(law: OperatorLaw) -> str:
+    """As `_formula`; a learned residual by what leaving sizes out says of it."""
+    units = dict(OPERATOR_COEFFICIENT_UNITS)
+    parts = []
+    for term in law.terms:
+        column = OperatorColumn(term.column)
+        if term.coefficient > 0:
+            name = "" if column is OperatorColumn.LAUNCHES else f" * {column.value}"
+            parts.append(f"{term.coefficient:.3g} {units[column]}{name}")
+    text = " + ".join(parts)
+    if law.residual is None:
+        return text
+    before, after = law.residual.error_before, law.residual.error_after
+    return f"({text}) * learned residual ({before:.1%} to {after:.1%})"
+
+
+def _law_notes(laws: FittedLaws) -> list[str]:
+    """Notes on single laws; the same note on several laws of one device or link is one line."""
+    subjects: dict[tuple[str, str], list[str]] = {}
+    laws_with_notes: tuple[LayerLaw | OperatorLaw, ...] = (*laws.layers, *laws.operators)
+    for law in laws_with_notes:
+        notes = list(law.notes)
+        if law.calibration != OWN_ROWS:
+            notes.append(f"interval from {law.calibration}")
+        for note in notes:
+            what = law.layer if isinstance(law, LayerLaw) else law.operator
+            subjects.setdefault((law.device, note), []).append(f"{what} {law.phase}")
+    for link in laws.links:
+        for table in link.tables:
+            if table.calibration != OWN_ROWS:
+                note = f"interval from {table.calibration}"
+                subjects.setdefault((link.link, note), []).append(
+                    f"{table.operation} of {table.group_size}"
+                )
+    return [f"{device} {', '.join(names)}: {note}" for (device, note), names in subjects.items()]
