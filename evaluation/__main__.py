@@ -76,7 +76,7 @@ def accuracy(
 ) -> None:
     """Predicted against published step times, layers, operators and collectives."""
     from evaluation.accuracy.run import accuracy as run
-    from evaluation.accuracy.tables import accuracy_lines, accuracy_tables, draw
+    from evaluation.accuracy.run import accuracy_lines, accuracy_tables, draw
 
     fit = _folder(fit) or _reference(reference)
     found = run(fit, _folder(judge) or fit, readings=readings)
@@ -108,9 +108,8 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Plans beside those of other planners, and the search's speed by size."""
-    from evaluation.search.peers import search_bench
+    from evaluation.search.peers import draw, search_bench, search_lines, search_tables
     from evaluation.search.scaling import TARGETS
-    from evaluation.search.tables import draw, search_lines, search_tables
 
     found = search_bench(
         _reference(reference),
@@ -133,8 +132,7 @@ def cost(
     as_json: AsJson = False,
 ) -> None:
     """The cost model's speed, how tight its bounds are, and its errors on published figures."""
-    from evaluation.cost.run import cost_bench
-    from evaluation.cost.tables import cost_tables
+    from evaluation.cost.run import cost_bench, cost_tables
 
     found = cost_bench(_reference(reference), cases=cases)
     lines = (f"left out: {line}" for line in found.missing)
@@ -191,7 +189,7 @@ def closed_loop(
 ) -> None:
     """Profile, fit, plan, really train and compare, on hosts emulated on this machine."""
     from evaluation.closed_loop.loop import closed_loop as run
-    from evaluation.closed_loop.tables import draw, loop_lines, loop_tables
+    from evaluation.closed_loop.results import draw, loop_lines, loop_tables
     from evaluation.closed_loop.values import LoopSpec, Verdict
     from evaluation.output import check_drawable
 

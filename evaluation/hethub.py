@@ -1,4 +1,4 @@
-"""How near does one plan over unlike accelerators come to the sum of its kinds? HETHUB's question.
+"""One plan over unlike accelerators against the sum of its kinds alone: HETHUB's question.
 
 HETHUB (arXiv 2405.16256) trained Llama-140B on 128 + 640 accelerators, and six pairs of kinds, and
 measured up to 97.49 % of a "theoretical upper bound" that it does not define in what could be read.
@@ -63,24 +63,24 @@ class MixRow:
     kinds: tuple[str, ...]
     global_batch_size: int
     target: str
-    step_seconds: float
-    """0 without a plan."""
-    tokens_per_second: float
-    gap: float
-    """Proven distance of the plan to the best of its target."""
-    homogeneous_sum_ratio: float | None
-    roofline_ratio: float | None
-    kinds_alone: tuple[float, ...]
-    """Tokens/s of each kind alone, in the order of `kinds`; its roofline where it has no plan."""
-    idle_fraction: float
-    """Part of the devices that the plan leaves unused."""
-    busy_fraction: float
-    """Part of the used devices' step in forward and backward passes; the rest is bubble, transfers,
-    reduction and update."""
     plan_cpu_seconds: float
     """Of the search of the mix, without its kinds alone."""
     reason: str
     """Empty, or why there is no plan."""
+    step_seconds: float = 0.0
+    """0 without a plan."""
+    tokens_per_second: float = 0.0
+    gap: float = 1.0
+    """Proven distance of the plan to the best of its target."""
+    homogeneous_sum_ratio: float | None = None
+    roofline_ratio: float | None = None
+    kinds_alone: tuple[float, ...] = ()
+    """Tokens/s of each kind alone, in the order of `kinds`; its roofline where it has no plan."""
+    idle_fraction: float = 1.0
+    """Part of the devices that the plan leaves unused."""
+    busy_fraction: float = 0.0
+    """Part of the used devices' step in forward and backward passes; the rest is bubble, transfers,
+    reduction and update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,14 +166,6 @@ def _row(mix: Mix, target: str, predictor: Predictor, limit: float | None) -> Mi
         kinds=tuple(dict.fromkeys(island.device.kind for island in islands)),
         global_batch_size=job.global_batch_size,
         target=target,
-        step_seconds=0.0,
-        tokens_per_second=0.0,
-        gap=1.0,
-        homogeneous_sum_ratio=None,
-        roofline_ratio=None,
-        kinds_alone=(),
-        idle_fraction=1.0,
-        busy_fraction=0.0,
         plan_cpu_seconds=spent,
         reason=reason,
     )

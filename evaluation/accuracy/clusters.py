@@ -1,10 +1,17 @@
-"""Which cluster did a measured run have? Devices from the catalogue, links from what the row notes.
+"""The cluster of a measured run: devices from the catalogue, links from what the row notes.
 
 Inside a node: the devices' own fabric, or PCIe where they have none, at the datasheet's rate; where
-unit data were measured on links of the kind those replace it. Between nodes: the
-NICs that the row notes, shared by the devices of a node. Where it notes none, or not how many, they
-are those of the vendor's own system of the kind, which the row's notes say
-(`usual_networks`); a kind without such a system is not predicted on several nodes.
+unit data were measured on links of the kind those replace it. Between nodes: the NICs that the row
+notes, shared by the devices of a node. Where it notes none, or not how many, they are those of the
+vendor's own system of the kind, which the row's notes say; a kind without such a system is not
+predicted on several nodes.
+
+Tables name devices in their own ways (`A100-80GB-SXM (multi: ...)`, `GH-96`, `RTX-3090`). Names are
+looked up in the catalogue: by what a driver calls the kind, by the labels of the tables, then by
+the words of the name, where devices in a module come before devices in a slot.
+
+Notes on networks are free text: `8x HDR-200Gb IB per node`, `3.2 Tb/s EFA`, `50 GB/s per GPU`. A
+rate above one NIC's is a node's.
 """
 
 from __future__ import annotations
@@ -13,20 +20,166 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evaluation.accuracy.devices import device_kind_of, kind_names
 from evaluation.accuracy.rows import RunRow
-from evaluation.accuracy.unit_collectives import node_link, nodes_link
-from evaluation.accuracy.usual_networks import (
-    GIGABIT,
-    noted_rate,
-    one_nic,
-    usual_network,
-)
-from hetplan.cluster.catalogue import load_catalogue
+from evaluation.accuracy.unit_links import node_link, nodes_link
+from evaluation.accuracy.unit_operators import KINDS
+from hetplan.cluster.catalogue import kind_called, load_catalogue, nearest_kinds
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.node import Nics, RingNics
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.errors import InputError
+
+GIGABIT = 1e9 / 8
+_FASTEST_NIC = 800 * GIGABIT  # NVIDIA ConnectX-8: one port of 800 Gbit/s
+_RATE = re.compile(
+    r"(?:(\d+)\s*x\s*[^\d;,]*)?(\d+(?:\.\d+)?)\s*([GT])([bB])"
+    r"(?:it)?(?:/s|ps|E\b)?\+?\s*(?:per|/)?\s*(node|GPU)?"
+)
+_NAMES = (("XDR", 800), ("NDR", 400), ("HDR", 200), ("EDR", 100), ("FDR", 56))
+"""Names of InfiniBand's speeds, Gbit/s of four lanes (InfiniBand Trade Association's roadmap)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotedRate:
+    """A rate as a note has it."""
+
+    bytes_per_second: float
+    count: int | None = None
+    """How many of it a node has, where that is said."""
+    of: str = ""
+    """`node`, `gpu`, or nothing where that is not said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsualNetwork:
+    """NICs of the system that a kind of device is sold in."""
+
+    devices_per_nic: int
+    bytes_per_second: float
+    source: str
+
+
+def noted_rate(note: str) -> NotedRate | None:
+    """The first rate of a note; None where it has none. `b` are bits and `B` bytes."""
+    found = _RATE.search(note)
+    if found:
+        unit = (1e9 if found[3] == "G" else 1e12) * (1.0 if found[4] == "B" else 1 / 8)
+        rate, count = float(found[2]) * unit, int(found[1]) if found[1] else None
+        if rate > 0 and count != 0:
+            return NotedRate(bytes_per_second=rate, count=count, of=(found[5] or "").lower())
+    for name, gigabits in _NAMES:
+        if re.search(rf"\b{name}\b", note):
+            return NotedRate(bytes_per_second=gigabits * GIGABIT)
+    return None
+
+
+def one_nic(rate: NotedRate) -> bool:
+    """Whether one NIC can be so fast."""
+    return rate.bytes_per_second <= _FASTEST_NIC
+
+
+def usual_network(kind: str) -> UsualNetwork | None:
+    """Of a kind of the catalogue; None where it stands in all sorts of servers."""
+    for beginnings, found in _USUAL:
+        if kind.startswith(beginnings):
+            return found
+    return None
+
+
+_DGX_A100 = "NVIDIA DGX A100 datasheet: 8 HDR InfiniBand ports for 8 GPUs"
+_DGX_H100 = "NVIDIA DGX H100 and H200 datasheets: 8 NDR InfiniBand ports for 8 GPUs"
+_DGX_B200 = "NVIDIA DGX B200 and GB200 datasheets: a ConnectX-7 of 400 Gbit/s per GPU"
+_USUAL = (
+    (
+        ("nvidia-v100-16gb-sxm", "nvidia-v100-32gb-sxm"),
+        UsualNetwork(
+            devices_per_nic=2,
+            bytes_per_second=100 * GIGABIT,
+            source="NVIDIA DGX-1 datasheet: 4 EDR InfiniBand ports for 8 V100",
+        ),
+    ),
+    (
+        ("nvidia-a100-40gb-sxm", "nvidia-a100-80gb-sxm", "nvidia-a800-80gb-sxm"),
+        UsualNetwork(devices_per_nic=1, bytes_per_second=200 * GIGABIT, source=_DGX_A100),
+    ),
+    (
+        (
+            "nvidia-h100-80gb-sxm",
+            "nvidia-h800-80gb-sxm",
+            "nvidia-h20-96gb-sxm",
+            "nvidia-h200-141gb-sxm",
+        ),
+        UsualNetwork(devices_per_nic=1, bytes_per_second=400 * GIGABIT, source=_DGX_H100),
+    ),
+    (
+        ("nvidia-b200-", "nvidia-gb200-"),
+        UsualNetwork(devices_per_nic=1, bytes_per_second=400 * GIGABIT, source=_DGX_B200),
+    ),
+    (
+        ("amd-mi300x",),
+        UsualNetwork(
+            devices_per_nic=1,
+            bytes_per_second=400 * GIGABIT,
+            source="AMD Instinct MI300X cluster reference guide: a 400 Gbit/s NIC per GPU",
+        ),
+    ),
+)
+"""(beginnings of kinds, what the vendor's own system of them has)."""
+
+
+_ALIASES = {
+    "gh200": "nvidia-gh200-96gb",
+    "v100": "nvidia-v100-16gb-sxm",
+    "a100-sxm": "nvidia-a100-80gb-sxm",
+}
+"""Names, as `_plain` writes them, that several kinds share; the one that the tables mean."""
+
+
+def kind_names(text: str) -> tuple[str, ...]:
+    """The devices of a row: `RTX-3090+Titan-RTX` are two."""
+    return tuple(part.strip() for part in text.split(" (")[0].split("+") if part.strip())
+
+
+def device_kind_of(name: str, kinds: Sequence[DeviceKind]) -> DeviceKind:
+    """The kind that a table means; an InputError where no kind, or more than one, is like it."""
+    known = {kind.kind: kind for kind in kinds}
+    plain = _plain(name)
+    labels = {_plain(label): kind for label, kind in KINDS} | _ALIASES
+    called = (
+        known.get(name) or known.get(labels.get(plain, "")) or known.get(kind_called(name, kinds))
+    )
+    if called is not None:
+        return called
+    # The vendor's words and the memory's size stand in the kind's name or say nothing.
+    words = [word for word in plain.split("-") if word]
+    found = [
+        kind
+        for kind in known.values()
+        if words and all(_begins(word, kind.kind.lower().split("-")) for word in words)
+    ]
+    in_modules = [kind for kind in found if "sxm" in kind.kind] or found
+    if len(in_modules) == 1:
+        return in_modules[0]
+    near = nearest_kinds(name, known)
+    like = f"; nearest: {', '.join(near)}" if near else ""
+    raise InputError(f"{name!a} is no kind of the catalogue{like}")
+
+
+def _begins(word: str, words: Sequence[str]) -> bool:
+    return any(each.startswith(word) for each in words)
+
+
+def _plain(name: str) -> str:
+    """Lower case, `80GB` and `80GiB` as in the catalogue's names, `_` and spaces as `-`.
+
+    `SXM4` is `sxm`, `RTX3090` and `2080Ti` are several words; families' names say nothing more.
+    """
+    text = re.sub(r"[_\s]+", "-", name.split(" (")[0].strip().lower()).replace("gib", "gb")
+    text = re.sub(r"\bsxm\d", "sxm", text)
+    text = re.sub(r"\b(rtx|tpu|ascend)(?=[v\d])", r"\1-", text)
+    text = re.sub(r"(?<=\d)ti\b", "-ti", text)
+    return re.sub(r"^(nvidia-|amd-instinct-|tesla-|geforce-)+", "", text)
+
 
 NVLINK_LATENCY_SECONDS = 10e-6  # calculon, systems/a100_80g.json, network of a node
 NIC_LATENCY_SECONDS = 20e-6  # calculon, systems/a100_80g.json, InfiniBand

@@ -1,4 +1,4 @@
-"""How far are the laws of layers and links off, on sizes and devices that they did not see?
+"""Errors of the laws of layers, operators and links on sizes and devices that they did not see.
 
 Of the fitted folder's own unit data, one thing is left out at a time, whole, and predicted by a fit
 of the rest:
@@ -14,23 +14,182 @@ Of another folder's unit data nothing is fitted and everything is predicted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, TypeVar
 
-from evaluation.accuracy.devices import device_kind_of
-from evaluation.accuracy.predict_unit import OperatorAnswers, judged_layer, judged_link
+from evaluation.accuracy.clusters import device_kind_of, network_named
 from evaluation.accuracy.scores import Errors, Judged, errors_of
+from evaluation.accuracy.unit_links import GALVATRON_NODE, VTRAIN_V100_NODE, node_link
 from hetplan.cluster.catalogue import load_catalogue
+from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.spec import Link, Transport
 from hetplan.errors import InputError
+from hetplan.job.spec import Precision
+from hetplan.model.operators import WITH_WEIGHTS
+from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import FittedPredictor, fit_populations
+from hetplan.predict.layer_laws import sample_model
+from hetplan.predict.operator_columns import sample_operator
+from hetplan.predict.operator_index import index_operators
+from hetplan.predict.predictor import DATASHEET, MEASURED, Prediction
+from hetplan.predict.prior import MovedOperators
+from hetplan.predict.related import Related
 from hetplan.profiling.samples import (
     SENDS,
     LayerSample,
+    LinkOperation,
     LinkSample,
+    OperatorPhase,
     OperatorSample,
+    Phase,
     ProfileSet,
 )
+
+
+def judged_layer(
+    sample: LayerSample, device: DeviceKind, predictor: FittedPredictor
+) -> Judged | None:
+    """A layer's pass beside its prediction; None of passes that no prediction is of (updates)."""
+    phase = sample.phase
+    if phase not in (Phase.FORWARD, Phase.BACKWARD):
+        return None
+    ask = predictor.forward if phase == Phase.FORWARD else predictor.backward
+    found = ask(
+        device,
+        sample_model(sample),
+        LayerKind(sample.layer),
+        microbatch_size=sample.microbatch_size,
+        sequence_length=sample.sequence_length,
+        tp=sample.tp,
+        precision=_precision(sample.precision),
+    )
+    name = (
+        f"{sample.layer} {phase}, hidden {sample.hidden_size}, microbatch "
+        f"{sample.microbatch_size}, tp {sample.tp}"
+    )
+    return _beside(name, found, sample.median_seconds)
+
+
+def judged_link(sample: LinkSample, predictor: FittedPredictor) -> Judged | None:
+    """A message beside its prediction; None where only a datasheet could answer, which has none."""
+    link = Link(
+        # Says how many of a device's links a group uses; a prediction from it alone is none.
+        bandwidth_bytes_per_second=fabric_bytes_per_second(sample.link),
+        latency_seconds=0.0,
+        transport=Transport.HOST_STAGED if sample.backend == "gloo" else Transport.DEVICE_DIRECT,
+        samples=sample.link,
+    )
+    name = f"{sample.operation} of {sample.message_bytes} B among {sample.group_size}"
+    if sample.operation in SENDS:
+        law = predictor.send(link, sample.message_bytes)
+        latency = (
+            law.wire_latency_seconds
+            if sample.operation == LinkOperation.SEND_RECV_LATE
+            else law.rendezvous_latency_seconds
+        )
+        found = Prediction(
+            seconds=latency + sample.message_bytes * law.seconds_per_byte,
+            log_halfwidth=law.log_halfwidth,
+            source=law.source,
+        )
+    else:
+        found = predictor.collective(
+            link,
+            sample.operation,
+            sample.group_size,
+            sample.message_bytes,
+            nodes=sample.nodes,
+            groups=sample.groups,
+        )
+    if found.source == DATASHEET:
+        return None
+    return _beside(name, found, sample.median_seconds)
+
+
+_KINDS = (
+    (GALVATRON_NODE, "nvidia-a100-80gb-sxm"),
+    (VTRAIN_V100_NODE, "nvidia-v100-16gb-sxm"),
+)
+"""Links that are called after a publication, and a kind with their fabric."""
+_ALPS = node_link("nvidia-gh200-96gb")
+
+
+@lru_cache(maxsize=64)
+def fabric_bytes_per_second(link: str) -> float:
+    """What one device's links inside a node have by their figures; 1 of links between nodes."""
+    if link == _ALPS:  # links of nodes of four, which are no figure of the kind
+        return network_named("clariden").inside_bytes_per_second
+    names = dict(_KINDS)
+    for kind in load_catalogue():
+        if link == node_link(kind.kind) or names.get(link) == kind.kind:
+            # A bridge between two devices does not join the other devices of a node.
+            bridge = kind.scale_up is not None and kind.scale_up.peers == 1
+            fabric = kind.host if bridge else kind.scale_up or kind.host
+            if fabric is not None:
+                return fabric.bandwidth_bytes_per_second
+    return 1.0
+
+
+class OperatorAnswers:
+    """What the laws of a predictor say of single operators, as its layers are made of them."""
+
+    def __init__(self, predictor: FittedPredictor) -> None:
+        laws = predictor.laws
+        self._related = Related(laws)
+        self._own = index_operators(laws.operators)
+        self._moved = MovedOperators(laws.operators, self._related)
+
+    def judged(self, sample: OperatorSample, device: DeviceKind) -> Judged | None:
+        """An operator's pass beside its prediction.
+
+        None of a product's single gradients, which layers only have together, and where no law
+        covers the class.
+        """
+        precision, op = _precision(sample.precision), sample_operator(sample)
+        backward = sample.phase == OperatorPhase.BACKWARD
+        if sample.phase not in (OperatorPhase.FORWARD, OperatorPhase.BACKWARD) or (
+            backward and op.operator in WITH_WEIGHTS
+        ):
+            return None
+        index = self._moved.index(device, precision, self._own)
+        here = index.get((device.kind, precision.value))
+        if here is None:
+            here = self._related.operators(device, precision)
+        if here is None:
+            return None
+        launches = here.launches(
+            op, backward=backward, lent=lambda: self._related.operators(device, precision)
+        )
+        if launches is None:
+            return None
+        # Alone, as it was measured: nothing hides the host's part of a launch.
+        times = [
+            max(each.floor_seconds, each.work_seconds + each.launch_seconds) for each in launches
+        ]
+        seconds = sum(times)
+        halfwidth = max((each.log_halfwidth for each in launches), default=0.0)
+        sizes = f"{sample.batch} x [{sample.m}, {sample.n}, {sample.k}]"
+        name = f"{sample.operator} {sample.phase} {sizes}"
+        found = Prediction(seconds=seconds, log_halfwidth=halfwidth, source=MEASURED)
+        return _beside(name, found, sample.median_seconds)
+
+
+def _precision(text: str) -> Precision:
+    try:
+        return Precision(text)
+    except ValueError:
+        raise InputError(f"precision {text!a} is not known") from None
+
+
+def _beside(name: str, found: Prediction, seconds: float) -> Judged | None:
+    if not (found.seconds > 0 and math.isfinite(found.seconds) and seconds > 0):
+        return None
+    return Judged.around(name, found.seconds, found.log_halfwidth, seconds)
+
+
+_Sample = TypeVar("_Sample", LayerSample, OperatorSample)
 
 MAX_MESSAGES = 64
 """Of one operation among one number of ranks, evenly over the sizes: tables have a thousand."""
@@ -57,103 +216,129 @@ class UnitErrors:
     errors: Errors
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitJudgement:
-    """All of them, and what could not be judged."""
+@dataclass(slots=True)
+class UnitReport:
+    """Rows in the order of the work, and what could not be predicted."""
 
-    rows: tuple[UnitErrors, ...]
-    notes: tuple[str, ...]
+    rows: list[UnitErrors] = field(default_factory=list)
+    notes: dict[str, None] = field(default_factory=dict)
+
+    def add(
+        self, what: str, device: str, precision: str, left: str, pairs: Sequence[Judged]
+    ) -> None:
+        """A row of these predictions, if there are any."""
+        errors = errors_of(pairs)
+        if errors is not None:
+            self.rows.append(
+                UnitErrors(
+                    what=what, device=device, precision=precision, left_out=left, errors=errors
+                )
+            )
+
+    def layers(
+        self,
+        samples: Sequence[LayerSample],
+        predictor_of: Callable[[LayerSample], FittedPredictor],
+        left: str,
+    ) -> None:
+        """Embedding, transformer layers and head apart: they have laws of their own."""
+        for device, precision in _keys(samples):
+            by_layer: dict[str, list[Judged]] = {}
+            for sample in _of_key(samples, device, precision):
+                try:
+                    kind = device_kind_of(device, load_catalogue())
+                    found = judged_layer(sample, kind, predictor_of(sample))
+                except InputError as fault:
+                    self.notes[f"a layer of {device} is not judged: {fault}"] = None
+                    continue
+                if found is not None:
+                    by_layer.setdefault(sample.layer, []).append(found)
+            for layer, pairs in by_layer.items():
+                self.add(f"{layer} layers", device, precision, left, pairs)
+
+    def operators(
+        self, samples: Sequence[OperatorSample], predictor: FittedPredictor, left: str
+    ) -> None:
+        """All operators of a device together, then class by class."""
+        answers = OperatorAnswers(predictor)
+        for device, precision in _keys(samples):
+            every: list[Judged] = []
+            by_class: dict[str, list[Judged]] = {}
+            for sample in _of_key(samples, device, precision):
+                try:
+                    found = answers.judged(sample, device_kind_of(device, load_catalogue()))
+                except InputError as fault:
+                    self.notes[f"a {sample.operator} of {device} is not judged: {fault}"] = None
+                    continue
+                if found is not None:
+                    every.append(found)
+                    by_class.setdefault(sample.operator, []).append(found)
+            self.add(ALL_OPERATORS, device, precision, left, every)
+            for operator, pairs in by_class.items():
+                self.add(operator, device, precision, left, pairs)
+
+    def links(
+        self,
+        samples: Sequence[LinkSample],
+        predictor_of: Callable[[LinkSample], FittedPredictor],
+        left: str,
+    ) -> None:
+        """Messages of each link."""
+        for link in dict.fromkeys(each.link for each in samples):
+            found = (
+                judged_link(sample, predictor_of(sample))
+                for sample in _thinned([each for each in samples if each.link == link])
+            )
+            self.add(COLLECTIVES, link, "", left, [each for each in found if each is not None])
 
 
-def left_out(populations: Sequence[ProfileSet], whole: FittedPredictor) -> UnitJudgement:
+def left_out(populations: Sequence[ProfileSet], whole: FittedPredictor) -> UnitReport:
     """Sizes, devices, messages and numbers of ranks left out in turn; `whole`: fitted on all."""
-    return _together((*_sizes(populations), *_devices(populations, whole), *_messages(populations)))
+    report = UnitReport()
+    _sizes(populations, report)
+    _devices(populations, whole, report)
+    for link in dict.fromkeys(each.link for one in populations for each in one.links):
+        _messages(link, populations, report)
+    return report
 
 
-def other_folder(populations: Sequence[ProfileSet], predictor: FittedPredictor) -> UnitJudgement:
+def other_folder(populations: Sequence[ProfileSet], predictor: FittedPredictor) -> UnitReport:
     """Everything of a folder that was not fitted."""
-    layers = [sample for each in populations for sample in each.layers]
-    operators = [sample for each in populations for sample in each.operators]
-    links = [sample for each in populations for sample in each.links]
-    what = "not fitted"
-    return _together(
-        (
-            *_layer_rows(layers, predictor, what),
-            *_operator_rows(operators, predictor, what),
-            *_link_rows(links, lambda _: predictor, what),
-        )
-    )
+    report, left = UnitReport(), "not fitted"
+    report.layers(_all(populations, "layers"), lambda _: predictor, left)
+    report.operators(_all(populations, "operators"), predictor, left)
+    report.links(_all(populations, "links"), lambda _: predictor, left)
+    return report
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _NotJudged:
-    """A sample that no prediction could be asked of, and why."""
-
-    note: str
+def _all(populations: Sequence[ProfileSet], name: str) -> list[Any]:
+    return [sample for each in populations for sample in getattr(each, name)]
 
 
-_Row: TypeAlias = UnitErrors | _NotJudged
-"""Rows and what is missing from them come in one stream, in the order of the work."""
+def _keys(samples: Sequence[_Sample]) -> tuple[tuple[str, str], ...]:
+    return tuple(dict.fromkeys((each.device, each.precision) for each in samples))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Judged:
-    what: str
-    """Kind of layer, or class of operators."""
-    judged: Judged
+def _of_key(samples: Sequence[_Sample], device: str, precision: str) -> list[_Sample]:
+    return [each for each in samples if (each.device, each.precision) == (device, precision)]
 
 
-def _together(found: Iterable[_Row]) -> UnitJudgement:
-    every = tuple(found)
-    notes = dict.fromkeys(each.note for each in every if isinstance(each, _NotJudged))
-    rows = tuple(each for each in every if isinstance(each, UnitErrors))
-    return UnitJudgement(rows=rows, notes=tuple(notes))
-
-
-def _sizes(populations: Sequence[ProfileSet]) -> Iterator[_Row]:
-    layers = [sample for each in populations for sample in each.layers]
+def _sizes(populations: Sequence[ProfileSet], report: UnitReport) -> None:
+    layers: list[LayerSample] = _all(populations, "layers")
     for device, precision in _keys(layers):
-        mine = [each for each in layers if (each.device, each.precision) == (device, precision)]
+        mine = sorted(_of_key(layers, device, precision), key=lambda each: each.hidden_size)
         sizes = sorted({each.hidden_size for each in mine})
-        if len(sizes) < 2:
-            continue
-        judged: list[_Judged | _NotJudged] = []
-        for size in sizes:
-            predictor = fit_populations(_without_size(populations, device, size))
-            unseen = [each for each in mine if each.hidden_size == size]
-            judged += _judged_layers(unseen, predictor)
-        what = f"each of hidden {', '.join(map(str, sizes))}"
-        yield from _by_kind(device, precision, what, judged)
+        if len(sizes) > 1:
+            fits = {size: _fit_without_size(populations, device, size) for size in sizes}
+            report.layers(
+                mine,
+                lambda sample, fits=fits: fits[sample.hidden_size],  # type: ignore[misc]
+                f"each of hidden {', '.join(map(str, sizes))}",
+            )
 
 
-def _devices(populations: Sequence[ProfileSet], whole: FittedPredictor) -> Iterator[_Row]:
-    devices = [sample.device for each in populations for sample in each.layers]
-    devices += [sample.device for each in populations for sample in each.operators]
-    for device in dict.fromkeys(devices):
-        predictor = _without_device(whole, device)
-        layers = [s for each in populations for s in each.layers if s.device == device]
-        operators = [s for each in populations for s in each.operators if s.device == device]
-        what = "the device"
-        yield from _layer_rows(layers, predictor, what)
-        yield from _operator_rows(operators, predictor, what)
-
-
-def _without_device(whole: FittedPredictor, device: str) -> FittedPredictor:
-    """The same without this device's laws: a device's laws come from its own samples alone."""
-    laws = whole.laws
-    return FittedPredictor(
-        replace(
-            laws,
-            layers=tuple(law for law in laws.layers if law.device != device),
-            operators=tuple(law for law in laws.operators if law.device != device),
-        )
-    )
-
-
-def _without_size(
-    populations: Sequence[ProfileSet], device: str, size: int
-) -> tuple[ProfileSet, ...]:
-    """The device's layers and operators of other hidden sizes, without links.
+def _fit_without_size(populations: Sequence[ProfileSet], device: str, size: int) -> FittedPredictor:
+    """Fitted on the device's layers and operators of other hidden sizes, without links.
 
     Operators of the size are those that are as wide: products, norms, additions, look-ups.
     """
@@ -168,102 +353,48 @@ def _without_size(
         )
         for each in populations
     )
-    return tuple(each for each in kept if each.layers or each.operators)
+    return fit_populations(tuple(each for each in kept if each.layers or each.operators))
 
 
-def _keys(
-    samples: Sequence[LayerSample] | Sequence[OperatorSample],
-) -> tuple[tuple[str, str], ...]:
-    return tuple(dict.fromkeys((each.device, each.precision) for each in samples))
+def _devices(populations: Sequence[ProfileSet], whole: FittedPredictor, report: UnitReport) -> None:
+    """A device's laws come from its own samples alone: without it the others stay as they are."""
+    layers: list[LayerSample] = _all(populations, "layers")
+    operators: list[OperatorSample] = _all(populations, "operators")
+    laws = whole.laws
+    devices = [each.device for each in layers] + [each.device for each in operators]
+    for device in dict.fromkeys(devices):
+        predictor = FittedPredictor(
+            replace(
+                laws,
+                layers=tuple(law for law in laws.layers if law.device != device),
+                operators=tuple(law for law in laws.operators if law.device != device),
+            )
+        )
+        report.layers(
+            [each for each in layers if each.device == device],
+            lambda _, predictor=predictor: predictor,  # type: ignore[misc]
+            "the device",
+        )
+        mine = [each for each in operators if each.device == device]
+        report.operators(mine, predictor, "the device")
 
 
-def _layer_rows(
-    samples: Sequence[LayerSample], predictor: FittedPredictor, what: str
-) -> Iterator[_Row]:
-    for device, precision in _keys(samples):
-        mine = [each for each in samples if (each.device, each.precision) == (device, precision)]
-        yield from _by_kind(device, precision, what, _judged_layers(mine, predictor))
-
-
-def _by_kind(
-    device: str, precision: str, left: str, found: Sequence[_Judged | _NotJudged]
-) -> Iterator[_Row]:
-    """Embedding, transformer layers and head apart: they have laws of their own."""
-    yield from (each for each in found if isinstance(each, _NotJudged))
-    known = [each for each in found if isinstance(each, _Judged)]
-    for layer in dict.fromkeys(each.what for each in known):
-        same = [each.judged for each in known if each.what == layer]
-        yield from _row(f"{layer} layers", device, precision, left, same)
-
-
-def _judged_layers(
-    samples: Sequence[LayerSample], predictor: FittedPredictor
-) -> list[_Judged | _NotJudged]:
-    kinds = load_catalogue()
-    judged: list[_Judged | _NotJudged] = []
-    for sample in samples:
-        try:
-            found = judged_layer(sample, device_kind_of(sample.device, kinds), predictor)
-        except InputError as fault:
-            judged.append(_NotJudged(note=f"a layer of {sample.device} is not judged: {fault}"))
-            continue
-        if found is not None:
-            judged.append(_Judged(what=sample.layer, judged=found))
-    return judged
-
-
-def _operator_rows(
-    samples: Sequence[OperatorSample], predictor: FittedPredictor, left: str
-) -> Iterator[_Row]:
-    answers = OperatorAnswers(predictor)
-    for device, precision in _keys(samples):
-        mine = [each for each in samples if (each.device, each.precision) == (device, precision)]
-        found = _judged_operators(mine, answers)
-        yield from (each for each in found if isinstance(each, _NotJudged))
-        known = [each for each in found if isinstance(each, _Judged)]
-        yield from _row(ALL_OPERATORS, device, precision, left, [each.judged for each in known])
-        for operator in dict.fromkeys(each.what for each in known):
-            same = [each.judged for each in known if each.what == operator]
-            yield from _row(operator, device, precision, left, same)
-
-
-def _judged_operators(
-    samples: Sequence[OperatorSample], answers: OperatorAnswers
-) -> list[_Judged | _NotJudged]:
-    kinds = load_catalogue()
-    judged: list[_Judged | _NotJudged] = []
-    for sample in samples:
-        try:
-            found = answers.judged(sample, device_kind_of(sample.device, kinds))
-        except InputError as fault:
-            note = f"a {sample.operator} of {sample.device} is not judged: {fault}"
-            judged.append(_NotJudged(note=note))
-            continue
-        if found is not None:
-            judged.append(_Judged(what=sample.operator, judged=found))
-    return judged
-
-
-def _messages(populations: Sequence[ProfileSet]) -> Iterator[UnitErrors]:
-    for link in dict.fromkeys(each.link for one in populations for each in one.links):
-        yield from _one_link(link, populations)
-
-
-def _one_link(link: str, populations: Sequence[ProfileSet]) -> Iterator[UnitErrors]:
-    mine = [each for one in populations for each in one.links if each.link == link]
-    folds = sorted({_fold(each) for each in mine})
-    octaves = {fold: _without(populations, link, _fold, fold) for fold in folds}
-    yield from _link_rows(mine, lambda s: octaves[_fold(s)], OCTAVES)
+def _messages(link: str, populations: Sequence[ProfileSet], report: UnitReport) -> None:
+    mine = [each for each in _all(populations, "links") if each.link == link]
+    octaves = {
+        fold: _fit_without(populations, link, _fold, fold) for fold in sorted(set(map(_fold, mine)))
+    }
+    report.links(mine, lambda sample: octaves[_fold(sample)], OCTAVES)
     # A send is always between two: it stays when collectives among two are left out.
     groups = [each for each in mine if _ranks(each)]
-    ranks = sorted({_ranks(each) for each in groups})
+    ranks = sorted(set(map(_ranks, groups)))
     if len(ranks) > 1:
-        fits = {count: _without(populations, link, _ranks, count) for count in ranks}
+        fits = {count: _fit_without(populations, link, _ranks, count) for count in ranks}
         what = f"each of {', '.join(map(str, ranks))} ranks"
-        yield from _link_rows(groups, lambda s: fits[_ranks(s)], what)
+        report.links(groups, lambda sample: fits[_ranks(sample)], what)
 
 
-def _without(
+def _fit_without(
     populations: Sequence[ProfileSet],
     link: str,
     group_of: Callable[[LinkSample], int],
@@ -291,20 +422,6 @@ def _fold(sample: LinkSample) -> int:
     return int(math.log2(sample.message_bytes)) % _OCTAVES_APART
 
 
-def _link_rows(
-    samples: Sequence[LinkSample],
-    predictor_of: Callable[[LinkSample], FittedPredictor],
-    what: str,
-) -> Iterator[UnitErrors]:
-    for link in dict.fromkeys(each.link for each in samples):
-        judged = []
-        for sample in _thinned([each for each in samples if each.link == link]):
-            found = judged_link(sample, predictor_of(sample))
-            if found is not None:
-                judged.append(found)
-        yield from _row(COLLECTIVES, link, "", what, judged)
-
-
 def _thinned(samples: Sequence[LinkSample]) -> Iterator[LinkSample]:
     """At most `MAX_MESSAGES` of each operation and number of ranks, evenly by size."""
     groups: dict[tuple[str, int, int], list[LinkSample]] = {}
@@ -314,13 +431,3 @@ def _thinned(samples: Sequence[LinkSample]) -> Iterator[LinkSample]:
         group.sort(key=lambda each: each.message_bytes)
         step = max(1.0, len(group) / MAX_MESSAGES)
         yield from (group[int(at * step)] for at in range(int(len(group) / step)))
-
-
-def _row(
-    what: str, device: str, precision: str, left: str, judged: Sequence[Judged]
-) -> Iterator[UnitErrors]:
-    errors = errors_of(judged)
-    if errors is not None:
-        yield UnitErrors(
-            what=what, device=device, precision=precision, left_out=left, errors=errors
-        )

@@ -1,23 +1,36 @@
-"""Which job and plan was a measured run?
+"""The job and plan of a measured run, and its trainer's habits that no row says.
 
 Devices of a run of one kind are in Megatron-LM's order: tensor-parallel ranks next to each other,
 then context-parallel, then data-parallel ones, stages outermost. Layers are as the row says
 (`layers_per_stage`, embedding and head counted) or even. A plan that breaks a rule of
 `hetplan.plans.check` is priced with a note where the rule is one that the run itself broke
 (tensor parallelism over nodes), and otherwise not predicted.
+
+A row on several kinds of devices names the kinds but not which kind ran what. That is in the plans
+that its authors published (`sailor/validation/.../plan_config_*.json`, named by `source_ref`): per
+stage its layers and, per data-parallel replica, a kind, a number of devices and tp. Replicas of one
+position form a pipeline, so two kinds in one stage are two pipelines.
+
+What is written of trainers is how a publication says that it trained, or what its trainer's code
+does. It was written by people who had seen how far off the runs are, so it is no blind choice, as
+docs/accuracy.md says.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
 
+from evaluation.accuracy.clusters import NodesOf, cluster_of_nodes, device_kind_of
 from evaluation.accuracy.rows import RunRow
-from evaluation.accuracy.trainers import trainer_of
+from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
-from hetplan.job.spec import Job, Optimizer, Precision
+from hetplan.job.spec import Job, Optimizer, Precision, ProductFormat, TrainerOptions
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.assemble import assemble_pipeline, assemble_plan
 from hetplan.plans.check import check_plan
@@ -36,6 +49,141 @@ from hetplan.plans.plan import (
     Stage,
 )
 from hetplan.plans.rules import experts_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """Habits of one source's runs."""
+
+    sources: tuple[str, ...]
+    """Beginnings of `RunRow.source`."""
+    options: TrainerOptions
+    gradient_clipping: bool | None
+    """None: as the target does."""
+    precision: Precision | None = None
+    """Where the rows' own `dtype` is known to be wrong."""
+    notes: tuple[str, ...] = ()
+    overlap: OverlapSettings | None = None
+    """What it overlaps where there is something to overlap; None: nothing but ring attention."""
+    sequence_parallel: bool | None = None
+    """Where rows do not say; None: they do."""
+
+
+_MEGATRON_2021 = TrainerOptions(
+    fused_attention=False,
+    attention_dropout=True,
+    hidden_dropout=True,
+    fused_loss=False,
+    scattered_sends=True,
+    fused_accumulation=False,
+    gradient_precision=Precision.FLOAT16,
+)
+"""Megatron-LM of April 2021 and the trainers that grew out of it; each below says what differs."""
+
+TRAINERS = (
+    Trainer(
+        sources=("vtrain",),
+        # Megatron-DeepSpeed of 2023, megatron/model/transformer.py: baddbmm, fused scale, mask and
+        # softmax, dropout of probabilities and of both outputs (--attention-dropout 0.1 and
+        # --hidden-dropout 0.1 by default); vocab-parallel cross-entropy on a float32 copy; p2p
+        # communication scatters and gathers; fp16 gradients are added up and reduced as fp16.
+        options=_MEGATRON_2021,
+        gradient_clipping=True,
+    ),
+    Trainer(
+        sources=("megatron-sc21",),
+        # Megatron-LM of April 2021 (arXiv 2104.04473, section 4): the same kernels, scatter and
+        # gather of sends (section 4.1), fp16 gradients that autograd adds up.
+        options=_MEGATRON_2021,
+        gradient_clipping=True,
+    ),
+    Trainer(
+        sources=("korthikanti",),
+        # arXiv 2205.05198, section 4: unfused attention with dropout masks of probabilities and
+        # hidden states. 18 bytes of parameters, gradients and state per parameter (its figure 1):
+        # gradients are kept in float32, to which the products of 2022's Megatron-LM add theirs
+        # (--no-gradient-accumulation-fusion switches that off).
+        options=replace(
+            _MEGATRON_2021, fused_accumulation=True, gradient_precision=Precision.FLOAT32
+        ),
+        gradient_clipping=True,
+    ),
+    Trainer(
+        sources=("simumax",),
+        # SimuMax v1.2, docs/b200: Megatron-core with Transformer Engine (fused attention, no
+        # dropout), cross-entropy fusion, gradients accumulated and reduced in float32; context
+        # parallelism by all-to-all (--cp-comm-type a2a; its unit table has whole sequences and
+        # heads / (tp cp)).
+        options=TrainerOptions(
+            fused_attention=True,
+            attention_dropout=False,
+            hidden_dropout=False,
+            fused_loss=True,
+            fused_accumulation=True,
+            context_exchange=True,
+            gradient_precision=Precision.FLOAT32,
+        ),
+        gradient_clipping=True,
+    ),
+    Trainer(
+        sources=("sailor",),
+        # Sailor's fork of Megatron-DeepSpeed, float32 without autocast: unfused attention; pipeline
+        # engine with blocking sends and receives, each rank its part of the tensor, which the
+        # receivers put together (deepspeed/pipe_engine.py: PartitionedTensor); float32 gradients.
+        options=replace(_MEGATRON_2021, blocking_sends=True, gradient_precision=Precision.FLOAT32),
+        gradient_clipping=True,
+        precision=Precision.FLOAT32,
+        notes=("rows say fp16; float32 by their profiles and 4-byte transfers",),
+    ),
+    Trainer(
+        sources=("nemo",),
+        # NVIDIA-NeMo/Megatron-Bridge: Transformer Engine, no dropout, fused cross-entropy
+        # (scripts/performance/utils/overrides.py), gradients added up and reduced as bfloat16
+        # (grad_reduce_in_fp32 = False in configs/llama, configs/qwen and perf_recipes/_common.py),
+        # sequence parallelism wherever tp > 1 (overrides.py), reduction and gathering overlapped
+        # wherever optimizer state is sharded, sends with virtual stages, tensor parallelism by
+        # userbuffers (src/megatron/bridge/training/comm_overlap.py, configs/llama, configs/qwen).
+        options=TrainerOptions(
+            fused_attention=True,
+            attention_dropout=False,
+            hidden_dropout=False,
+            fused_loss=True,
+            fused_accumulation=True,
+            gradient_precision=Precision.BFLOAT16,
+        ),
+        gradient_clipping=True,
+        notes=(
+            "recompute is not published: none is assumed, as most public recipes have it",
+            "overlap is not published: as the public recipes have it, but for experts' all-to-all",
+        ),
+        overlap=OverlapSettings(reduction=True, gathering=True, tensor_parallel=True, send=True),
+        sequence_parallel=True,
+    ),
+)
+
+UNKNOWN_TRAINER = Trainer(sources=(), options=TrainerOptions(), gradient_clipping=None)
+
+
+def trainer_of(row: RunRow) -> Trainer:
+    """The habits of a row's source; a target's defaults where nothing is known of it."""
+    name = row.source.lower()
+    for trainer in TRAINERS:
+        if name.startswith(trainer.sources):
+            return _as_the_row(row, trainer)
+    return UNKNOWN_TRAINER
+
+
+def _as_the_row(row: RunRow, trainer: Trainer) -> Trainer:
+    """What NeMo's recipes switch off: tensor-parallel overlap for NVFP4 and for Qwen3 on H100.
+
+    `tp_comm_overlap` of llama3_70b_pretrain_config_gb200 and qwen3_235b_a22b_pretrain_config_h100.
+    """
+    overlap = trainer.overlap
+    if overlap is None:
+        return trainer
+    off = row.product_format is ProductFormat.NVFP4 or (row.num_experts and "H100" in row.gpu)
+    return replace(trainer, overlap=replace(overlap, tensor_parallel=False)) if off else trainer
+
 
 _PRECISIONS = {
     "fp16": Precision.FLOAT16,
@@ -174,7 +322,7 @@ def _sequence_parallel(row: RunRow) -> bool:
 
 def _sharding(row: RunRow) -> Sharding:
     """Parameters where the row names ranks of FSDP (`64 (0)` is two variants: the first)."""
-    said = row.said.get("FSDP", "").split("(")[0].strip()
+    said = row.settings.get("FSDP", "").split("(")[0].strip()
     return Sharding.OPTIMIZER if said in ("", "0") else Sharding.PARAMETERS
 
 
@@ -294,7 +442,7 @@ def ranges_of(counts: Sequence[int]) -> list[LayerRange]:
 
 
 def _said_layers(row: RunRow) -> Iterator[int]:
-    for part in filter(None, re.split(r"[/,\s+-]+", row.said.get("layers_per_stage", ""))):
+    for part in filter(None, re.split(r"[/,\s+-]+", row.settings.get("layers_per_stage", ""))):
         if not part.isdecimal():
             raise InputError(f"layers_per_stage has {part!a}; whole numbers with / between them")
         yield int(part)
@@ -319,3 +467,128 @@ def _even(model: ModelSpec, degrees: _Degrees) -> list[int]:
     counts[0] += 1
     counts[-1] += len(model.layers) - model.num_layers - 1
     return counts
+
+
+_VALIDATION = "validation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    kind: str
+    devices: int
+    tp: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedRun:
+    """A run on several kinds as its authors planned it."""
+
+    layers_per_stage: tuple[int, ...]
+    replicas: tuple[tuple[_Part, ...], ...]
+    """Per stage, one part per data-parallel replica."""
+
+
+def find_mixed(row: RunRow, folders: Sequence[Path]) -> MixedRun:
+    """The published plan of a row, from the first folder that has it; else an InputError."""
+    words = PurePosixPath(row.source_ref.split(" ")[-1]).parts
+    if _VALIDATION in words:
+        inside = Path("sailor", *words[words.index(_VALIDATION) :])
+        for folder in folders:
+            if (folder / inside).is_file():
+                return _read_mixed(folder / inside)
+    raise InputError(
+        f"gpu is {row.gpu!a}; which kind ran what is said by a plan that is not in the folder "
+        f"(source_ref {row.source_ref!a})"
+    )
+
+
+def _read_mixed(path: Path) -> MixedRun:
+    try:
+        data: Any = json.loads(path.read_text(encoding="utf-8"))
+        (pipeline,) = data["pipeline_list"]
+        return MixedRun(
+            layers_per_stage=tuple(len(layers) for layers in pipeline["layers_per_stage"]),
+            replicas=tuple(
+                tuple(
+                    _Part(kind=str(kind), devices=int(count), tp=int(tp))
+                    for ((kind, count, *_),), tp in stage
+                )
+                for stage in pipeline["tmp_per_stage"]
+            ),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as fault:
+        raise InputError(f"{path.name} is no plan of Sailor's: {fault!r}") from fault
+
+
+def mixed_run(
+    row: RunRow, model: ModelSpec, run: MixedRun, measured_links: Sequence[str]
+) -> tuple[Cluster, RunPlan]:
+    """The cluster and the plan; an InputError where they do not fit the row."""
+    job, trainer = job_of(row, target="any"), trainer_of(row)
+    cluster, starts = _placed(row, run, measured_links)
+    if not row.micro_batch:
+        raise InputError("the row does not say micro_batch")
+    dp = len(run.replicas[0])
+    if any(len(stage) != dp for stage in run.replicas):
+        raise InputError("stages with unequal numbers of replicas")
+    samples = dp * row.micro_batch
+    if job.global_batch_size % samples:
+        raise InputError(f"global_batch {job.global_batch_size} is not a multiple of {samples}")
+    count, ranges = job.global_batch_size // samples, ranges_of(run.layers_per_stage)
+    stages = len(ranges)
+    pipelines = [
+        assemble_pipeline(
+            cluster,
+            job,
+            [
+                Stage(
+                    chunks=(ranges[at],),
+                    replicas=(
+                        Replica(
+                            devices=(DeviceRange(start=starts[at][copy], count=part.devices),),
+                            tp=part.tp,
+                            microbatch_size=row.micro_batch,
+                        ),
+                    ),
+                    recompute=recompute_of(row),
+                    warmup_depth=own_depth("1f1b", at, stages, count),
+                )
+                for at, part in enumerate(stage[copy] for stage in run.replicas)
+            ],
+            num_microbatches=count,
+            schedule=Schedule(name="1f1b"),
+        )
+        for copy in range(dp)
+    ]
+    plan = assemble_plan(model, cluster, job, pipelines)
+    return cluster, checked(RunPlan(job=job, plan=plan, notes=trainer.notes), model, cluster)
+
+
+def _placed(
+    row: RunRow, run: MixedRun, measured_links: Sequence[str]
+) -> tuple[Cluster, list[list[int]]]:
+    """An island per kind with as many nodes as its parts need, and every part's first device."""
+    catalogue, most = load_catalogue(), row.gpus_per_node or 8
+    names = dict.fromkeys(part.kind for stage in run.replicas for part in stage)
+    sizes = {
+        name: [part.devices for stage in run.replicas for part in stage if part.kind == name]
+        for name in names
+    }
+    parts, firsts, at = [], {}, 0
+    for name in names:
+        per_node = max(sizes[name])
+        if per_node > most or any(size != per_node for size in sizes[name]):
+            raise InputError(f"parts of {sizes[name]} devices of {name} do not fill nodes")
+        # Parts of one kind stand in nodes of their own: the authors' nodes are of one kind.
+        nodes = len(sizes[name])
+        kind = device_kind_of(name, catalogue)
+        parts.append(NodesOf(kind=kind, nodes=nodes, devices_per_node=per_node))
+        firsts[name] = at
+        at += nodes * per_node
+    starts: list[list[int]] = []
+    for stage in run.replicas:
+        starts.append([])
+        for part in stage:
+            starts[-1].append(firsts[part.kind])
+            firsts[part.kind] += part.devices
+    return cluster_of_nodes(row, parts, measured_links), starts

@@ -1,12 +1,15 @@
-"""Which training steps did somebody measure, and with what configuration?
+"""Measured training steps that other people published, and the model of each.
 
-Rows of `runs/*.csv` in a folder of reference data. A file may have more columns than are read here,
-or lack some; a cell may be empty, `n/a` or not a number. Nothing of that ends the reading: a row
-keeps what is wrong with it, and whoever predicts it says so (`evaluation.accuracy.models`
-and its neighbours ask for the fields that they need).
+Rows come from `runs/*.csv` in a folder of reference data. A file may have more columns than are
+read here, or lack some; a cell may be empty, `n/a` or not a number. Nothing of that ends the
+reading: a row keeps what is wrong with it, and whoever predicts it says so.
 
 A row is suspect where its source says so (`SUSPECT` in `other`), or where it is one of those whose
 step time nothing in their configuration explains (`SLOW_ROWS`): 8 to 98 % above rows beside them.
+
+A row has the model's sizes. What it lacks follows from the family that its name begins with. A name
+of no known family is read by its sizes: an inner width of 4 hidden sizes is a GPT layer, anything
+else a gated one, and a note says so.
 """
 
 from __future__ import annotations
@@ -14,13 +17,23 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from hetplan.errors import Fault
+from hetplan.errors import Fault, InputError
 from hetplan.job.spec import ProductFormat
+from hetplan.model.layers import (
+    Attention,
+    Experts,
+    LatentAttention,
+    LayerRun,
+    Mlp,
+    Norm,
+    TransformerLayer,
+)
+from hetplan.model.spec import Architecture, ModelSpec, plain_model
 
 RUNS_FOLDER = "runs"
 SUSPECT_MARK = "SUSPECT"
@@ -138,7 +151,7 @@ class RunRow:
         return "slower than its neighbours without a cause" if place in SLOW_ROWS else ""
 
     @property
-    def said(self) -> dict[str, str]:
+    def settings(self) -> dict[str, str]:
         """The `key=value` parts of `other`."""
         pairs = (part.split("=", 1) for part in self.other.split(";") if "=" in part)
         return {key.strip(): value.strip() for key, value in pairs}
@@ -198,24 +211,34 @@ def read_runs(folder: Path) -> RunFiles:
     faults: list[Fault] = []
     for path in (*csv_files(folder / RUNS_FOLDER), *csv_files(folder)):
         try:
-            with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-                table = csv.DictReader(file)
-                names = table.fieldnames or ()
-                found = [(table.line_num, row) for row in table]
+            found = read_table(path)
         except (OSError, csv.Error) as fault:
             faults.append(Fault(file=path.name, message=f"cannot be read: {fault}"))
             continue
-        if "step_time_s" not in names:
-            if path.parent == folder:
-                continue  # a table of another kind, which the reader of unit data names
-            message = "has no column step_time_s; it is no table of runs"
-            faults.append(Fault(file=path.name, message=message))
+        except KeyError:
+            # A table of another kind beside the folder is for the reader of unit data.
+            if path.parent != folder:
+                message = "has no column step_time_s; it is no table of runs"
+                faults.append(Fault(file=path.name, message=message))
             continue
-        for line, cells in found:
-            row = run_row(path.name, line, cells)
-            rows.append(row)
-            faults += [Fault(file=path.name, line=line, message=each) for each in row.faults]
+        rows += found
+        faults += [
+            Fault(file=row.file, line=row.line, message=each)
+            for row in found
+            for each in row.faults
+        ]
     return RunFiles(rows=tuple(rows), faults=tuple(faults))
+
+
+def read_table(path: Path) -> list[RunRow]:
+    """Every row of one table of runs; a KeyError where it has no column of step times."""
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        table = csv.DictReader(file)
+        names = table.fieldnames or ()
+        cells = [(table.line_num, row) for row in table]
+    if "step_time_s" not in names:
+        raise KeyError("step_time_s")
+    return [run_row(path.name, line, row) for line, row in cells]
 
 
 def run_row(file: str, line: int, cells: Mapping[str, str]) -> RunRow:
@@ -264,3 +287,207 @@ def run_row(file: str, line: int, cells: Mapping[str, str]) -> RunRow:
     values |= {name: flag(name) for name in _FLAGS}
     values |= {"step_seconds": positive("step_time_s"), "peak_memory_gib": positive("peak_mem_gib")}
     return RunRow(file=file, line=line, faults=tuple(faults), **values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunModel:
+    """The model of a row, and what was assumed of it."""
+
+    model: ModelSpec
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    name: str
+    layers: int
+    hidden: int
+    ffn_hidden: int
+    heads: int
+    kv_heads: int
+    vocab: int
+    seq: int
+    num_experts: int
+
+
+def model_of(row: RunRow) -> RunModel:
+    """The model of a row; an InputError says what the row lacks."""
+    sizes = _sizes(row)
+    name = row.model.lower().replace("_", "-")
+    for beginnings, make in _FAMILIES:
+        if name.startswith(beginnings):
+            return RunModel(model=make(sizes))
+    if sizes.num_experts:
+        raise InputError(
+            f"model {row.model!a} has {sizes.num_experts} experts and is of no known family: how "
+            "many a token goes to is not known"
+        )
+    plain = sizes.ffn_hidden == 4 * sizes.hidden
+    note = f"{row.model or 'the model'}: of no known family, read as {'GPT' if plain else 'Llama'}"
+    return RunModel(model=(_gpt if plain else _llama)(sizes), notes=(note,))
+
+
+def _sizes(row: RunRow) -> _Sizes:
+    needed = ("layers", "hidden", "ffn_hidden", "heads", "vocab", "seq")
+    missing = [name for name in needed if not getattr(row, name)]
+    if missing:
+        raise InputError(f"the row does not say {', '.join(missing)}")
+    return _Sizes(
+        name=row.model or "unnamed",
+        kv_heads=row.kv_heads or row.heads or 0,
+        num_experts=row.num_experts or 0,
+        **{name: getattr(row, name) for name in needed},
+    )
+
+
+def _head_dim(sizes: _Sizes) -> int:
+    if sizes.hidden % sizes.heads:
+        raise InputError(f"heads {sizes.heads} do not divide hidden {sizes.hidden}")
+    return sizes.hidden // sizes.heads
+
+
+def _plain_model(sizes: _Sizes, architecture: Architecture, *, tied: bool = False) -> ModelSpec:
+    if sizes.num_experts:
+        raise InputError(f"model {sizes.name!a} is of a dense family and has experts")
+    return plain_model(
+        name=sizes.name,
+        architecture=architecture,
+        num_layers=sizes.layers,
+        hidden_size=sizes.hidden,
+        ffn_hidden_size=sizes.ffn_hidden,
+        num_attention_heads=sizes.heads,
+        num_kv_heads=sizes.kv_heads,
+        head_dim=_head_dim(sizes),
+        vocab_size=sizes.vocab,
+        max_sequence_length=sizes.seq,
+        tied_embeddings=tied,
+    )
+
+
+def _gpt(sizes: _Sizes) -> ModelSpec:
+    # Megatron-LM's GPT shares the embedding's matrix with the head (arXiv 1909.08053, section 3).
+    return _plain_model(sizes, Architecture.GPT, tied=True)
+
+
+def _opt(sizes: _Sizes) -> ModelSpec:
+    """Sailor's runs of OPT: layers of GPT, of hidden size throughout."""
+    return _plain_model(sizes, Architecture.GPT)
+
+
+def _llama(sizes: _Sizes) -> ModelSpec:
+    return _plain_model(sizes, Architecture.LLAMA)
+
+
+def _qwen(sizes: _Sizes) -> ModelSpec:
+    if sizes.num_experts:
+        return _qwen3_experts(sizes)
+    if sizes.name.lower().replace("_", "-").startswith("qwen3"):
+        # Query and key norms instead of biases, heads of 128 (arXiv 2505.09388, section 2).
+        attention = Attention(
+            num_heads=sizes.heads, num_kv_heads=sizes.kv_heads, head_dim=128, qk_norm=True
+        )
+    else:
+        # Biases of queries, keys and values (arXiv 2412.15115, section 2).
+        attention = Attention(
+            num_heads=sizes.heads,
+            num_kv_heads=sizes.kv_heads,
+            head_dim=_head_dim(sizes),
+            qkv_bias=True,
+        )
+    mlp = Mlp(ffn_hidden_size=sizes.ffn_hidden, gated=True)
+    return _of_layers(sizes, ((sizes.layers, _rms_layer(attention, mlp)),))
+
+
+def _qwen3_experts(sizes: _Sizes) -> ModelSpec:
+    """Eight experts per token, no shared ones, heads of 128 (arXiv 2505.09388, table 2)."""
+    # Inner width of an expert from config.json of Qwen3-235B-A22B and Qwen3-30B-A3B, by hidden.
+    widths = {4096: 1536, 2048: 768}
+    if sizes.hidden not in widths:
+        raise InputError(f"experts' width of a Qwen model of hidden {sizes.hidden} is not known")
+    attention = Attention(
+        num_heads=sizes.heads, num_kv_heads=sizes.kv_heads, head_dim=128, qk_norm=True
+    )
+    experts = Experts(
+        num_experts=sizes.num_experts,
+        experts_per_token=8,
+        expert_ffn_hidden_size=widths[sizes.hidden],
+    )
+    return _of_layers(sizes, ((sizes.layers, _rms_layer(attention, experts)),))
+
+
+def _mixtral(sizes: _Sizes) -> ModelSpec:
+    """Two experts per token, each of the full inner width (arXiv 2401.04088, section 2)."""
+    attention = Attention(
+        num_heads=sizes.heads, num_kv_heads=sizes.kv_heads, head_dim=_head_dim(sizes)
+    )
+    experts = Experts(
+        num_experts=sizes.num_experts or 8,
+        experts_per_token=2,
+        expert_ffn_hidden_size=sizes.ffn_hidden,
+    )
+    return _of_layers(sizes, ((sizes.layers, _rms_layer(attention, experts)),))
+
+
+def _deepseek(sizes: _Sizes) -> ModelSpec:
+    """The first layers dense, the others of experts; by the hidden size, which tells them apart.
+
+    DeepSeek-V2 arXiv 2405.04434 section 3.1.2, V2-Lite its appendix B, V3 arXiv 2412.19437 section
+    4.2. A cut-down model keeps one dense layer (SimuMax's benchmark models do).
+    """
+    # hidden: queries' rank, experts per token, width of an expert, width of the shared ones.
+    known: dict[int, tuple[int | None, int, int, int]] = {
+        5120: (1536, 6, 1536, 2 * 1536),
+        2048: (None, 6, 1408, 2 * 1408),
+        7168: (1536, 8, 2048, 2048),
+    }
+    if sizes.hidden not in known or not sizes.num_experts:
+        raise InputError(
+            f"model {sizes.name!a} of hidden {sizes.hidden} and {sizes.num_experts} experts is no "
+            "DeepSeek-V2, V2-Lite or V3"
+        )
+    query_rank, per_token, width, shared = known[sizes.hidden]
+    attention = LatentAttention(
+        num_heads=sizes.heads,
+        query_rank=query_rank,
+        kv_rank=512,
+        nope_head_dim=128,
+        rope_head_dim=64,
+        value_head_dim=128,
+    )
+    dense = _rms_layer(attention, Mlp(ffn_hidden_size=sizes.ffn_hidden, gated=True))
+    experts = Experts(
+        num_experts=sizes.num_experts,
+        experts_per_token=per_token,
+        expert_ffn_hidden_size=width,
+        shared_ffn_hidden_size=shared,
+    )
+    first = 3 if sizes.hidden == 7168 and sizes.layers == 61 else 1
+    if sizes.layers == first:
+        return _of_layers(sizes, ((first, dense),))
+    return _of_layers(sizes, ((first, dense), (sizes.layers - first, replace(dense, mlp=experts))))
+
+
+def _rms_layer(attention: Attention | LatentAttention, mlp: Mlp | Experts) -> TransformerLayer:
+    return TransformerLayer(attention=attention, mlp=mlp, norm=Norm.RMS_NORM)
+
+
+def _of_layers(sizes: _Sizes, runs: tuple[tuple[int, TransformerLayer], ...]) -> ModelSpec:
+    return ModelSpec(
+        name=sizes.name,
+        hidden_size=sizes.hidden,
+        vocab_size=sizes.vocab,
+        max_sequence_length=sizes.seq,
+        layer_runs=tuple(LayerRun(count=count, layer=layer) for count, layer in runs),
+        final_norm=Norm.RMS_NORM,
+    )
+
+
+_FAMILIES: tuple[tuple[tuple[str, ...], Callable[[_Sizes], ModelSpec]], ...] = (
+    (("deepseek",), _deepseek),
+    (("mixtral",), _mixtral),
+    (("qwen",), _qwen),
+    (("opt",), _opt),
+    (("gpt", "megatron", "bloom", "mt-nlg"), _gpt),
+    (("llama", "mistral", "yi-", "baichuan"), _llama),
+)
+"""Beginnings of model names, in lower case."""

@@ -1,6 +1,6 @@
-"""How do the loop's processes get the cores' time although others want it too?
+"""A control group that gives the loop's processes the cores' time, and how busy the machine was.
 
-A control group of their own with the largest share there is. Where it cannot be made the loop runs
+The group has the largest share there is. Where it cannot be made the loop runs
 with the usual share, and its report says so. A process outside of the group removes it when the
 one that made it ends, however that is.
 
@@ -16,9 +16,51 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import hetplan
+
+_STEAL = 7
+"""Column of /proc/stat after the name: time that other virtual machines had (proc(5))."""
+_COLUMNS = 8
+"""What of the cores' time is counted once; guests' time stands in `user` too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadMark:
+    """Counters at one moment, in the kernel's ticks."""
+
+    all_ticks: int
+    stolen_ticks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Between two moments."""
+
+    load_average: float
+    """Of the last minute, at the second moment."""
+    steal: float
+    """Part of the cores' time."""
+
+
+def load_now() -> LoadMark:
+    """The counters now; zeros where there are none."""
+    try:
+        columns = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+    except OSError:
+        return LoadMark(all_ticks=0, stolen_ticks=0)
+    numbers = [int(column) for column in columns[:_COLUMNS]]
+    return LoadMark(all_ticks=sum(numbers), stolen_ticks=numbers[_STEAL])
+
+
+def load_between(before: LoadMark, after: LoadMark) -> Load:
+    """What the counters say of the time between."""
+    ticks = after.all_ticks - before.all_ticks
+    stolen = after.stolen_ticks - before.stolen_ticks
+    return Load(load_average=os.getloadavg()[0], steal=stolen / ticks if ticks > 0 else 0.0)
+
 
 SHARES, USUAL_SHARES = 262144, 1024
 """cpu.shares of version 1: the kernel's largest, and its default."""

@@ -1,30 +1,37 @@
-"""How are plans trained one after another on the emulated hosts, and what did each measure?
+"""Measure the devices and links of the closed loop, then train its plans one after another.
 
-One set of processes for all of them (`hetplan.launchers.in_turn`), one per host. Every result is
+Paces, profiles and fit are made by the commands that a user would type. The devices are measured on
+their own hosts, all kinds at a time as they will train; the links between hosts by torchrun, which
+meets on the control network. What was measured whole is marked, so that an interrupted loop
+measures only what is missing.
+
+One set of processes, one per host, trains all plans (`hetplan.launchers.in_turn`). Every result is
 written before the next plan begins, so that an interrupted pass goes on with what is missing.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 
-from evaluation.closed_loop.machine_load import load_between, load_now
-from evaluation.closed_loop.values import PASS_SCHEMA, LoopPlan, TrainedPlan
+from evaluation.closed_loop.cgroup import load_between, load_now
+from evaluation.closed_loop.values import PASS_SCHEMA, LoopFiles, LoopPlan, LoopSpec, TrainedPlan
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.network.link_names import LinkScope
 from hetplan.cost.traffic.ledger import ledger
 from hetplan.emulation.counting import pipe_bytes
-from hetplan.emulation.running import end, start
-from hetplan.emulation.values import Emulation
+from hetplan.emulation.running import end, exit_status, start
+from hetplan.emulation.values import HERE, Emulation
 from hetplan.errors import HetplanError, LaunchError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
@@ -33,11 +40,243 @@ from hetplan.job.spec import Job
 from hetplan.launchers.in_turn import ITEM_SCHEMA, REPORT_SCHEMA, Item, TurnFolder
 from hetplan.launchers.run_folder import START_SECONDS
 from hetplan.model.spec import ModelSpec
-from hetplan.profiling.pacing import Pace
+from hetplan.profiling.pacing import Pace, load_pace
 from hetplan.runtime.measured import TrainingReport
 from hetplan.runtime.placement import place_ranks
 from hetplan.runtime.summing import sums_of
 from hetplan.runtime.training import Training
+
+Say = Callable[[str], None]
+PLAIN, JITTER = "plain", "jitter"
+_PORT = 29500
+_SIZES, _SHORT_SIZES = "1,2,3,4,5,6,7,8", "1,2"
+"""Microbatch sizes of one rank that are paced and measured: more than the pool draws, because the
+search may choose any."""
+SHORT_MESSAGES = "4KiB,64KiB,512KiB,2694656"
+"""Of the links in a short loop; the last is the size of all gradients of gpt-tiny."""
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCommand:
+    """A command on one host."""
+
+    host: str
+    words: tuple[str, ...]
+
+
+def make_paces(
+    files: LoopFiles, emulation: Emulation, *, headroom: float, jitter: float, seed: int, say: Say
+) -> None:
+    """Measure a core, and write the paces of all kinds: without jitter, and with it.
+
+    The fastest kind is `headroom` times slower than a core.
+    """
+    from hetplan.profiling.pacing import Pace, load_pace, save_pace
+
+    stores = () if files.short else ("--store", str(files.core_store))
+    if not files.short and not files.done("core").exists():
+        _here(
+            emulation,
+            say,
+            files.folder / "core.txt",
+            "profile",
+            *_of_job(files),
+            *("--device", "cpu", "--kind", "cpu", *_shapes(files), *stores),
+        )
+        write_atomically(files.done("core"), "")
+    if not files.pace(PLAIN).exists():
+        _here(
+            emulation,
+            say,
+            files.folder / "pace.txt",
+            *("emulate", "pace", str(files.cluster), *_of_job(files)),
+            *("--headroom", f"{headroom:.3g}"),
+            *(*_shapes(files), *stores, "--out", str(files.pace(PLAIN))),
+        )
+    if jitter and not files.pace(JITTER).exists():
+        plain = load_pace(files.pace(PLAIN))
+        kinds = tuple(replace(kind, jitter=jitter, seed=seed) for kind in plain.kinds)
+        save_pace(Pace(kinds=kinds), files.pace(JITTER))
+
+
+def measure_devices(files: LoopFiles, emulation: Emulation, kind: str, say: Say) -> None:
+    """Profile every device kind at a pace, each on the first host that has it."""
+    if files.done(f"devices-{kind}").exists():
+        return
+    first = {host.device: host.name for host in reversed(emulation.hosts)}
+    _on_hosts(
+        files,
+        emulation,
+        [
+            HostCommand(
+                host=host,
+                words=(
+                    *("profile", *_of_job(files), "--device", "cpu", "--kind", device),
+                    *(*_shapes(files), "--pace", str(files.pace(kind))),
+                    *("--store", str(files.device_store(kind))),
+                ),
+            )
+            for device, host in first.items()
+        ],
+        say,
+        f"devices-{kind}",
+    )
+
+
+def measure_links(files: LoopFiles, emulation: Emulation, cluster: Cluster, *, say: Say) -> None:
+    """Profile the links that the cluster file names, between two hosts each.
+
+    Larger groups need no samples: inside an island of this cluster there are two hosts, and over
+    several islands the trainer sums by messages of its own (`hetplan.runtime.summing`).
+    """
+    for number, (link, hosts) in enumerate(links_of(cluster, emulation)):
+        what = f"link-{link}"
+        if files.done(what).exists():
+            continue
+        words = (
+            *("profile", "--link", link, "--groups", "2"),
+            *(*_of_job(files), "--device", "cpu", "--store", str(files.link_store)),
+            *(("--sizes", SHORT_MESSAGES) if files.short else ()),
+        )
+        torchrun = (
+            *("-m", "torch.distributed.run", "--nnodes", str(len(hosts)), "--nproc-per-node", "1"),
+            *("--master-addr", emulation.host(hosts[0]).control_address),
+            *("--master-port", str(_PORT + number)),
+        )
+        commands = [
+            HostCommand(host=host, words=(*torchrun, "--node-rank", str(rank), "-m", "hetplan"))
+            for rank, host in enumerate(hosts)
+        ]
+        _on_hosts(
+            files,
+            emulation,
+            [replace(each, words=(*each.words, *words)) for each in commands],
+            say,
+            what,
+            torchrun=True,
+        )
+
+
+def links_of(cluster: Cluster, emulation: Emulation) -> tuple[tuple[str, tuple[str, str]], ...]:
+    """(name of its samples, two hosts) of every link that the cluster file names."""
+    hosts = {
+        island.name: [host.name for host in emulation.hosts if host.island == island.name]
+        for island in cluster.islands
+    }
+    found: dict[str, tuple[str, str]] = {}
+    for island in cluster.islands:
+        name = island.inter_node.samples
+        if name and len(hosts[island.name]) > 1:
+            found.setdefault(name, (hosts[island.name][0], hosts[island.name][1]))
+    for one, two in combinations(cluster.islands, 2):
+        name = cluster.link_between(one.name, two.name).samples
+        if name:
+            found.setdefault(name, (hosts[one.name][0], hosts[two.name][0]))
+    return tuple(found.items())
+
+
+def fit_devices(files: LoopFiles, emulation: Emulation, kind: str, say: Say) -> None:
+    """Fit the devices of a pass and the links."""
+    if files.predictor(kind).exists():
+        return
+    _here(
+        emulation,
+        say,
+        files.folder / f"fit-{kind}.txt",
+        *("fit", "--store", str(files.device_store(kind)), "--store", str(files.link_store)),
+        *("--out", str(files.predictor(kind))),
+    )
+
+
+def search_plan(
+    files: LoopFiles, emulation: Emulation, kind: str, job: Path, out: Path, say: Say
+) -> None:
+    """Search the best plan of a job."""
+    if out.exists():
+        return
+    _here(
+        emulation,
+        say,
+        out.with_suffix(".txt"),
+        *("plan", "--model", str(files.model), "--cluster", str(files.cluster), "--job", str(job)),
+        *("--predictor", str(files.predictor(kind)), "--out", str(out)),
+    )
+
+
+def _shapes(files: LoopFiles) -> tuple[str, ...]:
+    return ("--microbatch", _SHORT_SIZES if files.short else _SIZES, "--tp", "1")
+
+
+def _of_job(files: LoopFiles) -> tuple[str, ...]:
+    return ("--model", str(files.model), "--job", str(files.job))
+
+
+def _here(emulation: Emulation, say: Say, into: Path, *words: str) -> None:
+    """A command on the machine itself, with what it says in a file; an error if it fails.
+
+    Started through the emulation, it ends with this process.
+    """
+    say(f"$ hetplan {shlex.join(words)}")
+    with into.open("w") as stream:
+        process = start(
+            emulation,
+            HERE,
+            (sys.executable, "-m", "hetplan", *words),
+            environment={**os.environ, **_ENVIRONMENT},
+            stdout=stream.fileno(),
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            status = exit_status(process.wait())
+        finally:
+            end((process,))
+    if status:
+        raise HetplanError(_failed("hetplan", words, status, into))
+
+
+def _on_hosts(
+    files: LoopFiles,
+    emulation: Emulation,
+    commands: Sequence[HostCommand],
+    say: Say,
+    what: str,
+    *,
+    torchrun: bool = False,
+) -> None:
+    """Run the commands at the same time, each on its host; then mark `what` as done."""
+    environment: Mapping[str, str] = {**os.environ, **_ENVIRONMENT}
+    started = []
+    try:
+        for command in commands:
+            words = command.words if torchrun else ("-m", "hetplan", *command.words)
+            shown = command.words if torchrun else ("hetplan", *command.words)
+            say(f"{command.host}$ {shlex.join(shown)}")
+            into = files.folder / f"{what}-{command.host}.txt"
+            with into.open("w") as stream:
+                process = start(
+                    emulation,
+                    command.host,
+                    (sys.executable, *words),
+                    environment=environment,
+                    stdout=stream.fileno(),
+                    stderr=subprocess.STDOUT,
+                )
+            started.append((command, process, into))
+        for command, process, into in started:
+            status = exit_status(process.wait())
+            if status:
+                raise HetplanError(_failed(command.host, command.words, status, into))
+    finally:
+        end(tuple(process for _, process, _ in started))
+    write_atomically(files.done(what), "")
+
+
+def _failed(where: str, words: Sequence[str], status: int, into: Path) -> str:
+    said = into.read_text(errors="replace").strip().splitlines()
+    last = f": {said[-1]}" if said else ""
+    return f"{where}: `{shlex.join(words[:3])} ...` ended with exit code {status}{last} ({into})"
+
 
 _LOOK_SECONDS = 0.02
 STEP_TIMEOUT_SECONDS = 120.0
@@ -45,7 +284,7 @@ STEP_TIMEOUT_SECONDS = 120.0
 
 
 @dataclass(slots=True)
-class Turns:
+class HostProcesses:
     """The processes of a pass, and how many plans they have trained."""
 
     emulation: Emulation
@@ -163,7 +402,7 @@ def ledger_long_bytes(plan: LoopPlan, model: ModelSpec, cluster: Cluster, job: J
 
 
 @contextmanager
-def in_turn(emulation: Emulation, cluster: Cluster) -> Iterator[Turns]:
+def host_processes(emulation: Emulation, cluster: Cluster) -> Iterator[HostProcesses]:
     """The processes on all hosts, for as long as the block runs.
 
     Their folder is inside the emulation's, which the guard removes when this process is killed.
@@ -171,7 +410,7 @@ def in_turn(emulation: Emulation, cluster: Cluster) -> Iterator[Turns]:
     from hetplan.emulation.locks import folder_of
 
     path = Path(tempfile.mkdtemp(prefix="turns-", dir=folder_of(emulation.name)))
-    turns = Turns(emulation=emulation, cluster=cluster, folder=TurnFolder(path))
+    turns = HostProcesses(emulation=emulation, cluster=cluster, folder=TurnFolder(path))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     environment["PYTHONUNBUFFERED"] = "1"
     try:
@@ -200,7 +439,72 @@ def read_trained(path: Path) -> TrainedPlan | None:
     return decode(read_document(path), TrainedPlan, schema=PASS_SCHEMA)
 
 
-def keep_trained(path: Path, trained: TrainedPlan) -> None:
+def save_trained(path: Path, trained: TrainedPlan) -> None:
     """Write what a training measured."""
     path.parent.mkdir(exist_ok=True)
     write_atomically(path, encode(trained, schema=PASS_SCHEMA))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopInputs:
+    """What the loop trains, read once."""
+
+    files: LoopFiles
+    spec: LoopSpec
+    model: ModelSpec
+    cluster: Cluster
+    job: Job
+    say: Say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingTask:
+    """One training."""
+
+    name: str
+    """Of its file."""
+    plan: LoopPlan
+    job: Job
+
+
+def train_missing(
+    inputs: LoopInputs,
+    emulation: Emulation,
+    kind: str,
+    where: str,
+    order: Sequence[TrainingTask],
+    *,
+    warmup_steps: int,
+    steps: int,
+) -> list[TrainedPlan]:
+    """What each training measured at the pace of `kind`; those done before are read.
+
+    `where` names their folder.
+    """
+    files = inputs.files
+    have = {each.name: read_trained(files.trained(where, each.name)) for each in order}
+    missing = [each for each in order if have[each.name] is None]
+    if missing:
+        pace = load_pace(files.pace(kind))
+        with host_processes(emulation, inputs.cluster) as turns:
+            for at, each in enumerate(missing, start=1):
+                done = turns.train(
+                    inputs.model,
+                    each.job,
+                    each.plan,
+                    pace,
+                    warmup_steps=warmup_steps,
+                    steps=steps,
+                )
+                save_trained(files.trained(where, each.name), done)
+                have[each.name] = done
+                inputs.say(f"{where} {at}/{len(missing)}: {progress_line(done)}")
+    return [one for each in order if (one := have[each.name]) is not None]
+
+
+def progress_line(done: TrainedPlan) -> str:
+    """One line of progress."""
+    return (
+        f"{done.name}: predicted {done.predicted_seconds:.3f} s, measured "
+        f"{done.measured_seconds:.3f} s ({done.error:+.1%}), overrun {done.overrun:.0%}"
+    )

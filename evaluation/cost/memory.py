@@ -1,4 +1,4 @@
-"""How far is the memory formula from what other people's runs allocated?
+"""The memory formula against what other people's runs allocated.
 
 Two publications, read from the folder of reference data (runs/*.csv):
 
@@ -19,13 +19,11 @@ listed and kept out of the mean.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from evaluation.accuracy.models import model_of
-from evaluation.accuracy.rows import run_row
+from evaluation.accuracy.rows import RunRow, model_of, read_table
 from hetplan.cost.memory.device import device_memory
 from hetplan.cost.memory.values import MEGATRON, Loss, MemoryLayout, TrainerMemory
 from hetplan.errors import InputError
@@ -98,49 +96,29 @@ class MemoryAccuracy:
 
 
 def memory_accuracy(reference: Path) -> MemoryAccuracy:
-    """Every run of the two files; an InputError where one is not there or has a row that is wrong.
-
-    `reference`: the folder of reference data.
-    """
-    simumax = _rows(reference / SIMUMAX_FILE, _SIMUMAX_COLUMNS, _simumax_row)
+    """Every run of the two files; an InputError where one is missing or has a row that is wrong."""
+    simumax = _rows(reference / SIMUMAX_FILE, _simumax_row)
     rows = list(simumax)
     groups = [_errors(part, 0.0) for part in _by_group(simumax)]
-    sailor = _rows(reference / SAILOR_FILE, _SAILOR_COLUMNS, _sailor_row)
-    for part in _by_group(sailor):
+    for part in _by_group(_rows(reference / SAILOR_FILE, _sailor_row)):
         whole = [each for each in part if not each.suspect]
-        constant = _constant(whole)
-        judged = [_judged(each, whole) for each in part]
-        rows += judged
-        groups.append(_errors(judged, constant))
+        with_constant = [_with_constant(each, whole) for each in part]
+        rows += with_constant
+        groups.append(_errors(with_constant, _constant(whole)))
     return MemoryAccuracy(rows=tuple(rows), groups=tuple(groups))
 
 
-_SIMUMAX_COLUMNS = (
-    "model", "layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab", "seq", "num_experts",
-    "tp", "pp", "cp", "ep", "dp", "micro_batch", "global_batch", "peak_mem_gib",
-)  # fmt: skip
-_SAILOR_COLUMNS = (
-    "gpu", "layers", "hidden", "ffn_hidden", "heads", "vocab", "seq", "tp", "pp", "dp",
-    "micro_batch", "global_batch", "other", "peak_mem_gib",
-)  # fmt: skip
-
-
-def _rows(
-    path: Path, columns: Sequence[str], make: Callable[[dict[str, str]], MemoryRow]
-) -> list[MemoryRow]:
+def _rows(path: Path, make: Callable[[RunRow], MemoryRow]) -> list[MemoryRow]:
     if not path.is_file():
         raise InputError(f"{path} is not there; name the folder of reference data")
     rows = []
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        missing = [each for each in columns if each not in (reader.fieldnames or ())]
-        if missing:
-            raise InputError(f"{path} has no column {', '.join(missing)}")
-        for number, row in enumerate(reader, start=2):
-            try:
-                rows.append(make(row))
-            except (InputError, TypeError, ValueError, ZeroDivisionError, KeyError) as fault:
-                raise InputError(f"{path}, line {number}: {fault}") from fault
+    for row in read_table(path):
+        try:
+            if row.faults or row.peak_memory_gib is None:
+                raise InputError("; ".join(row.faults) or "no peak_mem_gib")
+            rows.append(make(row))
+        except (InputError, TypeError, ValueError, ZeroDivisionError, KeyError) as fault:
+            raise InputError(f"{path}, line {row.line}: {fault}") from fault
     if not rows:
         raise InputError(f"{path} has no rows")
     return rows
@@ -176,104 +154,100 @@ def _constant(rows: Sequence[MemoryRow]) -> float:
     return 0.0
 
 
-def _judged(row: MemoryRow, rows: Sequence[MemoryRow]) -> MemoryRow:
+def _with_constant(row: MemoryRow, rows: Sequence[MemoryRow]) -> MemoryRow:
     """The row with a constant from the rows of other layouts."""
     others = [each for each in rows if each.predicted_bytes != row.predicted_bytes]
     return replace(row, predicted_bytes=row.predicted_bytes + _constant(others))
 
 
-# ---- SimuMax, B200
-
-
-def _simumax_row(row: dict[str, str]) -> MemoryRow:
-    experts = row["model"].startswith("deepseekv2")
-    model = _model(row)
-    tp, pp, cp, ep, dp = (int(row[key]) for key in ("tp", "pp", "cp", "ep", "dp"))
+def _simumax_row(row: RunRow) -> MemoryRow:
+    model = model_of(row).model
+    tp, pp, cp, ep, dp, size = _degrees(row)
     per_stage = model.num_layers // pp
     ends = [0, *(1 + per_stage * (stage + 1) for stage in range(pp - 1)), model.num_layers + 2]
     job = _job(row, Precision.BFLOAT16)
-    totals = []
-    for stage in range(pp):
-        layout = MemoryLayout(
+    layouts = [
+        MemoryLayout(
             chunks=(LayerRange(start=ends[stage], stop=ends[stage + 1]),),
             tp=tp,
             cp=cp,
             ep=ep,
             dp=dp,
-            microbatch_size=int(row["micro_batch"]),
-            num_microbatches=job.global_batch_size // (dp * int(row["micro_batch"])),
+            microbatch_size=size,
+            num_microbatches=job.global_batch_size // (dp * size),
             stage=stage,
             num_stages=pp,
             sequence_parallel=tp > 1,
             sharding=Sharding.OPTIMIZER,
             shards=dp * cp,
         )
-        use = device_memory(model, job, layout, 0.0, habits=SIMUMAX_TRAINER)
-        totals.append(use.total_bytes)
+        for stage in range(pp)
+    ]
+    experts = row.model.startswith("deepseekv2")
     return MemoryRow(
         source="SimuMax v1.2, B200",
         group="B200, experts" if experts else "B200, dense",
-        layout=f"{row['model']}, tp {tp}, pp {pp}, cp {cp}, ep {ep}, dp {dp}, sequence "
-        f"{row['seq']}, batch {row['global_batch']}",
-        measured_bytes=float(row["peak_mem_gib"]) * GIBIBYTE,
-        predicted_bytes=max(totals),
+        layout=f"{row.model}, tp {tp}, pp {pp}, cp {cp}, ep {ep}, dp {dp}, sequence {row.seq}, "
+        f"batch {row.global_batch}",
+        measured_bytes=(row.peak_memory_gib or 0.0) * GIBIBYTE,
+        predicted_bytes=_largest(model, job, layouts, SIMUMAX_TRAINER),
     )
 
 
-def _job(row: dict[str, str], precision: Precision) -> Job:
-    return Job(
-        name="measured",
-        global_batch_size=int(row["global_batch"]),
-        sequence_length=int(row["seq"]),
-        precision=precision,
-        optimizer=Optimizer.ADAMW,
-        target="megatron",
-    )
-
-
-def _model(row: dict[str, str]) -> ModelSpec:
-    return model_of(run_row("runs", 0, row)).model
-
-
-# ---- Sailor, GH200 and RTX
-
-
-def _sailor_row(row: dict[str, str]) -> MemoryRow:
-    said = dict(part.strip().split("=", 1) for part in row["other"].split(";") if "=" in part)
-    layers = [int(each) for each in said["layers_per_stage"].split("/")]
-    model, job = _opt(row), _job(row, Precision.FLOAT32)
-    tp, dp, size = int(row["tp"]), int(row["dp"]), int(row["micro_batch"])
-    rtx = "RTX" in row["gpu"]
+def _sailor_row(row: RunRow) -> MemoryRow:
+    counts = [int(each) for each in row.settings["layers_per_stage"].split("/")]
+    tp, _, _, _, dp, size = _degrees(row)
+    # With the vocabulary that Megatron-LM pads to 128 tp.
+    padded = -(-(row.vocab or 0) // (128 * tp)) * 128 * tp
+    model, job = replace(model_of(row).model, vocab_size=padded), _job(row, Precision.FLOAT32)
+    rtx = "RTX" in row.gpu
     recompute = Recompute(granularity=RecomputeGranularity.FULL) if rtx else Recompute()
-    totals, start = [], 0
-    for stage, count in enumerate(layers):
-        layout = MemoryLayout(
-            chunks=(LayerRange(start=start, stop=start + count),),
+    layouts = [
+        MemoryLayout(
+            chunks=(LayerRange(start=sum(counts[:stage]), stop=sum(counts[: stage + 1])),),
             tp=tp,
             etp=tp,
             dp=dp,
             microbatch_size=size,
             num_microbatches=job.global_batch_size // (dp * size),
             stage=stage,
-            num_stages=len(layers),
+            num_stages=len(counts),
             recompute=recompute,
         )
-        use = device_memory(model, job, layout, 0.0, habits=SAILOR_TRAINER)
-        totals.append(use.total_bytes)
-        start += count
+        for stage in range(len(counts))
+    ]
     return MemoryRow(
         source="Sailor, MIT" if rtx else "Sailor, Clariden",
         group="RTX" if rtx else "GH200",
-        layout=f"OPT-350M on {row['gpu']}, tp {tp}, layers {said['layers_per_stage']}, dp {dp}, "
-        f"microbatch {size}, batch {row['global_batch']}",
-        measured_bytes=float(row["peak_mem_gib"]) * GIBIBYTE,
-        predicted_bytes=max(totals),
-        suspect="SUSPECT" in row["other"],
+        layout=f"OPT-350M on {row.gpu}, tp {tp}, layers {row.settings['layers_per_stage']}, "
+        f"dp {dp}, microbatch {size}, batch {row.global_batch}",
+        measured_bytes=(row.peak_memory_gib or 0.0) * GIBIBYTE,
+        predicted_bytes=_largest(model, job, layouts, SAILOR_TRAINER),
+        suspect="SUSPECT" in row.other,
     )
 
 
-def _opt(row: dict[str, str]) -> ModelSpec:
-    """With the vocabulary that Megatron-LM pads to 128 tp."""
-    multiple = 128 * int(row["tp"])
-    padded = -(-int(row["vocab"]) // multiple) * multiple
-    return replace(_model(row), vocab_size=padded)
+def _degrees(row: RunRow) -> tuple[int, int, int, int, int, int]:
+    """tp, pp, cp, ep, dp and the microbatch size; what the row leaves out counts as 1."""
+    return (
+        row.tp or 1, row.pp or 1, row.cp or 1, row.ep or 1, row.dp or 1, row.micro_batch or 1,
+    )  # fmt: skip
+
+
+def _job(row: RunRow, precision: Precision) -> Job:
+    return Job(
+        name="measured",
+        global_batch_size=row.global_batch or 0,
+        sequence_length=row.seq or 0,
+        precision=precision,
+        optimizer=Optimizer.ADAMW,
+        target="megatron",
+    )
+
+
+def _largest(
+    model: ModelSpec, job: Job, layouts: Sequence[MemoryLayout], habits: TrainerMemory
+) -> float:
+    return max(
+        device_memory(model, job, layout, 0.0, habits=habits).total_bytes for layout in layouts
+    )

@@ -12,17 +12,29 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from evaluation.cost.bounds import BoundRow, bound_rows
-from evaluation.cost.collective_laws import LawRow
-from evaluation.cost.collectives import CollectiveRow, collective_law_rows, collective_rows
-from evaluation.cost.long_link_models import LeftOutErrors
-from evaluation.cost.long_links import long_link_errors
+from rich.table import Table
+
+from evaluation.cost.collectives import (
+    CollectiveErrors,
+    LawRow,
+    collective_law_rows,
+    collective_rows,
+)
+from evaluation.cost.long_links import LeftOutErrors, long_link_errors
 from evaluation.cost.memory import MemoryErrors, memory_accuracy
-from evaluation.cost.replay import AnomalyRow, ReplayTiming, anomalies, replay_timings
+from evaluation.cost.replay import (
+    AnomalyRow,
+    BoundRow,
+    ReplayTiming,
+    anomalies,
+    bound_rows,
+    replay_timings,
+)
+from evaluation.output import table_of
 from hetplan.cluster.load import load_cluster
 from hetplan.cost.estimate import estimate_with
 from hetplan.cost.priced.pricer import Pricer
@@ -33,6 +45,7 @@ from hetplan.model.load import load_model
 from hetplan.plans.build import Degrees, StageChoice, build_plan
 from hetplan.plans.plan import Plan
 from hetplan.predict.fit import FittedPredictor
+from hetplan.units import format_bytes, format_seconds, format_share
 
 STAGES, MICROBATCHES = 16, 64
 """Of the plans that replays and estimates are timed on."""
@@ -63,7 +76,7 @@ class CostBench:
     """With sends that wait for their receivers."""
     anomalies: tuple[AnomalyRow, ...]
     memory: tuple[MemoryErrors, ...]
-    collectives: tuple[CollectiveRow, ...]
+    collectives: tuple[CollectiveErrors, ...]
     collective_laws: tuple[LawRow, ...] = ()
     """The laws of links without samples, parts of their data left out in turn."""
     long_links: tuple[LeftOutErrors, ...]
@@ -75,7 +88,7 @@ def cost_bench(reference: Path | None, *, cases: int = 1000) -> CostBench:
     """All of it; without reference data its tables are empty and named in `missing`."""
     missing: list[str] = []
     memory: tuple[MemoryErrors, ...] = ()
-    collectives: tuple[CollectiveRow, ...] = ()
+    collectives: tuple[CollectiveErrors, ...] = ()
     laws: tuple[LawRow, ...] = ()
     long_links: tuple[LeftOutErrors, ...] = ()
     if reference is None:
@@ -160,3 +173,122 @@ def random_plans(count: int, seed: int = 0) -> tuple[Pricer, list[Plan]]:
         ]
         plans.append(build_plan(model, cluster, job, choices, degrees))
     return Pricer(model, cluster, job, FittedPredictor.datasheet_only()), plans
+
+
+def cost_tables(bench: CostBench) -> Iterator[Table]:
+    """The tables that have rows."""
+    yield table_of(
+        "One replay, CPU time, warm",
+        ("replay", "schedule", "sends"),
+        ("stages", "virtual stages", "microbatches", "time"),
+        (
+            (
+                each.what, each.schedule, _sends(each.rendezvous), each.stages,
+                each.virtual_stages, each.microbatches, format_seconds(each.cpu_seconds),
+            )
+            for each in bench.replays
+        ),
+    )  # fmt: skip
+    yield table_of(
+        "One estimate, CPU time",
+        ("estimate",),
+        ("stages", "microbatches", "plans", "time of one"),
+        (
+            (
+                each.what, each.stages, each.microbatches, each.plans,
+                format_seconds(each.cpu_seconds),
+            )
+            for each in bench.estimates
+        ),
+    )  # fmt: skip
+    for title, rows in (("eager", bench.bounds), ("rendezvous", bench.rendezvous_bounds)):
+        yield table_of(
+            f"Replay over its lower bound less 1, {title} sends",
+            ("schedule", "transfers"),
+            ("cases", "mean", "p99", "worst", "bound above replay"),
+            (
+                (
+                    each.schedule, each.transfers, each.cases, format_share(each.mean),
+                    format_share(each.p99), format_share(each.worst), each.violations,
+                )
+                for each in rows
+            ),
+        )  # fmt: skip
+    yield table_of(
+        "Steps that a faster shared wire makes slower",
+        ("sends",),
+        ("wires", "pipelines", "cases", "slower", "worst", "worst of the bound"),
+        (
+            (
+                _sends(each.rendezvous), each.wires, each.pipelines, each.cases,
+                f"{each.share:.1%}", f"{each.worst_excess:.2%}", f"{each.worst_of_bound:.1%}",
+            )
+            for each in bench.anomalies
+        ),
+    )  # fmt: skip
+    yield from _reference_tables(bench)
+
+
+def _reference_tables(bench: CostBench) -> Iterator[Table]:
+    """Those that stand on published measurements."""
+    if bench.memory:
+        yield table_of(
+            "Memory against published runs",
+            ("runs",),
+            ("rows", "suspect", "mean error", "worst", "constant"),
+            (
+                (
+                    each.group, each.rows, each.suspect_rows, f"{each.mean_error:.2%}",
+                    f"{each.worst_error:.2%}",
+                    format_bytes(each.constant_bytes) if each.constant_bytes else "none",
+                )
+                for each in bench.memory
+            ),
+        )  # fmt: skip
+    yield from _link_tables(bench)
+
+
+def _link_tables(bench: CostBench) -> Iterator[Table]:
+    if bench.collectives:
+        yield table_of(
+            "Collectives from figures alone against published measurements",
+            ("source", "group", "algorithm"),
+            ("rows", "mean error", "predicted over measured"),
+            (
+                (
+                    each.source, each.group, each.algorithm, each.rows,
+                    f"{each.mean_error:.1%}", f"{each.median_ratio:.3f}",
+                )
+                for each in bench.collectives
+            ),
+        )  # fmt: skip
+    if bench.collective_laws:
+        yield table_of(
+            "Laws of links without samples, one source or number of nodes left out in turn",
+            ("law", "left out"),
+            ("rows", "mean error", "median", "largest"),
+            (
+                (
+                    each.law, each.left_out, each.rows, f"{each.mean_error:.1%}",
+                    f"{each.median_error:.1%}", f"{each.worst_error:.0%}",
+                )
+                for each in bench.collective_laws
+            ),
+        )  # fmt: skip
+    if bench.long_links:
+        yield table_of(
+            "Long links, every pair of cities left out in turn",
+            ("model",),
+            ("pairs", "mean error", "median", "largest", "inside the interval"),
+            (
+                (
+                    each.model.value, each.pairs, f"{each.mean:.1%}", f"{each.median:.1%}",
+                    f"{each.largest:.1%}", f"{each.covered:.0%}",
+                )
+                for each in bench.long_links
+            ),
+        )  # fmt: skip
+
+
+def _sends(rendezvous: bool) -> str:
+    return "rendezvous" if rendezvous else "eager"

@@ -1,4 +1,4 @@
-"""Which questions were other planners asked, and what did they answer?
+"""Cases that other planners answered, and each case as hetplan's inputs.
 
 A file of cases (peers/sailor_cases.json of the reference folder, or `--cases FILE`):
 
@@ -10,33 +10,53 @@ A file of cases (peers/sailor_cases.json of the reference folder, or `--cases FI
 
 `planners` may be empty. `planner_construction_cpu_seconds` of the file, a number by planner, is
 what building a planner takes; Sailor's 2.2 s stand in for it where the file has none.
+
+As hetplan's inputs: float32, AdamW, no recomputation, no interleaving, one pipeline, nothing
+sharded, as Sailor's plans are; one island per GPU and zone, and links that name their path in
+Sailor's fits. The target is flagscale: stages that differ in tp and dp, as Sailor's do.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
-from evaluation.accuracy.json_values import Value, read_tree, tidy
-from evaluation.search.sailor_cost import SailorPlan, SailorReplicas
-from hetplan.errors import InputError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)
+
+from evaluation.search.sailor import (
+    MEMORY_BYTES,
+    NAMES,
+    SailorFiles,
+    SailorPlan,
+    SailorReplicas,
+    path_name,
+)
+from hetplan.cluster.catalogue import load_catalogue
+from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
+from hetplan.errors import Fault, InputError
 from hetplan.files.reading import read_text
+from hetplan.job.spec import Job, Optimizer, Pins, Precision, TrainerOptions
+from hetplan.lint.known import known_model
+from hetplan.model.spec import ModelSpec
+from hetplan.search.result import Inputs
 
 USUAL_FILE = Path("peers") / "sailor_cases.json"
 CONSTRUCTION_SECONDS = (("Sailor", 2.2),)
 """CPU seconds that a planner takes before its search: the `what` of the file of cases says 2.2 to
 2.5 of Sailor; the smaller one."""
-_FILE_KEYS = ("source", "what", "planner_construction_cpu_seconds", "cases")
-_CASE_KEYS = (
-    "case", "cluster", "model", "model_layers", "global_batch_size", "sequence_length",
-    "devices_per_node", "devices_by_kind_and_zone", "planners",
-)  # fmt: skip
-_PEER_KEYS = (
-    "planner", "microbatch_size", "search_cpu_seconds", "step_seconds_by_sailor_simulator", "plan",
-)  # fmt: skip
-_PLAN_KEYS = ("layers", "stages", "pp", "dp")
-"""What a file may have; `source`, `what`, `cluster`, `pp` and `dp` are for its readers."""
 _PLACE = re.compile(r"(\S+) tp([1-9]\d{0,3}) (\S+)")
 
 
@@ -45,7 +65,7 @@ class PeerPlan:
     """What one planner answered."""
 
     planner: str
-    said_seconds: float
+    stated_seconds: float
     """Step by Sailor's simulator, as the file has it."""
     search_cpu_seconds: float
     construction_cpu_seconds: float
@@ -91,105 +111,242 @@ class Case:
         return tuple(dict.fromkeys(room.zone for room in self.rooms))
 
 
+class _Form(BaseModel):
+    """What a file may have; `source`, `what`, `cluster`, `pp` and `dp` are for its readers."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class _PlanForm(_Form):
+    layers: list[PositiveInt]
+    stages: list[dict[str, PositiveInt]]
+    pp: Any = None
+    dp: Any = None
+
+
+class _PeerForm(_Form):
+    planner: str
+    step_seconds_by_sailor_simulator: PositiveFloat
+    search_cpu_seconds: float
+    microbatch_size: PositiveInt
+    plan: _PlanForm
+
+
+class _CaseForm(_Form):
+    case: str
+    cluster: Any = None
+    model: str
+    global_batch_size: PositiveInt
+    sequence_length: PositiveInt
+    model_layers: PositiveInt
+    devices_per_node: PositiveInt
+    devices_by_kind_and_zone: dict[str, dict[str, NonNegativeInt]]
+    planners: list[_PeerForm] = []
+
+
+class _FileForm(_Form):
+    source: Any = None
+    what: Any = None
+    planner_construction_cpu_seconds: dict[str, float] = {}
+    cases: list[_CaseForm] = Field(min_length=1)
+
+
 def read_cases(path: Path) -> tuple[Case, ...]:
-    """Every case of a file; an InputError with line and field for what is wrong."""
-    root = read_tree(read_text(path), str(path))
-    _only(root, _FILE_KEYS)
-    construction = dict(CONSTRUCTION_SECONDS)
-    given = root.get("planner_construction_cpu_seconds")
-    if given is not None:
-        construction |= {name: value.number() for name, value in given.items()}
-    cases = tuple(_case(value, construction) for value in root.need("cases").entries())
-    if not cases:
-        raise root.refuse("there is no case; list at least one")
+    """Every case of a file; an InputError with the field for what is wrong."""
+    try:
+        form = _FileForm.model_validate_json(read_text(path))
+    except ValidationError as error:
+        faults = [
+            Fault(
+                file=str(path),
+                field=".".join(map(str, each["loc"])),
+                message=str(each["msg"]),
+            )
+            for each in error.errors()
+        ]
+        raise InputError(*faults) from None
+    construction = {**dict(CONSTRUCTION_SECONDS), **form.planner_construction_cpu_seconds}
+    cases = tuple(_case(each, construction, str(path)) for each in form.cases)
+    twice = [name for name, count in Counter(case.name for case in cases).items() if count > 1]
+    if twice:
+        raise InputError(f"several cases are named {', '.join(sorted(twice))}")
     return cases
 
 
-def _case(value: Value, construction: dict[str, float]) -> Case:
-    _only(value, _CASE_KEYS)
-    per_node = _count(value.need("devices_per_node"))
+def _case(form: _CaseForm, construction: dict[str, float], file: str) -> Case:
     rooms = tuple(
-        SailorRoom(gpu=gpu, zone=zone, devices=number)
-        for gpu, zones in value.need("devices_by_kind_and_zone").items()
+        SailorRoom(gpu=gpu, zone=zone, devices=devices)
+        for gpu, zones in form.devices_by_kind_and_zone.items()
         for zone, devices in zones.items()
         # Sailor's own quotas name kinds of which there are none.
-        if (number := _count_or_none(devices)) > 0
+        if devices
     )
-    if not rooms:
-        raise value.refuse("devices_by_kind_and_zone names no devices")
-    for room in rooms:
-        if room.devices % per_node:
-            raise value.refuse(
-                f"{room.devices} {room.gpu} in {room.zone} are no whole nodes of {per_node}"
+    wrong = [room for room in rooms if room.devices % form.devices_per_node]
+    if not rooms or wrong:
+        message = f"case {form.case}: no devices in devices_by_kind_and_zone"
+        if wrong:
+            message = (
+                f"case {form.case}: {wrong[0].devices} {wrong[0].gpu} in {wrong[0].zone} are no "
+                f"whole nodes of {form.devices_per_node}"
             )
-    peers = value.get("planners")
+        raise InputError(Fault(file=file, field="devices_by_kind_and_zone", message=message))
     return Case(
-        name=value.need("case").text(),
-        model=value.need("model").text(),
-        global_batch_size=_count(value.need("global_batch_size")),
-        sequence_length=_count(value.need("sequence_length")),
-        num_layers=_count(value.need("model_layers")),
-        devices_per_node=per_node,
+        name=form.case,
+        model=form.model,
+        global_batch_size=form.global_batch_size,
+        sequence_length=form.sequence_length,
+        num_layers=form.model_layers,
+        devices_per_node=form.devices_per_node,
         rooms=rooms,
-        peers=tuple(_peer(each, per_node, construction) for each in peers.entries())
-        if peers is not None
-        else (),
+        peers=tuple(_peer(each, form.devices_per_node, construction) for each in form.planners),
     )
 
 
-def _peer(value: Value, per_node: int, construction: dict[str, float]) -> PeerPlan:
-    _only(value, _PEER_KEYS)
-    planner = value.need("planner").text()
-    plan = value.need("plan")
-    _only(plan, _PLAN_KEYS)
+def _peer(form: _PeerForm, per_node: int, construction: dict[str, float]) -> PeerPlan:
     return PeerPlan(
-        planner=planner,
-        said_seconds=value.need("step_seconds_by_sailor_simulator").positive(),
-        search_cpu_seconds=value.need("search_cpu_seconds").number(),
-        construction_cpu_seconds=construction.get(planner, 0.0),
+        planner=form.planner,
+        stated_seconds=form.step_seconds_by_sailor_simulator,
+        search_cpu_seconds=form.search_cpu_seconds,
+        construction_cpu_seconds=construction.get(form.planner, 0.0),
         plan=SailorPlan(
-            layers=tuple(_count(each) for each in plan.need("layers").entries()),
+            layers=tuple(form.plan.layers),
             stages=tuple(
-                tuple(_replicas(stage, key, count, per_node) for key, count in stage.items())
-                for stage in plan.need("stages").entries()
+                tuple(_replicas(key, count, per_node) for key, count in stage.items())
+                for stage in form.plan.stages
             ),
-            microbatch_size=_count(value.need("microbatch_size")),
+            microbatch_size=form.microbatch_size,
         ),
     )
 
 
-def _replicas(stage: Value, key: str, count: Value, per_node: int) -> SailorReplicas:
+def _replicas(key: str, count: int, per_node: int) -> SailorReplicas:
     found = _PLACE.fullmatch(key)
     if found is None:
-        raise stage.refuse(f"found the key {key[:80]!a}; `GPU tpN zone` is expected")
+        raise InputError(f"found the stage key {key[:80]!a}; `GPU tpN zone` is expected")
     return SailorReplicas(
-        gpu=found[1], tp=int(found[2]), zone=found[3], devices_per_node=per_node,
-        count=_count(count),
-    )  # fmt: skip
+        gpu=found[1], tp=int(found[2]), zone=found[3], devices_per_node=per_node, count=count
+    )
 
 
-def _only(value: Value, known: tuple[str, ...]) -> None:
-    """Refuse the first key that is none of these: a misspelt one would count as absent."""
-    for key, given in value.items():
-        if key not in known:
-            raise given.refuse(f"unknown key {tidy(key)}; known: {', '.join(known)}")
+TARGET = "flagscale"
+_MESSAGE_BYTES = 8e6
+"""Size of the message whose rate stands in a link: activations of one sequence of OPT-350."""
+_NO_PATH_BYTES_PER_SECOND = 1e3
+"""No plan that Sailor's formula can price has such a path: it disqualifies them."""
+_GIB = dict(MEMORY_BYTES)
+_KINDS = {name: kind for kind, name in NAMES}
 
 
-def _count_or_none(value: Value) -> int:
-    """A count that may be 0."""
-    return 0 if value.number() == 0 else _count(value)
+def case_inputs(case: Case, files: SailorFiles) -> Inputs:
+    """Model, cluster and job of a case; an InputError for a model or GPU that is not known."""
+    return Inputs(
+        model=_model(case),
+        cluster=_cluster(case, files),
+        job=Job(
+            name=case.name,
+            global_batch_size=case.global_batch_size,
+            sequence_length=case.sequence_length,
+            precision=Precision.FLOAT32,
+            optimizer=Optimizer.ADAMW,
+            target=TARGET,
+            # The head-room of Sailor's own memory rule is in its fixed 2 or 3 GB.
+            memory_reserve_fraction=0.0,
+            gradient_clipping=False,
+            # The least memory: what fits is judged by Sailor's own rule (candidates), which
+            # measured activations decide; hetplan's must not exclude more.
+            trainer=TrainerOptions(
+                fused_attention=True,
+                attention_dropout=False,
+                hidden_dropout=False,
+                fused_loss=True,
+                fused_accumulation=True,
+            ),
+            pin=Pins(
+                recompute=False,
+                cp=1,
+                ep=1,
+                virtual_stages=1,
+                sequence_parallel=False,
+                sharded_optimizer=False,
+                pipelines=1,
+                depth=0,
+            ),
+        ),
+        sha256=(),
+    )
 
 
-def _count(value: Value) -> int:
-    number = value.positive()
-    if number != int(number) or number > 1e9:
-        raise value.refuse(f"found {number:g}; a whole number is expected")
-    return int(number)
+def _model(case: Case) -> ModelSpec:
+    model = known_model(case.model)
+    if model is None:
+        raise InputError(f"case {case.name}: the shape of model {case.model} is not known")
+    missing = case.num_layers - len(model.layers)
+    if abs(missing) > 1 or len(model.layer_runs) != 1:
+        raise InputError(
+            f"case {case.name}: model_layers is {case.num_layers}; {case.model} has "
+            f"{len(model.layers)} with embedding and head"
+        )
+    if missing:
+        # Profiles of LLAMA-3-8 have the norm before the head as a layer.
+        (run,) = model.layer_runs
+        return replace(model, layer_runs=(replace(run, count=run.count + missing),))
+    return model
 
 
-def check_cases(cases: tuple[Case, ...]) -> None:
-    """An InputError where two cases have one name."""
-    names = [case.name for case in cases]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InputError(f"several cases are named {', '.join(twice)}")
+def _cluster(case: Case, files: SailorFiles) -> Cluster:
+    islands = [(room, room_island(case, room, files)) for room in case.rooms]
+    return rooms_cluster(case.name, islands, files)
+
+
+def rooms_cluster(
+    name: str, islands: Sequence[tuple[SailorRoom, Island]], files: SailorFiles
+) -> Cluster:
+    """Islands, each in its room, and the links between them."""
+    links = tuple(
+        IslandLink(between=(one.name, other.name), link=_link(room, to_room, files))
+        for (room, one), (to_room, other) in combinations(islands, 2)
+    )
+    return Cluster(name=name, islands=tuple(island for _, island in islands), links=links)
+
+
+def room_island(case: Case, room: SailorRoom, files: SailorFiles) -> Island:
+    """All devices of a room; an InputError for a GPU that is not known."""
+    kind = _KINDS.get(room.gpu)
+    device = next((each for each in load_catalogue() if each.kind == kind), None)
+    if device is None:
+        known = ", ".join(_KINDS)
+        raise InputError(f"case {case.name}: GPU {room.gpu} is not known; known: {known}")
+    return Island(
+        name=f"{room.gpu}-{room.zone}",
+        region=room.zone,
+        device=device,
+        nodes=room.devices // case.devices_per_node,
+        devices_per_node=case.devices_per_node,
+        # Its collectives stand in the profiles: any rate will do.
+        intra_node=Link(
+            bandwidth_bytes_per_second=100e9,
+            latency_seconds=0.0,
+            transport=Transport.DEVICE_DIRECT,
+            measured=True,
+        ),
+        inter_node=_link(room, room, files),
+        memory_bytes=_GIB[room.gpu] * 1024**3,
+    )
+
+
+def _link(one: SailorRoom, other: SailorRoom, files: SailorFiles) -> Link:
+    """The path's rate; next to none where Sailor's files have no such path."""
+    ends = (one.zone, one.gpu), (other.zone, other.gpu)
+    try:
+        seconds = files.fit((*ends[0], 1), (*ends[1], 1)).seconds(_MESSAGE_BYTES)
+    except InputError:
+        rate, samples = _NO_PATH_BYTES_PER_SECOND, None
+    else:
+        rate, samples = _MESSAGE_BYTES / seconds, path_name(*ends)
+    return Link(
+        bandwidth_bytes_per_second=rate,
+        latency_seconds=0.0,
+        transport=Transport.DEVICE_DIRECT,
+        samples=samples,
+        measured=True,
+    )

@@ -1,7 +1,7 @@
-"""How do the search's plans compare with those of other planners, by Sailor's simulator?
+"""The search's plans beside those of other planners, by Sailor's simulator.
 
 Every case is planned in four ways (`CHOSEN_BY`); each way's plan is placed, checked, written in
-Sailor's form (`evaluation.search.sailor_form`), read back and scored; every peer plan is scored
+Sailor's form (`evaluation.search.sailor`), read back and scored; every peer plan is scored
 beside it by the same formula and compared with what the file of cases says of it. CPU seconds of
 hetplan hold reading Sailor's files and whatever led to its best plan, with imports done and kernels
 compiled; those of a peer its construction and search as the file of cases has them.
@@ -14,16 +14,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from evaluation.search.case_inputs import case_inputs
-from evaluation.search.cases import USUAL_FILE, Case, PeerPlan, check_cases, read_cases
-from evaluation.search.own_search import own_search
-from evaluation.search.row_plans import row_chosen, row_inputs
-from evaluation.search.rows import Row, Rows
-from evaluation.search.sailor_cost import SailorPlan, read_plan, score
-from evaluation.search.sailor_files import SailorFiles, read_sailor
-from evaluation.search.sailor_form import sailor_text
-from evaluation.search.sailor_search import sailor_search
+from rich.table import Table
+
+from evaluation.output import save_drawing, table_of
+from evaluation.search.cases import USUAL_FILE, Case, PeerPlan, case_inputs, read_cases
+from evaluation.search.rows import Row, Rows, row_chosen, row_inputs
+from evaluation.search.sailor import (
+    SailorFiles,
+    SailorPlan,
+    read_plan,
+    read_sailor,
+    sailor_text,
+    score,
+)
+from evaluation.search.sailor_search import own_search, sailor_search
 from evaluation.search.sailor_tables import Tables
 from evaluation.search.scaling import ScalingRow, instances_of, scaling
 from hetplan.errors import HetplanError, InfeasibleError, InputError
@@ -31,10 +37,11 @@ from hetplan.plans.build import plan_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.result import Inputs
+from hetplan.units import format_bytes
 
 CHOSEN_BY = (
     "own: hetplan's search under its own cost of Sailor's profiles. chosen: Sailor's formula "
-    "(evaluation.search.sailor_cost) chooses among that search's candidates. searched: "
+    "(evaluation.search.sailor) chooses among that search's candidates. searched: "
     "hetplan's families, local search and proofs with Sailor's formula as the cost. rows: rows of "
     "stages laid out for this comparison and cut by Sailor's formula, where they are faster than "
     "what was searched; D may leave the last microbatch not full, as in Sailor's own plans"
@@ -335,15 +342,15 @@ def _peer(peer: PeerPlan, case: Case, files: SailorFiles) -> PeerRow:
         rebuilt = score(peer.plan, files, case.global_batch_size).step_seconds
     except InputError as error:
         note = str(error)
-    if rebuilt is not None and abs(rebuilt / peer.said_seconds - 1.0) > _AGREES:
+    if rebuilt is not None and abs(rebuilt / peer.stated_seconds - 1.0) > _AGREES:
         note = (
             "one of several pipelines, of which the file holds the first"
-            if rebuilt > peer.said_seconds
+            if rebuilt > peer.stated_seconds
             else "the rebuilt formula does not agree"
         )
     return PeerRow(
         planner=peer.planner,
-        step_seconds=peer.said_seconds,
+        step_seconds=peer.stated_seconds,
         rebuilt_seconds=rebuilt,
         cpu_seconds=peer.cpu_seconds,
         note=note,
@@ -386,10 +393,156 @@ def search_bench(
         missing.append("peer cases: no reference folder found; give --reference DIR")
     else:
         asked = read_cases(reference / USUAL_FILE if cases is None else cases)
-        check_cases(asked)
         peers = compare(asked, reference)
     rows: tuple[ScalingRow, ...] = ()
     if sizes is None or sizes:
         chosen = instances_of(() if sizes is None else sizes)
         rows = scaling(chosen, targets, time_limit_seconds=time_limit_seconds, progress=progress)
     return SearchBench(peers=peers, scaling=rows, missing=tuple(missing))
+
+
+def search_tables(found: SearchBench) -> Iterator[Table]:
+    """Peer cases, then the scaling table."""
+    if found.peers is not None:
+        yield table_of(
+            "Steps by Sailor's simulator, CPU time with construction",
+            ("case", "best peer"),
+            (
+                "hetplan", "found by", "peer", "hetplan / peer", "CPU", "CPU of the peer",
+                "bound by work", "plans scored",
+            ),
+            (
+                (
+                    row.case, row.best_peer, _or_dash(row.step_seconds, "{:.4f} s"), row.found_by,
+                    _or_dash(row.best_peer_seconds, "{:.4f} s"), _or_dash(row.ratio, "{:.3f}"),
+                    f"{row.cpu_seconds:.2f} s", _or_dash(row.best_peer_cpu_seconds, "{:.2f} s"),
+                    f"{row.bound_seconds:.3f} s", row.scored,
+                )
+                for row in found.peers.rows
+            ),
+        )  # fmt: skip
+        yield _answers(found.peers)
+        yield _peer_plans(found.peers)
+    if found.scaling:
+        yield _scaling(found.scaling)
+
+
+def _answers(peers: PeerTable) -> Table:
+    return table_of(
+        "Who found what (own cost: hetplan's; the bound is by the cost that led the search)",
+        ("case", "by"),
+        (
+            "step by Sailor", "hetplan / peer", "own cost", "bound", "full microbatches", "CPU",
+            "of it proofs",
+        ),
+        (
+            (
+                row.case, each.by, _or_dash(each.step_seconds, "{:.4f} s"),
+                _or_dash(each.ratio, "{:.3f}"), _or_dash(each.own_seconds, "{:.4f} s"),
+                _or_dash(each.bound_seconds, "{:.4f} s"),
+                "-" if each.step_seconds is None else "yes" if each.batch_divided else "no",
+                f"{each.cpu_seconds:.2f} s", f"{each.proof_cpu_seconds:.2f} s",
+            )
+            for row in peers.rows
+            for each in row.answers
+        ),
+    )  # fmt: skip
+
+
+def _peer_plans(peers: PeerTable) -> Table:
+    return table_of(
+        "Peers' plans by the rebuilt formula",
+        ("case", "planner"),
+        ("as the file says", "rebuilt", "CPU", "note"),
+        (
+            (
+                row.case, peer.planner, f"{peer.step_seconds:.4f} s",
+                _or_dash(peer.rebuilt_seconds, "{:.4f} s"), f"{peer.cpu_seconds:.2f} s", peer.note,
+            )
+            for row in peers.rows
+            for peer in row.peers
+        ),
+    )  # fmt: skip
+
+
+def _scaling(rows: Sequence[ScalingRow]) -> Table:
+    return table_of(
+        "The search by size, each in a process of its own",
+        ("model", "target"),
+        (
+            "devices", "islands", "kinds", "regions", "CPU", "whole process", "peak memory",
+            "gap", "status", "families", "searched", "programs", "replays",
+        ),
+        (
+            (
+                row.model, row.target, f"{row.devices:,}", row.islands, row.kinds, row.regions,
+                f"{row.seconds:.2f} s", f"{row.cold_seconds:.1f} s",
+                format_bytes(row.peak_memory_bytes), _or_dash(row.gap, "{:.2%}"), row.status,
+                row.families, row.searched, row.programs, row.replays,
+            )
+            for row in rows
+        ),
+    )  # fmt: skip
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def search_lines(found: SearchBench) -> Iterator[str]:
+    """The plans in words, and the mean ratios."""
+    peers = found.peers
+    if peers is not None:
+        for row in peers.rows:
+            yield f"{row.case}: {row.plan}"
+        if peers.geometric_mean_ratio is not None:
+            yield (
+                f"geometric mean of hetplan / best peer: {peers.geometric_mean_ratio:.4f} "
+                f"({1 / peers.geometric_mean_ratio - 1:.1%} faster)"
+            )
+        if peers.geometric_mean_ratios:
+            means = [f"{by} {ratio:.4f}" for by, ratio in peers.geometric_mean_ratios]
+            yield f"the same by who found it: {', '.join(means)}"
+        yield peers.chosen_by
+        yield f"first case before kernels were loaded: {peers.cold_cpu_seconds:.1f} s CPU"
+    for line in found.missing:
+        yield f"left out: {line}"
+
+
+def draw(rows: Sequence[ScalingRow], path: Path) -> None:
+    """Write the drawing as SVG; an InputError without matplotlib, rows or a folder to write to."""
+    planned = [row for row in rows if row.gap is not None]
+    if not planned:
+        raise InputError(f"no instance was planned, so there is nothing to draw into {path}")
+
+    def fill(figure: Any) -> None:
+        above, below = figure.subplots(2, sharex=True)
+        _fill(above, planned, [row.seconds for row in planned], "CPU time (s)")
+        # A gap of 0 has no place on a logarithmic axis.
+        _fill(below, planned, [100 * max(row.gap or 0.0, 1e-5) for row in planned], "gap (%)")
+        below.set_xlabel("devices")
+        above.legend(loc="upper left", fontsize=8, frameon=False)
+
+    save_drawing(path, fill)
+
+
+def _fill(axes: Any, rows: Sequence[ScalingRow], values: Sequence[float], label: str) -> None:
+    for at, target in enumerate(dict.fromkeys(row.target for row in rows)):
+        for model in ("dense", "moe"):
+            points = sorted(
+                (row.devices, value)
+                for row, value in zip(rows, values, strict=True)
+                if (row.target, row.model) == (target, model)
+            )
+            if points:
+                axes.plot(
+                    [devices for devices, _ in points],
+                    [value for _, value in points],
+                    color=f"C{at}",
+                    marker="o",
+                    markersize=5,
+                    linestyle="-" if model == "dense" else ":",
+                    markerfacecolor=f"C{at}" if model == "dense" else "none",
+                    label=target if model == "dense" else f"{target}, experts",
+                )
+    axes.set(xscale="log", yscale="log", ylabel=label)

@@ -1,4 +1,4 @@
-"""Which rows of stages, whose neighbours may share a room, are best by Sailor's formula?
+"""The best rows of stages by Sailor's formula, where neighbouring stages may share a room.
 
 A row gives every stage D replicas of some (room, tp), for one microbatch size b. N microbatches
 with D = ceil(batch / (b N)), the fewest replicas for them, so that D need not divide the batch: the
@@ -11,24 +11,31 @@ last microbatch is then not full, and charged as if it were, as in Sailor's own 
 * by kind: every stage lies on all rooms of one kind, stages of a kind next to each other.
 
 For given (b, D, tp of the rooms) no row is below `bound`, which orders and prunes them; rows are
-cut by `row_cuts`.
+cut by `sailor_tables.cut`.
+
+As a plan of hetplan a row's rooms are one island per tp, with nodes of tp devices: groups of tp
+devices, powers of two that divide a node's devices, always have room in whole nodes. The job's
+batch is the case's, rounded up to whole microbatches of every replica. The target is `any`: native
+alone runs stages of several kinds.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, permutations, product
 
 import numpy as np
 
-from evaluation.search.cases import Case
-from evaluation.search.row_cuts import cut
-from evaluation.search.sailor_cost import SailorPlan, SailorReplicas
-from evaluation.search.sailor_files import SailorFiles
-from evaluation.search.sailor_tables import Class, Stage, Tables
+from evaluation.search.cases import Case, SailorRoom, case_inputs, room_island, rooms_cluster
+from evaluation.search.sailor import SailorFiles, SailorPlan, SailorReplicas
+from evaluation.search.sailor_tables import ReplicaClass, Stage, Tables, cut
 from hetplan.cost.arrays import Ints
+from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
+from hetplan.plans.plan import Schedule
+from hetplan.search.result import Inputs
 
 _MAX_STAGES = 32
 """Of a row; also bounds the work of a cut."""
@@ -128,7 +135,7 @@ class Rows:
                 seen.add(count)
                 yield dp, count
 
-    def _degrees(self, size: int) -> Iterator[tuple[Class | None, ...]]:
+    def _degrees(self, size: int) -> Iterator[tuple[ReplicaClass | None, ...]]:
         """A class of every room; None: the room is not used."""
         table, rooms = self.table(size), range(len(self.case.rooms))
         choices = [table.classes(room) or (None,) for room in rooms]
@@ -143,13 +150,15 @@ class Rows:
         for chosen in product(*first):
             tps = {gpu: each.tp for gpu, each in zip(gpus, chosen, strict=True) if each is not None}
             yield tuple(
-                Class(room, tps[self.case.rooms[room].gpu])
+                ReplicaClass(room, tps[self.case.rooms[room].gpu])
                 if self.case.rooms[room].gpu in tps
                 else None
                 for room in rooms
             )
 
-    def _bound(self, size: int, dp: int, count: int, tps: tuple[Class | None, ...] | None) -> float:
+    def _bound(
+        self, size: int, dp: int, count: int, tps: tuple[ReplicaClass | None, ...] | None
+    ) -> float:
         """By work, and by the largest reduction that cannot be avoided.
 
         A replica of class i holds layers of at most K = max_s c_s seconds and takes tp_i devices,
@@ -183,7 +192,7 @@ class Rows:
         return min(alone, several + table.least_reduction(replicas, dp, stages, least_tp))
 
     def _outlook(
-        self, size: int, dp: int, count: int, tps: tuple[Class | None, ...]
+        self, size: int, dp: int, count: int, tps: tuple[ReplicaClass | None, ...]
     ) -> tuple[float, float]:
         """(About what the best row takes, a step that none is below)."""
         bound = self._bound(size, dp, count, tps)
@@ -206,7 +215,7 @@ class Rows:
         reduced = table.least_reduction(padded, dp, stages, least)
         return (count - 1 + stages) * tick + reduced, bound
 
-    def _rows(self, dp: int, tps: tuple[Class | None, ...]) -> Iterator[tuple[Stage, ...]]:
+    def _rows(self, dp: int, tps: tuple[ReplicaClass | None, ...]) -> Iterator[tuple[Stage, ...]]:
         used = [(each, self.case.rooms[each.room].devices // each.tp) for each in tps if each]
         for order in self._orders(used):
             yield from _prefixes(_in_turn(order, dp, shared=True))
@@ -219,12 +228,14 @@ class Rows:
         if len(zones) > 1 and len(self.case.gpus) > 1:
             yield from self._by_kind(used, dp)
 
-    def _orders(self, used: Sequence[tuple[Class, int]]) -> Iterator[tuple[tuple[Class, int], ...]]:
+    def _orders(
+        self, used: Sequence[tuple[ReplicaClass, int]]
+    ) -> Iterator[tuple[tuple[ReplicaClass, int], ...]]:
         if len(used) <= FEW_ROOMS:
             yield from permutations(used)
             return
         rooms = self.case.rooms
-        groups: dict[str, list[tuple[Class, int]]] = {}
+        groups: dict[str, list[tuple[ReplicaClass, int]]] = {}
         for each in used:
             # A zone is named region-letter.
             groups.setdefault(rooms[each[0].room].zone.rpartition("-")[0], []).append(each)
@@ -237,7 +248,9 @@ class Rows:
             for chosen in product(*regions):
                 yield tuple(each for group in chosen for each in group)
 
-    def _by_kind(self, used: Sequence[tuple[Class, int]], dp: int) -> Iterator[tuple[Stage, ...]]:
+    def _by_kind(
+        self, used: Sequence[tuple[ReplicaClass, int]], dp: int
+    ) -> Iterator[tuple[Stage, ...]]:
         kinds = [
             [each for each in used if self.case.rooms[each[0].room].gpu == gpu]
             for gpu in self.case.gpus
@@ -285,10 +298,10 @@ class Rows:
         )  # fmt: skip
 
 
-def _in_turn(order: Sequence[tuple[Class, int]], dp: int, *, shared: bool) -> list[Stage]:
+def _in_turn(order: Sequence[tuple[ReplicaClass, int]], dp: int, *, shared: bool) -> list[Stage]:
     """Replicas dealt out stage by stage; what does not fill a stage is left over."""
     stages: list[Stage] = []
-    open_runs: list[tuple[Class, int]] = []
+    open_runs: list[tuple[ReplicaClass, int]] = []
     missing = dp
     for each, room in order:
         left = room
@@ -311,7 +324,7 @@ def _prefixes(stages: list[Stage]) -> Iterator[tuple[Stage, ...]]:
             yield tuple(stages[-number:])
 
 
-def _shared(group: Sequence[tuple[Class, int]], dp: int, stages: int) -> Stage | None:
+def _shared(group: Sequence[tuple[ReplicaClass, int]], dp: int, stages: int) -> Stage | None:
     """A stage on all of these rooms, so that each has room for so many."""
     missing, runs = dp, []
     for at, (each, room) in enumerate(group):
@@ -323,13 +336,13 @@ def _shared(group: Sequence[tuple[Class, int]], dp: int, stages: int) -> Stage |
     return tuple(runs) if not missing else None
 
 
-def _alike(group: Sequence[tuple[Class, int]], dp: int) -> Iterator[tuple[Stage, ...]]:
+def _alike(group: Sequence[tuple[ReplicaClass, int]], dp: int) -> Iterator[tuple[Stage, ...]]:
     for number, stage in _numbers(group, dp):
         if number:
             yield (stage,) * number
 
 
-def _numbers(group: Sequence[tuple[Class, int]], dp: int) -> Iterator[tuple[int, Stage]]:
+def _numbers(group: Sequence[tuple[ReplicaClass, int]], dp: int) -> Iterator[tuple[int, Stage]]:
     """Every number of stages that these rooms have room for together, 0 with them."""
     yield 0, ()
     for number in range(1, _MAX_STAGES + 1):
@@ -370,3 +383,62 @@ def slowest_send(one: Stage, other: Stage, table: Tables) -> float:
             b += 1
             right = other[b][1]
         worst = max(worst, table.send(one[a][0], other[b][0]))
+
+
+def row_inputs(case: Case, files: SailorFiles, row: Row) -> Inputs:
+    """Model, cluster and job of which the row is a plan."""
+    replicas: Counter[tuple[SailorRoom, int]] = Counter()
+    rooms = {(room.gpu, room.zone): room for room in case.rooms}
+    for stage in row.plan.stages:
+        for each in stage:
+            replicas[rooms[each.gpu, each.zone], each.tp] += each.count
+    islands = [
+        (room, replace(
+            room_island(case, room, files), name=_name(room.gpu, room.zone, tp),
+            nodes=number, devices_per_node=tp,
+        ))
+        for (room, tp), number in sorted(
+            replicas.items(), key=lambda each: (case.rooms.index(each[0][0]), each[0][1])
+        )
+    ]  # fmt: skip
+    inputs = case_inputs(case, files)
+    batch = row.num_microbatches * row.plan.microbatch_size * row.plan.dp(0)
+    return replace(
+        inputs,
+        cluster=rooms_cluster(case.name, islands, files),
+        job=replace(inputs.job, global_batch_size=batch, target="any"),
+    )
+
+
+def row_chosen(row: Row) -> ChosenPlan:
+    """The row on the islands of `row_inputs`."""
+    plan = row.plan
+    last = len(plan.stages) - 1
+    stages = tuple(
+        ChosenStage(
+            parts=_parts(replicas, plan.microbatch_size),
+            layers=(layers - (s == 0) - (s == last),),
+            warmup_depth=min(len(plan.stages) - s, row.num_microbatches),
+        )
+        for s, (layers, replicas) in enumerate(zip(plan.layers, plan.stages, strict=True))
+    )
+    pipeline = ChosenPipeline(
+        stages=stages,
+        num_microbatches=row.num_microbatches,
+        schedule=Schedule(name="1f1b"),
+    )
+    return ChosenPlan(pipelines=(pipeline,))
+
+
+def _parts(replicas: tuple[SailorReplicas, ...], microbatch_size: int) -> tuple[Part, ...]:
+    return tuple(
+        Part(
+            island=_name(each.gpu, each.zone, each.tp),
+            shape=Shape(tp=each.tp, dp=each.count, microbatch_size=microbatch_size),
+        )
+        for each in replicas
+    )
+
+
+def _name(gpu: str, zone: str, tp: int) -> str:
+    return f"{gpu}-{zone}-tp{tp}"

@@ -1,10 +1,18 @@
-"""What do stages cost by Sailor's formula, as arrays over their first and last layer?
+"""Costs of stages by Sailor's formula, as arrays over their first and last layer, and their cut.
 
 For rows of stages that are cut many times (`evaluation.search.rows`): of a set of classes
 (room, tp) that share a stage, `ticks[a, e]` are the forward and backward seconds of one microbatch
 over layers a to e - 1 on the slowest class, infinite where a class has no memory for it with so
 many microbatches in flight; `reductions[a, e]` the seconds of the stage's reduction. The formula is
-that of `evaluation.search.sailor_cost`, which scores whatever is chosen.
+that of `evaluation.search.sailor`, which scores whatever is chosen.
+
+`cut` places the boundaries of a row of P stages with dp replicas and N microbatches. With c_s[a, e]
+the seconds of one microbatch on layers a to e - 1 (sends included) and r_s[a, e] the reduction,
+
+    step = (N - 1) max_s c_s + sum_s c_s + max_s r_s
+
+It first finds the least possible max_s c_s by a program over stages and layers, and among cuts with
+it a least sum; then it moves every boundary, by one or two layers, as long as the step falls.
 """
 
 from __future__ import annotations
@@ -15,17 +23,86 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
+from numba import njit
 
 from evaluation.search.cases import SailorRoom
-from evaluation.search.sailor_cost import (
+from evaluation.search.sailor import (
     BUCKET_BYTES,
     BYTES_PER_PARAMETER,
     FLOAT_BYTES,
     MEMORY_BYTES,
+    Fit,
+    LayerSizes,
+    SailorFiles,
 )
-from evaluation.search.sailor_files import Fit, LayerSizes, SailorFiles
-from hetplan.cost.arrays import Floats
+from hetplan.cost.arrays import Floats, Ints
 from hetplan.errors import InputError
+
+
+@njit(cache=True)
+def _step(ticks: Floats, reductions: Floats, count: int, ends: Ints) -> float:
+    longest = total = reduced = 0.0
+    first = 0
+    for s in range(len(ends)):
+        if ends[s] <= first:
+            return np.inf
+        tick = ticks[s, first, ends[s]]
+        longest = max(longest, tick)
+        total += tick
+        reduced = max(reduced, reductions[s, first, ends[s]])
+        first = ends[s]
+    return (count - 1) * longest + total + reduced
+
+
+@njit(cache=True)
+def _cut(ticks: Floats, limit: float, ends: Ints) -> float:
+    """The least max_s c_s (limit inf), or the cut of least sum with no c_s above the limit."""
+    stages, layers = ticks.shape[0], ticks.shape[1] - 1
+    by_sum = limit < np.inf
+    best = np.full((stages + 1, layers + 1), np.inf)
+    came = np.zeros((stages + 1, layers + 1), dtype=np.int64)
+    best[0, 0] = 0.0
+    for s in range(stages):
+        for e in range(s + 1, layers - (stages - 1 - s) + 1):
+            for a in range(s, e):
+                tick = ticks[s, a, e]
+                if tick > limit or best[s, a] == np.inf:
+                    continue
+                value = best[s, a] + tick if by_sum else max(best[s, a], tick)
+                if value < best[s + 1, e]:
+                    best[s + 1, e] = value
+                    came[s + 1, e] = a
+    found = best[stages, layers]
+    if found < np.inf:
+        e = layers
+        for s in range(stages - 1, -1, -1):
+            ends[s] = e
+            e = came[s + 1, e]
+    return float(found)
+
+
+@njit(cache=True)
+def cut(ticks: Floats, reductions: Floats, count: int, ends: Ints) -> float:
+    """Fills `ends` (the layer after each stage's last); the step, infinite where none fits."""
+    longest = _cut(ticks, np.inf, ends)
+    if longest == np.inf:
+        return np.inf
+    _cut(ticks, longest * (1 + 1e-12), ends)
+    best = _step(ticks, reductions, count, ends)
+    moved = True
+    while moved:
+        moved = False
+        for s in range(len(ends) - 1):
+            for by in (-2, -1, 1, 2):
+                ends[s] += by
+                step = _step(ticks, reductions, count, ends)
+                if step < best:
+                    best = step
+                    moved = True
+                else:
+                    ends[s] -= by
+    return best
+
 
 _GIB = dict(MEMORY_BYTES)
 _RING_BYTES = 16e6
@@ -33,14 +110,14 @@ _RING_BYTES = 16e6
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Class:
+class ReplicaClass:
     """One way to run a replica."""
 
     room: int
     tp: int
 
 
-Stage = tuple[tuple[Class, int], ...]
+Stage = tuple[tuple[ReplicaClass, int], ...]
 """Runs of equal replicas, in order."""
 
 
@@ -59,33 +136,33 @@ class Tables:
     rooms: tuple[SailorRoom, ...]
     devices_per_node: int
     microbatch_size: int
-    _ticks: dict[tuple[frozenset[Class], int], Floats] = field(default_factory=dict)
-    _seconds: dict[frozenset[Class], Floats] = field(default_factory=dict)
+    _ticks: dict[tuple[frozenset[ReplicaClass], int], Floats] = field(default_factory=dict)
+    _seconds: dict[frozenset[ReplicaClass], Floats] = field(default_factory=dict)
     _reductions: dict[tuple[frozenset[tuple[int, int]], int, int], Floats] = field(
         default_factory=dict
     )
-    _sends: dict[tuple[Class, Class], float] = field(default_factory=dict)
-    _whole: dict[Class, float] = field(default_factory=dict)
+    _sends: dict[tuple[ReplicaClass, ReplicaClass], float] = field(default_factory=dict)
+    _whole: dict[ReplicaClass, float] = field(default_factory=dict)
     _least: dict[tuple[float, int, bool], float] = field(default_factory=dict)
 
-    def classes(self, room: int) -> tuple[Class, ...]:
+    def classes(self, room: int) -> tuple[ReplicaClass, ...]:
         """Of a room, what was profiled and whose memory is known, by tp."""
         gpu = self.rooms[room].gpu
         return tuple(
-            Class(room, tp)
+            ReplicaClass(room, tp)
             for tp in sorted(self.files.sizes)
             if (gpu, self.microbatch_size, tp) in self.files.times
             and tp <= self.devices_per_node
             and self.devices_per_node % tp == 0
         )
 
-    def layer_seconds(self, each: Class) -> Floats:
+    def layer_seconds(self, each: ReplicaClass) -> Floats:
         """Forward and backward of one microbatch, by layer."""
         gpu = self.rooms[each.room].gpu
         times = self.files.times[gpu, self.microbatch_size, each.tp]
         return np.asarray(np.array(times.forward_seconds) + np.array(times.backward_seconds))
 
-    def model_seconds(self, each: Class) -> float:
+    def model_seconds(self, each: ReplicaClass) -> float:
         """Forward and backward of one microbatch on all layers."""
         if each not in self._whole:
             self._whole[each] = float(self.layer_seconds(each).sum())
@@ -150,7 +227,7 @@ class Tables:
             )
         return self._least[key]
 
-    def ticks(self, classes: frozenset[Class], in_flight: int) -> Floats:
+    def ticks(self, classes: frozenset[ReplicaClass], in_flight: int) -> Floats:
         """Of a stage; rows are first layers, columns the layer after the last."""
         key = (classes, in_flight)
         if key not in self._ticks:
@@ -164,20 +241,20 @@ class Tables:
             self._ticks[key] = found
         return self._ticks[key]
 
-    def seconds(self, classes: frozenset[Class]) -> Floats:
+    def seconds(self, classes: frozenset[ReplicaClass]) -> Floats:
         """The same without regard to memory."""
         if classes not in self._seconds:
             found = [_spans(self.layer_seconds(each)) for each in classes]
             self._seconds[classes] = np.asarray(np.max(found, axis=0))
         return self._seconds[classes]
 
-    def _memory(self, each: Class, in_flight: int) -> Floats:
+    def _memory(self, each: ReplicaClass, in_flight: int) -> Floats:
         sizes: LayerSizes = self.files.sizes[each.tp]
         kept = _spans(np.array(sizes.kept_activations)) * self.microbatch_size * FLOAT_BYTES
         weights = _spans(np.array(sizes.parameters)) * BYTES_PER_PARAMETER
         return weights + kept * in_flight + (2e9 if each.tp == 1 else 3e9)
 
-    def send(self, one: Class, other: Class) -> float:
+    def send(self, one: ReplicaClass, other: ReplicaClass) -> float:
         """Activations of one microbatch from a replica to another; infinite without a path."""
         key = (one, other)
         if key not in self._sends:

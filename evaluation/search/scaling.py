@@ -1,13 +1,30 @@
-"""How long does the search take, and how far is its proof, from 16 to 131,072 devices?
+"""Time of the search and distance of its proof, from 16 to 131,072 devices.
 
 Every instance and target is searched in a process of its own, so that its peak memory is its own.
 There imports are done, kernels are compiled and the predictor (datasheet figures only) is made
 before the clock of the search starts; a small search of the same target does that.
+
+A seeded generator makes every instance the same everywhere. Of `Instance(devices, islands,
+kinds, regions, model, seed)`:
+
+* kinds: drawn from `KINDS` (the catalogue's figures), each at least once, the others drawn again;
+* nodes of 8 devices; every island has at least one, the rest is dealt out one share at a time,
+  shares of 1/16 of what one island would have on average;
+* regions: every one has an island, the others are drawn;
+* links: inside a node the kind's own fabric; between nodes of an island 25 or 50 GB/s per device,
+  10 us; between islands of a region 12.5 GB/s, host-staged, 20 us; between regions 1 to 10 ms and
+  1.25 GB/s per device, all devices sharing 50, 100 or 400 GB/s;
+* model: 128 layers, vocabulary 128,000, sequences of 4,096 tokens, bfloat16, AdamW; hidden size by
+  devices (`_HIDDEN`); `moe` has layers of half the hidden size with 16 to 64 experts of which two
+  are taken;
+* global batch size: 2 sequences per device, rounded to a power of two, at least 128.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import random
 import resource
 import subprocess
 import sys
@@ -15,8 +32,193 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from evaluation.search.instances import INSTANCES, Instance, instance_inputs
+from hetplan.cluster.catalogue import load_catalogue
+from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.spec import Cluster, Island, Link, RegionLink, Transport
 from hetplan.errors import HetplanError, InfeasibleError, InputError, LimitError
+from hetplan.job.spec import Job, Optimizer, Precision
+from hetplan.model.layers import Attention, Experts, LayerRun, Mlp, Norm, TransformerLayer
+from hetplan.model.spec import ModelSpec
+from hetplan.search.result import Inputs
+
+KINDS = (
+    "nvidia-a100-80gb-sxm",
+    "nvidia-h100-80gb-sxm",
+    "amd-mi300x",
+    "intel-gaudi3",
+    "nvidia-h20-96gb-sxm",
+    "huawei-ascend-910c-die-64gb",
+)
+PER_NODE = 8
+NUM_LAYERS = 128
+SEED = 6
+_SEQUENCE = 4096
+_HIDDEN = ((64, 2048), (1024, 4096), (16384, 8192), (1 << 20, 12288))
+"""(most devices, hidden size)."""
+_EXPERTS = ((64, 16), (1024, 32), (1 << 20, 64))
+"""(most devices, experts)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One question of the scaling table."""
+
+    devices: int
+    islands: int
+    kinds: int
+    regions: int
+    model: str = "dense"
+    """`dense` or `moe`."""
+    seed: int = SEED
+
+
+INSTANCES = (
+    Instance(devices=16, islands=2, kinds=2, regions=1),
+    Instance(devices=64, islands=2, kinds=2, regions=1),
+    Instance(devices=256, islands=3, kinds=3, regions=2),
+    Instance(devices=768, islands=2, kinds=2, regions=1),
+    Instance(devices=1024, islands=4, kinds=4, regions=2),
+    Instance(devices=1024, islands=4, kinds=4, regions=2, model="moe"),
+    Instance(devices=4096, islands=6, kinds=6, regions=3),
+    Instance(devices=10240, islands=8, kinds=6, regions=4),
+    Instance(devices=10240, islands=8, kinds=6, regions=4, model="moe"),
+    Instance(devices=32768, islands=8, kinds=6, regions=4),
+    Instance(devices=98304, islands=8, kinds=6, regions=4),
+    Instance(devices=131072, islands=8, kinds=6, regions=4),
+    Instance(devices=131072, islands=10, kinds=6, regions=4),
+    Instance(devices=131072, islands=10, kinds=6, regions=4, model="moe"),
+)
+
+
+def instance_inputs(
+    instance: Instance, target: str, gap: float, time_limit_seconds: float
+) -> Inputs:
+    """Model, cluster and job of an instance; an InputError for sizes that cannot be."""
+    if instance.devices % PER_NODE or instance.devices // PER_NODE < instance.islands:
+        raise InputError(
+            f"{instance.devices} devices are no whole nodes of {PER_NODE} for "
+            f"{instance.islands} islands, each with one at least"
+        )
+    if not 1 <= instance.kinds <= min(instance.islands, len(KINDS)):
+        raise InputError(
+            f"{instance.kinds} kinds on {instance.islands} islands; there must be 1 to "
+            f"{min(instance.islands, len(KINDS))} kinds"
+        )
+    if not 1 <= instance.regions <= instance.islands:
+        raise InputError(
+            f"{instance.regions} regions with {instance.islands} islands; every region needs one"
+        )
+    batch = max(128, 1 << round(math.log2(2 * instance.devices)))
+    return Inputs(
+        model=_model(instance),
+        cluster=_cluster(instance),
+        job=Job(
+            name=f"{instance.devices} devices, {instance.islands} islands",
+            global_batch_size=batch,
+            sequence_length=_SEQUENCE,
+            precision=Precision.BFLOAT16,
+            optimizer=Optimizer.ADAMW,
+            target=target,
+            gap=gap,
+            time_limit_seconds=time_limit_seconds,
+        ),
+        sha256=(),
+    )
+
+
+def _by_devices(table: tuple[tuple[int, int], ...], devices: int) -> int:
+    return next(value for most, value in table if devices <= most)
+
+
+def _model(instance: Instance) -> ModelSpec:
+    hidden = _by_devices(_HIDDEN, instance.devices)
+    moe = instance.model == "moe"
+    if moe:
+        hidden //= 2
+    heads = hidden // 128
+    attention = Attention(num_heads=heads, num_kv_heads=min(8, heads), head_dim=128)
+    mlp = (
+        Experts(
+            num_experts=_by_devices(_EXPERTS, instance.devices),
+            experts_per_token=2,
+            expert_ffn_hidden_size=hidden,
+        )
+        if moe
+        else Mlp(ffn_hidden_size=7 * hidden // 2, gated=True)
+    )
+    layer = TransformerLayer(attention=attention, mlp=mlp, norm=Norm.RMS_NORM)
+    return ModelSpec(
+        name=f"{instance.model} of {NUM_LAYERS} layers, hidden {hidden}",
+        hidden_size=hidden,
+        vocab_size=128_000,
+        max_sequence_length=_SEQUENCE,
+        layer_runs=(LayerRun(count=NUM_LAYERS, layer=layer),),
+        final_norm=Norm.RMS_NORM,
+    )
+
+
+def _cluster(instance: Instance) -> Cluster:
+    draw = random.Random(f"{instance}")
+    catalogue = {kind.kind: kind for kind in load_catalogue()}
+    names = draw.sample(KINDS, instance.kinds)
+    names += [draw.choice(names) for _ in range(instance.islands - len(names))]
+    regions = list(range(instance.regions))
+    regions += [draw.randrange(instance.regions) for _ in range(instance.islands - len(regions))]
+    regions.sort()
+    nodes = _dealt(instance.devices // PER_NODE, instance.islands, draw)
+    islands = tuple(
+        _island(f"island-{at}", f"region-{regions[at]}", catalogue[names[at]], nodes[at], draw)
+        for at in range(instance.islands)
+    )
+    return Cluster(
+        name=f"seed {instance.seed}",
+        islands=islands,
+        within_region=_link(12.5e9, 20e-6, Transport.HOST_STAGED),
+        region_links=tuple(
+            RegionLink(between=(f"region-{one}", f"region-{other}"), link=_long_link(draw))
+            for one in range(instance.regions)
+            for other in range(one + 1, instance.regions)
+        ),
+    )
+
+
+def _dealt(nodes: int, islands: int, draw: random.Random) -> list[int]:
+    found = [1] * islands
+    share = max(1, nodes // (16 * islands))
+    left = nodes - islands
+    while left:
+        more = min(share, left)
+        found[draw.randrange(islands)] += more
+        left -= more
+    return found
+
+
+def _island(name: str, region: str, device: DeviceKind, nodes: int, draw: random.Random) -> Island:
+    fabric = device.scale_up
+    inside = _link(
+        64e9 if fabric is None else fabric.bandwidth_bytes_per_second, 5e-6, Transport.DEVICE_DIRECT
+    )
+    between = _link(draw.choice((25e9, 50e9)), 10e-6, Transport.DEVICE_DIRECT)
+    return Island(
+        name=name,
+        region=region,
+        device=device,
+        nodes=nodes,
+        devices_per_node=PER_NODE,
+        intra_node=inside,
+        inter_node=between if nodes > 1 else inside,
+        memory_bytes=device.memory_bytes,
+    )
+
+
+def _long_link(draw: random.Random) -> Link:
+    link = _link(1.25e9, draw.uniform(1e-3, 10e-3), Transport.HOST_STAGED)
+    return replace(link, shared_bandwidth_bytes_per_second=draw.choice((50e9, 100e9, 400e9)))
+
+
+def _link(rate: float, latency: float, transport: Transport) -> Link:
+    return Link(bandwidth_bytes_per_second=rate, latency_seconds=latency, transport=transport)
+
 
 TARGETS = ("megatron", "flagscale", "torchtitan", "native")
 GAP = 0.005
@@ -36,22 +238,22 @@ class ScalingRow:
     regions: int
     model: str
     target: str
-    seconds: float
-    """CPU seconds of the search."""
-    cold_seconds: float
-    """CPU seconds of the whole process: imports, kernels and a small search with it."""
-    peak_memory_bytes: float
-    step_seconds: float | None
-    """None without a plan."""
-    gap: float | None
     status: str
     """Of the certificate, or why there is no plan."""
-    families: int
+    seconds: float = 0.0
+    """CPU seconds of the search."""
+    cold_seconds: float = 0.0
+    """CPU seconds of the whole process: imports, kernels and a small search with it."""
+    peak_memory_bytes: float = 0.0
+    step_seconds: float | None = None
+    """None without a plan."""
+    gap: float | None = None
+    families: int = 0
     """That divide and fit."""
-    searched: int
-    programs: int
+    searched: int = 0
+    programs: int = 0
     """Subproblems that programs solved."""
-    replays: int
+    replays: int = 0
 
 
 def instances_of(sizes: Sequence[int]) -> tuple[Instance, ...]:
@@ -137,24 +339,8 @@ def measure(instance: Instance, target: str, limit_seconds: float) -> ScalingRow
 
 
 def _row(instance: Instance, target: str, *, status: str) -> ScalingRow:
-    return ScalingRow(
-        devices=instance.devices,
-        islands=instance.islands,
-        kinds=instance.kinds,
-        regions=instance.regions,
-        model=instance.model,
-        target=target,
-        seconds=0.0,
-        cold_seconds=0.0,
-        peak_memory_bytes=0.0,
-        step_seconds=None,
-        gap=None,
-        status=status,
-        families=0,
-        searched=0,
-        programs=0,
-        replays=0,
-    )
+    shape = {key: value for key, value in asdict(instance).items() if key != "seed"}
+    return ScalingRow(**shape, target=target, status=status)
 
 
 def _worker(question: str) -> None:

@@ -1,4 +1,4 @@
-"""Does the whole loop hold on this machine: profile, fit, plan, train, compare?
+"""The whole loop on this machine: profile, fit, plan, train, compare.
 
 Two device kinds are made of this machine's cores by pacing (hetplan/profiling/pacing.py): every
 layer really computes and then sleeps until a nominal time. The nominal times come from a profile

@@ -9,7 +9,7 @@ measured send, over the part of a figure that sends reach: `links_prior.SEND_BYT
     uneven   everything else, as V100 in a hybrid mesh; and where no send was measured
 
 The half-widths are 90 % (conformal rank) of |log(measured / predicted)| where one group size is
-carried to another one, on published tables (evaluation).
+carried to another one, on published tables, every link weighing the same.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ The data: all_reduce inside nodes of A100-80 (vTrain's nccl-tests, 2 to 8 ranks)
 (Aceso's profiler, published with Sailor) and A100 (Galvatron), 1 MiB to 1 GiB, one row per
 doubling; rings over 2 to 128 nodes of 8 as ratios to a NIC's rate (SimAI), for which 50
 GB/s per device is taken (Alibaba HPN, Qian et al., SIGCOMM 2024). Every group of every source
-weighs the same. `evaluation.cost.collective_laws` learns the constants from the published tables,
+weighs the same. `evaluation.cost.collectives` learns the constants from the published tables,
 and a test holds them to what it finds; they are rounded to three digits.
 """
 
@@ -73,7 +73,7 @@ USUAL_NODE_LATENCY_SECONDS = 10e-6
 USUAL_NETWORK_LATENCY_SECONDS = 20e-6
 
 # 90 % (conformal rank) of |log(measured / predicted)| with one source at a time left out of the
-# fit (`evaluation.cost.collective_laws`): all_reduce, all_to_all and sends inside nodes (sends of
+# fit (`evaluation.cost.collectives`): all_reduce, all_to_all and sends inside nodes (sends of
 # A100, GH200 and V100, the last two of which use a part of the device's links for one peer).
 # Between nodes one number of nodes is left out at a time.
 NODE_LOG_HALFWIDTH = 0.36

@@ -1,7 +1,7 @@
 """Bounds that tests hold replays to: several pipelines that share wires, and a long step's growth.
 
 Pipelines that share wires only delay each other: each one's bound holds for the step, and so does
-the time in which a wire can serve the messages of all (`evaluation.cost.walk_bounds`).
+the time in which a wire can serve the messages of all (`evaluation.cost.step_bounds`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,13 @@ from collections.abc import Sequence
 import numpy as np
 from cost_fakes import Case
 
-from evaluation.cost.step_bounds import pipeline_bound_seconds, without_sharing
-from evaluation.cost.walk_bounds import chain_seconds, endings_seconds, shared_wire_seconds
+from evaluation.cost.step_bounds import (
+    chain_seconds,
+    endings_seconds,
+    pipeline_bound_seconds,
+    shared_wire_seconds,
+    without_sharing,
+)
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.times import PipelineTimes
 

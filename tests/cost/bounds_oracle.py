@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from evaluation.cost.walk_bounds import walk_bound_seconds
+from evaluation.cost.step_bounds import walk_bound_seconds
 from hetplan.cost.bounds.closed_forms import (
     gpipe_bound_seconds,
     lower_bound_seconds,

@@ -10,8 +10,7 @@ from bounds_of_several import steady_cycle_seconds, step_bound_seconds
 from bounds_oracle import DEEP, GPIPE, INTERLEAVED, PLAIN, ZERO_BUBBLE, order_of, ratios
 from cost_fakes import Case, random_case
 
-from evaluation.cost.step_bounds import pipeline_bound_seconds
-from evaluation.cost.walk_bounds import shared_wire_seconds
+from evaluation.cost.step_bounds import pipeline_bound_seconds, shared_wire_seconds
 from hetplan.cost.bounds.closed_forms import (
     downstream_room_seconds,
     interval_room_seconds,

@@ -14,7 +14,7 @@ import typer
 from emit_cases import JOB, chosen, result_of, two_regions
 from emit_cases import MODEL as MODEL_OF_CASES
 
-from evaluation.search.instances import INSTANCES, instance_inputs
+from evaluation.search.scaling import INSTANCES, instance_inputs
 from hetplan.cli.emit import emit
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.load import load_cluster

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
-from accuracy_rows import write_runs
-from hetplan.cli.bench import bench
-from typer.testing import CliRunner, Result
+from evaluation_tables import write_runs
 
+from evaluation.accuracy.calibration import (
+    PredictedRun,
+    ReadingErrors,
+    other_readings,
+    predict_rows,
+)
 from evaluation.accuracy.clusters import cluster_of
-from evaluation.accuracy.predict_run import PredictedRun, predict_rows
-from evaluation.accuracy.readings import SPEED_SPREAD, ReadingErrors, other_readings
 from evaluation.accuracy.rows import read_runs
 from hetplan.cluster.node import RingNics
 from hetplan.cost.estimate import estimate
@@ -57,41 +57,6 @@ def test_rings_are_read_otherwise_where_a_cluster_says_them(tmp_path: Path) -> N
         assert row.as_published.bias == runs[0].judged().error
         # Four NICs instead of one make the reduction shorter.
         assert row.errors.bias < row.as_published.bias
-
-
-def test_a_nic_each_is_faster_than_one_for_all(tmp_path: Path) -> None:
-    runs = runs_of(tmp_path, SLINGSHOT, {**SLINGSHOT, "micro_batch": "2"})
-    row = of(other_readings(runs, PREDICTOR), "NIC for each device")
-    assert row.changed_rows == 2
-    assert row.errors.bias < row.as_published.bias
-
-
-def test_the_spread_makes_every_data_set_slower(tmp_path: Path) -> None:
-    runs = runs_of(tmp_path, {}, {"source": "another"})
-    found = other_readings(runs, PREDICTOR)
-    assert [row.data_set for row in found] == ["made-up", "another"]
-    for row in found:
-        assert str(SPEED_SPREAD) in row.reading
-        assert row.errors.bias > row.as_published.bias
-
-
-def test_the_command_prints_them_where_they_are_asked_for(tmp_path: Path) -> None:
-    folder = str(write_runs(tmp_path, STRIDED))
-
-    def run(*arguments: str) -> Result:
-        app = typer.Typer()
-        app.command()(bench)
-        return CliRunner().invoke(app, ["accuracy", "--fit", folder, *arguments])
-
-    plain = run()
-    assert plain.exit_code == 0, plain.output
-    assert "other readings of clusters: give --readings" in plain.stderr
-    assert "under other readings" not in plain.stdout
-    asked = run("--readings")
-    assert "under other readings of their clusters" in asked.stdout
-    found = json.loads(run("--readings", "--json").stdout)
-    assert len(found["readings"]) == 3
-    assert found["missing"] == []
 
 
 def test_a_fabric_of_any_number_of_devices_is_found_at_once(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from accuracy_rows import GPT, write_runs
+from evaluation_tables import GPT, write_runs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,17 +20,9 @@ def test_a_row_is_read(tmp_path: Path) -> None:
     )  # fmt: skip
     assert row.step_seconds == 0.5
     assert row.peak_memory_gib is None
-    assert row.said == {"layers_per_stage": "3/3", "b": "2"}
+    assert row.settings == {"layers_per_stage": "3/3", "b": "2"}
     assert row.faults == ()
     assert row.data_set == "made-up"
-
-
-def test_more_columns_fewer_columns_and_other_names_are_read(tmp_path: Path) -> None:
-    write_runs(tmp_path, {"colour": "blue"}, name="a.csv")
-    (tmp_path / "runs/b.csv").write_text("model,step_time_s\ngpt-1B,2.5\n")
-    one, two = read_runs(tmp_path).rows
-    assert one.file == "a.csv"
-    assert (two.file, two.model, two.step_seconds, two.tp) == ("b.csv", "gpt-1B", 2.5, None)
 
 
 @pytest.mark.parametrize(
@@ -57,19 +49,6 @@ def test_wrong_cells_are_faults_with_a_line(
     assert len(found.rows) == 2
 
 
-def test_files_that_are_no_tables_are_faults(tmp_path: Path) -> None:
-    write_runs(tmp_path, {})
-    (tmp_path / "runs/notes.csv").write_text("a,b\n1,2\n")
-    (tmp_path / "runs/bytes.csv").write_bytes(b"\xff\xfe\x00step_time_s")
-    found = read_runs(tmp_path)
-    assert len(found.rows) == 1
-    assert {fault.file for fault in found.faults} == {"notes.csv", "bytes.csv"}
-
-
-def test_a_folder_without_runs_has_none(tmp_path: Path) -> None:
-    assert read_runs(tmp_path).rows == ()
-
-
 def test_derived_times_and_experts_are_data_sets_of_their_own(tmp_path: Path) -> None:
     rows = read_runs(
         write_runs(
@@ -93,13 +72,6 @@ def test_suspect_rows_say_why() -> None:
     assert len(set(SLOW_ROWS)) == 16
 
 
-def test_the_hash_is_of_the_configuration_alone() -> None:
-    row = RunRow(file="a.csv", line=2, model="gpt", tp=2, step_seconds=1.0)
-    same = replace(row, file="b.csv", line=9, step_seconds=2.0, source_ref="elsewhere")
-    assert row.configuration_hash == same.configuration_hash
-    assert row.configuration_hash != replace(row, tp=4).configuration_hash
-
-
 @given(st.dictionaries(st.sampled_from(sorted(GPT)), st.text(max_size=12), max_size=6))
 def test_no_cell_ends_the_reading(tmp_path_factory: pytest.TempPathFactory, row: dict) -> None:  # type: ignore[type-arg]
     folder = tmp_path_factory.mktemp("runs")
@@ -109,15 +81,3 @@ def test_no_cell_ends_the_reading(tmp_path_factory: pytest.TempPathFactory, row:
     for each in found.rows:
         assert each.layout
         assert each.configuration_hash
-
-
-def test_tables_are_found_by_any_case_and_beside_the_folder(tmp_path: Path) -> None:
-    folder = write_runs(tmp_path, {})
-    (table,) = (folder / "runs").iterdir()
-    table.rename(folder / "runs" / "Steps.CSV")
-    text = (folder / "runs" / "Steps.CSV").read_bytes()
-    (folder / "more.csv").write_bytes(text.replace(b"gpt", b"gpt\xe8"))
-    (folder / "unit.csv").write_text("gpu,op\na,b\n")
-    found = read_runs(folder)
-    assert [row.file for row in found.rows] == ["Steps.CSV", "more.csv"]
-    assert not found.faults

@@ -7,22 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from accuracy_rows import write_runs
+from evaluation_tables import write_runs
 
-from evaluation.accuracy.clusters import cluster_notes, cluster_of, network_of
-from evaluation.accuracy.devices import device_kind_of, kind_names
-from evaluation.accuracy.models import model_of
-from evaluation.accuracy.plans import plan_of, recompute_of
-from evaluation.accuracy.predict_run import predict_rows, run_of
-from evaluation.accuracy.rows import RunRow, read_runs
-from evaluation.accuracy.trainers import TRAINERS, trainer_of
+from evaluation.accuracy.calibration import run_of
+from evaluation.accuracy.clusters import (
+    cluster_of,
+    device_kind_of,
+    kind_names,
+    network_of,
+)
+from evaluation.accuracy.plans import plan_of
+from evaluation.accuracy.rows import RunRow, model_of, read_runs
 from hetplan.cluster.catalogue import load_catalogue
-from hetplan.cost.estimate import estimate
 from hetplan.errors import InputError
-from hetplan.job.spec import Precision, ProductFormat
-from hetplan.model.layers import Experts, LatentAttention
+from hetplan.job.spec import Precision
 from hetplan.plans.plan import OverlapSettings, RecomputeGranularity, Sharding, expand
-from hetplan.predict.fit import FittedPredictor
 
 
 @pytest.fixture
@@ -31,13 +30,6 @@ def row(tmp_path: Path) -> RunRow:
 
 
 # ---- models
-
-
-def test_gpt_is_plain_and_tied(row: RunRow) -> None:
-    model = model_of(row).model
-    assert (model.num_layers, model.hidden_size, model.vocab_size) == (4, 1024, 50257)
-    assert model.tied_embeddings
-    assert not model_of(replace(row, model="opt-350M")).model.tied_embeddings
 
 
 @pytest.mark.parametrize(
@@ -65,32 +57,12 @@ def test_parameter_counts_are_the_published_ones(
     assert model.parameter_count / 1e9 == pytest.approx(billions, rel=0.005)
 
 
-def test_deepseek_has_dense_layers_first(row: RunRow) -> None:
-    model = model_of(
-        replace(row, model="deepseekv2-L4", hidden=5120, heads=128, num_experts=160)
-    ).model
-    assert [run.count for run in model.layer_runs] == [1, 3]
-    assert isinstance(model.layer_at(1).attention, LatentAttention)
-    assert isinstance(model.layer_at(2).mlp, Experts)
-
-
-def test_an_unknown_family_is_read_by_its_sizes_and_says_so(row: RunRow) -> None:
-    plain = model_of(replace(row, model="foo-1B"))
-    assert "read as GPT" in plain.notes[0]
-    gated = model_of(replace(row, model="foo-1B", ffn_hidden=2816, kv_heads=4))
-    assert "read as Llama" in gated.notes[0]
-
-
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
         ({"heads": None}, "heads"),
-        ({"layers": None, "vocab": None}, "layers, vocab"),
-        ({"heads": 7}, "do not divide"),
         ({"model": "foo-moe", "num_experts": 8}, "no known family"),
         ({"model": "gpt-moe", "num_experts": 8}, "dense family"),
-        ({"model": "deepseekv2", "num_experts": 160}, "no DeepSeek"),
-        ({"model": "qwen3-moe", "num_experts": 128}, "is not known"),
     ],
 )
 def test_models_that_a_row_does_not_give(
@@ -103,53 +75,34 @@ def test_models_that_a_row_does_not_give(
 # ---- devices and clusters
 
 
-@pytest.mark.parametrize(
-    ("label", "kind"),
-    [
-        ("A100-80GB-SXM (multi: 512-GPU cluster)", "nvidia-a100-80gb-sxm"),
-        ("A100-40", "nvidia-a100-40gb-sxm"),
-        ("GH-96", "nvidia-gh200-96gb"),
-        ("B200-SXM", "nvidia-b200-180gb-sxm"),
-        ("H100", "nvidia-h100-80gb-sxm"),
-        ("H100-PCIe", "nvidia-h100-80gb-pcie"),
-        ("NVIDIA H100 80GB HBM3", "nvidia-h100-80gb-sxm"),
-        ("MI300X", "amd-mi300x"),
-        ("V100-16", "nvidia-v100-16gb-sxm"),
-        ("910B", "huawei-ascend-910b2-64gb"),
-        ("A100-SXM4-40GB", "nvidia-a100-40gb-sxm"),
-        ("A100-SXM", "nvidia-a100-80gb-sxm"),
-        ("NVIDIA H100-SXM5-80GB", "nvidia-h100-80gb-sxm"),
-        ("Tesla V100-SXM2-32GB", "nvidia-v100-32gb-sxm"),
-        ("RTX3090", "nvidia-rtx-3090-24gb"),
-        ("RTX-2080Ti", "nvidia-rtx-2080-ti-11gb"),
-        ("TPUv4", "google-tpu-v4"),
-    ],
+LABELS = (
+    ("A100-80GB-SXM (multi: 512-GPU cluster)", "nvidia-a100-80gb-sxm"),
+    ("A100-40", "nvidia-a100-40gb-sxm"),
+    ("GH-96", "nvidia-gh200-96gb"),
+    ("B200-SXM", "nvidia-b200-180gb-sxm"),
+    ("H100", "nvidia-h100-80gb-sxm"),
+    ("H100-PCIe", "nvidia-h100-80gb-pcie"),
+    ("NVIDIA H100 80GB HBM3", "nvidia-h100-80gb-sxm"),
+    ("MI300X", "amd-mi300x"),
+    ("V100-16", "nvidia-v100-16gb-sxm"),
+    ("910B", "huawei-ascend-910b2-64gb"),
+    ("A100-SXM4-40GB", "nvidia-a100-40gb-sxm"),
+    ("A100-SXM", "nvidia-a100-80gb-sxm"),
+    ("NVIDIA H100-SXM5-80GB", "nvidia-h100-80gb-sxm"),
+    ("Tesla V100-SXM2-32GB", "nvidia-v100-32gb-sxm"),
+    ("RTX3090", "nvidia-rtx-3090-24gb"),
+    ("RTX-2080Ti", "nvidia-rtx-2080-ti-11gb"),
+    ("TPUv4", "google-tpu-v4"),
 )
-def test_labels_mean_kinds(label: str, kind: str) -> None:
-    (name,) = kind_names(label)
-    assert device_kind_of(name, load_catalogue()).kind == kind
 
 
-@pytest.mark.parametrize("label", ["XPU-9", "", "A", "nvidia"])
-def test_labels_that_mean_nothing_are_refused(label: str) -> None:
-    with pytest.raises(InputError, match="no kind of the catalogue"):
-        device_kind_of(label, load_catalogue())
-
-
-@pytest.mark.parametrize(
-    ("note", "nics", "gigabits"),
-    [
-        ("8x HDR-200Gb IB per node (Selene)", 8, 200),
-        ("800 Gb/s per node (vTrain config)", 4, 200),
-        ("400Gb/s+ per GPU (not stated)", 8, 400),
-        ("Alps/Clariden Slingshot", 1, 200),
-    ],
-)
-def test_networks_are_read_from_notes(row: RunRow, note: str, nics: int, gigabits: float) -> None:
-    found = network_of(replace(row, inter_bw_note=note))
-    assert found is not None
-    assert found.nics == nics
-    assert found.bandwidth_bytes_per_second == pytest.approx(gigabits * 1e9 / 8)
+def test_labels_mean_kinds() -> None:
+    for label, kind in LABELS:
+        (name,) = kind_names(label)
+        assert device_kind_of(name, load_catalogue()).kind == kind
+    for label in ("XPU-9", "", "A", "nvidia"):
+        with pytest.raises(InputError, match="no kind of the catalogue"):
+            device_kind_of(label, load_catalogue())
 
 
 @pytest.mark.parametrize(
@@ -172,42 +125,11 @@ def test_other_notes_are_read_too(row: RunRow, note: str, nics: int, gigabits: f
     assert found.nics * found.bandwidth_bytes_per_second == pytest.approx(nics * gigabits * 1e9 / 8)
 
 
-def test_a_network_that_is_not_noted_is_the_usual_one_and_said(row: RunRow) -> None:
-    silent = replace(row, inter_bw_note="")
-    (note,) = cluster_notes(silent, cluster_of(silent, ()))
-    assert "assumed: NVIDIA DGX A100 datasheet" in note
-
-
 def test_a_network_that_is_not_usual_is_not_made_up(row: RunRow) -> None:
     with pytest.raises(InputError, match="network between the nodes is not known"):
         cluster_of(replace(row, gpu="RTX-3090", inter_bw_note="fast"), ())
     alone = cluster_of(replace(row, gpu="RTX-3090", inter_bw_note="", gpus=8, dp=2), ())
     assert alone.islands[0].nodes == 1
-
-
-@pytest.mark.parametrize(("per_node", "gpus"), [(1, 16), (4, 16), (4, 4)])
-def test_nodes_of_gh200_are_clusters(row: RunRow, per_node: int, gpus: int) -> None:
-    found = replace(row, gpu="GH200", gpus_per_node=per_node, gpus=gpus)
-    assert cluster_of(found, ()).num_devices == gpus
-
-
-def test_measured_links_are_named_where_there_are_samples(row: RunRow) -> None:
-    name = "nvidia-a100-80gb-sxm intra-node"
-    (island,) = cluster_of(row, (name,)).islands
-    assert island.intra_node.samples == name
-    assert island.inter_node.samples is None
-    assert island.intra_node.bandwidth_bytes_per_second == 300e9
-    assert island.inter_node.bandwidth_bytes_per_second == 25e9
-
-
-def test_an_nvlink_domain_is_one_node(row: RunRow) -> None:
-    changes = {"gpu": "GB200", "gpus_per_node": 4, "intra_bw_note": "NVL72 domain"}
-    (small,) = cluster_of(replace(row, **changes, gpus=32), ()).islands  # type: ignore[arg-type]
-    assert (small.nodes, small.devices_per_node) == (1, 32)
-    large = replace(row, **changes, gpus=256, inter_bw_note="400Gb/s per GPU")  # type: ignore[arg-type]
-    (island,) = cluster_of(large, ()).islands
-    assert (island.nodes, island.devices_per_node) == (4, 64)
-    assert island.inter_node.bandwidth_bytes_per_second == 50e9
 
 
 # ---- plans
@@ -242,35 +164,18 @@ def test_uneven_layers_interleaving_and_sharding(row: RunRow) -> None:
     assert (virtual.plan.sharding, virtual.plan.optimizer_shards) == (Sharding.OPTIMIZER, 4)
 
 
-def test_embedding_and_head_count_where_only_all_layers_divide(row: RunRow) -> None:
-    found = plan(replace(row, layers=94, pp=8, vpp=3, gpus=64, global_batch=64))
-    assert {c.stop - c.start for s in found.plan.pipelines[0].stages for c in s.chunks} == {4}
-
-
-def test_tensor_parallelism_over_nodes_is_priced_with_a_note(row: RunRow) -> None:
-    (note,) = plan(replace(row, tp=16, pp=1, dp=1)).notes
-    assert "spans 2 nodes" in note
-
-
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
         ({"dtype": "FP6"}, "no rates"),
         ({"dtype": "FP8"}, "a100-80gb-sxm has no float8 rate"),
-        ({"dtype": "NVFP4", "gpu": "H100-80GB-SXM"}, "no float4 rate"),
         ({"dtype": "FP8", "source": "nemo-bridge-LoRA Performance"}, "weights are frozen"),
         ({"dtype": ""}, "does not say dtype"),
         ({"global_batch": 33}, "multiple"),
-        ({"global_batch": None}, "global_batch"),
-        ({"micro_batch": None}, "micro_batch"),
         ({"dp": 2}, "devices"),
         ({"layers": 1, "vpp": 4}, "too few"),
         ({"faults": ("tp is '2x', not a whole number",)}, "tp is '2x'"),
         ({"other": "layers_per_stage=1/2"}, "are not the 6 layers"),
-        ({"other": "layers_per_stage=a/b"}, "whole numbers"),
-        ({"recompute": "some"}, "recompute"),
-        ({"gpus": None}, "gpus"),
-        ({"gpu": ""}, "gpu"),
         ({"gpu": "A100-40+V100-16"}, "A100-40"),
         ({"gpus": 12, "dp": 3, "global_batch": 30}, "whole nodes"),
         ({"step_seconds": None}, "step time"),
@@ -284,27 +189,6 @@ def test_rows_that_cannot_be_predicted_say_why(
 
 
 NEMO = {"source": "nemo-bridge-pretrain", "gpu": "B200", "seq_parallel": None, "dist_opt": True}
-
-
-@pytest.mark.parametrize(
-    ("dtype", "asked", "name"),
-    [
-        ("FP8", ProductFormat.FLOAT8, "nemo-bridge-pretrain, float8"),
-        ("FP8-CS (FP8-MX)", ProductFormat.FLOAT8, "nemo-bridge-pretrain, float8"),
-        ("FP8-MX", ProductFormat.MXFP8, "nemo-bridge-pretrain, mxfp8"),
-        ("MXFP8", ProductFormat.MXFP8, "nemo-bridge-pretrain, mxfp8"),
-        ("NVFP4", ProductFormat.NVFP4, "nemo-bridge-pretrain, nvfp4"),
-        ("BF16", None, "nemo-bridge-pretrain"),
-    ],
-)
-def test_narrow_products_are_what_a_row_says(
-    row: RunRow, dtype: str, asked: ProductFormat | None, name: str
-) -> None:
-    nemo = replace(row, **NEMO, dtype=dtype, recompute="")  # type: ignore[arg-type]
-    job = plan(nemo).job
-    assert (job.precision, job.trainer.product_format) == (Precision.BFLOAT16, asked)
-    assert job.trainer.gradient_precision is Precision.BFLOAT16
-    assert nemo.data_set == name
 
 
 def test_nemos_runs_overlap_as_its_recipes_do(row: RunRow) -> None:
@@ -323,32 +207,6 @@ def test_nemos_runs_overlap_as_its_recipes_do(row: RunRow) -> None:
     assert found.sharding is Sharding.PARAMETERS
     assert plan(replace(alone, other="FSDP=0")).plan.sharding is Sharding.OPTIMIZER
     assert plan(row).plan.overlap == OverlapSettings()
-
-
-def test_narrow_products_are_faster_and_say_what_they_stand_on(row: RunRow) -> None:
-    # In small layers quantising takes what the products save.
-    large = {"hidden": 8192, "ffn_hidden": 32768, "heads": 64, "kv_heads": 64, "seq": 8192}
-    rows = [
-        replace(row, **NEMO, **large, dtype=dtype, recompute="")  # type: ignore[arg-type]
-        for dtype in ("BF16", "MXFP8", "NVFP4")
-    ]
-    done, left = predict_rows(rows, (), FittedPredictor.datasheet_only())
-    assert not left
-    seconds = [each.estimate.step_seconds for each in done]
-    assert seconds == sorted(seconds, reverse=True)
-    assert not any("products not measured" in line for line in done[0].estimate.warnings)
-    for each in done[1:]:
-        assert any("products not measured" in line for line in each.estimate.warnings)
-    memory = {each.estimate.stages[0].memory.total_bytes for each in done}
-    assert len(memory) == 1
-
-
-def test_trainers_are_known_by_their_source(row: RunRow) -> None:
-    assert trainer_of(row).sources == ()
-    for trainer in TRAINERS:
-        assert trainer_of(replace(row, source=f"{trainer.sources[0]}-x")) is trainer
-    sailor = replace(row, source="sailor-clariden")
-    assert plan(sailor).job.precision is Precision.FLOAT32
 
 
 # ---- runs on several kinds
@@ -376,19 +234,6 @@ def mixed_folder(tmp_path: Path, stages: list[list[tuple[str, int, int]]], **row
     return write_runs(tmp_path, changes | row)
 
 
-def test_stages_on_two_kinds(tmp_path: Path) -> None:
-    folder = mixed_folder(
-        tmp_path, [[("RTX-3090", 2, 2)], [("V100-16", 2, 2)]], global_batch="8", micro_batch="2"
-    )
-    (row,) = read_runs(folder).rows
-    run = run_of(row, (folder,), ())
-    (pipeline,) = run.planned.plan.pipelines
-    kinds = [run.cluster.island_of_device(s.replicas[0].devices[0].start).device.kind
-             for s in pipeline.stages]  # fmt: skip
-    assert kinds == ["nvidia-rtx-3090-24gb", "nvidia-v100-16gb-sxm"]
-    assert pipeline.num_microbatches == 4
-
-
 def test_replicas_on_two_kinds_are_two_pipelines(tmp_path: Path) -> None:
     folder = mixed_folder(
         tmp_path, [[("V100-16", 2, 2), ("RTX-3090", 2, 2)]], global_batch="8", micro_batch="2"
@@ -400,36 +245,7 @@ def test_replicas_on_two_kinds_are_two_pipelines(tmp_path: Path) -> None:
     assert run.planned.job.target == "any"
 
 
-def test_without_the_plan_a_mixed_row_is_not_predicted(tmp_path: Path) -> None:
-    folder = mixed_folder(tmp_path, [[("V100-16", 2, 2)]])
-    (row,) = read_runs(folder).rows
-    with pytest.raises(InputError, match="not in the folder"):
-        run_of(row, (), ())
-    (tmp_path / "sailor/validation/mit/plan.json").write_text("[]")
-    with pytest.raises(InputError, match="no plan of Sailor's"):
-        run_of(row, (folder,), ())
-
-
 # ---- predictions
-
-
-def test_a_prediction_is_the_products_estimate(row: RunRow) -> None:
-    predictor = FittedPredictor.datasheet_only()
-    (found,), left = predict_rows((row,), (), predictor)
-    assert left == ()
-    run = found.run
-    plan = run.planned
-    asked = estimate(plan.plan, run.model, run.cluster, plan.job, predictor)
-    assert found.estimate == asked
-    assert found.judged().error == asked.step_seconds / 0.5 - 1.0
-
-
-def test_what_cannot_be_predicted_is_listed(row: RunRow) -> None:
-    rows = (row, replace(row, dtype="FP6"), replace(row, gpu="XPU-9"))
-    done, left = predict_rows(rows, (), FittedPredictor.datasheet_only())
-    assert len(done) == 1
-    assert ["no rates" in each.reason for each in left] == [True, False]
-    assert "XPU-9" in left[1].reason
 
 
 @pytest.mark.parametrize(
@@ -449,8 +265,3 @@ def test_uneven_layers_are_placed(
     counts = [chunk.stop - chunk.start for stage in pipeline.stages for chunk in stage.chunks]
     assert counts == layers
     assert any("as even as" in note for note in found.notes) == ("layers" in changes)
-
-
-@pytest.mark.parametrize("said", ["full", "Full", "uniform", "block"])
-def test_whole_layers_are_recomputed_by_any_method(row: RunRow, said: str) -> None:
-    assert recompute_of(replace(row, recompute=said)).granularity is RecomputeGranularity.FULL

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from accuracy_unit_tables import (
+from evaluation_tables import (
     COLLECTIVE_HEADER,
-    EFFICIENCY_HEADER,
     LAYER_HEADER,
     SHAPES,
     collective_row,
@@ -18,12 +16,10 @@ from accuracy_unit_tables import (
     write_table,
 )
 
-from evaluation.accuracy import unit
-from evaluation.accuracy.unit import UnitData, read_unit
+from evaluation.accuracy import unit_links
+from evaluation.accuracy.unit_data import UnitData, read_unit
 from hetplan.errors import InputError
-from hetplan.model.operators import OperatorClass
 from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample
-from hetplan.profiling.samples_csv import row
 
 A100 = "nvidia-a100-40gb-sxm"
 
@@ -51,18 +47,6 @@ def of_rows(folder: Path, *rows: str) -> UnitData:
 
 def sizes(samples: Iterable[OperatorSample]) -> set[tuple[str, str, int, int, int, int]]:
     return {(each.operator, each.phase, each.batch, each.m, each.n, each.k) for each in samples}
-
-
-def test_an_empty_folder_is_notes_and_no_error(tmp_path: Path) -> None:
-    found = read_unit(tmp_path)
-    assert found.populations == ()
-    for name in ("layer_times.csv", "gemm_efficiency.csv", "collectives.csv", "layer_profiles"):
-        assert has_note(found, name, "is not there")
-
-
-def test_no_folder_at_all_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there is no such folder"):
-        read_unit(tmp_path / "nowhere")
 
 
 def test_operators_of_a_layer_have_their_shapes(tmp_path: Path) -> None:
@@ -125,10 +109,8 @@ def test_operators_of_a_layer_have_their_shapes(tmp_path: Path) -> None:
         (layer_row("enc-attention-qkv", 9, 8), set(), "copies of its result"),
         (layer_row("enc-MLP-GEMM-1", 9, 8, tp=2), {"forward"}, "tp > 1"),
         (layer_row("enc-attention-dense", 9, 8, tp=2), {"input_gradient"}, "tp > 1"),
-        (layer_row("enc-MLP-GEMM-2", 9, 8, tp=2), {"input_gradient"}, "tp > 1"),
         (layer_row("encoder-embedding", 9, 8, tp=2), {"backward"}, "tp > 1"),
         (layer_row("gpt-post-process", 9, 8, tp=2), set(), "tp > 1"),
-        (layer_row("enc-1st-layernorm", 1e7, 1e7), set(), "out of memory"),
         (layer_row("enc-1st-layernorm", 9, 1e7), {"forward"}, "out of memory"),
         (layer_row("enc-1st-layernorm", 0, 8), {"backward"}, "no time"),
         (layer_row("enc-attention-qkv", 9, 8, algo=1), set(), "algo 1"),
@@ -147,8 +129,6 @@ def test_a_trap_is_not_a_sample_and_is_counted(
     ("wrong", "expected"),
     [
         (layer_row("enc-new", 9, 8), "found operator 'enc-new'"),
-        (layer_row("enc-MLP-gelu", 9, 8, model="OPT-7"), "found model 'OPT-7'"),
-        (layer_row("enc-MLP-gelu", 9, 8, dtype="int3"), "found 'int3'"),
         (layer_row("enc-MLP-gelu", "x", 8), "found 'x'; write a number"),
         (layer_row("enc-MLP-gelu", 9, 8, tp=3), "found 3; it does not divide the 16 heads"),
         ("one,two", "found 2 columns where the header has 13"),
@@ -159,52 +139,6 @@ def test_a_wrong_row_is_an_error_with_its_line(tmp_path: Path, wrong: str, expec
         of_rows(tmp_path, layer_row("enc-MLP-gelu", 9, 8), wrong)
     assert caught.value.faults[0].line == 3
     assert caught.value.faults[0].file.endswith("layer_times.csv")
-
-
-def test_another_table_under_the_name_is_refused(tmp_path: Path) -> None:
-    write_table(tmp_path, "layer_times.csv", "a,b", "1,2")
-    with pytest.raises(InputError, match="no table of measurements that is known"):
-        read_unit(tmp_path)
-
-
-def test_a_device_that_the_catalogue_lacks_keeps_its_name(tmp_path: Path) -> None:
-    found = of_rows(tmp_path, layer_row("enc-MLP-gelu", 9, 8, gpu="X-9000"))
-    assert {each.device for each in operators(found)} == {"X-9000"}
-    assert has_note(found, "X-9000 is no kind of the catalogue")
-
-
-def test_efficiencies_become_times_at_the_rate_of_their_row(tmp_path: Path) -> None:
-    shape = '"b=1, m=64, k=32, n=16, layout=NT, accumulate=True, out_dtype=fp32"'
-    write_table(
-        tmp_path,
-        "gemm_efficiency.csv",
-        EFFICIENCY_HEADER,
-        f"SimuMax x,b200_bf16_ceperm,matmul,2250.0,0.5,{shape},0.5",
-        f"SimuMax x,b200_bf16_ceperm,matmul,2250.0,0.5,{shape},0",
-        f"SimuMax x,b200_bf16_ceperm,fp8_matmul,2250.0,0.5,{shape},0.5",
-    )
-    found = read_unit(tmp_path)
-    (sample,) = operators(found)
-    assert sample.device == "nvidia-b200-180gb-sxm"
-    assert (sample.phase, sample.output_precision) == ("weight_gradient", "float32")
-    assert sample.median_seconds == pytest.approx(2 * 64 * 32 * 16 / (0.5 * 2250e12))
-    assert has_note(found, "1 row not used", "an efficiency of 0")
-    assert has_note(found, "1 row not used", "fp8_matmul")
-
-
-@pytest.mark.parametrize(
-    ("cell", "words"),
-    [
-        ("many", r"csv:2: peak_tflops: found 'many'"),
-        ("", r"csv:2: peak_tflops: this cell is empty"),
-    ],
-)
-def test_an_efficiency_without_a_rate_is_an_error(tmp_path: Path, cell: str, words: str) -> None:
-    shape = '"b=1, m=64, k=32, n=16, layout=TN"'
-    line = f"SimuMax x,a100_pcie,matmul,{cell},0.5,{shape},0.5"
-    write_table(tmp_path, "gemm_efficiency.csv", EFFICIENCY_HEADER, line)
-    with pytest.raises(InputError, match=words):
-        read_unit(tmp_path)
 
 
 def test_collectives_of_every_source_and_their_traps(tmp_path: Path) -> None:
@@ -240,24 +174,24 @@ def test_collectives_of_every_source_and_their_traps(tmp_path: Path) -> None:
         (each.link, each.operation, each.group_size, each.nodes, each.message_bytes): each
         for each in links(found)
     }
-    assert rows[unit.VTRAIN_A100_NODE, "all_reduce", 8, 1, 1048576].median_seconds == 92.15e-6
-    node = unit.node_link(A100)
+    assert rows[unit_links.VTRAIN_A100_NODE, "all_reduce", 8, 1, 1048576].median_seconds == 92.15e-6
+    node = unit_links.node_link(A100)
     gathered = [each for each in links(found) if each.operation == "all_gather"]
     assert sorted(each.median_seconds for each in gathered) == pytest.approx([50e-6, 55e-6])
     # The table has what each rank gives; a message is what all have in the end.
     assert {each.message_bytes for each in gathered} == {4 * 1000}
     assert has_note(found, "1 row not used", "the same measurement under another model")
     assert rows[node, "send_recv", 2, 1, 1048576].median_seconds == pytest.approx(1048576 / 10e9)
-    between = rows[unit.SAILOR_A100_NODES, "send_recv", 2, 2, 1048576]
+    between = rows[unit_links.SAILOR_A100_NODES, "send_recv", 2, 2, 1048576]
     assert between.median_seconds == pytest.approx(1048576 / 2e9)
     assert has_note(found, "fitted polynomial")
     middle = 64 << 20
-    crossing = rows[unit.GALVATRON_NODES, "all_reduce", 4, 2, middle]
+    crossing = rows[unit_links.GALVATRON_NODES, "all_reduce", 4, 2, middle]
     assert crossing.median_seconds == pytest.approx(1.5 * middle / 16.22e9)
-    assert (unit.GALVATRON_NODES, "all_reduce", 16, 2, middle) in rows
+    assert (unit_links.GALVATRON_NODES, "all_reduce", 16, 2, middle) in rows
     # Four consecutive ranks of eight to a node never leave it.
-    assert (unit.GALVATRON_NODE, "all_reduce", 4, 1, middle) in rows
-    assert (unit.GALVATRON_NODE, "all_to_all", 8, 1, 1048576) in rows
+    assert (unit_links.GALVATRON_NODE, "all_reduce", 4, 1, middle) in rows
+    assert (unit_links.GALVATRON_NODE, "all_to_all", 8, 1, 1048576) in rows
     for reason in (
         "1e12 us",
         "1e9 us",
@@ -304,6 +238,23 @@ def test_communication_is_taken_out_of_sliced_layers(tmp_path: Path) -> None:
     assert has_note(found, "not used", "no all_reduce of this size was measured")
 
 
+def test_what_no_device_can_do_is_left_out(tmp_path: Path) -> None:
+    write_profile(tmp_path, "OPT-350", "A100-40", {(1, 1): (1e-9, 0.001, 1e-7)})
+    found = read_unit(tmp_path)
+    kinds = {(each.layer, each.phase) for each in layers(found)}
+    assert ("embedding", "forward") in kinds
+    assert ("embedding", "backward") not in kinds
+    assert "head" not in {layer for layer, _ in kinds}
+    assert has_note(found, "the last layer of every run", "and 1 more such")
+
+
+def test_marks_of_failed_runs_are_no_times(tmp_path: Path) -> None:
+    write_profile(tmp_path, "OPT-350", "A100-40", {(1, 1): (0.0, 0.001, 1e4)})
+    found = read_unit(tmp_path)
+    assert {each.layer for each in layers(found)} == {"transformer"}
+    assert has_note(found, "layers 0: forward: 0 s, not measured")
+
+
 def test_float32_itself_is_left_out_beside_tf32(tmp_path: Path) -> None:
     # A layer of OPT-350 at microbatch 1 does about 7e10 operations: 70 and 7 TFLOP/s.
     write_profile(tmp_path, "OPT-350", "A100-40", {(1, 1): (0.0004, 0.001, 0.004)})
@@ -312,82 +263,3 @@ def test_float32_itself_is_left_out_beside_tf32(tmp_path: Path) -> None:
     found = read_unit(tmp_path)
     assert layers(found) == layers(alone) != []
     assert has_note(found, "opt-350-again", "float32 itself")
-
-
-def test_unusable_and_unknown_models_are_named(tmp_path: Path) -> None:
-    write_profile(tmp_path, "LLAMA-3-8", "A100-40", {(1, 1): (0.0004, 0.001, 0.004)})
-    write_profile(tmp_path, "PaLM", "A100-40", {(1, 1): (0.0004, 0.001, 0.004)})
-    found = read_unit(tmp_path)
-    assert not found.populations
-    assert has_note(found, "LLAMA-3-8 on A100-40 is not read", "unusable")
-    assert has_note(found, "PaLM on A100-40 is not read", "shape of the model is not known")
-
-
-def test_warm_up_is_named(tmp_path: Path) -> None:
-    times = {(1, 1): (0.0004, 0.003, 0.004), (2, 1): (0.0004, 0.002, 0.004)}
-    write_profile(tmp_path, "OPT-350", "A100-40", times)
-    found = read_unit(tmp_path)
-    assert has_note(found, "longer at microbatch 1 than at 2", "transformer forward tp 1")
-
-
-def test_the_order_of_rows_does_not_matter(tmp_path: Path) -> None:
-    rows = [
-        layer_row(op, 10 * at + 5, 10 * at + 7, mbs=size)
-        for at, op in enumerate(("enc-MLP-gelu", "enc-1st-layernorm", "gpt-post-process"))
-        for size in (1, 2)
-    ]
-    one = of_rows(tmp_path, *rows)
-    other = of_rows(tmp_path, *reversed(rows))
-    assert set(operators(one)) == set(operators(other))
-    assert sorted(one.notes) == sorted(other.notes)
-
-
-def test_a_row_without_a_time_is_counted(tmp_path: Path) -> None:
-    found = of_rows(tmp_path, layer_row("layernum[2]", 9, "", mbs=""))
-    assert not operators(found)
-    assert has_note(found, "1 row not used", "no microbatch size")
-
-
-TABLES = (
-    (LAYER_HEADER, layer_row("enc-attention-qkv", 200, 180), "layer_times.csv"),
-    (
-        COLLECTIVE_HEADER,
-        collective_row("vTrain trace/a100", "all_reduce", 8, 1048576, 92.15, 19.91, "A100"),
-        "collectives.csv",
-    ),
-    (
-        EFFICIENCY_HEADER,
-        'SimuMax x,a100_pcie,matmul,312,0.5,"b=1, m=64, k=32, n=16, layout=TN",0.5',
-        "gemm_efficiency.csv",
-    ),
-)
-
-
-@pytest.mark.parametrize(("columns", "line", "name"), TABLES, ids=lambda each: each[:12])
-def test_damage_is_an_error_that_names_the_file_or_changes_samples(
-    tmp_path: Path, columns: str, line: str, name: str
-) -> None:
-    source = random.Random(name)
-    whole = f"{columns}\n{line}\n{line}\n"
-    for _ in range(300):
-        letters = list(whole)
-        for _ in range(source.randint(1, 3)):
-            letters[source.randrange(len(letters))] = source.choice('0189eE+-.,"=\n xNT\u00e9')
-        (tmp_path / "unit").mkdir(exist_ok=True)
-        (tmp_path / "unit" / name).write_text("".join(letters), encoding="utf-8")
-        found, faults = UnitData(populations=(), notes=()), ()
-        try:
-            found = read_unit(tmp_path)
-        except InputError as error:
-            faults = error.faults
-        assert all(fault.file.endswith(name) and fault.message for fault in faults)
-        for each in (*operators(found), *links(found)):
-            assert 0 < each.median_seconds < 1e9
-            sample = row(each)
-            assert "nan" not in sample
-            assert "inf" not in sample
-
-
-def test_every_operator_word_is_a_class(tmp_path: Path) -> None:
-    found = of_rows(tmp_path, layer_row("enc-MLP-gelu", 9, 8))
-    assert all(each.operator in tuple(OperatorClass) for each in operators(found))

@@ -6,32 +6,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from evaluation.closed_loop.asked import Asked
-from evaluation.closed_loop.choosing import price_pool
-from evaluation.closed_loop.files import LoopFiles
-from evaluation.closed_loop.pool import at_most, draw_pool
-from evaluation.closed_loop.together import (
+from evaluation.closed_loop.loop import (
     ANY_FORM,
-    MAX_MICROBATCHES,
     ONE_PIPELINE,
     Candidate,
     _Planner,
     bound_seconds,
     measured,
-    shares_of,
     tokens,
 )
-from evaluation.closed_loop.values import LoopSpec, TrainedPlan, Verdict
+from evaluation.closed_loop.plans import draw_pool, price_pool
+from evaluation.closed_loop.training import LoopInputs
+from evaluation.closed_loop.values import LoopFiles, LoopSpec, TrainedPlan, Verdict
 from hetplan.cluster.load import load_cluster
 from hetplan.cost.priced.pricer import Pricer
-from hetplan.errors import InputError
 from hetplan.job.load import load_job
 from hetplan.model.load import load_model
-from hetplan.plans.check import check_plan
-from hetplan.plans.launch import launch_faults
 from hetplan.predict.fit import fit_stores
 
 FILES = LoopFiles(folder=Path("unused"))
@@ -45,7 +36,7 @@ CLUSTER = replace(
     ),
 )
 TOGETHER = load_job(FILES.together_job)
-ASKED = Asked(
+INPUTS = LoopInputs(
     files=FILES, spec=LoopSpec(), model=MODEL, cluster=CLUSTER, job=JOB, say=lambda text: None
 )
 KINDS = [island.device.kind for island in CLUSTER.islands]
@@ -55,16 +46,8 @@ KINDS = [island.device.kind for island in CLUSTER.islands]
 def simple() -> tuple[Candidate, ...]:
     """What needs no planner; datasheet figures will do to price it."""
     predictor, _ = fit_stores()
-    planner = _Planner(ASKED, None, TOGETHER, predictor)  # type: ignore[arg-type]
+    planner = _Planner(INPUTS, None, TOGETHER, predictor)  # type: ignore[arg-type]
     return tuple(planner.simple())
-
-
-def test_simple_splits_are_legal_and_keep_to_the_limit(simple: tuple[Candidate, ...]) -> None:
-    assert len({each.what for each in simple}) == 4
-    for each in simple:
-        assert not check_plan(each.plan.plan, MODEL, CLUSTER, each.job)
-        assert not list(launch_faults(each.plan.plan))
-        assert at_most(each.plan.plan, MAX_MICROBATCHES)
 
 
 def test_no_plan_is_predicted_to_beat_its_bound(simple: tuple[Candidate, ...]) -> None:
@@ -82,30 +65,6 @@ def test_no_plan_is_predicted_to_beat_its_bound(simple: tuple[Candidate, ...]) -
         *((each.plan.predicted_seconds, each.bound_seconds) for each in simple),
     ):
         assert 0 < bound <= predicted * (1 + 1e-9)
-
-
-@given(
-    st.integers(2, 120).map(lambda number: 24 * number),
-    st.lists(st.floats(0.1, 10.0), min_size=1, max_size=6),
-)
-def test_a_batch_is_dealt_out_whole(batch: int, weights: list[float]) -> None:
-    try:
-        samples, shares = shares_of(batch, weights)
-    except InputError:
-        # Even in microbatches of eight samples the largest share is too large.
-        assert batch / 8 * max(weights) / sum(weights) > MAX_MICROBATCHES - 2
-        return
-    assert samples * sum(shares) == batch
-    assert min(shares) >= 1
-    assert max(shares) <= MAX_MICROBATCHES
-
-
-def test_microbatches_are_as_small_as_the_limit_allows() -> None:
-    assert shares_of(576, [1.0] * 4) == (3, [48] * 4)
-    assert shares_of(576, [3.0, 3.0, 2.0, 1.0]) == (3, [64, 64, 43, 21])
-    assert shares_of(8, [1.0] * 4) == (1, [2] * 4)
-    with pytest.raises(InputError, match="cannot be dealt out to 4 pipelines"):
-        shares_of(3, [1.0] * 4)
 
 
 def trained(seconds: float, overruns: int = 0) -> TrainedPlan:
@@ -139,23 +98,9 @@ def candidates(simple: tuple[Candidate, ...]) -> list[Candidate]:
 
 def test_the_figure_by_hand(simple: tuple[Candidate, ...]) -> None:
     seconds = (10.0, 10.0, 10.0, 10.2, 10.04, 12.5)
-    found = measured(ASKED, candidates(simple), [trained(each) for each in seconds])
+    found = measured(INPUTS, candidates(simple), [trained(each) for each in seconds])
     assert found.alone_tokens_per_second == pytest.approx(tokens(TOGETHER) / 10.0)
     assert [row.ratio for row in found.alone] == [None] * 3
     assert [row.ratio for row in found.together] == pytest.approx([10 / 10.2, 10 / 10.04, 0.8])
     assert found.together[1].bound_ratio == pytest.approx(9.95 / 10.04)
     assert (found.verdict, found.reasons) == (Verdict.REACHED, ())
-
-
-def test_a_simple_split_does_not_reach_the_goal_for_hetplan(simple: tuple[Candidate, ...]) -> None:
-    seconds = (10.0, 10.0, 10.0, 11.0, 11.0, 10.0)
-    found = measured(ASKED, candidates(simple), [trained(each) for each in seconds])
-    assert found.verdict is Verdict.MISSED
-    assert "90.9% of the kinds alone" in found.reasons[0]
-    assert "of its own bound" in found.reasons[1]
-
-
-def test_a_busy_machine_is_invalid_and_not_missed(simple: tuple[Candidate, ...]) -> None:
-    seconds = (10.0, 10.0, 10.0, 11.0, 11.0, 10.0)
-    found = measured(ASKED, candidates(simple), [trained(each, overruns=40) for each in seconds])
-    assert found.verdict is Verdict.INVALID

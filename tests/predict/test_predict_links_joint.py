@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from predict_samples import link_sample
 
-from evaluation.cost.collective_groups import carried_errors
 from hetplan.cluster.spec import Link, Transport
 from hetplan.predict.fit import fit
 from hetplan.predict.links import collective_law, fit_link_laws
@@ -104,13 +103,3 @@ def test_group_sizes_of_its_own_have_seen_what_the_links_do() -> None:
         for fabric in (NVLINK, 0.0)
     ]
     assert found[0] == found[1]
-
-
-@pytest.mark.skipif(not (REFERENCE / "unit").is_dir(), reason="published measurements are not here")
-def test_half_widths_are_those_of_published_links() -> None:
-    found = {each.joint: each for each in carried_errors(REFERENCE)}
-    assert set(found) == set(JointClass)
-    for kind, halfwidth in ONE_GROUP_LOG_HALFWIDTHS:
-        assert found[kind].log_halfwidth == pytest.approx(halfwidth, abs=0.01)
-    assert "nvidia-gh200-96gb intra-node" in found[JointClass.EVEN].links
-    assert "nvidia-v100-16gb-sxm intra-node" in found[JointClass.UNEVEN].links

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evaluation.accuracy.collective_rows import FILE, published
-from evaluation.cost.collective_laws import (
+from evaluation.accuracy.unit_links import FILE, published
+from evaluation.cost.collectives import (
     BUS_RINGS,
     EXCHANGES,
     RINGS,

@@ -31,8 +31,7 @@ pytestmark = needs_reference
 
 @lru_cache(maxsize=1)
 def products() -> tuple[OperatorSample, ...]:
-    from evaluation.accuracy.unit_notes import Notes
-    from evaluation.accuracy.unit_operators import read_operators
+    from evaluation.accuracy.unit_operators import Notes, read_operators
 
     return tuple(
         sample

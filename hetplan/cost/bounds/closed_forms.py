@@ -4,8 +4,8 @@
     (a) (b) (c) (i)    x                                     closed forms, here
     (l)                x      x           x            x     here and in `bounds.walks`
     flow shops                x                              here; exact with eager sends
-    walks                                 x            x     `evaluation.cost.walk_bounds`
-    shared wire        x      x           x            x     `evaluation.cost.walk_bounds`
+    walks                                 x            x     `evaluation.cost.step_bounds`
+    shared wire        x      x           x            x     `evaluation.cost.step_bounds`
 
 `evaluation.cost.step_bounds` picks those that hold for a pipeline. The search uses the parts of
 (b), (c) and (i) directly (`hetplan.search.single.order_slots`).

@@ -1,1 +1,0 @@
-"""How far are hetplan's predictions from steps and layers that other people measured?"""

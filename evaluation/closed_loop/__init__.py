@@ -1,1 +1,0 @@
-"""Does the closed loop hold on emulated hosts: measure, fit, predict, train, compare?"""

@@ -1,0 +1,249 @@
+"""`evaluation accuracy`: tables, JSON, plot, folders that have little, and nothing at all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from evaluation_tables import (
+    COLLECTIVE_HEADER,
+    EFFICIENCY_HEADER,
+    LAYER_HEADER,
+    collective_row,
+    layer_row,
+    write_profile,
+    write_runs,
+    write_table,
+)
+from typer.testing import CliRunner, Result
+
+from evaluation.__main__ import app
+from evaluation.accuracy import run as accuracy_module
+from evaluation.accuracy.calibration import predict_rows, run_intervals
+from evaluation.accuracy.left_out import OCTAVES, left_out, other_folder
+from evaluation.accuracy.rows import read_runs
+from evaluation.accuracy.run import accuracy
+from evaluation.accuracy.unit_data import read_judged_unit, read_unit
+from hetplan.predict.fit import FittedPredictor, fit_populations
+
+REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
+LAYOUTS = tuple(
+    {"tp": str(tp), "pp": str(pp), "dp": str(16 // tp // pp), "micro_batch": str(size)}
+    for tp in (1, 2, 4)
+    for pp in (1, 2)
+    for size in (1, 2)
+)
+
+
+def measured(folder: Path, factor: float = 1.1) -> Path:
+    """Runs that took `factor` times what datasheets say, in several cells."""
+    rows = read_runs(write_runs(folder, *LAYOUTS)).rows
+    done, _ = predict_rows(rows, (), FittedPredictor.datasheet_only())
+    times = [f"{run.estimate.step_seconds * factor:.6f}" for run in done]
+    assert len(times) == len(LAYOUTS)
+    return write_runs(
+        folder,
+        *(row | {"step_time_s": time} for row, time in zip(LAYOUTS, times, strict=True)),
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return measured(tmp_path / "data")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["accuracy", *arguments])
+
+
+# ---- the command
+
+
+def test_tables_and_json_say_the_same(folder: Path) -> None:
+    result = run("--fit", str(folder), "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["schema"] == "hetplan.bench/1"
+    (data_set,) = found["data_sets"]
+    assert data_set["data_set"] == "made-up"
+    assert data_set["mape"] == pytest.approx(1 - 1 / 1.1, rel=1e-4)
+    assert data_set["all_rows"]["bias"] == pytest.approx(1 / 1.1 - 1, rel=1e-4)
+    assert data_set["all_rows"]["spearman"] == pytest.approx(1.0)
+    assert len(found["rows"]) == len(LAYOUTS)
+    text = run("--fit", str(folder)).stdout
+    assert "9.09%" in text
+    assert "-9.09%" in text
+
+
+def test_folders_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    for option in ("--fit", "--judge", "--reference"):
+        result = run(option, str(tmp_path / "nowhere"))
+        assert result.exit_code == 2
+        assert "is no folder" in result.stderr
+
+
+def test_a_judge_of_nonsense_is_listed_and_ends_well(folder: Path, tmp_path: Path) -> None:
+    judge = write_runs(
+        tmp_path / "judge",
+        {"heads": ""},
+        {"dtype": "FP4"},
+        {"step_time_s": "nan"},
+        {"gpu": "XPU-9"},
+        {"layers": "99999999999"},
+        {"gpus": "16", "global_batch": "999999999999"},
+        {"tp": "3"},
+        name="other.csv",
+    )
+    (judge / "runs/empty.csv").write_text("")
+    (judge / "unit").mkdir()
+    (judge / "unit/x.csv").write_text("a,b\n1,2\n")
+    result = run("--fit", str(folder), "--judge", str(judge))
+    assert result.exit_code == 0, result.output
+    assert "does not say heads" in result.stderr
+    assert "no rates" in result.stderr
+    assert "XPU-9" in result.stderr
+    assert "wrong cell: other.csv:4: step_time_s" in result.stderr
+    assert "x.csv is no table" in result.stderr
+    rows = json.loads(run("--fit", str(folder), "--judge", str(judge), "--json").stdout)["skipped"]
+    assert sum(len(each["places"]) for each in rows) == 7
+
+
+# ---- what is judged by what
+
+
+def test_nothing_of_a_judge_changes_its_predictions(folder: Path, tmp_path: Path) -> None:
+    slow = measured(tmp_path / "slow", factor=2.0)
+    one = accuracy(folder, folder)
+    two = accuracy(folder, slow)
+    assert [row.predicted_seconds for row in one.rows] == [
+        row.predicted_seconds for row in two.rows
+    ]
+    # Widths come from the fitted folder's runs, which are 10 % off; these are twice as long.
+    assert two.data_sets[0].all_rows.inside == 0
+    assert one.data_sets[0].all_rows.inside >= len(LAYOUTS) - 1  # equal but for rounding
+
+
+def test_no_run_is_in_what_its_interval_stands_on(folder: Path) -> None:
+    rows = read_runs(folder).rows
+    done, _ = predict_rows(rows, (), FittedPredictor.datasheet_only())
+    before = run_intervals(done, done)
+    # One cell's measurements become absurd: its own intervals must not notice.
+    cell = {row.place for row in rows if (row.tp, row.pp) == (2, 1)}
+    changed = [
+        replace(run, run=replace(run.run, row=replace(run.row, step_seconds=500.0)))
+        if run.row.place in cell
+        else run
+        for run in done
+    ]
+    after = run_intervals(changed, changed)
+    for run, one, two in zip(done, before, after, strict=True):
+        if run.row.place in cell:
+            assert one == two
+    assert any(one.by_runs is not None for one in before)
+
+
+def test_eight_runs_that_are_all_slower_help_the_others(tmp_path: Path) -> None:
+    sizes = [{"global_batch": str(batch)} for batch in (32, 64)]
+    rows = [layout | size for layout in LAYOUTS for size in sizes]
+    folder = write_runs(tmp_path, *rows)
+    done, _ = predict_rows(read_runs(folder).rows, (), FittedPredictor.datasheet_only())
+    times = [f"{run.estimate.step_seconds * 1.2:.6f}" for run in done]
+    write_runs(tmp_path, *(row | {"step_time_s": t} for row, t in zip(rows, times, strict=True)))
+    (found,) = accuracy(tmp_path, tmp_path).calibrated
+    assert found.accepted
+    assert found.before.rows == len(rows) - 8
+    assert found.after.mape < found.before.mape / 2
+    assert len(set(found.calibrated_on)) == 8
+
+
+# ---- the drawing
+
+
+# ---- unit data
+
+
+def profiles(folder: Path) -> Path:
+    times = {
+        (size, 1): (1e-4 * size, 1e-3 * size + 2e-4, 2e-3 * size + 1e-4) for size in (1, 2, 4, 8)
+    }
+    for gpu in ("A100-40", "V100-16"):
+        write_profile(folder, "OPT-350", gpu, times)
+    return folder
+
+
+def test_devices_are_left_out_whole(tmp_path: Path) -> None:
+    populations = read_unit(profiles(tmp_path)).populations
+    whole = fit_populations(populations)
+    found = left_out(populations, whole)
+    devices = {row.device for row in found.rows if row.left_out == "the device"}
+    assert devices == {"nvidia-a100-40gb-sxm", "nvidia-v100-16gb-sxm"}
+    # Both have the same times here, and very different figures: without its own samples a device
+    # is predicted from the other, and wrongly.
+    own = other_folder(populations, whole)
+    for row in own.rows:
+        if row.what == "transformer layers":
+            assert row.errors.mape < 0.05
+    for row in found.rows:
+        if row.what == "transformer layers":
+            assert row.errors.mape > 0.2
+
+
+def test_messages_and_ranks_are_left_out(tmp_path: Path) -> None:
+    rows = [
+        collective_row(
+            "vTrain trace", "all_reduce", ranks, 2**size, 20 + 2**size / 1e5 * (ranks - 1) / ranks,
+            "", gpu="A100",
+        )
+        for ranks in (2, 4, 8)
+        for size in range(20, 28)
+    ]  # fmt: skip
+    write_table(tmp_path, "collectives.csv", COLLECTIVE_HEADER, *rows)
+    populations = read_unit(tmp_path).populations
+    found = left_out(populations, fit_populations(populations)).rows
+    by_what = {row.left_out: row.errors for row in found}
+    assert by_what[OCTAVES].rows == 24
+    # A line in between is a line: only the ends, which are beyond what is left, can be off.
+    assert by_what[OCTAVES].median < 0.01
+    assert by_what["each of 2, 4, 8 ranks"].rows == 24
+
+
+def test_a_judged_folder_is_read_whatever_its_files_are_called(tmp_path: Path) -> None:
+    good = layer_row("enc-MLP-GEMM-1", 900.0, 1000.0)
+    write_table(
+        tmp_path, "strange name.csv", LAYER_HEADER, good, layer_row("enc-MLP-GEMM-1", "x", 1)
+    )
+    write_table(tmp_path, "eff.csv", EFFICIENCY_HEADER)
+    (tmp_path / "unit/broken.csv").write_bytes(b"\xff\xfe")
+    found = read_judged_unit(tmp_path)
+    assert sum(len(each.operators) for each in found.populations) == 2  # forward and backward
+    notes = "\n".join(found.notes)
+    assert "strange name.csv:3 is left out" in notes
+    assert "broken.csv cannot be read" in notes
+
+
+# ---- the published data, where they are
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REFERENCE.is_dir(), reason="published measurements are not here")
+def test_every_published_row_is_predicted_or_listed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bench = accuracy(REFERENCE, REFERENCE)
+    rows = read_runs(REFERENCE).rows
+    places = [row.place for row in bench.rows]
+    places += [place for group in bench.skipped for place in group.places]
+    assert sorted(places) == sorted(row.place for row in rows)
+    assert sum(bool(row.suspect) for row in bench.rows) == 17
+    by_name = {each.data_set: each for each in bench.data_sets}
+    # Peers' figures, far above what hetplan has: a slip in a reading of rows shows here.
+    assert by_name["vtrain-multi"].mape < 0.1473
+    assert by_name["sailor-clariden"].mape < 0.089
+    assert by_name["simumax-b200-v1.2"].mape < 0.0586
+    assert by_name["megatron-sc21-table1, derived"].mape < 0.103
+    monkeypatch.setattr(accuracy_module, "left_out", lambda *_: pytest.fail("fitted on the judge"))
+    other = accuracy(REFERENCE, tmp_path)
+    assert other.rows == ()
+    assert any("no row of runs" in each for each in other.missing)
