@@ -43,7 +43,7 @@ Force = Annotated[
 ]
 
 
-@app.command()
+@app.command(short_help="Add logs of nccl-tests to the profile store.")
 def samples(
     files: Files,
     link: Annotated[
@@ -109,7 +109,7 @@ def samples(
             say(line)
 
 
-@app.command()
+@app.command(short_help="Show what perftest or iperf3 measured.")
 def links(files: Files, kind: Kind = None, out: Out = None, as_json: AsJson = False) -> None:
     """Show bandwidth and latency between two hosts (perftest, iperf3), for a cluster file."""
     from hetplan.importers.table import Gives
@@ -117,7 +117,7 @@ def links(files: Files, kind: Kind = None, out: Out = None, as_json: AsJson = Fa
     _show(_read_all(files, (Gives.LINKS,), kind), as_json=as_json, out=out)
 
 
-@app.command()
+@app.command(short_help="Show a node's parts, or a list of hosts.")
 def topology(files: Files, kind: Kind = None, out: Out = None, as_json: AsJson = False) -> None:
     """Show the parts of a node (nvidia-smi, rocm-smi, npu-smi), or a list of hosts."""
     from hetplan.importers.table import Gives
@@ -126,7 +126,7 @@ def topology(files: Files, kind: Kind = None, out: Out = None, as_json: AsJson =
     _show(imported, as_json=as_json, out=out)
 
 
-@app.command()
+@app.command(short_help="Show the steps of a training log.")
 def log(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Log files of one run.")],
     trainer: Annotated[
@@ -149,7 +149,7 @@ def log(
         emit(f"note: {text}")
 
 
-@app.command()
+@app.command(short_help="Price a trainer's launch as a plan.")
 def launch(
     trainer: Annotated[str, typer.Argument(help="megatron, flagscale or torchtitan.")],
     file: Annotated[Path, typer.Argument(help="Script, arguments, configuration or folder.")],
@@ -195,7 +195,7 @@ def launch(
     import_launch(trainer, [file], request)
 
 
-@app.command("cluster-draft")
+@app.command("cluster-draft", short_help="Draft a cluster file from all of these.")
 def cluster_draft(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Cluster file to write.")],
     device: Annotated[

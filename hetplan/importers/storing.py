@@ -80,7 +80,7 @@ def import_facts(
         device=device,
         backend=known.torch_device if known is not None and known.torch_device else "unknown",
         measured_on=measured_on or _day_of(path),
-        command=f"hetplan import {imported.kind} {path.name}",
+        command=f"hetplan import samples {path.name}",
         driver=driver,
         clocks=clocks,
         notes=notes,
