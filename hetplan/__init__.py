@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hetplan.cluster.load import load_cluster
     from hetplan.comparison.compare import compare
     from hetplan.cost.estimate import estimate
-    from hetplan.importers.open import import_file
+    from hetplan.importers.table import import_file
     from hetplan.job.load import load_job
     from hetplan.model.load import load_model
     from hetplan.predict.fit import fit
@@ -56,7 +56,7 @@ _HOMES = {
     "emit": "hetplan.trainers.emission",
     "estimate": "hetplan.cost.estimate",
     "fit": "hetplan.predict.fit",
-    "import_file": "hetplan.importers.open",
+    "import_file": "hetplan.importers.table",
     "load_cluster": "hetplan.cluster.load",
     "load_job": "hetplan.job.load",
     "load_model": "hetplan.model.load",

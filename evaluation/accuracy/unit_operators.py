@@ -54,7 +54,7 @@ from hetplan.errors import Fault, InputError
 from hetplan.files.reading import read_text
 from hetplan.job.spec import Precision
 from hetplan.lint.known import precision_of
-from hetplan.lint.rows import EfficiencyRow, LayerRow, Material
+from hetplan.lint.rows import EfficiencyRow, Inputs, LayerRow
 from hetplan.lint.tables import read_table, table_kind
 from hetplan.model.operators import ADDITION_APART, OperatorClass
 from hetplan.profiling.samples import (
@@ -115,7 +115,7 @@ class Notes:
         return (*counted, *self.words)
 
 
-def read_rows(path: Path, notes: Notes) -> Material | None:
+def read_rows(path: Path, notes: Notes) -> Inputs | None:
     """The table's rows; None, with a note, where there is no such file.
 
     An InputError with file and line where the file is another table or cells of it are wrong.

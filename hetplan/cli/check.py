@@ -1,7 +1,8 @@
-"""`hetplan check`: what is wrong or suspicious in measurements, runs, inputs and launches."""
+"""`hetplan check`: what is wrong or doubtful in measurements, runs, inputs and launches."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,199 +11,114 @@ import typer
 from hetplan.cli.options import AsJson, emit
 
 if TYPE_CHECKING:
-    from hetplan.lint.findings import Finding, Findings
-    from hetplan.lint.own_files import Planned
-    from hetplan.lint.reading import Asked
-    from hetplan.lint.rule import Rule
+    from hetplan.lint.findings import Finding, Findings, Rule
+    from hetplan.lint.reading import LaunchContext, Reading
 
 FOUND = 2
-"""Exit code where something impossible was found, a file is wrong, or --strict found anything."""
+"""Exit code where a finding is an error, or --strict found anything."""
 WIDTH = 96
 """Characters of a line of explanation: a terminal of 100 with a margin."""
 
-Files = Annotated[
-    list[Path] | None,
-    typer.Argument(
-        metavar="FILE...",
-        help="Files or folders: hetplan's own, a profile store, other tools' measurements, "
-        "launches of Megatron-LM, FlagScale and torchtitan.",
-        show_default=False,
-    ),
-]
-
 
 def check(
-    files: Files = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="Device kind, for an importer that needs it.")
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="FILE...",
+            help="Files or folders: hetplan's own, profile stores, other tools' outputs, tables "
+            "of measurements, launches.",
+            show_default=False,
+        ),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit code 2 for warnings too.")] = False,
+    rules: Annotated[bool, typer.Option("--rules", help="List every rule.")] = False,
+    explain: Annotated[
+        str | None, typer.Option("--explain", metavar="RULE", help="Explain one rule.")
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option("--kind", metavar="KIND", help="Importer that reads the files.")
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option("--model", help="Model whose layers were measured, or that a launch trains."),
+        typer.Option(
+            "--model", metavar="FILE", help="Model that it trains.", rich_help_panel="A launch"
+        ),
     ] = None,
     cluster: Annotated[
-        Path | None, typer.Option("--cluster", help="Cluster on which a launch runs.")
+        Path | None,
+        typer.Option(
+            "--cluster", metavar="FILE", help="Where it runs.", rich_help_panel="A launch"
+        ),
     ] = None,
     given: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="Variable or flag of a launch that only its hosts know; again for more.",
+            help="A variable or flag that only its hosts know; may be repeated.",
             show_default=False,
+            rich_help_panel="A launch",
         ),
     ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option("--precision", help="Precision that was measured, as in bfloat16."),
-    ] = None,
-    seq: Annotated[
-        int | None, typer.Option("--seq", min=1, help="Sequence length that was measured.")
-    ] = None,
-    kind: Annotated[
-        str | None,
-        typer.Option("--kind", help="Read every file with this importer of `hetplan import`."),
-    ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit code 2 for suspicious findings too.")
-    ] = False,
     as_json: AsJson = False,
-    explain: Annotated[
-        str | None, typer.Option("--explain", metavar="RULE", help="Explain one rule.")
-    ] = None,
-    rules: Annotated[bool, typer.Option("--rules", help="List every rule.")] = False,
 ) -> None:
-    """Say what is impossible or suspicious in files, with the rule and what to do.
+    """Report errors and warnings in files, with the rule that each breaks and what to do.
 
-    Exit code 0: nothing, or only suspicious findings; 2: something impossible, or a file that is
-    wrong (with --strict: any finding).
+    Exit code 0: nothing, or only warnings; 2: an error (with --strict: any finding).
     """
-    from hetplan.errors import InputError
+    from hetplan.errors import InputError, Severity
+    from hetplan.files.encoding import encode
+    from hetplan.lint.findings import FINDINGS_SCHEMA
+    from hetplan.lint.registry import check_files
 
     if rules or explain is not None:
         emit(_rules_text(explain))
         return
     if not files:
         raise InputError("no file is named; name files or folders to check, or --rules")
-    found, read_as, notes = _find(
-        files, _with_launch(_asked(device, model, precision, seq, kind), cluster, given or [])
-    )
-    if as_json:
-        from hetplan.files.encoding import encode
-        from hetplan.lint.findings import FINDINGS_SCHEMA
-
-        emit(encode(found, schema=FINDINGS_SCHEMA))
-    else:
-        emit(_text(found, read_as, notes))
-    if _is_bad(found, strict=strict):
+    found, reading = check_files(files, _context(kind, model, cluster, given or []))
+    emit(encode(found, schema=FINDINGS_SCHEMA) if as_json else _text(found, reading))
+    if any(strict or each.severity is Severity.ERROR for each in found.findings):
         raise typer.Exit(FOUND)
 
 
-def _asked(
-    device: str | None, model: Path | None, precision: str | None, seq: int | None, kind: str | None
-) -> Asked:
-    """What the options say of the files; an InputError where the importer needs more."""
-    from hetplan.importers.open import check_context, importer_kind, known_precision
-    from hetplan.importers.records import ImportContext
-    from hetplan.lint.reading import Asked
-    from hetplan.model.load import load_model
-
-    asked = Asked(
-        importer=kind,
-        device=device,
-        model=None if model is None else load_model(model),
-        precision=None if precision is None else known_precision(precision),
-        sequence_length=seq,
-    )
-    if kind is not None:
-        context = ImportContext(
-            file="",
-            link="checked",
-            device=device,
-            model=asked.model,
-            precision=asked.precision,
-            sequence_length=seq,
-        )
-        check_context(importer_kind(kind), context)
-    return asked
-
-
-def _with_launch(asked: Asked, cluster: Path | None, given: list[str]) -> Asked:
-    """With what the options say of launches."""
-    from dataclasses import replace
-
+def _context(
+    kind: str | None, model: Path | None, cluster: Path | None, given: list[str]
+) -> LaunchContext:
     from hetplan.cluster.load import load_cluster
     from hetplan.errors import InputError
+    from hetplan.importers.table import importer_called
+    from hetplan.lint.reading import LaunchContext
+    from hetplan.model.load import load_model
 
-    pairs = []
-    for each in given:
-        name, equals, value = each.partition("=")
+    pairs = [each.partition("=") for each in given]
+    for name, equals, value in pairs:
         if not equals or not name:
-            raise InputError(f"--set {each!a}: write NAME=VALUE, as in TP=8")
-        pairs.append((name, value))
-    return replace(
-        asked,
+            raise InputError(f"--set {name + equals + value!a}: write NAME=VALUE, as in TP=8")
+    return LaunchContext(
+        importer=None if kind is None else importer_called(kind).kind,
+        model=None if model is None else load_model(model),
         cluster=None if cluster is None else load_cluster(cluster),
-        given=tuple(pairs),
+        given=tuple((name, value) for name, _, value in pairs),
     )
 
 
-def _planned(path: Path) -> Planned:
-    """What a legal plan file was made for; an InputError where it breaks a rule."""
-    from hetplan.lint.own_files import Planned
-    from hetplan.search.files import load_legal_plan
-
-    inputs = load_legal_plan(path).inputs
-    return Planned(model=inputs.model, cluster=inputs.cluster)
-
-
-def _find(files: list[Path], asked: Asked) -> tuple[Findings, str, tuple[str, ...]]:
-    """What is wrong, as what the files were read, and lines about launches and what could not be
-    judged.
-    """
-    from collections import Counter
-
-    from hetplan.lint.reading import read_all
-    from hetplan.lint.registry import findings
-
-    reading = read_all(files, asked, {"hetplan.plan": _planned})
-    kinds = [
-        f"{count} x {kind}" if count > 1 else kind for kind, count in Counter(reading.kinds).items()
-    ]
-    together = "; held against each other" if reading.is_together else ""
-    read_as = f" ({', '.join(kinds)}{together})" if kinds else ""
-    lines = (
-        *(f"launch: {each}" for each in reading.understood),
-        *(f"note: {each}" for each in reading.notes),
-    )
-    return findings(reading), read_as, lines
-
-
-def _is_bad(found: Findings, *, strict: bool) -> bool:
-    from hetplan.lint.findings import Severity
-
-    return any(strict or each.severity is Severity.IMPOSSIBLE for each in found.findings)
-
-
-def _text(found: Findings, read_as: str, notes: tuple[str, ...]) -> str:
+def _text(found: Findings, reading: Reading) -> str:
     """Findings by file, then each rule that was broken, once, with what to do."""
     from hetplan.lint.registry import RULES
 
     lines: list[str] = []
-    broken = {each.rule for each in found.findings}
     for file in dict.fromkeys(each.file for each in found.findings):
-        lines.append(file)
-        lines += [
-            line for each in found.findings if each.file == file for line in _finding_lines(each)
-        ]
-        lines.append("")
+        ours = [each for each in found.findings if each.file == file]
+        lines += [file, *(line for each in ours for line in _finding_lines(each)), ""]
+    broken = {each.rule for each in found.findings}
     for rule in RULES:
         if rule.id in broken:
             lines += [*_rule_lines(rule), ""]
     lines += [f"skipped: {each}" for each in found.skipped]
-    lines += notes
-    lines.append(_summary(found, read_as))
-    return "\n".join(lines)
+    lines += [f"launch: {each}" for each in reading.understood]
+    lines += [f"note: {each}" for each in reading.notes]
+    return "\n".join([*lines, _summary(found, reading)])
 
 
 def _finding_lines(finding: Finding) -> list[str]:
@@ -210,7 +126,8 @@ def _finding_lines(finding: Finding) -> list[str]:
     more = ", ..." if finding.count > len(finding.lines) and finding.lines else ""
     where = f"line{'s' if len(finding.lines) > 1 else ''} {shown}{more}" if shown else "whole file"
     count = f"{finding.count} rows, " if finding.count > 1 else ""
-    return [f"  {finding.severity.value}: {finding.rule} ({count}{where})", f"    {finding.found}"]
+    message = ": ".join(part for part in (finding.field, finding.message) if part)
+    return [f"  {finding.severity.value}: {finding.rule} ({count}{where})", f"    {message}"]
 
 
 def _rule_lines(rule: Rule) -> list[str]:
@@ -220,21 +137,21 @@ def _rule_lines(rule: Rule) -> list[str]:
     wrapper = TextWrapper(
         WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
     )
-    return [
-        f"{rule.id}: {rule.title}",
-        *wrapper.wrap(rule.explanation),
-        *wrapper.wrap(f"What to do: {rule.advice}"),
-    ]
+    advice = wrapper.wrap(f"What to do: {rule.advice}")
+    return [f"{rule.id}: {rule.title}", *wrapper.wrap(rule.explanation), *advice]
 
 
-def _summary(found: Findings, read_as: str) -> str:
-    from hetplan.lint.findings import Severity
+def _summary(found: Findings, reading: Reading) -> str:
+    from hetplan.errors import Severity
 
-    impossible = sum(each.severity is Severity.IMPOSSIBLE for each in found.findings)
-    suspicious = len(found.findings) - impossible
-    read = f"{len(found.files)} file{'s' if len(found.files) != 1 else ''} read"
+    errors = sum(each.severity is Severity.ERROR for each in found.findings)
+    files = f"{len(found.files)} file{'s' if len(found.files) != 1 else ''} read"
+    counts = Counter(reading.kinds).items()
+    kinds = ", ".join(f"{count} x {kind}" if count > 1 else kind for kind, count in counts)
+    together = "; held against each other" if reading.is_together else ""
+    read_as = f" ({kinds}{together})" if kinds else ""
     skipped = f", {len(found.skipped)} skipped" if found.skipped else ""
-    return f"{read}{read_as}{skipped}: {impossible} impossible, {suspicious} suspicious"
+    return f"{files}{read_as}{skipped}: {errors} errors, {len(found.findings) - errors} warnings"
 
 
 def _rules_text(wanted: str | None) -> str:
@@ -246,7 +163,7 @@ def _rules_text(wanted: str | None) -> str:
 
     if wanted is None:
         width = max(len(each.id) for each in RULES)
-        return "\n".join(f"{each.id:<{width}}  {each.severity:<10}  {each.title}" for each in RULES)
+        return "\n".join(f"{each.id:<{width}}  {each.severity:<7}  {each.title}" for each in RULES)
     found = rule(wanted)
     if found is None:
         near = get_close_matches(wanted, [each.id for each in RULES], n=1)

@@ -1,30 +1,29 @@
-"""What an importer read, as tables for a person."""
+"""Tables of `hetplan import`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from statistics import median
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
 from hetplan.cli.options import emit
-from hetplan.importers.node_places import nearest_nics, pcie_switches
+from hetplan.importers.draft import ClusterDraft, IslandDraft, inter_node
+from hetplan.importers.link_figures import Figure, LinkFigures
 from hetplan.importers.records import Imported, NodeTopology, PathFigures
+from hetplan.importers.topology import nearest_nics, pcie_switches
 from hetplan.reports.terminal import print_table
-from hetplan.units import (
-    format_bandwidth,
-    format_bytes,
-    format_flops,
-    format_seconds,
-)
+from hetplan.trainers.training_log import TrainingLog
+from hetplan.units import format_bandwidth, format_bytes, format_seconds
 
 _MAX_HOSTS = 20
 
 
 def show_all(imported: Sequence[Imported]) -> None:
-    """Every record of every file; notes that all the files share stand once, at the end."""
+    """Every record of every file; notes that all the files share come once, at the end."""
     notes = [each.notes for each in imported]
     shared = tuple(note for note in notes[0] if all(note in each for each in notes[1:]))
     for each in imported:
@@ -38,18 +37,12 @@ def show_imported(imported: Imported) -> None:
     """Every record that was read, what the tool skipped, and what to know about it."""
     if imported.links:
         _links(imported)
-    if imported.layers:
-        _layers(imported)
-    if imported.operators:
-        _operators(imported)
     if imported.paths:
         _paths(imported.paths)
     if imported.topology is not None:
         _topology(imported.topology)
     if imported.hosts:
         _hosts(imported)
-    if imported.devices:
-        _devices(imported)
     for line in imported.skipped:
         emit(f"skipped: {line}")
     for note in imported.notes:
@@ -81,46 +74,6 @@ def _links(imported: Imported) -> None:
             format_seconds(least[1]), format_seconds(most[1]),
         )  # fmt: skip
     print_table(table)
-
-
-def _layers(imported: Imported) -> None:
-    table = _table("device", "layer", "phase", "rows", "microbatch", "tp", "time", "", left=3)
-    groups: dict[tuple[str, str, str], list[tuple[int, int, float]]] = {}
-    for each in imported.layers:
-        key = (each.device, each.layer, each.phase)
-        row = (each.microbatch_size, each.tp, each.median_seconds)
-        groups.setdefault(key, []).append(row)
-    for (device, layer, phase), rows in groups.items():
-        microbatches, degrees, seconds = (list(column) for column in zip(*rows, strict=True))
-        table.add_row(
-            escape(device), escape(layer), escape(phase), str(len(rows)),
-            _range(microbatches), _range(degrees),
-            format_seconds(min(seconds)), format_seconds(max(seconds)),
-        )  # fmt: skip
-    print_table(table)
-
-
-def _operators(imported: Imported) -> None:
-    """One row per operator and pass: the ends of its times."""
-    table = _table("device", "operator", "pass", "precision", "rows", "time", "", left=4)
-    groups: dict[tuple[str, str, str, str], list[float]] = {}
-    for each in imported.operators:
-        words = each.precision
-        if each.output_precision != each.precision:
-            words += f" to {each.output_precision}"
-        key = (each.device, each.operator, each.phase, words)
-        groups.setdefault(key, []).append(each.median_seconds)
-    for (device, operator, phase, words), seconds in groups.items():
-        table.add_row(
-            escape(device), operator, phase, words, str(len(seconds)),
-            format_seconds(min(seconds)), format_seconds(max(seconds)),
-        )  # fmt: skip
-    print_table(table)
-
-
-def _range(numbers: list[int] | list[float]) -> str:
-    low, high = min(numbers), max(numbers)
-    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
 def _paths(paths: tuple[PathFigures, ...]) -> None:
@@ -187,16 +140,60 @@ def _hosts(imported: Imported) -> None:
     print_table(table)
 
 
-def _devices(imported: Imported) -> None:
-    table = _table("kind", "memory", "its bandwidth", "scale-up", "rates", left=1)
-    for kind in imported.devices:
+def log_table(log: TrainingLog) -> Table:
+    """One row per restart: its steps, and the median of those without marks."""
+    table = _table("trainer", "restart", "steps", "counted", "median step", "tokens/s", "memory")
+    for attempt in sorted({step.attempt for step in log.steps}):
+        steps = [step for step in log.steps if step.attempt == attempt]
+        plain = [step for step in steps if not step.marks] or steps
+        seconds = [step.seconds for step in plain if step.seconds is not None]
+        tokens = [step.tokens_per_second for step in plain if step.tokens_per_second]
+        memory = log.peak_memory_bytes
         table.add_row(
-            escape(kind.kind),
-            format_bytes(kind.memory_bytes) if kind.memory_bytes else "",
-            format_bandwidth(kind.memory_bandwidth_bytes_per_second)
-            if kind.memory_bandwidth_bytes_per_second
-            else "",
-            format_bandwidth(kind.scale_up.bandwidth_bytes_per_second) if kind.scale_up else "",
-            ", ".join(f"{name} {format_flops(rate)}" for name, rate in kind.peak_flops_per_second),
-        )
-    print_table(table)
+            log.trainer.value, str(attempt), str(steps[-1].iteration), str(len(plain)),
+            format_seconds(median(seconds)) if seconds else "",
+            f"{median(tokens):.4g}" if tokens else "",
+            format_bytes(memory) if memory else "",
+        )  # fmt: skip
+    return table
+
+
+def draft_table(draft: ClusterDraft) -> Table:
+    """One row per link, with the figures that the file has for it."""
+    table = Table(box=box.SIMPLE)
+    for name in ("island", "device", "nodes", "devices", "link", "bandwidth", "latency", "samples"):
+        right = name in ("nodes", "devices", "bandwidth", "latency")
+        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    for island in draft.islands:
+        counts = (str(island.nodes), str(island.nodes * island.devices_per_node))
+        first = (island.name, island.device.kind, *counts)
+        for title, figures in _island_links(island):
+            table.add_row(*first, title, *_cells(figures))
+            first = ("", "", "", "")
+    if len(draft.islands) > 1:
+        table.add_row("", "", "", "", "between islands", *_cells(draft.across))
+    return table
+
+
+def _island_links(island: IslandDraft) -> Iterator[tuple[str, LinkFigures]]:
+    if island.devices_per_node > 1:
+        yield "inside a node", island.intra_node
+    if island.nics is not None:
+        title = f"{island.nics.per_node} NICs of a node, each"
+        yield title, LinkFigures(bandwidth=island.nics.bandwidth)
+    if island.nodes > 1:
+        link = inter_node(island)
+        if link.bandwidth is None and island.nics is not None:
+            share = island.nics.share_bytes_per_second(island.devices_per_node)
+            link = replace(link, bandwidth=Figure(value=share, source="share of the NICs"))
+        yield "between nodes", link
+
+
+def _cells(link: LinkFigures) -> tuple[str, str, str]:
+    own = format_bandwidth(link.bandwidth.value) if link.bandwidth else ""
+    shared = f"{format_bandwidth(link.shared.value)} shared" if link.shared else ""
+    return (
+        ", ".join(part for part in (own, shared) if part),
+        format_seconds(link.latency.value) if link.latency else "",
+        escape(link.samples or ""),
+    )

@@ -1,18 +1,23 @@
-"""Types for the fields of a file form: quantities with units, counts and names.
+"""Types for the fields of a file form (quantities with units, counts, names), and its JSON Schema.
 
 A field of such a type is text in the file and a float in SI base units after reading.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+import json
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, TypeAdapter, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from hetplan.errors import InputError
-from hetplan.files.name_patterns import NAME_PATTERN, NODE_PATTERN
 from hetplan.units import EXAMPLES, Dimension, parse_quantity, pattern
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""A word that can stand in a path such as `island/3`."""
+NODE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[0-9]+$"
+"""A node as island/number."""
 
 
 def _parser(dimension: Dimension) -> BeforeValidator:
@@ -67,3 +72,23 @@ Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=100, pattern=NAM
 """A word that can stand in a path such as `island/3`."""
 NodeName: TypeAlias = Annotated[str, Field(max_length=120, pattern=NODE_PATTERN)]
 """A node as island/number."""
+
+
+def schema_text(form: type[Any], *, schema: str, title: str) -> str:
+    """The JSON Schema (draft 2020-12) of files that are read as `form` with this schema number."""
+    body = TypeAdapter(form).json_schema()
+    name, _, newest = schema.rpartition("/")
+    numbers = [f"{name}/{number}" for number in range(1, int(newest) + 1)]
+    properties = {
+        "schema": {"enum": numbers, "description": "Kind and number of this file's form."},
+        **body.get("properties", {}),
+    }
+    body.update(
+        {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "title": title,
+            "properties": properties,
+            "required": ["schema", *body.get("required", [])],
+        }
+    )
+    return json.dumps(body, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

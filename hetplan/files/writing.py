@@ -54,6 +54,15 @@ def check_writable(path: Path) -> None:
             probe.unlink(missing_ok=True)
 
 
+def check_new(path: Path | None, *, force: bool) -> None:
+    """An InputError where the file exists and must not be replaced, or cannot be written."""
+    if path is None:
+        return
+    if path.exists() and not force:
+        raise InputError(f"{path} is there already; give another name, or --force to replace it")
+    check_writable(path)
+
+
 def append_line(path: Path, line: str) -> None:
     """Add one line to the file, whole or not at all, and wait until it is on disk.
 

@@ -4,19 +4,19 @@ A row gives bytes, time, algbw and busbw, and two of the four follow from the ot
 
     algbw = bytes / time            busbw = algbw * factor(operation, ranks)
 
-so a row of which a digit was lost, a wrong number of ranks and a wrong name of the operation are
-found. (doc/PERFORMANCE.md of nccl-tests derives the factors.) `bytes` is what LinkSample means by
-it: the program prints the larger of what a rank sends and receives, the full tensor.
+so a lost digit, a wrong number of ranks and a wrong name of the operation are noticed.
+(doc/PERFORMANCE.md of nccl-tests derives the factors.) `bytes` is what LinkSample means by it: the
+program prints the larger of what a rank sends and receives, the full tensor.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hetplan.errors import InputError
-from hetplan.importers.lines import fault_at
+from hetplan.importers.lines import fault_at, finite_number, shown
 from hetplan.importers.records import ImportContext, Imported
 from hetplan.profiling.samples import LinkOperation, LinkSample
 from hetplan.profiling.timing import summarise
@@ -57,12 +57,10 @@ class Figure:
     value: float
     half_step: float = 0.0
 
-    def around(self, factor: float = 1.0) -> tuple[float, float]:
-        """Least and greatest that it can stand for, times `factor`."""
-        return (
-            max(0.0, self.value - self.half_step) * factor * (1 - _SLACK),
-            (self.value + self.half_step) * factor * (1 + _SLACK),
-        )
+    def around(self) -> tuple[float, float]:
+        """Least and greatest number that may have been rounded to it."""
+        least, most = max(0.0, self.value - self.half_step), self.value + self.half_step
+        return least * (1 - _SLACK), most * (1 + _SLACK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +78,10 @@ class Row:
     bus_rate: Figure
     wrong: str
     """Why it must not be used; empty: it may be."""
-    all_to_all: bool | None = None
-    """Whether only the in-place half went unchecked, as alltoall_perf and sendrecv_perf do;
-    None: cannot tell.
-    """
-    each_seconds: tuple[float, ...] = ()
+    in_place_unchecked: bool | None = None
+    """Whether only the in-place half went unchecked, as alltoall_perf and sendrecv_perf do; None:
+    cannot tell."""
+    iteration_seconds: tuple[float, ...] = ()
     """Time of every iteration, where the output has it."""
 
 
@@ -101,8 +98,54 @@ class Run:
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
-    first_version: bool = False
-    """Of nccl-tests before 2019: all_gather and reduce_scatter count n - 1 of n parts as algbw."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """Everything that one file says."""
+
+    runs: tuple[Run, ...]
+    version: str
+    device: str
+
+
+def without_lone_ranks(run: Run) -> Run:
+    """The run; without its rows where it has one rank, which uses no link."""
+    if run.group_size > 1 or not run.rows:
+        return run
+    message = (
+        f"line {run.rows[0].line}: {count_of(len(run.rows))} of one rank, which uses no link; "
+        "nccl-tests needs `make MPI=1` to join processes"
+    )
+    return replace(run, rows=(), skipped=(*run.skipped, message))
+
+
+def why_unusable(size: int, texts: Mapping[str, str], wrong: str, file: str, line: int) -> str:
+    """Why a row must not be used; an InputError where it is not as the programs print it.
+
+    `texts` are its time in microseconds and its rates, by the names of their columns.
+    """
+    for name, text in texts.items():
+        value = finite_number(text)
+        if value is None and text.lstrip("-+").lower() not in ("nan", "inf"):
+            raise fault_at(file, line, f"found {shown(text)}; a number is expected here", name)
+        if value is None or value < 0:
+            return f"{name} is {text}"
+    if not size:
+        return "a message of no bytes"
+    if (finite_number(texts["time"]) or 0.0) / 1e6 == 0:
+        return "the time is 0"
+    if wrong.upper() == "N/A":
+        return ""
+    count = finite_number(wrong)
+    if count is None and wrong.lower().lstrip("-") not in ("nan", "inf"):
+        raise fault_at(
+            file, line, f"found {shown(wrong)}; a number or N/A is expected here", "#wrong"
+        )
+    if count is None:
+        return f"{wrong} wrong elements"
+    # Before 2022 the column held the largest relative error, which rounding makes small.
+    return f"{count:g} wrong elements" if count >= 1 else ""
 
 
 def program_names(text: str) -> list[str]:
@@ -121,21 +164,19 @@ def plain_name(program: str) -> str:
     return program.replace("_", "").lower().removesuffix("mpi").removesuffix("perf")
 
 
-def imported_of(
-    kind: str, backend: str, runs: Sequence[Run], context: ImportContext, version: str, device: str
-) -> Imported:
+def imported_of(kind: str, output: Output, context: ImportContext) -> Imported:
     """The samples of all runs; an InputError where there is no row at all."""
     if context.link is None:
         raise InputError(
             f"{context.file}: the output does not say which link it measured; give the name that "
             "the cluster file uses for it"
         )
-    if not any(run.rows or run.skipped for run in runs):
+    if not any(run.rows or run.skipped for run in output.runs):
         raise fault_at(context.file, 0, "no row of results found; give the whole output of a run")
     links: list[LinkSample] = []
     notes: list[str] = []
     skipped: list[str] = []
-    for run in runs:
+    for run in output.runs:
         operation = _operation(run, context.file)
         notes += run.notes
         skipped += run.skipped
@@ -149,43 +190,41 @@ def imported_of(
             continue
         _check_rates(usable, run, operation, context.file)
         notes += _row_notes(usable, run, operation)
-        links += [_sample(row, run, operation, backend, context.link) for row in usable]
+        links += [_sample(row, run, operation, context.link) for row in usable]
     return Imported(
         kind=kind,
-        tool_version=version,
-        device_name=device,
+        tool_version=output.version,
+        device_name=output.device,
         links=tuple(links),
         notes=tuple(dict.fromkeys(notes)),
         skipped=tuple(skipped),
     )
 
 
-def _sample(row: Row, run: Run, operation: LinkOperation, backend: str, link: str) -> LinkSample:
-    each = row.each_seconds if len(row.each_seconds) >= 2 else (row.seconds.value,)
-    timing = summarise(each, steady=True)
+def _sample(row: Row, run: Run, operation: LinkOperation, link: str) -> LinkSample:
+    several = len(row.iteration_seconds) > 1
+    timing = summarise(row.iteration_seconds if several else (row.seconds.value,), steady=True)
     return LinkSample(
         link=link,
         operation=operation.value,
-        backend=backend,
+        backend="nccl",
         group_size=run.group_size,
         message_bytes=row.message_bytes,
         median_seconds=timing.median_seconds,
         p10_seconds=timing.p10_seconds,
         p90_seconds=timing.p90_seconds,
-        repeats=timing.repeats if len(each) > 1 else max(1, run.iterations),
+        repeats=timing.repeats if several else max(1, run.iterations),
         outliers=timing.outliers,
     )
 
 
 def _row_notes(rows: Sequence[Row], run: Run, operation: LinkOperation) -> Iterable[str]:
-    if any(not row.each_seconds for row in rows):
+    if any(row.iteration_seconds for row in rows):
+        yield "median, p10 and p90 are of the slowest device's times per iteration (-I)"
+    if any(not row.iteration_seconds for row in rows):
         yield MEAN_NOTE
         if not run.iterations:
             yield "the output does not say how many iterations a time is the mean of; repeats is 1"
-    if any(row.each_seconds for row in rows):
-        yield (
-            "median, p10 and p90 are of the times per iteration (-I): each is the slowest device's"
-        )
     types = sorted({row.dtype for row in rows})
     if len(types) > 1:
         yield f"rows of the types {', '.join(types)} stand together; samples have no type"
@@ -249,50 +288,48 @@ def _fits(candidate: _Candidate, rows: Sequence[Row], run: Run) -> bool:
         return False
     if candidate.reduces is not None and any(row.reduces != candidate.reduces for row in rows):
         return False
-    checked = {row.all_to_all for row in rows}
+    checked = {row.in_place_unchecked for row in rows}
     exempt = candidate.operation in (LinkOperation.ALL_TO_ALL, LinkOperation.SEND_RECV)
     if (not exempt) in checked:
         return False
-    algorithm, bus = _factors(candidate.operation, candidate.name, run)
-    return all(not _disagreement(row, algorithm, bus) for row in rows)
+    bus = _bus_factor(candidate.operation, candidate.name, run.group_size)
+    return not any(_disagreement(row, bus) for row in rows)
 
 
-def _factors(operation: LinkOperation | None, name: str, run: Run) -> tuple[float, float]:
-    """(algbw / (bytes / time), busbw / algbw) of an operation among the run's ranks."""
-    part = (run.group_size - 1) / run.group_size
+def _bus_factor(operation: LinkOperation | None, name: str, ranks: int) -> float:
+    """Busbw / algbw of an operation."""
+    part = (ranks - 1) / ranks
     if operation is LinkOperation.ALL_REDUCE:
-        return 1.0, 2 * part
-    if operation in (LinkOperation.ALL_GATHER, LinkOperation.REDUCE_SCATTER):
-        return (part, 1.0) if run.first_version else (1.0, part)
-    if operation is LinkOperation.ALL_TO_ALL or name in ("gather", "scatter"):
-        return 1.0, part
-    return 1.0, 1.0
+        return 2 * part
+    partial = (LinkOperation.ALL_GATHER, LinkOperation.REDUCE_SCATTER, LinkOperation.ALL_TO_ALL)
+    return part if operation in partial or name in ("gather", "scatter") else 1.0
 
 
 def _check_rates(rows: Sequence[Row], run: Run, operation: LinkOperation, file: str) -> None:
-    algorithm, bus = _factors(operation, operation.value, run)
+    bus = _bus_factor(operation, operation.value, run.group_size)
     reduces = operation in (LinkOperation.ALL_REDUCE, LinkOperation.REDUCE_SCATTER)
     for row in rows:
         if row.reduces != reduces and operation is not LinkOperation.SEND_RECV:
             has = "has an" if row.reduces else "has no"
             message = f"the row {has} operator (redop), so it is not of {operation.value}"
             raise fault_at(file, row.line, message)
-        problem = _disagreement(row, algorithm, bus)
+        problem = _disagreement(row, bus)
         if problem:
             what = f"{operation.value} among {run.group_size} ranks"
             raise fault_at(file, row.line, f"{problem}, as in {what}; a number was changed or lost")
 
 
-def _disagreement(row: Row, algorithm: float, bus: float) -> str:
+def _disagreement(row: Row, bus: float) -> str:
     """What does not fit together in a row; empty: all does."""
     low, high = row.seconds.around()
-    rate = (row.message_bytes * algorithm / high, row.message_bytes * algorithm / max(low, 1e-300))
+    rate = (row.message_bytes / high, row.message_bytes / max(low, 1e-300))
     if not _overlap(rate, row.algorithm_rate.around()):
-        found, wanted = row.algorithm_rate.value / 1e9, row.message_bytes / row.seconds.value / 1e9
-        return f"algbw is {found:.6g} GB/s and bytes / time is {wanted * algorithm:.6g}"
+        printed = row.algorithm_rate.value / 1e9
+        computed = row.message_bytes / row.seconds.value / 1e9
+        return f"algbw is {printed:.6g} GB/s and bytes / time is {computed:.6g}"
     if not _overlap((rate[0] * bus, rate[1] * bus), row.bus_rate.around()):
-        found, wanted = row.bus_rate.value / 1e9, row.algorithm_rate.value / 1e9 * bus
-        return f"busbw is {found:.6g} GB/s and not {bus:.6g} times algbw, {wanted:.6g}"
+        printed, computed = row.bus_rate.value / 1e9, row.algorithm_rate.value / 1e9 * bus
+        return f"busbw is {printed:.6g} GB/s and not {bus:.6g} times algbw, {computed:.6g}"
     return ""
 
 

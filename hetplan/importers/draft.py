@@ -8,19 +8,22 @@ comments of printable characters on one line: no input can add a key.
 from __future__ import annotations
 
 import re
+import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.file_form import CLUSTER_SCHEMA
+from hetplan.cluster.load import load_cluster
 from hetplan.cluster.node import Nics
+from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
-from hetplan.files.name_patterns import NAME_PATTERN
-from hetplan.importers.draft_figures import Figure, LinkFigures
-from hetplan.importers.host_ranges import host_ranges, listable
-from hetplan.importers.node_places import NicLayout, nearest_nics, pcie_switches
+from hetplan.files.quantities import NAME_PATTERN
+from hetplan.importers.link_figures import Figure, LinkFigures
 from hetplan.importers.records import NodeTopology
+from hetplan.importers.topology import NicLayout, nearest_nics, pcie_switches
 from hetplan.units import format_bandwidth, format_seconds
 from hetplan.version import __version__
 
@@ -28,6 +31,9 @@ _WIDTH = 98
 # Words that YAML reads as something else than text; numbers are no plain word here.
 _NOT_PLAIN = re.compile(r"(?:null|true|false|yes|no|on|off|y|n|nan|inf)", re.IGNORECASE)
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._-]*", re.ASCII)
+_NUMBERED = re.compile(r"(.*?)(\d{1,9})([^\d]*)", re.ASCII | re.DOTALL)
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
+_MAX_ENTRY = 180  # a cluster file takes entries of up to 200 characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,14 +86,30 @@ class ClusterDraft:
     """Between any two of the islands."""
 
 
+def read_draft(draft: ClusterDraft) -> tuple[str, Cluster]:
+    """The cluster file, and the cluster that it describes: an unreadable draft is an InputError."""
+    text = draft_text(draft)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "draft.yaml"
+        path.write_text(text, encoding="utf-8")
+        try:
+            return text, load_cluster(path)
+        except InputError as error:
+            raise InputError(*map(_draft_fault, error.faults)) from error
+
+
+def _draft_fault(fault: Fault) -> Fault:
+    option = " (--memory)" if fault.field.endswith(".memory") else ""
+    return Fault(message=f"the draft is no cluster yet: {fault.message}{option}")
+
+
 def draft_text(draft: ClusterDraft) -> str:
     """The cluster file; an InputError names every option that is still needed."""
     faults = [*_name_faults(draft), *_missing(draft)]
     if faults:
         raise InputError(*faults)
     lines = [
-        f"# Drafted by hetplan {__version__} (`hetplan import ... --draft`): read it, change what "
-        "is wrong.",
+        f"# Drafted by hetplan {__version__} (hetplan import cluster-draft): read and correct it.",
         "# Figures of a link inside an island are what ONE device can count on in ONE direction",
         "# while the others send too. Keys: docs/inputs.md and configs/clusters/mixed-768.yaml.",
         f"schema: {CLUSTER_SCHEMA}",
@@ -150,42 +172,44 @@ def _name_faults(draft: ClusterDraft) -> Iterator[Fault]:
 
 
 def _missing(draft: ClusterDraft) -> Iterator[Fault]:
-    """What nobody said, with the options that say it."""
+    """Figures that nobody gave, with the options that give them."""
     single = len(draft.islands) == 1
     for island in draft.islands:
         where = "" if single else f"{island.name}="
         if island.devices_per_node > 1 or island.nodes == 1:
-            link, place = island.intra_node, f"{island.name}, inside a node"
-            if link.bandwidth is None:
-                more = "" if island.topology else f", or its topology (--topology {where}FILE)"
-                yield _nobody(place, "intra-bandwidth", where, "300 GB/s", more)
-            if link.latency is None:
-                yield _nobody(place, "intra-latency", where, "3 us")
+            place = f"{island.name}, inside a node"
+            if island.intra_node.bandwidth is None:
+                more = "" if island.topology else f", or its topology with --topology {where}FILE"
+                yield _unknown(place, "bandwidth", f'--intra "{where}300 GB/s"', more)
+            if island.intra_node.latency is None:
+                yield _unknown(place, "latency", f'--intra "{where}3 us"')
         if island.nodes > 1:
-            link, place = island.inter_node, f"{island.name}, between nodes"
-            if link.bandwidth is None and island.nics is None:
-                more = f", or --nic-bandwidth {where}OF_ONE_CARD, or --inter-node {where}FILE of "
-                yield _nobody(place, "inter-bandwidth", where, "25 GB/s", more + "perftest")
-            if link.latency is None:
-                more = f", or --inter-node {where}FILE of perftest"
-                yield _nobody(place, "inter-latency", where, "5 us", more)
-    if not single:
-        if draft.across.bandwidth is None and draft.across.shared is None:
-            more = ", or --across-shared for what all share, or --across FILE of iperf3"
-            yield _nobody("between islands", "across-bandwidth", "", "1 GB/s", more)
-        if draft.across.latency is None:
-            more = ", or --across FILE of iperf3"
-            yield _nobody("between islands", "across-latency", "", "1 ms", more)
+            place = f"{island.name}, between nodes"
+            more = f", or --inter {where}FILE of perftest"
+            if island.inter_node.bandwidth is None and island.nics is None:
+                nics = f' or the cards with --nics "{where}8 x 200 Gbit/s"'
+                yield _unknown(place, "bandwidth", f'--inter "{where}25 GB/s"', nics + more)
+            if island.inter_node.latency is None:
+                yield _unknown(place, "latency", f'--inter "{where}5 us"', more)
+    if single:
+        return
+    more = ", or --across FILE of iperf3"
+    if draft.across.bandwidth is None and draft.across.shared is None:
+        yield _unknown(
+            "between islands", "bandwidth", '--across "1 GB/s" (or "1 GB/s shared")', more
+        )
+    if draft.across.latency is None:
+        yield _unknown("between islands", "latency", '--across "1 ms"', more)
 
 
-def _nobody(place: str, option: str, where: str, example: str, more: str = "") -> Fault:
-    """The fault that a figure is not known, and every option that says it."""
-    link, what = option.split("-")
-    samples = f"--{link}-samples {where}NAME of link samples in the store"
-    return Fault(
-        message=f'{place}: nobody said the {what}; give --{option} "{where}{example}", or '
-        f"{samples}{more}"
+def _unknown(place: str, figure: str, example: str, more: str = "") -> Fault:
+    """The fault that a figure is not known, and every option that gives it."""
+    option = example.split()[0]
+    message = (
+        f"{place}: the {figure} is not known; give {example}{more}, or {option} NAME of link "
+        "samples in the store"
     )
+    return Fault(message=message)
 
 
 def _island(island: IslandDraft) -> list[str]:
@@ -319,3 +343,59 @@ def _latency_and_samples(link: LinkFigures, indent: int) -> list[str]:
         lines += comment("Measured times of these replace both where they apply.", indent)
         lines.append(f"{margin}samples: {scalar(link.samples)}")
     return lines
+
+
+@dataclass(slots=True)
+class _Run:
+    """Numbers that follow each other, as wide as the first is written."""
+
+    first: str
+    low: int
+    high: int
+
+    def takes(self, digits: str) -> bool:
+        """Whether these digits are the run's next number."""
+        return digits == f"{self.high + 1:0{len(self.first)}d}"
+
+    @property
+    def text(self) -> str:
+        last = f"{self.high:0{len(self.first)}d}"
+        return self.first if self.low == self.high else f"{self.first}-{last}"
+
+
+def listable(name: str) -> bool:
+    """Whether a cluster file can name a node so (an IPv6 address it cannot)."""
+    return len(name) <= _MAX_ENTRY and _WORD.fullmatch(name) is not None
+
+
+def host_ranges(names: Sequence[str]) -> tuple[str, ...]:
+    """Entries that stand for exactly these names in this order; every name is `listable`."""
+    entries: list[str] = []
+    affixes: tuple[str, str] | None = None
+    runs: list[_Run] = []
+
+    def close() -> None:
+        if affixes is not None:
+            before, after = affixes
+            single = len(runs) == 1 and runs[0].low == runs[0].high
+            inside = ",".join(run.text for run in runs)
+            entries.append(f"{before}{inside if single else f'[{inside}]'}{after}")
+
+    for name in names:
+        match = _NUMBERED.fullmatch(name)
+        if match is None:
+            close()
+            affixes, runs = None, []
+            entries.append(name)
+            continue
+        before, digits, after = match.groups()
+        size = sum(len(run.text) + 1 for run in runs) + len(name) + 2 * len(digits)
+        if affixes != (before, after) or size > _MAX_ENTRY:
+            close()
+            affixes, runs = (before, after), []
+        if runs and runs[-1].takes(digits):
+            runs[-1].high += 1
+        else:
+            runs.append(_Run(first=digits, low=int(digits), high=int(digits)))
+    close()
+    return tuple(entries)

@@ -7,22 +7,26 @@
     [fe80::1]:8                      MPICH, by address
     node5                            all of them; twice: two slots, as in Open MPI
 
-A word after `#` or `//` is a comment, and spaces may stand around `=`. Where a host stands on
-several lines its slots add up, with a note of who agrees. A host with max_slots and no slots has as
+A word after `#` or `//` is a comment, and spaces around `=` are allowed. Where a host is on
+several lines its slots add up, with a note. A host with max_slots and no slots has as
 many slots, as in Open MPI (`hostfile.c` there).
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 
-from hetplan.importers.host_names import MAX_SLOTS, is_host_name, is_ipv6
 from hetplan.importers.lines import fault_at, shown, text_lines, whole_number
 from hetplan.importers.records import Host, ImportContext, Imported
 
-KIND = "hostfile"
-
+MAX_SLOTS = 10**6
+"""Processes of one host; no machine has as many devices."""
+_HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?", re.ASCII)
+_SIGN = re.compile(
+    r"^[ \t]*[\w.@-]{0,253}(?:[ \t]+(?:slots|max_slots)[ \t]*=|:[ \t]*\d+[ \t]*$)", re.MULTILINE
+)
 _SLOTS = ("slots", "count", "cpu", "cpus")  # Open MPI knows all four
 _MAX_SLOTS = ("max_slots", "max-slots", "slots_max", "slots-max")
 _EQUALS = re.compile(r"[ \t]{0,40}=[ \t]{0,40}")
@@ -37,6 +41,26 @@ class _Entry:
     device: str | None
 
 
+def detect(text: str) -> bool:
+    """Whether a line gives slots to a host; a bare list of names could be anything."""
+    return _SIGN.search(text) is not None
+
+
+def is_host_name(text: str) -> bool:
+    """Whether it is a name or an address that can stand for a host."""
+    return bool(_HOST_NAME.fullmatch(text)) or _is_ipv6(text)
+
+
+def _is_ipv6(text: str) -> bool:
+    if ":" not in text or len(text) > 60 or not text.isascii():
+        return False
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def parse(text: str, context: ImportContext) -> Imported:
     """One Host per name, in the order of their first lines.
 
@@ -45,20 +69,17 @@ def parse(text: str, context: ImportContext) -> Imported:
     entries: dict[str, list[_Entry]] = {}
     ignored: dict[str, int] = {}
     for line in text_lines(text):
-        text = line.text.removeprefix("> ").partition("#")[0]  # quoted in a mail or an issue
-        if text.lstrip().startswith(("//", "```")):
-            continue
-        words = _EQUALS.sub("=", text).split()
-        if words:
+        words = _EQUALS.sub("=", line.text.partition("#")[0]).split()
+        if words and not words[0].startswith("//"):
             entry = _entry(line.number, words, context.file, ignored)
             entries.setdefault(entry.name, []).append(entry)
     if not entries:
         raise fault_at(context.file, 0, "names no host; write a line such as `node1 slots=8`")
-    notes = [_note(found) for found in entries.values() if len(found) > 1]
+    notes = [_note(lines) for lines in entries.values() if len(lines) > 1]
     notes += [f"{key}= is ignored, first on line {at}" for key, at in ignored.items()]
     return Imported(
-        kind=KIND,
-        hosts=tuple(_host(found, context.file) for found in entries.values()),
+        kind="hostfile",
+        hosts=tuple(_host(lines, context.file) for lines in entries.values()),
         notes=tuple(notes),
     )
 
@@ -93,24 +114,22 @@ def _entry(line: int, words: list[str], file: str, ignored: dict[str, int]) -> _
     return _Entry(line=line, name=name, slots=slots or most, device=device)
 
 
-def _note(found: list[_Entry]) -> str:
-    """What the launchers make of a host on several lines: they do not agree."""
-    # Open MPI counts a further line as one slot, and refuses a further number of slots.
-    who = "Open MPI (DeepSpeed refuses"
-    if any(entry.slots is not None for entry in found[1:]):
-        who = "MPICH (Open MPI and DeepSpeed refuse"
-    lines = ", ".join(str(each.line) for each in found[:10])
-    return f"{found[0].name} is on lines {lines}: its slots add up, as in {who} such a file)"
+def _note(entries: list[_Entry]) -> str:
+    lines = ", ".join(str(entry.line) for entry in entries[:10])
+    return (
+        f"{entries[0].name} is on lines {lines}: its slots add up; Open MPI, MPICH and DeepSpeed "
+        "do not agree on such files"
+    )
 
 
 def _name(line: int, word: str, file: str) -> tuple[str, int | None]:
     """Host and slots of the first word: `node1`, `user@node1`, `node1:4` or an address."""
     if word.startswith("["):
         name, closed, rest = word[1:].partition("]")
-        if closed and is_ipv6(name) and (not rest or rest.startswith(":")):
+        if closed and _is_ipv6(name) and (not rest or rest.startswith(":")):
             return name, _count(line, "slots", rest[1:], file) if rest else None
     elif word.count(":") >= 2:
-        if is_ipv6(word):
+        if _is_ipv6(word):
             return word, None
     else:
         # Open MPI lets a line say as whom to log in.
@@ -128,15 +147,13 @@ def _count(line: int, key: str, value: str, file: str) -> int:
     return number
 
 
-def _host(found: list[_Entry], file: str) -> Host:
-    devices = dict.fromkeys(entry.device for entry in found if entry.device is not None)
+def _host(entries: list[_Entry], file: str) -> Host:
+    name = entries[0].name
+    devices = list(dict.fromkeys(entry.device for entry in entries if entry.device is not None))
     if len(devices) > 1:
-        raise fault_at(
-            file,
-            found[-1].line,
-            f"{found[0].name} has the types {' and '.join(devices)}; a host has one",
-        )
-    slots = found[0].slots
-    if len(found) > 1:
-        slots = sum(entry.slots or 1 for entry in found)
-    return Host(name=found[0].name, slots=slots, device=next(iter(devices), None))
+        message = f"{name} has the types {' and '.join(devices)}; a host has one"
+        raise fault_at(file, entries[-1].line, message)
+    slots = entries[0].slots
+    if len(entries) > 1:
+        slots = sum(entry.slots or 1 for entry in entries)
+    return Host(name=name, slots=slots, device=devices[0] if devices else None)

@@ -1,31 +1,51 @@
-"""Output of `iperf3 -J` or `--json-stream` to figures of a path: TCP or UDP, one way or both.
+"""Output of iperf3, printed or JSON (`-J`), to figures of a path: TCP or UDP, one way or both.
 
 Fields as `src/iperf_api.c` and `src/iperf_tcp.c` of iperf 3.1 to 3.21 write them: rates in bits
 per second, round trips in microseconds, windows in bytes. Bandwidth is what the receiver counted
 (`sum_received`); loss of TCP is retransmitted segments over sent ones, as a sender counts them.
-UDP has one `sum` until 3.10, of what was sent: less the loss it is what was received.
+UDP has one `sum` until 3.10, of what was sent: less the loss it is what was received. Printed are
+
+    [ ID] Interval           Transfer     Bitrate         Retr
+    [  5]   0.00-10.00  sec  1.09 GBytes   936 Mbits/sec   12             sender
+    [  5]   0.00-10.04  sec  1.09 GBytes   932 Mbits/sec                  receiver
+
+with a `[SUM]` row where -P asks for several streams; prefixes of bits are of 1000 (`src/units.c`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from hetplan.files.reading import Document
 from hetplan.importers import json_text
-from hetplan.importers.iperf3_printed import NOTE, printed_figures
-from hetplan.importers.lines import fault_at, shown, text_lines
+from hetplan.importers.lines import fault_at, finite_number, shown, text_lines, without_rank_label
 from hetplan.importers.records import ImportContext, Imported, PathFigures
 
-KIND = "iperf3"
 _MICROSECONDS = 1e6  # per second
 # Written once per stream where -P asks for several; no figure depends on them.
 _PER_STREAM = frozenset(
     ("start", name) for name in ("sock_bufsize", "sndbuf_actual", "rcvbuf_actual")
 )
-_EVENT = re.compile(
-    r'\s{0,40}\{\s{0,9}"event"\s{0,9}:\s{0,9}"(\w{1,40})"\s{0,9},\s{0,9}"data"\s{0,9}:'
+_SIGN = re.compile(
+    r'"(?:sum_sent|sum_received|tcp_mss_default|test_start)"|'
+    r"\[ ID\](?:\[Role\])? Interval +Transfer +B(?:andwidth|itrate)"
 )
+_ROW = re.compile(
+    r"\s{0,20}\[\s{0,4}(\d{1,9}|SUM)\](?:\[([TR]X-[CS])\])?\s{1,9}[\d.]{1,20}-\s{0,4}[\d.]{1,20}"
+    r"\s{0,4}sec\s{1,9}[\d.]{1,20} [KMGTP]?Bytes"
+    r"\s{1,9}([\d.]{1,20}) ([KMGT]?)(bits|Bytes)/sec(.{0,120})",
+    re.ASCII,
+)
+_LOST = re.compile(r"\b(\d{1,18})/(\d{1,18}) \(")
+_PREFIXES = " KMGT"
+_SIDES = ("sender", "receiver")
+
+
+def detect(text: str) -> bool:
+    """Whether the text has iperf3's keys or its heading."""
+    return _SIGN.search(text) is not None
 
 
 def parse(text: str, context: ImportContext) -> Imported:
@@ -34,13 +54,8 @@ def parse(text: str, context: ImportContext) -> Imported:
     Raises InputError where iperf3 itself reports an error, with its text.
     """
     if not json_text.looks_like_json(text):
-        printed_notes = [NOTE]
-        printed = printed_figures(text_lines(text), context.file, printed_notes)
-        if not printed:
-            message = "neither JSON nor a printed summary with both sides; run iperf3 with -J"
-            raise fault_at(context.file, 1, message)
-        return Imported(kind=KIND, paths=tuple(printed), notes=tuple(printed_notes))
-    document = json_text.json_document(context.file, _joined_events(text), _PER_STREAM)
+        return _printed(text, context.file)
+    document = json_text.json_document(context.file, text, _PER_STREAM)
     if not isinstance(document.root, dict):
         raise fault_at(context.file, 1, "found a list; the output of one iperf3 -J is an object")
     if json_text.has(document, "error"):
@@ -57,31 +72,11 @@ def parse(text: str, context: ImportContext) -> Imported:
             "there is no `end.sum_received`, so the run did not end; run it again",
         )
     return Imported(
-        kind=KIND,
+        kind="iperf3",
         tool_version=json_text.optional_word(document, "start", "version").removeprefix("iperf "),
         paths=paths,
         notes=tuple(notes),
     )
-
-
-def _joined_events(text: str) -> str:
-    """The lines of --json-stream as the one document of -J; every value keeps its line."""
-    lines = text.removeprefix("\ufeff").split("\n")
-    if not any(_EVENT.match(line) for line in lines[:1]):
-        return text
-    parts, ended = [], False
-    for line in lines:
-        found = _EVENT.match(line)
-        if found is None and ended and line.strip() == "{":
-            break  # --json-stream-full-output: the same once more
-        name = found.group(1) if found else ""
-        if found and name in ("start", "end", "error"):
-            data = line[found.end() :].rstrip().removesuffix("}")
-            parts.append(f'"{name}": {data},')
-        else:
-            parts.append("" if found else line)
-        ended |= name == "end"
-    return "{" + "\n".join(parts) + '"intervals": []}'
 
 
 def _protocol(document: Document) -> str:
@@ -210,3 +205,105 @@ def _segment_bytes(document: Document) -> int | None:
         if json_text.has(document, "start", name):
             return json_text.whole(document, "start", name)
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    line: int
+    stream: str
+    """Its number, or `SUM`."""
+    direction: str
+    rate: float
+    """Bytes per second."""
+    rest: str
+    """What follows the rate."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """One test while it is read."""
+
+    udp: bool = False
+    reverse: bool = False
+    summary: bool = False
+    """Whether the rule that separates intervals from the summary was passed."""
+    rows: list[_Row] = field(default_factory=list)
+
+
+def _printed(text: str, file: str) -> Imported:
+    """One PathFigures per direction of every test."""
+    runs = [_Run()]
+    for line in text_lines(text):
+        content, run = without_rank_label(line.text), runs[-1]
+        if "iperf3: error" in line.text:
+            message = f"iperf3 failed: {shown(line.text.strip())}; run it again"
+            raise fault_at(file, line.number, message)
+        if content.startswith(("Connecting to host", "Accepted connection from")) and run.rows:
+            runs.append(run := _Run())
+        run.reverse |= content.startswith("Reverse mode")
+        run.udp |= "Datagrams" in content
+        if content.startswith("- - - -"):
+            # It also separates the intervals of several streams: the last one counts.
+            run.summary, run.rows = True, []
+        found = _ROW.match(content)
+        if found is not None and (run.summary or content.rstrip().endswith(_SIDES)):
+            run.rows.append(_row(found, line.number, file))
+    notes = ["printed rates have three digits; -J writes all of them, and the round trip"]
+    paths = tuple(figures for run in runs for figures in _printed_figures(run, notes))
+    if not paths:
+        message = "neither JSON nor a printed summary with both sides; run iperf3 with -J"
+        raise fault_at(file, 1, message)
+    return Imported(kind="iperf3", paths=paths, notes=tuple(notes))
+
+
+def _row(found: re.Match[str], line: int, file: str) -> _Row:
+    value = finite_number(found.group(3))
+    if value is None:
+        raise fault_at(file, line, f"found {shown(found.group(3))}; a rate is expected here")
+    return _Row(
+        line=line,
+        stream=found.group(1),
+        direction=found.group(2) or "",
+        rate=value * _bytes_in(found.group(5), found.group(4)),
+        rest=found.group(6).strip(),
+    )
+
+
+def _bytes_in(unit: str, prefix: str) -> float:
+    """Bytes of one printed unit: -f M asks for bytes, whose prefixes are of 1024."""
+    power = _PREFIXES.index(prefix or " ")
+    return float(1024**power) if unit == "Bytes" else 1000.0**power / 8
+
+
+def _printed_figures(run: _Run, notes: list[str]) -> Iterator[PathFigures]:
+    for direction in dict.fromkeys(row.direction for row in run.rows):
+        rows = [row for row in run.rows if row.direction == direction]
+        received = [row for row in rows if row.rest.endswith("receiver")]
+        if received and not any(row.rate > 0 for row in received):
+            # A client that was stopped never hears what the server received.
+            received = [row for row in rows if row.rest.endswith("sender")]
+            notes.append("the receiver reported nothing; bandwidth is what was sent")
+        sided = any(row.rest.endswith(_SIDES) for row in rows)
+        # UDP before 3.6 says no side; a TCP row without one is an interval of a run that was cut.
+        counted = received if sided else [row for row in rows if run.udp]
+        sums = [row for row in counted if row.stream == "SUM"]
+        streams = len({row.stream for row in counted} - {"SUM"})
+        if not counted or (streams > 1 and not sums):
+            continue
+        best = (sums or counted)[-1]
+        found = _LOST.search(best.rest)
+        loss = None
+        if found is not None and 0 <= int(found.group(1)) <= int(found.group(2)) > 0:
+            loss = int(found.group(1)) / int(found.group(2))
+        rate = best.rate if sided or loss is None else best.rate * (1 - loss)
+        if rate <= 0:
+            continue
+        backwards = run.reverse or direction in ("RX-C", "TX-S")
+        yield PathFigures(
+            measured=("UDP" if run.udp else "TCP")
+            + " bandwidth"
+            + (", server to client" if backwards else ""),
+            bandwidth_bytes_per_second=rate,
+            streams=streams or None,
+            loss_fraction=loss,
+        )

@@ -27,11 +27,11 @@ from hetplan.importers.lines import (
 from hetplan.importers.records import ImportContext, Imported, PathFigures
 from hetplan.units import MEBIBYTE
 
-KIND = "perftest"
 _GIGABIT = 1e9 / 8
 _MICROSECONDS = 1e6  # per second
 _SLACK = 0.01  # MsgRate counts the same messages as BW average, over the same time
 
+_SIGN = re.compile(r"RDMA_(?:Write|Read)|Send (?:BW|Latency|Post) |#bytes +#iterations")
 _TITLE = re.compile(
     r"\s{0,40}((?:RDMA_)?(?:Send|Write|Read|Atomic)[A-Za-z_ ]{0,60}?) (BW|Latency) "
     r"(?:forwarding )?(?:Multicast )?Test\s{0,10}"
@@ -62,6 +62,11 @@ class _Measured:
     seconds: float | None = None
 
 
+def detect(text: str) -> bool:
+    """Whether the text has a title or the columns of the programs."""
+    return _SIGN.search(text) is not None
+
+
 def parse(text: str, context: ImportContext) -> Imported:
     """One PathFigures per row of every test in the file.
 
@@ -70,7 +75,7 @@ def parse(text: str, context: ImportContext) -> Imported:
     paths: list[PathFigures] = []
     notes: list[str] = []
     if json_text.looks_like_json(text):
-        document = json_text.json_document(context.file, _quoted(text))
+        document = json_text.json_document(context.file, text)
         paths.append(_json_figures(document, notes))
     else:
         test = _Test()
@@ -82,7 +87,7 @@ def parse(text: str, context: ImportContext) -> Imported:
         raise fault_at(
             context.file, 0, "no row of results found (#bytes, #iterations, ...); give the output"
         )
-    return Imported(kind=KIND, paths=tuple(paths), notes=tuple(dict.fromkeys(notes)))
+    return Imported(kind="perftest", paths=tuple(paths), notes=tuple(dict.fromkeys(notes)))
 
 
 def _printed(line: Line, test: _Test, file: str) -> _Measured | None:
@@ -234,24 +239,6 @@ def _latency_figures(
         round_trip_seconds=2 * seconds,
         streams=streams,
     )
-
-
-def _quoted(text: str) -> str:
-    """A file of --out_json as JSON: versions of 2023 write names and words without quotes."""
-    if not re.match(r"\s{0,9}\{\s{0,9}test_info\s{0,9}:", text.removeprefix("\ufeff")):
-        return text
-    lines = []
-    for line in text.removeprefix("\ufeff").split("\n"):
-        found = re.fullmatch(r"\s{0,9}(\w[\w. ]{0,40}?)\s{0,9}:\s{0,9}([^,]{0,80}),?\s{0,9}", line)
-        if found is not None:
-            name, value = found.groups()
-            bare = value != "{" and not value.startswith('"') and finite_number(value) is None
-            line = f'"{name}": ' + (
-                f'"{value}",' if bare else value if value == "{" else f"{value},"
-            )
-        lines.append(line)
-    # A comma also follows the last value and the last object.
-    return re.sub(r",(\s{0,9}\})", r"\1", "\n".join(lines))
 
 
 def _json_figures(document: Document, notes: list[str]) -> PathFigures:

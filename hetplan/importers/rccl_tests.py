@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import re
+
 from hetplan.importers.lines import fault_at
 from hetplan.importers.nccl_tests import parse_as
 from hetplan.importers.records import ImportContext, Imported
 
-KIND = "rccl-tests"
-BACKEND = "nccl"
-"""What torch.distributed calls RCCL, and so what hetplan's own samples of it say."""
+_SIGN = re.compile(r'rccl-tests|RCCL (?:version|tests)|librccl|"algBw"')
+
+
+def detect(text: str) -> bool:
+    """Whether the text names the program or its library."""
+    return _SIGN.search(text) is not None
 
 
 def parse(text: str, context: ImportContext) -> Imported:
     """As `nccl_tests.parse`; the programs are the same but for some columns."""
-    text = _listed(text)
+    text = _as_list(text)
     if text.removeprefix("\ufeff").startswith("numCycle,"):
         raise fault_at(context.file, 1, "this is the CSV of `-Z csv`; write it with `-Z json`")
-    return parse_as(KIND, BACKEND, text, context)
+    return parse_as("rccl-tests", text, context)
 
 
-def _listed(text: str) -> str:
+def _as_list(text: str) -> str:
     """The objects of `-Z json` as a list: its first versions write one per line, without one."""
     lines = text.removeprefix("\ufeff").rstrip().split("\n")
     one_each = all(line.startswith("{") and line.rstrip().endswith("}") for line in lines)

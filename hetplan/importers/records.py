@@ -1,37 +1,28 @@
-"""What an importer makes of a tool's output: records in hetplan's own words and base units.
+"""What an importer returns: records in hetplan's own words and base units.
 
-An importer is a pure function `parse(text, context) -> Imported`. It reads no file, no clock and no
-environment, and what it cannot use it either refuses (`InputError` with file and line) or, where
-the tool itself marks a row as failed, names in `skipped`.
+`parse(text, context) -> Imported` of an importer is a pure function: it reads no file, no clock and
+no environment. What it cannot use it refuses (`InputError` with file and line); rows that the tool
+itself marks as failed are named in `skipped`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetplan.cluster.devices import DeviceKind
-from hetplan.job.spec import Precision
-from hetplan.model.spec import ModelSpec
-from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample
+from hetplan.profiling.samples import LinkSample
 
-IMPORT_SCHEMA = "hetplan.import/3"
+IMPORT_SCHEMA = "hetplan.import/4"
 """Schema of `Imported` as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportContext:
-    """What a tool's output does not say of itself and its user does."""
+    """What the user says about an output."""
 
     file: str
     """Name of the input, for error messages."""
     link: str | None = None
     """Name that link samples get."""
-    device: str | None = None
-    """Device kind that layer samples get."""
-    model: ModelSpec | None = None
-    """Shape of the layers that were measured."""
-    precision: Precision | None = None
-    sequence_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,19 +104,22 @@ class Imported:
     """Everything that one importer read; most fill one or two of the fields."""
 
     kind: str
-    """The importer: an entry of `hetplan.importers.kinds`."""
+    """The importer: a kind of `hetplan.importers.table`."""
     tool_version: str = ""
     """As the output says it; empty where it does not."""
     device_name: str = ""
     """What the output calls the device; empty where it does not."""
     links: tuple[LinkSample, ...] = ()
-    layers: tuple[LayerSample, ...] = ()
     paths: tuple[PathFigures, ...] = ()
-    devices: tuple[DeviceKind, ...] = ()
     topology: NodeTopology | None = None
     hosts: tuple[Host, ...] = ()
     notes: tuple[str, ...] = ()
     """What a reader of the records must know, as in `seconds are means, not medians`."""
     skipped: tuple[str, ...] = ()
     """Rows that the tool itself marks as failed, each with its line."""
-    operators: tuple[OperatorSample, ...] = ()
+
+    @staticmethod
+    def from_older_form(data: dict[str, object]) -> dict[str, object]:
+        """Without what forms 1 to 3 had of other planners' profiles, which are no longer read."""
+        gone = ("layers", "devices", "operators")
+        return {key: value for key, value in data.items() if key not in gone}

@@ -1,22 +1,27 @@
-"""Which devices a node has and by which path they reach each other: rocm-smi --showtopo.
+"""Devices of a node and the paths between them: `rocm-smi --showtopo`, tables or `--json`.
 
 With --json the tool writes one flat object: under `system` a text per pair of devices, as in
 `(Topology) Link type between DRM devices 0 and 1` with `XGMI`, `PCIE` or `XXXX` (not known), the
-same for `Weight` and `Hops`; under `card0` the device's NUMA node. Lines of warnings often stand
-around it. Without --json it prints tables, which rocm_topo_tables reads.
+same for `Weight` and `Hops`; under `card0` the device's NUMA node. Without it, it prints tables:
+
+    ========= Link Type between two GPUs =========
+           GPU0         GPU1
+    GPU0   0            XGMI
+    GPU1   XGMI         0
+    ================= Numa Nodes =================
+    GPU[0]          : (Topology) Numa Node: 0
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import combinations
 
 from hetplan.errors import Fault, InputError
-from hetplan.files.faults import describe
-from hetplan.files.nodes import field_text, json_nodes, line_of, read_json
-from hetplan.importers.lines import refuse_all
+from hetplan.importers.json_text import json_document
+from hetplan.importers.lines import fault_at, refuse_all, shown, text_lines, whole_number
 from hetplan.importers.records import (
     ImportContext,
     Imported,
@@ -24,197 +29,188 @@ from hetplan.importers.records import (
     TopologyDevice,
     TopologyPath,
 )
-from hetplan.importers.rocm_topo_tables import Tables, has_tables, read_tables
 
-KIND = "rocm-topo"
-COMMAND = "rocm-smi --showtopo --json"
+_SIGN = re.compile(r'"\(Topology\) |ROCm System Management|between two GPUs =|"num_hops"')
+_COMMAND = "rocm-smi --showtopo"
 _CARD = re.compile(r"card(\d{1,6})", re.ASCII)
 _PAIR = re.compile(
     r"\(Topology\) (Weight|Hops|Link type) between DRM devices (\d{1,6}) and (\d{1,6})", re.ASCII
 )
+_TITLE = re.compile(r"(Weight|Hops|Link [Tt]ype) between two GPUs", re.ASCII)
+_GPU = re.compile(r"GPU(\d{1,6})", re.ASCII)
+_NUMA_LINE = re.compile(
+    r"GPU ?\[?(\d{1,6})\]?\s{0,40}: \(Topology\) Numa (?:Node|Affinity): (-?\d{1,6})", re.ASCII
+)
 _LINK_TYPES = ("XGMI", "PCIE", "XXXX")
-_NUMBER = re.compile(r"-?\d{1,9}", re.ASCII)
-_NAMES = ("Card Series", "Card series", "Device Name")  # of --showproductname, by version
+_NOT_READ = ("None", "N/A")
+_NUMA_KEYS = ("(Topology) Numa Node", "(Topology) Numa Affinity")
+_NAME_KEYS = ("Card Series", "Card series", "Device Name")  # of --showproductname, by version
 _MAX_FAULTS = 10
-_MAX_NOTES = 5
 _MAX_DEVICES = 1024  # the largest node has 64
 
 
 @dataclass(slots=True)
-class _Reading:
-    """What was found so far."""
+class _Node:
+    """A node while its output is read."""
 
     file: str
-    json: str
-    values: dict[tuple[str, int, int], str | int] = field(default_factory=dict)
-    """(what, earlier device, later device) -> value."""
-    devices: dict[int, int | None] = field(default_factory=dict)
-    """Device -> NUMA node."""
-    names: list[str] = field(default_factory=list)
+    name: str
+    """What the output calls a device, before its number."""
+    cells: dict[tuple[str, int, int], str | int] = field(default_factory=dict)
+    """By figure, earlier device and later device."""
+    numa_nodes: dict[int, int | None] = field(default_factory=dict)
+    """Every device."""
+    product_names: set[str] = field(default_factory=set)
     faults: list[Fault] = field(default_factory=list)
 
-    def fault(self, path: tuple[str, ...], message: str) -> None:
-        line = line_of(json_nodes(self.json), path) if len(self.faults) < _MAX_FAULTS else 0
-        place = field_text(path)
-        self.faults.append(Fault(file=self.file, line=line, field=place, message=message))
+    def fault(self, line: int, message: str) -> None:
+        self.faults.append(Fault(file=self.file, line=line, message=message))
+
+    def cell(self, line: int, figure: str, pair: tuple[int, int], text: str) -> None:
+        """Note one figure of a pair, which the other direction must not contradict."""
+        low, high = sorted(pair)
+        value: str | int | None = text
+        if figure != "Link type":
+            if text in _NOT_READ:
+                return
+            value = whole_number(text)
+        if (
+            value is None
+            or (isinstance(value, int) and value < 0)
+            or (figure == "Link type" and text not in _LINK_TYPES)
+        ):
+            wanted = f"one of {', '.join(_LINK_TYPES)}" if figure == "Link type" else "a number"
+            place = f"{figure} of devices {low} and {high}"
+            self.fault(line, f"{place}: found {shown(text)}; {wanted} is expected")
+        elif self.cells.setdefault((figure, low, high), value) != value:
+            message = (
+                f"{figure} of devices {low} and {high} is {value} here, the other direction says "
+                f"{self.cells[figure, low, high]}; save the output again"
+            )
+            self.fault(line, message)
+
+
+def detect(text: str) -> bool:
+    """Whether the text has the tool's title or its keys."""
+    return _SIGN.search(text) is not None
 
 
 def parse(text: str, context: ImportContext) -> Imported:
     """The node's devices and paths; an InputError where a pair is missing or contradicts itself."""
-    if has_tables(text):
-        return _of_tables(read_tables(text, file=context.file), context)
-    beside, json = _split(text, file=context.file)
-    root = read_json(context.file, json)
-    if not isinstance(root, dict):
-        message = f"found {describe(root)}; save the output of `{COMMAND}`"
-        raise InputError(Fault(file=context.file, message=message))
-    reading = _Reading(file=context.file, json=json)
-    for key, value in root.items():
-        card = _CARD.fullmatch(key)
-        if card is not None and isinstance(value, dict):
-            _read_card(reading, key, int(card.group(1)), value)
-        elif key == "system" and isinstance(value, dict):
-            _read_pairs(reading, value)
-    topology = _topology(reading, "card")
-    notes = [line if line.isprintable() else ascii(line) for line in beside[:_MAX_NOTES]]
-    notes += _unknown(topology)
+    if _TITLE.search(text):
+        node = _Node(file=context.file, name="GPU")
+        _read_tables(node, text)
+    else:
+        node = _Node(file=context.file, name="card")
+        _read_json(node, text)
+    topology = _topology(node)
+    unknown = sum(path.path == "XXXX" for path in topology.paths)
     return Imported(
-        kind=KIND,
-        device_name=reading.names[0] if len(set(reading.names)) == 1 else "",
+        kind="rocm-topo",
+        device_name=next(iter(node.product_names)) if len(node.product_names) == 1 else "",
         topology=topology,
-        notes=tuple(notes),
+        notes=(f"{unknown} pairs have no known link type (XXXX)",) if unknown else (),
     )
 
 
-def _of_tables(tables: Tables, context: ImportContext) -> Imported:
-    """The same of the tables, whose devices are called GPU0."""
-    reading = _Reading(file=context.file, json="", faults=list(tables.faults))
-    reading.devices = {device: tables.numa_nodes.get(device) for device in tables.devices}
-    for cell in tables.cells:
-        ends = (cell.what, min(cell.pair), max(cell.pair))
-        if reading.values.setdefault(ends, cell.value) != cell.value:
-            message = (
-                f"{cell.what} of devices {ends[1]} and {ends[2]} is {cell.value} here, the other "
-                f"direction says {reading.values[ends]}; save the output again"
-            )
-            reading.faults.append(Fault(file=context.file, line=cell.line, message=message))
-    topology = _topology(reading, "GPU")
-    return Imported(kind=KIND, topology=topology, notes=tuple(_unknown(topology)))
-
-
-def _unknown(topology: NodeTopology) -> list[str]:
-    unknown = [path for path in topology.paths if path.path == "XXXX"]
-    return [f"{len(unknown)} pairs have no known link type (XXXX)"] if unknown else []
-
-
-def _split(text: str, *, file: str) -> tuple[list[str], str]:
-    """Lines around the JSON, and the JSON below as many empty lines: lines keep numbers."""
-    lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
-    start = next((at for at, line in enumerate(lines) if line.lstrip().startswith("{")), None)
-    if start is None:
-        message = (
-            f"there is neither JSON nor a table of link types here; save the output of `{COMMAND}`"
-        )
-        raise InputError(Fault(file=file, message=message))
-    # Warnings stand behind the object where both outputs of the tool go to one file.
-    end = max((at for at, line in enumerate(lines) if line.rstrip().endswith("}")), default=start)
-    end = max(start, end) if any(line.strip() for line in lines[end + 1 :]) else len(lines)
-    beside = [f"before the output: {line.strip()[:200]}" for line in lines[:start] if line.strip()]
-    beside += [
-        f"after the output: {line.strip()[:200]}" for line in lines[end + 1 :] if line.strip()
-    ]
-    return beside, "\n" * start + "\n".join(lines[start : end + 1])
-
-
-def _read_card(reading: _Reading, key: str, device: int, values: Mapping[object, object]) -> None:
-    for name in _NAMES:
-        found = values.get(name)
-        if isinstance(found, str) and found.isprintable():
-            reading.names.append(found[:200])
-            break
-    topology = [str(name) for name in values if str(name).startswith("(Topology)")]
-    if not topology:
-        return  # of another option in the same output
-    if device in reading.devices:
-        reading.fault((key,), f"device {device} is there twice; keep one")
-    reading.devices[device] = None
-    for name in ("(Topology) Numa Node", "(Topology) Numa Affinity"):
-        number = _number(values.get(name))
-        if name in values and number is None and values[name] not in (None, "None", "N/A"):
-            reading.fault((key, name), f"found {describe(values[name])}; a number is expected")
-        if reading.devices[device] is None and number is not None and number >= 0:
-            reading.devices[device] = number
-
-
-def _read_pairs(reading: _Reading, values: Mapping[object, object]) -> None:
-    for key, value in values.items():
-        pair = _PAIR.fullmatch(str(key))
-        if pair is None:
+def _read_json(node: _Node, text: str) -> None:
+    # Warnings of the driver often stand around the object; empty lines keep its line numbers.
+    begin, end = text.find("{"), text.rfind("}")
+    if begin < 0:
+        message = f"neither JSON nor a table of link types; save the output of `{_COMMAND}`"
+        raise InputError(Fault(file=node.file, message=message))
+    above = "\n" * text.count("\n", 0, begin)
+    document = json_document(node.file, above + text[begin : max(begin, end) + 1])
+    if not isinstance(document.root, dict):
+        raise fault_at(node.file, 0, f"found no object; save the output of `{_COMMAND} --json`")
+    for key, value in document.root.items():
+        card = _CARD.fullmatch(key)
+        if not isinstance(value, dict):
             continue
-        what, low, high = pair.group(1), int(pair.group(2)), int(pair.group(3))
-        place = ("system", str(key))
-        if low == high:
-            continue  # some versions list a device with itself
-        entry: str | int | None
-        if what == "Link type":
-            entry = value if isinstance(value, str) and value in _LINK_TYPES else None
-            wanted = f"one of {', '.join(_LINK_TYPES)}"
-        else:
-            if value in (None, "None", "N/A"):
-                continue
-            entry, wanted = _number(value), "a number of at least 0"
-        if entry is None or (isinstance(entry, int) and entry < 0):
-            reading.fault(place, f"found {describe(value)}; {wanted} is expected")
-            continue
-        ends = (what, min(low, high), max(low, high))
-        if reading.values.setdefault(ends, entry) != entry:
-            other = reading.values[ends]
-            message = f"found {entry}, the other direction says {other}; save the output again"
-            reading.fault(place, message)
+        if card is not None and any(name.startswith("(Topology)") for name in value):
+            node.numa_nodes[int(card.group(1))] = _numa(value.get(name) for name in _NUMA_KEYS)
+        names = [value[name] for name in _NAME_KEYS if isinstance(value.get(name), str)]
+        node.product_names.update(str(name)[:200] for name in names[:1])
+        for name, entry in value.items() if key == "system" else ():
+            pair = _PAIR.fullmatch(name)
+            if pair is not None and pair.group(2) != pair.group(3):
+                devices = (int(pair.group(2)), int(pair.group(3)))
+                # A file has thousands of pairs; the line of a wrong one is looked for only then.
+                before = len(node.faults)
+                node.cell(0, pair.group(1), devices, str(entry))
+                if len(node.faults) > before and before < _MAX_FAULTS:
+                    message = node.faults.pop().message
+                    node.faults.append(document.fault((key, name), message))
 
 
-def _number(value: object) -> int | None:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value if abs(value) < 10**9 else None
-    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
-        return int(value)
-    return None
+def _numa(texts: Iterable[object]) -> int | None:
+    """The first number of 0 or more; the tool writes -1 where there is one NUMA node."""
+    numbers = (whole_number(str(text).strip()) for text in texts if not isinstance(text, bool))
+    return next((number for number in numbers if number is not None and number >= 0), None)
 
 
-def _topology(reading: _Reading, name: str) -> NodeTopology:
-    known = set(reading.devices) | {end for _, *ends in reading.values for end in ends}
-    devices = sorted(known)
-    if not devices and not reading.faults:
-        message = f"there is no (Topology) entry; save the output of `{COMMAND}`"
-        raise InputError(Fault(file=reading.file, message=message))
+def _read_tables(node: _Node, text: str) -> None:
+    lines = [(line.number, line.text.split(), line.text) for line in text_lines(text)]
+    figure, columns = "", [-1]
+    for number, words, line in lines:
+        title, numa = _TITLE.search(line), _NUMA_LINE.search(line)
+        if title is not None:
+            figure, columns = title.group(1).capitalize(), []
+        elif numa is not None:
+            device, numa_node = int(numa.group(1)), int(numa.group(2))
+            if node.numa_nodes.get(device) is None:
+                node.numa_nodes[device] = numa_node if numa_node >= 0 else None
+        elif figure and not columns and words:
+            if not all(_GPU.fullmatch(word) for word in words) or len(set(words)) < len(words):
+                node.fault(number, "the names of the devices are expected here, each once")
+            columns = [int(word[3:]) for word in words if _GPU.fullmatch(word)]
+            node.numa_nodes |= dict.fromkeys(set(columns) - node.numa_nodes.keys())
+        elif figure and words and _GPU.fullmatch(words[0]):
+            _read_row(node, number, figure, columns, words)
+
+
+def _read_row(node: _Node, line: int, figure: str, columns: list[int], words: list[str]) -> None:
+    device, cells = int(words[0][3:]), words[1:]
+    if len(cells) != len(columns) or device not in columns:
+        message = f"{words[0]} has {len(cells)} entries for {len(columns)} devices"
+        node.fault(line, f"{message}; save the output again")
+        return
+    for column, cell in zip(columns, cells, strict=True):
+        if column != device:
+            node.cell(line, figure, (device, column), cell)
+        elif cell not in ("0", "X", "N/A"):
+            node.fault(line, f"found {shown(cell)} where {words[0]} meets itself; 0 is there")
+
+
+def _topology(node: _Node) -> NodeTopology:
+    devices = sorted({*node.numa_nodes, *(end for _, *ends in node.cells for end in ends)})
+    if not devices and not node.faults:
+        message = f"there is no (Topology) entry; save the output of `{_COMMAND}`"
+        raise InputError(Fault(file=node.file, message=message))
     if len(devices) > _MAX_DEVICES:
         message = f"{len(devices)} devices; no node has more than {_MAX_DEVICES}"
-        raise InputError(Fault(file=reading.file, message=message))
+        raise InputError(Fault(file=node.file, message=message))
+    refuse_all(node.faults, most=_MAX_FAULTS)
     paths = []
     for low, high in combinations(devices, 2):
-        path = reading.values.get(("Link type", low, high))
+        path = node.cells.get(("Link type", low, high))
+        weight, hops = (node.cells.get((name, low, high)) for name in ("Weight", "Hops"))
         if path is None:
-            if not any(f"devices {low} and {high}" in each.field for each in reading.faults):
-                message = f"the link type of devices {low} and {high} is missing; save it again"
-                reading.faults.append(Fault(file=reading.file, field="system", message=message))
-            if len(reading.faults) > _MAX_FAULTS:
-                break
+            node.fault(0, f"the link type of devices {low} and {high} is missing; save it again")
             continue
-        weight = reading.values.get(("Weight", low, high))
-        hops = reading.values.get(("Hops", low, high))
         paths.append(
             TopologyPath(
-                between=(f"{name}{low}", f"{name}{high}"),
+                between=(f"{node.name}{low}", f"{node.name}{high}"),
                 path=str(path),
                 hops=hops if isinstance(hops, int) else None,
                 weight=weight if isinstance(weight, int) else None,
             )
         )
-    refuse_all(reading.faults, most=_MAX_FAULTS)
+    refuse_all(node.faults, most=_MAX_FAULTS)
     return NodeTopology(
         vendor="amd",
         devices=tuple(
-            TopologyDevice(index=at, name=f"{name}{at}", numa_node=reading.devices.get(at))
+            TopologyDevice(index=at, name=f"{node.name}{at}", numa_node=node.numa_nodes.get(at))
             for at in devices
         ),
         paths=tuple(paths),

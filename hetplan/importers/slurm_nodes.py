@@ -6,7 +6,6 @@
     SLURM_TASKS_PER_NODE=4(x2),2
     SLURM_GPUS_ON_NODE=8
     node1                                      one per line: `scontrol show hostnames`
-    NodeList=node[1-3]                         a line of `scontrol show job`
 
 Devices per node come from the GPU variables where there are any, else from the tasks.
 """
@@ -18,32 +17,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, product, repeat
 
-from hetplan.importers.host_names import MAX_SLOTS, is_host_name
+from hetplan.importers.hostfile import MAX_SLOTS, is_host_name
 from hetplan.importers.lines import fault_at, shown, text_lines, whole_number
 from hetplan.importers.records import Host, ImportContext, Imported
 
-KIND = "slurm-nodes"
 MAX_HOSTS = 1 << 21
 """No machine has two million nodes: a list that stands for more is a slip of the pen."""
 
 # A step may use a part of the job: SLURM_STEP_* variables are not the job's.
-_LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "NodeList")
+_LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 _TASKS = ("SLURM_TASKS_PER_NODE",)
 _DEVICES = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
-_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "NumNodes")
+_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 # `env | grep SLURM` also shows SLURMD_NODENAME, module files' own variables and paths.
-_VARIABLE = re.compile(r"(?:export |declare -x )?(?!TRES=)([A-Z_][A-Z0-9_]{1,90})=(.*)", re.ASCII)
-_JOB_FIELD = re.compile(
-    r"(?:TRES|[A-Z][a-z][A-Za-z/:]{0,40})="
-)  # as in `JobState=RUNNING Reason=None`
+_VARIABLE = re.compile(r"(?:export |declare -x )?([A-Z_][A-Z0-9_]{1,90})=(.*)", re.ASCII)
+_SIGN = re.compile(r"^[ \t]*(?:[\w.-]{0,253}\[[\d,-]+\]|SLURM_\w+=)", re.MULTILINE)
 _HEADINGS = ("NODELIST", "HOSTNAMES")  # that sinfo and squeue print above their lists
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 _COUNT = re.compile(r"(\d{1,7})(?:\(x(\d{1,7})\))?", re.ASCII)
 
 
 @dataclass(slots=True)
-class _Said:
-    """What the input says, by line."""
+class _JobFacts:
+    """What the input says of the job."""
 
     names: list[str] = field(default_factory=list)
     first_line: int = 0
@@ -56,108 +52,104 @@ class _Said:
     """Line of a variable that says how many nodes there are: how many."""
 
 
+def detect(text: str) -> bool:
+    """Whether the text has a range of nodes or a variable of Slurm."""
+    return _SIGN.search(text) is not None
+
+
 def parse(text: str, context: ImportContext) -> Imported:
     """One Host per node, in the order of the list.
 
     Raises InputError for a list that is none or stands for more than 2**21 hosts, and where
     counts and hosts do not go together.
     """
-    said = _Said()
+    facts = _JobFacts()
     for line in text_lines(text):
-        content = line.text.removeprefix(">").strip()  # quoted in a mail or an issue
-        if content and not content.startswith(("#", "```")):
-            _read(content, line.number, said, context.file)
-    if not said.names:
+        content = line.text.strip()
+        if content and not content.startswith("#"):
+            _read(content, line.number, facts, context.file)
+    if not facts.names:
         raise fault_at(context.file, 0, "names no node; write a list such as node[001-016]")
     notes: list[str] = []
-    names = _unique(said, notes, context.file)
-    for line_number, count in said.nodes.items():
+    names = _unique(facts, notes, context.file)
+    for line_number, count in facts.nodes.items():
         if count != len(names):
             message = f"there are {count} nodes by this line, the list has {len(names)}"
             raise fault_at(context.file, line_number, message)
-    slots = _slots(said, len(names), notes, context.file)
+    slots = _slots(facts, len(names), notes, context.file)
     return Imported(
-        kind=KIND,
+        kind="slurm-nodes",
         hosts=tuple(
-            Host(name=name, slots=count, device=said.device)
+            Host(name=name, slots=count, device=facts.device)
             for name, count in zip(names, slots, strict=True)
         ),
         notes=tuple(notes),
     )
 
 
-def _read(content: str, line: int, said: _Said, file: str) -> None:
+def _read(content: str, line: int, facts: _JobFacts, file: str) -> None:
     variable = _VARIABLE.fullmatch(content)
     if variable:
-        _variable(variable.group(1), variable.group(2).strip("\"'; "), line, said, file)
+        _variable(variable.group(1), variable.group(2).strip("\"'; "), line, facts, file)
         return
     words = content.split()
-    if _JOB_FIELD.match(content):
-        for word in words:
-            name, _, value = word.partition("=")
-            # A job that waits has no nodes, and may ask for a range of their number.
-            if (name == "NodeList" and value != "(null)") or (
-                name == "NumNodes" and value.isdecimal()
-            ):
-                _variable(name, value, line, said, file)
-        return
     if words[0] in _HEADINGS and len(words) == 1:
         return
     if len(words) > 2:
         message = f"found {shown(content)}; a node list and, at most, its tasks per node"
         raise fault_at(file, line, message)
-    _add_names(words[0], line, said, file)
+    _add_names(words[0], line, facts, file)
     if len(words) == 2:
-        room = len(said.names) - len(said.tasks)
-        said.tasks += _counts(words[1], line, room, file)
-        said.tasks_line = line
+        room = len(facts.names) - len(facts.tasks)
+        facts.tasks += _counts(words[1], line, room, file)
+        facts.tasks_line = line
 
 
-def _variable(name: str, value: str, line: int, said: _Said, file: str) -> None:
+def _variable(name: str, value: str, line: int, facts: _JobFacts, file: str) -> None:
     if name in _LISTS:
-        if said.variable:
+        if facts.variable:
             # Slurm sets the same list under its old and its new name.
-            again = _Said()
+            again = _JobFacts()
             _add_names(value, line, again, file)
-            if again.names != said.names:
-                raise fault_at(file, line, f"{name} is not the list of {said.variable}; keep one")
+            if again.names != facts.names:
+                raise fault_at(file, line, f"{name} is not the list of {facts.variable}; keep one")
             return
-        _add_names(value, line, said, file)
-        said.variable = name
+        _add_names(value, line, facts, file)
+        facts.variable = name
     elif name in _TASKS:
-        said.tasks = _counts(value, line, MAX_HOSTS, file)
-        said.tasks_line = line
+        facts.tasks = _counts(value, line, MAX_HOSTS, file)
+        facts.tasks_line = line
     elif name in _DEVICES:
         kind, _, number = value.rpartition(":")
         count = whole_number(number)
         if count is None or not 1 <= count <= MAX_SLOTS or (kind and not is_host_name(kind)):
             raise fault_at(file, line, f"found {shown(value)}; a number of devices", name)
-        if said.devices is not None and said.devices != count:
-            raise fault_at(file, line, f"{name} is {count}, another line says {said.devices}")
-        said.devices, said.device = count, kind or said.device
+        if facts.devices is not None and facts.devices != count:
+            raise fault_at(file, line, f"{name} is {count}, another line says {facts.devices}")
+        facts.devices, facts.device = count, kind or facts.device
     elif name in _NODES:
         count = whole_number(value)
         if count is None or count < 1:
             raise fault_at(file, line, f"found {shown(value)}; a number of nodes", name)
-        said.nodes[line] = count
+        facts.nodes[line] = count
 
 
-def _add_names(text: str, line: int, said: _Said, file: str) -> None:
-    said.first_line = said.first_line or line
+def _add_names(text: str, line: int, facts: _JobFacts, file: str) -> None:
+    facts.first_line = facts.first_line or line
     for part in _parts(text, line, file):
         pieces = _pieces(part, line, file)
         count = 1
         for piece in pieces:
             # The product of many brackets has thousands of digits.
             count = min(count * sum(each.count for each in piece), 10**18)
-        if count + len(said.names) > MAX_HOSTS:
+        if count + len(facts.names) > MAX_HOSTS:
             found = count if count < 10**18 else "10**18 or more"
             message = f"{shown(part)} stands for {found} hosts; {MAX_HOSTS} are read at most"
             raise fault_at(file, line, message)
-        first = len(said.names)
+        first = len(facts.names)
         alternatives = [chain.from_iterable(each.words() for each in piece) for piece in pieces]
-        said.names += ("".join(words) for words in product(*alternatives))
-        if not all(is_host_name(name) for name in (said.names[first], said.names[-1])):
+        facts.names += ("".join(words) for words in product(*alternatives))
+        if not all(is_host_name(name) for name in (facts.names[first], facts.names[-1])):
             raise fault_at(file, line, f"found {shown(part)}; a node name is expected here")
 
 
@@ -240,24 +232,24 @@ def _counts(text: str, line: int, room: int, file: str) -> list[int]:
     return counts
 
 
-def _unique(said: _Said, notes: list[str], file: str) -> list[str]:
-    names = list(dict.fromkeys(said.names))
-    if len(names) < len(said.names):
-        twice = len(said.names) - len(names)
-        if said.tasks:
-            message = f"{twice} nodes stand in the list twice; then tasks per node say nothing"
-            raise fault_at(file, said.first_line, message)
-        notes.append(f"{twice} nodes stand in the list more than once and are taken once")
+def _unique(facts: _JobFacts, notes: list[str], file: str) -> list[str]:
+    names = list(dict.fromkeys(facts.names))
+    if len(names) < len(facts.names):
+        twice = len(facts.names) - len(names)
+        if facts.tasks:
+            message = f"{twice} nodes are in the list twice; then tasks per node are ambiguous"
+            raise fault_at(file, facts.first_line, message)
+        notes.append(f"{twice} nodes are in the list more than once and are taken once")
     return names
 
 
-def _slots(said: _Said, count: int, notes: list[str], file: str) -> list[int | None]:
-    if said.tasks and len(said.tasks) != count:
-        message = f"there are {len(said.tasks)} counts for {count} nodes"
-        raise fault_at(file, said.tasks_line, message)
-    if said.devices is None:
-        return list(chain(said.tasks, repeat(None, count - len(said.tasks))))
+def _slots(facts: _JobFacts, count: int, notes: list[str], file: str) -> list[int | None]:
+    if facts.tasks and len(facts.tasks) != count:
+        message = f"there are {len(facts.tasks)} counts for {count} nodes"
+        raise fault_at(file, facts.tasks_line, message)
+    if facts.devices is None:
+        return list(chain(facts.tasks, repeat(None, count - len(facts.tasks))))
     notes.append("devices per node are those of the node that printed them, taken for all")
-    if any(tasks != said.devices for tasks in said.tasks):
+    if any(tasks != facts.devices for tasks in facts.tasks):
         notes.append("tasks per node differ from the devices; slots are the devices")
-    return [said.devices] * count
+    return [facts.devices] * count

@@ -1,20 +1,19 @@
-"""Imported samples to a profile store: a population of their own, and nothing twice unasked."""
+"""Imported link samples to a profile store: a population of their own, and nothing twice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TypeVar
 
-from hetplan.errors import InputError
+from hetplan.cluster.catalogue import kind_called, load_catalogue, nearest_kinds
+from hetplan.errors import Fault, InputError
 from hetplan.importers.records import Imported
-from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, Provenance
-from hetplan.profiling.store import LayerWriter, LinkWriter, OperatorWriter
+from hetplan.profiling.samples import Provenance
+from hetplan.profiling.store import LinkWriter
 from hetplan.version import __version__
-
-_Sample = TypeVar("_Sample", LayerSample, LinkSample, OperatorSample)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +21,7 @@ class ImportFacts:
     """What only its user knows about a measurement that is imported."""
 
     device: str
-    """Device kind; of a link: that of its ends."""
+    """Device kind of the link's ends."""
     backend: str
     """torch device type, as in `cuda`."""
     measured_on: str
@@ -30,9 +29,8 @@ class ImportFacts:
     command: str
     """The command line that imported, or the one that measured."""
     driver: str = ""
-    torch_version: str = ""
     clocks: str = ""
-    notes: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,115 +39,129 @@ class Stored:
 
     folders: tuple[str, ...]
     """Populations that hold the samples, in the order of the samples."""
-    links_added: int = 0
-    layers_added: int = 0
-    links_there: int = 0
-    """Samples that were already there, equal to the last digit, and were not added again."""
-    layers_there: int = 0
-    operators_added: int = 0
-    operators_there: int = 0
+    added: int
+    already_there: int
+    """Samples that were there before, equal to the last digit, and were not added again."""
+
+
+def import_facts(
+    path: Path,
+    imported: Imported,
+    *,
+    device: str | None = None,
+    measured_on: str | None = None,
+    driver: str = "",
+    clocks: str = "",
+) -> ImportFacts:
+    """The facts of a file; what the user does not say comes from the output and the file's date.
+
+    An InputError where neither says which device kind the link joins.
+    """
+    catalogue = {kind.kind: kind for kind in load_catalogue()}
+    called = imported.device_name
+    device = device or (kind_called(called, catalogue.values()) if called else "")
+    if not device:
+        says = f" (the file says {called[:60]!a})" if called else ""
+        message = (
+            f"whose link is it? give the device kind of its ends{says} with --device, as in "
+            "nvidia-a100-80gb-sxm; --dry-run only shows what was read"
+        )
+        raise InputError(Fault(file=str(path), message=message))
+    known = catalogue.get(device)
+    notes: tuple[str, ...] = ()
+    if known is None:
+        near = ", ".join(nearest_kinds(device, catalogue))
+        hint = f" (nearest: {near})" if near else ""
+        notes = (
+            f"{device} is no kind of the catalogue{hint}; plans use these samples where a cluster "
+            "file calls its devices the same",
+        )
+    return ImportFacts(
+        device=device,
+        backend=known.torch_device if known is not None and known.torch_device else "unknown",
+        measured_on=measured_on or _day_of(path),
+        command=f"hetplan import samples {path.name}",
+        driver=driver,
+        clocks=clocks,
+        notes=notes,
+    )
+
+
+def _day_of(path: Path) -> str:
+    """The day of the file's last change; today for what is no file, such as standard input."""
+    if not path.is_file():
+        return date.today().isoformat()
+    return datetime.fromtimestamp(os.stat(path).st_mtime, tz=UTC).date().isoformat()
 
 
 def store_imported(
     imported: Imported, store: Path, facts: ImportFacts, *, again: bool = False
 ) -> Stored:
-    """Write the link, layer and operator samples; a sample that is already there only with `again`.
+    """Write the link samples; a sample that is already there only with `again`.
 
     Every row gets the date of its measurement, so equal times of two days are two measurements.
     Raises InputError where there is nothing to store, for a date that is none, and where the store
     cannot be written.
     """
-    if not imported.links and not imported.layers and not imported.operators:
+    if not imported.links:
         raise InputError(f"{imported.kind} gave no sample that a profile store keeps")
     try:
         date.fromisoformat(facts.measured_on)
     except ValueError as error:
-        raise InputError(
-            f"measured_on is {facts.measured_on[:40]!a}; write a date as in 2026-11-20"
-        ) from error
-    link_folders, links_added = _store_links(imported, store, facts, again)
-    layer_folders, layers_added = _store_layers(imported, store, facts, again)
-    operator_folders, operators_added = _store_operators(imported, store, facts, again)
-    return Stored(
-        folders=tuple(dict.fromkeys((*link_folders, *layer_folders, *operator_folders))),
-        links_added=links_added,
-        layers_added=layers_added,
-        links_there=len(imported.links) - links_added,
-        layers_there=len(imported.layers) - layers_added,
-        operators_added=operators_added,
-        operators_there=len(imported.operators) - operators_added,
-    )
-
-
-def _store_links(
-    imported: Imported, store: Path, facts: ImportFacts, again: bool
-) -> tuple[list[str], int]:
-    """(populations, samples added)."""
+        message = f"measured_on is {facts.measured_on[:40]!a}; write a date as in 2026-11-20"
+        raise InputError(message) from error
+    provenance = _provenance(imported, facts)
     folders, added = [], 0
     for name in dict.fromkeys(sample.link for sample in imported.links):
-        writer = LinkWriter(store, name, _provenance(imported, facts, facts.device))
-        samples = [sample for sample in imported.links if sample.link == name]
-        added += _add(samples, facts.measured_on, writer.append, writer.add_new, again)
+        writer = LinkWriter(store, name, provenance)
+        samples = [
+            replace(sample, measured_on=sample.measured_on or facts.measured_on)
+            for sample in imported.links
+            if sample.link == name
+        ]
+        if again:
+            for sample in samples:
+                writer.append(sample)
+        added += len(samples) if again else writer.add_new(samples)
         folders.append(str(writer.folder))
-    return folders, added
+    return Stored(folders=tuple(folders), added=added, already_there=len(imported.links) - added)
 
 
-def _store_layers(
-    imported: Imported, store: Path, facts: ImportFacts, again: bool
-) -> tuple[list[str], int]:
-    """(populations, samples added)."""
-    folders, added = [], 0
-    for device in dict.fromkeys(sample.device for sample in imported.layers):
-        writer = LayerWriter(store, _provenance(imported, facts, device))
-        samples = [sample for sample in imported.layers if sample.device == device]
-        added += _add(samples, facts.measured_on, writer.append, writer.add_new, again)
-        folders.append(str(writer.folder))
-    return folders, added
+def store_files(
+    paths: Sequence[Path],
+    imported: Sequence[Imported],
+    facts: Sequence[ImportFacts],
+    store: Path,
+    *,
+    again: bool = False,
+) -> tuple[str, ...]:
+    """Store what several files gave; one line for each says what was added."""
+    lines: list[str] = []
+    for path, each, fact in zip(paths, imported, facts, strict=True):
+        stored = store_imported(each, store, fact, again=again)
+        there = stored.already_there
+        skipped = f"; {there} were there already (--again adds them once more)" if there else ""
+        lines += [f"note: {note}" for note in fact.notes]
+        lines.append(
+            f"{path}: {stored.added} samples added to {store}, measured on {fact.measured_on}"
+            f"{skipped}"
+        )
+    return tuple(lines)
 
 
-def _store_operators(
-    imported: Imported, store: Path, facts: ImportFacts, again: bool
-) -> tuple[list[str], int]:
-    """(populations, samples added)."""
-    folders, added = [], 0
-    for device in dict.fromkeys(sample.device for sample in imported.operators):
-        writer = OperatorWriter(store, _provenance(imported, facts, device))
-        samples = [sample for sample in imported.operators if sample.device == device]
-        added += _add(samples, facts.measured_on, writer.append, writer.add_new, again)
-        folders.append(str(writer.folder))
-    return folders, added
-
-
-def _add(
-    samples: Sequence[_Sample],
-    day: str,
-    append: Callable[[_Sample], None],
-    add_new: Callable[[Sequence[_Sample]], int],
-    again: bool,
-) -> int:
-    """How many were added: all of them `again`, else those that are not there."""
-    dated = [replace(sample, measured_on=sample.measured_on or day) for sample in samples]
-    if not again:
-        return add_new(dated)
-    for sample in dated:
-        append(sample)
-    return len(dated)
-
-
-def _provenance(imported: Imported, facts: ImportFacts, device: str) -> Provenance:
-    tool = " ".join(part for part in (imported.kind, imported.tool_version) if part)
+def _provenance(imported: Imported, facts: ImportFacts) -> Provenance:
     return Provenance(
-        device=device,
-        device_name=imported.device_name or device,
+        device=facts.device,
+        device_name=imported.device_name or facts.device,
         backend=facts.backend,
         measured_on=facts.measured_on,
         hetplan_version=__version__,
-        torch_version=facts.torch_version,
+        torch_version="",
         driver=facts.driver,
         threads=1,
         paced="",
-        tool=tool,
+        tool=" ".join(part for part in (imported.kind, imported.tool_version) if part),
         clocks=facts.clocks,
         command=facts.command,
-        notes="; ".join(part for part in (facts.notes, *imported.notes) if part),
+        notes="; ".join(imported.notes),
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hetplan.cluster.catalogue import DEVICES_SCHEMA, DevicesForm
 from hetplan.cluster.file_form import CLUSTER_SCHEMA, ClusterForm
-from hetplan.files.schemas import schema_text
+from hetplan.files.quantities import schema_text
 from hetplan.files.writing import write_atomically
 from hetplan.job.load import JOB_SCHEMA, JobForm
 from hetplan.job.sweep_form import SWEEP_SCHEMA, SweepForm

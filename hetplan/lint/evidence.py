@@ -9,13 +9,12 @@ output projection, whose activations are tokens * h, which gives both.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from hetplan.lint.known import element_bytes, known_model, precision_of
-from hetplan.lint.rows import LayerRow, LayerSampleRow, Material, Place
+from hetplan.lint.rows import Inputs, LayerRow, LayerSampleRow, Place
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
 from hetplan.model.work import layer_work
 from hetplan.profiling.samples import Phase
@@ -73,14 +72,14 @@ class Timed:
 class Evidence:
     """What the rules judge."""
 
-    material: Material
+    inputs: Inputs
 
     @cached_property
     def timed(self) -> tuple[Timed, ...]:
         """Layer times of tables, profiles and stores; marks for failed measurements left out."""
-        sequences = _sequences(self.material.layers)
-        rows = [_of_row(row, self.material, sequences) for row in self.material.layers]
-        return (*(row for row in rows if row is not None), *_of_samples(self.material))
+        sequences = _sequences(self.inputs.layers)
+        rows = [_of_row(row, self.inputs, sequences) for row in self.inputs.layers]
+        return (*(row for row in rows if row is not None), *_of_samples(self.inputs))
 
     @cached_property
     def by_series(self) -> dict[tuple[str, ...], list[Timed]]:
@@ -128,7 +127,7 @@ def _table(row: LayerRow) -> tuple[str, ...]:
 
 
 def _of_row(
-    row: LayerRow, material: Material, sequences: dict[tuple[str, ...], tuple[int, int]]
+    row: LayerRow, inputs: Inputs, sequences: dict[tuple[str, ...], tuple[int, int]]
 ) -> Timed | None:
     if row.forward_seconds <= 0 or is_sentinel(row.forward_seconds):
         return None
@@ -138,7 +137,8 @@ def _of_row(
     whole = row.operation == "layer"
     lookup = "embed" in row.operation
     flops, width = 0.0, 0
-    model = known_model(row.model, material.models) if whole else None
+    given = [each for _, each in inputs.models]
+    model = known_model(row.model, given) if whole else None
     if model is not None:
         flops, width = _layer_flops(model, row), model.hidden_size
     elif not whole and not lookup and row.weight_bytes:
@@ -175,10 +175,10 @@ def _layer_flops(model: ModelSpec, row: LayerRow) -> float:
     return work.flops
 
 
-def _of_samples(material: Material) -> list[Timed]:
+def _of_samples(inputs: Inputs) -> list[Timed]:
     """One entry per layer of a store with its forward and backward rows together."""
     together: dict[tuple[object, ...], list[LayerSampleRow]] = {}
-    for row in material.layer_samples:
+    for row in inputs.layer_samples:
         sample = row.sample
         if sample.phase not in (Phase.FORWARD, Phase.BACKWARD):
             continue
@@ -258,9 +258,3 @@ def row_name(row: LayerRow | Timed) -> str:
     return (
         f"{model}{row.operation}{layer}{device}, microbatch size {row.microbatch_size}, tp {row.tp}"
     )
-
-
-def stage_numbers(text: str, key: str) -> tuple[int, ...] | None:
-    """`layers_per_stage=5/7/7/7` of a note; None where it does not say so."""
-    found = re.search(rf"{key}=(\d{{1,6}}(?:/\d{{1,6}})*)", text)
-    return tuple(int(part) for part in found.group(1).split("/")) if found else None

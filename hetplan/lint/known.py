@@ -1,17 +1,14 @@
-"""What lint knows of devices and models that a file only names.
-
-A file says `A100-40`, `a100_pcie` or `RTX-3090`: here stands which kind of the catalogue that is,
-and how far above its quoted rates a device of it can be.
-"""
+"""Ceilings of devices, and shapes of models, that a file of measurements only names."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
-from hetplan.cluster.catalogue import load_catalogue
+from hetplan.cluster.catalogue import kind_called, load_catalogue
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
 from hetplan.model.spec import Architecture, ModelSpec, plain_model
@@ -43,54 +40,34 @@ class KnownDevice:
         return self.half_flops_per_second * self.margin if known else 0.0
 
 
-_KINDS = (
-    # The first that fits; the larger memory before the smaller one of the same name.
-    (r"v100.*32", "nvidia-v100-32gb-sxm"),
-    (r"v100", "nvidia-v100-16gb-sxm"),
-    (r"a100.*80.*pcie", "nvidia-a100-80gb-pcie"),
-    (r"a100.*pcie", "nvidia-a100-40gb-pcie"),
-    (r"a100.*80", "nvidia-a100-80gb-sxm"),
-    (r"a100", "nvidia-a100-40gb-sxm"),
-    (r"gh-?96|gh-?200", "nvidia-gh200-96gb"),
-    (r"gb200", "nvidia-gb200-186gb"),
-    (r"b200", "nvidia-b200-180gb-sxm"),
-    (r"h200", "nvidia-h200-141gb-sxm"),
-    (r"h100.*pcie", "nvidia-h100-80gb-pcie"),
-    (r"h100", "nvidia-h100-80gb-sxm"),
-    (r"rtx.?3090", "nvidia-rtx-3090-24gb"),
-    (r"rtx.?2080.?ti", "nvidia-rtx-2080-ti-11gb"),
-    (r"titan.?rtx", "nvidia-titan-rtx-24gb"),
-)
-"""Labels that tables of measurements use, and the kind of the catalogue that each means."""
-
-# NVIDIA Turing architecture whitepaper (WP-09183-001), Founders Edition, which the catalogue lacks:
-# float16 with float32 accumulation, NVLink in one direction.
-_RTX_2080 = KnownDevice(
-    name="RTX 2080",
-    float32_flops_per_second=10.6e12,
-    tensor_float32_flops_per_second=0.0,
-    half_flops_per_second=42.4e12,
-    link_bytes_per_second=25e9,
-    memory_bytes_per_second=448e9,
-    margin=DESK_MARGIN,
-)
-
-
 @lru_cache(maxsize=256)
 def known_device(label: str) -> KnownDevice | None:
-    """The device that a file's label means; None where it is not one that lint knows.
+    """The device of the catalogue that a file's label means; None where it means none.
 
-    A label of several devices (`RTX-3090+Titan-RTX`) is none.
+    The label is a kind, a driver's name, or some of a kind's words, as in `A100-40`, `a100_pcie` or
+    `RTX-3090`; of several kinds with these words, the SXM one and the smallest memory is meant. A
+    label of several devices (`RTX-3090+Titan-RTX`) is none.
     """
-    text = label.lower()
-    if "+" in text:
-        return None
-    wanted = next((name for pattern, name in _KINDS if re.search(pattern, text)), "")
     kinds = _catalogue()
-    kind = kinds.get(text) or kinds.get(wanted)
-    if kind is not None:
-        return _of_kind(kind)
-    return _RTX_2080 if re.search(r"rtx.?2080", text) else None
+    called = label.lower() if label.lower() in kinds else kind_called(label, kinds.values())
+    words = re.findall(r"[a-z0-9]+", label.lower().partition("(")[0])
+    if not called and words and "+" not in label:
+        fitting = [kind for kind in kinds if _has_words(kind, words)]
+        called = min(fitting, key=lambda kind: ("sxm" not in kind, len(kind), kind), default="")
+    return _of_kind(kinds[called]) if called else None
+
+
+def _has_words(kind: str, words: Sequence[str]) -> bool:
+    """Whether every word is one of the kind's; `40` also means `40gb`, `gh` also `gh200`."""
+    parts = kind.split("-")
+    parts += [one + two for one, two in pairwise(parts)]  # `2080ti`
+    return all(
+        any(
+            part == word or (part.startswith(word) and (word.isdecimal() or word.isalpha()))
+            for part in parts
+        )
+        for word in words
+    )
 
 
 @lru_cache(maxsize=1)

@@ -9,10 +9,8 @@ from pathlib import Path
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
 from hetplan.lint.evidence import Evidence
-from hetplan.lint.findings import Severity
-from hetplan.lint.own_files import Inputs, Planned
-from hetplan.lint.rows import Place
-from hetplan.lint.rule import Rule, Sighting, sighting
+from hetplan.lint.findings import Finding, Rule, Severity, finding
+from hetplan.lint.rows import Inputs, Place, Planned
 from hetplan.model.spec import ModelSpec
 from hetplan.trainers import rules
 from hetplan.trainers.flagscale import rules as flagscale
@@ -49,7 +47,7 @@ def _rules() -> Iterator[Rule]:
     for rule in known:
         yield Rule(
             id=rule.id,
-            severity=Severity.IMPOSSIBLE if rule.certain else Severity.SUSPICIOUS,
+            severity=Severity.ERROR if rule.certain else Severity.WARNING,
             title=rule.title,
             explanation=rule.explanation,
             advice=rule.advice,
@@ -57,12 +55,12 @@ def _rules() -> Iterator[Rule]:
         )
 
 
-def _check(rule: LaunchRule) -> Callable[[Evidence], Iterator[Sighting]]:
-    def check(evidence: Evidence) -> Iterator[Sighting]:
+def _check(rule: LaunchRule) -> Callable[[Evidence], Iterator[Finding]]:
+    def check(evidence: Evidence) -> Iterator[Finding]:
         # Launches that include one file share what is wrong in it.
         yield from dict.fromkeys(
-            _sighting(launch, violation)
-            for launch in evidence.material.launches
+            _finding(launch, violation)
+            for launch in evidence.inputs.launches
             for own, find in _CHECKS[launch.text.trainer]
             if own is rule
             for violation in find(launch)
@@ -71,11 +69,11 @@ def _check(rule: LaunchRule) -> Callable[[Evidence], Iterator[Sighting]]:
     return check
 
 
-def _sighting(launch: Launch, violation: Violation) -> Sighting:
+def _finding(launch: Launch, violation: Violation) -> Finding:
     settings = [setting for setting in violation.settings if setting.file]
     file = settings[0].file if settings else launch.file
     places = [Place(file=file, line=setting.line) for setting in settings if setting.file == file]
-    return sighting(places or [Place(file=launch.file, line=0)], violation.found, count=1)
+    return finding(places or [Place(file=launch.file, line=0)], violation.found, count=1)
 
 
 RULES = tuple(_rules())

@@ -1,60 +1,70 @@
-"""Files and folders that somebody wants checked to rows, faults and what was skipped, with why.
+"""From files and folders to rows, faults, and what was skipped, with why.
 
-Every file is recognised by what stands in it. A file that is recognised and cannot be read has
-faults; one that lint does not know is skipped.
+Every file is recognised by its content. A file that is recognised and cannot be read has faults;
+one that lint does not know is skipped.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hetplan.cluster.device_form import DEVICES_SCHEMA, DevicesForm
 from hetplan.cluster.file_form import CLUSTER_SCHEMA
+from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
 from hetplan.files.nodes import json_nodes, read_json
-from hetplan.files.reading import Document, read_bytes, read_document
-from hetplan.importers.open import NEEDED
-from hetplan.job.spec import Job, Precision
-from hetplan.lint.documents import read_tree
-from hetplan.lint.foreign import importer_of, read_foreign
+from hetplan.files.reading import Document, decode, read_bytes, read_document
+from hetplan.importers.table import import_text, importer_of
+from hetplan.job.check import check_job_against
+from hetplan.job.load import load_job
 from hetplan.lint.launches import known_places, launch_part, understood, unknown_sizes
-from hetplan.lint.own_files import (
-    LOADERS,
+from hetplan.lint.rows import (
     Inputs,
-    Loader,
+    LayerSampleRow,
+    LinkSampleRow,
+    OperatorSampleRow,
+    Place,
     Planned,
-    against_each_other,
-    kind_of,
-    sample_rows,
+    Population,
+    merge,
 )
-from hetplan.lint.rows import Material, joined
 from hetplan.lint.tables import read_table, table_kind
+from hetplan.model.load import load_model
+from hetplan.trainers.folder import MANIFEST
 from hetplan.model.spec import ModelSpec
-from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample
-from hetplan.profiling.samples_csv import SAMPLE_TYPES, SampleType, header
+from hetplan.predict.fit import load_predictor
+from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, Provenance
+from hetplan.profiling.samples_csv import SAMPLE_TYPES, SampleType, header, read_samples
 from hetplan.profiling.store_state import (
     LAYERS_FILE,
     LINKS_FILE,
     OPERATORS_FILE,
     PROVENANCE_FILE,
 )
+from hetplan.profiling.store_state import SCHEMA as PROVENANCE_SCHEMA
+from hetplan.search.files import load_legal_plan
 
 TEXT_SUFFIXES = (".md", ".rst", ".html", ".py", ".sh", ".c", ".h", ".cpp", ".cu", ".toml")
 """Files in which people write, not measure; they are skipped without a look."""
+PLAN_FILE = "plan.json"
+"""Of an emitted folder."""
+_SAMPLES: Mapping[str, SampleType] = {
+    LAYERS_FILE: LayerSample,
+    LINKS_FILE: LinkSample,
+    OPERATORS_FILE: OperatorSample,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What the user says of the files."""
+class LaunchContext:
+    """What the user says about launches, and which importer reads other tools' files."""
 
     importer: str | None = None
-    device: str | None = None
     model: ModelSpec | None = None
-    precision: Precision | None = None
-    sequence_length: int | None = None
+    """What launches train."""
     cluster: Cluster | None = None
     """Where launches run."""
     given: tuple[tuple[str, str], ...] = ()
@@ -65,7 +75,7 @@ class Asked:
 class Reading:
     """What was read."""
 
-    material: Material
+    inputs: Inputs
     files: tuple[str, ...]
     skipped: tuple[str, ...]
     faults: tuple[Fault, ...]
@@ -74,48 +84,32 @@ class Reading:
     is_together: bool = False
     """Whether the job was held against the model and the cluster."""
     notes: tuple[str, ...] = ()
-    """What of the files could not be judged, a line each."""
+    """What could not be judged, a line each."""
     understood: tuple[str, ...] = ()
     """What each launch asks for, a line each."""
 
 
-_SAMPLES: Mapping[str, SampleType] = {
-    LAYERS_FILE: LayerSample,
-    LINKS_FILE: LinkSample,
-    OPERATORS_FILE: OperatorSample,
-}
-_CAMPAIGN_RESULTS = '"schema": "hetplan.campaign-results/'
-PLAN_FILE = "plan.json"
-EMITTED_FILE = "hetplan-emitted.json"
-"""Of a folder that hetplan emitted: its plan is checked, the files made from it are not."""
-"""Of an emitted folder."""
-NOTHING = Material()
-NO_INPUTS = Inputs()
+_NOTHING = Inputs()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What came of one file."""
+    """What one file gave."""
 
-    material: Material = NOTHING
-    inputs: Inputs = NO_INPUTS
-    skipped: str = ""
+    inputs: Inputs = _NOTHING
     kind: str = ""
-    planned: tuple[tuple[Path, Planned], ...] = ()
+    skipped: str = ""
 
 
-def read_all(
-    paths: Sequence[Path], asked: Asked, more_loaders: Mapping[str, Loader] | None = None
-) -> Reading:
+def read_all(paths: Sequence[Path], context: LaunchContext) -> Reading:
     """Every file of these paths; folders are walked, hidden names are passed over."""
-    loaders = {**LOADERS, **(more_loaders or {})}
     parts: list[_Part] = []
     files: list[str] = []
     skipped: list[str] = []
     faults: list[Fault] = []
     for path in _walk(paths):
         try:
-            part = _read(path, asked, loaders)
+            part = _read(path, context)
         except InputError as error:
             files.append(str(path))
             faults += [
@@ -127,36 +121,32 @@ def read_all(
         else:
             files.append(str(path))
             parts.append(part)
-    inputs = Inputs(
-        models=tuple(entry for part in parts for entry in part.inputs.models),
-        clusters=tuple(entry for part in parts for entry in part.inputs.clusters),
-        jobs=tuple(entry for part in parts for entry in part.inputs.jobs),
-    )
+    inputs = merge(part.inputs for part in parts)
     is_together = len(inputs.models) == len(inputs.clusters) == len(inputs.jobs) == 1
     if is_together:
         # Several of a kind, as in configs/, are examples and not one question.
-        faults += against_each_other(inputs)
-    material = joined(tuple(part.material for part in parts))
-    named = (asked.model,) if asked.model is not None else ()
-    planned = tuple(entry for part in parts for entry in part.planned)
+        faults += _against_each_other(inputs)
     launches = known_places(
-        material.launches, inputs, planned, model=asked.model, cluster=asked.cluster
+        inputs.launches, inputs, inputs.plans, model=context.model, cluster=context.cluster
     )
     return Reading(
-        material=replace(
-            material,
-            clusters=tuple((str(path), cluster) for path, cluster in inputs.clusters),
-            launches=launches,
-            models=(*named, *(model for _, model in inputs.models), *material.models),
-        ),
+        inputs=replace(inputs, launches=launches),
         files=tuple(files),
         skipped=tuple(skipped),
         faults=tuple(faults),
         kinds=tuple(part.kind for part in parts if part.kind),
         is_together=is_together,
-        notes=tuple(filter(None, map(unknown_sizes, material.launches))),
+        notes=tuple(filter(None, map(unknown_sizes, inputs.launches))),
         understood=tuple(map(understood, launches)),
     )
+
+
+def _against_each_other(inputs: Inputs) -> Iterable[Fault]:
+    """Faults of every job against every model and cluster that were read with it."""
+    for job_path, job in inputs.jobs:
+        for _, model in inputs.models:
+            for _, cluster in inputs.clusters:
+                yield from check_job_against(job, model, cluster, read_document(job_path))
 
 
 def _walk(paths: Sequence[Path]) -> Iterator[Path]:
@@ -174,156 +164,163 @@ def _walk(paths: Sequence[Path]) -> Iterator[Path]:
 def _inside(folder: Path) -> list[Path]:
     """Files of a folder; of a folder that hetplan emitted only its plan."""
     files = sorted(
-        each
-        for each in folder.rglob("*")
-        if each.is_file()
-        and not any(part.startswith(".") for part in each.relative_to(folder).parts)
+        path
+        for path in folder.rglob("*")
+        if path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
-    folders = {each.parent for each in files if each.name == EMITTED_FILE}
-    return sorted(
-        each
-        for each in files
-        if each.name == PLAN_FILE or not any(emitted in each.parents for emitted in folders)
-    )
+    emitted = {path.parent for path in files if path.name == MANIFEST}
+    return [
+        path
+        for path in files
+        if path.name == PLAN_FILE or not any(folder in path.parents for folder in emitted)
+    ]
 
 
-def _read(path: Path, asked: Asked, loaders: Mapping[str, Loader]) -> _Part:
-    if asked.importer is None:
-        launch = launch_part(path, asked.given)
-        if isinstance(launch, str):
-            return _Part(skipped=launch)
-        if launch is not None:
-            material = Material(launches=(launch,))
-            return _Part(material=material, kind=f"{launch.text.trainer} launch")
+def _read(path: Path, context: LaunchContext) -> _Part:
+    if context.importer is None:
+        row = launch_part(path, context.given)
+        if isinstance(row, str):
+            return _Part(skipped=row)
+        if row is not None:
+            return _Part(inputs=Inputs(launches=(row,)), kind=f"{row.text.trainer} launch")
     if path.suffix.lower() in TEXT_SUFFIXES:
         return _Part(skipped="is text or code, no measurements")
-    sample_type = _of_population(path)
-    if sample_type is not None and asked.importer is None:
-        return _Part(material=sample_rows(path, sample_type), kind="samples")
-    text = _text(path)
-    if text is None:
+    sample_type = _SAMPLES.get(path.name)
+    in_store = (path.parent / PROVENANCE_FILE).is_file()
+    if sample_type is not None and in_store and context.importer is None:
+        return _Part(inputs=sample_rows(path, sample_type), kind="samples")
+    try:
+        text = read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError:
         return _Part(skipped="is not UTF-8 text")
     if not text.strip():
         raise InputError(Fault(file=str(path), message="the file is empty"))
-    if asked.importer is not None:
-        return _foreign(path, text, asked)
+    if context.importer is not None:
+        return _imported(path, text, context.importer)
+    return _recognised(path, text)
+
+
+def _recognised(path: Path, text: str) -> _Part:
+    """A file by what it contains."""
     if text.startswith("#!"):
         return _Part(skipped="is text or code, no measurements")
-    first = text.lstrip("\ufeff").split("\n", 1)[0].strip("\r")
+    text = text.lstrip("\ufeff")
+    first = text.split("\n", 1)[0].strip("\r")
     for sample_type in SAMPLE_TYPES:
         if first.startswith(",".join(header(sample_type).split(",")[:6])):
-            return _Part(material=sample_rows(path, sample_type), kind="samples")
+            return _Part(inputs=sample_rows(path, sample_type), kind="samples")
     kind = table_kind(first)
     if kind is not None:
-        return _Part(material=read_table(str(path), text.lstrip("\ufeff"), kind), kind="table")
-    if _CAMPAIGN_RESULTS in first:
-        return _Part(skipped="holds results of a campaign; `hetplan profile --merge` checks them")
-    if text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
-        return _read_json(path, text, asked, loaders)
-    if path.suffix.lower() in (".yaml", ".yml"):
-        return _own(path, read_document(path), loaders) or _Part(
+        return _Part(inputs=read_table(str(path), text, kind), kind="table")
+    importer = importer_of(text)
+    if text.lstrip(" \t\r\n").startswith(("{", "[")):
+        own = _own_json(path, text, foreign=importer is not None)
+        if own is not None:
+            return own
+    elif path.suffix.lower() in (".yaml", ".yml"):
+        return _own(path, read_document(path)) or _Part(
             skipped="is YAML without a `schema` of hetplan; begin a cluster file with "
             f"`schema: {CLUSTER_SCHEMA}`, a model or job file alike"
         )
-    if importer_of(text) is not None:
-        return _recognised(path, text, asked)
-    return _Part(skipped=_unknown(first))
+    if importer is not None:
+        return _imported(path, text, importer.kind)
+    if "," in first and not first.startswith(("{", "[")):
+        return _Part(
+            skipped=f"is a table whose columns hetplan check does not know: {first[:60]!a}"
+        )
+    return _Part(skipped="is of no kind that hetplan check knows; --kind names an importer for it")
 
 
-def _of_population(path: Path) -> SampleType | None:
-    """What a file in a population's folder must hold, by its name; None for others."""
-    if not (path.parent / PROVENANCE_FILE).is_file():
-        return None
-    return _SAMPLES.get(path.name)
-
-
-def _unknown(first: str) -> str:
-    if "," in first:
-        return f"is a table whose columns hetplan check does not know: {first[:60]!a}"
-    return "is of no kind that hetplan check knows; --kind names an importer for it"
-
-
-def _text(path: Path) -> str | None:
-    """The file's text; None where it is not UTF-8."""
-    try:
-        return read_bytes(path).decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-
-
-def _read_json(path: Path, text: str, asked: Asked, loaders: Mapping[str, Loader]) -> _Part:
-    text = text.lstrip("\ufeff")
+def _own_json(path: Path, text: str, *, foreign: bool) -> _Part | None:
+    """One of hetplan's own JSON files; an InputError where it is no JSON and no other tool's."""
     try:
         root = read_json(str(path), text)
     except InputError:
-        if importer_of(text) is not None and not _is_json(text):
-            return _foreign(path, text, asked)
+        if foreign:
+            return None
         raise
     tree = json_nodes(text)
-    document = Document(file=str(path), text=text, root=root, sha256="", tree=tree)
-    part = _own(path, document, loaders)
-    if part is not None:
-        return part
-    found = read_tree(str(path), tree)
-    if found is not None:
-        return _Part(material=found[1], kind=found[0])
-    if importer_of(text) is not None:
-        return _recognised(path, text, asked)
-    return _Part(
-        skipped="is JSON of no shape that hetplan check knows; --kind names an importer for it"
-    )
+    return _own(path, Document(file=str(path), text=text, root=root, sha256="", tree=tree))
 
 
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
+def _load_provenance(path: Path) -> Provenance:
+    return decode(read_document(path), Provenance, schema=PROVENANCE_SCHEMA)
 
 
-def _own(path: Path, document: Document, loaders: Mapping[str, Loader]) -> _Part | None:
+def _load_plan(path: Path) -> Planned:
+    inputs = load_legal_plan(path).inputs
+    return Planned(model=inputs.model, cluster=inputs.cluster)
+
+
+_LOADERS: Mapping[str, Callable[[Path], Inputs | None]] = {
+    "hetplan.model": lambda path: Inputs(models=((path, load_model(path)),)),
+    "hetplan.cluster": lambda path: Inputs(clusters=((path, load_cluster(path)),)),
+    "hetplan.job": lambda path: Inputs(jobs=((path, load_job(path)),)),
+    "hetplan.plan": lambda path: Inputs(plans=((path, _load_plan(path)),)),
+    "hetplan.devices": lambda path: _only_checked(
+        decode(read_document(path), DevicesForm, schema=DEVICES_SCHEMA)
+    ),
+    "hetplan.predictor": lambda path: _only_checked(load_predictor(path)),
+    "hetplan.provenance": lambda path: _only_checked(_load_provenance(path)),
+}
+"""How one of hetplan's own files is read, by the kind that its `schema` names."""
+
+
+def _only_checked(_: object) -> None:
+    """Nothing to judge further: reading the file was the check."""
+
+
+def _own(path: Path, document: Document) -> _Part | None:
     """What one of hetplan's own files says; None where it is none."""
-    kind = kind_of(document)
+    schema, root = document.word(("schema",)) or "", document.root
+    kind = schema.partition("/")[0] if schema.startswith("hetplan.") else ""
+    if isinstance(root, dict) and {"model_type", "vocab_size"} <= root.keys() and not kind:
+        kind = "hetplan.model"  # config.json of a Hugging Face model
     if not kind:
         return None
-    loader = loaders.get(kind)
-    if loader is None:
+    if kind not in _LOADERS:
         return _Part(skipped=f"is {kind}, which has no rules")
-    value = loader(path)
-    if isinstance(value, Planned):
-        return _Part(planned=((path, value),), kind=kind.removeprefix("hetplan."))
-    if isinstance(value, ModelSpec):
-        return _Part(inputs=Inputs(models=((path, value),)), kind="model")
-    if isinstance(value, Cluster):
-        return _Part(inputs=Inputs(clusters=((path, value),)), kind="cluster")
-    if isinstance(value, Job):
-        return _Part(inputs=Inputs(jobs=((path, value),)), kind="job")
-    return _Part(kind=kind.removeprefix("hetplan."))
+    return _Part(inputs=_LOADERS[kind](path) or _NOTHING, kind=kind.removeprefix("hetplan."))
 
 
-def _recognised(path: Path, text: str, asked: Asked) -> _Part:
-    """What an importer that nobody named reads; skipped where the user must say more."""
-    try:
-        return _foreign(path, text, asked)
-    except InputError as error:
-        if all(fault.field in NEEDED and not fault.line for fault in error.faults):
-            options = dict.fromkeys(NEEDED[fault.field][0] for fault in error.faults)
-            return _Part(skipped=f"needs {', '.join(options)}: {error.faults[0].message}")
-        raise
-
-
-def _foreign(path: Path, text: str, asked: Asked) -> _Part:
-    kind = importer_of(text, asked.importer)
-    if kind is None:
-        return _Part()
-    material = read_foreign(
-        str(path),
-        text,
-        kind,
-        device=asked.device,
-        model=asked.model,
-        precision=asked.precision,
-        sequence_length=asked.sequence_length,
+def _imported(path: Path, text: str, kind: str) -> _Part:
+    """Another tool's output; an importer does not say lines: the whole file is the place."""
+    imported = import_text(text, str(path), kind=kind, link="checked")
+    place = Place(file=str(path), line=0)
+    rows = tuple(
+        LinkSampleRow(place=place, population=str(path), sample=sample) for sample in imported.links
     )
-    return _Part(material=material, kind=kind.kind)
+    return _Part(inputs=Inputs(link_samples=rows), kind=kind)
+
+
+def sample_rows(path: Path, sample_type: SampleType) -> Inputs:
+    """The rows of a store's CSV, and where they were measured."""
+    name = str(path.parent)
+    population = Population(
+        place=Place(file=str(path), line=0),
+        name=name,
+        provenance=_load_provenance(path.parent / PROVENANCE_FILE),
+    )
+
+    def place(number: int) -> Place:
+        # A row of the store is one line, the first is line 2 (samples_csv.row).
+        return Place(file=str(path), line=number + 2)
+
+    if sample_type is LayerSample:
+        layers = tuple(
+            LayerSampleRow(place=place(number), population=name, sample=sample)
+            for number, sample in enumerate(read_samples(path, LayerSample))
+        )
+        return Inputs(layer_samples=layers, populations=(population,))
+    if sample_type is OperatorSample:
+        operators = tuple(
+            OperatorSampleRow(place=place(number), population=name, sample=sample)
+            for number, sample in enumerate(read_samples(path, OperatorSample))
+        )
+        return Inputs(operator_samples=operators, populations=(population,))
+    links = tuple(
+        LinkSampleRow(place=place(number), population=name, sample=sample)
+        for number, sample in enumerate(read_samples(path, LinkSample))
+    )
+    return Inputs(link_samples=links, populations=(population,))

@@ -1,22 +1,25 @@
 """What lint looks at: the rows of every file it knows, in base units, each with its place.
 
-A reader (tables.py, documents.py, own_files.py, foreign.py) fills `Material`; a rule reads it
-and knows nothing of formats. None stands for a cell that is empty.
+The readers (tables.py, reading.py) fill `Inputs`; a rule reads it and knows nothing of formats.
+None is a cell that is empty.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 from hetplan.cluster.spec import Cluster
+from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
-from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, Provenance
 from hetplan.trainers.rules import Launch
+from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, Provenance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a row stands."""
+    """File and line of a row."""
 
     file: str
     line: int
@@ -115,79 +118,6 @@ class RunRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CityPair:
-    """What a wide-area link between two places does."""
-
-    place: Place
-    ends: tuple[str, str]
-    delay_seconds: float
-    bandwidth_bytes_per_second: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Polynomial:
-    """Fitted bandwidth a*L^2 + b*L + c GB/s with L = log2(bytes / 1e6), and its ceiling."""
-
-    place: Place
-    path: tuple[str, ...]
-    """Keys from the root of the file."""
-    ends: tuple[str, str]
-    """The devices of both ends; equal inside a node."""
-    coefficients: tuple[float, float, float]
-    most_bytes_per_second: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceFigures:
-    """A few plain numbers that a file gives per device, such as overlap factors."""
-
-    place: Place
-    device: str
-    figures: tuple[tuple[str, float], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagePlan:
-    """A pipeline that was run, as its measurers wrote it down."""
-
-    place: Place
-    model: str
-    layers: tuple[tuple[int, ...], ...]
-    """Layers of each stage."""
-    tp: tuple[tuple[int, ...], ...]
-    """Per stage the tp of each replica."""
-    dp: tuple[int, ...]
-    microbatch_size: int
-    global_batch_size: int
-    step_seconds: float | None
-    reduction_seconds: float | None
-    memory_bytes: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanCase:
-    """A plan that names how many layers each stage has, not which."""
-
-    place: Place
-    planner: str
-    model_layers: int
-    pp: int
-    layers: tuple[int, ...]
-    stages: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSize:
-    """Parameters of one layer on one tensor-parallel rank."""
-
-    place: Place
-    model: str
-    tp: int
-    layer: int
-    parameters: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSampleRow:
     """A row of a profile store, and the population it belongs to (its folder or file)."""
 
@@ -224,47 +154,38 @@ class Population:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Material:
-    """Everything that was read of one or of many files."""
+class Planned:
+    """What a plan file was made for."""
+
+    model: ModelSpec
+    cluster: Cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Everything that was read of one or of many files; `merge` joins them."""
 
     layers: tuple[LayerRow, ...] = ()
     collectives: tuple[CollectiveRow, ...] = ()
     efficiencies: tuple[EfficiencyRow, ...] = ()
     runs: tuple[RunRow, ...] = ()
-    cities: tuple[CityPair, ...] = ()
-    polynomials: tuple[Polynomial, ...] = ()
-    figures: tuple[DeviceFigures, ...] = ()
-    plans: tuple[StagePlan, ...] = ()
-    cases: tuple[PlanCase, ...] = ()
-    sizes: tuple[LayerSize, ...] = ()
     layer_samples: tuple[LayerSampleRow, ...] = ()
     link_samples: tuple[LinkSampleRow, ...] = ()
     operator_samples: tuple[OperatorSampleRow, ...] = ()
     populations: tuple[Population, ...] = ()
-    clusters: tuple[tuple[str, Cluster], ...] = ()
-    """Clusters, each with its file."""
     launches: tuple[Launch, ...] = ()
-    models: tuple[ModelSpec, ...] = ()
-    """Models that the user named; they come before those that lint knows."""
+    models: tuple[tuple[Path, ModelSpec], ...] = ()
+    clusters: tuple[tuple[Path, Cluster], ...] = ()
+    jobs: tuple[tuple[Path, Job], ...] = ()
+    plans: tuple[tuple[Path, Planned], ...] = ()
 
 
-def joined(parts: tuple[Material, ...]) -> Material:
+def merge(parts: Iterable[Inputs]) -> Inputs:
     """The rows of all of them, in their order."""
-    return Material(
-        layers=tuple(row for part in parts for row in part.layers),
-        collectives=tuple(row for part in parts for row in part.collectives),
-        efficiencies=tuple(row for part in parts for row in part.efficiencies),
-        runs=tuple(row for part in parts for row in part.runs),
-        cities=tuple(row for part in parts for row in part.cities),
-        polynomials=tuple(row for part in parts for row in part.polynomials),
-        figures=tuple(row for part in parts for row in part.figures),
-        plans=tuple(row for part in parts for row in part.plans),
-        cases=tuple(row for part in parts for row in part.cases),
-        sizes=tuple(row for part in parts for row in part.sizes),
-        layer_samples=tuple(row for part in parts for row in part.layer_samples),
-        link_samples=tuple(row for part in parts for row in part.link_samples),
-        operator_samples=tuple(row for part in parts for row in part.operator_samples),
-        populations=tuple(row for part in parts for row in part.populations),
-        launches=tuple(row for part in parts for row in part.launches),
-        models=tuple(row for part in parts for row in part.models),
+    every = list(parts)
+    return Inputs(
+        **{
+            field.name: tuple(row for part in every for row in getattr(part, field.name))
+            for field in fields(Inputs)
+        }
     )

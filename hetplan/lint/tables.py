@@ -9,24 +9,69 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from hetplan.errors import Fault, InputError
-from hetplan.lint.reading_cells import MAX_FAULTS, Cells
 from hetplan.lint.rows import (
-    CityPair,
     CollectiveRow,
     EfficiencyRow,
+    Inputs,
     LayerRow,
-    Material,
     Place,
     RunRow,
 )
 
+MAX_FAULTS = 20
+"""Faults of one file that are reported; a file with more is of another kind, or broken."""
+MAX_NUMBER = 1e30
+"""A cell above it is no measurement: bytes, seconds and rates all stay far below."""
 MICROSECOND = 1e-6
 MIB = float(2**20)
 MAX_CELL = 1 << 20  # csv's own limit is 128 KiB; notes are long, a megabyte is a wrong file
+
+
+@dataclass(slots=True)
+class Cells:
+    """One row of a table, read by column name; wrong cells are collected, not raised."""
+
+    file: str
+    line: int
+    values: Mapping[str, str]
+    faults: list[Fault] = field(default_factory=list)
+
+    def text(self, column: str) -> str:
+        """The cell; empty where the column is missing."""
+        return (self.values.get(column) or "").strip()
+
+    def number(self, column: str) -> float | None:
+        """A finite number; None where the cell is empty (or wrong, which is noted)."""
+        text = self.text(column)
+        if not text or text.lower() in ("nan", "none"):
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            self._wrong(column, f"found {text[:60]!a}; write a number")
+            return None
+        if not math.isfinite(value) or abs(value) > MAX_NUMBER:
+            self._wrong(column, f"found {text[:60]!a}; write a finite number")
+            return None
+        return value
+
+    def count(self, column: str) -> int | None:
+        """A whole number of at least 1; None where the cell is empty (or wrong)."""
+        value = self.number(column)
+        if value is None:
+            return None
+        if value < 1 or value != int(value):
+            self._wrong(column, f"found {value:g}; write a whole number of at least 1")
+            return None
+        return int(value)
+
+    def _wrong(self, column: str, message: str) -> None:
+        self.faults.append(Fault(file=self.file, line=self.line, field=column, message=message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +81,10 @@ class TableKind:
     title: str
     columns: frozenset[str]
     """Columns that it must have."""
-    read: Callable[[Iterator[Cells]], Material]
+    read: Callable[[Iterator[Cells]], Inputs]
 
 
-def _layer_rows(rows: Iterator[Cells]) -> Material:
+def _layer_rows(rows: Iterator[Cells]) -> Inputs:
     found = []
     for cells in rows:
         forward, microbatch = cells.number("fwd_us"), cells.count("mbs")
@@ -66,10 +111,10 @@ def _layer_rows(rows: Iterator[Cells]) -> Material:
                 activation_bytes=None if activations is None else activations * MIB,
             )
         )
-    return Material(layers=tuple(found))
+    return Inputs(layers=tuple(found))
 
 
-def _collective_rows(rows: Iterator[Cells]) -> Material:
+def _collective_rows(rows: Iterator[Cells]) -> Inputs:
     found = []
     for cells in rows:
         microseconds, bandwidth = cells.number("time_us"), cells.number("busbw_GBps")
@@ -86,10 +131,10 @@ def _collective_rows(rows: Iterator[Cells]) -> Material:
                 bus_bytes_per_second=None if bandwidth is None else bandwidth * 1e9,
             )
         )
-    return Material(collectives=tuple(found))
+    return Inputs(collectives=tuple(found))
 
 
-def _efficiency_rows(rows: Iterator[Cells]) -> Material:
+def _efficiency_rows(rows: Iterator[Cells]) -> Inputs:
     found = []
     for cells in rows:
         efficiency, peak = cells.number("efficiency"), cells.number("peak_tflops")
@@ -106,10 +151,10 @@ def _efficiency_rows(rows: Iterator[Cells]) -> Material:
                 peak_flops_per_second=None if peak is None else peak * 1e12,
             )
         )
-    return Material(efficiencies=tuple(found))
+    return Inputs(efficiencies=tuple(found))
 
 
-def _run_rows(rows: Iterator[Cells]) -> Material:
+def _run_rows(rows: Iterator[Cells]) -> Inputs:
     found = []
     for cells in rows:
         parameters, rate = cells.number("params_b"), cells.number("tflops_per_gpu")
@@ -147,25 +192,7 @@ def _run_rows(rows: Iterator[Cells]) -> Material:
                 step_kind=cells.text("step_time_kind"),
             )
         )
-    return Material(runs=tuple(found))
-
-
-def _city_rows(rows: Iterator[Cells]) -> Material:
-    found = []
-    for cells in rows:
-        delay = cells.number("rtt_or_delay_ms_as_published")
-        bandwidth = cells.number("bandwidth_gbit_per_s")
-        if delay is None or bandwidth is None:
-            continue
-        found.append(
-            CityPair(
-                place=Place(file=cells.file, line=cells.line),
-                ends=(cells.text("from"), cells.text("to")),
-                delay_seconds=delay / 1e3,
-                bandwidth_bytes_per_second=bandwidth * 1e9 / 8,
-            )
-        )
-    return Material(cities=tuple(found))
+    return Inputs(runs=tuple(found))
 
 
 TABLES = (
@@ -189,11 +216,6 @@ TABLES = (
         columns=frozenset({"model", "gpus", "tp", "pp", "dp", "step_time_s"}),
         read=_run_rows,
     ),
-    TableKind(
-        title="city pairs",
-        columns=frozenset({"from", "to", "rtt_or_delay_ms_as_published", "bandwidth_gbit_per_s"}),
-        read=_city_rows,
-    ),
 )
 
 
@@ -206,7 +228,7 @@ def table_kind(header: str) -> TableKind | None:
     return next((kind for kind in TABLES if kind.columns <= set(columns)), None)
 
 
-def read_table(file: str, text: str, kind: TableKind) -> Material:
+def read_table(file: str, text: str, kind: TableKind) -> Inputs:
     """The rows of the table; an InputError that lists the cells that are wrong."""
     faults: list[Fault] = []
     material = kind.read(_rows(file, text, faults))

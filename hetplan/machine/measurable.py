@@ -78,13 +78,13 @@ def find_measurements(
     active = any(port.state == "ACTIVE" for port in rdma)
     wired = any(each.physical and each.state == "up" for each in interfaces)
     found += [
-        _by_tool("collectives with nccl-tests", present["all_reduce_perf"], "nccl-tests")
+        _by_tool("collectives with nccl-tests", present["all_reduce_perf"], "samples")
         if any(device.torch_device == "cuda" for device in devices)
         else _not("collectives with nccl-tests", "needs CUDA or ROCm devices that torch sees"),
-        _by_tool("RDMA between nodes", present["ib_write_bw"], "perftest")
+        _by_tool("RDMA between nodes", present["ib_write_bw"], "links")
         if active
         else _not("RDMA between nodes", "no active RDMA port was found"),
-        _by_tool("TCP between nodes", present["iperf3"], "iperf3")
+        _by_tool("TCP between nodes", present["iperf3"], "links")
         if wired or active
         else _not("TCP between nodes", "no wired interface that is up was found"),
     ]
@@ -133,9 +133,9 @@ def _links(devices: Sequence[MachineDevice], torch: MachineTorch) -> list[Machin
     return found
 
 
-def _by_tool(what: str, tool: MachineTool, importer: str) -> MachineMeasurement:
+def _by_tool(what: str, tool: MachineTool, command: str) -> MachineMeasurement:
     if tool.present:
-        how = f"{tool.name} between the nodes, then hetplan import {importer} FILE"
+        how = f"{tool.name} between the nodes, then hetplan import {command} FILE"
         return MachineMeasurement(what=what, possible=True, how=how)
     return _not(what, f"missing: {tool.name}; {tool.get}")
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetplan.errors import Fault, InputError
-from hetplan.files.faults import describe
 from hetplan.files.nodes import Path
-from hetplan.files.reading import Document
+from hetplan.files.reading import Document, describe
 from hetplan.model.layers import MAX_PER_SIZE, Experts, TransformerLayer
 from hetplan.model.numerics import (
     MAX_CONSTANT,

@@ -682,7 +682,6 @@ IMPORTED = Imported(
     tool_version="2.17.8, NCCL 2.28.5",
     device_name="a device",
     links=(LINK_SAMPLE,),
-    layers=(LAYER_SAMPLE,),
     paths=(
         PathFigures(
             measured="TCP bandwidth",
@@ -695,7 +694,6 @@ IMPORTED = Imported(
             loss_fraction=1e-05,
         ),
     ),
-    devices=(CLUSTER.islands[0].device,),
     topology=NodeTopology(
         vendor="nvidia",
         devices=(TopologyDevice(index=0, name="GPU0", numa_node=0),),
@@ -705,7 +703,6 @@ IMPORTED = Imported(
     hosts=(Host(name="node1", slots=8, device="A100"),),
     notes=("seconds are means",),
     skipped=("line 30: 3 wrong elements",),
-    operators=(OPERATOR_SAMPLE,),
 )
 
 CAMPAIGN = Campaign(
@@ -739,11 +736,11 @@ FINDINGS = Findings(
     findings=(
         Finding(
             rule="missing-size",
-            severity=Severity.SUSPICIOUS,
+            severity=Severity.WARNING,
             file="collectives.csv",
             lines=(5, 9),
             count=2,
-            found="rows without a size: a table",
+            message="rows without a size: a table",
         ),
     ),
     files=("collectives.csv",),
@@ -765,11 +762,11 @@ GOLDEN: tuple[tuple[str, object], ...] = (
     ("hetplan.pace/2", PACE),
     ("hetplan.predictor/2", LAWS),
     ("hetplan.run/3", RUN),
-    ("hetplan.import/3", IMPORTED),
+    ("hetplan.import/4", IMPORTED),
     ("hetplan.campaign/1", CAMPAIGN),
     ("hetplan.doctor/1", MACHINE_REPORT),
     ("hetplan.device-kinds/2", DEVICE_KINDS),
-    ("hetplan.findings/1", FINDINGS),
+    ("hetplan.findings/2", FINDINGS),
     ("hetplan.numerics/1", NUMERICS),
 )
 """(current schema, value) of every kind of value that is written to disk."""

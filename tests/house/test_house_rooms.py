@@ -130,11 +130,6 @@ def circles(needs: dict[str, set[str]]) -> dict[str, set[str]]:
 
 # Open these, and add no others.
 CIRCLES_TO_OPEN = {
-    "hetplan.cli.import_draft",
-    "hetplan.cli.import_file",
-    "hetplan.cli.import_islands",
-    "hetplan.cli.import_launch",
-    "hetplan.cli.import_links",
     "hetplan.emulation.locks",
     "hetplan.emulation.state",
     "hetplan.search.reasons.answer",

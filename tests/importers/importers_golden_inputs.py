@@ -1,31 +1,31 @@
-"""Where the golden inputs of the importers are, and the context that each is read with."""
+"""The fixture folder of every importer: inputs, and the records that they must give.
+
+tests/golden/importers/<kind>/<name>.<anything>  an output, written by hand in the tool's format
+                             <name>.records.json its `Imported` as JSON
+`python tests/importers/importers_golden_inputs.py` writes records that are missing; look at them
+before they are committed. To change one, remove it and run the command again.
+"""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
-from hetplan.importers.kinds import KINDS, ImporterKind
-from hetplan.importers.records import ImportContext, Imported
+from hetplan.files.encoding import encode
+from hetplan.importers.records import IMPORT_SCHEMA, ImportContext, Imported
+from hetplan.importers.table import IMPORTERS, Importer
 
 FOLDER = Path(__file__).resolve().parents[1] / "golden" / "importers"
-RECORDS = ".records.json"
-CONTEXT = ".context.json"
+CONTEXT = ImportContext(file="golden.txt", link="golden")
+_RECORDS = ".records.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldenInput:
-    """One input file of one kind."""
+    """One input file of one importer."""
 
-    kind: ImporterKind
+    importer: Importer
     path: Path
-
-    @property
-    def name(self) -> str:
-        return f"{self.kind.kind}/{self.path.name}"
 
     @property
     def text(self) -> str:
@@ -34,28 +34,26 @@ class GoldenInput:
 
     @property
     def records(self) -> Path:
-        """The file of what the importer must make of it."""
-        return self.path.with_name(self.path.stem + RECORDS)
-
-    @property
-    def context(self) -> ImportContext:
-        """What `<name>.context.json` says, if there is one; `file` is the input's name."""
-        path = self.path.with_name(self.path.stem + CONTEXT)
-        data = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        text = json.dumps({"file": self.path.name} | data)
-        return TypeAdapter(ImportContext).validate_json(text, strict=True)
+        return self.path.with_name(self.path.stem + _RECORDS)
 
     def read(self) -> Imported:
-        return self.kind.parse(self.text, self.context)
+        return self.importer.parse(self.text, CONTEXT)
 
 
-def golden_inputs(kind: ImporterKind) -> list[GoldenInput]:
-    """Every input of the kind, in the order of the names."""
-    return [
-        GoldenInput(kind=kind, path=path)
-        for path in sorted((FOLDER / kind.kind).glob("*"))
-        if path.is_file() and not path.name.endswith((RECORDS, CONTEXT))
-    ]
+GOLDEN_INPUTS = tuple(
+    GoldenInput(importer=importer, path=path)
+    for importer in IMPORTERS
+    for path in sorted((FOLDER / importer.kind).glob("*"))
+    if path.is_file() and not path.name.endswith((_RECORDS, ".context.json"))
+)
 
 
-EVERY_INPUT = [each for kind in KINDS for each in golden_inputs(kind)]
+def write_missing() -> None:
+    for golden in GOLDEN_INPUTS:
+        if not golden.records.exists():
+            golden.records.write_text(encode(golden.read(), schema=IMPORT_SCHEMA), "utf-8")
+            print(golden.records)
+
+
+if __name__ == "__main__":
+    write_missing()

@@ -24,7 +24,7 @@ def nodes(text: str) -> tuple[Host, ...]:
     return slurm_nodes.parse(text, CONTEXT).hosts
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     entries=st.lists(
         st.builds(Host, name=NAMES, slots=SLOTS, device=TYPES),
@@ -44,7 +44,7 @@ def test_hostfiles_come_back(entries: list[Host], gap: str) -> None:
     assert hosts("\n".join(lines)) == tuple(entries)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     entries=st.lists(
         st.builds(Host, name=NAMES, slots=SLOTS), min_size=1, unique_by=lambda host: host.name
@@ -107,7 +107,7 @@ def slurm_lists(draw: st.DrawFn) -> tuple[str, list[str]]:
     return ",".join(texts), list(dict.fromkeys(names))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(both=slurm_lists())
 def test_node_lists_come_back(both: tuple[str, list[str]]) -> None:
     text, names = both
@@ -116,7 +116,7 @@ def test_node_lists_come_back(both: tuple[str, list[str]]) -> None:
     assert [host.name for host in nodes(f"export SLURM_JOB_NODELIST='{text}'")] == names
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(counts=st.lists(st.integers(min_value=1, max_value=128), min_size=1, max_size=30))
 def test_counts_come_back(counts: list[int]) -> None:
     parts: list[list[int]] = []

@@ -25,7 +25,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(rows=ROWS, queues=st.integers(min_value=1, max_value=64), gbits=st.booleans())
 def test_printed_bandwidths_come_back(
     rows: list[tuple[int, int]], queues: int, gbits: bool
@@ -43,7 +43,7 @@ def test_printed_bandwidths_come_back(
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(rows=ROWS, verb=st.sampled_from(("RDMA_Read", "RDMA_Write", "Send")))
 def test_printed_latencies_come_back(rows: list[tuple[int, int]], verb: str) -> None:
     paths = perftest.parse(perftest_latency(rows, verb=verb), CONTEXT).paths
@@ -159,7 +159,7 @@ def test_reverse_and_old_udp() -> None:
         parse(document)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     rate=st.floats(min_value=1e3, max_value=1e13),
     trip=st.integers(min_value=1, max_value=10**7),

@@ -28,16 +28,6 @@ def nccl(*parts: str, file: str = "run.log") -> Imported:
     return nccl_tests.parse("\n".join(parts) + "\n", context(file))
 
 
-def test_output_without_its_number_signs() -> None:
-    """A page that shows `#` as a heading leaves it out, and the spaces."""
-    bare = "\n".join(line.removeprefix("#").strip() for line in (RANKS + "\n" + HEADER).split("\n"))
-    (sample,) = nccl("nThread 1 nGpus 8 iters: 20", bare, "(B) (elements) (us)", ROW.strip()).links
-    assert (sample.group_size, sample.message_bytes) == (8, 1000000)
-    assert sample.median_seconds == 500e-6
-    assert sample.operation == "all_reduce"
-    assert sample.repeats == 20
-
-
 @pytest.mark.parametrize(
     "before",
     [
@@ -60,15 +50,6 @@ def test_a_wrong_or_unclear_number_of_ranks_is_refused() -> None:
         nccl("\n".join(RANKS.split("\n")[:2] + RANKS.split("\n")[3:]), HEADER, UNITS, ROW)
     with pytest.raises(InputError, match="rank 0 is missing"):
         nccl(RANKS.split("\n")[7], "# nranks 7", HEADER, UNITS, ROW)  # rank 7 is the eighth
-
-
-def test_number_of_ranks_belongs_to_the_table_that_follows() -> None:
-    text = [RANKS, HEADER, UNITS, ROW]
-    gone = "alder:9:12 [3] NCCL INFO comm 0x12 rank 3 nranks 8 cudaDev 3 - Destroy COMPLETE"
-    row = ROW.replace("3.50", "3.00").replace("4.38", "3.75")  # 1.5 times: four ranks
-    four = ["# all_reduce_perf", "# nranks 4", HEADER, UNITS, row]
-    imported = nccl("# Collective test starting: all_reduce_perf", *text, gone, *four)
-    assert [sample.group_size for sample in imported.links] == [8, 4]
 
 
 @pytest.mark.parametrize(("in_place", "operation"), [("N/A", "send_recv"), ("0", "all_reduce")])
@@ -100,19 +81,6 @@ def test_rccl_json_with_one_object_per_line() -> None:
     assert imported.skipped == ("line 3: 3 wrong elements",)
 
 
-def test_perftest_json_without_quotes() -> None:
-    text = (
-        "{\ntest_info: {\ntest: RDMA_Read_Latency_Test,\nNumber_of_qps: 1,\nTX_depth : 1,\n"
-        'Device: "acme0",\nLink_type: Ethernet,\n},\nresults: {\nMsgSize: 64,\nt_min: 3.10,\n'
-        "t_max: 9.00,\nt_typical: 3.25,\npercentile_99.9: 8.00,\n},\n}\n"
-    )
-    (path,) = perftest.parse(text, context()).paths
-    assert path.measured == "RDMA_Read latency"
-    assert (path.message_bytes, path.round_trip_seconds) == (64, 3.25e-6)
-    with pytest.raises(InputError, match="not JSON"):
-        perftest.parse(text.replace("MsgSize: 64", "MsgSize"), context())
-
-
 def test_perftest_of_2008_and_deep_indentation() -> None:
     text = (
         "          #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]\n"
@@ -142,22 +110,6 @@ def test_iperf3_repeats_the_buffer_sizes_per_stream() -> None:
     assert (path.bandwidth_bytes_per_second, path.streams) == (1e9, 2)
     with pytest.raises(InputError, match="this key is already"):
         iperf3.parse(text.replace("sock_bufsize", "version"), context())
-
-
-@pytest.mark.parametrize("full", ["", '\n{\n"start": 1\n}\n'])
-def test_iperf3_json_stream(full: str) -> None:
-    parts = tcp()
-    events = [("start", parts["start"]), ("interval", {"sum": {}}), ("end", parts["end"])]
-    lines = [json.dumps({"event": name, "data": data}) for name, data in events]
-    (path,) = iperf3.parse("\n".join(lines) + full, context()).paths
-    assert path.bandwidth_bytes_per_second == 1e9
-    with pytest.raises(InputError, match=r"run.log:4: "):
-        iperf3.parse("\n".join([*lines, lines[0]]), context())
-    with pytest.raises(InputError, match="the run did not end"):
-        iperf3.parse("\n".join(lines[:2]), context())
-    event = {"event": "error", "data": "unable to connect to server"}
-    with pytest.raises(InputError, match="unable to connect"):
-        iperf3.parse("\n".join([lines[0], json.dumps(event)]), context())
 
 
 def test_udp_of_old_versions_sums_what_was_sent() -> None:

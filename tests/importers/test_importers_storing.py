@@ -6,13 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from importers_golden_inputs import golden_inputs
+from importers_golden_inputs import GOLDEN_INPUTS
 
 from hetplan.errors import InputError
-from hetplan.importers.kinds import KINDS
 from hetplan.importers.records import Imported
 from hetplan.importers.storing import ImportFacts, store_imported
-from hetplan.profiling.samples import LayerSample, LinkSample
+from hetplan.profiling.samples import LinkSample
 from hetplan.profiling.store import read_populations
 
 FACTS = ImportFacts(
@@ -21,36 +20,11 @@ FACTS = ImportFacts(
     measured_on="2026-03-04",
     command="hetplan import nccl-tests run.log",
 )
-LAYER = LayerSample(
-    device="a100",
-    architecture="gpt",
-    layer="transformer",
-    phase="forward",
-    precision="bfloat16",
-    hidden_size=1024,
-    ffn_hidden_size=4096,
-    num_attention_heads=16,
-    num_kv_heads=16,
-    head_dim=64,
-    vocab_size=50304,
-    sequence_length=2048,
-    microbatch_size=2,
-    tp=1,
-    median_seconds=0.0021,
-    p10_seconds=0.0021,
-    p90_seconds=0.0021,
-    repeats=1,
-    outliers=0,
-    steady=True,
-    activation_bytes=0.0,
-    peak_memory_bytes=0.0,
-    clock_hertz=0.0,
-)
 
 
 def imported(kind: str, name: str) -> Imported:
-    entry = next(each for each in KINDS if each.kind == kind)
-    return next(each for each in golden_inputs(entry) if each.path.name == name).read()
+    paths = {(each.importer.kind, each.path.name): each for each in GOLDEN_INPUTS}
+    return paths[kind, name].read()
 
 
 def dated(read: Imported) -> tuple[LinkSample, ...]:
@@ -60,7 +34,7 @@ def dated(read: Imported) -> tuple[LinkSample, ...]:
 def test_samples_come_back_with_their_provenance(tmp_path: Path) -> None:
     read = imported("nccl-tests", "all-reduce-two-nodes.txt")
     stored = store_imported(read, tmp_path, FACTS)
-    assert (stored.links_added, stored.links_there, stored.layers_added) == (4, 0, 0)
+    assert (stored.added, stored.already_there) == (4, 0)
     (population,) = read_populations(tmp_path)
     assert population.links == dated(read)
     (provenance,) = population.provenance
@@ -73,11 +47,11 @@ def test_samples_come_back_with_their_provenance(tmp_path: Path) -> None:
 
 def test_the_same_again_only_when_asked(tmp_path: Path) -> None:
     read = imported("rccl-tests", "two-cycles.txt")  # two equal rows, from two cycles
-    assert store_imported(read, tmp_path, FACTS).links_added == 2
+    assert store_imported(read, tmp_path, FACTS).added == 2
     second = store_imported(read, tmp_path, FACTS)
-    assert (second.links_added, second.links_there) == (0, 2)
+    assert (second.added, second.already_there) == (0, 2)
     third = store_imported(read, tmp_path, FACTS, again=True)
-    assert (third.links_added, third.links_there) == (2, 0)
+    assert (third.added, third.already_there) == (2, 0)
     (population,) = read_populations(tmp_path)
     assert population.links == dated(read) * 2
 
@@ -86,7 +60,7 @@ def test_a_longer_file_adds_what_is_new(tmp_path: Path) -> None:
     read = imported("nccl-tests", "six-programs-2022.txt")
     store_imported(replace(read, links=read.links[:4]), tmp_path, FACTS)
     stored = store_imported(read, tmp_path, FACTS)
-    assert (stored.links_added, stored.links_there) == (7, 4)
+    assert (stored.added, stored.already_there) == (7, 4)
     (population,) = read_populations(tmp_path)
     assert sorted(map(repr, population.links)) == sorted(map(repr, dated(read)))
 
@@ -98,14 +72,6 @@ def test_other_circumstances_are_another_population(tmp_path: Path) -> None:
     store_imported(read, tmp_path, replace(FACTS, measured_on="2026-03-05"))
     counts = [len(population.links) for population in read_populations(tmp_path)]
     assert sorted(counts) == [len(read.links), 2 * len(read.links)]
-
-
-def test_layers_go_to_their_device(tmp_path: Path) -> None:
-    read = Imported(kind="sailor", layers=(LAYER, replace(LAYER, device="v100")))
-    stored = store_imported(read, tmp_path, FACTS)
-    assert (stored.layers_added, stored.links_added, len(stored.folders)) == (2, 0, 2)
-    assert store_imported(read, tmp_path, FACTS).layers_there == 2
-    assert {each.layers[0].device for each in read_populations(tmp_path)} == {"a100", "v100"}
 
 
 @pytest.mark.parametrize("day", ["", "yesterday", "2026-13-01", "2026-02-30\n"])

@@ -46,13 +46,6 @@ class Bundle:
     collectives: Rows = field(default_factory=list)
     efficiencies: Rows = field(default_factory=list)
     runs: Rows = field(default_factory=list)
-    cities: Rows = field(default_factory=list)
-    profiles: dict[str, Any] = field(default_factory=dict)
-    sizes: dict[str, Any] = field(default_factory=dict)
-    network: dict[str, Any] = field(default_factory=dict)
-    plan: dict[str, Any] = field(default_factory=dict)
-    cases: dict[str, Any] = field(default_factory=dict)
-    figures: dict[str, Any] = field(default_factory=dict)
     cluster: dict[str, Any] = field(default_factory=dict)
     layer_samples: list[LayerSample] = field(default_factory=list)
     other_samples: list[LayerSample] = field(default_factory=list)
@@ -313,79 +306,6 @@ def _runs(random_: random.Random) -> Rows:
     return rows
 
 
-def _profile(model: str, device: str, random_: random.Random) -> dict[str, Any]:
-    """A profile in true float32, as Sailor's profiler writes it."""
-    known, spec = known_device(device), known_model(model)
-    assert known is not None
-    assert spec is not None
-    rate = known.float32_flops_per_second * random_.uniform(0.6, 0.9)
-    profile: dict[str, Any] = {}
-    for size in (1, 2, 4):
-        profile[str(size)] = {}
-        for tp in (1, 2):
-            times = {
-                layer: _seconds(model, layer, size, tp, rate, random_)
-                for layer in (0, 1, spec.num_layers + 1)
-            }
-            profile[str(size)][str(tp)] = {
-                str(layer): [
-                    *(round(time, 6) for time in times[layer if layer in times else 1]),
-                    0.001,
-                ]
-                for layer in range(spec.num_layers + 2)
-            }
-    return profile
-
-
-def _sizes() -> dict[str, Any]:
-    spec = known_model("OPT-350")
-    assert spec is not None
-    return {
-        "OPT-350": {
-            "1": {
-                str(layer): {"params_floats": spec.parameters(kind)}
-                for layer, kind in enumerate(spec.layers)
-            }
-        }
-    }
-
-
-def _network(random_: random.Random) -> dict[str, Any]:
-    def fit(top: float) -> list[Any]:
-        speed = random_.uniform(0.5, 0.9) * top / 1e9
-        return [[0.0, speed / 40, speed * 0.6], speed * 1e9]
-
-    return {
-        "intra": {"A100-40": {"2": fit(300e9)}, "V100-16": {"2": fit(150e9)}},
-        "inter": {"A100-40": {"V100-16": fit(25e9)}},
-    }
-
-
-def _plan() -> dict[str, Any]:
-    replica = [[["A100-40", 4, "a"]], 4]
-    return {
-        "zone": "a",
-        "pipeline_list": [
-            {
-                "num_stages": 2,
-                "layers_per_stage": [list(range(12)), list(range(12, 26))],
-                "tmp_per_stage": [[replica, replica], [replica, replica]],
-                "dp": [2, 2],
-            }
-        ],
-        "mbs": 1,
-        "gbs": 64,
-        "real": 1.2345,
-        "red_grads": 0.02,
-        "max_mem": 10**10,
-    }
-
-
-def _cases() -> dict[str, Any]:
-    plan = {"pp": 2, "layers": [12, 14], "dp": [1, 1], "stages": [{"A": 1}, {"B": 1}]}
-    return {"cases": [{"model_layers": 26, "planners": [{"planner": "one", "plan": plan}]}]}
-
-
 def _layer_samples(random_: random.Random) -> list[LayerSample]:
     rate, found = random_.uniform(0.5e12, 200e12), []
     for hidden in (512, 2048):
@@ -450,32 +370,6 @@ def _link_samples(random_: random.Random) -> list[LinkSample]:
     return found
 
 
-def _cities(_: random.Random) -> Rows:
-    return [
-        {
-            "from": "here",
-            "to": f"there {hop}",
-            "rtt_or_delay_ms_as_published": 10 * hop,
-            "bandwidth_gbit_per_s": round(1.05 / hop, 3),
-        }
-        for hop in (1, 2, 3)
-    ]
-
-
-def _profiles(random_: random.Random) -> dict[str, Any]:
-    return {
-        model: {"A100-40": _profile(model, "A100-40", random_)}
-        for model in ("OPT-350", "GPT-Neo-2.7")
-    }
-
-
-def _figures(random_: random.Random) -> dict[str, Any]:
-    return {
-        device: {str(tp): round(random_.uniform(1, 2), 4) for tp in (1, 2, 4, 8)}
-        for device in (*DEVICES, "H100", "B200")
-    }
-
-
 def _cluster(random_: random.Random) -> dict[str, Any]:
     """Two nodes of H100: 18 links of 25 GB/s in a node, a card for each device between nodes."""
     inside, card = random_.uniform(300, 450), random_.choice((100, 200, 400))
@@ -497,13 +391,6 @@ DRAWN: dict[str, Callable[[random.Random], Any]] = {
     "collectives": _collectives,
     "efficiencies": _efficiencies,
     "runs": _runs,
-    "cities": _cities,
-    "profiles": _profiles,
-    "sizes": lambda _: _sizes(),
-    "network": _network,
-    "plan": lambda _: _plan(),
-    "cases": lambda _: _cases(),
-    "figures": _figures,
     "cluster": _cluster,
     "layer_samples": _layer_samples,
     "link_samples": _link_samples,

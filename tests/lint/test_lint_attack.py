@@ -8,7 +8,7 @@ import pytest
 from counted_steps import steps_of
 
 from hetplan.files.shipped import shipped_folder
-from hetplan.lint.reading import Asked, read_all
+from hetplan.lint.reading import LaunchContext, read_all
 from hetplan.lint.registry import findings
 
 TIMES = ("median_seconds", "p10_seconds", "p90_seconds")
@@ -31,7 +31,7 @@ def edit(path, change):
 
 
 def found(store):
-    seen = findings(read_all([store], Asked())).findings
+    seen = findings(read_all([store], LaunchContext())).findings
     return {(each.rule, each.count) for each in seen}
 
 
@@ -82,7 +82,7 @@ def test_the_steps_of_reading_grow_no_faster_than_the_rows(store):
 
         path.write_text(text)
         edit(path, lengthen)
-        return steps_of(lambda: findings(read_all([path], Asked())))
+        return steps_of(lambda: findings(read_all([path], LaunchContext())))
 
     assert steps(16) < 2.1 * steps(8)
 
@@ -91,7 +91,7 @@ def test_a_file_of_a_million_faults_is_told_in_a_page(store):
     path = next(store.rglob("layers.csv"))
     head = path.read_text().split("\n", 1)[0]
     path.write_text(head + "\n" + "x\n" * 5000)
-    seen = findings(read_all([path], Asked())).findings
+    seen = findings(read_all([path], LaunchContext())).findings
     assert len(seen) == 21
     assert sum(each.count for each in seen) == 5000
     assert seen[-1].lines[0] == 22  # line 1 is the header, lines 2 to 21 are told one by one

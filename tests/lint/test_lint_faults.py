@@ -16,7 +16,7 @@ from lint_samples import Bundle
 from hetplan.lint.findings import Findings
 from hetplan.lint.known import known_model
 from hetplan.lint.launches import RULES as LAUNCH_RULES
-from hetplan.lint.reading import Asked, read_all
+from hetplan.lint.reading import LaunchContext, read_all
 from hetplan.lint.registry import RULES, findings
 from hetplan.model.spec import LayerKind
 from hetplan.model.work import layer_work
@@ -29,19 +29,19 @@ SEEDS = st.integers(min_value=0, max_value=2**32)
 def check(bundle: Bundle, *parts: str) -> Findings:
     with tempfile.TemporaryDirectory() as name:
         bundle.write(Path(name), *parts)
-        return findings(read_all([Path(name)], Asked()))
+        return findings(read_all([Path(name)], LaunchContext()))
 
 
 @given(seed=SEEDS)
-@settings(max_examples=15, deadline=None, derandomize=True, phases=PHASES)
+@settings(max_examples=5, deadline=None, derandomize=True, phases=PHASES)
 def test_nothing_is_said_of_measurements_that_obey_physics(seed: int) -> None:
     found = check(Bundle.draw(seed))
     assert found.findings == ()
     assert found.skipped == ()
-    assert len(found.files) == 19  # 16 parts, three of them with a provenance beside them
+    assert len(found.files) == 12  # 9 parts, three of them with a provenance beside them
 
 
-class Fault(NamedTuple):
+class Damage(NamedTuple):
     """One way to damage a bundle."""
 
     rule: str
@@ -143,7 +143,7 @@ def failure_as_number(bundle: Bundle) -> None:
 
 
 def bandwidth_not_positive(bundle: Bundle) -> None:
-    bundle.cities[0]["bandwidth_gbit_per_s"] = -0.5
+    bundle.collectives[5]["time_us"] = 0
 
 
 def missing_size(bundle: Bundle) -> None:
@@ -177,10 +177,6 @@ def no_small_messages(bundle: Bundle) -> None:
     bundle.collectives[:] = [row for row in bundle.collectives if row["size_bytes"] >= 2**20]
 
 
-def fit_goes_negative(bundle: Bundle) -> None:
-    bundle.network["inter"]["A100-40"]["V100-16"] = [[0.1, 1.5, 3.0], 12e9]
-
-
 def efficiency_above_one(bundle: Bundle) -> None:
     rows(bundle.efficiencies, op="matmul")[3]["efficiency"] = 1.07
 
@@ -199,37 +195,6 @@ def key_ignored(bundle: Bundle) -> None:
     bundle.efficiencies.append({**row, "shape": shape, "efficiency": row["efficiency"] * 0.8})
 
 
-def copied_values(bundle: Bundle) -> None:
-    for row in rows(bundle.collectives, gpu="V100-16"):
-        wanted = {key: row[key] for key in ("op", "ranks", "size_bytes")}
-        other = rows(bundle.collectives, gpu="A100-40", **wanted)[0]
-        # The slower device's times under the faster one's name: physics has nothing against it.
-        other.update(time_us=row["time_us"], busbw_GBps=row["busbw_GBps"])
-
-
-def copied_fits(bundle: Bundle) -> None:
-    bundle.network["intra"]["A100-40"] = bundle.network["intra"]["V100-16"]
-
-
-def copied_figures(bundle: Bundle) -> None:
-    bundle.figures["H100"] = bundle.figures["B200"]
-
-
-def copied_runs(bundle: Bundle) -> None:
-    # Equal to 0.1 %: the neighbours' law has nothing against it.
-    first, second = min(
-        ((a, b) for a in bundle.runs for b in bundle.runs if a is not b),
-        key=lambda pair: abs(pair[0]["step_time_s"] - pair[1]["step_time_s"]),
-    )
-    for key in ("step_time_s", "tflops_per_gpu", "mfu"):
-        first[key] = second[key]
-    first["peak_mem_gib"] = second["peak_mem_gib"] = 41.25
-
-
-def derived_values(bundle: Bundle) -> None:
-    bundle.network["inter"]["A100-40"]["V100-16"] = bundle.network["intra"]["V100-16"]["2"]
-
-
 def degrees_do_not_multiply(bundle: Bundle) -> None:
     bundle.runs[0]["gpus"] = 60
     bundle.runs[0].update(tflops_per_gpu="", mfu="")
@@ -237,30 +202,6 @@ def degrees_do_not_multiply(bundle: Bundle) -> None:
 
 def batch_does_not_divide(bundle: Bundle) -> None:
     bundle.runs[0].update(global_batch=511, tflops_per_gpu="", mfu="")
-
-
-def stages_of_another_model(bundle: Bundle) -> None:
-    rows(bundle.runs, pp=2)[0]["other"] = "layers_per_stage=11/14"
-
-
-def layers_twice(bundle: Bundle) -> None:
-    bundle.plan["pipeline_list"][0]["layers_per_stage"][1][0] = 11
-
-
-def a_stage_too_few(bundle: Bundle) -> None:
-    bundle.cases["cases"][0]["planners"][0]["plan"]["layers"] = [26]
-
-
-def profile_too_short(bundle: Bundle) -> None:
-    profile = bundle.profiles["GPT-Neo-2.7"]["A100-40"]
-    for by_tp in profile.values():
-        for layers in by_tp.values():
-            for layer in range(20, 34):
-                del layers[str(layer)]
-
-
-def other_sizes(bundle: Bundle) -> None:
-    bundle.sizes["OPT-350"]["1"]["25"]["params_floats"] = 2048
 
 
 def mfu_disagrees(bundle: Bundle) -> None:
@@ -300,36 +241,6 @@ def recompute_not_said(bundle: Bundle) -> None:
 def tp_crosses_nodes(bundle: Bundle) -> None:
     bundle.runs[:] = rows(bundle.runs, tp=4)
     set_all(bundle.runs, gpus_per_node=2)
-
-
-def precision_contradicted(bundle: Bundle) -> None:
-    """Runs of one stage whose time is the sum of a float32 profile's layers."""
-    profile = bundle.profiles["OPT-350"]["A100-40"]
-    template = bundle.runs[0]
-    bundle.runs[:] = []
-    for size, tp in ((1, 1), (2, 1), (2, 2), (4, 2)):
-        step = 8 * sum(f + b for f, b, _ in profile[str(size)][str(tp)].values())
-        bundle.runs.append(
-            {
-                **template,
-                "model": "opt-350m",
-                "params_b": 0.35,
-                "layers": 24,
-                "hidden": 1024,
-                "ffn_hidden": 4096,
-                "gpu": "A100-40",
-                "gpus": tp,
-                "tp": tp,
-                "pp": 1,
-                "dp": 1,
-                "micro_batch": size,
-                "global_batch": 8 * size,
-                "other": "layers_per_stage=26",
-                "tflops_per_gpu": "",
-                "mfu": "",
-                "step_time_s": round(step * 1.05, 4),
-            }
-        )
 
 
 def slower_than_neighbours(bundle: Bundle) -> None:
@@ -404,74 +315,62 @@ def milliseconds(bundle: Bundle) -> None:
 
 
 FAULTS = (
-    Fault("time-not-positive", ("layers",), time_not_positive),
-    Fault("time-sentinel", ("layers",), time_sentinel),
-    Fault("faster-than-peak", ("operators",), faster_than_peak),
-    Fault("slower-than-class", ("layers",), slower_than_class),
-    Fault(
+    Damage("time-not-positive", ("layers",), time_not_positive),
+    Damage("time-sentinel", ("layers",), time_sentinel),
+    Damage("faster-than-peak", ("operators",), faster_than_peak),
+    Damage("slower-than-class", ("layers",), slower_than_class),
+    Damage(
         "one-label-two-precisions",
         ("layers",),
         one_label_two_precisions,
         frozenset({"faster-than-peak"}),  # TF32 is above the float32 peak
     ),
-    Fault("backward-not-measured", ("layers",), backward_not_measured),
-    Fault("input-gradient-only", ("operators",), input_gradient_only),
-    Fault("backward-faster-than-forward", ("layers",), backward_faster),
-    Fault("communication-inside", ("operators",), communication_inside),
-    Fault("warm-up-inside", ("layers",), warm_up_inside),
-    Fault("times-do-not-grow", ("layers",), times_do_not_grow),
-    Fault("mixed-precisions", ("layers",), mixed_precisions),
-    Fault("failure-as-number", ("collectives",), failure_as_number),
-    Fault("bandwidth-not-positive", ("cities",), bandwidth_not_positive),
-    Fault("missing-size", ("collectives",), missing_size),
-    Fault("bandwidth-above-link", ("collectives",), bandwidth_above_link),
-    Fault("unit-slip", ("collectives",), unit_slip),
-    Fault("columns-disagree", ("collectives",), columns_disagree),
-    Fault("flat-then-steep", ("collectives",), flat_then_steep),
-    Fault("no-small-messages", ("collectives",), no_small_messages),
-    Fault("fit-goes-negative", ("network",), fit_goes_negative),
-    Fault("efficiency-above-one", ("efficiencies",), efficiency_above_one),
-    Fault("efficiency-not-positive", ("efficiencies",), efficiency_not_positive),
-    Fault("causal-attention-counted-full", ("efficiencies",), causal_full),
-    Fault("key-ignores-a-column", ("efficiencies",), key_ignored),
-    Fault("copied-values", ("collectives",), copied_values),
-    Fault("copied-values", ("network",), copied_fits),
-    Fault("copied-values", ("figures",), copied_figures),
-    Fault("copied-values", ("runs",), copied_runs),
-    Fault("copied-values", ("layer_samples", "other_samples"), another_device),
-    Fault("derived-values", ("network",), derived_values),
-    Fault("degrees-do-not-multiply", ("runs",), degrees_do_not_multiply),
-    Fault("batch-does-not-divide", ("runs",), batch_does_not_divide),
-    Fault("layer-list-mismatch", ("runs",), stages_of_another_model),
-    Fault("layer-list-mismatch", ("plan",), layers_twice),
-    Fault("layer-list-mismatch", ("cases",), a_stage_too_few),
-    Fault("profile-of-another-model", ("profiles",), profile_too_short),
-    Fault("profile-of-another-model", ("sizes",), other_sizes),
-    Fault("mfu-disagrees", ("runs",), mfu_disagrees),
-    Fault("rate-counts-recompute", ("runs",), counts_recompute),
-    Fault("rate-counts-causal-half", ("runs",), counts_causal_half),
-    Fault("rate-disagrees", ("runs",), rate_disagrees),
-    Fault("mixed-step-time-kinds", ("runs",), mixed_kinds),
-    Fault("recompute-not-said", ("runs",), recompute_not_said),
-    Fault("tp-crosses-nodes", ("runs",), tp_crosses_nodes),
-    Fault("precision-label-contradicted", ("runs", "profiles"), precision_contradicted),
-    Fault("slower-than-neighbours", ("runs",), slower_than_neighbours),
-    Fault("quantiles-out-of-order", ("layer_samples",), quantiles),
-    Fault("more-outliers-than-runs", ("link_samples",), outliers),
-    Fault("activations-below-input", ("layer_samples",), activations),
-    Fault("clocks-differ", ("layer_samples",), clocks),
-    Fault("populations-disagree", ("layer_samples", "other_samples"), populations),
-    Fault("link-times-do-not-grow", ("link_samples",), link_flat),
-    Fault("link-unlike-its-devices", ("cluster",), all_devices_added),
-    Fault("link-unlike-its-devices", ("cluster",), bits_for_bytes),
-    Fault("link-unlike-its-devices", ("cluster",), milliseconds),
+    Damage("backward-not-measured", ("layers",), backward_not_measured),
+    Damage("input-gradient-only", ("operators",), input_gradient_only),
+    Damage("backward-faster-than-forward", ("layers",), backward_faster),
+    Damage("communication-inside", ("operators",), communication_inside),
+    Damage("warm-up-inside", ("layers",), warm_up_inside),
+    Damage("times-do-not-grow", ("layers",), times_do_not_grow),
+    Damage("mixed-precisions", ("layers",), mixed_precisions),
+    Damage("failure-as-number", ("collectives",), failure_as_number),
+    Damage("bandwidth-not-positive", ("collectives",), bandwidth_not_positive),
+    Damage("missing-size", ("collectives",), missing_size),
+    Damage("bandwidth-above-link", ("collectives",), bandwidth_above_link),
+    Damage("unit-slip", ("collectives",), unit_slip),
+    Damage("columns-disagree", ("collectives",), columns_disagree),
+    Damage("flat-then-steep", ("collectives",), flat_then_steep),
+    Damage("no-small-messages", ("collectives",), no_small_messages),
+    Damage("efficiency-above-one", ("efficiencies",), efficiency_above_one),
+    Damage("efficiency-not-positive", ("efficiencies",), efficiency_not_positive),
+    Damage("causal-attention-counted-full", ("efficiencies",), causal_full),
+    Damage("key-ignores-a-column", ("efficiencies",), key_ignored),
+    Damage("copied-values", ("layer_samples", "other_samples"), another_device),
+    Damage("degrees-do-not-multiply", ("runs",), degrees_do_not_multiply),
+    Damage("batch-does-not-divide", ("runs",), batch_does_not_divide),
+    Damage("mfu-disagrees", ("runs",), mfu_disagrees),
+    Damage("rate-counts-recompute", ("runs",), counts_recompute),
+    Damage("rate-counts-causal-half", ("runs",), counts_causal_half),
+    Damage("rate-disagrees", ("runs",), rate_disagrees),
+    Damage("mixed-step-time-kinds", ("runs",), mixed_kinds),
+    Damage("recompute-not-said", ("runs",), recompute_not_said),
+    Damage("tp-crosses-nodes", ("runs",), tp_crosses_nodes),
+    Damage("slower-than-neighbours", ("runs",), slower_than_neighbours),
+    Damage("quantiles-out-of-order", ("layer_samples",), quantiles),
+    Damage("more-outliers-than-runs", ("link_samples",), outliers),
+    Damage("activations-below-input", ("layer_samples",), activations),
+    Damage("clocks-differ", ("layer_samples",), clocks),
+    Damage("populations-disagree", ("layer_samples", "other_samples"), populations),
+    Damage("link-times-do-not-grow", ("link_samples",), link_flat),
+    Damage("link-unlike-its-devices", ("cluster",), all_devices_added),
+    Damage("link-unlike-its-devices", ("cluster",), bits_for_bytes),
+    Damage("link-unlike-its-devices", ("cluster",), milliseconds),
 )
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.rule}-{fault.damage.__name__}")
 @given(seed=SEEDS)
-@settings(max_examples=3, deadline=None, derandomize=True, phases=PHASES)
-def test_one_fault_makes_one_rule_speak(fault: Fault, seed: int) -> None:
+@settings(max_examples=1, deadline=None, derandomize=True, phases=PHASES)
+def test_one_fault_makes_one_rule_speak(fault: Damage, seed: int) -> None:
     bundle = Bundle.draw(seed, *fault.parts)
     fault.damage(bundle)
     found = check(bundle, *fault.parts)
@@ -479,7 +378,7 @@ def test_one_fault_makes_one_rule_speak(fault: Fault, seed: int) -> None:
 
 
 def test_every_rule_has_a_fault() -> None:
-    # Those of launches have theirs in tests/trainers/test_trainers_rules.py.
+    # Those of launches have theirs in test_lint_launch_rules.py.
     elsewhere = {"file-is-wrong", *(rule.id for rule in LAUNCH_RULES)}
     assert {fault.rule for fault in FAULTS} == {rule.id for rule in RULES} - elsewhere
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import TypeAlias
 
+from hetplan.errors import Fault
 from hetplan.lint.evidence import Evidence
-from hetplan.lint.findings import Severity
+from hetplan.lint.findings import Rule, Severity, at, finding, grouped
 from hetplan.lint.known import element_bytes
 from hetplan.lint.rows import LayerSampleRow, LinkSampleRow, OperatorSampleRow
-from hetplan.lint.rule import Rule, Sighting, grouped, per_file, sighting
 from hetplan.model.spec import LayerKind
 from hetplan.profiling.samples import Phase
 
@@ -21,7 +21,7 @@ POPULATIONS_DIFFER = 1.5  # drivers change times by a few per cent, not by half
 MIN_COMMON = 5
 FLAT_SIZES = 16.0  # sizes a factor of 16 apart
 FLAT_GROWTH = 1.02
-LATENCY_SECONDS = 5e-3  # above the round trip of one region; what lasts longer is bandwidth
+LATENCY_SECONDS = 5e-3  # above the round trip of one region; a longer time is bandwidth
 WHOLLY_FLAT_SIZES = 1000.0  # over which even the fastest link's time grows severalfold,
 WHOLLY_FLAT_BYTES = 1 << 20  # from where on bandwidth counts beside any latency of a region
 FASTER_SIZES, FASTER = 4.0, 5.0  # noise slows a message fivefold, but hardly below a larger one
@@ -29,64 +29,42 @@ SampleRow: TypeAlias = LayerSampleRow | LinkSampleRow | OperatorSampleRow
 
 
 def _rows(evidence: Evidence) -> list[SampleRow]:
-    material = evidence.material
-    return [*material.layer_samples, *material.link_samples, *material.operator_samples]
+    inputs = evidence.inputs
+    return [*inputs.layer_samples, *inputs.link_samples, *inputs.operator_samples]
 
 
-def _quantiles(evidence: Evidence) -> Iterator[Sighting]:
-    rows = [
-        row
-        for row in _rows(evidence)
-        if not row.sample.p10_seconds <= row.sample.median_seconds <= row.sample.p90_seconds
-    ]
-    yield from per_file(rows, lambda row: row.place, _quantile_words)
+def _quantiles(evidence: Evidence) -> Iterator[Fault]:
+    for row in _rows(evidence):
+        low, middle, high = (
+            row.sample.p10_seconds,
+            row.sample.median_seconds,
+            row.sample.p90_seconds,
+        )
+        if not low <= middle <= high:
+            yield at(row.place, f"p10 {low:g}, median {middle:g}, p90 {high:g} s")
 
 
-def _quantile_words(rows: Sequence[SampleRow]) -> str:
-    sample = rows[0].sample
-    return (
-        f"p10 {sample.p10_seconds:g}, median {sample.median_seconds:g}, "
-        f"p90 {sample.p90_seconds:g} s"
-    )
+def _outliers(evidence: Evidence) -> Iterator[Fault]:
+    for row in _rows(evidence):
+        sample = row.sample
+        if sample.outliers > MAX_OUTLIERS * sample.repeats:
+            yield at(row.place, f"{sample.outliers} outliers of {sample.repeats} runs")
 
 
-def _outliers(evidence: Evidence) -> Iterator[Sighting]:
-    rows = [
-        row for row in _rows(evidence) if row.sample.outliers > MAX_OUTLIERS * row.sample.repeats
-    ]
-    yield from per_file(
-        rows,
-        lambda row: row.place,
-        lambda group: f"{group[0].sample.outliers} outliers of {group[0].sample.repeats} runs",
-    )
-
-
-def _activations(evidence: Evidence) -> Iterator[Sighting]:
-    rows: list[tuple[LayerSampleRow, float]] = []
-    for row in evidence.material.layer_samples:
+def _activations(evidence: Evidence) -> Iterator[Fault]:
+    for row in evidence.inputs.layer_samples:
         sample = row.sample
         if sample.phase != Phase.FORWARD or sample.layer != LayerKind.TRANSFORMER:
             continue
-        least = float(
-            sample.microbatch_size
-            * sample.sequence_length
-            * sample.hidden_size
-            * element_bytes(sample.precision, 2)
-        )
+        elements = sample.microbatch_size * sample.sequence_length * sample.hidden_size
+        least = float(elements * element_bytes(sample.precision, 2))
         if 0 < sample.activation_bytes < MIN_ACTIVATIONS * least:
-            rows.append((row, least))
-    yield from per_file(
-        rows,
-        lambda entry: entry[0].place,
-        lambda group: (
-            f"{group[0][0].sample.activation_bytes:,.0f} bytes kept; the layer's input "
-            f"alone has {group[0][1]:,.0f}"
-        ),
-    )
+            kept = f"{sample.activation_bytes:,.0f} bytes kept"
+            yield at(row.place, f"{kept}; the layer's input alone has {least:,.0f}")
 
 
-def _clocks(evidence: Evidence) -> Iterator[Sighting]:
-    rows = [row for row in evidence.material.layer_samples if row.sample.clock_hertz > 0]
+def _clocks(evidence: Evidence) -> Iterator[Fault]:
+    rows = [row for row in evidence.inputs.layer_samples if row.sample.clock_hertz > 0]
     for group in grouped(rows, lambda row: (row.population, row.sample.device)).values():
         clocks = [row.sample.clock_hertz for row in group]
         middle = median(clocks)
@@ -96,21 +74,21 @@ def _clocks(evidence: Evidence) -> Iterator[Sighting]:
             if not middle / CLOCK_RANGE <= row.sample.clock_hertz <= middle * CLOCK_RANGE
         ]
         if far:
-            yield sighting(
+            yield finding(
                 (row.place for row in far),
                 f"clocks from {min(clocks) / 1e6:.0f} to {max(clocks) / 1e6:.0f} MHz in one "
                 f"population (median {middle / 1e6:.0f})",
             )
 
 
-def _disagree(evidence: Evidence) -> Iterator[Sighting]:
+def _disagree(evidence: Evidence) -> Iterator[Fault]:
     """Populations of one device that share shapes and differ by far more than a driver."""
     paced = {
         population.name: population.provenance.paced + str(population.provenance.together)
-        for population in evidence.material.populations
+        for population in evidence.inputs.populations
     }
     by_device = grouped(
-        evidence.material.layer_samples,
+        evidence.inputs.layer_samples,
         lambda row: (row.sample.device, paced.get(row.population, "")),
     )
     for (device, _), rows in by_device.items():
@@ -127,16 +105,16 @@ def _disagree(evidence: Evidence) -> Iterator[Sighting]:
                     continue
                 ratio = median(ratios)
                 if not 1 / POPULATIONS_DIFFER <= ratio <= POPULATIONS_DIFFER:
-                    yield sighting(
+                    yield finding(
                         (row.place for row in second if row.sample.shape in known),
                         f"{device} takes {ratio:.2f} times as long in {name} as in "
                         f"{first[0].population} (median of {len(ratios)} shapes)",
                     )
 
 
-def _links_flat(evidence: Evidence) -> Iterator[Sighting]:
+def _links_flat(evidence: Evidence) -> Iterator[Fault]:
     groups = grouped(
-        evidence.material.link_samples,
+        evidence.inputs.link_samples,
         lambda row: (
             row.population,
             row.sample.link,
@@ -145,40 +123,39 @@ def _links_flat(evidence: Evidence) -> Iterator[Sighting]:
             row.sample.group_size,
         ),
     )
-    found: list[tuple[LinkSampleRow, LinkSampleRow]] = []
     for rows in groups.values():
         ordered = sorted(rows, key=lambda row: row.sample.message_bytes)
-        if len(ordered) < 2:
-            continue
-        last = ordered[-1]
-        before = next(
-            (
-                row
-                for row in ordered
-                if 0 < row.sample.message_bytes * FLAT_SIZES <= last.sample.message_bytes
-                and row.sample.median_seconds > LATENCY_SECONDS
-                and row.sample.median_seconds * FLAT_GROWTH > last.sample.median_seconds
-            ),
-            None,
-        )
-        before = before or _wholly_flat(ordered) or _slower_than(ordered, last)
-        if before is not None:
-            found.append((last, before))
-            continue
-        for row in ordered[:-1]:
-            if before := _slower_than(ordered, row):
-                found.append((row, before))
-                break
-    yield from per_file(
-        found,
-        lambda entry: entry[0].place,
-        lambda group: (
-            f"{group[0][0].sample.operation} of "
-            f"{group[0][0].sample.message_bytes} bytes takes "
-            f"{group[0][0].sample.median_seconds:.3g} s, of {group[0][1].sample.message_bytes} "
-            f"{group[0][1].sample.median_seconds:.3g} s"
+        if len(ordered) > 1 and (pair := _contradiction(ordered)):
+            row, smaller = pair
+            yield at(row.place, f"{_duration(row)}, and {_duration(smaller)}")
+
+
+def _duration(row: LinkSampleRow) -> str:
+    sample = row.sample
+    message = f"{sample.operation} of {sample.message_bytes} bytes"
+    return f"{message} takes {sample.median_seconds:.3g} s"
+
+
+def _contradiction(ordered: Sequence[LinkSampleRow]) -> tuple[LinkSampleRow, LinkSampleRow] | None:
+    """A row, and one of a smaller message that takes as long or far longer."""
+    last = ordered[-1]
+    flat = next(
+        (
+            row
+            for row in ordered
+            if 0 < row.sample.message_bytes * FLAT_SIZES <= last.sample.message_bytes
+            and row.sample.median_seconds > LATENCY_SECONDS
+            and row.sample.median_seconds * FLAT_GROWTH > last.sample.median_seconds
         ),
+        None,
     )
+    flat = flat or _wholly_flat(ordered)
+    if flat is not None:
+        return last, flat
+    for row in (last, *ordered[:-1]):
+        if slower := _slower_than(ordered, row):
+            return row, slower
+    return None
 
 
 def _wholly_flat(ordered: Sequence[LinkSampleRow]) -> LinkSampleRow | None:
@@ -206,7 +183,7 @@ def _slower_than(ordered: Sequence[LinkSampleRow], row: LinkSampleRow) -> LinkSa
 RULES = (
     Rule(
         id="quantiles-out-of-order",
-        severity=Severity.IMPOSSIBLE,
+        severity=Severity.ERROR,
         title="p10, median and p90 out of order",
         explanation="A tenth of the runs is faster than p10, half than the median, nine tenths "
         "than p90: they cannot fall.",
@@ -215,7 +192,7 @@ RULES = (
     ),
     Rule(
         id="more-outliers-than-runs",
-        severity=Severity.SUSPICIOUS,
+        severity=Severity.WARNING,
         title="more than half of the runs are outliers",
         explanation="Then the median is not what the device does when it is left alone.",
         advice="Measure again on a quiet machine.",
@@ -223,7 +200,7 @@ RULES = (
     ),
     Rule(
         id="activations-below-input",
-        severity=Severity.IMPOSSIBLE,
+        severity=Severity.ERROR,
         title="fewer bytes kept for the backward pass than the layer's input",
         explanation="The backward pass of a transformer layer needs at least its input. Fewer "
         "bytes mean that the counter missed tensors, or counted elements.",
@@ -232,7 +209,7 @@ RULES = (
     ),
     Rule(
         id="clocks-differ",
-        severity=Severity.SUSPICIOUS,
+        severity=Severity.WARNING,
         title="clocks that differ within one population",
         explanation="Rows of one population are fitted together. Those at another clock are slower "
         "or faster by that ratio.",
@@ -241,7 +218,7 @@ RULES = (
     ),
     Rule(
         id="populations-disagree",
-        severity=Severity.SUSPICIOUS,
+        severity=Severity.WARNING,
         title="two populations of one device far apart",
         explanation="The same shapes on the same kind of device differ by more than half. Drivers "
         "do not do that: one of them is another device, throttled, or shared.",
@@ -250,7 +227,7 @@ RULES = (
     ),
     Rule(
         id="link-times-do-not-grow",
-        severity=Severity.SUSPICIOUS,
+        severity=Severity.WARNING,
         title="times that do not grow with the bytes",
         explanation="Above the latency of a link its time grows with the message: not the same for "
         "sixteen times the bytes, or for every size, nor a fifth for four times the bytes.",

@@ -1,6 +1,6 @@
-"""The page docs/describe-my-cluster.md as commands, files and outputs.
+"""The page docs/clusters.md as commands, files and outputs.
 
-`python tests/importers/describe_my_cluster.py` runs the page's commands and writes their outputs
+`python tests/importers/cluster_page.py` runs the page's commands and writes their outputs
 and the files that it shows into the page.
 """
 
@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from hetplan.cli.main import app
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGE = DOCS / "describe-my-cluster.md"
+PAGE = DOCS / "clusters.md"
 EXAMPLES = DOCS / "examples"
 _FILE = re.compile(r"(<!-- file: (\S+) -->\n```\n)(.*?)(^```$)", re.MULTILINE | re.DOTALL)
 _RUN = re.compile(
