@@ -32,7 +32,7 @@ from hetplan.cli.import_file import import_
 from hetplan.cli.launch import launch
 from hetplan.cli.options import INTERRUPTED
 from hetplan.cli.plan import plan
-from hetplan.cli.profile import profile
+from hetplan.cli.profile import app as profile
 from hetplan.errors import HetplanError
 from hetplan.version import __version__
 
@@ -120,11 +120,22 @@ def common(
 
 
 _COMMANDS = (
-    doctor, profile, import_, check, fit, plan, estimate, explain, emit, launch, compare, convert,
+    doctor, import_, check, fit, plan, estimate, explain, emit, launch, compare, convert,
     bench, emulate, demo,
 )  # fmt: skip
 for _command in _COMMANDS:
     app.command(_command.__name__.rstrip("_"))(guarded(_command))
+
+
+def add_group(name: str, group: typer.Typer) -> None:
+    """Mount a command's sub-commands, each with hetplan's errors turned into exit codes."""
+    for command in group.registered_commands:
+        if command.callback is not None:
+            command.callback = guarded(command.callback)
+    app.add_typer(group, name=name)
+
+
+add_group("profile", profile)
 
 
 def main() -> None:

@@ -30,10 +30,16 @@ from hetplan.lint.rows import (
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import load_predictor
-from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, Provenance
-from hetplan.profiling.samples_csv import SampleType, read_samples
-from hetplan.profiling.store_state import PROVENANCE_FILE
-from hetplan.profiling.store_state import SCHEMA as PROVENANCE_SCHEMA
+from hetplan.profiling.samples import (
+    LayerSample,
+    LinkSample,
+    OperatorSample,
+    Provenance,
+    SampleType,
+    read_samples,
+)
+from hetplan.profiling.store import PROVENANCE_FILE
+from hetplan.profiling.store import SCHEMA as PROVENANCE_SCHEMA
 
 Loader: TypeAlias = Callable[[Path], object]
 

@@ -33,9 +33,15 @@ from hetplan.lint.own_files import (
 from hetplan.lint.rows import Material, joined
 from hetplan.lint.tables import read_table, table_kind
 from hetplan.model.spec import ModelSpec
-from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample
-from hetplan.profiling.samples_csv import SAMPLE_TYPES, SampleType, header
-from hetplan.profiling.store_state import (
+from hetplan.profiling.samples import (
+    SAMPLE_TYPES,
+    LayerSample,
+    LinkSample,
+    OperatorSample,
+    SampleType,
+    header,
+)
+from hetplan.profiling.store import (
     LAYERS_FILE,
     LINKS_FILE,
     OPERATORS_FILE,
@@ -84,7 +90,7 @@ _SAMPLES: Mapping[str, SampleType] = {
     LINKS_FILE: LinkSample,
     OPERATORS_FILE: OperatorSample,
 }
-_CAMPAIGN_RESULTS = '"schema": "hetplan.campaign-results/'
+_MEASURED_RESULTS = '"schema": "hetplan.provenance/'
 PLAN_FILE = "plan.json"
 """Of an emitted folder."""
 NOTHING = Material()
@@ -214,8 +220,8 @@ def _read(path: Path, asked: Asked, loaders: Mapping[str, Loader]) -> _Part:
     kind = table_kind(first)
     if kind is not None:
         return _Part(material=read_table(str(path), text.lstrip("\ufeff"), kind), kind="table")
-    if _CAMPAIGN_RESULTS in first:
-        return _Part(skipped="holds results of a campaign; `hetplan profile --merge` checks them")
+    if first.startswith("# {") and _MEASURED_RESULTS in first:
+        return _Part(skipped="holds results of measure.py; `hetplan profile merge` checks them")
     if text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
         return _read_json(path, text, asked, loaders)
     if path.suffix.lower() in (".yaml", ".yml"):

@@ -22,8 +22,7 @@ from hetplan.benchmarks.accuracy import unit
 from hetplan.benchmarks.accuracy.unit import UnitData, read_unit
 from hetplan.errors import InputError
 from hetplan.model.operators import OperatorClass
-from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample
-from hetplan.profiling.samples_csv import row
+from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, row
 
 A100 = "nvidia-a100-40gb-sxm"
 

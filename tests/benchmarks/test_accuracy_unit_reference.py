@@ -11,8 +11,14 @@ import pytest
 from hetplan.benchmarks.accuracy import unit
 from hetplan.benchmarks.accuracy.unit import UnitData, read_unit
 from hetplan.cluster.catalogue import load_catalogue
-from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample
-from hetplan.profiling.samples_csv import header, read_samples, row
+from hetplan.profiling.samples import (
+    LayerSample,
+    LinkSample,
+    OperatorSample,
+    header,
+    read_samples,
+    row,
+)
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
 pytestmark = pytest.mark.skipif(

@@ -40,7 +40,7 @@ def test_people_get_tables_the_verdict_and_what_to_do(files: tuple[Path, Path]) 
         "left out 1: of the first 3 of a start (10)",
         "OFF MOST: gradient reduction,",
         "what that usually means: the data-parallel reduction is slower",
-        "measure again: torchrun ... -m hetplan profile --link",
+        "measure again: torchrun ... -m hetplan profile links",
         "forward-backward",
     ):
         assert text in done.stdout, done.stdout

@@ -94,7 +94,6 @@ from hetplan.predict.operator_values import (
     OperatorLaw,
     OperatorTerm,
 )
-from hetplan.profiling.campaign_values import Campaign, CampaignKind, CampaignLink
 from hetplan.profiling.pacing import Pace, PacedKind, PaceEntry
 from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, Provenance
 from hetplan.runtime.measured import RankMeasure, StepRecord
@@ -709,33 +708,6 @@ IMPORTED = Imported(
     operators=(OPERATOR_SAMPLE,),
 )
 
-CAMPAIGN = Campaign(
-    campaign="05660849d224d2f9",
-    cluster="this-machine",
-    model="gpt-tiny",
-    job="gpt-tiny",
-    kinds=(
-        CampaignKind(
-            kind="cpu",
-            script="measure_cpu.py",
-            units=((("gpt", "embedding", "forward", 64, 1), ("gpt", "embedding", "backward")),),
-            seconds=None,
-        ),
-    ),
-    links=(
-        CampaignLink(
-            name="loopback",
-            is_named=True,
-            where="inside a node of cores",
-            kinds=("cpu", "cpu"),
-            nodes=1,
-            processes_per_node=2,
-            cases=(("send_recv", 2, 4096),),
-            seconds=0.5,
-        ),
-    ),
-)
-
 FINDINGS = Findings(
     findings=(
         Finding(
@@ -767,7 +739,6 @@ GOLDEN: tuple[tuple[str, object], ...] = (
     ("hetplan.predictor/2", LAWS),
     ("hetplan.run/3", RUN),
     ("hetplan.import/3", IMPORTED),
-    ("hetplan.campaign/1", CAMPAIGN),
     ("hetplan.doctor/1", MACHINE_REPORT),
     ("hetplan.device-kinds/2", DEVICE_KINDS),
     ("hetplan.findings/1", FINDINGS),

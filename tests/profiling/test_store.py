@@ -6,8 +6,7 @@ import pytest
 from profiling_samples import LAYER, LINK, PROVENANCE, layer
 
 from hetplan.errors import InputError
-from hetplan.profiling.samples import LayerSample
-from hetplan.profiling.samples_csv import header, read_samples, row
+from hetplan.profiling.samples import LayerSample, header, read_samples, row
 from hetplan.profiling.store import (
     LayerWriter,
     LinkWriter,

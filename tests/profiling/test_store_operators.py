@@ -1,11 +1,11 @@
-"""operators.csv: written, read, merged and checked as the other files of a store are."""
+"""operators.csv: written, read and checked as the other files of a store are."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from profiling_samples import LAYER, LINK, PROVENANCE
+from profiling_samples import LAYER, LINK, NORM, PRODUCT, PROVENANCE
 
 from hetplan.errors import InputError
 from hetplan.files.reading import read_text
@@ -13,37 +13,20 @@ from hetplan.importers.records import Imported
 from hetplan.importers.storing import ImportFacts, store_imported
 from hetplan.lint.reading import Asked, read_all
 from hetplan.model.operators import OperatorClass
-from hetplan.profiling.campaign_rows import SCHEMA as RESULTS
-from hetplan.profiling.campaign_rows import record_line
-from hetplan.profiling.merge import merge
-from hetplan.profiling.samples import LinkSample, OperatorPhase, OperatorSample
-from hetplan.profiling.samples_csv import header, read_samples, row
+from hetplan.profiling.samples import (
+    LinkSample,
+    OperatorPhase,
+    OperatorSample,
+    header,
+    read_samples,
+    row,
+)
 from hetplan.profiling.store import (
     LayerWriter,
     LinkWriter,
     OperatorWriter,
     read_populations,
     read_store,
-)
-
-PRODUCT = OperatorSample(
-    device="cpu",
-    operator="matrix_product",
-    phase="weight_gradient",
-    precision="bfloat16",
-    output_precision="float32",
-    batch=1,
-    m=1536,
-    n=5120,
-    k=4096,
-    median_seconds=0.00033,
-    p10_seconds=0.00032,
-    p90_seconds=1 / 3,
-    repeats=20,
-    outliers=1,
-)
-NORM = replace(
-    PRODUCT, operator="norm", phase="forward", output_precision="bfloat16", m=64, n=128, k=0
 )
 
 
@@ -175,36 +158,6 @@ def test_groups_and_nodes_of_zero_are_refused(tmp_path) -> None:
         path.write_text(f"{header(LinkSample)}\n{row(wrong)}\n")
         with pytest.raises(InputError, match="must be above 0"):
             read_samples(path, LinkSample)
-
-
-def _record(number: int, sample: OperatorSample) -> dict:
-    values = {**asdict(sample), "measured_on": "2026-01-02"}
-    return {"record": "operator", "run": "r1", "number": number, "sample": values}
-
-
-def test_results_of_a_campaign_bring_operators_into_the_store(tmp_path) -> None:
-    run = {
-        "record": "run", "schema": RESULTS, "campaign": "c1", "run": "r1", "kind": "cpu",
-        "link": "", "provenance": asdict(PROVENANCE),
-    }  # fmt: skip
-    records = (
-        run,
-        _record(1, PRODUCT),
-        _record(2, NORM),
-        _record(3, replace(NORM, device="gpu")),
-        _record(4, replace(NORM, operator="juggling")),
-    )
-    path = tmp_path / "results-cpu.jsonl"
-    path.write_text("".join(record_line(each) + "\n" for each in records))
-    report = merge([path], tmp_path / "store", None)
-    assert (report.added, report.held) == (2, 0)
-    assert [fault.line for fault in report.refused] == [4, 5]
-    assert [each.operator for each in read_store(tmp_path / "store").operators] == [
-        "matrix_product",
-        "norm",
-    ]
-    again = merge([path], tmp_path / "store", None)
-    assert (again.added, again.held) == (0, 2)
 
 
 def test_imported_operators_are_stored_once(tmp_path) -> None:

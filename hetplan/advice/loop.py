@@ -1,7 +1,7 @@
 """Measure what shrinks the interval of the best plans most, look again, until it is not worth it.
 
-The loop knows neither devices nor predictors: a `World` says how the plans stand and what can be
-measured, and measures. After each batch it is looked at again, because a measurement also moves
+The loop knows neither devices nor predictors: a `MeasurementBackend` prices the plans, lists the
+candidates and measures. Plans are priced again after each batch, because a measurement also moves
 the centre of what it measures.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from hetplan.cli.profile_for_units import Doable, corrected_seconds
-from hetplan.cli.profile_for_wider import Ground
+from hetplan.advice.candidates import Candidate, corrected_seconds
+from hetplan.advice.interval_growth import Basis
 from hetplan.errors import ProfileError
 from hetplan.search.asked import AskingPlan
 from hetplan.search.what_to_measure import (
@@ -40,12 +40,12 @@ class View:
     """The near-best ones, best first."""
     log_halfwidth: float
     """Of the best one's 90 % interval, by its estimate."""
-    doables: tuple[Doable, ...]
+    candidates: tuple[Candidate, ...]
     asking: tuple[AskingPlan, ...] = ()
     """The same plans with their estimates, for whoever shows them."""
     notes: tuple[str, ...] = ()
     """What a reader must know."""
-    grounds: tuple[Ground, ...] = ()
+    bases: tuple[Basis, ...] = ()
     """What sets the interval of each prediction that the plans ask of a device."""
 
     @property
@@ -54,14 +54,14 @@ class View:
         return standing(self.plans)
 
 
-class World(Protocol):
+class MeasurementBackend(Protocol):
     """What the loop needs of everything else."""
 
     def look(self) -> View:
         """Fit what is held and price the plans."""
         ...
 
-    def measure(self, doable: Doable, seconds_left: float) -> float:
+    def measure(self, candidate: Candidate, seconds_left: float) -> float:
         """Measure it and keep it; the seconds that it took. ProfileError where it is refused."""
         ...
 
@@ -92,8 +92,8 @@ class Report:
     least_seconds: float | None = None
 
 
-def measure_for(
-    world: World,
+def measure_for_job(
+    backend: MeasurementBackend,
     budget_seconds: float,
     *,
     on_begin: Callable[[Choice, float], None] | None = None,
@@ -102,7 +102,7 @@ def measure_for(
 
     `on_begin` is told each choice before it is measured, and the seconds spent.
     """
-    before = view = world.look()
+    before = view = backend.look()
     done: list[Done] = []
     refused: set[str] = set()
     spent, ratio, stale, ended = 0.0, 1.0, 0, ""
@@ -112,7 +112,7 @@ def measure_for(
         for choice in choices:
             if on_begin is not None:
                 on_begin(choice, spent)
-            each = _measure(world, view, choice, budget_seconds - spent)
+            each = _measure(backend, view, choice, budget_seconds - spent)
             done.append(each)
             spent += each.seconds
             # Refused or not, it is not tried a second time: what it left is on disk.
@@ -121,7 +121,7 @@ def measure_for(
                 break
         if choices:
             ratio = _ratio(done) or ratio
-            new = world.look()
+            new = backend.look()
             shrunk = view.log_halfwidth - new.log_halfwidth
             stale = 0 if shrunk >= MIN_GAIN * view.log_halfwidth else stale + 1
             view = new
@@ -152,7 +152,7 @@ def plan_order(
     """What this machine (or others) should measure, in the order of its worth."""
     open_ = [
         corrected_seconds(each, ratio).measurement
-        for each in view.doables
+        for each in view.candidates
         if each.here is here and each.measurement.name not in passed_over
     ]
     return order(view.plans, open_, budget_seconds=budget_seconds, least_gain=MIN_GAIN)
@@ -177,12 +177,12 @@ def _batch(
     return batch or choices[:1], "", None
 
 
-def _measure(world: World, view: View, choice: Choice, seconds_left: float) -> Done:
+def _measure(backend: MeasurementBackend, view: View, choice: Choice, seconds_left: float) -> Done:
     name = choice.measurement.name
-    doable = next(each for each in view.doables if each.measurement.name == name)
-    expected = doable.measurement.seconds
+    candidate = next(each for each in view.candidates if each.measurement.name == name)
+    expected = candidate.measurement.seconds
     try:
-        seconds = world.measure(doable, seconds_left)
+        seconds = backend.measure(candidate, seconds_left)
     except ProfileError as error:
         return Done(name=name, expected_seconds=expected, seconds=0.0, refused=str(error))
     return Done(name=name, expected_seconds=expected, seconds=seconds)

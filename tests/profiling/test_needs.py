@@ -1,20 +1,17 @@
-"""What a job still needs measured, and `hetplan profile --list`."""
+"""What a job still needs measured, and `hetplan profile list`."""
 
 import json
 from dataclasses import replace
 
-import pytest
-from campaign_runs import CLUSTER, invoke
 from profiling_models import GPT
-from profiling_samples import LAYER, LINK, PROVENANCE, layer
+from profiling_samples import CLUSTER, JOB, LAYER, LINK, MODEL, PROVENANCE, invoke, layer
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, RegionLink, Transport
-from hetplan.errors import InputError
 from hetplan.job.spec import Precision
 from hetplan.profiling.grid import points
 from hetplan.profiling.measure_layers import units
-from hetplan.profiling.missing import (
+from hetplan.profiling.needs import (
     layer_need,
     link_need,
     link_places,
@@ -47,26 +44,6 @@ NEAR = Link(
     transport=Transport.DEVICE_DIRECT,
     samples="near",
 )
-MODEL = """schema: hetplan.model/1
-name: tiny
-architecture: gpt
-num_layers: 2
-hidden_size: 32
-ffn_hidden_size: 64
-num_attention_heads: 4
-num_kv_heads: 4
-head_dim: 8
-vocab_size: 64
-max_sequence_length: 16
-"""
-JOB = """schema: hetplan.job/1
-name: tiny
-global_batch_size: 4
-sequence_length: 16
-precision: float32
-optimizer: sgd
-target: native
-"""
 
 
 def island(name: str, nodes: int, devices: int) -> Island:
@@ -125,7 +102,7 @@ def test_places_where_devices_talk() -> None:
     assert [place.is_named for place in places.values()] == [True, False, False]
     need = link_need(places["near"], (4096, 8192), ())
     assert {case.group_size for case in need.cases} == {2, 4, 8}
-    held = {case.key for case in need.cases if case.message_bytes == 4096}
+    held = {case for case in need.cases if case.message_bytes == 4096}
     rest = link_need(places["near"], (4096, 8192), held)
     assert {case.message_bytes for case in rest.missing} == {8192}
     assert 0 < rest.seconds < need.seconds
@@ -162,13 +139,13 @@ def test_a_list_shows_damage_and_what_is_missing(tmp_path) -> None:
     path.write_text(path.read_text() + "spoilt\n")
     LinkWriter(store, "lo", PROVENANCE).append(LINK)
     job = ("--model", tmp_path / "m.yaml", "--job", tmp_path / "j.yaml")
-    shown = invoke("--list", "--store", store, *job, "--cluster", tmp_path / "c.yaml").stdout
+    shown = invoke("list", "--store", store, *job, "--cluster", tmp_path / "c.yaml").stdout
     assert f"damage: {path}:3" in shown
     assert "Still to measure, cheapest first" in shown
-    assert f"here: hetplan profile --model {tmp_path / 'm.yaml'}" in shown
-    assert "--nproc-per-node 2 -m hetplan profile --link lo" in shown
+    assert f"here: hetplan profile layers --model {tmp_path / 'm.yaml'}" in shown
+    assert "--nproc-per-node 2 -m hetplan profile links lo" in shown
     listed = json.loads(
-        invoke("--list", "--store", store, *job, "--cluster", tmp_path / "c.yaml", "--json").stdout
+        invoke("list", "--store", store, *job, "--cluster", tmp_path / "c.yaml", "--json").stdout
     )
     assert listed["schema"] == "hetplan.store/1"
     assert [each["layer_rows"] for each in listed["populations"]] == [1, 0]
@@ -178,13 +155,12 @@ def test_a_list_shows_damage_and_what_is_missing(tmp_path) -> None:
     by_name = {need["name"]: need for need in listed["needs"]}
     assert by_name["cpu"]["missing_samples"] == by_name["cpu"]["needed_samples"] - 1
     assert by_name["lo"]["here"] is True
-    alone = json.loads(invoke("--list", "--store", tmp_path / "none", *job, "--json").stdout)
+    alone = json.loads(invoke("list", "--store", tmp_path / "none", *job, "--json").stdout)
     assert alone["populations"] == []
     assert alone["needs"]
-    with pytest.raises(InputError, match="add --model and --job"):
-        invoke("--list", "--store", store, "--cluster", tmp_path / "c.yaml")
-    with pytest.raises(InputError, match="no such folder"):
-        invoke("--list", "--store", tmp_path / "none")
+    refused = invoke("list", "--store", store, "--cluster", tmp_path / "c.yaml", code=2)
+    assert "add --model and --job" in refused.stderr
+    assert "no such folder" in invoke("list", "--store", tmp_path / "none", code=2).stderr
 
 
 def test_what_the_command_of_the_list_measures_is_then_not_missing(tmp_path) -> None:
@@ -192,6 +168,6 @@ def test_what_the_command_of_the_list_measures_is_then_not_missing(tmp_path) -> 
     (tmp_path / "m.yaml").write_text(MODEL)
     (tmp_path / "j.yaml").write_text(JOB)
     job = ("--model", tmp_path / "m.yaml", "--job", tmp_path / "j.yaml", *shapes)
-    invoke("--store", tmp_path / "store", "--device", "cpu", *job)
-    listed = json.loads(invoke("--list", "--store", tmp_path / "store", *job, "--json").stdout)
+    invoke("layers", "--store", tmp_path / "store", "--device", "cpu", *job)
+    listed = json.loads(invoke("list", "--store", tmp_path / "store", *job, "--json").stdout)
     assert {need["name"]: need["missing_samples"] for need in listed["needs"]}["cpu"] == 0

@@ -1,4 +1,4 @@
-"""What of a job's best plans can be measured, where, how long it takes, and what it would leave.
+"""Candidates: what can be measured for a job's best plans, where, for how long, to what effect.
 
 What a measurement leaves of a prediction's interval follows the rules of the fit:
 
@@ -18,8 +18,6 @@ import statistics
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hetplan.cli.profile_links import MAX_BUCKET_BYTES
-from hetplan.cli.profile_needs import Here
 from hetplan.cluster.devices import CPU_KIND, DeviceKind
 from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Job
@@ -38,8 +36,16 @@ from hetplan.predict.prior import shift
 from hetplan.predict.related_operators import MIN_POINTS
 from hetplan.profiling.grid import job_grid
 from hetplan.profiling.measure_layers import Unit, units
-from hetplan.profiling.measure_links import MIN_MESSAGE_BYTES, LinkCase, LinkKey, message_sizes
-from hetplan.profiling.missing import LayerNeed, LinkPlace, layer_need, link_need, link_places
+from hetplan.profiling.measure_links import MIN_MESSAGE_BYTES, LinkCase, message_sizes
+from hetplan.profiling.needs import (
+    MAX_BUCKET_BYTES,
+    Here,
+    LayerNeed,
+    LinkPlace,
+    layer_need,
+    link_need,
+    link_places,
+)
 from hetplan.profiling.samples import LayerSample
 from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS, expected_seconds
 from hetplan.search.asked import UPDATE, Asked
@@ -55,7 +61,7 @@ _UNKNOWN_SECONDS = 0.01  # of one pass on a kind of which nothing is known: near
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doable:
+class Candidate:
     """One thing to measure: a unit of layers, or a link."""
 
     measurement: Measurement
@@ -74,7 +80,7 @@ class Doable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PlanNeeds:
     """Everything that the near-best plans ask, and what of it is held."""
 
     model: ModelSpec
@@ -87,18 +93,18 @@ class Wanted:
     """Of everything asked, by its name."""
     layers: tuple[LayerSample, ...]
     """Samples that count as measured."""
-    links: tuple[tuple[str, LinkKey], ...]
+    links: tuple[tuple[str, LinkCase], ...]
     """Link name and case of those that count as measured."""
 
 
-def doables(wanted: Wanted, here: Here, devices_here: int) -> tuple[Doable, ...]:
+def candidates(needs: PlanNeeds, here: Here, devices_here: int) -> tuple[Candidate, ...]:
     """Everything that could be measured for these plans and is not held."""
-    found: list[Doable] = []
-    if not own_layer_fault(wanted.model):
-        for kind in dict.fromkeys(each.cause for each in wanted.asked if each.layer):
-            found += _layers(wanted, kind, here.is_kind(kind))
-    found += _links(wanted, here, devices_here)
-    return tuple(found)
+    result: list[Candidate] = []
+    if not own_layer_fault(needs.model):
+        for kind in dict.fromkeys(each.cause for each in needs.asked if each.layer):
+            result += _layers(needs, kind, here.is_kind(kind))
+    result += _links(needs, here, devices_here)
+    return tuple(result)
 
 
 def first_units(
@@ -123,57 +129,45 @@ def _grid_sizes(model: ModelSpec, job: Job) -> tuple[int, ...]:
     return tuple(sorted({point.microbatch_size for point in points}))
 
 
-def _layers(wanted: Wanted, kind: str, here: bool) -> Iterator[Doable]:
+def _layers(needs: PlanNeeds, kind: str, here: bool) -> Iterator[Candidate]:
     """What is missing of one device kind: the very layers first, then laws checked as a whole."""
-    asked = [each for each in wanted.asked if each.cause == kind and each.layer]
+    asked = [each for each in needs.asked if each.cause == kind and each.layer]
     degrees = sorted({each.tp for each in asked})
     sizes = {each.microbatch_size for each in asked if each.microbatch_size}
     grid = job_grid(
-        wanted.model,
-        wanted.job,
+        needs.model,
+        needs.job,
         tp_degrees=degrees,
-        microbatch_sizes=sorted({*sizes, *_grid_sizes(wanted.model, wanted.job)[:2]}),
+        microbatch_sizes=sorted({*sizes, *_grid_sizes(needs.model, needs.job)[:2]}),
     )
-    device = _device(wanted.cluster, kind)
+    device = _device(needs.cluster, kind)
     every = units(grid)
     for layer in dict.fromkeys(each.layer for each in asked):
         alike = [unit for unit in every if unit.kind.value == layer]
-        need = layer_need(kind, device, alike, wanted.layers)
+        need = layer_need(kind, device, alike, needs.layers)
         own = [
-            unit
-            for unit in need.missing
-            if unit.point.model.hidden_size == wanted.model.hidden_size
+            unit for unit in need.missing if unit.point.model.hidden_size == needs.model.hidden_size
         ]
         for unit in own:
-            one = layer_need(kind, device, (unit,), wanted.layers)
-            name = f"{kind} {unit_words(unit)}"
-            yield from _doable(wanted, asked, kind, name, one, here)
+            one = layer_need(kind, device, (unit,), needs.layers)
+            name = f"{kind} {unit}"
+            yield from _candidate(needs, asked, kind, name, one, here)
         if len(need.missing) > 1:
             name = f"{kind} {layer} around these sizes, {len(need.missing)} shapes"
-            yield from _doable(wanted, asked, kind, name, need, here)
+            yield from _candidate(needs, asked, kind, name, need, here)
 
 
-def _doable(
-    wanted: Wanted, asked: Sequence[Asked], kind: str, name: str, need: LayerNeed, here: bool
-) -> Iterator[Doable]:
-    leaves = tuple(_leaves(wanted, asked, need.missing, kind))
+def _candidate(
+    needs: PlanNeeds, asked: Sequence[Asked], kind: str, name: str, need: LayerNeed, here: bool
+) -> Iterator[Candidate]:
+    leaves = tuple(_leaves(needs, asked, need.missing, kind))
     if leaves:
-        yield Doable(
+        yield Candidate(
             measurement=Measurement(name=name, seconds=_expected(need, kind), leaves=leaves),
             kinds=(kind,),
             units=need.missing,
             here=here,
         )
-
-
-def unit_words(unit: Unit) -> str:
-    """The unit without its device."""
-    point = unit.point
-    update = " and updates" if unit.with_updates else ""
-    return (
-        f"{unit.kind.value}{update} hidden {point.model.hidden_size} "
-        f"microbatch {point.microbatch_size} tp {point.tp}"
-    )
 
 
 def _expected(need: LayerNeed, kind: str) -> float:
@@ -189,15 +183,15 @@ def _device(cluster: Cluster, kind: str) -> DeviceKind | None:
 
 
 def _leaves(
-    wanted: Wanted, asked: Sequence[Asked], measured: Sequence[Unit], kind: str
+    needs: PlanNeeds, asked: Sequence[Asked], measured: Sequence[Unit], kind: str
 ) -> Iterator[Leaves]:
     """What these units leave of everything that is asked of their device."""
-    predictor, precision = wanted.predictor, wanted.job.precision.value
+    predictor, precision = needs.predictor, needs.job.precision.value
     layers = {unit.kind.value for unit in measured}
     points = {
         (unit.kind.value, unit.point.microbatch_size, unit.point.tp)
         for unit in measured
-        if unit.point.model.hidden_size == wanted.model.hidden_size
+        if unit.point.model.hidden_size == needs.model.hidden_size
     }
     updated = {unit.point.tp for unit in measured if unit.with_updates}
     whole = len({unit.point.model.hidden_size for unit in measured}) > 1
@@ -214,14 +208,14 @@ def _leaves(
         checked = whole and not (law is not None and _is_mature(law))
         if (each.layer, each.microbatch_size, each.tp) in points:
             inside = least if checked else _inside(law)
-            own = exact_log_halfwidth(kind, _scatter(wanted, kind, layer), inside)
+            own = exact_log_halfwidth(kind, _scatter(needs, kind, layer), inside)
             trusted = checked or (law is not None and UNCHECKED not in law.calibration)
             left = own if answers_itself(own, inside, checked=trusted) else inside
             yield Leaves(asked=each.name, least_log_halfwidth=left)
         elif checked:
             yield Leaves(asked=each.name, least_log_halfwidth=least)
         elif law is None or law.points < MIN_POINTS:
-            yield _few(wanted, each, 0 if law is None else law.points, least)
+            yield _few(needs, each, 0 if law is None else law.points, least)
 
 
 def _inside(law: LayerLaw | None) -> float:
@@ -231,18 +225,18 @@ def _inside(law: LayerLaw | None) -> float:
     return min(law.log_halfwidth, law.table_log_halfwidth) if law.tables else law.log_halfwidth
 
 
-def _scatter(wanted: Wanted, kind: str, layer: str) -> float:
+def _scatter(needs: PlanNeeds, kind: str, layer: str) -> float:
     """That a row of this layer is expected to have: the median of its rows, else of the kind's."""
-    rows = [sample for sample in wanted.layers if sample.device == kind]
+    rows = [sample for sample in needs.layers if sample.device == kind]
     same = [sample for sample in rows if sample.layer == layer]
     widths = [scatter_log_halfwidth(sample) for sample in same or rows]
     return statistics.median(widths) if widths else 0.0
 
 
-def _few(wanted: Wanted, asked: Asked, points: int, least: float) -> Leaves:
+def _few(needs: PlanNeeds, asked: Asked, points: int, least: float) -> Leaves:
     """What one more of few points leaves: the part that each size has of its own stays."""
     now, then, at_best = (_after_points(count) for count in (points, points + 1, _MANY))
-    stays = dict(wanted.log_halfwidths).get(asked.name, 0.0) * at_best / now
+    stays = dict(needs.log_halfwidths).get(asked.name, 0.0) * at_best / now
     return Leaves(asked=asked.name, least_log_halfwidth=max(least, stays), factor=then / now)
 
 
@@ -286,11 +280,11 @@ def typical_log_halfwidth(predictor: FittedPredictor, kind: str, layer: str) -> 
     return CPU_TYPICAL_LOG_HALFWIDTH if kind == CPU_KIND else TYPICAL_LOG_HALFWIDTH
 
 
-def _links(wanted: Wanted, here: Here, devices_here: int) -> Iterator[Doable]:
+def _links(needs: PlanNeeds, here: Here, devices_here: int) -> Iterator[Candidate]:
     """Links that the plans use, each with every message size up to the largest asked for."""
-    causes = {each.cause for each in wanted.asked if not each.layer}
-    largest = dict(wanted.largest_messages)
-    for place in link_places(wanted.cluster):
+    causes = {each.cause for each in needs.asked if not each.layer}
+    largest = dict(needs.largest_messages)
+    for place in link_places(needs.cluster):
         name = link_cause(place.link)
         used = sorted(
             cause for cause in causes if calibrated_cause(cause) == calibrated_cause(name)
@@ -303,7 +297,7 @@ def _links(wanted: Wanted, here: Here, devices_here: int) -> Iterator[Doable]:
                 max(MIN_MESSAGE_BYTES, *(round(largest.get(each, 0.0)) for each in used)),
             )
         )
-        held = {key for link, key in wanted.links if link == place.name}
+        held = {key for link, key in needs.links if link == place.name}
         need = link_need(place, sizes, held)
         if not need.missing:
             continue
@@ -314,12 +308,12 @@ def _links(wanted: Wanted, here: Here, devices_here: int) -> Iterator[Doable]:
             why = f"the cluster file names no samples for it: write `samples: {place.name}` there"
         elif devices and not enough:
             why = f"it needs {place.processes_per_node} devices, this machine has {devices_here}"
-        yield Doable(
+        yield Candidate(
             measurement=Measurement(
                 name=f"link {place.name} ({place.words})",
                 seconds=LINK_START_SECONDS + need.seconds,
                 leaves=tuple(
-                    Leaves(asked=each, least_log_halfwidth=_typical_link(wanted.predictor))
+                    Leaves(asked=each, least_log_halfwidth=_typical_link(needs.predictor))
                     for each in used
                 ),
             ),
@@ -342,7 +336,7 @@ def _typical_link(predictor: FittedPredictor) -> float:
     return statistics.median(widths) if widths else TYPICAL_LOG_HALFWIDTH
 
 
-def corrected_seconds(doable: Doable, ratio: float) -> Doable:
+def corrected_seconds(candidate: Candidate, ratio: float) -> Candidate:
     """With what measurements here took over what was expected of them."""
-    measurement = replace(doable.measurement, seconds=doable.measurement.seconds * ratio)
-    return replace(doable, measurement=measurement)
+    measurement = replace(candidate.measurement, seconds=candidate.measurement.seconds * ratio)
+    return replace(candidate, measurement=measurement)

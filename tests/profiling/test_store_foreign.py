@@ -1,12 +1,18 @@
 """What somebody else put into a population's folder is read, or named, and never lost."""
 
 import pytest
-from profiling_samples import LAYER, LINK, PROVENANCE, layer
-from test_profiling_operators_store import PRODUCT
+from profiling_samples import LAYER, LINK, PRODUCT, PROVENANCE, layer
 
 from hetplan.errors import InputError
-from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample
-from hetplan.profiling.samples_csv import header, inspect_samples, read_samples, row
+from hetplan.profiling.samples import (
+    LayerSample,
+    LinkSample,
+    OperatorSample,
+    header,
+    inspect_samples,
+    read_samples,
+    row,
+)
 from hetplan.profiling.store import LayerWriter, LinkWriter, OperatorWriter
 
 WRITERS = {

@@ -1,25 +1,38 @@
-"""`hetplan profile --list`: what a store holds, its damage, and what a job still needs measured."""
+"""What `hetplan profile` prints: samples, the content of a store, what a job still needs."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich import box
 from rich.markup import escape
+from rich.table import Table
 
 from hetplan.cli.options import emit, say
-from hetplan.cli.profile_request import ProfileRequest
-from hetplan.cli.profile_tables import new_table
-from hetplan.cluster.devices import DeviceKind
+from hetplan.cluster.devices import CPU_KIND, DeviceKind
+from hetplan.cluster.load import load_cluster
 from hetplan.errors import Fault, InputError
 from hetplan.files.encoding import encode
 from hetplan.predict.populations import choose
-from hetplan.profiling.missing import LayerNeed, LinkNeed
+from hetplan.profiling.grid import TP_DEGREES, ShapeOptions
+from hetplan.profiling.needs import (
+    Here,
+    LayerNeed,
+    LinkNeed,
+    LinkPlace,
+    cluster_kinds,
+    device_here,
+    layer_needs,
+    link_needs,
+    unit_shapes,
+)
 from hetplan.profiling.samples import ProfileSet
-from hetplan.profiling.store_state import PopulationState, store_state
+from hetplan.profiling.store import PopulationState, store_state
 from hetplan.reports.terminal import print_table
-from hetplan.units import format_about, format_bytes
+from hetplan.units import format_about, format_bytes, format_seconds
 
 SCHEMA = "hetplan.store/1"
 
@@ -81,17 +94,32 @@ class StoreList:
     """Cheapest first; empty without a model and a job."""
 
 
-def list_store(request: ProfileRequest, cluster: Path | None) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandInputs:
+    """Files that commands for a person name."""
+
+    model: Path | None = None
+    job: Path | None = None
+    cluster: Path | None = None
+    store: Path | None = None
+    """None: the user's own store."""
+
+    def words(self, *names: str) -> list[str]:
+        """The options of these names, quoted for a shell."""
+        given = ((name, getattr(self, name)) for name in names)
+        return [f"--{name} {shlex.quote(str(path))}" for name, path in given if path is not None]
+
+
+def list_store(store: Path, shapes: ShapeOptions, files: CommandInputs, *, as_json: bool) -> None:
     """Print what the store holds and, with a model and a job, what they need beside it."""
-    wanted = request.model is not None
-    if cluster is not None and not wanted:
+    wanted = shapes.model is not None
+    if files.cluster is not None and not wanted:
         raise InputError("--cluster says where; add --model and --job, which say what is needed")
-    folder = request.store_folder
     # Whoever asks what a job needs may have measured nothing yet.
-    states = store_state(folder) if folder.is_dir() or not wanted else ()
-    needs = _needs(request, cluster, states) if wanted else ()
-    listed = StoreList(populations=tuple(_listed(state, folder) for state in states), needs=needs)
-    if request.as_json:
+    states = store_state(store) if store.is_dir() or not wanted else ()
+    needs = _needs(shapes, files, states) if wanted else ()
+    listed = StoreList(populations=tuple(_listed(state, store) for state in states), needs=needs)
+    if as_json:
         emit(encode(listed, schema=SCHEMA))
         return
     _print_populations(listed.populations)
@@ -153,43 +181,53 @@ def _print_populations(populations: Sequence[ListedPopulation]) -> None:
 
 
 def _needs(
-    request: ProfileRequest, cluster: Path | None, states: Sequence[PopulationState]
+    shapes: ShapeOptions, files: CommandInputs, states: Sequence[PopulationState]
 ) -> tuple[ListedNeed, ...]:
     """Everything that is needed, cheapest first."""
-    from hetplan.cli import profile_needs as needs
-    from hetplan.cluster.load import load_cluster
-    from hetplan.profiling.grid import TP_DEGREES
-
-    held = _fitted(states)
-    here = needs.device_here()
-    spec = load_cluster(cluster) if cluster is not None else None
-    if spec is None:
+    held, here = _fitted(states), device_here()
+    kinds: tuple[tuple[str, DeviceKind | None, int], ...]
+    links: tuple[LinkNeed, ...] = ()
+    elsewhere = None
+    if files.cluster is None:
         names = dict.fromkeys((here.kind, *(sample.device for sample in held.layers)))
-        kinds: tuple[tuple[str, DeviceKind | None, int], ...] = tuple(
-            (name, None, max(TP_DEGREES)) for name in names
-        )
-        links: tuple[LinkNeed, ...] = ()
+        kinds = tuple((name, None, max(TP_DEGREES)) for name in names)
     else:
-        kinds = needs.cluster_kinds(spec)
-        links = needs.link_needs(request, spec, held.links)
+        cluster = load_cluster(files.cluster)
+        kinds, links = cluster_kinds(cluster), link_needs(shapes, cluster, held.links)
+        elsewhere = " ".join(["hetplan profile script", *files.words("cluster", "model", "job")])
     listed = []
-    for need in needs.layer_needs(request, kinds, held.layers):
+    for need in layer_needs(shapes, kinds, held.layers):
         is_here = here.is_kind(need.kind)
-        command = needs.layers_command(request, need.kind, here)
-        if not is_here and cluster is not None:
-            command = needs.campaign_command(request, cluster)
+        command = elsewhere if elsewhere and not is_here else layers_command(files, need.kind, here)
         listed.append(_layer_need(need, is_here, command))
     for link in links:
-        place = link.place
-        same = all(map(here.is_kind, place.kinds))
-        is_here = place.nodes == 1 and same
-        command = needs.link_command(request, place)
-        if not is_here and cluster is not None:
-            command = needs.campaign_command(request, cluster)
+        is_here = link.place.nodes == 1 and all(map(here.is_kind, link.place.kinds))
+        command = elsewhere if elsewhere and not is_here else link_command(files, link.place)
         listed.append(_link_need(link, is_here, command))
     return tuple(
         sorted(listed, key=lambda each: float("inf") if each.seconds is None else each.seconds)
     )
+
+
+def layers_command(files: CommandInputs, kind: str, here: Here) -> str:
+    """The command that measures the layers of a kind on this machine."""
+    words = ["hetplan profile layers", *files.words("model", "job", "store")]
+    if kind == CPU_KIND and here.torch_device != CPU_KIND:
+        words.append("--device cpu")
+    elif kind not in (here.kind, CPU_KIND):
+        words.append(f"--kind {shlex.quote(kind)}")
+    return " ".join(words)
+
+
+def link_command(files: CommandInputs, place: LinkPlace) -> str:
+    """The command that measures a link inside this machine."""
+    words = [
+        f"torchrun --standalone --nproc-per-node {place.processes_per_node} -m hetplan profile",
+        f"links {shlex.quote(place.name)}",
+        *files.words("model", "job", "store"),
+        *(["--device cpu"] if place.is_host_staged else []),
+    ]
+    return " ".join(words)
 
 
 def _fitted(states: Sequence[PopulationState]) -> ProfileSet:
@@ -199,16 +237,13 @@ def _fitted(states: Sequence[PopulationState]) -> ProfileSet:
 
 
 def _layer_need(need: LayerNeed, here: bool, command: str) -> ListedNeed:
-    from hetplan.profiling.campaign_runner import describe
-    from hetplan.profiling.missing import unit_shapes
-
     return ListedNeed(
         what="layers",
         name=need.kind,
         where="",
         needed_samples=sum(len(shapes) for shapes in unit_shapes(need.units)),
         missing_samples=need.missing_samples,
-        shapes=tuple(describe(unit) for unit in need.missing),
+        shapes=tuple(map(str, need.missing)),
         seconds=need.seconds,
         basis=need.basis,
         here=here,
@@ -268,3 +303,98 @@ def _summary(need: ListedNeed) -> str:
 
 def _ends(shapes: Sequence[str]) -> Iterable[str]:
     return shapes if len(shapes) < 3 else (shapes[0], shapes[-1])
+
+
+PROFILES_SCHEMA = "hetplan.profiles/1"
+
+
+def show_layers(result: ProfileSet, *, as_json: bool) -> None:
+    """One row per layer sample."""
+    if as_json:
+        emit(encode(result, schema=PROFILES_SCHEMA))
+        return
+    table = new_table(
+        "layer", "phase", "hidden", "seq", "microbatch", "tp", "layers", "precision",
+        "median", "p10", "p90", "repeats", "outliers", "steady", "kept",
+    )  # fmt: skip
+    for sample in sorted(
+        result.layers,
+        key=lambda each: (each.layer, each.hidden_size, each.tp, each.microbatch_size),
+    ):
+        table.add_row(
+            sample.layer,
+            sample.phase,
+            str(sample.hidden_size),
+            str(sample.sequence_length),
+            str(sample.microbatch_size),
+            str(sample.tp),
+            str(sample.copies),
+            sample.precision,
+            format_seconds(sample.median_seconds),
+            format_seconds(sample.p10_seconds),
+            format_seconds(sample.p90_seconds),
+            str(sample.repeats),
+            str(sample.outliers),
+            "yes" if sample.steady else "no",
+            format_bytes(sample.activation_bytes) if sample.activation_bytes else "",
+        )
+    print_table(table)
+
+
+def show_operators(result: ProfileSet, *, as_json: bool) -> None:
+    """One row per operator sample."""
+    if as_json:
+        emit(encode(result, schema=PROFILES_SCHEMA))
+        return
+    table = new_table(
+        "operator", "pass", "precision", "batch", "m", "n", "k",
+        "median", "p10", "p90", "repeats", "outliers",
+    )  # fmt: skip
+    for sample in sorted(result.operators, key=lambda each: each.shape):
+        table.add_row(
+            sample.operator,
+            sample.phase,
+            sample.precision,
+            *(str(size) for size in (sample.batch, sample.m, sample.n, sample.k)),
+            format_seconds(sample.median_seconds),
+            format_seconds(sample.p10_seconds),
+            format_seconds(sample.p90_seconds),
+            str(sample.repeats),
+            str(sample.outliers),
+        )
+    print_table(table)
+
+
+def show_links(result: ProfileSet, *, as_json: bool) -> None:
+    """One row per link sample."""
+    if as_json:
+        emit(encode(result, schema=PROFILES_SCHEMA))
+        return
+    table = new_table(
+        "link", "operation", "backend", "ranks", "message",
+        "median", "p10", "p90", "repeats", "outliers",
+    )  # fmt: skip
+    for sample in sorted(
+        result.links, key=lambda each: (each.operation, each.group_size, each.message_bytes)
+    ):
+        table.add_row(
+            sample.link,
+            sample.operation,
+            sample.backend,
+            str(sample.group_size),
+            format_bytes(sample.message_bytes),
+            format_seconds(sample.median_seconds),
+            format_seconds(sample.p10_seconds),
+            format_seconds(sample.p90_seconds),
+            str(sample.repeats),
+            str(sample.outliers),
+        )
+    print_table(table)
+
+
+def new_table(*columns: str) -> Table:
+    """An empty table of these columns, which are never broken into lines."""
+    table = Table(box=box.SIMPLE)
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    return table

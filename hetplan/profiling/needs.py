@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from hetplan.cluster.devices import CPU_KIND, DeviceKind
 from hetplan.cluster.spec import Cluster, Link, Transport
 from hetplan.errors import InputError
-from hetplan.profiling.backends import CpuBackend
-from hetplan.profiling.measure_layers import LayerProfiler, Shape, Unit
-from hetplan.profiling.measure_links import LinkCase, LinkKey, LinkLimits, link_cases
-from hetplan.profiling.samples import LayerSample, Phase
+from hetplan.job.spec import Job
+from hetplan.model.spec import ModelSpec
+from hetplan.profiling.backends import CpuBackend, open_backend
+from hetplan.profiling.grid import TP_DEGREES, ShapeOptions
+from hetplan.profiling.measure_layers import LayerProfiler, Unit, units
+from hetplan.profiling.measure_links import LinkCase, LinkLimits, link_cases, message_sizes
+from hetplan.profiling.profiler import Shape
+from hetplan.profiling.provenance import kind_here
+from hetplan.profiling.samples import LayerSample, LinkSample, Phase
 from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS, expected_seconds
 
 # Of the peak rate: about what layers of middling size reach; right to a factor of two or three,
@@ -27,6 +32,11 @@ from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS, expected_se
 _REACHED = 0.3
 # One repeat's barrier and pause (measure_links waits 0.2 ms), over Ethernet.
 _REPEAT_SECONDS = 1e-3
+# Without a model: beyond these a link's rate no longer changes with the size.
+MAX_CPU_MESSAGE_BYTES = 4 << 20
+MAX_ACCELERATOR_MESSAGE_BYTES = 256 << 20
+# With a model: its gradients, up to what trainers put into one bucket at most.
+MAX_BUCKET_BYTES = 1 << 30
 MAX_PROCESSES_PER_NODE = 8  # devices that share the fast fabric of nodes that are sold
 
 
@@ -250,10 +260,10 @@ def _place(
     )
 
 
-def link_need(place: LinkPlace, sizes: Sequence[int], held: Collection[LinkKey]) -> LinkNeed:
-    """What is missing of this link at these message sizes; `held` are keys of its samples."""
+def link_need(place: LinkPlace, sizes: Sequence[int], held: Collection[LinkCase]) -> LinkNeed:
+    """What is missing of this link at these message sizes; `held` are the cases of its samples."""
     cases = link_cases(place.nodes * place.processes_per_node, sizes)
-    missing = tuple(case for case in cases if case.key not in held)
+    missing = tuple(case for case in cases if case not in held)
     return LinkNeed(
         place=place,
         cases=cases,
@@ -269,3 +279,94 @@ def _case_seconds(link: Link, case: LinkCase) -> float:
     one = _REPEAT_SECONDS + case.group_size * link.latency_seconds + moved
     repeats = min(limits.max_repeats, max(limits.min_repeats, limits.seconds / one))
     return (limits.warmup + repeats) * one
+
+
+def link_case(sample: LinkSample) -> LinkCase:
+    """The case that a sample measured."""
+    return LinkCase(sample.operation, sample.group_size, sample.message_bytes)
+
+
+def link_sizes(
+    model: ModelSpec | None, job: Job | None, *, is_accelerator: bool
+) -> tuple[int, ...]:
+    """Message sizes up to the largest message that a plan of the job would send."""
+    if model is None or job is None:
+        most = MAX_ACCELERATOR_MESSAGE_BYTES if is_accelerator else MAX_CPU_MESSAGE_BYTES
+        return message_sizes(most)
+    return message_sizes(
+        min(MAX_BUCKET_BYTES, model.parameter_count * job.precision.bytes_per_element)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Here:
+    """The device that this machine would measure."""
+
+    torch_device: str
+    kind: str
+    """The kind that its samples get."""
+
+    def is_kind(self, kind: str) -> bool:
+        """Whether it, or this machine's CPU, is of this kind."""
+        return kind in (CPU_KIND, self.kind)
+
+
+def device_here() -> Here:
+    """The device that `hetplan profile` would measure unless told otherwise."""
+    backend = open_backend()
+    return Here(torch_device=backend.name, kind=kind_here(backend))
+
+
+def cluster_kinds(cluster: Cluster) -> tuple[tuple[str, DeviceKind | None, int], ...]:
+    """Every device kind of a cluster, its figures and its most devices in one node."""
+    kinds: dict[str, tuple[DeviceKind, int]] = {}
+    for island in cluster.islands:
+        _, most = kinds.get(island.device.kind, (None, 1))
+        kinds[island.device.kind] = (island.device, max(most, island.devices_per_node))
+    return tuple((kind, device, most) for kind, (device, most) in kinds.items())
+
+
+def layer_needs(
+    shapes: ShapeOptions,
+    kinds: Sequence[tuple[str, DeviceKind | None, int]],
+    held: Sequence[LayerSample],
+    *,
+    alike: Sequence[LayerSample] = (),
+) -> tuple[LayerNeed, ...]:
+    """Per (kind, its figures, most tp): what is missing, the kind that takes least time first.
+
+    Samples `alike` only tell how long things take.
+    """
+    needs = [
+        layer_need(kind, device, kind_units(shapes, kind, most_tp), held, alike=alike)
+        for kind, device, most_tp in kinds
+    ]
+    return tuple(
+        sorted(needs, key=lambda need: float("inf") if need.seconds is None else need.seconds)
+    )
+
+
+def kind_units(shapes: ShapeOptions, kind: str, most_tp: int) -> tuple[Unit, ...]:
+    """The layers of these shapes on a kind whose nodes have `most_tp` devices."""
+    is_pinned = shapes.job is not None and shapes.job.pin.tp is not None
+    if not shapes.tp_degrees and not is_pinned:
+        degrees = tuple(degree for degree in TP_DEGREES if degree <= most_tp)
+        shapes = replace(shapes, tp_degrees=degrees)
+    return units(shapes.grid(is_accelerator=kind != CPU_KIND))
+
+
+def link_needs(
+    shapes: ShapeOptions, cluster: Cluster, held: Sequence[LinkSample]
+) -> tuple[LinkNeed, ...]:
+    """What is missing of every link of the cluster, the one that takes least time first."""
+    needs = []
+    for place in link_places(cluster):
+        is_accelerator = not place.is_host_staged and place.kinds[0] != CPU_KIND
+        cases = {
+            link_case(sample)
+            for sample in held
+            if sample.link == place.name and (sample.backend == "gloo") == place.is_host_staged
+        }
+        sizes = link_sizes(shapes.model, shapes.job, is_accelerator=is_accelerator)
+        needs.append(link_need(place, sizes, cases))
+    return tuple(sorted(needs, key=lambda need: need.seconds))

@@ -1,4 +1,4 @@
-"""How `hetplan profile --for` is shown: how plans stand, what is measured, what others can do."""
+"""What `hetplan profile for-job` prints: the plans, what was measured, what others can measure."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from dataclasses import dataclass
 
 from rich.markup import escape
 
-from hetplan.cli.options import emit
-from hetplan.cli.profile_for_loop import Done, Report, View, plan_order
-from hetplan.cli.profile_for_units import Doable
-from hetplan.cli.profile_for_wider import wider_words
-from hetplan.cli.profile_needs import store_text
-from hetplan.cli.profile_request import ProfileRequest
-from hetplan.cli.profile_tables import new_table
+from hetplan.advice.candidates import Candidate
+from hetplan.advice.interval_growth import explain_growth
+from hetplan.advice.loop import Done, Report, View, plan_order
+from hetplan.cli.options import emit, say
+from hetplan.cli.profile_show import CommandInputs, new_table
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.cluster.spec import Cluster
 from hetplan.files.encoding import encode
 from hetplan.plans.plan import Plan
 from hetplan.profiling.grid import job_grid
 from hetplan.profiling.measure_layers import units
-from hetplan.profiling.missing import LinkPlace, layer_need
+from hetplan.profiling.needs import LinkPlace, layer_need
 from hetplan.reports.terminal import print_table
 from hetplan.search.result import Inputs
 from hetplan.search.what_to_measure import Choice
@@ -129,10 +127,11 @@ def plan_words(plan: Plan, cluster: Cluster) -> str:
     return f"{degrees}{full}, stages: {where}"
 
 
-def show_order(request: ProfileRequest, view: View, inputs: Inputs) -> None:
+def show_order(
+    files: CommandInputs, view: View, inputs: Inputs, budget_seconds: float, *, as_json: bool
+) -> None:
     """Print what would be measured, and why."""
-    budget = request.budget or math.inf
-    choices = plan_order(view, budget_seconds=budget)
+    choices = plan_order(view, budget_seconds=budget_seconds)
     report = ForReport(
         before=listed_view(view, inputs.cluster),
         after=None,
@@ -140,10 +139,10 @@ def show_order(request: ProfileRequest, view: View, inputs: Inputs) -> None:
         spent_seconds=0.0,
         ended="",
         left_here=_listed(choices, view),
-        elsewhere=elsewhere(request, view, inputs),
+        elsewhere=elsewhere(files, view, inputs),
         notes=_notes(view),
     )
-    if request.as_json:
+    if as_json:
         emit(encode(report, schema=SCHEMA))
         return
     _print_view("now", report.before)
@@ -151,7 +150,7 @@ def show_order(request: ProfileRequest, view: View, inputs: Inputs) -> None:
     _print_elsewhere(report)
 
 
-def show_report(request: ProfileRequest, report: Report, inputs: Inputs) -> None:
+def show_report(files: CommandInputs, report: Report, inputs: Inputs, *, as_json: bool) -> None:
     """Print what was measured, what it changed and what is left."""
     before, after = (listed_view(view, inputs.cluster) for view in (report.before, report.after))
     measured = {each.name for each in report.done}
@@ -163,11 +162,11 @@ def show_report(request: ProfileRequest, report: Report, inputs: Inputs) -> None
         spent_seconds=report.spent_seconds,
         ended=report.ended,
         left_here=_listed(choices, report.after),
-        elsewhere=elsewhere(request, report.after, inputs),
+        elsewhere=elsewhere(files, report.after, inputs),
         notes=_notes(report.after),
-        wider=wider_words(report.before, report.after),
+        wider=explain_growth(report.before, report.after),
     )
-    if request.as_json:
+    if as_json:
         emit(encode(listed, schema=SCHEMA))
         return
     _print_view("before", before)
@@ -206,30 +205,30 @@ def _reason(choice: Choice, view: View) -> str:
     return ""
 
 
-def elsewhere(request: ProfileRequest, view: View, inputs: Inputs) -> tuple[Elsewhere, ...]:
+def elsewhere(files: CommandInputs, view: View, inputs: Inputs) -> tuple[Elsewhere, ...]:
     """Commands for other machines, in the order of their worth."""
-    by_name = {each.measurement.name: each for each in view.doables}
-    groups: dict[tuple[str, ...], list[Doable]] = {}
+    by_name = {each.measurement.name: each for each in view.candidates}
+    groups: dict[tuple[str, ...], list[Candidate]] = {}
     for choice in plan_order(view, here=False):
-        doable = by_name[choice.measurement.name]
-        if doable.why_not:
+        candidate = by_name[choice.measurement.name]
+        if candidate.why_not:
             continue
-        place = doable.place
-        key = ("link", place.name) if place is not None else ("layers", *doable.kinds)
-        groups.setdefault(key, []).append(doable)
-    return tuple(_commands(request, group, inputs) for group in groups.values())
+        place = candidate.place
+        key = ("link", place.name) if place is not None else ("layers", *candidate.kinds)
+        groups.setdefault(key, []).append(candidate)
+    return tuple(_commands(files, group, inputs) for group in groups.values())
 
 
-def _commands(request: ProfileRequest, group: Sequence[Doable], inputs: Inputs) -> Elsewhere:
+def _commands(files: CommandInputs, group: Sequence[Candidate], inputs: Inputs) -> Elsewhere:
     place = group[0].place
     return (
-        _layer_commands(request, group, inputs)
+        _layer_commands(files, group, inputs)
         if place is None
-        else _link_commands(request, group[0], place)
+        else _link_commands(files, group[0], place)
     )
 
 
-def _layer_commands(request: ProfileRequest, group: Sequence[Doable], inputs: Inputs) -> Elsewhere:
+def _layer_commands(files: CommandInputs, group: Sequence[Candidate], inputs: Inputs) -> Elsewhere:
     """Everything that a law of this kind's layers at these sizes needs."""
     (kind,) = group[0].kinds
     island = next(each for each in inputs.cluster.islands if each.device.kind == kind)
@@ -239,11 +238,11 @@ def _layer_commands(request: ProfileRequest, group: Sequence[Doable], inputs: In
     grid = job_grid(inputs.model, inputs.job, tp_degrees=degrees, microbatch_sizes=sizes)
     need = layer_need(kind, island.device, units(grid), ())
     words = (
-        f"hetplan profile --model {shlex.quote(str(request.model))}",
-        f"--job {shlex.quote(str(request.job))}",
+        "hetplan profile layers",
+        *files.words("model", "job"),
         f"--microbatch {','.join(map(str, sizes))} --tp {','.join(map(str, degrees))}",
         "--device cpu" if kind == CPU_KIND else f"--kind {shlex.quote(kind)}",
-        store_text(request),
+        *files.words("store"),
     )
     return Elsewhere(
         where=f"on a node of island {island.name}",
@@ -252,12 +251,12 @@ def _layer_commands(request: ProfileRequest, group: Sequence[Doable], inputs: In
     )
 
 
-def _link_commands(request: ProfileRequest, doable: Doable, place: LinkPlace) -> Elsewhere:
+def _link_commands(files: CommandInputs, candidate: Candidate, place: LinkPlace) -> Elsewhere:
     words = (
-        f"-m hetplan profile --link {shlex.quote(place.name)}",
-        f"--sizes {','.join(map(str, doable.sizes))}",
+        f"-m hetplan profile links {shlex.quote(place.name)}",
+        f"--sizes {','.join(map(str, candidate.sizes))}",
         "--device cpu" if place.is_host_staged else "",
-        store_text(request),
+        *files.words("store"),
     )
     what = " ".join(filter(None, words))
     each = f"--nproc-per-node {place.processes_per_node}"
@@ -270,14 +269,14 @@ def _link_commands(request: ProfileRequest, doable: Doable, place: LinkPlace) ->
         )
     then = "" if place.is_named else f"write `samples: {place.name}` at it in the cluster file"
     return Elsewhere(
-        where=place.words, commands=commands, seconds=doable.measurement.seconds, then=then
+        where=place.words, commands=commands, seconds=candidate.measurement.seconds, then=then
     )
 
 
 def _notes(view: View) -> tuple[str, ...]:
     return view.notes + tuple(
         f"{each.measurement.name} is not measured here: {each.why_not}"
-        for each in view.doables
+        for each in view.candidates
         if each.why_not
     )
 
@@ -338,3 +337,11 @@ def _print_elsewhere(report: ForReport) -> None:
             emit(f"    {node}{command}")
     for note in report.notes:
         emit(f"note: {note}")
+
+
+def say_begin(choice: Choice, spent: float) -> None:
+    """One line before a measurement."""
+    say(
+        f"hetplan: {format_about(spent) if spent else '0 s'} spent; measuring "
+        f"{choice.measurement.name}, about {format_about(choice.measurement.seconds)}"
+    )

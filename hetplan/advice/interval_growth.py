@@ -1,4 +1,4 @@
-"""Which predictions are known less well after measuring than they were taken to be, and why?"""
+"""Why the interval of the best plan grew: predictions that turned out to be known less well."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_LINES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
+class Basis:
     """What sets the interval of one prediction."""
 
     asked: str
@@ -43,19 +43,19 @@ class Stand(Protocol):
         ...
 
     @property
-    def grounds(self) -> tuple[Ground, ...]:
+    def bases(self) -> tuple[Basis, ...]:
         """Of everything that they ask."""
         ...
 
 
-def grounds(
+def bases(
     predictor: FittedPredictor, model: ModelSpec, job: Job, asked: Sequence[Asked]
-) -> tuple[Ground, ...]:
+) -> tuple[Basis, ...]:
     """What sets the interval of each of these predictions of a device's time."""
-    return tuple(_ground(predictor, model, job, each) for each in asked if each.layer)
+    return tuple(_basis(predictor, model, job, each) for each in asked if each.layer)
 
 
-def _ground(predictor: FittedPredictor, model: ModelSpec, job: Job, asked: Asked) -> Ground:
+def _basis(predictor: FittedPredictor, model: ModelSpec, job: Job, asked: Asked) -> Basis:
     layer = ALL_LAYERS if asked.layer == UPDATE else asked.layer
     laws = [
         law
@@ -63,17 +63,17 @@ def _ground(predictor: FittedPredictor, model: ModelSpec, job: Job, asked: Asked
         if (law.device, law.layer, law.precision) == (asked.cause, layer, job.precision.value)
     ]
     if not laws:
-        return Ground(asked=asked.name, words="no samples of it", assumed=True)
+        return Basis(asked=asked.name, words="no samples of it", assumed=True)
     wide = max(laws, key=lambda law: law.log_halfwidth)
     if asked.layer != UPDATE:
         shape = LayerShape(asked.microbatch_size, job.sequence_length, asked.tp, job.precision)
         if all(measured_itself(law, model, LayerKind(asked.layer), shape) for law in laws):
             words = "how far its own measurement scatters and repeats"
-            return Ground(asked=asked.name, words=words, assumed=False)
-    return Ground(asked=asked.name, words=wide.calibration, assumed=UNCHECKED in wide.calibration)
+            return Basis(asked=asked.name, words=words, assumed=False)
+    return Basis(asked=asked.name, words=wide.calibration, assumed=UNCHECKED in wide.calibration)
 
 
-def wider_words(before: Stand, after: Stand) -> tuple[str, ...]:
+def explain_growth(before: Stand, after: Stand) -> tuple[str, ...]:
     """Why the best plan's interval is wider than before; nothing where it is not."""
     if after.log_halfwidth <= before.log_halfwidth * (1 + _MIN_VALUE) or not (
         before.asking and after.asking
@@ -90,11 +90,9 @@ def wider_words(before: Stand, after: Stand) -> tuple[str, ...]:
         if old is not None and part.log_halfwidth > old * (1 + _MIN_VALUE):
             found.append((part.seconds * (part.log_halfwidth - old), part.asked, old, part))
     found.sort(key=lambda each: -each[0])
-    old_grounds, new_grounds = (
-        {each.asked: each for each in view.grounds} for view in (before, after)
-    )
+    old_bases, new_bases = ({each.asked: each for each in view.bases} for view in (before, after))
     for _, name, old, part in found[:_MAX_LINES]:
-        first, then = old_grounds.get(name), new_grounds.get(name)
+        first, then = old_bases.get(name), new_bases.get(name)
         why = f", by {then.words}" if then else ""
         thought = f" (by {first.words})" if first else ""
         truer = first is not None and then is not None and first.assumed and not then.assumed

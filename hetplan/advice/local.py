@@ -1,4 +1,4 @@
-"""The plans, predictions and devices that `hetplan profile --for` decides and measures with."""
+"""This machine as a `MeasurementBackend`: fits, searches, and measures with its own devices."""
 
 from __future__ import annotations
 
@@ -11,34 +11,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hetplan.cli.profile_for_loop import View
-from hetplan.cli.profile_for_units import Doable, Wanted, doables, first_units, unit_words
-from hetplan.cli.profile_for_wider import grounds
-from hetplan.cli.profile_layers import describe, kind_here
-from hetplan.cli.profile_needs import Here
-from hetplan.cli.profile_request import ProfileRequest
+from hetplan.advice.candidates import Candidate, PlanNeeds, candidates, first_units
+from hetplan.advice.interval_growth import bases
+from hetplan.advice.loop import Report, View, measure_for_job
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.errors import InputError, ProfileError
-from hetplan.files.shipped import default_stores
 from hetplan.model.differences import own_layer_fault
 from hetplan.model.spec import TRAINED_KINDS
 from hetplan.plans.plan import Plan
 from hetplan.predict.fit import FittedPredictor, fit_populations
 from hetplan.predict.laws import ALL_LAYERS
 from hetplan.predict.populations import choose
-from hetplan.profiling.backends import Backend, default_backend, open_backend
-from hetplan.profiling.measure_layers import LayerProfiler, Shape, Unit
-from hetplan.profiling.measure_links import link_key
-from hetplan.profiling.missing import LinkPlace
-from hetplan.profiling.samples import LayerSample, ProfileSet
+from hetplan.profiling.backends import Backend, open_backend
+from hetplan.profiling.measure_layers import LayerProfiler, Unit
+from hetplan.profiling.needs import Here, LinkPlace, link_case
+from hetplan.profiling.profiler import Shape
+from hetplan.profiling.provenance import kind_here, provenance_here
+from hetplan.profiling.run import Measuring
+from hetplan.profiling.samples import LayerSample, ProfileSet, Provenance
 from hetplan.profiling.store import LayerWriter, read_populations
-from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS
 from hetplan.search.asked import AskingPlan, asking
 from hetplan.search.families.allowed import tensor_degrees
 from hetplan.search.near_best import rivals
 from hetplan.search.result import Inputs
 from hetplan.search.search import search
-from hetplan.search.what_to_measure import near_best
+from hetplan.search.what_to_measure import Choice, near_best
 from hetplan.units import format_about
 
 MAX_PLANS = 6  # a handful that a person can read
@@ -47,21 +44,23 @@ _MAX_DEVICES = 64  # more than any node that is sold has
 _GRACE_SECONDS = 30.0  # past the budget, before a link's ranks are stopped; what they kept stays
 
 
-class Machine:
-    """This machine's devices, as the loop's `World`."""
+class LocalBackend:
+    """This machine's devices.
 
-    def __init__(self, request: ProfileRequest, inputs: Inputs) -> None:
-        self.request, self.inputs = request, inputs
-        name = request.device or default_backend()
-        self.devices = _count(name)
-        backend = open_backend(name)
-        self.here = Here(torch_device=backend.name, kind=request.kind or kind_here(backend))
+    `folders`: stores to read. Samples are added to the store of `measuring`.
+    """
+
+    def __init__(self, measuring: Measuring, inputs: Inputs, folders: Sequence[Path]) -> None:
+        self.measuring, self.inputs, self.folders = measuring, inputs, tuple(folders)
+        backend = open_backend(measuring.device)
+        self.devices = _count(backend.name)
+        self.here = Here(torch_device=backend.name, kind=measuring.kind or kind_here(backend))
         self._backends = {self.here.kind: backend}
         self._plans: tuple[Plan, ...] = ()
 
     def look(self) -> View:
         """Fit what is held, search, and price the plans that cannot be told from the best."""
-        held = read_populations(*self._folders())
+        held = self._populations()
         predictor = fit_populations(held)
         model, cluster, job = self.inputs.model, self.inputs.cluster, self.inputs.job
         found = search(model, cluster, job, predictor)
@@ -83,20 +82,20 @@ class Machine:
         return View(
             plans=near,
             log_halfwidth=plans[0].estimate.own_log_halfwidth or 0.0,
-            doables=doables(wanted, self.here, self.devices),
+            candidates=candidates(wanted, self.here, self.devices),
             asking=plans,
             notes=self._notes(predictor, held),
-            grounds=grounds(predictor, model, job, wanted.asked),
+            bases=bases(predictor, model, job, wanted.asked),
         )
 
-    def measure(self, doable: Doable, seconds_left: float) -> float:
+    def measure(self, candidate: Candidate, seconds_left: float) -> float:
         """Measure it; every sample is in the store before the next one is begun."""
         started = time.monotonic()
-        if doable.place is not None:
-            self._measure_link(doable, seconds_left)
+        if candidate.place is not None:
+            self._measure_link(candidate, seconds_left)
             return time.monotonic() - started
-        (kind,) = doable.kinds
-        for index, unit in enumerate((*self.first(kind), *doable.units)):
+        (kind,) = candidate.kinds
+        for index, unit in enumerate((*self.first(kind), *candidate.units)):
             if index and time.monotonic() - started > seconds_left:
                 break  # what is there counts, and the same command goes on from there
             self._measure_unit(kind, unit)
@@ -118,12 +117,10 @@ class Machine:
             return ()
         pinned = job.pin.tp
         degrees = tensor_degrees(model, cluster) if pinned is None else (pinned,)
-        held = {sample.shape for sample in self._own(read_populations(*self._folders()), kind)}
+        held = {sample.shape for sample in self._own(self._populations(), kind)}
         return first_units(model, job, degrees, held, self._profiler(kind).shapes)
 
-    def measure_first(
-        self, kinds: Sequence[str], budget_seconds: float, tell: Callable[[str], None]
-    ) -> float:
+    def measure_first(self, kinds: Sequence[str], budget_seconds: float) -> float:
         """Measure what these kinds need before anything can be predicted; the seconds it took.
 
         An InputError where the budget is too small for it: without it nothing can be said.
@@ -139,14 +136,34 @@ class Machine:
                     f"datasheet, so {len(work)} layers are measured first; {index} are, in "
                     f"{format_about(spent)}, and the same command goes on from there"
                 )
-            tell(f"hetplan: nothing is known of {kind} yet; measuring {unit_words(unit)} first")
+            self.measuring.tell(f"nothing is known of {kind} yet; measuring {unit} first")
             self._measure_unit(kind, unit)
         return time.monotonic() - started
+
+    def measure_unknown_kinds(self, budget_seconds: float, *, only_look: bool = False) -> float:
+        """Measure first what a prediction needs on kinds without datasheet; the seconds it took.
+
+        An InputError where this machine has no such device, or `only_look` forbids to measure it.
+        """
+        unknown = self.unknown_kinds()
+        away = [kind for kind in unknown if not self.here.is_kind(kind)]
+        if away:
+            raise InputError(
+                f"nothing is known of device kind {', '.join(away)}: no samples and no datasheet "
+                "figures for the job's precision; run this command on a machine that has it, with "
+                "a store that this one can read"
+            )
+        if unknown and only_look:
+            raise InputError(
+                f"nothing is known of device kind {', '.join(unknown)} yet, so no plan can be "
+                "priced; run the command without --dry-run: it measures each kind of layer first"
+            )
+        return self.measure_first(unknown, budget_seconds)
 
     def unknown_kinds(self) -> tuple[str, ...]:
         """Kinds of the cluster of which neither samples nor a datasheet say anything."""
         cluster, job = self.inputs.cluster, self.inputs.job
-        laws = fit_populations(read_populations(*self._folders())).laws.layers
+        laws = fit_populations(self._populations()).laws.layers
         # A run that was cut short leaves a kind of which only some layers are known.
         needed = {*(layer.value for layer in TRAINED_KINDS), ALL_LAYERS}
         answered: dict[str, set[str]] = {}
@@ -164,18 +181,15 @@ class Machine:
                 found.append(kind)
         return tuple(found)
 
-    def _folders(self) -> tuple[Path, ...]:
-        own = self.request.store
-        if own is None:
-            return default_stores()
-        return (own,) if own.is_dir() else ()
+    def _populations(self) -> tuple[ProfileSet, ...]:
+        return read_populations(*(folder for folder in self.folders if folder.is_dir()))
 
     def _wanted(
         self,
         predictor: FittedPredictor,
         held: Sequence[ProfileSet],
         plans: Sequence[AskingPlan],
-    ) -> Wanted:
+    ) -> PlanNeeds:
         chosen = choose(held)
         kinds = {island.device.kind for island in self.inputs.cluster.islands}
         own = {kind for kind in kinds if self.here.is_kind(kind)}
@@ -189,7 +203,7 @@ class Machine:
                 widths[part.asked] = max(widths.get(part.asked, 0.0), part.log_halfwidth)
             for cause, size in each.largest_messages:
                 largest[cause] = max(largest.get(cause, 0.0), size)
-        return Wanted(
+        return PlanNeeds(
             model=self.inputs.model,
             cluster=self.inputs.cluster,
             job=self.inputs.job,
@@ -198,7 +212,7 @@ class Machine:
             largest_messages=tuple(sorted(largest.items())),
             log_halfwidths=tuple(sorted(widths.items())),
             layers=tuple(layers),
-            links=tuple((sample.link, link_key(sample)) for sample in chosen.links),
+            links=tuple((sample.link, link_case(sample)) for sample in chosen.links),
         )
 
     def _notes(self, predictor: FittedPredictor, held: Sequence[ProfileSet]) -> tuple[str, ...]:
@@ -220,8 +234,7 @@ class Machine:
 
     def _own(self, held: Sequence[ProfileSet], kind: str) -> list[LayerSample]:
         """Samples that were measured here, under today's circumstances."""
-        mine = describe(self.request, self._backend(kind))
-        mine = replace(mine, device=kind)
+        mine = self._provenance(kind)
         return [
             sample
             for population in held
@@ -236,13 +249,18 @@ class Machine:
         return self._backends[kind]
 
     def _profiler(self, kind: str) -> LayerProfiler:
-        backend = self._backend(kind)
-        limits = ACCELERATOR_LIMITS if backend.is_accelerator else CPU_LIMITS
-        return LayerProfiler(backend, device=kind, limits=limits)
+        return LayerProfiler(self._backend(kind), device=kind)
+
+    def _provenance(self, kind: str) -> Provenance:
+        return provenance_here(
+            self._backend(kind),
+            device=kind,
+            threads=self.measuring.threads,
+            command=self.measuring.command,
+        )
 
     def _measure_unit(self, kind: str, unit: Unit) -> None:
-        provenance = replace(describe(self.request, self._backend(kind)), device=kind)
-        writer = LayerWriter(self.request.store_folder, provenance)
+        writer = LayerWriter(self.measuring.store, self._provenance(kind))
         held: set[Shape] = {sample.shape for sample in writer.samples}
         refused: list[Exception] = []
         today = datetime.date.today().isoformat()
@@ -255,10 +273,10 @@ class Machine:
         if refused:
             raise ProfileError(f"{kind} refuses it ({str(refused[0]).splitlines()[0]})")
 
-    def _measure_link(self, doable: Doable, seconds_left: float) -> None:
+    def _measure_link(self, candidate: Candidate, seconds_left: float) -> None:
         # What torchrun would set and say a word about; each rank sets its threads itself.
-        environment = {"OMP_NUM_THREADS": str(self.request.threads), **os.environ}
-        command = link_program(self.request, doable)
+        environment = {"OMP_NUM_THREADS": str(self.measuring.threads), **os.environ}
+        command = link_program(self.measuring, candidate)
         ranks = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
         try:
             code = ranks.wait(timeout=max(seconds_left, 0.0) + _GRACE_SECONDS)
@@ -272,25 +290,25 @@ class Machine:
             raise ProfileError(f"its ranks ended with exit code {code}; what they said is above")
 
 
-def link_program(request: ProfileRequest, doable: Doable) -> list[str]:
+def link_program(measuring: Measuring, candidate: Candidate) -> list[str]:
     """The program that measures a link between devices of this machine."""
-    if doable.place is None:
-        raise InputError(f"{doable.measurement.name} is no link")
+    if candidate.place is None:
+        raise InputError(f"{candidate.measurement.name} is no link")
     return [
         sys.executable,
         *("-m", "torch.distributed.run", "--standalone"),
-        *("--nproc-per-node", str(doable.place.processes_per_node)),
-        *("-m", "hetplan", "profile", "--link", doable.place.name),
-        *("--sizes", ",".join(map(str, doable.sizes))),
-        *("--store", str(request.store_folder), "--threads", str(request.threads)),
-        *_device(request, doable.place),
+        *("--nproc-per-node", str(candidate.place.processes_per_node)),
+        *("-m", "hetplan", "profile", "links", candidate.place.name),
+        *("--sizes", ",".join(map(str, candidate.sizes))),
+        *("--store", str(measuring.store), "--threads", str(measuring.threads)),
+        *_device(measuring, candidate.place),
     ]
 
 
-def _device(request: ProfileRequest, place: LinkPlace) -> tuple[str, ...]:
+def _device(measuring: Measuring, place: LinkPlace) -> tuple[str, ...]:
     if place.is_host_staged:
         return ("--device", CPU_KIND)
-    return () if request.device is None else ("--device", request.device)
+    return () if measuring.device is None else ("--device", measuring.device)
 
 
 def _count(name: str) -> int:
@@ -306,3 +324,27 @@ def _count(name: str) -> int:
         if not count:
             raise
     return count
+
+
+def measure_for(
+    measuring: Measuring,
+    inputs: Inputs,
+    folders: Sequence[Path],
+    *,
+    on_begin: Callable[[Choice, float], None] | None = None,
+) -> Report:
+    """Measure on this machine what shrinks the interval of the job's best plans most, first.
+
+    An InputError where the budget is too small for one measurement, or where nothing is known of a
+    device kind that this machine does not have.
+    """
+    budget = measuring.budget_seconds
+    backend = LocalBackend(measuring, inputs, folders)
+    spent = backend.measure_unknown_kinds(budget)
+    report = measure_for_job(backend, budget - spent, on_begin=on_begin)
+    if not report.done and not spent and report.least_seconds is not None:
+        raise InputError(
+            f"--budget of {format_about(budget)} is too small for one measurement: the shortest "
+            f"that is worth it, {report.least}, takes about {format_about(report.least_seconds)}"
+        )
+    return report

@@ -15,10 +15,14 @@ import pytest
 from profiling_samples import LAYER, LINK, PROVENANCE, layer
 
 from hetplan.errors import HetplanError, InputError
-from hetplan.profiling.samples import LayerSample
-from hetplan.profiling.samples_csv import header, read_samples, row
-from hetplan.profiling.store import LayerWriter, LinkWriter, read_populations, read_store
-from hetplan.profiling.store_state import store_state
+from hetplan.profiling.samples import LayerSample, header, read_samples, row
+from hetplan.profiling.store import (
+    LayerWriter,
+    LinkWriter,
+    read_populations,
+    read_store,
+    store_state,
+)
 
 # The children of a fork only append rows; torch's threads, where others loaded it, do not matter.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
