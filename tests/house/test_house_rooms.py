@@ -29,6 +29,7 @@ ORDER = {
     "cost": 6,
     "lint": 7,
     "search": 8,
+    "advice": 9,
     "emitters": 9,
     "runtime": 9,
     "emulation": 9,

@@ -156,7 +156,7 @@ def test_a_killed_run_goes_on_and_its_file_is_merged(script, tmp_path) -> None:
     invoke("merge", out, "--store", store)
     layers = read_store(store).layers
     assert len({sample.shape for sample in layers}) == len(layers) == len(samples)
-    assert "0 samples added" in invoke("merge", tmp_path, "--store", store).stdout
+    assert "0 samples added" in invoke("merge", out, "--store", store).stdout
 
 
 def test_what_cannot_be_is_a_line_and_no_traceback(tmp_path, monkeypatch, capsys) -> None:

@@ -1,4 +1,4 @@
-"""`hetplan profile --for`: its loop with a made-up machine, and one short run on this one."""
+"""What to measure next: the loop with a made-up machine, and one short run on this one."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from command_line import Outcome, run
+from typer.testing import CliRunner, Result
 
+from hetplan.advice.candidates import Candidate
+from hetplan.advice.local import LocalBackend
+from hetplan.advice.loop import View, measure_for_job, plan_order
+from hetplan.cli.main import app
 from hetplan.cli.options import read_inputs
-from hetplan.cli.profile_for_loop import View, measure_for, plan_order
-from hetplan.cli.profile_for_units import Doable
-from hetplan.cli.profile_for_world import Machine
-from hetplan.cli.profile_layers import describe
-from hetplan.cli.profile_request import ProfileRequest, budget_seconds
-from hetplan.errors import InputError, ProfileError
+from hetplan.errors import ProfileError
 from hetplan.profiling.backends import CpuBackend
 from hetplan.profiling.measure_layers import LayerProfiler
+from hetplan.profiling.provenance import provenance_here
+from hetplan.profiling.run import Measuring
 from hetplan.profiling.store import population_name, read_store
 from hetplan.search.what_to_measure import Leaves, Measurement, Part, PlanParts, standing
 
@@ -49,7 +50,7 @@ SHARES = {"large": 0.74, "middle": 0.25, "small": 0.01}
 
 @dataclass
 class Fake:
-    """A world of one plan whose half-widths fall to what was promised, or do not."""
+    """A backend of one plan whose half-widths fall to what was promised, or do not."""
 
     widths: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SHARES, 0.5))
     leaves: float = 0.1
@@ -72,20 +73,20 @@ class Fake:
         return View(
             plans=(plan,),
             log_halfwidth=standing([plan]).log_halfwidth,
-            doables=tuple(self._doable(name) for name in SHARES),
+            candidates=tuple(self._candidate(name) for name in SHARES),
         )
 
-    def _doable(self, name: str) -> Doable:
+    def _candidate(self, name: str) -> Candidate:
         leaves = Leaves(asked=name, least_log_halfwidth=self.promised)
-        return Doable(
+        return Candidate(
             measurement=Measurement(name=name, seconds=1.0, leaves=(leaves,)),
             kinds=("k",),
             here=name not in self.elsewhere,
         )
 
-    def measure(self, doable: Doable, seconds_left: float) -> float:
+    def measure(self, candidate: Candidate, seconds_left: float) -> float:
         assert seconds_left > 0
-        name = doable.measurement.name
+        name = candidate.measurement.name
         if len(self.measured) == self.interrupt_at:
             raise KeyboardInterrupt
         self.measured.append(name)
@@ -96,52 +97,52 @@ class Fake:
 
 
 def test_what_shrinks_the_interval_most_is_measured_first() -> None:
-    world = Fake()
-    report = measure_for(world, 100.0)
-    assert world.measured == ["large", "middle"]  # 1 % of the step is below the least gain
+    backend = Fake()
+    report = measure_for_job(backend, 100.0)
+    assert backend.measured == ["large", "middle"]  # 1 % of the step is below the least gain
     assert "nothing more that this machine can measure" in report.ended
     assert report.after.log_halfwidth < 0.5 * report.before.log_halfwidth
     assert report.spent_seconds == 2.0
-    assert not plan_order(report.after, passed_over=world.measured)
+    assert not plan_order(report.after, passed_over=backend.measured)
 
 
 def test_the_budget_ends_it_and_what_is_left_is_told() -> None:
-    world = Fake()
-    report = measure_for(world, 1.5)
-    assert world.measured == ["large"]
+    backend = Fake()
+    report = measure_for_job(backend, 1.5)
+    assert backend.measured == ["large"]
     assert (report.ended, report.least) == ("the budget is spent", "middle")
-    nothing = measure_for(Fake(), 0.5)
+    nothing = measure_for_job(Fake(), 0.5)
     assert (nothing.done, nothing.least, nothing.least_seconds) == ((), "large", 1.0)
 
 
 def test_measurements_that_take_longer_than_expected_are_expected_longer_after_it() -> None:
-    world = Fake(seconds=4.0)
-    report = measure_for(world, 7.0)
-    assert world.measured == ["large"]  # the next would take 4 s, 3 s are left
+    backend = Fake(seconds=4.0)
+    report = measure_for_job(backend, 7.0)
+    assert backend.measured == ["large"]  # the next would take 4 s, 3 s are left
     assert report.least_seconds == pytest.approx(4.0)
 
 
 def test_a_refused_measurement_is_told_and_passed_over() -> None:
-    world = Fake(refuses=("large",))
-    report = measure_for(world, 100.0)
-    assert world.measured == ["large", "middle"]
+    backend = Fake(refuses=("large",))
+    report = measure_for_job(backend, 100.0)
+    assert backend.measured == ["large", "middle"]
     assert [each.refused for each in report.done] == ["large is refused (out of memory)", ""]
 
 
 def test_an_interval_that_no_longer_shrinks_ends_it() -> None:
     """Promised again and again, never kept: each is tried once, and never a second time."""
-    world = Fake(leaves=0.499)
-    report = measure_for(world, 100.0)
-    assert world.measured == ["large", "middle"]
+    backend = Fake(leaves=0.499)
+    report = measure_for_job(backend, 100.0)
+    assert backend.measured == ["large", "middle"]
     assert report.after.log_halfwidth == pytest.approx(report.before.log_halfwidth, rel=0.01)
     # A budget of which each measurement is a batch: three of them without a gain are enough.
-    stopped = measure_for(Many(12), 14.0)
+    stopped = measure_for_job(Many(12), 14.0)
     assert len(stopped.done) == 3
     assert "the last 3 batches" in stopped.ended
 
 
 class Many:
-    """A world of equal parts of which no measurement keeps what it promises."""
+    """A backend of equal parts of which no measurement keeps what it promises."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -156,8 +157,8 @@ class Many:
                 for name in names
             ),
         )
-        doables = tuple(
-            Doable(
+        candidates = tuple(
+            Candidate(
                 measurement=Measurement(
                     name=name,
                     seconds=2.0,
@@ -169,43 +170,28 @@ class Many:
             for name in names
         )
         width = standing([plan]).log_halfwidth
-        return View(plans=(plan,), log_halfwidth=width, doables=doables)
+        return View(plans=(plan,), log_halfwidth=width, candidates=candidates)
 
-    def measure(self, doable: Doable, seconds_left: float) -> float:
-        del doable, seconds_left
+    def measure(self, candidate: Candidate, seconds_left: float) -> float:
+        del candidate, seconds_left
         return 2.0
 
 
 def test_what_only_others_can_measure_is_not_measured_here() -> None:
-    world = Fake(elsewhere=("large",))
-    report = measure_for(world, 100.0)
-    assert world.measured == ["middle"]
+    backend = Fake(elsewhere=("large",))
+    report = measure_for_job(backend, 100.0)
+    assert backend.measured == ["middle"]
     (left,) = plan_order(report.after, here=False)
     assert left.measurement.name == "large"
 
 
 def test_an_interrupt_goes_on_to_the_caller_with_everything_kept() -> None:
-    world = Fake(interrupt_at=1)
+    backend = Fake(interrupt_at=1)
     with pytest.raises(KeyboardInterrupt):
-        measure_for(world, 100.0)
-    assert world.measured == ["large"]
-    world.interrupt_at = -1
-    assert "middle" in [each.name for each in measure_for(world, 100.0).done]
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("10min", 600.0), ("90s", 90.0), ("1h", 3600.0), ("1.5 min", 90.0), ("20", 20.0)],
-)
-def test_budgets_in_words(text: str, seconds: float) -> None:
-    assert budget_seconds(text) == seconds
-    assert budget_seconds(None) is None
-
-
-@pytest.mark.parametrize("text", ["ten minutes", "10 minutes", "0s", "-5", "inf", "nan", "10 GB"])
-def test_budgets_that_are_none(text: str) -> None:
-    with pytest.raises(InputError, match="--budget"):
-        budget_seconds(text)
+        measure_for_job(backend, 100.0)
+    assert backend.measured == ["large"]
+    backend.interrupt_at = -1
+    assert "middle" in [each.name for each in measure_for_job(backend, 100.0).done]
 
 
 @pytest.fixture
@@ -215,11 +201,15 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run_for(files: Path, *options: str, cluster: Path | None = None) -> Outcome:
-    return run(
-        *("profile", "--for", str(files / "job.yaml"), "--model", str(files / "model.yaml")),
-        *("--cluster", str(cluster or CONFIGS / "clusters" / "this-machine.yaml")),
-        *("--store", str(files / "store"), "--device", "cpu", *options),
+def run_for(files: Path, *options: str, cluster: Path | None = None) -> Result:
+    return CliRunner().invoke(
+        app,
+        [
+            *("profile", "for-job", "--job", str(files / "job.yaml")),
+            *("--model", str(files / "model.yaml")),
+            *("--cluster", str(cluster or CONFIGS / "clusters" / "this-machine.yaml")),
+            *("--store", str(files / "store"), "--device", "cpu", *options),
+        ],
     )
 
 
@@ -268,9 +258,9 @@ def test_an_interrupted_run_keeps_its_rows_and_goes_on(
     assert len(read_store(files / "store").layers) == 4
     monkeypatch.setattr(LayerProfiler, "measure_unit", plain)
     # Embeddings alone are there: enough to have a law, not enough to price a plan.
-    listed = run_for(files, "--list")
+    listed = run_for(files, "--dry-run")
     assert listed.exit_code == 2
-    assert "run the command without --list" in listed.stderr
+    assert "run the command without --dry-run" in listed.stderr
     # Room for one more, and then it says where it stands.
     again = run_for(files, "--budget", "10ms")
     assert again.exit_code == 2
@@ -311,7 +301,7 @@ links_default:
 def test_other_machines_get_exact_commands_in_the_order_of_their_worth(files: Path) -> None:
     (files / "mixed.yaml").write_text(MIXED)
     (files / "job.yaml").write_text(JOB.replace("float32", "float16").replace("native", "megatron"))
-    found = run_for(files, "--list", "--json", cluster=files / "mixed.yaml")
+    found = run_for(files, "--dry-run", "--json", cluster=files / "mixed.yaml")
     assert found.exit_code == 0, found.stderr
     report = json.loads(found.stdout)
     assert report["left_here"] == []
@@ -325,18 +315,18 @@ def test_other_machines_get_exact_commands_in_the_order_of_their_worth(files: Pa
             # What a person would copy is a command that exists, with this store.
             assert command.split()[0] in ("hetplan", "torchrun")
             assert str(files / "store") in command
-            assert "--kind" in command or "--link" in command
-    text = run_for(files, "--list", cluster=files / "mixed.yaml").stdout
+            assert "layers" in command or "links" in command
+    text = run_for(files, "--dry-run", cluster=files / "mixed.yaml").stdout
     assert all(command in text for command in commands)
 
 
 def test_samples_of_another_machine_are_used_and_said(files: Path) -> None:
     shutil.copytree(CONFIGS.parent / "profiles" / "cpu", files / "store" / "cpu")
-    found = run_for(files, "--list")
+    found = run_for(files, "--dry-run")
     assert found.exit_code == 0, found.stderr
     text = " ".join(found.stdout.split())
     # Unless the shipped samples were measured on a machine exactly like this one.
-    own = population_name(describe(ProfileRequest(), CpuBackend()))
+    own = population_name(provenance_here(CpuBackend()))
     assert ("what is known of cpu was measured elsewhere" in text) != (
         files / "store" / "cpu" / own
     ).is_dir()
@@ -348,44 +338,12 @@ def test_a_link_of_this_machine_is_measured_by_ranks_of_its_own(files: Path) -> 
     cluster = CONFIGS / "clusters" / "this-machine.yaml"
     (files / "job.yaml").write_text(JOB.replace("tp: 1", "tp: 2"))
     inputs = read_inputs(files / "model.yaml", cluster, files / "job.yaml")
-    request = ProfileRequest(
-        store=files / "store",
-        model=files / "model.yaml",
-        job=files / "job.yaml",
-        device="cpu",
-    )
-    machine = Machine(request, inputs)
-    (link,) = (each for each in machine.look().doables if each.place is not None)
+    store = files / "store"
+    machine = LocalBackend(Measuring(store=store, device="cpu"), inputs, (store,))
+    (link,) = (each for each in machine.look().candidates if each.place is not None)
     assert link.here
     assert machine.measure(link, 60.0) > 0
     held = read_store(files / "store").links
     assert {sample.link for sample in held} == {"loopback"}
     assert len(held) == len(link.missing)
-    assert all(each.place is None for each in machine.look().doables)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--job", "job.yaml"), "leave out --job"),
-        (("--link", "loopback"), "leave out --link"),
-        (("--tp", "2", "--microbatch", "1"), "leave out --microbatch and --tp"),
-        (("--campaign", "c.yaml"), "different things"),
-        (("--budget", "soon"), "--budget"),
-    ],
-)
-def test_options_that_do_not_go_with_it(files: Path, options: tuple[str, ...], said: str) -> None:
-    found = run_for(files, *options)
-    assert found.exit_code == 2
-    assert said in " ".join(found.stderr.split())
-
-
-def test_model_and_cluster_are_needed(files: Path) -> None:
-    found = run("profile", "--for", str(files / "job.yaml"))
-    assert found.exit_code == 2
-    assert "--model and --cluster" in found.stderr
-
-
-def test_the_help_says_it() -> None:
-    found = run("profile", "--help")
-    assert "--for" in found.stdout
+    assert all(each.place is None for each in machine.look().candidates)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from hetplan.advice.candidates import Candidate, PlanNeeds, candidates
+from hetplan.advice.interval_growth import Basis, bases, explain_growth
 from hetplan.cli.options import read_inputs
-from hetplan.cli.profile_for_units import Doable, Wanted, doables
-from hetplan.cli.profile_for_wider import Ground, grounds, wider_words
-from hetplan.cli.profile_needs import Here
 from hetplan.job.spec import Precision
 from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import FittedPredictor, fit_populations
+from hetplan.profiling.needs import Here
 from hetplan.profiling.samples import LayerSample, Phase, ProfileSet
 from hetplan.search.asked import Asked, AskingPlan, asking
 from hetplan.search.result import Inputs
@@ -101,11 +101,11 @@ def width(inputs: Inputs, predictor: FittedPredictor, microbatch: int) -> float:
 
 def wanted(
     inputs: Inputs, samples: tuple[LayerSample, ...], microbatch: int
-) -> tuple[Asked, tuple[Doable, ...], FittedPredictor]:
+) -> tuple[Asked, tuple[Candidate, ...], FittedPredictor]:
     """What could be measured for one layer at one size, with these samples held."""
     predictor = fitted(samples)
     asked = Asked(cause=KIND, layer=LayerKind.TRANSFORMER.value, microbatch_size=microbatch, tp=1)
-    found = Wanted(
+    found = PlanNeeds(
         model=inputs.model,
         cluster=inputs.cluster,
         job=inputs.job,
@@ -116,11 +116,11 @@ def wanted(
         layers=samples,
         links=(),
     )
-    return asked, doables(found, Here(torch_device="cpu", kind=KIND), 2), predictor
+    return asked, candidates(found, Here(torch_device="cpu", kind=KIND), 2), predictor
 
 
-def left(asked: Asked, doable: Doable, now: float) -> float:
-    (leaves,) = [each for each in doable.measurement.leaves if each.asked == asked.name]
+def left(asked: Asked, candidate: Candidate, now: float) -> float:
+    (leaves,) = [each for each in candidate.measurement.leaves if each.asked == asked.name]
     return leaves.of(now)
 
 
@@ -157,7 +157,7 @@ class Now:
 
     log_halfwidth: float
     asking: tuple[AskingPlan, ...]
-    grounds: tuple[Ground, ...]
+    bases: tuple[Basis, ...]
 
 
 def stand(inputs: Inputs, samples: tuple[LayerSample, ...], plan: object = None) -> Now:
@@ -168,7 +168,7 @@ def stand(inputs: Inputs, samples: tuple[LayerSample, ...], plan: object = None)
     return Now(
         log_halfwidth=one.estimate.own_log_halfwidth or 0.0,
         asking=(one,),
-        grounds=grounds(predictor, model, job, one.asked),
+        bases=bases(predictor, model, job, one.asked),
     )
 
 
@@ -190,12 +190,12 @@ def test_what_widened_is_named_with_its_reason_and_nothing_else(inputs: Inputs) 
     noisy = everything(rows((1, 2, 4, size), 30.0, off=0.7))
     after = stand(inputs, noisy, plan)
     assert after.log_halfwidth > before.log_halfwidth
-    text = " ".join(wider_words(before, after))
+    text = " ".join(explain_growth(before, after))
     assert f"cpu transformer microbatch {size} tp 1 is known to" in text
-    words = {each.asked: each.words for each in after.grounds}
+    words = {each.asked: each.words for each in after.bases}
     assert f"by {words[f'cpu transformer microbatch {size} tp 1']}; it was taken" in text
     assert "an assumption" not in text  # rows of the other layers had checked it
-    assumed = replace(before, grounds=tuple(replace(each, assumed=True) for each in before.grounds))
-    assert "that was an assumption, this is a check" in " ".join(wider_words(assumed, after))
-    assert wider_words(after, before) == ()
-    assert wider_words(before, before) == ()
+    assumed = replace(before, bases=tuple(replace(each, assumed=True) for each in before.bases))
+    assert "that was an assumption, this is a check" in " ".join(explain_growth(assumed, after))
+    assert explain_growth(after, before) == ()
+    assert explain_growth(before, before) == ()
