@@ -248,14 +248,6 @@ def read_populations(*folders: Path) -> tuple[ProfileSet, ...]:
     return tuple(state.profiles for state in states if state.provenance is not None)
 
 
-def read_population(folder: Path) -> ProfileSet:
-    """The samples of one population's folder."""
-    state = population_state(folder)
-    if state.damage:
-        raise InputError(*state.damage)
-    return state.profiles
-
-
 class SampleWriter(Generic[Sample]):
     """Adds samples to one population, one row on disk at a time."""
 

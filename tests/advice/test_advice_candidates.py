@@ -146,7 +146,8 @@ def test_a_law_that_was_checked_bounds_what_the_shape_leaves(inputs: Inputs) -> 
     now = width(inputs, predictor, 4)
     assert now < 0.3
     after = width(inputs, fitted((*samples, *rows((4,), QUIET))), 4)
-    (very,) = [each for each in found if "hidden 64 sequence 128 microbatch 4 " in each.measurement.name]
+    words = "hidden 64 sequence 128 microbatch 4 "
+    (very,) = [each for each in found if words in each.measurement.name]
     assert left(asked, very, now) == pytest.approx(after, rel=0.25)
     assert after <= now * 1.25  # one more row moves the law's own errors a little
 
