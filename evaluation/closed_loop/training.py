@@ -80,7 +80,7 @@ def make_paces(
             emulation,
             say,
             files.folder / "core.txt",
-            "profile",
+            *("profile", "layers"),
             *_of_job(files),
             *("--device", "cpu", "--kind", "cpu", *_shapes(files), *stores),
         )
@@ -112,7 +112,7 @@ def measure_devices(files: LoopFiles, emulation: Emulation, kind: str, say: Say)
             HostCommand(
                 host=host,
                 words=(
-                    *("profile", *_of_job(files), "--device", "cpu", "--kind", device),
+                    *("profile", "layers", *_of_job(files), "--device", "cpu", "--kind", device),
                     *(*_shapes(files), "--pace", str(files.pace(kind))),
                     *("--store", str(files.device_store(kind))),
                 ),
@@ -135,7 +135,7 @@ def measure_links(files: LoopFiles, emulation: Emulation, cluster: Cluster, *, s
         if files.done(what).exists():
             continue
         words = (
-            *("profile", "--link", link, "--groups", "2"),
+            *("profile", "links", link, "--groups", "2"),
             *(*_of_job(files), "--device", "cpu", "--store", str(files.link_store)),
             *(("--sizes", SHORT_MESSAGES) if files.short else ()),
         )

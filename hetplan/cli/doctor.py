@@ -33,8 +33,8 @@ def doctor(
 
     from hetplan.files.encoding import encode
     from hetplan.files.shipped import default_store, shipped_folder
+    from hetplan.machine.host import this_machine_probe
     from hetplan.machine.look import look
-    from hetplan.machine.probe import this_machine_probe
     from hetplan.machine.screen import screen
     from hetplan.machine.values import DOCTOR_SCHEMA
 

@@ -1,203 +1,456 @@
-"""`hetplan profile`: measure layers on this device, or, under torchrun, a link between devices.
-
-What it does is in the modules beside this one: `profile_layers`, `profile_links`, `profile_list`
-(what a store has and lacks) and `profile_campaign` (measuring where hetplan cannot be installed).
-Here are the options.
-"""
+"""`hetplan profile`: measure layers, operators and links, and see what a store has and lacks."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from hetplan.cli.options import INTERRUPTED, AsJson, say
+from hetplan.cli.options import INTERRUPTED, AsJson, emit, say
 
 if TYPE_CHECKING:
-    from hetplan.cli.profile_request import ProfileRequest
+    from enum import StrEnum
+
+    from hetplan.profiling.grid import ShapeOptions
+    from hetplan.profiling.run import Measuring
+
+_EnumT = TypeVar("_EnumT", bound="StrEnum")
+
+app = typer.Typer(help="Measure layers, operators and links.", no_args_is_help=True)
+
+_WHAT, _HOW = "What is measured", "How it is measured"
+DEFAULT_BUDGET = "10min"  # what a person waits for beside other work
+MERGE_SCHEMA = "hetplan.merge/2"
+
+Model = Annotated[
+    Path | None, typer.Option("--model", help="Model file; with --job.", rich_help_panel=_WHAT)
+]
+JobFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--job", help="Job file: measure the shapes its plans can use.", rich_help_panel=_WHAT
+    ),
+]
+Cluster = Annotated[Path | None, typer.Option("--cluster", help="Cluster file: where.")]
+Microbatch = Annotated[
+    str | None,
+    typer.Option("--microbatch", help="Microbatch sizes, as in 1,2,4.", rich_help_panel=_WHAT),
+]
+Tp = Annotated[
+    str | None,
+    typer.Option("--tp", help="Tensor-parallel degrees, as in 1,2.", rich_help_panel=_WHAT),
+]
+Hidden = Annotated[
+    str | None,
+    typer.Option(
+        "--hidden",
+        help="Without a model file: hidden sizes, as in 256,384; also --seq 1024 --vocab 32000 "
+        "--architecture llama --precision bfloat16.",
+        rich_help_panel=_WHAT,
+    ),
+]
+Seq = Annotated[str | None, typer.Option("--seq", help="Sequence lengths.", hidden=True)]
+Vocab = Annotated[int | None, typer.Option("--vocab", help="Vocabulary.", hidden=True)]
+Architecture = Annotated[str, typer.Option("--architecture", help="gpt or llama.", hidden=True)]
+PrecisionNames = Annotated[
+    str | None, typer.Option("--precision", help="float32, bfloat16, float16.", hidden=True)
+]
+Store = Annotated[
+    Path | None,
+    typer.Option("--store", help="Profile store. Default: your own.", rich_help_panel=_HOW),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        help="cpu, cuda (ROCm too), npu, mlu, ... Default: an accelerator where there is one.",
+        rich_help_panel=_HOW,
+    ),
+]
+Kind = Annotated[
+    str | None,
+    typer.Option(
+        "--kind",
+        help="Device kind of the samples. Default: from the device.",
+        rich_help_panel=_HOW,
+    ),
+]
+Threads = Annotated[
+    int,
+    typer.Option("--threads", help="CPU threads; a rank of a plan is one core.", hidden=True),
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        help="Time to spend, as in 10min, 90s, 1h or plain seconds; cheapest shapes first.",
+        rich_help_panel=_HOW,
+    ),
+]
+Again = Annotated[
+    bool,
+    typer.Option(
+        "--again",
+        help="Measure what the store already has, and keep both.",
+        rich_help_panel=_HOW,
+    ),
+]
 
 
-def profile(
-    paths: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="`operators`: measure the layers' operators, each alone. With --merge: files or "
-            "folders that came back.",
-            show_default=False,
-        ),
-    ] = None,
-    store: Annotated[
-        Path | None, typer.Option(help="Profile store to add to. Default: your own.")
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="cpu, cuda (ROCm too), npu, mlu, ... Default: cuda where there is one."),
-    ] = None,
-    kind: Annotated[
-        str | None, typer.Option(help="Device kind of the samples. Default: from the device.")
-    ] = None,
-    model: Annotated[Path | None, typer.Option(help="Model file; with --job.")] = None,
-    job: Annotated[
-        Path | None, typer.Option(help="Job file: measure the shapes its plans can use.")
-    ] = None,
-    architecture: Annotated[str, typer.Option(help="gpt or llama, without a model file.")] = "gpt",
-    hidden: Annotated[
-        str | None, typer.Option(help="Hidden sizes without a model file, as in 256,384.")
-    ] = None,
-    seq: Annotated[str | None, typer.Option(help="Sequence lengths, as in 1024,2048.")] = None,
-    vocab: Annotated[int | None, typer.Option(help="Vocabulary without a model file.")] = None,
-    microbatch: Annotated[str | None, typer.Option(help="Microbatch sizes, as in 1,2,4.")] = None,
-    tp: Annotated[str | None, typer.Option(help="Tensor-parallel degrees, as in 1,2.")] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="float32, bfloat16, float16; several with commas.")
-    ] = None,
-    threads: Annotated[int, typer.Option(help="CPU threads; one rank of a plan is one core.")] = 1,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            help="Time to spend, as in 10min, 90s, 1h or plain seconds; the cheapest shapes go "
-            "first, with --for the most useful ones (default there: 10min)."
-        ),
-    ] = None,
-    for_: Annotated[
-        Path | None,
-        typer.Option(
-            "--for",
-            help="Job file, with --model and --cluster: search its best plans and measure what "
-            "shrinks their interval most, first. With --list only say what, and in which order.",
-        ),
-    ] = None,
+@app.command()
+def layers(
+    model: Model = None,
+    job: JobFile = None,
+    hidden: Hidden = None,
+    microbatch: Microbatch = None,
+    tp: Tp = None,
+    store: Store = None,
+    budget: Budget = None,
+    device: Device = None,
+    kind: Kind = None,
     pace: Annotated[
-        Path | None, typer.Option(help="Pace file: play the device --kind, on this CPU.")
-    ] = None,
-    link: Annotated[
-        str | None, typer.Option(help="Under torchrun: name of the link that is measured.")
-    ] = None,
-    sizes: Annotated[
-        str | None, typer.Option(help="Message sizes of a link, as in 4KiB,1MiB.")
-    ] = None,
-    groups: Annotated[str | None, typer.Option(help="Group sizes of a link, as in 2,4.")] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Measure what the store already has, and keep both.")
-    ] = False,
-    list_: Annotated[
-        bool,
-        typer.Option(
-            "--list",
-            help="List what the store holds; with --model and --job, and --cluster, also what they "
-            "still need measured. Measures nothing.",
-        ),
-    ] = False,
-    cluster: Annotated[
-        Path | None, typer.Option(help="Cluster file; with --list or --for.")
-    ] = None,
-    campaign: Annotated[
         Path | None,
-        typer.Option(
-            help="Cluster file: write scripts that measure its devices and links without hetplan."
-        ),
+        typer.Option(help="Pace file: play the device --kind, on this CPU.", rich_help_panel=_HOW),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the campaign; default: campaign-NAME.")
-    ] = None,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Add what came back from a campaign to the store.")
-    ] = False,
+    again: Again = False,
+    seq: Seq = None,
+    vocab: Vocab = None,
+    architecture: Architecture = "gpt",
+    precision: PrecisionNames = None,
+    threads: Threads = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Measure layers, or their operators, on this device; under torchrun with --link, a link.
+    """Measure whole layers and the optimizer's update on this device.
 
-    Can be interrupted: what was measured stays, and the same command goes on from there.
-    --list, --campaign and --merge measure nothing here: docs/measuring.md, docs/campaign.md.
+    Under torchrun all processes measure at the same time, as in training, and the first one's
+    times are kept. Can be interrupted: the same command goes on from there.
     """
-    from hetplan.cli.profile_request import (
-        OPERATORS,
-        ProfileRequest,
-        budget_seconds,
-        check_for,
-        check_modes,
-    )
+    from hetplan.cli.profile_show import show_layers
+    from hetplan.errors import InputError
+    from hetplan.profiling.pacing import load_pace
+    from hetplan.profiling.run import profile_layers
 
-    operators = not merge and [str(path) for path in paths or []] == [OPERATORS]
-    if operators:
-        paths = None
-    if for_ is not None:
-        check_for(
-            model=model,
-            cluster=cluster,
-            job=job,
-            campaign=campaign,
-            merge=merge,
-            operators=operators,
+    if pace is not None and model is None:
+        raise InputError("--pace needs the --model and --job that its times are of")
+    shapes = _shapes(
+        model, job, hidden, microbatch, tp, seq, vocab, architecture, precision, pace is None
+    )
+    paced = load_pace(pace).choose(kind) if pace is not None else None
+    with _measuring(store, device, kind, threads, budget, again) as measuring:
+        from dataclasses import replace
+
+        profiles = profile_layers(replace(measuring, pace=paced), shapes)
+    if profiles is not None:
+        show_layers(profiles, as_json=as_json)
+
+
+@app.command()
+def operators(
+    model: Model = None,
+    job: JobFile = None,
+    hidden: Hidden = None,
+    microbatch: Microbatch = None,
+    tp: Tp = None,
+    store: Store = None,
+    budget: Budget = None,
+    device: Device = None,
+    kind: Kind = None,
+    again: Again = False,
+    seq: Seq = None,
+    vocab: Vocab = None,
+    architecture: Architecture = "gpt",
+    precision: PrecisionNames = None,
+    threads: Threads = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the operators that layers are made of, each alone."""
+    from hetplan.cli.profile_show import show_operators
+    from hetplan.profiling.run import profile_operators
+
+    shapes = _shapes(model, job, hidden, microbatch, tp, seq, vocab, architecture, precision, True)
+    with _measuring(store, device, kind, threads, budget, again) as measuring:
+        profiles = profile_operators(measuring, shapes)
+    show_operators(profiles, as_json=as_json)
+
+
+@app.command()
+def links(
+    name: Annotated[str, typer.Argument(help="Name of the link, as in a cluster file.")],
+    model: Model = None,
+    job: JobFile = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option(help="Message sizes, as in 4KiB,1MiB.", rich_help_panel=_WHAT),
+    ] = None,
+    groups: Annotated[
+        str | None, typer.Option(help="Group sizes, as in 2,4.", rich_help_panel=_WHAT)
+    ] = None,
+    store: Store = None,
+    device: Device = None,
+    kind: Kind = None,
+    again: Again = False,
+    threads: Threads = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the link between the processes of a torchrun job.
+
+    torchrun --standalone --nproc-per-node 2 -m hetplan profile links NAME
+    """
+    from hetplan.cli.profile_show import show_links
+    from hetplan.profiling.run import profile_link
+
+    shapes = _shapes(model, job)
+    with _measuring(store, device, kind, threads, None, again) as measuring:
+        profiles = profile_link(
+            measuring,
+            name,
+            shapes,
+            sizes=_byte_sizes(sizes),
+            groups=_integers("--groups", groups),
         )
-    check_modes(
-        list_=list_,
-        campaign=campaign,
-        merge=merge,
-        paths=paths,
-        cluster=None if for_ is not None else cluster,
-        out=out,
-        operators=operators,
-    )
+    if profiles is not None:
+        show_links(profiles, as_json=as_json)
 
-    request = ProfileRequest(
-        store=store,
-        device=device,
-        kind=kind,
-        model=model,
-        job=job if for_ is None else for_,
-        architecture=architecture,
-        hidden=hidden,
-        seq=seq,
-        vocab=vocab,
-        microbatch=microbatch,
-        tp=tp,
-        precision=precision,
-        threads=threads,
-        budget=budget_seconds(budget),
-        pace=pace,
-        link=link,
-        sizes=sizes,
-        groups=groups,
-        again=again,
-        as_json=as_json,
-    )
+
+@app.command("list")
+def list_(
+    model: Model = None,
+    job: JobFile = None,
+    cluster: Cluster = None,
+    microbatch: Microbatch = None,
+    tp: Tp = None,
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what a store holds; with --model and --job, also what they still need measured."""
+    from hetplan.cli.profile_show import CommandInputs, list_store
+    from hetplan.files.shipped import default_store
+
+    shapes = _shapes(model, job, None, microbatch, tp)
+    files = CommandInputs(model=model, job=job, cluster=cluster, store=store)
+    list_store(store or default_store(), shapes, files, as_json=as_json)
+
+
+@app.command("for-job")
+def for_job(
+    model: Annotated[Path, typer.Option(help="Model file.")],
+    cluster: Annotated[Path, typer.Option(help="Cluster file.")],
+    job: Annotated[Path, typer.Option(help="Job file.")],
+    budget: Budget = DEFAULT_BUDGET,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what would be measured, in which order.")
+    ] = False,
+    store: Store = None,
+    device: Device = None,
+    kind: Kind = None,
+    threads: Threads = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Measure first what shrinks the interval of a job's best plans most."""
+    from hetplan.advice.local import LocalBackend, measure_for
+    from hetplan.cli.options import read_inputs
+    from hetplan.cli.profile_advice import say_begin, show_order, show_report
+    from hetplan.cli.profile_show import CommandInputs
+    from hetplan.errors import InputError
+    from hetplan.files.shipped import default_stores
+    from hetplan.profiling.run import processes_together
+
+    if processes_together() > 1:
+        raise InputError("for-job starts the ranks of a link itself; run it without torchrun")
+    inputs = read_inputs(model, cluster, job)
+    folders = (store,) if store is not None else default_stores()
+    files = CommandInputs(model=model, job=job, cluster=cluster, store=store)
+    with _measuring(store, device, kind, threads, budget, False) as measuring:
+        if dry_run:
+            backend = LocalBackend(measuring, inputs, folders)
+            backend.measure_unknown_kinds(measuring.budget_seconds, only_look=True)
+            view = backend.look()
+            show_order(files, view, inputs, measuring.budget_seconds, as_json=as_json)
+            return
+        report = measure_for(measuring, inputs, folders, on_begin=say_begin)
+    show_report(files, report, inputs, as_json=as_json)
+
+
+@app.command()
+def script(
+    cluster: Annotated[Path, typer.Option(help="Cluster file: its device kinds and links.")],
+    model: Model = None,
+    job: JobFile = None,
+    hidden: Hidden = None,
+    microbatch: Microbatch = None,
+    tp: Tp = None,
+    out: Annotated[Path, typer.Option(help="The program to write.")] = Path("measure.py"),
+    seq: Seq = None,
+    vocab: Vocab = None,
+    architecture: Architecture = "gpt",
+    precision: PrecisionNames = None,
+) -> None:
+    """Write measure.py for machines without hetplan: one file, needs Python 3.8 and torch 2.1."""
+    import shlex
+
+    from hetplan.cluster.load import load_cluster
+    from hetplan.profiling.script import write_script
+
+    shapes = _shapes(model, job, hidden, microbatch, tp, seq, vocab, architecture, precision)
+    task = write_script(out, load_cluster(cluster), shapes)
+    for kind in task["kinds"]:
+        for what in ("layers", "operators"):
+            emit(f"on one {kind}: python {out.name} {what} --kind {kind}")
+    for name in task["links"]:
+        emit(
+            f"on both ends of {name}: torchrun ... --nproc-per-node N {out.name} links "
+            f"--link {shlex.quote(name)}"
+        )
+    say(f"wrote {out}; then: hetplan profile merge samples-*.csv")
+
+
+@app.command()
+def merge(
+    paths: Annotated[list[Path], typer.Argument(help="Files of measure.py, or folders of them.")],
+    store: Store = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add what measure.py measured to a store."""
+    from hetplan.files.encoding import encode
+    from hetplan.files.shipped import default_store
+    from hetplan.profiling.script import merge_files
+
+    folder = store or default_store()
+    report = merge_files(paths, folder)
+    if as_json:
+        emit(encode(report, schema=MERGE_SCHEMA))
+        return
+    held = f", {report.held} were there already" if report.held else ""
+    emit(f"{report.added} samples added to {folder} from {report.files} files{held}")
+    for fault in report.refused:
+        emit(f"refused: {fault}")
+    for failure in report.failures:
+        emit(f"not measurable: {failure}")
+
+
+@contextmanager
+def _measuring(
+    store: Path | None,
+    device: str | None,
+    kind: str | None,
+    threads: int,
+    budget: str | None,
+    again: bool,
+) -> Iterator[Measuring]:
+    """Where and how to measure, with progress on stderr; Ctrl-C says that nothing is lost."""
+    import shlex
+    import sys
+
+    from hetplan.cli.progress import ProgressLine
+    from hetplan.files.shipped import default_store
+    from hetplan.profiling.run import Measuring
+
     try:
-        if for_ is not None:
-            from hetplan.cli.profile_for import profile_for
-
-            profile_for(request, cluster, only_list=list_)
-        elif merge:
-            from hetplan.cli.profile_campaign import merge_results
-
-            merge_results(request, paths or [])
-        elif campaign is not None:
-            from hetplan.cli.profile_campaign import make_campaign
-
-            make_campaign(request, campaign, out)
-        elif list_:
-            from hetplan.cli.profile_list import list_store
-
-            list_store(request, cluster)
-        elif operators:
-            from hetplan.cli.profile_operators import profile_operators
-
-            profile_operators(request)
-        else:
-            _measure(request)
+        with ProgressLine("measuring") as line:
+            yield Measuring(
+                store=store or default_store(),
+                device=device,
+                kind=kind,
+                threads=threads,
+                budget_seconds=_seconds(budget),
+                again=again,
+                command=shlex.join(["hetplan", *sys.argv[1:]]),
+                progress=line.show,
+                tell=lambda text: say(f"hetplan: {text}"),
+            )
     except KeyboardInterrupt:
         say("hetplan: interrupted; what was measured is kept, the same command goes on from there")
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _measure(request: ProfileRequest) -> None:
-    if request.link is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        from hetplan.cli.profile_links import profile_links
+def _shapes(
+    model: Path | None,
+    job: Path | None,
+    hidden: str | None = None,
+    microbatch: str | None = None,
+    tp: str | None = None,
+    seq: str | None = None,
+    vocab: int | None = None,
+    architecture: str = "gpt",
+    precision: str | None = None,
+    neighbours: bool = True,
+) -> ShapeOptions:
+    from hetplan.errors import InputError
+    from hetplan.job.load import load_job
+    from hetplan.job.spec import Precision
+    from hetplan.model.load import load_model
+    from hetplan.model.spec import Architecture as ModelArchitecture
+    from hetplan.profiling.grid import ShapeOptions
 
-        profile_links(request)
-    else:
-        from hetplan.cli.profile_layers import profile_layers
+    if vocab is not None and vocab < 1:
+        raise InputError(f"--vocab is {vocab}; it must be at least 1")
+    names = precision.split(",") if precision else []
+    return ShapeOptions(
+        model=None if model is None else load_model(model),
+        job=None if job is None else load_job(job),
+        architecture=_choice("--architecture", architecture, ModelArchitecture),
+        hidden_sizes=_integers("--hidden", hidden),
+        sequence_lengths=_integers("--seq", seq),
+        vocab_size=vocab,
+        microbatch_sizes=_integers("--microbatch", microbatch),
+        tp_degrees=_integers("--tp", tp),
+        precisions=tuple(_choice("--precision", name.strip(), Precision) for name in names),
+        neighbours=neighbours,
+    )
 
-        profile_layers(request)
+
+def _seconds(text: str | None) -> float:
+    """Seconds of a budget such as `10min`, `90s`, `1h` or `90`; no end without one."""
+    from hetplan.errors import InputError
+    from hetplan.units import Dimension, parse_quantity
+
+    if text is None:
+        return float("inf")
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            seconds = parse_quantity(text, Dimension.TIME)
+        except InputError as error:
+            raise InputError(f"--budget: {error}") from None
+    if not 0 < seconds < float("inf"):
+        raise InputError(f"--budget is {text}; it is a time to spend, as in 10min, 90s or 1h")
+    return seconds
+
+
+def _integers(option: str, text: str | None) -> tuple[int, ...]:
+    """Positive whole numbers separated by commas, smallest first; none where nothing was given."""
+    from hetplan.errors import InputError
+
+    parts = [part.strip() for part in text.split(",")] if text is not None else []
+    wrong = [part for part in parts if not part.isdecimal() or not int(part)]
+    if wrong:
+        raise InputError(f"{option} is {text}; found {wrong[0]!r}, write as in {option} 1,2,4")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _byte_sizes(text: str | None) -> tuple[int, ...]:
+    """Numbers of bytes separated by commas, plain or with a unit, smallest first."""
+    from hetplan.errors import InputError
+    from hetplan.units import Dimension, parse_quantity
+
+    sizes = set()
+    for part in (part.strip() for part in text.split(",")) if text is not None else ():
+        try:
+            quantity = f"{part} B" if part.isdecimal() else part
+            sizes.add(round(parse_quantity(quantity, Dimension.MEMORY)))
+        except InputError as error:
+            raise InputError(f"--sizes: {error}") from error
+    return tuple(sorted(sizes))
+
+
+def _choice(option: str, text: str, of: type[_EnumT]) -> _EnumT:
+    from hetplan.errors import InputError
+
+    try:
+        return of(text)
+    except ValueError:
+        raise InputError(f"{option} is {text}; it is one of {', '.join(of)}") from None

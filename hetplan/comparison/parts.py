@@ -410,13 +410,13 @@ def _measurement(kind: str, result: SearchResult) -> str:
         count = devices_of(result)
         if device == CPU_KIND and count > 1:
             return (
-                f"torchrun --standalone --nproc-per-node {count} -m hetplan profile --device cpu "
+                f"torchrun --standalone --nproc-per-node {count} -m hetplan profile layers --device cpu "
                 "--model MODEL --job JOB --again on all cores that train, because they slow each "
                 "other, then hetplan fit"
             )
         return (
-            f"hetplan profile --model MODEL --job JOB --again on a free {device}, then hetplan fit "
-            "(`hetplan profile --list` shows what there is)"
+            f"hetplan profile layers --model MODEL --job JOB --again on a free {device}, then hetplan fit "
+            "(`hetplan profile list` shows what there is)"
         )
     if kind == "rest":
         return (
@@ -425,15 +425,15 @@ def _measurement(kind: str, result: SearchResult) -> str:
         )
     links = _reduction_links(result) if kind in ("reduction", "embedding") else _hop_links(result)
     if not links:
-        return "hetplan profile --link NAME under torchrun over the devices that reduce or send"
+        return "hetplan profile links NAME under torchrun over the devices that reduce or send"
     return "; ".join(_link_command(link) for link in links)
 
 
 def _link_command(link: Link) -> str:
     if link.samples is not None:
-        return f"torchrun ... -m hetplan profile --link {link.samples} --again, then hetplan fit"
+        return f"torchrun ... -m hetplan profile links {link.samples} --again, then hetplan fit"
     return (
-        f"torchrun ... -m hetplan profile --link NAME over the {link_cause(link)}, then `samples: "
+        f"torchrun ... -m hetplan profile links NAME over the {link_cause(link)}, then `samples: "
         "NAME` at that link in the cluster file: it was never measured"
     )
 

@@ -17,8 +17,8 @@ megatron  Megatron-LM: `--attention-dropout` and `--hidden-dropout` (0.1 unless 
           Precision Training Guide): Transformer Engine's layers, of bfloat16 parameters; routers,
           embedding and head are none of them.
 native    hetplan's own layers: torch's scaled_dot_product_attention, no dropout, a loss over a
-          float32 copy, gradients as wide as the parameters (hetplan.profiling.layers,
-          hetplan.profiling.tensor_parallel); sums over islands by its own messages
+          float32 copy, gradients as wide as the parameters
+          (hetplan.profiling.layers); sums over islands by its own messages
           (hetplan.runtime.communicator).
 flagscale as megatron, from which it is made; no context parallelism, no engine of DeepSpeed.
 torchtitan torch's scaled_dot_product_attention, no dropout, a loss over a float32 copy

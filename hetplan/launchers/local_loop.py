@@ -139,7 +139,7 @@ def profile_links(files: LoopFiles, say: Say) -> None:
     """Measure gloo over loopback between as many ranks as the plan may have."""
     ranks = 2 * RANKS_PER_KIND
     command = (
-        *("profile", "--link", LINK, "--store", str(files.store), "--groups", f"2,{ranks}"),
+        *("profile", "links", LINK, "--store", str(files.store), "--groups", f"2,{ranks}"),
         # Their gradients are the largest message that a plan sends.
         *("--model", str(files.model), "--job", str(files.job), "--device", "cpu"),
     )
@@ -224,7 +224,7 @@ def plan_at_scale(files: LoopFiles, say: Say) -> Path:
 
 def _profile(files: LoopFiles, kind: str) -> tuple[str, ...]:
     return (
-        "profile",
+        *("profile", "layers"),
         *("--model", str(files.model), "--job", str(files.job), "--store", str(files.store)),
         *("--device", "cpu", "--kind", kind),
         *("--microbatch", ",".join(map(str, MICROBATCH_SIZES))),

@@ -61,8 +61,8 @@ from hetplan.model.operators import (
 )
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec
 from hetplan.profiling.backends import Backend
+from hetplan.profiling.layer_slices import DTYPES
 from hetplan.profiling.layers import ROTARY_BASE
-from hetplan.profiling.measure_layers import DTYPES
 from hetplan.profiling.operator_bodies import Place
 from hetplan.search.result import SearchResult
 from hetplan.version import __version__

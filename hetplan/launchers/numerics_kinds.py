@@ -12,8 +12,7 @@ from hetplan.errors import InputError
 from hetplan.launchers.machine import same_kind
 from hetplan.launchers.numerics import KindBackend
 from hetplan.plans.pieces import Places, stage_array
-from hetplan.profiling.backends import Backend, CpuBackend, CudaBackend
-from hetplan.profiling.plugin_backend import PLUGINS, open_plugin
+from hetplan.profiling.backends import PLUGINS, AcceleratorBackend, Backend, CpuBackend
 from hetplan.search.result import SearchResult
 
 
@@ -51,7 +50,7 @@ def _accelerators() -> Iterator[Backend]:
     """One device per kind that torch sees."""
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
-            yield CudaBackend(index)
+            yield AcceleratorBackend("cuda", index)
     for plugin in PLUGINS:
         with suppress(InputError):
-            yield open_plugin(plugin.name)
+            yield AcceleratorBackend(plugin.name)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetplan.cluster.device_form import DEVICES_SCHEMA, DevicesForm
+from hetplan.cluster.catalogue import DEVICES_SCHEMA, DevicesForm
 from hetplan.cluster.file_form import CLUSTER_SCHEMA
 from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster
@@ -37,14 +37,14 @@ from hetplan.trainers.folder import MANIFEST
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import load_predictor
 from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, Provenance
-from hetplan.profiling.samples_csv import SAMPLE_TYPES, SampleType, header, read_samples
-from hetplan.profiling.store_state import (
+from hetplan.profiling.samples import SAMPLE_TYPES, SampleType, header, read_samples
+from hetplan.profiling.store import (
     LAYERS_FILE,
     LINKS_FILE,
     OPERATORS_FILE,
     PROVENANCE_FILE,
 )
-from hetplan.profiling.store_state import SCHEMA as PROVENANCE_SCHEMA
+from hetplan.profiling.store import SCHEMA as PROVENANCE_SCHEMA
 from hetplan.search.files import load_legal_plan
 
 TEXT_SUFFIXES = (".md", ".rst", ".html", ".py", ".sh", ".c", ".h", ".cpp", ".cu", ".toml")
@@ -213,6 +213,8 @@ def _recognised(path: Path, text: str) -> _Part:
     kind = table_kind(first)
     if kind is not None:
         return _Part(inputs=read_table(str(path), text, kind), kind="table")
+    if first.startswith("# {") and '"schema": "hetplan.provenance/' in first:
+        return _Part(skipped="holds results of measure.py; `hetplan profile merge` checks them")
     importer = importer_of(text)
     if text.lstrip(" \t\r\n").startswith(("{", "[")):
         own = _own_json(path, text, foreign=importer is not None)

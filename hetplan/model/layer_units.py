@@ -205,7 +205,7 @@ def own_layer_fault(model: ModelSpec) -> str:
     return (
         f"{model.name} has {', '.join(found[:6])}; hetplan's own trainer and profiler have plain "
         "gpt and llama layers only; target megatron can be planned from datasheet figures, or from "
-        f"measurements of plain layers (`hetplan profile --architecture "
+        f"measurements of plain layers (`hetplan profile layers --architecture "
         f"{'gpt' if gpt else 'llama'} --hidden {model.hidden_size}`)"
     )
 

@@ -183,7 +183,7 @@ TARGETS: dict[str, Target] = {
         # torch.distributed.pipelining's Schedule1F1B, whose order it is, refuses it.
         fewer_microbatches_than_stages=False,
         own_layers_only=True,
-        # hetplan.profiling.tensor_parallel._SumReplicas.
+        # hetplan.profiling.layers._SumReplicas.
         sums_copied_heads=True,
         # What the reference trainer is made for; what of it `hetplan launch` does not run yet
         # is in hetplan.plans.ranks.

@@ -2,7 +2,7 @@
 
 A point is one transformer shape at one sequence length, microbatch size, tensor-parallel slice
 and precision. Points come from the shapes that the plans of a job can use, with neighbours in
-hidden size so that a fit can be judged by leaving one size out, or from lists.
+hidden size so that a fit can be judged by leaving one size out, or from lists (`ShapeOptions`).
 """
 
 from __future__ import annotations
@@ -206,3 +206,85 @@ def points(
     if not found:
         raise InputError("no point is left: no tp divides the heads and the ffn of any model")
     return tuple(sorted(found, key=lambda point: point.flops(LayerKind.TRANSFORMER)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeOptions:
+    """The shapes that a user wants measured: those of a model and its job, or lists."""
+
+    model: ModelSpec | None = None
+    job: Job | None = None
+    architecture: Architecture = Architecture.GPT
+    hidden_sizes: tuple[int, ...] = ()
+    sequence_lengths: tuple[int, ...] = ()
+    vocab_size: int | None = None
+    microbatch_sizes: tuple[int, ...] = ()
+    tp_degrees: tuple[int, ...] = ()
+    precisions: tuple[Precision, ...] = ()
+    neighbours: bool = True
+    """Whether the hidden sizes next to the model's are measured too."""
+
+    def __post_init__(self) -> None:
+        if (self.model is None) != (self.job is None):
+            raise InputError("--model and --job belong together: give both or neither")
+        if self.model is not None and (self.hidden_sizes or self.vocab_size is not None):
+            raise InputError("--hidden and --vocab come from the model; leave them out")
+        if self.job is not None and (self.sequence_lengths or self.precisions):
+            raise InputError("--seq and --precision come from the job; leave them out")
+
+    def grid(self, *, is_accelerator: bool) -> tuple[GridPoint, ...]:
+        """The points; what neither a job nor a list gives depends on the kind of device."""
+        if self.model is not None and self.job is not None:
+            return job_grid(
+                self.model,
+                self.job,
+                tp_degrees=self.tp_degrees,
+                microbatch_sizes=self.microbatch_sizes,
+                neighbours=self.neighbours,
+            )
+        default = _ACCELERATOR if is_accelerator else _CPU
+        lengths = self.sequence_lengths or default.sequence_lengths
+        vocab_size = default.vocab_size if self.vocab_size is None else self.vocab_size
+        hidden_sizes = self.hidden_sizes or default.hidden_sizes
+        return points(
+            plain_models(
+                self.architecture,
+                hidden_sizes,
+                vocab_size=vocab_size,
+                sequence_length=max(lengths),
+            ),
+            sequence_lengths=lengths,
+            microbatch_sizes=self.microbatch_sizes or default.microbatch_sizes,
+            tp_degrees=self.tp_degrees or default.tp_degrees,
+            precisions=self.precisions or default.precisions,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Defaults:
+    """Shapes that are measured where the user names none."""
+
+    hidden_sizes: tuple[int, ...]
+    sequence_lengths: tuple[int, ...]
+    vocab_size: int
+    microbatch_sizes: tuple[int, ...] = (1, 2, 4)
+    tp_degrees: tuple[int, ...]
+    precisions: tuple[Precision, ...]
+
+
+# Under a minute on one core; three hidden sizes, so that a fit can leave one out.
+_CPU = _Defaults(
+    hidden_sizes=(128, 192, 256),
+    sequence_lengths=(128,),
+    vocab_size=1024,
+    tp_degrees=(1, 2),
+    precisions=(Precision.FLOAT32,),
+)
+# From the 3 B to the 70 B class; minutes on a current accelerator.
+_ACCELERATOR = _Defaults(
+    hidden_sizes=(2048, 4096, 8192),
+    sequence_lengths=(2048,),
+    vocab_size=32000,
+    tp_degrees=TP_DEGREES,
+    precisions=(Precision.BFLOAT16,),
+)

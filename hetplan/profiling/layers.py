@@ -5,6 +5,10 @@ reference trainer (slices of one layer over a group), so that a measured time is
 runs. Matrices are cut as in Shoeybi et al., arXiv 1909.08053: queries, keys, values, up and gate
 by columns, output and down projections by rows, embedding and head by vocabulary.
 
+A column-parallel matrix product takes a replicated input, so the gradient of that input is summed
+over the group (`copy_to_group`); a row-parallel one leaves partial outputs, so they are summed
+(`sum_over_group`). Without a group neither does anything: a slice is then measured alone.
+
 Every layer exposes its weights by name as attributes; `Embedding.weight` and `Head.weight` are
 the vocabulary matrices [ceil(vocab / tp), h], which a trainer may tie. Where the model ties them,
 both start from the same values.
@@ -14,30 +18,27 @@ Symbols: b microbatch, s sequence, h hidden, d head dimension, a query heads, k 
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
 from hetplan.errors import InputError
-from hetplan.model.numerics import OWN_NORM_EPSILON, OWN_ROTARY_BASE
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec
-from hetplan.profiling.tensor_parallel import (
-    Communication,
-    copy_to_group,
-    group_cross_entropy,
-    sum_over_group,
-    sum_replicas,
+from hetplan.profiling.layer_slices import (
+    NORM_EPSILON,
+    ROTARY_BASE,
+    CrossEntropy,
+    attention,
+    norm,
+    rotary_tables,
 )
 from hetplan.profiling.weights import initial_value, kv_block, parameter_slices
 
-NORM_EPSILON = OWN_NORM_EPSILON
-ROTARY_BASE = OWN_ROTARY_BASE
-
-# `enable_gqa` came with torch 2.5 and `rms_norm` with 2.4; vendors' images have older ones.
-_TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
-_HAS_GQA = _TORCH >= (2, 5)
-_HAS_RMS_NORM = _TORCH >= (2, 4)
+__all__ = ["NORM_EPSILON", "ROTARY_BASE"]
 
 
 def build_layer(
@@ -107,6 +108,120 @@ def cross_entropy(
     return group_cross_entropy(logits, targets, tp_rank=tp_rank, communication=communication)
 
 
+class Communication:
+    """A tensor-parallel group, or none, and the time spent talking in it.
+
+    `seconds` lets the pacer tell communication from computation. It is the time of the calls, so
+    it is the communication's own time only where calls block (gloo on a CPU).
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self.group = group
+        self.seconds = 0.0
+
+    def all_reduce(self, tensor: Tensor, operation: Any = None) -> None:
+        """Reduce `tensor` over the group in place, by sum unless told otherwise."""
+        if self.group is None:
+            return
+        started = time.perf_counter()
+        dist.all_reduce(tensor, op=operation or dist.ReduceOp.SUM, group=self.group)
+        self.seconds += time.perf_counter() - started
+
+
+class _CopyToGroup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, communication: Communication) -> Tensor:
+        ctx.communication = communication
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        total = gradients[0].clone(memory_format=torch.contiguous_format)
+        ctx.communication.all_reduce(total)
+        return total, None
+
+
+class _SumOverGroup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, communication: Communication) -> Tensor:
+        total = tensor.contiguous()
+        if total is tensor:
+            ctx.mark_dirty(tensor)
+        communication.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+class _SumReplicas(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, weight: Tensor, communication: Communication, start: int, copy: int, copies: int
+    ) -> Tensor:
+        ctx.communication, ctx.start, ctx.copy, ctx.copies = communication, start, copy, copies
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        gradient = gradients[0].clone(memory_format=torch.contiguous_format)
+        shared = gradient[ctx.start :]
+        # One place per key-value head; each rank adds what its own query heads contributed.
+        places = torch.zeros((ctx.copies, *shared.shape), dtype=shared.dtype, device=shared.device)
+        places[ctx.copy] = shared
+        ctx.communication.all_reduce(places)
+        gradient[ctx.start :] = places[ctx.copy]
+        return gradient, None, None, None, None
+
+
+def copy_to_group(tensor: Tensor, communication: Communication) -> Tensor:
+    """The same tensor; its gradient is summed over the group."""
+    if communication.group is None:
+        return tensor
+    result: Tensor = _CopyToGroup.apply(tensor, communication)  # type: ignore[no-untyped-call]
+    return result
+
+
+def sum_over_group(tensor: Tensor, communication: Communication) -> Tensor:
+    """Sum of the ranks' tensors (in place of the argument); its gradient passes unchanged."""
+    if communication.group is None:
+        return tensor
+    result: Tensor = _SumOverGroup.apply(tensor, communication)  # type: ignore[no-untyped-call]
+    return result
+
+
+def sum_replicas(
+    weight: Tensor, communication: Communication, *, start: int, copy: int, copies: int
+) -> Tensor:
+    """The same weight, whose rows from `start` on several ranks hold alike.
+
+    There are `copies` different such blocks and this rank holds block `copy`; the gradient of a
+    block is summed over the ranks that hold it.
+    """
+    if communication.group is None:
+        return weight
+    result: Tensor = _SumReplicas.apply(weight, communication, start, copy, copies)  # type: ignore[no-untyped-call]
+    return result
+
+
+def group_cross_entropy(
+    logits: Tensor, targets: Tensor, *, tp_rank: int, communication: Communication
+) -> Tensor:
+    """Mean loss of logits [b, s, vocab/tp] against targets [b, s] in [0, vocab).
+
+    Computed in float32. Equal on all ranks of the group. Without a group the slice counts as the
+    whole vocabulary, except that targets outside of it contribute no target logit.
+    """
+
+    def all_reduce(tensor: Tensor, largest: bool) -> None:
+        communication.all_reduce(tensor, dist.ReduceOp.MAX if largest else None)
+
+    first = tp_rank * logits.shape[-1]
+    loss: Tensor = CrossEntropy.apply(logits, targets, first, all_reduce)  # type: ignore[no-untyped-call]
+    return loss
+
+
 class _Layer(nn.Module):
     """What all layers share: the model's shape, the rank's slice and the group."""
 
@@ -128,49 +243,17 @@ class _Layer(nn.Module):
             empty = torch.empty(part.shape, dtype=dtype, device=device)
             self.register_parameter(part.name, nn.Parameter(empty))
 
-    def _norm(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        shape = (self.model.hidden_size,)
-        if self.model.architecture is Architecture.GPT:
-            return functional.layer_norm(x, shape, weight, bias, NORM_EPSILON)
-        if _HAS_RMS_NORM:
-            return functional.rms_norm(x, shape, weight, NORM_EPSILON)
-        wide = x.float()
-        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + NORM_EPSILON)
-        return scaled.to(x.dtype) * weight
-
     def _attention(self, qkv: Tensor, *, rotate: bool) -> Tensor:
         """Causal attention of the rank's heads: [b, s, q + 2 kv] -> [b, s, q]."""
-        b, s, _ = qkv.shape
-        d, query = self.model.head_dim, self.model.attention_size // self.tp
-        kv = (qkv.shape[-1] - query) // 2
-        q, k, v = (
-            part.view(b, s, -1, d).transpose(1, 2)
-            for part in torch.split(qkv, [query, kv, kv], dim=-1)
-        )
-        if rotate:
-            cosine, sine = self._rotary(s, qkv)
-            q, k = _rotate(q, cosine, sine), _rotate(k, cosine, sine)
-        if query == kv:
-            context = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        elif _HAS_GQA:
-            context = functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, enable_gqa=True
-            )
-        else:
-            k, v = (part.repeat_interleave(query // kv, dim=1) for part in (k, v))
-            context = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return context.transpose(1, 2).reshape(b, s, query)
+        tables = self._rotary(qkv) if rotate else None
+        return attention(qkv, self.model.attention_size // self.tp, self.model.head_dim, tables)
 
-    def _rotary(self, s: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _rotary(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [s, d / 2], computed once per sequence length."""
         kept: tuple[Tensor, Tensor] | None = getattr(self, "_rotary_table", None)
-        key = (s, like.dtype, like.device)
+        key = (like.shape[1], like.dtype, like.device)
         if kept is None or (len(kept[0]), kept[0].dtype, kept[0].device) != key:
-            half = self.model.head_dim // 2
-            exponents = torch.arange(half, dtype=torch.float32, device=like.device) / half
-            places = torch.arange(s, dtype=torch.float32, device=like.device)
-            angles = torch.outer(places, ROTARY_BASE**-exponents)
-            kept = (angles.cos().to(like.dtype), angles.sin().to(like.dtype))
+            kept = rotary_tables(like.shape[1], self.model.head_dim, like)
             self._rotary_table = kept
         return kept
 
@@ -186,11 +269,6 @@ class _Layer(nn.Module):
             copy=kv_block(self.model, self.tp, self.tp_rank),
             copies=copies,
         )
-
-
-def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
 
 
 class Embedding(_Layer):
@@ -237,12 +315,12 @@ class GptLayer(_Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """One pre-norm transformer layer."""
-        y = self._norm(x, self.attention_norm_weight, self.attention_norm_bias)
+        y = norm(x, self.attention_norm_weight, self.attention_norm_bias)
         y = copy_to_group(y, self.communication)
         weight, bias = self._shared_kv(self.qkv_weight), self._shared_kv(self.qkv_bias)
         y = self._attention(functional.linear(y, weight, bias), rotate=False)
         x = x + self._row(y, self.out_weight, self.out_bias)
-        y = self._norm(x, self.mlp_norm_weight, self.mlp_norm_bias)
+        y = norm(x, self.mlp_norm_weight, self.mlp_norm_bias)
         y = copy_to_group(y, self.communication)
         y = functional.gelu(functional.linear(y, self.up_weight, self.up_bias))
         return x + self._row(y, self.down_weight, self.down_bias)
@@ -267,12 +345,12 @@ class LlamaLayer(_Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """One pre-norm transformer layer."""
-        y = self._norm(x, self.attention_norm_weight, None)
+        y = norm(x, self.attention_norm_weight, None)
         y = copy_to_group(y, self.communication)
         qkv = functional.linear(y, self._shared_kv(self.qkv_weight))
         y = functional.linear(self._attention(qkv, rotate=True), self.out_weight)
         x = x + sum_over_group(y, self.communication)
-        y = self._norm(x, self.mlp_norm_weight, None)
+        y = norm(x, self.mlp_norm_weight, None)
         y = copy_to_group(y, self.communication)
         gate = functional.silu(functional.linear(y, self.gate_weight))
         y = functional.linear(gate * functional.linear(y, self.up_weight), self.down_weight)
@@ -289,7 +367,7 @@ class Head(_Layer):
     def forward(self, x: Tensor) -> Tensor:
         """Logits of the rank's part of the vocabulary; padding has the least finite value."""
         bias = self.norm_bias if self.model.architecture is Architecture.GPT else None
-        y = copy_to_group(self._norm(x, self.norm_weight, bias), self.communication)
+        y = copy_to_group(norm(x, self.norm_weight, bias), self.communication)
         logits = functional.linear(y, self.weight)
         real = self.model.vocab_size - self.tp_rank * self.weight.shape[0]
         if real < self.weight.shape[0]:

@@ -1,50 +1,39 @@
-"""How long and how large the layers of a model are on one device, measured as they are trained.
+"""How long one layer takes on one device, for every layer kind and every point of a grid.
 
-One unit of work is one layer kind at one grid point: forward with autograd recording, backward
-with the gradients of input and weights (added to those that are there, as from the second
-microbatch of a step on), the optimizer's update, and their memory. A slice is measured alone,
-without communication. `head` includes the loss. Units go from cheap to expensive, until the
-budget is spent; every finished unit is handed over at once.
+Forward and backward are timed one after the other on the layer alone, with fresh random inputs and
+no communication; backward computes gradients of the weights and, but for the embedding, of the
+input. Gradients of weights are kept from pass to pass: they are added to, as from the second
+microbatch of a step on. The head includes the loss.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from hetplan.errors import ProfileError
-from hetplan.job.spec import Optimizer, Precision
+from hetplan.job.spec import Optimizer
 from hetplan.model.spec import TRAINED_KINDS, LayerKind
 from hetplan.profiling.backends import Backend
 from hetplan.profiling.grid import GridPoint
+from hetplan.profiling.layer_slices import DTYPES, INITIAL_STD, layer_inputs, time_layer
 from hetplan.profiling.layers import Head, HeadWithLoss, allocate_layer
+from hetplan.profiling.profiler import NO_TIMING, Profiler, Shape
 from hetplan.profiling.samples import LayerSample, Phase
-from hetplan.profiling.timing import Timing, TimingLimits, expected_seconds, measure
+from hetplan.profiling.timing import Timing, TimingLimits, measure
 from hetplan.profiling.updating import FlatParameters
-from hetplan.profiling.weights import INITIAL_STD
 
 if TYPE_CHECKING:
     from hetplan.profiling.pacing import PacedKind, Pacer
-
-DTYPES = {
-    Precision.FLOAT32: torch.float32,
-    Precision.BFLOAT16: torch.bfloat16,
-    Precision.FLOAT16: torch.float16,
-}
 
 # One layer and as many as a stage holds: an update of few parameters runs from the cache.
 UPDATE_COPIES = (1, 8)
 # Elements of the largest update: 16 bytes each with AdamW in float32, so 4 GiB.
 MAX_UPDATE = 1 << 28
-
-Shape: TypeAlias = tuple[str | int, ...]
-"""What two samples of the same thing have in common: `LayerSample.shape`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,17 +45,15 @@ class Unit:
     with_updates: bool = False
     """Whether the optimizer's updates of the layer are measured too."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """One finished unit."""
-
-    unit: Unit
-    samples: tuple[LayerSample, ...]
-    finished: int
-    total: int
-    left_seconds: float
-    """Estimate for the units that are left, within the budget."""
+    def __str__(self) -> str:
+        """The unit without its device, as in `transformer hidden 256 microbatch 2 tp 1`."""
+        point = self.point
+        update = " and updates" if self.with_updates else ""
+        return (
+            f"{self.kind.value}{update} hidden {point.model.hidden_size} sequence "
+            f"{point.sequence_length} microbatch {point.microbatch_size} tp {point.tp} "
+            f"{point.precision.value}"
+        )
 
 
 def units(grid: Sequence[GridPoint]) -> tuple[Unit, ...]:
@@ -106,80 +93,39 @@ def _without_microbatch(point: GridPoint) -> tuple[object, ...]:
     return (point.model, point.sequence_length, point.tp, point.precision)
 
 
-class LayerProfiler:
-    """Measures units on one backend."""
+class LayerProfiler(Profiler[Unit, LayerSample]):
+    """Measures layers on one device."""
 
     def __init__(
         self,
         backend: Backend,
         *,
         device: str,
-        limits: TimingLimits,
+        limits: TimingLimits | None = None,
         optimizers: Sequence[Optimizer] = tuple(Optimizer),
         pacer: Pacer | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.backend, self.device, self.limits = backend, device, limits
+        super().__init__(backend, device=device, limits=limits, clock=clock)
         self.optimizers, self.pacer = tuple(optimizers), pacer
-        self._clock = clock
 
-    def run(
-        self,
-        work: Sequence[Unit],
-        *,
-        measured: Collection[Shape] = (),
-        budget_seconds: float = float("inf"),
-        on_begin: Callable[[Unit], None] | None = None,
-        on_failure: Callable[[Unit, Exception], None] | None = None,
-    ) -> Iterator[Progress]:
-        """Measure the units that are not in `measured`, cheapest first, within the budget.
-
-        A unit that is expected to end after the budget is not begun, and so are none after it:
-        they are more expensive. Results are yielded one unit at a time. With `on_failure` a unit
-        that the device refuses (out of memory, no such kernel) is told to it and passed over.
-        """
-        started = self._clock()
-        missing = [unit for unit in work if self.shapes(unit) - set(measured)]
-        costs = _Costs(self.limits)
-        for index, unit in enumerate(missing):
-            spent = self._clock() - started
-            if index and spent + costs.seconds(unit) > budget_seconds:
-                return
-            begun = self._clock()
-            if on_begin is not None:
-                on_begin(unit)
-            try:
-                samples = self.measure_unit(unit)
-            except (RuntimeError, NotImplementedError, MemoryError) as error:
-                if on_failure is None:
-                    raise
-                on_failure(unit, error)
-                continue
-            costs.note(unit, samples, self._clock() - begun)
-            spent = self._clock() - started
-            left = costs.left_seconds(missing[index + 1 :], budget_seconds - spent)
-            yield Progress(
-                unit=unit,
-                samples=samples,
-                finished=index + 1,
-                total=len(missing),
-                left_seconds=left,
-            )
+    def work(self, unit: Unit) -> tuple[str, float]:
+        """Layers of one kind have rates that are alike."""
+        return unit.kind.value, unit.point.flops(unit.kind)
 
     def shapes(self, unit: Unit) -> set[Shape]:
-        """What the samples of a unit will measure."""
-        timing = Timing(
-            median_seconds=0.0, p10_seconds=0.0, p90_seconds=0.0, repeats=0, outliers=0, steady=True
-        )
-        passes = [self._sample(unit, phase, timing) for phase in (Phase.FORWARD, Phase.BACKWARD)]
-        updates = [
-            self._sample(unit, _update_phase(optimizer), timing, copies=copies)
-            for optimizer, copies in self._updates(unit)
-        ]
-        return {sample.shape for sample in (*passes, *updates)}
+        """Shapes of both passes and of the updates."""
+        return {
+            self._sample(unit, phase, NO_TIMING, copies=copies).shape
+            for phase, copies in (
+                (Phase.FORWARD, 1),
+                (Phase.BACKWARD, 1),
+                *((_update_phase(optimizer), copies) for optimizer, copies in self.updates(unit)),
+            )
+        }
 
-    def _updates(self, unit: Unit) -> tuple[tuple[Optimizer, int], ...]:
-        """Which updates of how many layers at once belong to the unit."""
+    def updates(self, unit: Unit) -> tuple[tuple[Optimizer, int], ...]:
+        """Optimizers, and of how many layers at once, whose updates belong to the unit."""
         if not unit.with_updates:
             return ()
         parameters = unit.point.model.parameters(unit.kind, unit.point.tp)
@@ -191,30 +137,30 @@ class LayerProfiler:
         )
 
     def measure_unit(self, unit: Unit) -> tuple[LayerSample, ...]:
-        """One sample per phase of the unit."""
-        layer = self._layer(unit)
-        arguments, gradient = self._inputs(unit)
-
-        def one_pass(mark: Callable[[], None]) -> None:
-            for argument in arguments:
-                argument.grad = None
-            mark()
-            result = layer(*arguments)
-            mark()
-            result.backward(gradient)
-            mark()
-
-        forward, backward = measure(one_pass, self.backend, self.limits, clock=self._clock)
-        for timing in (forward, backward):
-            if timing.median_seconds <= 0:
-                raise ProfileError(f"the clock of {self.device} did not advance during {unit}")
-        kept, forward_peak, backward_peak = self._memory(layer, arguments, gradient)
+        """Samples of both passes and of the updates."""
+        point, device = unit.point, self.backend.device()
+        arguments, gradient = layer_inputs(
+            unit.kind.value,
+            (point.microbatch_size, point.sequence_length),
+            point.model.hidden_size,
+            point.model.vocab_size,
+            point.precision.value,
+            device,
+        )
+        timed = tuple(
+            time_layer(
+                self._layer(unit), arguments, gradient, self.backend, self.limits, self._clock
+            )
+        )
+        self.check_clock(unit, [timing for timing, _, _ in timed])
         samples = [
-            self._sample(unit, Phase.FORWARD, forward, kept=kept, peak=forward_peak),
-            self._sample(unit, Phase.BACKWARD, backward, peak=backward_peak),
+            self._sample(unit, phase, timing, kept=kept, peak=peak)
+            for phase, (timing, kept, peak) in zip(
+                (Phase.FORWARD, Phase.BACKWARD), timed, strict=True
+            )
         ]
         samples += [
-            self._update(unit, optimizer, copies) for optimizer, copies in self._updates(unit)
+            self._update(unit, optimizer, copies) for optimizer, copies in self.updates(unit)
         ]
         return tuple(samples)
 
@@ -238,49 +184,6 @@ class LayerProfiler:
         if self.pacer is not None:
             layer = self.pacer.wrap(layer, unit.kind, point.microbatch_size, point.tp)
         return layer
-
-    def _inputs(self, unit: Unit) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        """What the layer takes, and the gradient of its result (None for the scalar loss)."""
-        point, device = unit.point, self.backend.device()
-        shape = (point.microbatch_size, point.sequence_length)
-        tokens = torch.randint(0, point.model.vocab_size, shape, device=device)
-        stream = torch.randn(
-            (*shape, point.model.hidden_size), dtype=DTYPES[point.precision], device=device
-        )
-        if unit.kind is LayerKind.EMBEDDING:
-            return (tokens,), stream
-        if unit.kind is LayerKind.HEAD:
-            return (stream.requires_grad_(), tokens), None
-        return (stream.requires_grad_(),), torch.randn_like(stream)
-
-    def _memory(
-        self, layer: nn.Module, arguments: tuple[Tensor, ...], gradient: Tensor | None
-    ) -> tuple[float, float, float]:
-        """Bytes kept for backward, and the peaks of forward and backward (0: not told)."""
-        parameters = {each.untyped_storage().data_ptr() for each in layer.parameters()}
-        kept: dict[int, int] = {}
-
-        def pack(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in parameters:
-                kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        for argument in arguments:
-            argument.grad = None
-        forward_peak = backward_peak = 0.0
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            watched = self.backend.reset_peak_memory()
-            result = layer(*arguments)
-            self.backend.synchronise()
-            if watched:
-                forward_peak = self.backend.peak_memory_bytes()
-        watched = self.backend.reset_peak_memory()
-        result.backward(gradient)
-        self.backend.synchronise()
-        if watched:
-            backward_peak = self.backend.peak_memory_bytes()
-        return float(sum(kept.values())), forward_peak, backward_peak
 
     def _update(self, unit: Unit, optimizer: Optimizer, copies: int) -> LayerSample:
         """The update of this many layers' parameters, as the trainer does it: one vector."""
@@ -345,45 +248,3 @@ class LayerProfiler:
 
 def _update_phase(optimizer: Optimizer) -> str:
     return f"{Phase.OPTIMIZER}:{optimizer}"
-
-
-class _Costs:
-    """How long units are expected to take, learnt from those that were measured."""
-
-    def __init__(self, limits: TimingLimits) -> None:
-        self._limits = limits
-        self._rates: dict[LayerKind, list[float]] = {}
-        self._ratios: list[float] = []
-        self._last_seconds = 0.0
-
-    def note(self, unit: Unit, samples: Sequence[LayerSample], wall_seconds: float) -> None:
-        """Learn the rate of a unit's passes and how its wall time compares to the rule."""
-        pass_seconds = sum(
-            sample.median_seconds
-            for sample in samples
-            if sample.phase in (Phase.FORWARD, Phase.BACKWARD)
-        )
-        rate = unit.point.flops(unit.kind) / pass_seconds
-        self._rates.setdefault(unit.kind, []).append(rate)
-        self._last_seconds = wall_seconds
-        self._ratios.append(wall_seconds / expected_seconds(self._limits, pass_seconds))
-
-    def seconds(self, unit: Unit) -> float:
-        """Expected wall time of a unit; needs one noted unit. The latest are the most alike."""
-        rates = self._rates.get(unit.kind)
-        if rates is None:
-            # Nothing of this kind yet: it is next in line, so about as long as the last.
-            return self._last_seconds
-        pass_seconds = unit.point.flops(unit.kind) / statistics.median(rates[-5:])
-        ratio = statistics.median(self._ratios[-5:])
-        return ratio * expected_seconds(self._limits, pass_seconds)
-
-    def left_seconds(self, missing: Sequence[Unit], budget_seconds: float) -> float:
-        """Expected wall time of these units in this order, as far as the budget goes."""
-        total = 0.0
-        for unit in missing:
-            cost = self.seconds(unit)
-            if total + cost > budget_seconds:
-                break
-            total += cost
-        return total

@@ -10,6 +10,8 @@ never share a connection, and no control message is sent while a repeat is timed
 on every rank and put together afterwards: from the last rank's start to the last rank's end.
 Ranks of one machine share its monotonic clock; for others the clock's offset is estimated from
 the fastest of several round trips, to half of that round trip's asymmetry.
+
+Part of the stand-alone measure.py: Python 3.8 and torch 2.1 only.
 """
 
 from __future__ import annotations
@@ -28,26 +30,29 @@ from torch import Tensor
 
 from hetplan.errors import InputError
 from hetplan.profiling.backends import Backend
-from hetplan.profiling.samples import LinkOperation, LinkSample
-from hetplan.profiling.timing import summarise
+from hetplan.profiling.timing import Timing, summarise
 
 MIN_MESSAGE_BYTES = 4096
 # Protocols switch between sizes; a factor of 4 puts two or more points on each side.
 SIZE_FACTOR = 4
 ELEMENT_BYTES = 4  # float32
 
-LinkKey = tuple[str, int, int]
-"""(operation, group size, message bytes)."""
+SEND_RECV, SEND_RECV_LATE = "send_recv", "send_recv_late"
+LINK_OPERATIONS = (
+    SEND_RECV, SEND_RECV_LATE, "all_reduce", "reduce_scatter", "all_gather", "all_to_all",
+    "broadcast",
+)  # fmt: skip
+"""Values of `hetplan.profiling.samples.LinkOperation`."""
 
 _LOGGER = logging.getLogger(__name__)
-_POINT_TO_POINT = (LinkOperation.SEND_RECV, LinkOperation.SEND_RECV_LATE)
+_POINT_TO_POINT = (SEND_RECV, SEND_RECV_LATE)
 # Between the barrier and the start: the barrier's own last messages have left by then.
 _SETTLE_SECONDS = 2e-4
 # The receiver is waiting for certain when the sender starts: 2 ms is several time slices.
 _LATE_MIN_SECONDS = 2e-3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class LinkLimits:
     """How often a case is repeated."""
 
@@ -58,23 +63,13 @@ class LinkLimits:
     """A case aims to end within this time, once it has its fewest repeats."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class LinkCase:
     """One thing to measure."""
 
-    operation: LinkOperation
+    operation: str
     group_size: int
     message_bytes: int
-
-    @property
-    def key(self) -> LinkKey:
-        """What two samples of the same case have in common on one link."""
-        return (self.operation.value, self.group_size, self.message_bytes)
-
-
-def link_key(sample: LinkSample) -> LinkKey:
-    """The case that a sample measured."""
-    return (sample.operation, sample.group_size, sample.message_bytes)
 
 
 def message_sizes(largest_bytes: int) -> tuple[int, ...]:
@@ -102,7 +97,7 @@ def link_cases(
     sizes: Sequence[int],
     *,
     groups: Sequence[int] = (),
-    operations: Sequence[LinkOperation] = tuple(LinkOperation),
+    operations: Sequence[str] = LINK_OPERATIONS,
 ) -> tuple[LinkCase, ...]:
     """Every case, small messages first; message sizes are rounded up so that groups divide them."""
     if world < 2:
@@ -117,13 +112,7 @@ def link_cases(
                 if operation in _POINT_TO_POINT and group != 2:
                     continue
                 whole = ELEMENT_BYTES if operation in _POINT_TO_POINT else unit
-                cases.append(
-                    LinkCase(
-                        operation=operation,
-                        group_size=group,
-                        message_bytes=-(-size // whole) * whole,
-                    )
-                )
+                cases.append(LinkCase(operation, group, -(-size // whole) * whole))
     return tuple(cases)
 
 
@@ -145,31 +134,31 @@ def process_group(backend: Backend) -> Iterator[int]:
 class LinkProfiler:
     """One rank's part in measuring a link; needs an initialised default process group."""
 
-    def __init__(self, backend: Backend, *, link: str, limits: LinkLimits | None = None) -> None:
-        self.backend, self.link, self.limits = backend, link, limits or LinkLimits()
+    def __init__(self, backend: Backend, limits: LinkLimits | None = None) -> None:
+        self.backend, self.limits = backend, limits or LinkLimits()
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self._control = dist.new_group(backend="gloo")
         self._clock_offset = self._measure_clock_offset()
         self._groups: dict[int, tuple[Any, Any]] = {}
-        self.absent: dict[LinkOperation, str] = {}
+        self.absent: dict[str, str] = {}
         """Operations that the backend turned out not to have, and what it said."""
 
     def run(
         self,
         cases: Sequence[LinkCase],
         *,
-        measured: Collection[LinkKey] = (),
-        on_sample: Callable[[LinkSample, int, int], None],
+        measured: Collection[LinkCase] = (),
+        on_sample: Callable[[LinkCase, Timing, int, int], None],
     ) -> None:
         """Measure the cases that are not in rank 0's `measured`.
 
-        On rank 0 `on_sample(sample, finished, total)` is called after each; other ranks never
-        call it. Operations that the backend does not have are left out, with a warning, and so
+        On rank 0 `on_sample(case, timing, finished, total)` is called after each; other ranks
+        never call it. Operations that the backend does not have are left out with a warning, as
         are transfers too short for clocks of different machines.
         """
         agreed: list[Any] = [set(measured)]
         dist.broadcast_object_list(agreed, src=0, group=self._control)
-        missing = [case for case in cases if case.key not in agreed[0]]
+        missing = [case for case in cases if case not in agreed[0]]
         for size in sorted({case.group_size for case in missing}):
             members = list(group_members(self.world, size))
             # Every rank takes part in making every group, in the same order.
@@ -185,20 +174,18 @@ class LinkProfiler:
         for index, case in enumerate(missing):
             if self.rank not in group_members(self.world, case.group_size):
                 continue
-            sample = self._measure(case)
-            if self.rank == 0 and sample is not None:
-                on_sample(sample, index + 1, len(missing))
+            timing = self._measure(case)
+            if self.rank == 0 and timing is not None:
+                on_sample(case, timing, index + 1, len(missing))
 
-    def _absent_operations(self, cases: Sequence[LinkCase]) -> set[LinkOperation]:
+    def _absent_operations(self, cases: Sequence[LinkCase]) -> set[str]:
         """Operations that some rank's backend refuses, found by one small try each."""
-        refused: dict[LinkOperation, str] = {}
+        refused: dict[str, str] = {}
         for operation in dict.fromkeys(case.operation for case in cases):
-            size = min(case.group_size for case in cases if case.operation is operation)
+            size = min(case.group_size for case in cases if case.operation == operation)
             if self.rank not in group_members(self.world, size):
                 continue
-            case = LinkCase(
-                operation=operation, group_size=size, message_bytes=ELEMENT_BYTES * size
-            )
+            case = LinkCase(operation, size, ELEMENT_BYTES * size)
             try:
                 self._operation(case)()
                 self.backend.synchronise()
@@ -214,11 +201,11 @@ class LinkProfiler:
                 _LOGGER.warning("%s is not measured: %s refuses it (%s)", operation, name, text)
         return set(absent)
 
-    def _measure(self, case: LinkCase) -> LinkSample | None:
-        """The sample; None where the clocks of the ranks cannot tell so short a time."""
+    def _measure(self, case: LinkCase) -> Timing | None:
+        """The timing; None where the clocks of the ranks cannot tell so short a time."""
         control = self._groups[case.group_size][1]
         run = self._operation(case)
-        if case.operation is LinkOperation.SEND_RECV_LATE:
+        if case.operation == SEND_RECV_LATE:
             together = max(self._gathered(self._repeat(run, control, 0.0, 2), control))
             delay = max(_LATE_MIN_SECONDS, 2 * together) if self.rank == 0 else 0.0
         else:
@@ -243,19 +230,7 @@ class LinkProfiler:
                     case.group_size,
                 )
             return None
-        timing = summarise(tuple(seconds), steady=True)
-        return LinkSample(
-            link=self.link,
-            operation=case.operation.value,
-            backend=self.backend.collectives,
-            group_size=case.group_size,
-            message_bytes=case.message_bytes,
-            median_seconds=timing.median_seconds,
-            p10_seconds=timing.p10_seconds,
-            p90_seconds=timing.p90_seconds,
-            repeats=timing.repeats,
-            outliers=timing.outliers,
-        )
+        return summarise(seconds)
 
     def _repeat(
         self, run: Callable[[], None], control: Any, delay_seconds: float, repeats: int
@@ -291,14 +266,14 @@ class LinkProfiler:
             if self.rank == members[0]:
                 return lambda: dist.send(whole, members[1], group=group)
             return lambda: _nothing(dist.recv(whole, members[0], group=group))
-        if case.operation is LinkOperation.ALL_REDUCE:
+        if case.operation == "all_reduce":
             return lambda: _nothing(dist.all_reduce(whole, group=group))
-        if case.operation is LinkOperation.BROADCAST:
+        if case.operation == "broadcast":
             return lambda: _nothing(dist.broadcast(whole, members[0], group=group))
-        if case.operation is LinkOperation.REDUCE_SCATTER:
+        if case.operation == "reduce_scatter":
             scatter = _single("reduce_scatter_single", "reduce_scatter_tensor")
             return lambda: scatter(part, whole, group=group)
-        if case.operation is LinkOperation.ALL_GATHER:
+        if case.operation == "all_gather":
             gather = _single("all_gather_single", "all_gather_into_tensor")
             return lambda: gather(whole, part, group=group)
         received = torch.empty_like(whole)

@@ -31,8 +31,8 @@ from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import write_atomically
 from hetplan.model.spec import TRAINED_KINDS, LayerKind
+from hetplan.profiling.layers import Communication
 from hetplan.profiling.samples import Phase
-from hetplan.profiling.tensor_parallel import Communication
 
 SCHEMA = "hetplan.pace/2"
 
@@ -123,6 +123,15 @@ class Pace:
                 return kind
         have = ", ".join(kind.device for kind in self.kinds)
         raise InputError(f"the pace has no device kind {device}; it has {have}")
+
+    def choose(self, device: str | None) -> PacedKind:
+        """The pace of this device kind, or of the only one."""
+        if device is not None:
+            return self.kind(device)
+        if len(self.kinds) != 1:
+            names = ", ".join(kind.device for kind in self.kinds)
+            raise InputError(f"the pace has the device kinds {names}; choose one with --kind")
+        return self.kinds[0]
 
 
 def load_pace(path: Path) -> Pace:

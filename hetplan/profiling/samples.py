@@ -1,15 +1,33 @@
-"""What a measurement is: samples of layers and of links, and where they came from.
+"""Samples of layers, operators and links, where they came from, and their CSV form.
 
-A sample is one row of a CSV file; all rows of one population (same device, driver, library
-versions, threads) stand in one folder with its provenance. Seconds are medians over `repeats`
-runs of which `outliers` lie more than three interquartile ranges above the median; none is
-dropped.
+A sample is one row of a CSV file, with columns named like the fields of the value; all rows of one
+population (same device, driver, library versions, threads) are in one folder with its provenance.
+Seconds are medians over `repeats` runs of which `outliers` lie more than three interquartile ranges
+above the median; none is dropped.
+
+Numbers are written by repr, which is exact. A reader names file, line and column of every fault.
+Columns are only ever added, at the end: a file without the later ones (`LATER_COLUMNS`) is an
+older form and is read with their defaults.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import csv
+import datetime
+import io
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, get_type_hints
+
+from hetplan.errors import Fault, InputError
+from hetplan.job.spec import Precision
+from hetplan.model.operators import OperatorClass
+
+if TYPE_CHECKING:
+    import pandas
 
 
 class Phase(StrEnum):
@@ -243,3 +261,236 @@ class ProfileSet:
     links: tuple[LinkSample, ...]
     provenance: tuple[Provenance, ...]
     operators: tuple[OperatorSample, ...] = ()
+
+    def to_pandas(self) -> dict[str, pandas.DataFrame]:
+        """Tables `layers`, `links`, `operators` and `provenance`, one row per value."""
+        import pandas
+
+        return {
+            field.name: pandas.DataFrame(
+                map(asdict, getattr(self, field.name)),
+                columns=[each.name for each in fields(_ROW_TYPES[field.name])],
+            )
+            for field in fields(self)
+        }
+
+
+_ROW_TYPES: Mapping[str, type] = {
+    "layers": LayerSample,
+    "links": LinkSample,
+    "operators": OperatorSample,
+    "provenance": Provenance,
+}
+
+
+AnySample: TypeAlias = LayerSample | LinkSample | OperatorSample
+SampleType: TypeAlias = type[LayerSample] | type[LinkSample] | type[OperatorSample]
+SAMPLE_TYPES: tuple[SampleType, ...] = (LayerSample, LinkSample, OperatorSample)
+"""Every kind of row that a store keeps."""
+Sample = TypeVar("Sample", LayerSample, LinkSample, OperatorSample)
+
+# No count, byte or second reaches it; a larger integer would overflow where it becomes a float.
+_BEYOND = 1e300
+
+# Spreadsheets begin a CSV file with it, to say that it is UTF-8.
+_MARK = "\ufeff"
+
+_LOGGER = logging.getLogger(__name__)
+_BOOLEANS = {"true": True, "false": False}
+_TIMES = ("median_seconds", "p10_seconds", "p90_seconds")
+LATER_COLUMNS: Mapping[str, str | int] = {"measured_on": "", "nodes": 1, "groups": 1}
+"""Columns that the first form of the files did not have, and what a row has there without them."""
+
+# Counts of which there is at least one; the others may be zero.
+_POSITIVE = (
+    "repeats", "microbatch_size", "tp", "hidden_size", "sequence_length", "group_size", "nodes",
+    "groups", "batch", "m", "n",
+)  # fmt: skip
+
+# Only rows of operators: a law is made per word of them, so a wrong one would be a law of its own.
+_WORDS: Mapping[str, tuple[str, ...]] = {
+    "operator": tuple(OperatorClass),
+    "phase": tuple(OperatorPhase),
+    "precision": tuple(Precision),
+    "output_precision": tuple(Precision),
+}
+
+
+def header(sample_type: SampleType) -> str:
+    """The first line of the file, without a line break."""
+    return ",".join(field.name for field in fields(sample_type))
+
+
+def row(sample: AnySample) -> str:
+    """The sample's line, without a line break."""
+    values = (getattr(sample, field.name) for field in fields(sample))
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(map(_cell, values))
+    if "\n" in text.getvalue() or "\r" in text.getvalue():
+        raise InputError(f"a sample's text has a line break: {text.getvalue()!r}")
+    return text.getvalue()
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleFile(Generic[Sample]):
+    """What a file of samples holds, and everything that is wrong with it."""
+
+    samples: tuple[Sample, ...]
+    """Every row that can be read."""
+    faults: tuple[Fault, ...] = ()
+    """Rows that cannot, each with its line and column, or what is wrong with the whole file."""
+    torn: str = ""
+    """The half line at the end that a kill left, or that somebody is writing now."""
+
+
+def read_samples(path: Path, sample_type: type[Sample]) -> tuple[Sample, ...]:
+    """Every sample of the file; an InputError that lists all faults.
+
+    A last line without a line break was torn by a kill while it was written: it is dropped, with
+    a warning in the log.
+    """
+    found = inspect_samples(path, sample_type)
+    if found.faults:
+        raise InputError(*found.faults)
+    if found.torn:
+        _LOGGER.warning("%s: a torn last line was dropped: %r", path, found.torn[:60])
+    return found.samples
+
+
+def inspect_samples(path: Path, sample_type: type[Sample]) -> SampleFile[Sample]:
+    """Every sample of the file that can be read, and the faults of the rest."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        message = f"cannot be read: {error.strerror or error}"
+        return SampleFile(samples=(), faults=(Fault(file=str(path), message=message),))
+    end = data.rfind(b"\n") + 1
+    torn = data[end:].decode("utf-8", "backslashreplace")
+    lines = data[:end].decode("utf-8", "surrogateescape").split("\n")[:-1]
+    if not lines:
+        fault = Fault(file=str(path), line=1, message="the header line is missing")
+        return SampleFile(samples=(), faults=(fault,), torn=torn)
+    names = _header_names(lines[0])
+    faults = list(header_faults(path, lines[0], sample_type))
+    samples: list[Sample] = []
+    # Every row is one line (a writer refuses others), so one spoilt line spoils itself only.
+    for number, line in enumerate(lines[1:], start=2) if not faults else ():
+        sample, wrong = parse_row(path, number, names, line, sample_type)
+        faults += wrong
+        if sample is not None:
+            samples.append(sample)
+    return SampleFile(samples=tuple(samples), faults=tuple(faults), torn=torn)
+
+
+def parse_row(
+    path: Path, number: int, names: list[str], line: str, sample_type: type[Sample]
+) -> tuple[Sample | None, list[Fault]]:
+    """The sample of one line under a header of these names, or what is wrong with it."""
+    cells = _cells(line)
+    if cells is None:
+        message = f"cannot be read as a row: {line[:40]!a}; remove the line or mend it"
+        return None, [Fault(file=str(path), line=number, message=message)]
+    if len(cells) != len(names):
+        message = f"found {len(cells)} columns where the header has {len(names)}; mend the line"
+        return None, [Fault(file=str(path), line=number, message=message)]
+    values, faults = _read_row(path, number, dict(zip(names, cells, strict=True)), sample_type)
+    return (None if faults else sample_type(**values)), faults
+
+
+def _cells(line: str) -> list[str] | None:
+    """The cells of one line; None where it is no text or no CSV."""
+    if "\0" in line or any("\udc80" <= character <= "\udcff" for character in line):
+        return None
+    try:
+        return next(csv.reader([line.rstrip("\r")], strict=True), [])
+    except csv.Error:
+        return None
+
+
+def header_faults(path: Path, line: str, sample_type: SampleType) -> tuple[Fault, ...]:
+    """What is wrong with the first line of a file of samples."""
+    if _cells(line.removeprefix(_MARK)) is None:
+        message = f"the header cannot be read: {line[:40]!a}; samples are text, one row a line"
+        return (Fault(file=str(path), line=1, message=message),)
+    return tuple(_header_faults(path, _header_names(line), sample_type))
+
+
+def _header_names(line: str) -> list[str]:
+    return _cells(line.removeprefix(_MARK)) or []
+
+
+def _header_faults(path: Path, names: list[str], sample_type: SampleType) -> list[Fault]:
+    wanted = [field.name for field in fields(sample_type)]
+    faults = [
+        Fault(file=str(path), line=1, field=name, message="the column is missing")
+        for name in wanted
+        if name not in names and name not in LATER_COLUMNS
+    ]
+    faults += [
+        Fault(file=str(path), line=1, field=name, message=f"unknown column; {', '.join(wanted)}")
+        for name in names
+        if name not in wanted
+    ]
+    if len(set(names)) != len(names):
+        faults.append(Fault(file=str(path), line=1, message="a column appears twice"))
+    return faults
+
+
+# Found once: looking the types up takes six times as long as reading a row.
+_COLUMNS: Mapping[type, tuple[tuple[str, Callable[[str], object]], ...]] = {
+    sample_type: tuple(get_type_hints(sample_type).items()) for sample_type in SAMPLE_TYPES
+}
+
+
+def _read_row(
+    path: Path,
+    line: int,
+    cells: dict[str, str],
+    sample_type: SampleType,
+) -> tuple[dict[str, Any], list[Fault]]:
+    values: dict[str, Any] = {}
+    faults: list[Fault] = []
+    for name, type_ in _COLUMNS[sample_type]:
+        if name not in cells:
+            values[name] = LATER_COLUMNS[name]
+            continue
+        value, message = _read_cell(name, cells[name], type_)
+        if sample_type is OperatorSample and value and value not in _WORDS.get(name, (value,)):
+            message = f"found {str(value)[:60]!a}; it is one of {', '.join(_WORDS[name])}"
+        values[name] = value
+        if message:
+            faults.append(Fault(file=str(path), line=line, field=name, message=message))
+    return values, faults
+
+
+def _read_cell(name: str, text: str, type_: Callable[[str], object]) -> tuple[object, str]:
+    """The value, and what is wrong with it (empty: nothing)."""
+    if name == "measured_on":
+        return text, "" if not text or _is_date(text) else f"found {text!r}; a date as 2026-11-20"
+    if type_ is str:
+        return text, "" if text else "found nothing; a name must stand here"
+    if type_ is bool:
+        return _BOOLEANS.get(text), "" if text in _BOOLEANS else f"found {text!r}; true or false"
+    try:
+        value = type_(text)
+    except (ValueError, OverflowError):
+        wanted = "a whole number" if type_ is int else "a number"
+        return None, f"found {text!r}; {wanted} must stand here"
+    if not isinstance(value, int | float) or not 0 <= value < _BEYOND:
+        return None, f"found {text!r}; the number must be finite and not negative"
+    if not value and name in (*_TIMES, *_POSITIVE):
+        return None, f"found {text!r}; the number must be above 0"
+    return value, ""
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return datetime.date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False

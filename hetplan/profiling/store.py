@@ -10,11 +10,8 @@ are written one at a time and reach the disk one at a time, under a lock that al
 population share; a kill at any moment leaves a store that can be read and loses at most the row
 that was being written.
 
-`read_populations` returns one ProfileSet per population, each with exactly one provenance: so
-every sample can be traced, and whoever fits chooses among several populations of one kind. It
-refuses a damaged store; `store_state` reads around damage and tells of it.
-Where a kind or a link has several populations nothing is preferred here: choosing (the newest by
-`measured_on`, say) is the fit's business.
+`read_populations` returns one ProfileSet per population and refuses a damaged store; the fit
+chooses among several populations of one kind. `store_state` reads around damage and lists it.
 Any folder may be named: a whole store, one device's folder or one population.
 
 File of provenance: schema `hetplan.provenance/2`, fields as in `Provenance`.
@@ -23,15 +20,20 @@ File of provenance: schema `hetplan.provenance/2`, fields as in `Provenance`.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
+from typing import Generic
 
 from hetplan.errors import Fault, HetplanError, InputError
 from hetplan.files.encoding import encode
+from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import append_line, write_atomically
 from hetplan.profiling.samples import (
     LayerSample,
@@ -39,49 +41,181 @@ from hetplan.profiling.samples import (
     OperatorSample,
     ProfileSet,
     Provenance,
-)
-from hetplan.profiling.samples_csv import (
-    AnySample,
     Sample,
+    SampleFile,
     SampleType,
     header,
     header_faults,
+    inspect_samples,
     read_samples,
     row,
 )
-from hetplan.profiling.store_state import (
-    LAYERS_FILE,
-    LINKS_FILE,
-    LINKS_FOLDER,
-    OPERATORS_FILE,
-    PROVENANCE_FILE,
-    SCHEMA,
-    held_provenance,
-    population_name,
-    population_state,
-    store_state,
-)
 
-__all__ = [
-    "LAYERS_FILE",
-    "LINKS_FILE",
-    "LINKS_FOLDER",
-    "OPERATORS_FILE",
-    "PROVENANCE_FILE",
-    "SCHEMA",
-    "LayerWriter",
-    "LinkWriter",
-    "OperatorWriter",
-    "population_name",
-    "read_population",
-    "read_populations",
-    "read_store",
-]
+SCHEMA = "hetplan.provenance/2"
+PROVENANCE_FILE = "provenance.json"
+LAYERS_FILE = "layers.csv"
+LINKS_FILE = "links.csv"
+OPERATORS_FILE = "operators.csv"
+LINKS_FOLDER = "links"
+
+_NAMED = re.compile(r"[a-z0-9_.-]+-[0-9a-f]{12}")
+"""Names that hetplan gives to folders of populations; people's own say nothing."""
+
 
 _LOCK_FILE = ".lock"
 _MAX_PER_HEADER = 1 << 16
 """Bytes; the longest header of samples has a few hundred."""
 _LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PopulationState:
+    """One population's folder as it is."""
+
+    folder: Path
+    provenance: Provenance | None
+    """None where the file is missing or cannot be read."""
+    layers: tuple[LayerSample, ...]
+    links: tuple[LinkSample, ...]
+    damage: tuple[Fault, ...]
+    """What cannot be used, with file and line."""
+    torn: tuple[str, ...]
+    """Half rows at the ends of files, which a kill left; they are left out and no damage."""
+    operators: tuple[OperatorSample, ...] = ()
+
+    @property
+    def profiles(self) -> ProfileSet:
+        """The samples as a set with its provenance."""
+        provenance = () if self.provenance is None else (self.provenance,)
+        return ProfileSet(
+            layers=self.layers,
+            links=self.links,
+            provenance=provenance,
+            operators=self.operators,
+        )
+
+    @property
+    def dates(self) -> tuple[str, ...]:
+        """ISO dates on which rows were measured, earliest first."""
+        default = self.provenance.measured_on if self.provenance else ""
+        found = {layer.measured_on or default for layer in self.layers}
+        found |= {link.measured_on or default for link in self.links}
+        found |= {operator.measured_on or default for operator in self.operators}
+        return tuple(sorted(date for date in found or {default} if date))
+
+
+def store_state(*folders: Path) -> tuple[PopulationState, ...]:
+    """Every population under these folders, in the order of folders and paths, each once.
+
+    An InputError where a folder does not exist.
+    """
+    found: dict[Path, PopulationState] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"{folder}: there is no such folder; name a profile store")
+        names = (PROVENANCE_FILE, LAYERS_FILE, LINKS_FILE, OPERATORS_FILE)
+        parents = {path.parent for name in names for path in folder.rglob(name)}
+        for parent in sorted(parents):
+            if parent.resolve() not in found:
+                found[parent.resolve()] = population_state(parent)
+    return tuple(found.values())
+
+
+def population_state(folder: Path) -> PopulationState:
+    """The population of this folder."""
+    provenance, damage = held_provenance(folder)
+    layers: SampleFile[LayerSample] = SampleFile(samples=())
+    links: SampleFile[LinkSample] = SampleFile(samples=())
+    operators: SampleFile[OperatorSample] = SampleFile(samples=())
+    if (folder / LAYERS_FILE).exists():
+        layers = inspect_samples(folder / LAYERS_FILE, LayerSample)
+    if (folder / LINKS_FILE).exists():
+        links = inspect_samples(folder / LINKS_FILE, LinkSample)
+    if (folder / OPERATORS_FILE).exists():
+        operators = inspect_samples(folder / OPERATORS_FILE, OperatorSample)
+    damage += (*layers.faults, *links.faults, *operators.faults)
+    if provenance is not None:
+        damage += _of_others(folder / LAYERS_FILE, provenance, layers.samples)
+        damage += _of_others(folder / OPERATORS_FILE, provenance, operators.samples)
+    return PopulationState(
+        folder=folder,
+        provenance=provenance,
+        layers=layers.samples,
+        links=links.samples,
+        damage=damage,
+        torn=tuple(filter(None, (layers.torn, links.torn, operators.torn))),
+        operators=operators.samples,
+    )
+
+
+def _of_others(
+    path: Path, provenance: Provenance, samples: Sequence[LayerSample] | Sequence[OperatorSample]
+) -> tuple[Fault, ...]:
+    """Rows of another device kind than that of the population."""
+    others = {sample.device for sample in samples} - {provenance.device}
+    return tuple(
+        Fault(
+            file=str(path),
+            field="device",
+            message=f"rows of {other} stand in a population of {provenance.device}; move them "
+            "to a population of their own",
+        )
+        for other in sorted(others)
+    )
+
+
+def _changed(folder: Path, provenance: Provenance) -> tuple[Fault, ...]:
+    """Circumstances that are not those after which hetplan named the folder."""
+    if not _NAMED.fullmatch(folder.name) or folder.name == population_name(provenance):
+        return ()
+    message = (
+        "was changed by hand: samples of its device, driver, versions, clocks and tool belong in "
+        f"a folder {population_name(provenance)}; restore it, or move the folder away"
+    )
+    return (Fault(file=str(folder / PROVENANCE_FILE), message=message),)
+
+
+def population_name(provenance: Provenance) -> str:
+    """Name of the folder of everything measured on this device under these circumstances."""
+    common = (provenance.device, *provenance.circumstances)
+    digest = hashlib.sha256("\0".join(common).encode()).hexdigest()
+    # 48 bits: populations of one device number a few dozen.
+    return f"{provenance.backend}-{digest[:12]}"
+
+
+def held_provenance(folder: Path) -> tuple[Provenance | None, tuple[Fault, ...]]:
+    """The provenance of a population's folder, and why it cannot be believed; None: unreadable."""
+    path = folder / PROVENANCE_FILE
+    if not path.exists():
+        # Provenance is written first, so samples without it are not a kill's doing.
+        message = (
+            "is missing beside its samples; restore it, or remove samples of which nobody knows "
+            "where they were measured"
+        )
+        return None, (Fault(file=str(path), message=message),)
+    try:
+        provenance = decode(read_document(path), Provenance, schema=SCHEMA)
+    except InputError as error:
+        return None, error.faults
+    faults = control_faults(path, provenance)
+    return (None, faults) if faults else (provenance, _changed(folder, provenance))
+
+
+def control_faults(path: Path, provenance: Provenance, *, line: int = 0) -> tuple[Fault, ...]:
+    """Fields with characters that a terminal obeys instead of showing; line breaks are allowed."""
+    return tuple(
+        Fault(
+            file=str(path),
+            line=line,
+            field=field.name,
+            message="has control characters; no driver writes them, restore the file",
+        )
+        for field in fields(provenance)
+        if any(
+            not each.isprintable() and each not in "\n\t"
+            for each in str(getattr(provenance, field.name))
+        )
+    )
 
 
 def read_store(*folders: Path) -> ProfileSet:
@@ -105,7 +239,7 @@ def read_populations(*folders: Path) -> tuple[ProfileSet, ...]:
     if faults := [fault for state in states for fault in state.damage]:
         raise InputError(
             *faults,
-            "the store is damaged: mend or remove what is named above (`hetplan profile --list` "
+            "the store is damaged: mend or remove what is named above (`hetplan profile list` "
             "shows how many rows each population has left)",
         )
     for state in states:
@@ -114,69 +248,75 @@ def read_populations(*folders: Path) -> tuple[ProfileSet, ...]:
     return tuple(state.profiles for state in states if state.provenance is not None)
 
 
-def read_population(folder: Path) -> ProfileSet:
-    """The samples of one population's folder."""
-    state = population_state(folder)
-    if state.damage:
-        raise InputError(*state.damage)
-    return state.profiles
+class SampleWriter(Generic[Sample]):
+    """Adds samples to one population, one row on disk at a time."""
 
-
-class LayerWriter:
-    """Adds layer samples to their population, one row on disk at a time."""
-
-    def __init__(self, store: Path, provenance: Provenance) -> None:
-        _check_name("device kind", provenance.device)
-        self.folder = store / provenance.device / population_name(provenance)
-        self._path = _open_population(self.folder, provenance, LAYERS_FILE, LayerSample)
-        self.samples = read_samples(self._path, LayerSample)
+    def __init__(
+        self, folder: Path, name: str, provenance: Provenance, sample_type: type[Sample]
+    ) -> None:
+        self.folder = folder
+        self._type: type[Sample] = sample_type
+        self._path = _open_population(folder, provenance, name, sample_type)
+        self.samples: tuple[Sample, ...] = read_samples(self._path, sample_type)
         """What the population held when it was opened."""
 
-    def append(self, sample: LayerSample) -> None:
+    def append(self, sample: Sample) -> None:
         """Add a row; it is on disk when this returns."""
-        _append(self._path, sample)
+        line = row(sample)
+        with _locked(self.folder):
+            # A full disk or a kill may have left half a row of another writer since.
+            _cut_torn_line(self._path, self._type)
+            append_line(self._path, line)
 
-    def add_new(self, samples: Sequence[LayerSample]) -> int:
-        """Add all rows that the population does not hold yet, in one step; how many those were."""
-        return _add_new(self._path, samples, LayerSample)
+    def add_new(self, samples: Sequence[Sample]) -> int:
+        """Add all rows that the population does not hold yet, in one step; how many those were.
+
+        Rows that are equal in every column, date and times included, are one measurement.
+        """
+        with _locked(self.folder):
+            _cut_torn_line(self._path, self._type)
+            held = Counter(row(sample) for sample in read_samples(self._path, self._type))
+            new = []
+            for line in map(row, samples):
+                if held[line] > 0:
+                    held[line] -= 1
+                else:
+                    new.append(line)
+            if new:
+                text = self._path.read_text(encoding="utf-8")
+                write_atomically(self._path, text + "".join(f"{line}\n" for line in new))
+        return len(new)
 
 
-class OperatorWriter:
-    """Adds operator samples to their population, one row on disk at a time."""
+class LayerWriter(SampleWriter[LayerSample]):
+    """Adds layer samples to their population."""
 
     def __init__(self, store: Path, provenance: Provenance) -> None:
-        _check_name("device kind", provenance.device)
-        self.folder = store / provenance.device / population_name(provenance)
-        self._path = _open_population(self.folder, provenance, OPERATORS_FILE, OperatorSample)
-        self.samples = read_samples(self._path, OperatorSample)
-        """What the population held when it was opened."""
-
-    def append(self, sample: OperatorSample) -> None:
-        """Add a row; it is on disk when this returns."""
-        _append(self._path, sample)
-
-    def add_new(self, samples: Sequence[OperatorSample]) -> int:
-        """Add all rows that the population does not hold yet, in one step; how many those were."""
-        return _add_new(self._path, samples, OperatorSample)
+        folder = device_folder(store, provenance)
+        super().__init__(folder, LAYERS_FILE, provenance, LayerSample)
 
 
-class LinkWriter:
-    """Adds link samples to their population, one row on disk at a time."""
+class OperatorWriter(SampleWriter[OperatorSample]):
+    """Adds operator samples to their population."""
+
+    def __init__(self, store: Path, provenance: Provenance) -> None:
+        folder = device_folder(store, provenance)
+        super().__init__(folder, OPERATORS_FILE, provenance, OperatorSample)
+
+
+class LinkWriter(SampleWriter[LinkSample]):
+    """Adds link samples to their population."""
 
     def __init__(self, store: Path, link: str, provenance: Provenance) -> None:
         _check_name("link", link)
-        self.folder = store / LINKS_FOLDER / link / population_name(provenance)
-        self._path = _open_population(self.folder, provenance, LINKS_FILE, LinkSample)
-        self.samples = read_samples(self._path, LinkSample)
-        """What the population held when it was opened."""
+        folder = store / LINKS_FOLDER / link / population_name(provenance)
+        super().__init__(folder, LINKS_FILE, provenance, LinkSample)
 
-    def append(self, sample: LinkSample) -> None:
-        """Add a row; it is on disk when this returns."""
-        _append(self._path, sample)
 
-    def add_new(self, samples: Sequence[LinkSample]) -> int:
-        """Add all rows that the population does not hold yet, in one step; how many those were."""
-        return _add_new(self._path, samples, LinkSample)
+def device_folder(store: Path, provenance: Provenance) -> Path:
+    """Folder of everything measured on this device under these circumstances."""
+    _check_name("device kind", provenance.device)
+    return store / provenance.device / population_name(provenance)
 
 
 def _check_name(what: str, name: str) -> None:
@@ -260,31 +400,6 @@ def _bring_up_to_date(path: Path, sample_type: type[Sample]) -> None:
     if first != header(sample_type):
         lines = (header(sample_type), *map(row, read_samples(path, sample_type)))
         write_atomically(path, "\n".join(lines) + "\n")
-
-
-def _append(path: Path, sample: AnySample) -> None:
-    line = row(sample)
-    with _locked(path.parent):
-        # A full disk or a kill may have left half a row of another writer since.
-        _cut_torn_line(path, type(sample))
-        append_line(path, line)
-
-
-def _add_new(path: Path, samples: Sequence[Sample], sample_type: type[Sample]) -> int:
-    """Rows that are equal in every column, date and times included, are one measurement."""
-    with _locked(path.parent):
-        _cut_torn_line(path, sample_type)
-        held = Counter(row(sample) for sample in read_samples(path, sample_type))
-        new = []
-        for line in map(row, samples):
-            if held[line] > 0:
-                held[line] -= 1
-            else:
-                new.append(line)
-        if new:
-            text = path.read_text(encoding="utf-8")
-            write_atomically(path, text + "".join(f"{line}\n" for line in new))
-    return len(new)
 
 
 def _cut_torn_line(path: Path, sample_type: SampleType) -> None:

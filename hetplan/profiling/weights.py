@@ -16,9 +16,7 @@ from torch import Tensor
 
 from hetplan.errors import InputError
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec
-
-# Spread of initial weights: GPT-2 (Radford et al. 2019), kept by Megatron-LM and Llama ports.
-INITIAL_STD = 0.02
+from hetplan.profiling.layer_slices import INITIAL_STD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,14 @@ from hetplan.cost.network.segments import TrafficClass
 from hetplan.errors import InputError
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.plan import LayerRange
-from hetplan.profiling.layers import Embedding, Head, HeadWithLoss, build_layer
+from hetplan.profiling.layers import (
+    Communication,
+    Embedding,
+    Head,
+    HeadWithLoss,
+    build_layer,
+)
 from hetplan.profiling.pacing import Pacer
-from hetplan.profiling.tensor_parallel import Communication
 from hetplan.runtime.activity import Activity
 from hetplan.runtime.communicator.channels import Channel
 

@@ -93,7 +93,6 @@ from hetplan.predict.operator.values import (
     OperatorLaw,
     OperatorTerm,
 )
-from hetplan.profiling.campaign_values import Campaign, CampaignKind, CampaignLink
 from hetplan.profiling.pacing import Pace, PacedKind, PaceEntry
 from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, Provenance
 from hetplan.runtime.measured import RankMeasure, StepRecord
@@ -703,33 +702,6 @@ IMPORTED = Imported(
     hosts=(Host(name="node1", slots=8, device="A100"),),
     notes=("seconds are means",),
     skipped=("line 30: 3 wrong elements",),
-)
-
-CAMPAIGN = Campaign(
-    campaign="05660849d224d2f9",
-    cluster="this-machine",
-    model="gpt-tiny",
-    job="gpt-tiny",
-    kinds=(
-        CampaignKind(
-            kind="cpu",
-            script="measure_cpu.py",
-            units=((("gpt", "embedding", "forward", 64, 1), ("gpt", "embedding", "backward")),),
-            seconds=None,
-        ),
-    ),
-    links=(
-        CampaignLink(
-            name="loopback",
-            is_named=True,
-            where="inside a node of cores",
-            kinds=("cpu", "cpu"),
-            nodes=1,
-            processes_per_node=2,
-            cases=(("send_recv", 2, 4096),),
-            seconds=0.5,
-        ),
-    ),
 )
 
 FINDINGS = Findings(

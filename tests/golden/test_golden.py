@@ -12,7 +12,7 @@ from golden_values import GOLDEN, GOLDEN_ROWS
 
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
-from hetplan.profiling.samples_csv import LATER_COLUMNS, header, read_samples, row
+from hetplan.profiling.samples import LATER_COLUMNS, header, read_samples, row
 
 FOLDER = Path(__file__).parent
 

@@ -19,9 +19,8 @@ from hetplan.files.encoding import encode
 from hetplan.lint.known import known_device, known_model
 from hetplan.model.spec import LayerKind
 from hetplan.model.work import layer_work
-from hetplan.profiling.samples import LayerSample, LinkSample, Provenance
-from hetplan.profiling.samples_csv import header, row
-from hetplan.profiling.store_state import SCHEMA as PROVENANCE_SCHEMA
+from hetplan.profiling.samples import LayerSample, LinkSample, Provenance, header, row
+from hetplan.profiling.store import SCHEMA as PROVENANCE_SCHEMA
 
 NOISE = 0.03
 STEP_NOISE = 0.02  # a step time is a mean over iterations, a layer time a median of short runs

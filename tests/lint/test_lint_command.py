@@ -49,16 +49,16 @@ def test_an_error_is_2_with_the_rule_and_what_to_do_once(tmp_path: Path) -> None
 
 def test_what_the_files_were_read_as_is_said(tmp_path: Path) -> None:
     configs = PAGE.parents[1] / "configs"
-    script, results = tmp_path / "run", tmp_path / "results-cpu-layers.jsonl"
+    script, results = tmp_path / "run", tmp_path / "samples-cpu-layers.csv"
     script.write_text("#!/bin/sh\nhosts=node[1-2]\n")
-    results.write_text('{"record": "run", "schema": "hetplan.campaign-results/1"}\n{}\n')
+    results.write_text('# {"device": "cpu", "schema": "hetplan.provenance/2"}\ndevice\n')
     files = (f"{kind}s/{name}.yaml" for kind, name in (
         ("model", "gpt-tiny"), ("cluster", "this-machine"), ("job", "gpt-tiny")
     ))  # fmt: skip
     result = run(*(configs / file for file in files), tmp_path)
     assert result.exit_code == 0
     assert "is text or code" in result.stdout
-    assert "`hetplan profile --merge` checks them" in result.stdout
+    assert "`hetplan profile merge` checks them" in result.stdout
     assert "3 files read (model, cluster, job; held against each other), 2 skip" in result.stdout
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from hetplan.machine.probe import Answer, AnswerState, Probe
+from hetplan.machine.host import Answer, AnswerState, Probe
 from hetplan.machine.torch_child import MARK
 
 MAC = "b8:3f:d2:11:22:33"

@@ -12,9 +12,9 @@ from machine_fakes import ADDRESS, HOST, MAC, big_node, probe, put, torch_answer
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.files.encoding import encode
 from hetplan.files.shipped import shipped_folder
-from hetplan.machine.driver_tools import DRIVER_TOOLS
+from hetplan.machine.devices import DRIVER_TOOLS
+from hetplan.machine.host import Answer, AnswerState
 from hetplan.machine.look import look
-from hetplan.machine.probe import Answer, AnswerState
 from hetplan.machine.screen import COLUMNS, LINES, screen
 from hetplan.machine.values import DOCTOR_SCHEMA
 
@@ -64,7 +64,7 @@ def test_what_can_be_measured_on_a_large_node(tmp_path):
     found = measured(report_of(probe(tmp_path, answers, present=["iperf3"])))
     layers = found[f"layers on {H100}"]
     assert layers.possible
-    assert layers.how == "hetplan profile --device cuda --kind nvidia-h100-80gb-sxm"
+    assert layers.how == "hetplan profile layers --device cuda --kind nvidia-h100-80gb-sxm"
     assert "--nproc-per-node 8 " in found["links between the 8 devices"].how
     assert found["TCP between nodes"].possible
     assert "apt install perftest" in found["RDMA between nodes"].how

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetplan.machine import driver_tools, measurable, system_text
-from hetplan.machine.driver_tools import DRIVER_TOOLS, ListedDevice
-from hetplan.machine.torch_child import MARK
-from hetplan.machine.torch_text import parse_torch
-from hetplan.profiling.plugin_backend import PLUGINS
+from hetplan.machine import devices, host, look
+from hetplan.machine.devices import DRIVER_TOOLS, ListedDevice
+from hetplan.machine.torch_child import MARK, parse_torch
+from hetplan.profiling.backends import PLUGINS
 
 MIB = 2.0**20
 
@@ -75,12 +74,12 @@ XPU = """\
 def test_query_csv_of_nvidia_smi():
     one = ListedDevice(name="NVIDIA H100 80GB HBM3", memory_bytes=81559 * MIB, driver="560.35.03")
     last = ListedDevice(name="NVIDIA L4", memory_bytes=0.0, driver="560.35.03")
-    assert driver_tools.parse_query_csv(QUERY) == (one, one, last)
+    assert devices.parse_query_csv(QUERY) == (one, one, last)
 
 
 def test_query_csv_in_another_order_and_with_columns_nobody_asked_for():
     text = "index, memory.total [MiB], name\n0, 49140 MiB, NVIDIA L40S\n1, 49140 MiB\n"
-    assert driver_tools.parse_query_csv(text) == (
+    assert devices.parse_query_csv(text) == (
         ListedDevice(name="NVIDIA L40S", memory_bytes=49140 * MIB),
     )
 
@@ -96,33 +95,33 @@ def test_query_csv_in_another_order_and_with_columns_nobody_asked_for():
     ],
 )
 def test_query_csv_without_devices(text):
-    assert driver_tools.parse_query_csv(text) == ()
+    assert devices.parse_query_csv(text) == ()
 
 
 def test_rocm_smi_in_both_spellings_and_after_a_warning():
     card = ListedDevice(name="AMD Instinct MI300X", memory_bytes=206141652992.0, driver="6.10.5")
-    assert driver_tools.parse_rocm_smi(ROCM) == (card, card)
+    assert devices.parse_rocm_smi(ROCM) == (card, card)
 
 
 def test_npu_smi_takes_chips_and_not_processes():
     chip = ListedDevice(name="Ascend910B2", memory_bytes=65536 * MIB, driver="24.1.rc3")
-    assert driver_tools.parse_npu_smi(NPU) == (chip, chip)
+    assert devices.parse_npu_smi(NPU) == (chip, chip)
 
 
 def test_blocks_of_cnmon_and_mthreads_gmi():
-    assert driver_tools.parse_blocks(CNMON) == (
+    assert devices.parse_blocks(CNMON) == (
         ListedDevice(name="MLU370-X8", memory_bytes=49152 * MIB, driver="v5.10.22"),
         ListedDevice(name="MLU370-X8", memory_bytes=49152 * MIB, driver="v5.10.22"),
     )
-    assert driver_tools.parse_blocks(GMI) == (
+    assert devices.parse_blocks(GMI) == (
         ListedDevice(name="MTT S4000", memory_bytes=49152 * MIB, driver="2.7.0"),
     )
 
 
 def test_xpu_smi():
     one = ListedDevice(name="Intel(R) Data Center GPU Max 1550")
-    assert driver_tools.parse_xpu_smi(XPU) == (one, one)
-    assert driver_tools.parse_xpu_smi('{"device_list": {"a": 1}}') == ()
+    assert devices.parse_xpu_smi(XPU) == (one, one)
+    assert devices.parse_xpu_smi('{"device_list": {"a": 1}}') == ()
 
 
 ALL = "\n".join((QUERY, ROCM, NPU, CNMON, GMI, XPU))
@@ -146,14 +145,14 @@ def test_no_text_makes_a_parser_raise(data):
             assert 0 <= device.memory_bytes < 1e30
             assert 0 < len(device.name) <= 66
             assert device.name.isprintable()
-    for parse in (system_text.number, system_text.cpu_list_length, system_text.quota_cores):
+    for parse in (host.number, host.cpu_list_length, host.quota_cores):
         assert parse(text) >= 0
-    assert system_text.group_limit_bytes(text) >= 0
-    assert system_text.port_bits_per_second(text) >= 0
-    assert system_text.speed_bits_per_second(text) >= 0
-    system_text.port_state(text)
-    system_text.processor_model(text)
-    system_text.limit_of(text, "Max open files")
+    assert host.group_limit_bytes(text) >= 0
+    assert host.port_bits_per_second(text) >= 0
+    assert host.speed_bits_per_second(text) >= 0
+    host.port_state(text)
+    host.processor_model(text)
+    host.limit_of(text, "Max open files")
     parse_torch(text)
     parse_torch(MARK + text)
 
@@ -171,36 +170,36 @@ def test_no_text_makes_a_parser_raise(data):
     ],
 )
 def test_lists_of_cpus(text, length):
-    assert system_text.cpu_list_length(text) == length
+    assert host.cpu_list_length(text) == length
 
 
 def test_limits_of_control_groups():
-    assert system_text.quota_cores("250000 100000") == 2.5
-    assert system_text.quota_cores("max 100000") == 0
-    assert system_text.quota_cores("-1 100000") == 0  # version 1: no quota
-    assert system_text.quota_cores("1 0") == 0
-    assert system_text.group_limit_bytes("1073741824\n") == 2**30
-    assert system_text.group_limit_bytes("max") == 0
-    assert system_text.group_limit_bytes("9223372036854771712") == 0  # version 1: no limit
+    assert host.quota_cores("250000 100000") == 2.5
+    assert host.quota_cores("max 100000") == 0
+    assert host.quota_cores("-1 100000") == 0  # version 1: no quota
+    assert host.quota_cores("1 0") == 0
+    assert host.group_limit_bytes("1073741824\n") == 2**30
+    assert host.group_limit_bytes("max") == 0
+    assert host.group_limit_bytes("9223372036854771712") == 0  # version 1: no limit
 
 
 def test_ports_and_interfaces():
-    assert system_text.port_state("4: ACTIVE\n") == "ACTIVE"
-    assert system_text.port_state("ACTIVE") == ""
-    assert system_text.port_bits_per_second("2.5 Gb/sec (1X SDR)") == 2.5e9
-    assert system_text.port_bits_per_second("400 GB/sec") == 0
-    assert system_text.speed_bits_per_second("25000\n") == 25e9
-    assert system_text.speed_bits_per_second("-1\n") == 0
+    assert host.port_state("4: ACTIVE\n") == "ACTIVE"
+    assert host.port_state("ACTIVE") == ""
+    assert host.port_bits_per_second("2.5 Gb/sec (1X SDR)") == 2.5e9
+    assert host.port_bits_per_second("400 GB/sec") == 0
+    assert host.speed_bits_per_second("25000\n") == 25e9
+    assert host.speed_bits_per_second("-1\n") == 0
 
 
 def test_limits_of_the_process():
     text = "Max locked memory         unlimited            unlimited            bytes\n"
-    assert system_text.limit_of(text, "Max locked memory") == (0.0, True)
-    assert system_text.limit_of(text.replace("unlimited", "65536"), "Max locked memory") == (
+    assert host.limit_of(text, "Max locked memory") == (0.0, True)
+    assert host.limit_of(text.replace("unlimited", "65536"), "Max locked memory") == (
         65536.0,
         False,
     )
-    assert system_text.limit_of("", "Max locked memory") == (0.0, False)
+    assert host.limit_of("", "Max locked memory") == (0.0, False)
 
 
 @pytest.mark.parametrize(
@@ -208,11 +207,11 @@ def test_limits_of_the_process():
     [("eth0", "eth0"), ("enxb83fd2112233", "enx*"), ("wg-10.20.30.40", "wg-*"), ("ib0", "ib0")],
 )
 def test_addresses_in_names_are_not_shown(name, shown):
-    assert system_text.without_addresses(name) == shown
+    assert host.without_addresses(name) == shown
 
 
 def test_what_can_be_measured_is_what_profiling_opens():
-    assert ("cuda", *(plugin.name for plugin in PLUGINS)) == measurable.MEASURED_TYPES
+    assert ("cuda", *(plugin.name for plugin in PLUGINS)) == look.MEASURED_TYPES
 
 
 @pytest.mark.parametrize(

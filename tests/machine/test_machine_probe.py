@@ -12,8 +12,8 @@ from command_line_doctor import run_doctor
 
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.files.reading import decode, read_document
-from hetplan.machine.probe import AnswerState, run_program, this_machine_probe
-from hetplan.machine.stores import find_stores
+from hetplan.machine.host import AnswerState, run_program, this_machine_probe
+from hetplan.machine.look import find_stores
 from hetplan.machine.values import DOCTOR_SCHEMA, MachineReport
 
 

@@ -186,6 +186,7 @@ def _rank_main(rank: int, tp: int, port: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_tensor_parallel_training_equals_one_rank(tmp_path) -> None:
     tp = 2
     with socket.socket() as probe:

@@ -15,10 +15,9 @@ from hetplan.profiling.measure_links import (
     group_members,
     group_sizes,
     link_cases,
-    link_key,
     message_sizes,
 )
-from hetplan.profiling.samples import LinkOperation
+from hetplan.profiling.samples import SENDS, LinkOperation
 
 LIMITS = LinkLimits(warmup=1, min_repeats=3, max_repeats=3, seconds=0.01)
 
@@ -40,9 +39,9 @@ def test_cases_are_whole_elements_for_every_rank() -> None:
     assert all(
         case.message_bytes % (4 * case.group_size) == 0
         for case in cases
-        if case.operation not in (LinkOperation.SEND_RECV, LinkOperation.SEND_RECV_LATE)
+        if case.operation not in SENDS
     )
-    assert [case.group_size for case in cases if case.operation is LinkOperation.SEND_RECV] == [2]
+    assert [case.group_size for case in cases if case.operation == LinkOperation.SEND_RECV] == [2]
     assert {case.operation for case in cases} == set(LinkOperation)
     with pytest.raises(InputError, match="two ranks"):
         link_cases(1, (4096,))
@@ -54,17 +53,17 @@ def _rank_main(rank: int, world: int, port: int, folder: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=world)
-    profiler = LinkProfiler(CpuBackend(), link="loopback", limits=LIMITS)
+    profiler = LinkProfiler(CpuBackend(), LIMITS)
     assert profiler._clock_offset == 0.0
     cases = link_cases(world, (4096,))
     samples, progress = [], []
 
-    def keep(sample, finished, total) -> None:
-        samples.append(sample)
+    def keep(case, timing, finished, total) -> None:
+        samples.append((case, timing))
         progress.append((finished, total))
 
     profiler.run(cases, on_sample=keep)
-    held = {link_key(sample) for sample in samples[:-2]}
+    held = {case for case, _ in samples[:-2]}
     first = list(samples)
     samples.clear()
     profiler.run(cases, measured=held, on_sample=keep)
@@ -100,12 +99,12 @@ def test_a_link_of_three_ranks(tmp_path) -> None:
     mp.spawn(_rank_main, args=(world, port, str(tmp_path)), nprocs=world)
     first, second, progress, waited, impossible = pickle.loads((tmp_path / "samples").read_bytes())
     cases = link_cases(world, (4096,))
-    assert [link_key(sample) for sample in first] == [case.key for case in cases]
-    assert [link_key(sample) for sample in second] == [case.key for case in cases[-2:]]
+    assert [case for case, _ in first] == list(cases)
+    assert [case for case, _ in second] == list(cases[-2:])
     assert progress[: len(cases)] == [(n + 1, len(cases)) for n in range(len(cases))]
-    for sample in first:
-        assert 0 < sample.median_seconds < 1
-        assert sample.p10_seconds <= sample.median_seconds <= sample.p90_seconds
-        assert (sample.link, sample.backend, sample.repeats) == ("loopback", "gloo", 3)
+    for _, timing in first:
+        assert 0 < timing.median_seconds < 1
+        assert timing.p10_seconds <= timing.median_seconds <= timing.p90_seconds
+        assert timing.repeats == 3
     assert waited[0] < 0.09
     assert impossible == []

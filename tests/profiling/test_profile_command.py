@@ -1,54 +1,26 @@
 import datetime
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from profiling_samples import JOB, MODEL, invoke
 
-from hetplan.cli.profile import profile
-from hetplan.cli.profile_layers import kind_here
-from hetplan.cli.profile_request import ProfileRequest, byte_sizes, integers
+from hetplan.cli.profile import _byte_sizes, _integers, _seconds
 from hetplan.errors import InputError
-from hetplan.profiling.backends import CpuBackend, slug
+from hetplan.profiling.grid import ShapeOptions
 from hetplan.profiling.measure_layers import LayerProfiler
 from hetplan.profiling.pacing import Pace, PacedKind, PaceEntry, save_pace
 from hetplan.profiling.store import read_store
 
-app = typer.Typer()
-app.command()(profile)
 SMALL = ("--hidden", "64", "--seq", "16", "--vocab", "32", "--microbatch", "1", "--tp", "1")
-MODEL = """schema: hetplan.model/1
-name: tiny
-architecture: gpt
-num_layers: 2
-hidden_size: 32
-ffn_hidden_size: 64
-num_attention_heads: 4
-num_kv_heads: 4
-head_dim: 8
-vocab_size: 64
-max_sequence_length: 16
-"""
-JOB = """schema: hetplan.job/1
-name: tiny
-global_batch_size: 4
-sequence_length: 16
-precision: float32
-optimizer: sgd
-target: native
-"""
 
 
 def run(*arguments, code: int = 0):
-    result = CliRunner().invoke(app, ["--device", "cpu", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
+    return invoke("layers", "--device", "cpu", *arguments, code=code)
 
 
 def test_it_measures_once_and_shows_always(tmp_path) -> None:
@@ -62,9 +34,9 @@ def test_it_measures_once_and_shows_always(tmp_path) -> None:
     run("--store", tmp_path, *SMALL, "--again", "--json")
     assert len(read_store(tmp_path).layers) == 20
     assert "transformer" in run("--store", tmp_path, *SMALL).stdout
-    listed = run("--store", tmp_path, "--list").stdout
+    listed = invoke("list", "--store", tmp_path).stdout
     assert " 20 " in listed
-    (population,) = json.loads(run("--store", tmp_path, "--list", "--json").stdout)["populations"]
+    (population,) = json.loads(invoke("list", "--store", tmp_path, "--json").stdout)["populations"]
     assert (population["layer_rows"], population["damage"]) == (20, [])
     # Rows say themselves when they were measured, so those of --again can be told apart.
     assert {row.measured_on for row in read_store(tmp_path).layers} == {
@@ -129,27 +101,20 @@ def test_a_model_and_job_with_a_pace(tmp_path) -> None:
     assert "slow-down 4" in provenance.paced
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
+def test_wrong_options_are_named_and_write_nothing(tmp_path) -> None:
+    for arguments, text in (
         (("--threads", 0), "--threads"),
-        (("--threads", 100_000), r"--threads is 100000, and this process may use \d+ cores"),
+        (("--threads", 100_000), "--threads is 100000, and this process may use"),
         (("--vocab", 0), "--vocab is 0; it must be at least 1"),
-        (("--vocab", -5), "--vocab is -5"),
-        (("operators", "--threads", 100_000), "may use"),
-        (("operators", "--campaign", "cluster.yaml"), "a campaign measures layers and links, not"),
         (("--budget", -1), "--budget"),
-        (("--job", "job.yaml"), "belong together"),
+        (("--job", "configs/jobs/gpt-tiny.yaml"), "belong together"),
         (("--tp", "1,x"), "'x'"),
         (("--precision", "float8"), "bfloat16"),
         (("--architecture", "mamba"), "llama"),
-        (("--pace", "no.json"), "no such file"),
-        (("--link", "wire"), "torchrun"),
-    ],
-)
-def test_wrong_options_are_named(tmp_path, arguments, text) -> None:
-    with pytest.raises(InputError, match=text):
-        run("--store", tmp_path, *arguments)
+        (("--pace", "no.json"), "needs the --model and --job"),
+    ):
+        assert text in run("--store", tmp_path, *arguments, code=2).stderr
+    assert "torchrun" in invoke("links", "wire", "--store", tmp_path, code=2).stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -163,20 +128,29 @@ def test_the_command_imports_nothing_heavy() -> None:
 
 
 def test_option_values() -> None:
-    assert integers("--tp", "4,1, 2,2") == (1, 2, 4)
-    assert byte_sizes("--sizes", "4KiB,1000,1 MB") == (1000, 4096, 1_000_000)
+    assert _integers("--tp", "4,1, 2,2") == (1, 2, 4)
+    assert _byte_sizes("4KiB,1000,1 MB") == (1000, 4096, 1_000_000)
+    assert (_seconds("10min"), _seconds("90"), _seconds("1h")) == (600, 90, 3600)
     with pytest.raises(InputError, match="--sizes"):
-        byte_sizes("--sizes", "4 parsecs")
+        _byte_sizes("4 parsecs")
+    with pytest.raises(InputError, match="belong together"):
+        ShapeOptions(job=object())
     with pytest.raises(InputError, match="come from the model"):
-        ProfileRequest(model="m", job="j", hidden="64")
+        ShapeOptions(model=object(), job=object(), hidden_sizes=(64,))
+
+
+def test_no_sub_command_shows_more_than_fifteen_options() -> None:
+    for command in ("layers", "operators", "links", "list", "for-job", "script", "merge"):
+        shown = invoke(command, "--help").stdout
+        assert 2 <= len(re.findall(r"^\W*--\w", shown, re.MULTILINE)) <= 15, command
 
 
 def two_processes(tmp_path, *options: str) -> dict:
     """What two torchrun processes print together as JSON."""
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-        *("--standalone", "-m", "hetplan", "profile", "--device", "cpu"),
-        *("--store", str(tmp_path / "store"), "--json", *options),
+        *("--standalone", "-m", "hetplan", "profile", *options),
+        *("--device", "cpu", "--store", str(tmp_path / "store"), "--json"),
     ]
     job = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -193,7 +167,7 @@ def two_processes(tmp_path, *options: str) -> dict:
 
 @pytest.mark.slow
 def test_layers_are_measured_while_the_neighbours_work(tmp_path) -> None:
-    shapes = ("--hidden", "64", "--microbatch", "1", "--tp", "1")
+    shapes = ("layers", "--hidden", "64", "--microbatch", "1", "--tp", "1")
     shown = two_processes(tmp_path, *shapes)
     found = read_store(tmp_path / "store")
     assert len(found.layers) == len(shown["layers"]) == 10
@@ -202,30 +176,9 @@ def test_layers_are_measured_while_the_neighbours_work(tmp_path) -> None:
 
 @pytest.mark.slow
 def test_links_are_measured_under_torchrun(tmp_path) -> None:
-    shown = two_processes(tmp_path, "--link", "loopback", "--sizes", "4KiB")
+    shown = two_processes(tmp_path, "links", "loopback", "--sizes", "4KiB")
     links = shown["links"]
     assert len(links) == 7
     found = read_store(tmp_path / "store")
     assert {sample.operation for sample in found.links} == {row["operation"] for row in links}
     assert found.provenance[0].device == "cpu"
-
-
-@pytest.mark.parametrize(
-    ("driver_name", "kind"),
-    [
-        ("NVIDIA A100-SXM4-80GB", "nvidia-a100-80gb-sxm"),
-        ("NVIDIA Prototype 7", "nvidia-prototype-7"),
-    ],
-)
-def test_samples_get_the_kind_that_cluster_files_name(driver_name: str, kind: str) -> None:
-    class Accelerator(CpuBackend):
-        is_accelerator = True
-
-        def device_name(self) -> str:
-            return driver_name
-
-        def kind(self) -> str:
-            return slug(driver_name, "nvidia")
-
-    assert kind_here(Accelerator()) == kind
-    assert kind_here(CpuBackend()) == "cpu"

@@ -6,8 +6,7 @@ import pytest
 from profiling_samples import LAYER, LINK, PROVENANCE, layer
 
 from hetplan.errors import InputError
-from hetplan.profiling.samples import LayerSample
-from hetplan.profiling.samples_csv import header, read_samples, row
+from hetplan.profiling.samples import LayerSample, header, read_samples, row
 from hetplan.profiling.store import (
     LayerWriter,
     LinkWriter,
@@ -163,3 +162,11 @@ def test_a_store_that_cannot_be_written_is_told(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be made"):
         LayerWriter(tmp_path / "file", PROVENANCE)
+
+
+def test_a_store_is_tables_of_pandas_with_a_column_per_field(tmp_path) -> None:
+    LayerWriter(tmp_path, PROVENANCE).append(LAYER)
+    tables = read_store(tmp_path).to_pandas()
+    assert list(tables["layers"].columns) == header(LayerSample).split(",")
+    assert tables["layers"]["median_seconds"].tolist() == [LAYER.median_seconds]
+    assert (len(tables["provenance"]), len(tables["links"]), len(tables["operators"])) == (1, 0, 0)

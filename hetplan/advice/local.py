@@ -1,0 +1,350 @@
+"""This machine as a `MeasurementBackend`: fits, searches, and measures with its own devices."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hetplan.advice.candidates import Candidate, PlanNeeds, candidates, first_units
+from hetplan.advice.interval_growth import bases
+from hetplan.advice.loop import Report, View, measure_for_job
+from hetplan.cluster.devices import CPU_KIND
+from hetplan.errors import InputError, ProfileError
+from hetplan.model.layer_units import own_layer_fault
+from hetplan.model.spec import TRAINED_KINDS
+from hetplan.plans.plan import Plan
+from hetplan.predict.fit import FittedPredictor, fit_populations
+from hetplan.predict.laws import ALL_LAYERS
+from hetplan.predict.populations import choose
+from hetplan.profiling.backends import Backend, open_backend
+from hetplan.profiling.measure_layers import LayerProfiler, Unit
+from hetplan.profiling.needs import Here, LinkPlace, link_case
+from hetplan.profiling.profiler import Shape
+from hetplan.profiling.provenance import kind_here, provenance_here
+from hetplan.profiling.run import Measuring
+from hetplan.profiling.samples import LayerSample, ProfileSet, Provenance
+from hetplan.profiling.store import LayerWriter, read_populations
+from hetplan.search.asked import AskingPlan, asking
+from hetplan.search.families.allowed import tensor_degrees
+from hetplan.search.near_best import rivals
+from hetplan.search.result import Inputs
+from hetplan.search.search import search
+from hetplan.search.what_to_measure import Choice, near_best
+from hetplan.units import format_about
+
+MAX_PLANS = 6  # a handful that a person can read
+_RIVAL_SECONDS = 30.0  # enough for a dozen rivals of a 140 B model on 768 devices (22 s)
+_MAX_DEVICES = 64  # more than any node that is sold has
+_GRACE_SECONDS = 30.0  # past the budget, before a link's ranks are stopped; what they kept stays
+
+
+class LocalBackend:
+    """This machine's devices.
+
+    `folders`: stores to read. Samples are added to the store of `measuring`.
+    """
+
+    def __init__(self, measuring: Measuring, inputs: Inputs, folders: Sequence[Path]) -> None:
+        self.measuring, self.inputs, self.folders = measuring, inputs, tuple(folders)
+        backend = open_backend(measuring.device)
+        self.devices = _count(backend.name)
+        self.here = Here(torch_device=backend.name, kind=measuring.kind or kind_here(backend))
+        self._backends = {self.here.kind: backend}
+        self._plans: tuple[Plan, ...] = ()
+
+    def look(self) -> View:
+        """Fit what is held, search, and price the plans that cannot be told from the best."""
+        held = self._populations()
+        predictor = fit_populations(held)
+        model, cluster, job = self.inputs.model, self.inputs.cluster, self.inputs.job
+        found = search(model, cluster, job, predictor)
+        if found.certificate is not None and found.certificate.status == "interrupted":
+            raise KeyboardInterrupt  # the search keeps its best plan; here it is not asked for
+        best = found.plan
+        if not self._plans:
+            self._plans = rivals(best, model, cluster, job, predictor, seconds=_RIVAL_SECONDS)
+        # Rivals of an earlier look stay: what was measured may have made one of them the best.
+        self._plans = tuple(dict.fromkeys((best, *self._plans)))
+        priced = [
+            asking(f"{number}", plan, model, cluster, job, predictor)
+            for number, plan in enumerate(self._plans)
+        ]
+        near = near_best([each.parts for each in priced], most=MAX_PLANS)
+        by_name = {each.parts.name: each for each in priced}
+        plans = tuple(by_name[each.name] for each in near)
+        wanted = self._wanted(predictor, held, plans)
+        return View(
+            plans=near,
+            log_halfwidth=plans[0].estimate.own_log_halfwidth or 0.0,
+            candidates=candidates(wanted, self.here, self.devices),
+            asking=plans,
+            notes=self._notes(predictor, held),
+            bases=bases(predictor, model, job, wanted.asked),
+        )
+
+    def measure(self, candidate: Candidate, seconds_left: float) -> float:
+        """Measure it; every sample is in the store before the next one is begun."""
+        started = time.monotonic()
+        if candidate.place is not None:
+            self._measure_link(candidate, seconds_left)
+            return time.monotonic() - started
+        (kind,) = candidate.kinds
+        for index, unit in enumerate((*self.first(kind), *candidate.units)):
+            if index and time.monotonic() - started > seconds_left:
+                break  # what is there counts, and the same command goes on from there
+            self._measure_unit(kind, unit)
+        return time.monotonic() - started
+
+    def first(self, kind: str) -> tuple[Unit, ...]:
+        """What must be measured on this kind before anything else, for want of a datasheet.
+
+        A fit takes the newest population of a kind, so one that is begun here must be able to
+        answer for the others that there are.
+        """
+        model, cluster, job = self.inputs.model, self.inputs.cluster, self.inputs.job
+        device = next(i.device for i in cluster.islands if i.device.kind == kind)
+        try:
+            device.peak(job.precision.value)
+        except InputError:
+            pass
+        else:
+            return ()
+        pinned = job.pin.tp
+        degrees = tensor_degrees(model, cluster) if pinned is None else (pinned,)
+        held = {sample.shape for sample in self._own(self._populations(), kind)}
+        return first_units(model, job, degrees, held, self._profiler(kind).shapes)
+
+    def measure_first(self, kinds: Sequence[str], budget_seconds: float) -> float:
+        """Measure what these kinds need before anything can be predicted; the seconds it took.
+
+        An InputError where the budget is too small for it: without it nothing can be said.
+        """
+        work = [(kind, unit) for kind in kinds for unit in self.first(kind)]
+        started = time.monotonic()
+        for index, (kind, unit) in enumerate(work):
+            spent = time.monotonic() - started
+            # The units go from cheap to expensive: the next takes no less than they did so far.
+            if spent + (spent / index if index else 0.0) > budget_seconds:
+                raise InputError(
+                    f"--budget is too small: nothing is known of device kind {kind}, which has no "
+                    f"datasheet, so {len(work)} layers are measured first; {index} are, in "
+                    f"{format_about(spent)}, and the same command goes on from there"
+                )
+            self.measuring.tell(f"nothing is known of {kind} yet; measuring {unit} first")
+            self._measure_unit(kind, unit)
+        return time.monotonic() - started
+
+    def measure_unknown_kinds(self, budget_seconds: float, *, only_look: bool = False) -> float:
+        """Measure first what a prediction needs on kinds without datasheet; the seconds it took.
+
+        An InputError where this machine has no such device, or `only_look` forbids to measure it.
+        """
+        unknown = self.unknown_kinds()
+        away = [kind for kind in unknown if not self.here.is_kind(kind)]
+        if away:
+            raise InputError(
+                f"nothing is known of device kind {', '.join(away)}: no samples and no datasheet "
+                "figures for the job's precision; run this command on a machine that has it, with "
+                "a store that this one can read"
+            )
+        if unknown and only_look:
+            raise InputError(
+                f"nothing is known of device kind {', '.join(unknown)} yet, so no plan can be "
+                "priced; run the command without --dry-run: it measures each kind of layer first"
+            )
+        return self.measure_first(unknown, budget_seconds)
+
+    def unknown_kinds(self) -> tuple[str, ...]:
+        """Kinds of the cluster of which neither samples nor a datasheet say anything."""
+        cluster, job = self.inputs.cluster, self.inputs.job
+        laws = fit_populations(self._populations()).laws.layers
+        # A run that was cut short leaves a kind of which only some layers are known.
+        needed = {*(layer.value for layer in TRAINED_KINDS), ALL_LAYERS}
+        answered: dict[str, set[str]] = {}
+        for law in laws:
+            if law.precision == job.precision.value:
+                answered.setdefault(law.device, set()).add(law.layer)
+        known = {kind for kind, layers in answered.items() if needed <= layers}
+        found = []
+        for kind, device in {i.device.kind: i.device for i in cluster.islands}.items():
+            if kind in known:
+                continue
+            try:
+                device.peak(job.precision.value)
+            except InputError:
+                found.append(kind)
+        return tuple(found)
+
+    def _populations(self) -> tuple[ProfileSet, ...]:
+        return read_populations(*(folder for folder in self.folders if folder.is_dir()))
+
+    def _wanted(
+        self,
+        predictor: FittedPredictor,
+        held: Sequence[ProfileSet],
+        plans: Sequence[AskingPlan],
+    ) -> PlanNeeds:
+        chosen = choose(held)
+        kinds = {island.device.kind for island in self.inputs.cluster.islands}
+        own = {kind for kind in kinds if self.here.is_kind(kind)}
+        layers = [sample for sample in chosen.layers if sample.device not in own]
+        for kind in sorted(own):
+            layers += self._own(held, kind)
+        largest: dict[str, float] = {}
+        widths: dict[str, float] = {}
+        for each in plans:
+            for part in each.parts.parts:
+                widths[part.asked] = max(widths.get(part.asked, 0.0), part.log_halfwidth)
+            for cause, size in each.largest_messages:
+                largest[cause] = max(largest.get(cause, 0.0), size)
+        return PlanNeeds(
+            model=self.inputs.model,
+            cluster=self.inputs.cluster,
+            job=self.inputs.job,
+            predictor=predictor,
+            asked=tuple(dict.fromkeys(asked for each in plans for asked in each.asked)),
+            largest_messages=tuple(sorted(largest.items())),
+            log_halfwidths=tuple(sorted(widths.items())),
+            layers=tuple(layers),
+            links=tuple((sample.link, link_case(sample)) for sample in chosen.links),
+        )
+
+    def _notes(self, predictor: FittedPredictor, held: Sequence[ProfileSet]) -> tuple[str, ...]:
+        """What a reader must know of what is measured here."""
+        fault = own_layer_fault(self.inputs.model)
+        if fault:
+            return (
+                f"no layers are measured: {fault}; `hetplan profile operators` measures what they "
+                "are made of",
+            )
+        known = {law.device for law in predictor.laws.layers}
+        kinds = {island.device.kind for island in self.inputs.cluster.islands}
+        return tuple(
+            f"what is known of {kind} was measured elsewhere, or under other circumstances; what "
+            "is measured here is a population of its own, which fits take instead from then on"
+            for kind in sorted(kinds & known)
+            if self.here.is_kind(kind) and not self._own(held, kind)
+        )
+
+    def _own(self, held: Sequence[ProfileSet], kind: str) -> list[LayerSample]:
+        """Samples that were measured here, under today's circumstances."""
+        mine = self._provenance(kind)
+        return [
+            sample
+            for population in held
+            if any(each.circumstances == mine.circumstances for each in population.provenance)
+            for sample in population.layers
+            if sample.device == kind
+        ]
+
+    def _backend(self, kind: str) -> Backend:
+        if kind not in self._backends:
+            self._backends[kind] = open_backend(CPU_KIND)
+        return self._backends[kind]
+
+    def _profiler(self, kind: str) -> LayerProfiler:
+        return LayerProfiler(self._backend(kind), device=kind)
+
+    def _provenance(self, kind: str) -> Provenance:
+        return provenance_here(
+            self._backend(kind),
+            device=kind,
+            threads=self.measuring.threads,
+            command=self.measuring.command,
+        )
+
+    def _measure_unit(self, kind: str, unit: Unit) -> None:
+        writer = LayerWriter(self.measuring.store, self._provenance(kind))
+        held: set[Shape] = {sample.shape for sample in writer.samples}
+        refused: list[Exception] = []
+        today = datetime.date.today().isoformat()
+        for progress in self._profiler(kind).run(
+            (unit,), measured=held, on_failure=lambda _, error: refused.append(error)
+        ):
+            for sample in progress.samples:
+                if sample.shape not in held:
+                    writer.append(replace(sample, measured_on=today))
+        if refused:
+            raise ProfileError(f"{kind} refuses it ({str(refused[0]).splitlines()[0]})")
+
+    def _measure_link(self, candidate: Candidate, seconds_left: float) -> None:
+        # What torchrun would set and say a word about; each rank sets its threads itself.
+        environment = {"OMP_NUM_THREADS": str(self.measuring.threads), **os.environ}
+        command = link_program(self.measuring, candidate)
+        ranks = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+        try:
+            code = ranks.wait(timeout=max(seconds_left, 0.0) + _GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            code = 0  # rows that are there count; the rest is missing, as after any interruption
+        finally:
+            if ranks.poll() is None:
+                ranks.terminate()
+                ranks.wait()
+        if code:
+            raise ProfileError(f"its ranks ended with exit code {code}; what they said is above")
+
+
+def link_program(measuring: Measuring, candidate: Candidate) -> list[str]:
+    """The program that measures a link between devices of this machine."""
+    if candidate.place is None:
+        raise InputError(f"{candidate.measurement.name} is no link")
+    return [
+        sys.executable,
+        *("-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node", str(candidate.place.processes_per_node)),
+        *("-m", "hetplan", "profile", "links", candidate.place.name),
+        *("--sizes", ",".join(map(str, candidate.sizes))),
+        *("--store", str(measuring.store), "--threads", str(measuring.threads)),
+        *_device(measuring, candidate.place),
+    ]
+
+
+def _device(measuring: Measuring, place: LinkPlace) -> tuple[str, ...]:
+    if place.is_host_staged:
+        return ("--device", CPU_KIND)
+    return () if measuring.device is None else ("--device", measuring.device)
+
+
+def _count(name: str) -> int:
+    """Devices of this machine that ranks can have."""
+    if name == CPU_KIND:
+        return os.cpu_count() or 1
+    count = 0
+    try:
+        while count < _MAX_DEVICES:
+            open_backend(name, index=count)
+            count += 1
+    except InputError:
+        if not count:
+            raise
+    return count
+
+
+def measure_for(
+    measuring: Measuring,
+    inputs: Inputs,
+    folders: Sequence[Path],
+    *,
+    on_begin: Callable[[Choice, float], None] | None = None,
+) -> Report:
+    """Measure on this machine what shrinks the interval of the job's best plans most, first.
+
+    An InputError where the budget is too small for one measurement, or where nothing is known of a
+    device kind that this machine does not have.
+    """
+    budget = measuring.budget_seconds
+    backend = LocalBackend(measuring, inputs, folders)
+    spent = backend.measure_unknown_kinds(budget)
+    report = measure_for_job(backend, budget - spent, on_begin=on_begin)
+    if not report.done and not spent and report.least_seconds is not None:
+        raise InputError(
+            f"--budget of {format_about(budget)} is too small for one measurement: the shortest "
+            f"that is worth it, {report.least}, takes about {format_about(report.least_seconds)}"
+        )
+    return report

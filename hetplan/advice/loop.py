@@ -1,0 +1,196 @@
+"""Measure what shrinks the interval of the best plans most, look again, until it is not worth it.
+
+The loop knows neither devices nor predictors: a `MeasurementBackend` prices the plans, lists the
+candidates and measures. Plans are priced again after each batch, because a measurement also moves
+the centre of what it measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from hetplan.advice.candidates import Candidate, corrected_seconds
+from hetplan.advice.interval_growth import Basis
+from hetplan.errors import ProfileError
+from hetplan.search.asked import AskingPlan
+from hetplan.search.what_to_measure import (
+    Choice,
+    Measurement,
+    PlanParts,
+    Standing,
+    order,
+    standing,
+)
+
+MIN_GAIN = 0.02
+"""Of the interval and regret: what takes off less is not worth measuring."""
+_PATIENCE = 3
+"""Batches in a row that shrank the interval by less: one that moves a law's centre, or gives it
+too few rows to be checked, may widen it first."""
+_BATCH_PARTS = 6  # a batch is about this part of the budget, so that it is looked at again often
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """How things stand."""
+
+    plans: tuple[PlanParts, ...]
+    """The near-best ones, best first."""
+    log_halfwidth: float
+    """Of the best one's 90 % interval, by its estimate."""
+    candidates: tuple[Candidate, ...]
+    asking: tuple[AskingPlan, ...] = ()
+    """The same plans with their estimates, for whoever shows them."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know."""
+    bases: tuple[Basis, ...] = ()
+    """What sets the interval of each prediction that the plans ask of a device."""
+
+    @property
+    def standing(self) -> Standing:
+        """How well the best plan is known."""
+        return standing(self.plans)
+
+
+class MeasurementBackend(Protocol):
+    """What the loop needs of everything else."""
+
+    def look(self) -> View:
+        """Fit what is held and price the plans."""
+        ...
+
+    def measure(self, candidate: Candidate, seconds_left: float) -> float:
+        """Measure it and keep it; the seconds that it took. ProfileError where it is refused."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """One measurement that was taken."""
+
+    name: str
+    expected_seconds: float
+    seconds: float
+    refused: str = ""
+    """What the device said, where it did not do it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a loop did."""
+
+    before: View
+    after: View
+    done: tuple[Done, ...]
+    spent_seconds: float
+    ended: str
+    """Why it ended."""
+    least: str = ""
+    """Where only the budget ended it: the shortest measurement that would have been worth it."""
+    least_seconds: float | None = None
+
+
+def measure_for_job(
+    backend: MeasurementBackend,
+    budget_seconds: float,
+    *,
+    on_begin: Callable[[Choice, float], None] | None = None,
+) -> Report:
+    """Measure until the budget is spent or nothing is worth it.
+
+    `on_begin` is told each choice before it is measured, and the seconds spent.
+    """
+    before = view = backend.look()
+    done: list[Done] = []
+    refused: set[str] = set()
+    spent, ratio, stale, ended = 0.0, 1.0, 0, ""
+    least: Measurement | None = None
+    while not ended:
+        choices, ended, least = _batch(view, refused, ratio, budget_seconds, spent)
+        for choice in choices:
+            if on_begin is not None:
+                on_begin(choice, spent)
+            each = _measure(backend, view, choice, budget_seconds - spent)
+            done.append(each)
+            spent += each.seconds
+            # Refused or not, it is not tried a second time: what it left is on disk.
+            refused.add(each.name)
+            if spent >= budget_seconds:
+                break
+        if choices:
+            ratio = _ratio(done) or ratio
+            new = backend.look()
+            shrunk = view.log_halfwidth - new.log_halfwidth
+            stale = 0 if shrunk >= MIN_GAIN * view.log_halfwidth else stale + 1
+            view = new
+        if not ended and stale >= _PATIENCE:
+            ended = (
+                f"the last {_PATIENCE} batches each shrank the interval of the best plan by less "
+                f"than {MIN_GAIN:.0%}"
+            )
+    return Report(
+        before=before,
+        after=view,
+        done=tuple(done),
+        spent_seconds=spent,
+        ended=ended,
+        least=least.name if least else "",
+        least_seconds=least.seconds if least else None,
+    )
+
+
+def plan_order(
+    view: View,
+    *,
+    budget_seconds: float = float("inf"),
+    here: bool = True,
+    ratio: float = 1.0,
+    passed_over: Collection[str] = (),
+) -> tuple[Choice, ...]:
+    """What this machine (or others) should measure, in the order of its worth."""
+    open_ = [
+        corrected_seconds(each, ratio).measurement
+        for each in view.candidates
+        if each.here is here and each.measurement.name not in passed_over
+    ]
+    return order(view.plans, open_, budget_seconds=budget_seconds, least_gain=MIN_GAIN)
+
+
+def _batch(
+    view: View, refused: Collection[str], ratio: float, budget_seconds: float, spent: float
+) -> tuple[tuple[Choice, ...], str, Measurement | None]:
+    """What is measured before the next look; without any why, and what the budget was short of."""
+    left = budget_seconds - spent
+    choices = plan_order(view, budget_seconds=left, ratio=ratio, passed_over=refused)
+    if not choices:
+        wanted = plan_order(view, ratio=ratio, passed_over=refused)
+        if not wanted:
+            why = (
+                f"nothing more that this machine can measure shrinks the interval by {MIN_GAIN:.0%}"
+            )
+            return (), why, None
+        least = min((each.measurement for each in wanted), key=lambda each: each.seconds)
+        return (), "the budget is spent", least
+    batch = tuple(each for each in choices if each.seconds <= budget_seconds / _BATCH_PARTS)
+    return batch or choices[:1], "", None
+
+
+def _measure(backend: MeasurementBackend, view: View, choice: Choice, seconds_left: float) -> Done:
+    name = choice.measurement.name
+    candidate = next(each for each in view.candidates if each.measurement.name == name)
+    expected = candidate.measurement.seconds
+    try:
+        seconds = backend.measure(candidate, seconds_left)
+    except ProfileError as error:
+        return Done(name=name, expected_seconds=expected, seconds=0.0, refused=str(error))
+    return Done(name=name, expected_seconds=expected, seconds=seconds)
+
+
+def _ratio(done: Collection[Done]) -> float | None:
+    """What measurements took over what was expected; None before any was taken."""
+    taken = [each for each in done if not each.refused and each.expected_seconds > 0]
+    if not taken:
+        return None
+    return sum(each.seconds for each in taken) / sum(each.expected_seconds for each in taken)

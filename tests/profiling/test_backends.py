@@ -1,0 +1,220 @@
+"""Devices and their clock settings; a vendor's plug-in is played by a module with its calls."""
+
+import sys
+import types
+
+import pytest
+import torch
+
+from hetplan.errors import InputError
+from hetplan.profiling.backends import (
+    AcceleratorBackend,
+    CpuBackend,
+    cpu_clocks,
+    nvidia_clocks,
+    open_backend,
+    rocm_clocks,
+    run_tool,
+    slug,
+)
+from hetplan.profiling.provenance import kind_here
+
+
+def asked(text):
+    """A tool that prints this, and notes what it was asked."""
+    calls = []
+
+    def ask(command):
+        calls.append(command)
+        return text
+
+    ask.calls = calls
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1980, 1980, 2619, 2619, 700.00, 700.00\n", ""),
+        ("1410, 1980, 2619, 2619, 700.00, 700.00\n", "sm 1410 MHz"),
+        ("1410, 1980, 1593, 2619, 350.00, 700.00\n", "sm 1410 MHz, memory 1593 MHz, limit 350 W"),
+        ("[N/A], [N/A], [N/A], [N/A], 300.00, 700.00\n", "limit 300 W"),
+        ("[Not Supported], 1, x, y, , \n", ""),
+        ("", ""),
+        ("No devices were found\n", ""),
+        ("1410, 1980, 2619, 2619, 700, 700\n1410, 1980, 2619, 2619, 700, 700\n", ""),
+        ("nan, inf, 1e400, -3, 1, 1\n", ""),
+    ],
+)
+def test_nvidia_settings_that_are_not_the_defaults(text, words) -> None:
+    ask = asked(text)
+    assert nvidia_clocks("GPU-0", ask) == words
+    assert "--id=GPU-0" in ask.calls[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("device,GPU performance level\ncard0,auto\n", ""),
+        ("device,GPU performance level\ncard0,manual\n", "performance level manual"),
+        ("", ""),
+        ("WARNING: something\n", ""),
+    ],
+)
+def test_rocm_performance_level(text, words) -> None:
+    assert rocm_clocks("0", asked(text)) == words
+
+
+def test_a_tool_that_is_missing_or_fails_says_nothing() -> None:
+    assert run_tool(("hetplan-has-no-such-tool",)) == ""
+    assert run_tool(("false",)) == ""
+    assert run_tool(("echo", "yes")) == "yes\n"
+
+
+def cores(folder, **words):
+    for core in range(256):
+        place = folder / f"cpu{core}" / "cpufreq"
+        place.mkdir(parents=True)
+        for name, text in words.items():
+            (place / name).write_text(text + "\n")
+    return folder
+
+
+def test_cpu_settings_that_somebody_chose(tmp_path) -> None:
+    limits = {"scaling_max_freq": "3000000", "cpuinfo_max_freq": "3000000"}
+    free = cores(tmp_path / "free", scaling_governor="schedutil", **limits)
+    assert cpu_clocks(free) == ""
+    follows = {"scaling_governor": "powersave", "scaling_driver": "intel_pstate"}
+    assert cpu_clocks(cores(tmp_path / "follows", **follows, **limits)) == ""
+    held = {**limits, "scaling_governor": "performance", "scaling_max_freq": "2000000"}
+    place = cores(tmp_path / "held", **held)
+    (place / "intel_pstate").mkdir()
+    (place / "intel_pstate" / "no_turbo").write_text("1\n")
+    assert cpu_clocks(place) == "governor performance, at most 2000 MHz, boost off"
+    assert cpu_clocks(tmp_path / "nothing") == ""
+    odd = cores(tmp_path / "odd", scaling_max_freq="<unknown>", cpuinfo_max_freq="x")
+    assert cpu_clocks(odd) == ""
+
+
+class Event:
+    clock = 0.0
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.at = -1.0
+
+    def record(self) -> None:
+        Event.clock += 2.0
+        self.at = Event.clock
+
+    def elapsed_time(self, other) -> float:
+        return other.at - self.at
+
+
+def full_library():
+    return types.SimpleNamespace(
+        is_available=lambda: True,
+        device_count=lambda: 2,
+        set_device=lambda index: None,
+        synchronize=lambda: None,
+        Event=Event,
+        reset_peak_memory_stats=lambda: None,
+        memory_allocated=lambda: 100,
+        max_memory_allocated=lambda: 350,
+        get_device_name=lambda index: "Ascend 910B3",
+    )
+
+
+@pytest.fixture
+def npu(monkeypatch):
+    library = full_library()
+    monkeypatch.setattr(torch, "npu", library, raising=False)
+    monkeypatch.setitem(sys.modules, "torch_npu", types.SimpleNamespace(__version__="2.1.0"))
+    return library
+
+
+def test_a_plugin_with_every_call(npu) -> None:
+    backend = open_backend("npu", index=1)
+    assert isinstance(backend, AcceleratorBackend)
+    assert (backend.name, backend.collectives, backend.is_accelerator) == ("npu", "hccl", True)
+    first, second = backend.mark(), backend.mark()
+    assert backend.seconds_between(first, second) == pytest.approx(2e-3)
+    assert backend.reset_peak_memory()
+    assert backend.peak_memory_bytes() == 250.0
+    assert backend.kind() == "huawei-ascend-910b3"
+    assert backend.driver() == "torch_npu 2.1.0"
+    assert (backend.clock_hertz(), backend.temperature_celsius(), backend.clocks()) == (0, 0, "")
+
+
+def test_a_plugin_without_timed_events_and_counters_waits_and_reads_the_clock(npu) -> None:
+    waits = []
+    npu.synchronize = lambda: waits.append(1)
+
+    class Untimed(Event):
+        def elapsed_time(self, other) -> float:
+            raise NotImplementedError
+
+    npu.Event = Untimed
+    del npu.reset_peak_memory_stats, npu.get_device_name
+    readings = iter((1.0, 1.5))
+    backend = AcceleratorBackend("npu", clock=lambda: next(readings))
+    waits.clear()
+    first, second = backend.mark(), backend.mark()
+    assert backend.seconds_between(first, second) == 0.5
+    assert len(waits) == 2
+    assert not backend.reset_peak_memory()
+    assert backend.kind() == "huawei-npu"
+
+
+def test_devices_that_are_absent_are_refused(npu) -> None:
+    with pytest.raises(InputError, match="sees 2 npu devices"):
+        open_backend("npu", index=2)
+    npu.is_available = lambda: False
+    with pytest.raises(InputError, match="torch_npu"):
+        open_backend("npu")
+    with pytest.raises(InputError, match="sees 0 mlu devices"):
+        open_backend("mlu")
+    with pytest.raises(InputError, match="npu, mlu, musa"):
+        open_backend("abacus")
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="--device cpu"):
+            open_backend("cuda")
+
+
+def test_the_first_accelerator_is_the_default(npu) -> None:
+    if not torch.cuda.is_available():
+        assert open_backend().name == "npu"
+        npu.is_available = lambda: False
+        assert open_backend().name == "cpu"
+
+
+def test_peak_memory_of_a_cpu_is_what_is_allocated() -> None:
+    backend = CpuBackend()
+    if not backend.reset_peak_memory():
+        pytest.skip("the kernel does not let the high-water mark be reset")
+    size = 64 << 20
+    block = torch.ones(size // 4)
+    assert size <= backend.peak_memory_bytes() <= size * 1.1
+    del block
+    assert backend.reset_peak_memory()
+    assert backend.peak_memory_bytes() <= size * 0.1
+
+
+def test_samples_get_the_kind_that_cluster_files_name() -> None:
+    class Accelerator(CpuBackend):
+        is_accelerator = True
+        word = ""
+
+        def device_name(self) -> str:
+            return self.word
+
+        def kind(self) -> str:
+            return slug(self.word, "nvidia")
+
+    device = Accelerator()
+    for device.word, kind in (
+        ("NVIDIA A100-SXM4-80GB", "nvidia-a100-80gb-sxm"),
+        ("NVIDIA Prototype 7", "nvidia-prototype-7"),
+        ("Tesla Unknown-16GB", "nvidia-tesla-unknown-16gb"),
+    ):
+        assert kind_here(device) == kind
+    assert kind_here(CpuBackend()) == "cpu"

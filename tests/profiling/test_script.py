@@ -1,0 +1,271 @@
+"""The stand-alone measure.py: what it is made of, what it measures, and what comes back from it."""
+
+import argparse
+import ast
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from profiling_models import GPT, LLAMA
+from profiling_samples import CLUSTER, LAYER, LINK, NORM, PRODUCT, PROVENANCE, invoke, layer
+
+from hetplan.errors import InputError
+from hetplan.files.encoding import to_plain
+from hetplan.job.spec import Optimizer
+from hetplan.model.numerics import OWN_NORM_EPSILON, OWN_ROTARY_BASE
+from hetplan.model.spec import TRAINED_KINDS
+from hetplan.profiling import layer_slices, measure, updating
+from hetplan.profiling.backends import CpuBackend
+from hetplan.profiling.layers import Head, HeadWithLoss, build_layer
+from hetplan.profiling.measure_links import LINK_OPERATIONS
+from hetplan.profiling.samples import (
+    LayerSample,
+    LinkOperation,
+    LinkSample,
+    OperatorSample,
+    header,
+    row,
+)
+from hetplan.profiling.script import MODULES, merge_files, script_text
+from hetplan.profiling.store import read_store
+
+SIZES = ("--hidden", "64", "--seq", "16", "--vocab", "32", "--microbatch", "1")
+# Nothing but Python's own modules and torch may be imported.
+ALONE = """
+import runpy, sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("hetplan", "pydantic", "yaml", "typer"):
+            raise ImportError(name + " is not there")
+sys.meta_path.insert(0, Refuse())
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def start(script, *arguments):
+    return subprocess.run(
+        [sys.executable, "-I", "-c", ALONE, str(script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=script.parent,
+        check=False,
+    )
+
+
+def test_it_is_python_3_8_and_imports_torch_alone() -> None:
+    tree = ast.parse(script_text({}), feature_version=(3, 8))
+    imported = {
+        (node.module or "").partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+    } | {
+        alias.name.partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    assert imported - set(sys.stdlib_module_names) == {"torch"}
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    assert len(names) == len(set(names)), "two modules define one name"
+    assert MODULES[-1] == "measure"
+
+
+def test_its_columns_and_constants_are_those_of_hetplan(monkeypatch) -> None:
+    types = {"layers": LayerSample, "operators": OperatorSample, "links": LinkSample}
+    for what, sample_type in types.items():
+        assert ",".join(measure.COLUMNS[what]) == header(sample_type)
+    monkeypatch.setattr(measure, "TASK", {"version": "1"})
+    options = argparse.Namespace(kind="cpu", threads=1, what="layers")
+    names = {field.name for field in dataclasses.fields(PROVENANCE)}
+    assert measure._provenance(options, CpuBackend()).keys() == names | {"schema"}
+    assert set(LINK_OPERATIONS) == set(LinkOperation)
+    assert layer_slices.NORM_EPSILON == OWN_NORM_EPSILON
+    assert layer_slices.ROTARY_BASE == OWN_ROTARY_BASE
+    rule = updating.make_rule(Optimizer.ADAMW, [torch.zeros(1)]).defaults
+    assert {name: rule[name] for name in layer_slices.ADAMW} == layer_slices.ADAMW
+    assert updating.SGD_RATE == 0.1
+
+
+@pytest.mark.parametrize("model", [GPT, LLAMA])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_its_layers_compute_what_trained_layers_compute(model, tp) -> None:
+    cpu = torch.device("cpu")
+    for position, kind in enumerate(model.layers):
+        if kind not in TRAINED_KINDS or position == 2:
+            continue
+        row_ = {
+            name: getattr(model, name)
+            for name in (
+                "hidden_size",
+                "ffn_hidden_size",
+                "num_attention_heads",
+                "num_kv_heads",
+                "head_dim",
+                "vocab_size",
+                "max_sequence_length",
+            )
+        } | {"architecture": model.architecture.value, "layer": kind.value, "tp": tp}
+        row_ |= {"microbatch_size": 2, "sequence_length": 8, "precision": "float32"}
+        alone = layer_slices.LayerSlice(row_, cpu)
+        trained = build_layer(
+            model, position, tp=tp, tp_rank=0, group=None, seed=1, dtype=torch.float32, device=cpu
+        )
+        with torch.no_grad():
+            for mine, its in zip(alone.parameters(), trained.parameters(), strict=True):
+                assert mine.shape == its.shape
+                mine.copy_(its)
+        if isinstance(trained, Head):
+            trained = HeadWithLoss(trained)
+        arguments, gradient = alone.inputs(cpu)
+        results = []
+        for each in (alone, trained):
+            for argument in arguments:
+                argument.grad = None
+            result = each(*arguments)
+            result.backward(gradient)
+            results.append((result.detach(), *(p.grad for p in each.parameters())))
+        for mine, its in zip(*results, strict=True):
+            assert torch.equal(mine, its), kind
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("script")
+    (folder / "cluster.yaml").write_text(CLUSTER)
+    out = folder / "measure.py"
+    invoke("script", "--cluster", folder / "cluster.yaml", "--out", out, *SIZES)
+    return out
+
+
+def test_a_killed_run_goes_on_and_its_file_is_merged(script, tmp_path) -> None:
+    out, store = tmp_path / "layers.csv", tmp_path / "store"
+    done = start(script, "layers", "--device", "cpu", "--out", out)
+    assert done.returncode == 0, done.stderr
+    lines = out.read_text().splitlines()
+    samples = [line for line in lines[2:] if not line.startswith("#")]
+    assert len(samples) == 2 * 3 * 2 + 2 * 4
+    # The process died in the middle of the last line, and once in another unit.
+    out.write_text("\n".join(lines[:-3])[:-4])
+    again = start(script, "layers", "--device", "cpu", "--out", out)
+    assert "1/1," in again.stdout
+    invoke("merge", out, "--store", store)
+    layers = read_store(store).layers
+    assert len({sample.shape for sample in layers}) == len(layers) == len(samples)
+    assert "0 samples added" in invoke("merge", out, "--store", store).stdout
+
+
+def test_what_cannot_be_is_a_line_and_no_traceback(tmp_path, monkeypatch, capsys) -> None:
+    task = {"version": "1", "models": [], "kinds": {"cpu": {"layers": []}}, "links": {}}
+    monkeypatch.setattr(measure, "TASK", task)
+    torn = tmp_path / "torn.csv"
+    torn.write_text("mine")
+    for arguments, words in (
+        (("--out", tmp_path / "torn.csv" / "results.csv"), "cannot be written"),
+        (("--out", torn), "name another with --out"),
+        (("--threads", "0"), "--threads is 1 or more"),
+    ):
+        try:
+            code = measure.main(["layers", "--device", "cpu", *map(str, arguments)])
+        except SystemExit as error:
+            code = error.code
+        assert code == 2
+        assert words in capsys.readouterr().err
+    assert torn.read_text() == "mine"
+
+
+def open_file(path, **values):
+    provenance = {"schema": "hetplan.provenance/2", "device": "cpu", "threads": 1, **values}
+    return measure.SampleFile(str(path), ("device", "layer"), provenance)
+
+
+def test_a_unit_in_which_the_process_died_twice_is_left_out(tmp_path) -> None:
+    path = tmp_path / "x.csv"
+    for _ in range(2):
+        file = open_file(path)
+        assert not file.left_out
+        file.comment("begin head 64")
+        file.close()
+    file = open_file(path)
+    assert set(file.left_out) == {"head 64"}
+    file.close()
+
+
+def test_two_starts_and_other_circumstances_do_not_share_a_file(tmp_path) -> None:
+    path = tmp_path / "x.csv"
+    file = open_file(path)
+    with pytest.raises(InputError, match="another start"):
+        open_file(path)
+    file.close()
+    open_file(path, measured_on="2026-02-03").close()
+    with pytest.raises(InputError, match="measured with another threads"):
+        open_file(path, threads=2)
+
+
+def results(path, provenance=PROVENANCE, *samples):
+    first = json.dumps({"schema": "hetplan.provenance/2", **to_plain(provenance)})
+    rows = [row(sample) if not isinstance(sample, str) else sample for sample in samples]
+    kind = next(type(sample) for sample in samples if not isinstance(sample, str))
+    path.write_text("\n".join((f"# {first}", header(kind), *rows, "")))
+    return path
+
+
+def test_results_of_all_sorts_are_merged_once(tmp_path) -> None:
+    store = tmp_path / "store"
+    folder = tmp_path / "back"
+    folder.mkdir()
+    results(
+        folder / "a.csv", PROVENANCE, LAYER, layer(microbatch_size=2), "# failed head: a reason"
+    )
+    results(folder / "b.csv", PROVENANCE, PRODUCT, NORM, dataclasses.replace(NORM, device="gpu"))
+    results(folder / "c.csv", PROVENANCE, LINK, "spoilt")
+    report = merge_files([folder], store)
+    assert (report.files, report.added, report.held) == (3, 5, 0)
+    assert [fault.line for fault in report.refused] == [5, 4]
+    assert report.failures == ("cpu: head: a reason",)
+    assert merge_files([folder], store).held == 5
+    held = read_store(store)
+    assert (len(held.layers), len(held.operators), len(held.links)) == (2, 2, 1)
+
+
+def test_other_clocks_are_another_population(tmp_path) -> None:
+    slow = dataclasses.replace(PROVENANCE, clocks="sm 1410 MHz")
+    files = [
+        results(tmp_path / "a.csv", PROVENANCE, LAYER),
+        results(tmp_path / "b.csv", slow, layer(microbatch_size=2)),
+    ]
+    merge_files(files, tmp_path / "store")
+    assert len(read_store(tmp_path / "store").provenance) == 2
+
+
+def test_hostile_files_are_refused_and_nothing_is_added(tmp_path) -> None:
+    store, escape = tmp_path / "store", "\x1b]0;owned\x07"
+    evil = dataclasses.replace(PROVENANCE, device_name=escape)
+    outside = dataclasses.replace(PROVENANCE, device="../x")
+    good = results(tmp_path / "good.csv", PROVENANCE, LAYER, f"# failed x: {escape}")
+    assert merge_files([good], tmp_path / "other").failures[0].isprintable()
+    for path in (
+        results(tmp_path / "evil.csv", evil, LAYER),
+        results(tmp_path / "out.csv", outside, layer(device="../x")),
+    ):
+        with pytest.raises(InputError):
+            merge_files([path], store)
+    (tmp_path / "binary.csv").write_bytes(b"\x89PNG\r\n\xff")
+    with pytest.raises(InputError, match="provenance"):
+        merge_files([good, tmp_path / "binary.csv"], store)
+    with pytest.raises(InputError, match="no such file"):
+        merge_files([tmp_path / "none"], store)
+    assert not store.exists() or not read_store(store).layers
+
+
+def test_no_name_in_a_cluster_file_becomes_code() -> None:
+    words = 'x"""; import os #\''
+    tree = ast.parse(script_text({"version": words, "kinds": {}, "links": {words: 1}}))
+    task = next(
+        node for node in tree.body if isinstance(node, ast.AnnAssign) and node.target.id == "TASK"
+    )
+    assert json.loads(task.value.args[0].value)["version"] == words

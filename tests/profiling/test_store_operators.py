@@ -1,0 +1,183 @@
+"""operators.csv: written, read and checked as the other files of a store are."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from profiling_samples import LAYER, LINK, NORM, PRODUCT, PROVENANCE
+
+from hetplan.errors import InputError
+from hetplan.files.reading import read_text
+from hetplan.importers.records import Imported
+from hetplan.importers.storing import ImportFacts, store_imported
+from hetplan.lint.reading import Asked, read_all
+from hetplan.model.operators import OperatorClass
+from hetplan.profiling.samples import (
+    LinkSample,
+    OperatorPhase,
+    OperatorSample,
+    header,
+    read_samples,
+    row,
+)
+from hetplan.profiling.store import (
+    LayerWriter,
+    LinkWriter,
+    OperatorWriter,
+    read_populations,
+    read_store,
+)
+
+
+def written(store, *samples, provenance=PROVENANCE) -> OperatorWriter:
+    writer = OperatorWriter(store, provenance)
+    for sample in samples:
+        writer.append(sample)
+    return writer
+
+
+def test_operators_stand_beside_the_layers_of_their_population(tmp_path) -> None:
+    operators = written(tmp_path, PRODUCT, NORM)
+    layers = LayerWriter(tmp_path, PROVENANCE)
+    layers.append(LAYER)
+    assert operators.folder == layers.folder
+    (population,) = read_populations(tmp_path)
+    assert population.operators == (PRODUCT, NORM)
+    assert population.layers == (LAYER,)
+    assert read_store(tmp_path).operators == (PRODUCT, NORM)
+    assert OperatorWriter(tmp_path, PROVENANCE).samples == (PRODUCT, NORM)
+
+
+def test_a_population_of_operators_alone_is_found(tmp_path) -> None:
+    writer = written(tmp_path, PRODUCT)
+    assert read_populations(writer.folder)[0].operators == (PRODUCT,)
+    writer.add_new([PRODUCT, NORM, NORM])
+    assert read_store(tmp_path).operators == (PRODUCT, NORM, NORM)
+    assert writer.add_new([PRODUCT, NORM, NORM]) == 0
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "words"),
+    [
+        ("operator", "matmul", "found 'matmul'; it is one of matrix_product"),
+        ("phase", "sideways", "found 'sideways'; it is one of forward"),
+        ("precision", "fp4", "found 'fp4'; it is one of float32"),
+        ("output_precision", "", "a name must stand here"),
+        ("m", "0", "must be above 0"),
+        ("batch", "0", "must be above 0"),
+        ("k", "-1", "not negative"),
+        ("median_seconds", "nan", "finite"),
+        ("measured_on", "yesterday", "a date as"),
+    ],
+)
+def test_a_wrong_cell_is_named_and_the_rest_is_kept(tmp_path, column, text, words) -> None:
+    writer = written(tmp_path, PRODUCT, NORM)
+    path = writer.folder / "operators.csv"
+    names = header(OperatorSample).split(",")
+    lines = read_text(path).splitlines()
+    cells = lines[1].split(",")
+    cells[names.index(column)] = text
+    path.write_text("\n".join((lines[0], ",".join(cells), lines[2])) + "\n")
+    with pytest.raises(InputError, match=words) as caught:
+        read_populations(tmp_path)
+    fault = caught.value.faults[0]
+    assert (fault.line, fault.field, fault.file) == (2, column, str(path))
+
+
+def test_rows_of_another_device_are_damage(tmp_path) -> None:
+    writer = written(tmp_path, PRODUCT)
+    text = read_text(writer.folder / "operators.csv").replace("cpu,", "gpu,")
+    (writer.folder / "operators.csv").write_text(text)
+    with pytest.raises(InputError, match="rows of gpu stand in a population of cpu"):
+        read_populations(tmp_path)
+
+
+def test_a_kill_at_any_byte_leaves_whole_rows(tmp_path) -> None:
+    writer = written(tmp_path, PRODUCT, NORM)
+    path = writer.folder / "operators.csv"
+    data = path.read_bytes()
+    start = data.index(b"\n") + 1
+    for end in range(start, len(data)):
+        path.write_bytes(data[:end])
+        whole = (PRODUCT, NORM)[: data[start:end].count(b"\n")]
+        assert read_samples(path, OperatorSample) == whole
+    path.write_bytes(data[:-5])
+    written(tmp_path, NORM)
+    assert read_store(tmp_path).operators == (PRODUCT, NORM)
+
+
+_COUNTS = st.integers(min_value=1, max_value=2**40)
+_SECONDS = st.floats(min_value=1e-9, max_value=1e6)
+
+
+@given(
+    st.builds(
+        OperatorSample,
+        device=st.sampled_from(["cpu", "a, b", '"quoted"']),
+        operator=st.sampled_from([each.value for each in OperatorClass]),
+        phase=st.sampled_from([each.value for each in OperatorPhase]),
+        precision=st.just("float16"),
+        output_precision=st.just("float32"),
+        batch=_COUNTS,
+        m=_COUNTS,
+        n=_COUNTS,
+        k=st.integers(min_value=0, max_value=2**40),
+        median_seconds=_SECONDS,
+        p10_seconds=_SECONDS,
+        p90_seconds=_SECONDS,
+        repeats=_COUNTS,
+        outliers=st.integers(min_value=0, max_value=9),
+        measured_on=st.sampled_from(["", "2026-11-21"]),
+    )
+)
+def test_every_sample_is_read_back_exactly(tmp_path_factory, sample) -> None:
+    path = tmp_path_factory.getbasetemp() / "operators-read-back.csv"
+    path.write_text(f"{header(OperatorSample)}\n{row(sample)}\n", encoding="utf-8")
+    assert read_samples(path, OperatorSample) == (sample,)
+
+
+def test_links_of_the_older_form_are_read_and_brought_up_to_date(tmp_path) -> None:
+    crossing = replace(LINK, link="far", nodes=2, groups=4)
+    writer = LinkWriter(tmp_path, "far", PROVENANCE)
+    writer.append(replace(crossing, nodes=1, groups=1))
+    path = writer.folder / "links.csv"
+    lines = [line.rsplit(",", 2)[0] for line in read_text(path).splitlines()]
+    path.write_text("\n".join(lines) + "\n")
+    assert "nodes" not in read_text(path)
+    assert read_store(tmp_path).links == (replace(crossing, nodes=1, groups=1),)
+    LinkWriter(tmp_path, "far", PROVENANCE).append(crossing)
+    assert read_text(path).startswith(header(LinkSample))
+    assert read_store(tmp_path).links == (replace(crossing, nodes=1, groups=1), crossing)
+
+
+def test_groups_and_nodes_of_zero_are_refused(tmp_path) -> None:
+    path = tmp_path / "links.csv"
+    for name in ("nodes", "groups"):
+        wrong = replace(LINK, **{name: 0})
+        path.write_text(f"{header(LinkSample)}\n{row(wrong)}\n")
+        with pytest.raises(InputError, match="must be above 0"):
+            read_samples(path, LinkSample)
+
+
+def test_imported_operators_are_stored_once(tmp_path) -> None:
+    imported = Imported(kind="simumax", operators=(PRODUCT, NORM))
+    facts = ImportFacts(device="cpu", backend="cpu", measured_on="2026-03-04", command="import")
+    first = store_imported(imported, tmp_path, facts)
+    assert (first.operators_added, first.operators_there, len(first.folders)) == (2, 0, 1)
+    second = store_imported(imported, tmp_path, facts)
+    assert (second.operators_added, second.operators_there) == (0, 2)
+    (population,) = read_populations(tmp_path)
+    assert {each.measured_on for each in population.operators} == {"2026-03-04"}
+    assert population.provenance[0].tool == "simumax"
+
+
+def test_check_reads_operators_and_finds_their_rows(tmp_path) -> None:
+    written(tmp_path, PRODUCT, replace(NORM, p10_seconds=0.5))
+    reading = read_all([tmp_path], Asked())
+    assert not reading.faults
+    rows = reading.material.operator_samples
+    assert [(each.sample.operator, each.place.line) for each in rows] == [
+        ("matrix_product", 2),
+        ("norm", 3),
+    ]

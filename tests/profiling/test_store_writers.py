@@ -1,0 +1,248 @@
+"""Writers of one population: several at once, killed, without space, and what damage leaves."""
+
+import logging
+import os
+import random
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+from profiling_samples import LAYER, LINK, PROVENANCE, layer
+
+from hetplan.errors import HetplanError, InputError
+from hetplan.profiling.samples import LayerSample, header, read_samples, row
+from hetplan.profiling.store import (
+    LayerWriter,
+    LinkWriter,
+    read_populations,
+    read_store,
+    store_state,
+)
+
+# The children of a fork only append rows; torch's threads, where others loaded it, do not matter.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+APPEND_ROWS = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+sys.path.insert(0, sys.argv[4])
+from profiling_samples import LAYER, PROVENANCE
+from hetplan.profiling.store import LayerWriter
+writer = LayerWriter(Path(sys.argv[1]), PROVENANCE)
+for number in range(int(sys.argv[3])):
+    writer.append(replace(LAYER, sequence_length=1 + int(sys.argv[2]) * 1000 + number))
+"""
+
+
+def test_rows_of_writers_at_the_same_time_are_all_there(tmp_path) -> None:
+    here = os.path.dirname(__file__)
+    writers, rows = 4, 40
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-c", APPEND_ROWS, str(tmp_path), str(number), str(rows), here]
+        )
+        for number in range(writers)
+    ]
+    assert [job.wait(60) for job in jobs] == [0] * writers
+    found = read_store(tmp_path)
+    assert len(found.provenance) == 1
+    assert sorted(sample.sequence_length for sample in found.layers) == sorted(
+        1 + number * 1000 + index for number in range(writers) for index in range(rows)
+    )
+
+
+def killed_writer(store, seconds: float, first: int, *, has_begun: bool) -> int:
+    """Rows that a writer said it had on disk before it was killed.
+
+    `has_begun` waits for its first row; else it may still be opening the store.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            writer = LayerWriter(store, PROVENANCE)
+            for number in range(100_000):
+                writer.append(layer(sequence_length=first + number))
+                os.write(writing, b".")
+        finally:
+            os._exit(1)
+    os.close(writing)
+    said = len(os.read(reading, 1)) if has_begun else 0
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    while part := os.read(reading, 65536):
+        said += len(part)
+    os.close(reading)
+    return said
+
+
+def test_a_writer_that_is_killed_loses_at_most_the_row_it_writes(tmp_path) -> None:
+    chance = random.Random(5)
+    other = LinkWriter(tmp_path, "wire", PROVENANCE)
+    other.append(LINK)
+    untouched = (other.folder / "links.csv").read_bytes()
+    acknowledged = 0
+    for kill in range(40):
+        acknowledged += killed_writer(
+            tmp_path, chance.uniform(0.0, 0.02), 1 + kill * 100_000, has_begun=kill % 2 == 1
+        )
+        found = store_state(tmp_path)
+        assert not [fault for state in found for fault in state.damage]
+        rows = sum(len(state.layers) for state in found)
+        assert acknowledged <= rows <= acknowledged + kill + 1
+    assert acknowledged >= 20
+    assert (other.folder / "links.csv").read_bytes() == untouched
+    LayerWriter(tmp_path, PROVENANCE).append(LAYER)
+    assert read_store(tmp_path).layers[-1] == LAYER
+
+
+def test_a_full_disk_is_an_error_and_costs_no_row_that_was_there(tmp_path) -> None:
+    writer = LayerWriter(tmp_path, PROVENANCE)
+    writer.append(LAYER)
+    path = writer.folder / "layers.csv"
+    limit = path.stat().st_size + 20
+    child = os.fork()
+    if child == 0:
+        # A file may not grow past its limit: writes are cut short, then refused, as by a full disk.
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        refused = 0
+        for _ in range(3):
+            try:
+                writer.append(LAYER)
+            except HetplanError as error:
+                refused += str(path) in str(error)
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert read_store(tmp_path).layers == (LAYER,)
+    writer.append(layer(tp=2))
+    assert read_store(tmp_path).layers == (LAYER, layer(tp=2))
+
+
+def test_a_store_that_is_read_only_is_told(tmp_path, monkeypatch) -> None:
+    writer = LayerWriter(tmp_path, PROVENANCE)
+
+    def refuse(path, flags, *rest, **names):
+        raise OSError(30, "Read-only file system", str(path))
+
+    monkeypatch.setattr(os, "open", refuse)
+    for work in (lambda: writer.append(LAYER), lambda: LayerWriter(tmp_path, PROVENANCE)):
+        with pytest.raises(InputError, match="Read-only file system"):
+            work()
+
+
+def test_provenance_that_was_cut_or_changed_is_refused_and_the_rest_is_listed(tmp_path) -> None:
+    cut = LayerWriter(tmp_path, replace(PROVENANCE, driver="Linux 7"))
+    cut.append(LAYER)
+    whole = LayerWriter(tmp_path, PROVENANCE)
+    whole.append(LAYER)
+    path = cut.folder / "provenance.json"
+    text = path.read_text()
+    path.write_text(text[: len(text) // 2])
+    states = {state.folder: state for state in store_state(tmp_path)}
+    assert states[cut.folder].provenance is None
+    assert [fault.file for fault in states[cut.folder].damage] == [str(path)]
+    assert states[whole.folder].layers == states[cut.folder].layers == (LAYER,)
+    with pytest.raises(InputError, match="damaged"):
+        read_populations(tmp_path)
+    with pytest.raises(InputError, match=r"provenance\.json"):
+        LayerWriter(tmp_path, replace(PROVENANCE, driver="Linux 7"))
+    path.write_text(text.replace("Linux 7", "Linux 8"))
+    with pytest.raises(InputError, match="changed by hand"):
+        LayerWriter(tmp_path, replace(PROVENANCE, driver="Linux 7"))
+    with pytest.raises(InputError, match="changed by hand"):
+        read_populations(tmp_path)
+    # A folder with a name of somebody's own says nothing of its circumstances.
+    cut.folder.rename(tmp_path / "from-a-colleague")
+    assert len(read_populations(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\xff\xfe\x00garbage",
+        b'"an open quote,' + b"x" * 50,
+        b"too,short",
+        row(LAYER).replace("0.001", "1" + "0" * 400, 1).encode(),
+        row(LAYER).replace("0.001", "-1.0", 1).encode(),
+        row(LAYER).replace("0.001", "NaN", 1).encode(),
+        b"x" * 200_000,
+        (row(LAYER) + "yesterday").encode(),
+    ],
+)
+def test_a_spoilt_row_spoils_itself_only(tmp_path, line) -> None:
+    writer = LayerWriter(tmp_path, PROVENANCE)
+    writer.append(LAYER)
+    path = writer.folder / "layers.csv"
+    path.write_bytes(path.read_bytes() + line + b"\n" + row(layer(tp=2)).encode() + b"\n")
+    (state,) = store_state(tmp_path)
+    assert state.layers == (LAYER, layer(tp=2))
+    assert {(fault.file, fault.line) for fault in state.damage} == {(str(path), 3)}
+    with pytest.raises(InputError, match=r"layers\.csv:3"):
+        read_populations(tmp_path)
+
+
+def test_rows_of_another_device_do_not_hide_in_a_population(tmp_path) -> None:
+    LayerWriter(tmp_path, PROVENANCE).append(layer(device="tortoise"))
+    with pytest.raises(InputError, match="tortoise stand in a population of cpu"):
+        read_populations(tmp_path)
+
+
+def test_other_drivers_clocks_and_tools_are_other_populations(tmp_path) -> None:
+    changes = ({}, {"driver": "Linux 7"}, {"clocks": "sm 1410 MHz"}, {"tool": "sailor"})
+    for change in changes:
+        LayerWriter(tmp_path, replace(PROVENANCE, **change)).append(LAYER)
+    assert len(read_populations(tmp_path)) == len(changes)
+
+
+def test_a_file_of_the_older_form_is_read_and_brought_up_to_date_when_written(tmp_path) -> None:
+    writer = LayerWriter(tmp_path, PROVENANCE)
+    path = writer.folder / "layers.csv"
+    old_header = header(LayerSample).removesuffix(",measured_on")
+    older = "\n".join((old_header, row(LAYER).removesuffix(","), ""))
+    path.write_text(older)
+    (state,) = store_state(tmp_path)
+    assert state.layers == (LAYER,)
+    assert state.dates == (PROVENANCE.measured_on,)
+    assert path.read_text() == older
+    again = layer(measured_on="2026-03-04")
+    LayerWriter(tmp_path, PROVENANCE).append(again)
+    assert read_samples(path, LayerSample) == (LAYER, again)
+    (state,) = store_state(tmp_path)
+    assert state.dates == (PROVENANCE.measured_on, "2026-03-04")
+
+
+def test_new_rows_are_added_once_and_repeats_are_kept(tmp_path) -> None:
+    writer = LayerWriter(tmp_path, PROVENANCE)
+    assert writer.add_new([LAYER, LAYER, layer(tp=2)]) == 3
+    assert writer.add_new([LAYER, LAYER, layer(tp=2)]) == 0
+    assert writer.add_new([layer(median_seconds=0.0011)]) == 1
+    assert len(read_store(tmp_path).layers) == 4
+
+
+def test_a_half_row_is_cut_off_with_a_warning(tmp_path, caplog) -> None:
+    writer = LayerWriter(tmp_path, PROVENANCE)
+    path = writer.folder / "layers.csv"
+    path.write_bytes(path.read_bytes() + b"cpu,half" * 20_000)
+    (state,) = store_state(tmp_path)
+    assert not state.damage
+    assert len(state.torn) == 1
+    with caplog.at_level(logging.WARNING):
+        writer.append(LAYER)
+    assert "torn" in caplog.text
+    assert read_store(tmp_path).layers == (LAYER,)
+
+
+def test_everybody_of_the_umask_may_write(tmp_path) -> None:
+    writer = LayerWriter(tmp_path, PROVENANCE)
+    mask = os.umask(0)
+    os.umask(mask)
+    mode = stat.S_IMODE((writer.folder / ".lock").stat().st_mode)
+    assert mode == 0o666 & ~mask
