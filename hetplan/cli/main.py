@@ -20,16 +20,15 @@ import typer
 from hetplan.cli.bench import bench
 from hetplan.cli.check import check
 from hetplan.cli.compare import compare
-from hetplan.cli.convert import convert
 from hetplan.cli.demo import demo
 from hetplan.cli.doctor import doctor
 from hetplan.cli.emit import emit
-from hetplan.cli.emulate import emulate
+from hetplan.cli.emulate import app as emulate_app
 from hetplan.cli.estimate import estimate
 from hetplan.cli.explain import explain
 from hetplan.cli.fit import fit
 from hetplan.cli.import_file import import_
-from hetplan.cli.launch import launch
+from hetplan.cli.launch import app as launch_app
 from hetplan.cli.options import INTERRUPTED
 from hetplan.cli.plan import plan
 from hetplan.cli.profile import profile
@@ -120,11 +119,23 @@ def common(
 
 
 _COMMANDS = (
-    doctor, profile, import_, check, fit, plan, estimate, explain, emit, launch, compare, convert,
-    bench, emulate, demo,
+    doctor, profile, import_, check, fit, plan, estimate, explain, emit, compare,
+    bench, demo,
 )  # fmt: skip
 for _command in _COMMANDS:
     app.command(_command.__name__.rstrip("_"))(guarded(_command))
+
+
+def add_group(name: str, group: typer.Typer) -> None:
+    """Mount a group of sub-commands, each of them guarded."""
+    for command in group.registered_commands:
+        if command.callback is not None:
+            command.callback = guarded(command.callback)
+    app.add_typer(group, name=name)
+
+
+add_group("launch", launch_app)
+add_group("emulate", emulate_app)
 
 
 def main() -> None:

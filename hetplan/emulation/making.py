@@ -8,23 +8,23 @@ removes what was made.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import select
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from hetplan.cluster.spec import Cluster
-from hetplan.emulation import locks, namespaces, recipe, state
-from hetplan.emulation.addresses import choose_network, machine_prefixes, taken_networks
+from hetplan.emulation import namespaces, recipe, state
 from hetplan.emulation.layout import lay_out
 from hetplan.emulation.relay import COUNTERS_PER_LINE
-from hetplan.emulation.tools import batch, program, require
+from hetplan.emulation.tools import TOOL_SECONDS, batch, program, require, tool
 from hetplan.emulation.values import NAMESPACE_PREFIX, Emulation, key_of
 from hetplan.errors import HetplanError, InputError
 
@@ -52,9 +52,9 @@ def make(
     tell = on_step or (lambda step: None)
     with (
         _interrupts_between_steps() as check,
-        locks.locked(name, create=True, while_waiting=check) as lock,
+        state.locked(name, create=True, while_waiting=check) as lock,
     ):
-        if locks.is_up(name):
+        if state.is_up(name):
             raise InputError(
                 f"emulation {name} is up already; remove it (`hetplan emulate down --name {name}`) "
                 "or give another --name"
@@ -79,7 +79,7 @@ def make(
 
 
 def _build(emulation: Emulation, lock: int, step: OnStep) -> None:
-    folder = locks.folder_of(emulation.name)
+    folder = state.folder_of(emulation.name)
     _write(emulation, folder)
     step("written")
     batch("ip", recipe.namespace_lines(emulation), lock=lock)
@@ -199,7 +199,7 @@ def remove(name: str) -> tuple[str, ...]:
     require()
     with (
         _interrupts_between_steps() as check,
-        locks.locked(name, create=True, while_waiting=check) as lock,
+        state.locked(name, create=True, while_waiting=check) as lock,
     ):
         return _remove_all(key_of(name), lock)
 
@@ -211,7 +211,7 @@ def remove_every() -> tuple[str, ...]:
     for name in [emulation.name for emulation in state.all_written()]:
         removed += remove(name)
     for key in sorted(set(state.written_keys()) | keys_of_namespaces()):
-        with _interrupts_between_steps(), locks.locked_key(key) as lock:
+        with _interrupts_between_steps(), state.locked_key(key) as lock:
             removed += _remove_all(key, lock)
     return tuple(removed)
 
@@ -227,7 +227,7 @@ def keys_of_namespaces() -> set[str]:
 
 def _remove_all(key: str, lock: int) -> tuple[str, ...]:
     removed = _remove_made(key, lock)
-    state.remove_folder(locks.FOLDER / key)
+    state.remove_folder(state.FOLDER / key)
     return removed
 
 
@@ -266,3 +266,58 @@ def _end(inodes: frozenset[int], grace_seconds: float) -> None:
             f"processes on emulated hosts do not end: {', '.join(map(str, left))}; the system "
             "waits for them, look at `ps -o pid,stat,wchan,cmd` of them and try again"
         )
+
+
+_TABLES = (("-4", "route", "show", "table", "all"), ("-4", "address", "show"))
+
+
+def choose_network(key: str, taken: Collection[int]) -> int:
+    """The n of 10.n.0.0/16: the first that is free, from a place on that the key determines."""
+    start = int(key, 16) % 256
+    for step in range(256):
+        number = (start + step) % 256
+        if number not in taken:
+            return number
+    raise InputError(
+        "every 10.n.0.0/16 has a route or an emulation on this machine already; take an emulation "
+        "down, or run under `unshare -n`, where there are no routes"
+    )
+
+
+def taken_networks(prefixes: Iterable[str]) -> frozenset[int]:
+    """Every n for which one of these IPv4 prefixes overlaps 10.n.0.0/16.
+
+    Those of 8 bits and less are left out: default routes, halves of them as VPNs set them, and a
+    company's route to all of 10.0.0.0/8 leave no n at all, and hide nothing behind one.
+    """
+    taken: set[int] = set()
+    for prefix in prefixes:
+        try:
+            network = ipaddress.IPv4Network(prefix, strict=False)
+        except ValueError:
+            continue  # `default`, or what a newer ip prints
+        first, last = int(network.network_address), int(network.broadcast_address)
+        if network.prefixlen > 8 and first >> 24 == 10:
+            taken.update(range(first >> 16 & 0xFF, (last >> 16 & 0xFF) + 1))
+    return frozenset(taken)
+
+
+def machine_prefixes() -> tuple[str, ...]:
+    """Destinations of this machine's IPv4 routes, and its addresses with their networks."""
+    found: list[str] = []
+    for arguments in _TABLES:
+        done = subprocess.run(
+            (tool("ip"), "-j", *arguments),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TOOL_SECONDS,
+        )
+        for entry in json.loads(done.stdout or "[]"):
+            found.append(str(entry.get("dst", "default")))
+            found += [
+                f"{address['local']}/{address['prefixlen']}"
+                for address in entry.get("addr_info", ())
+                if "local" in address
+            ]
+    return tuple(found)

@@ -8,7 +8,7 @@ they do (`hetplan.runtime.activity`). Pure: time and what was seen are arguments
   of patience with another is not the cause: the other is looked at.
 - A process without a beat is stopped, or its host hangs.
 - Where all beat and none finishes an operation for too long, hosts that do not answer each other
-  are the cause, or else the rank that the others wait for (`hetplan.launchers.waiting`).
+  are the cause, or else the rank that the others wait for (`hetplan.launchers.deadlock`).
 
 Time in which the launcher itself stood still counts against nobody.
 """
@@ -20,12 +20,11 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetplan.launchers.fault_text import WatchedRank, describe
-from hetplan.launchers.faults import FaultKind, RunFault
+from hetplan.launchers.deadlock import WAITING, root_of_standstill
+from hetplan.launchers.faults import FaultKind, RunFault, WatchedRank, describe
 from hetplan.launchers.hosts import THIS_MACHINE
 from hetplan.launchers.run_folder import Failure
-from hetplan.launchers.waiting import WAITING, root_of_standstill
-from hetplan.runtime.activity import Beat, Doing
+from hetplan.runtime.activity import ActivityKind, Beat
 
 SETTLE_SECONDS = 0.5
 """When one rank dies others fail too, as their connections break: time for all to say so."""
@@ -121,7 +120,8 @@ class Watcher:
                 self._longest = max(self._longest, self._stood)
             self._done, self._stood, self._in_steps = done, 0.0, True
         self._in_steps &= all(
-            each.beat is not None and each.beat.doing in (Doing.COMPUTES, Doing.TALKS)
+            each.beat is not None
+            and each.beat.kind in (ActivityKind.COMPUTING, ActivityKind.COMMUNICATING)
             for each in seen
         )
 
@@ -173,7 +173,7 @@ class Watcher:
     def _silent_limit(self, seen: Seen) -> float:
         if seen.beat is None:
             return self._patience.start_seconds
-        loads = seen.beat.doing in (Doing.LOADS, Doing.ENDS)
+        loads = seen.beat.kind in (ActivityKind.LOADING, ActivityKind.ENDING)
         return SILENT_START_SECONDS if loads else SILENT_SECONDS
 
     def _failed(self, now: float, seen: Sequence[Seen]) -> RunFault | None:
@@ -187,7 +187,7 @@ class Watcher:
 
         first = min(bad, key=failed_at)
         beat, failure = seen[first].beat, seen[first].failure
-        if beat is not None and beat.doing in WAITING:
+        if beat is not None and beat.kind in WAITING:
             alive = [rank for rank, each in enumerate(seen) if each.code is None]
             if any(self._silent[rank] >= QUIET_SECONDS for rank in alive):
                 return None  # one of these may be what it waited for: known in a few seconds
@@ -207,11 +207,15 @@ class Watcher:
 
     def _limit(self, beat: Beat | None) -> float:
         patience = self._patience
-        if beat is None or beat.doing in (Doing.LOADS, Doing.STARTS, Doing.ENDS):
+        if beat is None or beat.kind in (
+            ActivityKind.LOADING,
+            ActivityKind.STARTING,
+            ActivityKind.ENDING,
+        ):
             return patience.start_seconds
-        if beat.doing in (Doing.FILES, Doing.STEPS):
+        if beat.kind is ActivityKind.SAVING:
             return patience.files_seconds
-        if beat.doing is Doing.CONNECTS:
+        if beat.kind is ActivityKind.CONNECTING:
             return max(CONNECT_SECONDS, patience.stall_seconds)
         if patience.exact:
             return patience.stall_seconds

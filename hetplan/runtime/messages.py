@@ -1,12 +1,18 @@
 """What one rank sends and receives for the messages between stages of its pipeline.
 
 A message (direction, hop, microbatch) of the schedule is, for one rank, a few parcels: parts of the
-samples that it computes, to or from ranks of the other side (`hetplan.runtime.resharding`).
+samples that it computes, to or from ranks of the other side.
+
+Every tensor-parallel rank of a stage has the whole activations of its samples (and the whole sum of
+the gradient of its inputs), so any of them can send a sample, and each rank of the other side needs
+its own samples once. Of the ranks that have a sample the one at the same relative place in its
+tensor-parallel group sends it: with equal degrees on both sides that is the rank of the same
+position, and nobody sends what nobody needs (`transfers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +20,8 @@ from torch import Tensor
 
 from hetplan.cost.replay.programs import Message, ends_of_hop
 from hetplan.runtime.communicator.channels import Channel, Parcel
-from hetplan.runtime.communicator.works import Work
+from hetplan.runtime.communicator.staging import Work
 from hetplan.runtime.placement import RankPlace
-from hetplan.runtime.resharding import Holder, Transfer, holder_of, transfers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,3 +162,61 @@ class Messages:
 def _wait(works: Sequence[Work]) -> None:
     for work in works:
         work.wait()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """One rank of a stage and the samples of a microbatch that it computes."""
+
+    rank: int
+    first: int
+    """First sample, counted in the pipeline's microbatch."""
+    count: int
+    tp: int
+    tp_index: int
+
+
+def holder_of(place: RankPlace) -> Holder:
+    """The samples of a rank of a plan."""
+    return Holder(
+        rank=place.rank,
+        first=place.first_sample,
+        count=place.microbatch_size,
+        tp=place.tp,
+        tp_index=place.tp_index,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """Samples `start` to `stop` of a microbatch, from one rank to another."""
+
+    source: int
+    target: int
+    start: int
+    stop: int
+
+
+def transfers(senders: Sequence[Holder], receivers: Sequence[Holder]) -> tuple[Transfer, ...]:
+    """All messages of one microbatch from one side of a boundary to the other.
+
+    Receiver by receiver, each one's samples in order. Both sides must hold the same samples, each
+    at every tensor-parallel position of its group.
+    """
+    groups: dict[tuple[int, int, int], dict[int, Holder]] = {}
+    for each in senders:
+        # Ranks of one tensor-parallel group hold the same samples and no other group does.
+        groups.setdefault((each.first, each.count, each.tp), {})[each.tp_index] = each
+    ordered = sorted(groups.items())
+    return tuple(found for receiver in receivers for found in _to(receiver, ordered))
+
+
+def _to(
+    receiver: Holder, groups: Sequence[tuple[tuple[int, int, int], dict[int, Holder]]]
+) -> Iterator[Transfer]:
+    for (first, count, tp), members in groups:
+        start = max(first, receiver.first)
+        stop = min(first + count, receiver.first + receiver.count)
+        if start < stop:
+            sender = members[receiver.tp_index * tp // receiver.tp]
+            yield Transfer(source=sender.rank, target=receiver.rank, start=start, stop=stop)

@@ -6,7 +6,7 @@ tensor-parallel index fastest.
 
 A microbatch of a pipeline has as many samples as the data-parallel ranks of any of its stages hold
 together. In every stage they hold its samples in the order of their ranks, so which samples cross
-a boundary to whom follows from the two sides alone (`hetplan.runtime.resharding`).
+a boundary to whom follows from the two sides alone (`hetplan.runtime.messages`).
 """
 
 from __future__ import annotations

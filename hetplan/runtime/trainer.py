@@ -6,11 +6,11 @@ ranks, stages and pipelines share the samples. A step is
 
   1. the pipeline: the passes and messages of `hetplan.runtime.passes`, or pass by pass where there
      is one stage;
-  2. reduction: gradients are summed over their copies (`hetplan.runtime.exchanges`), then, where
-     the first and the last stage share a tied matrix, its gradient between the two;
+  2. reduction: gradients are summed over their copies (`hetplan.runtime.gradient_groups`), then
+     between the first and the last stage where they share a tied matrix;
   3. clipping by the norm of all gradients, where the job asks for it;
   4. the update; where the ranks of a stage share the optimizer, each of its part
-     (`hetplan.runtime.sharded`).
+     (`hetplan.runtime.gradients`).
 """
 
 from __future__ import annotations
@@ -33,23 +33,30 @@ from hetplan.profiling.backends import Backend
 from hetplan.profiling.pacing import Pacer
 from hetplan.profiling.updating import FlatParameters
 from hetplan.runtime.activity import Activity
-from hetplan.runtime.checkpoints_state import TrainingState
 from hetplan.runtime.data import MarkovTokens, block_numbers
-from hetplan.runtime.exchanges import (
+from hetplan.runtime.gradient_groups import (
     Exchange,
     Reduction,
     exchanged_parts,
     shard_groups,
     shard_size,
 )
-from hetplan.runtime.gradients import Part, Sums, named_parameters, parts_of
+from hetplan.runtime.gradients import (
+    Part,
+    Shard,
+    Sums,
+    clip,
+    counted_parts,
+    counts,
+    named_parameters,
+    parts_of,
+)
 from hetplan.runtime.groups import Groups
 from hetplan.runtime.messages import Messages
 from hetplan.runtime.model_stage import StageModule, StageShape
-from hetplan.runtime.norm import clip, counted_parts, counts
 from hetplan.runtime.passes import Passes, program_of
 from hetplan.runtime.placement import RankPlace, first_samples, samples_of
-from hetplan.runtime.sharded import Shard
+from hetplan.runtime.training_state import TrainingState
 
 DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
 """Precisions that the trainer has; float16 would need its loss scaled."""

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from hetplan.cluster.load import load_cluster
 from hetplan.emulation import recipe
-from hetplan.emulation.addresses import choose_network, taken_networks
 from hetplan.emulation.layout import MAX_HOSTS, lay_out
+from hetplan.emulation.making import choose_network, taken_networks
 from hetplan.emulation.values import SCHEMA, Emulation, check_name, key_of
 from hetplan.errors import InputError
 from hetplan.files.encoding import encode

@@ -6,7 +6,7 @@ from golden_calibration import CALIBRATION
 from golden_compare import COMPARISON
 from golden_machine import DEVICE_KINDS, MACHINE_REPORT
 from golden_numerics import NUMERICS
-from golden_weights import CONVERTED, checkpoint_manifest, megatron_note
+from golden_weights import checkpoint_manifest
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.goodput import LossRecovery
@@ -49,7 +49,7 @@ from hetplan.job.spec import (
     ProductFormat,
     TrainerOptions,
 )
-from hetplan.launchers.elastic_values import Ended, Phase
+from hetplan.launchers.elastic import Ended, Phase
 from hetplan.launchers.machine import Machine
 from hetplan.launchers.run_log import LossCheck, RunLog
 from hetplan.lint.findings import Finding, Findings, Severity
@@ -753,8 +753,6 @@ FINDINGS = Findings(
 
 GOLDEN: tuple[tuple[str, object], ...] = (
     ("hetplan.checkpoint/3", checkpoint_manifest(MODEL)),
-    ("hetplan.converted/1", CONVERTED),
-    ("hetplan.megatron-weights/2", megatron_note(MODEL)),
     ("hetplan.comparison/1", COMPARISON),
     ("hetplan.model-value/3", MODEL),
     ("hetplan.cluster-value/5", CLUSTER),

@@ -27,7 +27,10 @@ def test_commands_that_are_shown_exist(page: Path) -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     for words in calls(page):
         assert words[0] in commands, f"{page.name} shows `hetplan {words[0]}`"
-        known = {option for each in commands[words[0]].params for option in each.opts}
+        command = commands[words[0]]
+        if hasattr(command, "commands"):
+            command = command.commands.get(words[1]) or command.commands["run"]
+        known = {option for each in command.params for option in each.opts}
         used = {word.split("=")[0] for word in words[1:] if word.startswith("--")}
         assert used <= known | {"--help"}, f"`hetplan {shlex.join(words)}` has unknown options"
 

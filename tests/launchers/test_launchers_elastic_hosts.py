@@ -6,9 +6,7 @@ from elastic_world import FakePlan
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetplan.launchers.elastic_growth import Progress, refusal
-from hetplan.launchers.elastic_hosts import MAX_DOUBLINGS, HostBook, joined
-from hetplan.launchers.elastic_values import Rules
+from hetplan.launchers.elastic import MAX_DOUBLINGS, HostBook, Progress, Rules, joined, refusal
 
 
 @given(

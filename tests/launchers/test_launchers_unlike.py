@@ -10,7 +10,7 @@ from runtime_cases import FOURS, TIED_LLAMA, job, pipeline_of, unlike_plan
 
 from hetplan.errors import InputError
 from hetplan.launchers import local
-from hetplan.launchers.local import launch
+from hetplan.launchers.local import LaunchSettings, launch
 from hetplan.search.result import SearchResult
 
 
@@ -33,8 +33,9 @@ def result(**changes: object) -> SearchResult:
     return result_of(TIED_LLAMA, kinds, task, plan, **changes)
 
 
+@pytest.mark.slow
 def test_unlike_pipelines_are_launched_and_their_losses_checked() -> None:
-    run = launch(result(), steps=5, check_loss=True)
+    run = launch(result(), LaunchSettings(steps=5, check_loss=True))
     assert run.loss_check is not None
     assert run.loss_check.equal, run.loss_check
     assert run.loss_check.largest_relative_difference < 1e-5
@@ -49,4 +50,4 @@ def test_unlike_pipelines_are_launched_and_their_losses_checked() -> None:
 def test_the_memory_of_all_pipelines_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "free_memory_bytes", lambda: 4 * local.WORKER_BYTES + 3.9e9)
     with pytest.raises(InputError, match="all ranks together need"):
-        launch(result(stage_bytes=1e9), steps=2)
+        launch(result(stage_bytes=1e9), LaunchSettings(steps=2))

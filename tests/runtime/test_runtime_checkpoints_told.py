@@ -11,16 +11,10 @@ import torch.distributed as dist
 from runtime_cases import gpt, job, plan_of
 
 from hetplan.profiling.backends import CpuBackend
-from hetplan.runtime.activity import Activity, Doing
-from hetplan.runtime.checkpoints import (
-    NO_CHECKPOINTS,
-    CheckpointRequest,
-    checkpoints_in,
-    delete_old,
-    step_folder,
-)
+from hetplan.runtime.activity import Activity, ActivityKind
+from hetplan.runtime.checkpoints import checkpoints_in, delete_old, step_folder
 from hetplan.runtime.loop import train
-from hetplan.runtime.training import Training
+from hetplan.runtime.training import NO_CHECKPOINTS, CheckpointRequest, Training
 
 MODEL, JOB = gpt(num_layers=1), job(2)
 SAVE, LOAD = "save of a checkpoint", "load of a checkpoint"
@@ -34,10 +28,10 @@ class Told(Activity):
         self.files: list[str] = []
 
     def begin(
-        self, operation: str, peers: tuple[int, ...] = (), *, doing: Doing | None = None
+        self, operation: str, peers: tuple[int, ...] = (), *, kind: ActivityKind | None = None
     ) -> None:
-        super().begin(operation, peers, doing=doing)
-        if doing is Doing.FILES:
+        super().begin(operation, peers, kind=kind)
+        if kind is ActivityKind.SAVING:
             self.files.append(operation)
 
 

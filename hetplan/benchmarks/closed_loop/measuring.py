@@ -105,7 +105,7 @@ def measure_links(files: LoopFiles, emulation: Emulation, cluster: Cluster, *, s
     """Profile the links that the cluster file names, between two hosts each.
 
     Larger groups need no samples: inside an island of this cluster there are two hosts, and over
-    several islands the trainer sums by messages of its own (`hetplan.runtime.summing`).
+    several islands the trainer sums by messages of its own (`hetplan.runtime.gradient_groups`).
     """
     for number, (link, hosts) in enumerate(links_of(cluster, emulation)):
         what = f"link-{link}"

@@ -1,7 +1,8 @@
 """How are plans trained one after another on the emulated hosts, and what did each measure?
 
-One set of processes for all of them (`hetplan.launchers.in_turn`), one per host. Every result is
-written before the next plan begins, so that an interrupted pass goes on with what is missing.
+One set of processes for all of them (`hetplan.launchers.persistent_ranks`), one per host. Every
+result is written before the next plan begins, so that an interrupted pass goes on with what is
+missing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from hetplan.benchmarks.closed_loop.values import PASS_SCHEMA, LoopPlan, Trained
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.network.link_names import LinkScope
 from hetplan.cost.traffic.ledger import ledger
-from hetplan.emulation.counting import pipe_bytes
+from hetplan.emulation.measuring import pipe_bytes
 from hetplan.emulation.running import end, start
 from hetplan.emulation.values import Emulation
 from hetplan.errors import HetplanError, LaunchError
@@ -30,13 +31,13 @@ from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import write_atomically
 from hetplan.job.spec import Job
-from hetplan.launchers.in_turn import ITEM_SCHEMA, REPORT_SCHEMA, Item, TurnFolder
+from hetplan.launchers.persistent_ranks import ITEM_SCHEMA, REPORT_SCHEMA, Item, TurnFolder
 from hetplan.launchers.run_folder import START_SECONDS
 from hetplan.model.spec import ModelSpec
 from hetplan.profiling.pacing import Pace
+from hetplan.runtime.gradient_groups import sums_of
 from hetplan.runtime.measured import TrainingReport
 from hetplan.runtime.placement import place_ranks
-from hetplan.runtime.summing import sums_of
 from hetplan.runtime.training import Training
 
 _LOOK_SECONDS = 0.02
@@ -168,7 +169,7 @@ def in_turn(emulation: Emulation, cluster: Cluster) -> Iterator[Turns]:
 
     Their folder is inside the emulation's, which the guard removes when this process is killed.
     """
-    from hetplan.emulation.locks import folder_of
+    from hetplan.emulation.state import folder_of
 
     path = Path(tempfile.mkdtemp(prefix="turns-", dir=folder_of(emulation.name)))
     turns = Turns(emulation=emulation, cluster=cluster, folder=TurnFolder(path))
@@ -181,7 +182,7 @@ def in_turn(emulation: Emulation, cluster: Cluster) -> Iterator[Turns]:
                     start(
                         emulation,
                         host.name,
-                        (sys.executable, "-m", "hetplan.launchers.in_turn", str(path)),
+                        (sys.executable, "-m", "hetplan.launchers.persistent_ranks", str(path)),
                         environment=environment,
                         stdout=log.fileno(),
                         stderr=subprocess.STDOUT,

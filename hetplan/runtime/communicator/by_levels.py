@@ -24,8 +24,7 @@ from torch import Tensor
 from hetplan.cost.collectives.direct_levels import num_chunks
 from hetplan.errors import LaunchError
 from hetplan.runtime.communicator.levels import Levels, Move, chunks, phases
-from hetplan.runtime.communicator.staging import Background
-from hetplan.runtime.communicator.works import Work
+from hetplan.runtime.communicator.staging import Background, Work
 
 FIRST_TAG = 1 << 24
 """Beyond those of messages between stages (a few per microbatch), which may share the group."""

@@ -22,7 +22,7 @@ from hetplan.cost.network.link_names import TrafficClass
 from hetplan.runtime.communicator import staging
 from hetplan.runtime.communicator.by_levels import LevelSum
 from hetplan.runtime.communicator.levels import Levels
-from hetplan.runtime.communicator.works import Work
+from hetplan.runtime.communicator.staging import Work
 
 # torch 2.13 renamed both and warns of the older names.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
