@@ -1,4 +1,4 @@
-"""Who removes an emulation when the process that uses it is killed?
+"""Removes an emulation when the process that uses it is killed.
 
 The program `guard NAME` (`hetplan.emulation.tools.program`) reads its stdin until the process that
 holds the other end ends. Where that did not say that it has removed the emulation itself, this

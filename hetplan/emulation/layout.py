@@ -34,13 +34,15 @@ MAX_HOSTS = 200
 """Hosts, and islands, of an emulation: one byte of an address each."""
 
 
-def lay_out(cluster: Cluster, *, name: str, network: int, file: str = "") -> Emulation:
-    """The emulation of a cluster under this name, with addresses 10.`network`.x.x.
+def lay_out(cluster: Cluster, *, name: str, file: str = "") -> Emulation:
+    """The emulation of a cluster under this name.
 
     An InputError that names `file` where the cluster cannot be emulated: too many hosts, a host
     named like the control network.
     """
     key = key_of(check_name(name))
+    # Nothing inside reaches the machine or another emulation, so any 10.n.x.x will do.
+    network = int(key, 16) % 256
     segments = _segments(cluster)
     names = [name for name, _ in segments]
     segment_of = {island: at for at, (_, islands) in enumerate(segments) for island in islands}

@@ -8,14 +8,13 @@ removes what was made.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import select
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -24,7 +23,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.emulation import namespaces, recipe, state
 from hetplan.emulation.layout import lay_out
 from hetplan.emulation.relay import COUNTERS_PER_LINE
-from hetplan.emulation.tools import TOOL_SECONDS, batch, program, require, tool
+from hetplan.emulation.tools import batch, program, require
 from hetplan.emulation.values import NAMESPACE_PREFIX, Emulation, key_of
 from hetplan.errors import HetplanError, InputError
 
@@ -47,7 +46,8 @@ def make(
     cannot be emulated, or the name is taken; what an interrupted attempt left is removed first.
     After any failure nothing is left. `on_step` is called between steps; it may raise.
     """
-    lay_out(cluster, name=name, network=0, file=file)  # its faults come before those of the machine
+    # Its faults come before those of the machine.
+    emulation = lay_out(cluster, name=name, file=file)
     require()
     tell = on_step or (lambda step: None)
     with (
@@ -67,10 +67,6 @@ def make(
         try:
             step("folder")
             _remove_made(key_of(name), lock)  # of an interrupted attempt
-            taken = taken_networks(machine_prefixes())
-            others = {other.network for other in state.all_written() if other.name != name}
-            network = choose_network(key_of(name), taken | others)
-            emulation = lay_out(cluster, name=name, network=network, file=file)
             _build(emulation, lock, step)
         except BaseException:
             _remove_all(key_of(name), lock)
@@ -266,58 +262,3 @@ def _end(inodes: frozenset[int], grace_seconds: float) -> None:
             f"processes on emulated hosts do not end: {', '.join(map(str, left))}; the system "
             "waits for them, look at `ps -o pid,stat,wchan,cmd` of them and try again"
         )
-
-
-_TABLES = (("-4", "route", "show", "table", "all"), ("-4", "address", "show"))
-
-
-def choose_network(key: str, taken: Collection[int]) -> int:
-    """The n of 10.n.0.0/16: the first that is free, from a place on that the key determines."""
-    start = int(key, 16) % 256
-    for step in range(256):
-        number = (start + step) % 256
-        if number not in taken:
-            return number
-    raise InputError(
-        "every 10.n.0.0/16 has a route or an emulation on this machine already; take an emulation "
-        "down, or run under `unshare -n`, where there are no routes"
-    )
-
-
-def taken_networks(prefixes: Iterable[str]) -> frozenset[int]:
-    """Every n for which one of these IPv4 prefixes overlaps 10.n.0.0/16.
-
-    Those of 8 bits and less are left out: default routes, halves of them as VPNs set them, and a
-    company's route to all of 10.0.0.0/8 leave no n at all, and hide nothing behind one.
-    """
-    taken: set[int] = set()
-    for prefix in prefixes:
-        try:
-            network = ipaddress.IPv4Network(prefix, strict=False)
-        except ValueError:
-            continue  # `default`, or what a newer ip prints
-        first, last = int(network.network_address), int(network.broadcast_address)
-        if network.prefixlen > 8 and first >> 24 == 10:
-            taken.update(range(first >> 16 & 0xFF, (last >> 16 & 0xFF) + 1))
-    return frozenset(taken)
-
-
-def machine_prefixes() -> tuple[str, ...]:
-    """Destinations of this machine's IPv4 routes, and its addresses with their networks."""
-    found: list[str] = []
-    for arguments in _TABLES:
-        done = subprocess.run(
-            (tool("ip"), "-j", *arguments),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=TOOL_SECONDS,
-        )
-        for entry in json.loads(done.stdout or "[]"):
-            found.append(str(entry.get("dst", "default")))
-            found += [
-                f"{address['local']}/{address['prefixlen']}"
-                for address in entry.get("addr_info", ())
-                if "local" in address
-            ]
-    return tuple(found)

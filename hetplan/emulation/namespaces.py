@@ -1,4 +1,4 @@
-"""What is in a network namespace, and how does a process get into one?
+"""Network namespaces: what is in them, and how a process gets into one.
 
 Linux only; the system calls that Python 3.11 does not have go through the C library
 (`setns`, `unshare`, `mount`, `prctl`: their manual pages, section 2).

@@ -1,4 +1,4 @@
-"""How fast does each device kind of an emulated cluster compute?
+"""How fast each device kind of an emulated cluster computes.
 
 A pace file (`hetplan.profiling.pacing`) makes a CPU core take a device's time. The fastest kind is
 `headroom` times slower than one core of this machine alone, so that all ranks of all hosts find

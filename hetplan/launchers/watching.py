@@ -1,4 +1,4 @@
-"""Is something wrong with a run, and what was wrong first?
+"""Tells whether something is wrong with a run, and what was wrong first.
 
 Judged from three things: how processes ended, whether their beats go on, and what they say that
 they do (`hetplan.runtime.activity`). Pure: time and what was seen are arguments.

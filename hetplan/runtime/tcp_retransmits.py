@@ -1,4 +1,4 @@
-"""Which addresses does this host send to without an answer?
+"""Addresses that this host sends to without an answer.
 
 Linux says of every TCP connection how often its first unacknowledged bytes were sent again. A peer
 that is alive acknowledges them in its kernel, also when its process is stopped or computes; so

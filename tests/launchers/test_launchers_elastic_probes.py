@@ -22,7 +22,7 @@ ALL = ("north1", "north2", "south1", "south2")
 def test_a_probe_that_does_not_end_silences_no_other_host(
     silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    emulation = lay_out(cluster(tmp_path), name="test", network=9)
+    emulation = lay_out(cluster(tmp_path), name="test")
     addresses = [
         address
         for host in emulation.hosts

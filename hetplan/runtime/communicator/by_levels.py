@@ -1,4 +1,4 @@
-"""How is a message summed among ranks that lie level by level (`communicator.levels`)?
+"""A sum of messages among ranks that lie level by level (`communicator.levels`).
 
 In chunks: while one crosses between the units the next one is summed inside them. Receives are
 posted as early as the caller says (`expect`), before the ranks compute, because a send of gloo

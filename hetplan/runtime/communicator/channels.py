@@ -1,4 +1,4 @@
-"""Through which backend do the ranks of a group talk, and how much do they send?
+"""Channels: groups of ranks with their backend, and counts of what a rank sends in them.
 
 A channel is a torch.distributed group and a count of what this rank has sent in it. Bytes are
 counted where they are sent: a message to its receiver, so also the messages of a sum level by level

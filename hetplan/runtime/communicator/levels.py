@@ -1,4 +1,4 @@
-"""Who sends which part of a message to whom, so that ranks that lie level by level sum it?
+"""Which rank sends which part of a message to which, so that ranks in nested units sum it.
 
 Ranks lie in units (nodes, islands, regions) that may have unequal numbers of them, units in larger
 ones. From the inside out
