@@ -95,14 +95,18 @@ def list_emulations(as_json: AsJson = False) -> None:
     emulations = state.all_written()
     if as_json:
         entries = [
-            {"name": each.name, "hosts": len(each.hosts), "up": state.is_up(each.name)}
-            for each in emulations
+            {
+                "name": emulation.name,
+                "hosts": len(emulation.hosts),
+                "up": state.is_up(emulation.name),
+            }
+            for emulation in emulations
         ]
         emit(json.dumps({"schema": LIST_SCHEMA, "emulations": entries}, indent=2))
         return
-    for each in emulations:
-        how = "up" if state.is_up(each.name) else "half made (hetplan emulate down removes it)"
-        emit(f"{each.name}: {len(each.hosts)} hosts, {how}")
+    for emulation in emulations:
+        how = "up" if state.is_up(emulation.name) else "half made (hetplan emulate down removes it)"
+        emit(f"{emulation.name}: {len(emulation.hosts)} hosts, {how}")
     if not emulations:
         emit("no emulation on this machine")
 
@@ -201,7 +205,7 @@ def measure(name: Name, as_json: AsJson = False) -> None:
     require()
     links = measure_links(emulation)
     if as_json:
-        plain = [to_plain(each) for each in links]
+        plain = [to_plain(link) for link in links]
         emit(json.dumps({"schema": MEASURE_SCHEMA, "links": plain}, indent=2))
     else:
         show_links(links)
@@ -293,13 +297,13 @@ def _on_all(
 
 def _finish(statuses: Sequence[HostStatus], *, as_json: bool) -> None:
     """The result, and the exit status of the first host whose command failed."""
-    failed = [each for each in statuses if each.status]
+    failed = [status for status in statuses if status.status]
     if as_json:
-        hosts = [{"host": each.host, "status": each.status} for each in statuses]
+        hosts = [{"host": status.host, "status": status.status} for status in statuses]
         emit(json.dumps({"schema": RUN_SCHEMA, "hosts": hosts}, indent=2))
     elif len(statuses) > 1:
-        for each in failed:
-            say(f"{each.host} ended with status {each.status}")
+        for status in failed:
+            say(f"{status.host} ended with status {status.status}")
     if failed:
         raise typer.Exit(failed[0].status)
 

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from hetplan.launchers.elastic_backend import HostBackend
     from hetplan.launchers.local import LaunchSettings
     from hetplan.launchers.run_log import LossCheck
+    from hetplan.profiling.pacing import Pace
     from hetplan.runtime.measured import StepRecord
+    from hetplan.runtime.training import CheckpointRequest
     from hetplan.search.result import SearchResult
 
 _CHECKPOINTS, _ELASTIC, _LIMITS = "Checkpoints", "Elastic runs", "Limits"
@@ -103,6 +105,36 @@ Warmup = Annotated[
 LogFolder = Annotated[Path | None, typer.Option(help="Folder for the logs of all ranks.")]
 
 
+GrowWhen = Annotated[
+    str,
+    typer.Option(
+        help="Leave a run for hosts that came back: worth (when it pays), always or never.",
+        rich_help_panel=_ELASTIC,
+    ),
+]
+MaxRestarts = Annotated[
+    int,
+    typer.Option(
+        min=0, help="Restarts in a row without a new checkpoint.", rich_help_panel=_ELASTIC
+    ),
+]
+WaitForHosts = Annotated[
+    float,
+    typer.Option(
+        help="Seconds to wait for hosts where no plan fits those that are left.",
+        rich_help_panel=_ELASTIC,
+    ),
+]
+ReplanSeconds = Annotated[
+    float, typer.Option(help="Time limit of a search for another plan.", hidden=True)
+]
+# Shown by `run`, hidden by `elastic`.
+HiddenStall = Annotated[float | None, typer.Option("--stall", hidden=True)]
+HiddenKeep = Annotated[int, typer.Option("--keep", min=0, hidden=True)]
+HiddenMaxRanks = Annotated[int, typer.Option("--max-ranks", hidden=True)]
+HiddenLogFolder = Annotated[Path | None, typer.Option("--log-folder", hidden=True)]
+
+
 class RunByDefault(typer.core.TyperGroup):
     """A group in which `run` may be left out: `hetplan launch PLAN`."""
 
@@ -144,20 +176,21 @@ def run(
     from hetplan.errors import LaunchError
     from hetplan.files.writing import check_writable
     from hetplan.launchers import local
+    from hetplan.launchers.local import LaunchSettings
     from hetplan.launchers.run_log import append_run, run_line
     from hetplan.reports.launch import loss_line, show_run
 
-    settings = _settings(
-        _checkpoint_options(save, save_every, load, keep),
+    settings = LaunchSettings(
         steps=steps,
         warmup_steps=warmup,
-        pace=pace,
+        pace=_pace(pace),
         log_folder=log_folder,
         max_ranks=max_ranks,
         timeout_seconds=timeout,
         stall_seconds=stall,
         check_loss=check_loss,
         emulation=emulation,
+        checkpoints=_checkpoints(save, save_every, load, keep),
     )
     result = _plan_to_train(plan)
     if run_log is not None:
@@ -178,9 +211,7 @@ def run(
 @app.command()
 def elastic(
     plan: PlanFile,
-    save: Annotated[
-        Path, typer.Option(help="Folder for checkpoints.", rich_help_panel=_CHECKPOINTS)
-    ],
+    save: Annotated[Path, typer.Option(help="Folder for checkpoints.")],
     save_every: SaveEvery,
     steps: Steps = 20,
     emulation: EmulationName = "",
@@ -188,38 +219,17 @@ def elastic(
     run_log: RunLogFile = None,
     check_loss: CheckLoss = False,
     load: Load = None,
-    grow: Annotated[
-        str,
-        typer.Option(
-            help="Leave a run for hosts that came back: worth (when it pays), always or never.",
-            rich_help_panel=_ELASTIC,
-        ),
-    ] = "worth",
-    max_restarts: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Restarts in a row without a new checkpoint.",
-            rich_help_panel=_ELASTIC,
-        ),
-    ] = 3,
-    wait_for_hosts: Annotated[
-        float,
-        typer.Option(
-            help="Seconds to wait for hosts where no plan fits those that are left.",
-            rich_help_panel=_ELASTIC,
-        ),
-    ] = 0.0,
-    replan_seconds: Annotated[
-        float, typer.Option(help="Time limit of a search for another plan.", hidden=True)
-    ] = 10.0,
+    grow: GrowWhen = "worth",
+    max_restarts: MaxRestarts = 3,
+    wait_for_hosts: WaitForHosts = 0.0,
+    replan_seconds: ReplanSeconds = 10.0,
     predictor: PredictorFile = None,
     store: Stores = None,
     timeout: Timeout = 300.0,
-    stall: Annotated[float | None, typer.Option(help="As of `run`.", hidden=True)] = None,
-    keep: Annotated[int, typer.Option(min=0, help="As of `run`.", hidden=True)] = 2,
-    max_ranks: Annotated[int, typer.Option(help="As of `run`.", hidden=True)] = 16,
-    log_folder: Annotated[Path | None, typer.Option(help="As of `run`.", hidden=True)] = None,
+    stall: HiddenStall = None,
+    keep: HiddenKeep = 2,
+    max_ranks: HiddenMaxRanks = 16,
+    log_folder: HiddenLogFolder = None,
     warmup: Warmup = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -229,19 +239,20 @@ def elastic(
     from hetplan.files.writing import check_writable
     from hetplan.launchers.elastic import Rules
     from hetplan.launchers.elastic_backend import HostBackend, elastic_settings, replanner_for
+    from hetplan.launchers.local import LaunchSettings
 
     rules = Rules(max_restarts=max_restarts, grow=_grow(grow), wait_seconds=wait_for_hosts)
-    settings = _settings(
-        _checkpoint_options(save, save_every, load, keep),
+    settings = LaunchSettings(
         steps=steps,
         warmup_steps=warmup,
-        pace=pace,
+        pace=_pace(pace),
         log_folder=log_folder,
         max_ranks=max_ranks,
         timeout_seconds=timeout,
         stall_seconds=stall,
         check_loss=check_loss,
         emulation=emulation,
+        checkpoints=_checkpoints(save, save_every, load, keep),
     )
     given = _plan_to_train(plan)
     if run_log is not None:
@@ -290,14 +301,14 @@ def check_numerics(
     from hetplan.files.writing import check_writable
     from hetplan.launchers.numerics import SCHEMA, save_numerics
     from hetplan.launchers.numerics_work import check_plan_numerics
-    from hetplan.profiling.pacing import load_pace
     from hetplan.reports.numerics import show_numerics
     from hetplan.search.files import load_legal_plan
 
     result = load_legal_plan(plan)
     if out is not None:
         check_writable(out)
-    paced = () if pace is None else tuple(kind.device for kind in load_pace(pace).kinds)
+    played = _pace(pace)
+    paced = () if played is None else tuple(kind.device for kind in played.kinds)
     check = check_plan_numerics(result, tokens=tokens, paced=paced, others=other or (), tell=say)
     if out is not None:
         save_numerics(check.own, out)
@@ -318,29 +329,23 @@ def check_numerics(
         say(line)
 
 
-def _checkpoint_options(
+def _checkpoints(
     save: Path | None, save_every: int, load: Path | None, keep: int
-) -> dict[str, object]:
-    return {
-        "save": "" if save is None else str(save),
-        "save_every": save_every,
-        "load": "" if load is None else str(load),
-        "keep": keep,
-    }
-
-
-def _settings(
-    checkpoints: dict[str, object], *, pace: Path | None, **settings: object
-) -> LaunchSettings:
-    from hetplan.launchers.local import LaunchSettings
-    from hetplan.profiling.pacing import load_pace
+) -> CheckpointRequest:
     from hetplan.runtime.training import CheckpointRequest
 
-    return LaunchSettings(
-        checkpoints=CheckpointRequest(**checkpoints),  # type: ignore[arg-type]
-        pace=None if pace is None else load_pace(pace),
-        **settings,  # type: ignore[arg-type]
+    return CheckpointRequest(
+        save="" if save is None else str(save),
+        save_every=save_every,
+        load="" if load is None else str(load),
+        keep=keep,
     )
+
+
+def _pace(path: Path | None) -> Pace | None:
+    from hetplan.profiling.pacing import load_pace
+
+    return None if path is None else load_pace(path)
 
 
 def _plan_to_train(plan: Path) -> SearchResult:

@@ -20,8 +20,8 @@ def main(arguments: list[str]) -> None:
     """As the module says."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    said = b""
+    message = b""
     while data := os.read(0, 16):
-        said += data
-    if OWNED in said and REMOVED not in said:
+        message += data
+    if OWNED in message and REMOVED not in message:
         making.remove(arguments[0])

@@ -64,7 +64,7 @@ def lay_out(cluster: Cluster, *, name: str, file: str = "") -> Emulation:
 
 def _segments(cluster: Cluster) -> list[tuple[str, tuple[str, ...]]]:
     """(name, islands) of every network: a region, or each island of one with slower links."""
-    found: list[tuple[str, tuple[str, ...]]] = []
+    segments: list[tuple[str, tuple[str, ...]]] = []
     for region in cluster.regions:
         islands = [island for island in cluster.islands if island.region == region]
         bridged = all(
@@ -72,10 +72,10 @@ def _segments(cluster: Cluster) -> list[tuple[str, tuple[str, ...]]]:
             for one, two in combinations(islands, 2)
         )
         if bridged:
-            found.append((region, tuple(island.name for island in islands)))
+            segments.append((region, tuple(island.name for island in islands)))
         else:
-            found += [(f"{region}/{island.name}", (island.name,)) for island in islands]
-    return found
+            segments += [(f"{region}/{island.name}", (island.name,)) for island in islands]
+    return segments
 
 
 def _hosts(

@@ -144,8 +144,8 @@ def _start_relay(emulation: Emulation, folder: Path, lock: int) -> None:
     if ready != b"ready\n":
         relay.kill()
         relay.wait()
-        said = " ".join(log.read_text(errors="replace").split()[-40:])
-        raise HetplanError(f"the relay of the links between regions did not start: {said}")
+        output = " ".join(log.read_text(errors="replace").split()[-40:])
+        raise HetplanError(f"the relay of the links between regions did not start: {output}")
     # It outlives this process; Popen would complain of a child that nobody waited for.
     relay.returncode = 0
 
@@ -234,8 +234,8 @@ def _remove_made(key: str, lock: int) -> tuple[str, ...]:
     and are looked for again when nobody can enter any more. The open files keep the numbers of
     the namespaces from being given to others meanwhile.
     """
-    found = [name for name in namespaces.names() if name.startswith(f"{NAMESPACE_PREFIX}{key}-")]
-    handles = [os.open(namespaces.path_of(name), os.O_RDONLY | os.O_CLOEXEC) for name in found]
+    names = [name for name in namespaces.names() if name.startswith(f"{NAMESPACE_PREFIX}{key}-")]
+    handles = [os.open(namespaces.path_of(name), os.O_RDONLY | os.O_CLOEXEC) for name in names]
     try:
         inodes = frozenset(os.fstat(handle).st_ino for handle in handles)
         # A name whose making was interrupted before its mount is an empty file of /run's own.
@@ -243,12 +243,12 @@ def _remove_made(key: str, lock: int) -> tuple[str, ...]:
         if namespaces.is_in(os.getpid(), inodes):
             raise InputError("this is a host of the emulation; remove it from outside")
         _end(inodes, GRACE_SECONDS)
-        batch("ip", [f"netns delete {name}" for name in found], lock=lock)
+        batch("ip", [f"netns delete {name}" for name in names], lock=lock)
         _end(inodes, 0.0)
     finally:
         for handle in handles:
             os.close(handle)
-    return tuple(found)
+    return tuple(names)
 
 
 def _end(inodes: frozenset[int], grace_seconds: float) -> None:

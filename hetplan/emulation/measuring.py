@@ -177,10 +177,10 @@ class PipeBytes:
 
 def host_bytes(emulation: Emulation) -> tuple[HostBytes, ...]:
     """Of every host, in order."""
-    found = []
+    counts = []
     for host in emulation.hosts:
         data, control = _interface_bytes(host.namespace)
-        found.append(
+        counts.append(
             HostBytes(
                 host=host.name,
                 sent_bytes=data[1],
@@ -189,7 +189,7 @@ def host_bytes(emulation: Emulation) -> tuple[HostBytes, ...]:
                 control_received_bytes=control[0],
             )
         )
-    return tuple(found)
+    return tuple(counts)
 
 
 def _interface_bytes(namespace: str) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -209,12 +209,12 @@ def pipe_bytes(emulation: Emulation) -> tuple[PipeBytes, ...]:
     """Of every long link, both ways."""
     data = (state.folder_of(emulation.name) / "relay.counters").read_bytes()
     numbers = struct.unpack(f"{len(data) // 8}Q", data)
-    found = []
+    counts = []
     for at, pipe in enumerate(emulation.pipes):
         for back, (source, destination) in enumerate((pipe.between, pipe.between[::-1])):
             first = (2 * at + back) * COUNTERS_PER_LINE
             frames, size, dropped = numbers[first : first + COUNTERS_PER_LINE]
-            found.append(
+            counts.append(
                 PipeBytes(
                     source=source,
                     destination=destination,
@@ -223,7 +223,7 @@ def pipe_bytes(emulation: Emulation) -> tuple[PipeBytes, ...]:
                     dropped_frames=dropped,
                 )
             )
-    return tuple(found)
+    return tuple(counts)
 
 
 def relay_runs(emulation: Emulation) -> bool:

@@ -91,7 +91,7 @@ def rate(address: str, port: int, size: int) -> tuple[float, float]:
 def reached(addresses: Sequence[str], *, seconds: float) -> list[str]:
     """Those of the addresses that answered in time; all are asked at once."""
     waiting: dict[int, tuple[socket.socket, str]] = {}
-    found = set()
+    answered = set()
     poll = select.poll()
     for address in addresses:
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -103,18 +103,18 @@ def reached(addresses: Sequence[str], *, seconds: float) -> list[str]:
             continue
         connection.close()
         if code in _ANSWERS:
-            found.add(address)
+            answered.add(address)
     limit = time.monotonic() + seconds
     while waiting and (left := limit - time.monotonic()) > 0:
         for handle, _ in poll.poll(1000 * left):
             connection, address = waiting.pop(handle)
             poll.unregister(handle)
             if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in _ANSWERS:
-                found.add(address)
+                answered.add(address)
             connection.close()
     for connection, _ in waiting.values():
         connection.close()
-    return [address for address in addresses if address in found]
+    return [address for address in addresses if address in answered]
 
 
 def main(words: list[str]) -> None:

@@ -169,12 +169,12 @@ def _read(path: Path) -> Emulation:
 
 def all_written() -> tuple[Emulation, ...]:
     """Every emulation of this machine, up or half made, by name."""
-    found = []
+    emulations = []
     for path in sorted(FOLDER.glob("*/emulation.json")):
         # Removed meanwhile, or written by another version: `down --all` removes it without.
         with suppress(InputError, HetplanError):
-            found.append(_read(path))
-    return tuple(sorted(found, key=lambda emulation: emulation.name))
+            emulations.append(_read(path))
+    return tuple(sorted(emulations, key=lambda emulation: emulation.name))
 
 
 def written_keys() -> tuple[str, ...]:

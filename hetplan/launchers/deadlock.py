@@ -51,10 +51,10 @@ def root_of_standstill(beats: Mapping[int, Beat], waiting: int | None = None) ->
 
 def _reached(rank: int, beats: Mapping[int, Beat]) -> frozenset[int]:
     """Whom the rank waits for, they wait for, and so on; itself included."""
-    found, left = {rank}, [rank]
+    reached, left = {rank}, [rank]
     while left:
         for peer in beats[left.pop()].peers:
-            if peer in beats and peer not in found:
-                found.add(peer)
+            if peer in beats and peer not in reached:
+                reached.add(peer)
                 left.append(peer)
-    return frozenset(found)
+    return frozenset(reached)

@@ -142,8 +142,8 @@ def merged_steps(
     known: tuple[StepRecord, ...], more: tuple[StepRecord, ...]
 ) -> tuple[StepRecord, ...]:
     """Steps by number; where both have a step, that of `more`."""
-    found = {step.step: step for step in (*known, *more)}
-    return tuple(found[number] for number in sorted(found))
+    by_number = {step.step: step for step in (*known, *more)}
+    return tuple(by_number[number] for number in sorted(by_number))
 
 
 MAX_DOUBLINGS = 6
@@ -208,12 +208,10 @@ class HostBook:
         self._blamed_last = ""
         return name
 
-    def heard(self, asked: Collection[str], answered: Collection[str]) -> tuple[str, ...]:
-        """Hosts that were left out were asked, and these of them answered; those that may be used
-        again from now on.
-        """
+    def record_answers(self, probed: Collection[str], answered: Collection[str]) -> tuple[str, ...]:
+        """Of hosts that were left out and probed these answered; those that may be used again."""
         back = []
-        for name in asked:
+        for name in probed:
             host = self._hosts[name]
             if not host.out:
                 continue
@@ -224,9 +222,11 @@ class HostBook:
         return tuple(back)
 
 
-def joined(hosts: Sequence[str], reaches: Mapping[str, Collection[str]]) -> tuple[str, ...]:
-    """Hosts of which each reaches each other, as many as can be found by leaving out, one after
-    the other, the one that lacks most (of several the last in order).
+def mutually_reachable(
+    hosts: Sequence[str], reaches: Mapping[str, Collection[str]]
+) -> tuple[str, ...]:
+    """Hosts that all reach each other: the host that lacks most (of several the last in order) is
+    left out until none lacks any.
 
     `reaches` has the others that each host reached; a host without an entry did not answer.
     """
@@ -277,7 +277,7 @@ class Progress:
     """Measured median; None before the first step."""
 
 
-def refusal(
+def growth_refusal(
     now: Planned, larger: Planned, progress: Progress, *, total_steps: int, rules: Rules
 ) -> str:
     """Why the run is not left for the larger cluster's plan; empty where it is.
@@ -303,94 +303,6 @@ def refusal(
             f"takes {cost:.3g} s"
         )
     return ""
-
-
-class GrowthWatch:
-    """Looks, while a phase runs, for hosts that come back, and says when to leave it for them.
-
-    `reach(hosts, beside)` gives those of `hosts` that reach each other and all of `beside`;
-    `plan(hosts)` a plan for these hosts. Both may take seconds, and raise.
-    """
-
-    def __init__(
-        self,
-        book: HostBook,
-        now: Planned,
-        allowed: Sequence[str],
-        *,
-        total_steps: int,
-        rules: Rules,
-        reach: Callable[[Sequence[str], Sequence[str]], tuple[str, ...]],
-        plan: Callable[[tuple[str, ...]], Planned],
-        clock: Callable[[], float],
-        tell: Callable[[str], None],
-    ) -> None:
-        """`now` runs, planned for the hosts in `allowed`."""
-        self._book, self._now, self._allowed = book, now, tuple(allowed)
-        self._total_steps, self._rules = total_steps, rules
-        self._reach, self._plan, self._clock, self._tell = reach, plan, clock, tell
-        self._next = 0.0
-        self._judged: set[tuple[str, ...]] = set()
-        self.reason = ""
-        """Why the phase shall be left; empty as long as it shall not."""
-
-    def look(self, progress: Progress) -> bool:
-        """Whether the phase shall be left at the next step boundary.
-
-        To be called often; hosts are probed when it is time.
-        """
-        if self.reason:
-            return True
-        self._probe()
-        new = tuple(name for name in self._book.usable if name not in self._allowed)
-        if not new or new in self._judged or progress.start_seconds is None:
-            return False
-        if self._rules.grow is Grow.NEVER:
-            self._judged.add(new)
-            self._tell(f"{', '.join(new)} came back and will be used after the next fault")
-            return False
-        # Since they were found, one of them may be gone again; and so may a host that the plan had
-        # no use for, as no fault tells.
-        idle = tuple(name for name in self._allowed if name not in self._now.used_hosts)
-        there = self._reach((*new, *idle), self._now.used_hosts)
-        gone = tuple(name for name in (*new, *idle) if name not in there)
-        self._book.leave_out(gone)
-        self._allowed = tuple(name for name in self._allowed if name not in gone)
-        if not set(new) & set(gone):
-            self._judge(new, progress)
-        return bool(self.reason)
-
-    def _probe(self) -> None:
-        """Ask hosts that are left out, when it is time to."""
-        asked = self._book.out
-        if not asked or self._clock() < self._next:
-            return
-        answered = self._reach(asked, self._now.used_hosts)
-        back = self._book.heard(asked, answered)
-        if back:
-            self._tell(f"{', '.join(back)} answered {self._rules.answers_needed} or more probes")
-        soon = bool(self._book.returning)
-        self._next = self._clock() + (
-            self._rules.answer_seconds if soon else self._rules.silence_seconds
-        )
-
-    def _judge(self, new: tuple[str, ...], progress: Progress) -> None:
-        self._judged.add(new)
-        back = ", ".join(new)
-        try:
-            larger = self._plan((*self._allowed, *new))
-        except NO_PLAN as error:
-            self._tell(f"{back} came back, and there is no plan with them: {error}")
-            return
-        why = refusal(self._now, larger, progress, total_steps=self._total_steps, rules=self._rules)
-        if why:
-            self._tell(f"{back} came back and will be used after the next fault: {why}")
-            return
-        self.reason = (
-            f"{back} came back: predicted {larger.step_seconds:.4g} s per step instead of "
-            f"{self._now.step_seconds:.4g} s"
-        )
-        self._tell(f"{self.reason}; the run is left after its next step")
 
 
 class ElasticBackend(Protocol[PlanT]):
@@ -439,6 +351,91 @@ class ElasticBackend(Protocol[PlanT]):
     def tell(self, text: str) -> None:
         """Say a line to the person who watches."""
         ...
+
+
+class GrowthWatch(Generic[PlanT]):
+    """Looks, while a phase runs, for hosts that come back, and tells when to leave it for them."""
+
+    def __init__(
+        self,
+        book: HostBook,
+        now: PlanT,
+        allowed: Sequence[str],
+        backend: ElasticBackend[PlanT],
+        *,
+        total_steps: int,
+        rules: Rules,
+    ) -> None:
+        """`now` runs, planned for the hosts in `allowed`."""
+        self._book, self._now, self._allowed = book, now, tuple(allowed)
+        self._total_steps, self._rules = total_steps, rules
+        self._backend = backend
+        self._next = 0.0
+        self._considered: set[tuple[str, ...]] = set()
+        self.reason = ""
+        """Why the phase shall be left; empty as long as it shall not."""
+
+    def look(self, progress: Progress) -> bool:
+        """Whether the phase shall be left at the next step boundary.
+
+        To be called often; hosts are probed when it is time.
+        """
+        if self.reason:
+            return True
+        self._probe()
+        new = tuple(name for name in self._book.usable if name not in self._allowed)
+        if not new or new in self._considered or progress.start_seconds is None:
+            return False
+        if self._rules.grow is Grow.NEVER:
+            self._considered.add(new)
+            self._backend.tell(f"{', '.join(new)} came back and will be used after the next fault")
+            return False
+        # Since they were found, one of them may be gone again; and so may a host that the plan had
+        # no use for, as no fault tells.
+        idle = tuple(name for name in self._allowed if name not in self._now.used_hosts)
+        there = self._backend.reach((*new, *idle), self._now.used_hosts)
+        gone = tuple(name for name in (*new, *idle) if name not in there)
+        self._book.leave_out(gone)
+        self._allowed = tuple(name for name in self._allowed if name not in gone)
+        if not set(new) & set(gone):
+            self._consider(new, progress)
+        return bool(self.reason)
+
+    def _probe(self) -> None:
+        """Ask hosts that are left out, when it is time to."""
+        probed = self._book.out
+        if not probed or self._backend.clock() < self._next:
+            return
+        answered = self._backend.reach(probed, self._now.used_hosts)
+        back = self._book.record_answers(probed, answered)
+        if back:
+            self._backend.tell(
+                f"{', '.join(back)} answered {self._rules.answers_needed} or more probes"
+            )
+        soon = bool(self._book.returning)
+        self._next = self._backend.clock() + (
+            self._rules.answer_seconds if soon else self._rules.silence_seconds
+        )
+
+    def _consider(self, new: tuple[str, ...], progress: Progress) -> None:
+        self._considered.add(new)
+        back = ", ".join(new)
+        try:
+            larger = self._backend.plan((*self._allowed, *new), self._now)
+        except NO_PLAN as error:
+            self._backend.tell(f"{back} came back, and there is no plan with them: {error}")
+            return
+        why = growth_refusal(
+            self._now, larger, progress, total_steps=self._total_steps, rules=self._rules
+        )
+        if why:
+            self._backend.tell(f"{back} came back and will be used after the next fault: {why}")
+            return
+        self.reason = (
+            f"{back} came back: predicted {larger.step_seconds:.4g} s per step instead of "
+            f"{self._now.step_seconds:.4g} s"
+        )
+        self._backend.tell(f"{self.reason}; the run is left after its next step")
 
 
 class GaveUpError(LaunchError):
@@ -499,12 +496,9 @@ class ElasticRun(Generic[PlanT]):
             self._book,
             planned,
             hosts,
+            self.backend,
             total_steps=self.total_steps,
             rules=self.rules,
-            reach=self.backend.reach,
-            plan=lambda more: self.backend.plan(more, planned),
-            clock=self.backend.clock,
-            tell=self.backend.tell,
         )
         began = self.backend.clock()
         ending = self.backend.run(planned, first, watch.look)
@@ -558,8 +552,8 @@ class ElasticRun(Generic[PlanT]):
         """Return when a host has come back; GaveUpError where none does in time."""
         self.backend.tell(f"{reason}; looking for hosts that come back")
         while True:
-            asked = self._book.out
-            back = self._book.heard(asked, self.backend.reach(asked, ()))
+            probed = self._book.out
+            back = self._book.record_answers(probed, self.backend.reach(probed, ()))
             if back:
                 self.backend.tell(f"{', '.join(back)} came back")
                 return

@@ -40,8 +40,8 @@ from hetplan.launchers.elastic import (
     History,
     Phase,
     Progress,
-    joined,
     median_seconds,
+    mutually_reachable,
 )
 from hetplan.launchers.faults import RunFailed
 from hetplan.launchers.hosts import THIS_MACHINE
@@ -343,19 +343,19 @@ class Replanner:
         InfeasibleError or LimitError where none was found; CancelledError soon after `cancelled`
         says so.
         """
-        asked = frozenset(hosts)
-        if asked in self._none:
-            raise self._none[asked]
-        if asked not in self._known:
+        key = frozenset(hosts)
+        if key in self._none:
+            raise self._none[key]
+        if key not in self._known:
             try:
-                self._known[asked] = host_plan(self._searched(asked, known, cancelled))
+                self._known[key] = host_plan(self._searched(key, known, cancelled))
             except (InfeasibleError, LimitError) as error:
-                self._none[asked] = error
+                self._none[key] = error
                 raise
-        found = self._known[asked]
-        if known is not None and known.step_seconds <= found.step_seconds:
+        plan = self._known[key]
+        if known is not None and known.step_seconds <= plan.step_seconds:
             return known
-        return found
+        return plan
 
     def _searched(
         self, hosts: frozenset[str], known: HostPlan | None, cancelled: Callable[[], bool]
@@ -371,7 +371,7 @@ class Replanner:
         inputs = self._given.result.inputs
         gone = [name for name in self.hosts if name not in hosts]
         try:
-            found = search(
+            result = search(
                 inputs.model,
                 part_left(inputs.cluster, gone),
                 self._job,
@@ -383,9 +383,11 @@ class Replanner:
         except InputError as error:
             # The job was right for the whole cluster: its pins are not for what is left of it.
             raise InfeasibleError([str(error)]) from error
-        if found.certificate is not None and found.certificate.status == "interrupted":
+        if result.certificate is not None and result.certificate.status == "interrupted":
             raise KeyboardInterrupt
-        return by_objective(found, self._predictor, time_limit_seconds=self._job.time_limit_seconds)
+        return by_objective(
+            result, self._predictor, time_limit_seconds=self._job.time_limit_seconds
+        )
 
 
 def replanner_for(
@@ -424,14 +426,14 @@ def reachable(
     # A host alone reaches whom it can be asked about: itself.
     heard = _heard(emulation, hosts, others)
     fit = [name for name in hosts if name in heard and set(beside) <= heard[name] | {name}]
-    return joined(fit, {name: heard[name] for name in fit})
+    return mutually_reachable(fit, {name: heard[name] for name in fit})
 
 
 def _heard(
     emulation: Emulation, hosts: Sequence[str], others: Sequence[str]
 ) -> dict[str, set[str]]:
     """Names that each of these hosts reached; hosts that did not answer are missing."""
-    asked: dict[str, subprocess.Popen[bytes]] = {}
+    probes: dict[str, subprocess.Popen[bytes]] = {}
     limit = time.monotonic() + LIMIT_SECONDS
     try:
         for name in hosts:
@@ -443,25 +445,25 @@ def _heard(
                     emulation.host(other).control_address,
                 )
             ]
-            asked[name] = start(
+            probes[name] = start(
                 emulation,
                 name,
                 program("probes", "reach", str(CONNECT_SECONDS), *addresses),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
-        found = {}
-        for name, process in asked.items():
+        reached = {}
+        for name, process in probes.items():
             text = b""
             with suppress(subprocess.TimeoutExpired):
                 left = max(_READ_SECONDS, limit - time.monotonic())
                 text, _ = process.communicate(timeout=left)
             with suppress(ValueError):
-                found[name] = _names(emulation, others, json.loads(text))
-        return found
+                reached[name] = _names(emulation, others, json.loads(text))
+        return reached
     finally:
-        end(tuple(asked.values()))
-        for process in asked.values():
+        end(tuple(probes.values()))
+        for process in probes.values():
             if process.stdout is not None:
                 process.stdout.close()
 

@@ -123,7 +123,7 @@ def describe(
 
 def _between(ranks: Sequence[WatchedRank], cut: Sequence[tuple[str, str]]) -> str:
     if not cut:
-        hosts = list(dict.fromkeys(each.host for each in ranks))
+        hosts = list(dict.fromkeys(rank.host for rank in ranks))
         return f"nothing passes between {_and(hosts)}"
     common = [host for host in cut[0] if all(host in pair for pair in cut)]
     if len(cut) > 1 and common:
@@ -135,7 +135,7 @@ def _between(ranks: Sequence[WatchedRank], cut: Sequence[tuple[str, str]]) -> st
 
 def _ended(ranks: Sequence[WatchedRank], code: int | None) -> str:
     first = ranks[0]
-    also = f" (and {_and([f'rank {each.rank}' for each in ranks[1:]])})" if len(ranks) > 1 else ""
+    also = f" (and {_and([f'rank {other.rank}' for other in ranks[1:]])})" if len(ranks) > 1 else ""
     if code is None or code >= 0:
         how = f"ended with code {code}"
     else:

@@ -107,8 +107,8 @@ class EmulatedHosts:
 
     def host_of_address(self, address: str) -> str:
         """By the addresses of the shaped network."""
-        found = (host.name for host in self.emulation.hosts if host.data_address == address)
-        return next(found, "")
+        names = (host.name for host in self.emulation.hosts if host.data_address == address)
+        return next(names, "")
 
     def start(
         self, rank: int, arguments: Sequence[str], *, environment: Mapping[str, str], log: BinaryIO

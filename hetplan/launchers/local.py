@@ -214,7 +214,7 @@ def pace_faults(
     kinds that the pace does not play run at their own speed.
     """
     played = {kind.device: kind for kind in pace.kinds}
-    asked = {
+    shapes = {
         (kind, model.layers[position], phase, place.microbatch_size, place.tp)
         for place, kind in zip(places, kinds, strict=True)
         if kind in played
@@ -222,7 +222,7 @@ def pace_faults(
         for position in range(chunk.start, chunk.stop)
         for phase in (Phase.FORWARD, Phase.BACKWARD)
     }
-    for kind, layer, phase, microbatch_size, tp in sorted(asked):
+    for kind, layer, phase, microbatch_size, tp in sorted(shapes):
         try:
             played[kind].seconds(layer, phase, microbatch_size, tp)
         except InputError as error:
@@ -290,7 +290,10 @@ def check_losses(
     )
 
 
-def largest_difference(found: Sequence[float], reference: Sequence[float]) -> float:
+def largest_difference(losses: Sequence[float], reference: Sequence[float]) -> float:
     """Largest |found / reference - 1|; infinite where a loss is not a number."""
-    differences = [abs(one / other - 1.0) for one, other in zip(found, reference, strict=True)]
-    return max((each if each == each else float("inf") for each in differences), default=0.0)
+    differences = [abs(one / other - 1.0) for one, other in zip(losses, reference, strict=True)]
+    return max(
+        (difference if difference == difference else float("inf") for difference in differences),
+        default=0.0,
+    )

@@ -241,7 +241,7 @@ def merge_numerics(own: Numerics, others: Sequence[tuple[Path, Numerics]]) -> Nu
     a kind twice, references of different inputs, or different tolerances.
     """
     kinds = list(own.kinds)
-    references = {result.key: result for each in own.kinds for result in each.results}
+    references = {result.key: result for answered in own.kinds for result in answered.results}
     for path, other in others:
         for kind in other.kinds:
             if any(kind.kind == known.kind for known in kinds):

@@ -167,7 +167,14 @@ def kinds_here(kinds: Sequence[str], paced: Sequence[str] = ()) -> tuple[KindBac
         if kind == CPU_KIND or kind in paced:
             backend = CpuBackend()
         else:
-            backend = next((each for each in accelerators if same_kind(kind, each.kind())), None)
+            backend = next(
+                (
+                    accelerator
+                    for accelerator in accelerators
+                    if same_kind(kind, accelerator.kind())
+                ),
+                None,
+            )
         if backend is not None:
             present.append(KindBackend(kind=kind, backend=backend))
     return tuple(present)

@@ -103,15 +103,15 @@ class Watcher:
         )
 
     def _count(self, passed: float, seen: Sequence[Seen]) -> None:
-        for rank, each in enumerate(seen):
-            beaten = each.beat.seconds if each.beat is not None else None
+        for rank, rank_seen in enumerate(seen):
+            beaten = rank_seen.beat.seconds if rank_seen.beat is not None else None
             self._silent[rank] = (
                 0.0 if beaten != self._beaten[rank] else self._silent[rank] + passed
             )
             self._beaten[rank] = beaten
-            if each.code:
+            if rank_seen.code:
                 self._ended_at.setdefault(rank, self._looked)
-        done = sum(each.beat.done for each in seen if each.beat is not None)
+        done = sum(rank_seen.beat.done for rank_seen in seen if rank_seen.beat is not None)
         if done == self._done:
             self._stood += passed
         else:
@@ -120,9 +120,9 @@ class Watcher:
                 self._longest = max(self._longest, self._stood)
             self._done, self._stood, self._in_steps = done, 0.0, True
         self._in_steps &= all(
-            each.beat is not None
-            and each.beat.kind in (ActivityKind.COMPUTING, ActivityKind.COMMUNICATING)
-            for each in seen
+            rank_seen.beat is not None
+            and rank_seen.beat.kind in (ActivityKind.COMPUTING, ActivityKind.COMMUNICATING)
+            for rank_seen in seen
         )
 
     def _settled(self, now: float) -> bool:
@@ -248,13 +248,13 @@ class Watcher:
 
     def _cut(self, beats: Mapping[int, Beat]) -> tuple[tuple[str, str], ...]:
         """Pairs of hosts of which one acknowledges nothing that the other sends."""
-        found: dict[frozenset[str], tuple[str, str]] = {}
+        pairs: dict[frozenset[str], tuple[str, str]] = {}
         for rank, beat in beats.items():
             for address in beat.unanswered:
                 pair = self._host(rank), self._host_of_address(address)
                 if pair[1] and pair[0] != pair[1]:
-                    found.setdefault(frozenset(pair), pair)
-        return tuple(found.values())
+                    pairs.setdefault(frozenset(pair), pair)
+        return tuple(pairs.values())
 
     def _fault(
         self,
@@ -268,11 +268,11 @@ class Watcher:
         cut: Sequence[tuple[str, str]] = (),
     ) -> RunFault:
         beat = seen[ranks[0]].beat
-        found = tuple(dict.fromkeys(hosts or [self._ranks[rank].host for rank in ranks]))
+        blamed = tuple(dict.fromkeys(hosts or [self._ranks[rank].host for rank in ranks]))
         return RunFault(
             kind=kind,
-            host=found[0],
-            hosts=found,
+            host=blamed[0],
+            hosts=blamed,
             ranks=ranks,
             operation=beat.operation if beat is not None else "start of the process",
             peers=beat.peers if beat is not None else (),

@@ -116,11 +116,11 @@ def meet(
     How long libraries take to load is no measure of a connection: waiting for the others to start
     is told apart from connecting to them.
     """
-    others = tuple(each for each in range(world_size) if each != rank)
+    others = tuple(other for other in range(world_size) if other != rank)
     activity.begin("wait for all ranks to start", kind=ActivityKind.STARTING)
     store = meeting_point(folder, rank, timeout)
     store.set(f"started/{rank}", "")
-    store.wait([f"started/{each}" for each in others], timeout)
+    store.wait([f"started/{other}" for other in others], timeout)
     activity.begin("opening of connections", others, kind=ActivityKind.CONNECTING)
     return store
 

@@ -167,7 +167,7 @@ def _own_failure(error: CheckpointException, rank: int) -> BaseException:
     """
     if rank in error.failures:
         return error.failures[rank][0]
-    ranks = ", ".join(str(each) for each in sorted(error.failures))
+    ranks = ", ".join(str(failed) for failed in sorted(error.failures))
     reason = _first_line(next(iter(error.failures.values()))[0])
     return LaunchError(f"rank {ranks} of the group could not save: {reason}")
 
@@ -320,18 +320,18 @@ def _read_metadata(folder: Path) -> Metadata:
     file = folder / METADATA
     try:
         with file.open("rb") as stream:
-            found = _Unpickler(stream).load()
+            metadata = _Unpickler(stream).load()
     except OSError as error:
         message = f"cannot be read ({error.strerror}); a checkpoint that was not finished has none"
         raise InputError(Fault(file=str(file), message=message)) from error
     except Exception as error:  # a damaged pickle raises nearly anything
         message = f"is not torch's distributed checkpoint format: {_first_line(error)}"
         raise InputError(Fault(file=str(file), message=message)) from error
-    if not isinstance(found, Metadata) or not isinstance(found.storage_data, dict):
+    if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
         message = "is not torch's distributed checkpoint format"
         raise InputError(Fault(file=str(file), message=message))
-    _check_files(folder, found.storage_data.values())
-    return found
+    _check_files(folder, metadata.storage_data.values())
+    return metadata
 
 
 def _check_files(folder: Path, stored: Iterable[Any]) -> None:

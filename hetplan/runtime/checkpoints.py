@@ -50,21 +50,27 @@ def step_folder(parent: Path, step: int) -> Path:
 
 def steps_of(folder: Path) -> int | None:
     """Steps that the checkpoint of this name was saved after; None where it is no such name."""
-    found = _NAME.fullmatch(folder.name)
-    return None if found is None else int(found[1])
+    match = _NAME.fullmatch(folder.name)
+    return None if match is None else int(match[1])
 
 
 def checkpoints_in(parent: Path) -> tuple[Path, ...]:
     """Every folder with the name of a checkpoint, the one with the most steps first."""
     try:
-        found = [each for each in parent.iterdir() if steps_of(each) is not None and each.is_dir()]
+        folders = [
+            folder
+            for folder in parent.iterdir()
+            if steps_of(folder) is not None and folder.is_dir()
+        ]
     except FileNotFoundError:
         return ()
     except OSError as error:
         raise InputError(
             Fault(file=str(parent), message=f"cannot be read: {error.strerror}")
         ) from error
-    return tuple(sorted(found, key=lambda each: (steps_of(each) or 0, each.name), reverse=True))
+    return tuple(
+        sorted(folders, key=lambda folder: (steps_of(folder) or 0, folder.name), reverse=True)
+    )
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -72,13 +78,13 @@ def last_checkpoint(folder: Path) -> Path | None:
 
     Those that are damaged are passed over with a warning.
     """
-    for each in checkpoints_in(folder):
+    for checkpoint in checkpoints_in(folder):
         try:
-            check_checkpoint(each)
+            check_checkpoint(checkpoint)
         except InputError as error:
-            _LOGGER.warning("%s is damaged and passed over: %s", each, error.faults[0])
+            _LOGGER.warning("%s is damaged and passed over: %s", checkpoint, error.faults[0])
         else:
-            return each
+            return checkpoint
     return None
 
 
@@ -89,8 +95,8 @@ def checkpoint_at(load: Path) -> Path:
     """
     if (load / MANIFEST).is_file() or steps_of(load) is not None:
         return load
-    found = last_checkpoint(load)
-    if found is None:
+    last = last_checkpoint(load)
+    if last is None:
         message = (
             "there is no such folder"
             if not load.is_dir()
@@ -98,14 +104,14 @@ def checkpoint_at(load: Path) -> Path:
             "checkpoint in it"
         )
         raise InputError(Fault(file=str(load), message=message))
-    return found
+    return last
 
 
 def clear_left_over(parent: Path) -> None:
     """Delete what killed runs left of checkpoints that were being written or deleted."""
-    for each in parent.iterdir():
-        if _LEFT_OVER.fullmatch(each.name):
-            shutil.rmtree(each, ignore_errors=True)
+    for entry in parent.iterdir():
+        if _LEFT_OVER.fullmatch(entry.name):
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 def delete_old(parent: Path, keep: int) -> None:
@@ -113,17 +119,17 @@ def delete_old(parent: Path, keep: int) -> None:
 
     What cannot be deleted stays, with a warning: the newer ones are whole, the run can go on.
     """
-    for each in checkpoints_in(parent)[keep:] if keep else ():
-        going = each.with_name(f".{each.name}.old")
-        shutil.rmtree(going, ignore_errors=True)
+    for checkpoint in checkpoints_in(parent)[keep:] if keep else ():
+        renamed = checkpoint.with_name(f".{checkpoint.name}.old")
+        shutil.rmtree(renamed, ignore_errors=True)
         try:
-            each.rename(going)
+            checkpoint.rename(renamed)
             # No power cut may bring the name back to a folder of which parts are gone.
             sync_folder(parent)
         except OSError as error:
-            _LOGGER.warning("%s could not be deleted: %s", each, error.strerror or error)
+            _LOGGER.warning("%s could not be deleted: %s", checkpoint, error.strerror or error)
             continue
-        shutil.rmtree(going, ignore_errors=True)
+        shutil.rmtree(renamed, ignore_errors=True)
 
 
 # What must be the same, because the loss depends on it.
@@ -208,7 +214,10 @@ def _notes(folder: Path, manifest: CheckpointManifest, now: TrainedJob) -> list[
             f"trained in {before.precision} so far and in {now.precision} from here on: passes "
             "round otherwise; weights and optimizer state are kept in float32 and lose nothing"
         )
-    notes += [f"the trainer computes otherwise: {each}" for each in numerics_differences(manifest)]
+    notes += [
+        f"the trainer computes otherwise: {difference}"
+        for difference in numerics_differences(manifest)
+    ]
     return notes
 
 
@@ -258,17 +267,17 @@ def check_save(parent: Path, loaded: Path | None) -> None:
     if (parent / MANIFEST).exists():
         message = "is a checkpoint itself; checkpoints are saved to a folder that holds them"
         raise InputError(Fault(file=str(parent), message=message))
-    found = checkpoints_in(parent)
-    if not found:
+    checkpoints = checkpoints_in(parent)
+    if not checkpoints:
         return
     if loaded is None or loaded.resolve().parent != parent.resolve():
         message = (
-            f"has checkpoints of another run, the last is {found[0].name}; go on from it with "
-            f"--load {parent}, or save to another folder"
+            f"has checkpoints of another run, the last is {checkpoints[0].name}; go on from it "
+            f"with --load {parent}, or save to another folder"
         )
         raise InputError(Fault(file=str(parent), message=message))
     start = steps_of(loaded) or 0
-    later = [each for each in found if (steps_of(each) or 0) > start]
+    later = [checkpoint for checkpoint in checkpoints if (steps_of(checkpoint) or 0) > start]
     last = last_checkpoint(parent) if later else None
     if last is not None and last.resolve() != loaded.resolve():
         message = (
@@ -276,8 +285,8 @@ def check_save(parent: Path, loaded: Path | None) -> None:
             "from the later one, move it away, or save to another folder"
         )
         raise InputError(Fault(file=str(parent), message=message))
-    for each in later:
-        aside = each.with_name(f"{each.name}.damaged")
-        _LOGGER.warning("%s is damaged; it is now %s", each, aside.name)
+    for checkpoint in later:
+        aside = checkpoint.with_name(f"{checkpoint.name}.damaged")
+        _LOGGER.warning("%s is damaged; it is now %s", checkpoint, aside.name)
         shutil.rmtree(aside, ignore_errors=True)
-        each.rename(aside)
+        checkpoint.rename(aside)

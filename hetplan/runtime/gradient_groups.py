@@ -62,12 +62,12 @@ class Reduction:
 
     def groups(self) -> tuple[tuple[tuple[int, ...], str], ...]:
         """Who talks to whom by which transport, in an order that is the same on all ranks."""
-        found = [(each.ranks, each.transport) for each in self.tied]
-        for each in self.sums:
-            shard = shard_size(self.shards, each)
-            ranks = [each.ranks] if shard == 1 else shard_groups(each, shard)
-            found += [(some, each.transport) for some in ranks]
-        return tuple(dict.fromkeys(each for each in found if len(each[0]) > 1))
+        groups = [(exchange.ranks, exchange.transport) for exchange in self.tied]
+        for exchange in self.sums:
+            shard = shard_size(self.shards, exchange)
+            ranks = [exchange.ranks] if shard == 1 else shard_groups(exchange, shard)
+            groups += [(some, exchange.transport) for some in ranks]
+        return tuple(dict.fromkeys(exchange for exchange in groups if len(exchange[0]) > 1))
 
 
 def shard_size(shards: int, exchange: Exchange) -> int:
@@ -96,13 +96,14 @@ def exchanges(plan: Plan, places: Sequence[RankPlace]) -> tuple[Exchange, ...]:
 
     Layers that the same ranks hold are summed together.
     """
-    found: dict[tuple[_Column, str], list[LayerRange]] = {}
+    layers_of_row: dict[tuple[_Column, str], list[LayerRange]] = {}
     for group in plan.reduction_groups:
         columns = [column for stage in _holders(places, group.layers) for column in _columns(stage)]
         for row in _rows(columns):
-            found.setdefault((row, group.transport), []).append(group.layers)
+            layers_of_row.setdefault((row, group.transport), []).append(group.layers)
     return tuple(
-        _exchange(row, transport, tuple(layers)) for (row, transport), layers in found.items()
+        _exchange(row, transport, tuple(layers))
+        for (row, transport), layers in layers_of_row.items()
     )
 
 
@@ -110,7 +111,7 @@ def tied_exchanges(plan: Plan, places: Sequence[RankPlace]) -> tuple[Exchange, .
     """The sums of a tied matrix between first and last stage, each copy with one of the other."""
     if not plan.tied_embedding_devices:
         return ()
-    found: dict[_Column, str] = {}
+    transport_of_row: dict[_Column, str] = {}
     for at, pipeline in enumerate(plan.pipelines):
         last = len(pipeline.stages) - 1
         mine = [place for place in places if place.pipeline == at]
@@ -121,14 +122,16 @@ def tied_exchanges(plan: Plan, places: Sequence[RankPlace]) -> tuple[Exchange, .
         for i in range(count):
             # The gradients of all copies of a stage are equal by now: one of each suffices.
             for row in _rows([columns[i * len(columns) // count] for columns in ends]):
-                found[row] = _slowest(each.transport for each in pipeline.boundaries)
-    return tuple(_exchange(row, transport, ()) for row, transport in found.items())
+                transport_of_row[row] = _slowest(
+                    boundary.transport for boundary in pipeline.boundaries
+                )
+    return tuple(_exchange(row, transport, ()) for row, transport in transport_of_row.items())
 
 
 def _slowest(transports: Iterator[str]) -> str:
     # The first and the last stage need not be neighbours; what one boundary between them cannot
     # do, their own connection is not taken to do either.
-    return min(transports, key=lambda each: each != "host-staged")
+    return min(transports, key=lambda transport: transport != "host-staged")
 
 
 def _holders(places: Sequence[RankPlace], layers: LayerRange) -> Iterator[list[RankPlace]]:
@@ -204,7 +207,7 @@ def common_parts(
 
 
 def _common(parts: Sequence[WeightPart]) -> tuple[int, int]:
-    return max(each.start for each in parts), min(each.start + each.length for each in parts)
+    return max(part.start for part in parts), min(part.start + part.length for part in parts)
 
 
 def exchanged_parts(
@@ -220,7 +223,7 @@ def exchanged_parts(
         return
     for position, kind in enumerate(model.layers):
         if kind in (LayerKind.EMBEDDING, LayerKind.HEAD) and any(
-            each.start <= position < each.stop for each in holds
+            held.start <= position < held.stop for held in holds
         ):
             for part in common_parts(model, position, tp=tp, tp_index=tp_index, cuts=exchange.cuts):
                 if part.name == "weight":
@@ -234,15 +237,15 @@ def sums_of(plan: Plan, cluster: Cluster) -> tuple[GroupSum, ...]:
     places = place_ranks(plan)
     groups = [ranks for ranks, _ in reduction_of(plan, places).groups()]
     groups.append(tuple(place.rank for place in places))
-    found = []
+    sums = []
     for ranks in dict.fromkeys(groups):
         devices = [places[rank].device for rank in ranks]
         layout = summed_by_messages(cluster, group_shape(cluster, devices))
         if layout is not None:
             units = [_unit_of(cluster, low) for low, _ in layout.blocks[1:]]
             levels = tuple(_numbered([unit(device) for device in devices]) for unit in units)
-            found.append(GroupSum(ranks=ranks, levels=levels))
-    return tuple(found)
+            sums.append(GroupSum(ranks=ranks, levels=levels))
+    return tuple(sums)
 
 
 def _unit_of(cluster: Cluster, level: int) -> Callable[[int], tuple[str, int]]:
@@ -258,5 +261,5 @@ def _unit_of(cluster: Cluster, level: int) -> Callable[[int], tuple[str, int]]:
 
 
 def _numbered(units: list[tuple[str, int]]) -> tuple[int, ...]:
-    numbers = {each: at for at, each in enumerate(dict.fromkeys(units))}
-    return tuple(numbers[each] for each in units)
+    numbers = {unit: at for at, unit in enumerate(dict.fromkeys(units))}
+    return tuple(numbers[unit] for unit in units)

@@ -42,17 +42,17 @@ Named = Mapping[tuple[int, str], nn.Parameter]
 
 def named_parameters(modules: Sequence[nn.Module], chunks: Sequence[LayerRange]) -> Named:
     """The parameters of a stage's modules, one module per layer range."""
-    found: dict[tuple[int, str], nn.Parameter] = {}
+    named: dict[tuple[int, str], nn.Parameter] = {}
     for module, chunk in zip(modules, chunks, strict=True):
         layers = [
-            each
-            for each in module.modules()
-            if isinstance(each, Embedding | GptLayer | LlamaLayer | Head)
+            module_part
+            for module_part in module.modules()
+            if isinstance(module_part, Embedding | GptLayer | LlamaLayer | Head)
         ]
         for position, layer in zip(range(chunk.start, chunk.stop), layers, strict=True):
             for name, parameter in layer.named_parameters(recurse=False):
-                found[position, name] = parameter
-    return found
+                named[position, name] = parameter
+    return named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +66,14 @@ class Part:
 
 def parts_of(named: Named, parts: Iterable[ParameterPart]) -> tuple[Tensor, ...]:
     """Views of the gradients of these parts; of a tied matrix once."""
-    found: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+    views: dict[tuple[int, tuple[int, ...]], Tensor] = {}
     for part in parts:
         gradient = named[part.position, part.name].grad
         if gradient is None:
             raise InputError(f"{part.name} of layer {part.position} has no gradient")
         view = gradient.narrow(part.dim, part.start, part.length)
-        found.setdefault((view.data_ptr(), tuple(view.shape)), view)
-    return tuple(found.values())
+        views.setdefault((view.data_ptr(), tuple(view.shape)), view)
+    return tuple(views.values())
 
 
 class Sums:
@@ -91,14 +91,14 @@ class Sums:
 
     def expect(self) -> None:
         """Let what other ranks send come in from now on: the earlier, the sooner it is there."""
-        for each in self._sums:
-            each.expect()
+        for one_sum in self._sums:
+            one_sum.expect()
 
     def run(self) -> None:
         """Sum; returns when every gradient has its sum (on an accelerator: when it will have)."""
         for message in self._messages:
             message.fill()
-        works = [each.start() for each in self._sums]
+        works = [one_sum.start() for one_sum in self._sums]
         for work, message in zip(works, self._messages, strict=True):
             work.wait()
             message.spread()
@@ -202,14 +202,14 @@ class Shard:
 
     def counted(self, views: Iterable[Tensor]) -> Sequence[Tensor]:
         """What of these stretches of the gradient vector lies in this part, as views of it."""
-        found = []
+        own = []
         for view in views:
             at = (view.data_ptr() - self._gradients.data_ptr()) // view.element_size()
             start = max(at, self.start)
             stop = min(at + view.numel(), self.start + self.gradients.numel())
             if start < stop:
-                found.append(self.gradients[start - self.start : stop - self.start])
-        return tuple(found)
+                own.append(self.gradients[start - self.start : stop - self.start])
+        return tuple(own)
 
     def expect(self) -> None:
         """Let what other groups send come in from now on: the earlier, the sooner it is there."""

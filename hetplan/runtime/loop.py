@@ -85,7 +85,7 @@ def train(
             tuple(boundary.transport for boundary in pipeline.boundaries)
             for pipeline in training.plan.pipelines
         ],
-        asked=reduction.groups(),
+        reduction_groups=reduction.groups(),
         sums=training.sums,
     )
     if groups is None:
@@ -232,7 +232,7 @@ def _all_gather(row: list[float], control: dist.ProcessGroup, num_ranks: int) ->
     mine = torch.tensor(row, dtype=torch.float64)
     rows = [torch.empty_like(mine) for _ in range(num_ranks)]
     dist.all_gather(rows, mine, group=control)
-    return [each.tolist() for each in rows]
+    return [gathered.tolist() for gathered in rows]
 
 
 def _record(step: int, rows: Sequence[RankStep], places: Sequence[RankPlace]) -> StepRecord:

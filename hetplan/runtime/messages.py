@@ -52,13 +52,13 @@ class Messages:
         self._place, self._like = place, like
         self._num_microbatches = num_microbatches
         stages: dict[int, list[Holder]] = {}
-        for each in places:
-            if each.pipeline == place.pipeline:
-                stages.setdefault(each.position, []).append(holder_of(each))
+        for member in places:
+            if member.pipeline == place.pipeline:
+                stages.setdefault(member.position, []).append(holder_of(member))
         self._num_stages = len(stages)
         # From the last stage back to the first one there is no boundary in the plan: what serves
         # the slowest of those in between serves this too.
-        slowest = next((each for each in boundaries if each.staged), boundaries[0])
+        slowest = next((member for member in boundaries if member.staged), boundaries[0])
         self._channels = {
             (left, right): boundaries[min(left, right)] if abs(left - right) == 1 else slowest
             for left in stages
@@ -106,12 +106,12 @@ class Messages:
             self._leaving[message] = (tensor, [])
         for message, tensor in received:
             self._arriving[message] = (tensor, [])
-        for channel in dict.fromkeys(self._through(each) for each, _ in (*out, *into)):
-            mine = [each for each in out if self._through(each[0]) is channel]
-            its = [each for each in into if self._through(each[0]) is channel]
-            works = channel.post([each for _, each in mine], [each for _, each in its])
-            books = [self._leaving[each][1] for each, _ in mine]
-            books += [self._arriving[each][1] for each, _ in its]
+        for channel in dict.fromkeys(self._through(entry) for entry, _ in (*out, *into)):
+            mine = [entry for entry in out if self._through(entry[0]) is channel]
+            its = [entry for entry in into if self._through(entry[0]) is channel]
+            works = channel.post([entry for _, entry in mine], [entry for _, entry in its])
+            books = [self._leaving[entry][1] for entry, _ in mine]
+            books += [self._arriving[entry][1] for entry, _ in its]
             # Where the backend makes one transfer of all of them, each waits for all.
             single = len(works) == len(books)
             for at, book in enumerate(books):
@@ -204,11 +204,11 @@ def transfers(senders: Sequence[Holder], receivers: Sequence[Holder]) -> tuple[T
     at every tensor-parallel position of its group.
     """
     groups: dict[tuple[int, int, int], dict[int, Holder]] = {}
-    for each in senders:
+    for sender in senders:
         # Ranks of one tensor-parallel group hold the same samples and no other group does.
-        groups.setdefault((each.first, each.count, each.tp), {})[each.tp_index] = each
+        groups.setdefault((sender.first, sender.count, sender.tp), {})[sender.tp_index] = sender
     ordered = sorted(groups.items())
-    return tuple(found for receiver in receivers for found in _to(receiver, ordered))
+    return tuple(transfer for receiver in receivers for transfer in _to(receiver, ordered))
 
 
 def _to(

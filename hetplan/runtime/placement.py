@@ -67,13 +67,13 @@ def place_ranks(plan: Plan) -> tuple[RankPlace, ...]:
     faults = tuple(launch_faults(plan))
     if faults:
         raise InputError(*faults)
-    found: list[RankPlace] = []
+    places: list[RankPlace] = []
     number = 0
     for at, pipeline in enumerate(plan.pipelines):
         for position, stage in enumerate(pipeline.stages):
-            found += _stage_places(stage, at, position, number, first_rank=len(found))
+            places += _stage_places(stage, at, position, number, first_rank=len(places))
             number += 1
-    return tuple(found)
+    return tuple(places)
 
 
 def _stage_places(
@@ -105,13 +105,13 @@ def _stage_places(
 
 def samples_of(pipeline: Pipeline) -> int:
     """Samples of one microbatch of a pipeline, over all data-parallel ranks of a stage."""
-    return sum(each.dp * each.microbatch_size for each in pipeline.stages[0].replicas)
+    return sum(replica.dp * replica.microbatch_size for replica in pipeline.stages[0].replicas)
 
 
 def first_samples(plan: Plan) -> tuple[int, ...]:
     """Where in a step's samples each pipeline's own begin: pipeline by pipeline, in order."""
-    each = [pipeline.num_microbatches * samples_of(pipeline) for pipeline in plan.pipelines]
-    return tuple(accumulate(each[:-1], initial=0))
+    samples = [pipeline.num_microbatches * samples_of(pipeline) for pipeline in plan.pipelines]
+    return tuple(accumulate(samples[:-1], initial=0))
 
 
 def vocabulary_faults(plan: Plan, model: ModelSpec) -> Iterator[Fault]:

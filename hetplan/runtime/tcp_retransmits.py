@@ -24,12 +24,12 @@ def unanswered(table: Path = TABLE) -> tuple[str, ...]:
         lines = table.read_text().splitlines()[1:]
     except OSError:
         return ()
-    found = set()
+    addresses = set()
     for line in lines:
         columns = line.split()
         remote, state, resent = columns[2], columns[3], int(columns[6], 16)
         if state in (_ESTABLISHED, _SYN_SENT) and resent >= _MIN_RESENT:
             # The kernel prints the four bytes as one number of the machine's byte order.
             packed = struct.pack("=I", int(remote.split(":")[0], 16))
-            found.add(str(ipaddress.IPv4Address(packed)))
-    return tuple(sorted(found))
+            addresses.add(str(ipaddress.IPv4Address(packed)))
+    return tuple(sorted(addresses))

@@ -90,7 +90,7 @@ class StepTimes:
 
 def _others(rank: int, groups: Iterable[Sequence[int]]) -> tuple[int, ...]:
     """Ranks that are in one of the groups with this one."""
-    return tuple(sorted({each for ranks in groups if rank in ranks for each in ranks} - {rank}))
+    return tuple(sorted({other for ranks in groups if rank in ranks for other in ranks} - {rank}))
 
 
 class Trainer:
@@ -171,12 +171,12 @@ class Trainer:
         )
 
     def _joined(
-        self, model: ModelSpec, found: Sequence[Exchange], groups: Groups, traffic: TrafficClass
+        self, model: ModelSpec, exchanges: Sequence[Exchange], groups: Groups, traffic: TrafficClass
     ) -> Sums:
         """Those of the exchanges that this rank has a part in."""
         place = self._place
         parts = []
-        for exchange in found:
+        for exchange in exchanges:
             channel = groups.channel(exchange.ranks)
             if channel is not None:
                 mine = exchanged_parts(
@@ -187,21 +187,21 @@ class Trainer:
 
     def _make_shard(self, reduction: Reduction, groups: Groups) -> Shard | None:
         rank = self._place.rank
-        mine = next((each for each in reduction.sums if rank in each.ranks), None)
+        mine = next((exchange for exchange in reduction.sums if rank in exchange.ranks), None)
         if mine is None or shard_size(reduction.shards, mine) == 1:
             return None
-        found = [
+        channels = [
             channel
             for ranks in shard_groups(mine, shard_size(reduction.shards, mine))
             if (channel := groups.channel(ranks)) is not None
         ]
-        inside = found[0]
+        inside = channels[0]
         return Shard(
             self.parameters.weights,
             self.parameters.gradients,
             self._job.optimizer,
             inside=inside,
-            across=found[1] if len(found) > 1 else None,
+            across=channels[1] if len(channels) > 1 else None,
             index=inside.ranks.index(rank),
         )
 

@@ -86,9 +86,9 @@ class TrainingState:
         """Save with all ranks of the group, which call this too, as the checkpoint `folder`."""
         held = tuple(self._held())
         chunks = [
-            _chunk(each, piece)
-            for each in (held if self.writes else ())
-            for piece in self._pieces(each)
+            _chunk(vector, piece)
+            for vector in (held if self.writes else ())
+            for piece in self._pieces(vector)
             if piece.first
         ]
         _write_partial(folder, chunks, group)
@@ -96,7 +96,7 @@ class TrainingState:
             model=self._model,
             numerics=own_numerics(self._model),
             step=step,
-            states=tuple(each.state for each in held),
+            states=tuple(vector.state for vector in held),
             trained=trained,
         )
         on_first_rank(group, lambda: _finish(folder, manifest), f"finish the checkpoint {folder}")
@@ -109,9 +109,9 @@ class TrainingState:
         manifest, reader = open_checkpoint(folder, self._model, states)
         if self._shard is not None:
             self._read(reader, _Held(state=WEIGHTS, vector=self._parameters.weights, start=0))
-        for each in self._held():
-            if each.state in states:
-                self._read(reader, each)
+        for vector in self._held():
+            if vector.state in states:
+                self._read(reader, vector)
         updates = manifest.step if len(states) > 1 else 0
         (self._parameters if self._shard is None else self._shard).resume(updates)
 

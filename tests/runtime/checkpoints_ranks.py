@@ -58,7 +58,9 @@ def trained(
 def saved_again(move: Move, plan: Plan, rank: int, source: Path, target: Path) -> None:
     """Load under this plan and save at once."""
     places, reduction = place_ranks(plan), reduction_of(plan, place_ranks(plan))
-    groups = open_groups(places, rank, collectives="gloo", timeout=LIMIT, asked=reduction.groups())
+    groups = open_groups(
+        places, rank, collectives="gloo", timeout=LIMIT, reduction_groups=reduction.groups()
+    )
     if groups is None:
         return
     trainer = Trainer(

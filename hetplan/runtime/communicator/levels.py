@@ -92,12 +92,12 @@ def _facing(units: Sequence[_Sums]) -> Iterator[tuple[int, int, tuple[int, ...]]
     at = [0] * len(units)
     start, end = 0, units[0][-1][1]
     while start < end:
-        found = [unit[i] for unit, i in zip(units, at, strict=True)]
-        stop = min(owned[1] for owned in found)
-        yield start, stop, tuple(owned[2] for owned in found)
+        owners = [unit[i] for unit, i in zip(units, at, strict=True)]
+        stop = min(owned[1] for owned in owners)
+        yield start, stop, tuple(owned[2] for owned in owners)
         at = [
             i + (owned[1] == stop and i + 1 < len(unit))
-            for unit, i, owned in zip(units, at, found, strict=True)
+            for unit, i, owned in zip(units, at, owners, strict=True)
         ]
         start = stop
 
@@ -131,8 +131,8 @@ def _scatter(cut: Sequence[tuple[int, int, tuple[int, ...], int]]) -> Iterator[M
 def _returned(phase: Phase) -> Phase:
     """The sums, to those who sent their parts of them."""
     return tuple(
-        Move(source=each.target, target=each.source, start=each.start, stop=each.stop, adds=False)
-        for each in phase
+        Move(source=move.target, target=move.source, start=move.start, stop=move.stop, adds=False)
+        for move in phase
     )
 
 
