@@ -1,8 +1,8 @@
 """Removes an emulation when the process that uses it is killed.
 
 The program `guard NAME` (`hetplan.emulation.tools.program`) reads its stdin until the process that
-holds the other end ends. Where that did not say that it has removed the emulation itself, this
-process does.
+holds the other end ends. If that process has not reported that it removed the
+emulation itself, this one does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The hosts, networks and long links that a cluster file stands for, with their rates and delays.
+"""The hosts, networks and long links of a cluster file, with their rates and delays.
 
 Pure: nothing is made here, and the machine is not looked at.
 
@@ -179,7 +179,7 @@ BRIDGED_LATENCY_SECONDS = 2e-4
 """One way, up to which a link is played by a bridge alone: what two namespaces of a busy machine
 take by themselves (60 us there and back on an idle one)."""
 MACHINE_BYTES_PER_SECOND = 10e9 / 8
-"""Above it a rate is said to be more than a machine's kernel carries: 11 Gbit/s were measured
+"""`up` notes rates above it as more than a machine's kernel carries: 11 Gbit/s were measured
 between two namespaces of 2 cores, 5 Gbit/s over their loopback device."""
 MIN_BUFFER_BYTES = 4_000_000
 MAX_BUFFER_BYTES = 64_000_000

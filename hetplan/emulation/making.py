@@ -213,7 +213,7 @@ def remove_every() -> tuple[str, ...]:
 
 
 def keys_of_namespaces() -> set[str]:
-    """Keys of the emulations of which there is a namespace."""
+    """Keys of the emulations that have a namespace."""
     return {
         name.removeprefix(NAMESPACE_PREFIX).partition("-")[0]
         for name in namespaces.names()

@@ -37,18 +37,18 @@ LIMIT_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLink:
-    """What was asked for and found between two hosts."""
+    """Wanted and measured figures between two hosts."""
 
     source: str
     destination: str
     over: str
     """The segment, or the two ends of the long link."""
     rate_bytes_per_second: float
-    """Of the frames, as asked for."""
+    """Of the frames, in the cluster file."""
     payload_bytes_per_second: float
     """That one TCP connection reached."""
     round_trip_seconds: float
-    """As asked for; 0 inside a segment, where the machine's own is all there is."""
+    """In the cluster file; 0 inside a segment, where the machine's own is all there is."""
     least_round_trip_seconds: float
     median_round_trip_seconds: float
 

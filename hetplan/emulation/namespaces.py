@@ -31,7 +31,7 @@ def _call(function: str, *arguments: object) -> None:
 
 
 def path_of(namespace: str) -> Path:
-    """The file that stands for the namespace of this name."""
+    """The file of the namespace of this name."""
     return FOLDER / namespace
 
 

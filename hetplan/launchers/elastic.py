@@ -4,7 +4,7 @@
 checkpoint until the run is finished, fails, or is left because hosts came back. An
 `ElasticBackend` plans, trains and probes; this file only decides. The run always ends: every phase
 either brings a new checkpoint or counts against the limit of restarts without one, and where no
-plan fits the hosts that are left it says why.
+plan fits the hosts that are left it reports why.
 
 `HostBook`: a host that was gone must answer several probes in a row before it is used again, twice
 as many each time that it was gone: a host that comes and goes costs a run less and less. A host
@@ -328,7 +328,8 @@ class ElasticBackend(Protocol[PlanT]):
         """Train from the last checkpoint, which has `first_step` steps, until it ends.
 
         `look` is called about once a second, perhaps from another thread but never twice at a
-        time; once it has said True the run saves a checkpoint at its next step boundary and ends.
+        time; once it has returned True the run saves a checkpoint at its next step boundary
+        and ends.
         """
         ...
 

@@ -91,7 +91,7 @@ def elastic_settings(
 
 
 class Collected:
-    """The steps of one phase as they are told, for the thread that looks for hosts as well."""
+    """The finished steps of one phase; the thread that looks for hosts reads them too."""
 
     def __init__(self, on_step: Callable[[StepRecord], None]) -> None:
         self._on_step, self._began = on_step, time.monotonic()
@@ -423,7 +423,7 @@ def reachable(
     others = (*hosts, *(name for name in beside if name not in hosts))
     if not others:
         return ()
-    # A host alone reaches whom it can be asked about: itself.
+    # A host alone reaches itself.
     heard = _heard(emulation, hosts, others)
     fit = [name for name in hosts if name in heard and set(beside) <= heard[name] | {name}]
     return mutually_reachable(fit, {name: heard[name] for name in fit})
@@ -469,7 +469,7 @@ def _heard(
 
 
 def _names(emulation: Emulation, others: Sequence[str], addresses: Sequence[str]) -> set[str]:
-    """Hosts of which both addresses answered."""
+    """Hosts whose two addresses answered."""
     return {
         name
         for name in others

@@ -18,9 +18,10 @@ from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job, Precision
 from hetplan.launchers.hosts import Hosts, hosts_of_emulation, this_machine_hosts
 from hetplan.launchers.machine import free_memory_bytes, this_machine, torch_backend
-from hetplan.launchers.ranks import OnStep, Watching, run_ranks
+from hetplan.launchers.ranks import LATE_SECONDS, OnStep, run_ranks
+from hetplan.launchers.run_folder import START_SECONDS
 from hetplan.launchers.run_log import LossCheck, RunLog, run_of
-from hetplan.launchers.watching import STALL_FACTOR, STALL_SECONDS
+from hetplan.launchers.watching import STALL_FACTOR, STALL_SECONDS, Patience
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check import check_plan
 from hetplan.profiling.pacing import Pace
@@ -93,10 +94,11 @@ def launch(
     report = run_ranks(
         training,
         hosts,
-        Watching(
-            stages=tuple(place.stage for place in places),
+        Patience(
             stall_seconds=settings.stall_seconds or stall_of(result.estimate),
             exact=settings.stall_seconds is not None,
+            start_seconds=START_SECONDS,
+            files_seconds=training.timeout_seconds + LATE_SECONDS,
         ),
         settings.log_folder,
         on_step or (lambda record: None),

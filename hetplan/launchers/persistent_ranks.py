@@ -36,7 +36,7 @@ _LOOK_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One plan to train; an item without a training says that there are no more."""
+    """One plan to train; an item without a training is the last."""
 
     training: Training | None
     hosts: tuple[int, ...]
@@ -71,7 +71,7 @@ class TurnFolder:
 
 
 def main(folder: TurnFolder) -> int:
-    """Train what is asked for, in turn; the exit code of this host's process."""
+    """Train one item after another; the exit code of this host's process."""
     host = int(os.environ["HETPLAN_HOST_NUMBER"])
     try:
         _train_in_turn(folder, host)

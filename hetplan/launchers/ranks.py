@@ -31,6 +31,7 @@ from hetplan.launchers.watching import Patience, Seen, Watcher
 from hetplan.runtime.activity import read_beat
 from hetplan.runtime.checkpoints import last_checkpoint
 from hetplan.runtime.measured import StepRecord, TrainingReport
+from hetplan.runtime.placement import place_ranks
 
 if TYPE_CHECKING:
     from hetplan.runtime.training import Training
@@ -41,22 +42,10 @@ WORKER = "hetplan.launchers.worker"
 """The program of a rank; its arguments: the run's folder, the rank, the launcher's process."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watching:
-    """How a run is watched."""
-
-    stages: tuple[int, ...]
-    """Of each rank, counted through the stages of all pipelines."""
-    stall_seconds: float
-    """Without any finished operation, after which a run that trains is ended."""
-    exact: bool = False
-    """Whether longer operations that were seen leave it as it is."""
-
-
 def run_ranks(
     training: Training,
     hosts: Hosts,
-    watching: Watching,
+    patience: Patience,
     out: Path | None,
     on_step: OnStep,
 ) -> TrainingReport:
@@ -70,10 +59,10 @@ def run_ranks(
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"cannot write to folder {out}: {error.strerror or error}") from error
-        return _run(training, hosts, watching, RunFolder(out), on_step)
+        return _run(training, hosts, patience, RunFolder(out), on_step)
     path = Path(tempfile.mkdtemp(prefix="hetplan-run-"))
     try:
-        report = _run(training, hosts, watching, RunFolder(path), on_step)
+        report = _run(training, hosts, patience, RunFolder(path), on_step)
     except LaunchError as error:
         text = f"{error}\nthe logs of all ranks are in {path}"
         if isinstance(error, RunFailed):
@@ -89,7 +78,7 @@ def run_ranks(
 def _run(
     training: Training,
     hosts: Hosts,
-    watching: Watching,
+    patience: Patience,
     folder: RunFolder,
     on_step: OnStep,
 ) -> TrainingReport:
@@ -119,7 +108,7 @@ def _run(
         environment=_environment(hosts),
         watch=steps.look,
         hosts=hosts,
-        judge=_Judge(folder, training, hosts, watching).look,
+        judge=_Judge(folder, training, hosts, patience).look,
     )
     return decode(read_document(folder.report), TrainingReport, schema=RunFolder.REPORT_SCHEMA)
 
@@ -140,7 +129,7 @@ def _environment(hosts: Hosts) -> dict[str, str]:
 
 
 # The ranks' own limit comes first where they can still raise it: it names what hangs.
-_LATE_SECONDS = 10.0
+LATE_SECONDS = 10.0
 
 
 class _Steps:
@@ -157,7 +146,7 @@ class _Steps:
             self._told += 1
             self._since = time.monotonic()
             self._on_step(record)
-        limit = self._training.timeout_seconds + (_LATE_SECONDS if self._told else START_SECONDS)
+        limit = self._training.timeout_seconds + (LATE_SECONDS if self._told else START_SECONDS)
         if time.monotonic() - self._since > limit:
             raise LaunchError(
                 f"no step was finished for {limit:.0f} s after {self._told} of "
@@ -169,22 +158,18 @@ class _Judge:
     """Ends a run in which something is wrong."""
 
     def __init__(
-        self, folder: RunFolder, training: Training, hosts: Hosts, watching: Watching
+        self, folder: RunFolder, training: Training, hosts: Hosts, patience: Patience
     ) -> None:
         self._folder, self._training = folder, training
+        places = place_ranks(training.plan)
         self._watcher = Watcher(
             [
-                WatchedRank(rank=rank, host=host, device_kind=kind, stage=stage)
-                for rank, (host, kind, stage) in enumerate(
-                    zip(hosts.of_rank, training.device_kinds, watching.stages, strict=True)
+                WatchedRank(rank=place.rank, host=host, device_kind=kind, stage=place.stage)
+                for place, host, kind in zip(
+                    places, hosts.of_rank, training.device_kinds, strict=True
                 )
             ],
-            Patience(
-                stall_seconds=watching.stall_seconds,
-                exact=watching.exact,
-                start_seconds=START_SECONDS,
-                files_seconds=training.timeout_seconds + _LATE_SECONDS,
-            ),
+            patience,
             time.monotonic(),
             host_of_address=hosts.host_of_address,
         )

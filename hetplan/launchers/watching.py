@@ -1,7 +1,7 @@
 """Tells whether something is wrong with a run, and what was wrong first.
 
-Judged from three things: how processes ended, whether their beats go on, and what they say that
-they do (`hetplan.runtime.activity`). Pure: time and what was seen are arguments.
+Judged from three things: how processes ended, whether their beats go on, and what the beats
+report (`hetplan.runtime.activity`). Pure: time and what was seen are arguments.
 
 - A process that ended badly is a fault at once. What a signal ended comes before what failed,
   because those that lose a peer fail too; of those that failed, the first. A rank that only ran out
@@ -50,11 +50,11 @@ class Patience:
     stall_seconds: float
     """Without a finished operation of any rank, while they compute and talk."""
     exact: bool
-    """The user said so: longer operations that were seen do not make it longer."""
+    """Set by the user: longer operations that were seen do not make it longer."""
     start_seconds: float
     """The same while a rank starts or ends."""
     files_seconds: float
-    """The same while a rank reads or writes files, or does not say what it does in a step."""
+    """The same while a rank reads or writes a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

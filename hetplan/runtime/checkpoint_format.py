@@ -50,7 +50,7 @@ from torch.futures import Future
 from hetplan.errors import Fault, InputError, LaunchError
 
 METADATA = ".metadata"
-"""The file that says which tensors a checkpoint has; written last."""
+"""The list of a checkpoint's tensors; written last."""
 _MAX_SHOWN_NAMES = 12
 
 
@@ -148,7 +148,7 @@ def write_chunks(
     planner = _Planner(chunks)
     writer = _Writer(folder, single_file_per_rank=True, sync_files=True)
     with warnings.catch_warnings():
-        # It says that without a process group it saves what one process has.
+        # torch warns that without a process group it saves what one process has.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
             if group is not None:
@@ -217,7 +217,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class Reader(FileSystemReader):
-    """torch's reader, which reads `.metadata` once and runs nothing that stands in it."""
+    """torch's reader, which reads `.metadata` once and runs no code of it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -226,7 +226,7 @@ class Reader(FileSystemReader):
         self.set_up_storage_reader(self._metadata, True)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """What the checkpoint says it has."""
+        """The checkpoint's list of tensors."""
         return self._metadata
 
     @property
@@ -335,7 +335,7 @@ def _read_metadata(folder: Path) -> Metadata:
 
 
 def _check_files(folder: Path, stored: Iterable[Any]) -> None:
-    """An InputError unless every file is in the folder, as long as what is said to be in it."""
+    """An InputError unless every file is in the folder, at least as long as the metadata states."""
     lengths: dict[str, int] = {}
     for info in stored:
         name = str(info.relative_path)

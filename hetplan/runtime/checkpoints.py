@@ -240,7 +240,7 @@ def settle(
 ) -> tuple[CheckpointRequest, Resume | None]:
     """The request with absolute folders and one checkpoint to go on from; None: it begins anew.
 
-    An InputError where the run cannot go on from it, or must not save where it is told to.
+    An InputError where the run cannot go on from it, or must not save to that folder.
     """
     resume = None
     if request.load:

@@ -93,7 +93,7 @@ class Passes:
         activity: Activity,
     ) -> None:
         """`modules`: one per chunk. `share`: part of a microbatch's mean loss in the mean over the
-        global batch. `mark` is called at the begin and the end of every pass. `activity` is told
+        global batch. `mark` is called at the begin and the end of every pass. `activity` records
         every pass and every wait.
         """
         self._activity = activity

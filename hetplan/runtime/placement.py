@@ -1,4 +1,4 @@
-"""Which process trains what: one rank per device of a plan, and where it stands.
+"""The place of every rank: one rank per device of a plan, its layers and its samples.
 
 Ranks are numbered in the order in which the plan names its devices: pipeline by pipeline, stage by
 stage, in each stage replica by replica, in each replica data-parallel index by index,
@@ -62,7 +62,7 @@ class RankPlace:
 def place_ranks(plan: Plan) -> tuple[RankPlace, ...]:
     """The place of every rank; an InputError where hetplan's trainer cannot run the plan.
 
-    `hetplan.plans.launch` says what it can run; the plan must also be legal (`check_plan`).
+    `hetplan.plans.launch` has what it can run; the plan must also be legal (`check_plan`).
     """
     faults = tuple(launch_faults(plan))
     if faults:

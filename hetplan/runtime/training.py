@@ -1,4 +1,4 @@
-"""What a run is asked to do: everything that its worker processes need to know, as one value."""
+"""A run as one value: everything that its worker processes need to know."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ class CheckpointRequest:
             )
         if self.save_every and not self.save:
             raise InputError(
-                f"a checkpoint every {self.save_every} steps is asked for and no folder to save to "
-                "(--save)"
+                f"a checkpoint every {self.save_every} steps needs a folder to save to (--save)"
             )
 
     def is_due(self, done: int, *, last: bool) -> bool:

@@ -220,7 +220,7 @@ class RunCheckpoints:
         control: dist.ProcessGroup,
         activity: Activity,
     ) -> None:
-        """Every rank of `control` makes one and calls it alike; `activity` is told each load and
+        """Every rank of `control` makes one and calls it alike; `activity` records each load and
         each save.
         """
         self._training, self._state, self._control = training, state, control
@@ -232,7 +232,7 @@ class RunCheckpoints:
         """Take the state of the checkpoint that the run goes on from; its steps, 0 without one.
 
         `Training.checkpoints.load` is one checkpoint. An InputError where the run cannot go on from
-        it, or must not save where it is told to.
+        it, or must not save to its folder.
         """
         training, request = self._training, self._request
         resume = None

@@ -136,9 +136,6 @@ def test_a_paced_plan_is_trained_and_compared(tmp_path: Path, temporary: Path) -
     # Three counted steps of four microbatches through 4 and 2 paced layers, forward and backward.
     assert run.paced_passes == (3 * 4 * 4 * 2, 3 * 4 * 2 * 2)
     assert run.median_step_seconds > 0.99 * expected
-    if run.valid:
-        # Loose, for a loaded machine: the pace holds each pass, not what lies between them.
-        assert run.median_step_seconds < 1.5 * expected
     for rank, busy in zip(run.ranks, (4 * 0.096, 4 * 0.144), strict=True):
         assert rank.busy_seconds > 0.95 * busy
         assert rank.busy_seconds + rank.wait_seconds < 1.01 * rank.step_seconds

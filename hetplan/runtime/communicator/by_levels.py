@@ -80,7 +80,7 @@ class LevelSum:
         staged: bool,
     ) -> None:
         """`message` is contiguous, and equally long on all ranks; so is the order in which the
-        ranks make the sums of a group, of which each takes `tags` numbers from `first_tag` on.
+        ranks make the sums of a group, and each sum takes `tags` numbers from `first_tag` on.
         """
         self._message = message.view(-1)
         self._group = group

@@ -88,7 +88,7 @@ def phases(levels: Levels, num_ranks: int, count: int) -> tuple[Phase, ...]:
 
 
 def _facing(units: Sequence[_Sums]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Elements of which every unit's sum is on one rank, and those ranks."""
+    """Runs of elements whose sum is on one rank in every unit, and those ranks."""
     at = [0] * len(units)
     start, end = 0, units[0][-1][1]
     while start < end:
