@@ -27,6 +27,7 @@ from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import LayerRange
 from hetplan.profiling.backends import CpuBackend
+from hetplan.runtime.activity import Activity, ActivityKind
 from hetplan.runtime.checkpoint_contents import (
     CheckpointManifest,
     own_numerics,
@@ -39,6 +40,7 @@ from hetplan.runtime.checkpoints import (
     check_loss_faults,
     checkpoint_at,
     checkpoints_in,
+    delete_old,
     last_checkpoint,
     resume_of,
     settle,
@@ -47,7 +49,7 @@ from hetplan.runtime.checkpoints import (
 from hetplan.runtime.loop import Stop, train
 from hetplan.runtime.measured import TrainingReport
 from hetplan.runtime.single import reference_losses
-from hetplan.runtime.training import CheckpointRequest, Training
+from hetplan.runtime.training import NO_CHECKPOINTS, CheckpointRequest, Training
 
 pytestmark = pytest.mark.xdist_group("runtime_checkpoints")
 
@@ -71,6 +73,7 @@ def trained(
     warmup: int = 0,
     job: Job = JOB,
     stop: Stop | None = None,
+    activity: Activity | None = None,
 ) -> TrainingReport:
     request, _ = settle(request, MODEL, job, steps=steps)
     training = Training(
@@ -85,7 +88,7 @@ def trained(
         timeout_seconds=60.0,
         checkpoints=request,
     )
-    report = train(training, 0, CpuBackend(), stop=stop)
+    report = train(training, 0, CpuBackend(), stop=stop, activity=activity)
     assert report is not None
     return report
 
@@ -401,3 +404,57 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
         [expected[step] for step in numbers], rel=1e-6
     )
     assert [each.name for each in (tmp_path / "home").iterdir()] == [f"step-{STEPS:08d}"]
+
+
+# ---- what is recorded
+
+
+class Recorder(Activity):
+    """Keeps the operations on files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files: list[str] = []
+
+    def begin(
+        self, operation: str, peers: tuple[int, ...] = (), *, kind: ActivityKind | None = None
+    ) -> None:
+        super().begin(operation, peers, kind=kind)
+        if kind is ActivityKind.SAVING:
+            self.files.append(operation)
+
+
+def test_only_real_loads_and_saves_are_recorded(alone: None, tmp_path: Path) -> None:
+    """A rank that ends between two steps is not taken to have been saving."""
+    home = tmp_path / "ckpt"
+
+    def operations(request: CheckpointRequest, steps: int) -> list[str]:
+        recorder = Recorder()
+        trained(request, steps=steps, activity=recorder)
+        assert not recorder.beat().operation.startswith("save")
+        return recorder.files
+
+    save, load = "save of a checkpoint", "load of a checkpoint"
+    assert operations(NO_CHECKPOINTS, 2) == []
+    assert operations(CheckpointRequest(save=str(home), save_every=2), 3) == [save, save]
+    again = CheckpointRequest(save=str(home), load=str(step_folder(home, 3)))
+    assert operations(again, 5) == [load, save]
+
+
+def test_a_checkpoint_that_cannot_be_deleted_stays_and_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders = [step_folder(tmp_path, step) for step in (1, 2, 3)]
+    for folder in folders:
+        folder.mkdir()
+    rename = Path.rename
+
+    def stuck(self: Path, target: Path) -> Path:
+        if self == folders[0]:
+            raise PermissionError(13, "Permission denied")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", stuck)
+    delete_old(tmp_path, 1)
+    assert checkpoints_in(tmp_path) == (folders[2], folders[0])
+    assert f"{folders[0]} could not be deleted: Permission denied" in caplog.text
