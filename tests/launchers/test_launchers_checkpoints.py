@@ -48,7 +48,7 @@ def test_a_launch_goes_on_under_another_plan(
 def test_what_cannot_be_is_refused_before_any_rank_starts(tmp_path: Path) -> None:
     plan = plan_file(tmp_path / "one.json", plan_of(LLAMA, job(), (4,)))
     for settings, message in (
-        ({"save_every": 2}, "no folder to save to"),
+        ({"save_every": 2}, "needs a folder to save to"),
         ({"load": tmp_path / "nowhere"}, "there is no such folder"),
         ({"load": tmp_path}, "holds no whole checkpoint"),
     ):

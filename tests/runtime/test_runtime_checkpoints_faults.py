@@ -241,7 +241,7 @@ def test_other_reasons_not_to_go_on(saved: Path, tmp_path: Path) -> None:
         checkpoint_at(tmp_path / "nowhere")
     with pytest.raises(InputError, match="holds no whole checkpoint"):
         checkpoint_at(tmp_path)
-    with pytest.raises(InputError, match="no folder to save to"):
+    with pytest.raises(InputError, match="needs a folder to save to"):
         CheckpointRequest(save_every=2)
     with pytest.raises(InputError, match="at least 0"):
         CheckpointRequest(save="a", keep=-1)
