@@ -30,12 +30,12 @@ from hetplan.job.spec import Precision
 from hetplan.model.operators import WITH_WEIGHTS
 from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import FittedPredictor, fit_populations
-from hetplan.predict.layer.laws import sample_model
-from hetplan.predict.operator.values import sample_operator
-from hetplan.predict.operator.answer import index_operators
-from hetplan.predict.predictor import DATASHEET, MEASURED, Prediction
 from hetplan.predict.kinds.few_points import MovedOperators
 from hetplan.predict.kinds.related import Related
+from hetplan.predict.layer.laws import sample_model
+from hetplan.predict.operator.answer import index_operators
+from hetplan.predict.operator.values import sample_operator
+from hetplan.predict.predictor import DATASHEET, MEASURED, Prediction
 from hetplan.profiling.samples import (
     SENDS,
     LayerSample,

@@ -5,8 +5,9 @@ their own hosts, all kinds at a time as they will train; the links between hosts
 meets on the control network. What was measured whole is marked, so that an interrupted loop
 measures only what is missing.
 
-One set of processes, one per host, trains all plans (`hetplan.launchers.in_turn`). Every result is
-written before the next plan begins, so that an interrupted pass goes on with what is missing.
+One set of processes, one per host, trains all plans (`hetplan.launchers.persistent_ranks`). Every
+result is written before the next plan begins, so that an interrupted pass goes on with what is
+missing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from evaluation.closed_loop.values import PASS_SCHEMA, LoopFiles, LoopPlan, Loop
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.network.segments import LinkScope
 from hetplan.cost.traffic.ledger import ledger
-from hetplan.emulation.counting import pipe_bytes
+from hetplan.emulation.measuring import pipe_bytes
 from hetplan.emulation.running import end, exit_status, start
 from hetplan.emulation.values import HERE, Emulation
 from hetplan.errors import HetplanError, LaunchError
@@ -37,13 +38,13 @@ from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import write_atomically
 from hetplan.job.spec import Job
-from hetplan.launchers.in_turn import ITEM_SCHEMA, REPORT_SCHEMA, Item, TurnFolder
+from hetplan.launchers.persistent_ranks import ITEM_SCHEMA, REPORT_SCHEMA, Item, TurnFolder
 from hetplan.launchers.run_folder import START_SECONDS
 from hetplan.model.spec import ModelSpec
 from hetplan.profiling.pacing import Pace, load_pace
+from hetplan.runtime.gradient_groups import sums_of
 from hetplan.runtime.measured import TrainingReport
 from hetplan.runtime.placement import place_ranks
-from hetplan.runtime.summing import sums_of
 from hetplan.runtime.training import Training
 
 Say = Callable[[str], None]
@@ -128,7 +129,7 @@ def measure_links(files: LoopFiles, emulation: Emulation, cluster: Cluster, *, s
     """Profile the links that the cluster file names, between two hosts each.
 
     Larger groups need no samples: inside an island of this cluster there are two hosts, and over
-    several islands the trainer sums by messages of its own (`hetplan.runtime.summing`).
+    several islands the trainer sums by messages of its own (`hetplan.runtime.gradient_groups`).
     """
     for number, (link, hosts) in enumerate(links_of(cluster, emulation)):
         what = f"link-{link}"
@@ -407,7 +408,7 @@ def host_processes(emulation: Emulation, cluster: Cluster) -> Iterator[HostProce
 
     Their folder is inside the emulation's, which the guard removes when this process is killed.
     """
-    from hetplan.emulation.locks import folder_of
+    from hetplan.emulation.state import folder_of
 
     path = Path(tempfile.mkdtemp(prefix="turns-", dir=folder_of(emulation.name)))
     turns = HostProcesses(emulation=emulation, cluster=cluster, folder=TurnFolder(path))
@@ -420,7 +421,7 @@ def host_processes(emulation: Emulation, cluster: Cluster) -> Iterator[HostProce
                     start(
                         emulation,
                         host.name,
-                        (sys.executable, "-m", "hetplan.launchers.in_turn", str(path)),
+                        (sys.executable, "-m", "hetplan.launchers.persistent_ranks", str(path)),
                         environment=environment,
                         stdout=log.fileno(),
                         stderr=subprocess.STDOUT,

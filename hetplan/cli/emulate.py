@@ -1,8 +1,4 @@
-"""`hetplan emulate`: a cluster of several hosts and regions, on this machine alone.
-
-What the verbs do is in hetplan/emulation; the pace files are in `emulate_pace`, the tables in
-`emulate_show`.
-"""
+"""`hetplan emulate`: a cluster of several hosts and regions, on this machine alone."""
 
 from __future__ import annotations
 
@@ -14,160 +10,43 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import AsJson, emit, say
+from hetplan.cli.options import AsJson, PredictorFile, Stores, emit, read_predictor, say
 
 if TYPE_CHECKING:
     from hetplan.cluster.spec import Cluster
     from hetplan.emulation.running import HostStatus
 
-VERBS = {
-    "up": "CLUSTER",
-    "down": "",
-    "run": "NAME HOST -- COMMAND...",
-    "show": "[NAME]",
-    "with": "CLUSTER -- COMMAND...",
-    "measure": "NAME",
-    "pace": "CLUSTER",
-}
-"""What each verb is followed by."""
 RUN_SCHEMA, DOWN_SCHEMA = "hetplan.emulate-run/1", "hetplan.emulate-down/1"
+SHOW_SCHEMA, LIST_SCHEMA = "hetplan.emulate-show/1", "hetplan.emulate-list/1"
+MEASURE_SCHEMA = "hetplan.emulate-measure/1"
+
+ClusterFile = Annotated[Path, typer.Argument(help="Cluster file.")]
+Name = Annotated[str, typer.Argument(help="Name of the emulation.")]
+OtherName = Annotated[
+    str | None, typer.Option("--name", help="Name of the emulation. Default: the cluster's.")
+]
+Command = Annotated[list[str], typer.Argument(help="Write -- before it.")]
+FailFast = Annotated[
+    bool, typer.Option("--fail-fast", help="One failure ends the other hosts' commands too.")
+]
+
+app = typer.Typer(
+    help="Emulate a cluster of several hosts and regions on this machine (Linux, root). Each host "
+    "is a network namespace with a shaped link to the others and an unshaped control network "
+    "beside it; links between regions have their rate and delay.",
+    no_args_is_help=True,
+)
 
 
-def emulate(
-    verb: Annotated[
-        str,
-        typer.Argument(
-            help="; ".join(f"{verb} {rest}".strip() for verb, rest in VERBS.items()) + "."
-        ),
-    ],
-    words: Annotated[list[str] | None, typer.Argument(help="See VERB.", show_default=False)] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(help="up, with, down: name of the emulation. Default: the cluster's."),
-    ] = None,
-    every: Annotated[
-        bool,
-        typer.Option("--all", help="run: on every host (leave out HOST). down: every emulation."),
-    ] = False,
-    host: Annotated[
-        str | None, typer.Option(help="with: run the command on this host, not on every one.")
-    ] = None,
-    here: Annotated[
-        bool,
-        typer.Option(
-            "--here",
-            help="with: run the command on this machine; HETPLAN_EMULATION names the rest.",
-        ),
-    ] = False,
-    fail_fast: Annotated[
-        bool,
-        typer.Option("--fail-fast", help="run --all, with: one failure ends the other hosts' too."),
-    ] = False,
-    model: Annotated[Path | None, typer.Option(help="pace: model file.")] = None,
-    job: Annotated[Path | None, typer.Option(help="pace: job file.")] = None,
-    predictor: Annotated[
-        Path | None, typer.Option(help="pace: predictor that knows this machine's cores.")
-    ] = None,
-    store: Annotated[
-        list[Path] | None, typer.Option(help="pace: profile store with this machine's cores.")
-    ] = None,
-    slow_down: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="pace: KIND=FACTOR, for each kind. Default: the cluster file's peak rates."
-        ),
-    ] = None,
-    headroom: Annotated[
-        float | None,
-        typer.Option(
-            help="pace: how many times slower than a core the fastest kind is. Default: so that "
-            "all ranks fit on this machine's cores."
-        ),
-    ] = None,
-    microbatch: Annotated[
-        str | None, typer.Option(help="pace: microbatch sizes, as in 1,2,4,8.")
-    ] = None,
-    tp: Annotated[
-        str | None, typer.Option(help="pace: tensor-parallel degrees, as in 1,2.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="pace: file to write.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Emulate a cluster of several hosts and regions on this machine (Linux, root).
-
-    Each host is a network namespace with a shaped link to the others and an unshaped control
-    network beside it; links between regions have their rate and delay. Put `--` before COMMAND.
-    """
-    from hetplan.errors import InputError
-
-    words = words or []
-    if verb == "up":
-        (path,) = _take(verb, words, 1)
-        _up(Path(path), name, as_json=as_json)
-    elif verb == "down":
-        _take(verb, words, 0)
-        _down(name, every=every, as_json=as_json)
-    elif verb == "run":
-        _run(words, every=every, fail_fast=fail_fast, as_json=as_json)
-    elif verb == "show":
-        from hetplan.cli.emulate_show import show
-
-        show(words[0] if words else name, as_json=as_json)
-    elif verb == "measure":
-        from hetplan.cli.emulate_show import measure
-
-        (name,) = _take(verb, words, 1)
-        measure(name, as_json=as_json)
-    elif verb == "with":
-        path, *command = _take(verb, words, 2, more=True)
-        if host is not None and here:
-            raise InputError("--here and --host: give one")
-        _with(Path(path), name, command, host, here=here, fail_fast=fail_fast, as_json=as_json)
-    elif verb == "pace":
-        from hetplan.cli.emulate_pace import PaceRequest, write_pace
-
-        (path,) = _take(verb, words, 1)
-        request = PaceRequest(
-            cluster=Path(path),
-            model=model,
-            job=job,
-            predictor=predictor,
-            stores=tuple(store or ()),
-            slow_down=tuple(slow_down or ()),
-            headroom=headroom,
-            microbatch=microbatch,
-            tp=tp,
-            out=out,
-        )
-        write_pace(request, as_json=as_json)
-    else:
-        raise InputError(f"hetplan emulate {verb}: the verbs are {', '.join(VERBS)}")
-
-
-def _take(verb: str, words: Sequence[str], count: int, *, more: bool = False) -> Sequence[str]:
-    """The words, if there are as many as the verb takes."""
-    from hetplan.errors import InputError
-
-    if len(words) < count or (len(words) > count and not more):
-        raise InputError(f"hetplan emulate {verb}: write {verb} {VERBS[verb]}".rstrip())
-    return words
-
-
-def _load(path: Path, name: str | None) -> tuple[Cluster, str]:
-    from hetplan.cluster.load import load_cluster
-    from hetplan.emulation.values import check_name
-
-    cluster = load_cluster(path)
-    return cluster, check_name(cluster.name[:63] if name is None else name)
-
-
-def _up(path: Path, name: str | None, *, as_json: bool) -> None:
+@app.command()
+def up(cluster: ClusterFile, name: OtherName = None, as_json: AsJson = False) -> None:
+    """Bring a cluster up."""
     from hetplan.emulation.making import make
     from hetplan.emulation.values import SCHEMA
     from hetplan.files.encoding import encode
 
-    cluster, name = _load(path, name)
-    emulation = make(cluster, name=name, file=str(path))
+    spec, name = _load(cluster, name)
+    emulation = make(spec, name=name, file=str(cluster))
     for note in emulation.notes:
         say(f"note: {note}")
     if as_json:
@@ -179,7 +58,15 @@ def _up(path: Path, name: str | None, *, as_json: bool) -> None:
     )
 
 
-def _down(name: str | None, *, every: bool, as_json: bool) -> None:
+@app.command()
+def down(
+    name: Annotated[
+        str | None, typer.Option(help="Name of the emulation. Default: the only one.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Remove every emulation.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove an emulation, up or half made, and end what runs on its hosts."""
     from hetplan.emulation.making import remove, remove_every
     from hetplan.emulation.state import all_written
     from hetplan.errors import InputError
@@ -191,7 +78,6 @@ def _down(name: str | None, *, every: bool, as_json: bool) -> None:
         if len(names) > 1:
             raise InputError(f"which one? --name of {', '.join(names)}, or --all")
         name = names[0] if names else None
-        every = name is None
     removed = remove_every() if name is None else remove(name)
     if as_json:
         emit(json.dumps({"schema": DOWN_SCHEMA, "removed": list(removed)}, indent=2))
@@ -201,39 +87,98 @@ def _down(name: str | None, *, every: bool, as_json: bool) -> None:
         emit("there was nothing to remove" + ("" if name is None else f" of emulation {name}"))
 
 
-def _run(words: Sequence[str], *, every: bool, fail_fast: bool, as_json: bool) -> None:
+@app.command("list")
+def list_emulations(as_json: AsJson = False) -> None:
+    """List the emulations of this machine."""
+    from hetplan.emulation import state
+
+    emulations = state.all_written()
+    if as_json:
+        entries = [
+            {
+                "name": emulation.name,
+                "hosts": len(emulation.hosts),
+                "up": state.is_up(emulation.name),
+            }
+            for emulation in emulations
+        ]
+        emit(json.dumps({"schema": LIST_SCHEMA, "emulations": entries}, indent=2))
+        return
+    for emulation in emulations:
+        how = "up" if state.is_up(emulation.name) else "half made (hetplan emulate down removes it)"
+        emit(f"{emulation.name}: {len(emulation.hosts)} hosts, {how}")
+    if not emulations:
+        emit("no emulation on this machine")
+
+
+@app.command()
+def show(name: Name, as_json: AsJson = False) -> None:
+    """Show hosts, links, and the bytes that have crossed them."""
+    from hetplan.emulation.measuring import status_of
+    from hetplan.files.encoding import to_plain
+    from hetplan.reports.emulation import show_emulation
+
+    status = status_of(name)
+    if as_json:
+        plain = to_plain(status)
+        emit(json.dumps({"schema": SHOW_SCHEMA, **plain}, indent=2))  # type: ignore[dict-item]
+    else:
+        show_emulation(status)
+
+
+@app.command()
+def run(
+    name: Name,
+    host: Annotated[str, typer.Argument(help="Host of the emulation.")],
+    command: Command,
+) -> None:
+    """Run a command on one host, with its input, output and exit status."""
+    from hetplan.emulation.enter import become
     from hetplan.emulation.tools import require
-    from hetplan.errors import InputError
 
-    if not every:
-        name, host, *command = _take("run", words, 3, more=True)
-        if as_json:
-            raise InputError("--json goes with run --all; one host's command has the output alone")
-        from hetplan.emulation.enter import become
+    require()
+    sys.stdout.flush()
+    become(name, host, command)
 
-        require()
-        sys.stdout.flush()
-        become(name, host, command)
-    name, *command = _take("run", words, 2, more=True)
+
+@app.command("run-all")
+def run_all(
+    name: Name, command: Command, fail_fast: FailFast = False, as_json: AsJson = False
+) -> None:
+    """Run a command on every host at once."""
+    from hetplan.emulation.tools import require
+
     require()
     _finish(_on_all(name, command, fail_fast=fail_fast, as_json=as_json), as_json=as_json)
 
 
-def _with(
-    path: Path,
-    name: str | None,
-    command: Sequence[str],
-    host: str | None,
-    *,
-    here: bool,
-    fail_fast: bool,
-    as_json: bool,
+@app.command("with")
+def with_cluster(
+    cluster: ClusterFile,
+    command: Command,
+    name: OtherName = None,
+    host: Annotated[
+        str | None, typer.Option(help="Run the command on this host, not on every one.")
+    ] = None,
+    here: Annotated[
+        bool,
+        typer.Option(
+            "--here",
+            help="Run the command on this machine; HETPLAN_EMULATION names the emulation.",
+        ),
+    ] = False,
+    fail_fast: FailFast = False,
+    as_json: AsJson = False,
 ) -> None:
+    """Bring a cluster up, run a command on every host, and remove the cluster."""
     from hetplan.emulation.running import HostStatus, emulated, run_on_one
     from hetplan.emulation.values import HERE
+    from hetplan.errors import InputError
 
-    cluster, name = _load(path, name)
-    with emulated(cluster, name=name, file=str(path)) as emulation:
+    if host is not None and here:
+        raise InputError("--here and --host: give one")
+    spec, name = _load(cluster, name)
+    with emulated(spec, name=name, file=str(cluster)) as emulation:
         for note in emulation.notes:
             say(f"note: {note}")
         if here or host is not None:
@@ -245,6 +190,95 @@ def _with(
         else:
             statuses = _on_all(name, command, fail_fast=fail_fast, as_json=as_json)
     _finish(statuses, as_json=as_json and not here and host is None)
+
+
+@app.command()
+def measure(name: Name, as_json: AsJson = False) -> None:
+    """Measure every link and compare it with its figures."""
+    from hetplan.emulation import state
+    from hetplan.emulation.measuring import measure as measure_links
+    from hetplan.emulation.tools import require
+    from hetplan.files.encoding import to_plain
+    from hetplan.reports.emulation import show_links
+
+    emulation = state.read_up(name)
+    require()
+    links = measure_links(emulation)
+    if as_json:
+        plain = [to_plain(link) for link in links]
+        emit(json.dumps({"schema": MEASURE_SCHEMA, "links": plain}, indent=2))
+    else:
+        show_links(links)
+
+
+@app.command()
+def pace(
+    cluster: ClusterFile,
+    model: Annotated[Path, typer.Option(help="Model file.")],
+    job: Annotated[Path, typer.Option(help="Job file.")],
+    out: Annotated[Path | None, typer.Option(help="File to write.")] = None,
+    slow_down: Annotated[
+        list[str] | None,
+        typer.Option(help="KIND=FACTOR, for each kind. Default: the cluster file's peak rates."),
+    ] = None,
+    headroom: Annotated[
+        float | None,
+        typer.Option(
+            help="How many times slower than a core the fastest kind is. Default: so that all "
+            "ranks fit on this machine's cores."
+        ),
+    ] = None,
+    microbatch: Annotated[str | None, typer.Option(help="Microbatch sizes, as in 1,2,4,8.")] = None,
+    tp: Annotated[str | None, typer.Option(help="Tensor-parallel degrees, as in 1,2.")] = None,
+    predictor: PredictorFile = None,
+    store: Stores = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write how fast each device kind of a cluster computes, for `hetplan launch --pace`."""
+    from hetplan.cluster.load import load_cluster
+    from hetplan.emulation.pace import pace_of_cluster
+    from hetplan.errors import InputError
+    from hetplan.files.encoding import encode
+    from hetplan.files.writing import check_writable
+    from hetplan.job.load import load_job
+    from hetplan.model.load import load_model
+    from hetplan.profiling.pacing import SCHEMA, save_pace
+
+    if out is None and not as_json:
+        raise InputError("hetplan emulate pace needs --out FILE, or --json")
+    if out is not None:
+        check_writable(out)
+    factors, sizes, degrees = (
+        _factors(slow_down or ()),
+        _numbers("--microbatch", microbatch),
+        _numbers("--tp", tp),
+    )
+    inputs = load_cluster(cluster), load_model(model), load_job(job)
+    known, _ = read_predictor(predictor, store)
+    made = pace_of_cluster(
+        known,
+        *inputs,
+        slow_down=factors,
+        headroom=headroom,
+        microbatch_sizes=sizes,
+        tp_degrees=degrees,
+    )
+    if out is not None:
+        save_pace(made, out)
+        say(f"wrote {out}")
+    if as_json:
+        emit(encode(made, schema=SCHEMA))
+        return
+    for kind in made.kinds:
+        emit(f"{kind.device}: {kind.slow_down:.3g} times slower than a core of this machine")
+
+
+def _load(path: Path, name: str | None) -> tuple[Cluster, str]:
+    from hetplan.cluster.load import load_cluster
+    from hetplan.emulation.values import check_name
+
+    cluster = load_cluster(path)
+    return cluster, check_name(name or cluster.name)
 
 
 def _on_all(
@@ -263,12 +297,42 @@ def _on_all(
 
 def _finish(statuses: Sequence[HostStatus], *, as_json: bool) -> None:
     """The result, and the exit status of the first host whose command failed."""
-    failed = [each for each in statuses if each.status]
+    failed = [status for status in statuses if status.status]
     if as_json:
-        hosts = [{"host": each.host, "status": each.status} for each in statuses]
+        hosts = [{"host": status.host, "status": status.status} for status in statuses]
         emit(json.dumps({"schema": RUN_SCHEMA, "hosts": hosts}, indent=2))
     elif len(statuses) > 1:
-        for each in failed:
-            say(f"{each.host} ended with status {each.status}")
+        for status in failed:
+            say(f"{status.host} ended with status {status.status}")
     if failed:
         raise typer.Exit(failed[0].status)
+
+
+def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+    from hetplan.errors import InputError
+
+    if text is None:
+        return None
+    try:
+        numbers = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
+        raise InputError(f"{option} {text}: write whole numbers with commas, as in 1,2,4")
+    return numbers
+
+
+def _factors(texts: Sequence[str]) -> dict[str, float]:
+    from hetplan.errors import InputError
+
+    factors: dict[str, float] = {}
+    for text in texts:
+        kind, _, number = text.rpartition("=")
+        try:
+            factor = float(number)
+        except ValueError:
+            factor = 0.0
+        if not kind or not 0 < factor < 1e6:
+            raise InputError(f"--slow-down {text}: write KIND=FACTOR, as in my-card=2.5")
+        factors[kind] = factor
+    return factors

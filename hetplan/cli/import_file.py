@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetplan.cli.import_launch import launch
-from hetplan.cli.options import AsJson, PredictorFile, TargetName, emit, say
+from hetplan.cli.options import AsJson, emit, say
 from hetplan.files.writing import check_new, write_atomically
 
 if TYPE_CHECKING:

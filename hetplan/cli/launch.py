@@ -1,239 +1,366 @@
 """`hetplan launch`: train a plan and compare its step with the prediction.
 
-On this machine, or over the hosts of an emulation that is up on it (--emulation).
-
-With hetplan's own trainer, or with megatron-core (--target megatron-core); or check all hosts of a
-plan that will be started elsewhere (--check), or whether its device kinds compute the same
-(--check-numerics).
+`run` (also without its name: `hetplan launch PLAN`) trains on this machine or over the hosts of an
+emulation, `elastic` trains on through faults, `check-numerics` compares what device kinds compute.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import AsJson, emit, say
+from hetplan.cli.options import (
+    INTERRUPTED,
+    AsJson,
+    PredictorFile,
+    Stores,
+    emit,
+    read_predictor,
+    say,
+)
 
 if TYPE_CHECKING:
-    from hetplan.launchers.run_log import RunLog
-    from hetplan.runtime.checkpoints import CheckpointRequest
+    from hetplan.launchers.elastic import Grow, History, Rules
+    from hetplan.launchers.elastic_backend import HostBackend
+    from hetplan.launchers.local import LaunchSettings
+    from hetplan.launchers.run_log import LossCheck
+    from hetplan.profiling.pacing import Pace
     from hetplan.runtime.measured import StepRecord
+    from hetplan.runtime.training import CheckpointRequest
+    from hetplan.search.result import SearchResult
+
+_CHECKPOINTS, _ELASTIC, _LIMITS = "Checkpoints", "Elastic runs", "Limits"
+_SAMPLES_AT_A_TIME = 8
+"""Of the one process that an elastic run's losses are compared with; its plans have several."""
+
+PlanFile = Annotated[Path, typer.Argument(help="Plan file that `hetplan plan` wrote.")]
+Steps = Annotated[int, typer.Option(help="Steps of the whole training.")]
+PaceFile = Annotated[
+    Path | None,
+    typer.Option(help="Pace file: play slower device kinds on this machine's cores."),
+]
+RunLogFile = Annotated[
+    Path | None, typer.Option(help="File to which the run is added, one line of JSON per run.")
+]
+CheckLoss = Annotated[
+    bool, typer.Option("--check-loss", help="Also train in one process and compare the losses.")
+]
+EmulationName = Annotated[
+    str,
+    typer.Option(
+        help="Name of an emulation that is up (hetplan emulate up): each rank runs on its host "
+        "that holds the rank's device."
+    ),
+]
+Save = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for checkpoints; one is saved when the run ends.",
+        rich_help_panel=_CHECKPOINTS,
+    ),
+]
+SaveEvery = Annotated[
+    int,
+    typer.Option(
+        min=0, help="Steps from one checkpoint to the next.", rich_help_panel=_CHECKPOINTS
+    ),
+]
+Load = Annotated[
+    Path | None,
+    typer.Option(
+        help="Resume from this checkpoint, or from the last one of a --save folder, under this "
+        "plan; --steps counts the steps that are done.",
+        rich_help_panel=_CHECKPOINTS,
+    ),
+]
+Keep = Annotated[
+    int,
+    typer.Option(min=0, help="Checkpoints that stay; 0: all.", rich_help_panel=_CHECKPOINTS),
+]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        help="Seconds without a finished step after which the run is ended.",
+        rich_help_panel=_LIMITS,
+    ),
+]
+Stall = Annotated[
+    float | None,
+    typer.Option(
+        help="Seconds without a finished operation of any rank after which the run is ended. "
+        "Default: 10, or 5 times the longest operation that is predicted, or was seen so far.",
+        rich_help_panel=_LIMITS,
+    ),
+]
+MaxRanks = Annotated[
+    int, typer.Option(help="Maximum number of processes.", rich_help_panel=_LIMITS)
+]
+Warmup = Annotated[
+    int, typer.Option(help="First steps that are left out of the measured median.", hidden=True)
+]
+LogFolder = Annotated[Path | None, typer.Option(help="Folder for the logs of all ranks.")]
 
 
-def launch(
-    plan: Annotated[Path, typer.Argument(help="Plan file that `hetplan plan` wrote.")],
-    target: Annotated[
-        str,
-        typer.Option(
-            help="Trainer: native (hetplan's own, plans for target native) or megatron-core."
-        ),
-    ] = "native",
-    steps: Annotated[int, typer.Option(help="Steps to train.")] = 20,
-    warmup: Annotated[
-        int, typer.Option(help="First steps that are left out of the measured median.")
-    ] = 1,
-    pace: Annotated[
-        Path | None,
-        typer.Option(help="Pace file: play slower device kinds on this machine's cores."),
-    ] = None,
-    run_log: Annotated[
-        Path | None, typer.Option(help="File to which the run is added, one line of JSON per run.")
-    ] = None,
-    log_folder: Annotated[
-        Path | None, typer.Option(help="Folder for the logs of all ranks.")
-    ] = None,
-    check_loss: Annotated[
-        bool,
-        typer.Option("--check-loss", help="Also train in one process and compare the losses."),
-    ] = False,
-    emulation: Annotated[
-        str,
-        typer.Option(
-            help="Name of an emulation that is up (hetplan emulate up): each rank runs on its host "
-            "that holds the rank's device."
-        ),
-    ] = "",
-    save: Annotated[
-        Path | None,
-        typer.Option(help="Folder for checkpoints; one is saved when the run ends."),
-    ] = None,
-    save_every: Annotated[
-        int, typer.Option(min=0, help="With --save: steps from one checkpoint to the next.")
-    ] = 0,
-    load: Annotated[
-        Path | None,
-        typer.Option(
-            help="Go on from this checkpoint, or from the last one of a --save folder, under this "
-            "plan; --steps counts those that are done."
-        ),
-    ] = None,
-    keep: Annotated[
-        int | None,
-        typer.Option(min=0, help="With --save: checkpoints that stay, by default 2; 0: all."),
-    ] = None,
-    elastic: Annotated[
-        bool,
-        typer.Option(
-            "--elastic",
-            help="Train on through faults from the last checkpoint of --save, planned again for "
-            "the hosts of --emulation that are left, and for those that come back.",
-        ),
-    ] = False,
-    max_restarts: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="With --elastic: restarts in a row without a new checkpoint; 3 by default."
-        ),
-    ] = None,
-    grow: Annotated[
-        str | None,
-        typer.Option(
-            help="With --elastic: leave a run for hosts that came back when it is worth it "
-            "(default), always, or never."
-        ),
-    ] = None,
-    wait_for_hosts: Annotated[
-        float | None,
-        typer.Option(
-            help="With --elastic: seconds that hosts are waited for where no plan fits those that "
-            "are left; 0 by default."
-        ),
-    ] = None,
-    replan_seconds: Annotated[
-        float | None,
-        typer.Option(help="With --elastic: longest search for another plan; 10 by default."),
-    ] = None,
-    predictor: Annotated[
-        Path | None,
-        typer.Option(help="With --elastic: predictor that the plan was made with; skips the fit."),
-    ] = None,
-    store: Annotated[
-        list[Path] | None,
-        typer.Option(help="With --elastic: profile store, as `hetplan plan` takes it."),
-    ] = None,
-    max_ranks: Annotated[int, typer.Option(help="Most processes to start.")] = 16,
-    timeout: Annotated[
-        float,
-        typer.Option(help="Seconds without a finished step after which the run is ended."),
-    ] = 300.0,
-    stall: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds without a finished operation of any rank after which the run is ended. "
-            "Left out: 10, or 5 times the longest operation that is predicted, or was seen so far."
-        ),
-    ] = None,
-    check_numerics: Annotated[
-        bool,
-        typer.Option(
-            "--check-numerics",
-            help="Train nothing: compare what the plan's device kinds compute with float64 and "
-            "with each other.",
-        ),
-    ] = False,
-    numerics_out: Annotated[
-        Path | None,
-        typer.Option(help="With --check-numerics: file for the answers of this machine's kinds."),
-    ] = None,
-    numerics_with: Annotated[
-        list[Path] | None,
-        typer.Option(help="With --check-numerics: answers of another machine; can be repeated."),
-    ] = None,
-    numerics_tokens: Annotated[
-        int | None,
-        typer.Option(
-            help="With --check-numerics: tokens that are computed. Left out: a microbatch, or as "
-            "many as a float64 reference takes a few minutes for."
-        ),
-    ] = None,
+GrowWhen = Annotated[
+    str,
+    typer.Option(
+        help="Leave a run for hosts that came back: worth (when it pays), always or never.",
+        rich_help_panel=_ELASTIC,
+    ),
+]
+MaxRestarts = Annotated[
+    int,
+    typer.Option(
+        min=0, help="Restarts in a row without a new checkpoint.", rich_help_panel=_ELASTIC
+    ),
+]
+WaitForHosts = Annotated[
+    float,
+    typer.Option(
+        help="Seconds to wait for hosts where no plan fits those that are left.",
+        rich_help_panel=_ELASTIC,
+    ),
+]
+ReplanSeconds = Annotated[
+    float, typer.Option(help="Time limit of a search for another plan.", hidden=True)
+]
+# Shown by `run`, hidden by `elastic`.
+HiddenStall = Annotated[float | None, typer.Option("--stall", hidden=True)]
+HiddenKeep = Annotated[int, typer.Option("--keep", min=0, hidden=True)]
+HiddenMaxRanks = Annotated[int, typer.Option("--max-ranks", hidden=True)]
+HiddenLogFolder = Annotated[Path | None, typer.Option("--log-folder", hidden=True)]
+
+
+DEFAULT_COMMAND = "run"
+"""What `hetplan launch PLAN` is."""
+
+app = typer.Typer(
+    help="Train a plan, one process per rank, and compare the measured with the predicted step. "
+    "`hetplan launch PLAN` is `hetplan launch run PLAN`.",
+    no_args_is_help=True,
+)
+
+
+@app.command()
+def run(
+    plan: PlanFile,
+    steps: Steps = 20,
+    pace: PaceFile = None,
+    run_log: RunLogFile = None,
+    check_loss: CheckLoss = False,
+    emulation: EmulationName = "",
+    save: Save = None,
+    save_every: SaveEvery = 0,
+    load: Load = None,
+    keep: Keep = 2,
+    timeout: Timeout = 300.0,
+    stall: Stall = None,
+    max_ranks: MaxRanks = 16,
+    log_folder: LogFolder = None,
+    warmup: Warmup = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Train a plan on this machine, one process per rank, and compare measured with predicted."""
-    from hetplan.errors import InputError, LaunchError
-
-    if emulation and (check_numerics or target != "native"):
-        raise InputError("--emulation trains with hetplan's own trainer; leave it or the check out")
-    if elastic:
-        if check_numerics or target != "native":
-            raise InputError("--elastic trains with hetplan's own trainer; leave it or that out")
-        from hetplan.cli.launch_elastic import ElasticRequest, launch_elastic
-
-        return launch_elastic(
-            ElasticRequest(
-                plan=plan,
-                steps=steps,
-                warmup=warmup,
-                pace=pace,
-                save=save,
-                save_every=save_every,
-                load=load,
-                keep=keep,
-                run_log=run_log,
-                log_folder=log_folder,
-                check_loss=check_loss,
-                max_ranks=max_ranks,
-                timeout=timeout,
-                stall=stall,
-                emulation=emulation,
-                max_restarts=max_restarts,
-                grow=grow,
-                wait_for_hosts=wait_for_hosts,
-                replan_seconds=replan_seconds,
-                predictor=predictor,
-                store=store,
-                as_json=as_json,
-            )
-        )
-    if any(each is not None for each in (max_restarts, grow, wait_for_hosts, replan_seconds)) or (
-        predictor is not None or store
-    ):
-        raise InputError(
-            "--max-restarts, --grow, --wait-for-hosts, --replan-seconds, --predictor and --store "
-            "belong to --elastic; add it"
-        )
-    if check_numerics:
-        from hetplan.cli.launch_numerics import check_numerics as compare_kinds
-
-        return compare_kinds(
-            plan,
-            pace=pace,
-            tokens=numerics_tokens,
-            out=numerics_out,
-            others=numerics_with or (),
-            as_json=as_json,
-        )
-    if numerics_out is not None or numerics_with or numerics_tokens is not None:
-        raise InputError("--numerics-out, -with and -tokens belong to --check-numerics; add it")
-    from hetplan.cli.launch_checkpoints import asked_checkpoints
-    from hetplan.cli.launch_show import loss_line, show_run
+    """Train a plan on this machine, or over the hosts of an emulation that is up on it."""
+    from hetplan.errors import LaunchError
     from hetplan.files.writing import check_writable
+    from hetplan.launchers import local
+    from hetplan.launchers.local import LaunchSettings
     from hetplan.launchers.run_log import append_run, run_line
-    from hetplan.model.layer_units import own_numerics_remark
-    from hetplan.search.files import load_legal_plan
-    from hetplan.units import format_seconds
+    from hetplan.reports.launch import loss_line, show_run
 
-    result = load_legal_plan(plan)
+    settings = LaunchSettings(
+        steps=steps,
+        warmup_steps=warmup,
+        pace=_pace(pace),
+        log_folder=log_folder,
+        max_ranks=max_ranks,
+        timeout_seconds=timeout,
+        stall_seconds=stall,
+        check_loss=check_loss,
+        emulation=emulation,
+        checkpoints=_checkpoints(save, save_every, load, keep),
+    )
+    result = _plan_to_train(plan)
     if run_log is not None:
         check_writable(run_log)
-    remark = own_numerics_remark(result.inputs.model) if target == "native" else ""
-    if remark:
-        say(f"note: {remark}")
-
-    checkpoints = asked_checkpoints(
-        result,
-        target=target,
-        steps=steps,
-        save=save,
-        save_every=save_every,
-        load=load,
-        keep=keep,
-    )
     if emulation and pace is None:
         say("note: without --pace every device computes as fast as a core of this machine")
+    done = local.launch(result, settings, on_step=_step_line(steps), tell=say)
+    if run_log is not None:
+        append_run(run_log, done)
+    if as_json:
+        emit(run_line(done))
+    else:
+        show_run(done)
+    if done.loss_check is not None and not done.loss_check.equal:
+        raise LaunchError(loss_line(done.loss_check))
+
+
+@app.command()
+def elastic(
+    plan: PlanFile,
+    save: Annotated[Path, typer.Option(help="Folder for checkpoints.")],
+    save_every: SaveEvery,
+    steps: Steps = 20,
+    emulation: EmulationName = "",
+    pace: PaceFile = None,
+    run_log: RunLogFile = None,
+    check_loss: CheckLoss = False,
+    load: Load = None,
+    grow: GrowWhen = "worth",
+    max_restarts: MaxRestarts = 3,
+    wait_for_hosts: WaitForHosts = 0.0,
+    replan_seconds: ReplanSeconds = 10.0,
+    predictor: PredictorFile = None,
+    store: Stores = None,
+    timeout: Timeout = 300.0,
+    stall: HiddenStall = None,
+    keep: HiddenKeep = 2,
+    max_ranks: HiddenMaxRanks = 16,
+    log_folder: HiddenLogFolder = None,
+    warmup: Warmup = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Train on through faults: from the last checkpoint, planned again for the hosts of
+    --emulation that are left, and for those that come back.
+    """
+    from hetplan.files.writing import check_writable
+    from hetplan.launchers.elastic import Rules
+    from hetplan.launchers.elastic_backend import HostBackend, elastic_settings, replanner_for
+    from hetplan.launchers.local import LaunchSettings
+
+    rules = Rules(max_restarts=max_restarts, grow=_grow(grow), wait_seconds=wait_for_hosts)
+    settings = LaunchSettings(
+        steps=steps,
+        warmup_steps=warmup,
+        pace=_pace(pace),
+        log_folder=log_folder,
+        max_ranks=max_ranks,
+        timeout_seconds=timeout,
+        stall_seconds=stall,
+        check_loss=check_loss,
+        emulation=emulation,
+        checkpoints=_checkpoints(save, save_every, load, keep),
+    )
+    given = _plan_to_train(plan)
+    if run_log is not None:
+        check_writable(run_log)
+    settings, notes = elastic_settings(given, settings)
+    for note in notes:
+        say(note)
+    replanner = None
+    if emulation:
+        known, digest = read_predictor(predictor, store)
+        replanner = replanner_for(given, known, digest, limit_seconds=replan_seconds)
+    backend = HostBackend(
+        given,
+        settings,
+        run_log=run_log,
+        replanner=replanner,
+        on_step=_step_line(steps),
+        tell=say,
+    )
+    _train_elastically(given, settings, rules, backend, as_json=as_json)
+
+
+@app.command("check-numerics")
+def check_numerics(
+    plan: PlanFile,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the results of this machine's kinds.")
+    ] = None,
+    other: Annotated[
+        list[Path] | None,
+        typer.Option("--with", help="Results of another machine; can be repeated."),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens to compute. Default: a microbatch, or as many as the float64 reference "
+            "computes in a few minutes."
+        ),
+    ] = None,
+    pace: PaceFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare what a plan's device kinds compute with float64 and with each other."""
+    from hetplan.errors import LaunchError
+    from hetplan.files.encoding import encode
+    from hetplan.files.writing import check_writable
+    from hetplan.launchers.numerics import SCHEMA, save_numerics
+    from hetplan.launchers.numerics_work import check_plan_numerics
+    from hetplan.reports.numerics import show_numerics
+    from hetplan.search.files import load_legal_plan
+
+    result = load_legal_plan(plan)
+    if out is not None:
+        check_writable(out)
+    played = _pace(pace)
+    paced = () if played is None else tuple(kind.device for kind in played.kinds)
+    check = check_plan_numerics(result, tokens=tokens, paced=paced, others=other or (), tell=say)
+    if out is not None:
+        save_numerics(check.own, out)
+    if as_json:
+        emit(encode(check.all, schema=SCHEMA).rstrip("\n"))
+    else:
+        show_numerics(check.all, passed=not check.faults and not check.missing_kinds)
+    if check.faults:
+        lines = "\n".join(check.faults)
+        raise LaunchError(f"these kinds must not be mixed:\n{lines}")
+    if check.missing_kinds:
+        line = (
+            f"no results of {', '.join(check.missing_kinds)}: run this with --out FILE where they "
+            "are, then here with --with FILE"
+        )
+        if out is None:
+            raise LaunchError(line)
+        say(line)
+
+
+def _checkpoints(
+    save: Path | None, save_every: int, load: Path | None, keep: int
+) -> CheckpointRequest:
+    from hetplan.runtime.training import CheckpointRequest
+
+    return CheckpointRequest(
+        save="" if save is None else str(save),
+        save_every=save_every,
+        load="" if load is None else str(load),
+        keep=keep,
+    )
+
+
+def _pace(path: Path | None) -> Pace | None:
+    from hetplan.profiling.pacing import load_pace
+
+    return None if path is None else load_pace(path)
+
+
+def _plan_to_train(plan: Path) -> SearchResult:
+    from hetplan.model.layer_units import own_numerics_remark
+    from hetplan.search.files import load_legal_plan
+
+    result = load_legal_plan(plan)
+    remark = own_numerics_remark(result.inputs.model)
+    if remark:
+        say(f"note: {remark}")
+    return result
+
+
+def _grow(text: str) -> Grow:
+    from hetplan.errors import InputError
+    from hetplan.launchers.elastic import Grow
+
+    if text not in tuple(Grow):
+        raise InputError(f"--grow {text}: it is one of {', '.join(Grow)}")
+    return Grow(text)
+
+
+def _step_line(steps: int) -> Callable[[StepRecord], None]:
+    from hetplan.units import format_seconds
 
     def tell(record: StepRecord) -> None:
         say(
@@ -241,59 +368,57 @@ def launch(
             f"{format_seconds(record.seconds)}"
         )
 
-    run = _runner(target, pace, emulation, checkpoints, stall)(
-        result,
-        steps=steps,
-        warmup_steps=warmup,
-        out=log_folder,
-        max_ranks=max_ranks,
-        timeout_seconds=timeout,
-        check_loss=check_loss,
-        on_step=tell,
-    )
-    if run_log is not None:
-        append_run(run_log, run)
+    return tell
+
+
+def _train_elastically(
+    given: SearchResult,
+    settings: LaunchSettings,
+    rules: Rules,
+    backend: HostBackend,
+    *,
+    as_json: bool,
+) -> None:
+    """Train to the last step over as many phases as it takes, and show them all."""
+    from hetplan.errors import LaunchError
+    from hetplan.launchers.elastic import ElasticRun
+    from hetplan.launchers.local import check_losses
+    from hetplan.reports.launch import loss_line
+
+    elastic_run = ElasticRun(backend, rules, total_steps=settings.steps)
+    try:
+        elastic_run.train()
+    except KeyboardInterrupt:
+        _show_history(elastic_run.history, None, as_json=as_json)
+        say(
+            f"interrupted; {backend.where_to_resume()}; the logs of all ranks are in {backend.logs}"
+        )
+        raise typer.Exit(INTERRUPTED) from None
+    except LaunchError as error:
+        _show_history(elastic_run.history, None, as_json=as_json)
+        raise LaunchError(
+            f"{error}\n{backend.where_to_resume()}\nthe logs of all ranks are in {backend.logs}"
+        ) from error
+    except BaseException:
+        backend.remove_logs()
+        raise
+    backend.remove_logs()
+    loss_check = None
+    if settings.check_loss:
+        model, job = given.inputs.model, given.inputs.job
+        size = min(_SAMPLES_AT_A_TIME, job.global_batch_size)
+        loss_check = check_losses(model, job, elastic_run.history.steps, microbatch_size=size)
+    _show_history(elastic_run.history, loss_check, as_json=as_json)
+    if loss_check is not None and not loss_check.equal:
+        raise LaunchError(loss_line(loss_check))
+
+
+def _show_history(history: History, loss_check: LossCheck | None, *, as_json: bool) -> None:
     if as_json:
-        emit(run_line(run))
-    else:
-        show_run(run)
-    if run.loss_check is not None and not run.loss_check.equal:
-        raise LaunchError(loss_line(run.loss_check))
+        from hetplan.launchers.elastic_backend import report_text
 
+        emit(report_text(history, loss_check))
+        return
+    from hetplan.reports.launch import show_history
 
-def _runner(
-    target: str,
-    pace: Path | None,
-    emulation: str,
-    checkpoints: CheckpointRequest,
-    stall: float | None,
-) -> Callable[..., RunLog]:
-    """The launcher of this trainer."""
-    from hetplan.errors import InputError
-
-    if target == "native":
-        from hetplan.launchers import local
-        from hetplan.profiling.pacing import load_pace
-
-        return partial(
-            local.launch,
-            pace=load_pace(pace) if pace is not None else None,
-            emulation=emulation,
-            checkpoints=checkpoints,
-            stall_seconds=stall,
-        )
-    if target != "megatron-core":
-        raise InputError(f"--target {target}: hetplan launches native and megatron-core")
-    if pace is not None:
-        raise InputError(
-            "--pace plays device kinds with hetplan's own layers; leave it out with --target "
-            "megatron-core"
-        )
-    if stall is not None:
-        raise InputError(
-            "--stall is for hetplan's own trainer, which says what it does; use --timeout with "
-            "--target megatron-core"
-        )
-    from hetplan.launchers import megatron_core
-
-    return megatron_core.launch_with_core
+    show_history(history, loss_check)

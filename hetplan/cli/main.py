@@ -125,9 +125,8 @@ ENTRIES = (
     Entry(name="estimate", panel=PLAN, help="Price a layout or a plan without a search."),
     Entry(name="explain", panel=PLAN, help="Show what limits a plan and what would help."),
     Entry(name="emit", panel=TRAIN, help="Write the files that start a plan under a trainer."),
-    Entry(name="launch", panel=TRAIN, help="Train a plan on this machine."),
+    Entry(name="launch", panel=TRAIN, help="Train a plan with the reference trainer."),
     Entry(name="compare", panel=TRAIN, help="Compare the logs of a run with its plan."),
-    Entry(name="convert", panel=TRAIN, help="Convert weights."),
     Entry(name="emulate", panel=TRAIN, help="Emulate a cluster on this Linux machine."),
     Entry(name="demo", panel=TRAIN, help="Run the whole loop on this machine."),
 )

@@ -410,13 +410,13 @@ def _measurement(kind: str, result: SearchResult) -> str:
         count = devices_of(result)
         if device == CPU_KIND and count > 1:
             return (
-                f"torchrun --standalone --nproc-per-node {count} -m hetplan profile layers --device cpu "
-                "--model MODEL --job JOB --again on all cores that train, because they slow each "
-                "other, then hetplan fit"
+                f"torchrun --standalone --nproc-per-node {count} -m hetplan profile layers "
+                "--device cpu --model MODEL --job JOB --again on all cores that train, because "
+                "they slow each other, then hetplan fit"
             )
         return (
-            f"hetplan profile layers --model MODEL --job JOB --again on a free {device}, then hetplan fit "
-            "(`hetplan profile list` shows what there is)"
+            "hetplan profile layers --model MODEL --job JOB --again on a free "
+            f"{device}, then hetplan fit (`hetplan profile list` shows what there is)"
         )
     if kind == "rest":
         return (

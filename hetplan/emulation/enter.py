@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from hetplan.emulation import locks, namespaces
+from hetplan.emulation import namespaces, state
 from hetplan.emulation.values import (
     CONTROL_HOST,
     CONTROL_INTERFACE,
@@ -41,9 +41,9 @@ def become(name: str, host: str, command: Sequence[str]) -> NoReturn:
     command cannot be started.
     """
     # Shared: while the emulation is being removed nobody enters.
-    with locks.locked(name, shared=True):
-        locks.check_up(name)
-        folder = locks.folder_of(name)
+    with state.locked(name, shared=True):
+        state.check_up(name)
+        folder = state.folder_of(name)
         places = json.loads((folder / "places.json").read_text(encoding="utf-8"))
         if host not in places:
             have = ", ".join(place for place in places if place != HERE)

@@ -1,8 +1,8 @@
-"""Who removes an emulation when the process that uses it is killed?
+"""Removes an emulation when the process that uses it is killed.
 
 The program `guard NAME` (`hetplan.emulation.tools.program`) reads its stdin until the process that
-holds the other end ends. Where that did not say that it has removed the emulation itself, this
-process does.
+holds the other end ends. If that process has not reported that it removed the
+emulation itself, this one does.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def main(arguments: list[str]) -> None:
     """As the module says."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    said = b""
+    message = b""
     while data := os.read(0, 16):
-        said += data
-    if OWNED in said and REMOVED not in said:
+        message += data
+    if OWNED in message and REMOVED not in message:
         making.remove(arguments[0])

@@ -20,8 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from hetplan.cluster.spec import Cluster
-from hetplan.emulation import locks, namespaces, recipe, state
-from hetplan.emulation.addresses import choose_network, machine_prefixes, taken_networks
+from hetplan.emulation import namespaces, recipe, state
 from hetplan.emulation.layout import lay_out
 from hetplan.emulation.relay import COUNTERS_PER_LINE
 from hetplan.emulation.tools import batch, program, require
@@ -47,14 +46,15 @@ def make(
     cannot be emulated, or the name is taken; what an interrupted attempt left is removed first.
     After any failure nothing is left. `on_step` is called between steps; it may raise.
     """
-    lay_out(cluster, name=name, network=0, file=file)  # its faults come before those of the machine
+    # Its faults come before those of the machine.
+    emulation = lay_out(cluster, name=name, file=file)
     require()
     tell = on_step or (lambda step: None)
     with (
         _interrupts_between_steps() as check,
-        locks.locked(name, create=True, while_waiting=check) as lock,
+        state.locked(name, create=True, while_waiting=check) as lock,
     ):
-        if locks.is_up(name):
+        if state.is_up(name):
             raise InputError(
                 f"emulation {name} is up already; remove it (`hetplan emulate down --name {name}`) "
                 "or give another --name"
@@ -67,10 +67,6 @@ def make(
         try:
             step("folder")
             _remove_made(key_of(name), lock)  # of an interrupted attempt
-            taken = taken_networks(machine_prefixes())
-            others = {other.network for other in state.all_written() if other.name != name}
-            network = choose_network(key_of(name), taken | others)
-            emulation = lay_out(cluster, name=name, network=network, file=file)
             _build(emulation, lock, step)
         except BaseException:
             _remove_all(key_of(name), lock)
@@ -79,7 +75,7 @@ def make(
 
 
 def _build(emulation: Emulation, lock: int, step: OnStep) -> None:
-    folder = locks.folder_of(emulation.name)
+    folder = state.folder_of(emulation.name)
     _write(emulation, folder)
     step("written")
     batch("ip", recipe.namespace_lines(emulation), lock=lock)
@@ -148,8 +144,8 @@ def _start_relay(emulation: Emulation, folder: Path, lock: int) -> None:
     if ready != b"ready\n":
         relay.kill()
         relay.wait()
-        said = " ".join(log.read_text(errors="replace").split()[-40:])
-        raise HetplanError(f"the relay of the links between regions did not start: {said}")
+        output = " ".join(log.read_text(errors="replace").split()[-40:])
+        raise HetplanError(f"the relay of the links between regions did not start: {output}")
     # It outlives this process; Popen would complain of a child that nobody waited for.
     relay.returncode = 0
 
@@ -199,7 +195,7 @@ def remove(name: str) -> tuple[str, ...]:
     require()
     with (
         _interrupts_between_steps() as check,
-        locks.locked(name, create=True, while_waiting=check) as lock,
+        state.locked(name, create=True, while_waiting=check) as lock,
     ):
         return _remove_all(key_of(name), lock)
 
@@ -211,13 +207,13 @@ def remove_every() -> tuple[str, ...]:
     for name in [emulation.name for emulation in state.all_written()]:
         removed += remove(name)
     for key in sorted(set(state.written_keys()) | keys_of_namespaces()):
-        with _interrupts_between_steps(), locks.locked_key(key) as lock:
+        with _interrupts_between_steps(), state.locked_key(key) as lock:
             removed += _remove_all(key, lock)
     return tuple(removed)
 
 
 def keys_of_namespaces() -> set[str]:
-    """Keys of the emulations of which there is a namespace."""
+    """Keys of the emulations that have a namespace."""
     return {
         name.removeprefix(NAMESPACE_PREFIX).partition("-")[0]
         for name in namespaces.names()
@@ -227,7 +223,7 @@ def keys_of_namespaces() -> set[str]:
 
 def _remove_all(key: str, lock: int) -> tuple[str, ...]:
     removed = _remove_made(key, lock)
-    state.remove_folder(locks.FOLDER / key)
+    state.remove_folder(state.FOLDER / key)
     return removed
 
 
@@ -238,8 +234,8 @@ def _remove_made(key: str, lock: int) -> tuple[str, ...]:
     and are looked for again when nobody can enter any more. The open files keep the numbers of
     the namespaces from being given to others meanwhile.
     """
-    found = [name for name in namespaces.names() if name.startswith(f"{NAMESPACE_PREFIX}{key}-")]
-    handles = [os.open(namespaces.path_of(name), os.O_RDONLY | os.O_CLOEXEC) for name in found]
+    names = [name for name in namespaces.names() if name.startswith(f"{NAMESPACE_PREFIX}{key}-")]
+    handles = [os.open(namespaces.path_of(name), os.O_RDONLY | os.O_CLOEXEC) for name in names]
     try:
         inodes = frozenset(os.fstat(handle).st_ino for handle in handles)
         # A name whose making was interrupted before its mount is an empty file of /run's own.
@@ -247,12 +243,12 @@ def _remove_made(key: str, lock: int) -> tuple[str, ...]:
         if namespaces.is_in(os.getpid(), inodes):
             raise InputError("this is a host of the emulation; remove it from outside")
         _end(inodes, GRACE_SECONDS)
-        batch("ip", [f"netns delete {name}" for name in found], lock=lock)
+        batch("ip", [f"netns delete {name}" for name in names], lock=lock)
         _end(inodes, 0.0)
     finally:
         for handle in handles:
             os.close(handle)
-    return tuple(found)
+    return tuple(names)
 
 
 def _end(inodes: frozenset[int], grace_seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What is in a network namespace, and how does a process get into one?
+"""Network namespaces: what is in them, and how a process gets into one.
 
 Linux only; the system calls that Python 3.11 does not have go through the C library
 (`setns`, `unshare`, `mount`, `prctl`: their manual pages, section 2).
@@ -31,7 +31,7 @@ def _call(function: str, *arguments: object) -> None:
 
 
 def path_of(namespace: str) -> Path:
-    """The file that stands for the namespace of this name."""
+    """The file of the namespace of this name."""
     return FOLDER / namespace
 
 
@@ -96,8 +96,8 @@ def inside(namespace: str, function: Callable[[], None]) -> None:
 
 def processes_in(inodes: Collection[int]) -> tuple[int, ...]:
     """Processes that have a thread in one of the network namespaces of these inode numbers."""
-    found = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
-    return tuple(process for process in found if is_in(process, inodes))
+    processes = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+    return tuple(number for number in processes if is_in(number, inodes))
 
 
 def is_in(process: int, inodes: Collection[int]) -> bool:
@@ -113,7 +113,7 @@ def end_processes(
     inodes: Collection[int], *, grace_seconds: float, limit_seconds: float
 ) -> tuple[int, ...]:
     """End every process in these namespaces: asked first, then forced. Those that are left."""
-    asked: set[int] = set()
+    signalled: set[int] = set()
     began = time.monotonic()
     while left := processes_in(inodes):
         now = time.monotonic() - began
@@ -122,10 +122,10 @@ def end_processes(
         handles = []
         for process in left:
             force = now > grace_seconds
-            if force or process not in asked:
+            if force or process not in signalled:
                 number = signal.SIGKILL if force else signal.SIGTERM
                 _signal_if_inside(process, inodes, number)
-                asked.add(process)
+                signalled.add(process)
             with suppress(OSError):
                 handles.append(os.pidfd_open(process))
         _wait_for_one(handles, seconds=0.1)

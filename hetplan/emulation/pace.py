@@ -1,4 +1,4 @@
-"""How fast does each device kind of an emulated cluster compute?
+"""How fast each device kind of an emulated cluster computes.
 
 A pace file (`hetplan.profiling.pacing`) makes a CPU core take a device's time. The fastest kind is
 `headroom` times slower than one core of this machine alone, so that all ranks of all hosts find
@@ -8,6 +8,7 @@ by a factor that the user gives.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from itertools import product
 
@@ -20,6 +21,8 @@ from hetplan.model.spec import TRAINED_KINDS, ModelSpec
 from hetplan.predict.predictor import Predictor
 from hetplan.profiling.pacing import Pace, PacedKind, PaceEntry
 
+MAX_MICROBATCH = 8
+"""Largest microbatch size without --microbatch, as `hetplan demo` has it."""
 BUSY_SHARE = 0.45
 """Of the cores' time that all ranks together compute in, as `hetplan demo` has it (0.93 of two
 cores): the rest is for the links, the launcher and hiccups."""
@@ -64,6 +67,45 @@ def least_headroom(cluster: Cluster, factors: Mapping[str, float], cores: int) -
         island.num_usable_devices / factors[island.device.kind] for island in cluster.islands
     )
     return max(1.0, wanted / (BUSY_SHARE * cores))
+
+
+def pace_of_cluster(
+    predictor: Predictor,
+    cluster: Cluster,
+    model: ModelSpec,
+    job: Job,
+    *,
+    slow_down: Mapping[str, float] | None = None,
+    headroom: float | None = None,
+    microbatch_sizes: Sequence[int] | None = None,
+    tp_degrees: Sequence[int] | None = None,
+) -> Pace:
+    """The pace of every kind of a cluster.
+
+    Left out are: `slow_down`, the cluster file's peak rates; `headroom`, so that all ranks fit on
+    this machine's cores; microbatch sizes and degrees, the powers of two up to `MAX_MICROBATCH` and
+    to the devices of a node.
+    """
+    factors = slow_downs(cluster, job.precision.value, slow_down or {})
+    if headroom is None:
+        headroom = least_headroom(cluster, factors, os.cpu_count() or 1)
+    if not 1 <= headroom < 1e6:
+        raise InputError(f"--headroom {headroom:g}: it is at least 1, a core's own speed")
+    max_tp = max(island.devices_per_node for island in cluster.islands)
+    return make_pace(
+        predictor,
+        model,
+        job,
+        factors=factors,
+        headroom=headroom,
+        microbatch_sizes=microbatch_sizes
+        or _powers_of_two(min(MAX_MICROBATCH, job.global_batch_size)),
+        tp_degrees=tp_degrees or _powers_of_two(max_tp),
+    )
+
+
+def _powers_of_two(limit: int) -> tuple[int, ...]:
+    return tuple(2**power for power in range(limit.bit_length()))
 
 
 def make_pace(

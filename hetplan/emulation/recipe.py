@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hetplan.emulation.figures import MIN_BUFFER_BYTES
+from hetplan.emulation.layout import MIN_BUFFER_BYTES
 from hetplan.emulation.values import (
     CONTROL_HOST,
     CONTROL_INTERFACE,

@@ -34,28 +34,28 @@ def missing() -> tuple[str, ...]:
     """What this machine or user lacks, each with what to do; empty: an emulation can be made."""
     if sys.platform != "linux":
         return (f"network namespaces are Linux's; this is {sys.platform}: use a Linux machine",)
-    found = []
+    lines = []
     if os.geteuid() != 0:
-        found.append("root is needed to make network namespaces: run the command with sudo")
+        lines.append("root is needed to make network namespaces: run the command with sudo")
     elif not _has_capabilities():
-        found.append(
+        lines.append(
             "this root may not administer networks (a container?): give it the capabilities "
             "NET_ADMIN and SYS_ADMIN, or run on the machine itself"
         )
     lacking = [name for name in ("ip", "tc") if not Path(tool(name)).is_absolute()]
     if lacking:
-        found.append(
+        lines.append(
             f"{' and '.join(lacking)} not found: install iproute2 (Debian, Ubuntu: apt install "
             "iproute2)"
         )
     if not TUN.exists():
-        found.append(
+        lines.append(
             "/dev/net/tun is not there, which links between regions need: modprobe tun; in a "
             "container, start it with --device /dev/net/tun"
         )
     elif os.geteuid() == 0 and not os.access(TUN, os.R_OK | os.W_OK):
-        found.append("/dev/net/tun cannot be opened: give this container the device")
-    return tuple(found)
+        lines.append("/dev/net/tun cannot be opened: give this container the device")
+    return tuple(lines)
 
 
 def _has_capabilities() -> bool:
@@ -70,7 +70,7 @@ def require() -> None:
     """An InputError with everything that is missing."""
     lacking = missing()
     if lacking:
-        raise InputError(*(f"cannot emulate a cluster here: {each}" for each in lacking))
+        raise InputError(*(f"cannot emulate a cluster here: {line}" for line in lacking))
 
 
 def program(module: str, *arguments: str) -> tuple[str, ...]:
@@ -109,8 +109,8 @@ def batch(tool_name: str, lines: Sequence[str], *, lock: int, namespace: str = "
 
 
 def _explained(tool_name: str, lines: Sequence[str], stderr: str) -> str:
-    said = " ".join(stderr.split()) or "no reason given"
-    text = f"{tool_name} failed: {said}"
+    output = " ".join(stderr.split()) or "no reason given"
+    text = f"{tool_name} failed: {output}"
     number = stderr.rsplit(":", 1)[-1].strip()
     if "Command failed -:" in stderr and number.isdigit() and 0 < int(number) <= len(lines):
         text += f" ({lines[int(number) - 1]})"

@@ -42,7 +42,7 @@ def check_name(name: str) -> str:
 
 
 def key_of(name: str) -> str:
-    """Eight characters that stand for the emulation's name in names of namespaces."""
+    """Eight characters of the emulation's name, for names of namespaces."""
     return hashlib.sha256(name.encode()).hexdigest()[:8]
 
 

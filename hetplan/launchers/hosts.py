@@ -1,4 +1,4 @@
-"""On which host does each rank of a run start, and how is it started there?
+"""The hosts of a run: on which one each rank starts, and how.
 
 All on this machine; or, on an emulation that is up (`hetplan emulate up`), each on the host that
 holds its device. Hosts of an emulation share this machine's files, so that a run has one folder;
@@ -107,8 +107,8 @@ class EmulatedHosts:
 
     def host_of_address(self, address: str) -> str:
         """By the addresses of the shaped network."""
-        found = (host.name for host in self.emulation.hosts if host.data_address == address)
-        return next(found, "")
+        names = (host.name for host in self.emulation.hosts if host.data_address == address)
+        return next(names, "")
 
     def start(
         self, rank: int, arguments: Sequence[str], *, environment: Mapping[str, str], log: BinaryIO

@@ -1,5 +1,5 @@
-"""A plan trained for real on this machine, or on the hosts of an emulation that is up on it: one
-process per rank, watched, measured, compared.
+"""Trains a plan on this machine, or on the hosts of an emulation that is up on it: one process per
+rank, watched, measured, compared with the prediction and, if wanted, with one process.
 
 Only plans for target `native` that this machine can run are started: not more ranks than allowed,
 an accelerator of the right kind per rank (or cores, for kind `cpu` and for kinds that a pace file
@@ -8,128 +8,103 @@ plays), and memory for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hetplan.cost.estimate_values import Estimate
 from hetplan.errors import Fault, InputError
-from hetplan.job.spec import Precision
+from hetplan.job.spec import Job, Precision
 from hetplan.launchers.hosts import Hosts, hosts_of_emulation, this_machine_hosts
-from hetplan.launchers.losses import check_losses
 from hetplan.launchers.machine import free_memory_bytes, this_machine, torch_backend
-from hetplan.launchers.ranks import OWN_PROGRAM, OnStep, RankProgram, Watching, run_ranks
-from hetplan.launchers.run_log import RunLog, run_of
-from hetplan.launchers.watching import STALL_FACTOR, STALL_SECONDS
+from hetplan.launchers.ranks import LATE_SECONDS, OnStep, run_ranks
+from hetplan.launchers.run_folder import START_SECONDS
+from hetplan.launchers.run_log import LossCheck, RunLog, run_of
+from hetplan.launchers.watching import STALL_FACTOR, STALL_SECONDS, Patience
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check import check_plan
+from hetplan.profiling.pacing import Pace
 from hetplan.profiling.samples import Phase
-from hetplan.runtime.checkpoints import NO_CHECKPOINTS, CheckpointRequest
+from hetplan.runtime.checkpoints import check_loss_faults, settle
+from hetplan.runtime.gradient_groups import sums_of
+from hetplan.runtime.measured import StepRecord
 from hetplan.runtime.placement import RankPlace, place_ranks, vocabulary_faults
+from hetplan.runtime.training import NO_CHECKPOINTS, CheckpointRequest, Training
 from hetplan.search.result import SearchResult
 from hetplan.units import format_bytes
 
-if TYPE_CHECKING:
-    from hetplan.profiling.pacing import Pace
-    from hetplan.runtime.training import Training
-
-DEFAULT_STEPS = 20
-DEFAULT_WARMUP_STEPS = 1
-"""The first step opens connections; from the second on steps were equal within their noise."""
-DEFAULT_MAX_RANKS = 16
-DEFAULT_TIMEOUT_SECONDS = 300.0
 # Private memory of a worker before it has a model (torch 2.13 imported, Linux): 287 MB measured.
 WORKER_BYTES = 300e6
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSettings:
+    """How a plan is trained."""
+
+    steps: int = 20
+    """Of the whole training: those that a loaded checkpoint has done are counted."""
+    warmup_steps: int = 1
+    """First steps that no median counts. The first one opens connections; from the second on steps
+    were equal within their noise."""
+    pace: Pace | None = None
+    """Nominal times of the device kinds that this machine's cores play."""
+    log_folder: Path | None = None
+    """For the ranks' logs; None: a temporary folder that is kept only if the run fails."""
+    max_ranks: int = 16
+    timeout_seconds: float = 300.0
+    """Longest time without a finished step before the run is ended."""
+    stall_seconds: float | None = None
+    """Longest time without a finished operation of any rank; None: as `stall_of` has it."""
+    check_loss: bool = False
+    """Also train the model in one process and compare the losses."""
+    emulation: str = ""
+    """Name of an emulation that is up: each rank runs on its host that holds the rank's device, as
+    fast as this machine's cores where no pace slows it down."""
+    checkpoints: CheckpointRequest = NO_CHECKPOINTS
+
+    def __post_init__(self) -> None:
+        if self.stall_seconds is not None and not self.stall_seconds > 0:
+            raise InputError(f"stall is {self.stall_seconds:g} s; it must be more than 0")
+
+
 def launch(
     result: SearchResult,
+    settings: LaunchSettings | None = None,
     *,
-    steps: int = DEFAULT_STEPS,
-    warmup_steps: int = DEFAULT_WARMUP_STEPS,
-    pace: Pace | None = None,
-    out: Path | None = None,
-    max_ranks: int = DEFAULT_MAX_RANKS,
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-    check_loss: bool = False,
     on_step: OnStep | None = None,
-    emulation: str = "",
-    checkpoints: CheckpointRequest = NO_CHECKPOINTS,
-    stall_seconds: float | None = None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> RunLog:
-    """Train the plan for `steps` steps and compare the measured step with the predicted one.
+    """Train the plan and compare the measured step with the predicted one.
 
-    `out` is a folder for the ranks' logs; without it they are kept only if the run fails.
-    `timeout_seconds` is the longest time without a finished step before the run is ended.
-    `check_loss` also trains the whole model in one process and compares the losses; whether they
-    agree is in the run log. `on_step` is called as steps finish. `emulation` is the name of one
-    that is up: each rank runs on its host that holds the rank's device, as fast as this machine's
-    cores where no pace slows it down. With `checkpoints` that go on from one, `steps` counts those
-    that it has done. Where no rank finishes an operation for `stall_seconds`, by itself for as long
-    as `stall_of` says, the run is ended. InputError where this machine cannot run the plan or the
-    run cannot go on from that checkpoint, RunFailed where a rank, a host or a link fails.
+    `on_step` is called as steps finish, `tell` with what a person should know. InputError where
+    this machine cannot run the plan or the run cannot resume from its checkpoint, RunFailed where
+    a rank, a host or a link fails.
     """
-    if stall_seconds is not None and not stall_seconds > 0:
-        raise InputError(f"stall is {stall_seconds:g} s; it must be more than 0")
-    training = _training(
-        result,
-        steps=steps,
-        warmup_steps=warmup_steps,
-        pace=pace,
-        max_ranks=max_ranks,
-        timeout_seconds=timeout_seconds,
-        check_loss=check_loss,
-        emulated=bool(emulation),
-        checkpoints=checkpoints,
-    )
-    hosts = None
-    if emulation:
-        devices = [place.device for place in place_ranks(result.plan)]
-        hosts = hosts_of_emulation(emulation, result.inputs.cluster, devices)
-    return run_training(
-        result,
-        training,
-        hosts=hosts,
-        out=out,
-        check_loss=check_loss,
-        on_step=on_step,
-        stall_seconds=stall_seconds,
-    )
-
-
-def run_training(
-    result: SearchResult,
-    training: Training,
-    *,
-    program: RankProgram = OWN_PROGRAM,
-    hosts: Hosts | None = None,
-    out: Path | None = None,
-    check_loss: bool = False,
-    on_step: OnStep | None = None,
-    stages: Sequence[int] | None = None,
-    stall_seconds: float | None = None,
-) -> RunLog:
-    """Run the training of this result, one process per rank; arguments and faults as `launch`.
-
-    Without `hosts` on this machine; `stages` of each rank, without them those of hetplan's trainer.
-    """
-    machine = this_machine()
-    started = datetime.now(UTC)
+    settings = settings or LaunchSettings()
+    training, notes = _training(result, settings)
+    for note in notes:
+        tell(note)
+    places = place_ranks(result.plan)
+    hosts: Hosts = this_machine_hosts(len(places))
+    if settings.emulation:
+        devices = [place.device for place in places]
+        hosts = hosts_of_emulation(settings.emulation, result.inputs.cluster, devices)
+    machine, started = this_machine(), datetime.now(UTC)
     report = run_ranks(
         training,
-        program,
-        hosts or this_machine_hosts(len(training.device_kinds)),
-        Watching(
-            stages=tuple(stages or [place.stage for place in place_ranks(result.plan)]),
-            stall_seconds=stall_seconds or stall_of(result.estimate),
-            exact=stall_seconds is not None,
+        hosts,
+        Patience(
+            stall_seconds=settings.stall_seconds or stall_of(result.estimate),
+            exact=settings.stall_seconds is not None,
+            start_seconds=START_SECONDS,
+            files_seconds=training.timeout_seconds + LATE_SECONDS,
         ),
-        out,
+        settings.log_folder,
         on_step or (lambda record: None),
     )
     loss_check = None
-    if check_loss:
+    if settings.check_loss:
         size = training.plan.pipelines[0].stages[0].replicas[0].microbatch_size
         loss_check = check_losses(training.model, training.job, report.steps, microbatch_size=size)
     return run_of(
@@ -142,7 +117,6 @@ def run_training(
         warmup_steps=training.warmup_steps,
         ranks=report.ranks,
         loss_check=loss_check,
-        trainer=program.trainer,
     )
 
 
@@ -162,24 +136,9 @@ def stall_of(estimate: Estimate) -> float:
     return max(STALL_SECONDS, STALL_FACTOR * longest)
 
 
-def _training(
-    result: SearchResult,
-    *,
-    steps: int,
-    warmup_steps: int,
-    pace: Pace | None,
-    max_ranks: int,
-    timeout_seconds: float,
-    check_loss: bool,
-    emulated: bool,
-    checkpoints: CheckpointRequest,
-) -> Training:
-    """What the workers are told; an InputError with every reason why they cannot be."""
-    from hetplan.runtime.checkpoints_checks import check_loss_faults, settle
-    from hetplan.runtime.summing import sums_of
-    from hetplan.runtime.training import Training
-
-    plan, inputs = result.plan, result.inputs
+def _training(result: SearchResult, settings: LaunchSettings) -> tuple[Training, tuple[str, ...]]:
+    """What the ranks do, and notes on it; an InputError with every reason why they cannot be."""
+    plan, inputs, pace = result.plan, result.inputs, settings.pace
     if plan.target != "native":
         raise InputError(
             Fault(
@@ -193,39 +152,40 @@ def _training(
         raise InputError(*faults)
     places = place_ranks(plan)
     kinds = tuple(inputs.cluster.island_of_device(place.device).device.kind for place in places)
+    played = [] if pace is None else [kind.device for kind in pace.kinds]
     # An emulated device is a core of this machine, paced or not.
-    played = kinds if emulated else [] if pace is None else [each.device for each in pace.kinds]
-    backend = torch_backend(kinds, played)
+    backend = torch_backend(kinds, kinds if settings.emulation else played)
     faults += vocabulary_faults(plan, inputs.model)
-    faults += size_faults(result, len(places), max_ranks, backend, worker_bytes=WORKER_BYTES)
-    faults += precision_faults(inputs.job.precision, backend, check_loss=check_loss)
+    faults += _size_faults(result, len(places), settings.max_ranks, backend)
+    faults += precision_faults(inputs.job.precision, backend, check_loss=settings.check_loss)
     faults += () if pace is None else pace_faults(inputs.model, places, kinds, pace)
     if faults:
         raise InputError(*faults)
-    checkpoints, resume = settle(checkpoints, inputs.model, inputs.job, steps=steps)
-    if check_loss and (begun := check_loss_faults(resume)):
+    checkpoints, resume = settle(
+        settings.checkpoints, inputs.model, inputs.job, steps=settings.steps
+    )
+    if settings.check_loss and (begun := check_loss_faults(resume)):
         raise InputError(*begun)
-    return Training(
+    training = Training(
         model=inputs.model,
         job=inputs.job,
         plan=plan,
         device_kinds=kinds,
         backend=backend,
         pace=pace,
-        steps=steps,
-        warmup_steps=warmup_steps,
-        timeout_seconds=timeout_seconds,
+        steps=settings.steps,
+        warmup_steps=settings.warmup_steps,
+        timeout_seconds=settings.timeout_seconds,
         checkpoints=checkpoints,
         sums=sums_of(plan, inputs.cluster),
     )
+    return training, () if resume is None else resume.notes
 
 
-def size_faults(
-    result: SearchResult, num_ranks: int, max_ranks: int, backend: str, *, worker_bytes: float
+def _size_faults(
+    result: SearchResult, num_ranks: int, max_ranks: int, backend: str
 ) -> Iterator[Fault]:
-    """More ranks than allowed, or than this machine has memory for; `worker_bytes` is that of a
-    rank's process without a model.
-    """
+    """More ranks than allowed, or than this machine has memory for."""
     if num_ranks > max_ranks:
         yield Fault(
             field="plan",
@@ -237,7 +197,7 @@ def size_faults(
         return
     every = [stage for pipeline in result.plan.pipelines for stage in pipeline.stages]
     stages = zip(every, result.estimate.stages, strict=True)
-    needed = num_ranks * worker_bytes + sum(
+    needed = num_ranks * WORKER_BYTES + sum(
         sum(replica.num_devices for replica in stage.replicas) * cost.memory.total_bytes
         for stage, cost in stages
     )
@@ -256,7 +216,7 @@ def pace_faults(
     kinds that the pace does not play run at their own speed.
     """
     played = {kind.device: kind for kind in pace.kinds}
-    asked = {
+    shapes = {
         (kind, model.layers[position], phase, place.microbatch_size, place.tp)
         for place, kind in zip(places, kinds, strict=True)
         if kind in played
@@ -264,7 +224,7 @@ def pace_faults(
         for position in range(chunk.start, chunk.stop)
         for phase in (Phase.FORWARD, Phase.BACKWARD)
     }
-    for kind, layer, phase, microbatch_size, tp in sorted(asked):
+    for kind, layer, phase, microbatch_size, tp in sorted(shapes):
         try:
             played[kind].seconds(layer, phase, microbatch_size, tp)
         except InputError as error:
@@ -293,3 +253,49 @@ def _paced_kinds(training: Training) -> tuple[str, ...]:
         return ()
     played = {kind.device for kind in training.pace.kinds}
     return tuple(sorted(played & set(training.device_kinds)))
+
+
+LOSS_TOLERANCE = 1e-4
+"""float32 sums in another order differ by about 1e-7 each; over 20 steps 1e-7 was measured too."""
+
+
+def check_losses(
+    model: ModelSpec, job: Job, steps: Sequence[StepRecord], *, microbatch_size: int
+) -> LossCheck:
+    """These steps' losses against those of the same steps of the model trained in one process.
+
+    That process trains from the beginning, also where these steps begin later, so many samples at a
+    time: the losses do not depend on it.
+    """
+    import torch
+
+    from hetplan.runtime.single import reference_losses
+
+    threads = torch.get_num_threads()
+    # As each rank had. For models of this size more threads gain nothing, and on cores that are
+    # shared with other programs they lose a lot (35 times slower was seen).
+    torch.set_num_threads(1)
+    try:
+        every = reference_losses(
+            model,
+            job,
+            steps=max((step.step + 1 for step in steps), default=0),
+            microbatch_size=microbatch_size,
+        )
+    finally:
+        torch.set_num_threads(threads)
+    reference = tuple(every[step.step] for step in steps)
+    return LossCheck(
+        reference_losses=reference,
+        largest_relative_difference=largest_difference([step.loss for step in steps], reference),
+        tolerance=LOSS_TOLERANCE,
+    )
+
+
+def largest_difference(losses: Sequence[float], reference: Sequence[float]) -> float:
+    """Largest |found / reference - 1|; infinite where a loss is not a number."""
+    differences = [abs(one / other - 1.0) for one, other in zip(losses, reference, strict=True)]
+    return max(
+        (difference if difference == difference else float("inf") for difference in differences),
+        default=0.0,
+    )

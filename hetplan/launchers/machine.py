@@ -49,17 +49,17 @@ def usable_cores() -> int:
 
 def _processor() -> str:
     path = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:\s*(.+)$", path.read_text(), re.M) if path.exists() else None
-    return found.group(1).strip() if found else platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*:\s*(.+)$", path.read_text(), re.M) if path.exists() else None
+    return match.group(1).strip() if match else platform.processor() or platform.machine()
 
 
 def free_memory_bytes() -> float | None:
     """Memory that programs can still get without swapping; None where the system does not say."""
     path = Path("/proc/meminfo")
-    found = (
+    match = (
         re.search(r"^MemAvailable:\s*(\d+) kB", path.read_text(), re.M) if path.exists() else None
     )
-    return float(found.group(1)) * 1024 if found else None
+    return float(match.group(1)) * 1024 if match else None
 
 
 def torch_backend(kinds: Sequence[str], paced: Sequence[str]) -> str:
@@ -76,14 +76,14 @@ def torch_backend(kinds: Sequence[str], paced: Sequence[str]) -> str:
     wrong = [kind for kind, name in zip(kinds, have, strict=False) if not same_kind(kind, name)]
     if not short and not wrong:
         return "cuda"
-    found = ", ".join(f"{have.count(name)} x {name}" for name in dict.fromkeys(have))
+    accelerators = ", ".join(f"{have.count(name)} x {name}" for name in dict.fromkeys(have))
     raise InputError(
         Fault(
             field="plan",
             message=f"the plan has {len(kinds)} ranks on {', '.join(sorted(set(kinds)))}; this "
-            f"machine has {found or 'no accelerator that torch can use'}; launch it where one "
-            f"accelerator per rank is, or play {', '.join(foreign)} on this machine's cores with "
-            "--pace FILE",
+            f"machine has {accelerators or 'no accelerator that torch can use'}; launch it where "
+            f"one accelerator per rank is, or play {', '.join(foreign)} on this machine's cores "
+            "with --pace FILE",
         )
     )
 

@@ -1,13 +1,20 @@
-"""How the ranks of a training are started on their hosts and watched, and what they report."""
+"""How the ranks of a run are started on their hosts, watched and ended: all, whatever happens.
+
+Every process leads a session of its own, so that a Ctrl-C at the terminal reaches the launcher
+alone, which then ends the processes and everything that they may have started.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,55 +24,28 @@ from hetplan.errors import InputError, LaunchError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import write_atomically
-from hetplan.launchers.fault_text import WatchedRank
-from hetplan.launchers.faults import RunFailed, RunFault
+from hetplan.launchers.faults import RunFailed, RunFault, WatchedRank
 from hetplan.launchers.hosts import Hosts
-from hetplan.launchers.processes import Command, last_lines, run_all
 from hetplan.launchers.run_folder import MEETING_VARIABLE, START_SECONDS, RunFolder
 from hetplan.launchers.watching import Patience, Seen, Watcher
 from hetplan.runtime.activity import read_beat
 from hetplan.runtime.checkpoints import last_checkpoint
 from hetplan.runtime.measured import StepRecord, TrainingReport
+from hetplan.runtime.placement import place_ranks
 
 if TYPE_CHECKING:
     from hetplan.runtime.training import Training
 
+
 OnStep = Callable[[StepRecord], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankProgram:
-    """What runs one rank."""
-
-    module: str = "hetplan.launchers.worker"
-    """Started with a run's folder, the rank and the launcher's process number."""
-    variables: tuple[tuple[str, str], ...] = ()
-    """What its environment has besides."""
-    trainer: str = ""
-    """Name and version of the trainer; empty: hetplan's own."""
-
-
-OWN_PROGRAM = RankProgram()
-"""hetplan's own trainer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watching:
-    """How a run is watched."""
-
-    stages: tuple[int, ...]
-    """Of each rank, counted through the stages of all pipelines."""
-    stall_seconds: float
-    """Without any finished operation, after which a run that trains is ended."""
-    exact: bool = False
-    """Whether longer operations that were seen leave it as it is."""
+WORKER = "hetplan.launchers.worker"
+"""The program of a rank; its arguments: the run's folder, the rank, the launcher's process."""
 
 
 def run_ranks(
     training: Training,
-    program: RankProgram,
     hosts: Hosts,
-    watching: Watching,
+    patience: Patience,
     out: Path | None,
     on_step: OnStep,
 ) -> TrainingReport:
@@ -79,10 +59,10 @@ def run_ranks(
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"cannot write to folder {out}: {error.strerror or error}") from error
-        return _run(training, program, hosts, watching, RunFolder(out), on_step)
+        return _run(training, hosts, patience, RunFolder(out), on_step)
     path = Path(tempfile.mkdtemp(prefix="hetplan-run-"))
     try:
-        report = _run(training, program, hosts, watching, RunFolder(path), on_step)
+        report = _run(training, hosts, patience, RunFolder(path), on_step)
     except LaunchError as error:
         text = f"{error}\nthe logs of all ranks are in {path}"
         if isinstance(error, RunFailed):
@@ -97,9 +77,8 @@ def run_ranks(
 
 def _run(
     training: Training,
-    program: RankProgram,
     hosts: Hosts,
-    watching: Watching,
+    patience: Patience,
     folder: RunFolder,
     on_step: OnStep,
 ) -> TrainingReport:
@@ -114,7 +93,7 @@ def _run(
             arguments=(
                 sys.executable,
                 "-m",
-                program.module,
+                WORKER,
                 str(path),
                 str(rank),
                 str(os.getpid()),
@@ -126,10 +105,10 @@ def _run(
     steps = _Steps(folder, training, on_step)
     run_all(
         commands,
-        environment=_environment(hosts) | dict(program.variables),
+        environment=_environment(hosts),
         watch=steps.look,
         hosts=hosts,
-        judge=_Judge(folder, training, hosts, watching).look,
+        judge=_Judge(folder, training, hosts, patience).look,
     )
     return decode(read_document(folder.report), TrainingReport, schema=RunFolder.REPORT_SCHEMA)
 
@@ -150,7 +129,7 @@ def _environment(hosts: Hosts) -> dict[str, str]:
 
 
 # The ranks' own limit comes first where they can still raise it: it names what hangs.
-_LATE_SECONDS = 10.0
+LATE_SECONDS = 10.0
 
 
 class _Steps:
@@ -167,7 +146,7 @@ class _Steps:
             self._told += 1
             self._since = time.monotonic()
             self._on_step(record)
-        limit = self._training.timeout_seconds + (_LATE_SECONDS if self._told else START_SECONDS)
+        limit = self._training.timeout_seconds + (LATE_SECONDS if self._told else START_SECONDS)
         if time.monotonic() - self._since > limit:
             raise LaunchError(
                 f"no step was finished for {limit:.0f} s after {self._told} of "
@@ -179,22 +158,18 @@ class _Judge:
     """Ends a run in which something is wrong."""
 
     def __init__(
-        self, folder: RunFolder, training: Training, hosts: Hosts, watching: Watching
+        self, folder: RunFolder, training: Training, hosts: Hosts, patience: Patience
     ) -> None:
         self._folder, self._training = folder, training
+        places = place_ranks(training.plan)
         self._watcher = Watcher(
             [
-                WatchedRank(rank=rank, host=host, device_kind=kind, stage=stage)
-                for rank, (host, kind, stage) in enumerate(
-                    zip(hosts.of_rank, training.device_kinds, watching.stages, strict=True)
+                WatchedRank(rank=place.rank, host=host, device_kind=kind, stage=place.stage)
+                for place, host, kind in zip(
+                    places, hosts.of_rank, training.device_kinds, strict=True
                 )
             ],
-            Patience(
-                stall_seconds=watching.stall_seconds,
-                exact=watching.exact,
-                start_seconds=START_SECONDS,
-                files_seconds=training.timeout_seconds + _LATE_SECONDS,
-            ),
+            patience,
             time.monotonic(),
             host_of_address=hosts.host_of_address,
         )
@@ -234,3 +209,84 @@ class _Judge:
             yield f"no checkpoint was complete in {save}"
         else:
             yield f"the last good checkpoint is {last}; go on from it with --load {last}"
+
+
+# How often exits and progress are looked for; rare enough to cost a busy core nothing.
+POLL_SECONDS = 0.1
+# A worker holds nothing that must be saved: time for the system to end it, no more.
+GRACE_SECONDS = 3.0
+LOG_LINES = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One process of a run."""
+
+    rank: int
+    arguments: tuple[str, ...]
+    log: Path
+    """Gets its stdout and stderr."""
+
+
+Judge = Callable[[Sequence[int | None]], None]
+"""Gets the exit codes so far, None of processes that run. Raises once the run has failed: sooner or
+later where a code is not 0."""
+
+
+def run_all(
+    commands: Sequence[Command],
+    *,
+    environment: Mapping[str, str],
+    watch: Callable[[], None],
+    hosts: Hosts,
+    judge: Judge,
+) -> None:
+    """Run all processes to their end, on their hosts.
+
+    `watch` is called while they run and may raise; `judge` raises what a run fails with. Nothing is
+    left running, also after an exception.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for command in commands:
+            with command.log.open("wb") as log:
+                started.append(
+                    hosts.start(command.rank, command.arguments, environment=environment, log=log)
+                )
+        while True:
+            codes = [process.poll() for process in started]
+            judge(codes)
+            if all(code == 0 for code in codes):
+                break
+            watch()
+            time.sleep(POLL_SECONDS)
+        watch()
+    finally:
+        _end(started)
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End every process group, unless all ended well: asked first, then forced."""
+    if all(process.poll() == 0 for process in processes):
+        return
+    _signal(processes, signal.SIGTERM)
+    limit = time.monotonic() + GRACE_SECONDS
+    while time.monotonic() < limit and any([each.poll() is None for each in processes]):
+        time.sleep(POLL_SECONDS / 10)
+    _signal(processes, signal.SIGKILL)
+    for process in processes:
+        process.wait()
+
+
+def _signal(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
+    for process in processes:
+        process.poll()
+        # Its own children may outlive it: the group is there until the last of them is gone.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+
+
+def last_lines(log: Path, count: int = LOG_LINES) -> list[str]:
+    """The last lines of a log that are not blank."""
+    text = log.read_text(errors="replace") if log.exists() else ""
+    return [line for line in text.splitlines() if line.strip()][-count:]

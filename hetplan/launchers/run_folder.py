@@ -1,4 +1,4 @@
-"""Which files a run keeps while it lasts, and how its steps are told to the launcher."""
+"""The folder of a run: its files, and how the launcher learns of finished steps."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from hetplan.errors import InputError
 from hetplan.files.encoding import to_plain
 from hetplan.files.reading import Document, decode
 from hetplan.files.writing import append_line
-from hetplan.launchers.elastic_values import Phase
+from hetplan.launchers.elastic import Phase
 from hetplan.launchers.machine import Machine
 from hetplan.plans.plan import Plan
 from hetplan.runtime.measured import RankMeasure, StepRecord

@@ -1,14 +1,14 @@
-"""Is something wrong with a run, and what was wrong first?
+"""Tells whether something is wrong with a run, and what was wrong first.
 
-Judged from three things: how processes ended, whether their beats go on, and what they say that
-they do (`hetplan.runtime.activity`). Pure: time and what was seen are arguments.
+Judged from three things: how processes ended, whether their beats go on, and what the beats
+report (`hetplan.runtime.activity`). Pure: time and what was seen are arguments.
 
 - A process that ended badly is a fault at once. What a signal ended comes before what failed,
   because those that lose a peer fail too; of those that failed, the first. A rank that only ran out
   of patience with another is not the cause: the other is looked at.
 - A process without a beat is stopped, or its host hangs.
 - Where all beat and none finishes an operation for too long, hosts that do not answer each other
-  are the cause, or else the rank that the others wait for (`hetplan.launchers.waiting`).
+  are the cause, or else the rank that the others wait for (`hetplan.launchers.deadlock`).
 
 Time in which the launcher itself stood still counts against nobody.
 """
@@ -20,12 +20,11 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetplan.launchers.fault_text import WatchedRank, describe
-from hetplan.launchers.faults import FaultKind, RunFault
+from hetplan.launchers.deadlock import WAITING, root_of_standstill
+from hetplan.launchers.faults import FaultKind, RunFault, WatchedRank, describe
 from hetplan.launchers.hosts import THIS_MACHINE
 from hetplan.launchers.run_folder import Failure
-from hetplan.launchers.waiting import WAITING, root_of_standstill
-from hetplan.runtime.activity import Beat, Doing
+from hetplan.runtime.activity import ActivityKind, Beat
 
 SETTLE_SECONDS = 0.5
 """When one rank dies others fail too, as their connections break: time for all to say so."""
@@ -51,11 +50,11 @@ class Patience:
     stall_seconds: float
     """Without a finished operation of any rank, while they compute and talk."""
     exact: bool
-    """The user said so: longer operations that were seen do not make it longer."""
+    """Set by the user: longer operations that were seen do not make it longer."""
     start_seconds: float
     """The same while a rank starts or ends."""
     files_seconds: float
-    """The same while a rank reads or writes files, or does not say what it does in a step."""
+    """The same while a rank reads or writes a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,15 +103,15 @@ class Watcher:
         )
 
     def _count(self, passed: float, seen: Sequence[Seen]) -> None:
-        for rank, each in enumerate(seen):
-            beaten = each.beat.seconds if each.beat is not None else None
+        for rank, rank_seen in enumerate(seen):
+            beaten = rank_seen.beat.seconds if rank_seen.beat is not None else None
             self._silent[rank] = (
                 0.0 if beaten != self._beaten[rank] else self._silent[rank] + passed
             )
             self._beaten[rank] = beaten
-            if each.code:
+            if rank_seen.code:
                 self._ended_at.setdefault(rank, self._looked)
-        done = sum(each.beat.done for each in seen if each.beat is not None)
+        done = sum(rank_seen.beat.done for rank_seen in seen if rank_seen.beat is not None)
         if done == self._done:
             self._stood += passed
         else:
@@ -121,8 +120,9 @@ class Watcher:
                 self._longest = max(self._longest, self._stood)
             self._done, self._stood, self._in_steps = done, 0.0, True
         self._in_steps &= all(
-            each.beat is not None and each.beat.doing in (Doing.COMPUTES, Doing.TALKS)
-            for each in seen
+            rank_seen.beat is not None
+            and rank_seen.beat.kind in (ActivityKind.COMPUTING, ActivityKind.COMMUNICATING)
+            for rank_seen in seen
         )
 
     def _settled(self, now: float) -> bool:
@@ -173,7 +173,7 @@ class Watcher:
     def _silent_limit(self, seen: Seen) -> float:
         if seen.beat is None:
             return self._patience.start_seconds
-        loads = seen.beat.doing in (Doing.LOADS, Doing.ENDS)
+        loads = seen.beat.kind in (ActivityKind.LOADING, ActivityKind.ENDING)
         return SILENT_START_SECONDS if loads else SILENT_SECONDS
 
     def _failed(self, now: float, seen: Sequence[Seen]) -> RunFault | None:
@@ -187,7 +187,7 @@ class Watcher:
 
         first = min(bad, key=failed_at)
         beat, failure = seen[first].beat, seen[first].failure
-        if beat is not None and beat.doing in WAITING:
+        if beat is not None and beat.kind in WAITING:
             alive = [rank for rank, each in enumerate(seen) if each.code is None]
             if any(self._silent[rank] >= QUIET_SECONDS for rank in alive):
                 return None  # one of these may be what it waited for: known in a few seconds
@@ -207,11 +207,15 @@ class Watcher:
 
     def _limit(self, beat: Beat | None) -> float:
         patience = self._patience
-        if beat is None or beat.doing in (Doing.LOADS, Doing.STARTS, Doing.ENDS):
+        if beat is None or beat.kind in (
+            ActivityKind.LOADING,
+            ActivityKind.STARTING,
+            ActivityKind.ENDING,
+        ):
             return patience.start_seconds
-        if beat.doing in (Doing.FILES, Doing.STEPS):
+        if beat.kind is ActivityKind.SAVING:
             return patience.files_seconds
-        if beat.doing is Doing.CONNECTS:
+        if beat.kind is ActivityKind.CONNECTING:
             return max(CONNECT_SECONDS, patience.stall_seconds)
         if patience.exact:
             return patience.stall_seconds
@@ -244,13 +248,13 @@ class Watcher:
 
     def _cut(self, beats: Mapping[int, Beat]) -> tuple[tuple[str, str], ...]:
         """Pairs of hosts of which one acknowledges nothing that the other sends."""
-        found: dict[frozenset[str], tuple[str, str]] = {}
+        pairs: dict[frozenset[str], tuple[str, str]] = {}
         for rank, beat in beats.items():
             for address in beat.unanswered:
                 pair = self._host(rank), self._host_of_address(address)
                 if pair[1] and pair[0] != pair[1]:
-                    found.setdefault(frozenset(pair), pair)
-        return tuple(found.values())
+                    pairs.setdefault(frozenset(pair), pair)
+        return tuple(pairs.values())
 
     def _fault(
         self,
@@ -264,11 +268,11 @@ class Watcher:
         cut: Sequence[tuple[str, str]] = (),
     ) -> RunFault:
         beat = seen[ranks[0]].beat
-        found = tuple(dict.fromkeys(hosts or [self._ranks[rank].host for rank in ranks]))
+        blamed = tuple(dict.fromkeys(hosts or [self._ranks[rank].host for rank in ranks]))
         return RunFault(
             kind=kind,
-            host=found[0],
-            hosts=found,
+            host=blamed[0],
+            hosts=blamed,
             ranks=ranks,
             operation=beat.operation if beat is not None else "start of the process",
             peers=beat.peers if beat is not None else (),

@@ -26,7 +26,7 @@ from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import write_atomically
 from hetplan.launchers.run_folder import MEETING_VARIABLE, START_SECONDS, RunFolder
-from hetplan.runtime.activity import Activity, Doing, Heartbeat
+from hetplan.runtime.activity import Activity, ActivityKind, Heartbeat
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -58,7 +58,7 @@ def main(arguments: list[str], train: Callable[[RunFolder, int, Activity], None]
         os._exit(1)
     # Written at once: while the interpreter unloads libraries, seconds on a busy machine, no thread
     # runs that could, and a rank that was heard of last inside a step would seem to hang.
-    activity.begin("its end", doing=Doing.ENDS)
+    activity.begin("its end", kind=ActivityKind.ENDING)
     heartbeat.stop()
     return 0
 
@@ -72,7 +72,7 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _train(folder: RunFolder, rank: int, activity: Activity) -> None:
-    activity.begin("import of torch", doing=Doing.LOADS)
+    activity.begin("import of torch", kind=ActivityKind.LOADING)
     import torch
     import torch.distributed as dist
 
@@ -101,7 +101,7 @@ def _train(folder: RunFolder, rank: int, activity: Activity) -> None:
         stop=lambda done: folder.stop.exists(),
         activity=activity,
     )
-    activity.begin("its end", doing=Doing.ENDS)
+    activity.begin("its end", kind=ActivityKind.ENDING)
     if rank == 0 and report is not None:
         write_atomically(folder.report, encode(report, schema=folder.REPORT_SCHEMA))
     dist.barrier()
@@ -116,12 +116,12 @@ def meet(
     How long libraries take to load is no measure of a connection: waiting for the others to start
     is told apart from connecting to them.
     """
-    others = tuple(each for each in range(world_size) if each != rank)
-    activity.begin("wait for all ranks to start", doing=Doing.STARTS)
+    others = tuple(other for other in range(world_size) if other != rank)
+    activity.begin("wait for all ranks to start", kind=ActivityKind.STARTING)
     store = meeting_point(folder, rank, timeout)
     store.set(f"started/{rank}", "")
-    store.wait([f"started/{each}" for each in others], timeout)
-    activity.begin("opening of connections", others, doing=Doing.CONNECTS)
+    store.wait([f"started/{other}" for other in others], timeout)
+    activity.begin("opening of connections", others, kind=ActivityKind.CONNECTING)
     return store
 
 

@@ -33,11 +33,18 @@ from hetplan.lint.rows import (
 )
 from hetplan.lint.tables import read_table, table_kind
 from hetplan.model.load import load_model
-from hetplan.trainers.folder import MANIFEST
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import load_predictor
-from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, Provenance
-from hetplan.profiling.samples import SAMPLE_TYPES, SampleType, header, read_samples
+from hetplan.profiling.samples import (
+    SAMPLE_TYPES,
+    LayerSample,
+    LinkSample,
+    OperatorSample,
+    Provenance,
+    SampleType,
+    header,
+    read_samples,
+)
 from hetplan.profiling.store import (
     LAYERS_FILE,
     LINKS_FILE,
@@ -46,6 +53,7 @@ from hetplan.profiling.store import (
 )
 from hetplan.profiling.store import SCHEMA as PROVENANCE_SCHEMA
 from hetplan.search.files import load_legal_plan
+from hetplan.trainers.folder import MANIFEST
 
 TEXT_SUFFIXES = (".md", ".rst", ".html", ".py", ".sh", ".c", ".h", ".cpp", ".cu", ".toml")
 """Files in which people write, not measure; they are skipped without a look."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
-from hetplan.trainers.rules import Launch
 from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample, Provenance
+from hetplan.trainers.rules import Launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

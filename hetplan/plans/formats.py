@@ -123,10 +123,10 @@ class Resharding:
 NATIVE_DCP = CheckpointFormat(
     trainer="native",
     name="torch distributed checkpoint",
-    setting="hetplan.runtime.weights.stage",
+    setting="hetplan.runtime.training_state",
     reshardable=True,
     reason="full weights by layer and name, in chunks with their place",
-    source="hetplan/runtime/weights/stage.py; tests save under one plan and load under others",
+    source="hetplan/runtime/training_state.py; tests save under one plan and load under others",
 )
 MEGATRON_DIST = CheckpointFormat(
     trainer="megatron",

@@ -212,7 +212,7 @@ TARGETS: dict[str, Target] = {
         # (hetplan.runtime.trainer reduces after the pipeline).
         overlap=OverlapSettings(context_parallel=False, send=True),
         overlap_needs=False,
-        # hetplan.runtime.norm clips where the job asks for it.
+        # hetplan.runtime.gradients clips where the job asks for it.
         clips_gradients=False,
         other_formats=False,
     ),

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hetplan.job.spec import Precision
-from hetplan.model.operators import layer_operators
 from hetplan.model.operators import (
     BACKWARD,
     DEFAULT_KERNELS,
@@ -18,6 +17,7 @@ from hetplan.model.operators import (
     Kernels,
     Operator,
     OperatorClass,
+    layer_operators,
     operator_bytes,
     operator_flops,
 )

@@ -1,6 +1,6 @@
-"""What is a rank doing right now, told to its launcher without cost inside a step?
+"""What a rank is doing right now, reported to its launcher at no cost inside a step.
 
-The thread that trains says what it begins and ends: it sets one attribute. A thread beside it
+The thread that trains reports what it begins and ends: it sets one attribute. A thread beside it
 writes that down every `BEAT_SECONDS`, in place, in a record of fixed size with a checksum; so no
 operation waits for a disk, a full disk stops no beat, and nobody reads half a record. As long as
 the beats go on the process is alive, whatever it does.
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from hetplan.runtime.unanswered import unanswered
+from hetplan.runtime.tcp_retransmits import unanswered
 
 BEAT_SECONDS = 0.25
 """Rare enough to cost a rank nothing: a beat takes some 20 microseconds."""
@@ -32,23 +32,21 @@ _MAX_PEERS = 256
 _MAX_ADDRESSES = 32
 
 
-class Doing(StrEnum):
-    """What kind of thing a rank does, which says how long it may take."""
+class ActivityKind(StrEnum):
+    """The kind of operation, which decides how long it may take."""
 
-    LOADS = "loads"
+    LOADING = "loading"
     """Loads libraries; the interpreter may let no other thread run meanwhile."""
-    STARTS = "starts"
+    STARTING = "starting"
     """Waits for the others to do so, builds its layers."""
-    CONNECTS = "connects"
+    CONNECTING = "connecting"
     """Opens connections to the others."""
-    COMPUTES = "computes"
-    TALKS = "talks"
+    COMPUTING = "computing"
+    COMMUNICATING = "communicating"
     """Sends, receives or sums: it waits for its peers."""
-    FILES = "files"
+    SAVING = "saving"
     """Reads or writes a checkpoint."""
-    STEPS = "steps"
-    """Trains with a trainer that does not say more."""
-    ENDS = "ends"
+    ENDING = "ending"
     """Has trained all steps."""
 
 
@@ -60,7 +58,7 @@ class Beat:
     """On the machine's monotonic clock, when this was written."""
     done: int
     """Operations that it has finished."""
-    doing: Doing
+    kind: ActivityKind
     operation: str
     """In words, as in `forward pass of microbatch 3`; empty between two operations."""
     peers: tuple[int, ...]
@@ -76,25 +74,25 @@ class Activity:
 
     def __init__(self) -> None:
         self._done = 0
-        self._now: tuple[int, Doing, str, tuple[int, ...], float] = (
+        self._now: tuple[int, ActivityKind, str, tuple[int, ...], float] = (
             0,
-            Doing.LOADS,
+            ActivityKind.LOADING,
             "start of the process",
             (),
             time.monotonic(),
         )
 
     def begin(
-        self, operation: str, peers: tuple[int, ...] = (), *, doing: Doing | None = None
+        self, operation: str, peers: tuple[int, ...] = (), *, kind: ActivityKind | None = None
     ) -> None:
-        """Something begins, and with it ends what was before; with peers it waits for these."""
-        kind = doing or (Doing.TALKS if peers else Doing.COMPUTES)
+        """An operation begins and the one before it ends; with peers it waits for these."""
+        kind = kind or (ActivityKind.COMMUNICATING if peers else ActivityKind.COMPUTING)
         self._done += 1
         self._now = (self._done, kind, operation, peers, time.monotonic())
 
     def end(self) -> None:
         """It has ended, and nothing else has begun."""
-        self.begin("", doing=Doing.COMPUTES)
+        self.begin("", kind=ActivityKind.COMPUTING)
 
     @contextmanager
     def within(self, operation: str, peers: tuple[int, ...]) -> Iterator[None]:
@@ -102,15 +100,15 @@ class Activity:
         _, kind, outer, around, _ = self._now
         self.begin(f"{outer}: {operation}", peers)
         yield
-        self.begin(outer, around, doing=kind)
+        self.begin(outer, around, kind=kind)
 
     def beat(self) -> Beat:
         """What it does now."""
-        done, doing, operation, peers, since = self._now
+        done, kind, operation, peers, since = self._now
         return Beat(
             seconds=time.monotonic(),
             done=done,
-            doing=doing,
+            kind=kind,
             operation=operation,
             peers=peers,
             since_seconds=since,
@@ -132,7 +130,7 @@ class Heartbeat:
     def write(self) -> None:
         """One beat, now."""
         beat = self._activity.beat()
-        waits = beat.doing in (Doing.TALKS, Doing.CONNECTS)
+        waits = beat.kind in (ActivityKind.COMMUNICATING, ActivityKind.CONNECTING)
         if waits and beat.seconds - beat.since_seconds >= LONG_SECONDS:
             beat = replace(beat, unanswered=unanswered())
         os.pwrite(self._handle, record_of(beat), 0)
@@ -157,7 +155,7 @@ def record_of(beat: Beat) -> bytes:
     fields = [
         beat.seconds,
         beat.done,
-        beat.doing.value,
+        beat.kind.value,
         beat.operation[:_MAX_OPERATION],
         list(beat.peers[:_MAX_PEERS]),
         beat.since_seconds,
@@ -176,11 +174,11 @@ def read_beat(path: Path) -> Beat | None:
     text = data[8:].rstrip()
     if len(data) != RECORD_BYTES or data[:8] != b"%08x" % zlib.crc32(text):
         return None
-    seconds, done, doing, operation, peers, since, addresses = json.loads(text)
+    seconds, done, kind, operation, peers, since, addresses = json.loads(text)
     return Beat(
         seconds=seconds,
         done=done,
-        doing=Doing(doing),
+        kind=ActivityKind(kind),
         operation=operation,
         peers=tuple(peers),
         since_seconds=since,

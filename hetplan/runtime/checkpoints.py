@@ -1,12 +1,15 @@
-"""Which checkpoints a run saves, keeps and goes on from, and where are they?
+"""Which checkpoints a run saves, keeps and resumes from, and where they lie.
 
     SAVE/step-00000020/          a checkpoint after 20 steps; the next step to train is 20
     SAVE/.step-00000040.partial  one that is being written, or was when its run was killed
     SAVE/.step-00000000.old      one that is being deleted
 
 A folder gets its name when it is complete and is renamed before anything of it is deleted, so what
-is called `step-N` is whole, whenever a run is killed. What is left of a killed run goes at the next
+is called `step-N` is whole, whenever a run is killed. What a killed run left is deleted at the next
 save.
+
+A training goes on where model, data and update rule are what they were; the plan, the number of
+ranks and the precision may differ. Nothing is saved where checkpoints of another run lie.
 """
 
 from __future__ import annotations
@@ -14,53 +17,30 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hetplan.cost.components.step import clips_gradients
 from hetplan.errors import Fault, InputError
 from hetplan.files.writing import sync_folder
+from hetplan.job.spec import Job, Precision
+from hetplan.model.spec import ModelSpec
+from hetplan.profiling.updating import RULE_STATES
+from hetplan.runtime.checkpoint_contents import (
+    MANIFEST,
+    WEIGHTS,
+    CheckpointManifest,
+    TrainedJob,
+    check_checkpoint,
+    numerics_differences,
+    open_checkpoint,
+)
+from hetplan.runtime.training import CheckpointRequest
 
-DEFAULT_KEEP = 2
-"""One to go on from while the next one is written, and one before it."""
 _NAME = re.compile(r"step-(\d{8,})", re.ASCII)
 _LEFT_OVER = re.compile(r"\.step-\d{8,}\.(partial|old)", re.ASCII)
 
 _LOGGER = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRequest:
-    """What a run is asked to save and to go on from; folders as text."""
-
-    save: str = ""
-    """Folder of the run's checkpoints; empty: none are saved."""
-    save_every: int = 0
-    """Steps from one checkpoint to the next; 0: one, at the end. The end always has one."""
-    load: str = ""
-    """A folder of checkpoints, of which the last one is taken, or one checkpoint (in a `Training`
-    always this: `checkpoints_checks.settle`); empty: the run begins anew."""
-    keep: int = DEFAULT_KEEP
-    """Checkpoints that stay; older ones are deleted when a newer one is complete. 0: all stay."""
-
-    def __post_init__(self) -> None:
-        if self.save_every < 0 or self.keep < 0:
-            raise InputError(
-                f"save_every is {self.save_every}, keep is {self.keep}; both must be at least 0"
-            )
-        if self.save_every and not self.save:
-            raise InputError(
-                f"a checkpoint every {self.save_every} steps is asked for and no folder to save to "
-                "(--save)"
-            )
-
-    def is_due(self, done: int, *, last: bool) -> bool:
-        """Whether a checkpoint is saved after this many steps."""
-        every = bool(self.save_every) and done % self.save_every == 0
-        return bool(self.save) and (last or every)
-
-
-NO_CHECKPOINTS = CheckpointRequest()
-"""Nothing is saved, and the run begins anew."""
 
 
 def step_folder(parent: Path, step: int) -> Path:
@@ -70,21 +50,27 @@ def step_folder(parent: Path, step: int) -> Path:
 
 def steps_of(folder: Path) -> int | None:
     """Steps that the checkpoint of this name was saved after; None where it is no such name."""
-    found = _NAME.fullmatch(folder.name)
-    return None if found is None else int(found[1])
+    match = _NAME.fullmatch(folder.name)
+    return None if match is None else int(match[1])
 
 
 def checkpoints_in(parent: Path) -> tuple[Path, ...]:
     """Every folder with the name of a checkpoint, the one with the most steps first."""
     try:
-        found = [each for each in parent.iterdir() if steps_of(each) is not None and each.is_dir()]
+        folders = [
+            folder
+            for folder in parent.iterdir()
+            if steps_of(folder) is not None and folder.is_dir()
+        ]
     except FileNotFoundError:
         return ()
     except OSError as error:
         raise InputError(
             Fault(file=str(parent), message=f"cannot be read: {error.strerror}")
         ) from error
-    return tuple(sorted(found, key=lambda each: (steps_of(each) or 0, each.name), reverse=True))
+    return tuple(
+        sorted(folders, key=lambda folder: (steps_of(folder) or 0, folder.name), reverse=True)
+    )
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -92,15 +78,13 @@ def last_checkpoint(folder: Path) -> Path | None:
 
     Those that are damaged are passed over with a warning.
     """
-    from hetplan.runtime.weights.native import open_native
-
-    for each in checkpoints_in(folder):
+    for checkpoint in checkpoints_in(folder):
         try:
-            open_native(each)
+            check_checkpoint(checkpoint)
         except InputError as error:
-            _LOGGER.warning("%s is damaged and passed over: %s", each, error.faults[0])
+            _LOGGER.warning("%s is damaged and passed over: %s", checkpoint, error.faults[0])
         else:
-            return each
+            return checkpoint
     return None
 
 
@@ -109,27 +93,25 @@ def checkpoint_at(load: Path) -> Path:
 
     The folder itself where it is one, else the last one in it; an InputError where there is none.
     """
-    from hetplan.runtime.weights.native import MANIFEST
-
     if (load / MANIFEST).is_file() or steps_of(load) is not None:
         return load
-    found = last_checkpoint(load)
-    if found is None:
+    last = last_checkpoint(load)
+    if last is None:
         message = (
             "there is no such folder"
             if not load.is_dir()
-            else "holds no whole checkpoint; --load takes the folder of an earlier --save, one "
-            "checkpoint in it, or what `hetplan convert weights --to native` wrote"
+            else "holds no whole checkpoint; --load takes the folder of an earlier --save, or one "
+            "checkpoint in it"
         )
         raise InputError(Fault(file=str(load), message=message))
-    return found
+    return last
 
 
 def clear_left_over(parent: Path) -> None:
     """Delete what killed runs left of checkpoints that were being written or deleted."""
-    for each in parent.iterdir():
-        if _LEFT_OVER.fullmatch(each.name):
-            shutil.rmtree(each, ignore_errors=True)
+    for entry in parent.iterdir():
+        if _LEFT_OVER.fullmatch(entry.name):
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 def delete_old(parent: Path, keep: int) -> None:
@@ -137,14 +119,174 @@ def delete_old(parent: Path, keep: int) -> None:
 
     What cannot be deleted stays, with a warning: the newer ones are whole, the run can go on.
     """
-    for each in checkpoints_in(parent)[keep:] if keep else ():
-        going = each.with_name(f".{each.name}.old")
-        shutil.rmtree(going, ignore_errors=True)
+    for checkpoint in checkpoints_in(parent)[keep:] if keep else ():
+        renamed = checkpoint.with_name(f".{checkpoint.name}.old")
+        shutil.rmtree(renamed, ignore_errors=True)
         try:
-            each.rename(going)
+            checkpoint.rename(renamed)
             # No power cut may bring the name back to a folder of which parts are gone.
             sync_folder(parent)
         except OSError as error:
-            _LOGGER.warning("%s could not be deleted: %s", each, error.strerror or error)
+            _LOGGER.warning("%s could not be deleted: %s", checkpoint, error.strerror or error)
             continue
-        shutil.rmtree(going, ignore_errors=True)
+        shutil.rmtree(renamed, ignore_errors=True)
+
+
+# What must be the same, because the loss depends on it.
+_SAME = ("optimizer", "gradient_clipping", "global_batch_size", "sequence_length", "seed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """A checkpoint that a run goes on from."""
+
+    folder: Path
+    manifest: CheckpointManifest
+    states: tuple[str, ...]
+    """Those that are read: of converted weights the weights alone, so the optimizer begins anew."""
+    trained: TrainedJob
+    """What the run's own checkpoints say of the training."""
+    notes: tuple[str, ...]
+    """What a person should know, one sentence each."""
+
+
+def trained_job(job: Job) -> TrainedJob:
+    """What a checkpoint says of a training that began with this job."""
+    return TrainedJob(
+        optimizer=job.optimizer,
+        gradient_clipping=clips_gradients(job),
+        global_batch_size=job.global_batch_size,
+        sequence_length=job.sequence_length,
+        seed=job.seed,
+        precision=job.precision,
+    )
+
+
+def resume_of(folder: Path, model: ModelSpec, job: Job, *, steps: int) -> Resume:
+    """How the job goes on from this checkpoint up to `steps` steps.
+
+    An InputError with every reason why it cannot: another model, other data, another update rule,
+    steps that are done already, or a checkpoint that is not whole.
+    """
+    manifest, _ = open_checkpoint(folder, model, (WEIGHTS,))
+    place, now, before = str(folder / MANIFEST), trained_job(job), manifest.trained
+    faults = [
+        Fault(
+            file=place,
+            field=f"trained.{name}",
+            message=f"the checkpoint was trained with {getattr(before, name)}, the job has "
+            f"{getattr(now, name)}: the loss would not go on; give the job the same {name}",
+        )
+        for name in _SAME
+        if before is not None and getattr(before, name) != getattr(now, name)
+    ]
+    if manifest.step >= steps:
+        message = (
+            f"{manifest.step} steps are done and the run is to have {steps} in all; ask for more "
+            "(--steps counts from the first step of the training)"
+        )
+        faults.append(Fault(file=place, field="step", message=message))
+    if faults:
+        raise InputError(*faults)
+    states: tuple[str, ...] = (WEIGHTS,)
+    if before is not None:
+        states = (WEIGHTS, *RULE_STATES[job.optimizer])
+        open_checkpoint(folder, model, states)
+    goes_on = before is not None and before.precision is now.precision
+    begun_from = before.begun_from if before is not None and goes_on else str(folder.resolve())
+    return Resume(
+        folder=folder,
+        manifest=manifest,
+        states=states,
+        trained=replace(now, begun_from=begun_from),
+        notes=tuple(_notes(folder, manifest, now)),
+    )
+
+
+def _notes(folder: Path, manifest: CheckpointManifest, now: TrainedJob) -> list[str]:
+    before = manifest.trained
+    notes = [f"goes on from {folder}, after {manifest.step} steps"]
+    if before is None:
+        kept = ", ".join(manifest.states)
+        notes.append(f"{folder} is no training's checkpoint ({kept}): the optimizer begins anew")
+    elif before.precision is not now.precision:
+        notes.append(
+            f"trained in {before.precision} so far and in {now.precision} from here on: passes "
+            "round otherwise; weights and optimizer state are kept in float32 and lose nothing"
+        )
+    notes += [
+        f"the trainer computes otherwise: {difference}"
+        for difference in numerics_differences(manifest)
+    ]
+    return notes
+
+
+def check_loss_faults(resume: Resume | None) -> tuple[Fault, ...]:
+    """Why the losses of this run cannot be those of one process from the seed on."""
+    if resume is None or not resume.trained.begun_from:
+        return ()
+    return (
+        Fault(
+            file=str(resume.folder),
+            message="--check-loss compares with one process that trains from the job's first "
+            f"weights on in {Precision.FLOAT32}; this training did not begin from those "
+            f"({resume.trained.begun_from}): leave --check-loss out",
+        ),
+    )
+
+
+def settle(
+    request: CheckpointRequest, model: ModelSpec, job: Job, *, steps: int
+) -> tuple[CheckpointRequest, Resume | None]:
+    """The request with absolute folders and one checkpoint to go on from; None: it begins anew.
+
+    An InputError where the run cannot go on from it, or must not save to that folder.
+    """
+    resume = None
+    if request.load:
+        folder = checkpoint_at(Path(request.load).resolve())
+        resume = resume_of(folder, model, job, steps=steps)
+        request = replace(request, load=str(folder))
+    if request.save:
+        request = replace(request, save=str(Path(request.save).resolve()))
+        check_save(Path(request.save), None if resume is None else resume.folder)
+    return request, resume
+
+
+def check_save(parent: Path, loaded: Path | None) -> None:
+    """An InputError where the run must not save there: other checkpoints are in the folder.
+
+    The folder may hold the checkpoint that the run goes on from (`loaded`) and earlier ones. Makes
+    the folder; damaged ones later than `loaded` are renamed, with a warning.
+    """
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        message = f"no checkpoint can be saved there: {error.strerror or error}"
+        raise InputError(Fault(file=str(parent), message=message)) from error
+    if (parent / MANIFEST).exists():
+        message = "is a checkpoint itself; checkpoints are saved to a folder that holds them"
+        raise InputError(Fault(file=str(parent), message=message))
+    checkpoints = checkpoints_in(parent)
+    if not checkpoints:
+        return
+    if loaded is None or loaded.resolve().parent != parent.resolve():
+        message = (
+            f"has checkpoints of another run, the last is {checkpoints[0].name}; go on from it "
+            f"with --load {parent}, or save to another folder"
+        )
+        raise InputError(Fault(file=str(parent), message=message))
+    start = steps_of(loaded) or 0
+    later = [checkpoint for checkpoint in checkpoints if (steps_of(checkpoint) or 0) > start]
+    last = last_checkpoint(parent) if later else None
+    if last is not None and last.resolve() != loaded.resolve():
+        message = (
+            f"has {last.name}, which is later than {loaded.name} that the run goes on from; go on "
+            "from the later one, move it away, or save to another folder"
+        )
+        raise InputError(Fault(file=str(parent), message=message))
+    for checkpoint in later:
+        aside = checkpoint.with_name(f"{checkpoint.name}.damaged")
+        _LOGGER.warning("%s is damaged; it is now %s", checkpoint, aside.name)
+        shutil.rmtree(aside, ignore_errors=True)
+        checkpoint.rename(aside)

@@ -1,14 +1,24 @@
-"""How a rank sums its gradients with the copies of other ranks.
+"""How a rank sums its gradients, shares the optimizer and clips by the global norm.
 
-What a rank puts into one exchange is a list of views of its gradients. Where they lie next to each
-other, in a stretch of the gradient vector that no other exchange touches, that stretch is the
-message; otherwise they are copied into one and back. All messages are filled before any is summed:
-a gradient that takes part in several sums goes into each of them as it was.
+`Sums`: what a rank puts into one exchange is a list of views of its gradients. Where they lie next
+to each other, in a stretch of the gradient vector that no other exchange touches, that stretch is
+the message; otherwise they are copied into one and back. All messages are filled before any is
+summed: a gradient that takes part in several sums goes into each of them as it was.
+
+`Shard`: with ZeRO-1 (arXiv 1910.02054) each rank of a sharding group gets the sum of its part
+alone and updates that part; then the updated weights are gathered. With several sharding groups
+(arXiv 2205.00119) the parts are summed once more between the groups. All weights of a rank are one
+vector; its parts are equally long, the last one is filled up with zeros.
+
+`clip`: the global norm counts every weight of the model once: the copy of the first pipeline's
+first data-parallel rank; the lowest tensor-parallel rank's where several hold the same; a tied
+matrix as the embedding's. Gradients are scaled where the norm is above `MAX_NORM`, as
+torch.nn.utils.clip_grad_norm_ does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,10 +26,15 @@ from torch import Tensor, nn
 
 from hetplan.cost.network.segments import TrafficClass
 from hetplan.errors import InputError
+from hetplan.job.spec import Optimizer
+from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.plan import LayerRange
 from hetplan.profiling.layers import Embedding, GptLayer, Head, LlamaLayer
+from hetplan.profiling.updating import make_rule, rule_state, set_updates
+from hetplan.profiling.weights import parameter_slices
 from hetplan.runtime.communicator.channels import Channel
-from hetplan.runtime.exchanges import ParameterPart
+from hetplan.runtime.gradient_groups import ParameterPart
+from hetplan.runtime.placement import RankPlace
 
 Named = Mapping[tuple[int, str], nn.Parameter]
 """Parameters by the position of their layer and their name; a tied one under both of its names."""
@@ -27,17 +42,17 @@ Named = Mapping[tuple[int, str], nn.Parameter]
 
 def named_parameters(modules: Sequence[nn.Module], chunks: Sequence[LayerRange]) -> Named:
     """The parameters of a stage's modules, one module per layer range."""
-    found: dict[tuple[int, str], nn.Parameter] = {}
+    named: dict[tuple[int, str], nn.Parameter] = {}
     for module, chunk in zip(modules, chunks, strict=True):
         layers = [
-            each
-            for each in module.modules()
-            if isinstance(each, Embedding | GptLayer | LlamaLayer | Head)
+            module_part
+            for module_part in module.modules()
+            if isinstance(module_part, Embedding | GptLayer | LlamaLayer | Head)
         ]
         for position, layer in zip(range(chunk.start, chunk.stop), layers, strict=True):
             for name, parameter in layer.named_parameters(recurse=False):
-                found[position, name] = parameter
-    return found
+                named[position, name] = parameter
+    return named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +66,14 @@ class Part:
 
 def parts_of(named: Named, parts: Iterable[ParameterPart]) -> tuple[Tensor, ...]:
     """Views of the gradients of these parts; of a tied matrix once."""
-    found: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+    views: dict[tuple[int, tuple[int, ...]], Tensor] = {}
     for part in parts:
         gradient = named[part.position, part.name].grad
         if gradient is None:
             raise InputError(f"{part.name} of layer {part.position} has no gradient")
         view = gradient.narrow(part.dim, part.start, part.length)
-        found.setdefault((view.data_ptr(), tuple(view.shape)), view)
-    return tuple(found.values())
+        views.setdefault((view.data_ptr(), tuple(view.shape)), view)
+    return tuple(views.values())
 
 
 class Sums:
@@ -76,14 +91,14 @@ class Sums:
 
     def expect(self) -> None:
         """Let what other ranks send come in from now on: the earlier, the sooner it is there."""
-        for each in self._sums:
-            each.expect()
+        for one_sum in self._sums:
+            one_sum.expect()
 
     def run(self) -> None:
         """Sum; returns when every gradient has its sum (on an accelerator: when it will have)."""
         for message in self._messages:
             message.fill()
-        works = [each.start() for each in self._sums]
+        works = [one_sum.start() for one_sum in self._sums]
         for work, message in zip(works, self._messages, strict=True):
             work.wait()
             message.spread()
@@ -134,3 +149,144 @@ def _follow(views: Sequence[Tensor]) -> bool:
             return False
         at += view.numel() * view.element_size()
     return True
+
+
+class Shard:
+    """One rank's part of the weights of a stage, and the rule that updates it."""
+
+    def __init__(
+        self,
+        weights: Tensor,
+        gradients: Tensor,
+        optimizer: Optimizer,
+        *,
+        inside: Channel,
+        across: Channel | None,
+        index: int,
+    ) -> None:
+        """`inside`: the ranks that split the vector, of which this one has part `index`;
+        `across`: those of other groups with the same part.
+        """
+        self._weights, self._gradients = weights, gradients
+        self._inside = inside
+        total, self.parts = weights.numel(), len(inside.ranks)
+        parts = self.parts
+        size = -(-total // parts)
+        self.start = min(total, index * size)
+        """Of this rank's part in the vector."""
+        stop = min(total, self.start + size)
+        self._padded = weights.new_zeros(parts * size) if parts * size != total else None
+        self.gradients = gradients.new_zeros(size)
+        """Of this rank's part, after `reduce`."""
+        self._across = (
+            None if across is None else across.sum_of(self.gradients, TrafficClass.DATA_PARALLEL)
+        )
+        mine = weights[self.start : stop]
+        exact = weights.dtype == torch.float32
+        self._updated = nn.Parameter(mine if exact else mine.float())
+        self._mine = mine
+        self._rule = make_rule(optimizer, [self._updated])
+
+    @property
+    def updated(self) -> Tensor:
+        """This part of the weights in float32, as the rule updates it."""
+        return self._updated
+
+    def state(self) -> dict[str, Tensor]:
+        """The rule's state of `updated` (`hetplan.profiling.updating.rule_state`)."""
+        return rule_state(self._rule, self._updated)
+
+    def resume(self, updates: int) -> None:
+        """Go on as after this many updates; the whole vector of weights is set already."""
+        set_updates(self._rule, self._updated, updates)
+
+    def counted(self, views: Iterable[Tensor]) -> Sequence[Tensor]:
+        """What of these stretches of the gradient vector lies in this part, as views of it."""
+        own = []
+        for view in views:
+            at = (view.data_ptr() - self._gradients.data_ptr()) // view.element_size()
+            start = max(at, self.start)
+            stop = min(at + view.numel(), self.start + self.gradients.numel())
+            if start < stop:
+                own.append(self.gradients[start - self.start : stop - self.start])
+        return tuple(own)
+
+    def expect(self) -> None:
+        """Let what other groups send come in from now on: the earlier, the sooner it is there."""
+        if self._across is not None:
+            self._across.expect()
+
+    def reduce(self) -> None:
+        """Sum the gradients over all copies."""
+        message = self._gradients
+        if self._padded is not None:
+            self._padded[: message.numel()].copy_(message)
+            message = self._padded
+        self._inside.scatter_sum(message, self.gradients)
+        if self._across is not None:
+            self._across.start().wait()
+
+    def update(self) -> None:
+        """Apply the rule to this part and gather all parts."""
+        size = self._mine.numel()
+        self._updated.grad = self.gradients[:size].to(self._updated.dtype)
+        self._rule.step()
+        if self._updated.data_ptr() != self._mine.data_ptr():
+            self._mine.copy_(self._updated.detach())
+        if self._padded is None:
+            self._inside.gather(self._mine, self._weights)
+            return
+        filled = self._weights.new_zeros(self.gradients.numel())
+        filled[:size].copy_(self._mine)
+        self._inside.gather(filled, self._padded)
+        self._weights.copy_(self._padded[: self._weights.numel()])
+
+
+MAX_NORM = 1.0
+"""As Megatron-LM's default, --clip-grad (megatron/training/arguments.py)."""
+EPSILON = 1e-6
+"""Added to the norm before dividing, as torch.nn.utils.clip_grad_norm_ does."""
+
+
+def counted_parts(model: ModelSpec, place: RankPlace) -> Iterator[ParameterPart]:
+    """What this rank adds to the norm, the copies of its whole stage left out of account."""
+    for chunk in place.chunks:
+        for position in range(chunk.start, chunk.stop):
+            kind = model.layers[position]
+            tied_head = model.tied_embeddings and kind is LayerKind.HEAD
+            lower = max(0, place.tp_index - 1)
+            mine = parameter_slices(model, kind, tp=place.tp, tp_rank=place.tp_index)
+            below = parameter_slices(model, kind, tp=place.tp, tp_rank=lower)
+            for parameter, other in zip(mine, below, strict=True):
+                if tied_head and parameter.name == "weight":
+                    continue
+                row = 0
+                for piece, same in zip(parameter.parts, other.parts, strict=True):
+                    # Slices of equal start follow each other: starts never fall with tp_index.
+                    if place.tp_index == 0 or same.start != piece.start:
+                        yield ParameterPart(
+                            position=position,
+                            name=parameter.name,
+                            dim=0,
+                            start=row,
+                            length=piece.shape[0],
+                        )
+                    row += piece.shape[0]
+
+
+def counts(place: RankPlace, parts: int = 1) -> bool:
+    """Whether this rank's copy is the one that counts, or has one of the `parts` of it."""
+    return place.pipeline == 0 and place.dp_index < parts
+
+
+def clip(gradients: Tensor, counted: Sequence[Tensor], everyone: Channel | None) -> None:
+    """Scale all gradients of this rank so that the norm of all ranks' is at most `MAX_NORM`.
+
+    `counted` are the views of them that this rank adds to the norm.
+    """
+    total = torch.zeros((), dtype=torch.float32, device=gradients.device)
+    for view in counted:
+        total += torch.linalg.vector_norm(view, dtype=torch.float32).square()
+    if everyone is not None:
+        everyone.start_sum(total, None).wait()
+    gradients.mul_(torch.clamp(MAX_NORM / (total.sqrt() + EPSILON), max=1.0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -23,7 +23,7 @@ class Groups:
     """All ranks of the rank's pipeline, for messages over each of its boundaries; one channel
     where their transports are served alike."""
     channels: tuple[Channel, ...]
-    """Those among the ranks that were asked for, of which this is one."""
+    """The groups of the gradients' reduction that this rank is in."""
     everyone: Channel | None
     """All ranks of the plan."""
     control: dist.ProcessGroup
@@ -34,7 +34,7 @@ class Groups:
 
     def channel(self, ranks: tuple[int, ...]) -> Channel | None:
         """The channel among these ranks; None where this is none of them."""
-        return next((each for each in self.channels if each.ranks == ranks), None)
+        return next((candidate for candidate in self.channels if candidate.ranks == ranks), None)
 
 
 def backend_of(transport: str, collectives: str) -> str:
@@ -47,6 +47,40 @@ def needs_staging(backend: str, collectives: str) -> bool:
     return backend == "gloo" and collectives != "gloo"
 
 
+class _Opener:
+    """Opens the channels of one rank, each once, in the order of the calls."""
+
+    def __init__(
+        self, rank: int, collectives: str, timeout: timedelta, sums: Sequence[GroupSum]
+    ) -> None:
+        self._rank, self._collectives, self._timeout = rank, collectives, timeout
+        self._levels = {group.ranks: group.levels for group in sums}
+        self._channels: dict[tuple[tuple[int, ...], str], Channel | None] = {}
+        self.sent = SentBytes(float)
+
+    def open(self, ranks: tuple[int, ...], transport: str = "") -> Channel | None:
+        """The channel among these ranks; None where this is none of them, or the only one."""
+        backend = backend_of(transport, self._collectives)
+        if len(ranks) == 1:
+            return None
+        if (ranks, backend) not in self._channels:
+            self._channels[ranks, backend] = open_channel(
+                ranks,
+                self._rank,
+                self.sent,
+                backend=backend,
+                timeout=self._timeout,
+                staged=needs_staging(backend, self._collectives),
+                levels=self._levels.get(ranks) if backend == "gloo" else None,
+            )
+        return self._channels[ranks, backend]
+
+    def open_own(self, groups: Iterable[tuple[tuple[int, ...], str]]) -> tuple[Channel, ...]:
+        """Open all of these groups; the channels of which this rank is one."""
+        channels = [self.open(ranks, transport) for ranks, transport in groups]
+        return tuple(channel for channel in dict.fromkeys(channels) if channel is not None)
+
+
 def open_groups(
     places: Sequence[RankPlace],
     rank: int,
@@ -54,63 +88,38 @@ def open_groups(
     collectives: str,
     timeout: timedelta,
     transports: Sequence[tuple[str, ...]] = (),
-    asked: Sequence[tuple[tuple[int, ...], str]] = (),
+    reduction_groups: Sequence[tuple[tuple[int, ...], str]] = (),
     sums: Sequence[GroupSum] = (),
 ) -> Groups | None:
     """The groups of this rank; None where it has no place in the plan.
 
     Every rank of the default process group must call it, those without a place too: torch numbers
     groups in the order in which all processes make them. `collectives` is the torch.distributed
-    backend that moves the memory of the ranks' devices; `transports` are those of
-    the boundaries of each pipeline, `asked` groups beside those of the layers and of the pipelines,
-    with their transports (`Reduction.groups`); `sums` says which of them sum level by level, where
-    gloo serves them.
+    backend that moves the memory of the ranks' devices; `transports` are those of the boundaries
+    of each pipeline, `reduction_groups` those of `Reduction.groups`; `sums` says which of them sum
+    level by level, where gloo serves them.
     """
-    levels = {each.ranks: each.levels for each in sums}
+    opener = _Opener(rank, collectives, timeout, sums)
     members = tuple(place.rank for place in places)
-    sent = SentBytes(float)
-    control = open_channel(members, rank, sent, backend="gloo", timeout=timeout)
-    channels: dict[tuple[tuple[int, ...], str], Channel | None] = {}
-
-    def channel(ranks: tuple[int, ...], transport: str = "") -> Channel | None:
-        backend = backend_of(transport, collectives)
-        if len(ranks) == 1:
-            return None
-        if (ranks, backend) not in channels:
-            channels[ranks, backend] = open_channel(
-                ranks,
-                rank,
-                sent,
-                backend=backend,
-                timeout=timeout,
-                staged=needs_staging(backend, collectives),
-                levels=levels.get(ranks) if backend == "gloo" else None,
-            )
-        return channels[ranks, backend]
-
-    tensor = [channel(ranks) for ranks in dict.fromkeys(place.tp_ranks for place in places)]
-    pipelines = []
+    control = open_channel(members, rank, opener.sent, backend="gloo", timeout=timeout)
+    tensor = opener.open_own((place.tp_ranks, "") for place in places)
+    boundaries: list[Channel] = []
     for pipeline in dict.fromkeys(place.pipeline for place in places):
-        own = tuple(place.rank for place in places if place.pipeline == pipeline)
-        last = max(place.position for place in places if place.pipeline == pipeline)
-        mine = transports[pipeline] if transports else ("",) * last
-        pipelines.append(tuple(channel(own, each) for each in mine))
-    others = [channel(ranks, transport) for ranks, transport in asked]
-    everyone = channel(members)
+        own = [place for place in places if place.pipeline == pipeline]
+        ranks = tuple(place.rank for place in own)
+        last = max(place.position for place in own)
+        for transport in transports[pipeline] if transports else ("",) * last:
+            channel = opener.open(ranks, transport)
+            boundaries += [channel] if channel is not None else []
+    channels = opener.open_own(reduction_groups)
+    everyone = opener.open(members)
     if control is None:
         return None
     return Groups(
-        tensor=next((each for each in tensor if each is not None), None),
-        boundaries=next(
-            (
-                tuple(each for each in found if each is not None)
-                for found in pipelines
-                if found and found[0] is not None
-            ),
-            (),
-        ),
-        channels=tuple(each for each in dict.fromkeys(others) if each is not None),
+        tensor=tensor[0] if tensor else None,
+        boundaries=tuple(boundaries),
+        channels=channels,
         everyone=everyone,
         control=control.group,
-        sent=sent,
+        sent=opener.sent,
     )

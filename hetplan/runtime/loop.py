@@ -1,4 +1,4 @@
-"""How a run is measured: train step after step, and gather what every rank has seen.
+"""The training loop of one rank: train step after step, and gather what every rank measured.
 
 A step's time is the longest time of a rank from a barrier to the end of its update. Everything
 else happens between steps: drawing samples, gathering times and losses, saving checkpoints,
@@ -13,9 +13,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, dataclass, replace
 from datetime import timedelta
-from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,18 +22,36 @@ import torch.distributed as dist
 from hetplan.cost.network.segments import TrafficClass
 from hetplan.profiling.backends import Backend
 from hetplan.profiling.pacing import Pacer
-from hetplan.runtime.activity import Activity, Doing
-from hetplan.runtime.checkpoints_run import RunCheckpoints
-from hetplan.runtime.exchanges import reduction_of
+from hetplan.runtime.activity import Activity, ActivityKind
+from hetplan.runtime.gradient_groups import reduction_of
 from hetplan.runtime.groups import Groups, open_groups
 from hetplan.runtime.measured import RankMeasure, SentBytes, StepRecord, TrainingReport
-from hetplan.runtime.placement import place_ranks
-from hetplan.runtime.trainer import StepTimes, Trainer
+from hetplan.runtime.placement import RankPlace, place_ranks
+from hetplan.runtime.trainer import Batch, Trainer
 from hetplan.runtime.training import Training
+from hetplan.runtime.training_state import RunCheckpoints
 
 OnStep = Callable[[StepRecord], None]
 Stop = Callable[[int], bool]
-"""Asked on the first rank after each step, with the number of steps that are done: end here?"""
+"""Called on the first rank after each step with the number of steps done; True ends the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStep:
+    """One rank's figures of one step; numbers only, so that ranks exchange them as one row."""
+
+    seconds: float
+    busy_seconds: float
+    tensor_parallel_seconds: float
+    wait_seconds: float
+    reduction_seconds: float
+    optimizer_seconds: float
+    loss_share: float
+    paced_passes: float
+    overruns: float
+    peak_memory_bytes: float
+    stops: float
+    """1 where the run ends after this step; the first rank decides."""
 
 
 def train(
@@ -50,13 +67,14 @@ def train(
 
     The default process group must exist, with the plan's ranks as its first ones, and all its
     ranks must call this; those without a place in the plan get None at once. `on_step` is called
-    after each step. Where the first rank's `stop` says so, all ranks leave after that step, with a
-    checkpoint where the training asks for any and a report of the steps so far. `activity` is told
-    what this rank does.
+    after each step. Where the first rank's `stop` returns True, all ranks leave after that step,
+    with a checkpoint where the training saves any and a report of the steps so far. `activity`
+    records what this rank does.
     """
     places = place_ranks(training.plan)
-    doing = activity or Activity()
-    doing.begin("opening of connections", _others(rank, places), doing=Doing.CONNECTS)
+    activity = activity or Activity()
+    others = tuple(place.rank for place in places if place.rank != rank)
+    activity.begin("opening of connections", others, kind=ActivityKind.CONNECTING)
     reduction = reduction_of(training.plan, places)
     groups = open_groups(
         places,
@@ -67,12 +85,12 @@ def train(
             tuple(boundary.transport for boundary in pipeline.boundaries)
             for pipeline in training.plan.pipelines
         ],
-        asked=reduction.groups(),
+        reduction_groups=reduction.groups(),
         sums=training.sums,
     )
     if groups is None:
         return None
-    doing.begin("building of its layers", doing=Doing.STARTS)
+    activity.begin("building of its layers", kind=ActivityKind.STARTING)
     pacer = _pacer(training, rank)
     memory = Memory(backend)
     trainer = Trainer(
@@ -85,142 +103,13 @@ def train(
         backend,
         reduction=reduction,
         pacer=pacer,
-        activity=doing,
+        activity=activity,
     )
-    checkpoints = RunCheckpoints(training, trainer.state, groups.control, doing)
-    report = measured_run(
-        training,
-        trainer,
-        places,
-        groups.control,
-        memory,
-        first_step=checkpoints.resume(),
-        pacer=pacer,
-        on_step=on_step,
-        stop=stop,
-        after_step=checkpoints.after_step,
-        activity=doing,
-    )
-    doing.begin("exchange of what was sent", _others(rank, places))
+    checkpoints = RunCheckpoints(training, trainer.state, groups.control, activity)
+    loop = _Loop(training, trainer, places, rank, groups.control, memory, pacer, activity)
+    report = loop.run(checkpoints, on_step=on_step, stop=stop)
+    activity.begin("exchange of sent bytes", others)
     return replace(report, sent=_sent_bytes(groups, len(places), len(report.steps)))
-
-
-def _sent_bytes(groups: Groups, num_ranks: int, steps: int) -> tuple[SentBytes, ...]:
-    """What all ranks have sent, per step."""
-    classes = tuple(TrafficClass)
-    row = [groups.sent[traffic, to] for traffic in classes for to in range(num_ranks)]
-    rows = _gathered(row, groups.control, num_ranks)
-    return tuple(
-        SentBytes(
-            source=source,
-            target=at % num_ranks,
-            traffic=classes[at // num_ranks].value,
-            bytes_per_step=size / steps,
-        )
-        for source, found in enumerate(rows)
-        for at, size in enumerate(found)
-        if size
-    )
-
-
-Drawn = TypeVar("Drawn")
-
-
-class AfterStep(Protocol):
-    """What every rank does between two steps."""
-
-    def __call__(self, done: int, *, last: bool) -> None:
-        """`done` steps are done, of all runs of the training; `last`: no other follows."""
-        ...
-
-
-class Place(Protocol):
-    """Where a rank stands in the plan."""
-
-    @property
-    def rank(self) -> int: ...  # noqa: D102
-    @property
-    def device(self) -> int: ...  # noqa: D102
-    @property
-    def stage(self) -> int: ...  # noqa: D102
-    @property
-    def dp_index(self) -> int: ...  # noqa: D102
-    @property
-    def tp_index(self) -> int: ...  # noqa: D102
-
-
-class Steps(Protocol[Drawn]):
-    """One rank's part of a trainer, step by step."""
-
-    def batch(self, step: int) -> Drawn:
-        """This rank's samples of a step, on its device."""
-        ...
-
-    def step(self, batch: Drawn) -> StepTimes:
-        """Train one step; returns when the device has finished it."""
-        ...
-
-
-def measured_run(
-    training: Training,
-    trainer: Steps[Drawn],
-    places: Sequence[Place],
-    control: dist.ProcessGroup,
-    memory: Memory,
-    *,
-    first_step: int = 0,
-    pacer: Pacer | None = None,
-    on_step: OnStep | None = None,
-    stop: Stop | None = None,
-    after_step: AfterStep | None = None,
-    activity: Activity | None = None,
-) -> TrainingReport:
-    """Train the steps with a trainer that is ready; every rank of `control` gets the same report.
-
-    `memory` was made before the trainer, `places` has every rank's place. `first_step` steps are
-    done already. `after_step` is called on every rank between steps, `activity` is told what this
-    one does.
-    """
-    table, steps = [], []
-    doing = activity or Activity()
-    others = _others(dist.get_rank(control), places)
-    gc.collect()
-    gc.freeze()  # what is there now stays, so later collections need not look at it
-    gc.disable()
-    try:
-        for step in range(first_step, training.steps):
-            doing.begin(f"drawing of the samples of step {step + 1}")
-            batch = trainer.batch(step)
-            doing.begin(f"barrier before step {step + 1}", others)
-            row = _measured_step(trainer, batch, control, pacer)
-            doing.begin(f"exchange of the figures of step {step + 1}", others)
-            ends = stop is not None and dist.get_rank(control) == 0 and stop(step + 1)
-            table.append(_gathered([*row, memory.peak_bytes(), ends], control, len(places)))
-            steps.append(_record(step, table[-1], places))
-            doing.end()
-            if on_step is not None:
-                on_step(steps[-1])
-            stopped = table[-1][0][_STOP] != 0
-            if after_step is not None:
-                after_step(step + 1, last=stopped or step + 1 == training.steps)
-            if stopped:
-                break
-            gc.collect()
-    finally:
-        gc.enable()
-        gc.unfreeze()
-    # A run that goes on for the last steps, or was stopped, may have none beyond its warm-up.
-    counted = table[training.warmup_steps :] or table
-    return TrainingReport(
-        steps=tuple(steps),
-        ranks=tuple(
-            _rank_measure(each, training.device_kinds[each.rank], counted) for each in places
-        ),
-    )
-
-
-def _others(rank: int, places: Sequence[Place]) -> tuple[int, ...]:
-    return tuple(place.rank for place in places if place.rank != rank)
 
 
 def _pacer(training: Training, rank: int) -> Pacer | None:
@@ -230,52 +119,131 @@ def _pacer(training: Training, rank: int) -> Pacer | None:
     return Pacer(pace.kind(kind), stream=rank)
 
 
-def _measured_step(
-    trainer: Steps[Drawn], batch: Drawn, control: dist.ProcessGroup, pacer: Pacer | None
-) -> tuple[float, ...]:
-    """Seconds of the step and its parts, loss share, and the pacer's counters."""
-    if pacer is not None:
-        pacer.reset()
-    dist.barrier(group=control)
-    started = time.perf_counter()
-    times: StepTimes = trainer.step(batch)
-    seconds = time.perf_counter() - started
-    return (
-        seconds,
-        times.busy_seconds,
-        times.tensor_parallel_seconds,
-        max(0.0, times.pipeline_seconds - times.busy_seconds),
-        times.reduction_seconds,
-        times.optimizer_seconds,
-        times.loss_share,
-        pacer.passes if pacer else 0,
-        pacer.overruns if pacer else 0,
+def _sent_bytes(groups: Groups, num_ranks: int, steps: int) -> tuple[SentBytes, ...]:
+    """What all ranks have sent, per step."""
+    classes = tuple(TrafficClass)
+    row = [groups.sent[traffic, to] for traffic in classes for to in range(num_ranks)]
+    return tuple(
+        SentBytes(
+            source=source,
+            target=at % num_ranks,
+            traffic=classes[at // num_ranks].value,
+            bytes_per_step=size / steps,
+        )
+        for source, sizes in enumerate(_all_gather(row, groups.control, num_ranks))
+        for at, size in enumerate(sizes)
+        if size
     )
 
 
-_Row = list[float]
-"""One rank's figures of one step: those of `_measured_step` in their order, its peak memory, and
-whether the run ends here, which the first rank's says."""
-_STOP = 10
+class _Loop:
+    """The steps of one rank."""
+
+    def __init__(
+        self,
+        training: Training,
+        trainer: Trainer,
+        places: Sequence[RankPlace],
+        rank: int,
+        control: dist.ProcessGroup,
+        memory: Memory,
+        pacer: Pacer | None,
+        activity: Activity,
+    ) -> None:
+        self._training, self._trainer, self._places, self._rank = training, trainer, places, rank
+        self._control, self._memory, self._pacer = control, memory, pacer
+        self._activity = activity
+        self._others = tuple(place.rank for place in places if place.rank != rank)
+
+    def run(
+        self, checkpoints: RunCheckpoints, *, on_step: OnStep | None, stop: Stop | None
+    ) -> TrainingReport:
+        """Train the steps that are left; every rank gets the same report."""
+        table: list[list[RankStep]] = []
+        steps: list[StepRecord] = []
+        training = self._training
+        first_step = checkpoints.resume()
+        gc.collect()
+        gc.freeze()  # what is there now stays, so later collections need not look at it
+        gc.disable()
+        try:
+            for step in range(first_step, training.steps):
+                table.append(self._step(step, stop))
+                steps.append(_record(step, table[-1], self._places))
+                self._activity.end()
+                if on_step is not None:
+                    on_step(steps[-1])
+                stopped = bool(table[-1][0].stops)
+                checkpoints.after_step(step + 1, last=stopped or step + 1 == training.steps)
+                if stopped:
+                    break
+                gc.collect()
+        finally:
+            gc.enable()
+            gc.unfreeze()
+        # A run that goes on for the last steps, or was stopped, may have none beyond its warm-up.
+        counted = table[training.warmup_steps :] or table
+        return TrainingReport(
+            steps=tuple(steps),
+            ranks=tuple(
+                _rank_measure(
+                    place, training.device_kinds[place.rank], [rows[place.rank] for rows in counted]
+                )
+                for place in self._places
+            ),
+        )
+
+    def _step(self, step: int, stop: Stop | None) -> list[RankStep]:
+        """Train one step; the figures of all ranks."""
+        self._activity.begin(f"drawing of the samples of step {step + 1}")
+        batch = self._trainer.batch(step)
+        self._activity.begin(f"barrier before step {step + 1}", self._others)
+        own = self._timed_step(batch)
+        self._activity.begin(f"exchange of the figures of step {step + 1}", self._others)
+        if stop is not None and self._rank == 0 and stop(step + 1):
+            own = replace(own, stops=1.0)
+        rows = _all_gather(list(astuple(own)), self._control, len(self._places))
+        names = RankStep.__dataclass_fields__
+        return [RankStep(**dict(zip(names, row, strict=True))) for row in rows]
+
+    def _timed_step(self, batch: Batch) -> RankStep:
+        pacer = self._pacer
+        if pacer is not None:
+            pacer.reset()
+        dist.barrier(group=self._control)
+        started = time.perf_counter()
+        times = self._trainer.step(batch)
+        return RankStep(
+            seconds=time.perf_counter() - started,
+            busy_seconds=times.busy_seconds,
+            tensor_parallel_seconds=times.tensor_parallel_seconds,
+            wait_seconds=max(0.0, times.pipeline_seconds - times.busy_seconds),
+            reduction_seconds=times.reduction_seconds,
+            optimizer_seconds=times.optimizer_seconds,
+            loss_share=times.loss_share,
+            paced_passes=pacer.passes if pacer else 0,
+            overruns=pacer.overruns if pacer else 0,
+            peak_memory_bytes=self._memory.peak_bytes(),
+            stops=0.0,
+        )
 
 
-def _gathered(row: _Row, control: dist.ProcessGroup, num_ranks: int) -> list[_Row]:
-    """The rows of all ranks."""
+def _all_gather(row: list[float], control: dist.ProcessGroup, num_ranks: int) -> list[list[float]]:
     mine = torch.tensor(row, dtype=torch.float64)
     rows = [torch.empty_like(mine) for _ in range(num_ranks)]
     dist.all_gather(rows, mine, group=control)
-    return [each.tolist() for each in rows]
+    return [gathered.tolist() for gathered in rows]
 
 
-def _record(step: int, rows: list[_Row], places: Sequence[Place]) -> StepRecord:
+def _record(step: int, rows: Sequence[RankStep], places: Sequence[RankPlace]) -> StepRecord:
     # Tensor-parallel ranks of the last stage hold the same loss: one of them counts.
-    loss = sum(row[6] for row, place in zip(rows, places, strict=True) if place.tp_index == 0)
-    return StepRecord(step=step, seconds=max(row[0] for row in rows), loss=loss)
+    loss = sum(
+        row.loss_share for row, place in zip(rows, places, strict=True) if place.tp_index == 0
+    )
+    return StepRecord(step=step, seconds=max(row.seconds for row in rows), loss=loss)
 
 
-def _rank_measure(place: Place, kind: str, table: list[list[_Row]]) -> RankMeasure:
-    columns = list(zip(*(rows[place.rank] for rows in table), strict=True))
-    middle = [statistics.median(column) for column in columns]
+def _rank_measure(place: RankPlace, kind: str, rows: Sequence[RankStep]) -> RankMeasure:
     return RankMeasure(
         rank=place.rank,
         device=place.device,
@@ -283,15 +251,15 @@ def _rank_measure(place: Place, kind: str, table: list[list[_Row]]) -> RankMeasu
         stage=place.stage,
         dp_index=place.dp_index,
         tp_index=place.tp_index,
-        step_seconds=middle[0],
-        busy_seconds=middle[1],
-        tensor_parallel_seconds=middle[2],
-        wait_seconds=middle[3],
-        reduction_seconds=middle[4],
-        optimizer_seconds=middle[5],
-        paced_passes=round(sum(columns[7])),
-        overruns=round(sum(columns[8])),
-        peak_memory_bytes=max(columns[9]),
+        step_seconds=statistics.median(row.seconds for row in rows),
+        busy_seconds=statistics.median(row.busy_seconds for row in rows),
+        tensor_parallel_seconds=statistics.median(row.tensor_parallel_seconds for row in rows),
+        wait_seconds=statistics.median(row.wait_seconds for row in rows),
+        reduction_seconds=statistics.median(row.reduction_seconds for row in rows),
+        optimizer_seconds=statistics.median(row.optimizer_seconds for row in rows),
+        paced_passes=round(sum(row.paced_passes for row in rows)),
+        overruns=round(sum(row.overruns for row in rows)),
+        peak_memory_bytes=max(row.peak_memory_bytes for row in rows),
     )
 
 

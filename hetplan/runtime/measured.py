@@ -32,8 +32,7 @@ class RankMeasure:
     busy_seconds: float
     """All forward and backward passes, communication of the tensor-parallel group included."""
     tensor_parallel_seconds: float
-    """Communication inside the figure above; 0 on accelerators and with megatron-core, where it is
-    not told apart."""
+    """Communication inside the figure above; 0 on accelerators, where it is not told apart."""
     wait_seconds: float
     """From the begin of the step until the rank leaves the pipeline, less busy time. An estimate's
     wait goes on until every stage has left it, so late stages have the larger estimate."""

@@ -1,12 +1,18 @@
 """What one rank sends and receives for the messages between stages of its pipeline.
 
 A message (direction, hop, microbatch) of the schedule is, for one rank, a few parcels: parts of the
-samples that it computes, to or from ranks of the other side (`hetplan.runtime.resharding`).
+samples that it computes, to or from ranks of the other side.
+
+Every tensor-parallel rank of a stage has the whole activations of its samples (and the whole sum of
+the gradient of its inputs), so any of them can send a sample, and each rank of the other side needs
+its own samples once. Of the ranks that have a sample the one at the same relative place in its
+tensor-parallel group sends it: with equal degrees on both sides that is the rank of the same
+position, and nobody sends what nobody needs (`transfers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +20,8 @@ from torch import Tensor
 
 from hetplan.cost.replay.programs import Message, ends_of_hop
 from hetplan.runtime.communicator.channels import Channel, Parcel
-from hetplan.runtime.communicator.works import Work
+from hetplan.runtime.communicator.staging import Work
 from hetplan.runtime.placement import RankPlace
-from hetplan.runtime.resharding import Holder, Transfer, holder_of, transfers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +52,13 @@ class Messages:
         self._place, self._like = place, like
         self._num_microbatches = num_microbatches
         stages: dict[int, list[Holder]] = {}
-        for each in places:
-            if each.pipeline == place.pipeline:
-                stages.setdefault(each.position, []).append(holder_of(each))
+        for member in places:
+            if member.pipeline == place.pipeline:
+                stages.setdefault(member.position, []).append(holder_of(member))
         self._num_stages = len(stages)
         # From the last stage back to the first one there is no boundary in the plan: what serves
         # the slowest of those in between serves this too.
-        slowest = next((each for each in boundaries if each.staged), boundaries[0])
+        slowest = next((member for member in boundaries if member.staged), boundaries[0])
         self._channels = {
             (left, right): boundaries[min(left, right)] if abs(left - right) == 1 else slowest
             for left in stages
@@ -101,12 +106,12 @@ class Messages:
             self._leaving[message] = (tensor, [])
         for message, tensor in received:
             self._arriving[message] = (tensor, [])
-        for channel in dict.fromkeys(self._through(each) for each, _ in (*out, *into)):
-            mine = [each for each in out if self._through(each[0]) is channel]
-            its = [each for each in into if self._through(each[0]) is channel]
-            works = channel.post([each for _, each in mine], [each for _, each in its])
-            books = [self._leaving[each][1] for each, _ in mine]
-            books += [self._arriving[each][1] for each, _ in its]
+        for channel in dict.fromkeys(self._through(entry) for entry, _ in (*out, *into)):
+            mine = [entry for entry in out if self._through(entry[0]) is channel]
+            its = [entry for entry in into if self._through(entry[0]) is channel]
+            works = channel.post([entry for _, entry in mine], [entry for _, entry in its])
+            books = [self._leaving[entry][1] for entry, _ in mine]
+            books += [self._arriving[entry][1] for entry, _ in its]
             # Where the backend makes one transfer of all of them, each waits for all.
             single = len(works) == len(books)
             for at, book in enumerate(books):
@@ -157,3 +162,61 @@ class Messages:
 def _wait(works: Sequence[Work]) -> None:
     for work in works:
         work.wait()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """One rank of a stage and the samples of a microbatch that it computes."""
+
+    rank: int
+    first: int
+    """First sample, counted in the pipeline's microbatch."""
+    count: int
+    tp: int
+    tp_index: int
+
+
+def holder_of(place: RankPlace) -> Holder:
+    """The samples of a rank of a plan."""
+    return Holder(
+        rank=place.rank,
+        first=place.first_sample,
+        count=place.microbatch_size,
+        tp=place.tp,
+        tp_index=place.tp_index,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """Samples `start` to `stop` of a microbatch, from one rank to another."""
+
+    source: int
+    target: int
+    start: int
+    stop: int
+
+
+def transfers(senders: Sequence[Holder], receivers: Sequence[Holder]) -> tuple[Transfer, ...]:
+    """All messages of one microbatch from one side of a boundary to the other.
+
+    Receiver by receiver, each one's samples in order. Both sides must hold the same samples, each
+    at every tensor-parallel position of its group.
+    """
+    groups: dict[tuple[int, int, int], dict[int, Holder]] = {}
+    for sender in senders:
+        # Ranks of one tensor-parallel group hold the same samples and no other group does.
+        groups.setdefault((sender.first, sender.count, sender.tp), {})[sender.tp_index] = sender
+    ordered = sorted(groups.items())
+    return tuple(transfer for receiver in receivers for transfer in _to(receiver, ordered))
+
+
+def _to(
+    receiver: Holder, groups: Sequence[tuple[tuple[int, int, int], dict[int, Holder]]]
+) -> Iterator[Transfer]:
+    for (first, count, tp), members in groups:
+        start = max(first, receiver.first)
+        stop = min(first + count, receiver.first + receiver.count)
+        if start < stop:
+            sender = members[receiver.tp_index * tp // receiver.tp]
+            yield Transfer(source=sender.rank, target=receiver.rank, start=start, stop=stop)

@@ -41,7 +41,7 @@ class StageShape:
 
 
 class _Counted(Communication):
-    """A tensor-parallel group whose bytes are counted, and whose sums are told."""
+    """A tensor-parallel group whose bytes are counted and whose sums `activity` records."""
 
     def __init__(self, channel: Channel, activity: Activity, peers: tuple[int, ...]) -> None:
         super().__init__(channel.group)
@@ -72,7 +72,7 @@ class StageModule(nn.Module):
         peers: tuple[int, ...] = (),
     ) -> None:
         """`group`: of the tensor-parallel ranks; through a channel what they send is counted, and
-        `activity` is told of each sum with these `peers`.
+        `activity` records each sum with these `peers`.
         """
         super().__init__()
         channel = group if isinstance(group, Channel) else None

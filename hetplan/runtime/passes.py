@@ -35,7 +35,7 @@ from hetplan.runtime.messages import Messages
 def program_of(pipeline: Pipeline, position: int, *, sends_wait: bool) -> tuple[Step, ...]:
     """What one stage of a pipeline does in a step."""
     stages, schedule = pipeline.stages, pipeline.schedule
-    found = programs(
+    program = programs(
         schedule.name,
         len(stages),
         pipeline.num_microbatches,
@@ -44,8 +44,8 @@ def program_of(pipeline: Pipeline, position: int, *, sends_wait: bool) -> tuple[
         sends_wait,
     )[position]
     if sends_wait or len(stages) == 1:
-        return found
-    return tuple(_posted_ahead(found, stages[position].warmup_depth))
+        return program
+    return tuple(_posted_ahead(program, stages[position].warmup_depth))
 
 
 def _posted_ahead(program: Sequence[Step], depth: int) -> Iterator[Step]:
@@ -93,7 +93,7 @@ class Passes:
         activity: Activity,
     ) -> None:
         """`modules`: one per chunk. `share`: part of a microbatch's mean loss in the mean over the
-        global batch. `mark` is called at the begin and the end of every pass. `activity` is told
+        global batch. `mark` is called at the begin and the end of every pass. `activity` records
         every pass and every wait.
         """
         self._activity = activity

@@ -1,4 +1,4 @@
-"""Which process trains what: one rank per device of a plan, and where it stands.
+"""The place of every rank: one rank per device of a plan, its layers and its samples.
 
 Ranks are numbered in the order in which the plan names its devices: pipeline by pipeline, stage by
 stage, in each stage replica by replica, in each replica data-parallel index by index,
@@ -6,7 +6,7 @@ tensor-parallel index fastest.
 
 A microbatch of a pipeline has as many samples as the data-parallel ranks of any of its stages hold
 together. In every stage they hold its samples in the order of their ranks, so which samples cross
-a boundary to whom follows from the two sides alone (`hetplan.runtime.resharding`).
+a boundary to whom follows from the two sides alone (`hetplan.runtime.messages`).
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ class RankPlace:
 def place_ranks(plan: Plan) -> tuple[RankPlace, ...]:
     """The place of every rank; an InputError where hetplan's trainer cannot run the plan.
 
-    `hetplan.plans.ranks` says what it can run; the plan must also be legal (`check_plan`).
+    `hetplan.plans.ranks` has what it can run; the plan must also be legal (`check_plan`).
     """
     faults = tuple(launch_faults(plan))
     if faults:
         raise InputError(*faults)
-    found: list[RankPlace] = []
+    places: list[RankPlace] = []
     number = 0
     for at, pipeline in enumerate(plan.pipelines):
         for position, stage in enumerate(pipeline.stages):
-            found += _stage_places(stage, at, position, number, first_rank=len(found))
+            places += _stage_places(stage, at, position, number, first_rank=len(places))
             number += 1
-    return tuple(found)
+    return tuple(places)
 
 
 def _stage_places(
@@ -105,13 +105,13 @@ def _stage_places(
 
 def samples_of(pipeline: Pipeline) -> int:
     """Samples of one microbatch of a pipeline, over all data-parallel ranks of a stage."""
-    return sum(each.dp * each.microbatch_size for each in pipeline.stages[0].replicas)
+    return sum(replica.dp * replica.microbatch_size for replica in pipeline.stages[0].replicas)
 
 
 def first_samples(plan: Plan) -> tuple[int, ...]:
     """Where in a step's samples each pipeline's own begin: pipeline by pipeline, in order."""
-    each = [pipeline.num_microbatches * samples_of(pipeline) for pipeline in plan.pipelines]
-    return tuple(accumulate(each[:-1], initial=0))
+    samples = [pipeline.num_microbatches * samples_of(pipeline) for pipeline in plan.pipelines]
+    return tuple(accumulate(samples[:-1], initial=0))
 
 
 def vocabulary_faults(plan: Plan, model: ModelSpec) -> Iterator[Fault]:

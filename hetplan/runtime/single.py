@@ -16,7 +16,7 @@ from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.profiling.layers import Embedding, Head, build_layer
 from hetplan.profiling.updating import make_rule
-from hetplan.runtime import norm
+from hetplan.runtime import gradients
 from hetplan.runtime.data import MarkovTokens, sample_numbers
 
 
@@ -47,7 +47,7 @@ def reference_losses(
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         if clips_gradients(job):
-            nn.utils.clip_grad_norm_(layers.parameters(), norm.MAX_NORM)
+            nn.utils.clip_grad_norm_(layers.parameters(), gradients.MAX_NORM)
         rule.step()
         rule.zero_grad()
         losses.append(total)

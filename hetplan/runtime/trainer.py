@@ -6,11 +6,11 @@ ranks, stages and pipelines share the samples. A step is
 
   1. the pipeline: the passes and messages of `hetplan.runtime.passes`, or pass by pass where there
      is one stage;
-  2. reduction: gradients are summed over their copies (`hetplan.runtime.exchanges`), then, where
-     the first and the last stage share a tied matrix, its gradient between the two;
+  2. reduction: gradients are summed over their copies (`hetplan.runtime.gradient_groups`), then
+     between the first and the last stage where they share a tied matrix;
   3. clipping by the norm of all gradients, where the job asks for it;
   4. the update; where the ranks of a stage share the optimizer, each of its part
-     (`hetplan.runtime.sharded`).
+     (`hetplan.runtime.gradients`).
 """
 
 from __future__ import annotations
@@ -33,23 +33,30 @@ from hetplan.profiling.backends import Backend
 from hetplan.profiling.pacing import Pacer
 from hetplan.profiling.updating import FlatParameters
 from hetplan.runtime.activity import Activity
-from hetplan.runtime.checkpoints_state import TrainingState
 from hetplan.runtime.data import MarkovTokens, block_numbers
-from hetplan.runtime.exchanges import (
+from hetplan.runtime.gradient_groups import (
     Exchange,
     Reduction,
     exchanged_parts,
     shard_groups,
     shard_size,
 )
-from hetplan.runtime.gradients import Part, Sums, named_parameters, parts_of
+from hetplan.runtime.gradients import (
+    Part,
+    Shard,
+    Sums,
+    clip,
+    counted_parts,
+    counts,
+    named_parameters,
+    parts_of,
+)
 from hetplan.runtime.groups import Groups
 from hetplan.runtime.messages import Messages
 from hetplan.runtime.model_stage import StageModule, StageShape
-from hetplan.runtime.norm import clip, counted_parts, counts
 from hetplan.runtime.passes import Passes, program_of
 from hetplan.runtime.placement import RankPlace, first_samples, samples_of
-from hetplan.runtime.sharded import Shard
+from hetplan.runtime.training_state import TrainingState
 
 DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
 """Precisions that the trainer has; float16 would need its loss scaled."""
@@ -83,7 +90,7 @@ class StepTimes:
 
 def _others(rank: int, groups: Iterable[Sequence[int]]) -> tuple[int, ...]:
     """Ranks that are in one of the groups with this one."""
-    return tuple(sorted({each for ranks in groups if rank in ranks for each in ranks} - {rank}))
+    return tuple(sorted({other for ranks in groups if rank in ranks for other in ranks} - {rank}))
 
 
 class Trainer:
@@ -164,12 +171,12 @@ class Trainer:
         )
 
     def _joined(
-        self, model: ModelSpec, found: Sequence[Exchange], groups: Groups, traffic: TrafficClass
+        self, model: ModelSpec, exchanges: Sequence[Exchange], groups: Groups, traffic: TrafficClass
     ) -> Sums:
         """Those of the exchanges that this rank has a part in."""
         place = self._place
         parts = []
-        for exchange in found:
+        for exchange in exchanges:
             channel = groups.channel(exchange.ranks)
             if channel is not None:
                 mine = exchanged_parts(
@@ -180,21 +187,21 @@ class Trainer:
 
     def _make_shard(self, reduction: Reduction, groups: Groups) -> Shard | None:
         rank = self._place.rank
-        mine = next((each for each in reduction.sums if rank in each.ranks), None)
+        mine = next((exchange for exchange in reduction.sums if rank in exchange.ranks), None)
         if mine is None or shard_size(reduction.shards, mine) == 1:
             return None
-        found = [
+        channels = [
             channel
             for ranks in shard_groups(mine, shard_size(reduction.shards, mine))
             if (channel := groups.channel(ranks)) is not None
         ]
-        inside = found[0]
+        inside = channels[0]
         return Shard(
             self.parameters.weights,
             self.parameters.gradients,
             self._job.optimizer,
             inside=inside,
-            across=found[1] if len(found) > 1 else None,
+            across=channels[1] if len(channels) > 1 else None,
             index=inside.ranks.index(rank),
         )
 

@@ -1,4 +1,4 @@
-"""What a run is asked to do: everything that its worker processes need to know, as one value."""
+"""A run as one value: everything that its worker processes need to know."""
 
 from __future__ import annotations
 
@@ -9,12 +9,47 @@ from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan
 from hetplan.profiling.pacing import Pace
-from hetplan.runtime.checkpoints import CheckpointRequest
 from hetplan.runtime.communicator.levels import GroupSum
 
 MAX_TIMEOUT_SECONDS = 365 * 86400.0
 """Clocks of connections count in nanoseconds of 64 bits; nobody waits longer."""
 SCHEMA = "hetplan.training/1"
+DEFAULT_KEEP = 2
+"""One checkpoint to resume from while the next one is written, and one before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRequest:
+    """What a run saves and resumes from; folders as text."""
+
+    save: str = ""
+    """Folder of the run's checkpoints; empty: none are saved."""
+    save_every: int = 0
+    """Steps from one checkpoint to the next; 0: one, at the end. The end always has one."""
+    load: str = ""
+    """A folder of checkpoints, whose last one is taken, or one checkpoint (always so in a
+    `Training`: `hetplan.runtime.checkpoints.settle`); empty: the run begins anew."""
+    keep: int = DEFAULT_KEEP
+    """Checkpoints that stay; older ones are deleted when a newer one is complete. 0: all stay."""
+
+    def __post_init__(self) -> None:
+        if self.save_every < 0 or self.keep < 0:
+            raise InputError(
+                f"save_every is {self.save_every}, keep is {self.keep}; both must be at least 0"
+            )
+        if self.save_every and not self.save:
+            raise InputError(
+                f"a checkpoint every {self.save_every} steps needs a folder to save to (--save)"
+            )
+
+    def is_due(self, done: int, *, last: bool) -> bool:
+        """Whether a checkpoint is saved after this many steps."""
+        every = bool(self.save_every) and done % self.save_every == 0
+        return bool(self.save) and (last or every)
+
+
+NO_CHECKPOINTS = CheckpointRequest()
+"""Nothing is saved, and the run begins anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +75,8 @@ class Training:
     checkpoints: CheckpointRequest = field(default_factory=CheckpointRequest)
     """What the run saves, and the one checkpoint that it goes on from."""
     sums: tuple[GroupSum, ...] = ()
-    """Groups that sum level by level (`hetplan.runtime.summing.sums_of`); others sum as their
-    backend does."""
+    """Groups that sum level by level (`gradient_groups.sums_of`); others sum as their backend
+    does."""
 
     def __post_init__(self) -> None:
         if self.warmup_steps < 0 or self.steps <= self.warmup_steps:

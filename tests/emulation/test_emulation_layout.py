@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 from emulation_cases import ROOT, cluster_text, four_hosts, write_cluster
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hetplan.cluster.load import load_cluster
 from hetplan.emulation import recipe
-from hetplan.emulation.addresses import choose_network, taken_networks
 from hetplan.emulation.layout import MAX_HOSTS, lay_out
 from hetplan.emulation.values import SCHEMA, Emulation, check_name, key_of
 from hetplan.errors import InputError
@@ -21,7 +18,7 @@ from hetplan.files.reading import decode, read_document
 
 
 def made(folder: Path, text: str) -> Emulation:
-    return lay_out(load_cluster(write_cluster(folder, text)), name="test", network=9)
+    return lay_out(load_cluster(write_cluster(folder, text)), name="test")
 
 
 def all_lines(emulation: Emulation) -> list[str]:
@@ -39,7 +36,7 @@ def all_lines(emulation: Emulation) -> list[str]:
 
 
 def test_the_shipped_cluster_has_four_hosts_of_three_kinds_in_two_regions() -> None:
-    emulation = lay_out(four_hosts(), name="test", network=9)
+    emulation = lay_out(four_hosts(), name="test")
     assert [host.name for host in emulation.hosts] == ["north1", "north2", "south1", "south2"]
     assert len({host.device for host in emulation.hosts}) == 3
     assert [host.segment for host in emulation.hosts] == [0, 0, 1, 1]
@@ -132,7 +129,7 @@ def test_what_is_not_played_is_said(tmp_path: Path, limit: str, said: str) -> No
 def test_too_many_hosts_are_refused_with_the_file(tmp_path: Path) -> None:
     path = write_cluster(tmp_path, cluster_text(hosts=MAX_HOSTS))
     with pytest.raises(InputError, match=r"cluster\.yaml: the cluster has 400 hosts.*at most 200"):
-        lay_out(load_cluster(path), name="test", network=9, file=str(path))
+        lay_out(load_cluster(path), name="test", file=str(path))
 
 
 @pytest.mark.parametrize("name", ["control", "localhost", "a-control"])
@@ -160,35 +157,17 @@ def test_64_hosts_have_64_addresses_and_short_interface_names(tmp_path: Path) ->
 
 
 def test_no_word_of_the_cluster_file_is_in_a_line_for_ip_or_tc() -> None:
-    emulation = lay_out(four_hosts(), name="own-name", network=9)
+    emulation = lay_out(four_hosts(), name="own-name")
     text = "\n".join(all_lines(emulation))
     for word in ("north", "south", "fast", "medium", "slow", "own-name", "emulated"):
         assert word not in text
 
 
 def test_an_emulation_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    emulation = lay_out(four_hosts(), name="test", network=9)
+    emulation = lay_out(four_hosts(), name="test")
     path = tmp_path / "emulation.json"
     path.write_text(encode(emulation, schema=SCHEMA))
     assert decode(read_document(path), Emulation, schema=SCHEMA) == emulation
-
-
-def test_networks_of_the_machine_are_left_alone() -> None:
-    assert taken_networks(["10.3.4.0/24", "default", "192.168.0.0/16", "10.8.0.0/14"]) == {
-        3, 8, 9, 10, 11,
-    }  # fmt: skip
-    assert taken_networks(["10.0.0.1"]) == {0}
-    # A default route in two halves, as VPNs have it, and a company's own default.
-    assert not taken_networks(["0.0.0.0/1", "128.0.0.0/1", "10.0.0.0/8"])
-    with pytest.raises(InputError, match="take an emulation down"):
-        choose_network("00000000", range(256))
-
-
-@given(
-    st.text("0123456789abcdef", min_size=8, max_size=8), st.sets(st.integers(0, 255), max_size=255)
-)
-def test_a_free_network_is_always_found(key: str, taken: set[int]) -> None:
-    assert choose_network(key, taken) not in taken
 
 
 def test_two_names_have_two_keys() -> None:

@@ -12,8 +12,7 @@ from emulation_cases import cluster_text, four_hosts, needs_machine, traces, wri
 
 from hetplan.cluster.load import load_cluster
 from hetplan.emulation import making
-from hetplan.emulation.counting import host_bytes, pipe_bytes
-from hetplan.emulation.measuring import PORT, answering, ask, measure
+from hetplan.emulation.measuring import PORT, answering, ask, host_bytes, measure, pipe_bytes
 from hetplan.emulation.running import emulated, run_on_all
 from hetplan.emulation.tools import program
 
@@ -49,7 +48,7 @@ def test_hosts_share_a_long_link(tmp_path: Path) -> None:
                 *("sh", "-c"),
                 'case $HETPLAN_HOST in r0*) exec "$0" "$@" rate '
                 f"r1h${{HETPLAN_HOST#r0h}} {PORT} 12000000 ;; esac",
-                *program("sockets"),
+                *program("probes"),
             ),
             on_line=lambda *line: None,
         )
@@ -68,7 +67,7 @@ def test_64_hosts_of_four_regions(tmp_path: Path) -> None:
         assert len(traces(NAME).namespaces) == 65
         names = [host.name for host in emulation.hosts]
         with answering(emulation, *names[1:]):
-            assert ask(emulation, names[0], "reach", PORT, 30, *names[1:]) == [True] * 63
+            assert ask(emulation, names[0], "reach", 30, *names[1:]) == [*names[1:]]
         statuses = run_on_all(NAME, ("true",), on_line=lambda *line: None)
         assert [each.status for each in statuses] == [0] * 64
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.launchers.numerics_values import (
+from hetplan.launchers.numerics import (
     Allowed,
     KindNumerics,
     Numerics,

@@ -6,7 +6,7 @@ from golden_calibration import CALIBRATION
 from golden_compare import COMPARISON
 from golden_machine import DEVICE_KINDS, MACHINE_REPORT
 from golden_numerics import NUMERICS
-from golden_weights import CONVERTED, checkpoint_manifest, megatron_note
+from golden_weights import checkpoint_manifest
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.launch_domains import KindLaunch, LaunchDomain, Scheduler
@@ -49,7 +49,7 @@ from hetplan.job.spec import (
     ProductFormat,
     TrainerOptions,
 )
-from hetplan.launchers.elastic_values import Ended, Phase
+from hetplan.launchers.elastic import Ended, Phase
 from hetplan.launchers.machine import Machine
 from hetplan.launchers.run_log import LossCheck, RunLog
 from hetplan.lint.findings import Finding, Findings, Severity
@@ -721,8 +721,6 @@ FINDINGS = Findings(
 
 GOLDEN: tuple[tuple[str, object], ...] = (
     ("hetplan.checkpoint/3", checkpoint_manifest(MODEL)),
-    ("hetplan.converted/1", CONVERTED),
-    ("hetplan.megatron-weights/2", megatron_note(MODEL)),
     ("hetplan.comparison/1", COMPARISON),
     ("hetplan.model-value/3", MODEL),
     ("hetplan.cluster-value/5", CLUSTER),
@@ -735,7 +733,6 @@ GOLDEN: tuple[tuple[str, object], ...] = (
     ("hetplan.predictor/2", LAWS),
     ("hetplan.run/3", RUN),
     ("hetplan.import/4", IMPORTED),
-    ("hetplan.campaign/1", CAMPAIGN),
     ("hetplan.doctor/1", MACHINE_REPORT),
     ("hetplan.device-kinds/2", DEVICE_KINDS),
     ("hetplan.findings/2", FINDINGS),

@@ -1,12 +1,14 @@
-"""One value of every kind that stands in folders of weights, or is printed about them."""
+"""The manifest of a checkpoint."""
 
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.numerics import Activation
 from hetplan.model.spec import ModelSpec
-from hetplan.runtime.weights.convert import Converted
-from hetplan.runtime.weights.megatron import MegatronNote
-from hetplan.runtime.weights.native import CheckpointManifest, TrainedJob
-from hetplan.runtime.weights.numerics import Llama3Scaling, Numerics
+from hetplan.runtime.checkpoint_contents import (
+    CheckpointManifest,
+    Llama3Scaling,
+    Numerics,
+    TrainedJob,
+)
 
 _NUMERICS = Numerics(
     norm_epsilon=1e-5,
@@ -36,27 +38,3 @@ def checkpoint_manifest(model: ModelSpec) -> CheckpointManifest:
         ),
         hetplan_version="0.1.0",
     )
-
-
-def megatron_note(model: ModelSpec) -> MegatronNote:
-    return MegatronNote(
-        model=model,
-        numerics=_NUMERICS,
-        padded_vocab_size=32768,
-        arguments=("--norm-epsilon 1e-05", "--swiglu"),
-    )
-
-
-CONVERTED = Converted(
-    source="llama",
-    source_format="huggingface",
-    out="checkpoints",
-    out_format="megatron",
-    model="llama-2-70b",
-    num_weights=723,
-    parameter_count=68976648192,
-    dtypes=("bfloat16",),
-    padded_vocab_size=32768,
-    megatron_arguments=("--norm-epsilon 1e-05", "--swiglu"),
-    differences=(),
-)

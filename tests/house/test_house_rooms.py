@@ -130,7 +130,6 @@ def circles(needs: dict[str, set[str]]) -> dict[str, set[str]]:
 
 # Open these, and add no others.
 CIRCLES_TO_OPEN = {
-    "hetplan.emulation.locks",
     "hetplan.emulation.state",
     "hetplan.search.reasons.answer",
     "hetplan.search.search",

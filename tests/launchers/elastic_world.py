@@ -9,9 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetplan.errors import InfeasibleError
-from hetplan.launchers.elastic import ElasticRun
-from hetplan.launchers.elastic_growth import Progress
-from hetplan.launchers.elastic_values import Ended, Ending, Phase, Rules, median_seconds
+from hetplan.launchers.elastic import (
+    ElasticRun,
+    Ended,
+    Ending,
+    Phase,
+    Progress,
+    Rules,
+    median_seconds,
+)
 from hetplan.runtime.measured import StepRecord
 
 PROBE_SECONDS = 0.5

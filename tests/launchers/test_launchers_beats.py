@@ -10,18 +10,23 @@ from hetplan.launchers.run_folder import RunFolder
 from hetplan.runtime.activity import (
     RECORD_BYTES,
     Activity,
+    ActivityKind,
     Beat,
-    Doing,
     Heartbeat,
     read_beat,
     record_of,
 )
-from hetplan.runtime.unanswered import unanswered
+from hetplan.runtime.tcp_retransmits import unanswered
 
 
 def beat(operation: str, *peers: int) -> Beat:
     return Beat(
-        seconds=0.0, done=0, doing=Doing.TALKS, operation=operation, peers=peers, since_seconds=0.0
+        seconds=0.0,
+        done=0,
+        kind=ActivityKind.COMMUNICATING,
+        operation=operation,
+        peers=peers,
+        since_seconds=0.0,
     )
 
 
@@ -30,12 +35,12 @@ def test_beats_are_written_while_the_thread_that_trains_is_busy(tmp_path: Path) 
     heartbeat = Heartbeat(activity, path)
     first = read_beat(path)
     assert first is not None
-    assert first.doing is Doing.LOADS
+    assert first.kind is ActivityKind.LOADING
     activity.begin("send of the activations of microbatch 3", (1, 2))
     limit = time.monotonic() + 10.0
     while (seen := read_beat(path)) is None or seen.operation != activity.beat().operation:
         assert time.monotonic() < limit
-    assert (seen.doing, seen.peers, seen.done) == (Doing.TALKS, (1, 2), 1)
+    assert (seen.kind, seen.peers, seen.done) == (ActivityKind.COMMUNICATING, (1, 2), 1)
     with activity.within("sum over its tensor-parallel ranks", (7,)):
         assert activity.beat().operation.endswith("3: sum over its tensor-parallel ranks")
         assert activity.beat().peers == (7,)

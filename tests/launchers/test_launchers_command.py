@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from inspect import signature
 from pathlib import Path
 
 import pytest
 from launch_results import result_of
 from runtime_cases import CPUS, GPT, job, plan_of
 from test_launchers_run_log import RANK, RUN
+from typer.testing import CliRunner
 
-from hetplan.cli.launch import launch
+from hetplan.cli.launch import run as launch
+from hetplan.cli.main import app
 from hetplan.errors import LaunchError
 from hetplan.launchers import local
 from hetplan.launchers.run_log import LossCheck, RunLog, read_runs
@@ -20,6 +21,12 @@ from hetplan.search.files import save_result
 
 VALID = replace(RUN, ranks=(RANK,))
 DIFFERENT = LossCheck(reference_losses=(4.0, 3.0), largest_relative_difference=0.03, tolerance=1e-4)
+
+
+def test_run_may_be_left_out(tmp_path: Path) -> None:
+    for words in ((), ("run",), ("--steps", "3"), ("run", "--steps", "3")):
+        done = CliRunner().invoke(app, ("launch", *words, str(tmp_path / "plan.json")))
+        assert (done.exit_code, done.stderr.count("there is no such file")) == (2, 1)
 
 
 @pytest.fixture
@@ -32,21 +39,13 @@ def plan_file(tmp_path: Path) -> Path:
 def runs(run: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every launch give this run, step by step."""
 
-    def give(result, *, on_step, **settings) -> RunLog:
+    def give(result, settings, *, on_step, tell) -> RunLog:
         assert result.inputs.model == GPT
         for step in run.steps:
             on_step(step)
         return run
 
     monkeypatch.setattr(local, "launch", give)
-
-
-def test_the_commands_defaults_are_the_librarys() -> None:
-    asked, known = signature(launch).parameters, signature(local.launch).parameters
-    names = {"steps": "steps", "warmup": "warmup_steps", "max_ranks": "max_ranks"}
-    names["timeout"] = "timeout_seconds"
-    for option, parameter in names.items():
-        assert asked[option].default == known[parameter].default
 
 
 def test_people_get_a_table_and_the_comparison(

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetplan.errors import InputError
-from hetplan.launchers.elastic import GaveUpError
-from hetplan.launchers.elastic_values import Ended, Grow, History, Rules
+from hetplan.launchers.elastic import Ended, GaveUpError, Grow, History, Rules
 
 FOUR = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0}
 ALWAYS = Rules(grow=Grow.ALWAYS)

@@ -6,9 +6,14 @@ from elastic_world import FakePlan
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetplan.launchers.elastic_growth import Progress, refusal
-from hetplan.launchers.elastic_hosts import MAX_DOUBLINGS, HostBook, joined
-from hetplan.launchers.elastic_values import Rules
+from hetplan.launchers.elastic import (
+    MAX_DOUBLINGS,
+    HostBook,
+    Progress,
+    Rules,
+    growth_refusal,
+    mutually_reachable,
+)
 
 
 @given(
@@ -24,7 +29,7 @@ def test_joined_hosts_reach_each_other_and_none_is_left_out_for_nothing(
         for one in names
         if one not in silent
     }
-    found = joined(names, reaches)
+    found = mutually_reachable(names, reaches)
     assert list(found) == [name for name in names if name in found]
     for one in found:
         for two in found:
@@ -42,7 +47,7 @@ def test_joined_hosts_reach_each_other_and_none_is_left_out_for_nothing(
 def test_a_region_that_is_cut_off_keeps_the_larger_part() -> None:
     north, south = ("n1", "n2", "n3"), ("s1", "s2")
     reaches = {one: set(side) for side in (north, south) for one in side}
-    assert joined((*south, *north), reaches) == north
+    assert mutually_reachable((*south, *north), reaches) == north
 
 
 def test_answers_needed_double_up_to_a_limit() -> None:
@@ -52,8 +57,8 @@ def test_answers_needed_double_up_to_a_limit() -> None:
         book.leave_out(("a",))
         needed.append(book.needed("a"))
         for _ in range(needed[-1] - 1):
-            assert book.heard(("a",), ("a",)) == ()
-        assert book.heard(("a",), ("a",)) == ("a",)
+            assert book.record_answers(("a",), ("a",)) == ()
+        assert book.record_answers(("a",), ("a",)) == ("a",)
     assert needed == [3, 6, 12, 24, 48, 96, 192, 192, 192]
 
 
@@ -61,9 +66,9 @@ def test_an_answer_that_is_missing_begins_the_count_anew() -> None:
     book = HostBook(("a",), answers_needed=3)
     book.leave_out(("a",))
     for answered in ((), ("a",), ("a",), (), ("a",), ("a",)):
-        assert book.heard(("a",), answered) == ()
+        assert book.record_answers(("a",), answered) == ()
     assert book.returning == ("a",)
-    assert book.heard(("a",), ("a",)) == ("a",)
+    assert book.record_answers(("a",), ("a",)) == ("a",)
     assert book.usable == ("a",)
 
 
@@ -89,7 +94,7 @@ def test_growing_when_it_pays_never_makes_the_run_longer(
         FakePlan(used_hosts=("a", "b"), step_seconds=larger),
     )
     progress = Progress(steps_done=done, start_seconds=start, step_seconds=now)
-    if not refusal(one, two, progress, total_steps=1000, rules=Rules()):
+    if not growth_refusal(one, two, progress, total_steps=1000, rules=Rules()):
         left = 1000 - done
         assert left * larger + start <= left * now * (1 + 1e-9)
         assert larger < 0.98 * now * (1 + 1e-9)

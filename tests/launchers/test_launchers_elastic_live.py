@@ -26,7 +26,7 @@ from hetplan.emulation.tools import missing
 from hetplan.emulation.values import Emulation
 from hetplan.errors import InputError
 from hetplan.files.reading import read_document
-from hetplan.launchers.elastic_probes import reachable
+from hetplan.launchers.elastic_backend import reachable
 from hetplan.launchers.run_log import read_runs
 from hetplan.predict.fit import FittedPredictor, save_predictor
 from hetplan.profiling.pacing import save_pace
@@ -35,6 +35,7 @@ from hetplan.runtime.single import reference_losses
 from hetplan.search.files import save_result
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.alone,
     pytest.mark.skipif(bool(missing()), reason=f"cannot emulate here: {'; '.join(missing())}"),
     pytest.mark.xdist_group("emulation"),
@@ -83,7 +84,7 @@ def kill_host(emulation: Emulation, host: str) -> None:
 
 @dataclass
 class Command:
-    """`hetplan launch --elastic` while it runs."""
+    """`hetplan launch elastic` while it runs."""
 
     process: subprocess.Popen[str]
     lines: list[str] = field(default_factory=list)
@@ -115,7 +116,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def launch(folder: Path, emulation: Emulation) -> Command:
     arguments = (
-        *("launch", folder / "plan.json", "--elastic", "--emulation", emulation.name),
+        *("launch", "elastic", folder / "plan.json", "--emulation", emulation.name),
         *("--pace", folder / "pace.json", "--predictor", folder / "fit.json"),
         *("--steps", STEPS, "--save", folder / "ckpt", "--save-every", SAVE_EVERY),
         *("--grow", "always", "--run-log", folder / "runs.jsonl", "--json"),

@@ -12,39 +12,33 @@ import pytest
 import torch
 from launch_results import result_of
 from runtime_cases import CPUS, GPT, job, plan_of
+from test_launchers_local import workers
 
 from hetplan.errors import InfeasibleError, InputError
-from hetplan.launchers.elastic import ElasticRun
-from hetplan.launchers.elastic_log import unfinished_run
-from hetplan.launchers.elastic_plans import Replanner, check_predictor, host_plan
-from hetplan.launchers.elastic_runs import RealWorld, RunSettings
-from hetplan.launchers.elastic_values import Ended, Rules
+from hetplan.launchers.elastic import ElasticRun, Ended, Rules
+from hetplan.launchers.elastic_backend import (
+    HostBackend,
+    Replanner,
+    elastic_settings,
+    host_plan,
+    replanner_for,
+    unfinished_run,
+)
 from hetplan.launchers.hosts import THIS_MACHINE
+from hetplan.launchers.local import LaunchSettings
 from hetplan.launchers.machine import this_machine
 from hetplan.plans.check import check_plan
 from hetplan.runtime.measured import StepRecord
 from hetplan.runtime.placement import place_ranks
 from hetplan.runtime.single import reference_losses
+from hetplan.runtime.training import CheckpointRequest
 from hetplan.search.result import SearchResult
 
 STEPS = 8
 
 
-def workers() -> list[int]:
-    """Ranks of this process."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_text().split("\0")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if "hetplan.launchers.worker" in words and words[-2] == str(os.getpid()):
-            found.append(int(folder.name))
-    return found
-
-
 def test_a_rank_is_killed_and_the_same_plan_goes_on(tmp_path: Path) -> None:
-    given = result_of(GPT, CPUS, job(), plan_of(GPT, job(), (2, 2), microbatch_size=2))
+    given = result_of(GPT, CPUS, job(), plan_of(GPT, job(), (4,), microbatch_size=2))
     killed: list[int] = []
 
     def kill(record: StepRecord) -> None:
@@ -53,15 +47,20 @@ def test_a_rank_is_killed_and_the_same_plan_goes_on(tmp_path: Path) -> None:
             os.kill(killed[0], signal.SIGKILL)
 
     told: list[str] = []
-    world = RealWorld(
+    checkpoints = CheckpointRequest(save=str(tmp_path / "ckpt"), save_every=2)
+    settings, _ = elastic_settings(
         given,
-        RunSettings(steps=STEPS, save=tmp_path / "ckpt", save_every=2, log_folder=tmp_path / "log"),
-        emulation="",
+        LaunchSettings(steps=STEPS, checkpoints=checkpoints, log_folder=tmp_path / "log"),
+    )
+    backend = HostBackend(
+        given,
+        settings,
+        run_log=None,
         replanner=None,
         on_step=kill,
         tell=told.append,
     )
-    run = ElasticRun(world, Rules(), total_steps=STEPS)
+    run = ElasticRun(backend, Rules(), total_steps=STEPS)
     history = run.train()
 
     assert [phase.hosts for phase in history.phases[:2]] == [(THIS_MACHINE,)] * 2
@@ -124,7 +123,7 @@ def test_pins_that_what_is_left_cannot_keep_are_no_plan(given: SearchResult) -> 
 
 
 def test_a_search_that_nobody_needs_any_more_ends(given: SearchResult) -> None:
-    from hetplan.launchers.elastic_plans import CancelledError
+    from hetplan.launchers.elastic_backend import CancelledError
 
     asks, _ = elastic_cases.predictor()
     replanner = Replanner(given, asks, limit_seconds=10.0)
@@ -136,18 +135,20 @@ def test_a_search_that_nobody_needs_any_more_ends(given: SearchResult) -> None:
 
 def test_another_predictor_than_the_plan_s_is_refused(given: SearchResult) -> None:
     _, digest = elastic_cases.predictor()
-    check_predictor(given, digest)
+    asks, _ = elastic_cases.predictor()
+    assert replanner_for(given, asks, digest, limit_seconds=1.0).hosts
     with pytest.raises(InputError, match="another predictor"):
-        check_predictor(given, "0" * 64)
+        replanner_for(given, asks, "0" * 64, limit_seconds=1.0)
 
 
 def test_hosts_of_a_plan_are_those_with_a_rank(given: SearchResult) -> None:
     assert host_plan(given).used_hosts == ("north1", "north2", "south1", "south2")
 
 
-def test_faults_without_checkpoints_would_begin_anew(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--save-every"):
-        RunSettings(steps=STEPS, save=tmp_path, save_every=0)
+def test_an_elastic_run_needs_checkpoints(given: SearchResult, tmp_path: Path) -> None:
+    for request in (CheckpointRequest(), CheckpointRequest(save=str(tmp_path))):
+        with pytest.raises(InputError, match="--save-every"):
+            elastic_settings(given, LaunchSettings(checkpoints=request))
 
 
 @pytest.mark.parametrize(
@@ -155,16 +156,16 @@ def test_faults_without_checkpoints_would_begin_anew(tmp_path: Path) -> None:
     [([9.0, 8.0, 2.0, 4.0, 3.0], 2, 3.0), ([9.0, 8.0], 0, 8.5)],
 )
 def test_a_run_that_a_fault_ended_leaves_out_the_warm_up_that_it_names(
-    given: SearchResult, tmp_path: Path, seconds: list[float], left_out: int, median: float
+    given: SearchResult, seconds: list[float], left_out: int, median: float
 ) -> None:
     steps = [
         StepRecord(step=number, seconds=each, loss=1.0) for number, each in enumerate(seconds, 3)
     ]
-    asked = RunSettings(steps=20, save=tmp_path, save_every=2, warmup_steps=2)
+    asked = LaunchSettings(steps=20, warmup_steps=2, emulation="some")
     machine, started = this_machine(), datetime(2026, 1, 1, tzinfo=UTC)
-    run = unfinished_run(given, asked, steps, started=started, machine=machine, emulated=True)
+    run = unfinished_run(given, asked, steps, started=started, machine=machine)
     assert run is not None
     assert (run.warmup_steps, run.median_step_seconds) == (left_out, median)
     assert (run.steps, run.ranks, run.machine) == (tuple(steps), (), machine)
-    none = unfinished_run(given, asked, [], started=started, machine=machine, emulated=True)
+    none = unfinished_run(given, asked, [], started=started, machine=machine)
     assert none is None

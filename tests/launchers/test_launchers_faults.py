@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetplan.launchers.fault_text import WatchedRank
-from hetplan.launchers.faults import FaultKind, RunFault
+from hetplan.launchers.deadlock import root_of_standstill
+from hetplan.launchers.faults import FaultKind, RunFault, WatchedRank
 from hetplan.launchers.hosts import THIS_MACHINE
 from hetplan.launchers.run_folder import Failure
-from hetplan.launchers.waiting import root_of_standstill
 from hetplan.launchers.watching import (
     CONNECT_SECONDS,
     SETTLE_SECONDS,
@@ -30,7 +29,7 @@ from hetplan.launchers.watching import (
     Seen,
     Watcher,
 )
-from hetplan.runtime.activity import Beat, Doing
+from hetplan.runtime.activity import ActivityKind, Beat
 
 HOSTS = ("north1", "north2", "south1", "south2")
 ADDRESSES = {f"10.0.0.{at + 1}": host for at, host in enumerate(HOSTS)}
@@ -41,13 +40,13 @@ def beat(
     operation: str = "forward pass of microbatch 1",
     *peers: int,
     since: float = 0.0,
-    doing: Doing | None = None,
+    kind: ActivityKind | None = None,
     unanswered: tuple[str, ...] = (),
 ) -> Beat:
     return Beat(
         seconds=0.0,
         done=0,
-        doing=doing or (Doing.TALKS if peers else Doing.COMPUTES),
+        kind=kind or (ActivityKind.COMMUNICATING if peers else ActivityKind.COMPUTING),
         operation=operation,
         peers=peers,
         since_seconds=since,
@@ -184,7 +183,7 @@ def test_a_host_hangs_where_all_its_ranks_are_silent(
 
 def test_loading_libraries_may_be_silent_for_longer() -> None:
     script = Script()
-    script.beats[0] = beat("import of torch", doing=Doing.LOADS)
+    script.beats[0] = beat("import of torch", kind=ActivityKind.LOADING)
     script.silent = {0}
     assert script.run(SILENT_START_SECONDS - 1.0) == (None, SILENT_START_SECONDS - 1.0)
     assert found(script, 1.0).ranks == (0,)
@@ -277,14 +276,14 @@ def test_a_limit_that_the_user_gave_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("doing", "least"),
-    [(Doing.FILES, 300.0), (Doing.STEPS, 300.0), (Doing.STARTS, START), (Doing.LOADS, START)],
+    ("kind", "least"),
+    [(ActivityKind.SAVING, 300.0), (ActivityKind.STARTING, START), (ActivityKind.LOADING, START)],
 )
-def test_what_takes_long_by_nature_is_waited_for(doing: Doing, least: float) -> None:
+def test_what_takes_long_by_nature_is_waited_for(kind: ActivityKind, least: float) -> None:
     script = Script()
     everyone = tuple(range(1, 4))
     script.beats = [
-        beat("save of a checkpoint", doing=doing),
+        beat("save of a checkpoint", kind=kind),
         *(beat("exchange", 0, *(o for o in everyone if o != rank)) for rank in everyone),
     ]
     assert script.run(least - 1.0)[0] is None
@@ -294,7 +293,11 @@ def test_what_takes_long_by_nature_is_waited_for(doing: Doing, least: float) -> 
 def test_opening_connections_has_a_limit_of_its_own() -> None:
     script = Script()
     script.beats = [
-        beat("opening of connections", *(o for o in range(4) if o != rank), doing=Doing.CONNECTS)
+        beat(
+            "opening of connections",
+            *(o for o in range(4) if o != rank),
+            kind=ActivityKind.CONNECTING,
+        )
         for rank in range(4)
     ]
     assert script.run(CONNECT_SECONDS - 1.0)[0] is None
@@ -348,7 +351,7 @@ def test_the_root_of_a_standstill_waits_for_nobody_else(
         for rank, peers in enumerate(waits)
     }
     beats = {
-        rank: each if each.peers else replace(each, doing=Doing.TALKS)
+        rank: each if each.peers else replace(each, kind=ActivityKind.COMMUNICATING)
         for rank, each in beats.items()
     }
     root = root_of_standstill(beats)

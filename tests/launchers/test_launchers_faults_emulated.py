@@ -22,7 +22,7 @@ from runtime_cases import GPT, gpt, job, pipeline_of, unlike_plan
 from hetplan.cluster.hosts import part_left
 from hetplan.cluster.load import load_cluster
 from hetplan.emulation import making, namespaces
-from hetplan.emulation.counting import host_bytes
+from hetplan.emulation.measuring import host_bytes
 from hetplan.emulation.running import start
 from hetplan.emulation.tools import missing
 from hetplan.emulation.values import Emulation
@@ -30,7 +30,7 @@ from hetplan.errors import InputError
 from hetplan.files.reading import decode, read_document
 from hetplan.launchers.faults import FaultKind, RunFailed
 from hetplan.launchers.hosts import hosts_of_emulation
-from hetplan.launchers.local import launch
+from hetplan.launchers.local import LaunchSettings, launch
 from hetplan.launchers.run_folder import RunFolder
 from hetplan.runtime.measured import StepRecord, TrainingReport
 from hetplan.search.result import SearchResult
@@ -38,6 +38,7 @@ from hetplan.search.result import SearchResult
 pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=f"cannot emulate here: {'; '.join(missing())}"),
     # Seconds are judged: nothing else may run meanwhile.
+    pytest.mark.slow,
     pytest.mark.alone,
     pytest.mark.xdist_group("emulation"),
 ]
@@ -90,7 +91,7 @@ def failed(live: Emulation, break_it: Callable[[], None]) -> tuple[RunFailed, fl
             break_it()
 
     with pytest.raises(RunFailed) as caught:
-        launch(result(), steps=10_000, emulation=live.name, on_step=on_step)
+        launch(result(), LaunchSettings(steps=10_000, emulation=live.name), on_step=on_step)
     seconds = time.monotonic() - at[0]
     assert processes_on(live) == ()
     return caught.value, seconds
@@ -140,7 +141,10 @@ def test_what_ranks_send_is_what_crosses_the_shaped_network(
     task = job(32, sequence_length=64)
     plan = unlike_plan(model, task, pipeline_of(32, *STAGES), machines=CLUSTER)
     before = host_bytes(live)
-    launch(result_of(model, CLUSTER, task, plan), steps=4, emulation=live.name, out=tmp_path)
+    launch(
+        result_of(model, CLUSTER, task, plan),
+        LaunchSettings(steps=4, emulation=live.name, log_folder=tmp_path),
+    )
     after = host_bytes(live)
     folder = RunFolder(tmp_path)
     report = decode(read_document(folder.report), TrainingReport, schema=RunFolder.REPORT_SCHEMA)

@@ -6,21 +6,20 @@ import os
 import signal
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
 from test_launchers_local import cpu_result, rank_of, workers
 
-from hetplan.errors import InputError
-from hetplan.launchers import local
+from hetplan.launchers import ranks
 from hetplan.launchers.faults import FaultKind, RunFailed, RunFault
-from hetplan.launchers.local import launch, run_training
-from hetplan.launchers.ranks import RankProgram
+from hetplan.launchers.local import LaunchSettings, launch
+from hetplan.launchers.ranks import OnStep
 from hetplan.launchers.watching import SILENT_SECONDS
-from hetplan.runtime.checkpoints import CheckpointRequest
 from hetplan.runtime.measured import StepRecord
+from hetplan.runtime.training import CheckpointRequest
 
+pytestmark = pytest.mark.slow
 # What the ranks need to be ended, on a machine whose cores are shared with other tests.
 ALLOWANCE_SECONDS = 9.0
 
@@ -32,16 +31,18 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def faulty(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """Make every launch start ranks that go wrong."""
-    path = os.pathsep.join([str(Path(__file__).parent), str(Path(local.__file__).parents[2])])
-    program = RankProgram(
-        module="faulty_worker", variables=(("FAULT", fault), ("PYTHONPATH", path))
-    )
-    monkeypatch.setattr(local, "run_training", partial(run_training, program=program))
+    monkeypatch.setattr(ranks, "WORKER", "faulty_worker")
+    monkeypatch.setenv("FAULT", fault)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
 
 
-def fault_of(**settings: object) -> tuple[RunFault, str]:
+def fault_of(on_step: OnStep | None = None, **settings: object) -> tuple[RunFault, str]:
     with pytest.raises(RunFailed) as caught:
-        launch(cpu_result(), steps=10_000, **settings)  # type: ignore[arg-type]
+        launch(
+            cpu_result(),
+            LaunchSettings(steps=10_000, **settings),  # type: ignore[arg-type]
+            on_step=on_step,
+        )
     assert workers() == []
     return caught.value.fault, str(caught.value)
 
@@ -86,8 +87,3 @@ def test_a_stopped_rank_is_named_and_the_last_checkpoint_too(tmp_path: Path) -> 
     # The stop may have come while the checkpoint of the fourth step was saved.
     last = next(name for name in ("step-00000004", "step-00000002") if (save / name).is_dir())
     assert f"the last good checkpoint is {save / last}; go on from it with --load" in text
-
-
-def test_a_limit_of_nothing_is_refused() -> None:
-    with pytest.raises(InputError, match="stall is 0 s"):
-        launch(cpu_result(), stall_seconds=0.0)

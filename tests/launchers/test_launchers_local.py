@@ -13,12 +13,23 @@ from pathlib import Path
 
 import pytest
 from launch_results import result_of
-from runtime_cases import CPUS, GPT, cluster, island, job, plan_of
+from runtime_cases import (
+    CPUS,
+    FOURS,
+    GPT,
+    TIED_LLAMA,
+    cluster,
+    island,
+    job,
+    pipeline_of,
+    plan_of,
+    unlike_plan,
+)
 
 from hetplan.errors import InputError, LaunchError
 from hetplan.job.spec import Precision
 from hetplan.launchers import local, machine
-from hetplan.launchers.local import launch
+from hetplan.launchers.local import LaunchSettings, launch
 from hetplan.launchers.machine import torch_backend
 from hetplan.launchers.run_log import read_runs, run_line
 from hetplan.model.spec import TRAINED_KINDS
@@ -96,7 +107,10 @@ def test_a_pace_without_the_plans_microbatch_is_refused_before_the_start(tempora
     task = job()
     plan = plan_of(GPT, task, (3, 1), MIXED, "ab", microbatch_size=4)
     with pytest.raises(InputError) as refused:
-        launch(result_of(GPT, MIXED, task, plan), steps=2, pace=pace(fast=0.01, slow=0.02))
+        launch(
+            result_of(GPT, MIXED, task, plan),
+            LaunchSettings(steps=2, pace=pace(fast=0.01, slow=0.02)),
+        )
     text = str(refused.value)
     # Stage 0 has the embedding, stage 1 the head.
     assert "kind fast has no forward time for layer embedding, microbatch_size 4, tp 1" in text
@@ -106,10 +120,12 @@ def test_a_pace_without_the_plans_microbatch_is_refused_before_the_start(tempora
     assert not list(temporary.iterdir())
 
 
-@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 0.0, -1.0, 1e12])
-def test_a_timeout_that_no_clock_can_hold_is_refused(seconds: float) -> None:
-    with pytest.raises(InputError, match="timeout is"):
-        launch(cpu_result(), steps=2, timeout_seconds=seconds)
+def test_limits_that_no_clock_can_hold_are_refused() -> None:
+    for seconds in (float("inf"), float("nan"), 0.0, -1.0, 1e12):
+        with pytest.raises(InputError, match="timeout is"):
+            launch(cpu_result(), LaunchSettings(steps=2, timeout_seconds=seconds))
+    with pytest.raises(InputError, match="stall is 0 s"):
+        LaunchSettings(stall_seconds=0.0)
 
 
 def test_a_paced_plan_is_trained_and_compared(tmp_path: Path, temporary: Path) -> None:
@@ -119,9 +135,7 @@ def test_a_paced_plan_is_trained_and_compared(tmp_path: Path, temporary: Path) -
     expected = 0.096 + 4 * 0.144
     run = launch(
         mixed_result(step_seconds=expected),
-        steps=4,
-        pace=pace(fast=0.008, slow=0.024),
-        check_loss=True,
+        LaunchSettings(steps=4, pace=pace(fast=0.008, slow=0.024), check_loss=True),
         on_step=told.append,
     )
     assert tuple(told) == run.steps
@@ -133,9 +147,6 @@ def test_a_paced_plan_is_trained_and_compared(tmp_path: Path, temporary: Path) -
     # Three counted steps of four microbatches through 4 and 2 paced layers, forward and backward.
     assert run.paced_passes == (3 * 4 * 4 * 2, 3 * 4 * 2 * 2)
     assert run.median_step_seconds > 0.99 * expected
-    if run.valid:
-        # Loose, for a loaded machine: the pace holds each pass, not what lies between them.
-        assert run.median_step_seconds < 1.5 * expected
     for rank, busy in zip(run.ranks, (4 * 0.096, 4 * 0.144), strict=True):
         assert rank.busy_seconds > 0.95 * busy
         assert rank.busy_seconds + rank.wait_seconds < 1.01 * rank.step_seconds
@@ -150,6 +161,7 @@ def read_runs_of(folder: Path, line: str) -> tuple:
     return read_runs(path)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_run(temporary: Path) -> None:
     def kill(record: StepRecord) -> None:
         pids = [pid for pid in workers() if rank_of(pid) == 1]
@@ -157,7 +169,7 @@ def test_a_rank_that_dies_ends_the_run(temporary: Path) -> None:
             os.kill(pids[0], signal.SIGKILL)
 
     with pytest.raises(LaunchError, match=r"rank 1 was ended by SIGKILL") as caught:
-        launch(cpu_result(), steps=10_000, on_step=kill)
+        launch(cpu_result(), LaunchSettings(steps=10_000), on_step=kill)
     assert workers() == []
     (kept,) = run_folders(temporary)
     assert str(kept) in str(caught.value)
@@ -176,7 +188,11 @@ def test_a_rank_that_hangs_ends_the_run(tmp_path: Path) -> None:
 
     # Rank 0 loses patience first; what it waited for is the cause.
     with pytest.raises(LaunchError, match=r"rank 1 \(cpu, stage 1\) hangs: .* not heard of"):
-        launch(cpu_result(), steps=10_000, on_step=stop, timeout_seconds=5.0, out=tmp_path / "run")
+        launch(
+            cpu_result(),
+            LaunchSettings(steps=10_000, timeout_seconds=5.0, log_folder=tmp_path / "run"),
+            on_step=stop,
+        )
     assert workers() == []
 
 
@@ -186,7 +202,7 @@ def test_an_interrupt_leaves_nothing(temporary: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        launch(cpu_result(), steps=10_000, on_step=interrupt)
+        launch(cpu_result(), LaunchSettings(steps=10_000), on_step=interrupt)
     assert workers() == []
     assert run_folders(temporary) == []
 
@@ -197,9 +213,10 @@ def test_workers_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     save_result(cpu_result(), path)
     code = (
         "import sys; from pathlib import Path\n"
-        "from hetplan.launchers.local import launch\n"
+        "from hetplan.launchers.local import LaunchSettings, launch\n"
         "from hetplan.search.files import load_plan\n"
-        "launch(load_plan(Path(sys.argv[1])), steps=10_000, on_step=lambda step: print(step))\n"
+        "plan, settings = load_plan(Path(sys.argv[1])), LaunchSettings(steps=10_000)\n"
+        "launch(plan, settings, on_step=lambda step: print(step))\n"
     )
     launcher = subprocess.Popen(
         [sys.executable, "-u", "-c", code, path], stdout=subprocess.PIPE, text=True
@@ -226,7 +243,7 @@ def test_all_reasons_to_refuse_are_given_together(monkeypatch: pytest.MonkeyPatc
     plan = plan_of(GPT, bfloat16, (2, 2), microbatch_size=2)
     result = replace(result, plan=plan, inputs=replace(result.inputs, job=bfloat16))
     with pytest.raises(InputError) as caught:
-        launch(result, max_ranks=1)
+        launch(result, LaunchSettings(max_ranks=1))
     text = str(caught.value)
     assert "the plan has 2 ranks, one process each; the limit is 1 (--max-ranks)" in text
     # Two stages of 2 GB and two workers of 0.3 GB.
@@ -254,7 +271,7 @@ def test_accelerators_that_are_not_here_are_refused(monkeypatch: pytest.MonkeyPa
     with pytest.raises(InputError, match=r"has no accelerator .* play fast, slow on"):
         launch(mixed_result())
     with pytest.raises(InputError, match="play slow on"):
-        launch(mixed_result(), pace=pace(fast=0.1))
+        launch(mixed_result(), LaunchSettings(pace=pace(fast=0.1)))
 
 
 @pytest.mark.parametrize(
@@ -285,4 +302,43 @@ def test_kinds_are_matched_with_what_is_here(
 def test_a_folder_that_cannot_be_made_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot write to folder"):
-        launch(cpu_result(), out=tmp_path / "file" / "run")
+        launch(cpu_result(), LaunchSettings(log_folder=tmp_path / "file" / "run"))
+
+
+def unlike_result(**changes: object) -> SearchResult:
+    """Two pipelines of unlike cuts, degrees and shares on four ranks."""
+    kinds = replace(
+        FOURS,
+        islands=tuple(
+            replace(each, device=replace(each.device, kind="cpu")) for each in FOURS.islands
+        ),
+    )
+    task = job(11, gradient_clipping=True)
+    plan = unlike_plan(
+        TIED_LLAMA,
+        task,
+        pipeline_of(4, ("a 1 2 1", 4)),
+        pipeline_of(3, ("b 2 1 1", 4)),
+        machines=kinds,
+    )
+    return result_of(TIED_LLAMA, kinds, task, plan, **changes)
+
+
+@pytest.mark.slow
+def test_unlike_pipelines_are_launched_and_their_losses_checked() -> None:
+    run = launch(unlike_result(), LaunchSettings(steps=5, check_loss=True))
+    assert run.loss_check is not None
+    assert run.loss_check.equal, run.loss_check
+    assert run.loss_check.largest_relative_difference < 1e-5
+    assert [(each.stage, each.dp_index, each.tp_index) for each in run.ranks] == [
+        (0, 0, 0),
+        (0, 1, 0),
+        (1, 0, 0),
+        (1, 0, 1),
+    ]
+
+
+def test_the_memory_of_all_pipelines_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "free_memory_bytes", lambda: 4 * local.WORKER_BYTES + 3.9e9)
+    with pytest.raises(InputError, match="all ranks together need"):
+        launch(unlike_result(stage_bytes=1e9), LaunchSettings(steps=2))

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from hetplan.errors import LaunchError
-from hetplan.launchers import processes
+from hetplan.launchers import ranks
 from hetplan.launchers.hosts import this_machine_hosts
-from hetplan.launchers.processes import Command, run_all
+from hetplan.launchers.ranks import Command, run_all
 
 
 def command(folder: Path, rank: int, code: str) -> Command:
@@ -111,7 +111,7 @@ def test_an_interrupt_ends_them_all(tmp_path: Path) -> None:
 def test_a_deaf_child_of_a_process_that_ended_is_forced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.3)
     pids = tmp_path / "pids"
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     family = FAMILY.replace("import time;", f"{deaf}print(flush=True);").replace(
@@ -131,7 +131,7 @@ def test_a_deaf_child_of_a_process_that_ended_is_forced(
 def test_a_process_that_does_not_listen_is_forced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.3)
     pid = tmp_path / "pid"
     deaf = f"""
 import os, signal, time

@@ -14,7 +14,6 @@ from hetplan.files.shipped import shipped_folder
 from hetplan.job.load import load_job
 from hetplan.job.spec import Precision
 from hetplan.job.trainer import trainer_settings
-from hetplan.model.operators import gradient_operators, layer_operators
 from hetplan.model.load import load_model
 from hetplan.model.operators import (
     BACKWARD,
@@ -23,6 +22,8 @@ from hetplan.model.operators import (
     Kernels,
     Operator,
     OperatorClass,
+    gradient_operators,
+    layer_operators,
     operator_flops,
 )
 from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind

@@ -22,11 +22,10 @@ import torch.distributed as dist
 from runtime_cases import gpt, job, plan_of
 
 from hetplan.profiling.backends import CpuBackend
-from hetplan.runtime.checkpoints import CheckpointRequest, last_checkpoint
-from hetplan.runtime.checkpoints_checks import settle
+from hetplan.runtime.checkpoints import last_checkpoint, settle
 from hetplan.runtime.loop import train
 from hetplan.runtime.single import reference_losses
-from hetplan.runtime.training import Training
+from hetplan.runtime.training import CheckpointRequest, Training
 
 MODEL = gpt(num_layers=1)
 JOB = job(2)

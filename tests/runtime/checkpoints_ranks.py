@@ -5,7 +5,6 @@ ranks, folder, whose name is that of the group of moves.
 from __future__ import annotations
 
 import json
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,15 +16,14 @@ from runtime_cases import CASES_NORM
 from hetplan.job.spec import Precision
 from hetplan.plans.plan import Plan
 from hetplan.profiling.backends import CpuBackend
-from hetplan.runtime import norm
-from hetplan.runtime.checkpoints import NO_CHECKPOINTS, CheckpointRequest, step_folder
-from hetplan.runtime.checkpoints_checks import resume_of, settle
-from hetplan.runtime.exchanges import reduction_of
+from hetplan.runtime import gradients
+from hetplan.runtime.checkpoints import resume_of, settle, step_folder
+from hetplan.runtime.gradient_groups import reduction_of
 from hetplan.runtime.groups import open_groups
 from hetplan.runtime.loop import Stop, train
 from hetplan.runtime.placement import place_ranks
 from hetplan.runtime.trainer import Trainer
-from hetplan.runtime.training import Training
+from hetplan.runtime.training import NO_CHECKPOINTS, CheckpointRequest, Training
 
 LIMIT = timedelta(seconds=60)
 
@@ -60,7 +58,9 @@ def trained(
 def saved_again(move: Move, plan: Plan, rank: int, source: Path, target: Path) -> None:
     """Load under this plan and save at once."""
     places, reduction = place_ranks(plan), reduction_of(plan, place_ranks(plan))
-    groups = open_groups(places, rank, collectives="gloo", timeout=LIMIT, asked=reduction.groups())
+    groups = open_groups(
+        places, rank, collectives="gloo", timeout=LIMIT, reduction_groups=reduction.groups()
+    )
     if groups is None:
         return
     trainer = Trainer(
@@ -75,7 +75,7 @@ def saved_again(move: Move, plan: Plan, rank: int, source: Path, target: Path) -
 
 def main(rank: int, ranks: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    norm.MAX_NORM = CASES_NORM
+    gradients.MAX_NORM = CASES_NORM
     store = dist.FileStore(str(folder / "store"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=LIMIT)
     found: dict[str, dict[str, object]] = {}
@@ -107,7 +107,3 @@ def main(rank: int, ranks: int, folder: Path) -> None:
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

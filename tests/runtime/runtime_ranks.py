@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,17 +11,17 @@ import torch.distributed as dist
 from runtime_cases import CASES, CASES_NORM
 
 from hetplan.profiling.backends import CpuBackend
-from hetplan.runtime import groups, norm
+from hetplan.runtime import gradients, groups
 from hetplan.runtime.communicator import staging
+from hetplan.runtime.gradient_groups import sums_of
 from hetplan.runtime.loop import train
 from hetplan.runtime.placement import place_ranks
-from hetplan.runtime.summing import sums_of
 from hetplan.runtime.training import Training
 
 
 def main(rank: int, ranks: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    norm.MAX_NORM = CASES_NORM
+    gradients.MAX_NORM = CASES_NORM
     staging.CHUNK_BYTES = 1000
     store = dist.FileStore(str(folder / "store"), ranks)
     limit = timedelta(seconds=60)
@@ -59,7 +58,3 @@ def main(rank: int, ranks: int, folder: Path) -> None:
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from checkpoints_cases import SAVED_STEPS, SLOW, STEPS, Move, moves_of
-from four_ranks_run import run_four_ranks
+from checkpoints_ranks import main
+from forked_ranks import run_ranks
 from runtime_cases import CASES_NORM
 
 from hetplan.job.spec import Precision
 from hetplan.profiling.updating import RULE_STATES
-from hetplan.runtime import norm
-from hetplan.runtime.checkpoints import checkpoints_in, last_checkpoint, step_folder
-from hetplan.runtime.checkpoints_checks import trained_job
+from hetplan.runtime import gradients
+from hetplan.runtime.checkpoint_contents import read_manifest, state_key, weights_of
+from hetplan.runtime.checkpoint_format import Reader
+from hetplan.runtime.checkpoints import checkpoints_in, last_checkpoint, step_folder, trained_job
 from hetplan.runtime.placement import place_ranks
 from hetplan.runtime.single import reference_losses
-from hetplan.runtime.weights.native import open_native, state_key
-from hetplan.runtime.weights.tensors import weights_of
 
 # One process group trains all cases: keep its tests in one process of pytest-xdist too.
 pytestmark = pytest.mark.xdist_group("runtime_checkpoints")
@@ -55,7 +54,7 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         made = tmp_path_factory.mktemp("ranks") / group
         for name in ("same", "other"):
             (made / name).mkdir(parents=True)
-        run_four_ranks(Path(__file__).with_name("checkpoints_ranks.py"), made, seconds=500.0)
+        run_ranks(main, made, seconds=500.0)
         return made
 
     return home
@@ -70,7 +69,7 @@ def folder(move: Move, homes: Callable[[str], Path]) -> Path:
 def test_the_losses_go_on_under_the_other_plan(
     move: Move, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(norm, "MAX_NORM", CASES_NORM)
+    monkeypatch.setattr(gradients, "MAX_NORM", CASES_NORM)
     first = json.loads((folder / "0.json").read_text())[move.name]
     if move.job.precision is Precision.FLOAT32:
         tolerance = 1e-5
@@ -96,19 +95,19 @@ def test_the_losses_go_on_under_the_other_plan(
 @each_move
 def test_what_is_loaded_and_saved_again_is_the_same_bit_by_bit(move: Move, folder: Path) -> None:
     """Every state of every weight, under the plan that saved it and under the other."""
-    first = open_native(step_folder(folder / move.name, SAVED_STEPS))
+    source = step_folder(folder / move.name, SAVED_STEPS)
+    first, manifest = Reader(source), read_manifest(source)
     states = ("weights", *RULE_STATES[move.job.optimizer])
-    assert (first.manifest.step, first.manifest.states) == (SAVED_STEPS, states)
-    assert first.manifest.trained == trained_job(move.job)
+    assert (manifest.step, manifest.states) == (SAVED_STEPS, states)
+    assert manifest.trained == trained_job(move.job)
     count = 0
-    for again in (open_native(folder / name / move.name) for name in ("same", "other")):
-        assert replace(again.manifest, model=move.model) == replace(
-            first.manifest, model=move.model
-        )
+    for copy in (folder / name / move.name for name in ("same", "other")):
+        assert read_manifest(copy) == manifest
+        again = Reader(copy)
         for state in states:
             for weight in weights_of(move.model):
                 key = state_key(state, weight)
-                one, two = first.reader.read(key), again.reader.read(key)
+                one, two = first.read(key), again.read(key)
                 assert one.dtype == two.dtype == torch.float32
                 assert torch.equal(one, two), key
                 count += int(one.any())

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,30 +21,35 @@ from checkpoints_killed import JOB, KILLS, MODEL, STEPS
 from hypothesis import given
 from hypothesis import strategies as st
 from runtime_cases import LLAMA, ODD_GPT, TIED_GPT, plan_of
-from weights_cases import single_process, whole
 
 from hetplan.errors import InputError, LaunchError
 from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import LayerRange
 from hetplan.profiling.backends import CpuBackend
+from hetplan.runtime.activity import Activity, ActivityKind
+from hetplan.runtime.checkpoint_contents import (
+    CheckpointManifest,
+    own_numerics,
+    weights_of,
+    write_manifest,
+)
+from hetplan.runtime.checkpoint_format import Chunk, Reader, write_chunks
+from hetplan.runtime.checkpoint_slices import boxes, pieces_of, slices_of
 from hetplan.runtime.checkpoints import (
-    CheckpointRequest,
+    check_loss_faults,
     checkpoint_at,
     checkpoints_in,
+    delete_old,
     last_checkpoint,
+    resume_of,
+    settle,
     step_folder,
 )
-from hetplan.runtime.checkpoints_checks import check_loss_faults, resume_of, settle
 from hetplan.runtime.loop import Stop, train
 from hetplan.runtime.measured import TrainingReport
 from hetplan.runtime.single import reference_losses
-from hetplan.runtime.training import Training
-from hetplan.runtime.weights.convert import Conversion, convert
-from hetplan.runtime.weights.folders import Format
-from hetplan.runtime.weights.native import open_native
-from hetplan.runtime.weights.slices import boxes, pieces_of, slices_of
-from hetplan.runtime.weights.stage import finish_save, save_stage, stage_tensors
+from hetplan.runtime.training import NO_CHECKPOINTS, CheckpointRequest, Training
 
 pytestmark = pytest.mark.xdist_group("runtime_checkpoints")
 
@@ -67,6 +73,7 @@ def trained(
     warmup: int = 0,
     job: Job = JOB,
     stop: Stop | None = None,
+    activity: Activity | None = None,
 ) -> TrainingReport:
     request, _ = settle(request, MODEL, job, steps=steps)
     training = Training(
@@ -81,7 +88,7 @@ def trained(
         timeout_seconds=60.0,
         checkpoints=request,
     )
-    report = train(training, 0, CpuBackend(), stop=stop)
+    report = train(training, 0, CpuBackend(), stop=stop, activity=activity)
     assert report is not None
     return report
 
@@ -169,7 +176,11 @@ def test_the_shards_of_a_vector_have_every_element_of_a_layer_once(
                 for start, length in zip(part.offsets, part.shape, strict=True)
             )
             if 0 not in part.shape:
-                expected[place] = part.of(own)
+                local = tuple(
+                    slice(start, start + length)
+                    for start, length in zip(part.local_offsets, part.shape, strict=True)
+                )
+                expected[place] = own[local]
             assert torch.equal(target, expected)
 
 
@@ -230,7 +241,7 @@ def test_other_reasons_not_to_go_on(saved: Path, tmp_path: Path) -> None:
         checkpoint_at(tmp_path / "nowhere")
     with pytest.raises(InputError, match="holds no whole checkpoint"):
         checkpoint_at(tmp_path)
-    with pytest.raises(InputError, match="no folder to save to"):
+    with pytest.raises(InputError, match="needs a folder to save to"):
         CheckpointRequest(save_every=2)
     with pytest.raises(InputError, match="at least 0"):
         CheckpointRequest(save="a", keep=-1)
@@ -248,39 +259,49 @@ def test_another_precision_is_said_and_ends_what_can_be_compared(saved: Path) ->
     assert "leave --check-loss out" in check_loss_faults(other)[0].message
 
 
-def test_converted_weights_begin_with_a_new_optimizer(
+def weights_alone(source: Path, folder: Path, *, step: int) -> Path:
+    """A checkpoint of the weights of another one, without a training."""
+    reader = Reader(source)
+    folder.mkdir()
+    write_chunks(
+        folder,
+        [
+            Chunk(
+                key=weight.key,
+                full_shape=weight.shape,
+                offsets=(0,) * len(weight.shape),
+                shape=weight.shape,
+                dtype=torch.float32,
+                file_group=str(weight.position),
+                read=partial(reader.read, weight.key),
+            )
+            for weight in weights_of(MODEL)
+        ],
+    )
+    manifest = CheckpointManifest(
+        model=MODEL, numerics=own_numerics(MODEL), step=step, states=("weights",)
+    )
+    write_manifest(folder, manifest)
+    return folder
+
+
+def test_weights_without_a_training_begin_with_a_new_optimizer(
     saved: Path, alone: None, tmp_path: Path
 ) -> None:
-    """Out of a checkpoint of a training, through another format, and back into a training."""
-    for source, out, to in (
-        (step_folder(saved, 2), tmp_path / "megatron", Format.MEGATRON),
-        (tmp_path / "megatron", tmp_path / "native", Format.NATIVE),
-    ):
-        convert(Conversion(source=source, out=out, to=to))
-    one, two = open_native(step_folder(saved, 2)), open_native(tmp_path / "native")
-    assert two.manifest.states == ("weights",)
-    for key, stored in two.reader.tensors.items():
-        assert stored.size == one.reader.tensors[key].size
-        assert torch.equal(one.reader.read(key), two.reader.read(key))
-    request = CheckpointRequest(load=str(tmp_path / "native"), save=str(tmp_path / "ckpt"))
+    source = weights_alone(step_folder(saved, 2), tmp_path / "weights", step=0)
+    request = CheckpointRequest(load=str(source), save=str(tmp_path / "ckpt"))
     _, resume = settle(request, MODEL, JOB, steps=2)
     assert resume is not None
     assert "the optimizer begins anew" in resume.notes[1]
     report = trained(request, steps=2)
     assert [each.step for each in report.steps] == [0, 1]
-    # What the training says of itself stays: it did not begin from the seed's weights.
+    # The manifest records that the training did not begin from the seed's weights.
     again = resume_of(step_folder(tmp_path / "ckpt", 2), MODEL, JOB, steps=9)
-    assert again.trained.begun_from == str(tmp_path / "native")
+    assert again.trained.begun_from == str(source)
     with pytest.raises(InputError, match="is a checkpoint itself"):
-        settle(replace(request, save=str(tmp_path / "native")), MODEL, JOB, steps=2)
-
-
-def test_weights_that_were_saved_by_themselves_keep_their_step(tmp_path: Path) -> None:
-    part = whole(MODEL)
-    tensors = {"weights": stage_tensors(single_process(MODEL), part.layers)}
-    save_stage(tmp_path / "a", MODEL, part, tensors, group=None)
-    finish_save(tmp_path / "a", MODEL, step=4, states=("weights",), group=None)
-    found = resume_of(tmp_path / "a", MODEL, JOB, steps=9)
+        settle(replace(request, save=str(source)), MODEL, JOB, steps=2)
+    later = weights_alone(step_folder(saved, 2), tmp_path / "later", step=4)
+    found = resume_of(later, MODEL, JOB, steps=9)
     assert (found.manifest.step, found.states) == (4, ("weights",))
 
 
@@ -383,3 +404,57 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
         [expected[step] for step in numbers], rel=1e-6
     )
     assert [each.name for each in (tmp_path / "home").iterdir()] == [f"step-{STEPS:08d}"]
+
+
+# ---- what is recorded
+
+
+class Recorder(Activity):
+    """Keeps the operations on files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files: list[str] = []
+
+    def begin(
+        self, operation: str, peers: tuple[int, ...] = (), *, kind: ActivityKind | None = None
+    ) -> None:
+        super().begin(operation, peers, kind=kind)
+        if kind is ActivityKind.SAVING:
+            self.files.append(operation)
+
+
+def test_only_real_loads_and_saves_are_recorded(alone: None, tmp_path: Path) -> None:
+    """A rank that ends between two steps is not taken to have been saving."""
+    home = tmp_path / "ckpt"
+
+    def operations(request: CheckpointRequest, steps: int) -> list[str]:
+        recorder = Recorder()
+        trained(request, steps=steps, activity=recorder)
+        assert not recorder.beat().operation.startswith("save")
+        return recorder.files
+
+    save, load = "save of a checkpoint", "load of a checkpoint"
+    assert operations(NO_CHECKPOINTS, 2) == []
+    assert operations(CheckpointRequest(save=str(home), save_every=2), 3) == [save, save]
+    again = CheckpointRequest(save=str(home), load=str(step_folder(home, 3)))
+    assert operations(again, 5) == [load, save]
+
+
+def test_a_checkpoint_that_cannot_be_deleted_stays_and_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders = [step_folder(tmp_path, step) for step in (1, 2, 3)]
+    for folder in folders:
+        folder.mkdir()
+    rename = Path.rename
+
+    def stuck(self: Path, target: Path) -> Path:
+        if self == folders[0]:
+            raise PermissionError(13, "Permission denied")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", stuck)
+    delete_old(tmp_path, 1)
+    assert checkpoints_in(tmp_path) == (folders[2], folders[0])
+    assert f"{folders[0]} could not be deleted: Permission denied" in caplog.text

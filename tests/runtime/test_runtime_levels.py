@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
-from four_ranks_run import run_ranks
+from forked_ranks import run_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from levels_ranks import CASES, FLOATS, RANKS, LevelCase
+from levels_ranks import CASES, FLOATS, RANKS, LevelCase, main
 
 from hetplan.runtime.communicator.levels import Move, chunks, phases
 
@@ -110,7 +109,7 @@ def test_chunks_cover_a_message(count: int, parts: int) -> None:
 def summed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list]]:
     """By rank and case, what it had after each of two sums."""
     folder = tmp_path_factory.mktemp("levels")
-    run_ranks(Path(__file__).with_name("levels_ranks.py"), folder, count=RANKS)
+    run_ranks(main, folder, count=RANKS)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 

@@ -7,13 +7,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from four_ranks_run import run_four_ranks
+from forked_ranks import run_ranks
 from runtime_cases import CASES, CASES_NORM, GPT, Case, job
+from runtime_ranks import main
 
 from hetplan.cost.network.segments import TrafficClass
 from hetplan.cost.traffic.groups import links_between
@@ -21,7 +21,7 @@ from hetplan.cost.traffic.ledger import ledger
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision
 from hetplan.plans.pieces import Places
-from hetplan.runtime import norm
+from hetplan.runtime import gradients
 from hetplan.runtime.data import entropy_nats
 from hetplan.runtime.placement import place_ranks
 from hetplan.runtime.single import reference_losses
@@ -42,15 +42,14 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def clipped_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the ranks do."""
-    monkeypatch.setattr(norm, "MAX_NORM", CASES_NORM)
+    monkeypatch.setattr(gradients, "MAX_NORM", CASES_NORM)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list]]:
     """What rank 0 saw of every case."""
     folder = tmp_path_factory.mktemp("ranks")
-    script = Path(__file__).with_name("runtime_ranks.py")
-    run_four_ranks(script, folder)
+    run_ranks(main, folder)
     return json.loads((folder / "0.json").read_text())
 
 

@@ -22,9 +22,9 @@ from runtime_cases import (
 
 from hetplan.errors import InputError
 from hetplan.plans.plan import Plan, Recompute, RecomputeGranularity, Sharding, expand
-from hetplan.runtime.exchanges import exchanges, tied_exchanges
+from hetplan.runtime.gradient_groups import exchanges, tied_exchanges
+from hetplan.runtime.messages import holder_of, transfers
 from hetplan.runtime.placement import first_samples, place_ranks, vocabulary_faults
-from hetplan.runtime.resharding import holder_of, transfers
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=150)
 

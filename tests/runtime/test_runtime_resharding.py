@@ -23,12 +23,11 @@ from hetplan.plans.pieces import Places
 from hetplan.plans.plan import Plan
 from hetplan.profiling.weights import initial_value, parameter_slices
 from hetplan.runtime.communicator.levels import phases
-from hetplan.runtime.exchanges import exchanged_parts, exchanges, tied_exchanges
-from hetplan.runtime.norm import counted_parts, counts
+from hetplan.runtime.gradient_groups import exchanged_parts, exchanges, sums_of, tied_exchanges
+from hetplan.runtime.gradients import counted_parts, counts
+from hetplan.runtime.messages import Holder, holder_of, transfers
 from hetplan.runtime.passes import program_of
 from hetplan.runtime.placement import RankPlace, place_ranks
-from hetplan.runtime.resharding import Holder, holder_of, transfers
-from hetplan.runtime.summing import sums_of
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=200)
 

@@ -1,4 +1,4 @@
-"""How is a message summed among ranks that lie level by level (`communicator.levels`)?
+"""A sum of messages among ranks that lie level by level (`communicator.levels`).
 
 In chunks: while one crosses between the units the next one is summed inside them. Receives are
 posted as early as the caller says (`expect`), before the ranks compute, because a send of gloo
@@ -24,8 +24,7 @@ from torch import Tensor
 from hetplan.cost.collectives.direct_levels import num_chunks
 from hetplan.errors import LaunchError
 from hetplan.runtime.communicator.levels import Levels, Move, chunks, phases
-from hetplan.runtime.communicator.staging import Background
-from hetplan.runtime.communicator.works import Work
+from hetplan.runtime.communicator.staging import Background, Work
 
 FIRST_TAG = 1 << 24
 """Beyond those of messages between stages (a few per microbatch), which may share the group."""
@@ -81,7 +80,7 @@ class LevelSum:
         staged: bool,
     ) -> None:
         """`message` is contiguous, and equally long on all ranks; so is the order in which the
-        ranks make the sums of a group, of which each takes `tags` numbers from `first_tag` on.
+        ranks make the sums of a group, and each sum takes `tags` numbers from `first_tag` on.
         """
         self._message = message.view(-1)
         self._group = group
@@ -124,31 +123,31 @@ class LevelSum:
 
     def sent_bytes(self) -> dict[int, float]:
         """What this rank sends in each sum, by the rank that it goes to."""
-        found: dict[int, float] = defaultdict(float)
+        sizes: dict[int, float] = defaultdict(float)
         for row in self._cells:
             for cell in row:
-                for each in cell:
-                    if each.move.source == self._me:
-                        found[each.peer] += _length(each) * self._message.element_size()
-        return found
+                for mine in cell:
+                    if mine.move.source == self._me:
+                        sizes[mine.peer] += _length(mine) * self._message.element_size()
+        return sizes
 
     def expect(self) -> None:
         """Post all receives of the next sum; `start` does it where this was not called."""
         if self._expected is not None:
             return
-        found: dict[int, tuple[Work, Tensor]] = {}
+        expected: dict[int, tuple[Work, Tensor]] = {}
         at = 0
         for row in self._cells:
             for cell in row:
-                for each in cell:
-                    if each.move.target != self._me:
+                for mine in cell:
+                    if mine.move.target != self._me:
                         continue
-                    place = self._part(each)
-                    if each.move.adds:
-                        place = self._incoming[at : at + _length(each)]
-                        at += _length(each)
-                    found[each.tag] = self._post(dist.irecv, place, each), place
-        self._expected = found
+                    place = self._part(mine)
+                    if mine.move.adds:
+                        place = self._incoming[at : at + _length(mine)]
+                        at += _length(mine)
+                    expected[mine.tag] = self._post(dist.irecv, place, mine), place
+        self._expected = expected
 
     def start(self) -> Work:
         """Begin the sum of what the message holds now; it replaces it when the work is done."""
@@ -164,56 +163,56 @@ class LevelSum:
                     self._copy(chunk, self._host, self._message)
                 else:
                     self._take(self._cells[phase - 1][chunk], expected, sends[phase - 1, chunk])
-                for each in cell:
-                    if each.move.source == self._me:
-                        work = self._post(dist.isend, self._part(each), each)
-                        sends[phase, chunk].append(_Sent(work, each))
+                for mine in cell:
+                    if mine.move.source == self._me:
+                        work = self._post(dist.isend, self._part(mine), mine)
+                        sends[phase, chunk].append(_Sent(work, mine))
         last = len(self._cells) - 1
         for chunk in range(len(self._chunks)):
             if self._cells:
                 self._take(self._cells[last][chunk], expected, sends[last, chunk])
             self._copy(chunk, self._message, self._host)
-        for found in sends.values():
-            for sent in found:
+        for cell_sends in sends.values():
+            for sent in cell_sends:
                 sent.wait()
 
     def _take(
         self, cell: _Cell, expected: dict[int, tuple[Work, Tensor]], sends: Sequence[_Sent]
     ) -> None:
         """Wait for what this rank gets, and add what is to be added, in the order of the ranks."""
-        for each in cell:
-            if each.move.target != self._me:
+        for mine in cell:
+            if mine.move.target != self._me:
                 continue
-            work, place = expected[each.tag]
-            _wait(work, each)
-            if each.move.adds:
+            work, place = expected[mine.tag]
+            _wait(work, mine)
+            if mine.move.adds:
                 # In an exchange of two this rank sends what it adds to.
                 for sent in sends:
-                    if sent.overlaps(each):
+                    if sent.overlaps(mine):
                         sent.wait()
-                self._part(each).add_(place)
+                self._part(mine).add_(place)
 
     def _copy(self, chunk: int, to: Tensor, source: Tensor) -> None:
         if self._staged:
             start, stop = self._chunks[chunk]
             to[start:stop].copy_(source[start:stop])
 
-    def _part(self, each: _Mine) -> Tensor:
-        return self._host[each.move.start : each.move.stop]
+    def _part(self, mine: _Mine) -> Tensor:
+        return self._host[mine.move.start : mine.move.stop]
 
-    def _post(self, start: Callable[..., Work | None], tensor: Tensor, each: _Mine) -> Work:
-        work = start(tensor, each.peer, group=self._group, tag=each.tag)
+    def _post(self, start: Callable[..., Work | None], tensor: Tensor, mine: _Mine) -> Work:
+        work = start(tensor, mine.peer, group=self._group, tag=mine.tag)
         if work is None:
-            raise LaunchError(f"rank {each.peer} is not in the group that it is to sum with")
+            raise LaunchError(f"rank {mine.peer} is not in the group that it is to sum with")
         return work
 
 
-def _length(each: _Mine) -> int:
-    return each.move.stop - each.move.start
+def _length(mine: _Mine) -> int:
+    return mine.move.stop - mine.move.start
 
 
-def _wait(work: Work, each: _Mine) -> None:
+def _wait(work: Work, mine: _Mine) -> None:
     try:
         work.wait()
     except RuntimeError as error:
-        raise LaunchError(f"a sum with rank {each.peer} was not finished: {error}") from error
+        raise LaunchError(f"a sum with rank {mine.peer} was not finished: {error}") from error

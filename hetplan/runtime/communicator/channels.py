@@ -1,4 +1,4 @@
-"""Through which backend do the ranks of a group talk, and how much do they send?
+"""Channels: groups of ranks with their backend, and counts of what a rank sends in them.
 
 A channel is a torch.distributed group and a count of what this rank has sent in it. Bytes are
 counted where they are sent: a message to its receiver, so also the messages of a sum level by level
@@ -22,7 +22,7 @@ from hetplan.cost.network.segments import TrafficClass
 from hetplan.runtime.communicator import staging
 from hetplan.runtime.communicator.by_levels import LevelSum
 from hetplan.runtime.communicator.levels import Levels
-from hetplan.runtime.communicator.works import Work
+from hetplan.runtime.communicator.staging import Work
 
 # torch 2.13 renamed both and warns of the older names.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -67,18 +67,22 @@ class Channel:
 
     def post(self, sends: Sequence[Parcel], receives: Sequence[Parcel]) -> list[Work]:
         """Start these transfers together, sends first; their works in this order."""
-        for each in sends:
-            self._sent[TrafficClass.PIPELINE, each.peer] += each.tensor.nbytes
+        for parcel in sends:
+            self._sent[TrafficClass.PIPELINE, parcel.peer] += parcel.tensor.nbytes
         if self.staged:
             return [
-                *(self._staged_transfer(each, staging.send, dist.isend) for each in sends),
-                *(self._staged_transfer(each, staging.receive, dist.irecv) for each in receives),
+                *(self._staged_transfer(parcel, staging.send, dist.isend) for parcel in sends),
+                *(
+                    self._staged_transfer(parcel, staging.receive, dist.irecv)
+                    for parcel in receives
+                ),
             ]
         operations = [
-            dist.P2POp(dist.isend, each.tensor, each.peer, self.group, each.tag) for each in sends
+            dist.P2POp(dist.isend, parcel.tensor, parcel.peer, self.group, parcel.tag)
+            for parcel in sends
         ] + [
-            dist.P2POp(dist.irecv, each.tensor, each.peer, self.group, each.tag)
-            for each in receives
+            dist.P2POp(dist.irecv, parcel.tensor, parcel.peer, self.group, parcel.tag)
+            for parcel in receives
         ]
         if not operations:
             return []
@@ -111,7 +115,7 @@ class Channel:
     def _by_levels(self, tensor: Tensor) -> LevelSum | None:
         if self._levels is None:
             return None
-        found = LevelSum(
+        level_sum = LevelSum(
             tensor,
             group=self.group,
             ranks=self.ranks,
@@ -120,8 +124,8 @@ class Channel:
             first_tag=self._tags,
             staged=self.staged,
         )
-        self._tags += found.tags
-        return found
+        self._tags += level_sum.tags
+        return level_sum
 
     def backend_sum(self, tensor: Tensor) -> Work:
         """Begin a sum by the backend; not counted."""
@@ -148,9 +152,9 @@ class Channel:
         if not self.staged:
             call(into, tensor, group=self.group)
             return
-        found = torch.empty(into.shape, dtype=into.dtype)
-        call(found, tensor.cpu(), group=self.group)
-        into.copy_(found)
+        result = torch.empty(into.shape, dtype=into.dtype)
+        call(result, tensor.cpu(), group=self.group)
+        into.copy_(result)
 
     def count_sum(self, message_bytes: float, traffic: TrafficClass) -> None:
         """Count a sum that is made without this object."""

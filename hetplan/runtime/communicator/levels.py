@@ -1,4 +1,4 @@
-"""Who sends which part of a message to whom, so that ranks that lie level by level sum it?
+"""Which rank sends which part of a message to which, so that ranks in nested units sum it.
 
 Ranks lie in units (nodes, islands, regions) that may have unequal numbers of them, units in larger
 ones. From the inside out
@@ -88,16 +88,16 @@ def phases(levels: Levels, num_ranks: int, count: int) -> tuple[Phase, ...]:
 
 
 def _facing(units: Sequence[_Sums]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Elements of which every unit's sum is on one rank, and those ranks."""
+    """Runs of elements whose sum is on one rank in every unit, and those ranks."""
     at = [0] * len(units)
     start, end = 0, units[0][-1][1]
     while start < end:
-        found = [unit[i] for unit, i in zip(units, at, strict=True)]
-        stop = min(owned[1] for owned in found)
-        yield start, stop, tuple(owned[2] for owned in found)
+        owners = [unit[i] for unit, i in zip(units, at, strict=True)]
+        stop = min(owned[1] for owned in owners)
+        yield start, stop, tuple(owned[2] for owned in owners)
         at = [
             i + (owned[1] == stop and i + 1 < len(unit))
-            for unit, i, owned in zip(units, at, found, strict=True)
+            for unit, i, owned in zip(units, at, owners, strict=True)
         ]
         start = stop
 
@@ -131,8 +131,8 @@ def _scatter(cut: Sequence[tuple[int, int, tuple[int, ...], int]]) -> Iterator[M
 def _returned(phase: Phase) -> Phase:
     """The sums, to those who sent their parts of them."""
     return tuple(
-        Move(source=each.target, target=each.source, start=each.start, stop=each.stop, adds=False)
-        for each in phase
+        Move(source=move.target, target=move.source, start=move.start, stop=move.stop, adds=False)
+        for move in phase
     )
 
 

@@ -1,4 +1,4 @@
-"""How is device memory sent where the network reaches the host's memory only?
+"""The host-staged transport: device memory over a network that reaches the host's memory only.
 
 In chunks through two buffers on the host: while one chunk is on the wire the next one is copied.
 Each message between two ranks has a thread of its own, so that posting it holds nobody; sums run
@@ -11,11 +11,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from hetplan.runtime.communicator.works import Work
+
+class Work(Protocol):
+    """A transfer under way."""
+
+    def wait(self) -> object:
+        """Until it is done (on an accelerator: until the stream's next work may rely on it)."""
+        ...
+
 
 CHUNK_BYTES = 4 * 2**20
 """Half a millisecond at 8 GB/s: long beside the cost of a call, short beside a message."""

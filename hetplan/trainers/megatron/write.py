@@ -457,7 +457,7 @@ def device_faults(ranks: RankLayout) -> Iterator[Fault]:
         if vendor.vendor == "huawei":
             instead = "emit for target mindspeed"
         elif vendor.backend == "gloo":
-            instead = "hetplan launch --target megatron-core trains on such devices"
+            instead = "plan for target native, which `hetplan launch` trains on such devices"
         else:
             instead = (
                 "forbid these islands, or use the vendor's own Megatron with other launch files"

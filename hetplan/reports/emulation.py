@@ -1,0 +1,107 @@
+"""What `hetplan emulate show` and `measure` print: hosts, links, their bytes and rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from hetplan.emulation.measuring import EmulationStatus, HostBytes, MeasuredLink, PipeBytes
+from hetplan.emulation.values import Emulation
+from hetplan.reports.terminal import print_table
+from hetplan.units import format_bytes, format_rate, format_seconds, format_share
+
+
+def show_emulation(status: EmulationStatus) -> None:
+    """Hosts and long links with what has crossed them, and what is wrong."""
+    emulation = status.emulation
+    print_table(_host_table(emulation, status.hosts))
+    if emulation.pipes:
+        print_table(_pipe_table(emulation, status.pipes))
+    for note in emulation.notes:
+        print(f"note: {note}")
+    if not status.up:
+        print(f"half made: hetplan emulate down --name {emulation.name} removes what is there")
+    elif not status.relay_runs:
+        print("THE RELAY IS NOT RUNNING: nothing crosses between networks; take it down and up")
+
+
+def _host_table(emulation: Emulation, hosts: tuple[HostBytes, ...]) -> Table:
+    table = Table(
+        title=f"Emulation {emulation.name}: hosts (the control network has no limit)",
+        title_justify="left",
+    )
+    for column in ("host", "region", "island", "device kind"):
+        table.add_column(column)
+    table.add_column("ranks", justify="right")
+    for column in ("address", "control"):
+        table.add_column(column)
+    for column in ("rate", "sent", "received", "on control"):
+        table.add_column(column, justify="right")
+    counted = {each.host: each for each in hosts}
+    for host in emulation.hosts:
+        count = counted.get(host.name)
+        table.add_row(
+            host.name,
+            host.region,
+            host.island,
+            host.device,
+            str(host.devices),
+            host.data_address,
+            host.control_address,
+            _bits(host.nic_bytes_per_second),
+            format_bytes(count.sent_bytes) if count else "",
+            format_bytes(count.received_bytes) if count else "",
+            format_bytes(count.control_sent_bytes + count.control_received_bytes) if count else "",
+        )
+    return table
+
+
+def _pipe_table(emulation: Emulation, pipes: tuple[PipeBytes, ...]) -> Table:
+    table = Table(
+        title="Links between networks, each way (counted: there / back)", title_justify="left"
+    )
+    table.add_column("between")
+    for column in ("rate", "round trip", "buffer", "sent", "frames", "dropped"):
+        table.add_column(column, justify="right")
+    for at, pipe in enumerate(emulation.pipes):
+        both = pipes[2 * at : 2 * at + 2]
+        table.add_row(
+            f"{pipe.between[0]}, {pipe.between[1]}",
+            _bits(pipe.rate_bytes_per_second),
+            format_seconds(2 * pipe.delay_seconds),
+            format_bytes(pipe.buffer_bytes),
+            " / ".join(format_bytes(each.sent_bytes) for each in both),
+            " / ".join(str(each.frames) for each in both),
+            " / ".join(str(each.dropped_frames) for each in both),
+        )
+    return table
+
+
+def show_links(links: Sequence[MeasuredLink]) -> None:
+    """Measured rates and round trips of every link beside its figures."""
+    table = Table(
+        title="One TCP connection and datagrams of 4 bytes, link by link", title_justify="left"
+    )
+    for column in ("from", "to", "over"):
+        table.add_column(column)
+    for column in ("rate", "TCP payload", "of a full link", "round trip", "least", "median"):
+        table.add_column(column, justify="right")
+    for each in links:
+        table.add_row(
+            each.source,
+            each.destination,
+            each.over,
+            _bits(each.rate_bytes_per_second),
+            _bits(each.payload_bytes_per_second),
+            format_share(each.rate_share),
+            format_seconds(each.round_trip_seconds) if each.round_trip_seconds else "",
+            format_seconds(each.least_round_trip_seconds),
+            format_seconds(each.median_round_trip_seconds),
+        )
+    print_table(table)
+
+
+def _bits(bytes_per_second: float) -> str:
+    """A rate as networks have it, in bits."""
+    return format_rate(bytes_per_second * 8, "bit/s")

@@ -1,1 +1,0 @@
-"""Weights between trainers: Hugging Face, hetplan's reference trainer, Megatron-LM."""
