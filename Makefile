@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow freeze same oracle bench fuzz lint format schemas clean
+.PHONY: help install demo test test-slow freeze same oracle bench fuzz lint format schemas docs clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -54,7 +54,7 @@ bench: $(VENV)/.installed ## speed of the cost model, its bounds, predictions ag
 	$(BIN)/python -m evaluation cost $(if $(REFERENCE),--reference $(REFERENCE))
 	$(BIN)/python -m evaluation accuracy $(if $(REFERENCE),--reference $(REFERENCE))
 
-fuzz: $(VENV)/.installed-dev ## importers against 56,000 broken inputs; FUZZ_SEED=1 for others
+fuzz: $(VENV)/.installed-dev ## importers against 36,000 broken inputs; FUZZ_SEED=1 for others
 	$(BIN)/pytest -q -s -m slow tests/importers/test_importers_fuzz.py
 
 freeze: $(VENV)/.installed ## record plans, bounds, prices and emitted arguments; REFERENCE=DIR: the evaluation's tables
@@ -74,6 +74,9 @@ format: $(VENV)/.installed-dev ## let ruff rewrite the code
 
 schemas: $(VENV)/.installed ## write configs/schemas anew from the file forms
 	$(BIN)/python -m hetplan.job.schemas configs/schemas
+
+docs: $(VENV)/.installed-dev ## write the generated pages anew: docs/rules.md
+	$(BIN)/python tests/lint/test_lint_command.py
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-out
