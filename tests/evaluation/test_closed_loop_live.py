@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from evaluation.closed_loop.cgroup import groups_left
-from hetplan.emulation import locks, namespaces
+from hetplan.emulation import namespaces, state
 from hetplan.emulation.tools import missing
 from hetplan.emulation.values import NAMESPACE_PREFIX, key_of
 
@@ -61,7 +61,7 @@ def left_of(process: int) -> list[str]:
     name = f"closed-loop-{process}"
     key = key_of(name)
     found = [each for each in namespaces.names() if each.startswith(f"{NAMESPACE_PREFIX}{key}")]
-    found += [str(locks.FOLDER / key)] * (locks.FOLDER / key).exists()
+    found += [str(state.FOLDER / key)] * (state.FOLDER / key).exists()
     found += [group for group in groups_left() if group.endswith(f"-{process}")]
     for entry in os.listdir("/proc"):
         if not entry.isdigit():

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hetplan.cli.main import app
-from hetplan.lint.reading import Asked, read_all
+from hetplan.lint.reading import LaunchContext, read_all
 from hetplan.lint.registry import findings
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -62,7 +62,7 @@ def test_a_script_is_a_launch(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     result = run(script)
     assert result.exit_code == 2
-    assert "impossible: launch-loses-layers (lines 5, 6)" in result.stdout
+    assert "error: launch-loses-layers (lines 5, 6)" in result.stdout
     assert "builds 7 on each, 28 in all" in result.stdout
     assert "1 file read (megatron launch): 1 impossible, 0 suspicious" in result.stdout
     script.write_text(SCRIPT.replace("--num-layers 30", "--num-layers 32"))
@@ -92,8 +92,8 @@ def test_an_experiment_and_the_files_that_it_includes_are_one_launch(tmp_path: P
     result = run(tmp_path / "run.yaml")
     assert result.exit_code == 2
     assert "hetero_pipeline_layer_split adds up to 31, num_layers is 32" in result.stdout
-    assert str(tmp_path / "train" / "plan.yaml") + "\n  impossible" in result.stdout
-    reading = read_all([tmp_path], Asked())
+    assert str(tmp_path / "train" / "plan.yaml") + "\n  error" in result.stdout
+    reading = read_all([tmp_path], LaunchContext())
     assert len(reading.material.launches) == 1
     assert [each.rule for each in findings(reading).findings] == ["launch-meshes-do-not-fit"]
 
@@ -101,7 +101,7 @@ def test_an_experiment_and_the_files_that_it_includes_are_one_launch(tmp_path: P
 def test_a_configuration_of_torchtitan_is_a_launch(tmp_path: Path) -> None:
     (tmp_path / "train.toml").write_text(TITAN)
     result = run(tmp_path / "train.toml")
-    assert "impossible: launch-module-lists" in result.stdout
+    assert "error: launch-module-lists" in result.stdout
     assert "layers.3 comes where layers.2 must" in result.stdout
 
 
@@ -119,7 +119,7 @@ def test_a_cluster_beside_the_launch_counts_and_the_named_one_before_it(tmp_path
     script.write_text(SCRIPT.replace("--num-layers 30", "--num-layers 32"))
     cluster = CONFIGS / "clusters" / "two-regions.yaml"
     for result in (run(script, cluster), run(script, "--cluster", cluster)):
-        assert "suspicious: launch-timeout (whole file)" in result.stdout
+        assert "warning: launch-timeout (whole file)" in result.stdout
     here = CONFIGS / "clusters" / "this-machine.yaml"
     assert "launch-timeout" not in run(script, cluster, "--cluster", here).stdout
 
