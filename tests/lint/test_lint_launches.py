@@ -64,7 +64,7 @@ def test_a_script_is_a_launch(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "error: launch-loses-layers (lines 5, 6)" in result.stdout
     assert "builds 7 on each, 28 in all" in result.stdout
-    assert "1 file read (megatron launch): 1 impossible, 0 suspicious" in result.stdout
+    assert "1 file read (megatron launch): 1 errors, 0 warnings" in result.stdout
     script.write_text(SCRIPT.replace("--num-layers 30", "--num-layers 32"))
     assert run(script, "--strict").exit_code == 0
 
@@ -94,7 +94,7 @@ def test_an_experiment_and_the_files_that_it_includes_are_one_launch(tmp_path: P
     assert "hetero_pipeline_layer_split adds up to 31, num_layers is 32" in result.stdout
     assert str(tmp_path / "train" / "plan.yaml") + "\n  error" in result.stdout
     reading = read_all([tmp_path], LaunchContext())
-    assert len(reading.material.launches) == 1
+    assert len(reading.inputs.launches) == 1
     assert [each.rule for each in findings(reading).findings] == ["launch-meshes-do-not-fit"]
 
 
