@@ -60,10 +60,11 @@ class _TooLongError(Exception):
 class _Counter:
     """Counts down the loops and calls of the kernel that runs in Python."""
 
-    __slots__ = ("left",)
+    __slots__ = ("at_once", "left")
 
     def __init__(self) -> None:
         self.left = 0
+        self.at_once = False
 
     def count(self) -> None:
         """One more loop or call; raises when the allowance is used up."""
@@ -154,8 +155,8 @@ class Kernel(Generic[_P, _R]):
         """Run in Python; compiled where that takes too long."""
         if not self._started:
             self._started, self._left = True, self._allowance()
-            if self._left < 0:
-                return self.compile()(*args, **kwargs)
+        if self._left < 0 or _counter.at_once:
+            return self.compile()(*args, **kwargs)
         _counter.left = self._left
         before = []
         for array in _arrays((*args, *kwargs.values())):
@@ -209,6 +210,11 @@ def order_of(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
             to -= 1
         order[to] = place
     return order
+
+
+def compile_at_once() -> None:
+    """Let no kernel of this process run in Python from now on: for who measures compiled code."""
+    _counter.at_once = True
 
 
 def clock() -> float:

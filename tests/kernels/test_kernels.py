@@ -152,8 +152,8 @@ def test_sums_and_orders_are_those_of_a_loop() -> None:
 @pytest.mark.slow
 def test_a_search_gives_the_same_in_python_and_compiled(tmp_path: Path) -> None:
     plans = []
-    for limit in (0, 10**12):
-        out = tmp_path / f"{limit}.json"
+    for way in ("compile_at_once()", "MAX_INTERPRETED = kernels.MAX_INTERPRETED_CACHED = 10**12"):
+        out = tmp_path / f"{len(plans)}.json"
         words = [
             "plan",
             *("--model", CONFIGS / "models" / "gpt-tiny.yaml"),
@@ -163,7 +163,7 @@ def test_a_search_gives_the_same_in_python_and_compiled(tmp_path: Path) -> None:
         ]
         code = (
             "import sys; from hetplan import kernels; from hetplan.cli.main import main\n"
-            f"kernels.MAX_INTERPRETED = kernels.MAX_INTERPRETED_CACHED = {limit}\n"
+            f"kernels.{way}\n"
             f"sys.argv = {['hetplan', *map(str, words)]}\nmain()"
         )
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
