@@ -16,6 +16,7 @@ import typer
 from hetplan.cli.main import guarded
 from hetplan.cli.options import AsJson, emit, say
 from hetplan.errors import InputError
+from hetplan.kernels import compile_at_once
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -273,7 +274,8 @@ for _command in (accuracy, search, cost, hethub, closed_loop):
 
 
 def main() -> None:
-    """Run the command that the arguments name."""
+    """Run the command that the arguments name; its tables of speed are of compiled kernels."""
+    compile_at_once()
     app()
 
 

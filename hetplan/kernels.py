@@ -20,13 +20,11 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-import inspect
 import logging
 import os
 import pickle
 import sys
 import tempfile
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -62,10 +60,11 @@ class _TooLongError(Exception):
 class _Counter:
     """Counts down the loops and calls of the kernel that runs in Python."""
 
-    __slots__ = ("left",)
+    __slots__ = ("at_once", "left")
 
     def __init__(self) -> None:
         self.left = 0
+        self.at_once = False
 
     def count(self) -> None:
         """One more loop or call; raises when the allowance is used up."""
@@ -101,24 +100,24 @@ class Kernel(Generic[_P, _R]):
     def interpreted(self) -> Callable[..., Any]:
         """The function in Python, with a count in every loop; the kernels that it calls likewise.
 
-        OSError where there is no source.
+        OSError or LookupError where there is no source.
         """
         function = self.function
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-        definition = tree.body[0]
-        assert isinstance(definition, ast.FunctionDef)
-        ast.increment_lineno(tree, function.__code__.co_firstlineno - 1)
+        path = function.__code__.co_filename
+        definition = _definitions(path)[function.__name__]
         definition.decorator_list, definition.returns = [], None
         for node in ast.walk(definition):
             if isinstance(node, ast.arg):
                 node.annotation = None
             if isinstance(node, ast.For | ast.While) or node is definition:
-                node.body.insert(0, ast.parse("_count_one()").body[0])
-        ast.fix_missing_locations(tree)
+                call = ast.Expr(ast.Call(ast.Name("_count_one", ast.Load()), [], []))
+                node.body.insert(0, ast.copy_location(call, node.body[0]))
+                ast.fix_missing_locations(call)
+        tree = ast.Module(body=[definition], type_ignores=[])
         names: dict[str, Any] = {"_count_one": _counter.count}
         for name, value in _globals_of(function.__code__, function.__globals__):
             names[name] = value.interpreted if isinstance(value, Kernel) else value
-        exec(compile(tree, function.__code__.co_filename, "exec", dont_inherit=True), names)
+        exec(compile(tree, path, "exec", dont_inherit=True), names)
         counted: Callable[..., Any] = names[function.__name__]
         return counted
 
@@ -132,7 +131,7 @@ class Kernel(Generic[_P, _R]):
         """Hash of all that goes into the compiled kernel, apart from the types of its arguments."""
         code = self.function.__code__
         digest = hashlib.sha256("".join((_versions(), *_written(code))).encode())
-        for name, value in sorted(_globals_of(code, self.function.__globals__)):
+        for name, value in sorted(_globals_of(code, self.function.__globals__), key=lambda g: g[0]):
             if isinstance(value, Kernel):
                 digest.update(f"{name} {value.fingerprint}\n".encode())
             elif isinstance(value, np.ndarray):
@@ -156,6 +155,8 @@ class Kernel(Generic[_P, _R]):
         """Run in Python; compiled where that takes too long."""
         if not self._started:
             self._started, self._left = True, self._allowance()
+        if self._left < 0 or _counter.at_once:
+            return self.compile()(*args, **kwargs)
         _counter.left = self._left
         before = []
         for array in _arrays((*args, *kwargs.values())):
@@ -173,11 +174,15 @@ class Kernel(Generic[_P, _R]):
         return result
 
     def _allowance(self) -> int:
+        """Loops that it may take in Python; -1 to compile it at once."""
+        on_disk = _on_disk(self)
+        if on_disk and _compiler.cache_info().currsize:
+            return -1  # numba is there already
         try:
             _ = self.interpreted
-        except OSError:  # no source
+        except (OSError, LookupError):  # no source
             return -1
-        return MAX_INTERPRETED_CACHED if _on_disk(self) else MAX_INTERPRETED
+        return MAX_INTERPRETED_CACHED if on_disk else MAX_INTERPRETED
 
 
 def kernel(function: Callable[_P, _R]) -> Kernel[_P, _R]:
@@ -205,6 +210,11 @@ def order_of(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
             to -= 1
         order[to] = place
     return order
+
+
+def compile_at_once() -> None:
+    """Let no kernel of this process run in Python from now on: for who measures compiled code."""
+    _counter.at_once = True
 
 
 def clock() -> float:
@@ -366,6 +376,13 @@ def _kernel_named(module: str, name: str) -> Any:
     import importlib
 
     return getattr(importlib.import_module(module), name)
+
+
+@functools.cache
+def _definitions(path: str) -> dict[str, ast.FunctionDef]:
+    """The functions of a file."""
+    tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
 def _globals_of(code: CodeType, scope: dict[str, Any]) -> Iterator[tuple[str, Any]]:

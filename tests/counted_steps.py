@@ -19,8 +19,10 @@ def counted_steps(action: Callable[[], T]) -> tuple[T, int]:
     """(what the action gives, lines of Python that ran in it); what it raises is passed on."""
     counted = 0
 
-    def line(_frame: FrameType, event: str, _argument: Any) -> Any:
+    def line(frame: FrameType, event: str, _argument: Any) -> Any:
         nonlocal counted
+        if in_kernel(frame):
+            return None
         if event == "line":
             counted += 1
         return line
@@ -32,6 +34,13 @@ def counted_steps(action: Callable[[], T]) -> tuple[T, int]:
     finally:
         sys.settrace(before)
     return found, counted
+
+
+def in_kernel(frame: FrameType) -> bool:
+    """Whether this is a kernel that runs in Python, or what runs kernels: compiled code is not
+    seen either, and which of the two it is differs from process to process.
+    """
+    return "_count_one" in frame.f_globals or frame.f_globals.get("__name__") == "hetplan.kernels"
 
 
 def steps_of(action: Callable[[], object]) -> int:

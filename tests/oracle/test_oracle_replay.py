@@ -25,7 +25,7 @@ def _depths(rng: np.random.Generator, stages: int, m: int, extra: bool) -> tuple
 def test_the_oracle_replays_as_the_definition(kind: str, rendezvous: bool) -> None:
     rng = np.random.default_rng(7)
     stuck = 0
-    for _ in range(150):
+    for _ in range(50):
         chunks = 1 if kind in ("1f1b", "deeper") else int(rng.integers(2, 4))
         stages, m = int(rng.integers(1 if chunks == 1 else 2, 6)), int(rng.integers(1, 9))
         if kind == "megatron":

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from random_cases import seeds
 from search_costs_cases import (
     Slots,
     chosen,
@@ -81,7 +82,7 @@ def holds(step: StepCost) -> bool:
 
 
 @pytest.mark.parametrize("target", ["megatron", "flagscale", "torchtitan", "native", "any"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_a_space_adds_up_to_what_the_plan_costs(target: str, seed: int) -> None:
     model, cluster, asked = question(seed, target)
     families = Families(model=model, cluster=allowed_cluster(cluster, asked), job=asked).families()

@@ -6,6 +6,7 @@ import math
 
 import pytest
 from interleaved_cases import Case, every_plan, random_case, step_of
+from random_cases import seeds
 
 from hetplan.search.interleaved.solver import InterleavedSolver
 from hetplan.search.solver import Best
@@ -20,7 +21,7 @@ def solved(case: Case, gap: float) -> Best:
     return best
 
 
-@pytest.mark.parametrize("seed", range(90))
+@pytest.mark.parametrize("seed", seeds(90))
 def test_solver_finds_the_best_plan_and_proves_it(seed: int) -> None:
     case = random_case(seed, most_layers=9)
     steps = [step for *_, step in every_plan(case)]
@@ -46,7 +47,7 @@ def test_bound_holds_and_meets_the_gap(seed: int) -> None:
     assert best.lower_bound >= best.seconds * 0.95 * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_chosen_plan_is_the_one_that_was_replayed(seed: int) -> None:
     case = random_case(seed, most_layers=9)
     best = solved(case, 0.0)
@@ -66,14 +67,14 @@ def test_chosen_plan_is_the_one_that_was_replayed(seed: int) -> None:
     assert pipeline.schedule.virtual_stages == chunks
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10))
 def test_same_search_twice_is_the_same(seed: int) -> None:
     case = random_case(seed)
     one, two = solved(case, 0.01), solved(case, 0.01)
     assert (one.seconds, one.chosen, one.bounds) == (two.seconds, two.chosen, two.bounds)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_families_with_too_many_rows_have_a_plan_and_a_bound(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

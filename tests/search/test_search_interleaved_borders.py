@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from interleaved_cases import Case, every_plan, random_case
+from random_cases import seeds
 
 from hetplan.cost.replay.times import Exchange
 from hetplan.search.interleaved.borders import borders_of
@@ -17,7 +18,7 @@ from hetplan.search.interleaved.orders import stage_counts
 from hetplan.search.single.replay import NEVER, numbers_of
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_no_plan_is_faster_than_its_boundaries(seed: int) -> None:
     case = random_case(seed, most_layers=9)
     numbers, chunks = numbers_of(case.space), case.family.virtual_stages

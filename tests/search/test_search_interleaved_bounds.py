@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from interleaved_cases import cuts, every_row, random_case
 from interleaved_path_bound import path_bound_seconds
+from random_cases import seeds
 from test_search_interleaved_replay import random_pipeline, times_of
 
 from hetplan.cost.replay.ends import step_ends
@@ -18,7 +19,7 @@ from hetplan.search.interleaved.rows import row_of, row_terms
 from hetplan.search.single.replay import NEVER, numbers_of
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_paths_are_below_the_replay(seed: int) -> None:
     forward, backward, hops, m = random_pipeline(seed)
     after = np.random.default_rng(seed).uniform(0, 0.2, len(forward))
@@ -28,7 +29,7 @@ def test_paths_are_below_the_replay(seed: int) -> None:
     assert bound >= 0.75 * (ends + after).max()
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", seeds(120))
 def test_row_bounds_are_below_the_best_cut(seed: int) -> None:
     case = random_case(seed)
     numbers, layers, chunks = (

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from interleaved_cases import Case, every_plan, random_case
+from random_cases import seeds
 from synthetic_spaces import Scale, large_space
 
 from hetplan.cost.replay.times import Exchange
@@ -17,7 +18,7 @@ from hetplan.search.interleaved.solver import InterleavedSolver
 from hetplan.search.solver import Best
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_no_plan_is_denied(seed: int) -> None:
     case = random_case(seed, most_layers=9)
     least: dict[int, tuple[float, tuple[int, ...]]] = {}

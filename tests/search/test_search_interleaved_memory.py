@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
+from random_cases import seeds
 from random_chosen import random_chosen
 from search_jobs import cluster, island, job, model
 
@@ -80,7 +81,7 @@ def plans(seed: int, number: int) -> list[tuple[Family, ChosenPlan, StepCost, Sp
     return found
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", seeds(16))
 def test_row_is_priced_as_its_plan(seed: int) -> None:
     for family, chosen, price, maker in plans(seed, 6):
         shared = shared_of(maker)

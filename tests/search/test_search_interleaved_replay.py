@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from interleaved_cases import Case, cuts, every_row, random_case, step_of
+from random_cases import seeds
 
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.times import Exchange, PipelineTimes
@@ -48,7 +49,7 @@ def random_pipeline(seed: int) -> tuple[Floats, Floats, Floats, int]:
     return forward, backward, rng.uniform(0, 1, (4, slots)) * rng.choice([0, 0.01, 0.3, 1]), m
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_lockstep_replay_is_the_general_replay(seed: int) -> None:
     forward, backward, hops, m = random_pipeline(seed)
     assert lockstep_applies(len(forward), m)
@@ -64,7 +65,7 @@ def test_lockstep_needs_whole_groups_and_two_of_them() -> None:
     assert lockstep_applies(4, 8)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_step_of_a_row_is_that_of_its_plan(seed: int) -> None:
     case: Case = random_case(seed)
     rng = np.random.default_rng(1000 + seed)

@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from random_cases import seeds
 from search_jobs import cluster, island, job, model, random_case
 from several_plans import random_several
 
@@ -38,7 +39,7 @@ def fresh(bound: float) -> Best:
     )
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", seeds(24))
 def test_no_plan_is_faster_than_the_bound(seed: int) -> None:
     asked, where, wanted = random_case(seed)
     wanted = replace(wanted, target="native", global_batch_size=3 + seed % 6)
@@ -71,7 +72,7 @@ def test_enough_plans_are_drawn_for_the_bound_to_be_wrong() -> None:
     assert feasible > 60
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_shares_are_the_best_of_all(seed: int) -> None:
     rng = np.random.default_rng(seed)
     count, batch = int(rng.integers(1, 4)), int(rng.integers(4, 25))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from random_cases import seeds
 from search_costs_cases import Slots, chosen, fits, roles, step_seconds
 from search_jobs import cluster, island, job, model
 
@@ -135,7 +136,7 @@ def middle_stages_cost_what_they_cost(
             assert sum(stage.backward) == pytest.approx(n * space.backward[v, mesh], rel=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_chunks_of_unlike_parts_cost_no_less_than_the_space_says(seed: int) -> None:
     one, islands, asked = question(seed, "native", 4000)
     found = Families(model=one, cluster=islands, job=asked).families()

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from random_cases import seeds
 from search_jobs import cluster, island, job, model
 
 from hetplan.cost.arrays import Floats
@@ -25,7 +26,7 @@ def _role(at: int, count: int) -> int:
     return LAST if at == 0 else FIRST if at == count - 1 else MIDDLE
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_the_cheapest_path_is_the_cheapest_of_all(seed: int) -> None:
     rng = np.random.default_rng(seed)
     num_options, num_layers, rows = 3, int(rng.integers(2, 6)), 4
@@ -93,7 +94,7 @@ def _replayed(forward: Floats, backward: Floats, depths: list[int], microbatches
     return float(ends.max())
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_no_replay_is_shorter_than_its_bottleneck_says(seed: int) -> None:
     """(a), (b) and (c) with the bottleneck's own depth, its turn rounded down as a cell does."""
     rng = np.random.default_rng(seed)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from random_cases import seeds
 from search_jobs import cluster, island, job, model
 
 from hetplan.cluster.spec import Cluster
@@ -145,7 +146,7 @@ def test_a_row_that_shards_nothing_keeps_the_pin() -> None:
     assert best.chosen.sharding is Sharding.NONE
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_prices_bound_what_rows_do_together(seed: int) -> None:
     rng = np.random.default_rng(seed)
     needs = rng.integers(0, 3, (12, 2))

@@ -40,8 +40,8 @@ def norm_hops(space: Space, states: OrderStates) -> Floats:
         there = (states.bridge < 0) | (used >> np.maximum(states.bridge - bits, 0) & 1 == 1)
         far[used] = _distances(masks, node, count, space.norm.links, floor, there)
     into = np.repeat(states.blocked, np.diff(states.first))
-    slowest: Floats = np.maximum(floor, slowest_edges(into, node, far))
-    return slowest
+    edges: Floats = np.maximum(floor, slowest_edges(into, node, far))
+    return edges
 
 
 def _regions(space: Space, bits: int) -> tuple[Ints, int]:
