@@ -9,9 +9,7 @@ from profiling_samples import LAYER, LINK, NORM, PRODUCT, PROVENANCE
 
 from hetplan.errors import InputError
 from hetplan.files.reading import read_text
-from hetplan.importers.records import Imported
-from hetplan.importers.storing import ImportFacts, store_imported
-from hetplan.lint.reading import Asked, read_all
+from hetplan.lint.reading import LaunchContext, read_all
 from hetplan.model.operators import OperatorClass
 from hetplan.profiling.samples import (
     LinkSample,
@@ -160,23 +158,11 @@ def test_groups_and_nodes_of_zero_are_refused(tmp_path) -> None:
             read_samples(path, LinkSample)
 
 
-def test_imported_operators_are_stored_once(tmp_path) -> None:
-    imported = Imported(kind="simumax", operators=(PRODUCT, NORM))
-    facts = ImportFacts(device="cpu", backend="cpu", measured_on="2026-03-04", command="import")
-    first = store_imported(imported, tmp_path, facts)
-    assert (first.operators_added, first.operators_there, len(first.folders)) == (2, 0, 1)
-    second = store_imported(imported, tmp_path, facts)
-    assert (second.operators_added, second.operators_there) == (0, 2)
-    (population,) = read_populations(tmp_path)
-    assert {each.measured_on for each in population.operators} == {"2026-03-04"}
-    assert population.provenance[0].tool == "simumax"
-
-
 def test_check_reads_operators_and_finds_their_rows(tmp_path) -> None:
     written(tmp_path, PRODUCT, replace(NORM, p10_seconds=0.5))
-    reading = read_all([tmp_path], Asked())
+    reading = read_all([tmp_path], LaunchContext())
     assert not reading.faults
-    rows = reading.material.operator_samples
+    rows = reading.inputs.operator_samples
     assert [(each.sample.operator, each.place.line) for each in rows] == [
         ("matrix_product", 2),
         ("norm", 3),

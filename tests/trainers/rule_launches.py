@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hetplan.lint.findings import Finding
 from hetplan.lint.registry import judge
-from hetplan.lint.rows import Material
+from hetplan.lint.rows import Inputs
 from hetplan.trainers.launch_values import LaunchHost, LaunchText, Setting
 from hetplan.trainers.rules import Launch
 
@@ -129,4 +129,4 @@ def unread(text: LaunchText, *names: str) -> LaunchText:
 def judged(text: LaunchText, **known: object) -> tuple[Finding, ...]:
     """What the rules find in the launch."""
     row = Launch(file="run.sh", text=text, **known)  # type: ignore[arg-type]
-    return judge(Material(launches=(row,)))
+    return judge(Inputs(launches=(row,)))

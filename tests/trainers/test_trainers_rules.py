@@ -30,7 +30,7 @@ def test_one_fault_makes_one_rule_speak() -> None:
     for case in WRONG:
         found = judged(text_of(case))
         assert {each.rule for each in found} == {case.rule}, found
-        assert any(case.says in each.found for each in found), found
+        assert any(case.says in each.message for each in found), found
 
 
 RIGHT: list[tuple[Flags, Flags]] = [
@@ -125,7 +125,7 @@ def test_long_links_need_a_longer_timeout() -> None:
     assert len(cluster.regions) > 1
     found = judged(launch(ONE_HOST | {"bf16": True}), cluster=cluster)
     assert [each.rule for each in found] == ["launch-timeout"]
-    assert "write --distributed-timeout-minutes 60" in found[0].found
+    assert "write --distributed-timeout-minutes 60" in found[0].message
     flags = {**ONE_HOST, "distributed-timeout-minutes": 60}
     assert judged(launch(flags), cluster=cluster) == ()
 
@@ -167,4 +167,4 @@ def test_a_stage_that_needs_more_memory_than_its_devices_have() -> None:
     one_kind = replace(cluster, islands=(big,), links=())
     (found,) = judged(text, model=model, cluster=one_kind, facts=facts)
     assert found.rule == "launch-out-of-memory"
-    assert "stage 0 with 20 layers needs" in found.found
+    assert "stage 0 with 20 layers needs" in found.message
