@@ -41,7 +41,7 @@ test $$tests -eq 0 && test $$lint -eq 0
 endef
 
 test: $(VENV)/.installed-dev ## lint, types and every fast test
-	$(call lint_beside,$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not slow" --cpu-limit 3)
+	$(call lint_beside,$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not slow")
 
 test-slow: $(VENV)/.installed-dev ## the slow tests too
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup

@@ -19,6 +19,9 @@ from hetplan.errors import InputError
 
 MEBIBYTE, GIBIBYTE = 2**20, 2**30  # IEC 80000-13: MiB and GiB, in bytes
 
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""A name of something in a file: a word that can stand in a path such as `island/3`."""
+
 
 class Dimension(StrEnum):
     """What a quantity measures."""

@@ -22,7 +22,7 @@ from hetplan.cluster.devices import CPU_KIND
 from hetplan.cluster.node import count_names, expand_names
 from hetplan.cluster.places import unknown
 from hetplan.errors import Fault, InputError
-from hetplan.files.quantities import NAME_PATTERN
+from hetplan.units import NAME_PATTERN
 
 MAX_INTERFACE_LENGTH = 15
 """IFNAMSIZ - 1 of Linux (include/uapi/linux/if.h)."""

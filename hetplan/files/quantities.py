@@ -12,10 +12,8 @@ from pydantic import BeforeValidator, Field, TypeAdapter, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from hetplan.errors import InputError
-from hetplan.units import EXAMPLES, Dimension, parse_quantity, pattern
+from hetplan.units import EXAMPLES, NAME_PATTERN, Dimension, parse_quantity, pattern
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-"""A word that can stand in a path such as `island/3`."""
 NODE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[0-9]+$"
 """A node as island/number."""
 

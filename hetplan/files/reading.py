@@ -34,7 +34,8 @@ from hetplan.errors import Fault, InputError
 from hetplan.files import nodes
 from hetplan.files.encoding import hints_of
 from hetplan.files.nodes import Node, field_text
-from hetplan.files.quantities import NAME_PATTERN, NODE_PATTERN
+from hetplan.files.quantities import NODE_PATTERN
+from hetplan.units import NAME_PATTERN
 
 T = TypeVar("T")
 

@@ -20,11 +20,10 @@ from hetplan.cluster.load import load_cluster
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
-from hetplan.files.quantities import NAME_PATTERN
 from hetplan.importers.link_figures import Figure, LinkFigures
 from hetplan.importers.records import NodeTopology
 from hetplan.importers.topology import NicLayout, nearest_nics, pcie_switches
-from hetplan.units import format_bandwidth, format_seconds
+from hetplan.units import NAME_PATTERN, format_bandwidth, format_seconds
 from hetplan.version import __version__
 
 _WIDTH = 98

@@ -29,7 +29,8 @@ def options_of(words: list[str]) -> set[str] | None:
         if named not in command.commands:
             return {"--help"} if rest in ([], ["--help"]) else None
         command, rest = command.commands[named], rest[rest[:1] == [named] :]
-    return {"--help", *(option for param in command.params for option in param.opts)}
+    names = (option for param in command.params for option in (*param.opts, *param.secondary_opts))
+    return {"--help", *names}
 
 
 def test_commands_that_are_shown_exist() -> None:
