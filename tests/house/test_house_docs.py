@@ -47,3 +47,15 @@ def test_links_to_files_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_paths_of_the_architecture_page_exist() -> None:
+    """Paths are from the root or `hetplan/`; in a room's row and after a path, from there."""
+    for line in (ROOT / "ARCHITECTURE.md").read_text().splitlines():
+        paths = re.findall(r"`([\w./*-]*(?:/|\.py))`", line)
+        room = paths[0] if line.startswith("| `") and paths else ""
+        for path in paths:
+            places = [ROOT, ROOT / "hetplan", ROOT / room, ROOT / "hetplan" / room]
+            near = [parent for parent in (ROOT / "hetplan").rglob("*") if parent.is_dir()]
+            found = (place for place in ([*places, *near] if not room else places))
+            assert any([*place.glob(path.rstrip("/"))] for place in found), f"{path} in: {line}"
