@@ -243,7 +243,7 @@ class SailorScore:
 
 
 def read_plan(text: str) -> SailorPlan:
-    """A file of `hetplan emit --target sailor`; an InputError for another form."""
+    """A plan file in Sailor's form, as this module writes it; an InputError for another form."""
     try:
         document = json.loads(text)
         (pipeline,) = document["pipeline_list"]
