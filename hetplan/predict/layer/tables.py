@@ -231,7 +231,7 @@ def left_out_sizes(tables: Sequence[LayerTable]) -> dict[tuple[tuple[str | int, 
     return errors
 
 
-# `hetplan profile layers --device cpu` of gpt-tiny's layers into six stores, 12 s each, on two cores of a
+# `hetplan profile layers --device cpu` of gpt-tiny's layers, six stores, 12 s each, two cores of a
 # virtual machine beside a run of tests, 2026-11-21: of 3418 pairs of medians of one shape half
 # differ by more than .06 (log), 10 % by more than .39. With five busy processes beside it, half
 # differ by more than .25: the rows' own scatter shows that, and counts where it is wider.
