@@ -89,9 +89,14 @@ class Kernel(Generic[_P, _R]):
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Run it, one way or the other."""
-        if self._compiled is not None:
+        if self._compiled is None:
+            return self._interpret(*args, **kwargs)
+        try:
             return self._compiled(*args, **kwargs)
-        return self._interpret(*args, **kwargs)
+        except SystemError as error:  # what numba makes of a signal while it reads the arguments
+            if isinstance(error.__cause__, KeyboardInterrupt):
+                raise KeyboardInterrupt from error
+            raise
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
         return _kernel_named, (self.function.__module__, self.function.__qualname__)

@@ -169,3 +169,20 @@ def test_a_search_gives_the_same_in_python_and_compiled(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
         plans.append(out.read_bytes())
     assert plans[0] == plans[1]
+
+
+def test_signal_while_arguments_are_read_is_an_interrupt() -> None:
+    def compiled() -> None:
+        raise SystemError("returned a result with an exception set") from KeyboardInterrupt()
+
+    made = fresh(doubled)
+    made._compiled = compiled
+    with pytest.raises(KeyboardInterrupt):
+        made()
+
+    def broken() -> None:
+        raise SystemError("something else")
+
+    made._compiled = broken
+    with pytest.raises(SystemError, match="something else"):
+        made()
