@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow freeze same oracle bench fuzz lint format schemas docs clean
+.PHONY: help install demo test test-slow coverage freeze same oracle bench fuzz lint format schemas docs clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,8 +43,13 @@ endef
 test: $(VENV)/.installed-dev ## lint, types and every fast test
 	$(call lint_beside,$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not slow")
 
-test-slow: $(VENV)/.installed-dev ## the slow tests too
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup
+test-slow: $(VENV)/.installed-dev ## the slow tier: kills, emulation, schedulers, many random cases
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m slow --maxfail=1
+
+coverage: $(VENV)/.installed-dev ## branches of cost and search that their tests take
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup -m "not slow" \
+	  --cov=hetplan/cost --cov=hetplan/search --cov-branch --cov-report=term:skip-covered \
+	  tests/cost tests/search tests/oracle
 
 oracle: $(VENV)/.installed-dev ## every plan of 2,000 small jobs against the search; docs/search-oracle.md
 	$(BIN)/pytest -q -n $(WORKERS) tests/oracle/test_oracle_replay.py tests/oracle/test_oracle_price.py
