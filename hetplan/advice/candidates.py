@@ -18,6 +18,8 @@ import statistics
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from hetplan.advice.measurement_order import Leaves, Measurement
+from hetplan.advice.plan_sensitivities import UPDATE, Asked
 from hetplan.cluster.devices import CPU_KIND, DeviceKind
 from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Job
@@ -48,8 +50,6 @@ from hetplan.profiling.needs import (
 )
 from hetplan.profiling.samples import LayerSample
 from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS, expected_seconds
-from hetplan.search.asked import UPDATE, Asked
-from hetplan.search.what_to_measure import Leaves, Measurement
 
 # Where no law of the kind was checked anywhere: 90 % of left-out sizes of published layer profiles
 # lie within it (`predict.layer_table`: 4.4 % mean error of a law over all sizes, times 2.06, the

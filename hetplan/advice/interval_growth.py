@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from hetplan.advice.plan_sensitivities import UPDATE, Asked, AskingPlan
 from hetplan.job.spec import Job
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.law_parts import UNCHECKED
 from hetplan.predict.laws import ALL_LAYERS
 from hetplan.predict.layer.answer import LayerShape, measured_itself
-from hetplan.search.asked import UPDATE, Asked, AskingPlan
 
 _MIN_VALUE = 0.02  # relative; what widens by less is not worth a line
 _MAX_LINES = 3

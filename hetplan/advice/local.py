@@ -14,6 +14,9 @@ from pathlib import Path
 from hetplan.advice.candidates import Candidate, PlanNeeds, candidates, first_units
 from hetplan.advice.interval_growth import bases
 from hetplan.advice.loop import Report, View, measure_for_job
+from hetplan.advice.measurement_order import Choice, near_best
+from hetplan.advice.near_best import rivals
+from hetplan.advice.plan_sensitivities import AskingPlan, asking
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.errors import InputError, ProfileError
 from hetplan.model.layer_units import own_layer_fault
@@ -30,13 +33,11 @@ from hetplan.profiling.provenance import kind_here, provenance_here
 from hetplan.profiling.run import Measuring
 from hetplan.profiling.samples import LayerSample, ProfileSet, Provenance
 from hetplan.profiling.store import LayerWriter, read_populations
-from hetplan.search.asked import AskingPlan, asking
 from hetplan.search.families.allowed import tensor_degrees
-from hetplan.search.near_best import rivals
 from hetplan.search.result import Inputs
-from hetplan.search.search import search
-from hetplan.search.what_to_measure import Choice, near_best
 from hetplan.units import format_about
+from hetplan.whatif.ask import ask
+from hetplan.whatif.no_plan import with_reasons
 
 MAX_PLANS = 6  # a handful that a person can read
 _RIVAL_SECONDS = 30.0  # enough for a dozen rivals of a 140 B model on 768 devices (22 s)
@@ -63,12 +64,10 @@ class LocalBackend:
         held = self._populations()
         predictor = fit_populations(held)
         model, cluster, job = self.inputs.model, self.inputs.cluster, self.inputs.job
-        found = search(model, cluster, job, predictor)
-        if found.certificate is not None and found.certificate.status == "interrupted":
-            raise KeyboardInterrupt  # the search keeps its best plan; here it is not asked for
-        best = found.plan
+        with with_reasons(self.inputs, predictor):
+            best = ask(self.inputs, predictor).plan
         if not self._plans:
-            self._plans = rivals(best, model, cluster, job, predictor, seconds=_RIVAL_SECONDS)
+            self._plans = rivals(best, self.inputs, predictor, seconds=_RIVAL_SECONDS)
         # Rivals of an earlier look stay: what was measured may have made one of them the best.
         self._plans = tuple(dict.fromkeys((best, *self._plans)))
         priced = [

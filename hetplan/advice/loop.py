@@ -13,9 +13,7 @@ from typing import Protocol
 
 from hetplan.advice.candidates import Candidate, corrected_seconds
 from hetplan.advice.interval_growth import Basis
-from hetplan.errors import ProfileError
-from hetplan.search.asked import AskingPlan
-from hetplan.search.what_to_measure import (
+from hetplan.advice.measurement_order import (
     Choice,
     Measurement,
     PlanParts,
@@ -23,6 +21,8 @@ from hetplan.search.what_to_measure import (
     order,
     standing,
 )
+from hetplan.advice.plan_sensitivities import AskingPlan
+from hetplan.errors import ProfileError
 
 MIN_GAIN = 0.02
 """Of the interval and regret: what takes off less is not worth measuring."""

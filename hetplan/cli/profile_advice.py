@@ -12,6 +12,7 @@ from rich.markup import escape
 from hetplan.advice.candidates import Candidate
 from hetplan.advice.interval_growth import explain_growth
 from hetplan.advice.loop import Done, Report, View, plan_order
+from hetplan.advice.measurement_order import Choice
 from hetplan.cli.options import emit, say
 from hetplan.cli.profile_show import CommandInputs, new_table
 from hetplan.cluster.devices import CPU_KIND
@@ -23,7 +24,6 @@ from hetplan.profiling.measure_layers import units
 from hetplan.profiling.needs import LinkPlace, layer_need
 from hetplan.reports.terminal import print_table
 from hetplan.search.result import Inputs
-from hetplan.search.what_to_measure import Choice
 from hetplan.units import format_about, format_seconds
 
 SCHEMA = "hetplan.profile-for/1"

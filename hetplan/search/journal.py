@@ -31,8 +31,8 @@ from hetplan.job.spec import Job
 from hetplan.kernels import clock
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import ChosenPlan
+from hetplan.search.descriptions import words_of
 from hetplan.search.solver import Best, Offer, Solver
-from hetplan.search.words import words_of
 from hetplan.version import __version__
 
 SCHEMA = "hetplan.journal/1"

@@ -27,9 +27,9 @@ from hetplan.plans.build import check_model
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
 from hetplan.search.costs.maker import SpaceMaker
+from hetplan.search.descriptions import describe_space
 from hetplan.search.drive import Drive
 from hetplan.search.families.allowed import allowed_cluster
-from hetplan.search.families.families import Families
 from hetplan.search.families.table import FamilyTable, table_of
 from hetplan.search.files import SCHEMA
 from hetplan.search.journal import (
@@ -39,12 +39,10 @@ from hetplan.search.journal import (
     read_journal,
     resumable,
 )
-from hetplan.search.reasons.answer import quick_reasons, whole_reasons
 from hetplan.search.result import Certificate, Inputs, SearchResult
 from hetplan.search.settle import AGREEMENT, Settled, WrongOfferError, offer_starts, settle
 from hetplan.search.solver import Best, Offer, OutOfTimeError, Progress, Solver
 from hetplan.search.solvers import solvers_of
-from hetplan.search.words import describe_space
 from hetplan.version import __version__
 
 __all__ = ["Progress", "search"]
@@ -95,14 +93,13 @@ def search(
     journal: Path | None = None,
     resume: bool = False,
     start: Sequence[Plan] = (),
-    reasons: bool = True,
 ) -> SearchResult:
     """The fastest plan found, its estimate, and a certificate of its distance to the best.
 
     Stops when that distance is within `job.gap` or at `job.time_limit_seconds`. Ctrl-C ends it
     with the best plan so far (certificate status `interrupted`); without one KeyboardInterrupt
-    goes on. InfeasibleError where no plan exists, with the whole answer of `reasons` or one line;
-    LimitError where the limit came before any plan.
+    goes on. InfeasibleError where no plan exists (`hetplan.whatif.no_plan` says why); LimitError
+    where the limit came before any plan.
 
     `journal` is written while the search runs; with `resume` it goes on from what is there.
     Legal plans in `start` are known from the beginning.
@@ -127,8 +124,8 @@ def search(
         return _answer(run, Inputs(model=model, cluster=cluster, job=job, sha256=sha256), start)
     except _NoPlanError:
         if run.status == "optimal":
-            answer = whole_reasons if reasons else quick_reasons
-            raise InfeasibleError(answer(model, cluster, job, predictor)) from None
+            line = f"no plan of {model.name} for {job.target} fits the devices and the pins"
+            raise InfeasibleError([line]) from None
         raise LimitError(
             f"the time limit of {job.time_limit_seconds:g} s was reached before any plan was "
             "found; raise time_limit or pin degrees"
@@ -217,8 +214,8 @@ def _search(run: _Run, start: Sequence[Plan]) -> None:
     """
     best, book = run.best, run.book
     maker = SpaceMaker(model=run.model, cluster=run.cluster, job=run.job, predictor=run.predictor)
-    run.families = Families(model=run.model, cluster=run.cluster, job=run.job).families()
-    run.solvers = solvers_of(run.families, maker, run.cluster, run.job)
+    run.families = maker.families
+    run.solvers = solvers_of(maker)
     best.bounds = [0.0] * len(run.solvers)
     run.candidates = len(run.solvers)
     book.solvers = run.solvers

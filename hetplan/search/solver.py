@@ -71,12 +71,12 @@ class Offer:
 class Best:
     """The best plan so far, the bound of every solver, and what it took to get there."""
 
-    gap: float
     bounds: list[float]
     """Per solver: no plan of it has a shorter step. Starts with the rough bound."""
-    deadline: float
-    progress: Callable[[Progress], None] | None
-    started: float
+    gap: float = 0.0
+    deadline: float = float("inf")
+    progress: Callable[[Progress], None] | None = None
+    started: float = field(default_factory=clock)
     seconds: float = float("inf")
     solver: int = -1
     chosen: ChosenPlan | None = None

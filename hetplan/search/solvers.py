@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
-from hetplan.cluster.spec import Cluster
-from hetplan.job.spec import Job
 from hetplan.plans.targets import target
 from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.families.family import Family
@@ -48,17 +46,19 @@ class Solvers(Sequence[Solver]):
             return self.several
         found = self._made.get(at)
         if found is None:
-            family = self.families[at]
-            made = SingleSolver if family.schedule == "1f1b" else InterleavedSolver
-            found = self._made[at] = made(at, family, self.maker)
+            found = self._made[at] = solver_of(at, self.families[at], self.maker)
         return found
 
 
-def solvers_of(
-    families: Sequence[Family], maker: SpaceMaker, cluster: Cluster, job: Job
-) -> Solvers:
+def solver_of(index: int, family: Family, maker: SpaceMaker) -> Solver:
+    """The solver of one family."""
+    made = SingleSolver if family.schedule == "1f1b" else InterleavedSolver
+    return made(index, family, maker)
+
+
+def solvers_of(maker: SpaceMaker) -> Solvers:
     """Those of all plans of the job's target that pins leave."""
-    several = None
+    families, job, several = maker.families, maker.job, None
     if target(job.target).several_pipelines and job.pin.pipelines != 1:
-        several = SeveralSolver(len(families), maker, cluster, job)
+        several = SeveralSolver(len(families), maker, maker.cluster, job)
     return Solvers(families=families, maker=maker, several=several)

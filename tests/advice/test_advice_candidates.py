@@ -11,13 +11,13 @@ import pytest
 
 from hetplan.advice.candidates import Candidate, PlanNeeds, candidates
 from hetplan.advice.interval_growth import Basis, bases, explain_growth
+from hetplan.advice.plan_sensitivities import Asked, AskingPlan, asking
 from hetplan.cli.options import read_inputs
 from hetplan.job.spec import Precision
 from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import FittedPredictor, fit_populations
 from hetplan.profiling.needs import Here
 from hetplan.profiling.samples import LayerSample, Phase, ProfileSet
-from hetplan.search.asked import Asked, AskingPlan, asking
 from hetplan.search.result import Inputs
 from hetplan.search.search import search
 

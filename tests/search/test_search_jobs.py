@@ -16,10 +16,10 @@ from hetplan.plans.check import check_plan
 from hetplan.predict.fit import FittedPredictor
 from hetplan.reports.plans import certificate_line
 from hetplan.search.files import load_plan, result_text, save_result
-from hetplan.search.homogeneous import homogeneous_sum, operations_per_token
 from hetplan.search.result import Certificate, SearchResult
 from hetplan.search.search import search
 from hetplan.search.solver import Progress
+from hetplan.whatif.baselines import homogeneous_sum, operations_per_token
 
 PREDICTOR = FittedPredictor.datasheet_only()
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 from search_jobs import cluster, island, job, model
 
+from hetplan.advice.near_best import rivals
+from hetplan.advice.plan_sensitivities import UPDATE, AskingPlan, asking
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate
@@ -17,8 +19,6 @@ from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.check import check_plan
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.predictor import Prediction
-from hetplan.search.asked import UPDATE, AskingPlan, asking
-from hetplan.search.near_best import rivals
 from hetplan.search.search import search
 from hetplan.search.through import Moved, Through, Watched
 
@@ -35,7 +35,7 @@ def mixed() -> Cluster:
 def test_rivals_are_legal_other_plans_and_one_wins_when_a_kind_is_slow() -> None:
     given, on, asked = model(6), mixed(), job(8)
     best = search(given, on, asked, PREDICTOR)
-    found = rivals(best.plan, given, on, asked, PREDICTOR, seconds=20.0)
+    found = rivals(best.plan, best.inputs, PREDICTOR, seconds=20.0)
     assert len(found) == len(set(found)) >= 3
     assert best.plan not in found
     assert all(not check_plan(each, given, on, asked) for each in found)
@@ -48,7 +48,7 @@ def test_rivals_are_legal_other_plans_and_one_wins_when_a_kind_is_slow() -> None
 def test_no_time_gives_no_rivals() -> None:
     given, on, asked = model(6), mixed(), job(8)
     best = search(given, on, asked, PREDICTOR)
-    assert rivals(best.plan, given, on, asked, PREDICTOR, seconds=0.0) == ()
+    assert rivals(best.plan, best.inputs, PREDICTOR, seconds=0.0) == ()
 
 
 def test_parts_are_the_whole_step_by_what_can_be_measured() -> None:

@@ -14,9 +14,9 @@ from hetplan.files.shipped import shipped_folder
 from hetplan.job.load import load_job
 from hetplan.job.spec import Pins
 from hetplan.model.load import load_model
-from hetplan.search.reasons.conflict import find_conflict
-from hetplan.search.reasons.constraints import Constraint, Question, constraints
-from hetplan.search.reasons.relaxations import relaxations
+from hetplan.search.result import Question
+from hetplan.whatif.conflict import Constraint, constraints, find_conflict
+from hetplan.whatif.no_plan import relaxations
 
 
 def _asked() -> Question:
@@ -113,6 +113,6 @@ def test_relaxations_change_one_thing_each() -> None:
     found = list(relaxations(asked, lambda question: True))
     assert found[0].words == "leaving out pin microbatch_size: 1"
     for each in found:
-        assert each.asked != asked
+        assert each.question != asked
     with pytest.raises(StopIteration):
         next(iter(relaxations(asked, lambda question: False)))

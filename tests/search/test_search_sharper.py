@@ -18,7 +18,7 @@ from hetplan.search.costs.rough_crossings import Held, joined, least_step, tree
 from hetplan.search.families.allowed import allowed_cluster
 from hetplan.search.families.families import Families
 from hetplan.search.solver import Best
-from hetplan.search.solvers import solvers_of
+from hetplan.search.solvers import solver_of
 
 PREDICTOR = fit_populations(())
 
@@ -55,7 +55,7 @@ def test_no_best_plan_of_a_family_is_below(target: str) -> None:
             best = Best(
                 gap=0.0, bounds=[0.0], deadline=math.inf, progress=None, started=time.monotonic()
             )
-            for solver in solvers_of((family,), maker, cluster, asked)[:1]:
+            for solver in (solver_of(0, family, maker),):
                 # Without the sharper bound, which is asked where there is a plan only.
                 solver.improve(best)
             if best.chosen is None:
@@ -95,7 +95,7 @@ def test_no_best_interleaved_plan_is_below(target: str) -> None:
             best = Best(
                 gap=0.0, bounds=[0.0], deadline=math.inf, progress=None, started=time.monotonic()
             )
-            (solver,) = solvers_of((family,), maker, cluster, asked)
+            solver = solver_of(0, family, maker)
             solver.improve(best)
             if best.chosen is None:
                 continue

@@ -19,9 +19,8 @@ from hetplan.cli.main import app
 from hetplan.errors import InputError
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.files import load_plan
-from hetplan.search.sweep.form import load_sweep, question
-from hetplan.search.sweep.run import run_sweep
-from hetplan.search.sweep.table import COLUMNS, Row
+from hetplan.whatif.sweep import COLUMNS, Row, run_sweep
+from hetplan.whatif.sweep_grid import load_sweep, question
 
 _PREDICTOR = FittedPredictor.datasheet_only()
 
@@ -191,7 +190,7 @@ def test_a_table_that_was_cut_off_in_its_first_line_begins_anew(
 
 
 def test_a_reason_of_several_lines_stays_one_row(tmp_path: Path) -> None:
-    from hetplan.search.sweep.table import Table
+    from hetplan.whatif.sweep import Table
 
     path = tmp_path / "t.csv"
     with Table(path, fresh=True) as table:

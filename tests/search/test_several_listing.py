@@ -116,13 +116,13 @@ def test_a_pin_that_cannot_hold_is_infeasible() -> None:
     asked, where, wanted = small()
     wanted = replace(wanted, pin=Pins(pipelines=2, tp=2), time_limit_seconds=60.0)
     with pytest.raises(InfeasibleError):
-        search(asked, where, wanted, PREDICTOR, reasons=False)
+        search(asked, where, wanted, PREDICTOR)
 
 
 def test_pins_that_say_more_than_templates_know_still_find_a_plan() -> None:
     asked, where, wanted = small()
     wanted = replace(wanted, pin=Pins(pipelines=2, recompute=True), time_limit_seconds=60.0)
-    found = search(asked, where, wanted, PREDICTOR, reasons=False)
+    found = search(asked, where, wanted, PREDICTOR)
     assert found.certificate is not None
     assert found.certificate.gap <= 1e-8
     stages = [stage for each in found.plan.pipelines for stage in each.stages]

@@ -29,10 +29,17 @@ from hetplan.search.costs.sharper import Sharper
 from hetplan.search.costs.stages import StageArrays, stage_arrays
 from hetplan.search.costs.transfers import Transfers
 from hetplan.search.costs.whole import Whole
-from hetplan.search.families.allowed import ends_allowed, is_one_stage, mesh_matches
+from hetplan.search.families.allowed import (
+    allowed_cluster,
+    ends_allowed,
+    is_one_stage,
+    mesh_matches,
+)
+from hetplan.search.families.families import Families
 from hetplan.search.families.family import Family, Mesh
 from hetplan.search.families.space import FIRST, LAST, Floats, Ints, NormSums, Space
 from hetplan.search.families.table import FamilyTable
+from hetplan.search.result import Question
 from hetplan.search.single.likely import IN_FLIGHT, MANY, likely_meshes
 from hetplan.search.solver import Rough
 
@@ -46,6 +53,18 @@ class SpaceMaker:
     """With the forbidden nodes out."""
     job: Job
     predictor: Predictor = field(repr=False)
+
+    @classmethod
+    def of(cls, question: Question, predictor: Predictor) -> SpaceMaker:
+        """Of a question, whose forbidden islands and nodes are left out."""
+        job = question.job
+        cluster = allowed_cluster(question.cluster, job)
+        return cls(model=question.model, cluster=cluster, job=job, predictor=predictor)
+
+    @cached_property
+    def families(self) -> FamilyTable:
+        """The families of plans with one pipeline."""
+        return Families(model=self.model, cluster=self.cluster, job=self.job).families()
 
     @cached_property
     def _placed(self) -> Placed:

@@ -1,4 +1,9 @@
-"""A sweep is planned: questions to workers, rows to the table as they come back.
+"""The table of a sweep: one CSV row per question, written as soon as its plan is there.
+
+A row is one write of one whole line, so that a table that was cut short by a kill ends in at most
+one torn line, which is dropped when the sweep goes on. Rows of questions that are done are kept.
+
+A sweep is planned: questions to workers, rows to the table as they come back.
 
 Workers are processes of this machine (joblib's loky), or those of a Dask or Ray cluster through
 joblib's backend of that name. A question that fails is a row with its reason, not the end of the
@@ -7,27 +12,133 @@ sweep. What is in the table is not asked again.
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from hetplan.errors import HetplanError, InfeasibleError, InputError, LimitError
+from hetplan.errors import Fault, HetplanError, InfeasibleError, InputError, LimitError
 from hetplan.files.shipped import default_stores
+from hetplan.files.writing import write_atomically
 from hetplan.predict.fit import fit_stores
 from hetplan.predict.predictor import Predictor
+from hetplan.search.descriptions import devices_in_use, layout_words
 from hetplan.search.files import save_result
-from hetplan.search.objectives.answer import by_objective
-from hetplan.search.objectives.layout import devices_in_use, layout_words
 from hetplan.search.result import SearchResult
-from hetplan.search.search import search
-from hetplan.search.sweep.form import Point, Sweep, question
-from hetplan.search.sweep.table import Row, Table
 from hetplan.units import format_rate, format_seconds
+from hetplan.whatif.ask import ask, first_line, is_interrupted
+from hetplan.whatif.objectives import by_objective
+from hetplan.whatif.sweep_grid import Point, Sweep, question
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What became of one question; empty text where there is no such figure."""
+
+    key: str
+    model: str
+    cluster: str
+    job: str
+    target: str
+    global_batch_size: int
+    sequence_length: int
+    links: str
+    nodes: str
+    status: str
+    """`optimal`, `limit` (with a plan, or without one in time), `open` (a wider gap than asked
+    for, at the search's own end), `infeasible`, or `error`: the question contradicts itself."""
+    step_seconds: str = ""
+    tokens_per_second: str = ""
+    gap: str = ""
+    lower_bound_seconds: str = ""
+    devices_in_use: str = ""
+    layout: str = ""
+    """Degrees in short."""
+    reason: str = ""
+    """Why there is no plan."""
+
+    @property
+    def words(self) -> str:
+        """For a line of progress."""
+        found = f"{float(self.step_seconds):.4g} s" if self.step_seconds else self.status
+        batch = f"batch {self.global_batch_size}" if self.global_batch_size else ""
+        length = f"{self.sequence_length} tokens" if self.sequence_length else ""
+        asked = (
+            self.model, self.cluster, self.job, self.target, batch, length, self.links, self.nodes,
+        )  # fmt: skip
+        return f"{', '.join(each for each in asked if each)}: {found}"
+
+
+COLUMNS = tuple(each.name for each in fields(Row))
+
+
+class Table:
+    """The open table; rows of earlier runs stay."""
+
+    def __init__(self, path: Path, *, fresh: bool) -> None:
+        self._path = path
+        self.done: frozenset[str] = frozenset()
+        if fresh or not path.exists():
+            write_atomically(path, _line(COLUMNS))
+        else:
+            self.done = self._mend()
+        self._file = path.open("a", encoding="utf-8", newline="")
+
+    def __enter__(self) -> Table:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def add(self, row: Row) -> None:
+        """Write the row, whole, to the disk."""
+        self._file.write(_line([str(getattr(row, name)) for name in COLUMNS]))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _mend(self) -> frozenset[str]:
+        """Keys of whole rows; a torn last line is cut off."""
+        text = self._path.read_bytes().decode("utf-8", errors="replace")
+        whole = text[: text.rfind("\n") + 1]
+        try:
+            rows = list(csv.reader(io.StringIO(whole)))
+        except csv.Error:
+            rows = []
+        if not text or (not whole and _line(COLUMNS).startswith(text)):
+            # A kill before the first line was whole.
+            write_atomically(self._path, _line(COLUMNS))
+            return frozenset()
+        if not rows or tuple(rows[0]) != COLUMNS:
+            raise InputError(
+                Fault(
+                    file=str(self._path),
+                    line=1,
+                    message="is no table of a sweep of this version of hetplan; nothing was "
+                    "changed: name another file with --out",
+                )
+            )
+        good = [row for row in rows[1:] if len(row) == len(COLUMNS)]
+        if whole != text or len(good) < len(rows) - 1:
+            write_atomically(self._path, _line(COLUMNS) + "".join(map(_line, good)))
+        return frozenset(row[0] for row in good)
+
+
+def _line(cells: list[str] | tuple[str, ...]) -> str:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerow([" ".join(cell.split()) for cell in cells])
+    return buffer.getvalue()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,23 +298,18 @@ def answer(point: Point, asked: Asked) -> Row:
             global_batch_size=found.job.global_batch_size,
             sequence_length=found.job.sequence_length,
         )
-        result = search(found.model, found.cluster, found.job, asked.predictor, reasons=False)
-        result = by_objective(result, asked.predictor)
+        result = by_objective(ask(found, asked.predictor), asked.predictor)
     except InfeasibleError as error:
-        return replace(row, status="infeasible", reason=_first_line(error))
+        return replace(row, status="infeasible", reason=first_line(error))
     except LimitError as error:
-        return replace(row, status="limit", reason=_first_line(error))
+        return replace(row, status="limit", reason=first_line(error))
     except HetplanError as error:
-        return replace(row, reason=_first_line(error))
-    if result.certificate is not None and result.certificate.status == "interrupted":
-        raise KeyboardInterrupt  # half of a search is no row
+        return replace(row, reason=first_line(error))
+    if is_interrupted(result):
+        raise KeyboardInterrupt  # half of a pool is no row
     if asked.plans is not None:
         save_result(result, Path(asked.plans) / f"{point.key}.json")
     return _filled(row, result)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _link_words(point: Point) -> Iterator[str]:

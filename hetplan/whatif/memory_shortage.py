@@ -20,10 +20,8 @@ from hetplan.plans.plan import RecomputeGranularity, Sharding
 from hetplan.predict.predictor import Predictor
 from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.costs.placed import Placed
-from hetplan.search.families.allowed import allowed_cluster
-from hetplan.search.families.families import Families
 from hetplan.search.families.family import Family, Mesh
-from hetplan.search.reasons.constraints import Question
+from hetplan.search.result import Question
 from hetplan.units import format_bytes
 
 _MAX_LOOKED_AT = 48
@@ -48,12 +46,9 @@ class _Room:
 
 def room_lines(asked: Question, predictor: Predictor) -> tuple[str, ...]:
     """What the leanest plan lacks; nothing where no degrees divide at all."""
-    job = asked.job
-    cluster = allowed_cluster(asked.cluster, job)
-    maker = SpaceMaker(model=asked.model, cluster=cluster, job=job, predictor=predictor)
+    maker = SpaceMaker.of(asked, predictor)
     try:
-        families = Families(model=asked.model, cluster=cluster, job=job).families()
-        rooms = [_room(maker, family) for family in _leanest(families)]
+        rooms = [_room(maker, family) for family in _leanest(maker.families)]
         if not rooms:
             return ()
         best = max(rooms, key=lambda room: room.total)

@@ -1,8 +1,14 @@
-"""How a plan compares with each device kind training by itself: HETHUB's figure of merit.
+"""The plan beside two others: a target that can run more plans, and each device kind alone.
 
-homogeneous_sum_ratio = tokens/s of the plan / sum over kinds of the best tokens/s of that kind
-alone, each with the same model, global batch, sequence and target, and a gap of at most 1 %.
-roofline_ratio = tokens/s of the plan / sum over devices of peak rate / operations per token.
+`restriction`: the same job for hetplan's own trainer, whose plans include those of other targets.
+
+`homogeneous_sum` is HETHUB's figure of merit:
+
+    homogeneous_sum_ratio = tokens/s of the plan / sum over kinds of the best tokens/s of that kind
+                            alone, with the same model, batch, sequence and target, to a gap of 1 %
+    roofline_ratio        = tokens/s of the plan / sum over devices of peak rate / operations per
+                            token
+
 Both sides are predicted. The sum is no bound: a kind that cannot hold the model alone adds to the
 mix and has no plan of its own; it counts with its roofline.
 """
@@ -13,20 +19,63 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from hetplan.cluster.spec import Cluster
-from hetplan.errors import InfeasibleError, InputError, LimitError
+from hetplan.errors import InfeasibleError
 from hetplan.job.spec import Forbids, Job, Pins
 from hetplan.model.spec import ModelSpec
 from hetplan.model.work import layer_work_at
+from hetplan.plans.formats import summed_as
 from hetplan.predict.predictor import Predictor
 from hetplan.search.families.allowed import allowed_cluster
-from hetplan.search.reasons.constraints import Question
-from hetplan.search.reasons.room import room_lines
-from hetplan.search.result import HomogeneousSum, KindAlone, SearchResult
-from hetplan.search.search import search
+from hetplan.search.result import HomogeneousSum, KindAlone, Question, Restriction, SearchResult
 from hetplan.search.solver import Progress
+from hetplan.whatif.ask import NO_ANSWER, ask, first_line
+from hetplan.whatif.memory_shortage import room_lines
 
-_MAX_GAP = 0.01
+WIDER = "native"
+"""The target that is asked."""
+
+_WIDER_GAP = 0.02
+"""Least gap of that search: the restriction's cost need not be known more closely."""
+
+_WIDER_SECONDS = 30.0
+"""Longest search; it ends with whatever bound it has."""
+
+
+def restriction(
+    result: SearchResult,
+    predictor: Predictor,
+    *,
+    time_limit_seconds: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Restriction | None:
+    """The native plan of the same model, cluster and job, to the same gap or 2 %, or half a minute.
+
+    None where the result is of that target already, or it cannot train this model.
+    """
+    inputs = result.inputs
+    if inputs.job.target in (WIDER, "any"):
+        return None
+    wider = inputs.changed(job=replace(inputs.job, target=WIDER))
+    limit = math.inf if time_limit_seconds is None else time_limit_seconds
+    known = summed_as(replace(result.plan, target=WIDER), wider.job)
+    try:
+        found = ask(
+            wider.looser(_WIDER_GAP, min(_WIDER_SECONDS, limit)),
+            predictor,
+            known_plans=(known,),
+            progress=progress,
+        )
+    except NO_ANSWER:
+        return None
+    lower = found.estimate.step_seconds
+    if found.certificate is not None:
+        lower = found.certificate.lower_bound_seconds
+    return Restriction(
+        target=WIDER, step_seconds=found.estimate.step_seconds, lower_bound_seconds=lower
+    )
+
+
+_ALONE_GAP = 0.01
 
 _PASSES = 3
 """A training step is a forward pass and a backward pass of twice its operations."""
@@ -48,7 +97,7 @@ def homogeneous_sum(
     cluster = allowed_cluster(inputs.cluster, inputs.job)
     kinds = dict.fromkeys(island.device.kind for island in cluster.islands if island.usable_nodes)
     alone = tuple(
-        _alone(inputs.model, cluster, inputs.job, kind, predictor, time_limit_seconds, progress)
+        _alone(inputs.changed(cluster=cluster), kind, predictor, time_limit_seconds, progress)
         for kind in kinds
     )
     tokens = result.estimate.tokens_per_second
@@ -68,14 +117,13 @@ def _ratio(tokens_per_second: float, parts: list[float | None]) -> float | None:
 
 
 def _alone(
-    model: ModelSpec,
-    cluster: Cluster,
-    job: Job,
+    question: Question,
     kind: str,
     predictor: Predictor,
     time_limit_seconds: float | None,
     progress: Callable[[Progress], None] | None,
 ) -> KindAlone:
+    cluster, model = question.cluster, question.model
     islands = tuple(
         island for island in cluster.islands if island.device.kind == kind and island.usable_nodes
     )
@@ -85,26 +133,24 @@ def _alone(
         islands=islands,
         links=tuple(link for link in cluster.links if set(link.between) <= names),
     )
-    own_job = replace(
-        job,
-        gap=min(job.gap, _MAX_GAP),
+    job = replace(
+        question.job,
+        gap=min(question.job.gap, _ALONE_GAP),
         time_limit_seconds=time_limit_seconds,
         pin=Pins(),
         forbid=Forbids(),
     )
+    alone = question.changed(cluster=part, job=job)
     tokens, gap, reason = 0.0, 0.0, ""
     try:
-        found = search(model, part, own_job, predictor, progress=progress, reasons=False)
+        found = ask(alone, predictor, progress=progress)
         tokens = found.estimate.tokens_per_second
         gap = found.certificate.gap if found.certificate is not None else 1.0
-        if found.certificate is not None and found.certificate.status == "interrupted":
-            raise KeyboardInterrupt  # half of a search is no comparison
     except InfeasibleError as error:
-        lacking = room_lines(Question(model=model, cluster=part, job=own_job), predictor)
-        reason = (*lacking, str(error).splitlines()[0])[0]
+        reason = (*room_lines(alone, predictor), first_line(error))[0]
     # InputError: the kind lacks a rate for the job's precision, and the plan left it unused.
-    except (InputError, LimitError) as error:
-        reason = str(error).splitlines()[0]
+    except NO_ANSWER as error:
+        reason = first_line(error)
     devices = sum(len(island.usable_nodes) * island.devices_per_node for island in islands)
     peaks = dict(islands[0].device.peak_flops_per_second)
     peak = peaks.get(job.precision.value)

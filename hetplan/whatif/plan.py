@@ -8,9 +8,10 @@ from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import fit_stores
 from hetplan.predict.predictor import Predictor
-from hetplan.search.objectives.answer import by_objective
-from hetplan.search.result import SearchResult
+from hetplan.search.result import Question, SearchResult
 from hetplan.search.search import search
+from hetplan.whatif.no_plan import with_reasons
+from hetplan.whatif.objectives import by_objective
 
 
 def plan(
@@ -33,4 +34,6 @@ def plan(
     """
     if predictor is None:
         predictor, _ = fit_stores(*default_stores())
-    return by_objective(search(model, cluster, job, predictor), predictor, top=top)
+    with with_reasons(Question(model=model, cluster=cluster, job=job), predictor):
+        found = search(model, cluster, job, predictor)
+    return by_objective(found, predictor, top=top)

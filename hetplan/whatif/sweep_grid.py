@@ -21,7 +21,7 @@ from hetplan.job.load import load_job
 from hetplan.job.spec import Job
 from hetplan.job.sweep_form import SWEEP_SCHEMA, Backend, LinkAxis, SweepForm
 from hetplan.model.load import load_model
-from hetplan.search.reasons.constraints import Question
+from hetplan.search.result import Question
 
 MAX_POINTS = 100_000
 """Questions of one sweep; at a second each they take a day."""

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hetplan.advice.measurement_order import Part, PlanParts
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate_with
 from hetplan.cost.estimate_values import CauseSeconds, Estimate
@@ -25,7 +26,6 @@ from hetplan.model.spec import TRAINED_KINDS, LayerKind, ModelSpec
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor, is_link
 from hetplan.search.through import Watched
-from hetplan.search.what_to_measure import Part, PlanParts
 
 UPDATE = "update"
 _ALL = "all"
