@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hetplan.advice.measurement_order import Leaves, Measurement
-from hetplan.advice.plan_sensitivities import UPDATE, Asked
+from hetplan.advice.plan_sensitivities import UPDATE, PredictionKey
 from hetplan.cluster.devices import CPU_KIND, DeviceKind
 from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Job
@@ -87,7 +87,7 @@ class PlanNeeds:
     cluster: Cluster
     job: Job
     predictor: FittedPredictor
-    asked: tuple[Asked, ...]
+    asked: tuple[PredictionKey, ...]
     largest_messages: tuple[tuple[str, float], ...]
     log_halfwidths: tuple[tuple[str, float], ...]
     """Of everything asked, by its name."""
@@ -158,7 +158,12 @@ def _layers(needs: PlanNeeds, kind: str, here: bool) -> Iterator[Candidate]:
 
 
 def _candidate(
-    needs: PlanNeeds, asked: Sequence[Asked], kind: str, name: str, need: LayerNeed, here: bool
+    needs: PlanNeeds,
+    asked: Sequence[PredictionKey],
+    kind: str,
+    name: str,
+    need: LayerNeed,
+    here: bool,
 ) -> Iterator[Candidate]:
     leaves = tuple(_leaves(needs, asked, need.missing, kind))
     if leaves:
@@ -183,7 +188,7 @@ def _device(cluster: Cluster, kind: str) -> DeviceKind | None:
 
 
 def _leaves(
-    needs: PlanNeeds, asked: Sequence[Asked], measured: Sequence[Unit], kind: str
+    needs: PlanNeeds, asked: Sequence[PredictionKey], measured: Sequence[Unit], kind: str
 ) -> Iterator[Leaves]:
     """What these units leave of everything that is asked of their device."""
     predictor, precision = needs.predictor, needs.job.precision.value
@@ -233,7 +238,7 @@ def _scatter(needs: PlanNeeds, kind: str, layer: str) -> float:
     return statistics.median(widths) if widths else 0.0
 
 
-def _few(needs: PlanNeeds, asked: Asked, points: int, least: float) -> Leaves:
+def _few(needs: PlanNeeds, asked: PredictionKey, points: int, least: float) -> Leaves:
     """What one more of few points leaves: the part that each size has of its own stays."""
     now, then, at_best = (_after_points(count) for count in (points, points + 1, _MANY))
     stays = dict(needs.log_halfwidths).get(asked.name, 0.0) * at_best / now

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hetplan.advice.plan_sensitivities import UPDATE, Asked, AskingPlan
+from hetplan.advice.plan_sensitivities import UPDATE, PlanSensitivities, PredictionKey
 from hetplan.job.spec import Job
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.predict.fit import FittedPredictor
@@ -38,7 +38,7 @@ class Stand(Protocol):
         ...
 
     @property
-    def asking(self) -> tuple[AskingPlan, ...]:
+    def sensitivities(self) -> tuple[PlanSensitivities, ...]:
         """The near-best plans, best first."""
         ...
 
@@ -49,13 +49,13 @@ class Stand(Protocol):
 
 
 def bases(
-    predictor: FittedPredictor, model: ModelSpec, job: Job, asked: Sequence[Asked]
+    predictor: FittedPredictor, model: ModelSpec, job: Job, asked: Sequence[PredictionKey]
 ) -> tuple[Basis, ...]:
     """What sets the interval of each of these predictions of a device's time."""
     return tuple(_basis(predictor, model, job, each) for each in asked if each.layer)
 
 
-def _basis(predictor: FittedPredictor, model: ModelSpec, job: Job, asked: Asked) -> Basis:
+def _basis(predictor: FittedPredictor, model: ModelSpec, job: Job, asked: PredictionKey) -> Basis:
     layer = ALL_LAYERS if asked.layer == UPDATE else asked.layer
     laws = [
         law
@@ -76,14 +76,16 @@ def _basis(predictor: FittedPredictor, model: ModelSpec, job: Job, asked: Asked)
 def explain_growth(before: Stand, after: Stand) -> tuple[str, ...]:
     """Why the best plan's interval is wider than before; nothing where it is not."""
     if after.log_halfwidth <= before.log_halfwidth * (1 + _MIN_VALUE) or not (
-        before.asking and after.asking
+        before.sensitivities and after.sensitivities
     ):
         return ()
     lines = ["The interval is wider than before:"]
-    best = after.asking[0]
-    if best.plan != before.asking[0].plan:
+    best = after.sensitivities[0]
+    if best.plan != before.sensitivities[0].plan:
         lines.append("another plan is the best one now;")
-    was = {part.asked: part.log_halfwidth for plan in before.asking for part in plan.parts.parts}
+    was = {
+        part.asked: part.log_halfwidth for plan in before.sensitivities for part in plan.parts.parts
+    }
     found = []
     for part in best.parts.parts:
         old = was.get(part.asked)

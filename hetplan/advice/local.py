@@ -16,7 +16,7 @@ from hetplan.advice.interval_growth import bases
 from hetplan.advice.loop import Report, View, measure_for_job
 from hetplan.advice.measurement_order import Choice, near_best
 from hetplan.advice.near_best import rivals
-from hetplan.advice.plan_sensitivities import AskingPlan, asking
+from hetplan.advice.plan_sensitivities import PlanSensitivities, plan_sensitivities
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.errors import InputError, ProfileError
 from hetplan.model.layer_units import own_layer_fault
@@ -33,8 +33,8 @@ from hetplan.profiling.provenance import kind_here, provenance_here
 from hetplan.profiling.run import Measuring
 from hetplan.profiling.samples import LayerSample, ProfileSet, Provenance
 from hetplan.profiling.store import LayerWriter, read_populations
-from hetplan.search.families.allowed import tensor_degrees
 from hetplan.search.result import Inputs
+from hetplan.search.space.allowed import tensor_degrees
 from hetplan.units import format_about
 from hetplan.whatif.ask import ask
 from hetplan.whatif.no_plan import with_reasons
@@ -63,7 +63,7 @@ class LocalBackend:
         """Fit what is held, search, and price the plans that cannot be told from the best."""
         held = self._populations()
         predictor = fit_populations(held)
-        model, cluster, job = self.inputs.model, self.inputs.cluster, self.inputs.job
+        model, job = self.inputs.model, self.inputs.job
         with with_reasons(self.inputs, predictor):
             best = ask(self.inputs, predictor).plan
         if not self._plans:
@@ -71,7 +71,7 @@ class LocalBackend:
         # Rivals of an earlier look stay: what was measured may have made one of them the best.
         self._plans = tuple(dict.fromkeys((best, *self._plans)))
         priced = [
-            asking(f"{number}", plan, model, cluster, job, predictor)
+            plan_sensitivities(f"{number}", plan, self.inputs, predictor)
             for number, plan in enumerate(self._plans)
         ]
         near = near_best([each.parts for each in priced], most=MAX_PLANS)
@@ -82,7 +82,7 @@ class LocalBackend:
             plans=near,
             log_halfwidth=plans[0].estimate.own_log_halfwidth or 0.0,
             candidates=candidates(wanted, self.here, self.devices),
-            asking=plans,
+            sensitivities=plans,
             notes=self._notes(predictor, held),
             bases=bases(predictor, model, job, wanted.asked),
         )
@@ -187,7 +187,7 @@ class LocalBackend:
         self,
         predictor: FittedPredictor,
         held: Sequence[ProfileSet],
-        plans: Sequence[AskingPlan],
+        plans: Sequence[PlanSensitivities],
     ) -> PlanNeeds:
         chosen = choose(held)
         kinds = {island.device.kind for island in self.inputs.cluster.islands}

@@ -21,7 +21,7 @@ from hetplan.advice.measurement_order import (
     order,
     standing,
 )
-from hetplan.advice.plan_sensitivities import AskingPlan
+from hetplan.advice.plan_sensitivities import PlanSensitivities
 from hetplan.errors import ProfileError
 
 MIN_GAIN = 0.02
@@ -41,7 +41,7 @@ class View:
     log_halfwidth: float
     """Of the best one's 90 % interval, by its estimate."""
     candidates: tuple[Candidate, ...]
-    asking: tuple[AskingPlan, ...] = ()
+    sensitivities: tuple[PlanSensitivities, ...] = ()
     """The same plans with their estimates, for whoever shows them."""
     notes: tuple[str, ...] = ()
     """What a reader must know."""

@@ -24,12 +24,12 @@ from hetplan.plans.build import plan_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
-from hetplan.search.costs.maker import SpaceMaker
-from hetplan.search.families.family import Family
 from hetplan.search.result import Question
 from hetplan.search.solver import Best, OutOfTimeError
 from hetplan.search.solvers import solver_of
-from hetplan.search.through import Moved
+from hetplan.search.space.family import Family
+from hetplan.search.space.forwarding_predictor import ShiftedPredictor
+from hetplan.search.table_maker import TableMaker
 
 _MAX_RIVALS = 10  # families that are searched in the first world
 _MAX_ELSEWHERE = 3  # and in each other one
@@ -48,19 +48,19 @@ def rivals(
 
 
 def _every(plan: Plan, question: Question, predictor: Predictor, deadline: float) -> Iterator[Plan]:
-    maker, islands = SpaceMaker.of(question, predictor), question.cluster.islands
+    maker, islands = TableMaker.of(question, predictor), question.cluster.islands
     likeliest = _likeliest(maker, maker.families, _MAX_RIVALS, deadline)
     yield from _best_of(maker, likeliest[:_MAX_ELSEWHERE], deadline)
     kinds = dict.fromkeys(island.device.kind for island in islands)
     if len(kinds) > 1:
         for kind in kinds:
             for sign in (-1.0, 1.0):
-                moved = SpaceMaker.of(question, Moved(predictor, kind, sign))
+                moved = TableMaker.of(question, ShiftedPredictor(predictor, kind, sign))
                 there = _likeliest(moved, likeliest, _MAX_ELSEWHERE, deadline)
                 yield from _best_of(moved, there, deadline)
     if len(islands) > 1:
         for name in _islands(plan, question.cluster):
-            without = SpaceMaker.of(question.without_islands((name,)), predictor)
+            without = TableMaker.of(question.without_islands((name,)), predictor)
             there = _likeliest(without, without.families, _MAX_ELSEWHERE, deadline)
             yield from _best_of(without, there, deadline)
     yield from _best_of(maker, likeliest[_MAX_ELSEWHERE:], deadline)
@@ -79,7 +79,7 @@ def _islands(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
 
 
 def _likeliest(
-    maker: SpaceMaker, families: Sequence[Family], most: int, deadline: float
+    maker: TableMaker, families: Sequence[Family], most: int, deadline: float
 ) -> list[Family]:
     """Those with the shortest estimates, as far as the time allows a look at them."""
     entries: list[tuple[float, Family]] = []
@@ -87,7 +87,7 @@ def _likeliest(
         if clock() > deadline:
             break
         try:
-            known = maker.rough(family)
+            known = maker.order_free(family)
         except InputError:
             continue  # a kind without a figure for this precision, which the best plan leaves out
         if known.bound_seconds < math.inf:
@@ -96,7 +96,7 @@ def _likeliest(
     return [family for _, family in entries[:most]]
 
 
-def _best_of(maker: SpaceMaker, families: Sequence[Family], deadline: float) -> Iterator[Plan]:
+def _best_of(maker: TableMaker, families: Sequence[Family], deadline: float) -> Iterator[Plan]:
     """The best plan of each of these families."""
     for family in families:
         if clock() > deadline:
@@ -106,7 +106,7 @@ def _best_of(maker: SpaceMaker, families: Sequence[Family], deadline: float) -> 
             yield found
 
 
-def _searched(maker: SpaceMaker, family: Family, deadline: float) -> Plan | None:
+def _searched(maker: TableMaker, family: Family, deadline: float) -> Plan | None:
     """The best plan that was found of this family; None where there is none or no time."""
     best = Best(bounds=[0.0], deadline=deadline, seed=maker.job.seed)
     with suppress(OutOfTimeError):

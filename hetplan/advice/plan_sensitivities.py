@@ -15,24 +15,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetplan.advice.measurement_order import Part, PlanParts
-from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate_with
 from hetplan.cost.estimate_values import CauseSeconds, Estimate
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.step_model.values import compute_seconds
 from hetplan.cost.step_model.work import StageWork
-from hetplan.job.spec import Job
-from hetplan.model.spec import TRAINED_KINDS, LayerKind, ModelSpec
+from hetplan.model.spec import TRAINED_KINDS, LayerKind
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor, is_link
-from hetplan.search.through import Watched
+from hetplan.search.result import Question
+from hetplan.search.space.forwarding_predictor import RecordingPredictor
 
 UPDATE = "update"
 _ALL = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PredictionKey:
     """One prediction that a plan asks for."""
 
     cause: str
@@ -53,13 +52,13 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskingPlan:
+class PlanSensitivities:
     """A plan, its estimate and what that stands on."""
 
     plan: Plan
     estimate: Estimate
     parts: PlanParts
-    asked: tuple[Asked, ...]
+    asked: tuple[PredictionKey, ...]
     """In the order of the parts."""
     largest_messages: tuple[tuple[str, float], ...]
     """Of every link, by its cause."""
@@ -69,29 +68,29 @@ class AskingPlan:
 class _Weight:
     """Seconds of a step that one device kind spends on one thing, on one rank of each stage."""
 
-    asked: Asked
+    asked: PredictionKey
     seconds: float
 
 
-def asking(
-    name: str, plan: Plan, model: ModelSpec, cluster: Cluster, job: Job, predictor: Predictor
-) -> AskingPlan:
+def plan_sensitivities(
+    name: str, plan: Plan, question: Question, predictor: Predictor
+) -> PlanSensitivities:
     """The plan under this name, priced, and everything that its price was asked of."""
-    watched = Watched(predictor)
-    pricer = Pricer(model, cluster, job, watched)
+    watched = RecordingPredictor(predictor)
+    pricer = Pricer(question.model, question.cluster, question.job, watched)
     estimate = estimate_with(pricer, plan)
-    found: list[tuple[Asked, Part]] = []
+    found: list[tuple[PredictionKey, Part]] = []
     devices: dict[str, list[CauseSeconds]] = {}
     for each in estimate.causes:
         if is_link(each.cause):
-            asked = Asked(cause=each.cause)
+            asked = PredictionKey(cause=each.cause)
             found.append((asked, _part(asked, (each.cause, ""), each.seconds, each.log_halfwidth)))
         else:
             devices.setdefault(each.cause, []).append(each)
     weights = _weights(plan, pricer)
     for kind, causes in devices.items():
         found += _device_parts(kind, causes, [w for w in weights if w.asked.cause == kind])
-    return AskingPlan(
+    return PlanSensitivities(
         plan=plan,
         estimate=estimate,
         parts=PlanParts(
@@ -104,17 +103,19 @@ def asking(
     )
 
 
-def _part(asked: Asked, source: tuple[str, str], seconds: float, log_halfwidth: float) -> Part:
+def _part(
+    asked: PredictionKey, source: tuple[str, str], seconds: float, log_halfwidth: float
+) -> Part:
     return Part(asked=asked.name, source=source, seconds=seconds, log_halfwidth=log_halfwidth)
 
 
 def _device_parts(
     kind: str, causes: Sequence[CauseSeconds], weights: Sequence[_Weight]
-) -> list[tuple[Asked, Part]]:
+) -> list[tuple[PredictionKey, Part]]:
     """What the plan asks of one device kind."""
     by_layer = {layer.value for layer in TRAINED_KINDS}
     lump: list[CauseSeconds] = []
-    found: list[tuple[Asked, Part]] = []
+    found: list[tuple[PredictionKey, Part]] = []
     for each in causes:
         layer = UPDATE if each.part.endswith(f" {UPDATE}") else each.part
         own = [weight for weight in weights if weight.asked.layer == layer]
@@ -132,7 +133,7 @@ def _device_parts(
 
 def _dealt(
     weights: Sequence[_Weight], source: tuple[str, str], seconds: float, log_halfwidth: float
-) -> list[tuple[Asked, Part]]:
+) -> list[tuple[PredictionKey, Part]]:
     whole = math.fsum(each.seconds for each in weights)
     if whole <= 0 or seconds <= 0:
         return []
@@ -144,7 +145,7 @@ def _dealt(
 
 def _weights(plan: Plan, pricer: Pricer) -> tuple[_Weight, ...]:
     """Everything that the plan computes, each prediction once."""
-    found: dict[Asked, float] = {}
+    found: dict[PredictionKey, float] = {}
     for work in pricer.costs(plan).work(plan):
         for stage in work.stages:
             for each in (
@@ -168,7 +169,7 @@ def _layer_weights(stage: StageWork, num_microbatches: int) -> Iterator[_Weight]
                 parts = (*parts, *cost.again)
             # Layers that predict tokens further ahead are transformer layers to a measurement.
             layer = kind if kind in TRAINED_KINDS else LayerKind.TRANSFORMER
-            asked = Asked(
+            asked = PredictionKey(
                 cause=unit.island.device.kind,
                 layer=layer.value,
                 microbatch_size=replica.microbatch_size,
@@ -181,5 +182,5 @@ def _update_weight(stage: StageWork, plan: Plan, pricer: Pricer) -> _Weight:
     device, job = stage.unit.island.device, pricer.job
     parameters = (stage.parameters + stage.expert_parameters) / plan.optimizer_shards
     update = pricer.predictor.optimizer_update(device, job.optimizer, parameters, job.precision)
-    asked = Asked(cause=device.kind, layer=UPDATE, tp=stage.unit.replica.tp)
+    asked = PredictionKey(cause=device.kind, layer=UPDATE, tp=stage.unit.replica.tp)
     return _Weight(asked=asked, seconds=update.seconds)

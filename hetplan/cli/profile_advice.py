@@ -99,7 +99,7 @@ def listed_view(view: View, cluster: Cluster) -> ListedView:
     """How the plans stand."""
     stands = view.standing
     plans = []
-    for each in view.asking:
+    for each in view.sensitivities:
         step, estimate = each.estimate.step_seconds, each.estimate
         plans.append(
             ListedPlan(

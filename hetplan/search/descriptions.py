@@ -1,7 +1,4 @@
-"""What a search covered and what it left out, in words, for the certificate (docs/search.md).
-
-A plan's layout in one line, for tables.
-"""
+"""Searches and plans in words: what a certificate covers (docs/search.md), solvers, layouts."""
 
 from __future__ import annotations
 
@@ -10,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from hetplan.job.spec import Job, Pins
 from hetplan.plans.plan import Plan, RecomputeGranularity, Stage
 from hetplan.plans.targets import target
-from hetplan.search.families.family import Family, Mesh
-from hetplan.search.families.space import MAX_FREE_ISLANDS
-from hetplan.search.families.table import FamilyTable
 from hetplan.search.solver import RESOLUTION, Solver
+from hetplan.search.space.family import Family, FamilyTable, Mesh
+from hetplan.search.space.stage_table import MAX_FREE_ISLANDS
 
 
 def describe_space(table: FamilyTable, job: Job, *, several: bool) -> str:
@@ -117,7 +113,7 @@ def _schedules(families: Sequence[Family]) -> str:
     return found
 
 
-def words_of(solver: Solver) -> str:
+def describe_solver(solver: Solver) -> str:
     """A solver in words, for the journal."""
     family = getattr(solver, "family", None)
     if not isinstance(family, Family):

@@ -1,7 +1,4 @@
-"""How a search result is kept: one JSON file that holds the plan and everything behind it.
-
-From a model, a cluster and a job file to the checked inputs of a search or an estimate.
-"""
+"""Files of a search: its checked inputs, and its result as one JSON file with all behind it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """From a job to the fastest plan with a proof of how good it is: the driver of the search.
 
-1. families of plans of the job's target (`families`), each a solver of its own; one more solver for
+1. families of plans of the job's target (`space`), each a solver of its own; one more solver for
    plans of several pipelines (`solvers`);
-2. an order-free bound and an estimate for each; plans first, then proofs (`drive`);
-3. the best plans are placed, checked and priced (`settle`); the least bound over all solvers is
-   the certificate.
+2. an order-free bound and an estimate for each; plans first, then proofs (`scheduler`);
+3. the best plans are placed, checked and priced (`final_pricing`); the least bound over all solvers
+   is the certificate.
 
 The search prices every boundary as if it had its links for itself; where several of a plan share a
 link's capacity its estimate is higher. The bound holds for that too, and the gap counts it.
@@ -26,12 +26,15 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import check_model
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
-from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.descriptions import describe_space
-from hetplan.search.drive import Drive
-from hetplan.search.families.allowed import allowed_cluster
-from hetplan.search.families.table import FamilyTable, table_of
 from hetplan.search.files import SCHEMA
+from hetplan.search.final_pricing import (
+    AGREEMENT,
+    FinalPlan,
+    WrongOfferError,
+    final_plan,
+    offer_starts,
+)
 from hetplan.search.journal import (
     Journal,
     digests,
@@ -40,9 +43,12 @@ from hetplan.search.journal import (
     resumable,
 )
 from hetplan.search.result import Certificate, Inputs, SearchResult
-from hetplan.search.settle import AGREEMENT, Settled, WrongOfferError, offer_starts, settle
+from hetplan.search.scheduler import Scheduler
 from hetplan.search.solver import Best, Offer, OutOfTimeError, Progress, Solver
 from hetplan.search.solvers import solvers_of
+from hetplan.search.space.allowed import allowed_cluster
+from hetplan.search.space.family import FamilyTable, table_of
+from hetplan.search.table_maker import TableMaker
 from hetplan.version import __version__
 
 __all__ = ["Progress", "search"]
@@ -76,7 +82,7 @@ class _Run:
     improved: set[int] = field(default_factory=set)
     proven: set[int] = field(default_factory=set)
     status: str = "optimal"
-    settled: Settled | None = None
+    settled: FinalPlan | None = None
     """Of the offers that `_close_priced` has seen last."""
     settled_offers: tuple[Offer, ...] = ()
     """All offers that were known then."""
@@ -170,7 +176,7 @@ def _nothing_yet(job: Job, progress: Callable[[Progress], None] | None) -> Best:
     )
 
 
-def _settled(run: _Run) -> Settled:
+def _settled(run: _Run) -> FinalPlan:
     """The answer so far; priced again only where plans have been offered since.
 
     InputError where a plan on record is not what the journal says of it.
@@ -178,7 +184,7 @@ def _settled(run: _Run) -> Settled:
     offered = (*run.best.offers, *run.best.own.values())
     if run.settled is None or run.settled_offers != offered:
         try:
-            run.settled = settle(run.best, run.pricer)
+            run.settled = final_plan(run.best, run.pricer)
         except WrongOfferError as error:
             wrong = run.book.wrong(error.offer, str(error))
             if wrong is None:
@@ -213,7 +219,7 @@ def _search(run: _Run, start: Sequence[Plan]) -> None:
     _NoPlanError where there is no plan in the end.
     """
     best, book = run.best, run.book
-    maker = SpaceMaker(model=run.model, cluster=run.cluster, job=run.job, predictor=run.predictor)
+    maker = TableMaker(model=run.model, cluster=run.cluster, job=run.job, predictor=run.predictor)
     run.families = maker.families
     run.solvers = solvers_of(maker)
     best.bounds = [0.0] * len(run.solvers)
@@ -229,9 +235,9 @@ def _search(run: _Run, start: Sequence[Plan]) -> None:
         raise _NoPlanError
 
 
-def _drive(run: _Run, maker: SpaceMaker) -> None:
+def _drive(run: _Run, maker: TableMaker) -> None:
     """Plans and proofs; OutOfTimeError at the deadline."""
-    drive = Drive(
+    drive = Scheduler(
         best=run.best,
         journal=run.book,
         solvers=run.solvers,
@@ -249,11 +255,11 @@ def _drive(run: _Run, maker: SpaceMaker) -> None:
     _close_priced(run, drive)
 
 
-def _rough(run: _Run, maker: SpaceMaker) -> list[float]:
+def _rough(run: _Run, maker: TableMaker) -> list[float]:
     """Note the rough bounds of all solvers; their estimates."""
     best, one_pipeline = run.best, len(run.families)
-    found = maker.roughs(run.families, best.check_time)
-    others = [run.solvers[at].rough for at in range(one_pipeline, len(run.solvers))]
+    found = maker.order_free_bounds(run.families, best.check_time)
+    others = [run.solvers[at].order_free for at in range(one_pipeline, len(run.solvers))]
     bounds = [*found.bounds.tolist(), *(each.bound_seconds for each in others)]
     best.bounds = list(map(max, best.bounds, bounds))
     empty = [bound == float("inf") for bound in best.bounds]
@@ -262,7 +268,7 @@ def _rough(run: _Run, maker: SpaceMaker) -> list[float]:
     return [*found.estimates.tolist(), *(each.estimate_seconds for each in others)]
 
 
-def _close_priced(run: _Run, drive: Drive) -> None:
+def _close_priced(run: _Run, drive: Scheduler) -> None:
     """Where the priced plan is slower than the search has it, raise the bounds to match."""
     best, job = run.best, run.job
     for _ in range(_MAX_ROUNDS):
@@ -276,7 +282,7 @@ def _close_priced(run: _Run, drive: Drive) -> None:
         drive.prove_again()
 
 
-def _result(run: _Run, inputs: Inputs, settled: Settled) -> SearchResult:
+def _result(run: _Run, inputs: Inputs, settled: FinalPlan) -> SearchResult:
     best, job = run.best, run.job
     step = settled.estimate.step_seconds
     lower = min(best.lower_bound, step)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import overload
 
 from hetplan.plans.targets import target
-from hetplan.search.costs.maker import SpaceMaker
-from hetplan.search.families.family import Family
 from hetplan.search.interleaved.solver import InterleavedSolver
-from hetplan.search.several.solver import SeveralSolver
-from hetplan.search.single_solver import SingleSolver
+from hetplan.search.multi_pipeline.solver import MultiPipelineSolver
+from hetplan.search.one_f_one_b.solver import OneFOneBSolver
 from hetplan.search.solver import Solver
+from hetplan.search.space.family import Family
+from hetplan.search.table_maker import TableMaker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -23,8 +23,8 @@ class Solvers(Sequence[Solver]):
     """
 
     families: Sequence[Family]
-    maker: SpaceMaker
-    several: SeveralSolver | None
+    maker: TableMaker
+    several: MultiPipelineSolver | None
     """The last one."""
     _made: dict[int, Solver] = field(default_factory=dict, repr=False)
 
@@ -50,15 +50,15 @@ class Solvers(Sequence[Solver]):
         return found
 
 
-def solver_of(index: int, family: Family, maker: SpaceMaker) -> Solver:
+def solver_of(index: int, family: Family, maker: TableMaker) -> Solver:
     """The solver of one family."""
-    made = SingleSolver if family.schedule == "1f1b" else InterleavedSolver
+    made = OneFOneBSolver if family.schedule == "1f1b" else InterleavedSolver
     return made(index, family, maker)
 
 
-def solvers_of(maker: SpaceMaker) -> Solvers:
+def solvers_of(maker: TableMaker) -> Solvers:
     """Those of all plans of the job's target that pins leave."""
     families, job, several = maker.families, maker.job, None
     if target(job.target).several_pipelines and job.pin.pipelines != 1:
-        several = SeveralSolver(len(families), maker, maker.cluster, job)
+        several = MultiPipelineSolver(len(families), maker, maker.cluster, job)
     return Solvers(families=families, maker=maker, several=several)

@@ -25,9 +25,9 @@ from hetplan.model.spec import ModelSpec
 from hetplan.model.work import layer_work_at
 from hetplan.plans.formats import summed_as
 from hetplan.predict.predictor import Predictor
-from hetplan.search.families.allowed import allowed_cluster
 from hetplan.search.result import HomogeneousSum, KindAlone, Question, Restriction, SearchResult
 from hetplan.search.solver import Progress
+from hetplan.search.space.allowed import allowed_cluster
 from hetplan.whatif.ask import NO_ANSWER, ask, first_line
 from hetplan.whatif.memory_shortage import room_lines
 

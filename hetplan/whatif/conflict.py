@@ -31,16 +31,16 @@ from hetplan.job.check import check_job_against
 from hetplan.job.spec import Job
 from hetplan.plans.build import check_model
 from hetplan.predict.predictor import Predictor
-from hetplan.search.costs.maker import SpaceMaker
-from hetplan.search.families.allowed import mesh_matches
-from hetplan.search.families.family import Family
 from hetplan.search.interleaved.solver import InterleavedSolver
+from hetplan.search.one_f_one_b.order_program import OrderProgram
+from hetplan.search.one_f_one_b.order_relaxation import NONE
+from hetplan.search.one_f_one_b.solver import OneFOneBSolver
 from hetplan.search.result import Question
-from hetplan.search.single.inequalities import NONE
-from hetplan.search.single.orders import OrderProgram
-from hetplan.search.single_solver import SingleSolver
 from hetplan.search.solver import Best, Solver
 from hetplan.search.solvers import solvers_of
+from hetplan.search.space.allowed import mesh_matches
+from hetplan.search.space.family import Family
+from hetplan.search.table_maker import TableMaker
 from hetplan.units import format_bytes
 from hetplan.whatif.ask import pins_in_words
 
@@ -273,13 +273,13 @@ class Feasible:
             return False
 
     def _any(self, asked: Question) -> bool:
-        maker = SpaceMaker.of(asked, self.predictor)
+        maker = TableMaker.of(asked, self.predictor)
         families, solvers, seed = maker.families, solvers_of(maker), asked.job.seed
         tried = 0
         for solver in solvers:
             if solver.index < len(families) and not _ends_meet(families[solver.index], asked):
                 continue
-            if solver.rough.bound_seconds == math.inf:
+            if solver.order_free.bound_seconds == math.inf:
                 continue
             if tried == _MAX_TRIED:
                 self.uncertain = True
@@ -290,10 +290,10 @@ class Feasible:
         return False
 
     def _has_plan(self, solver: Solver, count: int, seed: int) -> bool:
-        if isinstance(solver, SingleSolver):
+        if isinstance(solver, OneFOneBSolver):
             return OrderProgram(solver.space).least(NONE, keep=False) < NONE
         best = Best(bounds=[math.inf] * count, seed=seed)
-        best.bounds[solver.index] = solver.rough.bound_seconds
+        best.bounds[solver.index] = solver.order_free.bound_seconds
         solver.improve(best)
         if best.chosen is not None or not isinstance(solver, InterleavedSolver):
             return best.chosen is not None

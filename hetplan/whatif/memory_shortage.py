@@ -18,10 +18,10 @@ from hetplan.errors import InputError
 from hetplan.model.layer_units import LayerUnits
 from hetplan.plans.plan import RecomputeGranularity, Sharding
 from hetplan.predict.predictor import Predictor
-from hetplan.search.costs.maker import SpaceMaker
-from hetplan.search.costs.placed import Placed
-from hetplan.search.families.family import Family, Mesh
 from hetplan.search.result import Question
+from hetplan.search.space.family import Family, Mesh
+from hetplan.search.space.stage_pricer import StagePricer
+from hetplan.search.table_maker import TableMaker
 from hetplan.units import format_bytes
 
 _MAX_LOOKED_AT = 48
@@ -46,7 +46,7 @@ class _Room:
 
 def room_lines(asked: Question, predictor: Predictor) -> tuple[str, ...]:
     """What the leanest plan lacks; nothing where no degrees divide at all."""
-    maker = SpaceMaker.of(asked, predictor)
+    maker = TableMaker.of(asked, predictor)
     try:
         rooms = [_room(maker, family) for family in _leanest(maker.families)]
         if not rooms:
@@ -77,7 +77,7 @@ def _greed(family: Family) -> tuple[object, ...]:
     )
 
 
-def _room(maker: SpaceMaker, family: Family) -> _Room:
+def _room(maker: TableMaker, family: Family) -> _Room:
     space = maker.space(family)
     # Any role, any recomputation, one microbatch in flight.
     most = np.asarray(space.most_layers[..., 1].max(axis=(0, 1)))
@@ -92,7 +92,7 @@ def _room(maker: SpaceMaker, family: Family) -> _Room:
     return _Room(family=family, meshes=tuple(meshes), units=tuple(units))
 
 
-def _lines(asked: Question, maker: SpaceMaker, room: _Room, predictor: Predictor) -> Iterator[str]:
+def _lines(asked: Question, maker: TableMaker, room: _Room, predictor: Predictor) -> Iterator[str]:
     units, model = maker.units(), asked.model
     if room.total >= units.count:
         yield (
@@ -101,7 +101,7 @@ def _lines(asked: Question, maker: SpaceMaker, room: _Room, predictor: Predictor
             f"(closest: {_degrees(room.family, room.meshes)})"
         )
         return
-    placed = Placed(model=model, cluster=maker.cluster, job=asked.job, predictor=predictor)
+    placed = StagePricer(model=model, cluster=maker.cluster, job=asked.job, predictor=predictor)
     for mesh, held in zip(room.meshes, room.units, strict=True):
         yield _island_line(asked, placed, room.family, mesh, held)
     layers = _layers(room.total, units)
@@ -115,7 +115,9 @@ def _layers(units: int, how: LayerUnits) -> int:
     return units * how.layers_per_unit
 
 
-def _island_line(asked: Question, placed: Placed, family: Family, mesh: Mesh, held: int) -> str:
+def _island_line(
+    asked: Question, placed: StagePricer, family: Family, mesh: Mesh, held: int
+) -> str:
     shape = mesh.shapes[0]
     recompute = family.recompute[-1]
     if RecomputeGranularity.FULL in family.recompute:

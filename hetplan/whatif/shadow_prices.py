@@ -23,8 +23,8 @@ from hetplan.plans.build import chosen_of, plan_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
-from hetplan.search.families.allowed import allowed_cluster
 from hetplan.search.result import Question, SearchResult
+from hetplan.search.space.allowed import allowed_cluster
 from hetplan.units import format_bytes, format_rate, format_seconds
 from hetplan.whatif.ask import NO_ANSWER, Change, ask, first_line, pins_in_words
 

@@ -142,7 +142,7 @@ def _line(cells: list[str] | tuple[str, ...]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class SweepContext:
     """What a worker needs beside the question."""
 
     predictor: Predictor
@@ -170,7 +170,7 @@ def run_sweep(
     """
     if predictor is None:
         predictor, digest = fit_stores(*default_stores())
-    asked = Asked(
+    asked = SweepContext(
         predictor=predictor,
         plans=None if plans is None else str(plans),
         parent=os.getpid() if sweep.backend == "processes" else None,
@@ -187,7 +187,7 @@ def run_sweep(
     return len(left)
 
 
-def _rows(sweep: Sweep, points: Sequence[Point], asked: Asked) -> Iterator[Row]:
+def _rows(sweep: Sweep, points: Sequence[Point], asked: SweepContext) -> Iterator[Row]:
     from joblib import Parallel, delayed
 
     workers = sweep.workers or os.cpu_count() or 1
@@ -274,7 +274,7 @@ def _end_with(parent: int) -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
-def answer(point: Point, asked: Asked) -> Row:
+def answer(point: Point, asked: SweepContext) -> Row:
     """The row of one question."""
     if asked.parent is not None:
         _end_with(asked.parent)

@@ -1,7 +1,7 @@
 """Slots in pipeline order with their meshes decided, as arrays: what is left are layers.
 
-Symbols and times are those of `hetplan.search.families.space`. The recomputation of a slot is fixed
-or free: a variant that a slot may not take holds no layers.
+Symbols and times are those of `search.space.stage_table`. The recomputation of a slot is fixed or
+free: a variant that a slot may not take holds no layers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hetplan.search.families.space import FIRST, LAST, Floats, Ints, Links, Space
+from hetplan.cost.arrays import Floats, Ints
+from hetplan.search.space.stage_table import FIRST, LAST, Links, StageTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,7 +50,7 @@ class Chain:
 
 
 def chain_of(
-    space: Space,
+    space: StageTable,
     slots: Sequence[int],
     variants: Sequence[int] | None = None,
     extra: Sequence[int] | None = None,
@@ -109,8 +110,8 @@ def _by_slot(values: Floats, roles: Ints, at: Ints) -> Floats:
     return np.ascontiguousarray(values[roles, :, at].T)
 
 
-def norm_seconds(space: Space, at: Ints) -> float:
-    """The sum of the norms beyond the least that `Space.after` has of it."""
+def norm_seconds(space: StageTable, at: Ints) -> float:
+    """The sum of the norms beyond the least that `StageTable.after` has of it."""
     norm = space.norm
     if norm is None:
         return 0.0
@@ -123,7 +124,7 @@ def norm_seconds(space: Space, at: Ints) -> float:
     return seconds
 
 
-def leaves_node(space: Space, at: Ints) -> npt.NDArray[np.bool_]:
+def leaves_node(space: StageTable, at: Ints) -> npt.NDArray[np.bool_]:
     """Which neighbouring slots of one mesh lie in two nodes; stages fill nodes one by one."""
     placed = np.zeros(len(at), dtype=np.int64)
     for s in range(1, len(at)):
@@ -133,7 +134,7 @@ def leaves_node(space: Space, at: Ints) -> npt.NDArray[np.bool_]:
     return left_node
 
 
-def boundaries(space: Space, at: Ints) -> Links:
+def boundaries(space: StageTable, at: Ints) -> Links:
     """Transfers between neighbouring slots."""
     left, right = at[:-1], at[1:]
     leaves = leaves_node(space, at)

@@ -11,7 +11,7 @@ from synthetic_chain import Chain, chain_of
 
 from hetplan.cost.replay.kernel import replay_seconds
 from hetplan.cost.replay.step import replay
-from hetplan.search.families.space import Space
+from hetplan.search.space.stage_table import StageTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Row:
     extra: tuple[int, ...]
 
 
-def sequences(space: Space, *, contiguous: bool = False) -> Iterator[tuple[int, ...]]:
+def sequences(space: StageTable, *, contiguous: bool = False) -> Iterator[tuple[int, ...]]:
     """Mesh of every slot, first to last."""
     count = len(space.max_stages)
     masks = [int(mask) for mask in space.island_mask]
@@ -48,7 +48,7 @@ def sequences(space: Space, *, contiguous: bool = False) -> Iterator[tuple[int, 
                     yield slots
 
 
-def extras(space: Space, slots: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def extras(space: StageTable, slots: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Extra depth of every slot: equal inside a mesh, none on the last, growing to the front."""
     blocks = [slots[0]] + [b for a, b in pairwise(slots) if a != b]
     for chosen in product(range(space.family.most_extra_depth + 1), repeat=len(blocks) - 1):
@@ -58,7 +58,7 @@ def extras(space: Space, slots: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def rows(
-    space: Space,
+    space: StageTable,
     slots: tuple[int, ...],
     extra: tuple[int, ...],
     variants: tuple[int, ...] | None = None,
@@ -75,17 +75,17 @@ def rows(
             yield Row(meshes=slots, variants=chosen, units=units, extra=extra)
 
 
-def every_row(space: Space, *, contiguous: bool = False) -> Iterator[Row]:
+def every_row(space: StageTable, *, contiguous: bool = False) -> Iterator[Row]:
     for slots in sequences(space, contiguous=contiguous):
         for extra in extras(space, slots):
             yield from rows(space, slots, extra)
 
 
-def chain_of_row(space: Space, row: Row) -> Chain:
+def chain_of_row(space: StageTable, row: Row) -> Chain:
     return chain_of(space, row.meshes, row.variants, row.extra)
 
 
-def step_of(space: Space, row: Row) -> float:
+def step_of(space: StageTable, row: Row) -> float:
     """Seconds of a step by replay."""
     chain = chain_of_row(space, row)
     at, n, v = np.arange(len(row.meshes)), np.array(row.units), np.array(row.variants)
@@ -118,7 +118,7 @@ def step_of(space: Space, row: Row) -> float:
 
 
 def sigma_and_x(
-    space: Space,
+    space: StageTable,
     row: Row,
     *,
     together: tuple[int, ...] = (),

@@ -28,10 +28,9 @@ from hetplan.plans.build import chosen_of, plan_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import RecomputeGranularity, Sharding
 from hetplan.plans.targets import TARGETS, target
-from hetplan.search.families.allowed import allowed_cluster, divisors
-from hetplan.search.families.families import Families
-from hetplan.search.families.family import Family, Mesh
-from hetplan.search.families.rooms import MAX_MIXED, splits
+from hetplan.search.space.allowed import MAX_MIXED, allowed_cluster, divisors, splits
+from hetplan.search.space.families import Families
+from hetplan.search.space.family import Family, Mesh
 
 SEARCHED = ("native", "megatron", "flagscale", "torchtitan", "any")
 

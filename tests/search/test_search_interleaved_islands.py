@@ -12,8 +12,8 @@ from random_cases import seeds
 from synthetic_spaces import Scale, large_space
 
 from hetplan.cost.replay.times import Exchange
-from hetplan.search.interleaved.islands import island_program, least_open
-from hetplan.search.interleaved.orders import stage_counts
+from hetplan.search.interleaved.enumerate import stage_counts
+from hetplan.search.interleaved.island_bound import island_program, least_open
 from hetplan.search.interleaved.solver import InterleavedSolver
 from hetplan.search.solver import Best
 

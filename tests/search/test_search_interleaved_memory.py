@@ -19,13 +19,13 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import plan_of
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search.costs.maker import SpaceMaker
-from hetplan.search.families.families import Families
-from hetplan.search.families.family import Family
 from hetplan.search.interleaved.memory import ChunkMemory
 from hetplan.search.interleaved.rows import row_of
-from hetplan.search.interleaved.shared import shared_of
-from hetplan.search.single.replay import NEVER, numbers_of
+from hetplan.search.interleaved.solver import shared_of
+from hetplan.search.one_f_one_b.replay import NEVER, numbers_of
+from hetplan.search.space.families import Families
+from hetplan.search.space.family import Family
+from hetplan.search.table_maker import TableMaker
 
 _INTERLEAVED = "interleaved-1f1b"
 PREDICTOR = FittedPredictor.datasheet_only()
@@ -54,11 +54,11 @@ def question(seed: int) -> tuple[ModelSpec, Cluster, Job]:
 
 
 @lru_cache(maxsize=64)
-def plans(seed: int, number: int) -> list[tuple[Family, ChosenPlan, StepCost, SpaceMaker]]:
+def plans(seed: int, number: int) -> list[tuple[Family, ChosenPlan, StepCost, TableMaker]]:
     """Random interleaved plans with their prices."""
     spec, where, asked = question(seed)
     draw = random.Random(seed)
-    maker = SpaceMaker(model=spec, cluster=where, job=asked, predictor=PREDICTOR)
+    maker = TableMaker(model=spec, cluster=where, job=asked, predictor=PREDICTOR)
     families = [
         each
         for each in Families(model=spec, cluster=where, job=asked).families()
@@ -133,7 +133,7 @@ def test_more_memory_never_holds_less() -> None:
                 model=spec,
                 cluster=each,
                 job=asked,
-                units=SpaceMaker(model=spec, cluster=each, job=asked, predictor=PREDICTOR).units(),
+                units=TableMaker(model=spec, cluster=each, job=asked, predictor=PREDICTOR).units(),
             ).most_units(family, mesh, spec.num_layers)
             for each in (where, larger)
         )

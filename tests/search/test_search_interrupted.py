@@ -33,7 +33,7 @@ _MOMENTS = [
     ("report", 2),
     ("_put", 4),
     ("done", 2),
-    ("settle", 1),
+    ("final_plan", 1),
     ("_result", 1),
     ("close", 1),
     ("_by_objective", 1),

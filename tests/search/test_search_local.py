@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from synthetic_spaces import Wanted, small_space
 
+from hetplan.cost.arrays import Ints
 from hetplan.cost.replay.kernel import replay_seconds
-from hetplan.search.families.space import FIRST, LAST, Ints, Space
-from hetplan.search.single.exact import cheapest, few_plans, row_arrays, rows
-from hetplan.search.single.local import expand, rules_of, search_rows
-from hetplan.search.single.local_cut import cut, estimate
-from hetplan.search.single.local_polish import polish
-from hetplan.search.single.replay import NEVER, numbers_of, step_seconds
+from hetplan.search.one_f_one_b.cut import cut, estimate
+from hetplan.search.one_f_one_b.enumerate import cheapest, few_plans, row_arrays, rows
+from hetplan.search.one_f_one_b.heuristic import expand, polish, rules_of, search_rows
+from hetplan.search.one_f_one_b.replay import NEVER, numbers_of, step_seconds
+from hetplan.search.space.stage_table import FIRST, LAST, StageTable
 
 _CASES = [
     Wanted(),
@@ -29,8 +29,8 @@ _CASES = [
 ]
 
 
-def _slow_step(space: Space, mesh: Ints, variant: Ints, units: Ints, extra: Ints) -> float:
-    """The step of a row, written apart: plain sums over `Space`, then the replay."""
+def _slow_step(space: StageTable, mesh: Ints, variant: Ints, units: Ints, extra: Ints) -> float:
+    """The step of a row, written apart: plain sums over `StageTable`, then the replay."""
     slots, m = len(mesh), space.num_microbatches
     forward, backward, ends, late = [], [], [], []
     warmup = [min(slots - s + int(extra[s]), m) for s in range(slots)]
@@ -77,7 +77,7 @@ def _cuts(layers: int, slots: int) -> list[tuple[int, ...]]:
     return [(*cut, layers - sum(cut)) for cut in found if layers - sum(cut) >= 1]
 
 
-def _every_plan(space: Space) -> list[tuple[float, Ints, Ints, Ints, Ints]]:
+def _every_plan(space: StageTable) -> list[tuple[float, Ints, Ints, Ints, Ints]]:
     found = []
     for row in rows(rules_of(space)):
         mesh, extra = row_arrays(row)
@@ -156,7 +156,7 @@ def test_a_listing_in_slices_finds_the_same_and_can_be_ended_at_any(
         return answers
 
     whole = found([], 0)
-    monkeypatch.setattr("hetplan.search.single.exact._SLICE", slice_)
+    monkeypatch.setattr("hetplan.search.one_f_one_b.enumerate._SLICE", slice_)
     seen: list[int] = []
     assert found(seen, 10**9) == whole
     assert len(seen) > 10
@@ -171,7 +171,7 @@ def test_rows_are_listed_with_a_look_at_the_clock(monkeypatch: pytest.MonkeyPatc
     space = small_space(np.random.default_rng(5), Wanted(islands=3, most_stages=3))
     whole = few_plans(space, rules_of(space), 10**6)
     assert whole is not None
-    monkeypatch.setattr("hetplan.search.single.exact._ROWS_BETWEEN", 10)
+    monkeypatch.setattr("hetplan.search.one_f_one_b.enumerate._ROWS_BETWEEN", 10)
     seen: list[int] = []
     assert few_plans(space, rules_of(space), 10**6, lambda: _looked(10**9, seen)) == whole
     assert len(seen) >= len(whole) // 10
@@ -192,7 +192,7 @@ def test_no_row_is_found_where_every_one_takes_for_ever() -> None:
     assert not counts.any()
 
 
-def _found(space: Space) -> float:
+def _found(space: StageTable) -> float:
     numbers, rules = numbers_of(space), rules_of(space)
     keep, counts = np.zeros((6, 4, 3), dtype=np.int64), np.zeros(6, dtype=np.int64)
     scores, best = np.full(6, np.inf), NEVER

@@ -16,14 +16,12 @@ from hetplan.job.spec import Job, Pins
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import RecomputeGranularity, Sharding
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search.costs.placed import Placed
+from hetplan.search.multi_pipeline.assembly import Assembler, keeps_pins
+from hetplan.search.multi_pipeline.enumerate import Listing, enough, least_prices, least_step
+from hetplan.search.multi_pipeline.enumerate_steps import Steps
 from hetplan.search.search import search
-from hetplan.search.several.assembling import Assembler
-from hetplan.search.several.listing import Listing
-from hetplan.search.several.listing_prices import enough, least_prices, least_step
-from hetplan.search.several.listing_steps import Steps
-from hetplan.search.several.pins import keeps_pins
 from hetplan.search.solver import Best
+from hetplan.search.space.stage_pricer import StagePricer
 
 PREDICTOR = FittedPredictor.datasheet_only()
 
@@ -37,7 +35,7 @@ def small() -> tuple[ModelSpec, Cluster, Job]:
 
 
 def listing(asked: ModelSpec, where: Cluster, wanted: Job) -> Listing:
-    placed = Placed(model=asked, cluster=where, job=wanted, predictor=PREDICTOR)
+    placed = StagePricer(model=asked, cluster=where, job=wanted, predictor=PREDICTOR)
     assembler = Assembler(asked, where, wanted, PREDICTOR, placed.units.layers_per_unit)
     return Listing(assembler=assembler, units=placed.units)
 
@@ -69,7 +67,7 @@ def test_composed_steps_are_what_the_cost_room_says(monkeypatch: pytest.MonkeyPa
         return None  # never better: every plan is compared until the budget ends
 
     monkeypatch.setattr(Assembler, "whole", lambda self, chosen: priced(chosen))
-    monkeypatch.setattr("hetplan.search.several.listing._MAX_PRICED", 150)
+    monkeypatch.setattr("hetplan.search.multi_pipeline.enumerate._MAX_PRICED", 150)
     found.run(0, fresh())
     assert compared >= 150
 

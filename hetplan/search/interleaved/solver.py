@@ -4,41 +4,110 @@
 replay. `prove` bounds every row: by what its slots can hold, then by the program over its cuts,
 then by replaying every cut that the program's bound leaves open. A row of which nothing is left is
 closed at the target of that moment. Families with more rows than can be listed are bounded over
-sets of islands (`hetplan.search.interleaved.islands`), which also says where to look for plans.
+sets of islands (`island_bound`), which also says where to look for plans. Families that differ in
+nothing but their chunks have one space.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 
+from hetplan.cost.arrays import Floats, Ints
+from hetplan.cost.replay.times import Exchange
+from hetplan.cost.step_model.work import exchange_of
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
 from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import Schedule
-from hetplan.search.costs.maker import SpaceMaker
-from hetplan.search.families.family import Family
-from hetplan.search.families.space import Floats, Ints, Space
-from hetplan.search.interleaved.capacity import capacity_bound
-from hetplan.search.interleaved.islands import IslandProgram, island_program, least_open
-from hetplan.search.interleaved.listing import fastest, list_cuts
-from hetplan.search.interleaved.orders import rows, stage_counts
-from hetplan.search.interleaved.polish import polish, proportional
-from hetplan.search.interleaved.program import least_bound
-from hetplan.search.interleaved.rows import Row, row_of, row_terms
-from hetplan.search.interleaved.seeds import (
+from hetplan.search.interleaved.bound import capacity_bound, least_bound
+from hetplan.search.interleaved.enumerate import fastest, list_cuts, rows, stage_counts
+from hetplan.search.interleaved.heuristic import (
     beginnings,
     legal,
     like,
     meshes_of,
     neighbours,
+    polish,
+    proportional,
     runs_of,
     units_of,
 )
-from hetplan.search.interleaved.shared import Shared, shared_of
-from hetplan.search.single.replay import NEVER, Numbers, numbers_of
-from hetplan.search.solver import Best, Rough
+from hetplan.search.interleaved.island_bound import IslandProgram, island_program, least_open
+from hetplan.search.interleaved.memory import ChunkMemory, MemoryRoom
+from hetplan.search.interleaved.rows import Row, row_of, row_terms
+from hetplan.search.one_f_one_b.replay import NEVER, Numbers, numbers_of
+from hetplan.search.solver import Best, OrderFreeBound
+from hetplan.search.space.family import Family
+from hetplan.search.space.stage_table import StageTable
+from hetplan.search.table_maker import TableMaker
+
+
+class Spaces(Protocol):
+    """Where the numbers of families come from; `TableMaker` is one."""
+
+    def space(self, family: Family) -> StageTable:
+        """All numbers."""
+        ...
+
+    def order_free(self, family: Family) -> OrderFreeBound:
+        """A valid bound and a guess."""
+        ...
+
+    def crossing_bound(self, family: Family, enough: float) -> float:
+        """A valid bound that takes longer."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What the families of one question share: spaces that differ in nothing but chunks."""
+
+    maker: Spaces
+    room: MemoryRoom
+    exchange: Exchange
+    islands: tuple[str, ...]
+    """Names, as the cluster has them."""
+    _spaces: dict[tuple[object, ...], tuple[Family, StageTable]] = field(
+        default_factory=dict, repr=False
+    )
+
+    def space(self, family: Family) -> StageTable:
+        """The numbers of the family's meshes, as if its stages had one chunk each: memory, schedule
+        and the limit of stages are the chunked family's own (`memory`, `orders`).
+        """
+        plain = replace(family, schedule="1f1b", virtual_stages=1, most_extra_depth=0)
+        key = (
+            id(family.meshes), plain.num_microbatches, plain.sharding, plain.recompute,
+            plain.early_sends,
+        )  # fmt: skip
+        found = self._spaces.get(key)
+        if found is None or found[0].meshes is not family.meshes:
+            found = self._spaces[key] = (plain, self.maker.space(plain))
+        return found[1]
+
+
+_SHARED: WeakValueDictionary[int, Shared] = WeakValueDictionary()
+"""By the maker's identity, which a value holds on to; as long as a solver has it."""
+
+
+def shared_of(maker: TableMaker) -> Shared:
+    """What all solvers of this maker's question share."""
+    found = _SHARED.get(id(maker))
+    if found is None:
+        found = _SHARED[id(maker)] = Shared(
+            maker=maker,
+            room=ChunkMemory(
+                model=maker.model, cluster=maker.cluster, job=maker.job, units=maker.units()
+            ),
+            exchange=exchange_of(maker.job),
+            islands=tuple(island.name for island in maker.cluster.islands),
+        )
+    return found
+
 
 _MAX_ROWS = 3000
 """Rows of a family that are listed: about 0.5 s at 0.15 ms each (measured)."""
@@ -81,7 +150,7 @@ class _Open:
 class InterleavedSolver:
     """Searches the plans of one family under interleaved 1F1B."""
 
-    def __init__(self, index: int, family: Family, maker: SpaceMaker | Shared) -> None:
+    def __init__(self, index: int, family: Family, maker: TableMaker | Shared) -> None:
         self.index = index
         self.family = family
         self.whole = True
@@ -91,12 +160,12 @@ class InterleavedSolver:
         self._programs: dict[int, IslandProgram] = {}
 
     @cached_property
-    def rough(self) -> Rough:
+    def order_free(self) -> OrderFreeBound:
         """Order-free bound and estimate of the family."""
-        return self._shared.maker.rough(self.family)
+        return self._shared.maker.order_free(self.family)
 
     @cached_property
-    def space(self) -> Space:
+    def space(self) -> StageTable:
         """The numbers of the family's meshes."""
         return self._shared.space(self.family)
 
@@ -129,7 +198,7 @@ class InterleavedSolver:
 
     def improve(self, best: Best) -> None:
         """Offer the best cuts of the likeliest rows."""
-        if not best.still_open(self.index, self._sharper):
+        if not best.still_open(self.index, self._crossing_bound):
             return
         limit = min(best.target, NEVER)
         self._like_best(best)
@@ -149,10 +218,10 @@ class InterleavedSolver:
 
     def sharpen(self, best: Best) -> None:
         """By the bound that knows boundaries between islands."""
-        best.still_open(self.index, self._sharper)
+        best.still_open(self.index, self._crossing_bound)
 
-    def _sharper(self, enough: float) -> float:
-        return self._shared.maker.sharper_bound(self.family, enough)
+    def _crossing_bound(self, enough: float) -> float:
+        return self._shared.maker.crossing_bound(self.family, enough)
 
     def _like_best(self, best: Best) -> None:
         """The row and the cut of the best plan so far, where the family has them."""
@@ -232,7 +301,7 @@ class InterleavedSolver:
 
     def prove(self, best: Best) -> None:
         """Bound every row, replay what is left open, and raise the family's bound."""
-        if not best.still_open(self.index, self._sharper):
+        if not best.still_open(self.index, self._crossing_bound):
             return
         least = limit = min(best.target, NEVER)
         if not self.whole:
