@@ -20,8 +20,6 @@ from contextlib import suppress
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
 from hetplan.kernels import clock
-from hetplan.plans.build import plan_of
-from hetplan.plans.check import check_plan
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import Question
@@ -111,7 +109,4 @@ def _searched(maker: TableMaker, family: Family, deadline: float) -> Plan | None
     best = Best(bounds=[0.0], deadline=deadline, seed=maker.job.seed)
     with suppress(OutOfTimeError):
         solver_of(0, family, maker).improve(best)
-    if best.chosen is None:
-        return None
-    plan = plan_of(maker.model, maker.cluster, maker.job, best.chosen)
-    return None if check_plan(plan, maker.model, maker.cluster, maker.job) else plan
+    return None if best.chosen is None else maker.evaluator.legal(best.chosen)

@@ -14,11 +14,12 @@ from hetplan.cost.estimate import estimate_with
 from hetplan.cost.estimate_values import Estimate
 from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.errors import HetplanError, InputError
-from hetplan.plans.build import chosen_of, plan_of
+from hetplan.plans.build import chosen_of
 from hetplan.plans.check import check_plan
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.plans.plan import Plan
 from hetplan.search.solver import Best, Offer
+from hetplan.search.space.plan_evaluator import PlanEvaluator, fits
 
 _SETTLED = 8
 """Offers that are priced whole."""
@@ -46,7 +47,7 @@ class WrongOfferError(HetplanError):
         self.offer = offer
 
 
-def final_plan(best: Best, pricer: Pricer) -> FinalPlan:
+def final_plan(best: Best, evaluator: PlanEvaluator) -> FinalPlan:
     """The fastest of the best offers by its whole price, which is never below the search's.
 
     WrongOfferError where an offer is no plan of the job or its price is another one.
@@ -56,13 +57,13 @@ def final_plan(best: Best, pricer: Pricer) -> FinalPlan:
     for offer in _nearest(best):
         if found is not None and offer.seconds >= least * (1.0 - AGREEMENT):
             break
-        plan = _placed(offer, pricer)
-        step = _agreeing(offer, plan, pricer)
-        if _fits(step) and step.step_seconds < least:
+        plan = _placed(offer, evaluator)
+        step = _agreeing(offer, plan, evaluator.pricer)
+        if fits(step) and step.step_seconds < least:
             found, least = plan, step.step_seconds
     if found is None:
         raise HetplanError("no plan that the search found fits in memory once it is placed")
-    return FinalPlan(plan=found, estimate=estimate_with(pricer, found))
+    return FinalPlan(plan=found, estimate=estimate_with(evaluator.pricer, found))
 
 
 def _nearest(best: Best) -> list[Offer]:
@@ -73,21 +74,16 @@ def _nearest(best: Best) -> list[Offer]:
     return list(found.values())[:_SETTLED]
 
 
-def _placed(offer: Offer, pricer: Pricer) -> Plan:
+def _placed(offer: Offer, evaluator: PlanEvaluator) -> Plan:
     """The plan on devices."""
     try:
-        plan = plan_of(pricer.model, pricer.cluster, pricer.job, offer.chosen)
+        plan = evaluator.place(offer.chosen)
     except InputError as error:
         raise WrongOfferError(offer, f"the search built no plan: {error}") from error
-    broken = check_plan(plan, pricer.model, pricer.cluster, pricer.job)
+    broken = check_plan(plan, evaluator.model, evaluator.cluster, evaluator.job)
     if broken:
         raise WrongOfferError(offer, f"the search built an illegal plan: {broken[0]}")
     return plan
-
-
-def _fits(step: StepCost) -> bool:
-    """Whether every stage does."""
-    return all(use.fits for pipeline in step.memory for use in pipeline)
 
 
 def _agreeing(offer: Offer, plan: Plan, pricer: Pricer) -> StepCost:
@@ -117,16 +113,16 @@ def _may_be_slower(step: StepCost) -> bool:
     )
 
 
-def offer_starts(start: Sequence[Plan], best: Best, pricer: Pricer) -> None:
+def offer_starts(start: Sequence[Plan], best: Best, evaluator: PlanEvaluator) -> None:
     """Plans that the caller knows; those that the job does not allow are left out."""
     for plan in start:
         try:
-            chosen = chosen_of(plan, pricer.cluster)
-            legal = plan_of(pricer.model, pricer.cluster, pricer.job, chosen)
+            chosen = chosen_of(plan, evaluator.cluster)
         except InputError:
             continue
-        if check_plan(legal, pricer.model, pricer.cluster, pricer.job):
+        legal = evaluator.legal(chosen)
+        if legal is None:
             continue
-        step = pricer.step(legal)
-        if _fits(step):
+        step = evaluator.pricer.step(legal)
+        if fits(step):
             best.offer(GIVEN, chosen, step.step_seconds)

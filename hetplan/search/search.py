@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.job.check import check_job_against
 from hetplan.job.spec import Job
@@ -46,7 +45,6 @@ from hetplan.search.result import Certificate, Inputs, SearchResult
 from hetplan.search.scheduler import Scheduler
 from hetplan.search.solver import Best, Offer, OutOfTimeError, Progress, Solver
 from hetplan.search.solvers import solvers_of
-from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.space.family import FamilyTable, table_of
 from hetplan.search.table_maker import TableMaker
 from hetplan.version import __version__
@@ -67,13 +65,9 @@ _SAMPLED = 32
 class _Run:
     """One search while it runs."""
 
-    model: ModelSpec
-    cluster: Cluster
-    """With the forbidden nodes out."""
     job: Job
-    predictor: Predictor
+    maker: TableMaker
     best: Best
-    pricer: Pricer
     book: Journal
     families: FamilyTable = field(default_factory=lambda: table_of(()))
     solvers: Sequence[Solver] = ()
@@ -116,18 +110,15 @@ def search(
     check_model(model, job)
     best = _nothing_yet(job, progress)
     asked = digests(model, cluster, job, sha256)
-    allowed = allowed_cluster(cluster, job)
+    inputs = Inputs(model=model, cluster=cluster, job=job, sha256=sha256)
     run = _Run(
-        model=model,
-        cluster=allowed,
         job=job,
-        predictor=predictor,
+        maker=TableMaker.of(inputs, predictor),
         best=best,
-        pricer=Pricer(model, allowed, job, predictor),
         book=_journal(journal, resume, best, asked, job.gap),
     )
     try:
-        return _answer(run, Inputs(model=model, cluster=cluster, job=job, sha256=sha256), start)
+        return _answer(run, inputs, start)
     except _NoPlanError:
         if run.status == "optimal":
             line = f"no plan of {model.name} for {job.target} fits the devices and the pins"
@@ -184,7 +175,7 @@ def _settled(run: _Run) -> FinalPlan:
     offered = (*run.best.offers, *run.best.own.values())
     if run.settled is None or run.settled_offers != offered:
         try:
-            run.settled = final_plan(run.best, run.pricer)
+            run.settled = final_plan(run.best, run.maker.evaluator)
         except WrongOfferError as error:
             wrong = run.book.wrong(error.offer, str(error))
             if wrong is None:
@@ -219,15 +210,14 @@ def _search(run: _Run, start: Sequence[Plan]) -> None:
     _NoPlanError where there is no plan in the end.
     """
     best, book = run.best, run.book
-    maker = TableMaker(model=run.model, cluster=run.cluster, job=run.job, predictor=run.predictor)
-    run.families = maker.families
-    run.solvers = solvers_of(maker)
+    run.families = run.maker.families
+    run.solvers = solvers_of(run.maker)
     best.bounds = [0.0] * len(run.solvers)
     run.candidates = len(run.solvers)
     book.solvers = run.solvers
     try:
-        offer_starts(start, best, run.pricer)
-        _drive(run, maker)
+        offer_starts(start, best, run.maker.evaluator)
+        _drive(run)
     except OutOfTimeError:
         run.status = "limit"
         book.use_reserve()
@@ -235,7 +225,7 @@ def _search(run: _Run, start: Sequence[Plan]) -> None:
         raise _NoPlanError
 
 
-def _drive(run: _Run, maker: TableMaker) -> None:
+def _drive(run: _Run) -> None:
     """Plans and proofs; OutOfTimeError at the deadline."""
     drive = Scheduler(
         best=run.best,
@@ -248,17 +238,17 @@ def _drive(run: _Run, maker: TableMaker) -> None:
     limit = run.job.time_limit_seconds
     if limit is not None and limit < _LITTLE_SECONDS:
         drive.first_plan(range(0, len(run.families), 1 + len(run.families) // _SAMPLED))
-    drive.estimates = _rough(run, maker)
+    drive.estimates = _rough(run)
     if run.book.from_start:
         run.book.use_reserve()
     drive.run()
     _close_priced(run, drive)
 
 
-def _rough(run: _Run, maker: TableMaker) -> list[float]:
+def _rough(run: _Run) -> list[float]:
     """Note the rough bounds of all solvers; their estimates."""
     best, one_pipeline = run.best, len(run.families)
-    found = maker.order_free_bounds(run.families, best.check_time)
+    found = run.maker.order_free_bounds(run.families, best.check_time)
     others = [run.solvers[at].order_free for at in range(one_pipeline, len(run.solvers))]
     bounds = [*found.bounds.tolist(), *(each.bound_seconds for each in others)]
     best.bounds = list(map(max, best.bounds, bounds))

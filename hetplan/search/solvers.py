@@ -60,5 +60,5 @@ def solvers_of(maker: TableMaker) -> Solvers:
     """Those of all plans of the job's target that pins leave."""
     families, job, several = maker.families, maker.job, None
     if target(job.target).several_pipelines and job.pin.pipelines != 1:
-        several = MultiPipelineSolver(len(families), maker, maker.cluster, job)
+        several = MultiPipelineSolver(len(families), maker)
     return Solvers(families=families, maker=maker, several=several)

@@ -13,10 +13,11 @@ from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.components.step import clips_gradients
 from hetplan.cost.memory.lines import most_units
+from hetplan.cost.replay.times import Exchange
+from hetplan.cost.step_model.work import exchange_of
 from hetplan.job.spec import Job
 from hetplan.model.layer_units import LayerUnits
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.chosen import ChosenPlan
 from hetplan.plans.plan import Sharding
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
@@ -28,6 +29,7 @@ from hetplan.search.bounds.order_free_bound import (
     most_stages_of,
 )
 from hetplan.search.bounds.order_free_table import Columns, OrderFreeTable
+from hetplan.search.interleaved.memory import ChunkMemory
 from hetplan.search.one_f_one_b.likely_meshes import IN_FLIGHT, MANY, likely_meshes
 from hetplan.search.result import Question
 from hetplan.search.solver import OrderFreeBound
@@ -35,7 +37,7 @@ from hetplan.search.space.allowed import allowed_cluster, ends_allowed, is_one_s
 from hetplan.search.space.families import Families
 from hetplan.search.space.family import Family, FamilyTable, Mesh
 from hetplan.search.space.optimizer_phase import Ends
-from hetplan.search.space.plan_evaluator import PlanEvaluator
+from hetplan.search.space.plan_evaluator import PlanEvaluator, is_exact
 from hetplan.search.space.stage_passes import StagePasses, stage_passes
 from hetplan.search.space.stage_pricer import ROLES, StagePricer
 from hetplan.search.space.stage_table import FIRST, LAST, NormSums, StageTable
@@ -51,6 +53,7 @@ class TableMaker:
     """With the forbidden nodes out."""
     job: Job
     predictor: Predictor = field(repr=False)
+    _unchunked: dict[Family, StageTable] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, question: Question, predictor: Predictor) -> TableMaker:
@@ -65,26 +68,28 @@ class TableMaker:
         return Families(model=self.model, cluster=self.cluster, job=self.job).families()
 
     @cached_property
-    def _placed(self) -> StagePricer:
+    def stage_pricer(self) -> StagePricer:
+        """Prices stages of the job."""
         return StagePricer(
             model=self.model, cluster=self.cluster, job=self.job, predictor=self.predictor
         )
 
     @cached_property
     def _transfers(self) -> Transfers:
-        return Transfers(self._placed)
+        return Transfers(self.stage_pricer)
 
     @cached_property
     def _ends(self) -> Ends:
-        return Ends(self._placed)
+        return Ends(self.stage_pricer)
 
     @cached_property
-    def _whole(self) -> PlanEvaluator:
-        return PlanEvaluator(placed=self._placed)
+    def evaluator(self) -> PlanEvaluator:
+        """Places, checks and prices whole plans of the job."""
+        return PlanEvaluator(self.model, self.cluster, self.job, self.predictor)
 
     @cached_property
     def _order_free(self) -> OrderFreeBounds:
-        return OrderFreeBounds(self._placed, BottleneckLinks(self._placed))
+        return OrderFreeBounds(self.stage_pricer, BottleneckLinks(self.stage_pricer))
 
     @cached_property
     def _crossing_bound(self) -> CrossingBounds:
@@ -92,7 +97,7 @@ class TableMaker:
 
     def units(self) -> LayerUnits:
         """Where the model can be cut; an InputError where it has no such units."""
-        return self._placed.units
+        return self.stage_pricer.units
 
     def space(self, family: Family) -> StageTable:
         """Exact costs of every stage, boundary and end of step of the family's plans.
@@ -104,7 +109,7 @@ class TableMaker:
         An InputError for models without units, and where the predictor lacks something.
         """
         meshes, units = family.meshes, self.units()
-        stages = stage_passes(self._placed, family)
+        stages = stage_passes(self.stage_pricer, family)
         most_stages = np.array([min(each.max_stages, units.count) for each in meshes])
         limit = most_stages_of(
             self.job,
@@ -153,6 +158,33 @@ class TableMaker:
             may_be_last=np.array([self._may(mesh, pin.head_on) for mesh in meshes]),
         )
 
+    def unchunked_space(self, family: Family) -> StageTable:
+        """The space of an interleaved family's meshes as if its stages had one chunk each.
+
+        Families that differ in their chunks only have one. Memory (`chunk_memory`), schedule and
+        the limit of stages are the interleaved family's own.
+        """
+        plain = replace(family, schedule="1f1b", virtual_stages=1, most_extra_depth=0)
+        found = self._unchunked.get(plain)
+        if found is None:
+            found = self._unchunked[plain] = self.space(plain)
+        return found
+
+    @cached_property
+    def chunk_memory(self) -> ChunkMemory:
+        """What fits on stages of several chunks."""
+        return ChunkMemory(model=self.model, cluster=self.cluster, job=self.job, units=self.units())
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        """How the job's trainer exchanges messages of interleaved stages."""
+        return exchange_of(self.job)
+
+    @cached_property
+    def island_names(self) -> tuple[str, ...]:
+        """As the cluster has them."""
+        return tuple(island.name for island in self.cluster.islands)
+
     def order_free(self, family: Family) -> OrderFreeBound:
         """A valid bound and a guess (`order_free_bound`); raises as `space` does."""
         return self._order_free.of(family)
@@ -196,12 +228,8 @@ class TableMaker:
         return self._crossing_bound.seconds(family, enough)
 
     def exact(self, family: Family) -> bool:
-        """Whether plans of the family cost what its space says (`plan_evaluator`)."""
-        return self._whole.exact(family)
-
-    def whole_seconds(self, chosen: ChosenPlan) -> float:
-        """The step of a plan as it is placed; infinite where it does not fit."""
-        return self._whole.seconds(chosen)
+        """Whether plans of the family cost what its space says, and not a little less."""
+        return is_exact(self.stage_pricer, family)
 
     def _region(self, mesh: Mesh) -> int:
         regions = {self.cluster.islands[at].region for at in mesh.islands}
@@ -257,7 +285,7 @@ class TableMaker:
 
     def _rows(self, family: Family, have: Sequence[int], part: int) -> tuple[Floats, Floats]:
         """Lines of memory [V, 4, meshes, 8] and the room for them [V, 4, meshes]."""
-        placed = self._placed
+        placed = self.stage_pricer
         rows = np.empty((len(family.recompute), ROLES, len(have), 8))
         room = np.empty(rows.shape[:3])
         for m, at in enumerate(have):

@@ -76,7 +76,7 @@ def spread(one: Listed) -> Spread:
     job = replace(made.job, gap=0.0)
     cluster = allowed_cluster(made.cluster, job)
     maker = TableMaker(model=made.model, cluster=cluster, job=job, predictor=predictor)
-    solver = MultiPipelineSolver(0, maker, cluster, job)
+    solver = MultiPipelineSolver(0, maker)
     best = _fresh()
     solver.prove(best)
     bound = solver._bound(_fresh(), math.inf, 3e-3, 30).seconds

@@ -12,7 +12,6 @@ from synthetic_spaces import Wanted, small_space
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.times import Exchange, PipelineTimes
-from hetplan.search.interleaved.solver import Shared
 from hetplan.search.solver import OrderFreeBound
 from hetplan.search.space.family import Family
 from hetplan.search.space.stage_table import StageTable
@@ -41,31 +40,19 @@ class Case:
         """Neither."""
         return 0.0
 
-    def shared(self) -> Shared:
-        """For a solver of this family."""
-        return Shared(
-            maker=_Given(self.space),
-            room=self,
-            exchange=self.exchange,
-            islands=tuple(f"i{at}" for at in range(8)),
-        )
+    def unchunked_space(self, family: Family) -> StageTable:
+        """The case is the `TableMaker` of its solver: the same for all."""
+        return self.space
 
+    @property
+    def chunk_memory(self) -> Case:
+        """See `most_units`."""
+        return self
 
-@dataclass(frozen=True)
-class _Given:
-    one: StageTable
-
-    def space(self, family: Family) -> StageTable:
-        """The same for all."""
-        return self.one
-
-    def order_free(self, family: Family) -> OrderFreeBound:
-        """Nothing is known."""
-        return OrderFreeBound(bound_seconds=0.0, estimate_seconds=0.0)
-
-    def crossing_bound(self, family: Family, enough: float) -> float:
-        """Neither."""
-        return 0.0
+    @property
+    def island_names(self) -> tuple[str, ...]:
+        """Of islands enough."""
+        return tuple(f"i{at}" for at in range(8))
 
 
 def random_case(seed: int, *, most_layers: int = 11) -> Case:

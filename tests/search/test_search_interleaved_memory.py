@@ -21,7 +21,6 @@ from hetplan.plans.chosen import ChosenPlan
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.interleaved.memory import ChunkMemory
 from hetplan.search.interleaved.rows import row_of
-from hetplan.search.interleaved.solver import shared_of
 from hetplan.search.one_f_one_b.replay import NEVER, numbers_of
 from hetplan.search.space.families import Families
 from hetplan.search.space.family import Family
@@ -84,20 +83,21 @@ def plans(seed: int, number: int) -> list[tuple[Family, ChosenPlan, StepCost, Ta
 @pytest.mark.parametrize("seed", seeds(16))
 def test_row_is_priced_as_its_plan(seed: int) -> None:
     for family, chosen, price, maker in plans(seed, 6):
-        shared = shared_of(maker)
-        space = shared.space(family)
+        space = maker.unchunked_space(family)
         (pipeline,) = chosen.pipelines
-        names = [tuple(shared.islands[island] for island in mesh.islands) for mesh in family.meshes]
+        names = [
+            tuple(maker.island_names[island] for island in mesh.islands) for mesh in family.meshes
+        ]
         mesh = tuple(
             names.index(tuple(part.island for part in stage.parts)) for stage in pipeline.stages
         )
         units = np.array([sum(stage.layers) for stage in pipeline.stages])
         variant = np.array([family.recompute.index(stage.recompute) for stage in pipeline.stages])
-        most = shared.room.most_units(family, mesh, space.num_layers)
+        most = maker.chunk_memory.most_units(family, mesh, space.num_layers)
         use = price.memory[0]
         for s, (n, v) in enumerate(zip(units, variant, strict=True)):
             assert (n <= most[s, v]) == (use[s].total_bytes <= use[s].available_bytes), (s, n)
-        row = row_of(numbers_of(space), mesh, most, family.virtual_stages, shared.exchange)
+        row = row_of(numbers_of(space), mesh, most, family.virtual_stages, maker.exchange)
         fits = all(each.total_bytes <= each.available_bytes for each in use)
         seconds = row.seconds(variant, units)
         assert (seconds < NEVER) == fits

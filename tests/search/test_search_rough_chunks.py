@@ -15,7 +15,6 @@ from hetplan.model.load import load_model
 from hetplan.plans.plan import Sharding
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.bounds.chunked_bound import least_chunked, room_of, stage_counts
-from hetplan.search.interleaved.solver import shared_of
 from hetplan.search.space.allowed import allowed_cluster
 from hetplan.search.space.families import Families
 from hetplan.search.table_maker import TableMaker
@@ -45,7 +44,7 @@ def test_rough_room_is_not_below_the_exact_one(
         for family in Families(model=model, cluster=cluster, job=job).families()
         if family.virtual_stages > 1
     ]
-    exact, units, seen = shared_of(maker).room, maker.units().count, 0
+    exact, units, seen = maker.chunk_memory, maker.units().count, 0
     for family in random.Random(3).sample(families, 16):
         maker.order_free(family)
         key = (id(family.meshes), id(family.recompute), family.sharding is Sharding.NONE)

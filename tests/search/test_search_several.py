@@ -22,6 +22,7 @@ from hetplan.predict.fit import fit_populations
 from hetplan.search.multi_pipeline.assembly import Assembler, Share, balanced
 from hetplan.search.multi_pipeline.solver import MultiPipelineSolver
 from hetplan.search.solver import Best
+from hetplan.search.space.plan_evaluator import PlanEvaluator
 from hetplan.search.table_maker import TableMaker
 
 PREDICTOR = fit_populations(())
@@ -29,7 +30,7 @@ PREDICTOR = fit_populations(())
 
 def solver(asked: ModelSpec, where: Cluster, wanted: Job) -> MultiPipelineSolver:
     maker = TableMaker(model=asked, cluster=where, job=wanted, predictor=PREDICTOR)
-    return MultiPipelineSolver(0, maker, where, wanted)
+    return MultiPipelineSolver(0, maker)
 
 
 def fresh(bound: float) -> Best:
@@ -45,7 +46,7 @@ def test_no_plan_is_faster_than_the_bound(seed: int) -> None:
     rng = random.Random(seed)
     found = solver(asked, where, wanted)
     best = fresh(found.order_free.bound_seconds)
-    priced = Assembler(asked, where, wanted, PREDICTOR, 1)
+    priced = Assembler(PlanEvaluator(asked, where, wanted, PREDICTOR), 1)
     draws = (random_several(rng, asked, where, wanted) for _ in range(120))
     plans = [priced.whole(each) for each in draws if each is not None]
     steps = [each.seconds for each in plans if each is not None]
@@ -65,7 +66,7 @@ def test_enough_plans_are_drawn_for_the_bound_to_be_wrong() -> None:
         asked, where, wanted = random_case(seed)
         wanted = replace(wanted, target="native", global_batch_size=3 + seed % 6)
         rng = random.Random(seed)
-        priced = Assembler(asked, where, wanted, PREDICTOR, 1)
+        priced = Assembler(PlanEvaluator(asked, where, wanted, PREDICTOR), 1)
         draws = (random_several(rng, asked, where, wanted) for _ in range(60))
         feasible += sum(priced.whole(each) is not None for each in draws if each is not None)
     assert feasible > 60
@@ -116,7 +117,7 @@ def test_what_is_found_is_legal_and_takes_what_is_said() -> None:
     best = fresh(found.order_free.bound_seconds)
     found.improve(best)
     assert best.chosen is not None
-    priced = Assembler(asked, where, wanted, PREDICTOR, 1)
+    priced = Assembler(PlanEvaluator(asked, where, wanted, PREDICTOR), 1)
     again = priced.whole(best.chosen)
     assert again is not None
     assert again.seconds == best.seconds

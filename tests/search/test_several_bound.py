@@ -126,11 +126,7 @@ def test_parts_of_a_cell_allow_every_legal_row(alike: bool) -> None:
     where = cluster(*(island(name, kind=kinds[name], nodes=2) for name in names))
     asked, wanted = model(6), job(4, target="native")
     maker = TableMaker(model=asked, cluster=where, job=wanted, predictor=fit_populations(()))
-    pricer = next(
-        each
-        for each in MultiPipelineSolver(0, maker, where, wanted)._pricers
-        if each.tick.samples == 1
-    )
+    pricer = next(each for each in MultiPipelineSolver(0, maker)._pricers if each.tick.samples == 1)
     tick = pricer.tick
     one = {
         name: next(

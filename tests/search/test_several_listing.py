@@ -21,6 +21,7 @@ from hetplan.search.multi_pipeline.enumerate import Listing, enough, least_price
 from hetplan.search.multi_pipeline.enumerate_steps import Steps
 from hetplan.search.search import search
 from hetplan.search.solver import Best
+from hetplan.search.space.plan_evaluator import PlanEvaluator
 from hetplan.search.space.stage_pricer import StagePricer
 
 PREDICTOR = FittedPredictor.datasheet_only()
@@ -36,7 +37,9 @@ def small() -> tuple[ModelSpec, Cluster, Job]:
 
 def listing(asked: ModelSpec, where: Cluster, wanted: Job) -> Listing:
     placed = StagePricer(model=asked, cluster=where, job=wanted, predictor=PREDICTOR)
-    assembler = Assembler(asked, where, wanted, PREDICTOR, placed.units.layers_per_unit)
+    assembler = Assembler(
+        PlanEvaluator(asked, where, wanted, PREDICTOR), placed.units.layers_per_unit
+    )
     return Listing(assembler=assembler, units=placed.units)
 
 

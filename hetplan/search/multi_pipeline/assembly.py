@@ -12,26 +12,24 @@ batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.replay.kernel import pipeline_ends
-from hetplan.cost.step_model.pricer import Pricer, StepCost
+from hetplan.cost.step_model.pricer import StepCost
 from hetplan.cost.step_model.work import PipelineWork, sends_wait
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Pins
-from hetplan.model.spec import ModelSpec
-from hetplan.plans.build import plan_of
-from hetplan.plans.check import check_plan
-from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
-from hetplan.plans.plan import Plan, RecomputeGranularity, Schedule, Sharding
+from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Shape
+from hetplan.plans.plan import RecomputeGranularity, Schedule, Sharding
 from hetplan.plans.targets import target
-from hetplan.predict.predictor import Predictor
 from hetplan.search.multi_pipeline.options import Options, shape_of
 from hetplan.search.multi_pipeline.templates import Flow
 from hetplan.search.space.allowed import matches
+from hetplan.search.space.family import Mesh
+from hetplan.search.space.plan_evaluator import PlanEvaluator, fits
 from hetplan.search.space.stage_pricer import StagePricer
 
 
@@ -220,20 +218,15 @@ def pipeline_of(
     """The pipeline of a template with so many sequences per tick."""
     template, units = flow.template, placed.units
     last = len(template.options) - 1
-    stages = []
+    names, stages = [island.name for island in placed.cluster.islands], []
     for s, (island, o, n) in enumerate(
         zip(template.islands, template.options, template.layers, strict=True)
     ):
         option = options.options[o]
         shape = shape_of(placed, option, flow.flow // option.microbatch_size)
-        stages.append(
-            ChosenStage(
-                parts=(Part(island=placed.cluster.islands[island].name, shape=shape),),
-                layers=(units.layers(n, first=s == 0, last=s == last),),
-                recompute=option.recompute,
-                warmup_depth=min(last + 1 - s, microbatches),
-            )
-        )
+        mesh = Mesh(islands=(island,), shapes=(shape,), max_stages=1)
+        layers = (units.layers(n, first=s == 0, last=s == last),)
+        stages.append(mesh.stage(names, layers, option.recompute, min(last + 1 - s, microbatches)))
     return ChosenPipeline(
         stages=tuple(stages), num_microbatches=microbatches, schedule=Schedule(name="1f1b")
     )
@@ -243,40 +236,25 @@ def pipeline_of(
 class Assembler:
     """Prices whole plans of one job; keeps what plans share."""
 
-    model: ModelSpec
-    cluster: Cluster
-    job: Job
-    predictor: Predictor
+    evaluator: PlanEvaluator
     layers_per_unit: int
-    pricer: Pricer = field(init=False)
     replays: int = 0
-
-    def __post_init__(self) -> None:
-        self.pricer = Pricer(self.model, self.cluster, self.job, self.predictor)
-
-    def plan(self, chosen: ChosenPlan) -> Plan | None:
-        """The plan; None where its devices have no room or a rule is broken."""
-        try:
-            plan = plan_of(self.model, self.cluster, self.job, chosen)
-        except InputError:
-            return None
-        return None if check_plan(plan, self.model, self.cluster, self.job) else plan
 
     def priced(self, chosen: ChosenPlan) -> StepCost | None:
         """Its step; None where it is no legal plan, breaks a pin or does not fit."""
-        if not keeps_pins(chosen, self.cluster, self.job):
+        evaluator = self.evaluator
+        if not keeps_pins(chosen, evaluator.cluster, evaluator.job):
             return None
-        plan = self.plan(chosen)
+        plan = evaluator.legal(chosen)
         if plan is None:
             return None
         self.replays += 1
         try:
-            cost = self.pricer.step(plan)
+            cost = evaluator.pricer.step(plan)
         except InputError:
             # Warm-up depths that make rendezvous sends wait for themselves.
             return None
-        fits = all(use.total_bytes <= use.available_bytes for row in cost.memory for use in row)
-        return cost if fits else None
+        return cost if fits(cost) else None
 
     def whole(self, chosen: ChosenPlan) -> PricedPlan | None:
         """The plan with its step."""
@@ -285,13 +263,14 @@ class Assembler:
 
     def balanced(self, chosen: ChosenPlan) -> ChosenPlan | None:
         """The same with the microbatches dealt out so that all pipelines end together."""
+        job = self.evaluator.job
         try:
-            plan = plan_of(self.model, self.cluster, self.job, chosen)
+            plan = self.evaluator.place(chosen)
         except InputError:
             return None
-        work = self.pricer.costs(plan).work(plan)
+        work = self.evaluator.pricer.costs(plan).work(plan)
         rendezvous = sends_wait(plan)
-        enough = not target(self.job.target).fewer_microbatches_than_stages
+        enough = not target(job.target).fewer_microbatches_than_stages
         shares = [
             Share(
                 sequences=sum(part.shape.samples for part in pipeline.stages[0].parts),
@@ -300,7 +279,7 @@ class Assembler:
             )
             for pipeline, each in zip(chosen.pipelines, work, strict=True)
         ]
-        counts = balanced(shares, self.job.global_batch_size)
+        counts = balanced(shares, job.global_batch_size)
         if counts is None:
             return None
         return replace(

@@ -28,12 +28,11 @@ from hetplan.cost.replay.times import Exchange
 from hetplan.cost.step_model.plan import PlanCosts
 from hetplan.cost.step_model.work import exchange_of
 from hetplan.job.spec import Job
-from hetplan.job.trainer import trainer_settings
 from hetplan.model.layer_units import LayerUnits
 from hetplan.plans.assemble import device_ranges, positions
 from hetplan.plans.build import replica_of
-from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
-from hetplan.plans.plan import RecomputeGranularity, RecomputeModule, Replica, Schedule, Sharding
+from hetplan.plans.chosen import ChosenPipeline, ChosenPlan
+from hetplan.plans.plan import RecomputeGranularity, Replica, Schedule, Sharding
 from hetplan.plans.targets import target
 from hetplan.search.multi_pipeline.assembly import Assembler
 from hetplan.search.multi_pipeline.enumerate_rows import (
@@ -48,6 +47,8 @@ from hetplan.search.multi_pipeline.enumerate_rows import (
 from hetplan.search.multi_pipeline.enumerate_steps import Known, Steps
 from hetplan.search.multi_pipeline.enumerate_tables import Tables
 from hetplan.search.solver import Best
+from hetplan.search.space.families import Families
+from hetplan.search.space.plan_evaluator import PlanEvaluator
 
 _SURE = 1e-7
 """Accuracy of the linear program."""
@@ -221,6 +222,11 @@ class Listing:
     _tables: dict[tuple[int, Sharding], Tables] = field(default_factory=dict)
     _wires: PlanCosts | None = None
 
+    @property
+    def evaluator(self) -> PlanEvaluator:
+        """Of the job's plans."""
+        return self.assembler.evaluator
+
     def _budget(self, most: int) -> int:
         return most // _SIMPLER if self.simple else most * self.scale
 
@@ -255,7 +261,7 @@ class Listing:
 
     @cached_property
     def _rows(self) -> Rows:
-        each = self.assembler
+        each = self.evaluator
         return Rows(
             model=each.model,
             cluster=each.cluster,
@@ -267,7 +273,7 @@ class Listing:
 
     def _groups(self, ceiling: float, best: Best) -> list[Group] | None:
         """Rows below the ceiling; None where they are too many."""
-        each = self.assembler
+        each = self.evaluator
         devices = sum(island.num_usable_devices for island in each.cluster.islands)
         if devices > _MAX_DEVICES or exchange_of(each.job) is Exchange.DEEPSPEED:
             return None
@@ -290,7 +296,7 @@ class Listing:
 
     def _least(self, row: Row, ceiling: float) -> float:
         """No plan with this row has a shorter step."""
-        job = self.assembler.job
+        job = self.evaluator.job
         shardings = self._shardings((row,))
         sharding = Sharding.OPTIMIZER if Sharding.OPTIMIZER in shardings else shardings[0]
         loading = job.data_loading_seconds
@@ -325,31 +331,21 @@ class Listing:
         if cut_short and not self.simple:
             raise TooManyError
 
+    @cached_property
+    def _legal(self) -> Families:
+        each = self.evaluator
+        return Families(model=each.model, cluster=each.cluster, job=each.job)
+
     @property
     def recompute(self) -> tuple[RecomputeGranularity, ...]:
         """What a stage may recompute."""
-        job = self.assembler.job
-        trainer, pin = target(job.target), job.pin.recompute
-        found = [] if pin else [RecomputeGranularity.NONE]
-        attention = RecomputeModule.CORE_ATTENTION in trainer.recompute_modules
-        if pin is None and attention and not trainer_settings(job).fused_attention:
-            found.append(RecomputeGranularity.SELECTIVE)
-        if pin is not False and trainer.full_recompute:
-            found.append(RecomputeGranularity.FULL)
-        return tuple(found)
+        return self._legal.recompute
 
     def _shardings(self, rows: Sequence[Row]) -> tuple[Sharding, ...]:
-        job, most = self.assembler.job, max(_copies(rows))
-        pin, can = job.pin.sharded_optimizer, target(job.target).shardings(job.optimizer)
-        if most == 1:
-            return (Sharding.NONE,)
-        found = [] if pin else [Sharding.NONE]
-        if pin is not False and Sharding.OPTIMIZER in can:
-            found.append(Sharding.OPTIMIZER)
-        return tuple(found)
+        return self._legal.shardings(max(_copies(rows)))
 
     def _tables_of(self, rows: Sequence[Row], sharding: Sharding) -> Tables:
-        each = self.assembler
+        each = self.evaluator
         tps = {shape.tp for row in rows for mesh in row.meshes for shape in mesh.shapes}
         padded = target(each.job.target).padded_vocab_size(each.model.vocab_size, math.lcm(*tps))
         key = (padded, sharding)
@@ -431,7 +427,7 @@ class Listing:
 
     def _placed(self, rows: Sequence[Row]) -> tuple[Replicas, ...] | None:
         """Devices of every stage, as `hetplan.plans.build` places them; None: they have no room."""
-        cluster = self.assembler.cluster
+        cluster = self.evaluator.cluster
         slots = [row.slots for row in rows]
         wanted: dict[int, list[tuple[int, int, int]]] = {}
         for p, meshes in enumerate(slots):
@@ -473,17 +469,15 @@ class Listing:
     def _pipeline(
         self, row: Row, units: Sequence[int], recompute: Sequence[RecomputeGranularity]
     ) -> ChosenPipeline:
-        islands, last = self.assembler.cluster.islands, len(units) - 1
+        islands, last = self.evaluator.cluster.islands, len(units) - 1
+        names = [island.name for island in islands]
         return ChosenPipeline(
             stages=tuple(
-                ChosenStage(
-                    parts=tuple(
-                        Part(island=islands[at].name, shape=shape)
-                        for at, shape in zip(mesh.islands, mesh.shapes, strict=True)
-                    ),
-                    layers=(self.units.layers(int(units[s]), first=s == 0, last=s == last),),
-                    recompute=recompute[s],
-                    warmup_depth=row.depths[s],
+                mesh.stage(
+                    names,
+                    (self.units.layers(int(units[s]), first=s == 0, last=s == last),),
+                    recompute[s],
+                    row.depths[s],
                 )
                 for s, mesh in enumerate(row.slots)
             ),

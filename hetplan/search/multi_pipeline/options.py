@@ -20,13 +20,13 @@ from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.memory.lines import most_units
 from hetplan.cost.stage_costs import boundary_costs_over
 from hetplan.errors import InputError
-from hetplan.job.trainer import trainer_settings
 from hetplan.plans.build import Degrees
 from hetplan.plans.chosen import Shape
-from hetplan.plans.plan import RecomputeGranularity, RecomputeModule, Sharding
+from hetplan.plans.plan import RecomputeGranularity, Sharding
 from hetplan.plans.rules import experts_of
 from hetplan.plans.targets import Target, target
 from hetplan.search.space.allowed import divisors, matches
+from hetplan.search.space.families import Families
 from hetplan.search.space.stage_pricer import StagePricer
 from hetplan.search.space.stage_table import BOTH, FIRST, LAST
 
@@ -158,7 +158,7 @@ def make_options(placed: StagePricer) -> Options:
     trainer = target(job.target)
     classes = island_classes(cluster)
     options, passes = [], []
-    for option in _choices(placed, classes, trainer):
+    for option in _choices(placed, classes):
         options.append(option)
         island = classes[option.place].islands[0]
         passes.append(placed.passes(island, shape_of(placed, option), (option.recompute,)))
@@ -218,16 +218,9 @@ def _sequence_parallel(placed: StagePricer, tp: int) -> bool:
     return has and tp > 1 and placed.job.sequence_length % tp == 0
 
 
-def _choices(
-    placed: StagePricer, classes: tuple[IslandClass, ...], trainer: Target
-) -> Iterator[Option]:
+def _choices(placed: StagePricer, classes: tuple[IslandClass, ...]) -> Iterator[Option]:
     job, pin = placed.job, placed.job.pin
-    recompute = [RecomputeGranularity.NONE]
-    attention = RecomputeModule.CORE_ATTENTION in trainer.recompute_modules
-    if attention and not trainer_settings(job).fused_attention:
-        recompute.append(RecomputeGranularity.SELECTIVE)
-    if trainer.full_recompute:
-        recompute.append(RecomputeGranularity.FULL)
+    legal = Families(model=placed.model, cluster=placed.cluster, job=job)
     for place, each in enumerate(classes):
         for tp in divisors(each.devices_per_node):
             if placed.model.slicing_faults(tp) or pin.tp not in (None, tp):
@@ -235,7 +228,7 @@ def _choices(
             for size in divisors(job.global_batch_size):
                 if pin.microbatch_size not in (None, size):
                     continue
-                for again in recompute:
+                for again in legal.recompute:
                     yield Option(place=place, tp=tp, microbatch_size=size, recompute=again)
 
 

@@ -17,9 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
-from hetplan.job.spec import Job
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage
 from hetplan.plans.plan import RecomputeGranularity
 from hetplan.search.multi_pipeline.assembly import Assembler, PricedPlan
@@ -30,7 +28,6 @@ from hetplan.search.multi_pipeline.microbatch_samples import Ticks
 from hetplan.search.multi_pipeline.options import Options, make_options
 from hetplan.search.multi_pipeline.paths import PathPricer
 from hetplan.search.solver import Best, OrderFreeBound
-from hetplan.search.space.stage_pricer import StagePricer
 from hetplan.search.table_maker import TableMaker
 
 
@@ -120,25 +117,12 @@ _KEPT = 2
 class MultiPipelineSolver:
     """Searches the plans of several pipelines of one job."""
 
-    def __init__(
-        self,
-        index: int,
-        maker: TableMaker,
-        cluster: Cluster,
-        job: Job,
-    ) -> None:
+    def __init__(self, index: int, maker: TableMaker) -> None:
         self.index = index
         self._maker = maker
-        self._cluster = cluster
-        self._job = job
+        self._cluster, self._job = maker.cluster, maker.job
+        self._placed = maker.stage_pricer
         self._known: MultiPipelineBound | None = None
-
-    @cached_property
-    def _placed(self) -> StagePricer:
-        maker = self._maker
-        return StagePricer(
-            model=maker.model, cluster=self._cluster, job=self._job, predictor=maker.predictor
-        )
 
     @cached_property
     def _options(self) -> Options | None:
@@ -150,14 +134,7 @@ class MultiPipelineSolver:
 
     @cached_property
     def _assembler(self) -> Assembler:
-        maker = self._maker
-        return Assembler(
-            maker.model,
-            self._cluster,
-            self._job,
-            maker.predictor,
-            self._placed.units.layers_per_unit,
-        )
+        return Assembler(self._maker.evaluator, self._placed.units.layers_per_unit)
 
     @cached_property
     def _pricers(self) -> tuple[PathPricer, ...]:

@@ -14,53 +14,35 @@ from functools import cached_property
 import numpy as np
 
 from hetplan.cost.arrays import Ints
-from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
-from hetplan.plans.plan import Schedule
+from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.one_f_one_b.certified_sweep import Met, apart, prove, together
 from hetplan.search.one_f_one_b.cut import cut
 from hetplan.search.one_f_one_b.enumerate import Row, cheapest, few_plans, row_arrays
 from hetplan.search.one_f_one_b.heuristic import expand, polish, rules_of, search_rows
 from hetplan.search.one_f_one_b.likely_meshes import MANY
 from hetplan.search.one_f_one_b.order_program import Order, OrderProgram
-from hetplan.search.one_f_one_b.replay import NEVER, Numbers, numbers_of, step_seconds
+from hetplan.search.one_f_one_b.replay import NEVER, Numbers, numbers_of, role_of, step_seconds
 from hetplan.search.solver import RESOLUTION, Best, OrderFreeBound
 from hetplan.search.space.family import Family
-from hetplan.search.space.stage_table import FIRST, LAST, MAX_FREE_ISLANDS, StageTable
+from hetplan.search.space.stage_table import MAX_FREE_ISLANDS, StageTable
 from hetplan.search.table_maker import TableMaker, transformer_layers
 
 
 def chosen_of_row(
-    space: StageTable,
-    islands: Sequence[str],
-    mesh: Ints,
-    variant: Ints,
-    units: Ints,
-    extra: Ints,
+    space: StageTable, islands: Sequence[str], mesh: Ints, variant: Ints, units: Ints, extra: Ints
 ) -> ChosenPlan:
     """The plan of these slots; `islands` are the names of the cluster's."""
     family, slots = space.family, len(mesh)
-    stages = []
-    for s in range(slots):
-        chosen = family.meshes[int(mesh[s])]
-        role = FIRST * (s == 0) + LAST * (s == slots - 1)
-        stages.append(
-            ChosenStage(
-                parts=tuple(
-                    Part(island=islands[island], shape=shape)
-                    for island, shape in zip(chosen.islands, chosen.shapes, strict=True)
-                ),
-                layers=(transformer_layers(space, role, int(units[s])),),
-                recompute=family.recompute[int(variant[s])],
-                warmup_depth=min(slots - s + int(extra[s]), space.num_microbatches),
+    return family.plan(
+        [
+            family.meshes[int(mesh[s])].stage(
+                islands,
+                (transformer_layers(space, role_of(slots, s), int(units[s])),),
+                family.recompute[int(variant[s])],
+                min(slots - s + int(extra[s]), space.num_microbatches),
             )
-        )
-    pipeline = ChosenPipeline(
-        stages=tuple(stages),
-        num_microbatches=space.num_microbatches,
-        schedule=Schedule(name=family.schedule, virtual_stages=family.virtual_stages),
-    )
-    return ChosenPlan(
-        pipelines=(pipeline,), sharding=family.sharding, early_sends=family.early_sends
+            for s in range(slots)
+        ]
     )
 
 
@@ -195,13 +177,12 @@ class OneFOneBSolver:
         if step < min(NEVER, best.wanted(self.index)):
             chosen = self._chosen(mesh, variant, units, extra)
             if self._priced_whole:
-                step = self._maker.whole_seconds(chosen)
+                step = self._maker.evaluator.seconds(chosen)
             best.offer(self.index, chosen, float(step))
         return float(step)
 
     def _chosen(self, mesh: Ints, variant: Ints, units: Ints, extra: Ints) -> ChosenPlan:
-        names = tuple(island.name for island in self._maker.cluster.islands)
-        return chosen_of_row(self.space, names, mesh, variant, units, extra)
+        return chosen_of_row(self.space, self._maker.island_names, mesh, variant, units, extra)
 
     @cached_property
     def _priced_whole(self) -> bool:
@@ -349,7 +330,7 @@ class OneFOneBSolver:
                 # So are all that follow.
                 return min(least, float(steps[k]))
             chosen = self._chosen(mesh, variants[k], units[k], extra)
-            whole = self._maker.whole_seconds(chosen)
+            whole = self._maker.evaluator.seconds(chosen)
             best.offer(self.index, chosen, whole)
             least = min(least, whole)
         return least

@@ -21,8 +21,8 @@ from typing import overload
 import numpy as np
 
 from hetplan.cost.arrays import Ints
-from hetplan.plans.chosen import Shape
-from hetplan.plans.plan import RecomputeGranularity, Sharding
+from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
+from hetplan.plans.plan import RecomputeGranularity, Schedule, Sharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -46,6 +46,22 @@ class Mesh:
         """Sequences of one microbatch."""
         return sum(shape.samples for shape in self.shapes)
 
+    def stage(
+        self,
+        island_names: Sequence[str],
+        layers: tuple[int, ...],
+        recompute: RecomputeGranularity,
+        warmup_depth: int,
+    ) -> ChosenStage:
+        """One stage of this mesh; `island_names` are those of the cluster."""
+        parts = zip(self.islands, self.shapes, strict=True)
+        return ChosenStage(
+            parts=tuple(Part(island=island_names[at], shape=shape) for at, shape in parts),
+            layers=layers,
+            recompute=recompute,
+            warmup_depth=warmup_depth,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Family:
@@ -66,6 +82,17 @@ class Family:
     """Most microbatches in flight beyond the schedule's own, which only early sends make use of."""
     meshes: tuple[Mesh, ...]
     """Every one has `samples`; where the target needs equal degrees they have one shape."""
+
+    def plan(self, stages: Sequence[ChosenStage]) -> ChosenPlan:
+        """The family's plan of these stages."""
+        pipeline = ChosenPipeline(
+            stages=tuple(stages),
+            num_microbatches=self.num_microbatches,
+            schedule=Schedule(name=self.schedule, virtual_stages=self.virtual_stages),
+        )
+        return ChosenPlan(
+            pipelines=(pipeline,), sharding=self.sharding, early_sends=self.early_sends
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
