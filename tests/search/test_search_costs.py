@@ -106,7 +106,7 @@ def test_a_space_adds_up_to_what_the_plan_costs(target: str, seed: int) -> None:
             mine = step_seconds(space, slots)
             assert order_free.bound_seconds <= crossing <= step.step_seconds
             assert mine <= step.step_seconds * (1 + EXACT)
-            assert maker.whole_seconds(chosen(space, cluster, slots)) == step.step_seconds
+            assert maker.evaluator.seconds(chosen(space, cluster, slots)) == step.step_seconds
             if maker.exact(family) or not unlike_parts(cluster, space, slots):
                 assert mine == pytest.approx(step.step_seconds, rel=EXACT), (family, slots)
                 priced += 1
