@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetplan.advice.candidates import Candidate, PlanNeeds, candidates, first_units
-from hetplan.advice.interval_growth import bases
-from hetplan.advice.loop import Report, View, measure_for_job
+from hetplan.advice.loop import Report, View, bases, measure_for_job
 from hetplan.advice.measurement_order import Choice, near_best
 from hetplan.advice.near_best import rivals
 from hetplan.advice.plan_sensitivities import PlanSensitivities, plan_sensitivities

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from rich.markup import escape
 
 from hetplan.advice.candidates import Candidate
-from hetplan.advice.interval_growth import explain_growth
-from hetplan.advice.loop import Done, Report, View, plan_order
+from hetplan.advice.loop import Done, Report, View, explain_growth, plan_order
 from hetplan.advice.measurement_order import Choice
 from hetplan.cli.options import emit, say
 from hetplan.cli.profile_show import CommandInputs, new_table

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hetplan.advice.candidates import Candidate, PlanNeeds, candidates
-from hetplan.advice.interval_growth import Basis, bases, explain_growth
+from hetplan.advice.loop import Basis, bases, explain_growth
 from hetplan.advice.plan_sensitivities import PlanSensitivities, PredictionKey, plan_sensitivities
 from hetplan.cli.options import read_inputs
 from hetplan.job.spec import Precision

@@ -86,7 +86,7 @@ def spread(one: Listed) -> Spread:
 
 
 def _fresh() -> Best:
-    return Best(gap=0.0, bounds=[0.0], deadline=math.inf, progress=None, started=0.0)
+    return Best(bounds=[0.0])
 
 
 def lines(found: Sequence[Spread]) -> list[str]:

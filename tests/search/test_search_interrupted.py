@@ -134,6 +134,7 @@ def test_an_interrupt_leaves_the_best_plan_and_a_journal(
     assert plan.read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_a_signal_from_outside_ends_a_long_search(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     journal, out = tmp_path / "journal.jsonl", tmp_path / "plan.json"

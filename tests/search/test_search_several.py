@@ -34,9 +34,7 @@ def solver(asked: ModelSpec, where: Cluster, wanted: Job) -> MultiPipelineSolver
 
 
 def fresh(bound: float) -> Best:
-    return Best(
-        gap=0.0, bounds=[bound], deadline=float("inf"), progress=None, started=0.0, effort=1
-    )
+    return Best(bounds=[bound], effort=1)
 
 
 @pytest.mark.parametrize("seed", seeds(24))
@@ -58,18 +56,6 @@ def test_no_plan_is_faster_than_the_bound(seed: int) -> None:
         told.seconds = min(steps)
         found.prove(told)
         assert min(told.bounds[0], told.seconds) <= min(steps) * (1 + 1e-9)
-
-
-def test_enough_plans_are_drawn_for_the_bound_to_be_wrong() -> None:
-    feasible = 0
-    for seed in range(20):
-        asked, where, wanted = random_case(seed)
-        wanted = replace(wanted, target="native", global_batch_size=3 + seed % 6)
-        rng = random.Random(seed)
-        priced = Assembler(PlanEvaluator(asked, where, wanted, PREDICTOR), 1)
-        draws = (random_several(rng, asked, where, wanted) for _ in range(60))
-        feasible += sum(priced.whole(each) is not None for each in draws if each is not None)
-    assert feasible > 60
 
 
 @pytest.mark.parametrize("seed", seeds(30))
@@ -210,11 +196,6 @@ def test_one_device_has_no_several_pipelines() -> None:
     best = fresh(0.0)
     found.improve(best)
     assert best.chosen is None
-
-
-def test_a_model_that_fits_nowhere_is_infeasible() -> None:
-    where = cluster(island("one", gigabytes=0.01, nodes=2))
-    assert solver(model(4), where, job(4, target="native")).order_free.bound_seconds == float("inf")
 
 
 @pytest.mark.parametrize("batch", [2, 3, 4])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -52,9 +51,7 @@ def test_no_best_plan_of_a_family_is_below(target: str) -> None:
         for at in rng.permutation(len(families))[:6].tolist():
             family = families[at]
             order_free = maker.order_free(family).bound_seconds
-            best = Best(
-                gap=0.0, bounds=[0.0], deadline=math.inf, progress=None, started=time.monotonic()
-            )
+            best = Best(bounds=[0.0])
             for solver in (solver_of(0, family, maker),):
                 # Without the sharper bound, which is asked where there is a plan only.
                 solver.improve(best)
@@ -92,9 +89,7 @@ def test_no_best_interleaved_plan_is_below(target: str) -> None:
         ]
         for at in rng.permutation(len(families))[:8].tolist():
             family = families[at]
-            best = Best(
-                gap=0.0, bounds=[0.0], deadline=math.inf, progress=None, started=time.monotonic()
-            )
+            best = Best(bounds=[0.0])
             solver = solver_of(0, family, maker)
             solver.improve(best)
             if best.chosen is None:

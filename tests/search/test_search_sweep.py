@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +65,7 @@ def test_every_question_has_one_row_and_its_plan(sweep: Path, tmp_path: Path) ->
     assert rows_of(again) == rows
 
 
+@pytest.mark.slow
 def test_workers_of_dask_give_the_same_rows(sweep: Path, tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
     plan_all(sweep, tmp_path / "alone.csv")
@@ -84,6 +84,7 @@ def test_workers_of_dask_give_the_same_rows(sweep: Path, tmp_path: Path) -> None
     assert rows_of(tmp_path / "dask.csv") == rows_of(tmp_path / "alone.csv")
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     many = SWEEP.replace("workers: 1", "workers: 2").replace("[2, 4]", "[2, 4, 6, 8, 10, 12]")
     sweep, table = sweep_files(tmp_path, many), tmp_path / "table.csv"
@@ -241,16 +242,3 @@ def test_a_backend_that_is_not_installed_is_named(
     sweep = sweep_files(tmp_path, SWEEP.replace("workers: 1", "backend: ray"))
     with pytest.raises(InputError, match=r"ray is not installed .* pip install ray"):
         plan_all(sweep, tmp_path / "table.csv")
-
-
-def test_the_label_of_a_row_names_every_axis() -> None:
-    row = Row(
-        key="k", model="m", cluster="c", job="j", target="megatron", global_batch_size=64,
-        sequence_length=2048, links="a-b 1 Gbit/s", nodes="a 2", status="limit",
-    )  # fmt: skip
-    for other in (
-        replace(row, model="n"), replace(row, cluster="d"), replace(row, job="k"),
-        replace(row, target="native"), replace(row, global_batch_size=128),
-        replace(row, sequence_length=4096), replace(row, links=""), replace(row, nodes=""),
-    ):  # fmt: skip
-        assert other.words != row.words

@@ -117,13 +117,13 @@ def test_families_of_many_meshes_are_bounded_below_their_best_plan(
             if few_plans(listed.space, rules_of(listed.space), FEW) is None:
                 continue
             listed.__dict__["_priced_whole"] = False
-            best = Best(gap=0.0, bounds=[0.0], deadline=math.inf, progress=None, started=0.0)
+            best = Best(bounds=[0.0])
             if not listed._list(best) or best.chosen is None:
                 continue
             part, _ = together(listed.space, 1.3 * best.seconds)
             proof = Walk(OrderProgram(part), 1.3 * best.seconds).run()
             assert proof.bound_seconds <= best.seconds * (1 + 1e-9)
-            other = Best(gap=0.0, bounds=[0.0], deadline=math.inf, progress=None, started=0.0)
+            other = Best(bounds=[0.0])
             other.seconds, other.chosen = 1.3 * best.seconds, best.chosen
             walked = OneFOneBSolver(0, every[at], maker)
             walked.__dict__["_priced_whole"] = False

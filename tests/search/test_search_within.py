@@ -48,7 +48,7 @@ def test_bounds_of_the_parts_are_below_the_best_plan() -> None:
             if few_plans(solver.space, rules_of(solver.space), FEW) is None:
                 continue
             solver.__dict__["_priced_whole"] = False
-            best = Best(gap=0.0, bounds=[0.0], deadline=math.inf, progress=None, started=0.0)
+            best = Best(bounds=[0.0])
             solver.improve(best)
             if best.chosen is None or not solver._list(best):
                 continue

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Link
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.predict.calibration.applied import corrected
 from hetplan.predict.calibration.values import Calibration
@@ -38,55 +38,24 @@ class ForwardingPredictor:
     def on_message(self, link: Link, message_bytes: float) -> None:
         """A message over a link was asked for."""
 
-    def forward(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        *,
-        microbatch_size: int,
-        sequence_length: int,
-        tp: int,
-        precision: Precision,
-        kernels: Kernels = DEFAULT_KERNELS,
+    def layer_pass(
+        self, which: str, device: DeviceKind, model: ModelSpec, layer: LayerKind, **shape: Any
     ) -> Prediction:
-        """Forward time of one layer on one tensor-parallel rank."""
-        found = self.predictor.forward(
-            device,
-            model,
-            layer,
-            microbatch_size=microbatch_size,
-            sequence_length=sequence_length,
-            tp=tp,
-            precision=precision,
-            kernels=kernels,
-        )
-        return self.transform(device, found)
+        """The `forward` or `backward` time of one layer on one tensor-parallel rank."""
+        asked = getattr(self.predictor, which)
+        return self.transform(device, asked(device, model, layer, **shape))
+
+    def forward(
+        self, device: DeviceKind, model: ModelSpec, layer: LayerKind, **shape: Any
+    ) -> Prediction:
+        """Forward time of one layer; `shape` as of `Predictor.forward`."""
+        return self.layer_pass("forward", device, model, layer, **shape)
 
     def backward(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        *,
-        microbatch_size: int,
-        sequence_length: int,
-        tp: int,
-        precision: Precision,
-        kernels: Kernels = DEFAULT_KERNELS,
+        self, device: DeviceKind, model: ModelSpec, layer: LayerKind, **shape: Any
     ) -> Prediction:
         """Backward time of the same."""
-        found = self.predictor.backward(
-            device,
-            model,
-            layer,
-            microbatch_size=microbatch_size,
-            sequence_length=sequence_length,
-            tp=tp,
-            precision=precision,
-            kernels=kernels,
-        )
-        return self.transform(device, found)
+        return self.layer_pass("backward", device, model, layer, **shape)
 
     def optimizer_update(
         self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision
@@ -144,73 +113,23 @@ class RecordingPredictor(ForwardingPredictor):
         self.largest[cause] = max(self.largest.get(cause, 0.0), message_bytes)
 
 
-_Asked = tuple[object, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class CachingPredictor(ForwardingPredictor):
-    """Asks `predictor` about layers of one model, with several vocabularies, on living devices."""
+    """Asks about layers of one model, with several vocabularies, on living devices, once each."""
 
-    _forward: dict[_Asked, Prediction] = field(default_factory=dict, repr=False, compare=False)
-    _backward: dict[_Asked, Prediction] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[tuple[object, ...], Prediction] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
-    def forward(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        *,
-        microbatch_size: int,
-        sequence_length: int,
-        tp: int,
-        precision: Precision,
-        kernels: Kernels = DEFAULT_KERNELS,
+    def layer_pass(
+        self, which: str, device: DeviceKind, model: ModelSpec, layer: LayerKind, **shape: Any
     ) -> Prediction:
         """As the predictor says."""
-        key = _key(device, model, layer, microbatch_size, sequence_length, tp, precision, kernels)
-        found = self._forward.get(key)
+        # Devices are those of one cluster, models differ in vocabulary and in the layer they show.
+        own = (which, id(device), model.vocab_size, model.layer_runs, model.num_mtp_layers, layer)
+        key = (*own, *shape.values())
+        found = self._known.get(key)
         if found is None:
-            found = self._forward[key] = self.predictor.forward(
-                device,
-                model,
-                layer,
-                microbatch_size=microbatch_size,
-                sequence_length=sequence_length,
-                tp=tp,
-                precision=precision,
-                kernels=kernels,
-            )
+            asked = getattr(self.predictor, which)
+            found = self._known[key] = asked(device, model, layer, **shape)
         return found
-
-    def backward(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        *,
-        microbatch_size: int,
-        sequence_length: int,
-        tp: int,
-        precision: Precision,
-        kernels: Kernels = DEFAULT_KERNELS,
-    ) -> Prediction:
-        """As the predictor says."""
-        key = _key(device, model, layer, microbatch_size, sequence_length, tp, precision, kernels)
-        found = self._backward.get(key)
-        if found is None:
-            found = self._backward[key] = self.predictor.backward(
-                device,
-                model,
-                layer,
-                microbatch_size=microbatch_size,
-                sequence_length=sequence_length,
-                tp=tp,
-                precision=precision,
-                kernels=kernels,
-            )
-        return found
-
-
-def _key(device: DeviceKind, model: ModelSpec, *rest: object) -> _Asked:
-    # Devices are those of one cluster, models differ in vocabulary and in which layer they show.
-    return (id(device), model.vocab_size, model.layer_runs, model.num_mtp_layers, *rest)
