@@ -9,7 +9,7 @@ Here every figure is predicted, and two ratios are defined:
     roofline_ratio          tokens/s of the plan / sum over devices of peak rate / operations per
                             token
 
-Neither is a bound on a plan (`hetplan.search.homogeneous`). Where a ratio is below 1 the loss is
+Neither is a bound on a plan (`hetplan.whatif.baselines`). Where a ratio is below 1 the loss is
 named: devices left idle, and the part of the step in which the others are not busy.
 """
 
@@ -34,10 +34,10 @@ from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import fit_stores
 from hetplan.predict.predictor import Predictor
-from hetplan.search.homogeneous import homogeneous_sum
 from hetplan.search.result import HomogeneousSum, SearchResult
 from hetplan.search.search import search
 from hetplan.units import format_seconds, format_share
+from hetplan.whatif.baselines import homogeneous_sum
 
 TARGETS = ("megatron", "flagscale", "torchtitan", "native")
 MEASURED_BY_HETHUB = 0.9749
@@ -156,7 +156,7 @@ def _row(mix: Mix, target: str, predictor: Predictor, limit: float | None) -> Mi
     found: SearchResult | None = None
     reason = ""
     try:
-        found = search(mix.model, mix.cluster, job, predictor, reasons=False)
+        found = search(mix.model, mix.cluster, job, predictor)
     except (InfeasibleError, InputError, LimitError) as error:
         reason = str(error).splitlines()[0]
     spent = time.process_time() - started

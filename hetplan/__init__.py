@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from hetplan.model.load import load_model
     from hetplan.predict.fit import fit
     from hetplan.search.files import load_plan
-    from hetplan.search.plan import plan
     from hetplan.trainers.emission import emit
+    from hetplan.whatif.plan import plan
 
 __all__ = [
     "HetplanError",
@@ -61,7 +61,7 @@ _HOMES = {
     "load_job": "hetplan.job.load",
     "load_model": "hetplan.model.load",
     "load_plan": "hetplan.search.files",
-    "plan": "hetplan.search.plan",
+    "plan": "hetplan.whatif.plan",
 }
 
 

@@ -35,11 +35,11 @@ from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.predict.predictor import MEASURED, Prediction, SendLaw
 from hetplan.profiling.samples import LinkOperation
-from hetplan.search.families.families import Families
-from hetplan.search.families.family import Family
+from hetplan.search.one_f_one_b.solver import OneFOneBSolver
 from hetplan.search.result import Inputs
-from hetplan.search.single_solver import SingleSolver
 from hetplan.search.solver import Best
+from hetplan.search.space.families import Families
+from hetplan.search.space.family import Family
 
 NEVER_SECONDS = 1e5
 """Of a layer that was not profiled."""
@@ -284,7 +284,7 @@ def parts_of(family: Family) -> Iterator[Family]:
 
 
 def search_families(
-    solvers: Sequence[SingleSolver],
+    solvers: Sequence[OneFOneBSolver],
     seed: int,
     *,
     parts: Container[int] = (),
@@ -295,12 +295,12 @@ def search_families(
     `diverse`: families are searched apart, so that each whose estimate is not far from the best
     plan has candidates of its own.
     """
-    bounds = [float(solver.rough.bound_seconds) for solver in solvers]
+    bounds = [float(solver.order_free.bound_seconds) for solver in solvers]
     best = _candidate_pool(bounds, seed)
     order = sorted(
-        (solver.rough.estimate_seconds, solver.index)
+        (solver.order_free.estimate_seconds, solver.index)
         for solver in solvers
-        if solver.rough.bound_seconds < math.inf
+        if solver.order_free.bound_seconds < math.inf
     )
     searched: set[int] = set()
     room = _MAX_MESHES

@@ -1,8 +1,8 @@
 """Two ways to plan a case with hetplan's search: Sailor's formula as cost, and hetplan's own cost.
 
-Both use the families of the search (`hetplan.search.families`), one microbatch size at a time so
+Both use the families of the search (`hetplan.search.space`), one microbatch size at a time so
 that every plan has Sailor's form, its local search over rows of stages and its proofs
-(`hetplan.search.single_solver`).
+(`hetplan.search.one_f_one_b.solver`).
 
 `sailor_search`: the spaces hold Sailor's cost. With c_s, x_s, u_s and r_s of the formula
 (`evaluation.search.sailor`)
@@ -41,27 +41,27 @@ from evaluation.search.sailor import SailorFiles, SailorScore
 from evaluation.search.sailor_tables import ReplicaClass, Stage, Tables, cut, rings_of
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.plans.chosen import ChosenPlan
-from hetplan.search.costs.maker import SpaceMaker
-from hetplan.search.costs.rough import most_stages_of
-from hetplan.search.families.family import Family, Mesh
-from hetplan.search.families.space import BOTH, FIRST, LAST, MIDDLE, Links, Space
+from hetplan.search.bounds.order_free_bound import most_stages_of
+from hetplan.search.one_f_one_b.likely_meshes import part_of
+from hetplan.search.one_f_one_b.solver import OneFOneBSolver
 from hetplan.search.result import Inputs
-from hetplan.search.single.likely import part_of
-from hetplan.search.single_solver import SingleSolver
-from hetplan.search.solver import Best, Rough
+from hetplan.search.solver import Best, OrderFreeBound
+from hetplan.search.space.family import Family, Mesh
+from hetplan.search.space.stage_table import BOTH, FIRST, LAST, MIDDLE, Links, StageTable
+from hetplan.search.table_maker import TableMaker
 
 _NO_PATH_SECONDS = 1e9
 _ROLES = (MIDDLE, FIRST, LAST, BOTH)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SailorMaker(SpaceMaker):
+class SailorMaker(TableMaker):
     """Spaces of families of one microbatch size; islands are the case's rooms, in order."""
 
     tables: Tables
     price: Callable[[ChosenPlan], float]
     """The formula; infinite where the plan does not fit or is disqualified."""
-    _spaces: dict[Family, Space] = field(default_factory=dict, repr=False, compare=False)
+    _spaces: dict[Family, StageTable] = field(default_factory=dict, repr=False, compare=False)
     _orders: dict[tuple[int, ...], tuple[int, ...]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -69,13 +69,13 @@ class SailorMaker(SpaceMaker):
         default_factory=dict, repr=False, compare=False
     )
 
-    def space(self, family: Family) -> Space:
+    def space(self, family: Family) -> StageTable:
         """See the head of the file."""
         if family not in self._spaces:
             self._spaces[family] = self._made(family)
         return self._spaces[family]
 
-    def rough(self, family: Family) -> Rough:
+    def order_free(self, family: Family) -> OrderFreeBound:
         """By work and the least end of the step; infinite where nothing fits."""
         space = self.space(family)
         seconds = _least_each(space)
@@ -84,7 +84,7 @@ class SailorMaker(SpaceMaker):
         alone = space.most_layers[0, BOTH, :, 1] >= space.num_layers
         # Without a path between stages only one stage is left.
         if not (fits > 0).any() or not (has_paths(space) or alone.any()):
-            return Rough(bound_seconds=math.inf, estimate_seconds=math.inf)
+            return OrderFreeBound(bound_seconds=math.inf, estimate_seconds=math.inf)
         used = fits > 0
         rate, most = np.zeros(len(self.cluster.islands)), 0.0
         for m in np.flatnonzero(used).tolist():
@@ -108,7 +108,7 @@ class SailorMaker(SpaceMaker):
         tick = longest + float(sends[fast])
         units = max(1, min(layers, math.ceil(layers / stages)))
         guess = (count - 1 + stages) * tick + float(space.after[MIDDLE, fast, units])
-        return Rough(bound_seconds=bound, estimate_seconds=guess)
+        return OrderFreeBound(bound_seconds=bound, estimate_seconds=guess)
 
     def likely(self, family: Family) -> Family:
         """All meshes: hetplan's own cost says nothing of the formula."""
@@ -118,9 +118,9 @@ class SailorMaker(SpaceMaker):
         """All meshes, for the same reason."""
         return family
 
-    def sharper_bound(self, family: Family, enough: float = math.inf) -> float:
+    def crossing_bound(self, family: Family, enough: float = math.inf) -> float:
         """None is known."""
-        return self.rough(family).bound_seconds
+        return self.order_free(family).bound_seconds
 
     def exact(self, family: Family) -> bool:
         """The formula is a little above what its space says."""
@@ -154,7 +154,7 @@ class SailorMaker(SpaceMaker):
     def _layers(self) -> int:
         return self.tables.files.num_layers - 2
 
-    def _made(self, family: Family) -> Space:
+    def _made(self, family: Family) -> StageTable:
         meshes, units, layers = family.meshes, self.units(), self._layers
         limit = most_stages_of(self.job, units, family.num_microbatches, family.virtual_stages)
         most_stages = np.array([min(each.max_stages, layers) for each in meshes])
@@ -177,7 +177,7 @@ class SailorMaker(SpaceMaker):
             for flight in range(1, flights + 1):
                 most[0, :, m, flight] = self._fits(stage, flight, layers)
         zeros = np.zeros(count)
-        return Space(
+        return StageTable(
             family=family,
             num_layers=layers,
             layers_per_unit=1,
@@ -262,12 +262,12 @@ class SailorMaker(SpaceMaker):
         return self._known_fits[key]
 
 
-def has_paths(space: Space) -> bool:
+def has_paths(space: StageTable) -> bool:
     """Whether any two stages can send to each other."""
     return bool((space.links.send_forward < _NO_PATH_SECONDS).any())
 
 
-def _least_each(space: Space) -> Floats:
+def _least_each(space: StageTable) -> Floats:
     """[M] seconds of one layer at least, whatever the role and the number of layers beside it."""
     n = np.arange(1, space.num_layers + 1)
     slopes = (space.forward + space.backward)[0][:, None]
@@ -325,7 +325,7 @@ class Searched:
     proof_cpu_seconds: float
 
 
-class SailorSolver(SingleSolver):
+class SailorSolver(OneFOneBSolver):
     """A family's solver whose rows are cut and priced by the formula."""
 
     def __init__(self, index: int, family: Family, maker: SailorMaker) -> None:
@@ -446,11 +446,11 @@ class OwnSearched:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnMaker(SpaceMaker):
+class OwnMaker(TableMaker):
     """hetplan's spaces with what fits by Sailor's rule."""
 
     sailor: SailorMaker
-    _wholes: dict[Family, Space] = field(default_factory=dict, repr=False, compare=False)
+    _wholes: dict[Family, StageTable] = field(default_factory=dict, repr=False, compare=False)
     _part_of: dict[Family, Family] = field(default_factory=dict, repr=False, compare=False)
 
     def parts(self, family: Family) -> tuple[Family, ...]:
@@ -459,13 +459,13 @@ class OwnMaker(SpaceMaker):
         self._part_of.update(dict.fromkeys(found, family))
         return found
 
-    def rough(self, family: Family) -> Rough:
+    def order_free(self, family: Family) -> OrderFreeBound:
         """hetplan's, but for families without a plan that fits."""
-        if self.sailor.rough(family).bound_seconds == math.inf:
-            return Rough(bound_seconds=math.inf, estimate_seconds=math.inf)
-        return super().rough(family)
+        if self.sailor.order_free(family).bound_seconds == math.inf:
+            return OrderFreeBound(bound_seconds=math.inf, estimate_seconds=math.inf)
+        return super().order_free(family)
 
-    def space(self, family: Family) -> Space:
+    def space(self, family: Family) -> StageTable:
         """See the head of the file."""
         whole = self._part_of.get(family, family)
         if whole not in self._wholes:
@@ -491,7 +491,7 @@ def own_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> OwnSe
         files=files, cluster=inputs.cluster, global_batch_size=inputs.job.global_batch_size
     )
     predictor = ProfilePredictor(files=files)
-    solvers: list[SingleSolver] = []
+    solvers: list[OneFOneBSolver] = []
     parts: set[int] = set()
     for tables in every:
         sailor = SailorMaker(
@@ -503,10 +503,10 @@ def own_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> OwnSe
             sailor=sailor,
         )  # fmt: skip
         for family in families_of(roomy, tables):
-            solvers.append(SingleSolver(len(solvers), family, maker))
+            solvers.append(OneFOneBSolver(len(solvers), family, maker))
             for part in maker.parts(family):
                 parts.add(len(solvers))
-                solvers.append(SingleSolver(len(solvers), part, maker))
+                solvers.append(OneFOneBSolver(len(solvers), part, maker))
     outcome = search_families(solvers, inputs.job.seed, parts=parts, diverse=True)
     scored = [
         Candidate(chosen=chosen, own_seconds=seconds, score=found)

@@ -306,7 +306,7 @@ def measure(instance: Instance, target: str, limit_seconds: float) -> ScalingRow
         inputs = instance_inputs(each, target, GAP, seconds)
         begin = time.process_time()
         try:
-            found = search(inputs.model, inputs.cluster, inputs.job, predictor, reasons=False)
+            found = search(inputs.model, inputs.cluster, inputs.job, predictor)
         except (InfeasibleError, LimitError) as error:
             return replace(
                 _row(each, target, status=str(error).splitlines()[0][:200]),

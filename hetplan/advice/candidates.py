@@ -18,6 +18,8 @@ import statistics
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from hetplan.advice.measurement_order import Leaves, Measurement
+from hetplan.advice.plan_sensitivities import UPDATE, PredictionKey
 from hetplan.cluster.devices import CPU_KIND, DeviceKind
 from hetplan.cluster.spec import Cluster
 from hetplan.job.spec import Job
@@ -48,8 +50,6 @@ from hetplan.profiling.needs import (
 )
 from hetplan.profiling.samples import LayerSample
 from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS, expected_seconds
-from hetplan.search.asked import UPDATE, Asked
-from hetplan.search.what_to_measure import Leaves, Measurement
 
 # Where no law of the kind was checked anywhere: 90 % of left-out sizes of published layer profiles
 # lie within it (`predict.layer_table`: 4.4 % mean error of a law over all sizes, times 2.06, the
@@ -87,7 +87,7 @@ class PlanNeeds:
     cluster: Cluster
     job: Job
     predictor: FittedPredictor
-    asked: tuple[Asked, ...]
+    asked: tuple[PredictionKey, ...]
     largest_messages: tuple[tuple[str, float], ...]
     log_halfwidths: tuple[tuple[str, float], ...]
     """Of everything asked, by its name."""
@@ -158,7 +158,12 @@ def _layers(needs: PlanNeeds, kind: str, here: bool) -> Iterator[Candidate]:
 
 
 def _candidate(
-    needs: PlanNeeds, asked: Sequence[Asked], kind: str, name: str, need: LayerNeed, here: bool
+    needs: PlanNeeds,
+    asked: Sequence[PredictionKey],
+    kind: str,
+    name: str,
+    need: LayerNeed,
+    here: bool,
 ) -> Iterator[Candidate]:
     leaves = tuple(_leaves(needs, asked, need.missing, kind))
     if leaves:
@@ -183,7 +188,7 @@ def _device(cluster: Cluster, kind: str) -> DeviceKind | None:
 
 
 def _leaves(
-    needs: PlanNeeds, asked: Sequence[Asked], measured: Sequence[Unit], kind: str
+    needs: PlanNeeds, asked: Sequence[PredictionKey], measured: Sequence[Unit], kind: str
 ) -> Iterator[Leaves]:
     """What these units leave of everything that is asked of their device."""
     predictor, precision = needs.predictor, needs.job.precision.value
@@ -233,7 +238,7 @@ def _scatter(needs: PlanNeeds, kind: str, layer: str) -> float:
     return statistics.median(widths) if widths else 0.0
 
 
-def _few(needs: PlanNeeds, asked: Asked, points: int, least: float) -> Leaves:
+def _few(needs: PlanNeeds, asked: PredictionKey, points: int, least: float) -> Leaves:
     """What one more of few points leaves: the part that each size has of its own stays."""
     now, then, at_best = (_after_points(count) for count in (points, points + 1, _MANY))
     stays = dict(needs.log_halfwidths).get(asked.name, 0.0) * at_best / now

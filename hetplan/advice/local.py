@@ -12,8 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetplan.advice.candidates import Candidate, PlanNeeds, candidates, first_units
-from hetplan.advice.interval_growth import bases
-from hetplan.advice.loop import Report, View, measure_for_job
+from hetplan.advice.loop import Report, View, bases, measure_for_job
+from hetplan.advice.measurement_order import Choice, near_best
+from hetplan.advice.near_best import rivals
+from hetplan.advice.plan_sensitivities import PlanSensitivities, plan_sensitivities
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.errors import InputError, ProfileError
 from hetplan.model.layer_units import own_layer_fault
@@ -30,13 +32,11 @@ from hetplan.profiling.provenance import kind_here, provenance_here
 from hetplan.profiling.run import Measuring
 from hetplan.profiling.samples import LayerSample, ProfileSet, Provenance
 from hetplan.profiling.store import LayerWriter, read_populations
-from hetplan.search.asked import AskingPlan, asking
-from hetplan.search.families.allowed import tensor_degrees
-from hetplan.search.near_best import rivals
 from hetplan.search.result import Inputs
-from hetplan.search.search import search
-from hetplan.search.what_to_measure import Choice, near_best
+from hetplan.search.space.allowed import tensor_degrees
 from hetplan.units import format_about
+from hetplan.whatif.ask import ask
+from hetplan.whatif.no_plan import with_reasons
 
 MAX_PLANS = 6  # a handful that a person can read
 _RIVAL_SECONDS = 30.0  # enough for a dozen rivals of a 140 B model on 768 devices (22 s)
@@ -62,17 +62,15 @@ class LocalBackend:
         """Fit what is held, search, and price the plans that cannot be told from the best."""
         held = self._populations()
         predictor = fit_populations(held)
-        model, cluster, job = self.inputs.model, self.inputs.cluster, self.inputs.job
-        found = search(model, cluster, job, predictor)
-        if found.certificate is not None and found.certificate.status == "interrupted":
-            raise KeyboardInterrupt  # the search keeps its best plan; here it is not asked for
-        best = found.plan
+        model, job = self.inputs.model, self.inputs.job
+        with with_reasons(self.inputs, predictor):
+            best = ask(self.inputs, predictor).plan
         if not self._plans:
-            self._plans = rivals(best, model, cluster, job, predictor, seconds=_RIVAL_SECONDS)
+            self._plans = rivals(best, self.inputs, predictor, seconds=_RIVAL_SECONDS)
         # Rivals of an earlier look stay: what was measured may have made one of them the best.
         self._plans = tuple(dict.fromkeys((best, *self._plans)))
         priced = [
-            asking(f"{number}", plan, model, cluster, job, predictor)
+            plan_sensitivities(f"{number}", plan, self.inputs, predictor)
             for number, plan in enumerate(self._plans)
         ]
         near = near_best([each.parts for each in priced], most=MAX_PLANS)
@@ -83,7 +81,7 @@ class LocalBackend:
             plans=near,
             log_halfwidth=plans[0].estimate.own_log_halfwidth or 0.0,
             candidates=candidates(wanted, self.here, self.devices),
-            asking=plans,
+            sensitivities=plans,
             notes=self._notes(predictor, held),
             bases=bases(predictor, model, job, wanted.asked),
         )
@@ -188,7 +186,7 @@ class LocalBackend:
         self,
         predictor: FittedPredictor,
         held: Sequence[ProfileSet],
-        plans: Sequence[AskingPlan],
+        plans: Sequence[PlanSensitivities],
     ) -> PlanNeeds:
         chosen = choose(held)
         kinds = {island.device.kind for island in self.inputs.cluster.islands}

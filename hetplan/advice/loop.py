@@ -2,20 +2,18 @@
 
 The loop knows neither devices nor predictors: a `MeasurementBackend` prices the plans, lists the
 candidates and measures. Plans are priced again after each batch, because a measurement also moves
-the centre of what it measures.
+the centre of what it measures; `explain_growth` says why an interval is wider afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from hetplan.advice.candidates import Candidate, corrected_seconds
-from hetplan.advice.interval_growth import Basis
-from hetplan.errors import ProfileError
-from hetplan.search.asked import AskingPlan
-from hetplan.search.what_to_measure import (
+from hetplan.advice.measurement_order import (
     Choice,
     Measurement,
     PlanParts,
@@ -23,6 +21,14 @@ from hetplan.search.what_to_measure import (
     order,
     standing,
 )
+from hetplan.advice.plan_sensitivities import UPDATE, PlanSensitivities, PredictionKey
+from hetplan.errors import ProfileError
+from hetplan.job.spec import Job
+from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.predict.fit import FittedPredictor
+from hetplan.predict.law_parts import UNCHECKED
+from hetplan.predict.laws import ALL_LAYERS
+from hetplan.predict.layer.answer import LayerShape, measured_itself
 
 MIN_GAIN = 0.02
 """Of the interval and regret: what takes off less is not worth measuring."""
@@ -30,6 +36,18 @@ _PATIENCE = 3
 """Batches in a row that shrank the interval by less: one that moves a law's centre, or gives it
 too few rows to be checked, may widen it first."""
 _BATCH_PARTS = 6  # a batch is about this part of the budget, so that it is looked at again often
+_MIN_VALUE = 0.02  # relative; what widens by less is not worth a line
+_MAX_LINES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """What sets the interval of one prediction."""
+
+    asked: str
+    words: str
+    assumed: bool
+    """Whether nothing has checked it yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +59,7 @@ class View:
     log_halfwidth: float
     """Of the best one's 90 % interval, by its estimate."""
     candidates: tuple[Candidate, ...]
-    asking: tuple[AskingPlan, ...] = ()
+    sensitivities: tuple[PlanSensitivities, ...] = ()
     """The same plans with their estimates, for whoever shows them."""
     notes: tuple[str, ...] = ()
     """What a reader must know."""
@@ -194,3 +212,66 @@ def _ratio(done: Collection[Done]) -> float | None:
     if not taken:
         return None
     return sum(each.seconds for each in taken) / sum(each.expected_seconds for each in taken)
+
+
+def bases(
+    predictor: FittedPredictor, model: ModelSpec, job: Job, asked: Sequence[PredictionKey]
+) -> tuple[Basis, ...]:
+    """What sets the interval of each of these predictions of a device's time."""
+    return tuple(_basis(predictor, model, job, each) for each in asked if each.layer)
+
+
+def _basis(predictor: FittedPredictor, model: ModelSpec, job: Job, asked: PredictionKey) -> Basis:
+    layer = ALL_LAYERS if asked.layer == UPDATE else asked.layer
+    laws = [
+        law
+        for law in predictor.laws.layers
+        if (law.device, law.layer, law.precision) == (asked.cause, layer, job.precision.value)
+    ]
+    if not laws:
+        return Basis(asked=asked.name, words="no samples of it", assumed=True)
+    wide = max(laws, key=lambda law: law.log_halfwidth)
+    if asked.layer != UPDATE:
+        shape = LayerShape(asked.microbatch_size, job.sequence_length, asked.tp, job.precision)
+        if all(measured_itself(law, model, LayerKind(asked.layer), shape) for law in laws):
+            words = "how far its own measurement scatters and repeats"
+            return Basis(asked=asked.name, words=words, assumed=False)
+    return Basis(asked=asked.name, words=wide.calibration, assumed=UNCHECKED in wide.calibration)
+
+
+def explain_growth(before: View, after: View) -> tuple[str, ...]:
+    """Why the best plan's interval is wider than before; nothing where it is not."""
+    if after.log_halfwidth <= before.log_halfwidth * (1 + _MIN_VALUE) or not (
+        before.sensitivities and after.sensitivities
+    ):
+        return ()
+    lines = ["The interval is wider than before:"]
+    best = after.sensitivities[0]
+    if best.plan != before.sensitivities[0].plan:
+        lines.append("another plan is the best one now;")
+    was = {
+        part.asked: part.log_halfwidth for plan in before.sensitivities for part in plan.parts.parts
+    }
+    found = []
+    for part in best.parts.parts:
+        old = was.get(part.asked)
+        if old is not None and part.log_halfwidth > old * (1 + _MIN_VALUE):
+            found.append((part.seconds * (part.log_halfwidth - old), part.asked, old, part))
+    found.sort(key=lambda each: -each[0])
+    old_bases, new_bases = ({each.asked: each for each in view.bases} for view in (before, after))
+    for _, name, old, part in found[:_MAX_LINES]:
+        first, then = old_bases.get(name), new_bases.get(name)
+        why = f", by {then.words}" if then else ""
+        thought = f" (by {first.words})" if first else ""
+        truer = first is not None and then is not None and first.assumed and not then.assumed
+        lines.append(
+            f"{name} is known to +{math.expm1(part.log_halfwidth):.0%}{why}; it was taken to be "
+            f"known to +{math.expm1(old):.0%}{thought}"
+            f"{': that was an assumption, this is a check' if truer else ''};"
+        )
+    if len(lines) == 1:
+        lines.append("more of its step stands on predictions that are known less well.")
+    return (
+        *lines[:-1],
+        lines[-1].rstrip(";."),
+    )

@@ -128,8 +128,8 @@ def estimate(
     from hetplan.errors import InfeasibleError, InputError
     from hetplan.files.writing import check_writable
     from hetplan.plans.layout import Layout, plan_of_layout
-    from hetplan.search.families.allowed import allowed_cluster
     from hetplan.search.files import SCHEMA, load_legal_plan
+    from hetplan.search.space.allowed import allowed_cluster
 
     layout = Layout(
         tp=tp,

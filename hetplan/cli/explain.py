@@ -34,8 +34,8 @@ def limits(
 ) -> None:
     """Show what limits the plan, one change at a time (default)."""
     from hetplan.reports.explained import Explained, limit_lines
-    from hetplan.search.explained.limits import limits as limits_of
     from hetplan.search.files import load_legal_plan
+    from hetplan.whatif.limits import limits as limits_of
 
     result = load_legal_plan(plan)
     predict, _ = read_predictor(predictor, store)
@@ -63,9 +63,9 @@ def against(
         difference_table,
     )
     from hetplan.reports.terminal import print_table
-    from hetplan.search.explained.against import against as set_against
-    from hetplan.search.explained.limits import limits as limits_of
     from hetplan.search.files import load_legal_plan, load_plan
+    from hetplan.whatif.against import against as set_against
+    from hetplan.whatif.limits import limits as limits_of
 
     result, second = load_legal_plan(plan), load_plan(other)
     predict, _ = read_predictor(predictor, store)
@@ -95,16 +95,15 @@ def prices(
     from hetplan.cli.progress import ProgressLine
     from hetplan.reports.explained import Explained, limit_lines, price_table
     from hetplan.reports.terminal import print_table
-    from hetplan.search.explained.changes import changes
-    from hetplan.search.explained.limits import limits as limits_of
-    from hetplan.search.explained.shadow_prices import shadow_prices
     from hetplan.search.files import load_legal_plan
     from hetplan.units import Dimension, parse_quantity
+    from hetplan.whatif.limits import limits as limits_of
+    from hetplan.whatif.shadow_prices import changes, shadow_prices
 
     result = load_legal_plan(plan)
     seconds = None if time_limit is None else parse_quantity(time_limit, Dimension.TIME)
     predict, _ = read_predictor(predictor, store)
-    planned = tuple(changes(result.inputs.cluster, result.inputs.job))
+    planned = tuple(changes(result.inputs))
     with ProgressLine("planning with one change at a time") as line:
         priced = shadow_prices(
             result,

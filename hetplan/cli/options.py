@@ -156,7 +156,7 @@ def read_inputs(
     searched: bool = True,
 ) -> Inputs:
     """The three files as `load_inputs` reads them, with `--target` over the job's."""
-    from hetplan.search.inputs import load_inputs
+    from hetplan.search.files import load_inputs
 
     settings = (*settings, *job_settings(None, target=target))
     return load_inputs(model, cluster, job, settings=settings, searched=searched)

@@ -108,18 +108,20 @@ def plan(
     replacing = check_replaceable(out, SCHEMA, "plan")
     predict, digest = read_predictor(predictor, store)
     from hetplan.search.search import search  # last: the import takes a second
+    from hetplan.whatif.no_plan import with_reasons
 
     def run_search(progress: Callable[[Progress], None]) -> SearchResult:
-        return search(
-            inputs.model,
-            inputs.cluster,
-            inputs.job,
-            predict,
-            sha256=(*inputs.sha256, ("predictor", digest)),
-            progress=progress,
-            journal=journal,
-            resume=resume,
-        )
+        with with_reasons(inputs, predict):
+            return search(
+                inputs.model,
+                inputs.cluster,
+                inputs.job,
+                predict,
+                sha256=(*inputs.sha256, ("predictor", digest)),
+                progress=progress,
+                journal=journal,
+                resume=resume,
+            )
 
     result = _saved(run_search, predict, top, out)
     say(f"wrote {out}{replacing}")
@@ -159,7 +161,7 @@ def _saved(
     """The plan for the job's objective, written to `out`; after Ctrl-C the best plan so far."""
     from hetplan.cli.progress import ProgressLine, shown_on
     from hetplan.search.files import save_result
-    from hetplan.search.objectives.pool import interrupted
+    from hetplan.whatif.objectives import interrupted
 
     result: SearchResult | None = None
     try:
@@ -177,8 +179,7 @@ def _saved(
 
 def _by_objective(result: SearchResult, predictor: Predictor, top: int) -> SearchResult:
     from hetplan.cli.progress import ProgressLine
-    from hetplan.search.objectives.answer import by_objective, has_other_aim
-    from hetplan.search.objectives.pool import nearby
+    from hetplan.whatif.objectives import by_objective, has_other_aim, nearby
 
     if not has_other_aim(result.inputs.job, top):
         return result
@@ -231,7 +232,7 @@ def _show_restriction(result: SearchResult, predictor: Predictor) -> None:
     """What a trainer that can run more plans would gain."""
     from hetplan.cli.progress import ProgressLine, shown_on
     from hetplan.reports.plans import restriction_line
-    from hetplan.search.restriction import restriction
+    from hetplan.whatif.baselines import restriction
 
     with ProgressLine("closing candidates of native") as line:
         restricted = restriction(
@@ -248,7 +249,7 @@ def _show_homogeneous(result: SearchResult, predictor: Predictor) -> None:
     """The plan against the sum of its kinds alone, where the cluster mixes kinds."""
     from hetplan.cli.progress import ProgressLine, shown_on
     from hetplan.reports.plans import homogeneous_lines
-    from hetplan.search.homogeneous import homogeneous_sum
+    from hetplan.whatif.baselines import homogeneous_sum
 
     if len({island.device.kind for island in result.inputs.cluster.islands}) < 2:
         return

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from rich.markup import escape
 
 from hetplan.advice.candidates import Candidate
-from hetplan.advice.interval_growth import explain_growth
-from hetplan.advice.loop import Done, Report, View, plan_order
+from hetplan.advice.loop import Done, Report, View, explain_growth, plan_order
+from hetplan.advice.measurement_order import Choice
 from hetplan.cli.options import emit, say
 from hetplan.cli.profile_show import CommandInputs, new_table
 from hetplan.cluster.devices import CPU_KIND
@@ -23,7 +23,6 @@ from hetplan.profiling.measure_layers import units
 from hetplan.profiling.needs import LinkPlace, layer_need
 from hetplan.reports.terminal import print_table
 from hetplan.search.result import Inputs
-from hetplan.search.what_to_measure import Choice
 from hetplan.units import format_about, format_seconds
 
 SCHEMA = "hetplan.profile-for/1"
@@ -99,7 +98,7 @@ def listed_view(view: View, cluster: Cluster) -> ListedView:
     """How the plans stand."""
     stands = view.standing
     plans = []
-    for each in view.asking:
+    for each in view.sensitivities:
         step, estimate = each.estimate.step_seconds, each.estimate
         plans.append(
             ListedPlan(

@@ -10,7 +10,7 @@ import typer
 from hetplan.cli.options import PredictorFile, Stores, read_predictor, say
 
 if TYPE_CHECKING:
-    from hetplan.search.sweep.table import Row
+    from hetplan.whatif.sweep import Row
 
 
 def sweep(
@@ -36,8 +36,8 @@ def sweep(
     from hetplan.cli.progress import ProgressLine
     from hetplan.errors import Fault, InputError
     from hetplan.files.writing import check_writable
-    from hetplan.search.sweep.form import load_sweep
-    from hetplan.search.sweep.run import run_sweep
+    from hetplan.whatif.sweep import run_sweep
+    from hetplan.whatif.sweep_grid import load_sweep
 
     check_writable(out)
     if not resume and out.exists() and out.stat().st_size > 0:

@@ -22,8 +22,8 @@ are priced by `priced.layers`, transfers between stages by `priced.hops`, the en
 Where the spread of a kind's devices is known the step is the mean over draws of who is how slow
 (`priced.draws.straggler_wait`): what several stages wait for is later than the mean of each.
 
-A search that adds up what stages and boundaries cost alone (`hetplan.search.costs`) gets the same
-step, or a shorter one where a plan's parts slow each other (`hetplan.search.costs.whole`). So a
+A search that adds up what stages and boundaries cost alone (`hetplan.search.space`) gets the same
+step, or a shorter one where a plan's parts slow each other (`search.space.plan_evaluator`). So a
 bound on what the search adds up is never above an estimate.
 """
 

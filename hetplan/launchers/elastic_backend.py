@@ -361,8 +361,9 @@ class Replanner:
         self, hosts: frozenset[str], known: HostPlan | None, cancelled: Callable[[], bool]
     ) -> SearchResult:
         # They take a second to import, which a run without faults need not wait for.
-        from hetplan.search.objectives.answer import by_objective
         from hetplan.search.search import search
+        from hetplan.whatif.no_plan import with_reasons
+        from hetplan.whatif.objectives import by_objective
 
         def look(progress: SearchProgress) -> None:
             if cancelled():
@@ -370,16 +371,18 @@ class Replanner:
 
         inputs = self._given.result.inputs
         gone = [name for name in self.hosts if name not in hosts]
+        left = inputs.changed(cluster=part_left(inputs.cluster, gone), job=self._job)
         try:
-            result = search(
-                inputs.model,
-                part_left(inputs.cluster, gone),
-                self._job,
-                self._predictor,
-                sha256=inputs.sha256,
-                progress=look,
-                start=() if known is None else (known.result.plan,),
-            )
+            with with_reasons(left, self._predictor):
+                result = search(
+                    left.model,
+                    left.cluster,
+                    left.job,
+                    self._predictor,
+                    sha256=inputs.sha256,
+                    progress=look,
+                    start=() if known is None else (known.result.plan,),
+                )
         except InputError as error:
             # The job was right for the whole cluster: its pins are not for what is left of it.
             raise InfeasibleError([str(error)]) from error

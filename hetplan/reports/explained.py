@@ -11,11 +11,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from hetplan.plans.ranks import RankRow, rank_rows
-from hetplan.search.explained.against import Against
-from hetplan.search.explained.limits import FASTER, Limits
-from hetplan.search.explained.shadow_prices import ShadowPrice
 from hetplan.search.result import SearchResult
 from hetplan.units import format_seconds
+from hetplan.whatif.against import Against
+from hetplan.whatif.limits import FASTER, Limits
+from hetplan.whatif.shadow_prices import ShadowPrice
 
 EXPLAIN_SCHEMA = "hetplan.explain/1"
 RANKS_SCHEMA = "hetplan.ranks/1"

@@ -17,7 +17,7 @@ from hetplan.errors import InputError
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan, Stage, expand
 from hetplan.plans.ranks import limits_of, pins_line
-from hetplan.search.objectives.layout import layout_words
+from hetplan.search.descriptions import layout_words
 from hetplan.search.result import Certificate, HomogeneousSum, Restriction, SearchResult
 from hetplan.units import format_bytes, format_each, format_seconds, format_share
 

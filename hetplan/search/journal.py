@@ -31,8 +31,8 @@ from hetplan.job.spec import Job
 from hetplan.kernels import clock
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import ChosenPlan
+from hetplan.search.descriptions import describe_solver
 from hetplan.search.solver import Best, Offer, Solver
-from hetplan.search.words import words_of
 from hetplan.version import __version__
 
 SCHEMA = "hetplan.journal/1"
@@ -64,7 +64,7 @@ class Event:
     """The solver in words."""
     seconds: float | None = None
     """Of an offer; of a bound, None: no plan of this solver is feasible; of a step the target below
-    which its programs ended, if they did (`Best.stood`)."""
+    which its programs ended, if they did (`Best.stalled_at`)."""
     chosen: ChosenPlan | None = None
     replays: int = 0
     listed: int = 0
@@ -288,7 +288,7 @@ class Journal:
             )
 
     def _name(self, solver: int) -> str:
-        return words_of(self.solvers[solver]) if 0 <= solver < len(self.solvers) else ""
+        return describe_solver(self.solvers[solver]) if 0 <= solver < len(self.solvers) else ""
 
     def on_record(self, what: str, solver: int) -> bool:
         """Take the next step from the record if it is this one; whether it was."""
@@ -309,7 +309,7 @@ class Journal:
         best, done = self.best, step.done
         best.replays, best.listed, best.explored = done.replays, done.listed, done.explored
         if done.seconds is not None:
-            best.stood[solver] = done.seconds
+            best.stalled_at[solver] = done.seconds
         return True
 
     def done(self, what: str, solver: int) -> None:
@@ -323,7 +323,7 @@ class Journal:
                 what=what,
                 solver=solver,
                 family=self._name(solver),
-                seconds=best.stood.get(solver),
+                seconds=best.stalled_at.get(solver),
                 replays=best.replays,
                 listed=best.listed,
                 explored=best.explored,

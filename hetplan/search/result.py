@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from hetplan.cluster.spec import Cluster
+from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.estimate_values import Estimate
-from hetplan.job.spec import Job
+from hetplan.job.spec import Job, Pins
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan, searched_with_formats
 
@@ -81,12 +82,50 @@ class HomogeneousSum:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
-    """What the search was asked, whole, and the sha256 of each file it came from."""
+class Question:
+    """What a search answers; what-ifs change it and search again (`hetplan.whatif`)."""
 
     model: ModelSpec
     cluster: Cluster
     job: Job
+
+    def changed(self, *, cluster: Cluster | None = None, job: Job | None = None) -> Question:
+        """The question with another cluster or job."""
+        return Question(
+            model=self.model,
+            cluster=self.cluster if cluster is None else cluster,
+            job=self.job if job is None else job,
+        )
+
+    def looser(self, gap: float, seconds: float | None = None) -> Question:
+        """The question with at least this gap and, where one is given, this time limit."""
+        job = replace(self.job, gap=max(self.job.gap, gap))
+        return self.changed(
+            job=job if seconds is None else replace(job, time_limit_seconds=seconds)
+        )
+
+    def with_island(self, island: Island) -> Question:
+        """The question where this island takes the place of the one of the same name."""
+        islands = tuple(
+            island if each.name == island.name else each for each in self.cluster.islands
+        )
+        return self.changed(cluster=replace(self.cluster, islands=islands))
+
+    def without_islands(self, names: Sequence[str]) -> Question:
+        """The question where these islands are forbidden too."""
+        forbid = replace(self.job.forbid, islands=(*self.job.forbid.islands, *names))
+        return self.changed(job=replace(self.job, forbid=forbid))
+
+    def with_pins(self, **values: object) -> Question:
+        """The question with these pins; None frees one."""
+        pin: Pins = replace(self.job.pin, **values)  # type: ignore[arg-type]
+        return self.changed(job=replace(self.job, pin=pin))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs(Question):
+    """The question of a search and the sha256 of each file it came from."""
+
     sha256: tuple[tuple[str, str], ...]
     """(name of the input, hex digest): model, cluster, job, predictor."""
 

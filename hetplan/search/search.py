@@ -1,10 +1,10 @@
 """From a job to the fastest plan with a proof of how good it is: the driver of the search.
 
-1. families of plans of the job's target (`families`), each a solver of its own; one more solver for
+1. families of plans of the job's target (`space`), each a solver of its own; one more solver for
    plans of several pipelines (`solvers`);
-2. an order-free bound and an estimate for each; plans first, then proofs (`drive`);
-3. the best plans are placed, checked and priced (`settle`); the least bound over all solvers is
-   the certificate.
+2. an order-free bound and an estimate for each; plans first, then proofs (`scheduler`);
+3. the best plans are placed, checked and priced (`final_pricing`); the least bound over all solvers
+   is the certificate.
 
 The search prices every boundary as if it had its links for itself; where several of a plan share a
 link's capacity its estimate is higher. The bound holds for that too, and the gap counts it.
@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InfeasibleError, InputError, LimitError
 from hetplan.job.check import check_job_against
 from hetplan.job.spec import Job
@@ -26,12 +25,15 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import check_model
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
-from hetplan.search.costs.maker import SpaceMaker
-from hetplan.search.drive import Drive
-from hetplan.search.families.allowed import allowed_cluster
-from hetplan.search.families.families import Families
-from hetplan.search.families.table import FamilyTable, table_of
+from hetplan.search.descriptions import describe_space
 from hetplan.search.files import SCHEMA
+from hetplan.search.final_pricing import (
+    AGREEMENT,
+    FinalPlan,
+    WrongOfferError,
+    final_plan,
+    offer_starts,
+)
 from hetplan.search.journal import (
     Journal,
     digests,
@@ -39,12 +41,12 @@ from hetplan.search.journal import (
     read_journal,
     resumable,
 )
-from hetplan.search.reasons.answer import quick_reasons, whole_reasons
 from hetplan.search.result import Certificate, Inputs, SearchResult
-from hetplan.search.settle import AGREEMENT, Settled, WrongOfferError, offer_starts, settle
+from hetplan.search.scheduler import Scheduler
 from hetplan.search.solver import Best, Offer, OutOfTimeError, Progress, Solver
 from hetplan.search.solvers import solvers_of
-from hetplan.search.words import describe_space
+from hetplan.search.space.family import FamilyTable, table_of
+from hetplan.search.table_maker import TableMaker
 from hetplan.version import __version__
 
 __all__ = ["Progress", "search"]
@@ -63,13 +65,9 @@ _SAMPLED = 32
 class _Run:
     """One search while it runs."""
 
-    model: ModelSpec
-    cluster: Cluster
-    """With the forbidden nodes out."""
     job: Job
-    predictor: Predictor
+    maker: TableMaker
     best: Best
-    pricer: Pricer
     book: Journal
     families: FamilyTable = field(default_factory=lambda: table_of(()))
     solvers: Sequence[Solver] = ()
@@ -78,7 +76,7 @@ class _Run:
     improved: set[int] = field(default_factory=set)
     proven: set[int] = field(default_factory=set)
     status: str = "optimal"
-    settled: Settled | None = None
+    settled: FinalPlan | None = None
     """Of the offers that `_close_priced` has seen last."""
     settled_offers: tuple[Offer, ...] = ()
     """All offers that were known then."""
@@ -95,14 +93,13 @@ def search(
     journal: Path | None = None,
     resume: bool = False,
     start: Sequence[Plan] = (),
-    reasons: bool = True,
 ) -> SearchResult:
     """The fastest plan found, its estimate, and a certificate of its distance to the best.
 
     Stops when that distance is within `job.gap` or at `job.time_limit_seconds`. Ctrl-C ends it
     with the best plan so far (certificate status `interrupted`); without one KeyboardInterrupt
-    goes on. InfeasibleError where no plan exists, with the whole answer of `reasons` or one line;
-    LimitError where the limit came before any plan.
+    goes on. InfeasibleError where no plan exists (`hetplan.whatif.no_plan` says why); LimitError
+    where the limit came before any plan.
 
     `journal` is written while the search runs; with `resume` it goes on from what is there.
     Legal plans in `start` are known from the beginning.
@@ -113,22 +110,19 @@ def search(
     check_model(model, job)
     best = _nothing_yet(job, progress)
     asked = digests(model, cluster, job, sha256)
-    allowed = allowed_cluster(cluster, job)
+    inputs = Inputs(model=model, cluster=cluster, job=job, sha256=sha256)
     run = _Run(
-        model=model,
-        cluster=allowed,
         job=job,
-        predictor=predictor,
+        maker=TableMaker.of(inputs, predictor),
         best=best,
-        pricer=Pricer(model, allowed, job, predictor),
         book=_journal(journal, resume, best, asked, job.gap),
     )
     try:
-        return _answer(run, Inputs(model=model, cluster=cluster, job=job, sha256=sha256), start)
+        return _answer(run, inputs, start)
     except _NoPlanError:
         if run.status == "optimal":
-            answer = whole_reasons if reasons else quick_reasons
-            raise InfeasibleError(answer(model, cluster, job, predictor)) from None
+            line = f"no plan of {model.name} for {job.target} fits the devices and the pins"
+            raise InfeasibleError([line]) from None
         raise LimitError(
             f"the time limit of {job.time_limit_seconds:g} s was reached before any plan was "
             "found; raise time_limit or pin degrees"
@@ -173,7 +167,7 @@ def _nothing_yet(job: Job, progress: Callable[[Progress], None] | None) -> Best:
     )
 
 
-def _settled(run: _Run) -> Settled:
+def _settled(run: _Run) -> FinalPlan:
     """The answer so far; priced again only where plans have been offered since.
 
     InputError where a plan on record is not what the journal says of it.
@@ -181,7 +175,7 @@ def _settled(run: _Run) -> Settled:
     offered = (*run.best.offers, *run.best.own.values())
     if run.settled is None or run.settled_offers != offered:
         try:
-            run.settled = settle(run.best, run.pricer)
+            run.settled = final_plan(run.best, run.maker.evaluator)
         except WrongOfferError as error:
             wrong = run.book.wrong(error.offer, str(error))
             if wrong is None:
@@ -216,15 +210,14 @@ def _search(run: _Run, start: Sequence[Plan]) -> None:
     _NoPlanError where there is no plan in the end.
     """
     best, book = run.best, run.book
-    maker = SpaceMaker(model=run.model, cluster=run.cluster, job=run.job, predictor=run.predictor)
-    run.families = Families(model=run.model, cluster=run.cluster, job=run.job).families()
-    run.solvers = solvers_of(run.families, maker, run.cluster, run.job)
+    run.families = run.maker.families
+    run.solvers = solvers_of(run.maker)
     best.bounds = [0.0] * len(run.solvers)
     run.candidates = len(run.solvers)
     book.solvers = run.solvers
     try:
-        offer_starts(start, best, run.pricer)
-        _drive(run, maker)
+        offer_starts(start, best, run.maker.evaluator)
+        _drive(run)
     except OutOfTimeError:
         run.status = "limit"
         book.use_reserve()
@@ -232,9 +225,9 @@ def _search(run: _Run, start: Sequence[Plan]) -> None:
         raise _NoPlanError
 
 
-def _drive(run: _Run, maker: SpaceMaker) -> None:
+def _drive(run: _Run) -> None:
     """Plans and proofs; OutOfTimeError at the deadline."""
-    drive = Drive(
+    drive = Scheduler(
         best=run.best,
         journal=run.book,
         solvers=run.solvers,
@@ -245,18 +238,18 @@ def _drive(run: _Run, maker: SpaceMaker) -> None:
     limit = run.job.time_limit_seconds
     if limit is not None and limit < _LITTLE_SECONDS:
         drive.first_plan(range(0, len(run.families), 1 + len(run.families) // _SAMPLED))
-    drive.estimates = _rough(run, maker)
+    drive.estimates = _rough(run)
     if run.book.from_start:
         run.book.use_reserve()
     drive.run()
     _close_priced(run, drive)
 
 
-def _rough(run: _Run, maker: SpaceMaker) -> list[float]:
+def _rough(run: _Run) -> list[float]:
     """Note the rough bounds of all solvers; their estimates."""
     best, one_pipeline = run.best, len(run.families)
-    found = maker.roughs(run.families, best.check_time)
-    others = [run.solvers[at].rough for at in range(one_pipeline, len(run.solvers))]
+    found = run.maker.order_free_bounds(run.families, best.check_time)
+    others = [run.solvers[at].order_free for at in range(one_pipeline, len(run.solvers))]
     bounds = [*found.bounds.tolist(), *(each.bound_seconds for each in others)]
     best.bounds = list(map(max, best.bounds, bounds))
     empty = [bound == float("inf") for bound in best.bounds]
@@ -265,7 +258,7 @@ def _rough(run: _Run, maker: SpaceMaker) -> list[float]:
     return [*found.estimates.tolist(), *(each.estimate_seconds for each in others)]
 
 
-def _close_priced(run: _Run, drive: Drive) -> None:
+def _close_priced(run: _Run, drive: Scheduler) -> None:
     """Where the priced plan is slower than the search has it, raise the bounds to match."""
     best, job = run.best, run.job
     for _ in range(_MAX_ROUNDS):
@@ -279,7 +272,7 @@ def _close_priced(run: _Run, drive: Drive) -> None:
         drive.prove_again()
 
 
-def _result(run: _Run, inputs: Inputs, settled: Settled) -> SearchResult:
+def _result(run: _Run, inputs: Inputs, settled: FinalPlan) -> SearchResult:
     best, job = run.best, run.job
     step = settled.estimate.step_seconds
     lower = min(best.lower_bound, step)

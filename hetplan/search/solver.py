@@ -1,6 +1,6 @@
 """What the driver asks of whoever searches one part of the space, and what they share.
 
-A solver holds one family of plans (`hetplan.search.families`), or all plans of several pipelines.
+A solver holds one family of plans (`hetplan.search.space`), or all plans of several pipelines.
 The driver (`hetplan.search.search`) lets solvers offer plans first, likeliest solver first, and
 then lets those prove themselves whose bound is below the target. `Best` is all that they share.
 """
@@ -49,7 +49,7 @@ class OutOfTimeError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rough:
+class OrderFreeBound:
     """What is known of a solver's plans before any program runs."""
 
     bound_seconds: float
@@ -71,12 +71,12 @@ class Offer:
 class Best:
     """The best plan so far, the bound of every solver, and what it took to get there."""
 
-    gap: float
     bounds: list[float]
     """Per solver: no plan of it has a shorter step. Starts with the rough bound."""
-    deadline: float
-    progress: Callable[[Progress], None] | None
-    started: float
+    gap: float = 0.0
+    deadline: float = float("inf")
+    progress: Callable[[Progress], None] | None = None
+    started: float = field(default_factory=clock)
     seconds: float = float("inf")
     solver: int = -1
     chosen: ChosenPlan | None = None
@@ -89,7 +89,7 @@ class Best:
     """Of everything random; the job's."""
     listed: int = 0
     """Families of which every plan below the target was replayed."""
-    stood: dict[int, float] = field(default_factory=dict)
+    stalled_at: dict[int, float] = field(default_factory=dict)
     """Per solver whose programs ended below a target: that target. More effort does not help."""
     effort: int = 0
     """How hard a proof may try: 0 first, up to `MAX_EFFORT` for what stays open."""
@@ -153,12 +153,12 @@ class Best:
         """Whether a plan of this solver could be better than the best by more than the gap."""
         return self.bounds[solver] < self.target
 
-    def still_open(self, solver: int, sharper: Callable[[float], float]) -> bool:
+    def still_open(self, solver: int, crossing: Callable[[float], float]) -> bool:
         """`open` with a bound that takes longer; true where there is nothing to compare with."""
         if self.chosen is None:
             return True
         if self.open(solver):
-            self.raise_bound(solver, sharper(self.target))
+            self.raise_bound(solver, crossing(self.target))
         return self.open(solver)
 
     def closed(self) -> int:
@@ -197,7 +197,7 @@ class Solver(Protocol):
     index: int
 
     @property
-    def rough(self) -> Rough:
+    def order_free(self) -> OrderFreeBound:
         """Cheap, valid, made before `improve`."""
         ...
 

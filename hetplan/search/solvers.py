@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
-from hetplan.cluster.spec import Cluster
-from hetplan.job.spec import Job
 from hetplan.plans.targets import target
-from hetplan.search.costs.maker import SpaceMaker
-from hetplan.search.families.family import Family
 from hetplan.search.interleaved.solver import InterleavedSolver
-from hetplan.search.several.solver import SeveralSolver
-from hetplan.search.single_solver import SingleSolver
+from hetplan.search.multi_pipeline.solver import MultiPipelineSolver
+from hetplan.search.one_f_one_b.solver import OneFOneBSolver
 from hetplan.search.solver import Solver
+from hetplan.search.space.family import Family
+from hetplan.search.table_maker import TableMaker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -25,8 +23,8 @@ class Solvers(Sequence[Solver]):
     """
 
     families: Sequence[Family]
-    maker: SpaceMaker
-    several: SeveralSolver | None
+    maker: TableMaker
+    several: MultiPipelineSolver | None
     """The last one."""
     _made: dict[int, Solver] = field(default_factory=dict, repr=False)
 
@@ -48,17 +46,19 @@ class Solvers(Sequence[Solver]):
             return self.several
         found = self._made.get(at)
         if found is None:
-            family = self.families[at]
-            made = SingleSolver if family.schedule == "1f1b" else InterleavedSolver
-            found = self._made[at] = made(at, family, self.maker)
+            found = self._made[at] = solver_of(at, self.families[at], self.maker)
         return found
 
 
-def solvers_of(
-    families: Sequence[Family], maker: SpaceMaker, cluster: Cluster, job: Job
-) -> Solvers:
+def solver_of(index: int, family: Family, maker: TableMaker) -> Solver:
+    """The solver of one family."""
+    made = OneFOneBSolver if family.schedule == "1f1b" else InterleavedSolver
+    return made(index, family, maker)
+
+
+def solvers_of(maker: TableMaker) -> Solvers:
     """Those of all plans of the job's target that pins leave."""
-    several = None
+    families, job, several = maker.families, maker.job, None
     if target(job.target).several_pipelines and job.pin.pipelines != 1:
-        several = SeveralSolver(len(families), maker, cluster, job)
+        several = MultiPipelineSolver(len(families), maker)
     return Solvers(families=families, maker=maker, several=several)

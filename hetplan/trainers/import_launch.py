@@ -31,9 +31,9 @@ from hetplan.model.load import load_model
 from hetplan.model.spec import Architecture, ModelSpec
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor
-from hetplan.search.families.allowed import allowed_cluster
 from hetplan.search.files import SCHEMA, load_legal_plan
 from hetplan.search.result import Inputs, SearchResult
+from hetplan.search.space.allowed import allowed_cluster
 from hetplan.trainers.flagscale.read import hosts_of_file
 from hetplan.trainers.launch_plan import launch_plan
 from hetplan.trainers.launch_values import Given, LaunchText

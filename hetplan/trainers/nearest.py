@@ -159,7 +159,6 @@ class _NearestSearch:
             self.predictor,
             sha256=(*digests, *((("predictor", self.digest),) if self.digest else ())),
             progress=self.progress,
-            reasons=False,
         )
 
     def _none(self) -> str:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from hetplan.advice.candidates import Candidate
 from hetplan.advice.local import LocalBackend
 from hetplan.advice.loop import View, measure_for_job, plan_order
+from hetplan.advice.measurement_order import Leaves, Measurement, Part, PlanParts, standing
 from hetplan.cli.main import app
 from hetplan.cli.options import read_inputs
 from hetplan.errors import ProfileError
@@ -21,7 +22,6 @@ from hetplan.profiling.measure_layers import LayerProfiler
 from hetplan.profiling.provenance import provenance_here
 from hetplan.profiling.run import Measuring
 from hetplan.profiling.store import population_name, read_store
-from hetplan.search.what_to_measure import Leaves, Measurement, Part, PlanParts, standing
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 MODEL = """schema: hetplan.model/1

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from hetplan.advice.candidates import Candidate, PlanNeeds, candidates
-from hetplan.advice.interval_growth import Basis, bases, explain_growth
+from hetplan.advice.loop import Basis, bases, explain_growth
+from hetplan.advice.plan_sensitivities import PlanSensitivities, PredictionKey, plan_sensitivities
 from hetplan.cli.options import read_inputs
 from hetplan.job.spec import Precision
 from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import FittedPredictor, fit_populations
 from hetplan.profiling.needs import Here
 from hetplan.profiling.samples import LayerSample, Phase, ProfileSet
-from hetplan.search.asked import Asked, AskingPlan, asking
 from hetplan.search.result import Inputs
 from hetplan.search.search import search
 
@@ -101,10 +101,12 @@ def width(inputs: Inputs, predictor: FittedPredictor, microbatch: int) -> float:
 
 def wanted(
     inputs: Inputs, samples: tuple[LayerSample, ...], microbatch: int
-) -> tuple[Asked, tuple[Candidate, ...], FittedPredictor]:
+) -> tuple[PredictionKey, tuple[Candidate, ...], FittedPredictor]:
     """What could be measured for one layer at one size, with these samples held."""
     predictor = fitted(samples)
-    asked = Asked(cause=KIND, layer=LayerKind.TRANSFORMER.value, microbatch_size=microbatch, tp=1)
+    asked = PredictionKey(
+        cause=KIND, layer=LayerKind.TRANSFORMER.value, microbatch_size=microbatch, tp=1
+    )
     found = PlanNeeds(
         model=inputs.model,
         cluster=inputs.cluster,
@@ -119,7 +121,7 @@ def wanted(
     return asked, candidates(found, Here(torch_device="cpu", kind=KIND), 2), predictor
 
 
-def left(asked: Asked, candidate: Candidate, now: float) -> float:
+def left(asked: PredictionKey, candidate: Candidate, now: float) -> float:
     (leaves,) = [each for each in candidate.measurement.leaves if each.asked == asked.name]
     return leaves.of(now)
 
@@ -157,7 +159,7 @@ class Now:
     """How things stand."""
 
     log_halfwidth: float
-    asking: tuple[AskingPlan, ...]
+    sensitivities: tuple[PlanSensitivities, ...]
     bases: tuple[Basis, ...]
 
 
@@ -165,10 +167,10 @@ def stand(inputs: Inputs, samples: tuple[LayerSample, ...], plan: object = None)
     predictor = fitted(samples)
     model, cluster, job = inputs.model, inputs.cluster, inputs.job
     best = plan or search(model, cluster, job, predictor).plan
-    one = asking("0", best, model, cluster, job, predictor)  # type: ignore[arg-type]
+    one = plan_sensitivities("0", best, inputs, predictor)  # type: ignore[arg-type]
     return Now(
         log_halfwidth=one.estimate.own_log_halfwidth or 0.0,
-        asking=(one,),
+        sensitivities=(one,),
         bases=bases(predictor, model, job, one.asked),
     )
 
@@ -186,7 +188,7 @@ def everything(samples: tuple[LayerSample, ...]) -> tuple[LayerSample, ...]:
 
 def test_what_widened_is_named_with_its_reason_and_nothing_else(inputs: Inputs) -> None:
     before = stand(inputs, everything(rows((1, 2, 4, 8), QUIET)))
-    plan = before.asking[0].plan
+    plan = before.sensitivities[0].plan
     size = plan.pipelines[0].stages[0].replicas[0].microbatch_size
     noisy = everything(rows((1, 2, 4, size), 30.0, off=0.7))
     after = stand(inputs, noisy, plan)

@@ -16,7 +16,7 @@ from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
 from hetplan.job.spec import Forbids, Job, Optimizer, Precision
-from hetplan.search.families.allowed import allowed_cluster
+from hetplan.search.space.allowed import allowed_cluster
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from hetplan.job.spec import Pins
 from hetplan.model.load import load_model
 from hetplan.predict.fit import FittedPredictor
 from hetplan.reports.terminal import print_table
-from hetplan.search.homogeneous import operations_per_token
+from hetplan.whatif.baselines import operations_per_token
 
 _PREDICTOR = FittedPredictor.datasheet_only()
 

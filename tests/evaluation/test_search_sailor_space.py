@@ -15,10 +15,10 @@ from evaluation.search.peers import files_of
 from evaluation.search.rows import Rows
 from evaluation.search.sailor_search import SailorMaker
 from evaluation.search.sailor_tables import Tables
-from hetplan.search.families.space import Ints
+from hetplan.cost.arrays import Ints
+from hetplan.search.one_f_one_b.replay import NEVER, numbers_of, step_seconds
+from hetplan.search.one_f_one_b.solver import chosen_of_row
 from hetplan.search.result import Inputs
-from hetplan.search.single.replay import NEVER, numbers_of, step_seconds
-from hetplan.search.single_row import chosen_of_row
 
 
 def _asked(at: int, batch: int) -> tuple[Case, Inputs, Rows, SailorJudge]:
@@ -62,7 +62,7 @@ def test_no_number_of_the_space_is_above_the_formula(at: int) -> None:
         maker = _maker(inputs, rows.table(size), judge)
         for family in families_of(inputs, rows.table(size)):
             space = maker.space(family)
-            numbers, rough = numbers_of(space), maker.rough(family)
+            numbers, order_free = numbers_of(space), maker.order_free(family)
             for _ in range(20):
                 mesh, units = _random_row(
                     draw, space.max_stages, space.island_mask, space.num_layers
@@ -74,6 +74,6 @@ def test_no_number_of_the_space_is_above_the_formula(at: int) -> None:
                 step = step_seconds(numbers, mesh, nothing, units, nothing)
                 assert step < NEVER
                 assert step <= said * (1 + 1e-9)
-                assert rough.bound_seconds <= said * (1 + 1e-9)
+                assert order_free.bound_seconds <= said * (1 + 1e-9)
                 compared += 1
     assert compared > 100

@@ -28,7 +28,8 @@ ORDER = {
     "machine": 5,
     "predict": 5,
     "cost": 6,
-    "search": 8,
+    "search": 7,
+    "whatif": 8,
     "schedulers": 8,
     "trainers": 9,
     "advice": 9,
@@ -131,8 +132,6 @@ def circles(needs: dict[str, set[str]]) -> dict[str, set[str]]:
 # Open these, and add no others.
 CIRCLES_TO_OPEN = {
     "hetplan.emulation.state",
-    "hetplan.search.reasons.answer",
-    "hetplan.search.search",
 }
 
 

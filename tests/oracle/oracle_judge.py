@@ -92,7 +92,7 @@ def judge(one: Listed) -> Verdict:
     result: SearchResult | None = None
     fault = ""
     try:
-        result = search(made.model, made.cluster, job, predictor, reasons=False)
+        result = search(made.model, made.cluster, job, predictor)
     except (InfeasibleError, InputError) as error:
         # Pins that contradict each other are bad input.
         if best is not None:
@@ -159,7 +159,6 @@ def warm() -> None:
                     made.cluster,
                     made.job,
                     FittedPredictor.datasheet_only(),
-                    reasons=False,
                 )
 
 

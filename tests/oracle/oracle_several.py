@@ -25,10 +25,10 @@ from oracle_space import SmallSpace
 
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search.costs.maker import SpaceMaker
-from hetplan.search.families.allowed import allowed_cluster
-from hetplan.search.several.solver import SeveralSolver
+from hetplan.search.multi_pipeline.solver import MultiPipelineSolver
 from hetplan.search.solver import Best
+from hetplan.search.space.allowed import allowed_cluster
+from hetplan.search.table_maker import TableMaker
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def spread(one: Listed) -> Spread:
     made, predictor = one.instance(), FittedPredictor.datasheet_only()
     job = replace(made.job, gap=0.0)
     cluster = allowed_cluster(made.cluster, job)
-    maker = SpaceMaker(model=made.model, cluster=cluster, job=job, predictor=predictor)
-    solver = SeveralSolver(0, maker, cluster, job)
+    maker = TableMaker(model=made.model, cluster=cluster, job=job, predictor=predictor)
+    solver = MultiPipelineSolver(0, maker)
     best = _fresh()
     solver.prove(best)
     bound = solver._bound(_fresh(), math.inf, 3e-3, 30).seconds
@@ -86,7 +86,7 @@ def spread(one: Listed) -> Spread:
 
 
 def _fresh() -> Best:
-    return Best(gap=0.0, bounds=[0.0], deadline=math.inf, progress=None, started=0.0)
+    return Best(bounds=[0.0])
 
 
 def lines(found: Sequence[Spread]) -> list[str]:

@@ -94,6 +94,7 @@ def _compare(one: Listed) -> int:
     return len(plans)
 
 
+@pytest.mark.slow
 def test_tables_of_stages_change_nothing() -> None:
     small = [row for row in _own() if 20 < row.plans < 120]
     small = [row for row in small if row.instance().job.pin.pipelines == 1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hetplan.reports.explained import against_lines
-from hetplan.search.explained.against import Against
+from hetplan.whatif.against import Against
 
 
 def test_brackets_of_a_fault_stand_as_they_are() -> None:

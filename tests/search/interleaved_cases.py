@@ -9,19 +9,19 @@ from itertools import permutations, product
 import numpy as np
 from synthetic_spaces import Wanted, small_space
 
+from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.times import Exchange, PipelineTimes
-from hetplan.search.families.family import Family
-from hetplan.search.families.space import Floats, Ints, Space
-from hetplan.search.interleaved.shared import Shared
-from hetplan.search.solver import Rough
+from hetplan.search.solver import OrderFreeBound
+from hetplan.search.space.family import Family
+from hetplan.search.space.stage_table import StageTable
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A family with its numbers and what fits by position; v chunks."""
 
-    space: Space
+    space: StageTable
     family: Family
     room: Ints
     """[V, M, P] units that fit on a slot of this mesh, by its distance from the last slot."""
@@ -32,39 +32,27 @@ class Case:
         last = len(mesh) - 1
         return np.array([self.room[:, at, last - s] for s, at in enumerate(mesh)])
 
-    def rough(self, family: Family) -> Rough:
+    def order_free(self, family: Family) -> OrderFreeBound:
         """Nothing is known."""
-        return Rough(bound_seconds=0.0, estimate_seconds=0.0)
+        return OrderFreeBound(bound_seconds=0.0, estimate_seconds=0.0)
 
-    def sharper_bound(self, family: Family, enough: float) -> float:
+    def crossing_bound(self, family: Family, enough: float) -> float:
         """Neither."""
         return 0.0
 
-    def shared(self) -> Shared:
-        """For a solver of this family."""
-        return Shared(
-            maker=_Given(self.space),
-            room=self,
-            exchange=self.exchange,
-            islands=tuple(f"i{at}" for at in range(8)),
-        )
+    def unchunked_space(self, family: Family) -> StageTable:
+        """The case is the `TableMaker` of its solver: the same for all."""
+        return self.space
 
+    @property
+    def chunk_memory(self) -> Case:
+        """See `most_units`."""
+        return self
 
-@dataclass(frozen=True)
-class _Given:
-    one: Space
-
-    def space(self, family: Family) -> Space:
-        """The same for all."""
-        return self.one
-
-    def rough(self, family: Family) -> Rough:
-        """Nothing is known."""
-        return Rough(bound_seconds=0.0, estimate_seconds=0.0)
-
-    def sharper_bound(self, family: Family, enough: float) -> float:
-        """Neither."""
-        return 0.0
+    @property
+    def island_names(self) -> tuple[str, ...]:
+        """Of islands enough."""
+        return tuple(f"i{at}" for at in range(8))
 
 
 def random_case(seed: int, *, most_layers: int = 11) -> Case:
@@ -150,7 +138,7 @@ def cuts(total: int, slots: int, least: int) -> Iterator[tuple[int, ...]]:
 
 
 def step_of(case: Case, row: Sequence[int], variants: Sequence[int], units: Sequence[int]) -> float:
-    """One step by the general replay and the rules of `Space`, without the search's own code."""
+    """One step by the general replay and `StageTable`'s rules, without the search's own code."""
     space, v, slots = case.space, case.family.virtual_stages, len(row)
     last = slots - 1
     roles = [(s == 0) + 2 * (s == last) for s in range(slots)]
@@ -204,7 +192,7 @@ def step_of(case: Case, row: Sequence[int], variants: Sequence[int], units: Sequ
     return float(step)
 
 
-def _hop(space: Space, row: Sequence[int], s: int) -> tuple[float, ...]:
+def _hop(space: StageTable, row: Sequence[int], s: int) -> tuple[float, ...]:
     """Send, send of a gradient, latency, wait and norm's level from slot s to the next one."""
     left, right = row[s], row[(s + 1) % len(row)]
     before = sum(1 for at in row[: s + 1] if at == left)  # runs: all stages of the mesh so far

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from hetplan.search.families.space import Floats
-from hetplan.search.interleaved.paths import (
+from hetplan.cost.arrays import Floats
+from hetplan.search.interleaved.rows import (
     AWAY,
     AWAY_BACK,
     OWN,

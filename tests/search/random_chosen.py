@@ -12,8 +12,8 @@ from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
 from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import Schedule
 from hetplan.plans.targets import target
-from hetplan.search.families.allowed import ends_allowed, stage_limit
-from hetplan.search.families.family import Family, Mesh
+from hetplan.search.space.allowed import ends_allowed, stage_limit
+from hetplan.search.space.family import Family, Mesh
 
 
 def random_chosen(

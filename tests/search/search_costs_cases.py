@@ -16,8 +16,8 @@ from hetplan.model.layers import Experts, LayerRun
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
 from hetplan.plans.plan import Schedule
-from hetplan.search.costs.maker import transformer_layers
-from hetplan.search.families.space import FIRST, LAST, Space
+from hetplan.search.space.stage_table import FIRST, LAST, StageTable
+from hetplan.search.table_maker import transformer_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +34,11 @@ def roles(count: int) -> list[int]:
     return [FIRST * (s == 0) + LAST * (s == count - 1) for s in range(count)]
 
 
-def in_flight(space: Space, slots: Slots, s: int) -> int:
+def in_flight(space: StageTable, slots: Slots, s: int) -> int:
     return min(len(slots.meshes) - s + slots.extra[s], space.num_microbatches)
 
 
-def chosen(space: Space, cluster: Cluster, slots: Slots) -> ChosenPlan:
+def chosen(space: StageTable, cluster: Cluster, slots: Slots) -> ChosenPlan:
     """The same plan as choices."""
     family, count = space.family, len(slots.meshes)
     stages = []
@@ -68,7 +68,7 @@ def chosen(space: Space, cluster: Cluster, slots: Slots) -> ChosenPlan:
     )
 
 
-def step_seconds(space: Space, slots: Slots) -> float:
+def step_seconds(space: StageTable, slots: Slots) -> float:
     """Sum and replay of the space's numbers."""
     count = len(slots.meshes)
     at, v, n = (np.array(each) for each in (slots.meshes, slots.variants, slots.units))
@@ -115,7 +115,7 @@ def step_seconds(space: Space, slots: Slots) -> float:
     return float(leaving.max()) + float((ends + after - leaving).max())
 
 
-def fits(space: Space, slots: Slots) -> bool:
+def fits(space: StageTable, slots: Slots) -> bool:
     """Whether the memory of every stage holds what it has."""
     return all(
         slots.units[s]
@@ -124,7 +124,7 @@ def fits(space: Space, slots: Slots) -> bool:
     )
 
 
-def random_slots(rng: np.random.Generator, space: Space) -> Slots | None:
+def random_slots(rng: np.random.Generator, space: StageTable) -> Slots | None:
     """Meshes with disjoint islands, one after the other, as many stages as there is room for."""
     order, used = [], 0
     for at in rng.permutation(len(space.max_stages)).tolist():

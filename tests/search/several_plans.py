@@ -9,7 +9,7 @@ from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
 from hetplan.plans.plan import RecomputeGranularity, Schedule, Sharding
-from hetplan.search.several.ticks import tick_meshes
+from hetplan.search.multi_pipeline.microbatch_samples import tick_meshes
 
 _Meshes = dict[int, set[tuple[tuple[int, ...], tuple[Shape, ...]]]]
 """Islands and shapes by tick."""

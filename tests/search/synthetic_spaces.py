@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hetplan.cost.arrays import Floats, Ints
 from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import RecomputeGranularity, Sharding
-from hetplan.search.families.family import Family, Mesh
-from hetplan.search.families.space import Floats, Ints, Links, NormSums, Space
+from hetplan.search.space.family import Family, Mesh
+from hetplan.search.space.stage_table import Links, NormSums, StageTable
 
 _GRANULARITIES = (
     RecomputeGranularity.NONE,
@@ -39,12 +40,12 @@ class Wanted:
     leaving: bool = False
     tied: bool | None = None
     forbidden_ends: bool = False
-    """Some pairs of first and last mesh cannot be (an infinite `Space.tied`)."""
+    """Some pairs of first and last mesh cannot be (an infinite `StageTable.tied`)."""
     pinned_stages: int = 0
     pinned_ends: bool = False
 
 
-def small_space(rng: np.random.Generator, wanted: Wanted | None = None) -> Space:
+def small_space(rng: np.random.Generator, wanted: Wanted | None = None) -> StageTable:
     """A space with uneven meshes, transfers, end-of-step times and, sometimes, tight memory."""
     ask = wanted or Wanted()
     islands = ask.islands or int(rng.integers(1, 4))
@@ -89,7 +90,7 @@ def small_space(rng: np.random.Generator, wanted: Wanted | None = None) -> Space
     if long_links:
         wire = np.where(rng.random((count, count)) < 0.5, wire * 0.05, wire + 1.5)
     regions = _regions(islands, ask.regions)
-    return Space(
+    return StageTable(
         family=_family(
             masks, stages, m, samples=1, variants=v, most_extra_depth=ask.most_extra_depth
         ),
@@ -139,7 +140,7 @@ class Scale:
     """Seconds of a transfer between regions; a unit takes about 0.3 on the mean mesh."""
 
 
-def large_space(seed: int, scale: Scale) -> Space:
+def large_space(seed: int, scale: Scale) -> StageTable:
     """A space of the size of a real one: six kinds, memory that binds, meshes of unlike speed."""
     rng = np.random.default_rng(seed)
     kinds = np.array([0.6, 0.75, 1.0, 1.3, 1.7, 2.4])
@@ -178,7 +179,7 @@ def large_space(seed: int, scale: Scale) -> Space:
     extra = np.zeros((4, scale.variants, count))
     extra[[1, 3]] += 0.1 * forward
     extra[[2, 3]] += 0.8 * forward
-    return Space(
+    return StageTable(
         family=_family(
             np.array(masks), np.array(stages), scale.microbatches, samples=8,
             variants=scale.variants, most_extra_depth=scale.most_extra_depth,

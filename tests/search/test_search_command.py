@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sweep_files import sweep_files
 from typer.testing import CliRunner, Result
 
 from hetplan.cli.main import app
@@ -13,39 +14,38 @@ from hetplan.search.files import load_plan, result_text
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-def run(tmp_path: Path, *options: str) -> Result:
-    return CliRunner().invoke(
-        app,
-        [
-            "plan",
-            *("--model", str(CONFIGS / "models/llama-140b.yaml")),
-            *("--cluster", str(CONFIGS / "clusters/mixed-768.yaml")),
-            *("--job", str(CONFIGS / "jobs/llama-140b.yaml")),
-            # An empty store: everything is predicted from datasheets.
-            *("--store", str(tmp_path / "store")),
-            *("--out", str(tmp_path / "plan.json")),
-            *options,
-        ],
-    )
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """A small question, and an empty store: everything is predicted from datasheets."""
+    sweep_files(tmp_path)
     (tmp_path / "store").mkdir()
     return tmp_path
 
 
+def run(folder: Path, *options: str) -> Result:
+    files = {"model": "model.yaml", "cluster": "one.yaml", "job": "job.yaml"}
+    return plan(folder, {name: folder / file for name, file in files.items()}, *options)
+
+
+def plan(folder: Path, inputs: dict[str, Path], *options: str) -> Result:
+    named = [f"--{name}={path}" for name, path in inputs.items()]
+    out = (f"--store={folder / 'store'}", f"--out={folder / 'plan.json'}")
+    return CliRunner().invoke(app, ["plan", *named, *out, *options])
+
+
+@pytest.mark.slow
 def test_768_devices_are_planned_within_one_percent(folder: Path) -> None:
-    done = run(folder, "--no-native")
+    files = {
+        "model": "models/llama-140b", "cluster": "clusters/mixed-768", "job": "jobs/llama-140b",
+    }  # fmt: skip
+    inputs = {name: CONFIGS / f"{file}.yaml" for name, file in files.items()}
+    done = plan(folder, inputs, "--no-native")
     assert done.exit_code == 0, done.output
     result = load_plan(folder / "plan.json")
     assert result.certificate.status == "optimal"
     assert result.certificate.gap <= 0.01 + 1e-12
     assert result.estimate.fits
     assert [name for name, _ in result.inputs.sha256] == ["model", "cluster", "job", "predictor"]
-    for words in ("tp ", "lower bound ", "nothing was measured"):
-        assert words in done.stdout
-    assert "predicted on both sides" in done.stdout
     assert "wrote" in done.stderr
     assert "wrote" not in done.stdout
 

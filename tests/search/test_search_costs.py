@@ -29,12 +29,12 @@ from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
 from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import Schedule
 from hetplan.predict.fit import fit_populations
-from hetplan.search.costs.ends import filled
-from hetplan.search.costs.maker import SpaceMaker
-from hetplan.search.families.allowed import allowed_cluster
-from hetplan.search.families.families import Families
-from hetplan.search.families.family import Family
-from hetplan.search.families.space import FIRST, LAST, Space
+from hetplan.search.space.allowed import allowed_cluster
+from hetplan.search.space.families import Families
+from hetplan.search.space.family import Family
+from hetplan.search.space.optimizer_phase import filled
+from hetplan.search.space.stage_table import FIRST, LAST, StageTable
+from hetplan.search.table_maker import TableMaker
 
 PREDICTOR = fit_populations(())
 EXACT = 1e-9
@@ -68,7 +68,7 @@ def drawn(rng: np.random.Generator, families: tuple[Family, ...], count: int) ->
             for k in range(count)]  # fmt: skip
 
 
-def unlike_parts(cluster: Cluster, space: Space, slots: Slots) -> bool:
+def unlike_parts(cluster: Cluster, space: StageTable, slots: Slots) -> bool:
     """Whether a stage has parts of unlike kinds or links, which may take turns at being slowest."""
     parts = [
         {(cluster.islands[i].device.kind, cluster.islands[i].intra_node) for i in mesh.islands}
@@ -86,13 +86,13 @@ def holds(step: StepCost) -> bool:
 def test_a_space_adds_up_to_what_the_plan_costs(target: str, seed: int) -> None:
     model, cluster, asked = question(seed, target)
     families = Families(model=model, cluster=allowed_cluster(cluster, asked), job=asked).families()
-    maker = SpaceMaker(model=model, cluster=cluster, job=asked, predictor=PREDICTOR)
+    maker = TableMaker(model=model, cluster=cluster, job=asked, predictor=PREDICTOR)
     pricer = Pricer(model, cluster, asked, PREDICTOR)
     rng = np.random.default_rng(1000 + seed)
     priced = 0
     for family in drawn(rng, families, 8):
-        space, rough = maker.space(family), maker.rough(family)
-        sharper = maker.sharper_bound(family)
+        space, order_free = maker.space(family), maker.order_free(family)
+        crossing = maker.crossing_bound(family)
         for _ in range(4):
             slots = random_slots(rng, space)
             if not np.isfinite(space.tied[slots.meshes[0], slots.meshes[-1]]):
@@ -104,16 +104,16 @@ def test_a_space_adds_up_to_what_the_plan_costs(target: str, seed: int) -> None:
             if not fits(space, slots):
                 continue
             mine = step_seconds(space, slots)
-            assert rough.bound_seconds <= sharper <= step.step_seconds
+            assert order_free.bound_seconds <= crossing <= step.step_seconds
             assert mine <= step.step_seconds * (1 + EXACT)
-            assert maker.whole_seconds(chosen(space, cluster, slots)) == step.step_seconds
+            assert maker.evaluator.seconds(chosen(space, cluster, slots)) == step.step_seconds
             if maker.exact(family) or not unlike_parts(cluster, space, slots):
                 assert mine == pytest.approx(step.step_seconds, rel=EXACT), (family, slots)
                 priced += 1
     assert priced
 
 
-def chunked(space: Space, cluster: Cluster, meshes: list[int], units: list[int]) -> ChosenPlan:
+def chunked(space: StageTable, cluster: Cluster, meshes: list[int], units: list[int]) -> ChosenPlan:
     """An interleaved pipeline whose stages hold so many units, dealt as evenly as possible."""
     family, count, v = space.family, len(meshes), space.family.virtual_stages
     stages = []
@@ -151,12 +151,12 @@ def test_stages_of_interleaved_plans_cost_what_the_space_says(target: str) -> No
         model = unlike_model("dense" if target == "native" else "experts", 14, tied=False)
         found = Families(model=model, cluster=allowed_cluster(cluster, asked), job=asked).families()
         rng = np.random.default_rng(seed)
-        maker = SpaceMaker(model=model, cluster=cluster, job=asked, predictor=PREDICTOR)
+        maker = TableMaker(model=model, cluster=cluster, job=asked, predictor=PREDICTOR)
         pricer = Pricer(model, cluster, asked, PREDICTOR)
         some = [each for each in found if each.virtual_stages > 1]
         for at in rng.permutation(len(some))[:6].tolist():
             family = some[at]
-            space, rough = maker.space(family), maker.rough(family)
+            space, order_free = maker.space(family), maker.order_free(family)
             v, mesh = family.virtual_stages, int(rng.integers(len(family.meshes)))
             count = next(
                 (p for p in (4, 3, 8) if family.num_microbatches % p == 0
@@ -184,7 +184,7 @@ def test_stages_of_interleaved_plans_cost_what_the_space_says(target: str) -> No
                     if space.norm is not None:
                         assert end.leaves == pytest.approx(space.leaving[role, mesh, n], rel=EXACT)
             if holds(step):
-                assert rough.bound_seconds <= maker.sharper_bound(family) <= step.step_seconds
+                assert order_free.bound_seconds <= maker.crossing_bound(family) <= step.step_seconds
     assert looked_at > 10
 
 

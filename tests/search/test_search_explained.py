@@ -10,12 +10,12 @@ from search_jobs import cluster, island, job, model
 from hetplan.cost.estimate import estimate
 from hetplan.job.spec import Pins
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search.explained.against import against
-from hetplan.search.explained.changes import Change, changes
-from hetplan.search.explained.limits import FASTER, limits
-from hetplan.search.explained.shadow_prices import shadow_prices
-from hetplan.search.result import SearchResult
+from hetplan.search.result import Question, SearchResult
 from hetplan.search.search import search
+from hetplan.whatif.against import against
+from hetplan.whatif.ask import Change
+from hetplan.whatif.limits import FASTER, limits
+from hetplan.whatif.shadow_prices import changes, shadow_prices
 
 _PREDICTOR = FittedPredictor.datasheet_only()
 
@@ -69,24 +69,24 @@ def test_a_faster_device_kind_is_worth_what_its_limit_says(found: SearchResult) 
 
 def test_changes_are_single_and_in_words(found: SearchResult) -> None:
     of, wanted = found.inputs.cluster, found.inputs.job
-    every = list(changes(of, wanted))
+    every = list(changes(Question(model=model(6), cluster=of, job=wanted)))
     words = [each.words for each in every]
     assert len(words) == len(set(words))
     assert any("without pin virtual_stages: 1" in each for each in words)
     for each in every:
-        assert (each.cluster, each.job) != (of, wanted), each.words
+        assert each.question != Question(model=model(6), cluster=of, job=wanted), each.words
 
 
 def test_an_unneeded_change_is_worth_nothing_and_a_pin_that_costs_is_found(
     found: SearchResult,
 ) -> None:
     inputs = found.inputs
-    none = Change(words="nothing", cluster=inputs.cluster, job=inputs.job)
+    none = Change(words="nothing", question=inputs)
     slower = replace(
         inputs.cluster,
         islands=tuple(replace(each, clock_ratio=0.5) for each in inputs.cluster.islands),
     )
-    worse = Change(words="half the clock", cluster=slower, job=inputs.job)
+    worse = Change(words="half the clock", question=inputs.changed(cluster=slower))
     best, last = shadow_prices(found, _PREDICTOR, asked=(worse, none))
     assert best.words == "nothing"
     assert abs(best.gain) <= best.uncertain + 1e-9
@@ -128,7 +128,11 @@ def test_a_plan_that_is_too_large_or_for_another_batch_is_told(found: SearchResu
 def test_more_nodes_never_cost_anything(found: SearchResult) -> None:
     """Today's layout is where the search with the change begins."""
     of, wanted = found.inputs.cluster, found.inputs.job
-    more = [each for each in changes(of, wanted) if "more node" in each.words]
+    more = [
+        each
+        for each in changes(Question(model=model(6), cluster=of, job=wanted))
+        if "more node" in each.words
+    ]
     assert len(more) == 2
     for price in shadow_prices(found, _PREDICTOR, asked=more):
         assert price.same_plan_gain == pytest.approx(0.0, abs=1e-9)

@@ -15,7 +15,7 @@ from hetplan.search.solver import Best
 def solved(case: Case, gap: float) -> Best:
     """The family searched and proven."""
     best = Best(gap=gap, bounds=[0.0], deadline=math.inf, progress=None, started=0.0)
-    solver = InterleavedSolver(0, case.family, case.shared())
+    solver = InterleavedSolver(0, case.family, case)
     solver.improve(best)
     solver.prove(best)
     return best

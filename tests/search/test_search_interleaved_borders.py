@@ -12,10 +12,9 @@ from interleaved_cases import Case, every_plan, random_case
 from random_cases import seeds
 
 from hetplan.cost.replay.times import Exchange
-from hetplan.search.interleaved.borders import borders_of
-from hetplan.search.interleaved.islands import island_program
-from hetplan.search.interleaved.orders import stage_counts
-from hetplan.search.single.replay import NEVER, numbers_of
+from hetplan.search.interleaved.enumerate import stage_counts
+from hetplan.search.interleaved.island_bound import borders_of, island_program
+from hetplan.search.one_f_one_b.replay import NEVER, numbers_of
 
 
 @pytest.mark.parametrize("seed", seeds(60))

@@ -12,11 +12,10 @@ from random_cases import seeds
 from test_search_interleaved_replay import random_pipeline, times_of
 
 from hetplan.cost.replay.ends import step_ends
-from hetplan.search.interleaved.capacity import capacity_bound
-from hetplan.search.interleaved.listing import list_cuts
-from hetplan.search.interleaved.program import least_bound
+from hetplan.search.interleaved.bound import capacity_bound, least_bound
+from hetplan.search.interleaved.enumerate import list_cuts
 from hetplan.search.interleaved.rows import row_of, row_terms
-from hetplan.search.single.replay import NEVER, numbers_of
+from hetplan.search.one_f_one_b.replay import NEVER, numbers_of
 
 
 @pytest.mark.parametrize("seed", seeds(60))

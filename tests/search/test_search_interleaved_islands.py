@@ -12,8 +12,8 @@ from random_cases import seeds
 from synthetic_spaces import Scale, large_space
 
 from hetplan.cost.replay.times import Exchange
-from hetplan.search.interleaved.islands import island_program, least_open
-from hetplan.search.interleaved.orders import stage_counts
+from hetplan.search.interleaved.enumerate import stage_counts
+from hetplan.search.interleaved.island_bound import island_program, least_open
 from hetplan.search.interleaved.solver import InterleavedSolver
 from hetplan.search.solver import Best
 
@@ -58,7 +58,7 @@ def _large(islands: int) -> Case:
 def test_families_of_many_islands_get_a_plan_and_a_bound(islands: int) -> None:
     case = _large(islands)
     best = Best(gap=0.01, bounds=[0.0], deadline=math.inf, progress=None, started=0.0)
-    solver = InterleavedSolver(0, case.family, case.shared())
+    solver = InterleavedSolver(0, case.family, case)
     solver.improve(best)
     assert best.chosen is not None
     solver.prove(best)

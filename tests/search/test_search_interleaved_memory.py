@@ -19,13 +19,12 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import plan_of
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search.costs.maker import SpaceMaker
-from hetplan.search.families.families import Families
-from hetplan.search.families.family import Family
 from hetplan.search.interleaved.memory import ChunkMemory
 from hetplan.search.interleaved.rows import row_of
-from hetplan.search.interleaved.shared import shared_of
-from hetplan.search.single.replay import NEVER, numbers_of
+from hetplan.search.one_f_one_b.replay import NEVER, numbers_of
+from hetplan.search.space.families import Families
+from hetplan.search.space.family import Family
+from hetplan.search.table_maker import TableMaker
 
 _INTERLEAVED = "interleaved-1f1b"
 PREDICTOR = FittedPredictor.datasheet_only()
@@ -54,11 +53,11 @@ def question(seed: int) -> tuple[ModelSpec, Cluster, Job]:
 
 
 @lru_cache(maxsize=64)
-def plans(seed: int, number: int) -> list[tuple[Family, ChosenPlan, StepCost, SpaceMaker]]:
+def plans(seed: int, number: int) -> list[tuple[Family, ChosenPlan, StepCost, TableMaker]]:
     """Random interleaved plans with their prices."""
     spec, where, asked = question(seed)
     draw = random.Random(seed)
-    maker = SpaceMaker(model=spec, cluster=where, job=asked, predictor=PREDICTOR)
+    maker = TableMaker(model=spec, cluster=where, job=asked, predictor=PREDICTOR)
     families = [
         each
         for each in Families(model=spec, cluster=where, job=asked).families()
@@ -84,20 +83,21 @@ def plans(seed: int, number: int) -> list[tuple[Family, ChosenPlan, StepCost, Sp
 @pytest.mark.parametrize("seed", seeds(16))
 def test_row_is_priced_as_its_plan(seed: int) -> None:
     for family, chosen, price, maker in plans(seed, 6):
-        shared = shared_of(maker)
-        space = shared.space(family)
+        space = maker.unchunked_space(family)
         (pipeline,) = chosen.pipelines
-        names = [tuple(shared.islands[island] for island in mesh.islands) for mesh in family.meshes]
+        names = [
+            tuple(maker.island_names[island] for island in mesh.islands) for mesh in family.meshes
+        ]
         mesh = tuple(
             names.index(tuple(part.island for part in stage.parts)) for stage in pipeline.stages
         )
         units = np.array([sum(stage.layers) for stage in pipeline.stages])
         variant = np.array([family.recompute.index(stage.recompute) for stage in pipeline.stages])
-        most = shared.room.most_units(family, mesh, space.num_layers)
+        most = maker.chunk_memory.most_units(family, mesh, space.num_layers)
         use = price.memory[0]
         for s, (n, v) in enumerate(zip(units, variant, strict=True)):
             assert (n <= most[s, v]) == (use[s].total_bytes <= use[s].available_bytes), (s, n)
-        row = row_of(numbers_of(space), mesh, most, family.virtual_stages, shared.exchange)
+        row = row_of(numbers_of(space), mesh, most, family.virtual_stages, maker.exchange)
         fits = all(each.total_bytes <= each.available_bytes for each in use)
         seconds = row.seconds(variant, units)
         assert (seconds < NEVER) == fits
@@ -133,7 +133,7 @@ def test_more_memory_never_holds_less() -> None:
                 model=spec,
                 cluster=each,
                 job=asked,
-                units=SpaceMaker(model=spec, cluster=each, job=asked, predictor=PREDICTOR).units(),
+                units=TableMaker(model=spec, cluster=each, job=asked, predictor=PREDICTOR).units(),
             ).most_units(family, mesh, spec.num_layers)
             for each in (where, larger)
         )

@@ -7,12 +7,11 @@ import pytest
 from interleaved_cases import Case, cuts, every_row, random_case, step_of
 from random_cases import seeds
 
+from hetplan.cost.arrays import Floats
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.times import Exchange, PipelineTimes
-from hetplan.search.families.space import Floats
-from hetplan.search.interleaved.rows import row_of
-from hetplan.search.interleaved.ticks import lockstep_applies, lockstep_ends
-from hetplan.search.single.replay import numbers_of
+from hetplan.search.interleaved.rows import lockstep_applies, lockstep_ends, row_of
+from hetplan.search.one_f_one_b.replay import numbers_of
 
 
 def times_of(forward: Floats, backward: Floats, hops: Floats, m: int) -> PipelineTimes:

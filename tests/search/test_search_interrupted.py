@@ -33,7 +33,7 @@ _MOMENTS = [
     ("report", 2),
     ("_put", 4),
     ("done", 2),
-    ("settle", 1),
+    ("final_plan", 1),
     ("_result", 1),
     ("close", 1),
     ("_by_objective", 1),
@@ -134,6 +134,7 @@ def test_an_interrupt_leaves_the_best_plan_and_a_journal(
     assert plan.read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_a_signal_from_outside_ends_a_long_search(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     journal, out = tmp_path / "journal.jsonl", tmp_path / "plan.json"

@@ -86,8 +86,8 @@ def test_steps_on_record_are_not_computed_again(
     def never(self: object, best: Best) -> None:
         raise AssertionError("this step is on record")
 
-    monkeypatch.setattr("hetplan.search.single_solver.SingleSolver.improve", never)
-    monkeypatch.setattr("hetplan.search.single_solver.SingleSolver.prove", never)
+    monkeypatch.setattr("hetplan.search.one_f_one_b.solver.OneFOneBSolver.improve", never)
+    monkeypatch.setattr("hetplan.search.one_f_one_b.solver.OneFOneBSolver.prove", never)
     assert result_text(_find(job(8, gap=0.01), path, resume=True)) == result_text(result)
 
 

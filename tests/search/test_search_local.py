@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
+from synthetic_plans import every_row, step_of
 from synthetic_spaces import Wanted, small_space
 
-from hetplan.cost.replay.kernel import replay_seconds
-from hetplan.search.families.space import FIRST, LAST, Ints, Space
-from hetplan.search.single.exact import cheapest, few_plans, row_arrays, rows
-from hetplan.search.single.local import expand, rules_of, search_rows
-from hetplan.search.single.local_cut import cut, estimate
-from hetplan.search.single.local_polish import polish
-from hetplan.search.single.replay import NEVER, numbers_of, step_seconds
+from hetplan.cost.arrays import Ints
+from hetplan.search.one_f_one_b.cut import cut, estimate
+from hetplan.search.one_f_one_b.enumerate import cheapest, few_plans, row_arrays
+from hetplan.search.one_f_one_b.heuristic import expand, polish, rules_of, search_rows
+from hetplan.search.one_f_one_b.replay import NEVER, numbers_of, step_seconds
+from hetplan.search.space.stage_table import StageTable
 
 _CASES = [
     Wanted(),
@@ -29,62 +28,12 @@ _CASES = [
 ]
 
 
-def _slow_step(space: Space, mesh: Ints, variant: Ints, units: Ints, extra: Ints) -> float:
-    """The step of a row, written apart: plain sums over `Space`, then the replay."""
-    slots, m = len(mesh), space.num_microbatches
-    forward, backward, ends, late = [], [], [], []
-    warmup = [min(slots - s + int(extra[s]), m) for s in range(slots)]
-    tied = float(space.tied[mesh[0], mesh[-1]]) if slots > 1 else 0.0
-    for s in range(slots):
-        i, v, n = int(mesh[s]), int(variant[s]), int(units[s])
-        role = (FIRST if s == 0 else 0) | (LAST if s == slots - 1 else 0)
-        if n > space.most_layers[v, role, i, min(warmup[s], space.most_layers.shape[3] - 1)]:
-            return NEVER
-        forward.append(space.extra_forward[role, v, i] + n * space.forward[v, i])
-        backward.append(space.extra_backward[role, v, i] + n * space.backward[v, i])
-        late.append(space.leaving[role, i, n])
-        ends.append(space.after[role, i, n] - late[-1] + (tied if role else 0.0))
-    boundaries = []
-    norms = [0.0]
-    begin = 0
-    for s in range(slots - 1):
-        i, j = int(mesh[s]), int(mesh[s + 1])
-        begin = begin if s and mesh[s - 1] == i else s
-        nodes = i == j and (s + 1 - begin) % int(space.stages_per_node[i]) == 0
-        links, at = (space.node_links, (i,)) if nodes else (space.links, (i, j))
-        boundaries.append(
-            [
-                float(getattr(links, name)[at])
-                for name in ("send_forward", "send_backward", "wire_latency", "rendezvous_extra")
-            ]
-        )
-        if space.norm is not None:
-            norms.append(float(space.norm.node_links[i] if nodes else space.norm.links[i, j]))
-    norm = 0.0
-    if space.norm is not None:
-        norm = float(space.norm.inside[mesh].max() - space.norm.inside.min())
-        norm += (slots - 1).bit_length() * max(norms)
-    wires = np.array(boundaries, dtype=float).reshape(slots - 1, 4).T
-    step = replay_seconds(
-        np.array(forward), np.array(backward), *(np.ascontiguousarray(w) for w in wires),
-        np.array(warmup), m, np.array(ends), space.rendezvous,
-    )  # fmt: skip
-    return min(NEVER, step + max(late) + norm)
-
-
-def _cuts(layers: int, slots: int) -> list[tuple[int, ...]]:
-    found = product(range(1, layers + 1), repeat=slots - 1)
-    return [(*cut, layers - sum(cut)) for cut in found if layers - sum(cut) >= 1]
-
-
-def _every_plan(space: Space) -> list[tuple[float, Ints, Ints, Ints, Ints]]:
+def _every_plan(space: StageTable) -> list[tuple[float, Ints, Ints, Ints, Ints]]:
+    """(step, mesh, variant, units, extra) of every plan that fits, priced apart."""
     found = []
-    for row in rows(rules_of(space)):
-        mesh, extra = row_arrays(row)
-        for units in _cuts(space.num_layers, len(mesh)):
-            for variant in product(range(space.forward.shape[0]), repeat=len(mesh)):
-                v, n = np.array(variant), np.array(units)
-                found.append((_slow_step(space, mesh, v, n, extra), mesh, v, n, extra))
+    for row in every_row(space):
+        arrays = (np.array(each) for each in (row.meshes, row.variants, row.units, row.extra))
+        found.append((min(NEVER, step_of(space, row)), *arrays))
     return found
 
 
@@ -156,7 +105,7 @@ def test_a_listing_in_slices_finds_the_same_and_can_be_ended_at_any(
         return answers
 
     whole = found([], 0)
-    monkeypatch.setattr("hetplan.search.single.exact._SLICE", slice_)
+    monkeypatch.setattr("hetplan.search.one_f_one_b.enumerate._SLICE", slice_)
     seen: list[int] = []
     assert found(seen, 10**9) == whole
     assert len(seen) > 10
@@ -171,7 +120,7 @@ def test_rows_are_listed_with_a_look_at_the_clock(monkeypatch: pytest.MonkeyPatc
     space = small_space(np.random.default_rng(5), Wanted(islands=3, most_stages=3))
     whole = few_plans(space, rules_of(space), 10**6)
     assert whole is not None
-    monkeypatch.setattr("hetplan.search.single.exact._ROWS_BETWEEN", 10)
+    monkeypatch.setattr("hetplan.search.one_f_one_b.enumerate._ROWS_BETWEEN", 10)
     seen: list[int] = []
     assert few_plans(space, rules_of(space), 10**6, lambda: _looked(10**9, seen)) == whole
     assert len(seen) >= len(whole) // 10
@@ -192,7 +141,7 @@ def test_no_row_is_found_where_every_one_takes_for_ever() -> None:
     assert not counts.any()
 
 
-def _found(space: Space) -> float:
+def _found(space: StageTable) -> float:
     numbers, rules = numbers_of(space), rules_of(space)
     keep, counts = np.zeros((6, 4, 3), dtype=np.int64), np.zeros(6, dtype=np.int64)
     scores, best = np.full(6, np.inf), NEVER

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 from search_jobs import cluster, island, job, model
 
+from hetplan.advice.near_best import rivals
+from hetplan.advice.plan_sensitivities import UPDATE, PlanSensitivities, plan_sensitivities
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate
@@ -17,10 +19,12 @@ from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.check import check_plan
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.predictor import Prediction
-from hetplan.search.asked import UPDATE, AskingPlan, asking
-from hetplan.search.near_best import rivals
 from hetplan.search.search import search
-from hetplan.search.through import Moved, Through, Watched
+from hetplan.search.space.forwarding_predictor import (
+    ForwardingPredictor,
+    RecordingPredictor,
+    ShiftedPredictor,
+)
 
 PREDICTOR = FittedPredictor.datasheet_only()
 
@@ -35,26 +39,26 @@ def mixed() -> Cluster:
 def test_rivals_are_legal_other_plans_and_one_wins_when_a_kind_is_slow() -> None:
     given, on, asked = model(6), mixed(), job(8)
     best = search(given, on, asked, PREDICTOR)
-    found = rivals(best.plan, given, on, asked, PREDICTOR, seconds=20.0)
+    found = rivals(best.plan, best.inputs, PREDICTOR, seconds=20.0)
     assert len(found) == len(set(found)) >= 3
     assert best.plan not in found
     assert all(not check_plan(each, given, on, asked) for each in found)
     # In the world where the quick kind is slow the best of them beats the best plan of today's.
-    world = Moved(PREDICTOR, "new", 1.0)
+    world = ShiftedPredictor(PREDICTOR, "new", 1.0)
     there = [estimate(each, given, on, asked, world).step_seconds for each in found]
-    assert min(there) < 0.98 * estimate(best.plan, given, on, asked, world).step_seconds
+    assert min(there) < 0.98 * estimate(best.plan, best.inputs, world).step_seconds
 
 
 def test_no_time_gives_no_rivals() -> None:
     given, on, asked = model(6), mixed(), job(8)
     best = search(given, on, asked, PREDICTOR)
-    assert rivals(best.plan, given, on, asked, PREDICTOR, seconds=0.0) == ()
+    assert rivals(best.plan, best.inputs, PREDICTOR, seconds=0.0) == ()
 
 
 def test_parts_are_the_whole_step_by_what_can_be_measured() -> None:
     given, on, asked = model(6), mixed(), job(8)
     best = search(given, on, asked, PREDICTOR)
-    found = asking("best", best.plan, given, on, asked, PREDICTOR)
+    found = plan_sensitivities("best", best.plan, best.inputs, PREDICTOR)
     parts = found.parts.parts
     assert math.fsum(part.seconds for part in parts) == pytest.approx(found.estimate.step_seconds)
     assert found.estimate.step_seconds == best.estimate.step_seconds
@@ -72,7 +76,7 @@ def test_parts_are_the_whole_step_by_what_can_be_measured() -> None:
 def test_layers_of_most_work_have_most_of_a_kinds_seconds() -> None:
     given, on, asked = model(6), cluster(island("quick", kind="new")), job(8)
     best = search(given, on, asked, PREDICTOR)
-    found = asking("best", best.plan, given, on, asked, PREDICTOR)
+    found = plan_sensitivities("best", best.plan, best.inputs, PREDICTOR)
     seconds = {
         each.layer: part.seconds for each, part in zip(found.asked, found.parts.parts, strict=True)
     }
@@ -80,7 +84,7 @@ def test_layers_of_most_work_have_most_of_a_kinds_seconds() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept(Through):
+class Kept(ForwardingPredictor):
     """Notes the kernels of every transformer layer that is asked for."""
 
     kernels: set[Kernels] = field(default_factory=set)
@@ -99,7 +103,7 @@ class Kept(Through):
     ) -> Prediction:
         if layer is LayerKind.TRANSFORMER:
             self.kernels.add(kernels)
-        return Through.forward(
+        return ForwardingPredictor.forward(
             self,
             device,
             model,
@@ -118,14 +122,14 @@ def test_a_job_is_asked_about_with_the_kernels_of_its_own_trainer() -> None:
     asked = replace(plain, trainer=TrainerOptions(fused_attention=False))
     best = search(given, on, asked, PREDICTOR)
     noted = Kept(PREDICTOR)
-    found = asking("best", best.plan, given, on, asked, noted)
+    found = plan_sensitivities("best", best.plan, best.inputs, noted)
     assert {each.fused_attention for each in noted.kernels} == {False}
     # Scores in memory make the layers' part of what is computed larger.
-    other = asking("best", best.plan, given, on, plain, PREDICTOR)
+    other = plan_sensitivities("best", best.plan, best.inputs.changed(job=plain), PREDICTOR)
     assert transformer_share(found) > transformer_share(other)
 
 
-def transformer_share(found: AskingPlan) -> float:
+def transformer_share(found: PlanSensitivities) -> float:
     parts = zip(found.asked, found.parts.parts, strict=True)
     seconds = {each.layer: part.seconds for each, part in parts if each.layer}
     return seconds["transformer"] / math.fsum(seconds.values())
@@ -134,7 +138,7 @@ def transformer_share(found: AskingPlan) -> float:
 def test_the_largest_message_of_a_link_is_noted() -> None:
     on = mixed()
     link = on.islands[0].inter_node
-    watched = Watched(PREDICTOR)
+    watched = RecordingPredictor(PREDICTOR)
     watched.send(link, 100.0)
     watched.collective(link, "all_reduce", 4, 5000.0)
     watched.send(link, 200.0)

@@ -17,11 +17,11 @@ from hetplan.job.spec import Forbids, Job, Pins
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check import check_plan
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search.reasons.conflict import find_conflict
-from hetplan.search.reasons.constraints import Question, constraints
-from hetplan.search.reasons.feasible import Feasible
-from hetplan.search.reasons.relaxations import relaxations
+from hetplan.search.result import Question
 from hetplan.search.search import search
+from hetplan.whatif.conflict import Feasible, constraints, find_conflict
+from hetplan.whatif.no_plan import relaxations
+from hetplan.whatif.plan import plan
 
 _PREDICTOR = FittedPredictor.datasheet_only()
 
@@ -93,7 +93,7 @@ def asked_of(name: str) -> tuple[Question, tuple[str, ...]]:
 def has_plan(asked: Question) -> bool:
     """By the search itself, which must also give a legal plan that fits."""
     try:
-        found = search(asked.model, asked.cluster, asked.job, _PREDICTOR, reasons=False)
+        found = search(asked.model, asked.cluster, asked.job, _PREDICTOR)
     except InfeasibleError:
         return False
     assert check_plan(found.plan, asked.model, asked.cluster, asked.job) == ()
@@ -105,7 +105,7 @@ def has_plan(asked: Question) -> bool:
 def test_the_smallest_conflict_is_named_and_every_offer_has_a_plan(name: str) -> None:
     asked, words = asked_of(name)
     with pytest.raises(InfeasibleError) as error:
-        search(asked.model, asked.cluster, asked.job, _PREDICTOR)
+        plan(asked.model, asked.cluster, asked.job, _PREDICTOR)
     lines = error.value.reasons
     assert "cannot hold together" in lines[0] or "this alone cannot be met" in lines[0]
     named = [line.strip() for line in lines[1 : 1 + len(words)]]
@@ -113,7 +113,7 @@ def test_the_smallest_conflict_is_named_and_every_offer_has_a_plan(name: str) ->
         assert any(line.startswith(want) for line in named), lines
     offers = lines[lines.index("each of these alone gives a plan:") + 1 :]
     assert offers, lines
-    possible = {each.words: each.asked for each in relaxations(asked, Feasible(_PREDICTOR))}
+    possible = {each.words: each.question for each in relaxations(asked, Feasible(_PREDICTOR))}
     for offer in offers:
         change = offer.strip().split(" (the plan has")[0].rpartition(": ")[0] or offer.strip()
         found = [each for text, each in possible.items() if offer.strip().startswith(text)]
@@ -149,7 +149,7 @@ def test_a_conflict_has_no_plan_and_loses_it_with_every_part(name: str) -> None:
 def test_memory_that_is_far_from_enough_is_counted() -> None:
     asked, _ = asked_of("memory")
     with pytest.raises(InfeasibleError) as error:
-        search(asked.model, asked.cluster, asked.job, _PREDICTOR)
+        plan(asked.model, asked.cluster, asked.job, _PREDICTOR)
     text = str(error.value)
     assert "memory: one transformer layer of small-8 needs" in text
     assert "together at most 1 of 8 transformer layers fit" in text
@@ -170,7 +170,7 @@ def test_a_cluster_without_a_usable_node_is_said(tmp_path: Path) -> None:
 def test_callers_that_ask_often_get_one_line() -> None:
     asked, _ = asked_of("recompute")
     with pytest.raises(InfeasibleError) as error:
-        search(asked.model, asked.cluster, asked.job, _PREDICTOR, reasons=False)
+        search(asked.model, asked.cluster, asked.job, _PREDICTOR)
     assert len(error.value.reasons) == 1
 
 

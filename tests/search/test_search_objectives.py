@@ -20,10 +20,9 @@ from hetplan.job.spec import Job, Objective, Pins
 from hetplan.plans.check import check_plan
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.files import load_plan, save_result
-from hetplan.search.objectives.choose import layout
-from hetplan.search.objectives.worth import rent_usd_per_hour, usd_per_step
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
+from hetplan.whatif.objectives import layout, rent_usd_per_hour, usd_per_step
 
 _PREDICTOR = FittedPredictor.datasheet_only()
 _PINS = Pins(cp=1, virtual_stages=1, recompute=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,9 +13,9 @@ from hetplan.files.shipped import shipped_folder
 from hetplan.job.load import load_job
 from hetplan.job.spec import Pins
 from hetplan.model.load import load_model
-from hetplan.search.reasons.conflict import find_conflict
-from hetplan.search.reasons.constraints import Constraint, Question, constraints
-from hetplan.search.reasons.relaxations import relaxations
+from hetplan.search.result import Question
+from hetplan.whatif.conflict import Constraint, constraints, find_conflict
+from hetplan.whatif.no_plan import relaxations
 
 
 def _asked() -> Question:
@@ -65,11 +64,6 @@ def test_a_conflict_is_in_conflict_and_nothing_of_it_can_go(data: st.DataObject)
         assert len(numbers) == min(map(len, conflicts))
 
 
-def test_nothing_to_give_up_is_said() -> None:
-    marked = _Marked(3)
-    assert find_conflict(marked.asked, marked.every, lambda asked: False).constraints == ()
-
-
 def test_every_demand_of_a_job_is_named_and_can_go() -> None:
     asked = _asked()
     job = replace(
@@ -105,14 +99,3 @@ def test_the_fewest_nodes_that_help_are_counted() -> None:
     assert f"5 more nodes of {island.name} " in words[-1] or any(
         text.startswith(f"5 more nodes of {island.name}") for text in words
     )
-
-
-def test_relaxations_change_one_thing_each() -> None:
-    asked = _asked()
-    asked = replace(asked, job=replace(asked.job, pin=Pins(tp=2, microbatch_size=1)))
-    found = list(relaxations(asked, lambda question: True))
-    assert found[0].words == "leaving out pin microbatch_size: 1"
-    for each in found:
-        assert each.asked != asked
-    with pytest.raises(StopIteration):
-        next(iter(relaxations(asked, lambda question: False)))

@@ -8,9 +8,9 @@ import pytest
 from search_jobs import cluster, island, job, model
 
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search.restriction import WIDER, restriction
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
+from hetplan.whatif.baselines import WIDER, restriction
 
 PREDICTOR = FittedPredictor.datasheet_only()
 

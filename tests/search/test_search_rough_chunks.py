@@ -14,11 +14,10 @@ from hetplan.job.load import load_job
 from hetplan.model.load import load_model
 from hetplan.plans.plan import Sharding
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search.costs.maker import SpaceMaker
-from hetplan.search.costs.rough_chunks import least_chunked, room_of, stage_counts
-from hetplan.search.families.allowed import allowed_cluster
-from hetplan.search.families.families import Families
-from hetplan.search.interleaved.shared import shared_of
+from hetplan.search.bounds.chunked_bound import least_chunked, room_of, stage_counts
+from hetplan.search.space.allowed import allowed_cluster
+from hetplan.search.space.families import Families
+from hetplan.search.table_maker import TableMaker
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -39,26 +38,26 @@ def test_rough_room_is_not_below_the_exact_one(
     job = replace(load_job(CONFIGS / "jobs" / f"{model_name}.yaml"), target=trainer)
     cluster = allowed_cluster(cluster, job)
     predictor = FittedPredictor.datasheet_only()
-    maker = SpaceMaker(model=model, cluster=cluster, job=job, predictor=predictor)
+    maker = TableMaker(model=model, cluster=cluster, job=job, predictor=predictor)
     families = [
         family
         for family in Families(model=model, cluster=cluster, job=job).families()
         if family.virtual_stages > 1
     ]
-    exact, units, seen = shared_of(maker).room, maker.units().count, 0
+    exact, units, seen = maker.chunk_memory, maker.units().count, 0
     for family in random.Random(3).sample(families, 16):
-        maker.rough(family)
+        maker.order_free(family)
         key = (id(family.meshes), id(family.recompute), family.sharding is Sharding.NONE)
-        arrays = maker._roughs._bases[key].arrays
+        arrays = maker._order_free._bases[key].arrays
         if arrays is None:
             continue
         _, rows, room, _, most = arrays
         chunks, m = family.virtual_stages, family.num_microbatches
         for stages in stage_counts(m, min(int(most.sum()), units // chunks), 0)[:3]:
-            rough = room_of(rows, room, units, m, chunks, stages)
+            order_free = room_of(rows, room, units, m, chunks, stages)
             for mesh in range(len(family.meshes)):
                 fits = exact.most_units(family, (mesh,) * stages, units).T[:, ::-1]
-                assert (rough[:, mesh] >= fits).all()
+                assert (order_free[:, mesh] >= fits).all()
                 seen += 1
     assert seen > 5
 

@@ -17,9 +17,9 @@ from hetplan.job.spec import Job, Pins
 from hetplan.model.load import load_model
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search.costs.maker import SpaceMaker
-from hetplan.search.families.allowed import allowed_cluster
-from hetplan.search.families.families import Families
+from hetplan.search.space.allowed import allowed_cluster
+from hetplan.search.space.families import Families
+from hetplan.search.table_maker import TableMaker
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PREDICTOR = FittedPredictor.datasheet_only()
@@ -35,13 +35,13 @@ def _compared(spec: ModelSpec, where: Cluster, asked: Job, most: int) -> tuple[i
     allowed = allowed_cluster(where, asked)
     found = Families(model=spec, cluster=allowed, job=asked).families()
     makers = [
-        SpaceMaker(model=spec, cluster=allowed, job=asked, predictor=PREDICTOR) for _ in range(2)
+        TableMaker(model=spec, cluster=allowed, job=asked, predictor=PREDICTOR) for _ in range(2)
     ]
-    table = makers[0].roughs(found, _nothing)
+    table = makers[0].order_free_bounds(found, _nothing)
     assert table.bounds.shape == table.estimates.shape == (len(found),)
     compared = random.Random(5).sample(range(len(found)), min(most, len(found)))
     for at in compared:
-        one = makers[1].rough(found[at])
+        one = makers[1].order_free(found[at])
         assert (one.bound_seconds, one.estimate_seconds) == (table.bounds[at], table.estimates[at])
     fits = int(np.isfinite(table.bounds[compared]).sum())
     return fits, len(compared) - fits
@@ -99,7 +99,7 @@ def test_the_clock_is_looked_at_between_shapes() -> None:
     def check() -> None:
         looked[0] += 1
 
-    maker = SpaceMaker(model=model(8), cluster=where, job=asked, predictor=PREDICTOR)
-    maker.roughs(found, check)
+    maker = TableMaker(model=model(8), cluster=where, job=asked, predictor=PREDICTOR)
+    maker.order_free_bounds(found, check)
     shapes = {(s.tp, s.cp, s.microbatch_size) for mesh in found.meshes() for s in mesh.shapes}
     assert looked[0] >= len(shapes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -13,12 +12,12 @@ from search_jobs import job
 
 from hetplan.cluster.spec import Cluster
 from hetplan.predict.fit import fit_populations
-from hetplan.search.costs.maker import SpaceMaker
-from hetplan.search.costs.rough_crossings import Held, joined, least_step, tree
-from hetplan.search.families.allowed import allowed_cluster
-from hetplan.search.families.families import Families
+from hetplan.search.bounds.crossing_bound import CrossingInputs, joined, least_step, tree
 from hetplan.search.solver import Best
-from hetplan.search.solvers import solvers_of
+from hetplan.search.solvers import solver_of
+from hetplan.search.space.allowed import allowed_cluster
+from hetplan.search.space.families import Families
+from hetplan.search.table_maker import TableMaker
 
 PREDICTOR = fit_populations(())
 
@@ -45,26 +44,24 @@ def test_no_best_plan_of_a_family_is_below(target: str) -> None:
         )
         model, asked = unlike_model("dense", 6, tied=False), job(8, target=target)
         asked = replace(asked, pin=replace(asked.pin, pipelines=1))
-        maker = SpaceMaker(model=model, cluster=cluster, job=asked, predictor=PREDICTOR)
+        maker = TableMaker(model=model, cluster=cluster, job=asked, predictor=PREDICTOR)
         families = Families(
             model=model, cluster=allowed_cluster(cluster, asked), job=asked
         ).families()
         for at in rng.permutation(len(families))[:6].tolist():
             family = families[at]
-            rough = maker.rough(family).bound_seconds
-            best = Best(
-                gap=0.0, bounds=[0.0], deadline=math.inf, progress=None, started=time.monotonic()
-            )
-            for solver in solvers_of((family,), maker, cluster, asked)[:1]:
+            order_free = maker.order_free(family).bound_seconds
+            best = Best(bounds=[0.0])
+            for solver in (solver_of(0, family, maker),):
                 # Without the sharper bound, which is asked where there is a plan only.
                 solver.improve(best)
             if best.chosen is None:
                 continue
-            sharper = maker.sharper_bound(family)
-            assert rough <= sharper <= best.seconds
+            crossing = maker.crossing_bound(family)
+            assert order_free <= crossing <= best.seconds
             seen += 1
-            sharpened += sharper > 1.05 * rough
-            near = max(near, sharper / best.seconds)
+            sharpened += crossing > 1.05 * order_free
+            near = max(near, crossing / best.seconds)
     assert seen > 10
     assert sharpened > 0
     assert near > 0.5
@@ -82,40 +79,41 @@ def test_no_best_interleaved_plan_is_below(target: str) -> None:
         )
         model, asked = unlike_model("dense", 8, tied=False), job(12, target=target)
         asked = replace(asked, pin=replace(asked.pin, pipelines=1))
-        maker = SpaceMaker(model=model, cluster=cluster, job=asked, predictor=PREDICTOR)
+        maker = TableMaker(model=model, cluster=cluster, job=asked, predictor=PREDICTOR)
         families = [
             family
             for family in Families(
                 model=model, cluster=allowed_cluster(cluster, asked), job=asked
             ).families()
-            if family.virtual_stages > 1 and maker.rough(family).bound_seconds < math.inf
+            if family.virtual_stages > 1 and maker.order_free(family).bound_seconds < math.inf
         ]
         for at in rng.permutation(len(families))[:8].tolist():
             family = families[at]
-            best = Best(
-                gap=0.0, bounds=[0.0], deadline=math.inf, progress=None, started=time.monotonic()
-            )
-            (solver,) = solvers_of((family,), maker, cluster, asked)
+            best = Best(bounds=[0.0])
+            solver = solver_of(0, family, maker)
             solver.improve(best)
             if best.chosen is None:
                 continue
-            rough, sharper = maker.rough(family).bound_seconds, maker.sharper_bound(family)
-            assert rough <= sharper <= best.seconds
-            for enough in (0.5 * sharper, 0.98 * sharper, 1.5 * sharper):
-                assert min(enough, sharper) * (1 - 2e-3) <= maker.sharper_bound(family, enough)
-                assert maker.sharper_bound(family, enough) <= best.seconds
+            order_free, crossing = (
+                maker.order_free(family).bound_seconds,
+                maker.crossing_bound(family),
+            )
+            assert order_free <= crossing <= best.seconds
+            for enough in (0.5 * crossing, 0.98 * crossing, 1.5 * crossing):
+                assert min(enough, crossing) * (1 - 2e-3) <= maker.crossing_bound(family, enough)
+                assert maker.crossing_bound(family, enough) <= best.seconds
             seen += 1
-            sharpened += sharper > 1.2 * rough
-            near = max(near, sharper / best.seconds)
+            sharpened += crossing > 1.2 * order_free
+            near = max(near, crossing / best.seconds)
     assert seen > 20
     assert sharpened > 3
     assert near > 0.5
 
 
-def two_islands(crossing: float, m: int) -> Held:
+def two_islands(crossing: float, m: int) -> CrossingInputs:
     """Two stages on each of two islands, a unit takes 1 s, 3 fit; 8 units."""
     apart = np.array([[np.inf, crossing], [crossing, np.inf]])
-    return Held(
+    return CrossingInputs(
         cost=np.ones((1, 2)),
         cap=np.full((1, 2, 4), 3.0),
         first=np.array([0, 1]),

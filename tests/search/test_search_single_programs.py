@@ -10,10 +10,10 @@ import pytest
 from synthetic_plans import Row, every_row, sigma_and_x, step_of
 from synthetic_spaces import Scale, Wanted, large_space, small_space
 
-from hetplan.search.families.space import Links, Space
-from hetplan.search.single.inequalities import NONE
-from hetplan.search.single.orders import Order, OrderProgram, depth_levels
-from hetplan.search.single.walk import Walk, prove
+from hetplan.search.one_f_one_b.certified_sweep import Walk, prove
+from hetplan.search.one_f_one_b.order_program import Order, OrderProgram, depth_levels
+from hetplan.search.one_f_one_b.order_relaxation import NONE
+from hetplan.search.space.stage_table import Links, StageTable
 
 FEATURES = {
     "plain": Wanted(),
@@ -40,12 +40,12 @@ FEATURES = {
 }  # fmt: skip
 
 
-def spaces(name: str, count: int) -> list[Space]:
+def spaces(name: str, count: int) -> list[StageTable]:
     seed = sorted(FEATURES).index(name)
     return [small_space(np.random.default_rng([seed, k]), FEATURES[name]) for k in range(count)]
 
 
-def plain(space: Space) -> Space:
+def plain(space: StageTable) -> StageTable:
     """The space without what the program over orders relaxes."""
 
     def line(times: np.ndarray) -> np.ndarray:
@@ -69,7 +69,7 @@ def row_of(order: Order) -> Row:
     return Row(meshes=order.meshes, variants=order.variants, units=order.units, extra=order.extra)
 
 
-def mesh_boundaries(space: Space, row: Row) -> tuple[int, ...]:
+def mesh_boundaries(space: StageTable, row: Row) -> tuple[int, ...]:
     """Where the program over orders may follow the circuit of two slots."""
     if space.rendezvous:
         return ()
@@ -216,7 +216,7 @@ def test_equal_islands_are_taken_in_their_order() -> None:
     assert fewer == 10
 
 
-def _twins(space: Space) -> Space:
+def _twins(space: StageTable) -> StageTable:
     """The second island is a copy of the first one."""
     copy = np.array([0, 0, 2])
     square = np.ix_(copy, copy)

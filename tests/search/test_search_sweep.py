@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,8 @@ from hetplan.cli.main import app
 from hetplan.errors import InputError
 from hetplan.predict.fit import FittedPredictor
 from hetplan.search.files import load_plan
-from hetplan.search.sweep.form import load_sweep, question
-from hetplan.search.sweep.run import run_sweep
-from hetplan.search.sweep.table import COLUMNS, Row
+from hetplan.whatif.sweep import COLUMNS, Row, run_sweep
+from hetplan.whatif.sweep_grid import load_sweep, question
 
 _PREDICTOR = FittedPredictor.datasheet_only()
 
@@ -67,6 +65,7 @@ def test_every_question_has_one_row_and_its_plan(sweep: Path, tmp_path: Path) ->
     assert rows_of(again) == rows
 
 
+@pytest.mark.slow
 def test_workers_of_dask_give_the_same_rows(sweep: Path, tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
     plan_all(sweep, tmp_path / "alone.csv")
@@ -85,6 +84,7 @@ def test_workers_of_dask_give_the_same_rows(sweep: Path, tmp_path: Path) -> None
     assert rows_of(tmp_path / "dask.csv") == rows_of(tmp_path / "alone.csv")
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     many = SWEEP.replace("workers: 1", "workers: 2").replace("[2, 4]", "[2, 4, 6, 8, 10, 12]")
     sweep, table = sweep_files(tmp_path, many), tmp_path / "table.csv"
@@ -191,7 +191,7 @@ def test_a_table_that_was_cut_off_in_its_first_line_begins_anew(
 
 
 def test_a_reason_of_several_lines_stays_one_row(tmp_path: Path) -> None:
-    from hetplan.search.sweep.table import Table
+    from hetplan.whatif.sweep import Table
 
     path = tmp_path / "t.csv"
     with Table(path, fresh=True) as table:
@@ -242,16 +242,3 @@ def test_a_backend_that_is_not_installed_is_named(
     sweep = sweep_files(tmp_path, SWEEP.replace("workers: 1", "backend: ray"))
     with pytest.raises(InputError, match=r"ray is not installed .* pip install ray"):
         plan_all(sweep, tmp_path / "table.csv")
-
-
-def test_the_label_of_a_row_names_every_axis() -> None:
-    row = Row(
-        key="k", model="m", cluster="c", job="j", target="megatron", global_batch_size=64,
-        sequence_length=2048, links="a-b 1 Gbit/s", nodes="a 2", status="limit",
-    )  # fmt: skip
-    for other in (
-        replace(row, model="n"), replace(row, cluster="d"), replace(row, job="k"),
-        replace(row, target="native"), replace(row, global_batch_size=128),
-        replace(row, sequence_length=4096), replace(row, links=""), replace(row, nodes=""),
-    ):  # fmt: skip
-        assert other.words != row.words

@@ -17,11 +17,11 @@ from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.build import plan_of
 from hetplan.predict.fit import fit_populations
-from hetplan.search.costs.maker import SpaceMaker
-from hetplan.search.families.allowed import allowed_cluster
-from hetplan.search.families.families import Families
-from hetplan.search.families.family import Family
-from hetplan.search.families.space import MIDDLE, Space
+from hetplan.search.space.allowed import allowed_cluster
+from hetplan.search.space.families import Families
+from hetplan.search.space.family import Family
+from hetplan.search.space.stage_table import MIDDLE, StageTable
+from hetplan.search.table_maker import TableMaker
 
 PREDICTOR = fit_populations(())
 VOCABULARIES = (4000, 4001)
@@ -57,7 +57,7 @@ def mixed(family: Family) -> list[int]:
     return [at for at, mesh in enumerate(family.meshes) if len(mesh.islands) > 1]
 
 
-def drawn(rng: np.random.Generator, space: Space, mesh: int) -> Slots:
+def drawn(rng: np.random.Generator, space: StageTable, mesh: int) -> Slots:
     """A pipeline of this mesh alone."""
     most = min(int(space.max_stages[mesh]), space.num_layers, space.stage_limit)
     count = int(rng.integers(1, most + 1))
@@ -71,7 +71,7 @@ def drawn(rng: np.random.Generator, space: Space, mesh: int) -> Slots:
     )
 
 
-def turned(maker: SpaceMaker, family: Family, mesh: int) -> bool:
+def turned(maker: TableMaker, family: Family, mesh: int) -> bool:
     """Whether recomputation makes another part the slowest."""
     one = family.meshes[mesh]
     passes = [
@@ -83,7 +83,7 @@ def turned(maker: SpaceMaker, family: Family, mesh: int) -> bool:
 
 
 def pairs(
-    maker: SpaceMaker, families: Sequence[Family], rng: np.random.Generator
+    maker: TableMaker, families: Sequence[Family], rng: np.random.Generator
 ) -> list[tuple[Family, int]]:
     """Some meshes of unlike parts, about half of them such that turn."""
     every = [(family, mesh) for family in families for mesh in mixed(family)]
@@ -101,7 +101,7 @@ def test_the_part_that_is_waited_for_counts_by_recomputation(target: str, vocabu
         one, islands, asked = question(seed, target, vocabulary)
         allowed = allowed_cluster(islands, asked)
         found = Families(model=one, cluster=allowed, job=asked).families()
-        maker = SpaceMaker(model=one, cluster=islands, job=asked, predictor=PREDICTOR)
+        maker = TableMaker(model=one, cluster=islands, job=asked, predictor=PREDICTOR)
         pricer = Pricer(one, islands, asked, PREDICTOR)
         rng = np.random.default_rng(seed)
         for family, mesh in pairs(maker, [each for each in found if plain(each)], rng):
@@ -111,8 +111,8 @@ def test_the_part_that_is_waited_for_counts_by_recomputation(target: str, vocabu
                 continue
             step = pricer.step(plan_of(one, islands, asked, chosen(space, islands, slots)))
             assert step_seconds(space, slots) <= step.step_seconds * (1 + 1e-9)
-            assert maker.rough(family).bound_seconds <= step.step_seconds
-            assert maker.sharper_bound(family) <= step.step_seconds
+            assert maker.order_free(family).bound_seconds <= step.step_seconds
+            assert maker.crossing_bound(family) <= step.step_seconds
             priced += 1
             if not islands.islands[0].switch_of_device:
                 middle_stages_cost_what_they_cost(space, mesh, slots, step)
@@ -124,7 +124,7 @@ def plain(family: Family) -> bool:
 
 
 def middle_stages_cost_what_they_cost(
-    space: Space, mesh: int, slots: Slots, step: StepCost
+    space: StageTable, mesh: int, slots: Slots, step: StepCost
 ) -> None:
     """There is no vocabulary that could be padded."""
     for s, role in enumerate(roles(len(slots.units))):
@@ -140,7 +140,7 @@ def middle_stages_cost_what_they_cost(
 def test_chunks_of_unlike_parts_cost_no_less_than_the_space_says(seed: int) -> None:
     one, islands, asked = question(seed, "native", 4000)
     found = Families(model=one, cluster=islands, job=asked).families()
-    maker = SpaceMaker(model=one, cluster=islands, job=asked, predictor=PREDICTOR)
+    maker = TableMaker(model=one, cluster=islands, job=asked, predictor=PREDICTOR)
     looked_at = 0
     for family in found:
         if family.virtual_stages == 1 or not mixed(family):

@@ -13,19 +13,18 @@ from synthetic_plans import every_row, step_of
 from synthetic_spaces import Wanted, small_space
 
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search import single_solver
-from hetplan.search.costs.maker import SpaceMaker
-from hetplan.search.families.allowed import allowed_cluster
-from hetplan.search.families.families import Families
-from hetplan.search.single import walk
-from hetplan.search.single.exact import few_plans
-from hetplan.search.single.inequalities import NONE
-from hetplan.search.single.local import rules_of
-from hetplan.search.single.orders import OrderProgram
-from hetplan.search.single.walk import Met, Walk
-from hetplan.search.single.within import together
-from hetplan.search.single_solver import SingleSolver
+from hetplan.search.one_f_one_b import certified_sweep
+from hetplan.search.one_f_one_b import solver as single_solver
+from hetplan.search.one_f_one_b.certified_sweep import Met, Walk, together
+from hetplan.search.one_f_one_b.enumerate import few_plans
+from hetplan.search.one_f_one_b.heuristic import rules_of
+from hetplan.search.one_f_one_b.order_program import OrderProgram
+from hetplan.search.one_f_one_b.order_relaxation import NONE
+from hetplan.search.one_f_one_b.solver import OneFOneBSolver
 from hetplan.search.solver import Best
+from hetplan.search.space.allowed import allowed_cluster
+from hetplan.search.space.families import Families
+from hetplan.search.table_maker import TableMaker
 
 PREDICTOR = FittedPredictor.datasheet_only()
 
@@ -43,9 +42,9 @@ STRIDES = [(2e6, 3e7), (0.0, 0.0), (0.0, 1e18), (1e18, 1e18)]
 def test_strides_do_not_change_what_is_proven(
     small: float, large: float, rendezvous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walk, "_TRIED", 0.0)
-    monkeypatch.setattr(walk, "_SMALL", small)
-    monkeypatch.setattr(walk, "_LARGE", large)
+    monkeypatch.setattr(certified_sweep, "_TRIED", 0.0)
+    monkeypatch.setattr(certified_sweep, "_SMALL", small)
+    monkeypatch.setattr(certified_sweep, "_LARGE", large)
     strides, proven = 0, 0
     for seed in range(4):
         wanted = replace(UNLIKE, rendezvous=rendezvous)
@@ -54,9 +53,9 @@ def test_strides_do_not_change_what_is_proven(
         best = min((step_of(space, row) for row in rows), default=NONE)
         for part in (0.9, 1.0, 1.3, 2.0):
             target = part * best if best < NONE else 10.0
-            monkeypatch.setattr(walk, "_FAR", NONE)
+            monkeypatch.setattr(certified_sweep, "_FAR", NONE)
             one = Walk(OrderProgram(space), target).run()
-            monkeypatch.setattr(walk, "_FAR", 1.0)
+            monkeypatch.setattr(certified_sweep, "_FAR", 1.0)
             each = Walk(OrderProgram(space), target)
             proof = each.run()
             strides += each._stride < NONE
@@ -70,8 +69,8 @@ def test_strides_do_not_change_what_is_proven(
 
 def test_a_target_that_falls_on_the_way_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a walk has passed stays passed; its bound is for the last target."""
-    monkeypatch.setattr(walk, "_TRIED", 0.0)
-    monkeypatch.setattr(walk, "_FAR", 1.0)
+    monkeypatch.setattr(certified_sweep, "_TRIED", 0.0)
+    monkeypatch.setattr(certified_sweep, "_FAR", 1.0)
     fallen = 0
     for seed in range(10):
         rng = np.random.default_rng(100 + seed)
@@ -109,24 +108,24 @@ def test_families_of_many_meshes_are_bounded_below_their_best_plan(
         cluster = regions_cluster(rng, ([0, 1], [0, 0, 1], [0, 1, 1])[seed % 3])
         asked = job(16, target="flagscale")
         model = unlike_model("dense", 5, tied=False)
-        maker = SpaceMaker(model=model, cluster=cluster, job=asked, predictor=PREDICTOR)
+        maker = TableMaker(model=model, cluster=cluster, job=asked, predictor=PREDICTOR)
         every = Families(model=model, cluster=allowed_cluster(cluster, asked), job=asked).families()
         for at in rng.permutation(len(every))[:4].tolist():
-            listed = SingleSolver(0, every[at], maker)
-            if listed.rough.bound_seconds == math.inf:
+            listed = OneFOneBSolver(0, every[at], maker)
+            if listed.order_free.bound_seconds == math.inf:
                 continue
             if few_plans(listed.space, rules_of(listed.space), FEW) is None:
                 continue
             listed.__dict__["_priced_whole"] = False
-            best = Best(gap=0.0, bounds=[0.0], deadline=math.inf, progress=None, started=0.0)
+            best = Best(bounds=[0.0])
             if not listed._list(best) or best.chosen is None:
                 continue
             part, _ = together(listed.space, 1.3 * best.seconds)
             proof = Walk(OrderProgram(part), 1.3 * best.seconds).run()
             assert proof.bound_seconds <= best.seconds * (1 + 1e-9)
-            other = Best(gap=0.0, bounds=[0.0], deadline=math.inf, progress=None, started=0.0)
+            other = Best(bounds=[0.0])
             other.seconds, other.chosen = 1.3 * best.seconds, best.chosen
-            walked = SingleSolver(0, every[at], maker)
+            walked = OneFOneBSolver(0, every[at], maker)
             walked.__dict__["_priced_whole"] = False
             monkeypatch.setattr(walked, "_list", lambda _: False)
             walked.prove(other)

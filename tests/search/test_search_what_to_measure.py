@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetplan.errors import InputError
-from hetplan.search.what_to_measure import (
+from hetplan.advice.measurement_order import (
     Leaves,
     Measurement,
     Part,
@@ -22,6 +21,7 @@ from hetplan.search.what_to_measure import (
     order,
     standing,
 )
+from hetplan.errors import InputError
 
 NORMAL = NormalDist()
 EXAMPLES = settings(max_examples=40, deadline=None, derandomize=True)

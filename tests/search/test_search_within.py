@@ -10,16 +10,15 @@ from search_costs_cases import regions_cluster, unlike_model
 from search_jobs import job
 
 from hetplan.predict.fit import fit_populations
-from hetplan.search.costs.maker import SpaceMaker
-from hetplan.search.families.allowed import allowed_cluster
-from hetplan.search.families.families import Families
-from hetplan.search.single.exact import few_plans
-from hetplan.search.single.local import rules_of
-from hetplan.search.single.orders import OrderProgram
-from hetplan.search.single.walk import prove
-from hetplan.search.single.within import apart
-from hetplan.search.single_solver import SingleSolver
+from hetplan.search.one_f_one_b.certified_sweep import apart, prove
+from hetplan.search.one_f_one_b.enumerate import few_plans
+from hetplan.search.one_f_one_b.heuristic import rules_of
+from hetplan.search.one_f_one_b.order_program import OrderProgram
+from hetplan.search.one_f_one_b.solver import OneFOneBSolver
 from hetplan.search.solver import Best
+from hetplan.search.space.allowed import allowed_cluster
+from hetplan.search.space.families import Families
+from hetplan.search.table_maker import TableMaker
 
 PREDICTOR = fit_populations(())
 FEW = 50_000
@@ -38,18 +37,18 @@ def test_bounds_of_the_parts_are_below_the_best_plan() -> None:
         asked = job(16, target=target)
         asked = replace(asked, pin=replace(asked.pin, pipelines=1, virtual_stages=1))
         model = unlike_model("dense", 5, tied=False)
-        maker = SpaceMaker(model=model, cluster=cluster, job=asked, predictor=PREDICTOR)
+        maker = TableMaker(model=model, cluster=cluster, job=asked, predictor=PREDICTOR)
         allowed = allowed_cluster(cluster, asked)
         every = Families(model=model, cluster=allowed, job=asked).families()
         unions = [each for each in every if any(len(mesh.islands) > 1 for mesh in each.meshes)]
         for at in rng.permutation(len(unions))[:4].tolist():
-            solver = SingleSolver(0, unions[at], maker)
-            if solver.rough.bound_seconds == math.inf:
+            solver = OneFOneBSolver(0, unions[at], maker)
+            if solver.order_free.bound_seconds == math.inf:
                 continue
             if few_plans(solver.space, rules_of(solver.space), FEW) is None:
                 continue
             solver.__dict__["_priced_whole"] = False
-            best = Best(gap=0.0, bounds=[0.0], deadline=math.inf, progress=None, started=0.0)
+            best = Best(bounds=[0.0])
             solver.improve(best)
             if best.chosen is None or not solver._list(best):
                 continue

@@ -12,12 +12,12 @@ from search_jobs import cluster, island, job, model
 from hetplan.cost.arrays import Floats
 from hetplan.cost.replay.kernel import pipeline_ends
 from hetplan.predict.fit import fit_populations
-from hetplan.search.costs.maker import SpaceMaker
-from hetplan.search.families.space import BOTH, FIRST, LAST, MIDDLE
-from hetplan.search.several.cells import _Cell
-from hetplan.search.several.paths import Path
-from hetplan.search.several.pricing import Bools, cheapest_path, weigh_turns
-from hetplan.search.several.solver import SeveralSolver
+from hetplan.search.multi_pipeline.bound import _Cell
+from hetplan.search.multi_pipeline.paths import Path
+from hetplan.search.multi_pipeline.pricing import Bools, cheapest_path, weigh_turns
+from hetplan.search.multi_pipeline.solver import MultiPipelineSolver
+from hetplan.search.space.stage_table import BOTH, FIRST, LAST, MIDDLE
+from hetplan.search.table_maker import TableMaker
 
 
 def _role(at: int, count: int) -> int:
@@ -125,10 +125,8 @@ def test_parts_of_a_cell_allow_every_legal_row(alike: bool) -> None:
     kinds = {name: "slow" if name == "a" else "fast" for name in names}
     where = cluster(*(island(name, kind=kinds[name], nodes=2) for name in names))
     asked, wanted = model(6), job(4, target="native")
-    maker = SpaceMaker(model=asked, cluster=where, job=wanted, predictor=fit_populations(()))
-    pricer = next(
-        each for each in SeveralSolver(0, maker, where, wanted)._pricers if each.tick.samples == 1
-    )
+    maker = TableMaker(model=asked, cluster=where, job=wanted, predictor=fit_populations(()))
+    pricer = next(each for each in MultiPipelineSolver(0, maker)._pricers if each.tick.samples == 1)
     tick = pricer.tick
     one = {
         name: next(

@@ -14,16 +14,15 @@ from hetplan.cluster.spec import Cluster
 from hetplan.errors import InfeasibleError
 from hetplan.job.spec import Job, Pins
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.plan import RecomputeGranularity, Sharding
+from hetplan.plans.plan import RecomputeGranularity
 from hetplan.predict.fit import FittedPredictor
-from hetplan.search.costs.placed import Placed
+from hetplan.search.multi_pipeline.assembly import Assembler, keeps_pins
+from hetplan.search.multi_pipeline.enumerate import Listing, enough, least_prices, least_step
+from hetplan.search.multi_pipeline.enumerate_steps import Steps
 from hetplan.search.search import search
-from hetplan.search.several.assembling import Assembler
-from hetplan.search.several.listing import Listing
-from hetplan.search.several.listing_prices import enough, least_prices, least_step
-from hetplan.search.several.listing_steps import Steps
-from hetplan.search.several.pins import keeps_pins
 from hetplan.search.solver import Best
+from hetplan.search.space.plan_evaluator import PlanEvaluator
+from hetplan.search.space.stage_pricer import StagePricer
 
 PREDICTOR = FittedPredictor.datasheet_only()
 
@@ -37,13 +36,15 @@ def small() -> tuple[ModelSpec, Cluster, Job]:
 
 
 def listing(asked: ModelSpec, where: Cluster, wanted: Job) -> Listing:
-    placed = Placed(model=asked, cluster=where, job=wanted, predictor=PREDICTOR)
-    assembler = Assembler(asked, where, wanted, PREDICTOR, placed.units.layers_per_unit)
+    placed = StagePricer(model=asked, cluster=where, job=wanted, predictor=PREDICTOR)
+    assembler = Assembler(
+        PlanEvaluator(asked, where, wanted, PREDICTOR), placed.units.layers_per_unit
+    )
     return Listing(assembler=assembler, units=placed.units)
 
 
 def fresh() -> Best:
-    return Best(gap=0.0, bounds=[0.0], deadline=math.inf, progress=None, started=0.0)
+    return Best(bounds=[0.0])
 
 
 def test_composed_steps_are_what_the_cost_room_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +70,7 @@ def test_composed_steps_are_what_the_cost_room_says(monkeypatch: pytest.MonkeyPa
         return None  # never better: every plan is compared until the budget ends
 
     monkeypatch.setattr(Assembler, "whole", lambda self, chosen: priced(chosen))
-    monkeypatch.setattr("hetplan.search.several.listing._MAX_PRICED", 150)
+    monkeypatch.setattr("hetplan.search.multi_pipeline.enumerate._MAX_PRICED", 150)
     found.run(0, fresh())
     assert compared >= 150
 
@@ -116,13 +117,13 @@ def test_a_pin_that_cannot_hold_is_infeasible() -> None:
     asked, where, wanted = small()
     wanted = replace(wanted, pin=Pins(pipelines=2, tp=2), time_limit_seconds=60.0)
     with pytest.raises(InfeasibleError):
-        search(asked, where, wanted, PREDICTOR, reasons=False)
+        search(asked, where, wanted, PREDICTOR)
 
 
 def test_pins_that_say_more_than_templates_know_still_find_a_plan() -> None:
     asked, where, wanted = small()
     wanted = replace(wanted, pin=Pins(pipelines=2, recompute=True), time_limit_seconds=60.0)
-    found = search(asked, where, wanted, PREDICTOR, reasons=False)
+    found = search(asked, where, wanted, PREDICTOR)
     assert found.certificate is not None
     assert found.certificate.gap <= 1e-8
     stages = [stage for each in found.plan.pipelines for stage in each.stages]
@@ -135,15 +136,6 @@ def test_too_many_rows_prove_nothing() -> None:
     best = fresh()
     best.seconds = 1e-9
     assert listing(asked, where, wanted).run(0, best) in (0.0, best.target)
-
-
-def test_a_row_that_shards_nothing_keeps_the_pin() -> None:
-    asked, where, wanted = small()
-    wanted = replace(wanted, pin=Pins(pipelines=2, dp=1, sharded_optimizer=True))
-    best = fresh()
-    listing(asked, where, wanted).run(0, best)
-    assert best.chosen is not None
-    assert best.chosen.sharding is Sharding.NONE
 
 
 @pytest.mark.parametrize("seed", seeds(20))

@@ -8,7 +8,7 @@
     shared wire        x      x           x            x     `evaluation.cost.step_bounds`
 
 `evaluation.cost.step_bounds` picks those that hold for a pipeline. The search uses the parts of
-(b), (c) and (i) directly (`hetplan.search.single.order_slots`).
+(b), (c) and (i) directly (`hetplan.search.one_f_one_b.order_slots`).
 
 The idea: a step cannot be shorter than a chain of passes and transfers in which each waits for the
 one before it. Every bound is the length of one such chain. Whatever else makes a pass wait (a

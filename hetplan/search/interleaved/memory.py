@@ -1,4 +1,9 @@
-"""How many layer units fit on each slot of an interleaved pipeline (`hetplan.cost.memory`)?
+"""How many layer units fit on each slot of an interleaved pipeline, and what it has in flight.
+
+A stage keeps what a microbatch left in a chunk from its forward pass there to its backward pass.
+How many microbatches each chunk has in flight follows from the order of the passes
+(`hetplan.cost.schedules`); how many bytes that is, from the layers of the chunks. So the moments
+are counted once per place in the pipeline, and every number of layers is judged by them.
 
 The formulas are those of `hetplan.cost.memory.device` for stages of several chunks; a test holds
 the two equal. Of a stage on several islands the part with least room counts.
@@ -9,26 +14,171 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from functools import lru_cache
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from hetplan.cluster.spec import Cluster
+from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.memory.activations import cut_of
 from hetplan.cost.memory.lines import StageBytes, stage_bytes
 from hetplan.cost.memory.state import boundary_bytes, messages, state_bytes
 from hetplan.cost.memory.values import MemoryLayout, job_memory
 from hetplan.job.spec import Job
+from hetplan.kernels import kernel
 from hetplan.model.layer_units import LayerUnits
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import Shape
 from hetplan.plans.pieces import experts_as_the_rest
 from hetplan.plans.plan import LayerRange, RecomputeGranularity, Sharding
 from hetplan.plans.targets import target
-from hetplan.search.costs.placed import RECOMPUTE
-from hetplan.search.families.family import Family, Mesh
-from hetplan.search.families.space import FIRST, LAST, Floats, Ints
-from hetplan.search.interleaved.moments import Kept, moments, most_that_fit
+from hetplan.search.space.family import Family, Mesh
+from hetplan.search.space.stage_pricer import RECOMPUTE
+from hetplan.search.space.stage_table import FIRST, LAST
+
+
+class Kept(NamedTuple):
+    """Bytes of the chunks of one stage; [2] of the first chunk, and of the others.
+
+    The first stage's first chunk and the last stage's last one hold more than layer units: `ends`
+    has what they have besides.
+    """
+
+    each: float
+    """Kept by a microbatch per layer unit."""
+    fixed: float
+    """Kept besides in every chunk: what was sent."""
+    working: float
+    """Most that a backward pass needs besides, in a chunk of units."""
+    first_fixed: float
+    """Instead of `fixed` in the first chunk; the same where that has units only."""
+    first_before: float
+    """Working memory of what stands before the units of the first chunk, none of them freed."""
+    first_released: float
+    """Of that, free again per unit."""
+    last_fixed: float
+    """Instead of `fixed` in the last chunk."""
+    last_working: float
+    """Instead of `working` in the last chunk: a head's own; it frees its part first."""
+
+
+def moments(stage: int, stages: int, microbatches: int, chunks: int) -> Ints:
+    """[moments, v + 1] microbatches in flight per chunk, and the chunk that runs backward.
+
+    m is a multiple of P.
+    """
+    # From the second group on the order repeats itself until the last two.
+    return _moments(stage, stages, min(microbatches, 4 * stages), chunks)
+
+
+@lru_cache(maxsize=65536)
+def _moments(stage: int, stages: int, microbatches: int, chunks: int) -> Ints:
+    found: Ints = _worst_ones(_count(stage, stages, microbatches, chunks))
+    return found
+
+
+@kernel
+def _worst_ones(every: Ints) -> Ints:
+    """Without moments that another one of the same chunk's backward pass is nowhere below."""
+    kept = 0
+    width = every.shape[1]
+    for row in range(every.shape[0]):
+        worse = False
+        for other in range(kept):
+            if every[other, width - 1] == every[row, width - 1]:
+                worse = True
+                for c in range(width - 1):
+                    if every[row, c] > every[other, c]:
+                        worse = False
+                        break
+                if worse:
+                    break
+        if worse:
+            continue
+        still = 0
+        for other in range(kept):
+            covers = every[other, width - 1] == every[row, width - 1]
+            if covers:
+                for c in range(width - 1):
+                    if every[other, c] > every[row, c]:
+                        covers = False
+                        break
+            if not covers:
+                if still < other:
+                    every[still] = every[other]
+                still += 1
+        every[still] = every[row]
+        kept = still + 1
+    return every[:kept].copy()
+
+
+@kernel
+def _count(stage: int, stages: int, microbatches: int, chunks: int) -> Ints:
+    groups = -(-microbatches // stages)
+    total = groups * stages * chunks
+    depth = min(2 * (stages - stage - 1) + (chunks - 1) * stages + 1, total)
+    found = np.zeros((microbatches * chunks, chunks + 1), np.int64)
+    flight = np.zeros(chunks, np.int64)
+    row = done = 0
+    for y in range(total):
+        while done < min(total, y + depth):
+            group, place = done // (stages * chunks), done % (stages * chunks)
+            if group * stages + place % stages < microbatches:
+                flight[place // stages] += 1
+            done += 1
+        group, place = y // (stages * chunks), y % (stages * chunks)
+        if group * stages + place % stages < microbatches:
+            chunk = chunks - 1 - place // stages
+            found[row, :chunks] = flight
+            found[row, chunks] = chunk
+            row += 1
+            flight[chunk] -= 1
+    return found
+
+
+@kernel
+def worst_bytes(found: Ints, kept: Kept, units: int) -> float:
+    """Most bytes that are kept, and needed besides, in any of these moments."""
+    chunks = found.shape[1] - 1
+    bytes_of, working = np.empty(chunks), np.empty(chunks)
+    for c in range(chunks):
+        held = units // chunks + (1 if c < units % chunks else 0)
+        bytes_of[c] = held * kept.each + kept.fixed
+        working[c] = kept.working
+        if c == chunks - 1:
+            bytes_of[c] += kept.last_fixed - kept.fixed
+            working[c] = kept.last_working
+        if c == 0:
+            bytes_of[c] += kept.first_fixed - kept.fixed
+            working[c] = max(working[c], kept.first_before - held * kept.first_released)
+    worst = 0.0
+    for row in range(found.shape[0]):
+        now = working[found[row, chunks]]
+        for c in range(chunks):
+            now += found[row, c] * bytes_of[c]
+        worst = max(worst, now)
+    return worst
+
+
+@kernel
+def most_that_fit(
+    found: Ints, kept: Kept, base: Floats, update: Floats, room: float, most: int
+) -> int:
+    """Most layer units of a stage, at most `most`; 0 where not every chunk can have one.
+
+    base, update [2]: bytes that are there whatever is in flight, and during the update: fixed, and
+    per unit.
+    """
+    chunks = found.shape[1] - 1
+    fit = 0
+    for n in range(chunks, most + 1):
+        now = base[0] + n * base[1] + worst_bytes(found, kept, n)
+        if max(now, update[0] + n * update[1]) > room:
+            break
+        fit = n
+    return fit
+
 
 _INSIDE = 1e-12
 """A sum in another order differs by less than this part of itself."""

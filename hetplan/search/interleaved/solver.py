@@ -4,7 +4,8 @@
 replay. `prove` bounds every row: by what its slots can hold, then by the program over its cuts,
 then by replaying every cut that the program's bound leaves open. A row of which nothing is left is
 closed at the target of that moment. Families with more rows than can be listed are bounded over
-sets of islands (`hetplan.search.interleaved.islands`), which also says where to look for plans.
+sets of islands (`island_bound`), which also says where to look for plans. Families that differ in
+nothing but their chunks have one space.
 """
 
 from __future__ import annotations
@@ -14,31 +15,29 @@ from functools import cached_property
 
 import numpy as np
 
-from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part
+from hetplan.cost.arrays import Floats, Ints
+from hetplan.plans.chosen import ChosenPlan
 from hetplan.plans.pieces import own_depth
-from hetplan.plans.plan import Schedule
-from hetplan.search.costs.maker import SpaceMaker
-from hetplan.search.families.family import Family
-from hetplan.search.families.space import Floats, Ints, Space
-from hetplan.search.interleaved.capacity import capacity_bound
-from hetplan.search.interleaved.islands import IslandProgram, island_program, least_open
-from hetplan.search.interleaved.listing import fastest, list_cuts
-from hetplan.search.interleaved.orders import rows, stage_counts
-from hetplan.search.interleaved.polish import polish, proportional
-from hetplan.search.interleaved.program import least_bound
-from hetplan.search.interleaved.rows import Row, row_of, row_terms
-from hetplan.search.interleaved.seeds import (
+from hetplan.search.interleaved.bound import capacity_bound, least_bound
+from hetplan.search.interleaved.enumerate import fastest, list_cuts, rows, stage_counts
+from hetplan.search.interleaved.heuristic import (
     beginnings,
     legal,
     like,
     meshes_of,
     neighbours,
+    polish,
+    proportional,
     runs_of,
     units_of,
 )
-from hetplan.search.interleaved.shared import Shared, shared_of
-from hetplan.search.single.replay import NEVER, Numbers, numbers_of
-from hetplan.search.solver import Best, Rough
+from hetplan.search.interleaved.island_bound import IslandProgram, island_program, least_open
+from hetplan.search.interleaved.rows import Row, row_of, row_terms
+from hetplan.search.one_f_one_b.replay import NEVER, Numbers, numbers_of
+from hetplan.search.solver import Best, OrderFreeBound
+from hetplan.search.space.family import Family
+from hetplan.search.space.stage_table import StageTable
+from hetplan.search.table_maker import TableMaker
 
 _MAX_ROWS = 3000
 """Rows of a family that are listed: about 0.5 s at 0.15 ms each (measured)."""
@@ -81,24 +80,24 @@ class _Open:
 class InterleavedSolver:
     """Searches the plans of one family under interleaved 1F1B."""
 
-    def __init__(self, index: int, family: Family, maker: SpaceMaker | Shared) -> None:
+    def __init__(self, index: int, family: Family, maker: TableMaker) -> None:
         self.index = index
         self.family = family
         self.whole = True
         """Whether all rows were listed, so that each can be bounded."""
-        self._shared = maker if isinstance(maker, Shared) else shared_of(maker)
+        self._maker = maker
         self._listed: list[_Open] | None = None
         self._programs: dict[int, IslandProgram] = {}
 
     @cached_property
-    def rough(self) -> Rough:
+    def order_free(self) -> OrderFreeBound:
         """Order-free bound and estimate of the family."""
-        return self._shared.maker.rough(self.family)
+        return self._maker.order_free(self.family)
 
     @cached_property
-    def space(self) -> Space:
+    def space(self) -> StageTable:
         """The numbers of the family's meshes."""
-        return self._shared.space(self.family)
+        return self._maker.unchunked_space(self.family)
 
     @cached_property
     def _numbers(self) -> Numbers:
@@ -110,7 +109,7 @@ class InterleavedSolver:
         A later limit is never higher. None, and `whole` is false, where they are too many.
         """
         if self._listed is None:
-            meshes = rows(self.space, self.family, self._shared.room, limit, _MAX_ROWS)
+            meshes = rows(self.space, self.family, self._maker.chunk_memory, limit, _MAX_ROWS)
             if meshes is None:
                 meshes = self._rows_by_islands(limit)
             self.whole = meshes is not None
@@ -122,14 +121,14 @@ class InterleavedSolver:
 
     def _open(self, mesh: tuple[int, ...]) -> _Open:
         family, units = self.family, self.space.num_layers
-        most = self._shared.room.most_units(family, mesh, units)
-        row = row_of(self._numbers, mesh, most, family.virtual_stages, self._shared.exchange)
+        most = self._maker.chunk_memory.most_units(family, mesh, units)
+        row = row_of(self._numbers, mesh, most, family.virtual_stages, self._maker.exchange)
         terms = row_terms(row.arrays, units)
         return _Open(row, terms, float(capacity_bound(row.arrays, terms, units)))
 
     def improve(self, best: Best) -> None:
         """Offer the best cuts of the likeliest rows."""
-        if not best.still_open(self.index, self._sharper):
+        if not best.still_open(self.index, self._crossing_bound):
             return
         limit = min(best.target, NEVER)
         self._like_best(best)
@@ -149,15 +148,15 @@ class InterleavedSolver:
 
     def sharpen(self, best: Best) -> None:
         """By the bound that knows boundaries between islands."""
-        best.still_open(self.index, self._sharper)
+        best.still_open(self.index, self._crossing_bound)
 
-    def _sharper(self, enough: float) -> float:
-        return self._shared.maker.sharper_bound(self.family, enough)
+    def _crossing_bound(self, enough: float) -> float:
+        return self._maker.crossing_bound(self.family, enough)
 
     def _like_best(self, best: Best) -> None:
         """The row and the cut of the best plan so far, where the family has them."""
         space, family = self.space, self.family
-        runs = like(family, self._shared.islands, best.chosen)
+        runs = like(family, self._maker.island_names, best.chosen)
         row = meshes_of(runs)
         if best.chosen is None or len(row) not in stage_counts(space, family):
             return
@@ -185,14 +184,14 @@ class InterleavedSolver:
         found = self._programs.get(stages)
         if found is None:
             found = self._programs[stages] = island_program(
-                self.space, self.family, self._shared.room, self._shared.exchange, stages
+                self.space, self.family, self._maker.chunk_memory, self._maker.exchange, stages
             )
         return found
 
     def _likely(self, best: Best) -> list[_Open]:
         """Rows to begin with where there are too many to list, and what moves make of the best."""
         space, family = self.space, self.family
-        starts = dict.fromkeys(beginnings(space, family, self._shared.islands, best.chosen))
+        starts = dict.fromkeys(beginnings(space, family, self._maker.island_names, best.chosen))
         least = min(best.target, NEVER)
         for stages in stage_counts(space, family):
             best.check_time()
@@ -232,7 +231,7 @@ class InterleavedSolver:
 
     def prove(self, best: Best) -> None:
         """Bound every row, replay what is left open, and raise the family's bound."""
-        if not best.still_open(self.index, self._sharper):
+        if not best.still_open(self.index, self._crossing_bound):
             return
         least = limit = min(best.target, NEVER)
         if not self.whole:
@@ -317,7 +316,7 @@ class InterleavedSolver:
 
     def _chosen(self, row: Row, variant: Ints, units: Ints) -> ChosenPlan:
         """The plan of these slots."""
-        family, space, islands = self.family, self.space, self._shared.islands
+        family, space, islands = self.family, self.space, self._maker.island_names
         m, chunks, slots = family.num_microbatches, family.virtual_stages, row.slots
         stages = []
         for s, at in enumerate(row.mesh):
@@ -325,23 +324,12 @@ class InterleavedSolver:
             held = [(each + (c < rest)) * space.layers_per_unit for c in range(chunks)]
             held[0] += space.front_layers * (s == 0)
             held[-1] += space.back_layers * (s == slots - 1)
-            mesh = family.meshes[at]
             stages.append(
-                ChosenStage(
-                    parts=tuple(
-                        Part(island=islands[island], shape=shape)
-                        for island, shape in zip(mesh.islands, mesh.shapes, strict=True)
-                    ),
-                    layers=tuple(held),
-                    recompute=family.recompute[int(variant[s])],
-                    warmup_depth=own_depth(family.schedule, s, slots, m, chunks),
+                family.meshes[at].stage(
+                    islands,
+                    tuple(held),
+                    family.recompute[int(variant[s])],
+                    own_depth(family.schedule, s, slots, m, chunks),
                 )
             )
-        pipeline = ChosenPipeline(
-            stages=tuple(stages),
-            num_microbatches=m,
-            schedule=Schedule(name=family.schedule, virtual_stages=chunks),
-        )
-        return ChosenPlan(
-            pipelines=(pipeline,), sharding=family.sharding, early_sends=family.early_sends
-        )
+        return family.plan(stages)

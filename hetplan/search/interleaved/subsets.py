@@ -1,4 +1,4 @@
-"""Compiled code of `hetplan.search.interleaved.islands`: a program over sets of islands.
+"""Compiled code of `hetplan.search.interleaved.island_bound`: a program over sets of islands.
 
 Slots are filled in one direction. A state is the islands that are used up, the number k of slots
 that are filled, and the mesh of the last of them; it keeps, for each number of layer units that
@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hetplan.cost.arrays import Floats, Ints
 from hetplan.kernels import kernel
-from hetplan.search.families.space import Floats, Ints
-from hetplan.search.single.replay import NEVER
+from hetplan.search.one_f_one_b.replay import NEVER
 
 WIDTH = 12
 

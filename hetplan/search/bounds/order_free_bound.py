@@ -1,0 +1,486 @@
+"""Cheap lower bound and estimate of a family, without an order of islands; takes microseconds.
+
+c is a stage's forward and backward pass of one microbatch, a unit of layers costs a, L units in
+all, m microbatches. Some stage has the longest c; call it K. For every plan of the family
+
+    step >= m K                                              that stage is busy so long
+    step >= S + (m - 1) K - (min(W, m) - 1) min(f, b)        S = sum of all c (1F1B only)
+
+(`hetplan.cost.bounds`; W are the microbatches in flight, f and b that stage's passes.) K is at
+least the least number with which stages of at most floor(K / a) units hold L of them:
+
+    by islands      an island is in one mesh; no stage holds more than fit with 1 microbatch
+    by position     the w-th stage from the end has w microbatches in flight, with chunks more
+
+and S at least L units on the cheapest islands, as far as those have room. Embedding, head,
+transfers and everything else only make steps longer. Memory is that of a middle stage without
+messages, which no other stage is below. Costs of passes do not depend on dp here: other groups of a
+stage only slow down. So few numbers are priced for thousands of families, and none for shapes that
+do not fit.
+
+The estimate also guesses what boundaries cost, by bytes alone: who uses all islands crosses at
+least the slowest hop of the fastest tree over them (`BottleneckLinks`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+
+from hetplan.cost.arrays import Floats, Ints
+from hetplan.cost.memory.device import gradient_bytes_per_parameter
+from hetplan.job.spec import Job
+from hetplan.kernels import kernel, order_of, sum_of
+from hetplan.model.layer_units import LayerUnits
+from hetplan.plans.chosen import Shape
+from hetplan.plans.plan import RecomputeGranularity, Sharding
+from hetplan.plans.targets import target
+from hetplan.search.bounds.chunked_bound import least_chunked, stage_counts
+from hetplan.search.solver import OrderFreeBound
+from hetplan.search.space.allowed import is_one_stage
+from hetplan.search.space.family import Family, Mesh
+from hetplan.search.space.stage_pricer import StagePricer
+from hetplan.search.space.stage_table import FIRST, LAST, MIDDLE
+
+_STEPS = 24
+"""Halvings of the range of K: the bound is within 1e-7 of the range of what it could be."""
+
+
+@kernel
+def caps(rows: Floats, room: Floats, most: int, microbatches: int, positions: int) -> Floats:
+    """[V, M, W] units that fit with 1 .. W microbatches in flight."""
+    found = np.zeros((rows.shape[0], rows.shape[1], positions))
+    for v in range(rows.shape[0]):
+        for i in range(rows.shape[1]):
+            r = rows[v, i]
+            have = room[i] * (1.0 + 1e-12)
+            fixed = min(float(most), (have - r[4]) / r[5])
+            for w in range(positions):
+                flight = min(w + 1, microbatches)
+                fits = min(fixed, (have - r[0]) / (r[1] + flight * r[7]))
+                if fits < 1.0:
+                    break
+                found[v, i, w] = math.floor(fits)
+    return found
+
+
+@kernel
+def holds(longest: float, cost: Floats, cap: Floats, first: Ints, most: Ints, units: int) -> bool:
+    """Whether stages of at most this long could hold all units, by islands and by position."""
+    choices, meshes, positions = cap.shape
+    best = np.zeros(int(first.max()) + 1)
+    at = np.zeros(positions)
+    for i in range(meshes):
+        for v in range(choices):
+            if cap[v, i, 0] < 1.0:
+                continue
+            fits = np.floor(longest / cost[v, i] * (1.0 + 1e-12))
+            best[first[i]] = max(best[first[i]], most[i] * min(fits, cap[v, i, 0]))
+            for w in range(positions):
+                if cap[v, i, w] < 1.0:
+                    break
+                at[w] = max(at[w], min(fits, cap[v, i, w]))
+    if sum_of(best) < units:
+        return False
+    return bool(sum_of(at) >= units)
+
+
+@kernel
+def least_bottleneck(
+    cost: Floats, cap: Floats, first: Ints, most: Ints, units: int
+) -> tuple[float, float]:
+    """(least K, least S) with which the units find room, which they must without a limit on K.
+
+    cost[V, M] of one unit; cap[V, M, W]: units that fit; first[M]: island; most[M]: stages.
+    """
+    choices, meshes = cost.shape
+    islands = int(first.max()) + 1
+    cheapest = np.full(islands, np.inf)
+    rooms = np.zeros(islands)
+    high, low = 0.0, np.inf
+    for i in range(meshes):
+        for v in range(choices):
+            if cap[v, i, 0] > 0:
+                cheapest[first[i]] = min(cheapest[first[i]], cost[v, i])
+                rooms[first[i]] = max(rooms[first[i]], most[i] * cap[v, i, 0])
+                high = max(high, cost[v, i] * cap[v, i, 0])
+                low = min(low, cost[v, i])
+    low *= 1.0 - 1e-9
+    for _ in range(_STEPS):
+        middle = 0.5 * (low + high)
+        if holds(middle, cost, cap, first, most, units):
+            high = middle
+        else:
+            low = middle
+    whole, left = 0.0, float(units)
+    for at in order_of(cheapest):
+        taken = min(left, rooms[at])
+        if taken > 0:
+            whole += taken * cheapest[at]
+            left -= taken
+    return low, whole
+
+
+@dataclass(frozen=True, slots=True)
+class BottleneckLinks:
+    """Keeps what families share."""
+
+    placed: StagePricer
+    _trees: dict[tuple[tuple[int, ...], int], tuple[tuple[float, float], ...]] = field(
+        default_factory=dict, repr=False
+    )
+
+    def of(self, meshes: Sequence[Mesh]) -> float:
+        """Seconds of one transfer of the first mesh's shape; 0 on one island."""
+        job, shape = self.placed.job, meshes[0].shapes[0]
+        islands = tuple(sorted({mesh.islands[0] for mesh in meshes}))
+        key = (islands, shape.num_devices)
+        tree = self._trees.get(key)
+        if tree is None:
+            tree = self._trees[key] = self._tree(*key)
+        tokens = shape.microbatch_size * job.sequence_length / shape.cp
+        size = tokens * self.placed.model.hidden_size * job.precision.bytes_per_element
+        return max((latency + size / rate for latency, rate in tree), default=0.0)
+
+    def _tree(self, islands: tuple[int, ...], senders: int) -> tuple[tuple[float, float], ...]:
+        """(latency, bytes per second) of its hops; islands join by latency, then by rate."""
+        cluster = self.placed.cluster
+        names = [cluster.islands[at].name for at in islands]
+        found, joined, left = [], names[:1], names[1:]
+        while left:
+            hops = []
+            for one in joined:
+                for two in left:
+                    link = cluster.link_between(one, two).among(senders)
+                    hops.append((link.latency_seconds, link.goodput_bytes_per_second, two))
+            latency, rate, at = min(hops, key=lambda hop: (hop[0], -hop[1]))
+            found.append((latency, rate))
+            joined.append(at)
+            left.remove(at)
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One unit of layers on one part of a mesh, by recomputation."""
+
+    cost: tuple[float, ...]
+    """Both passes."""
+    least: float
+    """The shorter pass over both, the largest of all choices."""
+    ends: float
+    """Embedding and head over one unit, both passes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What families have in common that differ in their schedules only."""
+
+    family: Family
+    """One of them; it keeps the meshes, whose identity is the key."""
+    feasible: bool
+    longest: float = math.inf
+    """K"""
+    whole: float = math.inf
+    """S"""
+    positions: int = 0
+    """Most stages of a plan."""
+    least: float = 0.0
+    grown: float = 1.0
+    """What embedding and head make of K, where all stages can carry a part of them: a guess."""
+    after: float = 0.0
+    """Seconds per part of the model that a stage holds: a guess."""
+    hop: float = 0.0
+    """Seconds of a transfer over the slowest hop between islands that all of them need: a guess."""
+    arrays: tuple[Floats, Floats, Floats, Ints, Ints] | None = None
+    """cost, rows, room, first and most, as `least_chunked` takes them."""
+    chunked: list[list[float]] = field(default_factory=list)
+    """What that found, by the number of chunks."""
+
+
+CHUNKS = 8
+"""Numbers of chunks that are looked at together: most families come with all of these."""
+
+BESIDE_SLOW_HOP = 2.0
+"""Stages that wait for the slowest hop twice a microbatch. A guess."""
+
+_Recompute = tuple[RecomputeGranularity, ...]
+_Line = tuple[float, ...]
+"""What the memory of a middle stage is made of, see `OrderFreeBounds._middle`."""
+_NOTHING = OrderFreeBound(bound_seconds=math.inf, estimate_seconds=math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderFreeBounds:
+    """Rough figures of the families of a job; keeps what they share."""
+
+    placed: StagePricer
+    hops: BottleneckLinks
+    _bases: dict[tuple[object, ...], Base] = field(default_factory=dict, repr=False)
+    _units: dict[tuple[object, ...], Unit] = field(default_factory=dict, repr=False)
+    _bytes: dict[tuple[object, ...], tuple[_Line, ...]] = field(default_factory=dict, repr=False)
+    _ratios: dict[tuple[object, ...], float] = field(default_factory=dict, repr=False)
+
+    def of(self, family: Family) -> OrderFreeBound:
+        """Bound and estimate; both infinite where no plan fits in memory."""
+        base = self.base(family)
+        if not base.feasible:
+            return _NOTHING
+        longest, whole = base.longest, base.whole
+        m = family.num_microbatches
+        if family.virtual_stages == 1:
+            in_flight = min(base.positions + family.most_extra_depth, m)
+            other = whole + (m - 1) * longest - (in_flight - 1) * base.least * longest
+            bound = max(m * longest, other)
+            estimate = m * longest + max(0.0, whole - longest)
+            if not family.early_sends:
+                estimate += 2.0 * m * base.hop * min(1.0, BESIDE_SLOW_HOP / base.positions)
+        else:
+            longest, estimate = self._chunked(base, family)
+            if longest == math.inf:
+                return _NOTHING
+            bound = m * longest
+        estimate *= base.grown
+        loading = self.placed.job.data_loading_seconds
+        return OrderFreeBound(
+            bound_seconds=bound + loading,
+            estimate_seconds=estimate + base.after * longest / whole + loading,
+        )
+
+    def base(self, family: Family) -> Base:
+        """What the family has in common with those that differ in their schedules only."""
+        # Families that share these share the objects; the base keeps them.
+        key = (id(family.meshes), id(family.recompute), family.sharding is Sharding.NONE)
+        found = self._bases.get(key)
+        if found is None:
+            found = self._bases[key] = self._base(family)
+        return found
+
+    def _base(self, family: Family) -> Base:
+        meshes, count = family.meshes, self.placed.units.count
+        held = [self._memory(family, mesh) for mesh in meshes]
+        if not any(_fits(row, room) for lines, room in held for row in lines):
+            return Base(family=family, feasible=False)
+        rows = np.array([lines for lines, _ in held]).swapaxes(0, 1).copy()
+        room = np.array([each for _, each in held])
+        first = np.array([mesh.islands[0] for mesh in meshes], dtype=np.int64)
+        most = np.array([min(mesh.max_stages, count) for mesh in meshes], dtype=np.int64)
+        positions = self._positions(family, first, most)
+        cap = caps(rows, room, count, family.num_microbatches, positions)
+        if not holds(np.inf, np.ones(cap.shape[:2]), cap, first, most, count):
+            return Base(family=family, feasible=False)
+        cost = np.full(cap.shape[:2], math.inf)
+        least = ends = 0.0
+        after = math.inf
+        for at, mesh in enumerate(meshes):
+            if any(_fits(row, held[at][1]) for row in held[at][0]):
+                unit = self._slowest(family, mesh)
+                cost[:, at] = unit.cost
+                least, ends = max(least, unit.least), max(ends, unit.ends)
+                after = min(after, self._after(family, mesh))
+        longest, whole = least_bottleneck(cost, cap, first, most, count)
+        return Base(
+            family=family,
+            feasible=True,
+            longest=longest,
+            whole=whole,
+            positions=positions,
+            least=least,
+            grown=1.0 + ends / count,
+            after=after,
+            hop=self.hops.of(family.meshes),
+            arrays=(cost, rows, room, first, most),
+        )
+
+    def _chunked(self, base: Base, family: Family) -> tuple[float, float]:
+        """Least K and a guess at the step of an interleaved family."""
+        m, v, units = family.num_microbatches, family.virtual_stages, self.placed.units.count
+        if len(base.chunked) <= v and base.arrays is not None:
+            counts = stage_counts(m, min(base.positions, units // 2), self.placed.job.pin.pp or 0)
+            base.chunked[:] = least_chunked(
+                *base.arrays, units, m, max(v, CHUNKS), np.array(counts, dtype=np.int64),
+                base.longest, base.whole, base.hop,
+            ).tolist()  # fmt: skip
+        longest, guess = base.chunked[v]
+        return longest, guess
+
+    def _positions(self, family: Family, first: Ints, most: Ints) -> int:
+        """Most stages of a plan without virtual stages, which has the most."""
+        best: dict[int, int] = {}
+        for island, stages in zip(first.tolist(), most.tolist(), strict=True):
+            best[island] = max(best.get(island, 0), stages)
+        job, units = self.placed.job, self.placed.units
+        one = is_one_stage(job, self.placed.model)
+        limit = job.pin.pp or most_stages_of(job, units, family.num_microbatches, 1, one=one)
+        return max(1, min(sum(best.values()), limit))
+
+    def _after(self, family: Family, mesh: Mesh) -> float:
+        """A guess at the reduction of the whole model on stages of this mesh, by bytes alone."""
+        placed = self.placed
+        copies = sum(each.dp * each.cp for each in mesh.shapes)
+        plain, experts = placed.weights(mesh.shapes[0]).unit
+        passes = self.passes_of_gradients(alone=family.sharding is Sharding.NONE)
+        moved = (plain + experts) * placed.units.count * passes * (1.0 - 1.0 / copies)
+        return moved / self.goodput(mesh)
+
+    def passes_of_gradients(self, *, alone: bool) -> float:
+        """Bytes per parameter that go over the links, whether the optimizer is sharded or not."""
+        passes = 2.0 * gradient_bytes_per_parameter(self.placed.job)
+        if not alone:
+            passes = 0.5 * passes + self.placed.job.precision.bytes_per_element
+        return passes
+
+    def goodput(self, mesh: Mesh) -> float:
+        """Bytes per second between the copies of a stage's weights."""
+        cluster = self.placed.cluster
+        island = cluster.islands[mesh.islands[0]]
+        link = island.inter_node
+        if len(mesh.islands) > 1:
+            other = cluster.islands[mesh.islands[-1]]
+            link = cluster.link_between(island.name, other.name)
+        elif mesh.shapes[0].num_devices <= island.devices_per_node:
+            link = island.intra_node
+        return link.goodput_bytes_per_second
+
+    def _memory(self, family: Family, mesh: Mesh) -> tuple[list[_Line], float]:
+        """(eight numbers of `Lines.row` by recomputation, room) of the part with least room."""
+        placed = self.placed
+        copies = sum(each.dp * each.cp for each in mesh.shapes)
+        sharded = family.sharding is not Sharding.NONE
+        found: list[tuple[float, list[_Line], float]] = []
+        for island, shape in zip(mesh.islands, mesh.shapes, strict=True):
+            shards = float(copies) if sharded else 1.0
+            experts = max(1.0, copies * shape.tp / (shape.ep * shape.etp)) if sharded else 1.0
+            lines = [
+                lines_of(each, shards, experts) for each in self.bytes_of(family.recompute, shape)
+            ]
+            room = room_of_island(placed, island)
+            found.append((room - lines[0][0] - lines[0][1], lines, room))
+        _, lines, room = min(found, key=lambda each: each[0])
+        return lines, room
+
+    def bytes_of(self, recompute: _Recompute, shape: Shape) -> tuple[_Line, ...]:
+        """Of a middle stage, by recomputation."""
+        key = (shape.tp, shape.cp, shape.ep, shape.etp, shape.microbatch_size,
+               shape.sequence_parallel, recompute)  # fmt: skip
+        found = self._bytes.get(key)
+        if found is None:
+            found = tuple([self._middle(shape, each) for each in recompute])
+            self._bytes[key] = found
+        return found
+
+    def _middle(self, shape: Shape, recompute: RecomputeGranularity) -> _Line:
+        """Bytes of this microbatch size from those of 1 and 2: all but a maximum are linear."""
+        one, two = (
+            self.placed.stage_bytes(
+                Shape(
+                    tp=shape.tp,
+                    cp=shape.cp,
+                    dp=1,
+                    microbatch_size=size,
+                    ep=shape.ep,
+                    etp=shape.etp,
+                    sequence_parallel=shape.sequence_parallel,
+                ),
+                recompute,
+                MIDDLE,
+            )
+            for size in (1, 2)
+        )
+        # Working memory is the largest of straight lines, so convex: above its first chord.
+        more = (shape.microbatch_size - 1) * (two.working_alone - one.working_alone)
+        return (
+            one.dense.each,
+            one.routed.each,
+            shape.microbatch_size * one.kept.each,
+            one.working_alone + more,
+            one.buffers,
+            one.parameter_bytes + one.gradient_bytes,
+            one.optimizer_bytes,
+            one.update_bytes,
+        )
+
+    def _slowest(self, family: Family, mesh: Mesh) -> Unit:
+        """Of the part with the longest unit."""
+        parts = [
+            self.unit(island, shape, family.recompute)
+            for island, shape in zip(mesh.islands, mesh.shapes, strict=True)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return Unit(
+            cost=tuple(map(max, zip(*[part.cost for part in parts], strict=True))),
+            least=max(part.least for part in parts),
+            ends=max(part.ends for part in parts),
+        )
+
+    def unit(self, island: int, shape: Shape, recompute: _Recompute) -> Unit:
+        """Of one part of a mesh."""
+        key = (island, shape.tp, shape.cp, shape.ep, shape.etp, shape.microbatch_size,
+               shape.sequence_parallel, recompute)  # fmt: skip
+        found = self._units.get(key)
+        if found is None:
+            # The fewest ranks that hold all experts; more of them are never faster.
+            dp = max(1, shape.ep * shape.etp // (shape.tp * shape.cp))
+            one = replace(shape, dp=dp)
+            forward, backward = self.placed.unit_passes(island, one, recompute)
+            cost = forward + backward
+            found = self._units[key] = Unit(
+                cost=tuple(cost.tolist()),
+                least=float((np.minimum(forward, backward) / cost).max()),
+                ends=self._ends(island, one),
+            )
+        return found
+
+    def _ends(self, island: int, shape: Shape) -> float:
+        """Embedding and head over a unit of layers: of one sequence, which is that of all."""
+        key = (island, shape.tp, shape.ep, shape.etp, shape.sequence_parallel)
+        found = self._ratios.get(key)
+        if found is None:
+            none = (RecomputeGranularity.NONE,)
+            one = replace(shape, cp=1, dp=shape.cp * shape.dp, microbatch_size=1)
+            passes = self.placed.passes(island, one, none)
+            both = passes.extra_forward + passes.extra_backward
+            unit = float(passes.forward[0] + passes.backward[0])
+            found = self._ratios[key] = float(both[FIRST, 0] + both[LAST, 0]) / unit
+        return found
+
+
+def most_stages_of(
+    job: Job, units: LayerUnits, num_microbatches: int, chunks: int, *, one: bool = False
+) -> int:
+    """Most stages that the target can run: a unit in every chunk, and microbatches enough.
+
+    one: it trains the model in one stage only (`is_one_stage`).
+    """
+    most = 1 if one else units.count // chunks
+    if target(job.target).fewer_microbatches_than_stages:
+        return most
+    return min(most, num_microbatches)
+
+
+T = TypeVar("T", float, Floats)
+
+
+def lines_of(base: Sequence[T], shards: T, expert_shards: T) -> tuple[T | float, ...]:
+    """As of `hetplan.cost.memory.lines.Lines.row`, for a stage of units only."""
+    dense, routed, kept, working, buffers, weights, optimizer, update = base
+    own = dense / shards + routed / expert_shards
+    state = (dense + routed) * weights + own * optimizer
+    return (buffers + working, state, -math.inf, 0.0, buffers, state + own * update, 0.0, kept)
+
+
+def room_of_island(placed: StagePricer, island: int) -> float:
+    """Bytes of a device that a plan may fill."""
+    memory = placed.cluster.islands[island].memory_bytes
+    return memory * (1 - placed.job.memory_reserve_fraction)
+
+
+def _fits(row: _Line, room: float) -> bool:
+    """Whether one unit with one microbatch in flight does."""
+    have = room * (1.0 + 1e-12)
+    return row[0] + row[1] + row[7] <= have and row[4] + row[5] <= have

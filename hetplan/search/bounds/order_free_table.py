@@ -1,0 +1,440 @@
+"""The order-free bounds of thousands of families at once: those of `order_free_bound`, to the bit.
+
+Families that differ in schedule only have a base in common: a block of the table, a way to
+recompute, sharded or not. Memory is that of all blocks in a few array operations; only shapes that
+fit are priced; and the longest stage is found by one compiled loop over all bases. The meshes of
+block k are those from start[k] to start[k + 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from hetplan.cost.arrays import Floats, Ints
+from hetplan.job.check import MIN_INTERLEAVED_STAGES
+from hetplan.kernels import kernel
+from hetplan.plans.chosen import Shape
+from hetplan.plans.plan import RecomputeGranularity, Sharding
+from hetplan.search.bounds.chunked_bound import least_chunked
+from hetplan.search.bounds.order_free_bound import (
+    BESIDE_SLOW_HOP,
+    CHUNKS,
+    OrderFreeBounds,
+    caps,
+    holds,
+    least_bottleneck,
+    lines_of,
+    most_stages_of,
+    room_of_island,
+)
+from hetplan.search.space.allowed import is_one_stage
+from hetplan.search.space.family import FamilyTable, Mesh
+
+Bools = npt.NDArray[np.bool_]
+
+
+@kernel
+def fitting(
+    blocks: Ints,
+    start: Ints,
+    rows: Floats,
+    room: Floats,
+    first: Ints,
+    most: Ints,
+    units: int,
+    microbatches: Ints,
+    positions: Ints,
+    some: Bools,
+) -> Bools:
+    """[B] whether the meshes of a block have room for all units, however long stages take."""
+    found = np.zeros(blocks.shape[0], np.bool_)
+    for k in range(blocks.shape[0]):
+        a, b = start[blocks[k]], start[blocks[k] + 1]
+        if not some[a:b].any():
+            continue
+        cap = caps(rows[:, a:b], room[a:b], units, microbatches[blocks[k]], positions[blocks[k]])
+        ones = np.ones((cap.shape[0], cap.shape[1]))
+        found[k] = holds(np.inf, ones, cap, first[a:b], most[a:b], units)
+    return found
+
+
+@kernel
+def bottlenecks(
+    blocks: Ints,
+    start: Ints,
+    cost: Floats,
+    rows: Floats,
+    room: Floats,
+    first: Ints,
+    most: Ints,
+    units: int,
+    microbatches: Ints,
+    positions: Ints,
+) -> Floats:
+    """[2, B] K and S of `least_bottleneck`."""
+    found = np.zeros((2, blocks.shape[0]))
+    for k in range(blocks.shape[0]):
+        a, b = start[blocks[k]], start[blocks[k] + 1]
+        cap = caps(rows[:, a:b], room[a:b], units, microbatches[blocks[k]], positions[blocks[k]])
+        longest, whole = least_bottleneck(cost[:, a:b], cap, first[a:b], most[a:b], units)
+        found[0, k], found[1, k] = longest, whole
+    return found
+
+
+@kernel
+def chunked(
+    blocks: Ints,
+    start: Ints,
+    cost: Floats,
+    rows: Floats,
+    room: Floats,
+    first: Ints,
+    most: Ints,
+    units: int,
+    microbatches: Ints,
+    positions: Ints,
+    chunks: Ints,
+    longest: Floats,
+    whole: Floats,
+    hop: Floats,
+    pinned: int,
+) -> Floats:
+    """[B, most chunks + 1, 2] of `least_chunked`; chunks[B]: most of a block, 0 where it has none.
+
+    pinned: stages, 0 where any number of them will do.
+    """
+    found = np.full((blocks.shape[0], chunks.max() + 1 if chunks.size else 1, 2), np.inf)
+    for k in range(blocks.shape[0]):
+        if chunks[k] == 0:
+            continue
+        a, b, m = start[blocks[k]], start[blocks[k] + 1], microbatches[blocks[k]]
+        counts = np.zeros(units + 1, np.int64)
+        size = 0
+        for p in range(MIN_INTERLEAVED_STAGES, min(positions[blocks[k]], units // 2) + 1):
+            if m % p == 0 and (pinned == 0 or pinned == p):
+                counts[size] = p
+                size += 1
+        found[k, : chunks[k] + 1] = least_chunked(
+            cost[:, a:b], rows[:, a:b], room[a:b], first[a:b], most[a:b], units, m, chunks[k],
+            counts[:size], longest[k], whole[k], hop[k],
+        )  # fmt: skip
+    return found
+
+
+_Recompute = tuple[RecomputeGranularity, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OrderFreeTable:
+    """[N] per family."""
+
+    bounds: Floats
+    """No plan of the family has a shorter step; infinite where none fits."""
+    estimates: Floats
+    """Guesses; infinite where none fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Fits:
+    """Meshes of all blocks with one way to recompute, sharded or not."""
+
+    rows: Floats
+    """[V, M, 8] lines of memory."""
+    room: Floats
+    """[M] of the part with least room."""
+    some: Bools
+    """[M] whether one unit fits in any way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Parts:
+    """[P] parts of all meshes, one mesh behind the other."""
+
+    mesh: Ints
+    island: Ints
+    line: Ints
+    """Which of `lines` has its memory."""
+    unit: Ints
+    """Which of `units` has its time."""
+    spread: Floats
+    """tp over (ep * etp)."""
+    lines: tuple[Shape, ...]
+    """One for all shapes that differ in dp only."""
+    units: tuple[tuple[int, Shape], ...]
+    """The same of each island."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Bases:
+    """What families have in common that differ in schedule only, [B] each."""
+
+    at: Ints
+    """Blocks of the table."""
+    longest: Floats
+    whole: Floats
+    least: Floats
+    grown: Floats
+    after: Floats
+    hop: Floats
+    chunks: Floats
+    """[B, v + 1, 2] of `chunked`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """The meshes of a table's blocks in columns: M meshes, one block behind the other, P parts."""
+
+    order_free_bounds: OrderFreeBounds
+    table: FamilyTable
+    check: Callable[[], None]
+    """Called every few milliseconds; raises at the deadline."""
+
+    def order_free(self) -> OrderFreeTable:
+        """All bounds and guesses."""
+        table = self.table
+        bounds, estimates = np.full((2, len(table)), np.inf)
+        none = np.array([kind.sharding is Sharding.NONE for kind in table.kinds])
+        ways = [each.recompute for each in table.kinds]
+        for recompute, alone in dict.fromkeys(zip(ways, none.tolist(), strict=True)):
+            same = np.array([each == recompute for each in ways])
+            mine = np.flatnonzero((same & (none == alone))[table.kind])
+            self.check()
+            bases = self._bases(recompute, mine, alone=alone)
+            place = np.full(len(table.blocks), -1)
+            place[bases.at] = np.arange(len(bases.at))
+            mine = mine[place[table.block[mine]] >= 0]
+            bounds[mine], estimates[mine] = self._of(bases, mine, place[table.block[mine]])
+        return OrderFreeTable(bounds=bounds, estimates=estimates)
+
+    def _of(self, bases: _Bases, families: Ints, at: Ints) -> tuple[Floats, Floats]:
+        """As `OrderFreeBounds.of`: of these families, whose bases stand `at` these places."""
+        table, kinds = self.table, self.table.kinds
+        kind = table.kind[families]
+        m = self._microbatches[table.block[families]].astype(np.float64)
+        positions = self._positions[table.block[families]]
+        longest, whole = bases.longest[at], bases.whole[at]
+        depth = np.array([each.most_extra_depth for each in kinds])[kind]
+        early = np.array([each.early_sends for each in kinds])[kind]
+        in_flight = np.minimum(positions + depth, m)
+        other = whole + (m - 1) * longest - (in_flight - 1) * bases.least[at] * longest
+        bound = np.maximum(m * longest, other)
+        estimate = m * longest + np.maximum(0.0, whole - longest)
+        waits = 2.0 * m * bases.hop[at] * np.minimum(1.0, BESIDE_SLOW_HOP / positions)
+        estimate = np.where(early, estimate, estimate + waits)
+        virtual = np.array([each.virtual_stages for each in kinds])[kind]
+        several = np.flatnonzero(virtual > 1)
+        if several.size:
+            longest = longest.copy()
+            found = bases.chunks[at[several], virtual[several]]
+            longest[several], estimate[several] = found[:, 0], found[:, 1]
+            bound[several] = m[several] * longest[several]
+        estimate = estimate * bases.grown[at]
+        loading = self.order_free_bounds.placed.job.data_loading_seconds
+        fits = longest < np.inf
+        held = np.where(fits, longest, 0.0)
+        more = bases.after[at] * held / whole
+        return bound + loading, np.where(fits, estimate + more + loading, np.inf)
+
+    def _bases(self, recompute: _Recompute, families: Ints, *, alone: bool) -> _Bases:
+        table, count = self.table, self.order_free_bounds.placed.units.count
+        held = self._memory(recompute, alone=alone)
+        blocks = np.unique(table.block[families])
+        meshes = (held.rows, held.room, self._first, self._most, count)
+        may = fitting(
+            blocks, self._start, *meshes, self._microbatches, self._positions, held.some
+        )  # fmt: skip
+        blocks = blocks[may]
+        self.check()
+        cost, least, ends = self._costs(recompute, held, blocks)
+        after = np.where(held.some, self._after(alone=alone), np.inf)
+        start, stop = self._start[blocks], self._start[blocks + 1]
+        longest, whole = bottlenecks(
+            blocks, self._start, cost, *meshes, self._microbatches, self._positions
+        )
+        virtual = np.array([each.virtual_stages for each in table.kinds])[table.kind[families]]
+        hop = np.array(
+            [self.order_free_bounds.hops.of(table.blocks[at].meshes) for at in blocks.tolist()]
+        )
+        many = np.zeros(len(table.blocks), dtype=np.int64)
+        np.maximum.at(many, table.block[families], virtual)
+        self.check()
+        return _Bases(
+            at=blocks,
+            longest=longest,
+            whole=whole,
+            least=_each(np.maximum, least, start, stop),
+            grown=1.0 + _each(np.maximum, ends, start, stop) / count,
+            after=_each(np.minimum, after, start, stop),
+            hop=hop,
+            chunks=chunked(
+                blocks, self._start, cost, *meshes, self._microbatches, self._positions,
+                np.where(many[blocks] > 1, np.maximum(many[blocks], CHUNKS), 0),
+                longest, whole, hop, self.order_free_bounds.placed.job.pin.pp or 0,
+            ),
+        )  # fmt: skip
+
+    def _costs(
+        self, recompute: _Recompute, held: _Fits, blocks: Ints
+    ) -> tuple[Floats, Floats, Floats]:
+        """(cost [V, M] of a unit, least [M], ends [M]) of the meshes that fit in these blocks."""
+        wanted = np.zeros(len(held.some), dtype=np.bool_)
+        for at in blocks.tolist():
+            wanted[self._start[at] : self._start[at + 1]] = True
+        wanted &= held.some
+        columns = len(recompute) + 2
+        each = np.full((len(self._parts.units), columns), np.inf)
+        each[:, -2:] = 0.0
+        for at in np.unique(self._parts.unit[wanted[self._parts.mesh]]).tolist():
+            self.check()
+            island, shape = self._parts.units[at]
+            unit = self.order_free_bounds.unit(island, shape, recompute)
+            each[at] = (*unit.cost, unit.least, unit.ends)
+        found = np.maximum.reduceat(each[self._parts.unit], self._part_start, axis=0)
+        found[~wanted, :-2], found[~wanted, -2:] = np.inf, 0.0
+        return found[:, :-2].T.copy(), found[:, -2].copy(), found[:, -1].copy()
+
+    def _memory(self, recompute: _Recompute, *, alone: bool) -> _Fits:
+        """As `OrderFreeBounds.memory` has it of one mesh."""
+        base = np.array(
+            [self.order_free_bounds.bytes_of(recompute, each) for each in self._parts.lines]
+        )
+        copies = self._copies[self._parts.mesh]
+        ones = np.ones_like(copies)
+        shards = ones if alone else copies
+        experts = ones if alone else np.maximum(1.0, copies * self._parts.spread)
+        columns = np.moveaxis(base[self._parts.line], 2, 0)
+        made = lines_of(tuple(columns), shards[:, None], experts[:, None])
+        rows = np.stack(np.broadcast_arrays(*made), axis=2)
+        room = np.array(
+            [room_of_island(self.order_free_bounds.placed, at) for at in range(len(self._islands))]
+        )[self._parts.island]
+        left = room - rows[:, 0, 0] - rows[:, 0, 1]
+        tightest = np.lexsort((left, self._parts.mesh))[self._part_start]
+        rows, room = rows[tightest].swapaxes(0, 1).copy(), room[tightest]
+        have = room * (1.0 + 1e-12)
+        one = rows[..., 0] + rows[..., 1] + rows[..., 7] <= have
+        some = (one & (rows[..., 4] + rows[..., 5] <= have)).any(axis=0)
+        return _Fits(rows=rows, room=room, some=some)
+
+    def _after(self, *, alone: bool) -> Floats:
+        """[M] as `OrderFreeBounds.after`."""
+        passes = self.order_free_bounds.passes_of_gradients(alone=alone)
+        count = self.order_free_bounds.placed.units.count
+        return self._weights * count * passes * (1.0 - 1.0 / self._copies) / self._goodput
+
+    # ---- columns
+
+    @cached_property
+    def _islands(self) -> tuple[object, ...]:
+        return self.order_free_bounds.placed.cluster.islands
+
+    @cached_property
+    def _microbatches(self) -> Ints:
+        return np.array([each.num_microbatches for each in self.table.blocks], dtype=np.int64)
+
+    @cached_property
+    def _start(self) -> Ints:
+        """[blocks + 1] first mesh of every block."""
+        lengths = [0, *(len(each.meshes) for each in self.table.blocks)]
+        return np.cumsum(np.array(lengths, dtype=np.int64))
+
+    @cached_property
+    def _meshes(self) -> tuple[Mesh, ...]:
+        return self.table.meshes()
+
+    @cached_property
+    def _first(self) -> Ints:
+        return np.array([mesh.islands[0] for mesh in self._meshes], dtype=np.int64)
+
+    @cached_property
+    def _most(self) -> Ints:
+        most = np.array([mesh.max_stages for mesh in self._meshes], dtype=np.int64)
+        return np.minimum(most, self.order_free_bounds.placed.units.count)
+
+    @cached_property
+    def _positions(self) -> Ints:
+        """[blocks] as `OrderFreeBounds.positions`."""
+        islands = len(self._islands)
+        block = np.repeat(np.arange(len(self._start) - 1), np.diff(self._start))
+        best = np.zeros((len(self._start) - 1, islands), dtype=np.int64)
+        np.maximum.at(best, (block, self._first), self._most)
+        placed = self.order_free_bounds.placed
+        job, units, one = placed.job, placed.units, is_one_stage(placed.job, placed.model)
+        limit = np.array(
+            [
+                job.pin.pp or most_stages_of(job, units, m, 1, one=one)
+                for m in self._microbatches.tolist()
+            ],
+            dtype=np.int64,
+        )
+        found: Ints = np.maximum(1, np.minimum(best.sum(axis=1), limit))
+        return found
+
+    @cached_property
+    def _parts(self) -> _Parts:
+        lines: dict[tuple[object, ...], int] = {}
+        units: dict[tuple[int, int], int] = {}
+        line_shapes: list[Shape] = []
+        unit_shapes: list[tuple[int, Shape]] = []
+        found: list[tuple[int, int, int, int]] = []
+        spread: list[float] = []
+        for at, mesh in enumerate(self._meshes):
+            for island, shape in zip(mesh.islands, mesh.shapes, strict=True):
+                key = (
+                    *(shape.tp, shape.cp, shape.ep, shape.etp),
+                    *(shape.microbatch_size, shape.sequence_parallel),
+                )
+                line = lines.setdefault(key, len(lines))
+                if line == len(line_shapes):
+                    line_shapes.append(shape)
+                unit = units.setdefault((island, line), len(units))
+                if unit == len(unit_shapes):
+                    unit_shapes.append((island, shape))
+                found.append((at, island, line, unit))
+                spread.append(shape.tp / (shape.ep * shape.etp))
+        mesh_at, island_at, line_at, unit_at = np.array(found, dtype=np.int64).reshape(-1, 4).T
+        return _Parts(
+            mesh=mesh_at,
+            island=island_at,
+            line=line_at,
+            unit=unit_at,
+            spread=np.array(spread),
+            lines=tuple(line_shapes),
+            units=tuple(unit_shapes),
+        )
+
+    @cached_property
+    def _part_start(self) -> Ints:
+        """[M] first part of every mesh."""
+        found = np.searchsorted(self._parts.mesh, np.arange(len(self._meshes)))
+        return found.astype(np.int64)
+
+    @cached_property
+    def _copies(self) -> Floats:
+        """[M] of the weights."""
+        return np.array(
+            [float(sum([each.dp * each.cp for each in mesh.shapes])) for mesh in self._meshes]
+        )
+
+    @cached_property
+    def _goodput(self) -> Floats:
+        """[M] bytes per second of gradients."""
+        return np.array([self.order_free_bounds.goodput(mesh) for mesh in self._meshes])
+
+    @cached_property
+    def _weights(self) -> Floats:
+        """[M] parameters of a unit on a rank of the first part."""
+        return np.array(
+            [sum(self.order_free_bounds.placed.weights(m.shapes[0]).unit) for m in self._meshes]
+        )
+
+
+def _each(least_or_most: np.ufunc, values: Floats, start: Ints, stop: Ints) -> Floats:
+    """[B] of the values from start to stop, which are some."""
+    found = [least_or_most.reduce(values[a:b]) for a, b in zip(start, stop, strict=True)]
+    return np.array(found, dtype=np.float64)

@@ -1,1 +1,0 @@
-"""What plans of a family cost, as arrays: everything that bounds and programs are made of."""

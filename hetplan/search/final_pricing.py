@@ -1,0 +1,128 @@
+"""Which of the best plans is the best one when it is placed and priced whole.
+
+A search prices every boundary alone. The last offers are placed on devices, checked against all
+rules and priced with the links that they share; the fastest is the answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetplan.cost.estimate import estimate_with
+from hetplan.cost.estimate_values import Estimate
+from hetplan.cost.step_model.pricer import Pricer, StepCost
+from hetplan.errors import HetplanError, InputError
+from hetplan.plans.build import chosen_of
+from hetplan.plans.check import check_plan
+from hetplan.plans.chosen import ChosenPlan
+from hetplan.plans.plan import Plan
+from hetplan.search.solver import Best, Offer
+from hetplan.search.space.plan_evaluator import PlanEvaluator, fits
+
+_SETTLED = 8
+"""Offers that are priced whole."""
+
+AGREEMENT = 1e-6
+"""Prices of search and estimate that are further apart are a fault of hetplan."""
+
+GIVEN = -1
+"""Solver number of plans that the caller gave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalPlan:
+    """The answer, placed and priced."""
+
+    plan: Plan
+    estimate: Estimate
+
+
+class WrongOfferError(HetplanError):
+    """An offer is no legal plan, or does not take what it is said to: a fault of who offered it."""
+
+    def __init__(self, offer: Offer, message: str) -> None:
+        super().__init__(message)
+        self.offer = offer
+
+
+def final_plan(best: Best, evaluator: PlanEvaluator) -> FinalPlan:
+    """The fastest of the best offers by its whole price, which is never below the search's.
+
+    WrongOfferError where an offer is no plan of the job or its price is another one.
+    """
+    found: Plan | None = None
+    least = math.inf
+    for offer in _nearest(best):
+        if found is not None and offer.seconds >= least * (1.0 - AGREEMENT):
+            break
+        plan = _placed(offer, evaluator)
+        step = _agreeing(offer, plan, evaluator.pricer)
+        if fits(step) and step.step_seconds < least:
+            found, least = plan, step.step_seconds
+    if found is None:
+        raise HetplanError("no plan that the search found fits in memory once it is placed")
+    return FinalPlan(plan=found, estimate=estimate_with(evaluator.pricer, found))
+
+
+def _nearest(best: Best) -> list[Offer]:
+    """The best plans that were found, best first, each once."""
+    found: dict[ChosenPlan, Offer] = {}
+    for offer in sorted((*best.offers, *best.own.values()), key=lambda offer: offer.seconds):
+        found.setdefault(offer.chosen, offer)
+    return list(found.values())[:_SETTLED]
+
+
+def _placed(offer: Offer, evaluator: PlanEvaluator) -> Plan:
+    """The plan on devices."""
+    try:
+        plan = evaluator.place(offer.chosen)
+    except InputError as error:
+        raise WrongOfferError(offer, f"the search built no plan: {error}") from error
+    broken = check_plan(plan, evaluator.model, evaluator.cluster, evaluator.job)
+    if broken:
+        raise WrongOfferError(offer, f"the search built an illegal plan: {broken[0]}")
+    return plan
+
+
+def _agreeing(offer: Offer, plan: Plan, pricer: Pricer) -> StepCost:
+    """The plan's whole price; WrongOfferError where it is less than the search's, or more without
+    one of the reasons of `_may_be_slower`.
+    """
+    step = pricer.step(plan)
+    more = step.step_seconds - offer.seconds
+    if abs(more) > AGREEMENT * offer.seconds and not (more > 0 and _may_be_slower(step)):
+        raise WrongOfferError(
+            offer,
+            f"the search priced the plan at {offer.seconds!r} s, its estimate is "
+            f"{step.step_seconds!r} s; they must agree",
+        )
+    return step
+
+
+def _may_be_slower(step: StepCost) -> bool:
+    """Where a plan can be slower than its numbers in the search say: links that several boundaries
+    share, stages of several parts of which now one, now another is the slowest, and several tp,
+    which pad the vocabulary further.
+    """
+    degrees = {stage.unit.replica.tp for pipeline in step.work for stage in pipeline.stages}
+    return len(degrees) > 1 or any(
+        pipeline.shares or any(len(stage.units) > 1 for stage in pipeline.stages)
+        for pipeline in step.work
+    )
+
+
+def offer_starts(start: Sequence[Plan], best: Best, evaluator: PlanEvaluator) -> None:
+    """Plans that the caller knows; those that the job does not allow are left out."""
+    for plan in start:
+        try:
+            chosen = chosen_of(plan, evaluator.cluster)
+        except InputError:
+            continue
+        legal = evaluator.legal(chosen)
+        if legal is None:
+            continue
+        step = evaluator.pricer.step(legal)
+        if fits(step):
+            best.offer(GIVEN, chosen, step.step_seconds)

@@ -1,0 +1,212 @@
+"""Lower bounds of one row of an interleaved family: by capacity, and by a program over its cuts.
+
+`capacity_bound` looks at every slot by itself. A slot of n units takes its own chain
+(`interleaved.rows`) after the rise of the slots above, each of which has at least a unit per chunk.
+So for a step T every slot has a largest n, and a row whose slots together hold too few has no cut
+below T. Cheap, and blind to detours.
+
+`least_bound` is the least over all cuts: a program over slots, from the last to the first. Of the
+slots from s on that hold l layer units, a label has what the chains of
+`hetplan.search.interleaved.rows` need of them:
+
+    turn, turn'   sums of what the two detours of slots above s run here
+    away, away'   what the last slot runs while slot 0 is away
+    need          longest chain of these slots, from the first pass of s to its last one
+
+All five only make steps longer, so a label that is nowhere below another one is left out. Where a
+place has more labels than it has room for, two are replaced by the least of both, entry by entry:
+the bound stays valid and loses a little.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hetplan.cost.arrays import Floats, Ints
+from hetplan.kernels import kernel
+from hetplan.search.interleaved.rows import (
+    AWAY,
+    AWAY_BACK,
+    OWN,
+    RISE,
+    SKIP,
+    SKIP_BACK,
+    TURN,
+    TURN_BACK,
+    Arrays,
+)
+from hetplan.search.one_f_one_b.replay import NEVER
+
+
+@kernel
+def capacity_bound(row: Arrays, terms: Floats, units: int) -> float:
+    """Least T for which the slots hold all units, exact; `NEVER` where memory forbids it."""
+    slots, variants = row.unit_forward.shape
+    # Of every slot and number of units the least chain: T is one of these values.
+    chain = np.full((slots, units + 1), NEVER)
+    rise, ending = 0.0, NEVER
+    most = np.zeros(slots, np.int64)
+    for n in range(row.chunks, units + 1):
+        if n <= row.most[0].max():
+            ending = min(ending, row.after[0, n] + row.leaving[0, n])
+    held = 0
+    for s in range(slots):
+        least = NEVER
+        for v in range(variants):
+            for n in range(row.chunks, min(units, row.most[s, v]) + 1):
+                chain[s, n] = min(chain[s, n], rise + terms[s, v, n, OWN])
+                most[s] = max(most[s], n)
+            if row.most[s, v] >= row.chunks:
+                least = min(least, terms[s, v, row.chunks, RISE])
+        if most[s] < row.chunks:
+            return NEVER
+        held += most[s]
+        rise += least
+    if held < units:
+        return NEVER
+    # Give units to the slot where one more costs least, from the fewest on: exact for a maximum.
+    now = np.full(slots, row.chunks, np.int64)
+    bound = 0.0
+    for s in range(slots):
+        bound = max(bound, chain[s, row.chunks])
+    for _ in range(units - row.chunks * slots):
+        at, least = -1, NEVER
+        for s in range(slots):
+            if now[s] < most[s] and chain[s, now[s] + 1] < least:
+                at, least = s, chain[s, now[s] + 1]
+        if at < 0:
+            return NEVER
+        now[at] += 1
+        bound = max(bound, least)
+    return bound + ending + row.closing
+
+
+ROOM = 12
+"""Labels kept per place."""
+_WIDTH = 5
+
+
+@kernel
+def add_label(labels: Floats, origin: Ints, count: int, new: Floats, parent: Ints) -> int:
+    """Keep a label, or what it is dominated by; how many there are then."""
+    kept = 0
+    for i in range(count):
+        worse = True
+        better = True
+        for d in range(_WIDTH):
+            if labels[i, d] > new[d]:
+                worse = False
+            if labels[i, d] < new[d]:
+                better = False
+        if worse:
+            return count
+        if not better:
+            if kept < i:
+                for d in range(_WIDTH):
+                    labels[kept, d] = labels[i, d]
+                for d in range(3):
+                    origin[kept, d] = origin[i, d]
+            kept += 1
+    if kept == labels.shape[0]:
+        # The nearest one by `need` takes both.
+        near, gap = 0, NEVER
+        for i in range(kept):
+            if abs(labels[i, 4] - new[4]) < gap:
+                near, gap = i, abs(labels[i, 4] - new[4])
+        if new[4] < labels[near, 4]:
+            for d in range(3):
+                origin[near, d] = parent[d]
+        for d in range(_WIDTH):
+            labels[near, d] = min(labels[near, d], new[d])
+        return kept
+    for d in range(_WIDTH):
+        labels[kept, d] = new[d]
+    for d in range(3):
+        origin[kept, d] = parent[d]
+    return kept + 1
+
+
+@kernel
+def need_of(row: Arrays, terms: Floats, first: bool, below: Floats) -> float:
+    """Longest chain from the first pass of a slot to its last one, above this label."""
+    gain = max(0.0, below[0] - terms[SKIP])
+    gain_back = max(0.0, below[1] - terms[SKIP_BACK])
+    if first and row.lockstep:
+        gain = max(gain, below[2] - terms[AWAY])
+        gain_back = max(gain_back, below[3] - terms[AWAY_BACK])
+    gained = max(gain, gain_back) if row.one_detour else gain + gain_back
+    return float(max(terms[OWN] + gained, terms[RISE] + below[4]))
+
+
+@kernel
+def least_bound(
+    row: Arrays, terms: Floats, units: int, cutoff: float
+) -> tuple[float, Ints, Ints, Floats, Ints]:
+    """Least bound over all cuts, below `cutoff`; `NEVER` where none is below it.
+
+    Also the cut it came from (variants, units; of merged labels one of theirs, which may have a
+    larger bound), and all labels [P + 1, L + 1, ROOM, 5] with their counts [P + 1, L + 1].
+    """
+    slots, variants = row.unit_forward.shape
+    labels = np.empty((slots + 1, units + 1, ROOM, _WIDTH))
+    origin = np.empty((slots + 1, units + 1, ROOM, 3), np.int64)
+    counts = np.zeros((slots + 1, units + 1), np.int64)
+    labels[slots, 0, 0] = 0.0
+    counts[slots, 0] = 1
+    limit = cutoff - row.closing
+    rise = np.zeros(slots + 1)  # least of the slots above
+    room = np.zeros(slots + 1, np.int64)  # most units that they hold
+    for s in range(slots):
+        least, most = NEVER, 0
+        for v in range(variants):
+            most = max(most, min(row.most[s, v], units))
+            if row.most[s, v] >= row.chunks:
+                least = min(least, terms[s, v, row.chunks, RISE])
+        rise[s + 1] = rise[s] + least
+        room[s + 1] = room[s] + most
+    new, parent = np.empty(_WIDTH), np.empty(3, np.int64)
+    best, best_at = NEVER, -1
+    best_variant = 0
+    best_units = 0
+    for s in range(slots - 1, -1, -1):
+        for held in range(max(row.chunks * (slots - 1 - s), units - room[s + 1]), units + 1):
+            for i in range(counts[s + 1, held]):
+                below = labels[s + 1, held, i]
+                for v in range(variants):
+                    for n in range(row.chunks, min(units - held, row.most[s, v]) + 1):
+                        if held + n + room[s] < units:
+                            continue
+                        own = terms[s, v, n]
+                        if own[OWN] + rise[s] >= limit:
+                            break
+                        need = need_of(row, own, s == 0, below)
+                        if need + rise[s] >= limit:
+                            continue
+                        if s == 0:
+                            if held + n == units:
+                                bound = need + row.after[0, n] + row.leaving[0, n]
+                                if bound < min(best, limit):
+                                    best, best_at = bound, i
+                                    best_variant, best_units = v, n
+                            continue
+                        new[0] = below[0] + own[TURN]
+                        new[1] = below[1] + own[TURN_BACK]
+                        new[2], new[3], new[4] = below[2], below[3], need
+                        if s == slots - 1:
+                            new[2], new[3] = own[AWAY], own[AWAY_BACK]
+                        parent[0], parent[1], parent[2] = v, n, i
+                        counts[s, held + n] = add_label(
+                            labels[s, held + n], origin[s, held + n], counts[s, held + n], new,
+                            parent,
+                        )  # fmt: skip
+    chosen_variant, chosen_units = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
+    if best_at < 0:
+        return NEVER, chosen_variant, chosen_units, labels, counts
+    v, n, i, held = best_variant, best_units, best_at, units
+    for s in range(slots):
+        chosen_variant[s], chosen_units[s] = v, n
+        held -= n
+        if s + 1 < slots:
+            v, n, below_at = origin[s + 1, held, i]
+            i = below_at
+    return best + row.closing, chosen_variant, chosen_units, labels, counts

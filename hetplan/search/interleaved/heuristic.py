@@ -1,0 +1,233 @@
+"""Good rows and cuts of an interleaved family with too many to list: seeds, neighbours, polishing.
+
+`polish` moves units between slots and changes recomputation, by replay.
+
+A row is runs of stages, (mesh, stages) from the first to the last. It begins with the runs of the
+best plan so far, where the family has meshes on the same islands, and with the fastest meshes one
+after the other, stretched to every number of stages near by that the target can interleave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import numpy as np
+
+from hetplan.cost.arrays import Ints
+from hetplan.plans.chosen import ChosenPlan
+from hetplan.search.interleaved.enumerate import stage_counts
+from hetplan.search.interleaved.rows import Row, passes_of
+from hetplan.search.one_f_one_b.replay import NEVER
+from hetplan.search.solver import RESOLUTION
+from hetplan.search.space.family import Family
+from hetplan.search.space.stage_table import MAX_FREE_ISLANDS, StageTable
+
+
+def polish(row: Row, variant: Ints, units: Ints, budget: int) -> tuple[float, Ints, Ints, int]:
+    """Step, recomputation and units of the best cut met, and how many replays it took.
+
+    The slots that are busy longest give first. At most `budget` replays.
+    """
+    variant, units = variant.copy(), units.copy()
+    best, replays = row.seconds(variant, units), 1
+    moved = best < NEVER
+    while moved and replays < budget:
+        moved = False
+        for other, changed in _neighbours(row, variant, units):
+            step = row.seconds(other, changed)
+            replays += 1
+            if step < best * (1.0 - RESOLUTION):
+                best, variant, units, moved = step, other, changed, True
+                break
+            if replays >= budget:
+                break
+    return best, variant, units, replays
+
+
+def _neighbours(row: Row, variant: Ints, units: Ints) -> list[tuple[Ints, Ints]]:
+    """Cuts one move away that fit, those that relieve the busiest slots first."""
+    arrays = row.arrays
+    forward, backward = passes_of(arrays, variant, units)
+    busy = forward.sum(axis=1) + backward.sum(axis=1)
+    found = []
+    for giver in np.argsort(-busy, kind="stable"):
+        for v in range(arrays.unit_forward.shape[1]):
+            if v != variant[giver] and units[giver] <= arrays.most[giver, v]:
+                other = variant.copy()
+                other[giver] = v
+                found.append((other, units))
+        if units[giver] <= arrays.chunks:
+            continue
+        for taker in np.argsort(busy, kind="stable"):
+            if taker != giver and units[taker] < arrays.most[taker, variant[taker]]:
+                changed = units.copy()
+                changed[giver] -= 1
+                changed[taker] += 1
+                found.append((variant, changed))
+    return found
+
+
+def proportional(row: Row) -> tuple[Ints, Ints] | None:
+    """A first cut: every slot as many units as keeps all equally busy, by memory; None: none fits.
+
+    Of every slot the recomputation that is fastest where it fits one unit per chunk, or else, where
+    all together hold too little, the one that fits most.
+    """
+    arrays = row.arrays
+    cost = arrays.unit_forward + arrays.unit_backward
+    fit = arrays.most >= arrays.chunks
+    if not fit.any(axis=1).all():
+        return None
+    variant = np.where(fit, cost, np.inf).argmin(axis=1)
+    slots = np.arange(row.slots)
+    if arrays.most[slots, variant].sum() < row.units:
+        variant = arrays.most.argmax(axis=1)
+    most = arrays.most[slots, variant]
+    if most.sum() < row.units or row.units < arrays.chunks * row.slots:
+        return None
+    each = cost[slots, variant]
+    besides = np.zeros(row.slots)
+    besides[0] += arrays.first[:, variant[0]].sum()
+    besides[-1] += arrays.last[:, variant[-1]].sum()
+    units = np.full(row.slots, arrays.chunks, dtype=np.int64)
+    for _ in range(row.units - arrays.chunks * row.slots):
+        after = np.where(units < most, besides + (units + 1) * each, np.inf)
+        units[int(after.argmin())] += 1
+    return variant.astype(np.int64), units
+
+
+Runs = tuple[tuple[int, int], ...]
+
+_COUNTS_NEAR = 3
+"""Numbers of stages that are tried for each beginning, those nearest to its own."""
+
+
+def beginnings(
+    space: StageTable, family: Family, islands: Sequence[str], chosen: ChosenPlan | None
+) -> list[Runs]:
+    """Legal rows to begin with; none twice."""
+    counts, found = stage_counts(space, family), dict[Runs, None]()
+    bases = [_fastest_first(space), tuple(reversed(_fastest_first(space)))]
+    own = like(family, islands, chosen)
+    if own:
+        bases.insert(0, own)
+    for base in bases:
+        size = sum(stages for _, stages in base)
+        for stages in sorted(counts, key=lambda each: (abs(each - size), each))[:_COUNTS_NEAR]:
+            runs = _stretched(space, base, stages)
+            if runs and legal(space, runs):
+                found[runs] = None
+    return list(found)
+
+
+def like(family: Family, islands: Sequence[str], chosen: ChosenPlan | None) -> Runs:
+    """The runs of a plan in this family's meshes; empty where it has none on these islands."""
+    if chosen is None or len(chosen.pipelines) != 1:
+        return ()
+    at = {tuple(islands[i] for i in mesh.islands): m for m, mesh in enumerate(family.meshes)}
+    found = []
+    for names, stages in groupby(
+        tuple(part.island for part in stage.parts) for stage in chosen.pipelines[0].stages
+    ):
+        if names not in at:
+            return ()
+        found.append((at[names], len(list(stages))))
+    return tuple(found)
+
+
+def _fastest_first(space: StageTable) -> Runs:
+    """All stages of meshes on islands of their own, the fastest per layer first."""
+    each = (space.forward + space.backward).min(axis=0)
+    used, found = 0, []
+    for mesh in np.argsort(each, kind="stable").tolist():
+        if not used & int(space.island_mask[mesh]):
+            used |= int(space.island_mask[mesh])
+            found.append((mesh, int(space.max_stages[mesh])))
+    return tuple(found)
+
+
+def _stretched(space: StageTable, base: Runs, stages: int) -> Runs:
+    """The same runs with so many stages together; empty where their meshes have too few."""
+    count = [min(each, int(space.max_stages[mesh])) for mesh, each in base]
+    while sum(count) > stages:
+        # From the back: the slowest of `_fastest_first`, or the end of a plan.
+        at = max(i for i, each in enumerate(count) if each > 0)
+        count[at] -= min(count[at], sum(count) - stages)
+    for i, (mesh, _) in enumerate(base):
+        count[i] += min(int(space.max_stages[mesh]) - count[i], stages - sum(count))
+    if sum(count) != stages:
+        return ()
+    return tuple((mesh, each) for (mesh, _), each in zip(base, count, strict=True) if each)
+
+
+def legal(space: StageTable, runs: Runs) -> bool:
+    """Islands used once, no more stages than there are, ends where the job lets them be."""
+    used = 0
+    for mesh, stages in runs:
+        mask = int(space.island_mask[mesh])
+        if used & mask or not 0 < stages <= int(space.max_stages[mesh]):
+            return False
+        used |= mask
+    regions = [int(space.region[mesh]) for mesh, _ in runs]
+    together = [region for region, _ in groupby(regions)]
+    if len({i for mesh in space.family.meshes for i in mesh.islands}) > MAX_FREE_ISLANDS and (
+        len(together) != len(set(together))
+    ):
+        return False
+    return bool(space.may_be_first[runs[0][0]] and space.may_be_last[runs[-1][0]])
+
+
+def neighbours(space: StageTable, family: Family, runs: Runs) -> Iterator[Runs]:
+    """Rows one move away: runs swapped, a stage handed on, a mesh replaced, other counts."""
+    found = [*_moves(space, runs)]
+    size = sum(stages for _, stages in runs)
+    counts = stage_counts(space, family)
+    for stages in (
+        max((each for each in counts if each < size), default=0),
+        min((each for each in counts if each > size), default=0),
+    ):
+        if stages:
+            found.append(_stretched(space, runs, stages))
+    for each in dict.fromkeys(found):
+        if each and each != runs and legal(space, each):
+            yield each
+
+
+def _moves(space: StageTable, runs: Runs) -> Iterator[Runs]:
+    row = list(runs)
+    for i in range(len(row)):
+        for j in range(i + 1, len(row)):
+            swapped = row.copy()
+            swapped[i], swapped[j] = swapped[j], swapped[i]
+            yield tuple(swapped)
+    for i, (giver, many) in enumerate(row):
+        for j, (taker, few) in enumerate(row):
+            if i != j:
+                moved = row.copy()
+                moved[i], moved[j] = (giver, many - 1), (taker, few + 1)
+                yield tuple((mesh, stages) for mesh, stages in moved if stages)
+        for mesh in range(len(space.max_stages)):
+            yield (*row[:i], (mesh, many), *row[i + 1 :])
+            if many > 1:
+                yield (*row[:i], (giver, many - 1), (mesh, 1), *row[i + 1 :])
+                yield (*row[:i], (mesh, 1), (giver, many - 1), *row[i + 1 :])
+
+
+def meshes_of(runs: Runs) -> tuple[int, ...]:
+    """Mesh of every slot."""
+    return tuple(mesh for mesh, stages in runs for _ in range(stages))
+
+
+def runs_of(row: Sequence[int]) -> Runs:
+    """Its runs of one mesh."""
+    return tuple((mesh, len(list(slots))) for mesh, slots in groupby(row))
+
+
+def units_of(space: StageTable, chosen: ChosenPlan) -> list[int]:
+    """Layer units of the stages of a plan's first pipeline."""
+    stages = chosen.pipelines[0].stages
+    layers = [sum(stage.layers) for stage in stages]
+    layers[0] -= space.front_layers
+    layers[-1] -= space.back_layers
+    return [each // space.layers_per_unit for each in layers]

@@ -1,0 +1,436 @@
+"""A bound of an interleaved family over sets of islands, for families with too many rows to list.
+
+Which meshes can stand next to each other in an interleaved pipeline with a step below T?
+
+m v messages cross the boundary between two stages each way, m (v - 1) of them the one that leads
+from the last stage back to the first. One stage's messages to another leave one after the other, so
+for every boundary
+
+    messages * max(activation, gradient) < T
+
+Where sends are batched (Exchange.MEGATRON, rendezvous) the slots on both sides wait for them too,
+in all exchanges but one (`hetplan.search.bounds.crossing_bound`). Both have a unit per chunk or
+more, c is what these take, and `after` follows the last pass of a slot:
+
+    m c + (messages - 1) max(wait + activation, gradient) + after < T         the slot below
+    m c + (messages - 1) max(wait + gradient, activation) + after < T         the slot above
+
+with latencies and waits of rendezvous sends on what is received.
+
+Is any plan of an interleaved family faster than T, whichever rows of slots it has?
+
+For families with more rows than can be listed. P stages; symbols and chains as in
+`hetplan.search.interleaved.rows`. In a plan below T the chain of every slot s is below T, so with
+lower bounds of what the other slots add to it,
+
+    prefix_s <= sum of rise_i (i < s)     drain_s <= sum of turn_j (j > s)     the same with turn'
+
+slot s has at most as many units as own_s + prefix_s + max(0, drain_s - skip_s) + .. < T allows.
+Slots limited in this way hold little more than the L units that they must, so each of them is
+nearly full, and that bounds what they add to each other's chains:
+
+    1. by own chains alone, and the least rises of slots with a unit per chunk
+    2. least sums of turn, and of turn', of the last slots (`subsets.fill`, from the last to the
+       first): drain by position
+    3. least sums of rise of the first slots, every chain below T: prefix by position. Where they
+       cannot hold all units there is no plan below T; otherwise once more from 2.
+
+Sums know which islands are used up and which mesh a slot has, drain and prefix know the position
+only. Every hop is at least the least one of its mesh; hops between meshes count in sums, and no
+step below T has some of them at all (`borders`). A slot ends after its own chain as well, which it
+begins by itself: own_s + after_s < T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hetplan.cost.arrays import Floats, Ints
+from hetplan.cost.replay.times import Exchange
+from hetplan.search.interleaved.memory import MemoryRoom
+from hetplan.search.interleaved.rows import (
+    OWN,
+    RISE,
+    SKIP,
+    SKIP_BACK,
+    TURN,
+    TURN_BACK,
+    row_of,
+    row_terms,
+)
+from hetplan.search.interleaved.subsets import Slots, fill, most_behind, most_units
+from hetplan.search.one_f_one_b.replay import NEVER, Numbers, numbers_of
+from hetplan.search.space.family import Family
+from hetplan.search.space.stage_table import MAX_FREE_ISLANDS, StageTable
+
+
+class Borders(NamedTuple):
+    """Least steps of pipelines with a boundary; NEVER where two meshes cannot be beside."""
+
+    between: Floats
+    """[M, M] from mesh (row) to mesh (column); 0 for boundaries inside a mesh."""
+    around: Floats
+    """[M, M] from the last slot's mesh (row) back to the first one's."""
+
+    def blocked(self, limit: float) -> npt.NDArray[np.bool_]:
+        """[M, M] boundaries that no step below the limit has."""
+        return np.asarray(self.between >= limit)
+
+    def rings(self, limit: float) -> npt.NDArray[np.bool_]:
+        """[M, M] ends of the pipeline that a step below the limit may have."""
+        return np.asarray(self.around < limit)
+
+
+def borders_of(
+    space: StageTable, numbers: Numbers, chunks: int, exchange: Exchange, stages: int
+) -> Borders:
+    """Of interleaved pipelines of so many stages."""
+    m = space.num_microbatches
+    passes = m * chunks * (space.forward + space.backward).min(axis=0)
+    least = passes + space.after[:, :, chunks:].min(axis=(0, 2))
+    level = norm_levels(stages) * least_level(numbers)
+    norm = np.maximum(level, norm_levels(stages) * numbers.norm_links)
+    forward, backward, latency, posted = numbers.links
+    below = np.maximum(posted + forward + latency, backward)
+    above = np.maximum(posted + backward + latency, forward)
+    found = []
+    for messages, closing in ((m * chunks, norm), (m * (chunks - 1), level)):
+        seconds = messages * np.maximum(forward, backward)
+        if exchange is Exchange.MEGATRON and numbers.rendezvous:
+            seconds = np.maximum(seconds, least[None, :] + (messages - 1) * below + closing)
+            seconds = np.maximum(seconds, least[:, None] + (messages - 1) * above + closing)
+        found.append(seconds)
+    between, around = found
+    masks = space.island_mask
+    shared = (masks[:, None] & masks[None, :]) != 0
+    for each in found:
+        each[shared] = NEVER
+        np.fill_diagonal(each, 0.0)
+    around[~space.may_be_last, :] = NEVER
+    around[:, ~space.may_be_first] = NEVER
+    return Borders(between, around)
+
+
+def norm_levels(stages: int) -> int:
+    """Levels of the sum of norms over so many stages."""
+    return (stages - 1).bit_length()
+
+
+def least_level(numbers: Numbers) -> float:
+    """Least seconds of one level of it."""
+    return float(min(numbers.norm_links.min(), numbers.norm_node_links.min()))
+
+
+_ROUNDS = 2
+"""How often steps 2 and 3 are taken."""
+
+_MAX_STATES = 3_000_000
+"""Sums that are kept at a time: 24 MB, and as much to find the row."""
+
+_DOUBLINGS = 40
+"""Steps half as long again that are tried until one may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What is known of plans below T."""
+
+    none: bool
+    """There is none."""
+    most: Ints
+    """[M, P] units that a slot of a mesh can hold in a plan below T."""
+    row: tuple[int, ...] = ()
+    """Otherwise the mesh of every slot of a row that may have one; empty: nothing is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class IslandProgram:
+    """All rows of P stages of a family."""
+
+    units: int
+    chunks: int
+    one_detour: bool
+    terms: Floats
+    """[M, P, V, L + 1, TERMS]"""
+    allowed: Floats
+    """[M, P, V, L + 1] 0 where a slot may have so many units, `NEVER` where not."""
+    ending: float
+    """Least seconds that follow slot 0."""
+    alone: Floats
+    """[M, P, V, L + 1] own chain of a slot and what follows it."""
+    borders: Borders
+    down: Slots
+    """From the first slot to the last; cost: rise."""
+    up: Sequence[Slots]
+    """From the last slot to the first; cost: turn, and turn'."""
+
+    def below(self, limit: float) -> Answer:
+        """Whether a plan may have a step below `limit`."""
+        cut = limit - self.ending
+        down, up = self._within(limit)
+        slots = self.terms.shape[1]
+        drain = np.zeros((2, slots))
+        least = np.array([self.down.cost[:, s, self.chunks].min() for s in range(slots - 1)])
+        prefix = np.concatenate(([0.0], np.cumsum(least)))
+        row = np.zeros(0, dtype=np.int64)
+        for _ in range(_ROUNDS):
+            chain = self._chain(drain, limit)
+            back = np.ascontiguousarray(chain[:, ::-1])
+            for which, each in enumerate(up):
+                slots_up = each._replace(chain=back)
+                most = most_units(slots_up, cut, np.ascontiguousarray(prefix[::-1]))
+                total, sums, _, _ = fill(slots_up, cut, most, self.units, self.chunks, _MAX_STATES)
+                if total >= NEVER:
+                    return Answer(none=True, most=most)
+                if total < 0.0:
+                    most = np.ascontiguousarray(most[:, ::-1])
+                    return Answer(none=False, most=most)
+                drain[which] = np.maximum(drain[which], sums[slots - 1 :: -1])
+            down = down._replace(chain=self._chain(drain, limit))
+            most = most_units(down, cut, prefix)
+            total, sums, row, _ = fill(down, cut, most, self.units, self.chunks, _MAX_STATES)
+            if total >= NEVER:
+                return Answer(none=True, most=most)
+            if total < 0.0:
+                return Answer(none=False, most=most)
+            prefix = np.maximum(prefix, sums[:slots])
+        return Answer(none=False, most=most, row=tuple(row.tolist()))
+
+    def rows(self, limit: float, most_rows: int) -> list[tuple[int, ...]] | None:
+        """All rows that may have a step below `limit`; None where they are more than `most_rows`.
+
+        Where meshes of a region stand together, rows that break this rule are among them.
+        """
+        answer = self.below(limit)
+        if answer.none:
+            return []
+        down, _ = self._within(limit)
+        behind = most_behind(down, answer.most, self.chunks).tolist()
+        follows = ~self.borders.blocked(limit)
+        listing = _Listing(
+            masks=self.down.masks.tolist(),
+            most_stages=self.down.most_stages.tolist(),
+            ends=down.ends.tolist(),
+            follows=[np.flatnonzero(each).tolist() for each in follows],
+            held=answer.most.T.tolist(),
+            behind=behind,
+            chunks=self.chunks,
+            most_rows=most_rows,
+        )
+        begins = [mesh for mesh, may in enumerate(down.begins.tolist()) if may]
+        whole = listing.add((), 0, 0, self.units, begins)
+        return listing.found if whole else None
+
+    def least_work(self) -> float:
+        """Seconds of a slot with a unit per chunk, the fastest mesh; a step to begin with."""
+        return float((self.terms[..., OWN] + self.allowed)[..., self.chunks :].min())
+
+    def _within(self, limit: float) -> tuple[Slots, Sequence[Slots]]:
+        """`down` and `up` without boundaries that no step below the limit has."""
+        blocked, rings = self.borders.blocked(limit), self.borders.rings(limit)
+        begins = np.ascontiguousarray(rings.any(axis=0), dtype=np.int64)
+        ends = np.ascontiguousarray(rings.any(axis=1), dtype=np.int64)
+        extra = np.where(blocked, NEVER, self.down.extra)
+        down = self.down._replace(begins=begins, ends=ends, extra=extra)
+        return down, [
+            each._replace(begins=ends, ends=begins, extra=np.where(blocked.T, NEVER, each.extra))
+            for each in self.up
+        ]
+
+    def _chain(self, drain: Floats, limit: float) -> Floats:
+        """[M, P, L + 1] least chain of a slot without the slots above."""
+        terms = self.terms
+        gain = np.maximum(0.0, drain[0][None, :, None, None] - terms[..., SKIP])
+        back = np.maximum(0.0, drain[1][None, :, None, None] - terms[..., SKIP_BACK])
+        gained = np.maximum(gain, back) if self.one_detour else gain + back
+        allowed = np.where(self.alone < limit, self.allowed, NEVER)
+        return np.ascontiguousarray((terms[..., OWN] + gained + allowed).min(axis=2))
+
+
+def island_program(
+    space: StageTable, family: Family, room: MemoryRoom, exchange: Exchange, stages: int
+) -> IslandProgram:
+    """The program over all rows of so many stages."""
+    own = numbers_of(space)
+    numbers, both, least = _least_hops(space, own)
+    count, units, chunks = len(space.max_stages), space.num_layers, family.virtual_stages
+    norm = _least_norm(own, stages)
+    terms, allowed, alone, ending = [], [], [], NEVER
+    n = np.arange(units + 1)
+    for mesh in range(count):
+        most = room.most_units(family, (mesh,) * stages, units)
+        row = row_of(numbers, (mesh,) * stages, most, chunks, exchange)
+        terms.append(row_terms(row.arrays, units))
+        held = (n >= chunks) & (n <= row.arrays.most[..., None])
+        allowed.append(np.where(held, 0.0, NEVER))
+        closing = row.arrays.after + row.arrays.leaving + norm[mesh]
+        alone.append(terms[-1][..., OWN] + closing[:, None, :])
+        follows = np.where(held[0].any(axis=0), closing[0], NEVER)
+        if space.may_be_first[mesh]:
+            ending = min(ending, float(follows.min()))
+    found, may = np.array(terms), np.array(allowed)
+    down, up = _slots(space, [(found[..., at] + may).min(axis=2) for at in (RISE, TURN, TURN_BACK)])
+    extra = both - least[:, None], both.T - least[:, None]
+    return IslandProgram(
+        units=units,
+        chunks=chunks,
+        one_detour=family.num_microbatches == stages,
+        terms=found,
+        allowed=may,
+        ending=ending,
+        alone=np.array(alone),
+        borders=borders_of(space, own, chunks, exchange, stages),
+        down=down._replace(extra=np.ascontiguousarray(extra[0])),
+        up=tuple(each._replace(extra=np.ascontiguousarray(extra[1])) for each in up),
+    )
+
+
+def _slots(space: StageTable, costs: Sequence[Floats]) -> tuple[Slots, Sequence[Slots]]:
+    """From the first slot to the last, and back; costs [M, P, L + 1]: rise, turn, turn'."""
+    count = len(space.max_stages)
+    down = Slots(
+        masks=_without_gaps(space.island_mask),
+        most_stages=np.ascontiguousarray(space.max_stages, dtype=np.int64),
+        region=_regions(space),
+        begins=space.may_be_first.astype(np.int64),
+        ends=space.may_be_last.astype(np.int64),
+        cost=np.ascontiguousarray(costs[0]),
+        chain=np.ascontiguousarray(costs[0]),
+        extra=np.zeros((count, count)),
+        adds=True,
+    )
+    return down, [
+        down._replace(
+            begins=down.ends,
+            ends=down.begins,
+            cost=np.ascontiguousarray(cost[:, ::-1]),
+            adds=False,
+        )
+        for cost in costs[1:]
+    ]
+
+
+def _least_norm(numbers: Numbers, stages: int) -> Floats:
+    """[M] least seconds of the sum of norms where a slot is of this mesh."""
+    return numbers.norm_inside + norm_levels(stages) * least_level(numbers)
+
+
+def _least_hops(space: StageTable, numbers: Numbers) -> tuple[Numbers, Floats, Floats]:
+    """With the least hop of every mesh inside it, [M, M] both ways of a hop, [M] of the least."""
+    links, at = numbers.links.copy(), np.arange(len(space.max_stages))
+    # A mesh has hops inside nodes where nodes have several of its stages, and others where more.
+    inside = np.where(space.stages_per_node > 1, links[:, at, at], np.inf)
+    across = np.where(space.max_stages > space.stages_per_node, numbers.node_links, np.inf)
+    links[:, at, at] = np.inf
+    least = np.minimum(links.min(axis=2), links.min(axis=1))
+    least = np.minimum(least, np.minimum(inside, across))
+    both = numbers.links[0] + numbers.links[1] + 2.0 * numbers.links[2]
+    links[:, at, at] = least
+    tied = np.broadcast_to(numbers.tied.min(axis=1)[:, None], numbers.tied.shape).copy()
+    changed = numbers._replace(links=links, node_links=least, tied=tied)
+    return changed, both, least[0] + least[1] + 2.0 * least[2]
+
+
+def _without_gaps(masks: Ints) -> Ints:
+    """The same islands, numbered from 0 on."""
+    used = sorted({bit for mask in masks.tolist() for bit in _bits(mask)})
+    at = {bit: i for i, bit in enumerate(used)}
+    return np.array([sum(1 << at[bit] for bit in _bits(mask)) for mask in masks.tolist()])
+
+
+def _bits(mask: int) -> Sequence[int]:
+    return [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
+
+
+def _regions(space: StageTable) -> Ints:
+    """Zeros where meshes of a region need not stand together, or a mesh is in several."""
+    many = len({bit for mask in space.island_mask.tolist() for bit in _bits(mask)})
+    if many <= MAX_FREE_ISLANDS or (space.region < 0).any():
+        return np.zeros(len(space.region), dtype=np.int64)
+    return np.ascontiguousarray(space.region, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class _Listing:
+    """Rows of one number of stages while they are listed."""
+
+    masks: list[int]
+    most_stages: list[int]
+    ends: list[int]
+    follows: list[list[int]]
+    """[M] meshes that may come behind."""
+    held: list[list[int]]
+    """[P][M] most units of a slot."""
+    behind: list[list[int]]
+    """[sets][P + 1] as of `subsets.most_behind`."""
+    chunks: int
+    most_rows: int
+    found: list[tuple[int, ...]] = field(default_factory=list)
+
+    def add(
+        self, row: tuple[int, ...], used: int, at: int, units: int, meshes: Sequence[int]
+    ) -> bool:
+        """Rows that begin with this one, have `units` units behind it, and one of these meshes
+        next. False where they are too many.
+        """
+        count = len(self.held)
+        for mesh in meshes:
+            mask = self.masks[mesh]
+            if used & mask:
+                continue
+            left = units
+            for end in range(at, min(count, at + self.most_stages[mesh])):
+                if self.held[end][mesh] < self.chunks:
+                    break
+                left -= self.held[end][mesh]
+                longer = (*row, *(mesh,) * (end + 1 - at))
+                if end + 1 == count:
+                    if left <= 0 and self.ends[mesh]:
+                        self.found.append(longer)
+                        if len(self.found) > self.most_rows:
+                            return False
+                elif self.behind[used | mask][end + 1] >= max(left, 0) and not self.add(
+                    longer, used | mask, end + 1, left, self.follows[mesh]
+                ):
+                    return False
+        return True
+
+
+def least_open(
+    program: IslandProgram, low: float, high: float, halvings: int
+) -> tuple[float, tuple[int, ...]]:
+    """(bound, row): no plan has a step below the bound, which is between `low` and `high`; the row
+    is the best guess at one that does not lie far above, empty where there is none below `high`.
+
+    `low` must be a bound; `high` may be `NEVER`.
+    """
+    row: tuple[int, ...] = ()
+    top = high
+    if high >= NEVER:
+        top = max(low, program.least_work())
+        for _ in range(_DOUBLINGS):
+            answer = program.below(top)
+            if not answer.none:
+                row = answer.row
+                break
+            low, top = top, 1.5 * top
+        else:
+            return min(low, high), ()
+    else:
+        answer = program.below(top)
+        if answer.none:
+            return high, ()
+        row = answer.row
+    for _ in range(halvings):
+        middle = 0.5 * (low + top)
+        answer = program.below(middle)
+        if answer.none:
+            low = middle
+        else:
+            top, row = middle, answer.row or row
+    return low, row

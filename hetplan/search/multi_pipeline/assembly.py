@@ -1,0 +1,346 @@
+"""From flows of templates to a legal plan whose pipelines are done together.
+
+Layers, recomputation and shapes come with the templates; how many microbatches each pipeline gets
+is decided on the plan's own times. Pipelines p with G_p sequences per tick need seconds T_p(m),
+which never falls with m. Wanted are whole m_p >= least_p with the sum of m_p G_p equal to the
+batch, and the least largest T_p(m_p). Exact: of all values that T_p(m) takes the least is found by
+bisection at which a sum of multiples, none above what each pipeline does in that time, is the
+batch.
+
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hetplan.cluster.spec import Cluster
+from hetplan.cost.replay.kernel import pipeline_ends
+from hetplan.cost.step_model.pricer import StepCost
+from hetplan.cost.step_model.work import PipelineWork, sends_wait
+from hetplan.errors import InputError
+from hetplan.job.spec import Job, Pins
+from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Shape
+from hetplan.plans.plan import RecomputeGranularity, Schedule, Sharding
+from hetplan.plans.targets import target
+from hetplan.search.multi_pipeline.options import Options, shape_of
+from hetplan.search.multi_pipeline.templates import Flow
+from hetplan.search.space.allowed import matches
+from hetplan.search.space.family import Mesh
+from hetplan.search.space.plan_evaluator import PlanEvaluator, fits
+from hetplan.search.space.stage_pricer import StagePricer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One pipeline's part in the problem."""
+
+    sequences: int
+    """Per tick, of all its data-parallel ranks."""
+    least: int
+    """Fewest microbatches that it can run."""
+    seconds: Callable[[int], float]
+    """Of so many microbatches; must not fall."""
+
+
+def balanced(shares: Sequence[Share], batch: int) -> tuple[int, ...] | None:
+    """Microbatches of every pipeline; None where no numbers add up to the batch."""
+    most = [batch // share.sequences for share in shares]
+    known: list[dict[int, float]] = [{} for _ in shares]
+
+    def seconds(p: int, count: int) -> float:
+        if count not in known[p]:
+            known[p][count] = shares[p].seconds(count)
+        return known[p][count]
+
+    def within(limit: float) -> tuple[int, ...] | None:
+        highest = []
+        for p, share in enumerate(shares):
+            low, high = share.least - 1, most[p]
+            while low < high:
+                middle = (low + high + 1) // 2
+                if seconds(p, middle) <= limit:
+                    low = middle
+                else:
+                    high = middle - 1
+            if low < share.least:
+                return None
+            highest.append(low)
+        return _adds_up(shares, highest, batch)
+
+    if any(high < share.least for high, share in zip(most, shares, strict=True)):
+        return None
+    best = _adds_up(shares, most, batch)
+    if best is None:
+        return None
+    while True:
+        # The longest pipeline of what was found must get fewer: the next smaller value.
+        limit = max(seconds(p, count) for p, count in enumerate(best))
+        low, high = _floor(shares, batch, seconds), limit
+        better = None
+        for _ in range(50):
+            middle = 0.5 * (low + high)
+            found = within(middle)
+            if found is None:
+                low = middle
+            else:
+                better = found
+                high = max(seconds(p, count) for p, count in enumerate(found))
+            if high - low <= 1e-9 * high:
+                break
+        if better is None or high >= limit:
+            return best
+        best = better
+
+
+def _floor(shares: Sequence[Share], batch: int, seconds: Callable[[int, int], float]) -> float:
+    """No numbers that add up take less: every pipeline with its fewest."""
+    return max(seconds(p, share.least) for p, share in enumerate(shares)) * (1 - 1e-9)
+
+
+def _adds_up(shares: Sequence[Share], most: Sequence[int], batch: int) -> tuple[int, ...] | None:
+    """Numbers between least and most whose sequences add up to the batch; as many as possible for
+    the first pipelines. A program over the pipelines and the sequences that are still missing.
+    """
+    missing = batch - sum(share.least * share.sequences for share in shares)
+    if missing < 0:
+        return None
+    # reached[p]: bits of what pipelines p and later can take.
+    reached = [1]
+    mask = (1 << (missing + 1)) - 1
+    for share, high in zip(reversed(shares), reversed(most), strict=True):
+        bits, left, step = reached[-1], high - share.least, 1
+        while left > 0:
+            take = min(step, left)
+            bits |= (bits << (take * share.sequences)) & mask
+            left -= take
+            step *= 2
+        reached.append(bits)
+    reached.reverse()
+    if not reached[0] >> missing & 1:
+        return None
+    found = []
+    for p, (share, high) in enumerate(zip(shares, most, strict=True)):
+        count = min(high - share.least, missing // share.sequences)
+        while not reached[p + 1] >> (missing - count * share.sequences) & 1:
+            count -= 1
+        found.append(share.least + count)
+        missing -= count * share.sequences
+    return tuple(found)
+
+
+def keeps_pins(chosen: ChosenPlan, cluster: Cluster, job: Job) -> bool:
+    """Whether every choice that the job pins is as it says."""
+    pin = job.pin
+    if pin.pipelines not in (None, len(chosen.pipelines)):
+        return False
+    if not _keeps_sharding(chosen, pin) or not _keeps_depth(chosen, pin):
+        return False
+    stages = [stage for pipeline in chosen.pipelines for stage in pipeline.stages]
+    shapes = {part.shape for stage in stages for part in stage.parts}
+    if pin.same_degrees and (len(shapes) > 1 or any(len(stage.parts) > 1 for stage in stages)):
+        return False
+    return all(_keeps(pipeline, cluster, pin) for pipeline in chosen.pipelines)
+
+
+def _keeps_sharding(chosen: ChosenPlan, pin: Pins) -> bool:
+    """Where every stage has one copy of its weights there is nothing to shard, as pinned or not."""
+    several = any(
+        sum(part.shape.dp * part.shape.cp for part in stage.parts) > 1
+        for pipeline in chosen.pipelines
+        for stage in pipeline.stages
+    )
+    shards = chosen.sharding is Sharding.OPTIMIZER
+    return pin.sharded_optimizer in (None, shards) or (not several and not shards)
+
+
+def _keeps_depth(chosen: ChosenPlan, pin: Pins) -> bool:
+    if pin.depth is None:
+        return True
+    if chosen.early_sends != (pin.depth > 0):
+        return False
+    return all(
+        stage.warmup_depth <= min(len(each.stages) - s + pin.depth, each.num_microbatches)
+        for each in chosen.pipelines
+        for s, stage in enumerate(each.stages)
+    )
+
+
+def _keeps(pipeline: ChosenPipeline, cluster: Cluster, pin: Pins) -> bool:
+    stages = pipeline.stages
+    if pin.pp not in (None, len(stages)):
+        return False
+    if pin.virtual_stages not in (None, pipeline.schedule.virtual_stages):
+        return False
+    ends = ((stages[0], pin.embedding_on), (stages[-1], pin.head_on))
+    return all(_keeps_stage(stage, pin) for stage in stages) and all(
+        matches(cluster.island(part.island), place) for stage, place in ends for part in stage.parts
+    )
+
+
+_RECOMPUTE = {True: RecomputeGranularity.FULL, False: RecomputeGranularity.NONE}
+"""What a pin asks of every stage."""
+
+
+def _keeps_stage(stage: ChosenStage, pin: Pins) -> bool:
+    if pin.recompute is not None and stage.recompute is not _RECOMPUTE[pin.recompute]:
+        return False
+    if pin.dp not in (None, sum(part.shape.dp for part in stage.parts)):
+        return False
+    return all(_keeps_shape(part.shape, pin) for part in stage.parts)
+
+
+def _keeps_shape(shape: Shape, pin: Pins) -> bool:
+    if shape.tp > 1 and pin.sequence_parallel not in (None, shape.sequence_parallel):
+        return False
+    pinned = (
+        (pin.tp, shape.tp),
+        (pin.cp, shape.cp),
+        (pin.ep, shape.ep),
+        (pin.microbatch_size, shape.microbatch_size),
+    )
+    return all(wanted in (None, held) for wanted, held in pinned)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedPlan:
+    """A whole plan and what it costs."""
+
+    chosen: ChosenPlan
+    seconds: float
+
+
+def pipeline_of(
+    placed: StagePricer, options: Options, flow: Flow, microbatches: int
+) -> ChosenPipeline:
+    """The pipeline of a template with so many sequences per tick."""
+    template, units = flow.template, placed.units
+    last = len(template.options) - 1
+    names, stages = [island.name for island in placed.cluster.islands], []
+    for s, (island, o, n) in enumerate(
+        zip(template.islands, template.options, template.layers, strict=True)
+    ):
+        option = options.options[o]
+        shape = shape_of(placed, option, flow.flow // option.microbatch_size)
+        mesh = Mesh(islands=(island,), shapes=(shape,), max_stages=1)
+        layers = (units.layers(n, first=s == 0, last=s == last),)
+        stages.append(mesh.stage(names, layers, option.recompute, min(last + 1 - s, microbatches)))
+    return ChosenPipeline(
+        stages=tuple(stages), num_microbatches=microbatches, schedule=Schedule(name="1f1b")
+    )
+
+
+@dataclass(slots=True)
+class Assembler:
+    """Prices whole plans of one job; keeps what plans share."""
+
+    evaluator: PlanEvaluator
+    layers_per_unit: int
+    replays: int = 0
+
+    def priced(self, chosen: ChosenPlan) -> StepCost | None:
+        """Its step; None where it is no legal plan, breaks a pin or does not fit."""
+        evaluator = self.evaluator
+        if not keeps_pins(chosen, evaluator.cluster, evaluator.job):
+            return None
+        plan = evaluator.legal(chosen)
+        if plan is None:
+            return None
+        self.replays += 1
+        try:
+            cost = evaluator.pricer.step(plan)
+        except InputError:
+            # Warm-up depths that make rendezvous sends wait for themselves.
+            return None
+        return cost if fits(cost) else None
+
+    def whole(self, chosen: ChosenPlan) -> PricedPlan | None:
+        """The plan with its step."""
+        cost = self.priced(chosen)
+        return None if cost is None else PricedPlan(chosen=chosen, seconds=cost.step_seconds)
+
+    def balanced(self, chosen: ChosenPlan) -> ChosenPlan | None:
+        """The same with the microbatches dealt out so that all pipelines end together."""
+        job = self.evaluator.job
+        try:
+            plan = self.evaluator.place(chosen)
+        except InputError:
+            return None
+        work = self.evaluator.pricer.costs(plan).work(plan)
+        rendezvous = sends_wait(plan)
+        enough = not target(job.target).fewer_microbatches_than_stages
+        shares = [
+            Share(
+                sequences=sum(part.shape.samples for part in pipeline.stages[0].parts),
+                least=len(pipeline.stages) if enough else 1,
+                seconds=_ends(each, rendezvous=rendezvous),
+            )
+            for pipeline, each in zip(chosen.pipelines, work, strict=True)
+        ]
+        counts = balanced(shares, job.global_batch_size)
+        if counts is None:
+            return None
+        return replace(
+            chosen,
+            pipelines=tuple(
+                with_microbatches(pipeline, count)
+                for pipeline, count in zip(chosen.pipelines, counts, strict=True)
+            ),
+        )
+
+
+def with_microbatches(pipeline: ChosenPipeline, count: int) -> ChosenPipeline:
+    """The same with so many microbatches and the schedule's own depths."""
+    stages = len(pipeline.stages)
+    return replace(
+        pipeline,
+        num_microbatches=count,
+        stages=tuple(
+            replace(stage, warmup_depth=min(stages - s, count))
+            for s, stage in enumerate(pipeline.stages)
+        ),
+    )
+
+
+def _ends(work: PipelineWork, *, rendezvous: bool) -> Callable[[int], float]:
+    """Seconds of one pipeline by microbatches, as if it had its links for itself."""
+    hops = work.hops
+    depths = np.arange(len(work.stages), 0, -1)
+    forward = np.array([stage.forward[0] for stage in work.stages])
+    backward = np.array([stage.backward[0] for stage in work.stages])
+
+    def seconds(microbatches: int) -> float:
+        ends = pipeline_ends(
+            forward,
+            backward,
+            hops.send_forward,
+            hops.send_backward,
+            hops.wire_latency,
+            hops.rendezvous_extra,
+            depths,
+            microbatches,
+            rendezvous,
+        )
+        return float(ends.max())
+
+    return seconds
+
+
+def plan_of_flows(
+    placed: StagePricer,
+    options: Options,
+    flows: Sequence[Flow],
+    counts: Sequence[int],
+    *,
+    shard: bool,
+) -> ChosenPlan:
+    """All flows as pipelines."""
+    return ChosenPlan(
+        pipelines=tuple(
+            pipeline_of(placed, options, flow, count)
+            for flow, count in zip(flows, counts, strict=True)
+        ),
+        sharding=Sharding.OPTIMIZER if shard else Sharding.NONE,
+    )

@@ -1,0 +1,426 @@
+"""Is any plan of a family below a target: the certified walk over X.
+
+S(X) is the least Sigma + after_0 of all pipelines whose X is at most X (`order_program`). A
+pipeline below an aim A has Sigma + after_0 + X < A. So where S(U) = v, no pipeline with X between A
+- v and U is below A; walking U down to A - v, again and again, ends where nothing is left below A
+(A is a bound) or stands still: then the pipeline that has v is, in the bound, below A, and A comes
+down to it. Both ends of the walk come from the order-free S, which is cheap. Where the aim has to
+come down, it starts at the least of a few samples, so that the walk is short.
+
+A program is the larger the larger U and the higher the S that it looks for. One that is too large
+is asked for less: whether S(U) is below A - F for an F little below U. Where it is not, no pipeline
+with X between F and U is below A, and F is the next U: small strides, each of a small program.
+
+The bound is valid for whatever aim, samples and strides; they decide only how long the walk takes.
+
+Slots hold no more than a step below the target allows. The programs over orders add what the first
+slot does after its last pass; what a slot behind it does they leave out. Sums of gradients between
+regions can take a good part of the step. Whatever else happens, a slot has m passes of each kind
+and then its own end of the step:
+
+    m (c + n a) + after(n) <= T
+
+so it holds no more units than that. Where a mesh q with a long end is in the pipeline, slots in
+front of it, which have W microbatches in flight, have begun their last forward pass before q ends,
+and slots behind it have ended before; so for every slot
+
+    (m - W) (c + n a + i + g) + after_q(1) <= T
+
+Pipelines with and without such meshes are proven apart (`apart`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from hetplan.cost.arrays import Floats, Ints
+from hetplan.search.one_f_one_b.likely_meshes import part_of
+from hetplan.search.one_f_one_b.order_program import Order, OrderProgram
+from hetplan.search.one_f_one_b.order_relaxation import NONE
+from hetplan.search.space.stage_table import FIRST, LAST, MIDDLE, StageTable
+
+RESOLUTION = 1e-4
+"""Part of a step by which a bound below the target may miss the least of the programs."""
+
+_EDGE = 1e-3
+"""Part of X to which the order-free ends are found: they only make programs smaller."""
+
+_SAMPLES = 6
+"""Programs that look for the least of the bound before the walk goes below the target."""
+
+_FAR = 1.2
+"""A walk whose ends are further apart than this looks for a nearer aim first."""
+
+_STRIDE = 1.03
+"""From one X to the next while no pipeline has been met."""
+
+_CHEAP = 2e6
+"""Operations of a program, about 20 ms, after which the next stride is longer: so far up the next
+one takes little more. A family that has no pipeline below its target is closed by few of them."""
+
+_TRIED = 5e6
+"""Operations after which a program that goes down to the lower end is too large."""
+
+_NARROW, _WIDE = 1.01, 1.3
+"""Least and most by which a stride brings X down."""
+
+_SMALL, _LARGE = 5e7, 4e8
+"""Operations of a program after which the next stride is wider, or narrower."""
+
+_NO_PLAN_YET = 1e24
+"""A target above any step: before the first plan is known."""
+
+_JUST_BELOW = 1.0 - 1e-11
+"""Factor by which a value is passed, a little more than rounding moves it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Met:
+    """A pipeline that a program found, and what the bound says of it."""
+
+    order: Order
+    bound_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What is known of all plans of a space."""
+
+    bound_seconds: float
+    """No plan is below; `NONE` where there is no plan at all."""
+    proven: bool
+    """Whether the bound has reached the target."""
+    finished: bool
+    """Whether the walk came to its end; it can be resumed where not."""
+    met: tuple[Met, ...]
+    """Pipelines below the target in the bound, least first."""
+    programs: int
+    operations: int
+    """Of the programs so far; they decide when a budget is spent."""
+
+
+class _TooLargeError(Exception):
+    """A program needs more operations than it may."""
+
+
+@dataclass(slots=True)
+class Walk:
+    """A proof under way; `run` goes on where it stopped.
+
+    check is called every now and then and may raise; the walk can be resumed then too. on_met is
+    told of every pipeline below the target and returns the target from then on: lower where a
+    replay has found a better plan.
+    """
+
+    program: OrderProgram
+    target: float
+    resolution: float = RESOLUTION
+    check: Callable[[], None] | None = None
+    on_met: Callable[[Met], float] | None = None
+    most: float = NONE
+    """Operations at which a single program is given up, and the run with it."""
+    aim: float = field(init=False)
+    """No pipeline whose X is above `upper` is below this."""
+    upper: float = field(init=False)
+    lower: float = field(init=False, default=0.0)
+    """No pipeline has a smaller X."""
+    programs: int = field(init=False, default=0)
+    finished: bool = field(init=False, default=False)
+    _stride: float = field(init=False, default=NONE)
+    """X over the lowest one that a program is asked about."""
+    _least: float = field(init=False, default=0.0)
+    """Least Sigma + after_0 with X at most `upper`, as far as it is known."""
+    _sampled: bool = field(init=False, default=False)
+    _stop: float = field(init=False, default=NONE)
+    _met: dict[Order, float] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.aim = self.upper = self.target
+
+    def run(self, budget: float = NONE) -> Proof:
+        """Go on until the end, or until `budget` operations more are spent."""
+        stop = self.program.operations + budget
+        try:
+            if not self.finished and self.programs == 0:
+                self._ends()
+            while not self.finished and self.program.operations <= stop:
+                self._step()
+        except _TooLargeError:
+            pass
+        return self.proof()
+
+    def _check(self) -> None:
+        if self.check is not None:
+            self.check()
+        if self.program.operations > self._stop:
+            raise _TooLargeError
+
+    def proof(self) -> Proof:
+        """What is known by now."""
+        # Whatever is left has X between the two ends.
+        bound = self.aim if self.finished else min(self.aim, self.lower + self._least)
+        ordered = sorted(self._met.items(), key=lambda item: item[1])
+        return Proof(
+            bound_seconds=bound,
+            proven=self.finished and bound >= self.target,
+            finished=self.finished,
+            met=tuple(Met(order=order, bound_seconds=seconds) for order, seconds in ordered),
+            programs=self.programs,
+            operations=self.program.operations,
+        )
+
+    def _ends(self) -> None:
+        """Both ends of X by the order-free program."""
+        free = self.program.free(NONE)
+        self._least = free
+        if free >= NONE:
+            self.aim, self.finished = NONE, True
+            return
+        if free >= self.target:
+            self.finished = True
+            return
+        self.lower = self._least_x()
+        self._come_down()
+        if not self.finished and self.target >= _NO_PLAN_YET and self._is_empty():
+            self.aim, self.finished = NONE, True
+        if not self.finished and self.lower > 0.0 and self.upper > _FAR * self.lower:
+            if self.target < _NO_PLAN_YET:
+                self._stride = _STRIDE
+                return
+            # Where there is nothing to come down from, the first aim is found from below.
+            self._climb()
+            self._come_down()
+
+    def _is_empty(self) -> bool:
+        """Whether no pipeline exists at all: the order-free program does not see every pin."""
+        self._stop = self.program.operations + self.most
+        return self.program.least(NONE, keep=False, check=self._check) >= NONE
+
+    def _come_down(self) -> None:
+        """Bring the upper end down as far as the order-free program can."""
+        while True:
+            free = self._least = self.program.free(min(self.upper, self.aim))
+            if self.aim - free <= self.lower:
+                self.finished = True
+                return
+            if self.aim - free > self.upper * (1.0 - _EDGE):
+                return
+            self.upper = self.aim - free
+
+    def _climb(self) -> None:
+        """Ask at growing X until a pipeline is met; it is a first aim."""
+        at, stride = self.lower, _STRIDE
+        while at * stride < self.upper:
+            at *= stride
+            before = self.program.operations
+            value, reached = self._ask(at)
+            cheap = self.program.operations - before < _CHEAP
+            stride = stride**2 if cheap else _STRIDE
+            if value < NONE:
+                self._sampled = True
+                self._lower_aim(value + reached)
+                self._sample(reached)
+                return
+
+    def _lower_aim(self, seconds: float) -> None:
+        if seconds < self.aim:
+            self.aim = seconds - self.resolution * min(seconds, self.target)
+
+    def _least_x(self) -> float:
+        """An X below which nothing fits, order-free."""
+        if self.program.free(0.0) < NONE:
+            return 0.0  # a single microbatch
+        high = 1.0
+        while self.program.free(high) >= NONE:
+            high *= 4.0
+        low = 0.0
+        while high - low > _EDGE * high:
+            middle = (low + high) / 2.0
+            low, high = (middle, high) if self.program.free(middle) >= NONE else (low, middle)
+        return low
+
+    def _ask(self, limit: float, floor: float | None = None) -> tuple[float, float]:
+        """(S, X of the pipeline that has it) at a limit; S is `NONE` where nothing is below.
+
+        Only S below A - floor are looked for, the lower end where it is left out.
+        """
+        if self.check is not None:
+            self.check()
+        floor = self.lower if floor is None else floor
+        self._stop = self.program.operations + self.most
+        if self._stride == NONE and self.target < _NO_PLAN_YET:
+            self._stop = self.program.operations + min(self.most, _TRIED)
+        value = self.program.least(limit, self.aim - floor, check=self._check)
+        self.programs += 1
+        order = self.program.order()
+        if order is None:
+            return NONE, 0.0
+        reached = min(limit, self.program.limit_of_order())
+        if value + reached < self.target:
+            known = order in self._met
+            self._met[order] = min(self._met.get(order, NONE), value + reached)
+            if self.on_met is not None and not known:
+                self.lower_target(self.on_met(Met(order=order, bound_seconds=value + reached)))
+        return value, reached
+
+    def lower_target(self, target: float) -> None:
+        """Plans below a lower target than before are looked for from now on."""
+        self.target = min(self.target, target)
+        self.aim = min(self.aim, self.target)
+
+    def _step(self) -> None:
+        limit, before = self.upper, self.program.operations
+        floor = max(self.lower, limit / self._stride)
+        try:
+            value, reached = self._ask(limit, floor)
+        except _TooLargeError:
+            if self._stride < NONE or self.program.operations - before > self.most:
+                raise
+            self._stride = _STRIDE
+            return
+        if value >= NONE:
+            # What is left has X up to the floor.
+            self._least = max(self._least, self.aim - floor)
+            self.upper = floor
+            self.finished = floor <= self.lower
+            self._pace(self.program.operations - before)
+            return
+        self._least = value
+        if value + reached < self.aim and not self._sampled:
+            self._sampled = True
+            self._sample(reached)
+        # Every pipeline with X from `reached` to `upper` takes at least value + reached.
+        self._lower_aim(value + reached)
+        self.upper = min(reached * _JUST_BELOW, max(self.aim - value, 0.0))
+        if self.upper < self.lower:
+            self.finished = True
+
+    def _pace(self, operations: int) -> None:
+        """Wider strides after small programs, narrower ones after large programs."""
+        if self._stride == NONE:
+            return
+        if operations < _SMALL:
+            self._stride = min(_WIDE, self._stride**2)
+        elif operations > _LARGE:
+            self._stride = max(_NARROW, self._stride**0.5)
+
+    def _sample(self, reached: float) -> None:
+        """Bring the aim down to the least of the bound, if only roughly."""
+        low = self.lower
+        at = (low + reached) / 2.0
+        for _ in range(_SAMPLES):
+            value, x = self._ask(at)
+            if value >= NONE:
+                low, at = at, (at + reached) / 2.0
+                continue
+            self._lower_aim(value + x)
+            at = (low + x) / 2.0
+
+
+def prove(
+    space: StageTable,
+    target: float,
+    *,
+    budget: float = NONE,
+    resolution: float = RESOLUTION,
+    check: Callable[[], None] | None = None,
+    on_met: Callable[[Met], float] | None = None,
+    program: OrderProgram | None = None,
+    most: float = NONE,
+) -> Proof:
+    """Whether any plan of the space can be below `target`, or the best bound and what it meets.
+
+    budget: operations of the programs after which it stops; a `Walk` can be resumed. check, on_met,
+    most: see there.
+    """
+    walk = Walk(program or OrderProgram(space), target, resolution, check, on_met, most)
+    return walk.run(budget)
+
+
+_LONG = 0.05
+"""Part of the step from which an end of it is long."""
+
+
+def apart(space: StageTable, seconds: float) -> tuple[tuple[StageTable, Ints], ...]:
+    """(space, its meshes in the whole one) that together have all pipelines of such a step."""
+    every = np.arange(len(space.max_stages))
+    ends = space.after[:, :, 1:].min(axis=(0, 2))
+    long = ends > _LONG * seconds
+    if not long.any() or space.family.most_extra_depth:
+        return (_held(space, every, seconds),)
+    light = np.flatnonzero(~long)
+    found = [_held(_beside(space, seconds, float(ends[long].min())), every, seconds)]
+    if len(light):
+        if not long[found[0][1]].any():
+            # None of them has room: no pipeline has one.
+            found.clear()
+        found.append(_held(part_of(space, light), light, seconds))
+    return tuple(found)
+
+
+def together(space: StageTable, seconds: float) -> tuple[StageTable, Ints]:
+    """As `apart`, but one space of all pipelines: half the programs, and a lower bound."""
+    return _held(space, np.arange(len(space.max_stages)), seconds)
+
+
+def _held(space: StageTable, meshes: Ints, seconds: float) -> tuple[StageTable, Ints]:
+    """The space within the step, of those of its meshes of which a slot can hold a unit."""
+    limited = within(space, seconds)
+    some = np.flatnonzero(limited.most_layers.max(axis=(0, 1, 3)) > 0)
+    if 0 < len(some) < len(meshes):
+        return part_of(limited, some), meshes[some]
+    return limited, meshes
+
+
+def _beside(space: StageTable, seconds: float, end: float) -> StageTable:
+    """For pipelines that have a mesh whose end of the step is at least this long."""
+    n, flights = np.arange(1, space.num_layers + 1), np.arange(space.most_layers.shape[3])
+    passes = space.forward + space.backward
+    left = np.maximum(space.num_microbatches - flights, 0)
+    ends = (space.extra_forward + space.extra_backward).swapaxes(0, 1) + _waits(space)
+    # [V, 4, M, W + 1]: units for which all but the last passes leave time for that end.
+    most = np.zeros(space.most_layers.shape, dtype=np.int64)
+    for units in n:
+        busy = left * (ends + units * passes[:, None, :])[..., None]
+        most += busy + end <= seconds * (1.0 + 1e-9)
+    return replace(space, most_layers=np.minimum(space.most_layers, most))
+
+
+def within(space: StageTable, seconds: float) -> StageTable:
+    """The same space for pipelines with a step of at most `seconds`, where that limits a slot."""
+    passes = space.forward + space.backward
+    ends = space.extra_forward + space.extra_backward
+    n = np.arange(space.num_layers + 1)
+    # [V, 4, M, L + 1]
+    busy = (ends.swapaxes(0, 1) + _waits(space))[..., None] + passes[:, None, :, None] * n
+    whole = space.num_microbatches * busy + space.after
+    allowed = whole <= seconds * (1.0 + 1e-9)
+    allowed[..., 0] = True
+    most = space.num_layers - np.argmax(allowed[..., ::-1], axis=-1)
+    limited = np.minimum(space.most_layers, most[..., None])
+    if np.array_equal(limited, space.most_layers):
+        return space
+    return replace(space, most_layers=limited)
+
+
+def _waits(space: StageTable) -> Floats:
+    """[4, M] least serial seconds of the transfers of a microbatch that a slot receives."""
+    found = np.zeros(space.after.shape[:2])
+    if not space.rendezvous:
+        return found
+    links, nodes = space.links, space.node_links
+    apart = (space.island_mask[:, None] & space.island_mask[None, :]) == 0
+    inside = space.max_stages > 1
+    for wire, node, axis, roles in (
+        (links.forward_wire, nodes.forward_wire, 0, (MIDDLE, LAST)),
+        (links.backward_wire, nodes.backward_wire, 1, (MIDDLE, FIRST)),
+    ):
+        least = np.where(apart, wire + links.rendezvous_extra, np.inf).min(axis=axis)
+        own = np.diagonal(wire + links.rendezvous_extra)
+        own = np.minimum(own, node + nodes.rendezvous_extra)
+        least = np.minimum(least, np.where(inside, own, np.inf))
+        found[list(roles)] += np.where(np.isfinite(least), least, 0.0)
+    return found

@@ -1,0 +1,455 @@
+"""The compiled program over orders: which meshes, in which order, how many stages and layers each.
+
+Tables [row, layers] hold the least D that a pipeline's end can have; a row is a number of stages
+and a level of extra depth. A move puts one mesh in front of a state (`order_numbers`):
+
+    below    tables of the classes that can be in front of the lower state, least of those whose
+             boundaries cost this mesh the same
+    block    one stage more at a time; all lengths are merged
+    closing  the slot in front, once for every different boundary ahead (`order_numbers`)
+
+so the work of a move does not grow with the number of meshes that can come next. Tables of a
+finished state are kept packed in one array (`Pool`), because `order_program` reads them again.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from hetplan.cost.arrays import Floats, Ints
+from hetplan.kernels import kernel
+from hetplan.search.one_f_one_b.order_numbers import BUCKETS, OrderNumbers
+from hetplan.search.one_f_one_b.order_relaxation import NONE, Outline
+from hetplan.search.one_f_one_b.order_slots import (
+    Link,
+    Pool,
+    Work,
+    bucket_of,
+    bucket_seconds,
+    clean,
+    depths,
+    end_seconds,
+    load,
+    merge,
+    one_slice,
+    prune,
+    slot_own,
+    slot_room,
+    turning_of,
+    undominated,
+    widen,
+)
+from hetplan.search.space.stage_table import BOTH, FIRST, LAST, MIDDLE
+
+_OF_A_SLOT = 8
+"""Operations that a slot takes besides those of its entries."""
+
+
+class Goal(NamedTuple):
+    """The best whole pipeline so far."""
+
+    seconds: Floats
+    """[1]"""
+    place: Ints
+    """[3] move, row and variant + V * units of the first slot."""
+
+
+@kernel
+def _shift(
+    below: Floats, low: int, high: int, n: int, room: float, own: float, out: Floats
+) -> None:
+    """out[l + n] becomes the least of itself and below[l] + own, where below[l] <= room."""
+    for at in range(low, high + 1):
+        value, known = below[at], out[at + n]
+        moved = value + own if value <= room else NONE
+        out[at + n] = moved if moved < known else known
+
+
+@kernel
+def extend(
+    o: OrderNumbers,
+    limit: float,
+    a: int,
+    link: Link,
+    ahead: Floats,
+    parts: Ints,
+    below: Floats,
+    below_band: Ints,
+    out: Floats,
+    out_band: Ints,
+    slowest: float,
+) -> int:
+    """Put one slot of mesh a before every entry of `below`; operations.
+
+    ahead: [K, 2] wire_in and post_in of the boundaries in front that are asked for; parts: [K] the
+    slice of out [slices, rows, L + 1] for each; where it is negative that is the slot's bucket.
+    """
+    levels, layers, m = o.level_bound.shape[0], o.layers, o.microbatches
+    rows, done, different = below.shape[0], 0, parts.shape[0]
+    if below_band[1, rows] < 0 or different == 0:
+        return 0
+    fewest = np.empty(o.forward.shape[0], np.int64)
+    for row in range(below_band[0, rows], min(below_band[1, rows] + 1, rows - levels)):
+        low, high = below_band[0, row], below_band[1, row]
+        if low > high:
+            continue
+        turning = turning_of(o, row)
+        top = levels if link.joins else row % levels + 1
+        for level in range(row % levels, top):
+            flight, held = depths(o, row, level)
+            goal = (row // levels + 1) * levels + level
+            undominated(o, link.role, a, held, fewest)
+            for v in range(fewest.shape[0]):
+                most = min(o.most_layers[v, link.role, a, held], layers - 1 - low)
+                if most < fewest[v]:
+                    continue
+                forward, backward = o.forward[v, a], o.backward[v, a]
+                extra_f, extra_b = (
+                    o.extra_forward[link.role, v, a],
+                    o.extra_backward[link.role, v, a],
+                )
+                for k in range(different):
+                    one = Link(
+                        link.role, ahead[k, 0], ahead[k, 1], link.late, link.back,
+                        link.post_back, link.beside, link.joins,
+                    )  # fmt: skip
+                    last = -1
+                    for n in range(fewest[v], most + 1):
+                        f, b = extra_f + n * forward, extra_b + n * backward
+                        room = slot_room(limit, m, f, b, one, flight, turning)
+                        done += _OF_A_SLOT
+                        if room < 0.0:
+                            break
+                        at = parts[k] if parts[k] >= 0 else bucket_of(f + b, slowest)
+                        stop = min(high, layers - 1 - n)
+                        _shift(below[row], low, stop, n, room, slot_own(one, f, b), out[at, goal])
+                        done += stop - low + 1
+                        if parts[k] < 0:
+                            widen(out_band[at], goal, low + n, stop + n)
+                        last = stop + n
+                    if last >= 0 and parts[k] >= 0:
+                        widen(out_band[parts[k]], goal, low + fewest[v], last)
+    return done
+
+
+@kernel
+def finish(
+    o: OrderNumbers,
+    limit: float,
+    a: int,
+    link: Link,
+    below: Floats,
+    below_band: Ints,
+    move: int,
+    goal: Goal,
+) -> None:
+    """Put a first slot before every entry of `below` and keep the best whole pipeline."""
+    levels, variants, rows = o.level_bound.shape[0], o.forward.shape[0], below.shape[0]
+    for row in range(below_band[0, rows], min(below_band[1, rows] + 1, rows - levels)):
+        low, high = below_band[0, row], below_band[1, row]
+        stages = row // levels + 1
+        if low > high or (o.pinned and stages != o.pinned):
+            continue
+        turning = turning_of(o, row)
+        top = levels if link.joins else row % levels + 1
+        for level in range(row % levels, top):
+            flight, held = depths(o, row, level)
+            for v in range(variants):
+                most = min(o.most_layers[v, link.role, a, held], o.layers - low)
+                for n in range(max(1, o.layers - high), most + 1):
+                    value = below[row, o.layers - n]
+                    if value >= NONE:
+                        continue
+                    f = o.extra_forward[link.role, v, a] + n * o.forward[v, a]
+                    b = o.extra_backward[link.role, v, a] + n * o.backward[v, a]
+                    if value > slot_room(limit, o.microbatches, f, b, link, flight, turning):
+                        continue
+                    value += slot_own(link, f, b)
+                    value += end_seconds(o, move, link.role, n, stages)
+                    if value < goal.seconds[0]:
+                        goal.seconds[0] = value
+                        goal.place[0], goal.place[1] = move, row + levels - row % levels + level
+                        goal.place[2] = v + variants * n
+
+
+@kernel
+def _close(
+    o: OrderNumbers,
+    limit: float,
+    slowest: float,
+    a: int,
+    link: Link,
+    ahead: Floats,
+    parts: Ints,
+    below: Floats,
+    below_band: Ints,
+    w: Work,
+    move: int,
+    goal: Goal,
+    may_go_on: bool,
+) -> int:
+    """Slots of mesh a with another mesh in front of them (`boundaries`), or none."""
+    done = 0
+    if may_go_on:
+        done += extend(
+            o, limit, a, link, ahead, parts, below, below_band, w.closing, w.closing_band, slowest
+        )
+    only = link.role == LAST
+    if o.may_be_only[a] if only else o.may_be_first[a]:
+        first = Link(
+            BOTH if only else FIRST, 0.0, 0.0, link.late, link.back, link.post_back, link.beside,
+            link.joins,
+        )  # fmt: skip
+        finish(o, limit, a, first, below, below_band, move, goal)
+    return done
+
+
+@kernel
+def boundaries(o: OrderNumbers, out: Outline, t: int, a: int) -> tuple[Floats, Ints]:
+    """What mesh a, in front of state t, may have upstream, as `extend` takes it: the different
+    boundaries to meshes that can still be part of a plan there.
+    """
+    c = o.mesh_class[a]
+    if o.buckets[c]:
+        return o.slice_in[c, :1].copy(), np.full(1, -1, np.int64)
+    read = np.zeros(o.slices[c], np.bool_)
+    for mesh in range(out.live.shape[0]):
+        if out.live[mesh] and not o.islands[mesh] & o.state_blocked[t]:
+            read[o.slice_of[mesh, c]] = True
+    parts = np.flatnonzero(read)
+    ahead = np.empty((parts.shape[0], 2))
+    for k in range(parts.shape[0]):
+        ahead[k] = o.slice_in[c, parts[k]]
+    return ahead, parts
+
+
+@kernel
+def inside(o: OrderNumbers, a: int) -> Floats:
+    """[1, 2] the boundary upstream within mesh a."""
+    found = np.empty((1, 2))
+    found[0, 0], found[0, 1] = o.inner[0, a], o.inner[1, a]
+    return found
+
+
+@kernel
+def _first_slots(
+    o: OrderNumbers,
+    limit: float,
+    slowest: float,
+    a: int,
+    link: Link,
+    ahead: Floats,
+    parts: Ints,
+    w: Work,
+    move: int,
+    goal: Goal,
+    may_go_on: bool,
+) -> int:
+    """The slot of a block that is next to what is below it, from `w.below`, which is emptied."""
+    done = _close(
+        o, limit, slowest, a, link, ahead, parts, w.below, w.below_band, w, move, goal, may_go_on
+    )
+    if o.max_stages[a] > 1:
+        done += extend(
+            o, limit, a, link, inside(o, a), np.zeros(1, np.int64), w.below, w.below_band,
+            one_slice(w.one), one_slice(w.one_band), slowest,
+        )  # fmt: skip
+    clean(w.below, w.below_band)
+    return done
+
+
+@kernel
+def same_boundary(o: OrderNumbers, a: int, c: int, d: int) -> bool:
+    """Whether mesh a can read classes c and d together."""
+    return bool(
+        o.late[a, c] == o.late[a, d]
+        and o.back[a, c] == o.back[a, d]
+        and o.post[a, c] == o.post[a, d]
+        and o.is_long[a, c] == o.is_long[a, d]
+    )
+
+
+@kernel
+def starts(
+    o: OrderNumbers,
+    limit: float,
+    out: Outline,
+    a: int,
+    under: int,
+    ahead: Floats,
+    parts: Ints,
+    pool: Pool,
+    w: Work,
+    move: int,
+    goal: Goal,
+    may_go_on: bool,
+) -> int:
+    """All slots of mesh a that are next to what state `under` has in front; operations."""
+    classes = o.slices.shape[0]
+    if under == 0:
+        if not o.may_be_last[a]:
+            return 0
+        w.below[0, 0] = 0.0
+        widen(w.below_band, 0, 0, 0)
+        link = Link(LAST, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, False)
+        return _first_slots(o, limit, out.slowest, a, link, ahead, parts, w, move, goal, may_go_on)
+    done, seen = 0, np.zeros(classes, np.bool_)
+    for c in range(classes):
+        if pool.start[under, c] < 0:
+            continue
+        if seen[c]:
+            continue
+        far = o.is_long[a, c]
+        for bucket in range(1, BUCKETS + 1) if far else range(1):
+            for d in range(c, classes):
+                if pool.start[under, d] >= 0 and same_boundary(o, a, c, d):
+                    seen[d] = True
+                    load(pool, under, d, bucket if far else o.slice_of[a, d], w.below, w.below_band)
+            beside = bucket_seconds(bucket, out.slowest) + o.late[a, c] if far else -1.0
+            link = Link(
+                MIDDLE, 0.0, 0.0, o.late[a, c], o.back[a, c], o.post[a, c], beside, True
+            )  # fmt: skip
+            done += _first_slots(
+                o, limit, out.slowest, a, link, ahead, parts, w, move, goal, may_go_on
+            )
+    return done
+
+
+@kernel
+def add_mesh(
+    o: OrderNumbers,
+    limit: float,
+    cutoff: float,
+    out: Outline,
+    t: int,
+    move: int,
+    pool: Pool,
+    w: Work,
+    goal: Goal,
+    keep: Floats,
+) -> int:
+    """All blocks of stages of a move's mesh; closings gather in `w`; operations.
+
+    keep: [stages, rows, L + 1] takes every length of the block, or nothing where it is empty.
+    """
+    a, under = o.move_mesh[move], o.move_below[move]
+    may_go_on = out.room[t] > 0.0
+    ahead, parts = boundaries(o, out, t, a)
+    done = starts(o, limit, out, a, under, ahead, parts, pool, w, move, goal, may_go_on)
+    if done == 0:
+        return 0
+    one, one_band, two, two_band = w.one, w.one_band, w.two, w.two_band
+    link = Link(MIDDLE, 0.0, 0.0, 0.0, o.inner[2, a], o.inner[3, a], -1.0, False)
+    within, alone = inside(o, a), np.zeros(1, np.int64)
+    most = o.max_stages[a]
+    for r in range(1, most):
+        room = out.room[t] + (most - r) * out.units[a]
+        if not prune(one, one_band, out.need[under], cutoff, room):
+            break
+        if keep.shape[0] > 0:
+            keep[r] = one
+        merge(one, one_band, w.every, w.every_band)
+        if r < most - 1:
+            done += extend(
+                o, limit, a, link, within, alone, one, one_band, one_slice(two),
+                one_slice(two_band), out.slowest,
+            )  # fmt: skip
+        clean(one, one_band)
+        one, one_band, two, two_band = two, two_band, one, one_band
+    clean(one, one_band)
+    done += _close(
+        o, limit, out.slowest, a, link, ahead, parts, w.every, w.every_band, w, move, goal,
+        may_go_on,
+    )  # fmt: skip
+    clean(w.every, w.every_band)
+    return done
+
+
+@kernel
+def _flush(
+    o: OrderNumbers, cutoff: float, out: Outline, t: int, c: int, pool: Pool, used: int, w: Work
+) -> tuple[Pool, int]:
+    """Pack what has gathered in `w.closing` as the table of a class; the pool may grow."""
+    parts = o.slices[c]
+    closing, bands = w.closing, w.closing_band
+    if o.buckets[c]:
+        for part in range(1, parts):
+            merge(closing[part], bands[part], closing[0], bands[0])
+    rows = closing.shape[1]
+    r0, r1, l0, l1 = rows, -1, closing.shape[2], -1
+    for part in range(parts):
+        prune(closing[part], bands[part], out.need[t], cutoff, out.room[t])
+        for row in range(bands[part, 0, rows], bands[part, 1, rows] + 1):
+            if bands[part, 0, row] <= bands[part, 1, row]:
+                r0, r1 = min(r0, row), max(r1, row)
+                l0, l1 = min(l0, bands[part, 0, row]), max(l1, bands[part, 1, row])
+    if r1 < 0:
+        return pool, used
+    size = parts * (r1 - r0 + 1) * (l1 - l0 + 1)
+    values = pool.values
+    if used + size > values.shape[0]:
+        values = np.empty(2 * (used + size))
+        values[:used] = pool.values[:used]
+    pool.start[t, c] = used
+    pool.size[t, c, 0], pool.size[t, c, 1] = r0, r1
+    pool.size[t, c, 2], pool.size[t, c, 3] = l0, l1
+    at = used
+    for part in range(parts):
+        for row in range(r0, r1 + 1):
+            values[at : at + l1 - l0 + 1] = closing[part, row, l0 : l1 + 1]
+            at += l1 - l0 + 1
+        clean(closing[part], bands[part])
+    return Pool(values, pool.start, pool.size), at
+
+
+@kernel
+def run(
+    o: OrderNumbers,
+    limit: float,
+    cutoff: float,
+    out: Outline,
+    pool: Pool,
+    w: Work,
+    goal: Goal,
+    place: Ints,
+    slice_: int,
+) -> tuple[Pool, int]:
+    """Fill tables of states; `goal` gets the best pipeline; (pool, operations).
+
+    place: [3] state, move and entries of the pool in use, from which it goes on; zeros to begin
+    with. It comes back after about `slice_` operations, and is done when the state is past the
+    last one.
+    """
+    states = o.state_blocked.shape[0]
+    if place[0] == 0:
+        pool.start[:] = -1
+        goal.seconds[0] = NONE
+        place[0], place[1], place[2] = 1, o.state_first[1], 0
+    done, used = 0, place[2]
+    nothing = np.empty((0, 0, 0))
+    while place[0] < states and done < slice_:
+        t = place[0]
+        first, stop = o.state_first[t], o.state_first[t + 1]
+        if o.move_mesh[first] < 0:
+            for c in range(o.slices.shape[0]):
+                for move in range(first, stop):
+                    for part in range(o.slices[c]):
+                        load(
+                            pool, o.move_below[move], c, part, w.closing[part], w.closing_band[part]
+                        )
+                pool, used = _flush(o, cutoff, out, t, c, pool, used, w)
+            place[0], place[1] = t + 1, stop
+            continue
+        move = place[1]
+        a = o.move_mesh[move]
+        if out.live[a]:
+            done += add_mesh(o, limit, cutoff, out, t, move, pool, w, goal, nothing)
+        if move + 1 == stop or o.mesh_class[o.move_mesh[move + 1]] != o.mesh_class[a]:
+            pool, used = _flush(o, cutoff, out, t, o.mesh_class[a], pool, used, w)
+        place[1] = move + 1
+        if move + 1 == stop:
+            place[0] = t + 1
+    place[2] = used
+    return pool, done

@@ -1,0 +1,559 @@
+"""A family as the compiled program over orders takes it: states, links by class, roles, depths.
+
+Which islands a pipeline has used: the states that the program over orders goes through.
+
+A pipeline is built from its last stage to its first. A state is the set of islands that can be used
+no more, as bits, and where regions are contiguous the region that may still be continued. A move
+puts all stages of one mesh in front of a state. With R regions of k islands there are about
+R * 2**(R - 1) * 2**k states instead of 2**(R k). A mesh over several regions belongs to none of
+them: it may stand anywhere, also where the regions of its islands have been left.
+
+Equal islands are taken in the order of their numbers: swapping two of them changes no time.
+
+`norm_hops` bounds the slowest level of the sum of norms by the islands that a pipeline uses. Every
+level of the sum takes as long as the slowest boundary of the pipeline. Whatever the order of the
+meshes, their boundaries connect all islands that are used; so the slowest of them is no faster than
+the slowest edge of a spanning tree that avoids slow edges. Two islands are as far apart as the
+nearest meshes on them, and not at all where one mesh that is used lies on both: states know that of
+meshes in several regions.
+
+Where regions are contiguous, a state does not say which islands of a region are used; then regions
+are connected instead of islands.
+
+Meshes whose boundaries to everything upstream cost the same are one class: once their stages are
+placed nothing in front can tell them apart. What a mesh upstream of a class needs to know is
+
+    late, back     dependency parts of the boundary's transfers that its slot adds to Sigma
+    post           serial part of the gradient (rendezvous sends)
+    slice          which table of the class to read
+
+A transfer of activations belongs to the slot that receives it. With rendezvous sends that slot is
+serially longer, so a class has one table (slice) for every different boundary in front of it; with
+eager sends the slot in front adds it (`late`) and there is one table, and one for every bucket of
+the front slot's passes where some boundary is long, for the bound (i).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hetplan.cost.arrays import Floats, Ints
+from hetplan.kernels import kernel
+from hetplan.search.space.stage_table import BOTH, FIRST, MAX_FREE_ISLANDS, Links, StageTable
+
+MERGE = -1
+"""Instead of a mesh: what can be done in front of `below` can be done here."""
+
+_NOWHERE = -1
+_FAR = -2
+"""As region: of a state that begins with a mesh over several regions. No such state is merged."""
+
+_MAX_BRIDGES = 3
+"""Sets of islands in several regions that are told apart; each adds states."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OrderStates:
+    """States in an order in which every state comes after those below it; 0 is empty."""
+
+    blocked: Ints
+    """[S] islands that can be used no more, as bits; above them the bits of `bridge`, and above
+    those one for each region that was left while islands of it may still be used."""
+    first: Ints
+    """[S + 1] where the moves into each state begin."""
+    mesh: Ints
+    """By move: the mesh that is added, or `MERGE`."""
+    below: Ints
+    """By move: the state to which it is added."""
+    bridge: Ints
+    """[M] the bit that is set once the mesh is used, where it lies in several regions; else -1."""
+    apart: bool
+    """Whether regions are contiguous; islands of a region that was left may then be unused."""
+
+
+def order_states(
+    space: StageTable, mesh_class: Ints, *, contiguous: bool | None = None
+) -> OrderStates:
+    """States of the space; moves into a state are sorted by the class of their mesh.
+
+    contiguous: whether meshes of one region stand next to each other, an island of a region that
+    was left staying unused; by the number of islands where left out.
+    """
+    masks = [int(mask) for mask in space.island_mask]
+    every = 0
+    for mask in masks:
+        every |= mask
+    apart = every.bit_count() > MAX_FREE_ISLANDS if contiguous is None else contiguous
+    regions = [_NOWHERE] * len(masks)
+    if apart:
+        regions = [int(r) if r >= 0 else _FAR for r in space.region]
+    earlier = _earlier_equals(space, masks)
+    bridge = _bridges(space, masks, every.bit_length())
+    left = _left(masks, regions, max(every.bit_length(), max(bridge) + 1))
+    moves: dict[tuple[int, int], list[tuple[int, tuple[int, int]]]] = {(0, _NOWHERE): []}
+    pending = [(0, _NOWHERE)]
+    while pending:
+        at = pending.pop()
+        blocked, region = at
+        found: list[tuple[int, tuple[int, int]]] = []
+        if region >= 0:
+            found.append((MERGE, (blocked | left[region], _NOWHERE)))
+        for i, mask in enumerate(masks):
+            if mask & blocked or earlier[i] & ~blocked:
+                continue
+            if regions[i] in left and left[regions[i]] & ~blocked == 0:
+                continue  # its region was left
+            if region < 0 or region == regions[i]:
+                bit = 1 << bridge[i] if bridge[i] >= 0 else 0
+                found.append((i, (blocked | mask | bit, regions[i])))
+        for mesh, goal in found:
+            if goal not in moves:
+                moves[goal] = []
+                pending.append(goal)
+            moves[goal].append((mesh, at))
+    keys = sorted(moves, key=lambda key: (key[0].bit_count(), key[1] < 0, key))
+    number = {key: at for at, key in enumerate(keys)}
+    first, mesh_of, below = [0], list[int](), list[int]()
+    for key in keys:
+        into = sorted(
+            (int(mesh_class[mesh]) if mesh >= 0 else -1, mesh, number[source])
+            for mesh, source in moves[key]
+        )
+        mesh_of.extend(mesh for _, mesh, _ in into)
+        below.extend(source for _, _, source in into)
+        first.append(len(mesh_of))
+    return OrderStates(
+        blocked=np.array([key[0] for key in keys], dtype=np.int64),
+        first=np.array(first, dtype=np.int64),
+        mesh=np.array(mesh_of, dtype=np.int64),
+        below=np.array(below, dtype=np.int64),
+        bridge=np.array(bridge, dtype=np.int64),
+        apart=apart,
+    )
+
+
+def _left(masks: list[int], regions: list[int], first: int) -> dict[int, int]:
+    """By region, the bits that are set when it is left: its islands, but not those that meshes over
+    several regions may still use; for these one bit, from `first` on.
+    """
+    far, found = 0, dict[int, int]()
+    for mask, region in zip(masks, regions, strict=True):
+        if region >= 0:
+            found[region] = found.get(region, 0) | mask
+        elif region == _FAR:
+            far |= mask
+    return {
+        region: mask & ~far | (1 << first + at if mask & far else 0)
+        for at, (region, mask) in enumerate(sorted(found.items()))
+    }
+
+
+def _bridges(space: StageTable, masks: list[int], first: int) -> list[int]:
+    """`OrderStates.bridge`: a bit for each set of islands, or one for all where they are many."""
+    if space.norm is None:
+        return [-1] * len(masks)
+    spread = [region < 0 for region in space.region.tolist()]
+    different = sorted({mask for mask, far in zip(masks, spread, strict=True) if far})
+    many = len(different) > _MAX_BRIDGES
+    return [
+        (first if many else first + different.index(mask)) if far else -1
+        for mask, far in zip(masks, spread, strict=True)
+    ]
+
+
+def _earlier_equals(space: StageTable, masks: list[int]) -> list[int]:
+    """By mesh: islands equal to its own with smaller numbers, which are used before it."""
+    owners: dict[int, list[int]] = {}
+    for i, mask in enumerate(masks):
+        for island in range(mask.bit_length()):
+            if mask >> island & 1:
+                owners.setdefault(island, []).append(i)
+    shared = {island for i, m in enumerate(masks) if m.bit_count() > 1
+              for island in range(m.bit_length()) if m >> island & 1}  # fmt: skip
+    found = [0] * len(masks)
+    islands = sorted(owners)
+    for at, right in enumerate(islands):
+        for left in reversed(islands[:at]):
+            if {left, right} & shared or not _equal(space, owners[left], owners[right]):
+                continue
+            for i in owners[right]:
+                found[i] |= 1 << left
+            break  # the one before it waits for its own predecessor
+    return found
+
+
+def _equal(space: StageTable, left: list[int], right: list[int]) -> bool:
+    """Whether the meshes of two islands can be exchanged, one for one, without any change."""
+    if len(left) != len(right):
+        return False
+    swapped = np.arange(len(space.max_stages))
+    swapped[left], swapped[right] = right, left
+    for whole, axis in (
+        (space.region, 0),
+        (space.max_stages, 0),
+        (space.forward, 1),
+        (space.backward, 1),
+        (space.extra_forward, 2),
+        (space.extra_backward, 2),
+        (space.most_layers, 2),
+        (space.after, 1),
+        (space.leaving, 1),
+        (space.stages_per_node, 0),
+        (space.may_be_first, 0),
+        (space.may_be_last, 0),
+    ):
+        if not np.array_equal(whole, np.take(whole, swapped, axis=axis)):
+            return False
+    pairs = [space.tied, *_times(space.links)]
+    lines = _times(space.node_links)
+    if space.norm is not None:
+        pairs.append(space.norm.links)
+        lines += [space.norm.inside, space.norm.node_links]
+    return all(np.array_equal(pair, pair[np.ix_(swapped, swapped)]) for pair in pairs) and all(
+        np.array_equal(line, line[swapped]) for line in lines
+    )
+
+
+def _times(links: Links) -> list[Floats]:
+    return [links.send_forward, links.send_backward, links.wire_latency, links.rendezvous_extra]
+
+
+def norm_hops(space: StageTable, states: OrderStates) -> Floats:
+    """By move: least seconds of one level where the mesh of the move is the first one."""
+    moves = len(states.mesh)
+    if space.norm is None:
+        return np.zeros(moves)
+    masks = space.island_mask
+    every = 0
+    for mask in masks.tolist():
+        every |= mask
+    bits = every.bit_length()
+    node, count = np.arange(bits, dtype=np.int64), bits
+    if states.apart:
+        node, count = _regions(space, bits)
+    floor = float(min(space.norm.links.min(), space.norm.node_links.min()))
+    bridges = int(states.bridge.max()) - bits + 1 if states.bridge.max() >= 0 else 0
+    far = np.empty((1 << bridges, count, count))
+    for used in range(1 << bridges):
+        there = (states.bridge < 0) | (used >> np.maximum(states.bridge - bits, 0) & 1 == 1)
+        far[used] = _distances(masks, node, count, space.norm.links, floor, there)
+    into = np.repeat(states.blocked, np.diff(states.first))
+    edges: Floats = np.maximum(floor, slowest_edges(into, node, far))
+    return edges
+
+
+def _regions(space: StageTable, bits: int) -> tuple[Ints, int]:
+    """The node of every island: its region, or one of its own where no mesh tells."""
+    node = np.arange(bits, dtype=np.int64) + 1 + int(space.region.max())
+    for mask, region in zip(space.island_mask.tolist(), space.region.tolist(), strict=True):
+        for island in range(bits):
+            if mask >> island & 1 and region >= 0:
+                node[island] = region
+    _, numbers = np.unique(node, return_inverse=True)
+    return numbers.astype(np.int64), int(numbers.max()) + 1
+
+
+@kernel
+def _distances(
+    masks: Ints,
+    node: Ints,
+    count: int,
+    links: Floats,
+    floor: float,
+    there: npt.NDArray[np.bool_],
+) -> Floats:
+    """[nodes, nodes] seconds of the nearest two meshes that are there; `floor` inside a mesh."""
+    found = np.full((count, count), np.inf)
+    for x in range(masks.shape[0]):
+        for y in range(masks.shape[0]):
+            together = x == y
+            if not (there[x] and there[y]) or (not together and masks[x] & masks[y]):
+                continue
+            for i in range(node.shape[0]):
+                for j in range(node.shape[0]):
+                    if masks[x] >> i & 1 and masks[y] >> j & 1:
+                        value = floor if together else min(links[x, y], links[y, x])
+                        found[node[i], node[j]] = min(found[node[i], node[j]], value)
+    return found
+
+
+@kernel
+def slowest_edges(used: Ints, node: Ints, far: Floats) -> Floats:
+    """The longest edge of a shortest spanning tree over each set of islands, as bits.
+
+    far: [bridges, nodes, nodes] by the bits above the islands; further bits do not matter.
+    """
+    count, islands, bridges = far.shape[1], node.shape[0], far.shape[0] - 1
+    found = np.zeros(used.shape[0])
+    near, inside = np.empty(count), np.empty(count, np.bool_)
+    for k in range(used.shape[0]):
+        if k > 0 and used[k] == used[k - 1]:
+            found[k] = found[k - 1]
+            continue
+        start = -1
+        inside[:] = True  # whatever is not used needs no edge
+        for i in range(node.shape[0]):
+            if used[k] >> i & 1:
+                inside[node[i]], start = False, node[i]
+        near[:] = np.inf
+        at = start
+        while at >= 0:
+            inside[at] = True
+            nearest = -1
+            for other in range(count):
+                if not inside[other]:
+                    near[other] = min(near[other], far[used[k] >> islands & bridges, at, other])
+                    if nearest < 0 or near[other] < near[nearest]:
+                        nearest = other
+            if nearest >= 0 and near[nearest] < np.inf:
+                found[k] = max(found[k], near[nearest])
+            at = nearest
+    return found
+
+
+BUCKETS = 16
+"""Parts of the passes of a slot below a long boundary, a table each: more tighten the bound."""
+
+_LONG = 0.05
+"""Transfers of a boundary over one unit's passes from which its circuit is worth a bound."""
+
+
+class OrderNumbers(NamedTuple):
+    """Arrays of one space; M meshes, C classes, V variants, S states, E levels of depth."""
+
+    microbatches: int
+    layers: int
+    most_stages: int
+    pinned: int
+    forward: Floats
+    backward: Floats
+    extra_forward: Floats
+    extra_backward: Floats
+    inner: Floats
+    """[4, M] boundary inside a mesh: activation in, its serial part, gradient, its serial part."""
+    most_layers: Ints
+    """[V, 4, M, W + 1]"""
+    max_stages: Ints
+    islands: Ints
+    """[M] as bits."""
+    may_be_first: npt.NDArray[np.bool_]
+    may_be_last: npt.NDArray[np.bool_]
+    may_be_only: npt.NDArray[np.bool_]
+    """[M] first and last at once, where a tied matrix costs nothing."""
+    after_first: Floats
+    """[2, M, L + 1] what a first slot adds at the end; [1] where it is the only one."""
+    norm_hop: Floats
+    """By move: least seconds of one level of the sum of norms where its mesh is first."""
+    level_bound: Ints
+    """[E] extra depth that bounds assume."""
+    level_memory: Ints
+    """[E] extra depth that memory assumes."""
+    mesh_class: Ints
+    slices: Ints
+    """[C] tables of a class."""
+    slice_in: Floats
+    """[C, slices, 2] activation into the front slot, and its serial part, by slice."""
+    slice_of: Ints
+    """[M, C] slice that a mesh upstream reads."""
+    late: Floats
+    """[M, C]"""
+    back: Floats
+    """[M, C]"""
+    post: Floats
+    """[M, C]"""
+    is_long: npt.NDArray[np.bool_]
+    """[M, C] whether buckets are read."""
+    buckets: npt.NDArray[np.bool_]
+    """[C] whether the tables of a class are buckets."""
+    wires: Floats
+    """[M] least transfers that a slot with something downstream adds to Sigma."""
+    wire_once: float
+    """What of them one slot may not have: the first one (rendezvous), or one whose transfer in is
+    already in the entry below it (eager, inside a mesh)."""
+    posts: Floats
+    """[2, M] least serial parts of a slot with neighbours on both sides."""
+    state_blocked: Ints
+    state_first: Ints
+    move_mesh: Ints
+    move_below: Ints
+
+
+def most_stages_of(space: StageTable) -> int:
+    """Most stages that a pipeline of this space can have."""
+    room = 0
+    for island in range(int(space.island_mask.max()).bit_length()):
+        on = (space.island_mask >> island & 1).astype(bool)
+        if on.any():
+            room += int(space.max_stages[on].max())
+    most = min(space.num_layers, room, space.stage_limit)
+    return min(most, space.stages) if space.stages else most
+
+
+def order_numbers(
+    space: StageTable,
+    levels: tuple[tuple[int, int], ...],
+    *,
+    contiguous: bool | None,
+    last: npt.NDArray[np.bool_] | None = None,
+) -> OrderNumbers:
+    """Numbers of a space; levels: (extra depth of bounds, of memory), the first one (0, 0).
+
+    last: only pipelines that end on these meshes, and begin where their tied matrix can be.
+    """
+    count = len(space.max_stages)
+    ends = space.may_be_last if last is None else space.may_be_last & last
+    pairs = _pair_times(space.links, rendezvous=space.rendezvous)
+    inner = _inner_times(space)
+    mesh_class = _classes(space.island_mask, pairs)
+    classes = int(mesh_class.max()) + 1
+    numbers = np.full((4, count, classes), np.inf)
+    for i in range(count):
+        reads = (space.island_mask & space.island_mask[i]) == 0
+        numbers[:, reads, mesh_class[i]] = pairs[:, reads, i]
+    known = np.isfinite(numbers[0])
+    slices, slice_in, slice_of = _slices(numbers, known, rendezvous=space.rendezvous)
+    late = np.where(known, numbers[0], 0.0) * float(not space.rendezvous)
+    is_long = np.zeros((count, classes), dtype=np.bool_)
+    if not space.rendezvous:
+        unit = float((space.forward + space.backward).min(axis=0).mean())
+        is_long = known & (numbers[0] + numbers[2] > _LONG * unit)
+        slices = np.where(is_long.any(axis=0), 1 + BUCKETS, 1)
+        slice_in = np.zeros((classes, int(slices.max()), 2))
+    wires, wire_once, posts = _least_wires(numbers, known, inner, rendezvous=space.rendezvous)
+    states = order_states(space, mesh_class, contiguous=contiguous)
+    after, first = _after_first(space, ends)
+    return OrderNumbers(
+        microbatches=space.num_microbatches,
+        layers=space.num_layers,
+        most_stages=most_stages_of(space),
+        pinned=space.stages,
+        forward=_floats(space.forward),
+        backward=_floats(space.backward),
+        extra_forward=_floats(space.extra_forward),
+        extra_backward=_floats(space.extra_backward),
+        inner=inner,
+        most_layers=np.ascontiguousarray(np.minimum(space.most_layers, space.num_layers)),
+        max_stages=np.ascontiguousarray(np.minimum(space.max_stages, space.num_layers)),
+        islands=np.ascontiguousarray(space.island_mask),
+        may_be_first=first,
+        may_be_last=np.ascontiguousarray(ends),
+        may_be_only=space.may_be_first & ends,
+        after_first=after,
+        norm_hop=norm_hops(space, states),
+        level_bound=np.array([bound for bound, _ in levels], dtype=np.int64),
+        level_memory=np.array([held for _, held in levels], dtype=np.int64),
+        mesh_class=mesh_class,
+        slices=slices.astype(np.int64),
+        slice_in=slice_in,
+        slice_of=slice_of,
+        late=late,
+        back=np.where(known, numbers[2], 0.0),
+        post=np.where(known, numbers[3], 0.0),
+        is_long=is_long,
+        buckets=np.array([bool(column.any()) for column in is_long.T]),
+        wires=wires,
+        wire_once=wire_once,
+        posts=posts,
+        state_blocked=states.blocked,
+        state_first=states.first,
+        move_mesh=states.mesh,
+        move_below=states.below,
+    )
+
+
+def _floats(values: Floats) -> Floats:
+    return np.ascontiguousarray(values, dtype=np.float64)
+
+
+def _pair_times(links: Links, *, rendezvous: bool) -> Floats:
+    """[4, ...]: activation (dependency, serial), gradient (dependency, serial) of boundaries."""
+    held = float(rendezvous)
+    return np.stack(
+        (
+            links.forward_wire,
+            held * (links.forward_wire + links.rendezvous_extra),
+            links.backward_wire,
+            held * (links.backward_wire + links.rendezvous_extra),
+        )
+    )
+
+
+def _inner_times(space: StageTable) -> Floats:
+    """[4, M]: where stages of a mesh lie in one node or in several, the faster boundary."""
+    pairs = _pair_times(space.links, rendezvous=space.rendezvous)
+    within = pairs[:, np.arange(pairs.shape[1]), np.arange(pairs.shape[1])]
+    between = _pair_times(space.node_links, rendezvous=space.rendezvous)
+    found = np.minimum(within, between)
+    found = np.where(space.stages_per_node == 1, between, found)
+    return np.where(space.stages_per_node >= space.max_stages, within, found)
+
+
+def _classes(masks: Ints, pairs: Floats) -> Ints:
+    """[M] equal where boundaries to every mesh that can be upstream of both cost the same."""
+    apart = (masks[:, None] & masks[None, :]) == 0
+    members: list[list[int]] = []
+    found = np.zeros(len(masks), dtype=np.int64)
+    for i in range(len(masks)):
+        for number, group in enumerate(members):
+            both = apart[:, group] & apart[:, [i]]
+            same = (pairs[:, :, group] == pairs[:, :, [i]]).all(axis=0)
+            if (same | ~both).all():
+                found[i] = number
+                group.append(i)
+                break
+        else:
+            found[i] = len(members)
+            members.append([i])
+    return found
+
+
+def _slices(
+    numbers: Floats, known: npt.NDArray[np.bool_], *, rendezvous: bool
+) -> tuple[Ints, Floats, Ints]:
+    """(tables of each class, boundary in front of each table, table that each mesh reads)."""
+    _, count, classes = numbers.shape
+    slice_of = np.zeros((count, classes), dtype=np.int64)
+    different: list[list[tuple[float, float]]] = []
+    for c in range(classes):
+        fronts: dict[tuple[float, float], int] = {}
+        for a in np.nonzero(known[:, c])[0] if rendezvous else ():
+            key = float(numbers[0, a, c]), float(numbers[1, a, c])
+            slice_of[a, c] = fronts.setdefault(key, len(fronts))
+        different.append(list(fronts) or [(0.0, 0.0)])
+    most = max(len(fronts) for fronts in different)
+    slice_in = np.zeros((classes, most, 2))
+    for c, fronts_of in enumerate(different):
+        slice_in[c, : len(fronts_of)] = fronts_of
+    return np.array([len(fronts) for fronts in different]), slice_in, slice_of
+
+
+def _least_wires(
+    numbers: Floats, known: npt.NDArray[np.bool_], inner: Floats, *, rendezvous: bool
+) -> tuple[Floats, float, Floats]:
+    """`OrderNumbers.wires`, `wire_once` and `posts`."""
+    # Upstream neighbours of a mesh are rows of `numbers`; what it receives comes from any of them.
+    # The least over all boundaries of the space is less than that and simple.
+    everywhere = np.concatenate(
+        (np.where(known, numbers, np.inf).reshape(4, -1), inner), axis=1
+    ).min(axis=1)
+    own = np.minimum(np.where(known, numbers, np.inf).min(axis=2), inner)
+    into = np.minimum(everywhere[0], inner[0]) if rendezvous else own[0]
+    once = float(np.max(into))
+    posts = np.stack((np.minimum(everywhere[1], inner[1]), own[3]))
+    return into + own[2], once, posts
+
+
+def _after_first(
+    space: StageTable, ends: npt.NDArray[np.bool_]
+) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """[2, M, L + 1] and which meshes can be first."""
+    after = np.stack((space.after[FIRST], space.after[BOTH]))
+    tied = np.where(ends[None, :], space.tied, np.inf).min(axis=1)
+    after[0] += np.where(np.isfinite(tied), tied, 0.0)[:, None]
+    if space.norm is not None:
+        after += (space.norm.inside - space.norm.inside.min())[None, :, None]
+    return np.ascontiguousarray(after), space.may_be_first & np.isfinite(tied)

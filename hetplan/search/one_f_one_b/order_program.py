@@ -1,0 +1,523 @@
+"""How few seconds a family needs, over all orders of meshes, numbers of stages, cuts, depths.
+
+`OrderProgram.least(x)` is the least Sigma + after_0 of any pipeline whose X is at most x; symbols
+and inequalities are those of `order_relaxation`. It is exact for what is added up there, with three
+relaxations: inside a mesh a boundary costs what the faster of its two kinds does, unless all are of
+one kind; a tied matrix costs what it costs at least, and the sum of norms what it does in the
+fastest order of the islands that are used (`order_numbers.norm_hops`); and below a long boundary
+the passes of a slot are known by bucket, lower edge (eager sends; with rendezvous sends (b) of the
+two slots implies their circuit).
+
+Extra depth grows towards the first stage; levels of it may be joined: bounds then assume the
+deepest, memory the flattest of a level, which both only help a plan.
+
+The pipeline that was found is read back from the packed tables. They hold no pointers, so each
+mesh's block is computed once more with all its lengths, and the predecessor of an entry is the one
+whose value leads to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from hetplan.cost.arrays import Floats, Ints
+from hetplan.kernels import kernel
+from hetplan.search.one_f_one_b.order_kernel import Goal, add_mesh, run
+from hetplan.search.one_f_one_b.order_numbers import BUCKETS, OrderNumbers, order_numbers
+from hetplan.search.one_f_one_b.order_relaxation import NONE, Outline, outline
+from hetplan.search.one_f_one_b.order_slots import (
+    Link,
+    Pool,
+    Work,
+    bucket_of,
+    bucket_seconds,
+    clean,
+    depths,
+    end_seconds,
+    load,
+    slot_own,
+    slot_room,
+    turning_of,
+    widen,
+    work_of,
+)
+from hetplan.search.space.stage_table import BOTH, FIRST, LAST, MIDDLE, StageTable
+
+
+@kernel
+def _nearest(
+    o: OrderNumbers,
+    limit: float,
+    a: int,
+    link: Link,
+    below: Floats,
+    row: int,
+    at: int,
+    goal: float,
+    bucket: int,
+    slowest: float,
+    first: int,
+) -> tuple[float, int, int, int]:
+    """(distance, row below, variant, units) of the slot that leads nearest to a value.
+
+    first: the move of the pipeline's first mesh.
+    """
+    levels = o.level_bound.shape[0]
+    level, nearest = row % levels, (np.inf, 0, 0, 0)
+    for source in range(0 if link.joins else level, level + 1):
+        under = (row // levels - 1) * levels + source
+        flight, held = depths(o, under, level)
+        turning = turning_of(o, under)
+        for v in range(o.forward.shape[0]):
+            for n in range(1, min(at, o.most_layers[v, link.role, a, held]) + 1):
+                value = below[under, at - n]
+                f = o.extra_forward[link.role, v, a] + n * o.forward[v, a]
+                b = o.extra_backward[link.role, v, a] + n * o.backward[v, a]
+                if value >= NONE or value > slot_room(
+                    limit, o.microbatches, f, b, link, flight, turning
+                ):
+                    continue
+                if bucket > 0 and bucket_of(f + b, slowest) != bucket:
+                    continue
+                value += slot_own(link, f, b)
+                if link.role & FIRST:
+                    value += end_seconds(o, first, link.role, n, row // levels)
+                if abs(value - goal) < nearest[0]:
+                    nearest = (abs(value - goal), under, v, n)
+    return nearest
+
+
+@kernel
+def least_limit(o: OrderNumbers, numbers: Ints, links: Floats, below: Floats, high: float) -> float:
+    """Least X with which every slot of a pipeline stays within its room, at most `high`.
+
+    numbers: [P, 7] mesh, variant, units, W, W of the slot below, role, joins; links: [P, 6] the
+    other entries of `Link`; below: [P] seconds downstream.
+    """
+    low = 0.0
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        fits = True
+        for s in range(below.shape[0]):
+            a, v, n, flight, turning, role, joins = numbers[s]
+            wire_in, post_in, late, back, post_back, beside = links[s]
+            link = Link(role, wire_in, post_in, late, back, post_back, beside, joins > 0)
+            f = o.extra_forward[role, v, a] + n * o.forward[v, a]
+            b = o.extra_backward[role, v, a] + n * o.backward[v, a]
+            if below[s] > slot_room(middle, o.microbatches, f, b, link, flight, turning):
+                fits = False
+                break
+        if fits:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One stage as the program chose it."""
+
+    mesh: int
+    variant: int
+    units: int
+    level: int
+    link: Link
+    below: float
+    """Seconds downstream."""
+    row_below: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """An entry of a table: of a class in front of a state, or a whole pipeline."""
+
+    part: int
+    """Slice; -1: nothing is in front."""
+    row: int
+    at: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """How an entry comes about: one slot, and what is below it."""
+
+    distance: float
+    slot: Slot
+    entry: _Entry
+    """Below; its slice is of the class `of`."""
+    stages: int
+    """Length of the block below within the same mesh; 0: another mesh is below."""
+    of: int = -1
+    """Class below; -1: nothing is below."""
+
+
+class Tracer:
+    """Reads one run of the program."""
+
+    def __init__(
+        self,
+        numbers: OrderNumbers,
+        limit: float,
+        cutoff: float,
+        out: Outline,
+        pool: Pool,
+        work: Work,
+    ) -> None:
+        self._o = numbers
+        self._limit, self._cutoff = limit, cutoff
+        self._out, self._pool, self._work = out, pool, work
+        self._spare = Goal(np.zeros(1), np.zeros(3, dtype=np.int64))
+        self._keep: Floats = np.empty((0, 0, 0))
+        self._first = 0
+
+    def slots(self, goal: Goal) -> tuple[Slot, ...]:
+        """Stages of the best pipeline, first to last."""
+        found: list[Slot] = []
+        move = self._first = int(goal.place[0])
+        entry = _Entry(
+            part=-1, row=int(goal.place[1]), at=self._o.layers, value=float(goal.seconds[0])
+        )
+        while True:
+            step = self._block(move, entry, found)
+            if step.of < 0:
+                return tuple(found)
+            move, entry = self._move(int(self._o.move_below[move]), step)
+
+    def limit(self, slots: tuple[Slot, ...]) -> float:
+        """The X of these slots, as the program counts it."""
+        o = self._o
+        numbers, links = [], []
+        for slot in slots:
+            flight, _ = depths(o, slot.row_below, slot.level)
+            turning = turning_of(o, slot.row_below)
+            role, *times, joins = slot.link
+            numbers.append((slot.mesh, slot.variant, slot.units, flight, turning, role, int(joins)))
+            links.append(times)
+        return float(
+            least_limit(
+                o,
+                np.array(numbers, dtype=np.int64),
+                np.array(links),
+                np.array([slot.below for slot in slots]),
+                self._limit,
+            )
+        )
+
+    def _block(self, move: int, entry: _Entry, found: list[Slot]) -> _Step:
+        """Add the stages of a move's mesh that lead to an entry; the lowest one's step."""
+        a = int(self._o.move_mesh[move])
+        self._rebuild(move)
+        self._empty()
+        stages, first = -1, True
+        while True:
+            steps = self._inner(a, entry, stages, first)
+            if stages <= 0:
+                steps += self._outer(a, int(self._o.move_below[move]), entry, first)
+            step = min(steps, key=lambda step: step.distance)
+            found.append(step.slot)
+            if step.stages == 0:
+                return step
+            entry, stages, first = step.entry, step.stages - 1, False
+
+    def _rebuild(self, move: int) -> None:
+        o, w = self._o, self._work
+        state = int(np.searchsorted(o.state_first, move, side="right")) - 1
+        stages = int(o.max_stages[o.move_mesh[move]])
+        self._keep = np.full((stages, *w.one.shape), NONE)
+        self._spare.seconds[0] = NONE
+        add_mesh(
+            o, self._limit, self._cutoff, self._out, state, move, self._pool, w, self._spare,
+            self._keep,
+        )  # fmt: skip
+
+    def _empty(self) -> None:
+        for part in range(self._work.closing.shape[0]):
+            clean(self._work.closing[part], self._work.closing_band[part])
+
+    def _ahead(self, a: int, entry: _Entry, link: Link, first: bool) -> tuple[Link, int]:
+        """The slot's boundary in front, and the bucket that it must be in."""
+        o, c = self._o, int(self._o.mesh_class[a])
+        if not first:
+            return link._replace(wire_in=o.inner[0, a], post_in=o.inner[1, a]), 0
+        if entry.part < 0:
+            role = BOTH if link.role == LAST else FIRST
+            return link._replace(role=role), 0
+        if o.buckets[c]:
+            return link, entry.part
+        wire, post = o.slice_in[c, entry.part]
+        return link._replace(wire_in=wire, post_in=post), 0
+
+    def _inner(self, a: int, entry: _Entry, stages: int, first: bool) -> list[_Step]:
+        """Steps from blocks of the same mesh; of any length where `stages` is negative."""
+        o = self._o
+        inner = Link(MIDDLE, 0.0, 0.0, 0.0, o.inner[2, a], o.inner[3, a], -1.0, False)
+        link, bucket = self._ahead(a, entry, inner, first)
+        lengths = range(1, len(self._keep)) if stages < 0 else [stages][: int(stages > 0)]
+        return [
+            self._step(a, link, self._keep[length], entry, bucket, length, -1, 0)
+            for length in lengths
+        ]
+
+    def _outer(self, a: int, under: int, entry: _Entry, first: bool) -> list[_Step]:
+        """Steps from what the lower state has in front."""
+        o, below, band = self._o, self._work.below, self._work.below_band
+        if under == 0:
+            link = Link(LAST, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0, False)
+            link, bucket = self._ahead(a, entry, link, first)
+            below[0, 0] = 0.0
+            widen(band, 0, 0, 0)
+            step = self._step(a, link, below, entry, bucket, 0, -1, 0)
+            clean(below, band)
+            return [step]
+        found = []
+        for c in range(len(o.slices)):
+            if self._pool.start[under, c] < 0:
+                continue
+            far = bool(o.is_long[a, c])
+            for part in range(1, BUCKETS + 1) if far else (int(o.slice_of[a, c]),):
+                load(self._pool, under, c, part, below, band)
+                beside = bucket_seconds(part, self._out.slowest) + o.late[a, c] if far else -1.0
+                link = Link(
+                    MIDDLE, 0.0, 0.0, o.late[a, c], o.back[a, c], o.post[a, c], beside, True
+                )
+                link, bucket = self._ahead(a, entry, link, first)
+                found.append(self._step(a, link, below, entry, bucket, 0, c, part))
+                clean(below, band)
+        return found
+
+    def _step(
+        self,
+        a: int,
+        link: Link,
+        below: Floats,
+        entry: _Entry,
+        bucket: int,
+        stages: int,
+        of: int,
+        part: int,
+    ) -> _Step:
+        distance, row, variant, units = _nearest(
+            self._o, self._limit, a, link, below, entry.row, entry.at, entry.value, bucket,
+            self._out.slowest, self._first,
+        )  # fmt: skip
+        levels = len(self._o.level_bound)
+        under = replace(
+            entry,
+            part=part,
+            row=row,
+            at=entry.at - units,
+            value=float(below[row, entry.at - units]),
+        )
+        return _Step(
+            distance=distance,
+            slot=Slot(
+                mesh=a,
+                variant=variant,
+                units=units,
+                level=entry.row % levels,
+                link=link,
+                below=under.value,
+                row_below=row,
+            ),
+            entry=under,
+            stages=stages,
+            of=of,
+        )
+
+    def _move(self, state: int, step: _Step) -> tuple[int, _Entry]:
+        """The move that made the table which a step came from."""
+        o, entry = self._o, step.entry
+        place = entry.part, entry.row, entry.at
+        candidates: list[tuple[float, int]] = []
+        for move in range(int(o.state_first[state]), int(o.state_first[state + 1])):
+            a = int(o.move_mesh[move])
+            if a < 0:
+                if self._value(int(o.move_below[move]), step.of, entry) == entry.value:
+                    return self._move(int(o.move_below[move]), step)
+                continue
+            if o.mesh_class[a] != step.of or not self._out.live[a]:
+                continue
+            self._rebuild(move)
+            closing = self._work.closing
+            value = closing[place]
+            if entry.part == 0 and o.buckets[step.of]:
+                value = closing[:, entry.row, entry.at].min()
+            candidates.append((abs(float(value) - entry.value), move))
+            self._empty()
+        return min(candidates)[1], entry
+
+    def _value(self, state: int, c: int, entry: _Entry) -> float:
+        table, band = self._work.below, self._work.below_band
+        load(self._pool, state, c, entry.part, table, band)
+        value = float(table[entry.row, entry.at])
+        clean(table, band)
+        return value
+
+
+def empty_goal() -> Goal:
+    """Nothing found yet."""
+    place: Ints = np.zeros(3, dtype=np.int64)
+    return Goal(np.full(1, NONE), place)
+
+
+_FEW_ROWS = 40
+"""Stages up to which every extra depth is a level of its own; more stages join them."""
+
+_SLICE = 5_000_000
+"""Operations between two looks at the clock: some hundredths of a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A pipeline with everything decided; entries by slot, first to last."""
+
+    meshes: tuple[int, ...]
+    variants: tuple[int, ...]
+    units: tuple[int, ...]
+    extra: tuple[int, ...]
+    """Microbatches in flight beyond the schedule's own (of a joined level the least)."""
+
+
+def depth_levels(most_extra: int, stages: int) -> tuple[tuple[int, int], ...]:
+    """(extra depth that bounds assume, that memory assumes) by level."""
+    if stages <= _FEW_ROWS:
+        return tuple((extra, extra) for extra in range(most_extra + 1))
+    edges = [0, 1, 2, 4, most_extra + 1]
+    return tuple(
+        (min(top, most_extra + 1) - 1, low) for low, top in pairwise(edges) if low <= most_extra
+    )
+
+
+class OrderProgram:
+    """The dynamic program of one space.
+
+    contiguous: whether meshes of one region stand next to each other; by the number of islands
+    where left out. prune: whether entries that cannot end below a cutoff are dropped (the results
+    are the same). levels: see `depth_levels`.
+    """
+
+    def __init__(
+        self,
+        space: StageTable,
+        *,
+        contiguous: bool | None = None,
+        levels: tuple[tuple[int, int], ...] | None = None,
+        prune: bool = True,
+    ) -> None:
+        self._prune = prune
+        depth = levels or depth_levels(space.family.most_extra_depth, space.num_layers)
+        self.parts = [
+            order_numbers(space, depth, contiguous=contiguous, last=last)
+            for last in _last_groups(space)
+        ]
+        self._levels = depth
+        self._works: list[Work | None] = [None] * len(self.parts)
+        states, classes = len(self.parts[0].state_blocked), len(self.parts[0].slices)
+        self._pool = Pool(
+            np.empty(1 << 16),
+            np.full((states, classes), -1, dtype=np.int64),
+            np.zeros((states, classes, 4), dtype=np.int64),
+        )
+        self._best: Order | None = None
+        self._best_limit = NONE
+        self.operations = 0
+        """Additions and comparisons of table entries so far: what a budget counts."""
+
+    def free(self, limit: float) -> float:
+        """At most `least(limit)`, without regard to order or places; NONE where it is NONE."""
+        return min(NONE, *(self._outline(part, limit).free for part in self.parts))
+
+    def least(
+        self,
+        limit: float,
+        cutoff: float = NONE,
+        *,
+        keep: bool = True,
+        check: Callable[[], None] | None = None,
+    ) -> float:
+        """Least Sigma + after_0 with X at most `limit`; NONE where no plan has less than `cutoff`.
+
+        keep: whether `order` can be asked for afterwards. check is called now and then and may
+        raise; the program can be asked again then.
+        """
+        self._best = None
+        least = NONE
+        for at, part in enumerate(self.parts):
+            out = self._outline(part, limit)
+            top = min(cutoff, least) * (1.0 + 1e-12)
+            if out.free > top:
+                continue
+            goal = empty_goal()
+            work = self._run(at, limit, top, out, goal, check)
+            value = float(goal.seconds[0])
+            if value < min(least, cutoff):
+                least = value
+                if keep:
+                    tracer = Tracer(part, limit, top, out, self._pool, work)
+                    slots = tracer.slots(goal)
+                    self._best, self._best_limit = self._order(slots), tracer.limit(slots)
+        return least
+
+    def _run(
+        self,
+        at: int,
+        limit: float,
+        top: float,
+        out: Outline,
+        goal: Goal,
+        check: Callable[[], None] | None,
+    ) -> Work:
+        """The program of one part, slice by slice."""
+        part, work = self.parts[at], self._works[at]
+        if work is None:
+            work = work_of(part)
+        # Broken off, the working space is left as it is and made anew.
+        self._works[at] = None
+        place = np.zeros(3, dtype=np.int64)
+        self.operations += out.need.size
+        while place[0] < len(part.state_blocked):
+            if check is not None:
+                check()
+            self._pool, done = run(part, limit, top, out, self._pool, work, goal, place, _SLICE)
+            self.operations += int(done)
+        self._works[at] = work
+        return work
+
+    def order(self) -> Order | None:
+        """The pipeline of the last call of `least` that found one."""
+        return self._best
+
+    def limit_of_order(self) -> float:
+        """The X of that pipeline; `least` is the same from here up to the limit asked for.
+
+        Below long boundaries buckets depend on the limit, so that there it may be larger: the
+        bound of a lower limit is then the better one.
+        """
+        return self._best_limit
+
+    def _outline(self, part: OrderNumbers, limit: float) -> Outline:
+        return outline(part, limit, self._prune)
+
+    def _order(self, slots: tuple[Slot, ...]) -> Order:
+        return Order(
+            meshes=tuple(slot.mesh for slot in slots),
+            variants=tuple(slot.variant for slot in slots),
+            units=tuple(slot.units for slot in slots),
+            extra=tuple(self._levels[slot.level][1] for slot in slots),
+        )
+
+
+def _last_groups(space: StageTable) -> list[npt.NDArray[np.bool_] | None]:
+    """Last meshes that can stand behind the same first ones; None: all of them."""
+    allowed = np.isfinite(space.tied)
+    if allowed.all():
+        return [None]
+    columns = [tuple(bool(x) for x in column) for column in allowed.T]
+    return [np.array([column == key for column in columns]) for key in sorted(set(columns))]

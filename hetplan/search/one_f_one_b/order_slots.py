@@ -1,0 +1,291 @@
+"""One slot of the program over orders: what it adds to Sigma, and how much may be below it.
+
+Symbols and inequalities are those of `hetplan.cost.bounds.closed_forms`.
+
+Tables of the program are [row, layers] with a band by row, or packed. Outside its band every row of
+a table is NONE, so that only bands are read and cleaned. The last column of a band holds the first
+and the last row that have one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hetplan.cost.arrays import Floats, Ints
+from hetplan.cost.bounds.closed_forms import (
+    downstream_room_seconds,
+    interval_room_seconds,
+    interval_seconds,
+    wait_once_seconds,
+)
+from hetplan.kernels import kernel
+from hetplan.search.one_f_one_b.order_numbers import BUCKETS, OrderNumbers
+from hetplan.search.one_f_one_b.order_relaxation import NONE, SLACK
+from hetplan.search.space.stage_table import BOTH
+
+_FAST = 0.4
+"""Passes below this part of the slowest slot's are one bucket: their circuits do not bind."""
+
+
+class Link(NamedTuple):
+    """Boundaries of a slot: what is upstream and downstream of it."""
+
+    role: int
+    wire_in: float
+    post_in: float
+    late: float
+    back: float
+    post_back: float
+    beside: float
+    """F' + B of the slot downstream where the boundary is long, else negative."""
+    joins: bool
+    """Whether the slot downstream is of another mesh, so that the depth may grow."""
+
+
+# What is called per slot takes numbers, not the tuples: those are large and passed by value.
+
+
+@kernel
+def slot_room(
+    limit: float,
+    microbatches: int,
+    f: float,
+    b: float,
+    link: Link,
+    flight: int,
+    turning: int,
+) -> float:
+    """Most D with which a slot stays within the limit; negative where none does.
+
+    f, b: seconds of its passes alone.
+    """
+    x = limit * SLACK
+    serial_f, serial_b, back = f + link.post_in, b + link.post_back, b + link.back
+    if wait_once_seconds(serial_f, serial_b, microbatches, flight) > x:
+        return -1.0
+    room = downstream_room_seconds(x, serial_f, serial_b, back, microbatches, flight)
+    if link.beside >= 0.0 and turning > 0:
+        circuit = serial_f + back + link.beside
+        most = interval_seconds(circuit, serial_f, serial_b, microbatches, flight, turning)
+        if most > x:
+            return -1.0
+        more = interval_room_seconds(
+            x, circuit, serial_f, serial_b, back, microbatches, flight, turning
+        )
+        room = min(room, more)
+    return float(room - link.late)
+
+
+@kernel
+def slot_own(link: Link, f: float, b: float) -> float:
+    """What a slot adds to Sigma."""
+    return float(link.wire_in + link.late + link.back + (f + b))
+
+
+@kernel
+def end_seconds(o: OrderNumbers, move: int, role: int, n: int, stages: int) -> float:
+    """What the first slot of a pipeline, of the mesh of a move, adds behind Sigma."""
+    levels, reached = 0, 1
+    while reached < stages:
+        reached, levels = 2 * reached, levels + 1
+    after = o.after_first[1 if role == BOTH else 0, o.move_mesh[move], n]
+    return float(after + levels * o.norm_hop[move])
+
+
+@kernel
+def undominated(o: OrderNumbers, role: int, a: int, held: int, first: Ints) -> None:
+    """By variant: fewest units for which no other one is as fast both ways and fits as well.
+
+    Where times of variants cross, that is left to the program.
+    """
+    for v in range(first.shape[0]):
+        first[v] = 1
+        for u in range(first.shape[0]):
+            if u == v:
+                continue
+            f_u, f_v = o.extra_forward[role, u, a], o.extra_forward[role, v, a]
+            b_u, b_v = o.extra_backward[role, u, a], o.extra_backward[role, v, a]
+            if (
+                f_u <= f_v
+                and b_u <= b_v
+                and o.forward[u, a] <= o.forward[v, a]
+                and o.backward[u, a] <= o.backward[v, a]
+                and (
+                    u < v
+                    or o.forward[u, a] < o.forward[v, a]
+                    or o.backward[u, a] < o.backward[v, a]
+                )
+            ):
+                first[v] = max(first[v], o.most_layers[u, role, a, held] + 1)
+
+
+@kernel
+def bucket_of(seconds: float, slowest: float) -> int:
+    """Slice of a front slot by both its passes."""
+    part = seconds / slowest
+    if part < _FAST:
+        return 1
+    return 2 + min(BUCKETS - 2, int((part - _FAST) / (1.0 - _FAST) * (BUCKETS - 1)))
+
+
+@kernel
+def bucket_seconds(bucket: int, slowest: float) -> float:
+    """Least passes of a slot in this slice."""
+    if bucket <= 1:
+        return 0.0
+    part = _FAST + (1.0 - _FAST) * (bucket - 2) / (BUCKETS - 1)
+    return slowest * part * (1.0 - 1e-9)
+
+
+@kernel
+def depths(o: OrderNumbers, row: int, level: int) -> tuple[int, int]:
+    """(W of the bounds, W of the memory) of a slot above `row` at a level of extra depth."""
+    stages = row // o.level_bound.shape[0] + 1
+    widest = min(o.microbatches, o.most_layers.shape[3] - 1)
+    return (
+        min(stages + o.level_bound[level], o.microbatches),
+        min(stages + o.level_memory[level], widest),
+    )
+
+
+@kernel
+def turning_of(o: OrderNumbers, row: int) -> int:
+    """W of the slot downstream; 0 where it is not known exactly."""
+    levels = o.level_bound.shape[0]
+    stages, level = row // levels, row % levels
+    if o.level_bound[level] != o.level_memory[level]:
+        return 0
+    return int(min(stages + o.level_bound[level], o.microbatches))
+
+
+class Pool(NamedTuple):
+    """Packed tables by state and class."""
+
+    values: Floats
+    start: Ints
+    """[S, C] position of the first entry, -1 where there is no table."""
+    size: Ints
+    """[S, C, 4] first and last row, first and last number of layers."""
+
+
+class Work(NamedTuple):
+    """Working space. Outside its band every row of a table is NONE."""
+
+    below: Floats
+    below_band: Ints
+    one: Floats
+    one_band: Ints
+    two: Floats
+    two_band: Ints
+    every: Floats
+    every_band: Ints
+    closing: Floats
+    """[slices, rows, L + 1]"""
+    closing_band: Ints
+    """[slices, 2, rows + 1]"""
+
+
+@kernel
+def work_of(o: OrderNumbers) -> Work:
+    """Working space for a space."""
+    rows = (o.most_stages + 1) * o.level_bound.shape[0]
+    shape = (rows, o.layers + 1)
+    bands = np.empty((2, rows + 1), np.int64)
+    bands[0], bands[1] = o.layers + 1, -1
+    bands[0, rows] = rows
+    slices = o.slices.max()
+    closing_band = np.empty((slices, 2, rows + 1), np.int64)
+    closing_band[:] = bands
+    return Work(
+        np.full(shape, NONE), bands.copy(), np.full(shape, NONE), bands.copy(),
+        np.full(shape, NONE), bands.copy(), np.full(shape, NONE), bands.copy(),
+        np.full((slices, rows, o.layers + 1), NONE), closing_band,
+    )  # fmt: skip
+
+
+@kernel
+def one_slice(table: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The table as one with a single slice."""
+    return table.reshape((1, table.shape[0], table.shape[1]))
+
+
+@kernel
+def clean(values: Floats, band: Ints) -> None:
+    """Make a table empty."""
+    rows = values.shape[0]
+    for row in range(band[0, rows], band[1, rows] + 1):
+        if band[0, row] <= band[1, row]:
+            values[row, band[0, row] : band[1, row] + 1] = NONE
+            band[0, row], band[1, row] = values.shape[1], -1
+    band[0, rows], band[1, rows] = rows, -1
+
+
+@kernel
+def widen(band: Ints, row: int, low: int, high: int) -> None:
+    """The row has entries from low to high too."""
+    rows = band.shape[1] - 1
+    band[0, row], band[1, row] = min(band[0, row], low), max(band[1, row], high)
+    band[0, rows], band[1, rows] = min(band[0, rows], row), max(band[1, rows], row)
+
+
+@kernel
+def merge(values: Floats, band: Ints, out: Floats, out_band: Ints) -> None:
+    """Elementwise least."""
+    rows = values.shape[0]
+    for row in range(band[0, rows], band[1, rows] + 1):
+        low, high = band[0, row], band[1, row]
+        if low > high:
+            continue
+        for at in range(low, high + 1):
+            out[row, at] = min(out[row, at], values[row, at])
+        widen(out_band, row, low, high)
+
+
+@kernel
+def prune(values: Floats, band: Ints, need: Floats, cutoff: float, room: float) -> bool:
+    """Drop what cannot end below `cutoff`, or places too few layers; whether anything is left."""
+    layers, rows = values.shape[1] - 1, values.shape[0]
+    r0, r1 = rows, -1
+    for row in range(band[0, rows], band[1, rows] + 1):
+        low, high = band[0, row], band[1, row]
+        if low > high:
+            continue
+        first, last = layers + 1, -1
+        for at in range(low, high + 1):
+            value = values[row, at]
+            if value >= NONE:
+                continue
+            if layers - at > room + 1e-6 or value > cutoff - need[layers - at]:
+                values[row, at] = NONE
+                continue
+            first = min(first, at)
+            last = at
+        band[0, row], band[1, row] = first, last
+        if first <= last:
+            r0, r1 = min(r0, row), row
+    band[0, rows], band[1, rows] = r0, r1
+    return r1 >= 0
+
+
+@kernel
+def load(pool: Pool, t: int, c: int, part: int, out: Floats, out_band: Ints) -> None:
+    """Elementwise least with a slice of a packed table."""
+    start = pool.start[t, c]
+    if start < 0:
+        return
+    r0, r1, l0, l1 = pool.size[t, c]
+    width = l1 - l0 + 1
+    at = start + part * (r1 - r0 + 1) * width
+    for row in range(r0, r1 + 1):
+        first, last = width, -1
+        for k in range(width):
+            value = pool.values[at + k]
+            if value < NONE:
+                out[row, l0 + k] = min(out[row, l0 + k], value)
+                first, last = min(first, k), k
+        if last >= 0:
+            widen(out_band, row, l0 + first, l0 + last)
+        at += width

@@ -1,0 +1,171 @@
+"""In which order solvers work: plans first, then proofs.
+
+1. `improve` by estimate, likeliest first, until several in a row have brought nothing better;
+   estimates of one size of tick err alike, so then the likeliest of every size, and more of the
+   size that has the best plan;
+   then `sharpen` all that are open, and `improve` by bound, lowest first, in the same way: bounds
+   know what boundaries cost, estimates do not (each kind of solver for itself);
+2. `prove` by bound, lowest first, as long as a solver's bound is below the target. A solver that
+   stays open is improved, if that has not been done, and proven once more. What is open then is
+   proven again with more effort: so no family that is hard to close keeps the others waiting.
+   Solvers without an estimate (several pipelines) are improved in the second round.
+
+A step is one `improve` or `prove`. What comes next depends on the bounds and the best plan alone,
+so a search that resumes takes the steps on record and goes on (`hetplan.search.journal`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hetplan.search.journal import Journal
+from hetplan.search.solver import MAX_EFFORT, Best, Solver
+
+_PATIENCE = 5
+"""Improvements in a row that bring nothing before the proofs begin."""
+
+_FAR = 1.25
+"""Estimates this much above the best step are not improved before the proofs."""
+
+_FIRST = 8
+"""Solvers that are tried for a first plan."""
+
+_GRACE_SECONDS = 1.0
+"""By which the search for a first plan may be late."""
+
+_UNKNOWN = float("inf")
+"""Estimate of a solver that has none."""
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """The two phases over all solvers."""
+
+    best: Best
+    journal: Journal
+    solvers: Sequence[Solver]
+    estimates: Sequence[float] = ()
+    """Per solver, infinite where there is none."""
+    ticks: Sequence[int] = ()
+    """Samples of a tick of the first solvers, those of families."""
+    improved: set[int] = field(default_factory=set)
+    proven: set[int] = field(default_factory=set)
+
+    def run(self) -> None:
+        """Both phases; OutOfTimeError at the deadline."""
+        likeliest = _by(self.estimates, range(len(self.solvers)))
+        self._plans(likeliest, _FAR)
+        self._other_ticks(likeliest)
+        self._sharpen()
+        lowest = _by(self.best.bounds, [at for at in self._open() if self._known(at)])
+        # Bounds of one kind of solver are comparable, so each has its own patience.
+        kinds = [type(self.solvers[at]) for at in lowest]
+        for kind in dict.fromkeys(kinds):
+            mine = [at for at, each in zip(lowest, kinds, strict=True) if each is kind]
+            self._plans(mine, float("inf"))
+        self._proofs()
+        self.best.report()
+
+    def first_plan(self, solvers: Sequence[int]) -> None:
+        """Improve the likeliest of a few solvers until there is a plan: for little time.
+
+        A plan a little after the deadline is better than none, so that comes a little later here.
+        """
+        best = self.best
+        best.check_time()
+        best.deadline += _GRACE_SECONDS
+        estimates = {}
+        for at in solvers:
+            best.check_time()
+            estimates[at] = self.solvers[at].order_free.estimate_seconds
+        for at in _by(estimates, solvers)[:_FIRST]:
+            if best.chosen is None:
+                self._improve(at)
+        best.deadline -= _GRACE_SECONDS
+
+    def prove_again(self) -> None:
+        """The proofs once more, for a target that has moved up."""
+        self._proofs()
+
+    def _open(self) -> list[int]:
+        """Solvers whose bounds are below the target; of no plan, all that may have one."""
+        target = self.best.target
+        return [at for at, bound in enumerate(self.best.bounds) if bound < target]
+
+    def _known(self, at: int) -> bool:
+        return self.estimates[at] < _UNKNOWN
+
+    def _other_ticks(self, likeliest: Sequence[int]) -> None:
+        """Improve the likeliest of every size of tick, then more of that of the best plan."""
+        first: dict[int, int] = {}
+        of_families = [at for at in likeliest if at < len(self.ticks)]
+        for at in of_families:
+            first.setdefault(self.ticks[at], at)
+        before = self.best.seconds
+        self._plans(list(first.values()), _FAR, len(first))
+        if self.best.seconds < before:
+            tick = self.ticks[self.best.solver]
+            self._plans([at for at in of_families if self.ticks[at] == tick], _FAR)
+
+    def _sharpen(self) -> None:
+        best = self.best
+        for at in self._open():
+            if best.open(at):
+                best.check_time()
+                self.solvers[at].sharpen(best)
+
+    def _plans(self, order: Sequence[int], far: float, most: int = _PATIENCE) -> None:
+        best, patience = self.best, most
+        for at in order:
+            if not best.open(at) or at in self.improved:
+                continue
+            if patience == 0 or self.estimates[at] > far * best.seconds:
+                break
+            before = best.seconds
+            self._improve(at)
+            if best.seconds < float("inf"):
+                patience = most if best.seconds < before else patience - 1
+
+    def _proofs(self) -> None:
+        best = self.best
+        for best.effort in range(MAX_EFFORT + 1):
+            # Bounds only rise: an entry of the heap is at most as high as its solver's bound.
+            heap = [(best.bounds[at], at) for at in self._open()]
+            heapq.heapify(heap)
+            while heap and heap[0][0] < best.target:
+                known, at = heapq.heappop(heap)
+                if best.bounds[at] > known:
+                    heapq.heappush(heap, (best.bounds[at], at))
+                    continue
+                self._prove(at)
+
+    def _prove(self, at: int) -> None:
+        self._step("prove", at)
+        self.proven.add(at)
+        known = self._known(at) or self.best.effort > 0
+        if known and self.best.open(at) and at not in self.improved:
+            self._improve(at)
+            if self.best.open(at):
+                self._step("prove", at)
+
+    def _improve(self, at: int) -> None:
+        self._step("improve", at)
+        self.improved.add(at)
+
+    def _step(self, what: str, at: int) -> None:
+        if not self.journal.on_record(what, at):
+            self.best.check_time()
+            if what == "improve":
+                self.solvers[at].improve(self.best)
+            else:
+                self.solvers[at].prove(self.best)
+            self.journal.done(what, at)
+        self.best.report_now_and_then()
+
+
+def _by(seconds: Mapping[int, float] | Sequence[float], solvers: Sequence[int]) -> list[int]:
+    """The solvers by these figures; those without one are left out."""
+    found = sorted((seconds[at], at) for at in solvers if seconds[at] < _UNKNOWN)
+    return [at for _, at in found]

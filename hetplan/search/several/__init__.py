@@ -1,1 +1,0 @@
-"""Plans of several pipelines: their lower bound, and how good ones are found."""

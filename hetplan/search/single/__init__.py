@@ -1,1 +1,0 @@
-"""The best plan of one pipeline under 1F1B: programs, bounds, local search."""

@@ -1,0 +1,412 @@
+"""Which families of one-pipeline plans can the job's target run?
+
+Everything that divides, before any time or memory is known. Degrees: tp divides what it slices and
+the devices of a node; cp = 2^k <= 16 with 2 cp dividing the sequence length; ep
+divides the experts and cp * dp * tp / etp; dp * microbatch size divides the batch. Targets that
+need equal degrees have a family per shape; others have one per tick (sequences of a microbatch),
+whose meshes differ in tp, dp and microbatch size, with cp = ep = 1. `any` has both. Each comes once
+per schedule, per sharding and, where all stages must recompute alike, per recomputation.
+
+Interleaving is searched with 2 to `Target.most_virtual_stages` chunks of at least one layer per
+stage, from 3 stages on, of which microbatches are a multiple. Deeper warm-up hides latency before a
+boundary between meshes, so it needs two islands, and is no deeper than a step has microbatches. It
+goes with sends that do not wait for their receivers: while they wait, more in flight is no use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from hetplan.cluster.spec import Cluster
+from hetplan.job.check import MIN_INTERLEAVED_STAGES
+from hetplan.job.spec import Job
+from hetplan.job.trainer import trainer_settings
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.check_target import copied_heads_fault
+from hetplan.plans.chosen import Shape
+from hetplan.plans.plan import RecomputeGranularity, RecomputeModule, Sharding
+from hetplan.plans.rules import experts_of
+from hetplan.plans.targets import Target, target
+from hetplan.search.space.allowed import (
+    Room,
+    Rooms,
+    divisors,
+    is_one_stage,
+    kept,
+    stage_limit,
+    tensor_degrees,
+)
+from hetplan.search.space.family import Block, FamilyTable, Kind, Mesh, table_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """What is neither mesh nor sharding nor recomputation."""
+
+    virtual_stages: int
+    """1: plain 1F1B."""
+    early_sends: bool = False
+    most_extra_depth: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variants:
+    """What a target and a job's pins allow."""
+
+    trainer: Target
+    layers: int
+    """Transformer layers of the model."""
+    pinned_stages: int | None
+    pinned_virtual_stages: int | None
+    pinned_depth: int | None
+
+    def of(self, num_microbatches: int, meshes: Sequence[Mesh]) -> Iterator[Variant]:
+        """Every one, plain 1F1B first."""
+        if self.pinned_virtual_stages in (None, 1):
+            if not self.pinned_depth:
+                yield Variant(virtual_stages=1)
+            if self.trainer.most_extra_depth and self.pinned_depth != 0:
+                depth = self._depth(num_microbatches, meshes)
+                yield Variant(virtual_stages=1, early_sends=True, most_extra_depth=depth)
+        if "interleaved-1f1b" not in self.trainer.schedules or self.pinned_depth:
+            return
+        pin = self.pinned_virtual_stages
+        choices = range(2, self.trainer.most_virtual_stages + 1) if pin is None else [pin]
+        stages = self._interleaved_stages(num_microbatches, meshes)
+        for virtual in choices:
+            if virtual > 1 and stages and stages * virtual <= self.layers:
+                yield Variant(virtual_stages=virtual)
+
+    def _depth(self, num_microbatches: int, meshes: Sequence[Mesh]) -> int:
+        most = self.trainer.most_extra_depth
+        if self.pinned_depth is not None:
+            most = self.pinned_depth
+        several = len({mesh.islands for mesh in meshes}) > 1
+        # The first of two stages has 2 in flight by itself, and never more than all.
+        return min(most, max(0, num_microbatches - 2)) if several else 0
+
+    def _interleaved_stages(self, num_microbatches: int, meshes: Sequence[Mesh]) -> int:
+        """Fewest stages of an interleaved pipeline that these meshes have room for; 0: none."""
+        most: dict[int, int] = {}
+        for mesh in meshes:
+            for island in mesh.islands:
+                most[island] = max(most.get(island, 0), mesh.max_stages)
+        room = min(sum(most.values()), self.layers, num_microbatches)
+        for stages in kept(self.pinned_stages, range(MIN_INTERLEAVED_STAGES, room + 1)):
+            if num_microbatches % stages == 0:
+                return stages
+        return 0
+
+
+MAX_CONTEXT_PARALLEL = 16
+"""As published at most: 16 for sequences of 131,072 (Llama 3, arXiv 2407.21783, table 4)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Degrees:
+    """Of all stages of a family of one shape; cp and dp count the ranks of a whole stage."""
+
+    tp: int
+    cp: int
+    dp: int
+    sequence_parallel: bool
+    rooms: tuple[Room, ...]
+
+    def meshes(
+        self, microbatch_size: int, ep: int, etp: int, rooms: Sequence[Room]
+    ) -> tuple[Mesh, ...]:
+        shapes: dict[int, Shape] = {}
+        for room in rooms:
+            for dp in room.dps:
+                if dp not in shapes:
+                    shapes[dp] = Shape(
+                        tp=self.tp,
+                        cp=self.cp,
+                        dp=dp,
+                        microbatch_size=microbatch_size,
+                        ep=ep,
+                        etp=etp,
+                        sequence_parallel=self.sequence_parallel,
+                    )
+        return tuple(
+            Mesh(
+                islands=room.islands,
+                shapes=tuple([shapes[dp] for dp in room.dps]),
+                max_stages=room.stages,
+            )
+            for room in rooms
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Families:
+    """The families of one question; `cluster` is what `allowed_cluster` left of the user's."""
+
+    model: ModelSpec
+    cluster: Cluster
+    job: Job
+    _kinds_found: dict[tuple[tuple[Variant, ...], tuple[Sharding, ...]], tuple[Kind, ...]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def families(self) -> FamilyTable:
+        """Every family, sorted by tick, schedule, sharding and recomputation; made once."""
+        return self._all
+
+    @cached_property
+    def _all(self) -> FamilyTable:
+        found: list[tuple[Block, Sequence[Kind]]] = []
+        if self.job.pin.pipelines in (None, 1):
+            found += self._of_one_shape() if self._one_shape else ()
+            found += self._of_one_tick() if self._unlike_shapes else ()
+        # Equal ones stay in the order in which they were made: by tp, cp, dp, ep, etp.
+        return table_of(found)
+
+    # ---- what is searched
+
+    @cached_property
+    def _trainer(self) -> Target:
+        return target(self.job.target)
+
+    @cached_property
+    def _unlike_shapes(self) -> bool:
+        return self._trainer.stages_differ and not self.job.pin.same_degrees
+
+    @cached_property
+    def _one_shape(self) -> bool:
+        """With cp or ep above 1, or where unlike shapes are not searched."""
+        trainer = self._trainer
+        return not self._unlike_shapes or trainer.context_parallel or trainer.expert_parallel
+
+    @cached_property
+    def tensor_degrees(self) -> tuple[int, ...]:
+        """Degrees that the model, the nodes and the pins allow."""
+        found = tensor_degrees(self.model, self.cluster)
+        if not self._trainer.copied_heads:
+            found = tuple(tp for tp in found if not copied_heads_fault(self.model, tp))
+        return kept(self.job.pin.tp, found)
+
+    @cached_property
+    def context_degrees(self) -> tuple[int, ...]:
+        """1, and what divides the sequence where the target has context parallelism."""
+        length, pin = self.job.sequence_length, self.job.pin.cp
+        tried = [2**k for k in range(1, MAX_CONTEXT_PARALLEL.bit_length())]
+        if pin is not None:
+            tried = [pin] if pin > 1 else []
+        if not self._trainer.context_parallel:
+            tried = []
+        return kept(pin, [1, *(cp for cp in tried if length % (2 * cp) == 0)])
+
+    @cached_property
+    def recompute(self) -> tuple[RecomputeGranularity, ...]:
+        """What a stage may recompute; a pin leaves one."""
+        trainer, pin = self._trainer, self.job.pin.recompute
+        found = [] if pin else [RecomputeGranularity.NONE]
+        attention = RecomputeModule.CORE_ATTENTION in trainer.recompute_modules
+        if pin is None and attention and not trainer_settings(self.job).fused_attention:
+            found.append(RecomputeGranularity.SELECTIVE)
+        if pin is not False and trainer.full_recompute:
+            found.append(RecomputeGranularity.FULL)
+        return tuple(found)
+
+    def shardings(self, copies: int, cp: int = 1) -> tuple[Sharding, ...]:
+        """What the target, the pin and this many copies of the weights allow."""
+        pin, can = self.job.pin.sharded_optimizer, self._trainer.shardings(self.job.optimizer)
+        if copies == 1:
+            return (Sharding.NONE,)
+        found = [] if pin or (cp > 1 and self._trainer.context_shards) else [Sharding.NONE]
+        if pin is not False and Sharding.OPTIMIZER in can:
+            found.append(Sharding.OPTIMIZER)
+        return tuple(found)
+
+    def sequence_parallel(self, tp: int, cp: int = 1) -> bool | None:
+        """Whether ranks of these degrees are sequence parallel; None: there are no such ranks."""
+        trainer, pin = self._trainer, self.job.pin.sequence_parallel
+        if tp == 1:
+            return False
+        divides = self.job.sequence_length // cp % tp == 0
+        found = trainer.sequence_parallel and divides and pin is not False
+        needed = pin or (trainer.experts_need_sequence_parallel and self._experts is not None)
+        return None if needed and not found else found
+
+    @cached_property
+    def rooms(self) -> Rooms:
+        """Where stages have room."""
+        return Rooms(
+            cluster=self.cluster,
+            most_stages=self.model.num_layers,
+            unions=not self.job.pin.same_degrees,
+        )
+
+    @cached_property
+    def _variants(self) -> Variants:
+        pin = self.job.pin
+        return Variants(
+            trainer=self._trainer,
+            layers=self.model.num_layers,
+            pinned_stages=1 if is_one_stage(self.job, self.model) else pin.pp,
+            pinned_virtual_stages=pin.virtual_stages,
+            pinned_depth=pin.depth,
+        )
+
+    @cached_property
+    def _batch_divisors(self) -> tuple[int, ...]:
+        return divisors(self.job.global_batch_size)
+
+    @cached_property
+    def _experts(self) -> int | None:
+        """What the numbers of experts of all layers have in common; None without experts."""
+        found = experts_of(self.model, 0, len(self.model.layers))
+        return math.gcd(*(each.num_experts for each in found)) if found else None
+
+    # ---- families of one shape
+
+    def _of_one_shape(self) -> Iterator[tuple[Block, Sequence[Kind]]]:
+        pin, batch = self.job.pin, self.job.global_batch_size
+        for each in self._degrees():
+            alone = tuple(room for room in each.rooms if len(room.islands) == 1)
+            for size in kept(pin.microbatch_size, divisors(batch // each.dp)):
+                count = batch // (each.dp * size)
+                for ep, etp in self._expert_degrees(each):
+                    if self._unlike_shapes and each.cp == ep == 1:
+                        continue  # plans of a family of one tick
+                    # Experts are not dealt out over islands.
+                    rooms = each.rooms if ep == 1 else alone
+                    if rooms and self._long_enough(count, rooms):
+                        meshes = each.meshes(size, ep, etp, rooms)
+                        yield self._varied(each.dp * size, count, meshes, each.dp * each.cp)
+
+    def _degrees(self) -> Iterator[_Degrees]:
+        for tp in self.tensor_degrees:
+            for cp in self.context_degrees:
+                parallel = self.sequence_parallel(tp, cp)
+                for dp in kept(self.job.pin.dp, self._batch_divisors):
+                    rooms = self.rooms.of(tp, cp, dp)
+                    if rooms and parallel is not None:
+                        yield _Degrees(tp=tp, cp=cp, dp=dp, sequence_parallel=parallel, rooms=rooms)
+
+    def _expert_degrees(self, each: _Degrees) -> Iterator[tuple[int, int]]:
+        """(ep, etp); without expert parallelism experts are cut like the other weights."""
+        pin, experts = self.job.pin.ep, self._experts
+        if pin in (None, 1):
+            yield 1, 1 if experts is None else each.tp
+        if experts is None or not self._trainer.expert_parallel:
+            return
+        for etp in sorted({1, each.tp}):
+            ranks = each.cp * each.dp * each.tp // etp
+            for ep in kept(pin, divisors(experts)):
+                if ep > 1 and ranks % ep == 0:
+                    yield ep, etp
+
+    # ---- families of one tick
+
+    def _of_one_tick(self) -> Iterator[tuple[Block, Sequence[Kind]]]:
+        pin, batch = self.job.pin, self.job.global_batch_size
+        if pin.cp not in (None, 1) or pin.ep not in (None, 1):
+            return
+        for samples in self._batch_divisors:
+            rooms, meshes = self._tick(samples)
+            if meshes and self._long_enough(batch // samples, rooms):
+                copies = max(sum(each.dp for each in mesh.shapes) for mesh in meshes)
+                yield self._varied(samples, batch // samples, meshes, copies)
+
+    def _tick(self, samples: int) -> tuple[list[Room], tuple[Mesh, ...]]:
+        """Every mesh whose stages take so many sequences at a time."""
+        pin = self.job.pin
+        rooms: list[Room] = []
+        found: list[Mesh] = []
+        for tp in self.tensor_degrees:
+            parallel = self.sequence_parallel(tp)
+            if parallel is None:
+                continue
+            for dp in kept(pin.dp, divisors(samples)):
+                size = samples // dp
+                if pin.microbatch_size not in (None, size):
+                    continue
+                mine = self.rooms.of(tp, 1, dp)
+                degrees = _Degrees(tp=tp, cp=1, dp=dp, sequence_parallel=parallel, rooms=mine)
+                found += degrees.meshes(size, 1, 1 if self._experts is None else tp, mine)
+                rooms += mine
+        mixed = self._mixed(samples) if self._trainer.mixed_stages else []
+        rooms += [Room(islands=e.islands, dps=(), stages=e.max_stages) for e in mixed]
+        return rooms, tuple(sorted([*found, *mixed], key=_mesh_order))
+
+    def _mixed(self, samples: int) -> list[Mesh]:
+        """Meshes of two unlike kinds."""
+        pin, found = self.job.pin, []
+        for room in self.rooms.mixed(samples, self.job.global_batch_size, self.tensor_degrees):
+            parts = room.parts
+            parallel = [self.sequence_parallel(part.tp) for part in parts]
+            sizes = {part.microbatch_size for part in parts}
+            if (
+                None in parallel
+                or pin.dp not in (None, sum(part.dp for part in parts))
+                or pin.microbatch_size not in (None, *sizes)
+                or (pin.microbatch_size is not None and len(sizes) > 1)
+            ):
+                continue
+            shapes = tuple(
+                Shape(
+                    tp=part.tp,
+                    dp=part.dp,
+                    microbatch_size=part.microbatch_size,
+                    etp=1 if self._experts is None else part.tp,
+                    sequence_parallel=bool(sequence),
+                )
+                for part, sequence in zip(parts, parallel, strict=True)
+            )
+            islands = tuple(part.island for part in parts)
+            found.append(Mesh(islands=islands, shapes=shapes, max_stages=room.stages))
+        return found
+
+    # ---- schedules, sharding, recomputation
+
+    def _long_enough(self, num_microbatches: int, rooms: Sequence[Room]) -> bool:
+        """Whether a pipeline of the pinned number of stages may have room."""
+        pp = self.job.pin.pp
+        limit = stage_limit(self.job, self.model, num_microbatches)
+        return pp is None or (pp <= limit and pp <= _capacity(rooms))
+
+    def _varied(
+        self, samples: int, num_microbatches: int, meshes: tuple[Mesh, ...], copies: int
+    ) -> tuple[Block, Sequence[Kind]]:
+        block = Block(samples=samples, num_microbatches=num_microbatches, meshes=meshes)
+        shardings = self.shardings(copies, max(s.cp for s in meshes[0].shapes))
+        return block, self._kinds(tuple(self._variants.of(num_microbatches, meshes)), shardings)
+
+    def _kinds(
+        self, variants: tuple[Variant, ...], shardings: tuple[Sharding, ...]
+    ) -> tuple[Kind, ...]:
+        found = self._kinds_found.get((variants, shardings))
+        if found is None:
+            per_stage = self._trainer.recompute_per_stage
+            recompute = (self.recompute,) if per_stage else tuple((one,) for one in self.recompute)
+            found = self._kinds_found[variants, shardings] = tuple(
+                Kind(
+                    virtual_stages=each.virtual_stages,
+                    early_sends=each.early_sends,
+                    most_extra_depth=each.most_extra_depth,
+                    sharding=sharding,
+                    recompute=choices,
+                )
+                for each in variants
+                for sharding in shardings
+                for choices in recompute
+            )
+        return found
+
+
+def _mesh_order(mesh: Mesh) -> tuple[object, ...]:
+    return mesh.islands, [(s.tp, s.dp, s.microbatch_size) for s in mesh.shapes]
+
+
+def _capacity(rooms: Sequence[Room]) -> int:
+    """No pipeline has more stages: every island's most, whatever else lies on it."""
+    most: dict[int, int] = {}
+    for room in rooms:
+        for island in room.islands:
+            most[island] = max(most.get(island, 0), room.stages)
+    return sum(most.values())

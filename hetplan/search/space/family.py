@@ -1,0 +1,218 @@
+"""What a family of plans is: all that the stages of a pipeline share, and the meshes to choose.
+
+A mesh is one way to run stages on one island, or on several that share every stage. A family has
+one tick (sequences per microbatch), one schedule and one way to shard; its plans differ in which
+meshes they use, in their order, the number of stages on each, and the layers and the recomputation
+of every stage.
+
+A `FamilyTable` has the families of a question in columns: one family is made only where it is
+looked at. Families come in blocks: one tuple of meshes with schedules, shardings and recomputations
+of all kinds. Of thousands a search looks at a few, once bounds of all are known
+(`order_free_table`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import eq
+from typing import overload
+
+import numpy as np
+
+from hetplan.cost.arrays import Ints
+from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape
+from hetplan.plans.plan import RecomputeGranularity, Schedule, Sharding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Mesh:
+    """Stages of one kind: how many devices each takes of which islands."""
+
+    islands: tuple[int, ...]
+    """Positions in the cluster's islands, increasing; of several every stage has a part on each."""
+    shapes: tuple[Shape, ...]
+    """One per island."""
+    max_stages: int
+    """How many such stages these islands have room for."""
+
+    @property
+    def mask(self) -> int:
+        """The islands as bits."""
+        return sum(1 << island for island in self.islands)
+
+    @property
+    def samples(self) -> int:
+        """Sequences of one microbatch."""
+        return sum(shape.samples for shape in self.shapes)
+
+    def stage(
+        self,
+        island_names: Sequence[str],
+        layers: tuple[int, ...],
+        recompute: RecomputeGranularity,
+        warmup_depth: int,
+    ) -> ChosenStage:
+        """One stage of this mesh; `island_names` are those of the cluster."""
+        parts = zip(self.islands, self.shapes, strict=True)
+        return ChosenStage(
+            parts=tuple(Part(island=island_names[at], shape=shape) for at, shape in parts),
+            layers=layers,
+            recompute=recompute,
+            warmup_depth=warmup_depth,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Family:
+    """Plans of one pipeline that share tick, schedule and sharding."""
+
+    samples: int
+    """Sequences of one microbatch over all data-parallel ranks of a stage, the same for all."""
+    num_microbatches: int
+    schedule: str
+    """`1f1b` or `interleaved-1f1b`."""
+    virtual_stages: int = 1
+    sharding: Sharding
+    recompute: tuple[RecomputeGranularity, ...]
+    """What every stage may choose by itself; one entry where all stages must do the same."""
+    early_sends: bool = False
+    """Sends do not wait for their receivers (`OverlapSettings.send`)."""
+    most_extra_depth: int = 0
+    """Most microbatches in flight beyond the schedule's own, which only early sends make use of."""
+    meshes: tuple[Mesh, ...]
+    """Every one has `samples`; where the target needs equal degrees they have one shape."""
+
+    def plan(self, stages: Sequence[ChosenStage]) -> ChosenPlan:
+        """The family's plan of these stages."""
+        pipeline = ChosenPipeline(
+            stages=tuple(stages),
+            num_microbatches=self.num_microbatches,
+            schedule=Schedule(name=self.schedule, virtual_stages=self.virtual_stages),
+        )
+        return ChosenPlan(
+            pipelines=(pipeline,), sharding=self.sharding, early_sends=self.early_sends
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """What families share that differ in schedule, sharding and recomputation only."""
+
+    samples: int
+    num_microbatches: int
+    meshes: tuple[Mesh, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What the families of a block differ in."""
+
+    virtual_stages: int
+    early_sends: bool
+    most_extra_depth: int
+    sharding: Sharding
+    recompute: tuple[RecomputeGranularity, ...]
+
+    @property
+    def schedule(self) -> str:
+        """Of plans of this kind."""
+        return "1f1b" if self.virtual_stages == 1 else "interleaved-1f1b"
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Among families of one tick."""
+        return (
+            *(self.schedule, self.virtual_stages, self.early_sends),
+            *(self.sharding, self.recompute),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FamilyTable(Sequence[Family]):
+    """Families in order; those of a block share their meshes, those of a kind what it says."""
+
+    blocks: tuple[Block, ...]
+    kinds: tuple[Kind, ...]
+    block: Ints
+    """[N] of every family."""
+    kind: Ints
+    """[N]"""
+    _made: dict[int, Family] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.block)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both have equal families in the same order."""
+        if not isinstance(other, FamilyTable):
+            return NotImplemented
+        return len(self) == len(other) and all(map(eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @overload
+    def __getitem__(self, at: int) -> Family: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Family]: ...
+
+    def __getitem__(self, at: int | slice) -> Family | list[Family]:
+        if isinstance(at, slice):
+            return [self[each] for each in range(*at.indices(len(self)))]
+        if not -len(self) <= at < len(self):
+            raise IndexError(at)
+        at %= len(self)
+        found = self._made.get(at)
+        if found is None:
+            found = self._made[at] = self._family(at)
+        return found
+
+    def _family(self, at: int) -> Family:
+        block, kind = self.blocks[self.block[at]], self.kinds[self.kind[at]]
+        return Family(
+            samples=block.samples,
+            num_microbatches=block.num_microbatches,
+            schedule=kind.schedule,
+            virtual_stages=kind.virtual_stages,
+            sharding=kind.sharding,
+            recompute=kind.recompute,
+            early_sends=kind.early_sends,
+            most_extra_depth=kind.most_extra_depth,
+            meshes=block.meshes,
+        )
+
+    def first_of_each_kind(self) -> tuple[Family, ...]:
+        """The first family of every kind, in the table's order."""
+        _, first = np.unique(self.kind, return_index=True)
+        return tuple(self[at] for at in np.sort(first).tolist())
+
+    def meshes(self) -> tuple[Mesh, ...]:
+        """Those of all blocks; one may come several times."""
+        return tuple(mesh for block in self.blocks for mesh in block.meshes)
+
+
+def table_of(blocks: Sequence[tuple[Block, Sequence[Kind]]]) -> FamilyTable:
+    """Every block with each of its kinds: by tick, then by kind; equal ones stay in this order."""
+    numbers: dict[Kind, int] = {}
+    rows: dict[tuple[Kind, ...], Ints] = {}
+    columns = []
+    for _, kinds in blocks:
+        key = tuple(kinds)
+        row = rows.get(key)
+        if row is None:
+            own = [numbers.setdefault(kind, len(numbers)) for kind in kinds]
+            row = rows[key] = np.array(own, dtype=np.int64)
+        columns.append(row)
+    kind = np.concatenate(columns) if columns else np.zeros(0, dtype=np.int64)
+    block = np.repeat(np.arange(len(blocks)), [len(column) for column in columns])
+    places = {order: at for at, order in enumerate(sorted({each.order for each in numbers}))}
+    place = np.array([places[each.order] for each in numbers], dtype=np.int64)
+    samples = np.array([each.samples for each, _ in blocks], dtype=np.int64)
+    order = np.lexsort((place[kind], samples[block])) if len(kind) else kind
+    return FamilyTable(
+        blocks=tuple(each for each, _ in blocks),
+        kinds=tuple(numbers),
+        block=block[order].astype(np.int64),
+        kind=kind[order].astype(np.int64),
+    )

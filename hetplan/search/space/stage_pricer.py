@@ -1,0 +1,347 @@
+"""What a stage costs on one island: passes of its layers, by placement and shape, priced once.
+
+Stages of an island lie alike, so the first one stands for all. The layers are priced as those of a
+plan are (`hetplan.cost.step_model`), so that sums of these numbers are what the plan costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from hetplan.cluster.spec import Cluster, Island
+from hetplan.cost.arrays import Floats
+from hetplan.cost.memory.lines import StageBytes, stage_bytes
+from hetplan.cost.memory.values import MemoryLayout
+from hetplan.cost.step_model.groups import Groups, KnownCollectives, groups_of
+from hetplan.cost.step_model.layer_compute import layer_parameters
+from hetplan.cost.step_model.layers import LayerPricer
+from hetplan.cost.step_model.units import layer_kinds
+from hetplan.cost.step_model.values import Shape as PricedShape
+from hetplan.errors import InputError
+from hetplan.job.spec import Job
+from hetplan.job.trainer import trainer_settings
+from hetplan.model.layer_units import LayerUnits, layer_units, planning_faults
+from hetplan.model.spec import ModelSpec
+from hetplan.plans.assemble import device_ranges
+from hetplan.plans.build import SELECTIVE_MODULES
+from hetplan.plans.chosen import Shape
+from hetplan.plans.plan import LayerRange, Recompute, RecomputeGranularity, Replica
+from hetplan.plans.targets import target
+from hetplan.predict.predictor import Predictor
+from hetplan.search.space.forwarding_predictor import CachingPredictor
+from hetplan.search.space.stage_table import BOTH, FIRST, LAST
+
+ROLES = 4
+_FORWARD, _BACKWARD, _SELECTIVE, _FULL = range(4)
+
+RECOMPUTE = {
+    RecomputeGranularity.NONE: Recompute(),
+    RecomputeGranularity.SELECTIVE: Recompute(
+        granularity=RecomputeGranularity.SELECTIVE, modules=SELECTIVE_MODULES
+    ),
+    RecomputeGranularity.FULL: Recompute(granularity=RecomputeGranularity.FULL),
+}
+"""What a plan's stage says for each choice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Passes:
+    """Seconds of one microbatch on one part of a stage; V counts the recomputations."""
+
+    forward: Floats
+    """[V] one layer unit."""
+    backward: Floats
+    """[V] recomputation included."""
+    extra_forward: Floats
+    """[4, V] what the stage has besides, by role."""
+    extra_backward: Floats
+    """[4, V]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Weights:
+    """Parameters on one rank: (all but experts that are cut or copied otherwise, those)."""
+
+    unit: tuple[float, float]
+    extra: tuple[tuple[float, float], ...]
+    """By role."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePricer:
+    """Prices stages of one job on the islands of one cluster; keeps what it has priced."""
+
+    model: ModelSpec
+    cluster: Cluster
+    job: Job
+    predictor: Predictor = field(repr=False)
+    _groups: dict[tuple[int, ...], Groups] = field(default_factory=dict, repr=False, compare=False)
+    _seconds: dict[tuple[object, ...], Floats] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    _weights: dict[tuple[int, ...], Weights] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    _bytes: dict[tuple[object, ...], StageBytes] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    _padded: dict[int, ModelSpec] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def units(self) -> LayerUnits:
+        """How the layers are cut; an InputError where they have no units."""
+        found = layer_units(self.model, self.job.sequence_length)
+        if found is None:
+            raise InputError(*planning_faults(self.model, self.job.sequence_length))
+        return found
+
+    @cached_property
+    def known(self) -> KnownCollectives:
+        """Collectives that were priced before."""
+        own = trainer_settings(self.job).sums_by_messages
+        return KnownCollectives(self.cluster, self.predictor, by_levels=own)
+
+    @cached_property
+    def _remembered(self) -> CachingPredictor:
+        return CachingPredictor(self.predictor)
+
+    @cached_property
+    def _kinds(self) -> tuple[tuple[int, ...], Floats, Floats]:
+        """Positions of each kind of layer; how many of each a unit has, and each role besides."""
+        kinds, kind_at = layer_kinds(self.model, self.job.sequence_length)
+        units, last = self.units, len(kind_at) - 1
+
+        def counted(positions: Sequence[int]) -> Floats:
+            found = np.zeros(len(kinds))
+            for at in positions:
+                found[kind_at[at]] += 1
+            return found
+
+        first = counted((0, *units.front_positions))
+        behind = counted(range(units.back_positions.start, last + 1))
+        extra = np.zeros((ROLES, len(kinds)))
+        extra[[FIRST, BOTH]] += first
+        extra[[LAST, BOTH]] += behind
+        return kinds, counted(units.unit_positions), extra
+
+    def padded(self, tp: int) -> ModelSpec:
+        """The model with the vocabulary that the target trains under this tp."""
+        found = self._padded.get(tp)
+        if found is None:
+            size = target(self.job.target).padded_vocab_size(self.model.vocab_size, tp)
+            found = self.model if size == self.model.vocab_size else None
+            found = found or replace(self.model, vocab_size=size)
+            self._padded[tp] = found
+        return found
+
+    def replica(self, island: int, shape: Shape, number: int = 0) -> Replica:
+        """The devices of the stage of this number where all stages before it are like it."""
+        place = self.cluster.islands[island]
+        size = shape.num_devices
+        return Replica(
+            devices=device_ranges(self.cluster, place, number * size, size),
+            tp=shape.tp,
+            cp=shape.cp,
+            ep=shape.ep,
+            etp=shape.etp,
+            microbatch_size=shape.microbatch_size,
+            sequence_parallel=shape.sequence_parallel,
+        )
+
+    def groups(self, island: int, shape: Shape) -> Groups:
+        """Who communicates inside the first stage."""
+        key = (island, shape.tp, shape.cp, shape.dp, shape.ep, shape.etp)
+        found = self._groups.get(key)
+        if found is None:
+            replica = self.replica(island, shape)
+            found = self._groups[key] = groups_of(self.cluster, replica)
+        return found
+
+    def passes(
+        self,
+        island: int,
+        shape: Shape,
+        recompute: Sequence[RecomputeGranularity],
+        padded_for: int = 0,
+    ) -> Passes:
+        """Passes of stages of this shape with each of these recomputations.
+
+        `padded_for`: the tp that the vocabulary is padded for; 0: the shape's own.
+        """
+        _, unit, extra = self._kinds
+        kinds = tuple(range(unit.size))
+        forward, backward = self._both(island, shape, recompute, kinds, padded_for)
+        return Passes(
+            forward=forward @ unit,
+            backward=backward @ unit,
+            extra_forward=extra @ forward.T,
+            extra_backward=extra @ backward.T,
+        )
+
+    def unit_passes(
+        self, island: int, shape: Shape, recompute: Sequence[RecomputeGranularity]
+    ) -> tuple[Floats, Floats]:
+        """(forward, backward) of one layer unit, [V] each; no other layers are priced."""
+        unit = self._kinds[1]
+        kinds = tuple(np.flatnonzero(unit).tolist())
+        forward, backward = self._both(island, shape, recompute, kinds)
+        return forward @ unit[list(kinds)], backward @ unit[list(kinds)]
+
+    def _both(
+        self,
+        island: int,
+        shape: Shape,
+        recompute: Sequence[RecomputeGranularity],
+        kinds: tuple[int, ...],
+        padded_for: int = 0,
+    ) -> tuple[Floats, Floats]:
+        """Passes [V, kinds] of these kinds of layers."""
+        selective = RecomputeGranularity.SELECTIVE in recompute
+        model = self.padded(padded_for or shape.tp)
+        found = self._kind_seconds(island, shape, kinds, model, selective=selective)
+        again = {
+            RecomputeGranularity.NONE: np.zeros(len(kinds)),
+            RecomputeGranularity.SELECTIVE: found[_SELECTIVE],
+            RecomputeGranularity.FULL: found[_FULL],
+        }
+        backward = np.array([found[_BACKWARD] + again[each] for each in recompute])
+        return np.array([found[_FORWARD] for _ in recompute]), backward
+
+    def _kind_seconds(
+        self,
+        island: int,
+        shape: Shape,
+        kinds: tuple[int, ...],
+        model: ModelSpec,
+        *,
+        selective: bool,
+    ) -> Floats:
+        """[forward, backward, repeated selectively, repeated whole][kinds]."""
+        place = self.cluster.islands[island]
+        groups = self.groups(island, shape)
+        key = (
+            island,
+            shape.tp,
+            shape.cp,
+            shape.ep,
+            shape.etp,
+            shape.microbatch_size,
+            shape.sequence_parallel,
+            groups,
+            shape.num_devices if place.speed_spread else 0,
+            selective,
+            kinds,
+            model.vocab_size,
+        )
+        found = self._seconds.get(key)
+        if found is None:
+            pricer = self._pricer(place, shape, groups, model, selective=selective)
+            positions = self._kinds[0]
+            each = [self._priced(pricer, positions[kind]) for kind in kinds]
+            found = self._seconds[key] = np.array(each).T
+        return found
+
+    def _pricer(
+        self, place: Island, shape: Shape, groups: Groups, model: ModelSpec, *, selective: bool
+    ) -> LayerPricer:
+        choice = RecomputeGranularity.SELECTIVE if selective else RecomputeGranularity.NONE
+        return LayerPricer(
+            model=model,
+            real_vocab_size=self.model.vocab_size,
+            island=place,
+            job=self.job,
+            shape=PricedShape(
+                tp=shape.tp,
+                cp=shape.cp,
+                ep=shape.ep,
+                etp=shape.etp,
+                ranks=shape.num_devices,
+                microbatch_size=shape.microbatch_size,
+                sequence_parallel=shape.sequence_parallel,
+                recompute=RECOMPUTE[choice],
+            ),
+            groups=groups,
+            known=self.known,
+            predictor=self._remembered,
+        )
+
+    def _priced(self, pricer: LayerPricer, position: int) -> tuple[float, float, float, float]:
+        """Forward, backward, repeated selectively and as a whole."""
+        model = self.model
+        if position in (0, len(model.layers) - 1):
+            cost = pricer.head() if position else pricer.embedding()
+            return cost.forward_seconds, cost.backward_seconds, 0.0, 0.0
+        layer = model.layer_at(position).at(self.job.sequence_length)
+        inside = pricer.transformer(layer)
+        cost = inside if position <= model.num_layers else pricer.multi_token_prediction(layer)
+        # What is repeated of a multi-token prediction is its transformer layer.
+        return (
+            cost.forward_seconds,
+            cost.backward_seconds,
+            inside.again_seconds,
+            inside.forward_seconds,
+        )
+
+    def weights(self, shape: Shape) -> Weights:
+        """Parameters of stages of this shape, as their gradients are reduced."""
+        key = (shape.tp, shape.ep, shape.etp)
+        found = self._weights.get(key)
+        if found is None:
+            found = self._weights[key] = self._counted(shape)
+        return found
+
+    def _counted(self, shape: Shape) -> Weights:
+        model = self.padded(shape.tp)
+        positions, unit, extra = self._kinds
+        each = np.array(
+            [
+                layer_parameters(model, at, tp=shape.tp, ep=shape.ep, etp=shape.etp)
+                for at in positions
+            ]
+        )
+        besides = extra @ each
+        if model.tied_embeddings:
+            besides[BOTH, 0] -= model.vocabulary_matrix(shape.tp)
+        own = (unit @ each).tolist()
+        return Weights(
+            unit=(own[0], own[1]),
+            extra=tuple((plain, experts) for plain, experts in besides.tolist()),
+        )
+
+    def stage_bytes(
+        self, shape: Shape, recompute: RecomputeGranularity, role: int, chunks: int = 1
+    ) -> StageBytes:
+        """Memory of stages of this shape, role and number of chunks."""
+        key = (
+            shape.tp,
+            shape.cp,
+            shape.ep,
+            shape.etp,
+            shape.microbatch_size,
+            shape.sequence_parallel,
+            recompute,
+            role,
+            chunks,
+        )
+        found = self._bytes.get(key)
+        if found is None:
+            like_rest = shape.ep == 1 and shape.etp == shape.tp
+            layout = MemoryLayout(
+                chunks=(LayerRange(start=0, stop=1),) * chunks,
+                tp=shape.tp,
+                cp=shape.cp,
+                ep=shape.ep,
+                etp=shape.tp if like_rest else shape.etp,
+                microbatch_size=shape.microbatch_size,
+                num_microbatches=1,
+                sequence_parallel=shape.sequence_parallel,
+                recompute=RECOMPUTE[recompute],
+            )
+            found = self._bytes[key] = stage_bytes(
+                self.padded(shape.tp), self.job, layout, self.units, role
+            )
+        return found

@@ -1,0 +1,292 @@
+"""Transfers between the stages of all meshes of a family, as arrays.
+
+The first stages of two meshes stand for all: what a transfer costs depends on the link, on how many
+send how much, and on the NICs that they cross (`hetplan.cost.step_model.hops`). Of many pairs of
+meshes few differ in that, so each different one is priced once and kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from hetplan.cluster.spec import Island, Link
+from hetplan.cost.arrays import Floats
+from hetplan.cost.step_model.end_of_step import tied_embedding_terms
+from hetplan.cost.step_model.hops import (
+    Hop,
+    Sides,
+    gathered_seconds,
+    hop_between,
+    hop_over,
+    received_bytes,
+)
+from hetplan.cost.step_model.norm import norm_depth, norm_rounds, scalar_term
+from hetplan.cost.terms import seconds_of
+from hetplan.plans.build import Degrees, stage_link
+from hetplan.plans.formats import reduction_precision
+from hetplan.plans.plan import Replica
+from hetplan.search.space.family import Mesh
+from hetplan.search.space.stage_pricer import StagePricer
+from hetplan.search.space.stage_table import FIRST, LAST, Links
+
+_FORWARD, _BACKWARD, _LATENCY, _EXTRA, _NORM = range(5)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What of a mesh's stages their transfers depend on."""
+
+    island: int
+    """Of the first part."""
+    devices: int
+    received_bytes: float
+    """On one rank, one microbatch; the largest of the parts."""
+    gathering_seconds: float
+    """After it has been received."""
+    stages_per_node: int
+    """1 for stages on several islands."""
+
+
+_Row = tuple[float, float, float, float, float]
+"""Seconds: forward, backward, latency, rendezvous extra, a scalar over the link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """Transfers of a job's meshes; keeps what it has priced."""
+
+    placed: StagePricer
+    _rows: dict[tuple[object, ...], _Row] = field(default_factory=dict, repr=False, compare=False)
+    _sides: dict[Mesh, Side] = field(default_factory=dict, repr=False, compare=False)
+    _tied: dict[tuple[int, ...], float] = field(default_factory=dict, repr=False, compare=False)
+    _inside: dict[tuple[object, ...], float] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def side(self, mesh: Mesh) -> Side:
+        """What transfers of the mesh's stages depend on."""
+        found = self._sides.get(mesh)
+        if found is None:
+            found = self._sides[mesh] = self._side(mesh)
+        return found
+
+    def _side(self, mesh: Mesh) -> Side:
+        placed = self.placed
+        island = placed.cluster.islands[mesh.islands[0]]
+        devices = sum(each.num_devices for each in mesh.shapes)
+        parts = [
+            Replica(
+                devices=(),
+                tp=each.tp,
+                cp=each.cp,
+                microbatch_size=each.microbatch_size,
+                sequence_parallel=each.sequence_parallel,
+            )
+            for each in mesh.shapes
+        ]
+        model, job = placed.model, placed.job
+        alone = len(mesh.islands) == 1
+        return Side(
+            island=mesh.islands[0],
+            devices=devices,
+            received_bytes=max(received_bytes(model, job, each) for each in parts),
+            gathering_seconds=max(
+                gathered_seconds(model, job, island, each, placed.predictor) for each in parts
+            ),
+            stages_per_node=max(1, island.devices_per_node // devices) if alone else 1,
+        )
+
+    def between(self, meshes: Sequence[Mesh]) -> tuple[Links, Links, Floats, Floats]:
+        """(links [M, M], node links [M], norm levels over both).
+
+        On the diagonal of the first: between stages of one node; of meshes whose stages fill nodes,
+        or span islands, between nodes.
+        """
+        sides = [self.side(mesh) for mesh in meshes]
+        count = len(meshes)
+        rows = np.empty((count, count, 5))
+        nodes = np.empty((count, 5))
+        keys = _keys(sides)
+        _, firsts, back = np.unique(
+            keys.reshape(count * count, -1), axis=0, return_index=True, return_inverse=True
+        ) if count > 16 else (None, np.arange(count * count), np.arange(count * count))  # fmt: skip
+        priced = np.array([self._pair(meshes, sides, *divmod(int(k), count)) for k in firsts])
+        rows[:] = priced[back.reshape(-1)].reshape(count, count, 5)
+        for i, (mesh, side) in enumerate(zip(meshes, sides, strict=True)):
+            nodes[i] = self._own(mesh, side, inside=False)
+            rows[i, i] = nodes[i]
+            if side.stages_per_node > 1:
+                rows[i, i] = self._own(mesh, side, inside=True)
+        return _links(rows), _links(nodes), rows[..., _NORM], nodes[..., _NORM]
+
+    def _pair(self, meshes: Sequence[Mesh], sides: Sequence[Side], i: int, j: int) -> _Row:
+        one, two = sides[i], sides[j]
+        islands = self.placed.cluster.islands
+        ends = islands[one.island], islands[two.island]
+        link = self.placed.cluster.link_between(ends[0].name, ends[1].name)
+        key: tuple[object, ...] = (
+            one.island,
+            two.island,
+            one.devices,
+            two.devices,
+            one.received_bytes,
+            two.received_bytes,
+            max(one.gathering_seconds, two.gathering_seconds),
+        )
+        if _needs_devices(link, ends) and one.island != two.island:
+            # The NICs that are crossed: of these very devices.
+            key = (meshes[i].islands, meshes[j].islands, meshes[i].shapes, meshes[j].shapes)
+        found = self._rows.get(key)
+        if found is None:
+            if len(key) == 4:
+                hop = self._of_devices(meshes[i], meshes[j], 0, 0)
+            else:
+                hop = self._hop(link, one, two, ends)
+            found = self._rows[key] = self._row(hop)
+        return found
+
+    def _own(self, mesh: Mesh, side: Side, *, inside: bool) -> _Row:
+        """Between neighbouring stages of one mesh, in one node or in two."""
+        island = self.placed.cluster.islands[side.island]
+        link = island.intra_node if inside else island.inter_node
+        key: tuple[object, ...] = (
+            side.island,
+            side.devices,
+            side.received_bytes,
+            side.gathering_seconds,
+            inside,
+        )
+        if _needs_devices(link, (island, island)) and mesh.max_stages > 1:
+            key = (mesh.islands, mesh.shapes, inside)
+        found = self._rows.get(key)
+        if found is None:
+            if len(key) == 3 and self._fits(mesh, side, inside=inside):
+                last = 0 if inside else side.stages_per_node - 1
+                hop = self._of_devices(mesh, mesh, last, last + 1)
+            else:
+                hop = self._hop(link, side, side, (island, island))
+            found = self._rows[key] = self._row(hop)
+        return found
+
+    def _fits(self, mesh: Mesh, side: Side, *, inside: bool) -> bool:
+        """Whether the island has both of these stages."""
+        return inside or mesh.max_stages > side.stages_per_node
+
+    def _hop(self, link: Link, one: Side, two: Side, ends: tuple[Island, Island]) -> Hop:
+        sides = Sides(
+            forward_bytes=two.received_bytes * max(1.0, two.devices / one.devices),
+            backward_bytes=one.received_bytes * max(1.0, one.devices / two.devices),
+            senders=min(one.devices, two.devices),
+            islands=ends,
+            gathering_seconds=max(one.gathering_seconds, two.gathering_seconds),
+        )
+        return hop_over(link, sides, self.placed.predictor)
+
+    def _of_devices(self, left: Mesh, right: Mesh, number: int, other: int) -> Hop:
+        """Between the stages of these numbers, device by device."""
+        placed = self.placed
+        one, two = (
+            [
+                placed.replica(island, shape, at)
+                for island, shape in zip(mesh.islands, mesh.shapes, strict=True)
+            ]
+            for mesh, at in ((left, number), (right, other))
+        )
+        return hop_between(placed.cluster, placed.model, placed.job, one, two, placed.predictor)
+
+    def _row(self, hop: Hop) -> _Row:
+        placed = self.placed
+        norm = norm_rounds(placed.job) * scalar_term(hop.path, placed.predictor).seconds
+        return (
+            hop.send_forward_seconds,
+            hop.send_backward_seconds,
+            hop.wire_latency_seconds,
+            hop.rendezvous_extra_seconds,
+            norm,
+        )
+
+    def norm_inside(self, mesh: Mesh) -> float:
+        """The sum of the norms among the ranks of a stage."""
+        placed = self.placed
+        devices = sum(each.num_devices for each in mesh.shapes)
+        worst = 0.0
+        for at, shape in zip(mesh.islands, mesh.shapes, strict=True):
+            island = placed.cluster.islands[at]
+            between = shape.num_devices > island.devices_per_node
+            key = (at, between)
+            if key not in self._inside:
+                link = stage_link(island, shape.num_devices)
+                self._inside[key] = scalar_term(link, placed.predictor).seconds
+            worst = max(worst, self._inside[key])
+        return norm_rounds(placed.job) * norm_depth(devices) * worst
+
+    def tied(self, meshes: Sequence[Mesh], waited_for: Sequence[npt.NDArray[np.bool_]]) -> Floats:
+        """[M, M] sum of a tied matrix's gradients between first (row) and last stage (column).
+
+        `waited_for`: [parts, 4, L + 1] of every mesh, who may be the part that sums; the least.
+        """
+        count = len(meshes)
+        found = np.zeros((count, count))
+        if not self.placed.model.tied_embeddings:
+            return found
+        ends = [
+            [np.flatnonzero(each[:, role, 1:].any(axis=1)).tolist() for each in waited_for]
+            for role in (FIRST, LAST)
+        ]
+        for i, first in enumerate(meshes):
+            for j, last in enumerate(meshes):
+                found[i, j] = min(
+                    self._tied_pair(first, last, one, two)
+                    for one in ends[0][i]
+                    for two in ends[1][j]
+                )
+        return found
+
+    def _tied_pair(self, first: Mesh, last: Mesh, one: int, two: int) -> float:
+        shapes = first.shapes[one], last.shapes[two]
+        tp, padded_for = min(shape.tp for shape in shapes), max(shape.tp for shape in shapes)
+        senders = min(shape.num_devices for shape in shapes)
+        key = (first.islands[one], last.islands[two], tp, senders, padded_for)
+        if key not in self._tied:
+            placed = self.placed
+            islands = placed.cluster.islands
+            terms = tied_embedding_terms(
+                placed.padded(padded_for),
+                placed.cluster,
+                islands[key[0]],
+                islands[key[1]],
+                reduction_precision(placed.job),
+                Degrees(tp=tp, dp=max(1, senders // tp), microbatch_size=1),
+                placed.known,
+            )
+            self._tied[key] = seconds_of(terms)
+        return self._tied[key]
+
+
+def _needs_devices(link: Link, ends: tuple[Island, Island]) -> bool:
+    """Whether a measured link's rate depends on which NICs are crossed."""
+    return link.samples is not None and any(each.nics is not None for each in ends)
+
+
+def _keys(sides: Sequence[Side]) -> Floats:
+    """[M, M, 7] what a transfer between two meshes depends on."""
+    count = len(sides)
+    each = np.array(
+        [(side.island, side.devices, side.received_bytes, side.gathering_seconds) for side in sides]
+    )
+    found = np.empty((count, count, 8))
+    found[..., :4], found[..., 4:] = each[:, None], each[None]
+    return found
+
+
+def _links(rows: Floats) -> Links:
+    return Links(
+        send_forward=np.ascontiguousarray(rows[..., _FORWARD]),
+        send_backward=np.ascontiguousarray(rows[..., _BACKWARD]),
+        wire_latency=np.ascontiguousarray(rows[..., _LATENCY]),
+        rendezvous_extra=np.ascontiguousarray(rows[..., _EXTRA]),
+    )

@@ -1,0 +1,158 @@
+"""How far is memory from enough? The leanest plans' layers, counted island by island.
+
+Of every way to slice (tp, cp, ep) the family with the smallest tick, full recomputation and a
+sharded optimizer needs least. With one microbatch in flight a stage of a mesh holds n layer units
+at most; an island holds n times its stages. Where the sum over islands is below the model's units
+no row of stages exists; where it is not, a row fails at some position, by what is in flight there
+or by the embedding or head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetplan.errors import InputError
+from hetplan.model.layer_units import LayerUnits
+from hetplan.plans.plan import RecomputeGranularity, Sharding
+from hetplan.predict.predictor import Predictor
+from hetplan.search.result import Question
+from hetplan.search.space.family import Family, Mesh
+from hetplan.search.space.stage_pricer import StagePricer
+from hetplan.search.table_maker import TableMaker
+from hetplan.units import format_bytes
+
+_MAX_LOOKED_AT = 48
+"""Ways to slice that are compared, leanest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Room:
+    """What one family's meshes hold, a mesh for each island."""
+
+    family: Family
+    meshes: tuple[Mesh, ...]
+    units: tuple[int, ...]
+    """Of one stage of each."""
+
+    @property
+    def total(self) -> int:
+        return sum(
+            mesh.max_stages * held for mesh, held in zip(self.meshes, self.units, strict=True)
+        )
+
+
+def room_lines(asked: Question, predictor: Predictor) -> tuple[str, ...]:
+    """What the leanest plan lacks; nothing where no degrees divide at all."""
+    maker = TableMaker.of(asked, predictor)
+    try:
+        rooms = [_room(maker, family) for family in _leanest(maker.families)]
+        if not rooms:
+            return ()
+        best = max(rooms, key=lambda room: room.total)
+        return tuple(_lines(asked, maker, best, predictor))
+    except InputError:
+        return ()
+
+
+def _leanest(families: Sequence[Family]) -> list[Family]:
+    """One family of every way to slice: least tick, most recomputed, most sharded."""
+    found: dict[tuple[object, ...], Family] = {}
+    for family in sorted(families, key=_greed):
+        slices = {(shape.tp, shape.cp, shape.ep) for m in family.meshes for shape in m.shapes}
+        found.setdefault(tuple(sorted(slices)), family)
+        if len(found) == _MAX_LOOKED_AT:
+            break
+    return list(found.values())
+
+
+def _greed(family: Family) -> tuple[object, ...]:
+    return (
+        RecomputeGranularity.FULL not in family.recompute,
+        family.sharding is Sharding.NONE,
+        family.virtual_stages,
+        family.samples,
+    )
+
+
+def _room(maker: TableMaker, family: Family) -> _Room:
+    space = maker.space(family)
+    # Any role, any recomputation, one microbatch in flight.
+    most = np.asarray(space.most_layers[..., 1].max(axis=(0, 1)))
+    taken: set[int] = set()
+    meshes, units = [], []
+    for at in sorted(range(len(family.meshes)), key=lambda m: -most[m] * space.max_stages[m]):
+        mesh = family.meshes[at]
+        if taken.isdisjoint(mesh.islands):
+            taken.update(mesh.islands)
+            meshes.append(mesh)
+            units.append(int(most[at]))
+    return _Room(family=family, meshes=tuple(meshes), units=tuple(units))
+
+
+def _lines(asked: Question, maker: TableMaker, room: _Room, predictor: Predictor) -> Iterator[str]:
+    units, model = maker.units(), asked.model
+    if room.total >= units.count:
+        yield (
+            f"memory: the layers of {model.name} fit one by one, but no row of stages holds them "
+            "with the embedding, the head and the microbatches in flight at every position "
+            f"(closest: {_degrees(room.family, room.meshes)})"
+        )
+        return
+    placed = StagePricer(model=model, cluster=maker.cluster, job=asked.job, predictor=predictor)
+    for mesh, held in zip(room.meshes, room.units, strict=True):
+        yield _island_line(asked, placed, room.family, mesh, held)
+    layers = _layers(room.total, units)
+    yield (
+        f"memory: together at most {min(layers, model.num_layers)} of {model.num_layers} "
+        "transformer layers fit (the most of all degrees that divide)"
+    )
+
+
+def _layers(units: int, how: LayerUnits) -> int:
+    return units * how.layers_per_unit
+
+
+def _island_line(
+    asked: Question, placed: StagePricer, family: Family, mesh: Mesh, held: int
+) -> str:
+    shape = mesh.shapes[0]
+    recompute = family.recompute[-1]
+    if RecomputeGranularity.FULL in family.recompute:
+        recompute = RecomputeGranularity.FULL
+    copies = sum(each.dp * each.cp for each in mesh.shapes)
+    shards = 1 if family.sharding is Sharding.NONE else copies
+    experts = max(1, copies * shape.tp // (shape.ep * shape.etp)) if shards > 1 else 1
+    lines = placed.stage_bytes(shape, recompute, 0, family.virtual_stages).lines(
+        family.sharding, shards, experts, family.num_microbatches
+    )
+    islands = [placed.cluster.islands[at] for at in mesh.islands]
+    room = min(each.memory_bytes for each in islands) * (1 - asked.job.memory_reserve_fraction)
+    each = placed.units.layers_per_unit
+    what = "one transformer layer" if each == 1 else f"{each} transformer layers"
+    states = lines.last.each
+    working = lines.total_bytes(1, 1) - states
+    return (
+        f"memory: {what} of {asked.model.name} needs {format_bytes(states)} of states and "
+        f"{format_bytes(max(0.0, working))} of activations and buffers per device at "
+        f"{_degrees(family, (mesh,))}; a device of {' and '.join(i.name for i in islands)} offers "
+        f"{format_bytes(room)}: {held * each} layers a stage, {mesh.max_stages} stages"
+    )
+
+
+def _degrees(family: Family, meshes: Sequence[Mesh]) -> str:
+    shapes = [shape for mesh in meshes for shape in mesh.shapes]
+
+    def some(name: str) -> str:
+        return "/".join(dict.fromkeys(str(getattr(shape, name)) for shape in shapes))
+
+    words = [f"tp {some('tp')}"]
+    words += [f"{name} {some(name)}" for name in ("cp", "ep") if some(name) != "1"]
+    words += [f"dp {some('dp')}", f"microbatch size {some('microbatch_size')}"]
+    full = RecomputeGranularity.FULL in family.recompute
+    words.append("full recompute" if full else "no full recompute")
+    if family.sharding is not Sharding.NONE:
+        words.append("sharded optimizer")
+    return ", ".join(words)

@@ -1,0 +1,241 @@
+"""Why a job has no plan, in the user's words, and what would give it one.
+
+First the smallest set of demands that cannot hold together (`hetplan.whatif.conflict`); then, where
+memory is among them, what one layer needs and how many fit; then single changes that a user can
+make, cheapest first. A change is tried by `Feasible` and verified by a search, so that an offer
+comes with its step time. More nodes are counted: as few as make a plan possible, by doubling and
+halving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from hetplan.cluster.spec import MAX_DEVICES, Island
+from hetplan.errors import InfeasibleError
+from hetplan.job.spec import Forbids, Job, Pins
+from hetplan.plans.plan import RecomputeGranularity, Sharding, Stage
+from hetplan.plans.targets import TARGETS
+from hetplan.predict.predictor import Predictor
+from hetplan.search.result import Question, SearchResult
+from hetplan.units import format_seconds
+from hetplan.whatif.ask import NO_ANSWER, Change, ask, pins_in_words
+from hetplan.whatif.conflict import Conflict, Feasible, constraints, find_conflict
+from hetplan.whatif.memory_shortage import room_lines
+
+_RESERVES = (0.05, 0.0)
+"""Values of `memory_reserve_fraction` that are tried where they are below the job's."""
+_CHEAP_PINS = ("recompute", "sharded_optimizer", "microbatch_size", "sequence_parallel")
+"""In the order in which they are left out, before the others."""
+_MAX_BATCH_CHANGE = 2
+"""A batch is changed to at most so many times, or that part of, what was asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relaxation(Change):
+    """A change that may give a plan."""
+
+    pin: str = ""
+    """The pin that it leaves out, where that is all."""
+
+
+def relaxations(asked: Question, feasible: Callable[[Question], bool]) -> Iterator[Relaxation]:
+    """Changes that make a plan possible as far as memory and divisibility say."""
+    for each in _without_devices(asked):
+        if feasible(each.question):
+            yield each
+    for island in asked.cluster.islands:
+        found = _more_nodes(asked, island, feasible)
+        if found is not None:
+            yield found
+
+
+def _without_devices(asked: Question) -> Iterator[Relaxation]:
+    """What costs no hardware."""
+    job = asked.job
+    for words, changed, pin in _jobs(job):
+        yield Relaxation(words=words, question=asked.changed(job=changed), pin=pin)
+    for island in asked.cluster.islands:
+        if island.nodes_out:
+            back = replace(island, nodes_out=())
+            yield Relaxation(
+                words=f"the {len(island.nodes_out)} nodes of {island.name} that are out",
+                question=asked.with_island(back),
+            )
+
+
+def _jobs(job: Job) -> Iterator[tuple[str, Job, str]]:
+    """(words, job, name of the pin) of every change of the job, cheapest first."""
+    for name, words in sorted(pins_in_words(job), key=_cost_of_pin):
+        pin = replace(job.pin, **{name: None})
+        yield f"leaving out pin {words}", replace(job, pin=pin), name
+    if job.forbid != Forbids():
+        yield "allowing the forbidden islands and nodes", replace(job, forbid=Forbids()), ""
+    for reserve in _RESERVES:
+        if job.memory_reserve_fraction > reserve:
+            yield (
+                f"memory_reserve_fraction {reserve:g} instead of {job.memory_reserve_fraction:g}",
+                replace(job, memory_reserve_fraction=reserve),
+                "",
+            )
+    for name in TARGETS:
+        if name not in (job.target, "any"):
+            yield f"target {name} instead of {job.target}", replace(job, target=name), ""
+    for size in _batches(job):
+        yield (
+            f"global_batch_size {size} instead of {job.global_batch_size}",
+            replace(job, global_batch_size=size),
+            "",
+        )
+    if job.sequence_length > 1 and not job.sequence_lengths:
+        half = job.sequence_length // 2
+        yield (
+            f"sequence_length {half} instead of {job.sequence_length}",
+            replace(job, sequence_length=half),
+            "",
+        )
+    if len([*pins_in_words(job)]) > 1:
+        yield "leaving out all pins", replace(job, pin=Pins()), ""
+
+
+def _cost_of_pin(pin: tuple[str, str]) -> int:
+    """Pins that only save time come before those that place things."""
+    name, _ = pin
+    return _CHEAP_PINS.index(name) if name in _CHEAP_PINS else len(_CHEAP_PINS)
+
+
+def _batches(job: Job) -> Iterator[int]:
+    """The nearest batches that the pins divide, then half and twice the batch."""
+    pin, batch = job.pin, job.global_batch_size
+    fixed = (pin.dp or 1) * (pin.microbatch_size or 1)
+    near = [batch // fixed * fixed, -(-batch // fixed) * fixed]
+    wide = [batch // _MAX_BATCH_CHANGE, batch * _MAX_BATCH_CHANGE]
+    for size in dict.fromkeys((*near, *wide)):
+        if size >= 1 and size != batch:
+            yield size
+
+
+def _more_nodes(
+    asked: Question, island: Island, feasible: Callable[[Question], bool]
+) -> Relaxation | None:
+    """The fewest more nodes of one island with which there is a plan; None: no number helps."""
+    room = (MAX_DEVICES - asked.cluster.num_devices) // island.devices_per_node
+
+    def with_more(more: int) -> Question:
+        return asked.with_island(replace(island, nodes=island.nodes + more, node_names=()))
+
+    high = 1
+    while not feasible(with_more(high)):
+        high *= 2
+        if high > min(room, 16 * max(1, island.nodes)):
+            return None
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if feasible(with_more(middle)) else (middle, high)
+    return Relaxation(
+        words=f"{high} more node{'s' * (high > 1)} of {island.name} "
+        f"({len(island.usable_nodes) + high} instead of {len(island.usable_nodes)})",
+        question=with_more(high),
+    )
+
+
+_MAX_OFFERED = 6
+"""Relaxations that are shown."""
+
+_MAX_VERIFIED = 12
+"""Relaxations that look possible and are handed to a search."""
+
+_LOOSE_GAP = 0.2
+"""A relaxation is shown to have a plan; how good that can get is another search."""
+
+_SECONDS = 60.0
+"""Longest verification of one relaxation."""
+
+
+def why_no_plan(asked: Question, predictor: Predictor) -> tuple[str, ...]:
+    """Lines: the smallest conflict, what memory lacks, and the changes that would help."""
+    feasible = Feasible(predictor)
+    conflict = find_conflict(asked, constraints(asked), feasible)
+    lines = [_words(conflict, sure=not feasible.uncertain)]
+    lines += [f"  {each.words}" for each in conflict.constraints]
+    if any(each.words.startswith("memory of ") for each in conflict.constraints):
+        lines += room_lines(asked, predictor)
+    likely = islice(relaxations(asked, feasible), _MAX_VERIFIED)
+    verified = (_verified(each, predictor) for each in likely)
+    offers = list(islice((line for line in verified if line), _MAX_OFFERED))
+    if offers:
+        return (*lines, "each of these alone gives a plan:", *offers)
+    return (
+        *lines,
+        "no single change of a pin, a forbid, the batch, the target, the memory reserve or the "
+        "number of nodes gives a plan",
+    )
+
+
+def _words(conflict: Conflict, *, sure: bool) -> str:
+    if not conflict.constraints:
+        return (
+            "no plan, whatever is taken away: the layers cannot be cut into stages that any target "
+            "runs, or one layer is larger than any device"
+        )
+    if len(conflict.constraints) == 1:
+        return "this alone cannot be met:"
+    size = f"set of {len(conflict.constraints)}, of which each part is needed"
+    if conflict.smallest:
+        size = f"smallest set, of {len(conflict.constraints)}"
+    if not sure:
+        size = f"set of {len(conflict.constraints)}; a smaller one may be in conflict too"
+    return f"these cannot hold together ({size}):"
+
+
+def _verified(relaxation: Relaxation, predictor: Predictor) -> str:
+    """The change with its step; empty where the search found no plan after all."""
+    try:
+        found = ask(relaxation.question.looser(_LOOSE_GAP, _SECONDS), predictor)
+    except NO_ANSWER:
+        return ""
+    instead = _instead(relaxation.pin, found)
+    step = format_seconds(found.estimate.step_seconds)
+    return f"  {relaxation.words}{instead}: {step} per step"
+
+
+def _instead(pin: str, found: SearchResult) -> str:
+    """What the plan that was found has in the pin's place, as in ` (the plan has 1)`."""
+    pipelines = found.plan.pipelines
+    stages = [stage for pipeline in pipelines for stage in pipeline.stages]
+    replicas = [replica for stage in stages for replica in stage.replicas]
+    values: Iterator[object]
+    if pin in ("tp", "cp", "ep", "microbatch_size"):
+        values = (getattr(replica, pin) for replica in replicas)
+    elif pin == "dp":
+        values = (sum(replica.dp for replica in stage.replicas) for stage in stages)
+    elif pin == "pp":
+        values = (len(pipeline.stages) for pipeline in pipelines)
+    elif pin == "pipelines":
+        values = iter((len(pipelines),))
+    elif pin == "virtual_stages":
+        values = (pipeline.schedule.virtual_stages for pipeline in pipelines)
+    elif pin == "recompute":
+        values = (_recomputes(stage) for stage in stages)
+    elif pin == "sharded_optimizer":
+        values = iter((str(found.plan.sharding is not Sharding.NONE).lower(),))
+    else:
+        return ""
+    return f" (the plan has {'/'.join(dict.fromkeys(str(value) for value in values))})"
+
+
+def _recomputes(stage: Stage) -> str:
+    return str(stage.recompute.granularity is not RecomputeGranularity.NONE).lower()
+
+
+@contextmanager
+def with_reasons(question: Question, predictor: Predictor) -> Iterator[None]:
+    """Let an InfeasibleError of the search inside say why the question has no plan."""
+    try:
+        yield
+    except InfeasibleError:
+        raise InfeasibleError(why_no_plan(question, predictor)) from None

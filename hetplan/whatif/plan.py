@@ -1,0 +1,39 @@
+"""The library's verb: the best plan for a model, a cluster and a job."""
+
+from __future__ import annotations
+
+from hetplan.cluster.spec import Cluster
+from hetplan.files.shipped import default_stores
+from hetplan.job.spec import Job
+from hetplan.model.spec import ModelSpec
+from hetplan.predict.fit import fit_stores
+from hetplan.predict.predictor import Predictor
+from hetplan.search.result import Question, SearchResult
+from hetplan.search.search import search
+from hetplan.whatif.no_plan import with_reasons
+from hetplan.whatif.objectives import by_objective
+
+
+def plan(
+    model: ModelSpec,
+    cluster: Cluster,
+    job: Job,
+    predictor: Predictor | None = None,
+    *,
+    top: int = 1,
+) -> SearchResult:
+    """The best plan for this job's aim, its estimate and its certificate.
+
+    The aim is `job.objective`, at `job.quantile` where one is given; the certificate is about the
+    step time, whatever the aim (`result.objective` says so). With `top` above 1 the result has up
+    to that many plans less one as `alternatives`, none of them better by every aim than another.
+
+    Without a predictor one is fitted from the user's profile store and the shipped profiles;
+    device kinds without samples are predicted from their datasheets, and the estimate says so.
+    InfeasibleError where no plan exists, LimitError where the job's time limit came first.
+    """
+    if predictor is None:
+        predictor, _ = fit_stores(*default_stores())
+    with with_reasons(Question(model=model, cluster=cluster, job=job), predictor):
+        found = search(model, cluster, job, predictor)
+    return by_objective(found, predictor, top=top)

@@ -1,0 +1,336 @@
+"""The table of a sweep: one CSV row per question, written as soon as its plan is there.
+
+A row is one write of one whole line, so that a table that was cut short by a kill ends in at most
+one torn line, which is dropped when the sweep goes on. Rows of questions that are done are kept.
+
+A sweep is planned: questions to workers, rows to the table as they come back.
+
+Workers are processes of this machine (joblib's loky), or those of a Dask or Ray cluster through
+joblib's backend of that name. A question that fails is a row with its reason, not the end of the
+sweep. What is in the table is not asked again.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from hetplan.errors import Fault, HetplanError, InfeasibleError, InputError, LimitError
+from hetplan.files.shipped import default_stores
+from hetplan.files.writing import write_atomically
+from hetplan.predict.fit import fit_stores
+from hetplan.predict.predictor import Predictor
+from hetplan.search.descriptions import devices_in_use, layout_words
+from hetplan.search.files import save_result
+from hetplan.search.result import SearchResult
+from hetplan.units import format_rate, format_seconds
+from hetplan.whatif.ask import ask, first_line, is_interrupted
+from hetplan.whatif.objectives import by_objective
+from hetplan.whatif.sweep_grid import Point, Sweep, question
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What became of one question; empty text where there is no such figure."""
+
+    key: str
+    model: str
+    cluster: str
+    job: str
+    target: str
+    global_batch_size: int
+    sequence_length: int
+    links: str
+    nodes: str
+    status: str
+    """`optimal`, `limit` (with a plan, or without one in time), `open` (a wider gap than asked
+    for, at the search's own end), `infeasible`, or `error`: the question contradicts itself."""
+    step_seconds: str = ""
+    tokens_per_second: str = ""
+    gap: str = ""
+    lower_bound_seconds: str = ""
+    devices_in_use: str = ""
+    layout: str = ""
+    """Degrees in short."""
+    reason: str = ""
+    """Why there is no plan."""
+
+    @property
+    def words(self) -> str:
+        """For a line of progress."""
+        found = f"{float(self.step_seconds):.4g} s" if self.step_seconds else self.status
+        batch = f"batch {self.global_batch_size}" if self.global_batch_size else ""
+        length = f"{self.sequence_length} tokens" if self.sequence_length else ""
+        asked = (
+            self.model, self.cluster, self.job, self.target, batch, length, self.links, self.nodes,
+        )  # fmt: skip
+        return f"{', '.join(each for each in asked if each)}: {found}"
+
+
+COLUMNS = tuple(each.name for each in fields(Row))
+
+
+class Table:
+    """The open table; rows of earlier runs stay."""
+
+    def __init__(self, path: Path, *, fresh: bool) -> None:
+        self._path = path
+        self.done: frozenset[str] = frozenset()
+        if fresh or not path.exists():
+            write_atomically(path, _line(COLUMNS))
+        else:
+            self.done = self._mend()
+        self._file = path.open("a", encoding="utf-8", newline="")
+
+    def __enter__(self) -> Table:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def add(self, row: Row) -> None:
+        """Write the row, whole, to the disk."""
+        self._file.write(_line([str(getattr(row, name)) for name in COLUMNS]))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _mend(self) -> frozenset[str]:
+        """Keys of whole rows; a torn last line is cut off."""
+        text = self._path.read_bytes().decode("utf-8", errors="replace")
+        whole = text[: text.rfind("\n") + 1]
+        try:
+            rows = list(csv.reader(io.StringIO(whole)))
+        except csv.Error:
+            rows = []
+        if not text or (not whole and _line(COLUMNS).startswith(text)):
+            # A kill before the first line was whole.
+            write_atomically(self._path, _line(COLUMNS))
+            return frozenset()
+        if not rows or tuple(rows[0]) != COLUMNS:
+            raise InputError(
+                Fault(
+                    file=str(self._path),
+                    line=1,
+                    message="is no table of a sweep of this version of hetplan; nothing was "
+                    "changed: name another file with --out",
+                )
+            )
+        good = [row for row in rows[1:] if len(row) == len(COLUMNS)]
+        if whole != text or len(good) < len(rows) - 1:
+            write_atomically(self._path, _line(COLUMNS) + "".join(map(_line, good)))
+        return frozenset(row[0] for row in good)
+
+
+def _line(cells: list[str] | tuple[str, ...]) -> str:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerow([" ".join(cell.split()) for cell in cells])
+    return buffer.getvalue()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepContext:
+    """What a worker needs beside the question."""
+
+    predictor: Predictor
+    plans: str | None
+    """Folder for plan files; None: only the table."""
+    parent: int | None = None
+    """Process without which its workers end; None: they outlive it, as those of a cluster do."""
+
+
+def run_sweep(
+    sweep: Sweep,
+    table: Path,
+    *,
+    resume: bool = False,
+    predictor: Predictor | None = None,
+    digest: str = "",
+    plans: Path | None = None,
+    progress: Callable[[int, int, Row], None] | None = None,
+) -> int:
+    """Plan every question that is not in the table yet; how many were planned.
+
+    `digest` is of the predictor's text: rows of another one are asked again. InputError where the
+    table is of something else, or where the backend that is named is not installed. Ctrl-C ends it
+    with the rows that are done.
+    """
+    if predictor is None:
+        predictor, digest = fit_stores(*default_stores())
+    asked = SweepContext(
+        predictor=predictor,
+        plans=None if plans is None else str(plans),
+        parent=os.getpid() if sweep.backend == "processes" else None,
+    )
+    points = tuple(replace(point, digest=point.digest + digest) for point in sweep.points)
+    with Table(table, fresh=not resume) as out:
+        left = [point for point in points if point.key not in out.done]
+        if plans is not None:
+            plans.mkdir(parents=True, exist_ok=True)
+        for number, row in enumerate(_rows(sweep, left, asked)):
+            out.add(row)
+            if progress is not None:
+                progress(number + 1, len(left), row)
+    return len(left)
+
+
+def _rows(sweep: Sweep, points: Sequence[Point], asked: SweepContext) -> Iterator[Row]:
+    from joblib import Parallel, delayed
+
+    workers = sweep.workers or os.cpu_count() or 1
+    # On a cluster of workers their number is the cluster's.
+    jobs = min(workers, len(points)) if sweep.backend == "processes" else -1
+    if not points:
+        return
+    if jobs == 1:
+        yield from (answer(point, asked) for point in points)
+        return
+    with _backend(sweep):
+        parallel = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
+        yield from parallel(delayed(answer)(point, asked) for point in points)
+
+
+@contextmanager
+def _backend(sweep: Sweep) -> Iterator[None]:
+    """Where joblib runs what it is given, as long as this lasts."""
+    if sweep.backend == "processes":
+        yield
+        return
+    from joblib import parallel_config
+
+    with ExitStack() as stack:
+        try:
+            if sweep.backend == "dask":
+                stack.enter_context(_dask(sweep.workers))
+            else:
+                from ray.util.joblib import register_ray
+
+                register_ray()
+        except ImportError as error:
+            raise InputError(
+                f"backend: {sweep.backend} is not installed ({error}); pip install "
+                f"{'distributed' if sweep.backend == 'dask' else 'ray'}, or use backend: processes"
+            ) from None
+        stack.enter_context(parallel_config(backend=sweep.backend))
+        yield
+
+
+def _dask(workers: int | None) -> AbstractContextManager[Any]:
+    """The caller's client; else that of the scheduler which DASK_SCHEDULER_ADDRESS names; else
+    workers of this machine, one thread each.
+    """
+    import distributed
+
+    client: Any = distributed.Client  # it has no types
+    try:
+        return nullcontext(distributed.get_client())
+    except ValueError:
+        pass
+    address = os.environ.get("DASK_SCHEDULER_ADDRESS")
+    if address is None:
+        count = workers or os.cpu_count() or 1
+        own: AbstractContextManager[Any] = client(
+            n_workers=count, threads_per_worker=1, dashboard_address=None
+        )
+        return own
+    try:
+        named: AbstractContextManager[Any] = client(address=address)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"DASK_SCHEDULER_ADDRESS is {address}: no scheduler answers there ({error})"
+        ) from None
+    return named
+
+
+_WATCHING: list[int] = []
+"""Parents whose end this process waits for."""
+
+_WATCH_SECONDS = 1.0
+
+
+def _end_with(parent: int) -> None:
+    """End this worker soon after its parent, which a kill leaves no chance to say so."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_SECONDS)
+        os._exit(1)
+
+    if parent != os.getpid() and os.getppid() == parent and parent not in _WATCHING:
+        _WATCHING.append(parent)
+        threading.Thread(target=watch, daemon=True).start()
+
+
+def answer(point: Point, asked: SweepContext) -> Row:
+    """The row of one question."""
+    if asked.parent is not None:
+        _end_with(asked.parent)
+    row = Row(
+        key=point.key,
+        model=Path(point.model).name,
+        cluster=Path(point.cluster).name,
+        job=Path(point.job).name,
+        target=point.target or "",
+        global_batch_size=point.global_batch_size or 0,
+        sequence_length=point.sequence_length or 0,
+        links="; ".join(_link_words(point)),
+        nodes="; ".join(f"{name} {count}" for name, count in point.nodes),
+        status="error",
+    )
+    try:
+        found = question(point)
+        row = replace(
+            row,
+            target=found.job.target,
+            global_batch_size=found.job.global_batch_size,
+            sequence_length=found.job.sequence_length,
+        )
+        result = by_objective(ask(found, asked.predictor), asked.predictor)
+    except InfeasibleError as error:
+        return replace(row, status="infeasible", reason=first_line(error))
+    except LimitError as error:
+        return replace(row, status="limit", reason=first_line(error))
+    except HetplanError as error:
+        return replace(row, reason=first_line(error))
+    if is_interrupted(result):
+        raise KeyboardInterrupt  # half of a pool is no row
+    if asked.plans is not None:
+        save_result(result, Path(asked.plans) / f"{point.key}.json")
+    return _filled(row, result)
+
+
+def _link_words(point: Point) -> Iterator[str]:
+    for change in point.links:
+        words = f"{change.between[0]}-{change.between[1]}"
+        if change.bandwidth_bytes_per_second is not None:
+            words += f" {format_rate(8 * change.bandwidth_bytes_per_second, 'bit/s')}"
+        if change.round_trip_seconds is not None:
+            words += f" {format_seconds(change.round_trip_seconds)}"
+        yield words
+
+
+def _filled(row: Row, result: SearchResult) -> Row:
+    certificate = result.certificate
+    return replace(
+        row,
+        status="limit" if certificate is None else certificate.status,
+        step_seconds=repr(result.estimate.step_seconds),
+        tokens_per_second=repr(result.estimate.tokens_per_second),
+        gap="" if certificate is None else repr(certificate.gap),
+        lower_bound_seconds="" if certificate is None else repr(certificate.lower_bound_seconds),
+        devices_in_use=str(devices_in_use(result.plan)),
+        layout=layout_words(result.plan),
+    )

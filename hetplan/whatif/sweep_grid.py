@@ -1,0 +1,260 @@
+"""Which questions does a sweep file stand for, and what is each of them?
+
+Every list of the file (`hetplan.job.sweep_form`) is an axis; the grid is their product. All that
+can be wrong before a plan is made is found before any is: files, names, links.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import TypeVar
+
+from hetplan.cluster.load import load_cluster
+from hetplan.cluster.spec import Cluster, IslandLink, Link
+from hetplan.errors import Fault, InputError
+from hetplan.files.reading import Document, decode, read_document
+from hetplan.job.load import load_job
+from hetplan.job.spec import Job
+from hetplan.job.sweep_form import SWEEP_SCHEMA, Backend, LinkAxis, SweepForm
+from hetplan.model.load import load_model
+from hetplan.search.result import Question
+
+MAX_POINTS = 100_000
+"""Questions of one sweep; at a second each they take a day."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkChange:
+    """Another speed of one link."""
+
+    between: tuple[str, str]
+    bandwidth_bytes_per_second: float | None
+    round_trip_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One question of the grid, by names and changes; small enough to send to a worker."""
+
+    model: str
+    """Path."""
+    cluster: str
+    job: str
+    target: str | None
+    global_batch_size: int | None
+    sequence_length: int | None
+    links: tuple[LinkChange, ...]
+    nodes: tuple[tuple[str, int], ...]
+    digest: str
+    """Of the contents of the three files."""
+
+    @property
+    def key(self) -> str:
+        """The same for the same question, whatever the sweep around it."""
+        asked = (
+            self.digest, self.target, self.global_batch_size, self.sequence_length, self.links,
+            self.nodes,
+        )  # fmt: skip
+        return hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Every question and where they are asked."""
+
+    points: tuple[Point, ...]
+    backend: Backend
+    workers: int | None
+
+
+def load_sweep(path: Path) -> Sweep:
+    """The sweep that the file describes; an InputError with every fault otherwise."""
+    document = read_document(path)
+    form = decode(document, SweepForm, schema=SWEEP_SCHEMA)
+    counted = _count(form)
+    if counted > MAX_POINTS:
+        message = f"stands for {counted:,} questions; at most {MAX_POINTS:,}"
+        raise InputError(document.fault((), message))
+    folder = path.parent
+    faults: list[Fault] = []
+    _read_all(document, "models", form.models, folder, load_model, faults)
+    clusters = _read_all(document, "clusters", form.clusters, folder, load_cluster, faults)
+    _read_all(document, "jobs", form.jobs, folder, load_job, faults)
+    if not faults:
+        faults += _axis_faults(document, form, clusters)
+    if faults:
+        raise InputError(*faults)
+    points = tuple(dict.fromkeys(_points(form, folder)))
+    return Sweep(points=points, backend=form.backend, workers=form.workers)
+
+
+def _read_all(
+    document: Document,
+    key: str,
+    names: list[str],
+    folder: Path,
+    load: Callable[[Path], _T],
+    faults: list[Fault],
+) -> list[_T]:
+    """What could be read of the files; every fault of the others is added."""
+    found = []
+    for at, name in enumerate(names):
+        file = folder / name
+        if not file.is_file():
+            message = f"there is no file {str(file)!a}; name it relative to this file"
+            faults.append(document.fault((key, at), message))
+            continue
+        try:
+            found.append(load(file))
+        except InputError as error:
+            faults.extend(error.faults)
+    return found
+
+
+def _axis_faults(document: Document, form: SweepForm, clusters: list[Cluster]) -> Iterator[Fault]:
+    """Links and islands that are in none of the clusters, and links that change in nothing."""
+    islands = {island.name for cluster in clusters for island in cluster.islands}
+    places = islands | {region for cluster in clusters for region in cluster.regions}
+    for at, link in enumerate(form.links):
+        one, two = link.between
+        for number, name in enumerate(link.between):
+            if name not in places:
+                message = f"no cluster has an island or region {name}; there is {_few(places)}"
+                yield document.fault(("links", at, "between", number), message)
+        if one == two:
+            message = f"{one} and {two} are one place; name two islands or two regions"
+            yield document.fault(("links", at, "between"), message)
+        if not link.bandwidth and not link.round_trip:
+            yield document.fault(("links", at), "changes nothing; add bandwidth or round_trip")
+    for at, axis in enumerate(form.nodes):
+        if axis.island not in islands:
+            message = f"no cluster has an island {axis.island}; there is {_few(islands)}"
+            yield document.fault(("nodes", at, "island"), message)
+
+
+def _few(names: set[str], most: int = 8) -> str:
+    shown = sorted(names)
+    more = len(shown) - most
+    return ", ".join(shown[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def _count(form: SweepForm) -> int:
+    total = len(form.models) * len(form.clusters) * len(form.jobs)
+    for values in (form.targets, form.global_batch_size, form.sequence_length):
+        total *= max(1, len(values))
+    for link in form.links:
+        total *= max(1, len(link.bandwidth)) * max(1, len(link.round_trip))
+    for nodes in form.nodes:
+        total *= len(nodes.nodes)
+    return total
+
+
+def _points(form: SweepForm, folder: Path) -> Iterator[Point]:
+    link_axes = [tuple(_link_changes(axis)) for axis in form.links]
+    node_axes = [tuple((axis.island, count) for count in axis.nodes) for axis in form.nodes]
+    digests = {
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        for name in (*form.models, *form.clusters, *form.jobs)
+    }
+    for model, cluster, job in product(form.models, form.clusters, form.jobs):
+        for target, batch, length in product(
+            form.targets or (None,), form.global_batch_size or (None,),
+            form.sequence_length or (None,),
+        ):  # fmt: skip
+            for links in product(*link_axes):
+                for nodes in product(*node_axes):
+                    yield Point(
+                        model=str(folder / model),
+                        cluster=str(folder / cluster),
+                        job=str(folder / job),
+                        target=target,
+                        global_batch_size=batch,
+                        sequence_length=length,
+                        links=links,
+                        nodes=nodes,
+                        digest=digests[model] + digests[cluster] + digests[job],
+                    )
+
+
+def _link_changes(axis: LinkAxis) -> Iterator[LinkChange]:
+    for bandwidth, round_trip in product(axis.bandwidth or (None,), axis.round_trip or (None,)):
+        yield LinkChange(
+            between=(axis.between[0], axis.between[1]),
+            bandwidth_bytes_per_second=bandwidth,
+            round_trip_seconds=round_trip,
+        )
+
+
+def question(point: Point) -> Question:
+    """Read the files and make the changes; an InputError where one does not apply."""
+    cluster = load_cluster(point.cluster)
+    for name, count in point.nodes:
+        cluster = _with_nodes(cluster, name, count)
+    for change in point.links:
+        cluster = _with_link(cluster, change)
+    return Question(
+        model=load_model(point.model), cluster=cluster, job=_changed_job(load_job(point.job), point)
+    )
+
+
+def _changed_job(job: Job, point: Point) -> Job:
+    if point.target is not None:
+        job = replace(job, target=point.target)
+    if point.global_batch_size is not None:
+        job = replace(job, global_batch_size=point.global_batch_size)
+    if point.sequence_length is not None:
+        job = replace(job, sequence_length=point.sequence_length)
+    return job
+
+
+def _with_nodes(cluster: Cluster, name: str, count: int) -> Cluster:
+    island = cluster.island(name)
+    if island.node_names and count != island.nodes:
+        island = replace(island, node_names=())
+    out = tuple(node for node in island.nodes_out if node < count)
+    changed = replace(island, nodes=count, nodes_out=out)
+    return replace(
+        cluster,
+        islands=tuple(changed if each.name == name else each for each in cluster.islands),
+    )
+
+
+def _with_link(cluster: Cluster, change: LinkChange) -> Cluster:
+    one, two = change.between
+    regions = cluster.regions
+    islands = [island.name for island in cluster.islands]
+    if (one not in islands or two not in islands) and one in regions and two in regions:
+        pairs = [
+            (a.name, b.name)
+            for a in cluster.islands
+            for b in cluster.islands
+            if (a.region, b.region) == change.between
+        ]
+    else:
+        pairs = [(cluster.island(one).name, cluster.island(two).name)]
+    named = {frozenset(pair) for pair in pairs}
+    kept = tuple(each for each in cluster.links if frozenset(each.between) not in named)
+    changed = tuple(
+        IslandLink(between=pair, link=_changed(cluster.link_between(*pair), change))
+        for pair in pairs
+    )
+    return replace(cluster, links=(*kept, *changed))
+
+
+def _changed(link: Link, change: LinkChange) -> Link:
+    if change.bandwidth_bytes_per_second is not None:
+        link = replace(
+            link,
+            bandwidth_bytes_per_second=change.bandwidth_bytes_per_second,
+            shared_bandwidth_bytes_per_second=change.bandwidth_bytes_per_second,
+            samples=None,
+        )
+    if change.round_trip_seconds is not None:
+        link = replace(link, latency_seconds=change.round_trip_seconds / 2, samples=None)
+    return link
