@@ -61,7 +61,7 @@ def options(command: Any) -> Iterator[Option]:
         facts += [f"default {default[1]}"] if default else []
         yield (
             re.sub(r" <[^>]*>$", "", written),
-            first_sentence(sentence) + (f" ({', '.join(facts)})" if facts else ""),
+            (first_sentence(sentence) + (f" ({', '.join(facts)})" if facts else "")).strip(),
         )
 
 

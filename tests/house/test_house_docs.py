@@ -93,7 +93,7 @@ def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / path.name).symlink_to(path)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "300")
-    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):  # no profiles of the tester's own
+    for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME"):  # no profiles of the tester's own
         monkeypatch.setenv(name, str(folder))
     for words, shown in runs(page):
         printed = iter(CliRunner().invoke(app, words).output.splitlines())
@@ -106,7 +106,9 @@ def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 RUN_PAGES = [page for page in PAGES if any(shown for _, shown in runs(page))]
-SLOW_PAGES = [page for page in RUN_PAGES if any(words[0] == "plan" for words, _ in runs(page))]
+SLOW_PAGES = [
+    page for page in RUN_PAGES if any(words[0] in {"plan", "estimate"} for words, _ in runs(page))
+]
 
 
 @pytest.mark.parametrize(
@@ -156,6 +158,13 @@ def test_links_lead_somewhere() -> None:
             path = page.parent / target if target else page
             assert path.exists(), f"{page.name} links to {target}"
             assert not anchor or anchor in headings(path), f"{page.name}: {target}#{anchor}"
+
+
+def test_files_that_pages_name_exist() -> None:
+    tops = "hetplan|tests|configs|evaluation|docs|profiles"
+    for page in (*PAGES, ROOT / "CONTRIBUTING.md"):
+        for path in re.findall(rf"`((?:{tops})/[\w./-]+)`", page.read_text()):
+            assert (ROOT / path).exists(), f"{page.name} names {path}"
 
 
 def test_paths_of_the_architecture_page_exist() -> None:
