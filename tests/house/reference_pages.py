@@ -133,7 +133,9 @@ def forms_page() -> str:
     ]
     reader = _FormWriter()
     for name, title in FORMS.items():
-        lines += ["", f"## {title}", "", *reader.lines_of(schemas[name], schemas[name], name)]
+        newest = schemas[name]["properties"]["schema"]["enum"][-1]
+        lines += ["", f"## {title}", "", f"- **`schema`**: {newest}; older numbers are read too"]
+        lines += reader.lines_of(schemas[name], schemas[name], name)
     return _page(lines)
 
 
@@ -187,6 +189,8 @@ def _kind(about: dict[str, Any], schema: dict[str, Any]) -> tuple[str, dict[str,
     if about.get("type") == "array":
         kind, part = _kind(about.get("items", {}), schema)
         return f"list[{kind}]", part
+    if "enum" in about:
+        return "|".join(about["enum"]), None
     if "examples" in about:
         return f"`{about['examples'][0]}`", None
     names = {"integer": "int", "number": "float", "boolean": "bool", "object": "map"}
