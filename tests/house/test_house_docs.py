@@ -17,6 +17,7 @@ import reference_pages
 from typer.testing import CliRunner
 
 from hetplan.cli.main import ENTRIES, app, load_command
+from hetplan.cluster.catalogue import load_catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -165,6 +166,26 @@ def test_files_that_pages_name_exist() -> None:
     for page in (*PAGES, ROOT / "CONTRIBUTING.md"):
         for path in re.findall(rf"`((?:{tops})/[\w./-]+)`", page.read_text()):
             assert (ROOT / path).exists(), f"{page.name} names {path}"
+
+
+def test_names_that_the_page_of_extensions_sends_to_are_there() -> None:
+    text = " ".join((ROOT / "docs" / "extending.md").read_text().split())
+    named = re.findall(
+        r"`(\w+)`(?: \([^)]*\))?(?: and to `\w+`)? (?:in|of) `(hetplan/[\w/]+\.py)`", text
+    )
+    assert len(named) >= 7
+    for name, path in named:
+        assert re.search(rf"\b{name}\b", (ROOT / path).read_text()), f"{name} is not in {path}"
+
+
+def test_the_device_kind_of_the_page_of_extensions_is_right(tmp_path: Path) -> None:
+    (block,) = re.findall(
+        r"^```yaml\n(schema: hetplan.devices.*?)^```",
+        (ROOT / "docs" / "extending.md").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
+    (tmp_path / "acme.yaml").write_text(block)
+    assert [kind.vendor for kind in load_catalogue(tmp_path)] == ["acme"]
 
 
 def test_paths_of_the_architecture_page_exist() -> None:
