@@ -51,7 +51,7 @@ coverage: $(VENV)/.installed-dev ## branches of cost and search that their tests
 	  --cov=hetplan/cost --cov=hetplan/search --cov-branch --cov-report=term:skip-covered \
 	  tests/cost tests/search tests/oracle
 
-oracle: $(VENV)/.installed-dev ## every plan of 2,000 small jobs against the search; docs/search-oracle.md
+oracle: $(VENV)/.installed-dev ## every plan of 2,000 small jobs against the search
 	$(BIN)/pytest -q -n $(WORKERS) tests/oracle/test_oracle_replay.py tests/oracle/test_oracle_price.py
 	$(BIN)/python tests/oracle/oracle_judge.py --workers $(WORKERS)
 
@@ -80,8 +80,8 @@ format: $(VENV)/.installed-dev ## let ruff rewrite the code
 schemas: $(VENV)/.installed ## write configs/schemas anew from the file forms
 	$(BIN)/python -m hetplan.job.schemas configs/schemas
 
-docs: $(VENV)/.installed-dev ## write the generated pages anew: docs/rules.md
-	$(BIN)/python tests/lint/test_lint_command.py
+docs: $(VENV)/.installed-dev ## write the generated pages anew: docs/{commands,file-forms,rules}.md
+	$(BIN)/python tests/house/reference_pages.py
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-out

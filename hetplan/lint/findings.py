@@ -6,7 +6,7 @@ one finding. A check that knows which rows belong together yields findings itsel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
@@ -137,10 +137,3 @@ def some(names: Iterable[str], most: int = 4) -> str:
     every = sorted(set(names))
     rest = len(every) - most
     return ", ".join(every[:most]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def rules_table(rules: Sequence[Rule]) -> str:
-    """The rules as a table in Markdown; docs are generated from it."""
-    lines = ["| rule | severity | what it finds | what to do |", "|---|---|---|---|"]
-    lines += [f"| `{each.id}` | {each.severity} | {each.title} | {each.advice} |" for each in rules]
-    return "\n".join(lines) + "\n"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,37 +117,6 @@ def test_every_rank_has_a_line(tmp_path: Path) -> None:
         "ep": 0,
         "etp": 0,
     }
-
-
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "traffic.md").read_text()
-BLOCKS = dict(
-    re.findall(r"^```\n\$ hetplan (explain [^\n]*)\n(.*?)\n```$", PAGE, re.MULTILINE | re.DOTALL)
-)
-
-
-def without_times(text: str) -> list[str]:
-    """The lines but those that depend on the estimate of the step."""
-    lines = (line.rstrip() for line in text.splitlines())
-    return [line for line in lines if "switches, mean" not in line and "bit/s, " not in line]
-
-
-def test_the_page_shows_what_the_commands_print(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    call = re.search(r"^hetplan (estimate [^`]*?)\n```", PAGE, re.MULTILINE | re.DOTALL)
-    assert call is not None
-    assert len(BLOCKS) == 3
-    words = shlex.split(call.group(1).replace("\\\n", " "))
-    words = [str(ROOT / word) if word.startswith("configs/") else word for word in words]
-    monkeypatch.chdir(tmp_path)
-    assert run(*words).exit_code == 0
-    for command, shown in BLOCKS.items():
-        found = run(*shlex.split(command))
-        assert found.exit_code == 0, found.stderr
-        lines, expected = without_times(found.stdout), without_times(shown)
-        assert lines[: len(expected)] == expected
-        assert "ranks" in command or len(lines) == len(expected)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_there_are_enough_kinds_of_enough_vendors():
         *("nvidia", "amd", "intel", "huawei", "cambricon", "moore-threads", "iluvatar"),
         *("metax", "biren", "hygon", "enflame", "google", "aws"),
     }
-    assert {kind.vendor for kind in ACCELERATORS} == wanted
+    assert {kind.vendor for kind in ACCELERATORS} >= wanted
     assert list(BY_NAME) == sorted(BY_NAME)
 
 

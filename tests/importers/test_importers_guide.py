@@ -62,9 +62,3 @@ def test_the_table_of_kinds_is_whole() -> None:
     text = (DOCS / "importing.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w-]+)` \| (.*?) \| (.+?) \| (.+?) \|$", text, re.MULTILINE)
     assert {(kind, title) for kind, title, *_ in rows} == {(k.kind, k.title) for k in IMPORTERS}
-
-
-def test_the_refusal_on_the_page_is_what_is_printed(folder: Path) -> None:
-    text = (DOCS / "importing.md").read_text(encoding="utf-8")
-    command, shown = re.findall(r"^\$ (.*)\n((?:hetplan: .*\n)+)", text, re.MULTILINE)[0]
-    assert output(command) == shown

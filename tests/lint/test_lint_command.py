@@ -9,10 +9,9 @@ from lint_samples import Bundle
 from typer.testing import CliRunner, Result
 
 from hetplan.cli.main import app
-from hetplan.lint.findings import rules_table
 from hetplan.lint.registry import RULES
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 def run(*arguments: object) -> Result:
@@ -48,14 +47,13 @@ def test_an_error_is_2_with_the_rule_and_what_to_do_once(tmp_path: Path) -> None
 
 
 def test_what_the_files_were_read_as_is_said(tmp_path: Path) -> None:
-    configs = PAGE.parents[1] / "configs"
     script, results = tmp_path / "run", tmp_path / "samples-cpu-layers.csv"
     script.write_text("#!/bin/sh\nhosts=node[1-2]\n")
     results.write_text('# {"device": "cpu", "schema": "hetplan.provenance/2"}\ndevice\n')
     files = (f"{kind}s/{name}.yaml" for kind, name in (
         ("model", "gpt-tiny"), ("cluster", "this-machine"), ("job", "gpt-tiny")
     ))  # fmt: skip
-    result = run(*(configs / file for file in files), tmp_path)
+    result = run(*(CONFIGS / file for file in files), tmp_path)
     assert result.exit_code == 0
     assert "is text or code" in result.stdout
     assert "`hetplan profile merge` checks them" in result.stdout
@@ -91,16 +89,6 @@ def test_mistakes_of_the_user_are_2(tmp_path: Path) -> None:
     assert run("--explain", "missing-sise").exit_code == 2
 
 
-def test_the_page_of_rules_is_generated() -> None:
-    refresh = "run `python tests/lint/test_lint_command.py`"
-    assert PAGE.read_text(encoding="utf-8").endswith(rules_table(RULES)), refresh
-
-
 def test_the_list_of_rules_names_them_all() -> None:
     lines = run("--rules").stdout.splitlines()
     assert [line.split()[0] for line in lines] == [rule.id for rule in RULES]
-
-
-if __name__ == "__main__":
-    head = PAGE.read_text(encoding="utf-8").partition("| rule |")[0]
-    PAGE.write_text(head + rules_table(RULES), encoding="utf-8")

@@ -124,12 +124,6 @@ def test_the_catalogue_is_printed():
     assert len(kinds["kinds"]) > 45
 
 
-def test_the_page_of_device_kinds_shows_what_the_command_prints():
-    page = (Path(__file__).parents[2] / "docs" / "device-kinds.md").read_text()
-    printed = [line.rstrip() for line in run_doctor("--kinds").stdout.splitlines()]
-    assert "\n".join(["$ hetplan doctor --kinds", *printed]) in page
-
-
 def test_the_example_of_a_users_own_kind_is_right(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "device-kinds.md").read_text()
     (tmp_path / "own.yaml").write_text(page.split("```\n")[3])

@@ -1,7 +1,7 @@
 """Draws the instances of `make oracle` and writes what they cover.
 
     python tests/oracle/oracle_table.py --draw     a new table.csv (minutes)
-    python tests/oracle/oracle_table.py            docs/search-oracle.md from table.csv
+    python tests/oracle/oracle_table.py            print what table.csv covers
 
 Targets and axes are drawn at random until there are enough instances and every pair of axes is on
 together often enough; jobs that the oracle cannot try in full are left out.
@@ -41,7 +41,6 @@ TARGET_WEIGHTS = {
     "flagscale": 0.12,
     "torchtitan": 0.12,
 }
-PAGE = Path(__file__).parents[2] / "docs" / "search-oracle.md"
 
 Pair = tuple[str, str]
 
@@ -143,8 +142,8 @@ def write_table(rows: list[Listed]) -> None:
     TABLE.write_text("\n".join(lines) + "\n")
 
 
-def page(rows: list[Listed]) -> str:
-    """docs/search-oracle.md."""
+def coverage(rows: list[Listed]) -> str:
+    """How many instances have each axis open, and each pair of axes, as Markdown."""
     made = [(row, axes_of(row.instance())) for row in rows]
     together = pairs_of([on for _, on in made])
     targets = sorted({row.target for row in rows})
@@ -152,25 +151,12 @@ def page(rows: list[Listed]) -> str:
     least = min(own, key=lambda pair: together[pair])
     total = sum(row.plans for row in rows)
     lines = [
-        "# How is the search judged?",
-        "",
-        "`make oracle` tries every plan of small jobs and holds the search against the best one.",
-        "The judge is written apart from what it judges (`tests/oracle`): its own enumeration,",
-        "replay, memory and feasibility. It shares with the product the seconds of one layer, one",
-        "transfer and one collective. For every instance:",
-        "",
-        "- with gap 0 the search's step is the optimum (relative 1e-8), or its certificate names a",
-        "  gap that contains it;",
-        "- its lower bound is never above the optimum;",
-        "- it finds no plan exactly where there is none.",
-        "",
         f"{len(rows):,} jobs of 2 to {MAX_DEVICES} devices and 3 to 10 layers; {total:,} plans.",
         "Every axis that is off is pinned by the job. The rarest pair of axes, "
         f"{least[0]} and {least[1]}, is on together in {together[least]} of them.",
         "Instances with shared capacity or multi-token prediction are enumerated like the others; "
         "their plans are priced as `hetplan estimate` does, "
         f"pairs with these two are on together at least {MIN_PRICED} times.",
-        "This page is written by `python tests/oracle/oracle_table.py`.",
         "",
         "## Axes",
         "| axis | what is open | on | " + " | ".join(targets) + " | how the judge has it |",
@@ -198,4 +184,4 @@ def page(rows: list[Listed]) -> str:
 if __name__ == "__main__":
     if "--draw" in sys.argv:
         write_table(draw())
-    PAGE.write_text(page(listed()))
+    print(coverage(listed()), end="")

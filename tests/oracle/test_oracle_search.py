@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from oracle_instances import AXES, FREE, axes_of, listed
 from oracle_judge import Verdict, judge
-from oracle_table import MIN_INSTANCES, PAGE, every_pair, least_of, page, pairs_of
+from oracle_table import MIN_INSTANCES, every_pair, least_of, pairs_of
 from random_cases import seeds
 
 SAMPLE = 60
@@ -56,7 +56,3 @@ def test_every_instance_is_small_and_pins_what_is_off() -> None:
         for name, value in pinned.items():
             if name in off and (name == "microbatch" or wide) and name in AXES:
                 assert value is not None or name == "cp", (row.number, name)
-
-
-def test_the_page_shows_the_table() -> None:
-    assert PAGE.read_text() == page(listed())

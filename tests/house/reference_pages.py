@@ -1,0 +1,229 @@
+"""Writes the reference pages of docs: commands, file forms and rules.
+
+`make docs` calls it. The pages follow from the commands, the JSON Schemas of the input files and
+the rules of `hetplan check`; a test fails where a page differs.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from hetplan.cli.main import ENTRIES, load_command
+from hetplan.job.schemas import input_schemas
+from hetplan.lint.registry import RULES
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+REFRESH = "run `make docs`"
+
+
+def first_sentence(text: str) -> str:
+    """The text up to the end of its first sentence, in one line."""
+    line = " ".join(text.split())
+    return re.split(r"(?<=[a-z0-9)`'%}\]])[.;] (?=[A-Za-z0-9`'\[])", line)[0].rstrip(".:;")
+
+
+# Commands
+
+Option = tuple[str, str]
+"""How it is written, and its text."""
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """(name, command) of every command and sub-command."""
+    for entry in ENTRIES:
+        command = load_command(entry.name)
+        if hasattr(command, "commands"):
+            for name, part in command.commands.items():
+                yield f"{entry.name} {name}", part
+        else:
+            yield entry.name, command
+
+
+def options(command: Any) -> Iterator[Option]:
+    """The arguments and options of a command, those too that its help leaves to a page."""
+    context = command.context_class(command)
+    for param in command.params:
+        if "--help" in param.opts:
+            continue
+        shown = copy.copy(param)
+        shown.hidden = False
+        written, text = shown.get_help_record(context)
+        sentence, _, notes = f" {text}".partition(" [")
+        default = re.search(r"default: ([^;\]]+)", notes)
+        facts = ["required"] if "required" in notes else []
+        facts += [f"default {default[1]}"] if default else []
+        yield (
+            re.sub(r" <[^>]*>$", "", written),
+            (first_sentence(sentence) + (f" ({', '.join(facts)})" if facts else "")).strip(),
+        )
+
+
+def shared(known: Sequence[Sequence[Option]]) -> dict[str, Option]:
+    """Options that several of these commands have, by name: as most of them explain it."""
+    uses = Counter(option for found in known for option in found)
+    several: dict[str, Option] = {}
+    for option, times in uses.most_common():
+        if times > 1:
+            several.setdefault(option_name(option), option)
+    return dict(sorted(several.items()))
+
+
+def option_name(option: Option) -> str:
+    return option[0].split()[0].rstrip(",")
+
+
+def commands_page() -> str:
+    """docs/commands.md."""
+    groups: dict[str, dict[str, list[Option]]] = {}
+    texts = {name: command.help or "" for name, command in commands()}
+    for name, command in commands():
+        groups.setdefault(name.split()[0], {})[name] = [*options(command)]
+    # What commands of several groups share is explained once for all.
+    everywhere = shared([[*dict.fromkeys(chain(*group.values()))] for group in groups.values()])
+    lines = [
+        "# Commands and their options",
+        "",
+        "`make docs` writes this page from the commands. `hetplan COMMAND --help` says more.",
+        "",
+        "## Options of several commands",
+        "",
+        *(_item(*option) for option in everywhere.values()),
+    ]
+    for group, known in groups.items():
+        common = {*shared([*known.values()]).values()} - {*everywhere.values()}
+        lines += ["", f"## {group}", ""] if len(known) > 1 else []
+        lines += [_item(*option) for option in sorted(common)]
+        for name, found in known.items():
+            lines += ["", f"##{'#' * (len(known) > 1)} {name}", ""]
+            lines += [first_sentence(texts[name]) + ".", ""]
+            elsewhere = common | {*everywhere.values()}
+            lines += [_item(*option) for option in found if option not in elsewhere]
+            also = [f"`{option_name(option)}`" for option in found if option in elsewhere]
+            lines += [f"- also {', '.join(also)}"] if also else []
+    return _page(lines)
+
+
+# Input files
+
+FORMS = {
+    "model": "Model file",
+    "job": "Job file",
+    "devices": "Device kinds",
+    "cluster": "Cluster file",
+    "sweep": "Sweep file",
+}
+
+
+def forms_page() -> str:
+    """docs/file-forms.md."""
+    schemas = {name.partition(".")[0]: json.loads(text) for name, text in input_schemas()}
+    lines = [
+        "# Keys of the input files",
+        "",
+        "`make docs` writes this page from the forms that read the files. **Bold** keys are",
+        "required, an example stands for a quantity with its unit, `=` precedes a default.",
+        "[Inputs](inputs.md) explains the files.",
+    ]
+    reader = _FormWriter()
+    for name, title in FORMS.items():
+        newest = schemas[name]["properties"]["schema"]["enum"][-1]
+        lines += ["", f"## {title}", "", f"- **`schema`**: {newest}; older numbers are read too"]
+        lines += reader.lines_of(schemas[name], schemas[name], name)
+    return _page(lines)
+
+
+class _FormWriter:
+    """Writes every form once, and every key once of those that forms of a file share."""
+
+    def __init__(self) -> None:
+        self.written: dict[str, str] = {}
+        """Heading of a form, by its title."""
+        self.keys: dict[str, str] = {}
+        """Heading under which a key with this text is explained."""
+
+    def lines_of(self, form: dict[str, Any], schema: dict[str, Any], place: str) -> list[str]:
+        """The keys of a form, then those of the forms inside it."""
+        lines: list[str] = []
+        inside: list[tuple[str, dict[str, Any]]] = []
+        again: dict[str, list[str]] = {}
+        for key, about in form["properties"].items():
+            if key == "schema":
+                continue
+            kind, part = _kind(about, schema)
+            if part is not None and part["title"] not in self.written:
+                self.written[part["title"]] = f"{place}.{key}"
+                inside.append((f"{place}.{key}", part))
+            if part is not None and self.written[part["title"]] != f"{place}.{key}":
+                kind += f" of `{self.written[part['title']]}`"
+            text = first_sentence(about.get("description", ""))
+            first = self.keys.setdefault(f"{key}: {text}", place)
+            if first != place:
+                again.setdefault(first, []).append(f"`{key}`")
+                continue
+            default = about.get("default")
+            if isinstance(default, bool | int | float | str):
+                kind += f"={json.dumps(default)}"
+            mark = "**" if key in form.get("required", []) else ""
+            lines.append(f"- {mark}`{key}`{mark} ({kind}){': ' if text else ''}{text}")
+        lines += [f"- as in `{where}`: {', '.join(keys)}" for where, keys in again.items()]
+        for heading, part in inside:
+            lines += ["", f"### `{heading}`", "", *self.lines_of(part, schema, heading)]
+        return lines
+
+
+def _kind(about: dict[str, Any], schema: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
+    """What a value of the schema is called, and the form inside it."""
+    for way in about.get("anyOf", []):
+        if way.get("type") != "null":
+            return _kind(way, schema)
+    if "$ref" in about:
+        part = schema["$defs"][about["$ref"].rpartition("/")[2]]
+        return ("|".join(part["enum"]), None) if "enum" in part else ("keys", part)
+    if about.get("type") == "array":
+        kind, part = _kind(about.get("items", {}), schema)
+        return f"list[{kind}]", part
+    if "enum" in about:
+        return "|".join(about["enum"]), None
+    if "examples" in about:
+        return f"`{about['examples'][0]}`", None
+    names = {"integer": "int", "number": "float", "boolean": "bool", "object": "map"}
+    return names.get(about.get("type", ""), "text"), None
+
+
+# Rules
+
+
+def rules_page() -> str:
+    """docs/rules.md."""
+    lines = [
+        "# The rules of `hetplan check`",
+        "",
+        "`hetplan check --explain RULE` says why a rule matters and what to do. `make docs` writes",
+        "this page.",
+    ]
+    for severity in ("error", "warning"):
+        lines += ["", f"## {severity.capitalize()}s", ""]
+        lines += [f"- `{rule.id}`: {rule.title}" for rule in RULES if rule.severity == severity]
+    return _page(lines)
+
+
+def _item(name: str, text: str) -> str:
+    return f"- `{name}`: {text}" if text else f"- `{name}`"
+
+
+def _page(lines: list[str]) -> str:
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"commands.md": commands_page, "file-forms.md": forms_page, "rules.md": rules_page}
+
+if __name__ == "__main__":
+    for name, text in PAGES.items():
+        (DOCS / name).write_text(text(), encoding="utf-8")
