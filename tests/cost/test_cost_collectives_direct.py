@@ -6,7 +6,15 @@ from collections import defaultdict
 from dataclasses import replace
 
 import pytest
-from collectives_groups import Group, Populations, group, plain_cluster, populations, traffic
+from collectives_groups import (
+    Group,
+    Populations,
+    group,
+    link_name,
+    plain_cluster,
+    populations,
+    traffic,
+)
 from cost_fakes import Figures, link
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +31,7 @@ from hetplan.cost.collectives.direct_levels import (
 )
 from hetplan.cost.collectives.layout import ISLAND, NODE, Layout, layouts
 from hetplan.cost.collectives.values import Asking
-from hetplan.cost.network.segments import LinkName, link_name
+from hetplan.cost.network.segments import LinkName
 from hetplan.predict.fit import FittedPredictor
 from hetplan.profiling.samples import LinkOperation
 from hetplan.runtime.communicator.levels import Move, phases

@@ -11,7 +11,15 @@ from itertools import pairwise
 
 import pytest
 from collectives_counted import Machine, Rank, chained
-from collectives_groups import Group, Populations, equal_halves, group, plain_cluster, populations
+from collectives_groups import (
+    Group,
+    Populations,
+    equal_halves,
+    group,
+    link_name,
+    plain_cluster,
+    populations,
+)
 from cost_fakes import Figures, LinearPredictor, island, link
 from counted_steps import counted_steps
 from hypothesis import given, settings
@@ -29,7 +37,7 @@ from hetplan.cost.collectives import (
 from hetplan.cost.collectives.layout import chains
 from hetplan.cost.collectives.rings import rings
 from hetplan.cost.collectives.values import Asking
-from hetplan.cost.network.segments import LinkName, LinkScope, between_islands, link_name
+from hetplan.cost.network.segments import LinkName, LinkScope, between_islands
 from hetplan.cost.terms import seconds_of
 from hetplan.errors import InputError
 from hetplan.predict.predictor import Prediction, SendLaw, link_cause

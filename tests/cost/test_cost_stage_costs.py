@@ -10,8 +10,7 @@ from cost_fakes import LinearPredictor, job, link, model
 from estimate_plans import plan_with, stages_of, wide_cluster
 
 from hetplan.cluster.spec import Link
-from hetplan.cost.stage_costs import boundary_costs_over
-from hetplan.cost.step_model.hops import Hop, hop_between
+from hetplan.cost.step_model.hops import Hop, boundary_costs_over, hop_between
 from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.cost.step_model.step import StageEnd
 from hetplan.cost.step_model.work import StageWork

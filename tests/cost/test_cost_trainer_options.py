@@ -21,8 +21,7 @@ from hetplan.cost.estimate_values import Component, Estimate
 from hetplan.cost.network.segments import TrafficClass
 from hetplan.cost.replay.step import PipelineTimes, replay_step, step_ends
 from hetplan.cost.replay.times import Exchange
-from hetplan.cost.stage_costs import boundary_costs_over
-from hetplan.cost.step_model.hops import Hop, hop_between
+from hetplan.cost.step_model.hops import Hop, boundary_costs_over, hop_between
 from hetplan.cost.step_model.layer_compute import matrix_parameters
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.step_model.values import Shape

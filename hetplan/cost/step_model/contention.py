@@ -1,8 +1,7 @@
 """What the groups of different stages leave each other while they communicate at the same time.
 
 Stages that lie on the same nodes share NICs and PCIe switches, those that span the same islands the
-link between them, and all of an island its rails. Two phases of a step are looked at
-(`hetplan.cost.network.group_shares.StepPhase`):
+link between them, and all of an island its rails. Two phases of a step are looked at:
 
     microbatches   tensor-, context- and expert-parallel groups of all stages
     end of step    reductions and gatherings of all stages, or of all reduction groups that meet
@@ -22,8 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.network.group_shares import ActiveGroup, StepPhase, phase_shares
-from hetplan.cost.network.segments import TrafficClass
+from hetplan.cost.network.group_shares import group_shares
 from hetplan.cost.step_model.groups import (
     ALL_KEPT,
     Copies,
@@ -65,9 +63,9 @@ def kept_by_stages(cluster: Cluster, parties: Sequence[Party], shards: int) -> t
     if len(parties) < 2 or not shares_anything(cluster):
         return (ALL_KEPT,) * len(parties)
     passes = [_passes(each) for each in parties]
-    inside = _columns(cluster, passes, StepPhase.MICROBATCHES, TrafficClass.TENSOR_PARALLEL)
+    inside = _columns(cluster, passes)
     ends = [_copies(each, shards) for each in parties]
-    after = _columns(cluster, ends, StepPhase.END_OF_STEP, TrafficClass.DATA_PARALLEL)
+    after = _columns(cluster, ends)
     return tuple(
         Kept(
             tensor=inside[0][at],
@@ -105,12 +103,7 @@ def kept_by_reductions(
                 taken.append(other)
         key = tuple(sorted(taken))
         if key not in known:
-            known[key] = _columns(
-                cluster,
-                [kinds[each] for each in key],
-                StepPhase.END_OF_STEP,
-                TrafficClass.DATA_PARALLEL,
-            )
+            known[key] = _columns(cluster, [kinds[each] for each in key])
         place = key.index(at)
         found.append((known[key][0][place], known[key][1][place], known[key][2][place]))
     return tuple(found)
@@ -153,11 +146,9 @@ def _of_copies(copies: Copies, holders: Holders, shards: int) -> list[_Kind]:
     ]
 
 
-def _columns(
-    cluster: Cluster, rows: Sequence[Sequence[_Kind]], phase: StepPhase, traffic: TrafficClass
-) -> list[list[float]]:
+def _columns(cluster: Cluster, rows: Sequence[Sequence[_Kind]]) -> list[list[float]]:
     """[kind][party]: what each party keeps while all are at this kind of traffic."""
-    usable = [[_usable(cluster, kind) for kind in row] for row in rows]
+    usable = [[kind if can_meet(cluster, kind.members) else None for kind in row] for row in rows]
     found = []
     for column in range(len(rows[0])):
         active: list[_Kind | None] = []
@@ -166,7 +157,7 @@ def _columns(
             active.append(own or next((each for each in row if each is not None), None))
         kept = [1.0] * len(rows)
         if any(row[column] for row in usable) and sum(each is not None for each in active) > 1:
-            kept = _kept(cluster, active, phase, traffic)
+            kept = _kept(cluster, active)
         found.append(
             [
                 part if row[column] is not None else 1.0
@@ -176,22 +167,16 @@ def _columns(
     return found
 
 
-def _usable(cluster: Cluster, kind: _Kind) -> _Kind | None:
-    return kind if can_meet(cluster, kind.members) else None
-
-
-def _kept(
-    cluster: Cluster, active: Sequence[_Kind | None], phase: StepPhase, traffic: TrafficClass
-) -> list[float]:
-    groups, owners = [], []
+def _kept(cluster: Cluster, active: Sequence[_Kind | None]) -> list[float]:
+    groups: list[Sequence[int]] = []
+    owners: list[int] = []
     for at, kind in enumerate(active):
-        for devices in kind.members if kind is not None else ():
-            groups.append(ActiveGroup(devices=tuple(devices), traffic=traffic))
-            owners.append(at)
+        members = kind.members if kind is not None else ()
+        groups += members
+        owners += [at] * len(members)
     worst = [1.0] * len(active)
-    for owner, got in zip(owners, phase_shares(cluster, groups, phase), strict=True):
-        if got is not None:
-            worst[owner] = min(worst[owner], got.share)
+    for owner, got in zip(owners, group_shares(cluster, groups), strict=True):
+        worst[owner] = min(worst[owner], got.share)
     kept = []
     for part, kind in zip(worst, active, strict=True):
         rest = 1.0 if kind is None else part / kind.among
