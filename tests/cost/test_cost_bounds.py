@@ -19,8 +19,8 @@ from hetplan.cost.bounds.closed_forms import (
     stage_bounds_seconds,
     wait_once_seconds,
 )
+from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.kernel import replay_seconds
-from hetplan.cost.replay.step import step_ends
 from hetplan.cost.replay.times import PipelineTimes
 from hetplan.cost.schedules import passes, warmup_depths
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cost_fakes import LinearPredictor, job, model, two_islands
+from replay_cases import one_pipeline
 
 from hetplan.cost.estimate import estimate, misfits
-from hetplan.cost.replay.step import replay
+from hetplan.cost.replay.step import replay_step
 from hetplan.cost.terms import Draws
 from hetplan.errors import InputError
 from hetplan.model.spec import LayerKind
@@ -55,7 +56,7 @@ def test_composition_by_hand() -> None:
     ]
     after = [count * (4 / 100e9 + 1e-9) for count in parameters]
     # Stages of four devices fill a node, so 0 | 1 lies between nodes; 1 | 2 crosses to island b.
-    step = replay(
+    times = one_pipeline(
         forward,
         backward,
         [hidden / 10e9, hidden / 1e9],
@@ -64,19 +65,17 @@ def test_composition_by_hand() -> None:
         [1e-5, 5e-3],
         [3, 2, 1],
         8,
-        after,
-        True,
     )
-    assert found.step_seconds == pytest.approx(step.step_seconds)
-    assert found.pipeline_seconds == pytest.approx(step.pipeline_seconds)
+    step = replay_step((times,), rendezvous=True).pipelines[0]
+    seconds = max(own.end_seconds + more for own, more in zip(step.stages, after, strict=True))
+    assert found.step_seconds == pytest.approx(seconds)
+    assert found.pipeline_seconds == pytest.approx(step.end_seconds)
     assert found.num_microbatches == 8
-    assert found.tokens_per_second == pytest.approx(32 * 128 / step.step_seconds)
-    for stage, busy, wait in zip(found.stages, step.busy_seconds, step.wait_seconds, strict=True):
-        assert stage.busy_seconds == pytest.approx(busy)
-        assert stage.wait_seconds == pytest.approx(wait)
-        assert stage.reduction_seconds + stage.optimizer_seconds == pytest.approx(
-            after[found.stages.index(stage)]
-        )
+    assert found.tokens_per_second == pytest.approx(32 * 128 / seconds)
+    for stage, own, more in zip(found.stages, step.stages, after, strict=True):
+        assert stage.busy_seconds == pytest.approx(own.busy_seconds)
+        assert stage.wait_seconds == pytest.approx(own.wait_seconds)
+        assert stage.reduction_seconds + stage.optimizer_seconds == pytest.approx(more)
     assert [(stage.island, stage.device, stage.transformer_layers) for stage in found.stages] == [
         ("a", "fast", 3),
         ("a", "fast", 3),

@@ -14,7 +14,8 @@ from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster, IslandLink
 from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import Component, Estimate
-from hetplan.cost.replay.step import PipelineTimes, replay_step
+from hetplan.cost.replay.step import replay_step
+from hetplan.cost.replay.times import PipelineTimes
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.job.spec import Job
 from hetplan.model.spec import LayerKind, ModelSpec

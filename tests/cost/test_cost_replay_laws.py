@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_cases import SECONDS, SHAPES, Shape, even_times, random_shape, random_times, scaled
 
-from hetplan.cost.replay.step import step_ends
+from hetplan.cost.replay.ends import step_ends
 
 TRANSFERS = (0.0, 0.1, 2.0)
 

@@ -19,8 +19,9 @@ from hetplan.cost.components.step import gradient_passes
 from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import Component, Estimate
 from hetplan.cost.network.segments import TrafficClass
-from hetplan.cost.replay.step import PipelineTimes, replay_step, step_ends
-from hetplan.cost.replay.times import Exchange
+from hetplan.cost.replay.ends import step_ends
+from hetplan.cost.replay.step import replay_step
+from hetplan.cost.replay.times import Exchange, PipelineTimes
 from hetplan.cost.step_model.hops import Hop, boundary_costs_over, hop_between
 from hetplan.cost.step_model.layer_compute import matrix_parameters
 from hetplan.cost.step_model.pricer import Pricer

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from hetplan.cost.arrays import Floats
 from hetplan.cost.components.layers import expert_load
 from hetplan.cost.components.step import clips_gradients, data_loading
 from hetplan.cost.components.stragglers import stragglers
 from hetplan.cost.estimate_values import Component, ComponentSeconds
-from hetplan.cost.replay.kernel import Floats
-from hetplan.cost.replay.step import step_ends, without_transfers
+from hetplan.cost.replay.ends import step_ends
+from hetplan.cost.replay.step import without_transfers
 from hetplan.cost.step_model.norm import norm_parts
 from hetplan.cost.step_model.plan import PlanCosts
 from hetplan.cost.step_model.pricer import StepCost

@@ -21,10 +21,11 @@ from typing import Protocol
 
 import numpy as np
 
+from hetplan.cost.arrays import Floats
 from hetplan.cost.components.stragglers import straggler_factors
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.replay.kernel import Floats, ends_of_draws
-from hetplan.cost.replay.step import step_ends
+from hetplan.cost.replay.ends import step_ends
+from hetplan.cost.replay.kernel import ends_of_draws
 from hetplan.cost.step_model.break_down import end_parts
 from hetplan.cost.step_model.norm import norm_parts
 from hetplan.cost.step_model.plan import PlanCosts

@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetplan.cluster.spec import Cluster, Island, Link, Transport
+from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.network.hash_collisions import link_collisions
 from hetplan.cost.network.segments import (
     Segment,
@@ -39,7 +40,6 @@ from hetplan.cost.network.segments import (
     shared_bytes_per_second,
     shared_link,
 )
-from hetplan.cost.replay.kernel import Floats, Ints
 from hetplan.cost.step_model.groups import KnownCollectives, group_among
 from hetplan.cost.terms import seconds_of
 from hetplan.job.spec import Job

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from hetplan.cluster.spec import Cluster
+from hetplan.cost.arrays import Floats
 from hetplan.cost.estimate_values import MemoryUse
-from hetplan.cost.replay.kernel import Floats
 from hetplan.cost.step_model.finite import check_finite, longest_part
 from hetplan.cost.step_model.memory import stages_memory
 from hetplan.cost.step_model.plan import PlanCosts

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hetplan.cost.arrays import Floats
 from hetplan.cost.components.overlap import (
     Overlap,
     bucket_count,
@@ -30,7 +31,6 @@ from hetplan.cost.components.overlap import (
     slowdowns,
 )
 from hetplan.cost.components.step import clips_gradients
-from hetplan.cost.replay.kernel import Floats
 from hetplan.cost.step_model.end_of_step import tied_embedding_parts
 from hetplan.cost.step_model.norm import norm_parts
 from hetplan.cost.step_model.plan import PlanCosts, Reduction

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetplan.cost.replay.kernel import Floats
-from hetplan.cost.replay.step import PipelineTimes, pipeline_ends, step_ends
-from hetplan.cost.replay.times import Exchange
+from hetplan.cost.arrays import Floats
+from hetplan.cost.replay.ends import step_ends
+from hetplan.cost.replay.kernel import pipeline_ends
+from hetplan.cost.replay.times import Exchange, PipelineTimes
 from hetplan.cost.step_model.groups import ALL_KEPT
 from hetplan.cost.step_model.hops import HopArrays
 from hetplan.cost.step_model.units import Unit
