@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetplan.cost.components.stragglers import (
+from hetplan.cost.components.step import (
     Ranks,
     slowest,
     straggler_factors,

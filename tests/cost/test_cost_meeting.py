@@ -16,8 +16,14 @@ from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster, IslandLink
 from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.step_model.contention import Party, kept_by_stages
-from hetplan.cost.step_model.groups import ALL_KEPT, copies_of, group_among, groups_of
+from hetplan.cost.step_model.groups import (
+    ALL_KEPT,
+    Party,
+    copies_of,
+    group_among,
+    groups_of,
+    kept_by_stages,
+)
 from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.plans.plan import OverlapSettings, Plan, Replica, Sharding, Stage, compress
 

@@ -11,9 +11,9 @@ from estimate_plans import plan_with, stages_of, wide_cluster
 
 from hetplan.cluster.spec import Link
 from hetplan.cost.step_model.hops import Hop, boundary_costs_over, hop_between
+from hetplan.cost.step_model.plan import StageWork
 from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.cost.step_model.step import StageEnd
-from hetplan.cost.step_model.work import StageWork
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.build import Degrees

@@ -32,7 +32,7 @@ from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.network.segments import LinkName, LinkScope, TrafficClass
 from hetplan.cost.step_model.hops import hop_between
-from hetplan.cost.traffic.ledger import Ledger, ledger
+from hetplan.cost.traffic import Ledger, ledger
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.plans.assemble import assemble_plan

@@ -26,7 +26,7 @@ from hetplan.cost.step_model.hops import Hop, boundary_costs_over, hop_between
 from hetplan.cost.step_model.layer_compute import matrix_parameters
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.step_model.values import Shape
-from hetplan.cost.traffic.ledger import ledger
+from hetplan.cost.traffic import ledger
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Precision, TrainerOptions
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels

@@ -14,17 +14,14 @@ from dataclasses import dataclass, field
 
 from hetplan.cost.arrays import Floats
 from hetplan.cost.components.layers import expert_load
-from hetplan.cost.components.step import clips_gradients, data_loading
-from hetplan.cost.components.stragglers import stragglers
+from hetplan.cost.components.step import clips_gradients, data_loading, stragglers
 from hetplan.cost.estimate_values import Component, ComponentSeconds
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.step import without_transfers
-from hetplan.cost.step_model.norm import norm_parts
-from hetplan.cost.step_model.plan import PlanCosts
+from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork, sends_wait
 from hetplan.cost.step_model.pricer import StepCost
-from hetplan.cost.step_model.step import StageEnd, owned
+from hetplan.cost.step_model.step import StageEnd, norm_parts, owned
 from hetplan.cost.step_model.values import Part, repeated, seconds_of_parts
-from hetplan.cost.step_model.work import PipelineWork, StageWork, sends_wait
 from hetplan.model.layers import Experts
 from hetplan.plans.plan import Plan
 

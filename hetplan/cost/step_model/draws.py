@@ -22,18 +22,16 @@ from typing import Protocol
 import numpy as np
 
 from hetplan.cost.arrays import Floats
-from hetplan.cost.components.stragglers import straggler_factors
+from hetplan.cost.components.step import straggler_factors
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.kernel import ends_of_draws
 from hetplan.cost.step_model.break_down import end_parts
-from hetplan.cost.step_model.norm import norm_parts
-from hetplan.cost.step_model.plan import PlanCosts
+from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork, sends_wait
 from hetplan.cost.step_model.pricer import StepCost
-from hetplan.cost.step_model.step import owned
+from hetplan.cost.step_model.step import norm_parts, owned
 from hetplan.cost.step_model.units import Unit
 from hetplan.cost.step_model.values import Part
-from hetplan.cost.step_model.work import PipelineWork, StageWork, sends_wait
 from hetplan.cost.terms import Draws, Source, Term, sources_of
 from hetplan.plans.plan import Plan
 

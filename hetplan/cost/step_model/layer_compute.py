@@ -33,15 +33,13 @@ from hetplan.cost.components.layers import (
     expert_load,
     length_factors,
 )
-from hetplan.cost.components.step import clock_factor
-from hetplan.cost.components.stragglers import straggler_factors
+from hetplan.cost.components.step import clock_factor, straggler_factors
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.step_model.error_context import asking
-from hetplan.cost.step_model.values import Part, Shape, compute_seconds, seconds_of_parts
+from hetplan.cost.step_model.values import Part, Shape, asking, compute_seconds, seconds_of_parts
 from hetplan.cost.terms import Term
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
-from hetplan.model.layers import Experts, LatentAttention, LayerRun, TransformerLayer
+from hetplan.model.layers import Experts, LayerRun, TransformerLayer
 from hetplan.model.operators import OperatorClass
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.model.work import LayerWork, transformer_work
@@ -121,14 +119,6 @@ def view_of(model: ModelSpec, layer: TransformerLayer) -> ModelSpec:
     )
 
 
-def kv_width(layer: TransformerLayer, tp: int) -> float:
-    """Elements of a token's keys and values on one tensor-parallel rank."""
-    attention = layer.attention
-    if isinstance(attention, LatentAttention):
-        return float(sum(attention.slice_sizes(tp)))
-    return 2.0 * attention.slice_sizes(tp)[1]
-
-
 def matrix_parameters(
     model: ModelSpec, kind: LayerKind, layer: TransformerLayer | None, shape: Shape
 ) -> float:
@@ -155,16 +145,23 @@ def layer_parameters(
     Experts are apart where they are cut or copied otherwise than the other weights.
     """
     total = float(model.parameters_at(position, tp))
-    last = model.num_layers + model.num_mtp_layers + 1
-    if position in (0, last) or (ep == 1 and etp == tp):
+    if ep == 1 and etp == tp:
         return total, 0.0
-    mlp = model.layer_at(position).mlp
-    if not isinstance(mlp, Experts):
-        return total, 0.0
-    h = model.hidden_size
-    routed = mlp.num_experts * mlp.expert.parameters(h, tp)
-    apart = mlp.num_experts / ep * mlp.expert.parameters(h, etp)
+    routed, apart = routed_parameters(model, position, tp=tp, ep=ep, etp=etp)
     return total - routed, apart
+
+
+def routed_parameters(
+    model: ModelSpec, position: int, *, tp: int, ep: int, etp: int
+) -> tuple[float, float]:
+    """Weights of a layer's routed experts on one rank: cut by tp, and dealt out by ep and etp."""
+    if position in (0, model.num_layers + model.num_mtp_layers + 1):
+        return 0.0, 0.0
+    mlp, h = model.layer_at(position).mlp, model.hidden_size
+    if not isinstance(mlp, Experts):
+        return 0.0, 0.0
+    like_rest = float(mlp.num_experts * mlp.expert.parameters(h, tp))
+    return like_rest, mlp.num_experts / ep * mlp.expert.parameters(h, etp)
 
 
 def without_waits(compute: Sequence[Part], others: Iterable[Part]) -> tuple[Part, ...]:

@@ -2,7 +2,7 @@
 
 Compiled code of `hetplan.search.costs.sharper`, which says why. Symbols: T, m microbatches, S as in
 `hetplan.search.costs.rough`; the w-th stage from the end has W microbatches in flight. With
-rendezvous sends a stage is busy with its transfers too (`hetplan.cost.bounds.closed_forms`, (a)
+rendezvous sends a stage is busy with its transfers too (`hetplan.cost.bounds`, (a)
 and (b)): of the activations that it receives, i, and of the gradients, g,
 
     m (c + i + g) <= T                 S + (m - 1) (c + i + g) - (W - 1) (r c + max(i, g)) <= T

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetplan.cost.replay.times import Exchange
-from hetplan.cost.step_model.work import exchange_of
+from hetplan.cost.step_model.plan import exchange_of
 from hetplan.plans.targets import target
 from hetplan.search.costs.ends import Ends
 from hetplan.search.costs.placed import ROLES

@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from hetplan.cost.step_model.contention import shares_anything
+from hetplan.cost.step_model.groups import shares_anything
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.plans.build import plan_of
 from hetplan.plans.chosen import ChosenPlan

@@ -10,7 +10,7 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 from hetplan.cost.replay.times import Exchange
-from hetplan.cost.step_model.work import exchange_of
+from hetplan.cost.step_model.plan import exchange_of
 from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.families.family import Family
 from hetplan.search.families.space import Space

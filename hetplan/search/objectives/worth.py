@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetplan.cluster.spec import Cluster
+from hetplan.cost.estimate import step_quantile
 from hetplan.cost.network.segments import LinkScope
-from hetplan.cost.quantile import step_quantile
 from hetplan.cost.step_model.pricer import Pricer
-from hetplan.cost.traffic.ledger import ledger
+from hetplan.cost.traffic import ledger
 from hetplan.plans.plan import Plan, expand
 
 _SECONDS_PER_HOUR = 3600.0

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from hetplan.cost.replay.times import Exchange
-from hetplan.cost.step_model.plan import PlanCosts
-from hetplan.cost.step_model.work import exchange_of
+from hetplan.cost.step_model.plan import PlanCosts, exchange_of
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.layer_units import LayerUnits
 from hetplan.plans.assemble import device_ranges, positions

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetplan.cost.bounds.closed_forms import busy_seconds
+from hetplan.cost.bounds import busy_seconds
 from hetplan.kernels import kernel
 from hetplan.search.families.space import Floats, Ints, Space
 from hetplan.search.single.local import EXTRA, MESH, STAGES, Rules, violations

@@ -1,6 +1,6 @@
 """What the programs over a pipeline's slots add up, and what they keep below X.
 
-Symbols and inequalities are those of `hetplan.cost.bounds.closed_forms`; a slot s has n layer
+Symbols and inequalities are those of `hetplan.cost.bounds`; a slot s has n layer
 units, F and B are affine in n, and W_s is its microbatches in flight. Every 1F1B step is at least
 Sigma + after_0 + X with
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hetplan.cost.bounds.closed_forms import wait_once_seconds
+from hetplan.cost.bounds import wait_once_seconds
 from hetplan.kernels import kernel, order_of, sum_of
 from hetplan.search.families.space import BOTH, FIRST, LAST, MIDDLE, Floats, Ints
 from hetplan.search.single.inequalities import NONE, SLACK

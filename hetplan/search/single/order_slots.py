@@ -1,13 +1,13 @@
 """One slot of the program over orders: what it adds to Sigma, and how much may be below it.
 
-Symbols and inequalities are those of `hetplan.cost.bounds.closed_forms`.
+Symbols and inequalities are those of `hetplan.cost.bounds`.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from hetplan.cost.bounds.closed_forms import (
+from hetplan.cost.bounds import (
     downstream_room_seconds,
     interval_room_seconds,
     interval_seconds,
