@@ -22,7 +22,7 @@ from typing import Protocol
 import numpy as np
 
 from hetplan.cost.arrays import Floats
-from hetplan.cost.components.step import straggler_factors
+from hetplan.cost.components.step import straggler_factor
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.kernel import ends_of_draws
@@ -294,9 +294,7 @@ class _Samples:
         even = np.minimum(even, 1 - 1e-16)
         drawn = np.exp(spread * np.array([NormalDist().inv_cdf(float(each)) for each in even]))
         # The mean of 200 draws errs; what the central step says is exact.
-        scaled: Floats = drawn * (
-            straggler_factors(spread, ranks).mean_seconds / float(np.mean(drawn))
-        )
+        scaled: Floats = drawn * (straggler_factor(spread, ranks) / float(np.mean(drawn)))
         return scaled
 
 
@@ -305,10 +303,8 @@ class _NudgedSamples(_Samples):
 
     def slowest(self, stage: StageWork) -> Floats:
         """Time of the slowest of a stage's ranks over a typical one."""
-        spread = stage.unit.island.speed_spread
-        mean = 1.0
-        if spread:
-            mean = straggler_factors(spread, stage.unit.pricer.shape.ranks).mean_seconds
+        unit = stage.unit
+        mean = straggler_factor(unit.island.speed_spread, unit.pricer.shape.ranks)
         return np.full(self.draws.count, mean)
 
 

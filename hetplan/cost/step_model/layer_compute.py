@@ -29,11 +29,11 @@ from functools import cached_property
 from hetplan.cluster.spec import Island
 from hetplan.cost.components.layers import (
     accumulation_bytes,
-    copied_heads,
+    copied_heads_share,
     expert_load,
     length_factors,
 )
-from hetplan.cost.components.step import clock_factor, straggler_factors
+from hetplan.cost.components.step import clock, straggler_factor
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.step_model.values import Part, Shape, asking, compute_seconds, seconds_of_parts
 from hetplan.cost.terms import Term
@@ -269,8 +269,8 @@ class LayerCompute:
         parts = [part(Component.COMPUTE, share * (1.0 - inside))]
         parts += [part(component, share * count) for component, count in extra.items() if count]
         for component, factor in (
-            (Component.CLOCKS, clock_factor(self.island)),
-            (Component.STRAGGLERS, self._straggler_factor()),
+            (Component.CLOCKS, 1.0 / clock(self.island).ratio),
+            (Component.STRAGGLERS, straggler_factor(self.island.speed_spread, self.shape.ranks)),
         ):
             if factor != 1.0:
                 whole = sum(each.term.count for each in parts)
@@ -318,13 +318,6 @@ class LayerCompute:
             return 1.0
         return length_factors(self.job, layer.window).layer_factor(self.work(layer).core)
 
-    def _straggler_factor(self) -> float:
-        """The slowest of the stage's ranks over a typical one, in the mean."""
-        spread = self.island.speed_spread
-        if not spread:
-            return 1.0
-        return straggler_factors(spread, self.shape.ranks).mean_seconds
-
     def _extras(
         self, kind: LayerKind, layer: TransformerLayer | None
     ) -> Iterator[tuple[Component, float]]:
@@ -333,10 +326,12 @@ class LayerCompute:
             padded = self.model.vocab_size
             yield Component.PADDING, max(0.0, 1.0 - self.real_vocab_size / padded)
         if layer is not None:
-            copied = copied_heads(
-                layer, self.model.hidden_size, self.job.sequence_length, self.shape.tp
+            yield (
+                Component.COPIED_HEADS,
+                copied_heads_share(
+                    layer, self.model.hidden_size, self.job.sequence_length, self.shape.tp
+                ),
             )
-            yield Component.COPIED_HEADS, copied.time_fraction
             over = expert_load(layer, self.job, self.shape.ep).factor - 1.0
             if over:
                 yield Component.IMBALANCE, over * self.work(layer).routed
