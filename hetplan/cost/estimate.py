@@ -47,6 +47,7 @@ from hetplan.cost.step_model.draws import SourcePart, drawn_steps, step_sources,
 from hetplan.cost.step_model.plan import PlanCosts
 from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.cost.step_model.step import norm_parts, owned
+from hetplan.cost.step_model.units import Unit
 from hetplan.cost.step_model.values import Part
 from hetplan.cost.terms import NORMAL_90, extrapolates, normal_quantiles, notes
 from hetplan.errors import Fault, InputError
@@ -326,14 +327,14 @@ _NUMBERS = ("forward", "backward", "reduction", "optimizer")
 def _parts(plan: Plan, costs: PlanCosts, step: StepCost) -> Iterator[Part]:
     """Every predicted part, in the order of the pipelines; equal units once."""
     own = owned(plan, costs, step.work)
-    seen: set[int] = set()
+    seen: set[tuple[Unit, int]] = set()
     for p, pipeline in enumerate(step.work):
         for s, stage in enumerate(pipeline.stages):
             for unit in stage.units:
                 for start, stop in stage.ranges:
                     for kind in dict.fromkeys(unit.kind_at[start:stop]):
-                        if id(unit.costs[kind]) not in seen:
-                            seen.add(id(unit.costs[kind]))
+                        if (unit, kind) not in seen:
+                            seen.add((unit, kind))
                             cost = unit.costs[kind]
                             yield from (*cost.forward, *cost.backward, *cost.again)
             before, after = end_parts(stage, step.composed.stages[p][s], own[p][s])

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetplan.cluster.spec import Cluster, Link, Transport
-from hetplan.cost.collectives import Algorithm, collective, group_shape
+from hetplan.cost.collectives import Algorithm, collective
 from hetplan.cost.collectives.direct_levels import (
     CHOICE_BYTES,
     CHUNK_BYTES,
@@ -260,12 +260,3 @@ def test_a_price_never_falls_as_the_message_grows(found: Populations, seed: int)
     for layout in layouts(own.cluster, own.shape, equal=True):
         prices = [direct_sum(layout, CHUNK_BYTES * at / 4, ASKING).seconds for at in range(50)]
         assert prices == sorted(prices)
-
-
-def test_devices_and_shape_decide_alone() -> None:
-    """Which devices of a node take part changes nothing."""
-    shape: Populations = ((0, (2, 1)), (1, (1,)))
-    cluster = staged(shape)
-    found = {summed_by_messages(cluster, group(shape, seed, cluster).shape) for seed in range(5)}
-    assert len(found) == 1
-    assert group_shape(cluster, group(shape, 1, cluster).device_of.values()).num_ranks == 4

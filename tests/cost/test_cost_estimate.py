@@ -11,7 +11,6 @@ from replay_cases import one_pipeline
 
 from hetplan.cost.estimate import estimate, misfits
 from hetplan.cost.replay.step import replay_step
-from hetplan.cost.terms import Draws
 from hetplan.errors import InputError
 from hetplan.model.spec import LayerKind
 from hetplan.plans.build import Degrees, StageChoice, build_plan
@@ -86,12 +85,6 @@ def test_composition_by_hand() -> None:
     assert found.peak_memory_bytes == max(stage.memory.total_bytes for stage in found.stages)
 
 
-def test_interval_is_a_point_where_predictions_are_certain() -> None:
-    found = estimate(plan_of(), SHAPE, CLUSTER, ASKED, LinearPredictor())
-    assert found.interval.p10_seconds == found.interval.p90_seconds
-    assert found.interval.mean_seconds == pytest.approx(found.step_seconds, rel=1e-12)
-
-
 def test_interval_of_one_device_is_the_normal_quantile() -> None:
     # Nothing but one device kind without samples: the step scales with its factor, whose logarithm
     # is normal with a 90 % half-width of 0.1, so that its 10 % and 90 % points lie 1.2816 / 1.6449
@@ -115,24 +108,6 @@ def test_interval_of_one_device_is_the_normal_quantile() -> None:
     assert low < found.interval.mean_seconds < high
 
 
-def test_interval_depends_on_the_seed_alone() -> None:
-    predictor = LinearPredictor(halfwidth=0.1)
-    first = estimate(plan_of(), SHAPE, CLUSTER, ASKED, predictor)
-    again = estimate(plan_of(), SHAPE, CLUSTER, ASKED, predictor)
-    other = estimate(plan_of(), SHAPE, CLUSTER, job(seed=1), predictor)
-    assert first == again
-    assert other.interval != first.interval
-    assert other.step_seconds == first.step_seconds
-
-
-def test_draws_have_no_mean_and_are_common_to_a_source() -> None:
-    draws = Draws((("x", ""), ("y", "")), 100, 3)
-    x, wide = np.log(draws.factor(("x", ""), 0.2)), np.log(draws.factor(("x", ""), 0.4))
-    assert x.sum() == pytest.approx(0, abs=1e-12)
-    assert wide == pytest.approx(2 * x)
-    assert abs(np.corrcoef(x, np.log(draws.factor(("y", ""), 0.2)))[0, 1]) < 0.3
-
-
 def test_warnings_once_each_and_in_order() -> None:
     predictor = LinearPredictor(source="datasheet", extrapolating=("hidden 256 > 128 measured",))
     found = estimate(plan_of(), SHAPE, CLUSTER, ASKED, predictor)
@@ -147,15 +122,6 @@ def test_warnings_once_each_and_in_order() -> None:
         "sender's share"
     )
     assert any("host-staged link of 1 GB/s" in warning for warning in found.warnings)
-
-
-def test_recompute_of_the_plan_is_priced() -> None:
-    degrees = replace(DEGREES, full_recompute=True)
-    again = build_plan(SHAPE, CLUSTER, ASKED, CHOICES, degrees)
-    plain = estimate(plan_of(), SHAPE, CLUSTER, ASKED, LinearPredictor())
-    found = estimate(again, SHAPE, CLUSTER, ASKED, LinearPredictor())
-    assert found.step_seconds > 1.2 * plain.step_seconds
-    assert found.stages[1].memory.activation_bytes < plain.stages[1].memory.activation_bytes
 
 
 def test_tied_matrix_is_reduced_by_first_and_last_stage() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -299,9 +298,3 @@ def test_buckets_of_megatron():
     assert bucket_count(1e9, 100) == 10
     assert bucket_count(1.0, 8) == 1
     assert bucket_count(0.0, 8) == 1
-
-
-def test_a_measured_figure_of_a_kind_is_at_least_one():
-    with pytest.raises(InputError, match="at least 1, or 0"):
-        replace(A100, overlap_compute_slowdown=0.9)
-    assert math.isfinite(ASSUMED_COMPUTE_SLOWDOWN)

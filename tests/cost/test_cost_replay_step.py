@@ -17,7 +17,7 @@ from replay_oracle import World
 from hetplan.cost.arrays import Floats
 from hetplan.cost.replay.ends import replayed, step_ends
 from hetplan.cost.replay.kernel import replay_seconds
-from hetplan.cost.replay.step import StepReplay, replay_step, without_transfers
+from hetplan.cost.replay.step import StepReplay, replay_step
 from hetplan.cost.replay.times import PipelineTimes
 from hetplan.errors import InputError
 
@@ -173,28 +173,6 @@ def test_messages_passes_and_times_are_conserved(rendezvous: bool) -> None:
                 )
 
 
-def test_shared_wires_carry_one_message_at_a_time_in_order_of_readiness() -> None:
-    rng = np.random.default_rng(17)
-    for _ in range(60):
-        pipelines = [
-            random_times(rng, random_shape(rng), transfers=1.5, num_wires=2) for _ in range(2)
-        ]
-        on_wire: dict[int, list[tuple[float, float]]] = {}
-        for times, one in zip(
-            pipelines, replay_step(pipelines, rendezvous=False).pipelines, strict=True
-        ):
-            for t in one.transfers:
-                shared = (
-                    times.shared_forward if t.direction == "forward" else times.shared_backward
-                )[t.hop]
-                if t.wire >= 0:
-                    on_wire.setdefault(t.wire, []).append(
-                        (t.start_seconds, t.start_seconds + float(shared))
-                    )
-        for spans in on_wire.values():
-            assert all(left[1] <= right[0] for left, right in pairwise(sorted(spans)))
-
-
 def test_exposed_transfers_by_hand() -> None:
     # f 1, b 2, send 0.5, latency 0.25, one microbatch: the second stage waits 1 for the first pass
     # and 0.75 for the transfer; the first waits 3.75 - 1 for passes and 0.75 for the gradient.
@@ -208,24 +186,6 @@ def test_exposed_transfers_by_hand() -> None:
     # The second stage has nothing left to do in the last 2.75 seconds.
     assert [s.bubble_seconds for s in one.stages] == [3.75, 1.0 + 2.75]
     assert [s.wait_seconds for s in one.stages] == [4.5, 4.5]
-
-
-def test_nothing_is_exposed_where_transfers_take_no_time() -> None:
-    rng = np.random.default_rng(18)
-    for number in range(40):
-        times = without_transfers(random_times(rng, random_shape(rng), transfers=1.0))
-        one = replay_step((times,), rendezvous=number % 2 == 0).pipelines[0]
-        assert one.instant_seconds == one.end_seconds
-        assert all(stage.exposed_seconds == 0 for stage in one.stages)
-
-
-def test_pipelines_without_common_wires_do_not_meet() -> None:
-    rng = np.random.default_rng(19)
-    for _ in range(50):
-        one, other = (random_times(rng, random_shape(rng), transfers=0.5) for _ in range(2))
-        together = step_ends((one, other), rendezvous=True)
-        assert list(together[0]) == list(step_ends((one,), rendezvous=True)[0])
-        assert list(together[1]) == list(step_ends((other,), rendezvous=True)[0])
 
 
 def test_circles_are_refused_by_both_engines() -> None:

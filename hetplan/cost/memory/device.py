@@ -1,31 +1,24 @@
-"""What does one microbatch need in a range of layers, and which moment of a step is the worst?
-
-Candidates are all backward passes of a stage's order, and in each of them all layers, from the last
-one back. When the backward pass of a layer runs, what the later layers kept is free already, so it
-is taken off; not for a trainer that frees nothing before the pass of the whole stage is over.
-
-How much memory does one device of a stage need at the worst moment of a step?
+"""How much memory does one device of a stage need at the worst moment of a step?
 
 The sum of what is there:
 
-    state         parameters, gradients, optimizer state             `memory.state`
+    state         parameters, gradients, optimizer state
     activations   what all microbatches in flight keep               `memory.activations`
     temporary     what the backward pass of one layer needs besides  `memory.activations`
-    buffers       what belongs to no microbatch                      `memory.buffers`
+    buffers       what belongs to no microbatch
 
 How many microbatches are in flight follows from the order of the stage's passes
-(`hetplan.cost.schedules`). The worst moment is in one of its backward passes (`memory.chunks`), or
-it is the update of the weights: then no activations are left, but the update allocates of its own.
+(`hetplan.cost.schedules`). The worst moment is in one of its backward passes, or it is the update
+of the weights: then no activations are left, but the update allocates of its own. In a backward
+pass all layers are candidates, from the last one back: what the later layers kept is free already,
+so it is taken off; not for a trainer that frees nothing before the pass of the whole stage is over.
 
 `total_bytes` is what the allocator hands out. `reserved_bytes` is what it takes from the device:
 times a measured factor (`RESERVED_OVER_ALLOCATED`) and what the runtime takes beside it; a fit is
-judged by the total against the device's memory less the job's `memory_reserve_fraction`.
+judged by the total against the device's memory less the job's `memory_reserve_fraction`. The search
+asks the same of every number of layers at once: `memory.lines`.
 
-The search asks the same of every number of layers at once: `memory.lines`.
-
-How many bytes of parameters, gradients and optimizer state does one device keep?
-
-Bytes per parameter (Rajbhandari et al., arXiv 1910.02054; Megatron-LM's
+State in bytes per parameter (Rajbhandari et al., arXiv 1910.02054; Megatron-LM's
 theoretical_memory_usage.py counts 18, and 6 + 12 / d with its distributed optimizer; native:
 hetplan.profiling.updating):
 
@@ -39,7 +32,7 @@ from `gradients` on, parameters with `parameters`. Routed experts' weights are o
 the rest, tp / (ep * etp) as many, and shared by as many fewer. What is cut has to be whole while a
 layer runs: `gathered_bytes`.
 
-What does a device hold that belongs to no microbatch, and what lies between stages?
+Buffers, and what lies between stages:
 
 placeholders   one tensor per shape of a weight, in place of gradients that went elsewhere
                (Transformer Engine, pytorch/module/base.py, get_dummy_wgrad; Megatron-LM's

@@ -203,13 +203,8 @@ def _sources(costs: PlanCosts, step: StepCost, ends: _Ends) -> tuple[Source, ...
     """Everything whose errors move the step, once."""
     norm = norm_parts(costs, step.work) if step.composed.barrier else ()
     found: dict[Source, None] = {}
-    seen: set[tuple[int, str, str]] = set()
     for part in _every_part(step.work, ends, norm):
-        term = part.term
-        key = id(term.prediction), term.cause, term.what
-        if key not in seen:
-            seen.add(key)
-            found.update(dict.fromkeys(source for source, _, _ in sources_of(term)))
+        found.update(dict.fromkeys(source for source, _, _ in sources_of(part.term)))
     for pipeline in step.work:
         found.update(dict.fromkeys((hop.link, "") for hop in pipeline.hops.hops))
     return tuple(found)
@@ -232,7 +227,7 @@ class _Samples:
     def __init__(self, draws: _AnyDraws, seed: int) -> None:
         self.draws = draws
         self._random = np.random.default_rng((seed, 1))
-        self._known: dict[int, list[tuple[Floats, ...]]] = {}
+        self._known: dict[Unit, list[tuple[Floats, ...]]] = {}
 
     def of(self, parts: Sequence[Part]) -> Floats:
         """Their sum in each draw."""
@@ -258,9 +253,8 @@ class _Samples:
         return found[0], found[1], found[2]
 
     def _kinds(self, unit: Unit) -> list[tuple[Floats, ...]]:
-        key = id(unit)
-        if key not in self._known:
-            self._known[key] = [
+        if unit not in self._known:
+            self._known[unit] = [
                 (
                     *self._split(cost.forward),
                     *self._split(cost.backward),
@@ -269,7 +263,7 @@ class _Samples:
                 )
                 for cost in unit.costs
             ]
-        return self._known[key]
+        return self._known[unit]
 
     def _split(self, parts: Sequence[Part]) -> tuple[Floats, Floats]:
         """(what the device computes, without stragglers; everything else)."""

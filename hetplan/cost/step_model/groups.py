@@ -5,8 +5,7 @@ wherever a stage fills nodes, or parts of them, evenly; where they do not, the g
 most nodes stands for all. Expert-parallel groups count the same ranks in (expert dp, ep, etp)
 order, etp fastest. Groups of one kind communicate at the same time and share what they share
 (`hetplan.cost.network.group_shares.group_share`), less what hash collisions on equal-cost paths
-cost in the mean (`hetplan.cost.network.hash_collisions`). What groups of other stages leave them is
-said by `hetplan.cost.step_model.groups`.
+cost in the mean (`hetplan.cost.network.hash_collisions`).
 
 Groups whose devices share NICs on a measured link. A link's bandwidth in the cluster file is one
 device's share of its node's NICs, so groups that use their shares do not slow each other
@@ -18,10 +17,9 @@ with the NICs to itself. Of k lanes over the busiest NIC, o of them of one group
 where r is the rate that one pair reached: o lanes alone get what they ask for, up to the NIC's
 rate, and all k together the NIC's rate, each an equal part.
 
-What the groups of different stages leave each other while they communicate at the same time.
-
-Stages that lie on the same nodes share NICs and PCIe switches, those that span the same islands the
-link between them, and all of an island its rails. Two phases of a step are looked at:
+What groups of different stages leave each other. Stages that lie on the same nodes share NICs and
+PCIe switches, those that span the same islands the link between them, and all of an island its
+rails. Two phases of a step are looked at:
 
     microbatches   tensor-, context- and expert-parallel groups of all stages
     end of step    reductions and gatherings of all stages, or of all reduction groups that meet

@@ -207,7 +207,7 @@ class PlanCosts:
     )
     turns: dict[tuple[object, ...], tuple[_Kept, ...]] = field(default_factory=dict)
     ends: dict[tuple[object, ...], EndOfStep] = field(default_factory=dict)
-    norms: dict[tuple[int, ...], tuple[Part, ...]] = field(default_factory=dict)
+    norms: dict[tuple[HopArrays, ...], tuple[Part, ...]] = field(default_factory=dict)
     memory: dict[tuple[object, ...], MemoryUse] = field(default_factory=dict)
 
     def work(self, plan: Plan) -> list[PipelineWork]:
@@ -246,7 +246,7 @@ class PlanCosts:
         key: tuple[object, ...] = tuple(
             (
                 pipeline.schedule.virtual_stages,
-                *map(id, units[p]),
+                *units[p],
                 *[boundary.precision for boundary in pipeline.boundaries],
             )
             for p, pipeline in enumerate(plan.pipelines)

@@ -98,9 +98,9 @@ def stages_memory(costs: PlanCosts, plan: Plan, pipeline: PipelineWork) -> tuple
         if len(stage.units) == 1 and stage.unit.recompute.layers is None:
             # Where the layers of a kind stand does not matter.
             held = [each[stop] - each[start] for start, stop in stage.ranges for each in counts]
-            key = (id(stage.unit), s, depth, place, *held)
+            key = (stage.unit, s, depth, place, *held)
         else:
-            key = (*map(id, stage.units), s, depth, place, stage.ranges)
+            key = (*stage.units, s, depth, place, stage.ranges)
         use = costs.memory.get(key)
         if use is None:
             use = costs.memory[key] = stage_memory_use(costs, plan, pipeline, s)

@@ -14,8 +14,6 @@ of the last microbatch, and gathering behind the first microbatch's forward pass
 microbatches. The tied matrix is summed by the first and the last stage, each after its own
 reduction; neither waits for the other before that.
 
-What does the norm of all gradients cost: the sum of one number over all ranks of a plan.
-
 The sum of the norms is one number per rank: a tree over the ranks of a stage, then over the stages
 and the pipelines, up and down again: 2 (ceil(log2 ranks) inside + ceil(log2 stages) across) times
 the latency of the slowest link of each kind; a second time in float16, for the overflow flag.
@@ -55,7 +53,7 @@ SCALAR_BYTES = 4.0
 
 def norm_parts(costs: PlanCosts, work: Sequence[PipelineWork]) -> tuple[Part, ...]:
     """The sum of one number over all ranks; kept for pipelines of the same placement."""
-    key = tuple(id(pipeline.hops) for pipeline in work)
+    key = tuple(pipeline.hops for pipeline in work)
     found = costs.norms.get(key)
     if found is None:
         found = costs.norms[key] = _norm_parts(costs, work)
