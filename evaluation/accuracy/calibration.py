@@ -33,9 +33,8 @@ from evaluation.accuracy.rows import RunRow, model_of
 from evaluation.accuracy.scores import Errors, Judged, errors_of
 from hetplan.cluster.node import Nics, RingNics
 from hetplan.cluster.spec import Cluster, Island
-from hetplan.cost.estimate import estimate
+from hetplan.cost.estimate import estimate, own_halfwidth, run_error
 from hetplan.cost.estimate_values import Estimate
-from hetplan.cost.run_error import own_halfwidth, run_error
 from hetplan.errors import HetplanError, InputError
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.calibration.factors import calibrate, devices_of, regime_of

@@ -29,7 +29,7 @@ from evaluation.closed_loop.cgroup import load_between, load_now
 from evaluation.closed_loop.values import PASS_SCHEMA, LoopFiles, LoopPlan, LoopSpec, TrainedPlan
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.network.segments import LinkScope
-from hetplan.cost.traffic.ledger import ledger
+from hetplan.cost.traffic import ledger
 from hetplan.emulation.measuring import pipe_bytes
 from hetplan.emulation.running import end, exit_status, start
 from hetplan.emulation.values import HERE, Emulation

@@ -23,7 +23,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evaluation.cost.step_bounds import pipeline_bound_seconds
-from hetplan.cost.replay.step import replay_seconds, step_ends
+from hetplan.cost.replay.ends import step_ends
+from hetplan.cost.replay.kernel import replay_seconds
 from hetplan.cost.replay.times import PipelineTimes
 from hetplan.cost.schedules import warmup_depths
 from hetplan.plans.plan import SCHEDULES

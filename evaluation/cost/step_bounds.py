@@ -1,6 +1,6 @@
 """Lower bounds for interleaved 1F1B, split backward passes (zb-h1) and wires that messages share.
 
-They continue `hetplan.cost.bounds.closed_forms`: each is the length of a chain of passes and
+They continue `hetplan.cost.bounds`: each is the length of a chain of passes and
 transfers that must follow each other. Virtual stage k is chunk k // P of stage k % P, K = P v of
 them; hop k leads from k to k + 1. Between stages a transfer counts in full, between passes of one
 stage not at all: a trainer that posts receives early does not wait to post
@@ -34,9 +34,173 @@ from __future__ import annotations
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.cost.bounds.closed_forms import gpipe_bound_seconds, lower_bound_seconds
+from hetplan.cost.bounds import interval_seconds
 from hetplan.cost.replay.times import PipelineTimes
-from hetplan.kernels import kernel, order_of
+from hetplan.kernels import kernel, order_of, sum_of
+
+
+@kernel
+def _two_forms(
+    forward: Floats,
+    backward: Floats,
+    send_forward: Floats,
+    send_backward: Floats,
+    wire_latency: Floats,
+    rendezvous_extra: Floats,
+    rendezvous: bool,
+) -> Floats:
+    """F', B', F, B of every stage, [4, stages]."""
+    times = np.empty((4, forward.shape[0]))
+    times[0] = times[2] = forward
+    times[1] = times[3] = backward
+    for s in range(forward.shape[0] - 1):
+        times[0, s + 1] += send_forward[s] + wire_latency[s]
+        times[1, s] += send_backward[s] + wire_latency[s]
+        if rendezvous:
+            times[2, s + 1] += rendezvous_extra[s] + send_forward[s] + wire_latency[s]
+            times[3, s] += rendezvous_extra[s] + send_backward[s] + wire_latency[s]
+    return times
+
+
+@kernel
+def lower_bound_seconds(
+    forward: Floats,
+    backward: Floats,
+    send_forward: Floats,
+    send_backward: Floats,
+    wire_latency: Floats,
+    rendezvous_extra: Floats,
+    warmup: Ints,
+    num_microbatches: int,
+    after: Floats,
+    rendezvous: bool,
+) -> float:
+    """Seconds that no 1F1B step of these stages can beat: the best of (a), (b), (c), (i), (l).
+
+    Arguments as in `replay_seconds`.
+    """
+    return float(
+        stage_bounds_seconds(
+            forward,
+            backward,
+            send_forward,
+            send_backward,
+            wire_latency,
+            rendezvous_extra,
+            warmup,
+            num_microbatches,
+            after,
+            rendezvous,
+        ).max()
+    )
+
+
+@kernel
+def stage_bounds_seconds(
+    forward: Floats,
+    backward: Floats,
+    send_forward: Floats,
+    send_backward: Floats,
+    wire_latency: Floats,
+    rendezvous_extra: Floats,
+    warmup: Ints,
+    num_microbatches: int,
+    after: Floats,
+    rendezvous: bool,
+) -> Floats:
+    """(a), (b), (c), (i), (l) of every stage, [stages, 5]; minus infinity where there is none."""
+    m, num_stages = num_microbatches, forward.shape[0]
+    times = _two_forms(
+        forward, backward, send_forward, send_backward, wire_latency, rendezvous_extra, rendezvous
+    )
+    way_down, way_up, serial_forward, serial_backward = times[0], times[1], times[2], times[3]
+    sigma = sum_of(way_down) + sum_of(way_up)
+    depth = np.minimum(warmup, m)
+    # Largest after[q] - U_q over the stages up to s, and over all.
+    ending = np.empty(num_stages)
+    upstream, largest = 0.0, -np.inf
+    for s in range(num_stages):
+        largest = max(largest, after[s] - upstream)
+        ending[s] = largest
+        upstream += way_up[s]
+    bounds = np.full((num_stages, 5), -np.inf)
+    downstream = 0.0  # D_s
+    for s in range(num_stages - 1, -1, -1):
+        f, b, w = serial_forward[s], serial_backward[s], depth[s]
+        c = f + b
+        bounds[s, 0] = sigma - downstream - way_up[s] + (m - 1) * f + m * b + ending[s]
+        bounds[s, 1] = sigma + max(
+            (m - w) * f + (m - 1) * b + ending[s], (m - 1) * f + (m - w) * b + largest
+        )
+        trip = downstream + way_up[s] + f
+        most = (m - 1) // w
+        if most >= 1:
+            exposed = trip - w * c
+            bounds[s, 2] = sigma + (m - 1) * c + max(exposed, most * exposed) + largest
+        circuit = f + way_up[s]  # R_sj less what belongs to j
+        for j in range(s + 1, num_stages):
+            turning, ahead = depth[j], w - depth[j] + 1
+            whole = circuit + way_down[j] + serial_backward[j]
+            circuit += way_down[j] + way_up[j]
+            # After max(F, B) = B the path has not run the stages below s: the smaller ending.
+            interval = interval_seconds(whole, f, b, m, w, turning)
+            if turning > 1 and b > f:
+                slack = (turning - 1) * (b - f)
+                interval = max(interval + ending[s], interval - slack + largest)
+            else:
+                interval += largest
+            gain = whole - ahead * c
+            if m - 1 >= w:
+                more = max(0.0, ((m - 1 - w) // ahead) * gain)
+                interval = max(interval, (m - 1) * c + trip - w * c + more + largest)
+            bounds[s, 3] = max(bounds[s, 3], sigma + interval)
+        if s < num_stages - 1:
+            bounds[s, 4] = sigma + max(
+                (m - 1) * send_forward[s] + largest, (m - 1) * send_backward[s] + ending[s]
+            )
+        downstream += way_down[s] + way_up[s]
+    return bounds
+
+
+@kernel
+def gpipe_bound_seconds(
+    forward: Floats,
+    backward: Floats,
+    send_forward: Floats,
+    send_backward: Floats,
+    wire_latency: Floats,
+    rendezvous_extra: Floats,
+    num_microbatches: int,
+    after: Floats,
+    rendezvous: bool,
+) -> float:
+    """Seconds that no GPipe step can beat; exact with eager sends over wires of their own.
+
+    All forward passes, then all backward passes are two flow shops of equal jobs: m of them take
+    one job's way and m - 1 times the slowest machine, stage or wire. Every stage's first backward
+    pass waits for the last stage's last forward pass. Arguments as in `replay_seconds`.
+    """
+    m, num_stages = num_microbatches, forward.shape[0]
+    times = _two_forms(
+        forward, backward, send_forward, send_backward, wire_latency, rendezvous_extra, rendezvous
+    )
+    end = sum_of(times[0]) + (m - 1) * max(times[2].max(), _largest(send_forward))
+    step, slowest = 0.0, 0.0
+    for s in range(num_stages - 1, -1, -1):
+        end += times[1, s]
+        slowest = max(slowest, times[3, s])
+        if s < num_stages - 1:
+            slowest = max(slowest, send_backward[s])
+        step = max(step, end + (m - 1) * slowest + after[s])
+    return step
+
+
+@kernel
+def _largest(values: Floats) -> float:
+    largest = 0.0
+    for value in values:
+        largest = max(largest, value)
+    return largest
 
 
 @kernel

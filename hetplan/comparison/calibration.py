@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hetplan.comparison.steps import ChosenSteps
-from hetplan.cost.run_error import run_error
+from hetplan.cost.estimate import run_error
 from hetplan.errors import InputError
 from hetplan.plans.plan import Plan
 from hetplan.predict.calibration.factors import (

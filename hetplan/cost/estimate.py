@@ -1,11 +1,4 @@
-"""How wide is a step's interval: by the predictions' own errors, and by runs that checked them.
-
-The draws (`priced.draws`) give the shape of the interval and its own width. Where a predictor has
-been calibrated with measured runs (`predict.calibration`) the width is theirs: the logarithm of
-every draw over the central step is stretched or shrunk until half of the way from p5 to p95 is what
-conformal prediction asks for. Steps whose predictions are all certain get a normal law of it.
-
-What one step of a plan costs: time with interval and break-down, memory, and what to doubt.
+"""What one step of a plan costs: time with interval and break-down, memory, and what to doubt.
 
     step = max over stages (end in the pipeline + reduction that is left + update + gathering)
 
@@ -14,13 +7,18 @@ or, where gradients are clipped by their norm, which everybody waits for,
     step = max (end + reduction) + sum of the norms + max (update + gathering)
 
 The ends are those of the replay (`hetplan.cost.replay.step`) of the plan's schedule, all pipelines
-together, with rendezvous sends where the plan's target has them and does not overlap them; layers
-are priced by `priced.layers`, transfers between stages by `priced.hops`, the end of the step by
-`priced.end_of_step` and `priced.step`, memory by `memory`. Components add up to the step
-(`priced.break_down`).
+together, with rendezvous sends where the plan's target has them and does not overlap them; the rest
+is `hetplan.cost.step_model`. Components add up to the step.
 
 Where the spread of a kind's devices is known the step is the mean over draws of who is how slow
-(`priced.draws.straggler_wait`): what several stages wait for is later than the mean of each.
+(`step_model.draws.straggler_wait`): what several stages wait for is later than the mean of each.
+
+How wide the interval is. The draws (`step_model.draws`) give its shape and its own width. Where a
+predictor has been calibrated with measured runs (`predict.calibration`) the width is theirs: the
+logarithm of every draw over the central step is stretched or shrunk until half of the way from p5
+to p95 is what conformal prediction asks for. Steps whose predictions are all certain get a normal
+law of it. Plans that are priced with one seed share their draws, so that two of them are compared
+under the same luck.
 
 A search that adds up what stages and boundaries cost alone (`hetplan.search.space`) gets the same
 step, or a shorter one where a plan's parts slow each other (`search.space.plan_evaluator`). So a
@@ -33,6 +31,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import NormalDist
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -45,10 +44,10 @@ from hetplan.cost.components.step import clock
 from hetplan.cost.estimate_values import CauseSeconds, Component, Estimate, Interval, StageEstimate
 from hetplan.cost.step_model.break_down import BreakDown, break_down, end_parts
 from hetplan.cost.step_model.draws import SourcePart, drawn_steps, step_sources, straggler_wait
-from hetplan.cost.step_model.norm import norm_parts
 from hetplan.cost.step_model.plan import PlanCosts
 from hetplan.cost.step_model.pricer import Pricer, StepCost
-from hetplan.cost.step_model.step import owned
+from hetplan.cost.step_model.step import norm_parts, owned
+from hetplan.cost.step_model.units import Unit
 from hetplan.cost.step_model.values import Part
 from hetplan.cost.terms import NORMAL_90, extrapolates, normal_quantiles, notes
 from hetplan.errors import Fault, InputError
@@ -59,8 +58,11 @@ from hetplan.predict.calibration.factors import devices_of, regime_of
 from hetplan.predict.calibration.values import (
     COMMUNICATION,
     COMPUTE,
+    FIXED,
     Calibration,
     CauseFactor,
+    RunError,
+    RunPart,
 )
 from hetplan.predict.predictor import DATASHEET, Predictor, calibrated_cause, is_link
 from hetplan.units import format_bytes
@@ -325,14 +327,14 @@ _NUMBERS = ("forward", "backward", "reduction", "optimizer")
 def _parts(plan: Plan, costs: PlanCosts, step: StepCost) -> Iterator[Part]:
     """Every predicted part, in the order of the pipelines; equal units once."""
     own = owned(plan, costs, step.work)
-    seen: set[int] = set()
+    seen: set[tuple[Unit, int]] = set()
     for p, pipeline in enumerate(step.work):
         for s, stage in enumerate(pipeline.stages):
             for unit in stage.units:
                 for start, stop in stage.ranges:
                     for kind in dict.fromkeys(unit.kind_at[start:stop]):
-                        if id(unit.costs[kind]) not in seen:
-                            seen.add(id(unit.costs[kind]))
+                        if (unit, kind) not in seen:
+                            seen.add((unit, kind))
                             cost = unit.costs[kind]
                             yield from (*cost.forward, *cost.backward, *cost.again)
             before, after = end_parts(stage, step.composed.stages[p][s], own[p][s])
@@ -382,3 +384,79 @@ def _warnings(costs: PlanCosts, step: StepCost, parts: tuple[Part, ...]) -> Iter
             yield from slowdowns(island.device).notes
     if costs.settings.job.sequence_lengths:
         yield length_factors(costs.settings.job).note
+
+
+def step_quantile(pricer: Pricer, plan: Plan, quantile: float) -> float:
+    """Seconds that a step stays below with this probability; `quantile` between 0 and 1."""
+    step, costs = pricer.step(plan), pricer.costs(plan)
+    central = step.step_seconds + straggler_wait(plan, costs, step)
+    known = step_calibration(pricer.predictor, plan, pricer.cluster, step_causes(plan, costs, step))
+    logs, _, _ = scaled_logs(drawn_steps(plan, costs, step), central, known)
+    return central * float(np.exp(np.quantile(logs, quantile, method="hazen")))
+
+
+_NORMAL_80 = NormalDist().inv_cdf(0.9)  # deviations from the middle of a normal law to its p90
+_ROUNDING = 1e-9  # of a step: what sums of its parts may be off
+
+
+def run_error(
+    estimate: Estimate,
+    plan: Plan,
+    cluster: Cluster,
+    *,
+    measured_seconds: float,
+    cell: str,
+    source: str,
+) -> RunError:
+    """The run's error by cause, for `predict.calibration.calibrate`.
+
+    The estimate must be of a predictor without calibration, or factors are corrected twice. One of
+    an older hetplan, which does not say what its step is made of, has one part that nothing moves.
+    """
+    parts = _run_parts(estimate)
+    rest = estimate.step_seconds - sum(part.seconds for part in parts)
+    if rest > _ROUNDING * estimate.step_seconds:
+        parts += (RunPart(cause=FIXED, name=FIXED, seconds=rest, log_halfwidth=0.0),)
+    return RunError(
+        cell=cell,
+        devices=devices_of(plan, cluster),
+        regime=regime_of(plan, cluster),
+        predicted_seconds=estimate.step_seconds,
+        log_halfwidth=own_halfwidth(estimate),
+        measured_seconds=measured_seconds,
+        parts=parts,
+        source=source,
+    )
+
+
+def _run_parts(estimate: Estimate) -> tuple[RunPart, ...]:
+    """By what runs can correct: one part per device kind, one per link or class of links.
+
+    Sources of errors within a part are independent of each other: squares add up.
+    """
+    seconds: dict[tuple[str, str], float] = {}
+    squares: dict[tuple[str, str], float] = {}
+    for each in estimate.causes:
+        name = COMMUNICATION if is_link(each.cause) else COMPUTE
+        key = calibrated_cause(each.cause), name
+        seconds[key] = seconds.get(key, 0.0) + each.seconds
+        squares[key] = squares.get(key, 0.0) + (each.seconds * each.log_halfwidth) ** 2
+    return tuple(
+        RunPart(
+            cause=cause,
+            name=name,
+            seconds=taken,
+            log_halfwidth=math.sqrt(squares[cause, name]) / taken,
+        )
+        for (cause, name), taken in sorted(seconds.items())
+    )
+
+
+def own_halfwidth(estimate: Estimate) -> float:
+    """Half-width of the step's 90 % interval by the predictions alone, in the logarithm."""
+    if estimate.own_log_halfwidth is not None:
+        return estimate.own_log_halfwidth
+    # An older estimate has p10 and p90 alone, from which a normal law gives p5 and p95.
+    span = estimate.interval
+    deviation = 0.5 * math.log(span.p90_seconds / span.p10_seconds) / _NORMAL_80
+    return NORMAL_90 * deviation

@@ -11,9 +11,9 @@ import json
 from collections.abc import Iterator
 
 from hetplan.cost.replay.step import PipelineReplay, replay_step
+from hetplan.cost.step_model.plan import PipelineWork, sends_wait
 from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.cost.step_model.step import StageEnd
-from hetplan.cost.step_model.work import PipelineWork, sends_wait
 from hetplan.plans.plan import Plan
 
 Event = dict[str, object]

@@ -9,8 +9,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from hetplan.cost.network.segments import LinkScope, TrafficClass
-from hetplan.cost.traffic.ledger import Ledger, all_classes, ledger
-from hetplan.cost.traffic.published import (
+from hetplan.cost.traffic import Ledger, all_classes, ledger
+from hetplan.errors import InputError
+from hetplan.files.encoding import encode
+from hetplan.predict.predictor import Predictor
+from hetplan.reports.published_traffic import (
     SWITCH_BITS_PER_SECOND,
     ArticleRow,
     Slip,
@@ -19,9 +22,6 @@ from hetplan.cost.traffic.published import (
     inputs_of,
     switches_for,
 )
-from hetplan.errors import InputError
-from hetplan.files.encoding import encode
-from hetplan.predict.predictor import Predictor
 from hetplan.reports.terminal import print_table
 from hetplan.search.result import SearchResult
 from hetplan.units import format_rate, format_seconds

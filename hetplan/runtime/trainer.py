@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from hetplan.cost.components.step import clips_gradients
 from hetplan.cost.network.segments import TrafficClass
-from hetplan.cost.step_model.work import sends_wait
+from hetplan.cost.step_model.plan import sends_wait
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec

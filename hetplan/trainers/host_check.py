@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hetplan.cost.traffic.count import checkpoint_bytes_per_parameter
+from hetplan.cost.traffic import checkpoint_bytes_per_parameter
 from hetplan.plans.pieces import Places, stage_array
 from hetplan.schedulers.launch import EmissionOptions, TrainerLaunch
 from hetplan.schedulers.rank_layout import Host, RankLayout, used_devices

@@ -20,12 +20,12 @@ from typing import TypeVar
 import numpy as np
 
 from hetplan.cluster.spec import Cluster
+from hetplan.cost.arrays import Floats
 from hetplan.cost.estimate_values import Component, ComponentSeconds, Estimate, MemoryUse
-from hetplan.cost.replay.kernel import Floats
-from hetplan.cost.replay.step import step_ends
+from hetplan.cost.replay.ends import step_ends
+from hetplan.cost.step_model.plan import PipelineWork, StageWork, sends_wait
 from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.cost.step_model.step import compose
-from hetplan.cost.step_model.work import PipelineWork, StageWork, sends_wait
 from hetplan.plans.plan import Plan, expand
 from hetplan.predict.predictor import Predictor
 from hetplan.search.result import SearchResult

@@ -28,11 +28,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetplan.cluster.spec import Cluster, Island
-from hetplan.cost.estimate import estimate_with
+from hetplan.cost.estimate import estimate_with, step_quantile
 from hetplan.cost.network.segments import LinkScope
-from hetplan.cost.quantile import step_quantile
 from hetplan.cost.step_model.pricer import Pricer
-from hetplan.cost.traffic.ledger import ledger
+from hetplan.cost.traffic import ledger
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job, Objective
 from hetplan.plans.plan import Plan, RecomputeGranularity, expand

@@ -273,28 +273,6 @@ def chained(
     return world, phases
 
 
-def served(ranks: Unit, blocks: tuple[Block, ...], server: int) -> Machine:
-    """An all_reduce through one unit of the outermost ring, its result checked."""
-    chain = Chain(ranks=ranks, blocks=blocks, equal=True)
-    world = machine(ranks, chain.cuts())
-    whole = sums(world)
-    for block in blocks[:-1]:
-        chain.run(world, block, reduce=True, gather=False)
-    low = blocks[-1][0]
-    members = units(ranks, low)
-    holders = [chain.holder(world, unit, low) for unit in members]
-    clients = [holder for index, holder in enumerate(holders) if index != server]
-    atoms = range(len(world.atoms))
-    for client, atom in product(clients, atoms):
-        world.step([(client(atom), holders[server](atom), atom)], add=True)
-    for client, atom in product(clients, atoms):
-        world.step([(holders[server](atom), client(atom), atom)], add=False)
-    for block in reversed(blocks[:-1]):
-        chain.run(world, block, reduce=False, gather=True)
-    assert all(world.values[rank] == whole for rank in ranks)
-    return world
-
-
 def halved_and_doubled(ranks: Unit, *, operation: str, far_first: bool) -> Machine:
     """Recursive halving, doubling, or both, its result checked."""
     count = len(ranks)
@@ -396,64 +374,9 @@ def _tree_over(
     return members[root]
 
 
-def spread(ranks: Unit, *, chain: bool) -> Machine:
-    """A broadcast of the first rank's numbers, down binomial trees or along chains."""
-    nodes = units(ranks, 1)
-    lanes = min(map(len, nodes)) if chain and len(nodes) > 1 else 1
-    world = machine(ranks, {Fraction(lane, lanes) for lane in range(lanes)})
-    wanted = list(world.values[ranks[0]])
-    if chain:
-        for lane in range(lanes):
-            order = [ranks[seat] for seat in _ring_order(ranks, lane)]
-            ways_out = {rank.node: rank for rank in order[: len(nodes[0])]}
-            # The lane's way starts at the root, wherever that stands in its node's turn.
-            order.remove(ranks[0])
-            order.insert(0, ranks[0])
-            for source, target in pairwise(order):
-                leaves = (source.island, source.node) != (target.island, target.node)
-                if leaves and source in nodes[0]:
-                    source = ways_out[source.node]
-                world.step([(source, target, lane)], add=False)
-    else:
-        _binomial(world, [region[0] for region in units(ranks, 3)])
-        for region in units(ranks, 3):
-            _binomial(world, [island[0] for island in units(region, 2)])
-        for island in units(ranks, 2):
-            _binomial(world, [node[0] for node in units(island, 1)])
-        for node in nodes:
-            _binomial(world, list(node))
-    assert all(world.values[rank] == wanted for rank in ranks)
-    return world
-
-
-def _binomial(world: Machine, members: list[Rank]) -> None:
-    reached = 1
-    while reached < len(members):
-        for seat in range(min(reached, len(members) - reached)):
-            sends = [(members[seat], members[seat + reached], 0)]
-            world.step(sends, add=False)
-        reached *= 2
-
-
-def exchanged(ranks: Unit, level: int) -> dict[tuple[Rank, Rank], Fraction]:
-    """Parts of the message that an all_to_all sends: directly (level 0), or first to the rank of
-    the same unit that has the target's number; checked that every block arrives.
-    """
-    count = len(ranks)
-    sent: dict[tuple[Rank, Rank], Fraction] = defaultdict(Fraction)
-    blocks = {(source, target): source for source, target in product(ranks, repeat=2)}
-
-    def move(block: tuple[Rank, Rank], to: Rank) -> None:
-        if blocks[block] != to:
-            sent[blocks[block], to] += Fraction(1, count)
-            blocks[block] = to
-
-    if level:
-        seat = {rank: index for unit in units(ranks, level) for index, rank in enumerate(unit)}
-        for unit in units(ranks, level):
-            for source, target in product(unit, ranks):
-                move((source, target), unit[seat[target]])
-    for block in blocks:
-        move(block, block[1])
-    assert all(at == target for (_, target), at in blocks.items())
-    return sent
+def exchanged(ranks: Unit) -> dict[tuple[Rank, Rank], Fraction]:
+    """Parts of the message that an all_to_all sends, every rank to every other one."""
+    part = Fraction(1, len(ranks))
+    return {
+        (source, target): part for source, target in product(ranks, repeat=2) if source != target
+    }

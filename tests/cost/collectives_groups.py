@@ -12,15 +12,25 @@ from collectives_counted import Rank
 from cost_fakes import island, link
 from hypothesis import strategies as st
 
+from hetplan.cluster.hosts import place_of
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.collectives import CollectiveCost, GroupShape, group_shape
-from hetplan.cost.network.segments import LinkName, link_name
+from hetplan.cost.network.segments import LinkName, LinkScope, between_islands, island_link
 
 Populations = tuple[tuple[int, tuple[int, ...]], ...]
 """Per island its region's number and the ranks of its nodes."""
 
 MAX_NODES = 5
 DEVICES_PER_NODE = 8
+
+
+def link_name(cluster: Cluster, left: int, right: int) -> LinkName:
+    """Name of the link between two different devices."""
+    one, two = place_of(cluster, left), place_of(cluster, right)
+    if one.island.name != two.island.name:
+        return between_islands(one.island.name, two.island.name)
+    scope = LinkScope.NODE if one.node == two.node else LinkScope.ISLAND
+    return island_link(one.island.name, scope)
 
 
 @dataclass(frozen=True)

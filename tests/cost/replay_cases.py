@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import strategies as st
 
-from hetplan.cost.replay.step import PipelineTimes
+from hetplan.cost.replay.times import PipelineTimes
 from hetplan.plans.plan import SCHEDULES
 
 
@@ -137,4 +137,34 @@ def even_times(
         link_backward=np.full(hops, -1),
         shared_forward=np.zeros(hops),
         shared_backward=np.zeros(hops),
+    )
+
+
+def one_pipeline(
+    forward: Sequence[float],
+    backward: Sequence[float],
+    send_forward: Sequence[float],
+    send_backward: Sequence[float],
+    wire_latency: Sequence[float],
+    rendezvous_extra: Sequence[float],
+    warmup: Sequence[int],
+    num_microbatches: int,
+) -> PipelineTimes:
+    """1F1B over wires of its own, from the arguments of `pipeline_ends`."""
+    nothing = np.zeros(len(warmup) - 1)
+    return PipelineTimes(
+        schedule="1f1b",
+        num_microbatches=num_microbatches,
+        warmup=tuple(int(depth) for depth in warmup),
+        forward=np.array(forward).reshape(-1, 1),
+        backward=np.array(backward).reshape(-1, 1),
+        weight=np.zeros((len(warmup), 1)),
+        send_forward=np.array(send_forward),
+        send_backward=np.array(send_backward),
+        wire_latency=np.array(wire_latency),
+        rendezvous_extra=np.array(rendezvous_extra),
+        link_forward=np.full(len(nothing), -1),
+        link_backward=np.full(len(nothing), -1),
+        shared_forward=nothing,
+        shared_backward=nothing,
     )

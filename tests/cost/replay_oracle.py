@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
 from hetplan.cost.replay.programs import Receive, Send, Wait, programs
-from hetplan.cost.replay.step import PipelineTimes
+from hetplan.cost.replay.times import PipelineTimes
 from hetplan.cost.schedules import Pass
 
 
@@ -66,6 +66,8 @@ class World:
         self.rendezvous = rendezvous
         self.wires: defaultdict[int, Wire] = defaultdict(lambda: Wire(self.clock))
         self.ends = [[-1.0] * times.num_stages for times in pipelines]
+        self.starts: list[float] = []
+        """Of every pass, in no order."""
         for p, times in enumerate(pipelines):
             Pipe(self, p, times)
         self.clock.run()
@@ -103,6 +105,7 @@ class Pipe:
             elif isinstance(step, Pass):
                 kinds = {"F": self.times.forward, "B": self.times.backward, "W": self.times.weight}
                 self.computing[stage] = True
+                self.world.starts.append(self.world.clock.now)
                 self.world.clock.after(
                     float(kinds[step.kind][stage, step.chunk]), lambda: self.computed(stage)
                 )

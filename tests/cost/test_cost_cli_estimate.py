@@ -62,12 +62,6 @@ def test_layers_say_how_many_stages() -> None:
     assert plan.pipelines[0].stages[0].replicas[0].dp == 4
 
 
-def test_given_dp_prefers_one_island_with_room() -> None:
-    assert placed(layout(layers="3,5", tp=2, dp=2)) == [("a", 4), ("a", 6)]
-    # Three stages of four devices: two fill island a, the third goes to b.
-    assert placed(layout(layers="3,3,2", tp=2, dp=2)) == [("a", 4), ("a", 3), ("b", 3)]
-
-
 def test_islands_as_given() -> None:
     assert placed(layout(layers="2,3,3", islands="b,a,a", dp=1)) == [("b", 3), ("a", 3), ("a", 4)]
     assert placed(layout(pp=4, islands="b", dp=1)) == [("b", 3), ("b", 2), ("b", 2), ("b", 3)]
@@ -298,21 +292,6 @@ def test_a_fault_of_one_stage_names_that_stage() -> None:
         any_layout(pp=2, layers="2,6", recompute=True, recompute_layers=3)
     (fault,) = caught.value.faults
     assert fault.field == "pipelines[0].stages[0].recompute.layers"
-
-
-def test_the_break_down_and_the_choices_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run(
-        monkeypatch, *FILES, "--pp", "2", "--tp", "2", "--dp", "2", "--cp", "2",
-        "--sequence-parallel", "--overlap", "reduction,tp", "--recompute-modules", "core_attn",
-        "--virtual-stages", "2", "--sharding", "gradients", asked=ANY,
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    shown = " ".join(result.stdout.split())
-    assert "tp 2 with sequence parallelism, cp 2, dp 2" in shown
-    assert "recompute selective (core_attn)" in shown
-    assert "schedule interleaved-1f1b with 2 virtual stages" in shown
-    for word in ("critical path", "bubble", "pp", "optimizer", "does not clip gradients"):
-        assert word in result.stdout
 
 
 def test_a_trace_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,13 +6,21 @@ from collections import defaultdict
 from dataclasses import replace
 
 import pytest
-from collectives_groups import Group, Populations, group, plain_cluster, populations, traffic
+from collectives_groups import (
+    Group,
+    Populations,
+    group,
+    link_name,
+    plain_cluster,
+    populations,
+    traffic,
+)
 from cost_fakes import Figures, link
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetplan.cluster.spec import Cluster, Link, Transport
-from hetplan.cost.collectives import Algorithm, collective, group_shape
+from hetplan.cost.collectives import Algorithm, collective
 from hetplan.cost.collectives.direct_levels import (
     CHOICE_BYTES,
     CHUNK_BYTES,
@@ -23,7 +31,7 @@ from hetplan.cost.collectives.direct_levels import (
 )
 from hetplan.cost.collectives.layout import ISLAND, NODE, Layout, layouts
 from hetplan.cost.collectives.values import Asking
-from hetplan.cost.network.segments import LinkName, link_name
+from hetplan.cost.network.segments import LinkName
 from hetplan.predict.fit import FittedPredictor
 from hetplan.profiling.samples import LinkOperation
 from hetplan.runtime.communicator.levels import Move, phases
@@ -252,12 +260,3 @@ def test_a_price_never_falls_as_the_message_grows(found: Populations, seed: int)
     for layout in layouts(own.cluster, own.shape, equal=True):
         prices = [direct_sum(layout, CHUNK_BYTES * at / 4, ASKING).seconds for at in range(50)]
         assert prices == sorted(prices)
-
-
-def test_devices_and_shape_decide_alone() -> None:
-    """Which devices of a node take part changes nothing."""
-    shape: Populations = ((0, (2, 1)), (1, (1,)))
-    cluster = staged(shape)
-    found = {summed_by_messages(cluster, group(shape, seed, cluster).shape) for seed in range(5)}
-    assert len(found) == 1
-    assert group_shape(cluster, group(shape, 1, cluster).device_of.values()).num_ranks == 4

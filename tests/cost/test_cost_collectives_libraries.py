@@ -11,7 +11,8 @@ from counted_steps import steps_of
 
 from hetplan.cluster.spec import Cluster, IslandLink, Transport
 from hetplan.cost.collectives import ALL, Algorithm, CollectiveCost, collective, group_shape
-from hetplan.cost.collectives.libraries import OFFERED, offered, transport_of
+from hetplan.cost.collectives.choose import OFFERED, offered
+from hetplan.cost.collectives.shape import transport_of
 from hetplan.errors import InputError
 from hetplan.profiling.samples import LinkOperation
 
@@ -47,7 +48,7 @@ def cost(
 
 @pytest.mark.parametrize("message", [1e2, 1e5, 1e7, 1e9])
 @pytest.mark.parametrize("places", [NODES, REGIONS, ((0, (8,)),), ((0, (3,)), (1, (5, 1)))])
-@pytest.mark.parametrize("operation", [op for op in LinkOperation if "send" not in op.value])
+@pytest.mark.parametrize("operation", list(OFFERED[Transport.DEVICE_DIRECT]))
 def test_only_what_the_library_has_is_chosen(
     message: float, places: Populations, operation: LinkOperation
 ) -> None:
@@ -58,17 +59,15 @@ def test_only_what_the_library_has_is_chosen(
         assert cost(own, message, operation, ALL).seconds <= found.seconds
 
 
-def test_parameter_server_doubling_and_free_nesting_are_cheaper_but_not_what_runs() -> None:
+def test_doubling_and_free_nesting_are_cheaper_but_not_what_runs() -> None:
     """Each of them is the cheapest of all somewhere here; no library does it."""
     seen = set()
     for own in (group(((0, (8,)),)), group(NODES), group(REGIONS), staged(REGIONS)):
         for message in (1e2, 1e4, 1e6, 1e8):
             free = cost(own, message, among=ALL)
-            nested = free.algorithm is Algorithm.TWO_LEVEL and "islands" in free.detail
-            if nested or free.algorithm in (Algorithm.PARAMETER_SERVER, Algorithm.HALVING_DOUBLING):
-                seen.add("nested" if nested else free.algorithm.value)
-                assert cost(own, message).seconds >= free.seconds
-    assert seen >= {"nested", "halving-doubling"}
+            seen.add((free.algorithm, "islands" in free.detail))
+            assert cost(own, message).seconds >= free.seconds
+    assert seen >= {(Algorithm.TWO_LEVEL, True), (Algorithm.HALVING_DOUBLING, False)}
 
 
 def test_one_staged_link_gives_the_group_to_gloo() -> None:

@@ -1,188 +1,95 @@
+"""What a step costs beside passes and transfers: updates on the host, norm, clocks, stragglers."""
+
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from cost_fakes import island, job
-from hypothesis import given, settings
+from cost_fakes import island, job, model
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hetplan.cluster.devices import MIN_VOLTAGE, STATIC_POWER, HostInterface, capped_clock_ratio
+from hetplan.cost.components.layers import copied_heads_share, expert_load, length_factors
 from hetplan.cost.components.step import (
     HOST_INTERFACE_EFFICIENCY,
     HOST_UPDATE_BYTES_PER_SECOND,
-    ComponentCost,
     clips_gradients,
     clock,
-    clock_factor,
-    data_loading,
     gradient_norm,
-    host_optimizer,
     host_update_seconds,
-    nothing,
-    of_terms,
     offloaded_update,
-    optimizer,
+    straggler_factor,
 )
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.terms import Term, seconds_of
+from hetplan.cost.step_model.values import seconds_of_parts
+from hetplan.cost.terms import Term
 from hetplan.errors import InputError
-from hetplan.job.spec import Optimizer, Precision
+from hetplan.files.shipped import shipped_folder
+from hetplan.job.spec import LengthShare, Optimizer, Precision
+from hetplan.model.layers import Attention, Experts, Mlp, TransformerLayer
+from hetplan.model.load import load_model
+from hetplan.model.work import attended, transformer_work
 from hetplan.predict.datasheet import ELEMENTWISE_EFFICIENCY_BACKWARD, optimizer_update
 from hetplan.predict.predictor import Prediction
 
 PLACE = island("a")
 HOSTED = replace(PLACE.device, host=HostInterface(pcie_generation=4, lanes=16))
+DENSE = model().common_layer()
 
 
-def term(seconds: float, halfwidth: float = 0.2, cause: str = "fast") -> Term:
-    prediction = Prediction(seconds=seconds, log_halfwidth=halfwidth, source="measured")
-    return Term(what="work", cause=cause, count=1, prediction=prediction)
-
-
-def test_zero_only_with_a_reason():
-    with pytest.raises(InputError, match="data loading is zero and does not say why"):
-        ComponentCost(component=Component.DATA_LOADING, seconds=0.0)
-    assert nothing(Component.NORM, "because").note == "because"
-    assert of_terms(Component.NORM, ()).note
-    assert of_terms(Component.NORM, (term(0.0),)).note == "predicted to take no time"
-
-
-def test_data_loading_is_what_the_job_says():
-    assert data_loading(job(data_loading_seconds=0.25)).seconds == 0.25
-    free = data_loading(job())
-    assert free.seconds == 0
-    assert "prefetched" in free.note
-
-
-# ---- optimizer in host memory
-
-
-def test_transfers_and_update_by_hand():
-    down, update, up = host_update_seconds(
-        HOSTED,
-        Optimizer.ADAMW,
-        Precision.BFLOAT16,
-        1e9,
-        devices_per_host=8,
-        gradient_bytes=4,
-        parameter_bytes=2,
-    )
+def test_an_offloaded_part_leaves_the_device_the_rest() -> None:
+    place = replace(PLACE, device=HOSTED, devices_per_node=8)
+    asked = job(target="megatron", precision=Precision.BFLOAT16)
+    down, update, up = host_update_seconds(place, asked, 1e9)
     rate = 16 * 16e9 * 128 / 130 / 8 * HOST_INTERFACE_EFFICIENCY  # PCIe 4.0 x16
     assert down == pytest.approx(4e9 / rate)
     assert up == pytest.approx(2e9 / rate)
     assert update == pytest.approx(8 * 30e9 / HOST_UPDATE_BYTES_PER_SECOND)
-
-
-sizes = st.floats(1e3, 1e11)
-
-
-@settings(max_examples=100, deadline=None)
-@given(parameters=sizes, devices=st.integers(1, 16), pieces=st.integers(1, 100))
-def test_pieces_work_at_the_same_time(parameters, devices, pieces):
-    def cost(count: int) -> ComponentCost:
-        return host_optimizer(
-            HOSTED,
-            job(),
-            parameters,
-            devices_per_host=devices,
-            gradient_bytes=4,
-            parameter_bytes=4,
-            pieces=count,
-        )
-
-    parts = host_update_seconds(
-        HOSTED,
-        Optimizer.ADAMW,
-        Precision.FLOAT32,
-        parameters,
-        devices_per_host=devices,
-        gradient_bytes=4,
-        parameter_bytes=4,
-    )
-    found = cost(pieces)
-    assert max(parts) <= found.seconds * (1 + 1e-12)
-    assert found.seconds <= sum(parts) * (1 + 1e-12)
-    assert found.seconds + found.hidden_seconds == pytest.approx(sum(parts))
-    assert cost(1).hidden_seconds == 0
-    assert cost(pieces + 1).seconds <= found.seconds * (1 + 1e-12)
-    assert seconds_of(found.terms) == pytest.approx(found.seconds)
-    # The line of three stations, piece by piece.
-    ends = [0.0, 0.0, 0.0]
-    for _ in range(pieces):
-        for at, part in enumerate(parts):
-            ends[at] = max(ends[at], ends[at - 1] if at else 0.0) + part / pieces
-    assert found.seconds == pytest.approx(ends[-1])
-
-
-def test_an_offloaded_part_leaves_the_device_the_rest():
-    place = replace(PLACE, device=HOSTED)
-    whole = term(1.0)
-    kept, host = offloaded_update(place, job(), 1e9, 0.25, whole)
-    assert (kept.component, kept.seconds) == (Component.OPTIMIZER, 0.75)
-    assert host.component is Component.OFFLOAD
-    all_kept, all_host = offloaded_update(place, job(), 1e9, 1.0, whole)
-    assert all_kept.seconds == 0
-    assert "host memory" in all_kept.note
-    assert all_host.seconds == pytest.approx(4 * host.seconds)
-    none = offloaded_update(place, job(), 1e9, 0.0, whole)
-    assert [cost.seconds for cost in none] == [1.0, 0.0]
-    assert optimizer(whole).seconds == 1.0
+    predicted = Prediction(seconds=1.0, log_halfwidth=0.2, source="measured")
+    whole = Term(what="work", cause="fast", count=1, prediction=predicted)
+    for part in (0.25, 0.5, 1.0):
+        found = offloaded_update(place, asked, 1e9, part, whole)
+        seconds = {each.component: each.seconds for each in found}
+        assert seconds.pop(Component.OFFLOAD) == pytest.approx(part * (down + update + up))
+        assert seconds == ({} if part == 1.0 else {Component.OPTIMIZER: 1.0 - part})
+    assert [each.seconds for each in offloaded_update(place, asked, 1e9, 0.0, whole)] == [1.0]
     with pytest.raises(InputError, match="has no host interface"):
-        offloaded_update(PLACE, job(), 1e9, 0.5, whole)
+        offloaded_update(PLACE, asked, 1e9, 0.5, whole)
 
 
-# ---- gradient norm
-
-
-def test_who_clips():
+def test_who_clips_and_the_norm_is_passes_over_memory() -> None:
     assert not clips_gradients(job())
     assert clips_gradients(job(target="megatron"))
     assert not clips_gradients(job(target="megatron", gradient_clipping=False))
     assert clips_gradients(job(gradient_clipping=True))
-
-
-def test_the_norm_is_passes_over_memory_and_a_sum():
-    sums = (term(2e-4, cause="link"),)
     asked = job(target="megatron", precision=Precision.BFLOAT16)
-    update = Prediction(seconds=1.0, log_halfwidth=0.1, source="measured")
-    found = gradient_norm(PLACE.device, asked, 1e9, 4, update, sums)
+    update = Prediction(seconds=28.0, log_halfwidth=0.1, source="measured")
+    (found,) = gradient_norm(PLACE.device, asked, 1e9, 4, update)
     local = 12e9 / (1e12 * ELEMENTWISE_EFFICIENCY_BACKWARD)
-    assert found.seconds == pytest.approx(local + 2e-4)
-    assert [each.cause for each in found.terms] == ["fast", "link"]
+    assert (found.component, found.seconds) == (Component.NORM, pytest.approx(local))
     # A datasheet's update in 16 bit has the reading pass in its bytes.
     prior = optimizer_update(PLACE.device, Optimizer.ADAMW, 1e9, Precision.BFLOAT16)
-    counted = gradient_norm(PLACE.device, asked, 1e9, 4, prior, sums)
-    assert counted.seconds == pytest.approx(local * 2 / 3 + 2e-4)
-    assert "optimizer's bytes" in counted.note
-    # Loss scaling sums a second scalar.
-    half = replace(asked, precision=Precision.FLOAT16)
-    assert gradient_norm(PLACE.device, half, 1e9, 4, update, sums).seconds == pytest.approx(
-        local + 4e-4
-    )
+    counted = gradient_norm(PLACE.device, asked, 1e9, 4, prior)
+    assert seconds_of_parts(counted) == pytest.approx(local * 2 / 3)
     for why in (job(), replace(asked, gradient_clipping=False)):
-        none = gradient_norm(PLACE.device, why, 1e9, 4, update, sums)
-        assert none.seconds == 0
-        assert "not clip" in none.note
-
-
-def test_without_a_bandwidth_the_update_says_how_fast_memory_is():
+        assert gradient_norm(PLACE.device, why, 1e9, 4, update) == ()
+    # Without a bandwidth the update says how fast memory is.
     core = replace(PLACE.device, memory_bandwidth_bytes_per_second=0.0)
-    asked = job(gradient_clipping=True)
-    update = Prediction(seconds=28.0, log_halfwidth=0.1, source="measured")
-    found = gradient_norm(core, asked, 1e9, 4, update, ())
+    (found,) = gradient_norm(core, job(gradient_clipping=True), 1e9, 4, update)
     assert found.seconds == pytest.approx(12.0)
-    assert found.terms[0].prediction.log_halfwidth > 0.1
-    empty = gradient_norm(core, asked, 0.0, 4, replace(update, seconds=0.0), (term(1e-3),))
-    assert empty.seconds == 1e-3
+    assert found.term.prediction.log_halfwidth > 0.1
+    assert gradient_norm(core, asked, 0.0, 4, replace(update, seconds=0.0)) == ()
 
 
-# ---- clocks
+# ---- clocks and stragglers
 
 
 @settings(max_examples=200, deadline=None)
 @given(power=st.floats(STATIC_POWER + 0.01, 1.0))
-def test_the_clock_under_a_cap_draws_the_cap(power):
+def test_the_clock_under_a_cap_draws_the_cap(power: float) -> None:
     ratio = capped_clock_ratio(power)
     assert 0 < ratio <= 1
     drawn = STATIC_POWER + (1 - STATIC_POWER) * ratio * max(ratio, MIN_VOLTAGE) ** 2
@@ -193,20 +100,162 @@ def test_the_clock_under_a_cap_draws_the_cap(power):
         assert ratio >= power - 1e-12
 
 
-def test_clocks_of_islands():
-    boarded = replace(PLACE.device, max_power_watts=400.0)
-    plain = replace(PLACE, device=boarded)
+def test_clocks_of_islands() -> None:
+    plain = replace(PLACE, device=replace(PLACE.device, max_power_watts=400.0))
     assert clock(plain) == clock(replace(plain, power_cap_watts=400.0))
-    assert clock_factor(plain) == 1.0
-    assert clock(plain).notes == ()
-    slow = replace(plain, clock_ratio=0.8)
-    assert clock_factor(slow) == pytest.approx(1.25)
-    assert clock_factor(slow, compute_share=0.4) == pytest.approx(1.1)
-    capped = replace(slow, power_cap_watts=300.0)
+    assert (clock(plain).ratio, clock(plain).notes) == (1.0, ())
+    capped = replace(plain, clock_ratio=0.8, power_cap_watts=300.0)
     assert clock(capped).ratio == pytest.approx(0.8 * capped_clock_ratio(0.75))
     assert len(clock(capped).notes) == 2
     with pytest.raises(InputError, match="without computing"):
         clock(replace(plain, power_cap_watts=30.0))
-    unknown = replace(PLACE, power_cap_watts=300.0)
-    assert clock_factor(unknown) == 1.0
-    assert "not priced" in clock(unknown).notes[0]
+    unknown = clock(replace(PLACE, power_cap_watts=300.0))
+    assert unknown.ratio == 1.0
+    assert "not priced" in unknown.notes[0]
+
+
+@pytest.mark.parametrize(("spread", "count"), [(0.03, 64), (0.3, 7), (0.1, 1)])
+def test_the_slowest_rank_is_that_of_draws(spread: float, count: int) -> None:
+    rng = np.random.default_rng(5)
+    largest = np.exp(spread * rng.standard_normal((40_000, count)).max(axis=1))
+    error = float(largest.std() / math.sqrt(len(largest)))
+    assert straggler_factor(spread, count) == pytest.approx(float(largest.mean()), abs=5 * error)
+
+
+@settings(max_examples=100, deadline=None)
+@given(spread=st.floats(0.001, 0.8), count=st.integers(1, 200_000), more=st.floats(1.0, 3.0))
+def test_laws_of_the_slowest_rank(spread: float, count: int, more: float) -> None:
+    # One rank is log-normal, E[max] at least its mean, and grows with ranks and spread.
+    alone = math.exp(spread**2 / 2)
+    assert straggler_factor(spread, 1) == pytest.approx(alone, rel=1e-9)
+    found = straggler_factor(spread, count)
+    assert alone * (1 - 1e-9) <= found <= straggler_factor(spread, 2 * count) * (1 + 1e-9)
+    assert found <= straggler_factor(spread * more, count) + 1e-9
+    assert straggler_factor(None, count) == straggler_factor(0.0, count) == 1.0
+
+
+# ---- key-value heads and experts
+
+
+@given(tp=st.sampled_from([1, 2, 4, 8, 16, 32]), kv=st.sampled_from([1, 2, 4, 8]))
+def test_copied_heads_are_what_a_rank_computes_beyond_an_even_share(tp: int, kv: int) -> None:
+    attention = Attention(num_heads=32, num_kv_heads=kv, head_dim=16)
+    layer = replace(DENSE, attention=attention, mlp=Mlp(ffn_hidden_size=1024, gated=True))
+    beyond = max(0.0, 2 * 512 * 16 - 2 * 512 * 16 * kv / tp)
+    work = transformer_work(layer, 512, 1, 128, tp)
+    found = copied_heads_share(layer, 512, 128, tp)
+    assert found == pytest.approx(2 * 128 * beyond / work.flops)
+    assert 0 <= found < 1
+
+
+def test_latent_attention_has_no_heads_to_copy() -> None:
+    deepseek = load_model(shipped_folder("configs") / "models" / "deepseek-v3.yaml")
+    assert copied_heads_share(deepseek.layer_at(1), 7168, 4096, 64) == 0
+
+
+def moe(experts: int = 8, per_token: int = 2) -> TransformerLayer:
+    mlp = Experts(num_experts=experts, experts_per_token=per_token, expert_ffn_hidden_size=512)
+    return replace(DENSE, mlp=mlp)
+
+
+@given(factor=st.floats(1, 20), ep=st.sampled_from([1, 2, 4, 8, 16]), per_token=st.integers(1, 8))
+def test_the_busiest_rank_has_no_more_than_all_tokens(
+    factor: float, ep: int, per_token: int
+) -> None:
+    layer = moe(experts=16, per_token=per_token)
+    found = expert_load(layer, job(expert_load_factor=factor), ep).factor
+    assert 1 <= found <= max(1.0, factor)
+    # Of each token's copies at most one goes to each of its experts.
+    mean, most = per_token / ep, min(per_token, 16 // ep)
+    assert found * mean <= max(most, mean) * (1 + 1e-12)
+    assert ep > 1 or found == 1
+
+
+def test_why_loads_are_equal() -> None:
+    for layer, load, ep, why in (
+        (DENSE, 1.0, 4, "no experts"),
+        (moe(), 1.5, 1, "holds all experts"),
+        (moe(), 1.0, 4, "equal loads"),
+        (moe(), 1.5, 4, "busiest of 4 ranks has 1.5 times the mean"),
+    ):
+        found = expert_load(layer, job(expert_load_factor=load), ep)
+        assert why in found.note
+        assert found.factor == (1.5 if "busiest" in why else 1)
+
+
+# ---- sequences
+
+
+@st.composite
+def histograms(draw: st.DrawFn) -> tuple[int, dict[int, int]]:
+    row = draw(st.integers(2, 64))
+    counts = st.dictionaries(st.integers(1, row), st.integers(1, 30), min_size=1, max_size=6)
+    return row, draw(counts)
+
+
+def factors(row: int, counts: dict[int, int], *, packing: bool = True, window: int | None = None):
+    shares = [LengthShare(length=n, share=c / sum(counts.values())) for n, c in counts.items()]
+    asked = job(sequence_length=row, sequence_lengths=tuple(shares), packing=packing)
+    return length_factors(asked, window)
+
+
+def first_fit_decreasing(row: int, lengths: list[int]) -> list[list[int]]:
+    """The textbook's form: longest first, each into the first row with room."""
+    rows: list[list[int]] = []
+    for length in sorted(lengths, reverse=True):
+        for held in rows:
+            if sum(held) + length <= row:
+                held.append(length)
+                break
+        else:
+            rows.append([length])
+    return rows
+
+
+@settings(max_examples=30, deadline=None)
+@given(histogram=histograms(), window=st.none() | st.integers(1, 64))
+def test_packing_is_first_fit_decreasing_of_many_sequences(histogram, window) -> None:
+    row, counts = histogram
+    times = 40  # enough sequences that broken-off patterns hardly count
+    lengths = [length for length, count in counts.items() for _ in range(count * times)]
+    assume(len(lengths) <= 2400)
+    rows = first_fit_decreasing(row, lengths)
+    found = factors(row, counts, window=window)
+    edge = (len(counts) + 1) / len(rows)
+    assert found.tokens == pytest.approx(sum(lengths) / (len(rows) * row), rel=edge)
+    cores = [sum(attended(each, window) for each in held) / attended(row, window) for held in rows]
+    assert found.core == pytest.approx(math.fsum(cores) / len(cores), rel=edge)
+
+
+@settings(max_examples=150, deadline=None)
+@given(histogram=histograms(), core_share=st.floats(0, 0.9))
+def test_laws_of_sequences(histogram, core_share) -> None:
+    row, counts = histogram
+    packed, padded = factors(row, counts), factors(row, counts, packing=False)
+    mean = math.fsum(n * c for n, c in counts.items()) / sum(counts.values())
+    assert padded.tokens == pytest.approx(mean / row)
+    assert padded.core == 1.0
+    # Packing never wastes more, and short sequences attend less.
+    assert padded.tokens - 1e-12 <= packed.tokens <= 1.0
+    assert 0 < packed.core <= packed.tokens + 1e-12
+    # Without a window pairs grow with the square.
+    square = math.fsum(n * n * c for n, c in counts.items()) / sum(counts.values())
+    assert packed.core == pytest.approx(packed.tokens * row / mean * square / row**2)
+    assert packed.layer_factor(core_share) <= padded.layer_factor(core_share) + 1e-12
+    assert packed.layer_factor(0.0) == 1.0
+
+
+def test_sequences_by_hand() -> None:
+    full = factors(4096, {4096: 1})
+    assert (full.tokens, full.core, full.layer_factor(0.3)) == (1.0, 1.0, 1.0)
+    assert length_factors(job()).note == "all sequences have sequence_length"
+    halves = factors(4096, {2048: 1})
+    assert (halves.tokens, halves.core) == (1.0, 0.5)
+    # A fifth of the layer is attention, so a tenth of its time is saved.
+    assert halves.layer_factor(0.2) == pytest.approx(0.9)
+    # Inside a window of 512 a half attends to nearly as much per token as the whole.
+    assert factors(4096, {2048: 1}, window=512).core == pytest.approx(0.9333, abs=1e-3)
+    # Two of 60 % do not fit into one row; one of 60 and one of 40 do.
+    assert factors(100, {60: 1}).tokens == pytest.approx(0.6)
+    mixed = factors(100, {60: 1, 40: 1})
+    assert (mixed.tokens, mixed.core) == (pytest.approx(1.0), pytest.approx(0.52))

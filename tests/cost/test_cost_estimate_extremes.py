@@ -10,11 +10,9 @@ from dataclasses import replace
 import pytest
 from cost_fakes import LinearPredictor, island, job, link, model
 from estimate_plans import plan_with, stages_of, wide_cluster
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.components.overlap import Slowdowns, in_buckets, not_overlapped
+from hetplan.cost.components.overlap import Slowdowns, in_buckets
 from hetplan.cost.estimate import estimate, estimate_with
 from hetplan.cost.estimate_values import Component, Estimate
 from hetplan.cost.step_model.pricer import Pricer
@@ -147,18 +145,6 @@ def test_many_pipelines_take_work_in_proportion() -> None:
     few, many = calls(8), calls(64)
     # Eight times as many; 64 times as often where every stage looks at all pipelines.
     assert many < 12 * few
-
-
-@given(st.floats(0, 1e3), st.floats(0, 1e3), st.sampled_from([0, 1, 1.5, 7, math.inf]))
-@settings(max_examples=60, deadline=None)
-def test_buckets_of_anything_are_exposed_or_hidden(
-    communication: float, compute: float, buckets: float
-) -> None:
-    found = in_buckets(communication, compute, buckets, Slowdowns(compute=1.2, communication=1.1))
-    assert found.exposed_seconds >= 0
-    assert found.hidden_seconds >= 0
-    if buckets <= 1:
-        assert found == not_overlapped(communication)
 
 
 @pytest.mark.parametrize(

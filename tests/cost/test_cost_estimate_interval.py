@@ -11,9 +11,8 @@ from cost_fakes import LinearPredictor, island, job, link, model, two_islands
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, RegionLink
-from hetplan.cost.estimate import StepCalibration, estimate, span_of
+from hetplan.cost.estimate import StepCalibration, estimate, own_halfwidth, run_error, span_of
 from hetplan.cost.estimate_values import Estimate
-from hetplan.cost.run_error import own_halfwidth, run_error
 from hetplan.cost.terms import (
     Draws,
     Term,

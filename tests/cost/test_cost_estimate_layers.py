@@ -8,11 +8,10 @@ import pytest
 from cost_fakes import LinearPredictor, job, model
 from estimate_plans import expert_model, plan_with, stages_of, wide_cluster
 
-from hetplan.cluster.spec import Transport
 from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import Component, Estimate
 from hetplan.job.spec import Job, LengthShare
-from hetplan.model.layers import Experts, LayerRun, Mlp
+from hetplan.model.layers import Experts, LayerRun
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.model.work import layer_work
 from hetplan.plans.plan import (
@@ -21,7 +20,6 @@ from hetplan.plans.plan import (
     RecomputeGranularity,
     RecomputeModule,
 )
-from hetplan.predict.datasheet import collective
 from hetplan.predict.fit import FittedPredictor
 
 CLUSTER = wide_cluster()
@@ -280,23 +278,3 @@ def test_clocks_and_stragglers_are_components_of_their_own() -> None:
     )  # mean of the largest of four normal variables is 1.029 standard deviations
     assert found.interval.p10_seconds < found.step_seconds < found.interval.p90_seconds
     assert found.interval.mean_seconds == pytest.approx(found.step_seconds, rel=1e-3)
-
-
-def test_mlp_of_two_matrices_counts_two() -> None:
-    plain = replace(model().layer_runs[0].layer, mlp=Mlp(ffn_hidden_size=512, gated=False))
-    shape = replace(model(), layer_runs=(LayerRun(count=8, layer=plain),))
-    work = layer_work(shape, LayerKind.TRANSFORMER, 1, 128)
-    selective = Recompute(
-        granularity=RecomputeGranularity.SELECTIVE, modules=(RecomputeModule.MLP,)
-    )
-    assert seconds(priced(shape, size=1, recompute=selective), Component.RECOMPUTE) == (
-        pytest.approx(8 * 8 * 0.010 * 2 * 128 * 2 * 256 * 512 / work.flops)
-    )
-
-
-def test_the_fakes_use_the_datasheets_ring() -> None:
-    # What the expected numbers above take for granted of the predictor.
-    fast = CLUSTER.islands[0].intra_node
-    fake = LinearPredictor().collective(fast, "all_gather", 4, 1e6).seconds
-    staged = replace(fast, transport=Transport.HOST_STAGED)
-    assert fake == pytest.approx(collective(staged, "all_gather", 4, 1e6).seconds - 3e-5)

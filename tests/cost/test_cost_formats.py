@@ -18,7 +18,7 @@ from plans_of_many import Case, summed_cases, two_pipelines
 from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.network.segments import TrafficClass
-from hetplan.cost.traffic.ledger import ledger
+from hetplan.cost.traffic import ledger
 from hetplan.job.spec import Precision
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import OverlapSettings, Plan

@@ -10,13 +10,20 @@ from estimate_plans import plan_with, stages_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetplan.cluster.devices import HostInterface
 from hetplan.cluster.node import Nics
-from hetplan.cluster.spec import Cluster
+from hetplan.cluster.spec import Cluster, Transport
 from hetplan.cost.estimate import estimate
-from hetplan.cost.stage_costs import boundary_costs_over
-from hetplan.cost.step_model.groups import KnownCollectives, group_among
-from hetplan.cost.step_model.hops import Hop, Port, Sides, hop_between, hop_over
-from hetplan.cost.step_model.nic_contention import crowd_of
+from hetplan.cost.step_model.groups import KnownCollectives, crowd_of, group_among
+from hetplan.cost.step_model.hops import (
+    Hop,
+    Port,
+    Sides,
+    boundary_costs_over,
+    hop_between,
+    hop_over,
+    host_copies_seconds,
+)
 from hetplan.plans.build import Degrees
 from hetplan.profiling.samples import LinkOperation
 
@@ -107,6 +114,22 @@ def test_a_line_that_was_measured_with_one_sender_is_divided_too() -> None:
 
 def sides(senders: int) -> Sides:
     return Sides(forward_bytes=1e9, backward_bytes=1e9, senders=senders)
+
+
+def test_copies_to_the_host_share_the_uplink_of_a_switch() -> None:
+    host = HostInterface(pcie_generation=4, lanes=16)
+    one = island("a", nodes=4)
+    one = replace(one, device=replace(one.device, host=host), switch_of_device=(0, 0, 1, 1))
+    staged = replace(link(CARD), transport=Transport.HOST_STAGED)
+    rate = host.bandwidth_bytes_per_second
+    for senders, beside in ((1, 1), (2, 2), (4, 2), (3, 2)):
+        found = host_copies_seconds(staged, one, one, 1e9, senders)
+        assert found == pytest.approx(2 * beside * 1e9 / rate)
+    # What was measured has its copies in it; device-direct links have none.
+    assert host_copies_seconds(replace(staged, samples="s"), one, one, 1e9, 1) == 0.0
+    assert host_copies_seconds(link(CARD), one, one, 1e9, 1) == 0.0
+    unknown = replace(one, device=replace(one.device, host=None))
+    assert host_copies_seconds(staged, unknown, unknown, 1e9, 4) == 0.0
 
 
 # ---- groups

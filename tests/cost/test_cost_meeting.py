@@ -14,10 +14,14 @@ from network_clusters import clusters
 from hetplan.cluster.devices import HostInterface
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster, IslandLink
-from hetplan.cost.estimate import estimate
-from hetplan.cost.estimate_values import Component
-from hetplan.cost.step_model.contention import Party, kept_by_stages
-from hetplan.cost.step_model.groups import ALL_KEPT, copies_of, group_among, groups_of
+from hetplan.cost.step_model.groups import (
+    ALL_KEPT,
+    Party,
+    copies_of,
+    group_among,
+    groups_of,
+    kept_by_stages,
+)
 from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.plans.plan import OverlapSettings, Plan, Replica, Sharding, Stage, compress
 
@@ -69,23 +73,6 @@ def test_reductions_of_stages_behind_one_nic_take_turns_on_it() -> None:
 
 def _ends(*steps: StepCost) -> list[list[object]]:
     return [list(step.composed.stages[0]) for step in steps]
-
-
-def test_the_break_down_shows_what_sharing_costs() -> None:
-    narrow, wide = with_nics(20e9), with_nics(40e9)
-    slow, fast = (
-        estimate(two_stages(each), SHAPE, each, FREE, PREDICTOR) for each in (narrow, wide)
-    )
-
-    def reduction(found: object) -> float:
-        return sum(
-            each.seconds
-            for each in found.components  # type: ignore[attr-defined]
-            if each.component is Component.DATA_PARALLEL
-        )
-
-    assert reduction(slow) == pytest.approx(2 * reduction(fast))
-    assert sum(each.seconds for each in slow.components) == pytest.approx(slow.step_seconds)
 
 
 def test_sharded_states_are_gathered_beside_those_of_the_other_stage() -> None:

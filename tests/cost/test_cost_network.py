@@ -1,4 +1,4 @@
-"""Which segments a transfer crosses: by hand, by law, and the arrays against the definition."""
+"""Which segments a transfer crosses: by hand, by law; the NICs of one transfer by themselves."""
 
 import math
 from dataclasses import replace
@@ -11,233 +11,175 @@ from network_clusters import PLAIN, WITH_HOST, clusters, island, path, two_regio
 
 from hetplan.cluster.node import Nics
 from hetplan.cluster.spec import Cluster, IslandLink
-from hetplan.cost.network.paths import STORAGE, paths
-from hetplan.cost.network.segments import Segment, SegmentKind, capacity, segments
+from hetplan.cost.network.paths import _KINDS, _PLACE_BITS, Paths, paths
+from hetplan.cost.network.segments import SegmentKind, nics_crossed
 from hetplan.errors import InputError
 
 steady = settings(derandomize=True, deadline=None, max_examples=150)
 
 
-def kinds(found: tuple[Segment, ...]) -> list[str]:
-    return [f"{each.kind.name} {each.number} {'out' if each.outgoing else 'in'}" for each in found]
+def crossed(cluster: Cluster, *pairs: tuple[int, int]) -> Paths:
+    return paths(cluster, *(np.array(ends, dtype=np.int64) for ends in zip(*pairs, strict=True)))
+
+
+def segments(cluster: Cluster, source: int, target: int) -> dict[tuple[str, int, str], float]:
+    """(kind, device or NIC of the cluster, way) of what one transfer crosses, with capacities."""
+    found = crossed(cluster, (source, target))
+    named = {}
+    for number, capacity in zip(found.numbers.tolist(), found.capacities.tolist(), strict=True):
+        code = number >> 2 * _PLACE_BITS
+        place = number & ((1 << _PLACE_BITS) - 1)
+        named[_KINDS[code >> 1].name, place, "out" if code & 1 else "in"] = capacity
+    assert len(named) == found.numbers.size
+    return named
+
+
+def kinds(cluster: Cluster, source: int, target: int) -> set[str]:
+    return {f"{kind} {place} {way}" for kind, place, way in segments(cluster, source, target)}
 
 
 def test_paths_by_hand():
     cluster = two_regions()
-    assert segments(cluster, 3, 3) == ()
-    assert kinds(segments(cluster, 0, 3)) == ["FABRIC_PORT 0 out", "FABRIC_PORT 3 in"]
-    assert kinds(segments(cluster, 1, 5)) == [
-        "DEVICE_PORT 1 out",
-        "NIC 1 out",
-        "RAIL 1 out",
-        "NIC 1 in",
-        "DEVICE_PORT 1 in",
-    ]
+    assert segments(cluster, 3, 3) == {}
+    assert kinds(cluster, 0, 3) == {"FABRIC_PORT 0 out", "FABRIC_PORT 3 in"}
+    ports = {"DEVICE_PORT 1 out", "NIC 1 out", "RAIL 1 out", "NIC 5 in", "DEVICE_PORT 5 in"}
+    assert kinds(cluster, 1, 5) == ports
     # Rails are separate: the bytes change to rail 2 inside the sender's node.
-    assert kinds(segments(cluster, 1, 6)) == [
-        "FABRIC_PORT 1 out",
-        "FABRIC_PORT 2 in",
-        "DEVICE_PORT 1 out",
-        "NIC 2 out",
-        "RAIL 2 out",
-        "NIC 2 in",
-        "DEVICE_PORT 2 in",
-    ]
+    assert kinds(cluster, 1, 6) == {
+        "FABRIC_PORT 1 out", "FABRIC_PORT 2 in", "DEVICE_PORT 1 out", "NIC 2 out", "RAIL 2 out",
+        "NIC 6 in", "DEVICE_PORT 6 in",
+    }  # fmt: skip
     # Across regions bytes are staged, and share a line.
-    assert kinds(segments(cluster, 0, 17)) == [
-        "DEVICE_PORT 0 out",
-        "HOST_PORT 0 out",
-        "NIC 0 out",
-        "REGION_LINK -1 out",
-        "NIC 1 in",
-        "HOST_PORT 1 in",
-        "DEVICE_PORT 1 in",
-    ]
-    assert kinds(segments(cluster, 5, None)) == ["NIC 1 out"]
-    assert kinds(segments(cluster, None, 5)) == ["NIC 1 in"]
+    line = {each for each in kinds(cluster, 0, 17) if "REGION_LINK" in each}
+    assert len(line) == 1
+    assert kinds(cluster, 0, 17) - line == {
+        "DEVICE_PORT 0 out", "HOST_PORT 0 out", "NIC 0 out", "NIC 17 in", "HOST_PORT 17 in",
+        "DEVICE_PORT 17 in",
+    }  # fmt: skip
 
 
 def test_capacities_by_hand():
     cluster = two_regions()
     by_kind = {
-        each.kind: capacity(cluster, each)
+        kind: capacity
         for pair in ((0, 3), (1, 5), (0, 17))
-        for each in segments(cluster, *pair)
-        if each.to != "a"
+        for (kind, _, _), capacity in segments(cluster, *pair).items()
     }
     # The line is 20 GB/s for all; one device gets no more than its port of 10 GB/s.
     assert by_kind == {
-        SegmentKind.FABRIC_PORT: 1e11,
-        SegmentKind.NIC: 1e10,
-        SegmentKind.RAIL: 2e10,
-        SegmentKind.HOST_PORT: pytest.approx(16 * 16e9 * 128 / 130 / 8),
-        SegmentKind.REGION_LINK: 2e10,
-        SegmentKind.DEVICE_PORT: 1e10,
+        "FABRIC_PORT": 1e11,
+        "NIC": 1e10,
+        "RAIL": 2e10,
+        "HOST_PORT": pytest.approx(16 * 16e9 * 128 / 130 / 8),
+        "REGION_LINK": 2e10,
+        "DEVICE_PORT": 1e10,
     }
 
 
-def test_all_islands_of_two_regions_share_their_line_and_a_listed_link_is_its_own():
+def shared(cluster: Cluster, *pairs: tuple[int, int]) -> set[str]:
+    """Kinds of what all of these transfers cross together."""
+    found = crossed(cluster, *pairs)
+    users = np.bincount(found.segment, minlength=found.numbers.size)
+    codes = found.numbers[users == len(pairs)] >> 2 * _PLACE_BITS + 1
+    return {_KINDS[code].name for code in codes.tolist()}
+
+
+def test_what_transfers_share():
     cluster = two_regions()
-    lines = [
-        {each for each in segments(cluster, *pair) if each.kind is SegmentKind.REGION_LINK}
-        for pair in ((0, 16), (8, 20), (16, 0))
-    ]
-    assert lines[0] == lines[1]
-    assert lines[0] != lines[2]  # full duplex
+    # All islands of two regions share their line, one line in each direction.
+    assert shared(cluster, (0, 16), (9, 20)) == {"REGION_LINK"}
+    assert shared(cluster, (0, 16), (16, 0)) == set()
+    # A listed link is its own.
     own = IslandLink(between=("c", "a"), link=path(1e9, shared=3e9))
     listed = replace(cluster, links=(own,))
-    found = [each for each in segments(listed, 0, 16) if each.kind is SegmentKind.ISLAND_LINK]
-    assert [capacity(listed, each) for each in found] == [3e9]
+    assert 3e9 in segments(listed, 0, 16).values()
+    assert shared(listed, (0, 16), (9, 20)) == set()
     assert segments(listed, 8, 16) == segments(cluster, 8, 16)
-
-
-def test_two_devices_share_a_nic_and_a_lone_one_has_no_more_than_its_share():
+    # Two devices share a NIC, and a lone one has no more than its share of it.
     nics = Nics(per_node=2, bandwidth_bytes_per_second=1e10)
-    cluster = Cluster(name="one", islands=(island("a", nics=nics, inter_node=path(5e9)),))
-    shared = [
-        {each for each in segments(cluster, device, 4) if each.kind is SegmentKind.NIC}
-        for device in (0, 1, 2)
-    ]
-    assert shared[0] == shared[1] != shared[2]
-    port = segments(cluster, 0, 4)[0]
-    assert (port.kind, capacity(cluster, port)) == (SegmentKind.DEVICE_PORT, 5e9)
+    one = Cluster(name="one", islands=(island("a", nics=nics, inter_node=path(5e9)),))
+    assert "NIC" in shared(one, (0, 4), (1, 5))
+    assert "NIC" not in shared(one, (0, 4), (2, 6))
+    assert segments(one, 0, 4)["DEVICE_PORT", 0, "out"] == 5e9
+    # A port that nobody described is shared by all links, each with a figure of its own.
+    two = Cluster(
+        name="two",
+        islands=(island("a"), island("b")),
+        links=(IslandLink(between=("a", "b"), link=path(1.2e10)),),
+    )
+    assert shared(two, (0, 4), (0, 8)) == {"NIC"}
+    assert segments(two, 0, 4)["NIC", 0, "out"] == 1.2e10
 
 
 def test_switch_uplinks_carry_what_is_staged_or_changes_the_switch():
     switches = (0, 0, 1, 1)
-    staged = Cluster(
-        name="one",
-        islands=(
-            island(
-                "a",
-                device=WITH_HOST,
-                switch_of_device=switches,
-                inter_node=path(1e10, staged=True),
-            ),
-        ),
-    )
-    assert "PCIE_SWITCH 0 out" in kinds(segments(staged, 1, 6))
-    assert "PCIE_SWITCH 1 in" in kinds(segments(staged, 1, 6))
+    between = path(1e10, staged=True)
+    made = island("a", device=WITH_HOST, switch_of_device=switches, inter_node=between)
+    staged = Cluster(name="one", islands=(made,))
+    assert {"PCIE_SWITCH 0 out", "PCIE_SWITCH 5 in"} < kinds(staged, 1, 6)
     # No fabric but PCIe: to a device at the other switch over both uplinks, to the neighbour none.
-    assert kinds(segments(staged, 0, 2))[1:3] == ["PCIE_SWITCH 0 out", "PCIE_SWITCH 1 in"]
+    assert {"PCIE_SWITCH 0 out", "PCIE_SWITCH 1 in"} < kinds(staged, 0, 2)
     assert len(segments(staged, 0, 1)) == 2
     # Straight from the device to a NIC: over the uplink where the NIC hangs at another switch.
     nics = Nics(per_node=2, bandwidth_bytes_per_second=1e10, of_device=(0, 1, 1, 1))
-    direct = Cluster(
-        name="one",
-        islands=(island("a", device=WITH_HOST, switch_of_device=switches, nics=nics),),
-    )
-    assert "PCIE_SWITCH 0 out" in kinds(segments(direct, 1, 6))  # its NIC 1 is at switch 1
-    assert not any("SWITCH" in each for each in kinds(segments(direct, 0, 4)))
+    made = island("a", device=WITH_HOST, switch_of_device=switches, nics=nics)
+    direct = Cluster(name="one", islands=(made,))
+    assert "PCIE_SWITCH 0 out" in kinds(direct, 1, 6)  # its NIC 1 is at switch 1
+    assert not any("SWITCH" in each for each in kinds(direct, 0, 4))
     # What the kind does not say limits nothing.
-    unknown = replace(direct, islands=(replace(direct.islands[0], device=PLAIN),))
-    assert not any("SWITCH" in each for each in kinds(segments(unknown, 1, 6)))
+    unknown = replace(direct, islands=(replace(made, device=PLAIN),))
+    assert not any("SWITCH" in each for each in kinds(unknown, 1, 6))
 
 
 def test_staged_bytes_leave_by_any_nic_without_the_fabric():
     nics = Nics(per_node=4, bandwidth_bytes_per_second=1e10, rails=4)
     made = island("a", nics=nics, inter_node=path(1e10, staged=True))
-    found = kinds(segments(Cluster(name="one", islands=(made,)), 1, 6))
-    assert found[:4] == ["DEVICE_PORT 1 out", "HOST_PORT 1 out", "NIC 2 out", "RAIL 2 out"]
-
-
-def test_a_port_that_nobody_described_is_shared_by_all_links():
-    cluster = Cluster(
-        name="two",
-        islands=(island("a"), island("b")),
-        links=(IslandLink(between=("a", "b"), link=path(1.2e10)),),
-    )
-    near, far = segments(cluster, 0, 4), segments(cluster, 0, 8)
-    assert near[1] == far[1]  # one NIC of its own
-    assert near[0] != far[0]  # two figures
-    assert capacity(cluster, near[1]) == 1.2e10
+    found = kinds(Cluster(name="one", islands=(made,)), 1, 6)
+    assert {"DEVICE_PORT 1 out", "HOST_PORT 1 out", "NIC 2 out", "RAIL 2 out"} < found
+    assert not any("FABRIC" in each for each in found)
 
 
 def test_wrong_ends_are_refused():
     cluster = two_regions()
-    for ends in ((0, 24), (-3, 0), (None, None)):
+    for ends in ((0, 24), (-3, 0)):
         with pytest.raises(InputError):
-            segments(cluster, *ends)
-        numbers = [np.array([STORAGE if each is None else each]) for each in ends]
-        with pytest.raises(InputError):
-            paths(cluster, *numbers)
-    apart = replace(cluster, across_regions=None)
+            crossed(cluster, ends)
     with pytest.raises(InputError, match="no link"):
-        segments(apart, 0, 16)
-    with pytest.raises(InputError, match="no link"):
-        paths(apart, np.array([0]), np.array([16]))
-    line = Segment(kind=SegmentKind.REGION_LINK, place="here", to="there")
-    with pytest.raises(InputError, match="no link"):
-        capacity(apart, line)
+        crossed(replace(cluster, across_regions=None), (0, 16))
+    assert paths(cluster, *[np.zeros(0, dtype=np.int64)] * 2).num_flows == 0
 
 
 @given(cluster=clusters(), data=st.data())
 @steady
-def test_arrays_say_what_the_definition_says(cluster, data):
+def test_there_and_back_are_different_segments_and_nics_are_those_of_one_transfer(cluster, data):
     device = st.integers(0, cluster.num_devices - 1)
-    pairs = data.draw(
-        st.lists(
-            st.tuples(device, device)
-            | st.tuples(device, st.just(STORAGE))
-            | st.tuples(st.just(STORAGE), device),
-            min_size=1,
-            max_size=30,
-        )
-    )
-    sources, targets = (np.array(each, dtype=np.int64) for each in zip(*pairs, strict=True))
-    found = paths(cluster, sources, targets)
-    number_of: dict[Segment, int] = {}
-    for flow, (source, target) in enumerate(pairs):
-        expected = segments(
-            cluster,
-            None if source == STORAGE else source,
-            None if target == STORAGE else target,
-        )
-        numbers = found.segment[found.flow == flow].tolist()
-        assert len(expected) == len(set(expected)) == len(numbers) == len(set(numbers))
-        # The same numbers for the same segments: pair them off by capacity, then by use.
-        assert sorted(found.capacities[numbers]) == pytest.approx(
-            sorted(capacity(cluster, each) for each in expected)
-        )
-        for each in expected:
-            number_of.setdefault(each, len(number_of))
-    assert len(number_of) == found.capacities.size
-    # Segments are shared by the same sets of transfers.
-    by_number = sorted(
-        (
-            sorted(found.flow[found.segment == number].tolist()),
-            round(math.log2(found.capacities[number]), 6),
-        )
-        for number in range(found.capacities.size)
-    )
-    users: dict[Segment, list[int]] = {each: [] for each in number_of}
-    for flow, (source, target) in enumerate(pairs):
-        ends = [None if each == STORAGE else each for each in (source, target)]
-        for each in segments(cluster, *ends):
-            users[each].append(flow)
-    by_segment = sorted(
-        (flows, round(math.log2(capacity(cluster, each)), 6)) for each, flows in users.items()
-    )
-    assert by_number == by_segment
-
-
-@given(cluster=clusters(), data=st.data())
-@steady
-def test_there_and_back_are_different_segments_of_equal_capacity(cluster, data):
-    device = st.integers(0, cluster.num_devices - 1)
-    one, two = data.draw(device), data.draw(device)
-    there, back = segments(cluster, one, two), segments(cluster, two, one)
-    shared = {each for each in there if each.kind is not SegmentKind.RAIL} & set(back)
-    assert not shared
-    ports = (SegmentKind.NIC, SegmentKind.DEVICE_PORT, SegmentKind.HOST_PORT)
-    for kind in ports:
-        counts = [sum(each.kind is kind for each in way) for way in (there, back)]
-        assert counts[0] == counts[1]
-    assert min([capacity(cluster, each) for each in there], default=1) > 0
-
-
-def test_names_can_be_read():
-    cluster = two_regions()
-    names = [str(each) for each in segments(cluster, 0, 17)]
-    assert names[0] == "a node 0, device 0: port to c (out)"
-    assert names[2:4] == ["a node 0, NIC 0 (out)", "here, link to region there"]
+    pair = data.draw(device), data.draw(device)
+    ways = [crossed(cluster, ends) for ends in (pair, pair[::-1])]
+    rail = _KINDS.index(SegmentKind.RAIL)
+    numbers = [
+        {number for number in way.numbers.tolist() if number >> 2 * _PLACE_BITS + 1 != rail}
+        for way in ways
+    ]
+    assert not numbers[0] & numbers[1]
+    assert all(way.capacities.min(initial=math.inf) > 0 for way in ways)
+    for kind in (SegmentKind.NIC, SegmentKind.DEVICE_PORT, SegmentKind.HOST_PORT):
+        codes = [[n >> 2 * _PLACE_BITS + 1 for n in way.numbers.tolist()] for way in ways]
+        assert codes[0].count(_KINDS.index(kind)) == codes[1].count(_KINDS.index(kind))
+    # NICs that are described, as the many transfers of arrays have them.
+    for ends in (pair, pair[::-1]):
+        found = sorted(way for kind, _, way in segments(cluster, *ends) if kind == "NIC")
+        own = [each for each in nics_crossed(cluster, *ends)]
+        described = [cluster.island_of_device(end).nics is not None for end in ends]
+        wanted = ["out"] * described[0] + ["in"] * described[1] if found else []
+        assert ["out" if each.outgoing else "in" for each in own] == wanted
+    other = data.draw(device)
+    # Two transfers that leave by one NIC by one account do so by the other.
+    if cluster.island_of_device(pair[0]).nics is not None and kinds(cluster, *pair):
+        both = [nics_crossed(cluster, source, pair[1]) for source in (pair[0], other)]
+        if all(len(each) and each[0].outgoing for each in both) and other != pair[0]:
+            same = both[0][0] == both[1][0]
+            mine = [
+                {name for name in segments(cluster, source, pair[1]) if name[::2] == ("NIC", "out")}
+                for source in (pair[0], other)
+            ]
+            assert same == (mine[0] == mine[1])

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_cases import SECONDS, SHAPES, Shape, even_times, random_shape, random_times, scaled
+from replay_cases import SECONDS, SHAPES, Shape, even_times, random_times
 
-from hetplan.cost.replay.step import step_ends
-
-TRANSFERS = (0.0, 0.1, 2.0)
+from hetplan.cost.replay.ends import step_ends
 
 
 @pytest.mark.parametrize("rendezvous", [False, True])
@@ -89,22 +87,6 @@ def test_more_in_flight_hides_a_long_link() -> None:
         assert (steps[1] - steps[0]) / 120 == pytest.approx(max(3.0, 20.0 / depth), rel=0.01)
 
 
-@pytest.mark.parametrize("rendezvous", [False, True])
-def test_scaling_all_times_scales_every_end(rendezvous: bool) -> None:
-    rng = np.random.default_rng(14)
-    for number in range(300):
-        pipelines = [
-            random_times(rng, random_shape(rng), transfers=TRANSFERS[number % 3], num_wires=2)
-            for _ in range(1 + number % 2)
-        ]
-        # A power of two, so that every rounding scales too.
-        larger = step_ends([scaled(times, 8.0) for times in pipelines], rendezvous=rendezvous)
-        for ends, scaled_ends in zip(
-            step_ends(pipelines, rendezvous=rendezvous), larger, strict=True
-        ):
-            assert list(8.0 * ends) == list(scaled_ends)
-
-
 @settings(max_examples=600, deadline=None)
 @given(
     shape=SHAPES,
@@ -172,40 +154,3 @@ def test_shared_wires_cost_at_most_what_all_messages_occupy_them(
     least = max(ends.max() for ends in step_ends(alone, rendezvous=rendezvous))
     assert least <= step * (1 + 1e-12)
     assert step <= (least + occupied) * (1 + 1e-12)
-
-
-def test_a_faster_wire_can_make_a_step_slower() -> None:
-    # First come, first served is not the best order: 9 of these 400 steps become slower.
-    rng = np.random.default_rng(15)
-    slower = 0
-    for _ in range(400):
-        times = random_times(
-            rng,
-            Shape(schedule="1f1b", stages=5, microbatches=9),
-            transfers=0.6,
-            num_wires=2,
-        )
-        faster = replace(
-            times,
-            shared_forward=times.shared_forward * 0.9,
-            shared_backward=times.shared_backward * 0.9,
-        )
-        (ends,) = step_ends((times,), rendezvous=False)
-        (faster_ends,) = step_ends((faster,), rendezvous=False)
-        slower += faster_ends.max() > ends.max() * (1 + 1e-9)
-    assert 0 < slower < 40
-
-
-@pytest.mark.parametrize(
-    ("shape", "wait"),
-    [
-        (Shape(schedule="1f1b", stages=128, microbatches=8), 127),
-        (Shape(schedule="gpipe", stages=48, microbatches=96), 47),
-        (Shape(schedule="interleaved-1f1b", stages=24, microbatches=48, chunks=5), 23),
-    ],
-)
-def test_large_even_pipelines(shape: Shape, wait: int) -> None:
-    times = even_times(shape, 1.0, 2.0)
-    for rendezvous in (False, True):
-        (ends,) = step_ends((times,), rendezvous=rendezvous)
-        assert ends.max() == 3.0 * (shape.microbatches * shape.chunks + wait)

@@ -1,4 +1,4 @@
-"""The replay of every schedule: two engines of their own against it, and what it tells."""
+"""The replay of every schedule: kernels against each other and a clock, and what it tells."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from cost_fakes import random_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_cases import SHAPES, Shape, even_times, random_shape, random_times
+from replay_cases import SHAPES, Shape, even_times, one_pipeline, random_shape, random_times
 from replay_oracle import World
 
 from hetplan.cost.arrays import Floats
-from hetplan.cost.replay.ends import interpreted
-from hetplan.cost.replay.step import (
-    PipelineTimes,
-    StepReplay,
-    replay_step,
-    step_ends,
-    without_transfers,
-)
+from hetplan.cost.replay.ends import replayed, step_ends
+from hetplan.cost.replay.kernel import replay_seconds
+from hetplan.cost.replay.step import StepReplay, replay_step
+from hetplan.cost.replay.times import PipelineTimes
 from hetplan.errors import InputError
 
 TRANSFERS = (0.0, 0.1, 2.0)
@@ -60,7 +57,51 @@ def test_compiled_ends_are_the_replays(
     ]
     expected = ends_of(pipelines, rendezvous)
     assert [list(ends) for ends in step_ends(pipelines, rendezvous=rendezvous)] == expected
-    assert [list(ends) for ends in interpreted(pipelines, rendezvous)] == expected
+    assert [list(ends) for ends in replayed(pipelines, rendezvous).ends] == expected
+
+
+def test_the_kernel_of_a_search_adds_what_follows_and_knows_what_it_cannot_order() -> None:
+    rng = np.random.default_rng(1)
+    for index in range(200):
+        case = random_case(rng, transfers=TRANSFERS[index % 3], plain=index % 2 == 0)
+        times = one_pipeline(*case.arguments()[:-1])
+        for rendezvous in (False, True):
+            (ends,) = replayed((times,), rendezvous).ends
+            step = replay_seconds(*case.arguments(), rendezvous)
+            assert step == (ends + case.after).max()
+        # The same operations in the same order, and every further wait only delays.
+        assert replay_seconds(*case.arguments(), False) <= step * (1 + 1e-12)
+    nothing = np.zeros(1)
+    deep = (np.ones(2), np.ones(2), *[nothing] * 4, np.array([4, 1]), 8, np.zeros(2))
+    assert replay_seconds(*deep, True) == np.inf
+    assert np.isfinite(replay_seconds(*deep, False))
+
+
+def test_two_stages_with_rendezvous_by_hand() -> None:
+    # f 1, b 2, wire 0.5 + latency 0.25, extra 0.25, two microbatches, depths 2 and 1.
+    times = one_pipeline([1.0, 1.0], [2.0, 2.0], [0.5], [0.5], [0.25], [0.25], [2, 1], 2)
+    step = replay_step((times,), rendezvous=True).pipelines[0]
+    spans = {
+        (o.stage, o.kind, o.microbatch): (o.start_seconds, o.end_seconds)
+        for stage in step.stages
+        for o in stage.operations
+    }
+    # Stage 1 posts at 0, stage 0 at 1 (later than 0 + 0.25): leaves 1.5, arrives 1.75.
+    assert spans[1, "F", 0] == (1.75, 2.75)
+    # Stage 0 computes microbatch 1 meanwhile, its send has left by then.
+    assert spans[0, "F", 1] == (1.0, 2.0)
+    assert spans[1, "B", 0] == (2.75, 4.75)
+    # Both now exchange. Stage 0 posted at 2, stage 1 at 4.75: its gradient leaves at 5.25 and is
+    # there at 5.5; the activations may start at 4.75 + 0.25 and are there at 5.75.
+    assert spans[0, "B", 0] == (5.5, 7.5)
+    assert spans[1, "F", 1] == (5.75, 6.75)
+    assert spans[1, "B", 1] == (6.75, 8.75)
+    # Stage 0 posts at 7.5, long before 8.75: leaves 9.25, arrives 9.5.
+    assert spans[0, "B", 1] == (9.5, 11.5)
+    assert [stage.end_seconds for stage in step.stages] == [11.5, 9.25]
+    assert [stage.busy_seconds for stage in step.stages] == [6.0, 6.0]
+    assert [stage.wait_seconds for stage in step.stages] == [5.5, 5.5]
+    assert [stage.peak_in_flight for stage in step.stages] == [2, 1]
 
 
 @pytest.mark.parametrize("rendezvous", [False, True])
@@ -80,6 +121,13 @@ def test_a_replay_by_the_clock_agrees(rendezvous: bool) -> None:
         world = World(pipelines, rendezvous)
         for found, expected in zip(ends_of(pipelines, rendezvous), world.ends, strict=True):
             assert found == pytest.approx(expected, rel=1e-12), (number, pipelines)
+        starts = sorted(
+            o.start_seconds
+            for one in replay_step(pipelines, rendezvous=rendezvous).pipelines
+            for stage in one.stages
+            for o in stage.operations
+        )
+        assert starts == pytest.approx(sorted(world.starts), rel=1e-12)
 
 
 @pytest.mark.parametrize("rendezvous", [False, True])
@@ -125,28 +173,6 @@ def test_messages_passes_and_times_are_conserved(rendezvous: bool) -> None:
                 )
 
 
-def test_shared_wires_carry_one_message_at_a_time_in_order_of_readiness() -> None:
-    rng = np.random.default_rng(17)
-    for _ in range(60):
-        pipelines = [
-            random_times(rng, random_shape(rng), transfers=1.5, num_wires=2) for _ in range(2)
-        ]
-        on_wire: dict[int, list[tuple[float, float]]] = {}
-        for times, one in zip(
-            pipelines, replay_step(pipelines, rendezvous=False).pipelines, strict=True
-        ):
-            for t in one.transfers:
-                shared = (
-                    times.shared_forward if t.direction == "forward" else times.shared_backward
-                )[t.hop]
-                if t.wire >= 0:
-                    on_wire.setdefault(t.wire, []).append(
-                        (t.start_seconds, t.start_seconds + float(shared))
-                    )
-        for spans in on_wire.values():
-            assert all(left[1] <= right[0] for left, right in pairwise(sorted(spans)))
-
-
 def test_exposed_transfers_by_hand() -> None:
     # f 1, b 2, send 0.5, latency 0.25, one microbatch: the second stage waits 1 for the first pass
     # and 0.75 for the transfer; the first waits 3.75 - 1 for passes and 0.75 for the gradient.
@@ -160,24 +186,6 @@ def test_exposed_transfers_by_hand() -> None:
     # The second stage has nothing left to do in the last 2.75 seconds.
     assert [s.bubble_seconds for s in one.stages] == [3.75, 1.0 + 2.75]
     assert [s.wait_seconds for s in one.stages] == [4.5, 4.5]
-
-
-def test_nothing_is_exposed_where_transfers_take_no_time() -> None:
-    rng = np.random.default_rng(18)
-    for number in range(40):
-        times = without_transfers(random_times(rng, random_shape(rng), transfers=1.0))
-        one = replay_step((times,), rendezvous=number % 2 == 0).pipelines[0]
-        assert one.instant_seconds == one.end_seconds
-        assert all(stage.exposed_seconds == 0 for stage in one.stages)
-
-
-def test_pipelines_without_common_wires_do_not_meet() -> None:
-    rng = np.random.default_rng(19)
-    for _ in range(50):
-        one, other = (random_times(rng, random_shape(rng), transfers=0.5) for _ in range(2))
-        together = step_ends((one, other), rendezvous=True)
-        assert list(together[0]) == list(step_ends((one,), rendezvous=True)[0])
-        assert list(together[1]) == list(step_ends((other,), rendezvous=True)[0])
 
 
 def test_circles_are_refused_by_both_engines() -> None:

@@ -31,8 +31,7 @@ from hetplan.cluster.spec import Link
 from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.network.segments import LinkName, LinkScope, TrafficClass
-from hetplan.cost.step_model.hops import hop_between
-from hetplan.cost.traffic.ledger import Ledger, ledger
+from hetplan.cost.traffic import Ledger, ledger
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.plans.assemble import assemble_plan
@@ -106,58 +105,6 @@ def one_stage(dp: int, tp: int = 1, *, cp: int = 1, sequence_parallel: bool = Fa
     )
     plan = assemble_plan(model, cluster, job, [pipeline_of(cluster, job, [want], 1)])
     return Case(plan=plan, model=model, cluster=cluster, job=job)
-
-
-def test_data_parallelism_is_a_ring_all_reduce_of_the_gradients() -> None:
-    case = one_stage(8)
-    gradients = 4 * case.model.parameter_count
-    assert ledger_of(case).of_class(TrafficClass.DATA_PARALLEL) == pytest.approx(2 * 7 * gradients)
-
-
-@pytest.mark.parametrize(
-    ("level", "per_parameter"),
-    [
-        # In units of (n - 1) bytes per parameter: gradients of 4 bytes, parameters of 2.
-        (Sharding.OPTIMIZER, 4 + 2),
-        (Sharding.GRADIENTS, 4 * 3 + 2),
-        (Sharding.PARAMETERS, 3 * (4 + 2 * 2)),
-    ],
-)
-def test_sharding_gathers_and_scatters(level: Sharding, per_parameter: int) -> None:
-    case = one_stage(8)
-    pipeline = replace(case.plan.pipelines[0], num_microbatches=3)
-    plan = replace(case.plan, pipelines=(pipeline,), sharding=level, optimizer_shards=8)
-    found = ledger_of(replace(case, plan=plan)).of_class(TrafficClass.DATA_PARALLEL)
-    assert found == pytest.approx(7 * per_parameter * case.model.parameter_count)
-
-
-def test_fewer_shards_than_copies_reduce_shards_across() -> None:
-    case = one_stage(8)
-    plan = replace(case.plan, sharding=Sharding.OPTIMIZER, optimizer_shards=4)
-    count = case.model.parameter_count
-    # Two groups of 4 scatter and gather, 4 pairs sum a quarter each.
-    expected = 2 * 3 * (4 + 2) * count + 4 * 2 * 4 * count / 4
-    found = ledger_of(replace(case, plan=plan)).of_class(TrafficClass.DATA_PARALLEL)
-    assert found == pytest.approx(expected)
-
-
-def test_sequence_parallelism_gathers_the_products_inputs_once_more() -> None:
-    whole, cut = one_stage(1, 4), one_stage(1, 4, sequence_parallel=True)
-    found = ledger_of(whole).of_class(TrafficClass.TENSOR_PARALLEL)
-    hidden = 32 * 64 * 2
-    # Of every layer's attention and MLP and of the head, in every backward pass.
-    again = 2 * 3 * (8 * 2 + 1) * hidden / 2
-    split = ledger_of(cut).of_class(TrafficClass.TENSOR_PARALLEL)
-    assert split == pytest.approx(found + again)
-    sums = 2 * 3 * (8 * 4 * hidden + 2 * hidden + 4 * 32 + 8 * 32)
-    assert found == pytest.approx(sums)
-
-
-def test_context_parallelism_sends_keys_and_values_around_the_ring() -> None:
-    case = one_stage(1, cp=4)
-    block = 32 / 4 * 2 * 64 * 2
-    found = ledger_of(case).of_class(TrafficClass.CONTEXT_PARALLEL)
-    assert found == pytest.approx(8 * 3 * 4 * 3 * block)
 
 
 def recomputed(case: Case, recompute: Recompute) -> float:
@@ -327,17 +274,3 @@ def test_the_estimate_prices_the_same_bytes(case: Case) -> None:
             if part.component in components
         )
         assert found.of_class(traffic) == pytest.approx(sent, rel=1e-9), traffic
-
-
-@settings(derandomize=True, deadline=None, max_examples=40)
-@given(legal_cases(most_pipelines=2))
-def test_the_estimate_sends_the_same_bytes_between_stages(case: Case) -> None:
-    sent = 0.0
-    for pipeline in case.plan.pipelines:
-        count = len(pipeline.stages)
-        for k in range(count * pipeline.schedule.virtual_stages - 1 if count > 1 else 0):
-            left, right = (pipeline.stages[at % count].replicas for at in (k, k + 1))
-            hop = hop_between(case.cluster, case.model, case.job, left, right, SecondsAsBytes())
-            each = (hop.forward_bytes + hop.backward_bytes) * hop.senders
-            sent += each * pipeline.num_microbatches
-    assert ledger_of(case).of_class(TrafficClass.PIPELINE) == pytest.approx(sent, rel=1e-9)

@@ -19,14 +19,14 @@ from hetplan.cost.components.step import gradient_passes
 from hetplan.cost.estimate import estimate
 from hetplan.cost.estimate_values import Component, Estimate
 from hetplan.cost.network.segments import TrafficClass
-from hetplan.cost.replay.step import PipelineTimes, replay_step, step_ends
-from hetplan.cost.replay.times import Exchange
-from hetplan.cost.stage_costs import boundary_costs_over
-from hetplan.cost.step_model.hops import Hop, hop_between
+from hetplan.cost.replay.ends import step_ends
+from hetplan.cost.replay.step import replay_step
+from hetplan.cost.replay.times import Exchange, PipelineTimes
+from hetplan.cost.step_model.hops import Hop, boundary_costs_over, hop_between
 from hetplan.cost.step_model.layer_compute import matrix_parameters
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.cost.step_model.values import Shape
-from hetplan.cost.traffic.ledger import ledger
+from hetplan.cost.traffic import ledger
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Precision, TrainerOptions
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
@@ -276,13 +276,6 @@ def test_blocking_sends_go_with_plain_1f1b_only() -> None:
         step_ends((replace(deep, warmup=(4, 2, 1)),), rendezvous=True)
 
 
-def test_a_plans_target_that_cannot_run_an_option_is_a_fault() -> None:
-    plan = replace(plan_of((1, 1)), target="native")
-    asked = with_options(job(global_batch_size=4), scattered_sends=True)
-    messages = [fault.message for fault in check_plan(plan, SHAPE, CLUSTER, asked)]
-    assert any("trainer.scattered_sends: true; target native" in each for each in messages)
-
-
 # ---- context parallelism
 
 
@@ -470,20 +463,3 @@ def test_megatrons_interleaving_pays_one_exchange_per_pair_of_passes(
     send = 0.01 if stages > 2 else 0.005
     pairs, each = groups * stages * chunks, send * (1 if stages > 2 else 2)
     assert pairs * each * 0.7 < step(send) - step(0.0) < (pairs + 4 * stages * chunks) * each
-
-
-def test_the_price_of_megatrons_interleaving_is_higher_than_torchs() -> None:
-    asked = job(target="megatron", gradient_clipping=False, global_batch_size=8)
-    stages = stages_of(
-        [[0, 2, 4, 5], [6, 7, 8, 9]], [1] * 4, len(SHAPE.layers), num_microbatches=8,
-        schedule="interleaved-1f1b",
-    )  # fmt: skip
-    plan = plan_with(SHAPE, CLUSTER, asked, [(stages, 8)], schedule="interleaved-1f1b")
-    # What no trainer in particular runs is what Megatron-LM runs (hetplan.job.trainer).
-    for each in (plan, replace(plan, target="any")):
-        pricer = Pricer(SHAPE, CLUSTER, replace(asked, target=each.target), LinearPredictor())
-        (work,) = pricer.costs(each).work(each)
-        times = work.times()
-        assert times.exchange is Exchange.MEGATRON
-        torchs = step_ends((replace(times, exchange=Exchange.TORCH),), rendezvous=True)
-        assert pricer.step(each).pipeline_seconds > max(torchs[0])

@@ -10,9 +10,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from math import gcd, lcm
 
+from collectives_groups import link_name
+
 from hetplan.cluster.hosts import place_of
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.network.segments import LinkName, link_name
+from hetplan.cost.network.segments import LinkName
 from hetplan.job.spec import Job
 from hetplan.model.layers import Experts
 from hetplan.model.spec import LayerKind, ModelSpec

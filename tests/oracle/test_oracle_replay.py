@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from oracle_replay import pipeline_ends, program
 
-from hetplan.cost.replay.step import PipelineTimes, step_ends
-from hetplan.cost.replay.times import Exchange
+from hetplan.cost.replay.ends import step_ends
+from hetplan.cost.replay.times import Exchange, PipelineTimes
 from hetplan.errors import InputError
 
 

@@ -12,7 +12,7 @@ from rule_names import rule_of
 
 from hetplan.cluster.devices import HostInterface
 from hetplan.cluster.node import Nics
-from hetplan.cost.traffic.ledger import ledger
+from hetplan.cost.traffic import ledger
 from hetplan.errors import InputError
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import Plan

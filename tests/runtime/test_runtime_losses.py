@@ -16,8 +16,7 @@ from runtime_cases import CASES, CASES_NORM, GPT, Case, job
 from runtime_ranks import main
 
 from hetplan.cost.network.segments import TrafficClass
-from hetplan.cost.traffic.groups import links_between
-from hetplan.cost.traffic.ledger import ledger
+from hetplan.cost.traffic import ledger, links_between
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision
 from hetplan.plans.pieces import Places

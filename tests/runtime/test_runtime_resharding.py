@@ -15,8 +15,7 @@ from runtime_cases import CASES, FOURS, GPT, LLAMA, Case, job, pipeline_of, unli
 
 from hetplan.cost.network.segments import TrafficClass
 from hetplan.cost.replay.programs import Receive, Wait
-from hetplan.cost.traffic.groups import links_between
-from hetplan.cost.traffic.ledger import ledger
+from hetplan.cost.traffic import ledger, links_between
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.pieces import Places

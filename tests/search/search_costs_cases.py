@@ -10,8 +10,8 @@ from search_jobs import island
 from search_jobs import model as dense_model
 
 from hetplan.cluster.spec import Cluster, Link, Transport
-from hetplan.cost.replay.step import PipelineTimes, step_ends
-from hetplan.cost.replay.times import Exchange
+from hetplan.cost.replay.ends import step_ends
+from hetplan.cost.replay.times import Exchange, PipelineTimes
 from hetplan.model.layers import Experts, LayerRun
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part

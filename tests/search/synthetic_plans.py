@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
+from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.kernel import replay_seconds
-from hetplan.cost.replay.step import replay
+from hetplan.cost.replay.times import PipelineTimes
 from hetplan.search.space.stage_table import FIRST, LAST, Links, StageTable
 
 
@@ -242,13 +243,25 @@ def step_of(space: StageTable, row: Row) -> float:
     if not np.isfinite(step):
         # Depths that only the general replay can order, or nobody.
         try:
-            step = replay(
-                *arguments,
-                [int(w) for w in chain.in_flight],
-                space.num_microbatches,
-                [float(x) for x in after],
-                space.rendezvous,
-            ).step_seconds
+            none = np.zeros(len(at) - 1)
+            times = PipelineTimes(
+                schedule="1f1b",
+                num_microbatches=space.num_microbatches,
+                warmup=tuple(int(w) for w in chain.in_flight),
+                forward=arguments[0].reshape(-1, 1),
+                backward=arguments[1].reshape(-1, 1),
+                weight=np.zeros((len(at), 1)),
+                send_forward=arguments[2],
+                send_backward=arguments[3],
+                wire_latency=arguments[4],
+                rendezvous_extra=arguments[5],
+                link_forward=np.full(len(none), -1),
+                link_backward=np.full(len(none), -1),
+                shared_forward=none,
+                shared_backward=none,
+            )
+            (ends,) = step_ends((times,), rendezvous=space.rendezvous)
+            step = float((ends + after).max())
         except Exception:
             return float("inf")
     return float(step + leaving.max())

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 import hetplan
 from hetplan.cli.main import app
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.quantile import step_quantile
+from hetplan.cost.estimate import step_quantile
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Objective, Pins

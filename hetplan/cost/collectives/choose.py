@@ -1,12 +1,46 @@
 """Which algorithm is the cheapest for a collective, and what does it, or a forced one, cost?
 
-Cheapest of what the library that serves the group has (`libraries`), since that is what runs; of
-all there are where `among` says so. Sums over several islands that hetplan's own trainer makes are
+Cheapest of what the library that serves the group has, since that is what runs; of all there are
+where `among` says so. Sums over several islands that hetplan's own trainer makes are
 its own (`direct_levels`).
 
 What was measured on a link is not beaten by a law: where a group has one level (one node, or one
 rank in each node of an island) and its operation was measured there, that is the price; elsewhere
 an algorithm whose parts were all measured stands against others only if theirs were, too.
+
+Which algorithms does the communication library of a trainer have, by how bytes cross?
+
+A group over whose links a library moves device memory (device-direct: NCCL, RCCL, HCCL) uses that
+library; where one of its links is host-staged, gloo takes all of it, as torch calls it.
+
+    device-direct  all_reduce       rings, double binary trees
+                   reduce_scatter,  rings
+                   all_gather
+                   all_to_all       direct sends (NCCL has grouped sends only)
+    host-staged    all_reduce       ring (allreduce.cc: what is asked for where nothing is named;
+                                    its bcube is never asked for by torch)
+                   reduce_scatter   ring; torch's tensor form is a whole all_reduce of which a part
+                                    is kept, twice the bytes: a measured curve shows that, a law
+                                    does not
+                   all_gather       ring (allgather.cc)
+                   all_to_all       direct (alltoall.cc)
+
+Rings of a device-direct library run node by node, one per channel, each into and out of a node
+once, by NICs of its own. So a NIC carries 2 (n - 1) / n S / NICs bytes of an all_reduce, n ranks,
+which is the flat ring here (`layout`: lanes). Of its 2 (n - 1) steps 2 (nodes - 1) wait for the
+network and the rest for links inside nodes (NCCL, graph/tuning.cc, nInterSteps): so say the laws
+of links without samples (`predict.links_prior`), learned from such rings. Samples of links between
+single devices say it of the network's steps alone: by them every step of the flat ring waits for
+the network, and the two-level form cut at the nodes, which has just the network's steps, stands for
+the rings where it is cheaper. Cuts at islands or regions and halving-doubling are what a library
+could do, not what these do.
+
+Inside one node and in two nodes of a device-direct library rings are what was measured (two nodes:
+Galvatron, `cost.network.ring_nics`; a tree over two would send half as much out of each, which
+those times exclude), so trees, whose law is of sends, do not stand against them.
+
+Sources: NCCL 2.2x src/graph/tuning.cc; gloo's files as named; torch ProcessGroupGloo.cpp,
+reduce_scatter_tensor_coalesced.
 """
 
 from __future__ import annotations
@@ -17,18 +51,16 @@ from collections.abc import Iterator
 from hetplan.cluster.spec import Cluster, Transport
 from hetplan.cost.collectives.direct_levels import direct_sum, summed_by_messages
 from hetplan.cost.collectives.layout import NODE, RANK, WHOLE, nontrivial_levels
-from hetplan.cost.collectives.libraries import offered, transport_of
-from hetplan.cost.collectives.pairwise import direct_all_to_all, send, two_level_all_to_all
+from hetplan.cost.collectives.pairwise import direct_all_to_all, send
 from hetplan.cost.collectives.rings import (
     RING_OPERATIONS,
     describe,
     halving_doubling,
-    parameter_server,
     rings,
     unequal_halves,
 )
-from hetplan.cost.collectives.shape import GroupShape
-from hetplan.cost.collectives.trees import chain_broadcast, tree_all_reduce, tree_broadcast
+from hetplan.cost.collectives.shape import GroupShape, transport_of
+from hetplan.cost.collectives.trees import tree_all_reduce
 from hetplan.cost.collectives.values import (
     Algorithm,
     Asking,
@@ -46,14 +78,50 @@ _NODE_BY_NODE = describe(((RANK, NODE), (NODE, WHOLE)))
 """The two-level form that stands for a library's rings."""
 
 _ALGORITHMS = {
-    LinkOperation.ALL_REDUCE: _REDUCE | {Algorithm.TREE, Algorithm.PARAMETER_SERVER},
+    LinkOperation.ALL_REDUCE: _REDUCE | {Algorithm.TREE},
     LinkOperation.REDUCE_SCATTER: _REDUCE,
     LinkOperation.ALL_GATHER: _REDUCE,
-    LinkOperation.ALL_TO_ALL: {Algorithm.DIRECT, Algorithm.TWO_LEVEL},
-    LinkOperation.BROADCAST: {Algorithm.TREE, Algorithm.RING},
+    LinkOperation.ALL_TO_ALL: {Algorithm.DIRECT},
     LinkOperation.SEND_RECV: {Algorithm.DIRECT},
     LinkOperation.SEND_RECV_LATE: {Algorithm.DIRECT},
 }
+
+
+_RINGS = frozenset({Algorithm.RING, Algorithm.TWO_LEVEL})
+_RING, _TREE, _DIRECT = (
+    frozenset({each}) for each in (Algorithm.RING, Algorithm.TREE, Algorithm.DIRECT)
+)
+
+_RINGS_ONLY = 2
+"""Nodes up to which no tree is taken."""
+
+OFFERED: dict[Transport, dict[LinkOperation, frozenset[Algorithm]]] = {
+    Transport.DEVICE_DIRECT: {
+        LinkOperation.ALL_REDUCE: _RINGS | _TREE,
+        LinkOperation.REDUCE_SCATTER: _RINGS,
+        LinkOperation.ALL_GATHER: _RINGS,
+        LinkOperation.ALL_TO_ALL: _DIRECT,
+    },
+    Transport.HOST_STAGED: {
+        LinkOperation.ALL_REDUCE: _RING,
+        LinkOperation.REDUCE_SCATTER: _RING,
+        LinkOperation.ALL_GATHER: _RING,
+        LinkOperation.ALL_TO_ALL: _DIRECT,
+    },
+}
+"""Two-level stands for measured rings laid node by node, cut at the nodes only."""
+
+
+def offered(cluster: Cluster, shape: GroupShape, operation: LinkOperation) -> frozenset[Algorithm]:
+    """What the library that serves the group has for an operation.
+
+    InputError where neighbouring islands of the group have no link.
+    """
+    transport = transport_of(cluster, shape)
+    found = OFFERED[transport].get(operation, _DIRECT)
+    if transport is Transport.DEVICE_DIRECT and shape.num_nodes <= _RINGS_ONLY:
+        return found - _TREE if operation is LinkOperation.ALL_REDUCE else found
+    return found
 
 
 def collective(
@@ -65,7 +133,6 @@ def collective(
     *,
     algorithm: Algorithm | None = None,
     among: frozenset[Algorithm] | None = None,
-    order: ExchangeOrder | None = None,
     share: float = 1.0,
     by_levels: bool = False,
 ) -> CollectiveCost:
@@ -73,12 +140,11 @@ def collective(
 
     `message_bytes` as in `LinkSample.message_bytes`. `among`: the algorithms to choose from, in
     every form (`ALL`: whatever there is); None: what the library that serves the group has.
-    `algorithm` forces one, whatever `among` says. `order` is that of halving-doubling; None: the
-    cheaper. `share` is the part of the bandwidth that groups beside this one leave it, on the
-    links between nodes, or inside the node where the group is in one. `by_levels`: a sum of
-    hetplan's own trainer, by messages where it takes them (`direct_levels`). A group of one rank
-    costs nothing. An InputError where the algorithm cannot be used, islands have no link, or a
-    number is out of its range.
+    `algorithm` forces one, whatever `among` says. `share` is the part of the bandwidth that
+    groups beside this one leave it, on the links between nodes, or inside the node where the
+    group is in one. `by_levels`: a sum of hetplan's own trainer, by messages where it takes
+    them (`direct_levels`). A group of one rank costs nothing. An InputError where the algorithm
+    cannot be used, islands have no link, or a number is out of its range.
     """
     _check(shape, operation, message_bytes, share)
     if shape.num_ranks == 1:
@@ -92,15 +158,13 @@ def collective(
             return direct_sum(layout, message_bytes, asking).cost()
     if algorithm is not None:
         _check_algorithm(shape, operation, algorithm)
-        found = list(
-            _candidates(cluster, shape, operation, message_bytes, asking, algorithm, order)
-        )
+        found = list(_candidates(cluster, shape, operation, message_bytes, asking, algorithm))
         if not found:
             raise InputError(_unusable(shape, operation, algorithm))
         return min(found, key=lambda each: each.seconds).cost()
     if len(nontrivial_levels(shape)) == 1 and (among is None or _default(operation) in among):
         default = next(
-            _candidates(cluster, shape, operation, message_bytes, asking, _default(operation), None)
+            _candidates(cluster, shape, operation, message_bytes, asking, _default(operation))
         )
         own = among is None and _library_rings(cluster, shape, operation)
         if own or only_measured(default.terms):
@@ -113,7 +177,7 @@ def collective(
     found = [
         cost
         for each in sorted(allowed)
-        for cost in _candidates(cluster, shape, operation, message_bytes, asking, each, order)
+        for cost in _candidates(cluster, shape, operation, message_bytes, asking, each)
         if among is not None or each is not Algorithm.TWO_LEVEL or _stands_for_rings(cost)
     ]
     if not found:
@@ -142,7 +206,7 @@ def _default(operation: LinkOperation) -> Algorithm:
     """What `Predictor.collective` prices."""
     if operation in RING_OPERATIONS:
         return Algorithm.RING
-    return Algorithm.TREE if operation is LinkOperation.BROADCAST else Algorithm.DIRECT
+    return Algorithm.DIRECT
 
 
 def _candidates(
@@ -152,28 +216,18 @@ def _candidates(
     message_bytes: float,
     asking: Asking,
     algorithm: Algorithm,
-    order: ExchangeOrder | None,
 ) -> Iterator[Candidate]:
     """Every form of one algorithm that the group can use."""
     if operation in SENDS:
         yield send(cluster, shape, operation, message_bytes, asking)
     elif operation is LinkOperation.ALL_TO_ALL:
-        if algorithm is Algorithm.DIRECT:
-            yield direct_all_to_all(cluster, shape, message_bytes, asking)
-        else:
-            yield from two_level_all_to_all(cluster, shape, message_bytes, asking)
-    elif operation is LinkOperation.BROADCAST:
-        tree = algorithm is Algorithm.TREE
-        yield (tree_broadcast if tree else chain_broadcast)(cluster, shape, message_bytes, asking)
+        yield direct_all_to_all(cluster, shape, message_bytes, asking)
     elif algorithm is Algorithm.TREE:
         yield tree_all_reduce(cluster, shape, message_bytes, asking)
-    elif algorithm is Algorithm.PARAMETER_SERVER:
-        yield parameter_server(cluster, shape, message_bytes, asking)
     elif algorithm is Algorithm.HALVING_DOUBLING:
         if unequal_halves(shape) is None:
             # On one level both orders are the same.
-            orders = tuple(ExchangeOrder)[: len(nontrivial_levels(shape))]
-            for each in orders if order is None else (order,):
+            for each in tuple(ExchangeOrder)[: len(nontrivial_levels(shape))]:
                 yield halving_doubling(cluster, shape, operation, message_bytes, asking, each)
     else:
         for cost in rings(cluster, shape, operation, message_bytes, asking):
@@ -186,6 +240,8 @@ def _check(shape: GroupShape, operation: LinkOperation, message_bytes: float, sh
         raise InputError(f"message_bytes is {message_bytes}; it must be at least 0 and finite")
     if not 0 < share <= 1:
         raise InputError(f"share is {share}; it must be above 0 and at most 1")
+    if operation not in _ALGORITHMS:
+        raise InputError(f"{operation.value} is part of no step; it has no price")
     if operation in SENDS and shape.num_ranks > 2:
         raise InputError(f"{operation.value} among {shape.num_ranks} ranks; it takes two")
 
@@ -208,11 +264,6 @@ def _unusable(shape: GroupShape, operation: LinkOperation, algorithm: Algorithm)
     """Why no form of an algorithm fits the group."""
     if algorithm is Algorithm.HALVING_DOUBLING:
         return f"halving-doubling needs equal halves; {unequal_halves(shape)}: choose another"
-    if operation is LinkOperation.ALL_TO_ALL:
-        return (
-            "two-level all_to_all needs several nodes or islands of equally many ranks of the "
-            "group, at least 2; choose direct"
-        )
     return (
         f"two-level {operation.value} needs ranks on two levels; the group has one rank in each "
         "unit, or all in one: choose another"

@@ -42,9 +42,8 @@ from hetplan.cost.collectives.layout import (
     layouts,
     whose_capacity,
 )
-from hetplan.cost.collectives.libraries import transport_of
 from hetplan.cost.collectives.rings import describe, rings
-from hetplan.cost.collectives.shape import GroupShape, IslandRanks
+from hetplan.cost.collectives.shape import GroupShape, IslandRanks, transport_of
 from hetplan.cost.collectives.values import Algorithm, Asking, Candidate, LinkUse
 from hetplan.cost.network.segments import LinkName, LinkScope, between_islands, island_link
 from hetplan.cost.terms import Term

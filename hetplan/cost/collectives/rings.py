@@ -1,13 +1,12 @@
-"""Rings, flat or one inside the other, and the parameter server, for n ranks and S bytes.
+"""Rings, flat or one inside the other, and halving-doubling, for n ranks and S bytes.
 
     flat ring         2 (n - 1) steps of S / n (all_reduce), half of them for the two others
     two-level         reduce_scatter inside every unit, all_reduce across them, all_gather inside,
                       the same inside the units where more levels are separated
-    parameter server  reduce_scatter inside every unit, all units to one and back, all_gather
 
 Every step of a ring takes as long as its slowest link; rings of one level run at the same time.
-Both forms send 2 (R - 1) S over the links between R regions; with a server S goes from every other
-unit and back. (Ring: Patarasu and Yuan, J. Parallel Distrib. Comput. 69, 2009.)
+Both forms send 2 (R - 1) S over the links between R regions. (Ring: Patarasu and Yuan, J. Parallel
+Distrib. Comput. 69, 2009.)
 
 Recursive halving-doubling: log2(n) exchanges of halved messages, then of doubled ones.
 
@@ -38,12 +37,10 @@ from hetplan.cost.collectives.layout import (
     REGION,
     WHOLE,
     Block,
-    Islands,
     Layout,
     Owners,
     count_units,
     layouts,
-    nontrivial_levels,
     ring_order,
     whose_capacity,
 )
@@ -66,10 +63,6 @@ RING_OPERATIONS = (
     LinkOperation.REDUCE_SCATTER,
     LinkOperation.ALL_GATHER,
 )
-
-_SERVER = "parameter server"
-_MAX_SERVERS = 16
-"""Units that are tried as the server; the price of one grows with the number of units."""
 
 _UNITS = {RANK: "rank", NODE: "node", ISLAND: "island", REGION: "region", WHOLE: "all"}
 
@@ -164,91 +157,6 @@ def _phase_bytes(
             if operation is not LinkOperation.REDUCE_SCATTER:
                 count += edges.count - edges.target_weights
             yield edges.link, count * message_bytes
-
-
-def parameter_server(
-    cluster: Cluster, shape: GroupShape, message_bytes: float, asking: Asking
-) -> Candidate:
-    """Cost of an all_reduce over the cheapest server: a rank, node, island or region."""
-    levels = nontrivial_levels(shape)
-    # The chain that separates all levels.
-    layout = layouts(cluster, shape, equal=True)[-1]
-    blocks = layout.blocks
-    top = levels[-1]
-    below = blocks[:-1]
-    sent = list[Sent]()
-    before, after = list[tuple[Term, ...]](), list[tuple[Term, ...]]()
-    for block in below:
-        for operation in (LinkOperation.REDUCE_SCATTER, LinkOperation.ALL_GATHER):
-            half = before if operation is LinkOperation.REDUCE_SCATTER else after
-            half.append(_longest(layout, block, operation, message_bytes, asking))
-            sent.append(_phase_bytes(layout, block, operation, message_bytes))
-    if top <= NODE:
-        both_ways, server = _served_inside(layout, top, message_bytes, asking, sent)
-    else:
-        both_ways, server = _served_across(layout, top, message_bytes, asking, sent)
-    both = tuple(term.times(2) for term in both_ways)
-    order = [term for phase in (*before, both, *reversed(after)) for term in phase]
-    return Candidate(
-        algorithm=Algorithm.PARAMETER_SERVER,
-        terms=tuple(order),
-        sent=tuple(sent),
-        detail=f"{describe(blocks)}, server in {server}",
-    )
-
-
-def _served_inside(
-    layout: Layout, top: int, message_bytes: float, asking: Asking, sent: list[Sent]
-) -> tuple[tuple[Term, ...], str]:
-    """The ranks of a node, or the nodes of an island, send to one of them: all over its port."""
-    (each,) = layout.shape.islands
-    island = layout.cluster.island(each.island)
-    inside = top == RANK
-    link = island.intra_node if inside else island.inter_node
-    scope = LinkScope.NODE if inside else LinkScope.ISLAND
-    clients = (each.num_ranks if inside else each.num_nodes) - 1
-    # The fullest node serves: all clients send into its devices, each of them from its own.
-    port = clients if inside else max(clients / each.most_ranks, 1 / each.fewest_ranks)
-    name = island_link(each.island, scope)
-    sent.append([(name, 2 * clients * message_bytes)])
-    use = LinkUse(link=link, nodes=1 if inside else each.num_nodes)
-    terms = [asking.send(use, port * message_bytes, _SERVER)]
-    server = each.nodes[0]
-    if not inside and (part := max(off_rails(nodes, server) for nodes in each.nodes)) > 0:
-        fabric = island_link(each.island, LinkScope.NODE)
-        off = sum(nodes.nodes * off_rails(nodes, server) for nodes in each.nodes)
-        sent.append([(fabric, 2 * off * message_bytes)])
-        use = LinkUse(link=island.intra_node, shared=False)
-        terms.append(asking.send(use, port * part * message_bytes, "other rails"))
-    return tuple(terms), each.island
-
-
-def _served_across(
-    layout: Layout, top: int, message_bytes: float, asking: Asking, sent: list[Sent]
-) -> tuple[tuple[Term, ...], str]:
-    """Islands, or regions, send to one of them: each over its link, all into its ports."""
-    units = layout.groups(top)
-    found: list[tuple[Term, Islands]] = []
-    for server in units[:_MAX_SERVERS]:
-        terms = []
-        shards = layout.share(top, server) * message_bytes
-        for each in server:
-            port = LinkUse(link=layout.cluster.island(each.island).inter_node, nodes=2)
-            terms.append(asking.send(port, (len(units) - 1) * shards, _SERVER))
-        for client in units:
-            if client is server:
-                continue
-            share = max(layout.share(top, client), layout.share(top, server))
-            for use in layout.crossing(client, server, 1.0 / share):
-                terms.append(asking.send(use, share * message_bytes, _SERVER))
-        found.append((slowest(terms), server))
-    best, server = min(found, key=lambda pair: pair[0].seconds)
-    for client in units:
-        if client is not server:
-            for pair in layout.facing(client, server):
-                name = between_islands(pair.left.island, pair.right.island)
-                sent.append([(name, 2 * pair.part * message_bytes)])
-    return (best,), server[0].region if top == REGION else server[0].island
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
 
-from hetplan.cluster.spec import Cluster, Island, Transport
+from hetplan.cluster.spec import Cluster, Island, Link, Transport
 from hetplan.cost.network.segments import rail_of_local
 from hetplan.errors import InputError
 
@@ -206,3 +206,23 @@ def kinds_of(cluster: Cluster, islands: Sequence[IslandRanks]) -> tuple[Kind, ..
         kind.num_ranks += each.num_ranks
         kind.num_nodes += each.num_nodes
     return tuple(found.values())
+
+
+def transport_of(cluster: Cluster, shape: GroupShape) -> Transport:
+    """Host-staged as soon as one link of the group is: a group uses one library."""
+    staged = any(link.transport is Transport.HOST_STAGED for link in _links(cluster, shape))
+    return Transport.HOST_STAGED if staged else Transport.DEVICE_DIRECT
+
+
+def _links(cluster: Cluster, shape: GroupShape) -> list[Link]:
+    islands = shape.islands
+    found = []
+    for each in islands:
+        island = cluster.island(each.island)
+        if each.most_ranks > 1:
+            found.append(island.intra_node)
+        if each.num_nodes > 1:
+            found.append(island.inter_node)
+    for index in range(1, len(islands)):
+        found.append(cluster.link_between(islands[index - 1].island, islands[index].island))
+    return found

@@ -1,11 +1,7 @@
-"""Trees and chains: all_reduce over two binary trees, broadcast down a tree or along a chain.
-
-    two binary trees   (Sanders, Speck and Träff, Two-tree algorithms for full bandwidth broadcast,
-                       reduction and scan, Parallel Computing 35, 2009): inner ranks of one tree are
-                       leaves of the other, each tree carries half of the message up and down, in K
-                       chunks that follow each other; no rank sends more than 2 S
-    binomial tree      ceil(log2 n) steps of the whole message (broadcast)
-    chain              rank to rank in K chunks (broadcast): n - 1 hops
+"""Trees: all_reduce over two binary trees (Sanders, Speck and Träff, Two-tree algorithms for full
+bandwidth broadcast, reduction and scan, Parallel Computing 35, 2009). Inner ranks of one tree are
+leaves of the other, each tree carries half of the message up and down, in K chunks that follow each
+other; no rank sends more than 2 S.
 
 Trees lie inside nodes, then join nodes, islands and regions, so every long link is crossed as
 rarely as it can be. The message is cut into K chunks. The first chunk takes all hops one after the
@@ -21,17 +17,16 @@ Several lanes leave a node where it has several ranks, each with its own part of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import chain
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.collectives.shape import GroupShape, IslandRanks, off_rails
 from hetplan.cost.collectives.values import Algorithm, Asking, Candidate, LinkUse, slowest
 from hetplan.cost.network.segments import LinkName, LinkScope, between_islands, island_link
 from hetplan.cost.terms import Term, seconds_of
-from hetplan.profiling.samples import LinkOperation
 
 Edge = tuple[int, int]
 """(child, parent)."""
@@ -92,16 +87,6 @@ def double_tree(members: int) -> tuple[tuple[Edge, ...], tuple[Edge, ...]]:
     return first, second
 
 
-def binomial_edges(members: int) -> tuple[Edge, ...]:
-    """(child, parent) of a binomial tree: with k members reached, member i sends to i + k."""
-    edges = []
-    reached = 1
-    while reached < members:
-        edges += [(i + reached, i) for i in range(min(reached, members - reached))]
-        reached *= 2
-    return tuple(edges)
-
-
 @lru_cache(maxsize=1024)
 def _heaviest(members: int) -> float:
     """Largest part of the message that one member of two trees sends: half per edge."""
@@ -122,7 +107,7 @@ def tree_all_reduce(
         both = chain.from_iterable(double_tree(each.num_nodes) if len(each.nodes) > 1 else ())
         node = island_link(each.island, LinkScope.NODE)
         sent.append((node, _detours(each, both) * message_bytes))
-    across = list(_across(shape, double_tree))
+    across = list(_across(shape))
     sent += [(edge.link, message_bytes) for edge in across]
     levels = []
     for kind in _tree_levels(cluster, shape, across, lanes):
@@ -138,98 +123,20 @@ def tree_all_reduce(
     )
 
 
-def tree_broadcast(
-    cluster: Cluster, shape: GroupShape, message_bytes: float, asking: Asking
-) -> Candidate:
-    """Cost of a broadcast over binomial trees: of regions, islands, nodes, then inside nodes."""
-    sent = list[tuple[LinkName, float]]()
-    terms = list[Term]()
-    operation = LinkOperation.BROADCAST
-    regions, islands = (dict[tuple[LinkUse, int], None]() for _ in range(2))
-    for edge in _across(shape, lambda members: (binomial_edges(members),)):
-        use = LinkUse(
-            link=cluster.link_between(edge.link.left, edge.link.right), nodes=edge.members
-        )
-        (regions if edge.regions else islands)[use, edge.members] = None
-        sent.append((edge.link, message_bytes))
-    spans = shape.num_nodes > 1
-    inter, rails, intra = (dict[tuple[LinkUse, int], None]() for _ in range(3))
-    for each in shape.islands:
-        island = cluster.island(each.island)
-        inter[LinkUse(link=island.inter_node, nodes=each.num_nodes), each.num_nodes] = None
-        intra[LinkUse(link=island.intra_node, shared=not spans), each.most_ranks] = None
-        sent += _count_inside(each, message_bytes)
-        if _most_off(each) > 0:
-            node = island_link(each.island, LinkScope.NODE)
-            sent.append((node, _detours(each, binomial_edges(each.num_nodes)) * message_bytes))
-            rails[LinkUse(link=island.intra_node, shared=False), each.num_nodes] = None
-    for asked in (regions, islands, inter, rails, intra):
-        found = [
-            asking.collective(use, operation, ranks, message_bytes, operation.value)
-            for use, ranks in asked
-            if ranks > 1
-        ]
-        if found:
-            terms.append(slowest(found))
-    return Candidate(algorithm=Algorithm.TREE, terms=tuple(terms), sent=(sent,), detail="binomial")
-
-
-def chain_broadcast(
-    cluster: Cluster, shape: GroupShape, message_bytes: float, asking: Asking
-) -> Candidate:
-    """Cost of a broadcast along a chain of all ranks, island by island and node by node."""
-    lanes = _lanes(shape)
-    sent = list[tuple[LinkName, float]]()
-    names = [each.island for each in shape.islands]
-    spans = shape.num_nodes > 1
-    levels = []
-    for each in shape.islands:
-        sent += _count_inside(each, message_bytes)
-        for one, other in each.around(closed=False):
-            part = off_rails(one, other)
-            node = island_link(each.island, LinkScope.NODE)
-            sent.append((node, part * message_bytes))
-            use = LinkUse(link=cluster.island(each.island).intra_node, shared=False)
-            detour = _Level(use=use, hops=1, hop_part=part / lanes, load=part / lanes)
-            levels += [detour] if part > 0 else []
-        island = cluster.island(each.island)
-        inside = each.num_ranks - each.num_nodes
-        levels += [
-            _Level(
-                use=LinkUse(link=island.intra_node, shared=not spans),
-                hops=inside,
-                hop_part=1.0,
-                load=1.0,
-            ),
-            _Level(
-                use=LinkUse(link=island.inter_node, nodes=2),
-                hops=each.num_nodes - 1,
-                hop_part=1.0 / lanes,
-                load=1.0 / lanes,
-            ),
-        ]
-    for left, right in pairwise(names):
-        sent.append((between_islands(left, right), message_bytes))
-        use = LinkUse(link=cluster.link_between(left, right), senders=lanes, nodes=2)
-        levels.append(_Level(use=use, hops=1, hop_part=1.0 / lanes, load=1.0 / lanes))
-    terms = _pipelined(levels, message_bytes, asking, "chain broadcast")
-    return Candidate(algorithm=Algorithm.RING, terms=tuple(terms), sent=(sent,), detail="chain")
-
-
 def _lanes(shape: GroupShape) -> int:
     return shape.fewest_ranks if shape.num_nodes > 1 else 1
 
 
-def _across(shape: GroupShape, trees: Callable[[int], Sequence[Sequence[Edge]]]) -> Iterator[_Edge]:
+def _across(shape: GroupShape) -> Iterator[_Edge]:
     """Edges between islands: a tree over those of each region, and one over the regions' roots."""
-    for number in range(len(trees(2))):
+    for number in range(2):
         roots = []
         for region in shape.regions:
-            edges = trees(len(region))[number]
+            edges = double_tree(len(region))[number]
             (root,) = set(range(len(region))) - {child for child, _ in edges}
             roots.append(region[root])
             yield from _edges_over(region, edges, regions=False)
-        yield from _edges_over(roots, trees(len(roots))[number], regions=True)
+        yield from _edges_over(roots, double_tree(len(roots))[number], regions=True)
 
 
 def _edges_over(

@@ -36,15 +36,17 @@ class Algorithm(StrEnum):
     RING = "ring"
     """Neighbours only, the message in as many chunks as there are ranks."""
     TREE = "tree"
-    """Two binary trees with half of the message each (all_reduce), a binomial one (broadcast)."""
+    """Two binary trees with half of the message each."""
     HALVING_DOUBLING = "halving-doubling"
     """Exchanges with partners at distances 1, 2, 4, ... of messages that halve, then double."""
     TWO_LEVEL = "two-level"
     """Each node, island or region first reduces inside, then its shards cross the longer links."""
-    PARAMETER_SERVER = "parameter-server"
-    """One rank, node, island or region collects all sums and sends the result back."""
     DIRECT = "direct"
     """Every rank sends to every other what is for it."""
+
+
+ALL = frozenset(Algorithm)
+"""Whatever can be done, offered by a library or not."""
 
 
 class ExchangeOrder(StrEnum):

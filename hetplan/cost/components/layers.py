@@ -59,33 +59,20 @@ def accumulation_bytes(
 # ---- key-value heads
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopiedHeads:
-    """Key-value heads that several tensor-parallel ranks hold."""
-
-    copies: int
-    """Ranks that hold the same head; 1: none is copied."""
-    parameters: float
-    """What one rank holds of one layer beyond an even share."""
-    time_fraction: float
-    """Part of the layer's operations on one rank that an even share would not have."""
-
-
-def copied_heads(
+def copied_heads_share(
     layer: TransformerLayer, hidden: int, sequence_length: int, tp: int
-) -> CopiedHeads:
-    """What copies of key-value heads cost a layer under this tp; nothing for latent attention."""
+) -> float:
+    """Part of a layer's operations on one rank that even shares of key-value heads would not have.
+
+    0 for latent attention.
+    """
     attention = layer.attention
     if not isinstance(attention, Attention) or tp <= attention.num_kv_heads:
-        return CopiedHeads(copies=1, parameters=0.0, time_fraction=0.0)
+        return 0.0
     # Keys and values: of one head each, where the share would be k / t of one.
     beyond = 2.0 * attention.head_dim * (1.0 - attention.num_kv_heads / tp)
     work = transformer_work(layer, hidden, 1, sequence_length, tp)
-    return CopiedHeads(
-        copies=tp // attention.num_kv_heads,
-        parameters=beyond * (hidden + (1 if attention.qkv_bias else 0)),
-        time_fraction=2.0 * sequence_length * hidden * beyond / work.flops,
-    )
+    return 2.0 * sequence_length * hidden * beyond / work.flops
 
 
 # ---- experts
@@ -140,22 +127,22 @@ def products_by_columns(layer: TransformerLayer, experts_like_rest: bool) -> int
     return 1 if layer.mlp.shared is None else 2
 
 
+# ---- sequences
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthFactors:
     """Rows of the job's sequences over rows of full ones."""
 
     tokens: float
     """Useful tokens."""
-    linear: float
-    """Time of everything but the attention core."""
     core: float
-    """Operations of the attention core."""
-    sequences_per_row: float
+    """Operations of the attention core; everything else takes as long as in full rows."""
     note: str
 
     def layer_factor(self, core_share: float) -> float:
         """Time of a layer of which the attention core is this part in full rows."""
-        return self.linear * (1.0 - core_share) + self.core * core_share
+        return (1.0 - core_share) + self.core * core_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,15 +165,13 @@ def _factors(
     shares: tuple[LengthShare, ...], row: int, packing: bool, window: int | None
 ) -> LengthFactors:
     if not shares:
-        return _full("all sequences have sequence_length")
+        return LengthFactors(tokens=1.0, core=1.0, note="all sequences have sequence_length")
     mean = math.fsum(each.share * each.length for each in shares)
     mean /= math.fsum(each.share for each in shares)
     if not packing:
         return LengthFactors(
             tokens=mean / row,
-            linear=1.0,
             core=1.0,
-            sequences_per_row=1.0,
             note=f"padded: {mean / row:.1%} of the tokens are of sequences",
         )
     lengths, patterns = _packed(shares, row)
@@ -205,15 +190,9 @@ def _factors(
     fill = min(1.0, mean / (rows * row))
     return LengthFactors(
         tokens=fill,
-        linear=1.0,
         core=core,
-        sequences_per_row=1.0 / rows,
         note=f"packed: {fill:.1%} of the tokens are of sequences, {1.0 / rows:.3g} in a row",
     )
-
-
-def _full(note: str) -> LengthFactors:
-    return LengthFactors(tokens=1.0, linear=1.0, core=1.0, sequences_per_row=1.0, note=note)
 
 
 def _packed(

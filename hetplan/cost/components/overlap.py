@@ -73,11 +73,6 @@ class Overlap:
     """What the compute beside it takes longer."""
 
     @property
-    def communication_seconds(self) -> float:
-        """As it would take alone."""
-        return self.exposed_seconds + self.hidden_seconds
-
-    @property
     def added_seconds(self) -> float:
         """What the step takes longer than its compute."""
         return self.exposed_seconds + self.compute_delay_seconds
@@ -87,14 +82,6 @@ class Overlap:
             exposed_seconds=self.exposed_seconds + other.exposed_seconds,
             hidden_seconds=self.hidden_seconds + other.hidden_seconds,
             compute_delay_seconds=self.compute_delay_seconds + other.compute_delay_seconds,
-        )
-
-    def times(self, count: float) -> Overlap:
-        """The same, this many times."""
-        return Overlap(
-            exposed_seconds=self.exposed_seconds * count,
-            hidden_seconds=self.hidden_seconds * count,
-            compute_delay_seconds=self.compute_delay_seconds * count,
         )
 
 

@@ -1,28 +1,41 @@
-"""What a step costs beside its passes and their transfers, each part with its name.
-
-A component is zero only with a note that says why. Seconds that are hidden run beside other work
-and do not make the step longer. Where a prediction is behind a component its terms are kept, so
-that its error goes into the interval of the step (`hetplan.cost.terms`).
+"""What a step costs beside its passes and their transfers, and what makes devices slower.
 
 Parts that are passes over memory when nobody measured them:
 
     time = bytes / (memory bandwidth * the prior of streaming passes, hetplan.predict.datasheet)
 
 Optimizer state in host memory (ZeRO-Offload, arXiv 2101.06840, section 4): gradients go down, the
-host updates, parameters come up. Cut into n pieces the three form a line in which all work at the
-same time, so with times d, u, p of the whole it takes (d + u + p) / n + (n - 1) / n * max(d, u, p).
+host updates, parameters come up, one after the other.
+
+The slowest of many ranks. Devices of one kind differ: a rank takes m e^(s Z) for the same work, Z
+standard normal, s its island's `speed_spread` (Sinha et al., SC 2022, arXiv 2208.11035: 8 % between
+the GPUs of a cluster on average, outliers 1.5 times as slow). Whoever waits for n of them waits for
+the largest,
+
+    F(t) = Phi(log(t / m) / s)^n,    mean = lower + integral of (1 - F)
+
+which is exact here (Gauss-Legendre over log t). The spread is a device's own: the same device is
+slow in every pass, so the maximum is taken once over all that wait for each other, not once per
+pass. Tensor-parallel ranks wait in every layer, data-parallel ones at the end of the step, stages
+for the slowest stage; a step waits for all of its devices. Ranks are taken to err independently;
+those of a node, which share air and power, err partly together, which lowers the maximum.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
 
 from hetplan.cluster.devices import DeviceKind, capped_clock_ratio
 from hetplan.cluster.spec import Island
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.memory.device import gradient_bytes_per_parameter
-from hetplan.cost.terms import Term, seconds_of
+from hetplan.cost.step_model.values import Part
+from hetplan.cost.terms import Term
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.job.trainer import trainer_settings
@@ -50,106 +63,41 @@ HOST_INTERFACE_LOG_HALFWIDTH = 0.3
 """Down to .65 where two directions, or devices behind one switch, are in each other's way."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComponentCost:
-    """One named part of a step."""
-
-    component: Component
-    seconds: float
-    """What the step takes longer for it; below 0 where it saves time, as packing does."""
-    hidden_seconds: float = 0.0
-    """What of it runs beside other work."""
-    note: str = ""
-    """Where it comes from, what was assumed, or why it is zero."""
-    terms: tuple[Term, ...] = ()
-    """Predictions that `seconds` is the sum of; empty: a law, or the job's own figure."""
-
-    def __post_init__(self) -> None:
-        if self.seconds == 0 and self.hidden_seconds == 0 and not self.note:
-            raise InputError(f"component {self.component.value} is zero and does not say why")
+def _parts(component: Component, term: Term) -> tuple[Part, ...]:
+    """Empty where it takes no time."""
+    return (Part(component=component, term=term),) if term.seconds else ()
 
 
-def nothing(component: Component, why: str) -> ComponentCost:
-    """A component that costs nothing, and why."""
-    return ComponentCost(component=component, seconds=0.0, note=why)
+# ---- optimizer in host memory
 
 
-def of_terms(component: Component, terms: tuple[Term, ...], note: str = "") -> ComponentCost:
-    """The sum of these predictions, all of it exposed; zero where there are none."""
-    if not terms:
-        return nothing(component, note or "no such work in this plan")
-    seconds = seconds_of(terms)
-    if not seconds:
-        return nothing(component, note or "predicted to take no time")
-    return ComponentCost(component=component, seconds=seconds, note=note, terms=terms)
+def offloaded_update(
+    island: Island, job: Job, parameters: float, offload: float, on_device: Term
+) -> tuple[Part, ...]:
+    """The update of one rank's parameters of which the part `offload` is kept on the host.
 
-
-# ---- optimizer
-
-
-def optimizer(update: Term) -> ComponentCost:
-    """The update on the device, as predicted for the parameters whose state it keeps."""
-    if not update.count:
-        return nothing(Component.OPTIMIZER, "all optimizer state is in host memory")
-    return of_terms(Component.OPTIMIZER, (update,))
-
-
-def host_optimizer(
-    device: DeviceKind,
-    job: Job,
-    parameters: float,
-    *,
-    devices_per_host: int,
-    gradient_bytes: float,
-    parameter_bytes: float,
-    pieces: int = 1,
-) -> ComponentCost:
-    """The update of so many parameters per device whose state is in host memory.
-
-    `gradient_bytes`, `parameter_bytes`: of one, as they cross to and from the host.
-    `devices_per_host` devices share the host's memory and update at the same time. `pieces`: how
-    many the transfers and the update are cut into so that they run at the same time; 1: one after
-    the other. An InputError where the device's host interface is not known.
+    `on_device`: the prediction for all of them; the device updates the rest, then the host its
+    part (Megatron-LM's order). An InputError where the device's host interface is not known.
     """
-    if not parameters:
-        return nothing(Component.OFFLOAD, "no optimizer state is in host memory")
-    down, update, up = host_update_seconds(
-        device,
-        job.optimizer,
-        job.precision,
-        parameters,
-        devices_per_host=devices_per_host,
-        gradient_bytes=gradient_bytes,
-        parameter_bytes=parameter_bytes,
-    )
+    kept = _parts(Component.OPTIMIZER, on_device.times(1.0 - offload))
+    if not offload * parameters:
+        return kept
+    down, update, up = host_update_seconds(island, job, offload * parameters)
     total = down + update + up
-    seconds = total / pieces + (pieces - 1) / pieces * max(down, update, up)
     wide = HOST_INTERFACE_LOG_HALFWIDTH * (down + up) + HOST_UPDATE_LOG_HALFWIDTH * update
-    prediction = Prediction(seconds=seconds, log_halfwidth=wide / total, source=DATASHEET)
-    return ComponentCost(
-        component=Component.OFFLOAD,
-        seconds=seconds,
-        hidden_seconds=total - seconds,
-        note=f"{device.kind}: gradients down {down:.3g} s, update {update:.3g} s at "
-        f"{HOST_UPDATE_BYTES_PER_SECOND / 1e9:g} GB/s of the host (assumed), parameters up "
-        f"{up:.3g} s",
-        terms=(
-            Term(what="host update", cause=f"{device.kind} host", count=1, prediction=prediction),
-        ),
-    )
+    prediction = Prediction(seconds=total, log_halfwidth=wide / total, source=DATASHEET)
+    cause = f"{island.device.kind} host"
+    host = Term(what="host update", cause=cause, count=1, prediction=prediction)
+    return (*kept, *_parts(Component.OFFLOAD, host))
 
 
-def host_update_seconds(
-    device: DeviceKind,
-    rule: Optimizer,
-    precision: Precision,
-    parameters: float,
-    *,
-    devices_per_host: int,
-    gradient_bytes: float,
-    parameter_bytes: float,
-) -> tuple[float, float, float]:
-    """(gradients down, update, parameters up) of one device's parameters."""
+def host_update_seconds(island: Island, job: Job, parameters: float) -> tuple[float, float, float]:
+    """(gradients down, update, parameters up) of so many parameters of each device.
+
+    All devices of a node share its host's memory and update at the same time. Of 16-bit training
+    float32 gradients go down and 16-bit parameters come up, as they are kept.
+    """
+    device, size = island.device, job.precision.bytes_per_element
     if device.host is None:
         raise InputError(
             f"device kind {device.kind} has no host interface, so its transfers to host memory "
@@ -157,36 +105,16 @@ def host_update_seconds(
         )
     rate = device.host.bandwidth_bytes_per_second * HOST_INTERFACE_EFFICIENCY
     # In 16 bit the host also writes the parameter's copy that goes up.
-    traffic = _UPDATE_BYTES[rule] + (0.0 if precision is Precision.FLOAT32 else parameter_bytes)
+    traffic = _UPDATE_BYTES[job.optimizer]
+    traffic += 0.0 if job.precision is Precision.FLOAT32 else size
     return (
-        parameters * gradient_bytes / rate,
-        parameters * devices_per_host * traffic / HOST_UPDATE_BYTES_PER_SECOND,
-        parameters * parameter_bytes / rate,
+        parameters * gradient_bytes_per_parameter(job) / rate,
+        parameters * island.devices_per_node * traffic / HOST_UPDATE_BYTES_PER_SECOND,
+        parameters * size / rate,
     )
 
 
-def offloaded_update(
-    island: Island, job: Job, parameters: float, offload: float, on_device: Term
-) -> tuple[ComponentCost, ...]:
-    """The update of one rank's parameters of which the part `offload` is kept on the host.
-
-    `on_device`: the prediction for all of them; the device updates the rest, then the host its
-    part (Megatron-LM's order). Of 16-bit training float32 gradients go down and 16-bit parameters
-    come up, as they are kept.
-    """
-    kept = optimizer(on_device.times(1.0 - offload))
-    host = host_optimizer(
-        island.device,
-        job,
-        offload * parameters,
-        devices_per_host=island.devices_per_node,
-        gradient_bytes=gradient_bytes_per_parameter(job),
-        parameter_bytes=job.precision.bytes_per_element,
-    )
-    return kept, host
-
-
-# ---- gradient norm
+# ---- gradients
 
 
 def clips_gradients(job: Job) -> bool:
@@ -197,36 +125,24 @@ def clips_gradients(job: Job) -> bool:
 
 
 def gradient_norm(
-    device: DeviceKind,
-    job: Job,
-    gradients: float,
-    gradient_bytes: float,
-    update: Prediction,
-    sums: tuple[Term, ...],
-) -> ComponentCost:
-    """Norm of all gradients, and scaling them by it; zero where the job does not clip.
+    device: DeviceKind, job: Job, gradients: float, gradient_bytes: float, update: Prediction
+) -> tuple[Part, ...]:
+    """This rank's part of the norm of all gradients, and scaling; none where the job does not clip.
 
     `gradients`: elements that this rank keeps after the reduction; each is read for the norm, and
-    read and written where it is scaled. `sums`: the all_reduce of one scalar over all ranks, as
-    predicted (16 bit with loss scaling, float16: a second one says whether a value overflowed).
-    `update`: the optimizer's prediction; from a datasheet in 16 bit its bytes hold the pass of the
-    norm already.
+    read and written where it is scaled. `update`: the optimizer's prediction; from a datasheet in
+    16 bit its bytes hold the pass of the norm already. What all ranks sum is
+    `hetplan.cost.step_model.step.norm_parts`.
     """
     if not clips_gradients(job):
-        why = f"target {job.target} does not clip gradients"
-        if job.gradient_clipping is False:
-            why = "the job does not clip gradients"
-        return nothing(Component.NORM, why)
+        return ()
     counted = update.source == DATASHEET and job.precision is not Precision.FLOAT32
     passes = 2.0 if counted else 3.0
     local = streaming(device, passes * gradients * gradient_bytes, update, gradients, job)
-    rounds = 2.0 if job.precision is Precision.FLOAT16 else 1.0
-    terms = (
+    return _parts(
+        Component.NORM,
         Term(what="gradient norm and scaling", cause=device.kind, count=1, prediction=local),
-        *(term.times(rounds) for term in sums),
     )
-    note = "the norm's pass is in the optimizer's bytes" if counted else ""
-    return of_terms(Component.NORM, terms, note)
 
 
 def gradient_passes(
@@ -236,7 +152,7 @@ def gradient_passes(
     own: float,
     copies: int,
     update: Prediction,
-) -> ComponentCost:
+) -> tuple[Part, ...]:
     """What a trainer with gradients in one buffer does to them beside norm and update.
 
     `held`: gradients of this rank, as they are kept; `own`: those it updates, in float32; `copies`:
@@ -250,7 +166,7 @@ def gradient_passes(
     `allreduce_bucket` and `allreduce_and_copy`).
     """
     if not target(job.target).gradient_buffer:
-        return nothing(Component.OPTIMIZER, f"target {job.target} makes none that are known")
+        return ()
     scales = job.precision is Precision.FLOAT16
     if trainer_settings(job).blocking_sends:
         passes = 6.0 if copies > 1 else 0.0
@@ -260,7 +176,7 @@ def gradient_passes(
     moved += (2.0 * own * Precision.FLOAT32.bytes_per_element) if scales else 0.0
     local = streaming(device, moved, update, own, job)
     term = Term(what="passes over the gradients", cause=device.kind, count=1, prediction=local)
-    return of_terms(Component.OPTIMIZER, (term,))
+    return _parts(Component.OPTIMIZER, term)
 
 
 def streaming(
@@ -283,21 +199,7 @@ def streaming(
     )
 
 
-# ---- data
-
-
-def data_loading(job: Job) -> ComponentCost:
-    """What the devices wait for their data, as the job says."""
-    if not job.data_loading_seconds:
-        return nothing(
-            Component.DATA_LOADING, "prefetched beside the step before; data_loading says more"
-        )
-    return ComponentCost(
-        component=Component.DATA_LOADING, seconds=job.data_loading_seconds, note="as the job says"
-    )
-
-
-# ---- clocks
+# ---- clocks and stragglers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,10 +208,6 @@ class Clock:
 
     ratio: float
     notes: tuple[str, ...] = ()
-
-    def time_factor(self, compute_share: float = 1.0) -> float:
-        """How many times as long work takes of which this part waits for the clock, not memory."""
-        return 1.0 - compute_share + compute_share / self.ratio
 
 
 def clock(island: Island) -> Clock:
@@ -334,6 +232,37 @@ def clock(island: Island) -> Clock:
     return Clock(ratio=island.clock_ratio * capped, notes=tuple(notes))
 
 
-def clock_factor(island: Island, compute_share: float = 1.0) -> float:
-    """How many times as long the island's compute takes as at its reference clock."""
-    return clock(island).time_factor(compute_share)
+_NODES, _WEIGHTS = (tuple(map(float, part)) for part in np.polynomial.legendre.leggauss(48))
+_PIECES = 4  # of 48 nodes each: with many ranks the distribution is steep in one of them
+_TAIL = 1e-13  # probability left out at either end of the integral
+_NORMAL = NormalDist()
+
+
+@lru_cache(maxsize=4096)
+def straggler_factor(spread: float | None, count: int) -> float:
+    """Mean time of the slowest of `count` ranks over that of a typical one; 1 without a spread."""
+    if not spread:
+        return 1.0
+
+    def below(log_time: float) -> float:
+        return math.exp(count * _log_phi(log_time / spread))
+
+    # Logarithms between which the largest time lies but for a probability of 1e-13 each.
+    lowest = spread * _NORMAL.inv_cdf(math.exp(math.log(_TAIL) / count))
+    # Upper tail by symmetry: 1 - (1 - tail)^(1 / n) is far below what 1 - x can hold.
+    highest = -spread * _NORMAL.inv_cdf(-math.expm1(math.log1p(-_TAIL) / count))
+    mean, width = math.exp(lowest), (highest - lowest) / _PIECES
+    for piece in range(_PIECES):
+        center = lowest + (piece + 0.5) * width
+        for node, weight in zip(_NODES, _WEIGHTS, strict=True):
+            x = center + 0.5 * width * node
+            mean += 0.5 * width * weight * math.exp(x) * (1.0 - below(x))
+    return mean
+
+
+def _log_phi(z: float) -> float:
+    """Logarithm of the standard normal distribution function."""
+    if z < -37.0:
+        return -math.inf  # below 1e-299
+    upper = 0.5 * math.erfc(z / math.sqrt(2.0))
+    return math.log1p(-upper) if z > 0 else math.log(0.5 * math.erfc(-z / math.sqrt(2.0)))

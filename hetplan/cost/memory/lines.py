@@ -23,9 +23,9 @@ import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.memory.activations import LayerBytes, cut_of
-from hetplan.cost.memory.device import layer_bytes
-from hetplan.cost.memory.state import (
+from hetplan.cost.memory.device import (
     boundary_bytes,
+    layer_bytes,
     messages,
     standing_bytes,
     state_bytes,

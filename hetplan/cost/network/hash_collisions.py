@@ -20,9 +20,7 @@ law, 1 / sqrt(2 pi k variance). Tests hold the two to each other within 0.01 of 
 
 from __future__ import annotations
 
-import itertools
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -39,40 +37,15 @@ _NEGLIGIBLE = 1e-12
 """Probability that no mean or quantile can show."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollisionEfficiency:
-    """Part of the speed without collisions that a synchronous collective keeps."""
-
-    mean: float
-    p10: float
-    """One run in ten is at most this fast."""
-    p90: float
-
-
-def collision_efficiency(
-    flows: int, paths: int, *, path_over_flow: float = 1.0
-) -> CollisionEfficiency:
-    """What is left of the speed of `flows` that hash onto `paths`, over the draws of the hash.
-
-    `path_over_flow` is one path's bandwidth over what one flow can send. An InputError where a
-    count is below 1 or the ratio is not above 0.
-    """
-    if flows < 1 or paths < 1:
-        raise InputError(f"{flows} flows on {paths} paths; both must be at least 1")
-    if not 0 < path_over_flow < math.inf:
-        raise InputError(f"path_over_flow is {path_over_flow}; it must be above 0 and finite")
-    return _efficiency(flows, paths, path_over_flow)
-
-
-def link_collisions(link: Link, senders: int) -> CollisionEfficiency | None:
-    """What hash collisions leave of a link over which so many devices send at the same time.
+def link_collisions(link: Link, senders: int) -> float:
+    """Part of a link that collisions leave so many devices that send at once, in the mean.
 
     Every stream of a device is a flow. A path carries its part of the shared bandwidth, and where
-    none is given what one device may send. None where the link has no equal-cost paths.
+    none is given what one device may send. 1 where the link has no equal-cost paths.
     """
     paths = link.equal_cost_paths
     if paths is None:
-        return None
+        return 1.0
     streams = link.streams or 1
     shared = link.shared_bandwidth_bytes_per_second
     path = link.bandwidth_bytes_per_second if shared is None else shared / paths
@@ -81,24 +54,20 @@ def link_collisions(link: Link, senders: int) -> CollisionEfficiency | None:
 
 
 @lru_cache(maxsize=4096)
-def _efficiency(flows: int, paths: int, path_over_flow: float) -> CollisionEfficiency:
+def collision_efficiency(flows: int, paths: int, *, path_over_flow: float = 1.0) -> float:
+    """Mean part of the speed of `flows` that is left where they hash onto `paths`.
+
+    `path_over_flow` is one path's bandwidth over what one flow can send. An InputError where a
+    count is below 1 or the ratio is not above 0.
+    """
+    if flows < 1 or paths < 1:
+        raise InputError(f"{flows} flows on {paths} paths; both must be at least 1")
+    if not 0 < path_over_flow < math.inf:
+        raise InputError(f"path_over_flow is {path_over_flow}; it must be above 0 and finite")
     even = min(1.0, path_over_flow * paths / flows)
-    law = [
-        (min(1.0, min(1.0, path_over_flow / most) / even), chance)
+    return math.fsum(
+        min(1.0, min(1.0, path_over_flow / most) / even) * chance
         for most, chance in fullest_path(flows, paths)
-    ]
-    slowest_first = sorted(law)
-    return CollisionEfficiency(
-        mean=math.fsum(value * chance for value, chance in law),
-        p10=_quantile(slowest_first, 0.1),
-        p90=_quantile(slowest_first, 0.9),
-    )
-
-
-def _quantile(law: list[tuple[float, float]], part: float) -> float:
-    sums = itertools.accumulate(chance for _, chance in law)
-    return next(
-        value for (value, _), below in zip(law, sums, strict=True) if below >= part - _NEGLIGIBLE
     )
 
 

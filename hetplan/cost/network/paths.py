@@ -1,9 +1,9 @@
 """Which segments do many transfers cross? Their paths as arrays, without a Python step for each.
 
-The paths are those of `hetplan.cost.network.segments.segments`; a test holds the two equal. What is
-asked of islands and of pairs of islands is asked once; what belongs to devices is looked up by
-array arithmetic. Every segment gets a number made of what it is: a device, a NIC or a switch stands
-at its node's first device plus its own number in the node, so numbers stay below those of devices.
+`hetplan.cost.network.segments` says which they are. Figures of islands and of pairs of islands are
+looked up once, those of devices by array arithmetic. Every segment gets a number made of what it
+is: a device, a NIC or a switch stands at its node's first device plus its own number in the node,
+so numbers stay below those of devices.
 
     number = (kind, outgoing, other island, place)
 
@@ -53,12 +53,9 @@ from hetplan.cost.network.segments import (
     shared_link,
     switch_of_nic,
 )
-from hetplan.errors import InputError
 
 _PLACE_BITS = (MAX_DEVICES - 1).bit_length()  # an island has at least one device
 _KINDS = tuple(SegmentKind)
-STORAGE = -1
-"""Stands for storage in place of a device number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +65,8 @@ class Paths:
     flow: Ints
     segment: Ints
     """Numbered from 0."""
+    numbers: Ints
+    """What each segment is, as at the top of this file."""
     capacities: Floats
     """Bytes per second, per segment."""
     num_flows: int
@@ -101,7 +100,7 @@ class _Islands:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Side:
-    """One end of every transfer; storage stands at the device that it is reached from."""
+    """One end of every transfer."""
 
     island: Ints
     """Number in _Islands."""
@@ -120,15 +119,18 @@ Column = tuple[Ints, Ints, Floats]
 
 
 def paths(cluster: Cluster, sources: Ints, targets: Ints) -> Paths:
-    """The segments of every transfer from sources[i] to targets[i] (devices, or STORAGE)."""
-    _check(cluster, sources, targets)
+    """The segments of every transfer from sources[i] to targets[i].
+
+    InputError where a device does not exist or two islands have no link.
+    """
     columns: list[Column] = []
     if not sources.size:
         return _together(columns, 0)
+    devices = np.stack([sources, targets])
+    wrong = devices[(devices < 0) | (devices >= cluster.num_devices)]
+    if wrong.size:
+        cluster.island_of_device(int(wrong[0]))  # says what is wrong
     starts = np.array([cluster.first_device(each.name) for each in cluster.islands], dtype=np.int64)
-    devices = np.stack(
-        [np.where(sources < 0, targets, sources), np.where(targets < 0, sources, targets)]
-    )
     used, numbers = np.unique(
         np.searchsorted(starts, devices, side="right") - 1, return_inverse=True
     )
@@ -137,23 +139,10 @@ def paths(cluster: Cluster, sources: Ints, targets: Ints) -> Paths:
     one, two = (
         _side(islands, devices[side], numbers[side], outgoing=side == 0) for side in range(2)
     )
-    stored = (sources < 0) | (targets < 0)
-    for side, ends in ((one, sources), (two, targets)):
-        at = np.flatnonzero(stored & (ends >= 0))
-        _add(columns, at, _nic(islands, side, side.local), islands.nic[side.island])
-    near = (one.node_first == two.node_first) & ~stored
+    near = one.node_first == two.node_first
     _inside(islands, np.flatnonzero(near & (one.local != two.local)), one, two, columns)
-    _outside(cluster, islands, np.flatnonzero(~near & ~stored), (one, two), columns)
+    _outside(cluster, islands, np.flatnonzero(~near), (one, two), columns)
     return _together(columns, len(sources))
-
-
-def _check(cluster: Cluster, sources: Ints, targets: Ints) -> None:
-    for ends in (sources, targets):
-        wrong = ends[(ends < STORAGE) | (ends >= cluster.num_devices)]
-        if wrong.size:
-            cluster.island_of_device(int(wrong[0]))  # says what is wrong
-    if np.any((sources < 0) & (targets < 0)):
-        raise InputError("a transfer from storage to storage crosses no device; name one device")
 
 
 def _islands(cluster: Cluster, used: Ints, starts: Ints) -> _Islands:
@@ -329,14 +318,15 @@ def _number(kind: SegmentKind, outgoing: bool, position: Ints, to: Ints | int) -
 def _together(columns: list[Column], num_flows: int) -> Paths:
     if not columns:
         none = np.zeros(0, dtype=np.int64)
-        return Paths(flow=none, segment=none, capacities=np.zeros(0), num_flows=num_flows)
-    flow, numbers = (np.concatenate([each[part] for each in columns]) for part in range(2))
+        columns = [(none, none, np.zeros(0))]
+    flow, crossed = (np.concatenate([each[part] for each in columns]) for part in range(2))
     capacity = np.concatenate([figures for _, _, figures in columns])
-    _, firsts, segment = np.unique(numbers, return_index=True, return_inverse=True)
+    numbers, firsts, segment = np.unique(crossed, return_index=True, return_inverse=True)
     order = np.argsort(flow, kind="stable")
     return Paths(
         flow=flow[order],
         segment=segment.astype(np.int64)[order],
+        numbers=numbers,
         capacities=capacity[firsts],
         num_flows=num_flows,
     )

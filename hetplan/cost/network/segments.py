@@ -1,9 +1,8 @@
 """Which link bytes cross and what they are for: the names that costs, traffic and reports share.
 
-Which physical things a transfer between two devices uses, and what each of them carries.
-
-A path is a tuple of segments. Every segment has one direction: links are full duplex, so what is
-sent never slows what is received. Three cases:
+And of which things of limited bandwidth a transfer between two devices uses, what each carries.
+Every segment has one direction: links are full duplex, so what is sent never slows what is
+received. Three cases (`hetplan.cost.network.paths` lists them for many transfers at once):
 
     inside a node     fabric port of the sender (out) and of the receiver (in); where the fabric is
                       PCIe itself, also the uplinks of both PCIe switches if they are two
@@ -25,9 +24,8 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hetplan.cluster.hosts import DevicePlace, place_of
-from hetplan.cluster.spec import Cluster, Island, Link, Transport
-from hetplan.errors import InputError
+from hetplan.cluster.hosts import place_of
+from hetplan.cluster.spec import Cluster, Island, Link
 
 
 class TrafficClass(StrEnum):
@@ -72,15 +70,6 @@ class LinkName:
         return f"{self.left}, {self.scope.value}"
 
 
-def link_name(cluster: Cluster, left: int, right: int) -> LinkName:
-    """Name of the link between two different devices."""
-    one, two = place_of(cluster, left), place_of(cluster, right)
-    if one.island.name != two.island.name:
-        return between_islands(one.island.name, two.island.name)
-    scope = LinkScope.NODE if one.node == two.node else LinkScope.ISLAND
-    return island_link(one.island.name, scope)
-
-
 def island_link(island: str, scope: LinkScope) -> LinkName:
     """Name of an island's own links: inside its nodes, between them, or to storage."""
     return LinkName(scope=scope, left=island, right=island)
@@ -105,7 +94,7 @@ class SegmentKind(StrEnum):
     REGION_LINK = "link to region"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """One thing of limited bandwidth in one direction."""
 
@@ -115,62 +104,33 @@ class Segment:
     node: int = -1
     """In the island; -1: of no node."""
     number: int = -1
-    """Of the device, switch or NIC in its node, or of the rail in its island; -1: there is one."""
-    outgoing: bool = True
-    """Whether it carries what leaves the node; links are named by who sends, rails have no side."""
+    """Of the NIC in its node; -1: there is one."""
     to: str = ""
-    """The island or region that receives, of links; the island at the other end, of ports."""
-
-    def __str__(self) -> str:
-        node = f" node {self.node}" if self.node >= 0 else ""
-        what = self.kind.value + (f" {self.to}" if self.to else "")
-        if self.kind in (SegmentKind.NIC, SegmentKind.PCIE_SWITCH, SegmentKind.RAIL):
-            what += f" {self.number}"
-        elif self.number >= 0:
-            what = f"device {self.number}: {what}"
-        way = "" if self.node < 0 else " (out)" if self.outgoing else " (in)"
-        return f"{self.place}{node}, {what}{way}"
+    """The island or region that receives, of links."""
+    outgoing: bool = True
+    """Whether it carries what leaves the node; links are named by who sends."""
 
 
-def segments(cluster: Cluster, source: int | None, target: int | None) -> tuple[Segment, ...]:
-    """What a transfer from one device to another crosses, from the sender on; () to itself.
-
-    None stands for storage outside the islands: it is reached over the device's NIC. An InputError
-    where a device does not exist, the islands have no link, or both ends are storage.
-    """
-    if source is None or target is None:
-        return _to_storage(cluster, source, target)
+def nics_crossed(cluster: Cluster, source: int, target: int) -> tuple[Segment, ...]:
+    """The described NICs of a transfer between two devices: the sender's, then the receiver's."""
     one, two = place_of(cluster, source), place_of(cluster, target)
-    if one.island is two.island and one.node == two.node:
-        return _inside(one, two) if one.local != two.local else ()
-    link = cluster.link_between(one.island.name, two.island.name)
-    staged = link.transport is Transport.HOST_STAGED
-    if one.island is not two.island:
-        middle = shared_link(cluster, one.island, two.island)
-        return (
-            *_end(one, one.local, two.island.name, staged, outgoing=True),
-            *((middle,) if middle else ()),
-            *_end(two, two.local, one.island.name, staged, outgoing=False),
+    same_island = one.island is two.island
+    if same_island and one.node == two.node:
+        return ()
+    leaves_by = one.local
+    if same_island and rail_of_local(one.island, one.local) != rail_of_local(two.island, two.local):
+        leaves_by = two.local
+    return tuple(
+        Segment(
+            kind=SegmentKind.NIC,
+            place=end.island.name,
+            node=end.node,
+            number=first_nic(end.island, local),
+            outgoing=end is one,
         )
-    return _between_nodes(one, two, staged)
-
-
-def capacity(cluster: Cluster, segment: Segment) -> float:
-    """Bytes per second in the segment's direction; oversubscription of its link is taken off."""
-    if segment.kind is SegmentKind.ISLAND_LINK:
-        return shared_bytes_per_second(cluster.link_between(segment.place, segment.to))
-    if segment.kind is SegmentKind.REGION_LINK:
-        return shared_bytes_per_second(_region_link(cluster, segment.place, segment.to))
-    island = cluster.island(segment.place)
-    if segment.kind is SegmentKind.FABRIC_PORT:
-        return island.intra_node.goodput_bytes_per_second
-    if segment.kind is SegmentKind.DEVICE_PORT:
-        return cluster.link_between(island.name, segment.to).goodput_bytes_per_second
-    if segment.kind in (SegmentKind.HOST_PORT, SegmentKind.PCIE_SWITCH):
-        return host_bytes_per_second(island)
-    if segment.kind is SegmentKind.RAIL:
-        return rail_bytes_per_second(island)
-    return nic_bytes_per_second(cluster, island)
+        for end, local in ((one, leaves_by), (two, two.local))
+        if end.island.nics is not None
+    )
 
 
 def host_bytes_per_second(island: Island) -> float:
@@ -255,89 +215,6 @@ def crosses_region_link(cluster: Cluster, one: str, two: str) -> bool:
     """Whether two islands use the link of their regions, and share it with all islands there."""
     apart = cluster.island(one).region != cluster.island(two).region
     return apart and not cluster.lists_link(one, two)
-
-
-def _inside(one: DevicePlace, two: DevicePlace) -> tuple[Segment, ...]:
-    island = one.island
-    found = [_of(SegmentKind.FABRIC_PORT, one, one.local, outgoing=True)]
-    if crosses_pcie(island):
-        left, right = (island.switch_of_device[place.local] for place in (one, two))
-        if left != right:
-            found.append(_of(SegmentKind.PCIE_SWITCH, one, left, outgoing=True))
-            found.append(_of(SegmentKind.PCIE_SWITCH, one, right, outgoing=False))
-    return (*found, _of(SegmentKind.FABRIC_PORT, two, two.local, outgoing=False))
-
-
-def _between_nodes(one: DevicePlace, two: DevicePlace, staged: bool) -> tuple[Segment, ...]:
-    island = one.island
-    leaves_by = one.local
-    found: list[Segment] = []
-    if rail_of_local(island, one.local) != rail_of_local(island, two.local):
-        leaves_by = two.local
-        # Staged bytes are in host memory, and every NIC of the node can send them.
-        if not staged:
-            found.append(_of(SegmentKind.FABRIC_PORT, one, one.local, outgoing=True))
-            found.append(_of(SegmentKind.FABRIC_PORT, one, two.local, outgoing=False))
-    found += _end(one, leaves_by, island.name, staged, outgoing=True)
-    if island.nics is not None:
-        rail = rail_of_local(island, two.local)
-        found.append(Segment(kind=SegmentKind.RAIL, place=island.name, number=rail))
-    return (*found, *_end(two, two.local, island.name, staged, outgoing=False))
-
-
-def _end(
-    place: DevicePlace, leaves_by: int, to: str, staged: bool, *, outgoing: bool
-) -> tuple[Segment, ...]:
-    """Ports of one end: the device's own, to the host where bytes are staged, and its NIC."""
-    island = place.island
-    own = Segment(
-        kind=SegmentKind.DEVICE_PORT,
-        place=island.name,
-        node=place.node,
-        number=place.local,
-        outgoing=outgoing,
-        to=to,
-    )
-    nic = first_nic(island, leaves_by)
-    switch = island.switch_of_device[leaves_by] if island.switch_of_device else None
-    found = [own]
-    if staged and island.device.host is not None:
-        found.append(_of(SegmentKind.HOST_PORT, place, place.local, outgoing=outgoing))
-        if switch is not None:
-            own_switch = island.switch_of_device[place.local]
-            found.append(_of(SegmentKind.PCIE_SWITCH, place, own_switch, outgoing=outgoing))
-    elif switch is not None and island.device.host is not None:
-        at = switch_of_nic(island, nic)
-        if at is not None and at != switch:
-            found.append(_of(SegmentKind.PCIE_SWITCH, place, switch, outgoing=outgoing))
-    found.append(_of(SegmentKind.NIC, place, nic, outgoing=outgoing))
-    return tuple(found) if outgoing else tuple(reversed(found))
-
-
-def _to_storage(cluster: Cluster, source: int | None, target: int | None) -> tuple[Segment, ...]:
-    device = source if source is not None else target
-    if device is None:
-        raise InputError("a transfer from storage to storage crosses no device; name one device")
-    place = place_of(cluster, device)
-    nic = first_nic(place.island, place.local)
-    return (_of(SegmentKind.NIC, place, nic, outgoing=target is None),)
-
-
-def _of(kind: SegmentKind, place: DevicePlace, number: int, *, outgoing: bool) -> Segment:
-    return Segment(
-        kind=kind, place=place.island.name, node=place.node, number=number, outgoing=outgoing
-    )
-
-
-def _region_link(cluster: Cluster, left: str, right: str) -> Link:
-    """The link between islands of two regions that no closer entry covers."""
-    pair = {left, right}
-    for entry in cluster.region_links:
-        if set(entry.between) == pair:
-            return entry.link
-    if cluster.across_regions is None:
-        raise InputError(f"the cluster has no link between regions {left} and {right}")
-    return cluster.across_regions
 
 
 def shared_bytes_per_second(link: Link) -> float:

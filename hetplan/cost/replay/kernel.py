@@ -1,8 +1,8 @@
 """How long does one 1F1B step take: the compiled replay that the search calls.
 
-`replay_seconds` computes what `hetplan.cost.replay.step.replay` defines (symbols, both send
-semantics and their sources are described there), without keeping the single operations. A property
-test holds the two equal.
+`pipeline_ends` computes for 1F1B what `hetplan.cost.replay.ends` does for any program (both send
+semantics and their sources: `hetplan.cost.replay.step`). A property test holds the two equal, bit
+by bit.
 
 Order of evaluation. Eager: round j runs, stage by stage downstream, every forward pass up to
 microbatch j + warmup[s], then the backward pass of microbatch j stage by stage upstream; each
@@ -20,8 +20,6 @@ import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.kernels import kernel
-
-__all__ = ["Floats", "Ints", "pipeline_ends", "replay_seconds"]
 
 
 @kernel
@@ -43,7 +41,7 @@ def replay_seconds(
     arrays (`send_*`, `wire_latency`, `rendezvous_extra`) one fewer. Float arrays are float64,
     `warmup` is int64 and does not grow downstream; nothing is checked here. With rendezvous sends
     the result is infinity unless neighbouring depths, capped at the number of microbatches, are
-    equal or one apart (other depths may make the schedule wait for itself; `replay` tells).
+    equal or one apart (other depths may make the schedule wait for itself; `step_ends` tells).
     """
     end = pipeline_ends(
         forward,

@@ -2,9 +2,8 @@
 
 The order of passes is `hetplan.cost.schedules`, what a stage posts and waits for is
 `hetplan.cost.replay.programs`, and how messages move and share wires is
-`hetplan.cost.replay.events`. `replay_step` tells every pass and every transfer of several
-pipelines; `hetplan.cost.replay.ends.step_ends` is its compiled twin for the ends alone, and
-`hetplan.cost.replay.kernel.replay_seconds` that of one 1F1B pipeline.
+`hetplan.cost.replay.ends`, whose `step_ends` gives the ends alone. `replay_step` tells every pass
+and every transfer of several pipelines.
 
 Two meanings of sending. Eager: asynchronous on both sides. Rendezvous: a message starts when both
 sides have posted, and the trainer's own waits hold stages up, torch 2.13's.
@@ -24,35 +23,16 @@ to 53 % longer, growing with the transfers' share; with receives posted first it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from hetplan.cost.replay.ends import step_ends
-from hetplan.cost.replay.events import Events, StageRun
-from hetplan.cost.replay.kernel import pipeline_ends, replay_seconds
-from hetplan.cost.replay.programs import DOWN
+from hetplan.cost.replay.ends import Replayed, replayed
+from hetplan.cost.replay.programs import DOWN, Message, Step, Wait, programs
 from hetplan.cost.replay.times import PipelineTimes
-from hetplan.cost.schedules import PassKind, peak_in_flight
-from hetplan.errors import InputError
-
-__all__ = [
-    "Operation",
-    "PipelineReplay",
-    "PipelineTimes",
-    "Replay",
-    "StageReplay",
-    "StepReplay",
-    "Transfer",
-    "pipeline_ends",
-    "replay",
-    "replay_seconds",
-    "replay_step",
-    "step_ends",
-    "without_transfers",
-]
+from hetplan.cost.schedules import Pass, PassKind, peak_in_flight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,11 +114,10 @@ def replay_step(pipelines: Sequence[PipelineTimes], *, rendezvous: bool) -> Step
     """
     for times in pipelines:
         times.check_seconds()
-    events = Events(pipelines=pipelines, rendezvous=rendezvous)
-    runs = events.run()
+    whole = replayed(pipelines, rendezvous)
     found = tuple(
-        _pipeline(p, times, stages, events, rendezvous)
-        for p, (times, stages) in enumerate(zip(pipelines, runs, strict=True))
+        _pipeline(times, _Messages(times, whole, p), rendezvous)
+        for p, times in enumerate(pipelines)
     )
     return StepReplay(
         end_seconds=max((one.end_seconds for one in found), default=0.0), pipelines=found
@@ -162,159 +141,101 @@ def without_transfers(times: PipelineTimes) -> PipelineTimes:
     )
 
 
-def _pipeline(
-    index: int,
-    times: PipelineTimes,
-    runs: Sequence[StageRun],
-    events: Events,
-    rendezvous: bool,
-) -> PipelineReplay:
-    end = max(run.now for run in runs)
-    instant = Events(pipelines=(without_transfers(times),), rendezvous=rendezvous).run()[0]
-    transfers = (
-        Transfer(
-            hop=hop,
-            direction="forward" if direction == DOWN else "backward",
-            microbatch=microbatch,
-            start_seconds=start,
-            left_seconds=events.left[pipeline, (direction, hop, microbatch)],
-            end_seconds=events.arrived[pipeline, (direction, hop, microbatch)],
-            wire=int((times.link_forward if direction == DOWN else times.link_backward)[hop]),
-        )
-        for (pipeline, (direction, hop, microbatch)), start in events.start.items()
-        if pipeline == index
+class _Messages:
+    """When the messages of one pipeline move."""
+
+    def __init__(self, times: PipelineTimes, whole: Replayed, p: int) -> None:
+        self.ends = whole.ends[p]
+        self.ready = np.maximum(whole.sent[p], whole.room[p])
+        """Both sides have posted."""
+        self.start, self.left = whole.start[p], whole.left[p]
+        self.arrived = self.left + times.wire_latency[:, None]
+
+    def until(self, step: Wait) -> Iterator[tuple[float, float]]:
+        """(when it is over, when it could have moved) of all that a step waits for."""
+        for messages, over in ((step.sent, self.left), (step.received, self.arrived)):
+            for message in messages:
+                yield float(over[message]), float(self.ready[message])
+
+
+def _pipeline(times: PipelineTimes, messages: _Messages, rendezvous: bool) -> PipelineReplay:
+    end = float(messages.ends.max())
+    instant = replayed((without_transfers(times),), rendezvous).ends[0]
+    written = programs(
+        times.schedule,
+        times.num_stages,
+        times.num_microbatches,
+        times.virtual_stages,
+        times.warmup,
+        rendezvous,
+        times.exchange,
     )
+    moved: list[Message] = [
+        tuple(each)
+        for each in np.argwhere(messages.start >= 0).tolist()  # type: ignore[misc]
+    ]
+    # By start, then hop, direction and microbatch.
+    moved.sort(key=lambda each: (messages.start[each], each[1], each[0], each[2]))
     return PipelineReplay(
         end_seconds=end,
-        instant_seconds=max(run.now for run in instant),
-        stages=tuple(_stage(run, end) for run in runs),
-        transfers=tuple(
-            sorted(
-                transfers,
-                key=lambda one: (
-                    one.start_seconds,
-                    one.hop,
-                    one.direction == "backward",
-                    one.microbatch,
-                ),
-            )
-        ),
+        instant_seconds=float(instant.max()),
+        stages=tuple(_stage(times, s, program, messages, end) for s, program in enumerate(written)),
+        transfers=tuple(_transfer(times, messages, each) for each in moved),
     )
 
 
-def _stage(run: StageRun, pipeline_end: float) -> StageReplay:
-    chunks = range(run.times.virtual_stages)
-    kinds = {one.kind for one, _, _ in run.passes}
-    busy = run.times.num_microbatches * sum(
-        float(times[run.stage, chunk])
-        for kind, times in (
-            ("F", run.times.forward),
-            ("B", run.times.backward),
-            ("W", run.times.weight),
-        )
+def _transfer(times: PipelineTimes, messages: _Messages, message: Message) -> Transfer:
+    direction, hop, microbatch = message
+    return Transfer(
+        hop=hop,
+        direction="forward" if direction == DOWN else "backward",
+        microbatch=microbatch,
+        start_seconds=float(messages.start[message]),
+        left_seconds=float(messages.left[message]),
+        end_seconds=float(messages.arrived[message]),
+        wire=int((times.link_forward if direction == DOWN else times.link_backward)[hop]),
+    )
+
+
+def _stage(
+    times: PipelineTimes, s: int, program: Sequence[Step], messages: _Messages, end: float
+) -> StageReplay:
+    """The stage goes through its program; when messages move is known."""
+    seconds = {"F": times.forward, "B": times.backward, "W": times.weight}
+    now = exposed = 0.0
+    operations = []
+    for step in program:
+        if isinstance(step, Wait):
+            until = list(messages.until(step))
+            over = max((each for each, _ in until), default=0.0)
+            if over > now:
+                exposed += max(0.0, over - max(now, *(ready for _, ready in until)))
+                now = over
+        elif isinstance(step, Pass):
+            start, now = now, now + float(seconds[step.kind][s, step.chunk])
+            operations.append(
+                Operation(
+                    stage=s,
+                    kind=step.kind,
+                    chunk=step.chunk,
+                    microbatch=step.microbatch,
+                    start_seconds=start,
+                    end_seconds=now,
+                )
+            )
+    kinds = {one.kind for one in operations}
+    busy = times.num_microbatches * sum(
+        float(seconds[kind][s, chunk])
+        for kind in seconds
         if kind in kinds
-        for chunk in chunks
+        for chunk in range(times.virtual_stages)
     )
     return StageReplay(
-        end_seconds=run.now,
+        end_seconds=now,
         busy_seconds=busy,
-        wait_seconds=pipeline_end - busy,
-        exposed_seconds=run.exposed,
-        bubble_seconds=max(0.0, pipeline_end - busy - run.exposed),
-        peak_in_flight=peak_in_flight([one for one, _, _ in run.passes]),
-        operations=tuple(
-            Operation(
-                stage=run.stage,
-                kind=one.kind,
-                chunk=one.chunk,
-                microbatch=one.microbatch,
-                start_seconds=start,
-                end_seconds=end,
-            )
-            for one, start, end in run.passes
-        ),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
-    """One 1F1B step of one pipeline, operation by operation."""
-
-    step_seconds: float
-    """Until every stage has reduced its gradients and updated its weights."""
-    pipeline_seconds: float
-    """Until every stage has left the pipeline."""
-    operations: tuple[Operation, ...]
-    """By stage, in the order in which the stage runs them."""
-    end_seconds: tuple[float, ...]
-    """When each stage leaves the pipeline."""
-    busy_seconds: tuple[float, ...]
-    """Forward and backward passes of each stage."""
-    wait_seconds: tuple[float, ...]
-    """Pipeline time less busy time."""
-    peak_in_flight: tuple[int, ...]
-    """Most microbatches of each stage whose forward has ended and backward has not."""
-
-
-def replay(
-    forward: Sequence[float],
-    backward: Sequence[float],
-    send_forward: Sequence[float],
-    send_backward: Sequence[float],
-    wire_latency: Sequence[float],
-    rendezvous_extra: Sequence[float],
-    warmup: Sequence[int],
-    num_microbatches: int,
-    after: Sequence[float],
-    rendezvous: bool,
-) -> Replay:
-    """The step that `replay_seconds` times, with every operation: what that kernel is held against.
-
-    Arguments as there, so that both can be asked for the same step. InputError where lengths do not
-    match, a depth is below 1 or grows downstream, or the depths make a rendezvous schedule wait for
-    itself.
-    """
-    num_stages = len(warmup)
-    per_stage, per_boundary = (
-        (forward, backward, after),
-        (send_forward, send_backward, wire_latency, rendezvous_extra),
-    )
-    if any(len(values) != num_stages for values in per_stage) or any(
-        len(values) != num_stages - 1 for values in per_boundary
-    ):
-        raise InputError(
-            f"stage times must have {num_stages} entries and boundary times {num_stages - 1}, "
-            f"not {[len(values) for values in (*per_stage, *per_boundary)]}"
-        )
-    alone = np.full(num_stages - 1, -1, dtype=np.int64)
-    nothing = np.zeros(num_stages - 1)
-    times = PipelineTimes(
-        schedule="1f1b",
-        num_microbatches=num_microbatches,
-        warmup=tuple(int(depth) for depth in warmup),
-        forward=np.array(forward, dtype=np.float64).reshape(-1, 1),
-        backward=np.array(backward, dtype=np.float64).reshape(-1, 1),
-        weight=np.zeros((num_stages, 1)),
-        send_forward=np.array(send_forward, dtype=np.float64),
-        send_backward=np.array(send_backward, dtype=np.float64),
-        wire_latency=np.array(wire_latency, dtype=np.float64),
-        rendezvous_extra=np.array(rendezvous_extra, dtype=np.float64),
-        link_forward=alone,
-        link_backward=alone,
-        shared_forward=nothing,
-        shared_backward=nothing,
-    )
-    runs = Events(pipelines=(times,), rendezvous=rendezvous).run()[0]
-    end = max(run.now for run in runs)
-    stages = [_stage(run, end) for run in runs]
-    return Replay(
-        step_seconds=max(
-            stage.end_seconds + extra for stage, extra in zip(stages, after, strict=True)
-        ),
-        pipeline_seconds=end,
-        operations=tuple(one for stage in stages for one in stage.operations),
-        end_seconds=tuple(stage.end_seconds for stage in stages),
-        busy_seconds=tuple(stage.busy_seconds for stage in stages),
-        wait_seconds=tuple(stage.wait_seconds for stage in stages),
-        peak_in_flight=tuple(stage.peak_in_flight for stage in stages),
+        wait_seconds=end - busy,
+        exposed_seconds=exposed,
+        bubble_seconds=max(0.0, end - busy - exposed),
+        peak_in_flight=peak_in_flight([step for step in program if isinstance(step, Pass)]),
+        operations=tuple(operations),
     )

@@ -12,18 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from hetplan.cost.arrays import Floats
 from hetplan.cost.components.layers import expert_load
-from hetplan.cost.components.step import clips_gradients, data_loading
-from hetplan.cost.components.stragglers import stragglers
+from hetplan.cost.components.step import clips_gradients
 from hetplan.cost.estimate_values import Component, ComponentSeconds
-from hetplan.cost.replay.kernel import Floats
-from hetplan.cost.replay.step import step_ends, without_transfers
-from hetplan.cost.step_model.norm import norm_parts
-from hetplan.cost.step_model.plan import PlanCosts
+from hetplan.cost.replay.ends import step_ends
+from hetplan.cost.replay.step import without_transfers
+from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork, sends_wait
 from hetplan.cost.step_model.pricer import StepCost
-from hetplan.cost.step_model.step import StageEnd, owned
+from hetplan.cost.step_model.step import StageEnd, norm_parts, owned
 from hetplan.cost.step_model.values import Part, repeated, seconds_of_parts
-from hetplan.cost.step_model.work import PipelineWork, StageWork, sends_wait
 from hetplan.model.layers import Experts
 from hetplan.plans.plan import Plan
 
@@ -182,7 +180,10 @@ def _notes(costs: PlanCosts, step: StepCost) -> Iterator[tuple[Component, str]]:
     """Why components are zero that need not be."""
     job = costs.settings.job
     if not job.data_loading_seconds:
-        yield Component.DATA_LOADING, data_loading(job).note
+        yield (
+            Component.DATA_LOADING,
+            "prefetched beside the step before; data_loading says more",
+        )
     if not clips_gradients(job):
         yield (
             Component.NORM,
@@ -193,7 +194,12 @@ def _notes(costs: PlanCosts, step: StepCost) -> Iterator[tuple[Component, str]]:
     units = [stage.unit for pipeline in step.work for stage in pipeline.stages]
     spreads = {unit.island.speed_spread for unit in units}
     if spreads <= {None, 0.0}:
-        yield Component.STRAGGLERS, stragglers(1.0, None if None in spreads else 0.0, 1)[0].note
+        yield (
+            Component.STRAGGLERS,
+            "speed_spread of the islands is not given"
+            if None in spreads
+            else "all devices are alike, as the cluster file says",
+        )
     layers = [run.layer for run in costs.settings.model.layer_runs]
     experts = [layer for layer in layers if isinstance(layer.mlp, Experts)]
     if experts:

@@ -21,18 +21,17 @@ from typing import Protocol
 
 import numpy as np
 
-from hetplan.cost.components.stragglers import straggler_factors
+from hetplan.cost.arrays import Floats
+from hetplan.cost.components.step import straggler_factor
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.replay.kernel import Floats, ends_of_draws
-from hetplan.cost.replay.step import step_ends
+from hetplan.cost.replay.ends import step_ends
+from hetplan.cost.replay.kernel import ends_of_draws
 from hetplan.cost.step_model.break_down import end_parts
-from hetplan.cost.step_model.norm import norm_parts
-from hetplan.cost.step_model.plan import PlanCosts
+from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork, sends_wait
 from hetplan.cost.step_model.pricer import StepCost
-from hetplan.cost.step_model.step import owned
+from hetplan.cost.step_model.step import norm_parts, owned
 from hetplan.cost.step_model.units import Unit
 from hetplan.cost.step_model.values import Part
-from hetplan.cost.step_model.work import PipelineWork, StageWork, sends_wait
 from hetplan.cost.terms import Draws, Source, Term, sources_of
 from hetplan.plans.plan import Plan
 
@@ -204,13 +203,8 @@ def _sources(costs: PlanCosts, step: StepCost, ends: _Ends) -> tuple[Source, ...
     """Everything whose errors move the step, once."""
     norm = norm_parts(costs, step.work) if step.composed.barrier else ()
     found: dict[Source, None] = {}
-    seen: set[tuple[int, str, str]] = set()
     for part in _every_part(step.work, ends, norm):
-        term = part.term
-        key = id(term.prediction), term.cause, term.what
-        if key not in seen:
-            seen.add(key)
-            found.update(dict.fromkeys(source for source, _, _ in sources_of(term)))
+        found.update(dict.fromkeys(source for source, _, _ in sources_of(part.term)))
     for pipeline in step.work:
         found.update(dict.fromkeys((hop.link, "") for hop in pipeline.hops.hops))
     return tuple(found)
@@ -233,7 +227,7 @@ class _Samples:
     def __init__(self, draws: _AnyDraws, seed: int) -> None:
         self.draws = draws
         self._random = np.random.default_rng((seed, 1))
-        self._known: dict[int, list[tuple[Floats, ...]]] = {}
+        self._known: dict[Unit, list[tuple[Floats, ...]]] = {}
 
     def of(self, parts: Sequence[Part]) -> Floats:
         """Their sum in each draw."""
@@ -259,9 +253,8 @@ class _Samples:
         return found[0], found[1], found[2]
 
     def _kinds(self, unit: Unit) -> list[tuple[Floats, ...]]:
-        key = id(unit)
-        if key not in self._known:
-            self._known[key] = [
+        if unit not in self._known:
+            self._known[unit] = [
                 (
                     *self._split(cost.forward),
                     *self._split(cost.backward),
@@ -270,7 +263,7 @@ class _Samples:
                 )
                 for cost in unit.costs
             ]
-        return self._known[key]
+        return self._known[unit]
 
     def _split(self, parts: Sequence[Part]) -> tuple[Floats, Floats]:
         """(what the device computes, without stragglers; everything else)."""
@@ -295,9 +288,7 @@ class _Samples:
         even = np.minimum(even, 1 - 1e-16)
         drawn = np.exp(spread * np.array([NormalDist().inv_cdf(float(each)) for each in even]))
         # The mean of 200 draws errs; what the central step says is exact.
-        scaled: Floats = drawn * (
-            straggler_factors(spread, ranks).mean_seconds / float(np.mean(drawn))
-        )
+        scaled: Floats = drawn * (straggler_factor(spread, ranks) / float(np.mean(drawn)))
         return scaled
 
 
@@ -306,10 +297,8 @@ class _NudgedSamples(_Samples):
 
     def slowest(self, stage: StageWork) -> Floats:
         """Time of the slowest of a stage's ranks over a typical one."""
-        spread = stage.unit.island.speed_spread
-        mean = 1.0
-        if spread:
-            mean = straggler_factors(spread, stage.unit.pricer.shape.ranks).mean_seconds
+        unit = stage.unit
+        mean = straggler_factor(unit.island.speed_spread, unit.pricer.shape.ranks)
         return np.full(self.draws.count, mean)
 
 

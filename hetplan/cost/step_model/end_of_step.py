@@ -24,16 +24,14 @@ from hetplan.cluster.spec import Cluster, Island, Transport
 from hetplan.cost.collectives.values import Asking, LinkUse
 from hetplan.cost.components.overlap import Overlap, not_overlapped
 from hetplan.cost.components.step import (
-    ComponentCost,
     gradient_norm,
     gradient_passes,
     offloaded_update,
 )
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.memory.values import FLOAT32_BYTES
-from hetplan.cost.step_model.error_context import asking
 from hetplan.cost.step_model.groups import Copies, Group, KnownCollectives
-from hetplan.cost.step_model.values import Part, seconds_of_parts
+from hetplan.cost.step_model.values import Part, asking, seconds_of_parts
 from hetplan.cost.terms import Term
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
@@ -180,26 +178,13 @@ class EndOfStep:
             prediction=predicted,
         )
         # Of narrower gradients a float32 copy is what the update reads.
-        norm = gradient_norm(device, self.job, own, FLOAT32_BYTES, predicted, ())
+        norm = gradient_norm(device, self.job, own, FLOAT32_BYTES, predicted)
         copies = max(self.dense.whole.size, self.experts.whole.size)
         passes = gradient_passes(device, self.job, held, own, copies, predicted)
-        before = (*_parts(norm), *_parts(passes))
         if not self.offload:
-            return (*before, Part(component=Component.OPTIMIZER, term=on_device))
+            return (*norm, *passes, Part(component=Component.OPTIMIZER, term=on_device))
         offloaded = offloaded_update(self.island, self.job, own, self.offload, on_device)
-        return (*before, *(part for cost in offloaded for part in _parts(cost)))
-
-
-def _parts(cost: ComponentCost) -> tuple[Part, ...]:
-    """A component's terms; what of it is hidden goes to the first."""
-    return tuple(
-        Part(
-            component=cost.component,
-            term=term,
-            hidden_seconds=cost.hidden_seconds if index == 0 else 0.0,
-        )
-        for index, term in enumerate(cost.terms)
-    )
+        return (*norm, *passes, *offloaded)
 
 
 def tied_embedding_parts(

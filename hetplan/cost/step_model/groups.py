@@ -5,28 +5,113 @@ wherever a stage fills nodes, or parts of them, evenly; where they do not, the g
 most nodes stands for all. Expert-parallel groups count the same ranks in (expert dp, ep, etp)
 order, etp fastest. Groups of one kind communicate at the same time and share what they share
 (`hetplan.cost.network.group_shares.group_share`), less what hash collisions on equal-cost paths
-cost in the mean (`hetplan.cost.network.hash_collisions`). What groups of other stages leave them is
-said by `hetplan.cost.step_model.contention`.
+cost in the mean (`hetplan.cost.network.hash_collisions`).
+
+Groups whose devices share NICs on a measured link. A link's bandwidth in the cluster file is one
+device's share of its node's NICs, so groups that use their shares do not slow each other
+(`hetplan.cost.network.group_shares`). Samples are another thing: they say what one group reached
+with the NICs to itself. Of k lanes over the busiest NIC, o of them of one group, that group keeps
+
+    share = min(1, (o / k) * C / min(o * r, C))        C = max(NIC's bandwidth, r)
+
+where r is the rate that one pair reached: o lanes alone get what they ask for, up to the NIC's
+rate, and all k together the NIC's rate, each an equal part.
+
+What groups of different stages leave each other. Stages that lie on the same nodes share NICs and
+PCIe switches, those that span the same islands the link between them, and all of an island its
+rails. Two phases of a step are looked at:
+
+    microbatches   tensor-, context- and expert-parallel groups of all stages
+    end of step    reductions and gatherings of all stages, or of all reduction groups that meet
+
+A stage does one kind of traffic at a time, its groups of that kind all together. When stages meet
+is not known, so each kind is looked at once with all stages at it; those that have none of it are
+at the kind that they have. What a stage's slowest group then gets, over what the stage's groups of
+this kind leave each other anyway, is the part that it keeps: never more than 1, because max-min
+shares of some can grow when others come.
+
+Sends between stages share wires in the replay (`hetplan.cost.step_model.hops`) and are not here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from hetplan.cluster.spec import Cluster
+import numpy as np
+
+from hetplan.cluster.node import Nics
+from hetplan.cluster.spec import Cluster, Link
+from hetplan.cost.arrays import Ints
 from hetplan.cost.collectives import GroupShape, collective, group_shape
-from hetplan.cost.network.group_shares import group_share
+from hetplan.cost.network.group_shares import group_share, group_shares
 from hetplan.cost.network.hash_collisions import link_collisions
 from hetplan.cost.network.paths import ring_share
 from hetplan.cost.network.segments import crosses_pcie
-from hetplan.cost.step_model.nic_contention import Crowd, crowd_of
 from hetplan.cost.terms import Term
 from hetplan.errors import InputError
 from hetplan.plans.plan import Replica, expand
-from hetplan.predict.predictor import Predictor
+from hetplan.predict.predictor import MEASURED, Predictor
 from hetplan.profiling.samples import LinkOperation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crowd:
+    """Lanes over the busiest NIC of groups that communicate at the same time."""
+
+    link: Link
+    """Between their nodes; has samples."""
+    lanes: int
+    own: int
+    """Of one group, the most."""
+    bytes_per_second: float
+    """Of the NIC."""
+
+    def share(self, predictor: Predictor, message_bytes: float) -> float:
+        """Part of its speed alone that a group keeps, at most 1."""
+        law = predictor.send(self.link, message_bytes, nodes=2)
+        if law.source != MEASURED:
+            return 1.0
+        rate = 1.0 / law.seconds_per_byte if law.seconds_per_byte > 0 else self.bytes_per_second
+        nic = max(self.bytes_per_second, rate)
+        return min(1.0, self.own / self.lanes * nic / min(self.own * rate, nic))
+
+
+def crowd_of(cluster: Cluster, groups: Sequence[Sequence[int]]) -> Crowd | None:
+    """The crowd of equal groups that span nodes; None where nothing is measured or shared."""
+    islands = {cluster.island_of_device(device).name for device in groups[0]}
+    if len(islands) != 1 or len(groups) < 2:
+        return None
+    island = cluster.island(islands.pop())
+    link, nics = island.inter_node, island.nics
+    if nics is None or link.samples is None:
+        return None
+    first = cluster.first_device(island.name)
+    devices = np.array([device for each in groups for device in each], dtype=np.int64) - first
+    if devices.min() < 0 or devices.max() >= island.num_devices:
+        return None  # Other groups of the same kind lie elsewhere.
+    owner = np.repeat(np.arange(len(groups)), [len(each) for each in groups])
+    used = _nics_of(devices, nics, island.devices_per_node)
+    _, place, lanes = np.unique(used, return_inverse=True, return_counts=True)
+    busiest = int(lanes.argmax())
+    own = np.bincount(owner[place == busiest])
+    if lanes[busiest] == own.max():
+        return None
+    return Crowd(
+        link=link,
+        lanes=int(lanes[busiest]),
+        own=int(own.max()),
+        bytes_per_second=nics.bandwidth_bytes_per_second * len(nics.of(0, island.devices_per_node)),
+    )
+
+
+def _nics_of(devices: Ints, nics: Nics, devices_per_node: int) -> Ints:
+    """The first NIC of each device, numbered over all nodes of the island."""
+    each = devices_per_node
+    own = np.array([nics.of(local, each)[0] for local in range(each)], dtype=np.int64)
+    found: Ints = devices // each * nics.per_node + own[devices % each]
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +263,7 @@ def _after_collisions(cluster: Cluster, group: Sequence[int], senders: int) -> f
         for two in nodes
         if one != two or len(nodes[one]) > 1
     ]
-    return min((each.mean for each in left if each is not None), default=1.0)
+    return min(left, default=1.0)
 
 
 def _nodes(cluster: Cluster, group: Sequence[int]) -> int:
@@ -290,3 +375,152 @@ def copied_among(holders: Holders, shards: int) -> tuple[Members, Members, Membe
     sharded = [group[at : at + own] for group in ranks for at in range(0, size, own)]
     across = [group[at::own] for group in ranks for at in range(own)]
     return ranks, sharded, across
+
+
+_SURE = 1e-9
+"""Shares that differ by less do so because sums were made in another order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Party:
+    """One replica entry of a stage: its groups and what they leave each other."""
+
+    replica: Replica
+    groups: Groups
+    dense: Copies
+    experts: Copies | None
+    """None where it has none that are cut or copied otherwise than the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Groups of one kind of a party, or of members of a reduction."""
+
+    members: Members
+    among: float
+
+
+def kept_by_stages(cluster: Cluster, parties: Sequence[Party], shards: int) -> tuple[Kept, ...]:
+    """What each of these replicas of all stages keeps beside the others."""
+    if len(parties) < 2 or not shares_anything(cluster):
+        return (ALL_KEPT,) * len(parties)
+    passes = [_passes(each) for each in parties]
+    inside = _columns(cluster, passes)
+    ends = [_copies(each, shards) for each in parties]
+    after = _columns(cluster, ends)
+    return tuple(
+        Kept(
+            tensor=inside[0][at],
+            context=inside[1][at],
+            expert=inside[2][at],
+            expert_tensor=inside[3][at],
+            dense=(after[0][at], after[1][at], after[2][at]),
+            experts=(after[3][at], after[4][at], after[5][at]),
+        )
+        for at in range(len(parties))
+    )
+
+
+def kept_by_reductions(
+    cluster: Cluster,
+    reductions: Sequence[tuple[Holders, Copies]],
+    shards: int,
+    apart: Callable[[int, int], bool],
+) -> tuple[tuple[float, float, float], ...]:
+    """What reduction groups keep beside those that are active with them.
+
+    `apart`: whether two have no stage in common; those that have one take turns. With each group
+    are taken, in their order, all that take turns neither with it nor with one that was taken.
+    """
+    whole = (1.0, 1.0, 1.0)
+    if len(reductions) < 2 or not shares_anything(cluster):
+        return (whole,) * len(reductions)
+    kinds = [_of_copies(copies, holders, shards) for holders, copies in reductions]
+    known: dict[tuple[int, ...], list[list[float]]] = {}
+    found = []
+    for at in range(len(reductions)):
+        taken = [at]
+        for other in range(len(reductions)):
+            if other != at and all(apart(other, each) for each in taken):
+                taken.append(other)
+        key = tuple(sorted(taken))
+        if key not in known:
+            known[key] = _columns(cluster, [kinds[each] for each in key])
+        place = key.index(at)
+        found.append((known[key][0][place], known[key][1][place], known[key][2][place]))
+    return tuple(found)
+
+
+def shares_anything(cluster: Cluster) -> bool:
+    """Whether different devices of the cluster have something in common that can be too narrow."""
+    links = [entry.link for entry in cluster.links]
+    links += [entry.link for entry in cluster.region_links]
+    links += [each for each in (cluster.within_region, cluster.across_regions) if each is not None]
+    return any(
+        island.nics is not None or island.switch_of_device for island in cluster.islands
+    ) or any(link.shared_bandwidth_bytes_per_second is not None for link in links)
+
+
+def _passes(party: Party) -> list[_Kind]:
+    groups = party.groups
+    each = (groups.tensor, groups.context, groups.expert, groups.expert_tensor)
+    return [
+        _Kind(members, group.among)
+        for members, group in zip(members_of(party.replica), each, strict=True)
+    ]
+
+
+def _copies(party: Party, shards: int) -> list[_Kind]:
+    """Of the dense weights and of the experts, three each."""
+    replica = party.replica
+    devices = expand(replica.devices)
+    dense = _of_copies(party.dense, [(devices, replica.tp)], shards)
+    if party.experts is None:
+        return [*dense, *[_Kind((), 1.0)] * len(dense)]
+    return [*dense, *_of_copies(party.experts, [(devices, replica.ep * replica.etp)], shards)]
+
+
+def _of_copies(copies: Copies, holders: Holders, shards: int) -> list[_Kind]:
+    each = (copies.whole, copies.shard, copies.across)
+    return [
+        _Kind(members, group.among)
+        for members, group in zip(copied_among(holders, shards), each, strict=True)
+    ]
+
+
+def _columns(cluster: Cluster, rows: Sequence[Sequence[_Kind]]) -> list[list[float]]:
+    """[kind][party]: what each party keeps while all are at this kind of traffic."""
+    usable = [[kind if can_meet(cluster, kind.members) else None for kind in row] for row in rows]
+    found = []
+    for column in range(len(rows[0])):
+        active: list[_Kind | None] = []
+        for row in usable:
+            own = row[column]
+            active.append(own or next((each for each in row if each is not None), None))
+        kept = [1.0] * len(rows)
+        if any(row[column] for row in usable) and sum(each is not None for each in active) > 1:
+            kept = _kept(cluster, active)
+        found.append(
+            [
+                part if row[column] is not None else 1.0
+                for part, row in zip(kept, usable, strict=True)
+            ]
+        )
+    return found
+
+
+def _kept(cluster: Cluster, active: Sequence[_Kind | None]) -> list[float]:
+    groups: list[Sequence[int]] = []
+    owners: list[int] = []
+    for at, kind in enumerate(active):
+        members = kind.members if kind is not None else ()
+        groups += members
+        owners += [at] * len(members)
+    worst = [1.0] * len(active)
+    for owner, got in zip(owners, group_shares(cluster, groups), strict=True):
+        worst[owner] = min(worst[owner], got.share)
+    kept = []
+    for part, kind in zip(worst, active, strict=True):
+        rest = 1.0 if kind is None else part / kind.among
+        kept.append(rest if rest < 1.0 - _SURE else 1.0)
+    return kept

@@ -29,28 +29,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetplan.cluster.spec import Cluster, Island, Link, Transport
+from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.network.hash_collisions import link_collisions
-from hetplan.cost.network.host_staged import (
-    HostResources,
-    StagedPath,
-    TransferStep,
-    staged_seconds,
-)
 from hetplan.cost.network.segments import (
     Segment,
     SegmentKind,
-    capacity,
     host_bytes_per_second,
-    segments,
+    nic_bytes_per_second,
+    nics_crossed,
+    shared_bytes_per_second,
     shared_link,
 )
-from hetplan.cost.replay.kernel import Floats, Ints
 from hetplan.cost.step_model.groups import KnownCollectives, group_among
 from hetplan.cost.terms import seconds_of
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import ModelSpec
-from hetplan.plans.build import neighbour_link
+from hetplan.plans.build import Degrees, neighbour_link
 from hetplan.plans.plan import Pipeline, Replica, expand
 from hetplan.predict.predictor import MEASURED, Predictor, SendLaw, link_cause
 from hetplan.profiling.samples import LinkOperation
@@ -163,43 +158,27 @@ def host_copies_seconds(
 ) -> float:
     """What copies to and from host memory add to a transfer whose link was not measured.
 
-    gloo copies a message whole, so the copies and the wire follow each other
-    (`hetplan.cost.network.host_staged`); devices at one PCIe switch share its uplink. Nothing is
-    added where a kind's host interface is not known.
+    gloo copies a message whole, so copy, wire and copy follow each other, and the predictor prices
+    the wire; devices at one PCIe switch share its uplink. Nothing is added where a kind's host
+    interface is not known.
     """
     if link.transport is not Transport.HOST_STAGED or link.samples is not None:
         return 0.0
-    path = StagedPath(
-        device_to_host=_copying(left),
-        wire=_PRICED_APART,
-        host_to_device=_copying(right),
-        sender=_switches(left, senders),
-        receiver=_switches(right, senders),
-    )
-    return staged_seconds(message_bytes, path, sharers=senders)
+    return sum(message_bytes / _copy_rate(island, senders) for island in (left, right))
 
 
-_PRICED_APART = TransferStep(setup_seconds=0.0, bytes_per_second=math.inf)
-"""The wire, which the predictor prices."""
-
-
-def _copying(island: Island) -> TransferStep:
-    return TransferStep(setup_seconds=0.0, bytes_per_second=host_bytes_per_second(island))
-
-
-def _switches(island: Island, senders: int) -> HostResources:
-    """What the switches of so many devices carry together; the fullest has the most of them."""
+def _copy_rate(island: Island, senders: int) -> float:
+    """Bytes per second of a device that copies beside so many; the fullest switch has the most."""
     fullest = min(senders, max(Counter(island.switch_of_device).values(), default=1))
     uplink = host_bytes_per_second(island)
-    return HostResources(switch_bytes_per_second=uplink * senders / fullest)
+    return min(uplink, uplink * senders / fullest / senders)
 
 
 def hop_over(link: Link, sides: Sides, predictor: Predictor) -> Hop:
     """Transfers over this link between two stages."""
     senders, ends = sides.senders, sides.islands
     forward_bytes, backward_bytes = sides.forward_bytes, sides.backward_bytes
-    alone, collisions = link, link_collisions(link, senders)
-    kept = 1.0 if collisions is None else collisions.mean
+    alone, kept = link, link_collisions(link, senders)
     link = link.among(senders)
     # Between two islands of which nothing is said: between nodes.
     inside = ends is not None and ends[0] is ends[1] and alone == ends[0].intra_node
@@ -257,6 +236,39 @@ def node_ports(island: Island, senders: int) -> tuple[Port, ...]:
     return (Port(senders=most, bytes_per_second=nics.bandwidth_bytes_per_second * len(found)),)
 
 
+def boundary_costs_over(
+    link: Link,
+    model: ModelSpec,
+    job: Job,
+    degrees: Degrees,
+    predictor: Predictor,
+    ends: tuple[Island, Island] | None = None,
+) -> Hop:
+    """Transfers between two stages of these degrees over this link, which joins `ends`.
+
+    Before anyone knows the plan, as where a search bounds every boundary that a stage can have.
+    A capacity that the link shares is divided by the devices of a stage, which all send at once.
+    """
+    replica = Replica(devices=(), tp=degrees.tp, microbatch_size=degrees.microbatch_size)
+    message = received_bytes(model, job, replica)
+    gathering = max(
+        (gathered_seconds(model, job, island, replica, predictor) for island in ends or ()),
+        default=0.0,
+    )
+    senders = degrees.tp * degrees.dp
+    # Two stages inside one node cross no NIC.
+    apart = ends if ends and link != ends[0].intra_node else ()
+    sides = Sides(
+        forward_bytes=message,
+        backward_bytes=message,
+        senders=senders,
+        islands=ends,
+        gathering_seconds=gathering,
+        ports=tuple(port for island in apart for port in node_ports(island, senders)),
+    )
+    return hop_over(link, sides, predictor)
+
+
 def hop_between(
     cluster: Cluster,
     model: ModelSpec,
@@ -296,7 +308,7 @@ def hop_between(
             for replica in side
         ),
         ports=tuple(
-            Port(senders=number, bytes_per_second=capacity(cluster, port))
+            Port(senders=number, bytes_per_second=_nic_rate(cluster, port))
             for port, number in ports.items()
         ),
     )
@@ -317,12 +329,12 @@ def _nics_crossed(
     found: Counter[Segment] = Counter()
     for at in range(0, count, count // senders):
         ends = (sources[at * len(sources) // count], targets[at * len(targets) // count])
-        found.update(
-            segment
-            for segment in segments(cluster, *ends)
-            if segment.kind is SegmentKind.NIC and cluster.island(segment.place).nics is not None
-        )
+        found.update(nics_crossed(cluster, *ends))
     return found
+
+
+def _nic_rate(cluster: Cluster, nic: Segment) -> float:
+    return nic_bytes_per_second(cluster, cluster.island(nic.place))
 
 
 def _crossed(
@@ -339,12 +351,13 @@ def _crossed(
     found = []
     if one.name != two.name:
         between = shared_link(cluster, one, two)
-        if between is not None and capacity(cluster, between) < math.inf:
-            seconds = message_bytes * senders / capacity(cluster, between)
+        shared = shared_bytes_per_second(cluster.link_between(one.name, two.name))
+        if between is not None and shared < math.inf:
+            seconds = message_bytes * senders / shared
             found.append(Crossing(segment=between, seconds=seconds))
     if nics and one.nics is not None:
         found += [
-            Crossing(segment=port, seconds=message_bytes * number / capacity(cluster, port))
+            Crossing(segment=port, seconds=message_bytes * number / _nic_rate(cluster, port))
             for port, number in _nics_crossed(cluster, sources, targets, senders).items()
             if port.outgoing
         ]

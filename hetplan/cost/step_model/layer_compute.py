@@ -29,19 +29,17 @@ from functools import cached_property
 from hetplan.cluster.spec import Island
 from hetplan.cost.components.layers import (
     accumulation_bytes,
-    copied_heads,
+    copied_heads_share,
     expert_load,
     length_factors,
 )
-from hetplan.cost.components.step import clock_factor
-from hetplan.cost.components.stragglers import straggler_factors
+from hetplan.cost.components.step import clock, straggler_factor
 from hetplan.cost.estimate_values import Component
-from hetplan.cost.step_model.error_context import asking
-from hetplan.cost.step_model.values import Part, Shape, compute_seconds, seconds_of_parts
+from hetplan.cost.step_model.values import Part, Shape, asking, compute_seconds, seconds_of_parts
 from hetplan.cost.terms import Term
 from hetplan.job.spec import Job
 from hetplan.job.trainer import trainer_settings
-from hetplan.model.layers import Experts, LatentAttention, LayerRun, TransformerLayer
+from hetplan.model.layers import Experts, LayerRun, TransformerLayer
 from hetplan.model.operators import OperatorClass
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.model.work import LayerWork, transformer_work
@@ -121,14 +119,6 @@ def view_of(model: ModelSpec, layer: TransformerLayer) -> ModelSpec:
     )
 
 
-def kv_width(layer: TransformerLayer, tp: int) -> float:
-    """Elements of a token's keys and values on one tensor-parallel rank."""
-    attention = layer.attention
-    if isinstance(attention, LatentAttention):
-        return float(sum(attention.slice_sizes(tp)))
-    return 2.0 * attention.slice_sizes(tp)[1]
-
-
 def matrix_parameters(
     model: ModelSpec, kind: LayerKind, layer: TransformerLayer | None, shape: Shape
 ) -> float:
@@ -155,16 +145,23 @@ def layer_parameters(
     Experts are apart where they are cut or copied otherwise than the other weights.
     """
     total = float(model.parameters_at(position, tp))
-    last = model.num_layers + model.num_mtp_layers + 1
-    if position in (0, last) or (ep == 1 and etp == tp):
+    if ep == 1 and etp == tp:
         return total, 0.0
-    mlp = model.layer_at(position).mlp
-    if not isinstance(mlp, Experts):
-        return total, 0.0
-    h = model.hidden_size
-    routed = mlp.num_experts * mlp.expert.parameters(h, tp)
-    apart = mlp.num_experts / ep * mlp.expert.parameters(h, etp)
+    routed, apart = routed_parameters(model, position, tp=tp, ep=ep, etp=etp)
     return total - routed, apart
+
+
+def routed_parameters(
+    model: ModelSpec, position: int, *, tp: int, ep: int, etp: int
+) -> tuple[float, float]:
+    """Weights of a layer's routed experts on one rank: cut by tp, and dealt out by ep and etp."""
+    if position in (0, model.num_layers + model.num_mtp_layers + 1):
+        return 0.0, 0.0
+    mlp, h = model.layer_at(position).mlp, model.hidden_size
+    if not isinstance(mlp, Experts):
+        return 0.0, 0.0
+    like_rest = float(mlp.num_experts * mlp.expert.parameters(h, tp))
+    return like_rest, mlp.num_experts / ep * mlp.expert.parameters(h, etp)
 
 
 def without_waits(compute: Sequence[Part], others: Iterable[Part]) -> tuple[Part, ...]:
@@ -272,8 +269,8 @@ class LayerCompute:
         parts = [part(Component.COMPUTE, share * (1.0 - inside))]
         parts += [part(component, share * count) for component, count in extra.items() if count]
         for component, factor in (
-            (Component.CLOCKS, clock_factor(self.island)),
-            (Component.STRAGGLERS, self._straggler_factor()),
+            (Component.CLOCKS, 1.0 / clock(self.island).ratio),
+            (Component.STRAGGLERS, straggler_factor(self.island.speed_spread, self.shape.ranks)),
         ):
             if factor != 1.0:
                 whole = sum(each.term.count for each in parts)
@@ -321,13 +318,6 @@ class LayerCompute:
             return 1.0
         return length_factors(self.job, layer.window).layer_factor(self.work(layer).core)
 
-    def _straggler_factor(self) -> float:
-        """The slowest of the stage's ranks over a typical one, in the mean."""
-        spread = self.island.speed_spread
-        if not spread:
-            return 1.0
-        return straggler_factors(spread, self.shape.ranks).mean_seconds
-
     def _extras(
         self, kind: LayerKind, layer: TransformerLayer | None
     ) -> Iterator[tuple[Component, float]]:
@@ -336,10 +326,12 @@ class LayerCompute:
             padded = self.model.vocab_size
             yield Component.PADDING, max(0.0, 1.0 - self.real_vocab_size / padded)
         if layer is not None:
-            copied = copied_heads(
-                layer, self.model.hidden_size, self.job.sequence_length, self.shape.tp
+            yield (
+                Component.COPIED_HEADS,
+                copied_heads_share(
+                    layer, self.model.hidden_size, self.job.sequence_length, self.shape.tp
+                ),
             )
-            yield Component.COPIED_HEADS, copied.time_fraction
             over = expert_load(layer, self.job, self.shape.ep).factor - 1.0
             if over:
                 yield Component.IMBALANCE, over * self.work(layer).routed

@@ -1,12 +1,13 @@
-"""The times of a plan's stages and hops, and of its reductions, as far as plans share them.
+"""The times of a plan's stages and hops, and when its stages leave their pipelines, by replay.
 
 Everything that does not depend on where the layers are cut is made once and kept: units per
 placement and recomputation (`hetplan.cost.step_model.units`), hops per pair of stages, reduction
-groups per set of members. What is left per plan is adding up and the replay
-(`hetplan.cost.step_model.work`).
+groups per set of members, and once per placement of all stages what their groups leave each other
+(`hetplan.cost.step_model.groups`). What is left per plan is adding up and the replay.
 
-Which hops share a wire: `hetplan.cost.step_model.hops`; what groups of different stages leave each
-other: `hetplan.cost.step_model.contention`, once per placement of all stages.
+Whose rendezvous sends and receives a replay follows is a matter of the target and of the job's
+trainer (`exchange_of`). The commonest pipelines (one, 1F1B, one chunk per stage, nothing shared)
+have a replay of their own that is much faster, with equal ends.
 """
 
 from __future__ import annotations
@@ -14,17 +15,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from hetplan.cost.arrays import Floats
 from hetplan.cost.components.overlap import beside, send_slowdowns
 from hetplan.cost.estimate_values import MemoryUse
-from hetplan.cost.step_model.contention import Party, kept_by_reductions, kept_by_stages
+from hetplan.cost.replay.ends import step_ends
+from hetplan.cost.replay.kernel import pipeline_ends
+from hetplan.cost.replay.times import Exchange, PipelineTimes
 from hetplan.cost.step_model.end_of_step import EndOfStep
-from hetplan.cost.step_model.groups import Holders, copies_of
+from hetplan.cost.step_model.groups import (
+    ALL_KEPT,
+    Holders,
+    Party,
+    copies_of,
+    kept_by_reductions,
+    kept_by_stages,
+)
 from hetplan.cost.step_model.hops import Hop, HopArrays, hop_arrays, hop_between
+from hetplan.cost.step_model.layer_compute import routed_parameters
 from hetplan.cost.step_model.units import Settings, Unit, make_unit
 from hetplan.cost.step_model.values import Part
-from hetplan.cost.step_model.work import PipelineWork, StageWork, exchange_of
-from hetplan.job.spec import Precision
-from hetplan.model.layers import Experts
+from hetplan.job.spec import Job, Precision
+from hetplan.job.trainer import trainer_settings
 from hetplan.plans.plan import (
     LayerRange,
     Pipeline,
@@ -35,6 +48,131 @@ from hetplan.plans.plan import (
     Stage,
     expand,
 )
+from hetplan.plans.targets import target
+
+
+@dataclass(slots=True)
+class StageWork:
+    """One stage of a plan: its units and the seconds of its chunks."""
+
+    units: tuple[Unit, ...]
+    unit: Unit
+    """The slowest of them, which the others wait for."""
+    ranges: tuple[tuple[int, int], ...]
+    forward: tuple[float, ...]
+    """Per chunk, one microbatch."""
+    backward: tuple[float, ...]
+    """With recomputation; where the schedule delays the gradients of the weights, without them."""
+    weight: tuple[float, ...]
+    parameters: float
+    expert_parameters: float
+    delays: tuple[tuple[float, float], ...] = ()
+    """Per chunk, what sends beside them make (forward, backward) longer; in those already."""
+
+
+@dataclass(slots=True)
+class PipelineWork:
+    """One pipeline of a plan."""
+
+    pipeline: Pipeline
+    stages: list[StageWork]
+    hops: HopArrays
+    exchange: Exchange = Exchange.TORCH
+    """Whose order of sends and receives."""
+
+    @property
+    def blocking(self) -> bool:
+        """Whether sends and receives follow each other."""
+        return self.exchange is Exchange.DEEPSPEED
+
+    @property
+    def shares(self) -> bool:
+        """Whether its groups or transfers slow each other, or those of other pipelines."""
+        return self.hops.shares or any(
+            unit.kept != ALL_KEPT or unit.pricer.groups.share
+            for stage in self.stages
+            for unit in stage.units
+        )
+
+    def times(self) -> PipelineTimes:
+        """For the replay."""
+        first = self.pipeline.stages
+        return self.with_seconds(
+            np.array([stage.forward for stage in self.stages]),
+            np.array([stage.backward for stage in self.stages]),
+            np.array([stage.weight for stage in self.stages]),
+            tuple(stage.warmup_depth for stage in first),
+        )
+
+    def with_seconds(
+        self,
+        forward: Floats,
+        backward: Floats,
+        weight: Floats,
+        warmup: tuple[int, ...],
+        factors: Floats | float = 1.0,
+    ) -> PipelineTimes:
+        """The same schedule with these passes, [stages, chunks], and hops times these factors."""
+        pipeline, hops = self.pipeline, self.hops
+        return PipelineTimes(
+            schedule=pipeline.schedule.name,
+            num_microbatches=pipeline.num_microbatches,
+            warmup=warmup,
+            forward=forward,
+            backward=backward,
+            weight=weight,
+            send_forward=hops.send_forward * factors,
+            send_backward=hops.send_backward * factors,
+            wire_latency=hops.wire_latency * factors,
+            rendezvous_extra=hops.rendezvous_extra * factors,
+            link_forward=hops.link_forward,
+            link_backward=hops.link_backward,
+            shared_forward=hops.shared_forward * factors,
+            shared_backward=hops.shared_backward * factors,
+            exchange=self.exchange,
+        )
+
+
+def exchange_of(job: Job) -> Exchange:
+    """Whose rendezvous sends the job's trainer has."""
+    if trainer_settings(job).blocking_sends:
+        return Exchange.DEEPSPEED
+    return Exchange.MEGATRON if target(job.target).batched_interleaving else Exchange.TORCH
+
+
+def sends_wait(plan: Plan) -> bool:
+    """Whether a send holds its stage until the receiver is there."""
+    return target(plan.target).rendezvous_sends and not plan.overlap.send
+
+
+def replayed_ends(work: Sequence[PipelineWork], plan: Plan) -> tuple[Floats, ...]:
+    """When every stage leaves its pipeline."""
+    rendezvous = sends_wait(plan)
+    if (
+        len(work) == 1
+        and not work[0].hops.shares
+        and not work[0].blocking
+        and _plain(work[0].pipeline)
+    ):
+        one, hops = work[0], work[0].hops
+        ends: Floats = pipeline_ends(
+            np.array([stage.forward[0] for stage in one.stages]),
+            np.array([stage.backward[0] for stage in one.stages]),
+            hops.send_forward,
+            hops.send_backward,
+            hops.wire_latency,
+            hops.rendezvous_extra,
+            np.array([stage.warmup_depth for stage in one.pipeline.stages], dtype=np.int64),
+            one.pipeline.num_microbatches,
+            rendezvous,
+        )
+        if ends[0] < np.inf:
+            return (ends,)
+    return step_ends([each.times() for each in work], rendezvous=rendezvous)
+
+
+def _plain(pipeline: Pipeline) -> bool:
+    return pipeline.schedule.name == "1f1b" and len(pipeline.stages[0].chunks) == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +207,7 @@ class PlanCosts:
     )
     turns: dict[tuple[object, ...], tuple[_Kept, ...]] = field(default_factory=dict)
     ends: dict[tuple[object, ...], EndOfStep] = field(default_factory=dict)
-    norms: dict[tuple[int, ...], tuple[Part, ...]] = field(default_factory=dict)
+    norms: dict[tuple[HopArrays, ...], tuple[Part, ...]] = field(default_factory=dict)
     memory: dict[tuple[object, ...], MemoryUse] = field(default_factory=dict)
 
     def work(self, plan: Plan) -> list[PipelineWork]:
@@ -108,7 +246,7 @@ class PlanCosts:
         key: tuple[object, ...] = tuple(
             (
                 pipeline.schedule.virtual_stages,
-                *map(id, units[p]),
+                *units[p],
                 *[boundary.precision for boundary in pipeline.boundaries],
             )
             for p, pipeline in enumerate(plan.pipelines)
@@ -256,14 +394,12 @@ def _members(
 
 def _routed(unit: Unit, ranges: Sequence[tuple[int, int]]) -> float:
     """Routed experts' weights on a rank that cuts them like the rest."""
-    model, found = unit.settings.model, 0.0
-    for position in (each for start, stop in ranges for each in range(start, stop)):
-        if 0 < position < len(unit.kind_at) - 1:
-            mlp = model.layer_at(position).mlp
-            if isinstance(mlp, Experts):
-                size = mlp.expert.parameters(model.hidden_size, unit.pricer.shape.tp)
-                found += float(mlp.num_experts * size)
-    return found
+    model, tp = unit.settings.model, unit.pricer.shape.tp
+    return sum(
+        routed_parameters(model, position, tp=tp, ep=1, etp=tp)[0]
+        for start, stop in ranges
+        for position in range(start, stop)
+    )
 
 
 def _common(ranges: Sequence[tuple[int, int]], layers: LayerRange) -> tuple[tuple[int, int], ...]:

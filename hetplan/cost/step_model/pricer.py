@@ -8,28 +8,152 @@ per number of parameters, and memory per place in the pipeline and number of lay
 everything that two plans can have in common. Adding up, replay and composition are done for every
 plan anew. `hetplan.cost.estimate` says the same of the plan, with break-down and interval; that
 takes some hundred replays more.
+
+Figures that pass the checks of their files one by one, as a link of 1e-300 bytes per second, can
+make a time overflow, and draws around it even if it does not: then the longest part is named.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from hetplan.cluster.spec import Cluster
+from hetplan.cost.arrays import Floats
 from hetplan.cost.estimate_values import MemoryUse
-from hetplan.cost.replay.kernel import Floats
-from hetplan.cost.step_model.finite import check_finite, longest_part
-from hetplan.cost.step_model.memory import stages_memory
-from hetplan.cost.step_model.plan import PlanCosts
-from hetplan.cost.step_model.step import Composed, compose
-from hetplan.cost.step_model.units import settings_of
-from hetplan.cost.step_model.work import PipelineWork, replayed_ends
+from hetplan.cost.memory.device import device_memory
+from hetplan.cost.memory.values import MemoryLayout
+from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork, replayed_ends
+from hetplan.cost.step_model.step import Composed, compose, norm_parts, tied_parts
+from hetplan.cost.step_model.units import Unit, settings_of
+from hetplan.cost.step_model.values import Part
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.formats import reduction_formats
+from hetplan.plans.pieces import stage_shards
 from hetplan.plans.plan import OverlapSettings, Plan, Sharding
 from hetplan.predict.predictor import Predictor
+
+MAX_SECONDS = 1e30
+"""No step takes longer; far below where sums of squares overflow."""
+
+
+def check_finite(step_seconds: float, costs: PlanCosts, work: Sequence[PipelineWork]) -> None:
+    """InputError where a step takes no possible time; names the part that takes longest."""
+    if step_seconds <= MAX_SECONDS:
+        return
+    seconds, what, where = longest_part(costs, work)
+    raise InputError(
+        f"the step takes {step_seconds:g} s: {what} ({where}) takes {seconds:g} s; correct the "
+        "bandwidth, latency, clock or throughput behind it in the cluster or devices"
+    )
+
+
+def longest_part(costs: PlanCosts, work: Sequence[PipelineWork]) -> tuple[float, str, str]:
+    """(seconds, what it is and of what, where) of the longest part; no number counts as longest."""
+    found: list[tuple[float, str, str]] = []
+    for p, pipeline in enumerate(work):
+        for s, stage in enumerate(pipeline.stages):
+            island = stage.unit.island
+            where = f"pipeline {p}, stage {s} on island {island.name}"
+            if island.clock_ratio != 1:
+                where += f", whose clock_ratio is {island.clock_ratio:g}"
+            for part in _parts(stage):
+                found.append((part.seconds, f"{part.term.what} of {part.term.cause}", where))
+        for number, hop in enumerate(pipeline.hops.row):
+            if hop is not None:
+                seconds = hop.send_forward_seconds + hop.send_backward_seconds
+                seconds += hop.law.rendezvous_latency_seconds
+                found.append((seconds, f"send of {hop.link}", f"pipeline {p}, hop {number}"))
+        for part in (*tied_parts(costs, pipeline), *norm_parts(costs, work)):
+            found.append((part.seconds, f"{part.term.what} of {part.term.cause}", "end of step"))
+    return max(found, key=lambda each: math.inf if math.isnan(each[0]) else each[0])
+
+
+def _parts(stage: StageWork) -> Iterator[Part]:
+    unit = stage.unit
+    kinds = {unit.kind_at[at] for start, stop in stage.ranges for at in range(start, stop)}
+    for kind in sorted(kinds):
+        cost = unit.costs[kind]
+        yield from (*cost.forward, *cost.backward, *cost.again)
+    held = (stage.parameters, stage.expert_parameters)
+    yield from unit.end.update(*held)
+    yield from unit.end.reduction(*held)
+    yield from unit.end.gathering(*held)
+
+
+def stages_memory(costs: PlanCosts, plan: Plan, pipeline: PipelineWork) -> tuple[MemoryUse, ...]:
+    """Of every stage of a pipeline; kept per place in it and layers of each kind."""
+    described = pipeline.pipeline
+    schedule = described.schedule
+    place = (schedule.name, described.num_microbatches, len(described.stages))
+    found = []
+    for s, stage in enumerate(pipeline.stages):
+        counts = stage.unit.counts
+        depth = described.stages[s].warmup_depth
+        key: tuple[object, ...]
+        if len(stage.units) == 1 and stage.unit.recompute.layers is None:
+            # Where the layers of a kind stand does not matter.
+            held = [each[stop] - each[start] for start, stop in stage.ranges for each in counts]
+            key = (stage.unit, s, depth, place, *held)
+        else:
+            key = (*stage.units, s, depth, place, stage.ranges)
+        use = costs.memory.get(key)
+        if use is None:
+            use = costs.memory[key] = stage_memory_use(costs, plan, pipeline, s)
+        found.append(use)
+    return tuple(found)
+
+
+def stage_memory_use(costs: PlanCosts, plan: Plan, pipeline: PipelineWork, s: int) -> MemoryUse:
+    """Of the fullest device of a stage; of several replica entries that which needs most."""
+    uses = [
+        device_memory(
+            costs.settings.model,
+            costs.settings.job,
+            memory_layout(costs, plan, pipeline, s, unit),
+            unit.island.memory_bytes,
+        )
+        for unit in pipeline.stages[s].units
+    ]
+    return max(uses, key=lambda use: use.total_bytes - use.available_bytes)
+
+
+def memory_layout(
+    costs: PlanCosts, plan: Plan, pipeline: PipelineWork, s: int, unit: Unit
+) -> MemoryLayout:
+    """Everything about the stage that decides its memory."""
+    replica, schedule = unit.replica, pipeline.pipeline.schedule
+    stages = pipeline.pipeline.stages
+    copies = replica.num_devices // (replica.ep * replica.etp)
+    shards = stage_shards(plan.optimizer_shards, stages[s])
+    return MemoryLayout(
+        chunks=stages[s].chunks,
+        tp=replica.tp,
+        cp=replica.cp,
+        ep=replica.ep,
+        etp=replica.tp if unit.pricer.shape.experts_like_rest else replica.etp,
+        dp=replica.dp,
+        microbatch_size=replica.microbatch_size,
+        num_microbatches=pipeline.pipeline.num_microbatches,
+        schedule=schedule.name,
+        stage=s,
+        num_stages=len(stages),
+        warmup=tuple(stage.warmup_depth for stage in stages) if schedule.name == "1f1b" else None,
+        early_sends=plan.overlap.send and schedule.name == "1f1b",
+        sequence_parallel=replica.sequence_parallel,
+        recompute=unit.recompute,
+        sharding=costs.settings.sharding,
+        shards=shards,
+        expert_shards=None
+        if unit.pricer.shape.experts_like_rest
+        else math.gcd(plan.optimizer_shards, copies),
+        offload=plan.optimizer_offload,
+    )
+
 
 _Settings = tuple[int, str, Sharding, int, float, OverlapSettings, tuple[str, ...], str | None]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from hetplan.cost.estimate_values import Component
 from hetplan.cost.terms import Term
+from hetplan.errors import InputError
 from hetplan.plans.plan import Recompute
 
 
@@ -102,3 +104,15 @@ def as_recompute(parts: Iterable[Part]) -> Iterator[Part]:
             yield replace(part, component=Component.RECOMPUTE)
         else:
             yield part
+
+
+@contextmanager
+def asking(what: str) -> Iterator[None]:
+    """Faults of a predictor inside, each with what was asked in front: the predictor says which
+    figure it lacks, only its caller says for what.
+    """
+    try:
+        yield
+    except InputError as error:
+        faults = (replace(each, message=f"{what}: {each.message}") for each in error.faults)
+        raise InputError(*faults) from error

@@ -7,7 +7,7 @@ tenths of a millisecond, so only families that the order-free bound leaves open 
 
 Symbols: T, m microbatches, S as in `order_free_bound`; the w-th stage from the end has W
 microbatches in flight. With rendezvous sends a stage is busy with its transfers too
-(`hetplan.cost.bounds.closed_forms`, (a) and (b)): of the activations that it receives, i, and of
+(`hetplan.cost.bounds`, (a) and (b)): of the activations that it receives, i, and of
 the gradients, g,
 
     m (c + i + g) <= T                 S + (m - 1) (c + i + g) - (W - 1) (r c + max(i, g)) <= T
@@ -51,7 +51,7 @@ import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.times import Exchange
-from hetplan.cost.step_model.work import exchange_of
+from hetplan.cost.step_model.plan import exchange_of
 from hetplan.kernels import kernel, sum_of
 from hetplan.plans.targets import target
 from hetplan.search.bounds.order_free_bound import OrderFreeBounds, caps

@@ -22,8 +22,8 @@ import numpy as np
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.memory.activations import cut_of
+from hetplan.cost.memory.device import boundary_bytes, messages, state_bytes
 from hetplan.cost.memory.lines import StageBytes, stage_bytes
-from hetplan.cost.memory.state import boundary_bytes, messages, state_bytes
 from hetplan.cost.memory.values import MemoryLayout, job_memory
 from hetplan.job.spec import Job
 from hetplan.kernels import kernel
@@ -343,7 +343,7 @@ class ChunkMemory:
 
 
 def _expert_shards(shape: Shape, shards: int) -> int:
-    """Ranks that share the state of routed experts (`hetplan.cost.step_model.memory`)."""
+    """Ranks that share the state of routed experts (`hetplan.cost.step_model.pricer`)."""
     if experts_as_the_rest(shape):
         return shards
     return math.gcd(shards, shape.num_devices // (shape.ep * shape.etp))

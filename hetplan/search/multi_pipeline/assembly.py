@@ -18,8 +18,8 @@ import numpy as np
 
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.replay.kernel import pipeline_ends
+from hetplan.cost.step_model.plan import PipelineWork, sends_wait
 from hetplan.cost.step_model.pricer import StepCost
-from hetplan.cost.step_model.work import PipelineWork, sends_wait
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Pins
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Shape

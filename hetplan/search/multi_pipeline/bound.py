@@ -9,7 +9,7 @@ pipeline that ends within T did fewer sequences G m than its devices cost, then
 so some pipeline of every plan has m >= price, the price of its devices over G. It is left to show
 when it ends. Let C_j be the time that stage j needs for both passes of a microbatch with both
 messages that it waits for, K the largest of them (the bottleneck s), U, D the sums of C_j up- and
-downstream of s. Then (`hetplan.cost.bounds.closed_forms`)
+downstream of s. Then (`hetplan.cost.bounds`)
 
     (a)  T >= U + m K
     (b)  T >= U + D + m K - (W - 1) beta K

@@ -25,8 +25,7 @@ from scipy.optimize import linprog
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.times import Exchange
-from hetplan.cost.step_model.plan import PlanCosts
-from hetplan.cost.step_model.work import exchange_of
+from hetplan.cost.step_model.plan import PlanCosts, exchange_of
 from hetplan.job.spec import Job
 from hetplan.model.layer_units import LayerUnits
 from hetplan.plans.assemble import device_ranges, positions

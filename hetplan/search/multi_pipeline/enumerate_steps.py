@@ -18,7 +18,7 @@ from hetplan.cost.components.step import clips_gradients
 from hetplan.cost.step_model.end_of_step import EndOfStep, tied_embedding_parts
 from hetplan.cost.step_model.groups import copies_of
 from hetplan.cost.step_model.hops import Hop
-from hetplan.cost.step_model.norm import norm_depth, norm_rounds, scalar_term
+from hetplan.cost.step_model.step import norm_depth, norm_rounds, scalar_term
 from hetplan.cost.step_model.units import Unit
 from hetplan.cost.step_model.values import seconds_of_parts
 from hetplan.plans.build import Degrees, neighbour_link, stage_link

@@ -21,10 +21,9 @@ from hetplan.cluster.spec import Cluster
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.replay.kernel import pipeline_ends
 from hetplan.cost.step_model.hops import Hop, hop_arrays
-from hetplan.cost.step_model.memory import stage_memory_use
-from hetplan.cost.step_model.plan import PlanCosts
+from hetplan.cost.step_model.plan import PipelineWork, PlanCosts, StageWork, sends_wait
+from hetplan.cost.step_model.pricer import stage_memory_use
 from hetplan.cost.step_model.units import Unit, make_unit, settings_of
-from hetplan.cost.step_model.work import PipelineWork, StageWork, sends_wait
 from hetplan.job.spec import Job
 from hetplan.kernels import kernel
 from hetplan.model.layer_units import LayerUnits

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from hetplan.cluster.spec import Cluster, Island
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.cost.memory.lines import most_units
-from hetplan.cost.stage_costs import boundary_costs_over
+from hetplan.cost.step_model.hops import boundary_costs_over
 from hetplan.errors import InputError
 from hetplan.plans.build import Degrees
 from hetplan.plans.chosen import Shape

@@ -1,6 +1,6 @@
 """How to cut the layers over given slots, fast and nearly as well as can be, and what it costs.
 
-By bound (b) of `hetplan.cost.bounds.closed_forms` a step is at least Sigma + X, X the largest over
+By bound (b) of `hetplan.cost.bounds` a step is at least Sigma + X, X the largest over
 the slots of two linear forms in the slot's layers. So for a given X every slot takes as many
 layers as X and its memory allow; where that is more than the model has, the layers whose Sigma is
 largest are left out. The least X that holds all layers, and a few larger ones that let slow slots
@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.cost.bounds.closed_forms import interval_seconds
+from hetplan.cost.bounds import interval_seconds
 from hetplan.kernels import kernel
 from hetplan.search.one_f_one_b.replay import (
     NEVER,

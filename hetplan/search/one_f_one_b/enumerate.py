@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.cost.bounds.closed_forms import busy_seconds
+from hetplan.cost.bounds import busy_seconds
 from hetplan.kernels import kernel
 from hetplan.search.one_f_one_b.cut import estimate
 from hetplan.search.one_f_one_b.heuristic import EXTRA, MESH, STAGES, Rules, violations

@@ -1,6 +1,6 @@
 """What the programs over a pipeline's slots add up, and what they keep below X.
 
-Symbols and inequalities are those of `hetplan.cost.bounds.closed_forms`; a slot s has n layer
+Symbols and inequalities are those of `hetplan.cost.bounds`; a slot s has n layer
 units, F and B are affine in n, and W_s is its microbatches in flight. Every 1F1B step is at least
 Sigma + after_0 + X with
 
@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.cost.bounds.closed_forms import wait_once_seconds
+from hetplan.cost.bounds import wait_once_seconds
 from hetplan.kernels import kernel, order_of, sum_of
 from hetplan.search.one_f_one_b.order_numbers import OrderNumbers
 from hetplan.search.space.stage_table import BOTH, FIRST, LAST, MIDDLE

@@ -1,6 +1,6 @@
 """One slot of the program over orders: what it adds to Sigma, and how much may be below it.
 
-Symbols and inequalities are those of `hetplan.cost.bounds.closed_forms`.
+Symbols and inequalities are those of `hetplan.cost.bounds`.
 
 Tables of the program are [row, layers] with a band by row, or packed. Outside its band every row of
 a table is NONE, so that only bands are read and cleaned. The last column of a band holds the first
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetplan.cost.arrays import Floats, Ints
-from hetplan.cost.bounds.closed_forms import (
+from hetplan.cost.bounds import (
     downstream_room_seconds,
     interval_room_seconds,
     interval_seconds,

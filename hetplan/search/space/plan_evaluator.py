@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.step_model.contention import shares_anything
+from hetplan.cost.step_model.groups import shares_anything
 from hetplan.cost.step_model.pricer import Pricer, StepCost
 from hetplan.errors import InputError
 from hetplan.job.spec import Job

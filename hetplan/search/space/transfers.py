@@ -24,7 +24,7 @@ from hetplan.cost.step_model.hops import (
     hop_over,
     received_bytes,
 )
-from hetplan.cost.step_model.norm import norm_depth, norm_rounds, scalar_term
+from hetplan.cost.step_model.step import norm_depth, norm_rounds, scalar_term
 from hetplan.cost.terms import seconds_of
 from hetplan.plans.build import Degrees, stage_link
 from hetplan.plans.formats import reduction_precision

@@ -203,7 +203,7 @@ def optimizer_arguments(
         yield "--optimizer", "adam"
     else:
         yield "--optimizer", "sgd"
-        # hetplan.cost.memory.state counts no momentum.
+        # hetplan.cost.memory.device counts no momentum.
         yield "--sgd-momentum", "0.0"
     if distributed_optimizer(plan, degrees):
         yield ("--use-distributed-optimizer",)

@@ -1,43 +1,175 @@
-"""What does every part of a plan send in one step?
+"""How many bytes cross which links in one step of a plan, and what for?
 
-The counting behind `hetplan.cost.traffic.ledger`, which says what is counted.
+Per step, summed over all devices, each byte counted once where it is sent:
+
+tp, cp, ep   the collectives of every layer, microbatch and replica (`cost.step_model.layer_calls`)
+pp           activations to every rank of the next stage and gradients to every rank of the one
+             before, per microbatch; with virtual stages over every hop, the ones from the last
+             stage back to the first included
+dp           reduction of the gradients of every reduction group: all_reduce; with sharded optimizer
+             state reduce_scatter and all_gather inside the shards, and an all_reduce of a shard
+             between them (arXiv 1910.02054, 2205.00119); with sharded gradients the reduce_scatter
+             of every microbatch, with sharded parameters besides two all_gathers of each
+embedding    the sum of a tied matrix's gradient between first and last stage
+checkpoint   parameters and optimizer state, once, over the steps of the job's interval
+data         the tokens of a step to the first stage and, as what is to be predicted, to the last
+
+Not counted: the sum of the gradient norm (a number per rank), start-up, logs. Experts are counted
+at their mean load.
+
+Of groups only the shapes are kept, and how many groups have each: all that the bytes of a
+collective depend on.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.collectives import Algorithm, GroupShape, collective
+from hetplan.cost.collectives import Algorithm, GroupShape, collective, group_shape
 from hetplan.cost.collectives.direct_levels import summed_by_messages
-from hetplan.cost.network.segments import LinkName, LinkScope, TrafficClass, island_link
-from hetplan.cost.traffic.groups import (
-    CopyGroups,
-    GroupKind,
-    Shapes,
-    copy_groups,
-    links_between,
-    partners,
-    replica_groups,
+from hetplan.cost.network.segments import (
+    LinkName,
+    LinkScope,
+    TrafficClass,
+    between_islands,
+    island_link,
 )
-from hetplan.cost.traffic.layers import LayerCalls
-from hetplan.job.spec import Job, Optimizer, Precision
+from hetplan.cost.step_model.groups import Members, members_of
+from hetplan.cost.step_model.layer_calls import GroupKind, LayerCalls
+from hetplan.cost.step_model.layer_compute import routed_parameters
+from hetplan.errors import InputError
+from hetplan.job.spec import MAX_TOKENS, Job, Optimizer, Precision
 from hetplan.job.trainer import trainer_settings
-from hetplan.model.layers import Experts, TransformerLayer
+from hetplan.model.layers import TransformerLayer
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.formats import one_format, tied_format
-from hetplan.plans.pieces import Places, experts_as_the_rest, stage_array
+from hetplan.plans.pieces import Devices, Places, device_array, experts_as_the_rest, stage_array
 from hetplan.plans.plan import Pipeline, Plan, Replica, Sharding, Stage
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.predictor import Predictor
 from hetplan.profiling.samples import LinkOperation
 
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class TrafficEntry:
+    """Bytes of one class over all links of one name."""
+
+    link: LinkName
+    traffic: TrafficClass
+    bytes_per_step: float
+    """Of all devices and both directions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """The traffic of one step, and of a whole run where its length is known."""
+
+    entries: tuple[TrafficEntry, ...]
+    """In order of link and class; none of 0 bytes."""
+    tokens_per_step: int
+    total_tokens: int | None
+    """Of the run; None: not known."""
+
+    @property
+    def steps(self) -> float | None:
+        """Steps of the run."""
+        return None if self.total_tokens is None else self.total_tokens / self.tokens_per_step
+
+    @property
+    def bytes_per_step(self) -> float:
+        """All links and classes."""
+        return sum(entry.bytes_per_step for entry in self.entries)
+
+    @property
+    def links(self) -> tuple[LinkName, ...]:
+        """Every link that carries anything."""
+        return tuple(dict.fromkeys(entry.link for entry in self.entries))
+
+    def of_class(self, traffic: TrafficClass) -> float:
+        """Bytes per step of one class over all links."""
+        return sum(each.bytes_per_step for each in self.entries if each.traffic is traffic)
+
+    def over(self, link: LinkName) -> float:
+        """Bytes per step of all classes over the links of one name."""
+        return sum(each.bytes_per_step for each in self.entries if each.link == link)
+
+    def switched(self, island: str) -> float:
+        """Bytes per step that the network of an island carries: between its nodes, to other
+        islands and to storage. What stays inside a node is left out.
+        """
+        return sum(
+            entry.bytes_per_step
+            for entry in self.entries
+            if entry.link.scope is not LinkScope.NODE
+            and island in (entry.link.left, entry.link.right)
+        )
+
+
+def ledger(
+    plan: Plan,
+    model: ModelSpec,
+    cluster: Cluster,
+    job: Job,
+    predictor: Predictor | None = None,
+    *,
+    total_tokens: int | None = None,
+) -> Ledger:
+    """The traffic of a legal plan.
+
+    Sums, gathers and scatters are rings; with a `predictor` they are what is cheapest by it, as in
+    an estimate. Either way what hetplan's own trainer sums by messages counts as these.
+    `total_tokens` is the run's length instead of the job's. An InputError where that is not from 1
+    to 10**18 or two islands that must talk have no link.
+    """
+    if total_tokens is not None and not 1 <= total_tokens <= MAX_TOKENS:
+        raise InputError(
+            f"a run of {total_tokens} tokens; it has at least 1 and at most {MAX_TOKENS:,}"
+        )
+    count = TrafficCount(
+        plan=plan,
+        model=replace(model, vocab_size=plan.padded_vocab_size),
+        cluster=cluster,
+        job=replace(job, target=plan.target),
+        places=Places(cluster=cluster),
+        predictor=predictor,
+    )
+    found = Counter[tuple[LinkName, TrafficClass]]()
+    for link, traffic, size in count.everything():
+        found[link, traffic] += size  # type: ignore[assignment]
+    entries = (
+        TrafficEntry(link=link, traffic=traffic, bytes_per_step=float(size))
+        for (link, traffic), size in found.items()
+        if size > 0
+    )
+    return Ledger(
+        entries=tuple(sorted(entries)),
+        tokens_per_step=job.global_batch_size * job.sequence_length,
+        total_tokens=job.total_tokens if total_tokens is None else total_tokens,
+    )
+
+
+def all_classes(ledger: Ledger) -> Iterable[TrafficClass]:
+    """Classes that carry anything, in the order of `TrafficClass`."""
+    found = {entry.traffic for entry in ledger.entries}
+    return (each for each in TrafficClass if each in found)
+
+
 SMALL_VOCABULARY = 65_536
 """2**16: vocabularies up to this have token numbers of 2 bytes, larger ones of 4."""
 
+_CLASSES = {
+    GroupKind.TENSOR: TrafficClass.TENSOR_PARALLEL,
+    GroupKind.CONTEXT: TrafficClass.CONTEXT_PARALLEL,
+    GroupKind.EXPERT: TrafficClass.EXPERT_PARALLEL,
+    GroupKind.EXPERT_TENSOR: TrafficClass.TENSOR_PARALLEL,
+}
 
 Sent = Iterator[tuple[LinkName, TrafficClass, float]]
 """(link, class, bytes per step): what one cause sends."""
@@ -126,8 +258,9 @@ class TrafficCount:
 
     def _layers(self, stage: Stage, num_microbatches: int) -> Sent:
         for each in stage.replicas:
-            calls = LayerCalls(model=self.model, job=self.job, replica=each)
-            groups = {kind: replica_groups(self.cluster, each, kind) for kind in GroupKind}
+            calls = LayerCalls(model=self.model, job=self.job, shape=each)
+            members = zip(GroupKind, members_of(each), strict=True)
+            groups = {kind: shapes_of(self.cluster, every) for kind, every in members}
             for (kind, layer, repeats), count in self._layers_of(stage).items():
                 asked = [*calls.of(kind, layer)]
                 if repeats and layer is not None:
@@ -138,7 +271,7 @@ class TrafficCount:
                         call.operation,
                         call.message_bytes,
                         call.count * count * num_microbatches,
-                        call.traffic,
+                        _CLASSES[call.groups],
                     )
 
     def _layers_of(self, stage: Stage) -> Counter[tuple[LayerKind, TransformerLayer | None, bool]]:
@@ -180,7 +313,7 @@ class TrafficCount:
         ranks = stage_array(receiver)
         position, _ = partners(senders, ranks)
         for each in receiver.replicas:
-            calls = LayerCalls(model=self.model, job=self.job, replica=each)
+            calls = LayerCalls(model=self.model, job=self.job, shape=each)
             scattered = trainer_settings(self.job).scattered_sends and not each.sequence_parallel
             message = calls.hidden_bytes
             if scattered or each.sequence_parallel:
@@ -191,7 +324,7 @@ class TrafficCount:
                 yield link, TrafficClass.PIPELINE, message * count * times
             if scattered and each.tp > 1:
                 yield from self._sent(
-                    replica_groups(self.cluster, each, GroupKind.TENSOR),
+                    shapes_of(self.cluster, members_of(each)[0]),
                     LinkOperation.ALL_GATHER,
                     calls.hidden_bytes,
                     times,
@@ -287,7 +420,11 @@ class TrafficCount:
             coarsest = min(replicas, key=lambda each: each.tp)
         total = 0.0
         for position in layers:
-            routed = self._routed(position, coarsest) if apart else (0.0, 0.0)
+            routed = (0.0, 0.0)
+            if apart:
+                routed = routed_parameters(
+                    self.model, position, tp=coarsest.tp, ep=coarsest.ep, etp=coarsest.etp
+                )
             if expert:
                 total += routed[1]
             else:
@@ -296,18 +433,6 @@ class TrafficCount:
         if self.model.tied_embeddings and whole and not expert:
             total -= self.model.vocabulary_matrix(coarsest.tp)
         return total
-
-    def _routed(self, position: int, replica: Replica) -> tuple[float, float]:
-        """Weights of all routed experts of a layer cut by tp, and those that a rank holds."""
-        if self._kinds[position] in (LayerKind.EMBEDDING, LayerKind.HEAD):
-            return 0.0, 0.0
-        mlp, hidden = self.model.layer_at(position).mlp, self.model.hidden_size
-        if not isinstance(mlp, Experts):
-            return 0.0, 0.0
-        return (
-            float(mlp.num_experts * mlp.expert.parameters(hidden, replica.tp)),
-            mlp.num_experts / replica.ep * mlp.expert.parameters(hidden, replica.etp),
-        )
 
     # ---- storage
 
@@ -349,3 +474,84 @@ def checkpoint_bytes_per_parameter(job: Job) -> int:
     moments = 2 * wide if job.optimizer is Optimizer.ADAMW else 0
     master = 0 if job.precision is Precision.FLOAT32 else wide
     return job.precision.bytes_per_element + master + moments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """Groups that do the same at the same time."""
+
+    size: int
+    """Ranks of each."""
+    count: tuple[tuple[GroupShape, int], ...]
+    """How many groups have which shape; empty where a group is one rank."""
+
+
+def shapes_of(cluster: Cluster, groups: Members) -> Shapes:
+    """The shapes of these groups, which are equally large."""
+    size = len(groups[0])
+    if size == 1:
+        return Shapes(size=1, count=())
+    counted = Counter(group_shape(cluster, group) for group in groups)
+    return Shapes(size=size, count=tuple(counted.items()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyGroups:
+    """Ranks that hold copies of the same weights."""
+
+    whole: Shapes
+    shard: Shapes
+    """Ranks that split one copy of what is sharded."""
+    across: Shapes
+    """Ranks with the same shard."""
+    part: float
+    """What one group reduces, as a part of what a rank holds where the weights are cut into the
+    fewest slices."""
+
+
+def copy_groups(
+    cluster: Cluster, replicas: Sequence[Replica], shards: int, *, expert: bool
+) -> CopyGroups:
+    """Copies among these replicas, in their order.
+
+    Replicas that cut the weights into different numbers of slices meet in groups of the finest
+    common slices: rank i of t holds those from i / t to (i + 1) / t.
+    """
+    slices = [each.ep * each.etp if expert else each.tp for each in replicas]
+    finest = math.lcm(*slices)
+    rows = [
+        np.repeat(device_array(each.devices).reshape(-1, count), finest // count, axis=1)
+        for each, count in zip(replicas, slices, strict=True)
+    ]
+    groups = np.concatenate(rows).T
+    size = groups.shape[1]
+    own = math.gcd(shards, size)
+    blocks = groups.reshape(finest, size // own, own)
+    return CopyGroups(
+        whole=shapes_of(cluster, groups.tolist()),
+        shard=shapes_of(cluster, blocks.reshape(-1, own).tolist()),
+        across=shapes_of(cluster, blocks.transpose(0, 2, 1).reshape(-1, size // own).tolist()),
+        part=min(slices) / finest,
+    )
+
+
+def partners(senders: Devices, receivers: Devices) -> tuple[Devices, Devices]:
+    """(from, to) of one message to every receiver, from the sender of its position."""
+    position = np.arange(receivers.size) * senders.size // receivers.size
+    return senders[position], receivers
+
+
+def links_between(places: Places, left: Devices, right: Devices) -> Iterable[tuple[LinkName, int]]:
+    """How many of these pairs of devices use which link; a device itself uses none."""
+    islands = places.cluster.islands
+    one, two = places.islands(left), places.islands(right)
+    scope = np.where(one != two, 2, np.where(places.nodes(left) != places.nodes(right), 1, 0))
+    rows, counts = np.unique(
+        np.stack([np.where(left == right, -1, scope), one, two]), axis=1, return_counts=True
+    )
+    for (what, first, second), count in zip(rows.T.tolist(), counts.tolist(), strict=True):
+        if what == 2:
+            yield between_islands(islands[first].name, islands[second].name), count
+        elif what >= 0:
+            name, reach = islands[first].name, (LinkScope.NODE, LinkScope.ISLAND)[what]
+            yield island_link(name, reach), count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetplan.cost.traffic.published import (
+from hetplan.reports.published_traffic import (
     ARTICLE,
     SWITCH_BITS_PER_SECOND,
     ArticleInputs,

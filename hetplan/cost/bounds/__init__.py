@@ -1,1 +1,0 @@
-"""How fast a step can possibly be: proven lower bounds for every schedule."""

@@ -1,0 +1,257 @@
+"""Which collectives one layer of a stage makes for one microbatch, and how large they are.
+
+One list, which `hetplan.cost.step_model.layers` prices and `hetplan.cost.traffic` counts.
+
+b sequences of s tokens, hidden size h, e bytes per element, degrees tp, cp, ep, etp. Compute is
+the predicted time of the layer on one tensor-parallel rank; cp divides it evenly (sequences are
+cut so that every rank has as much of the causal triangle). Communication, per layer:
+
+tp   forward 2 and backward 2 all_reduces of [b, s / cp, h] (arXiv 1909.08053, section 3); with
+     sequence parallelism each is a reduce_scatter and an all_gather (arXiv 2205.05198, section
+     4.2), and the backward pass gathers the products' inputs once more, because only a rank's
+     own part was kept (same section; Megatron-LM, megatron/core/tensor_parallel/layers.py).
+     The embedding has one forward; the head one backward and, forward, those of the softmax's
+     [b, s] maximum and [2, b, s] sums in float32 (Megatron-LM's over a float32 copy sums the
+     two apart: three of [b, s]). Where tp exceeds the key-value heads the native trainer sums
+     the gradients of their copies in every backward pass (others are not charged).
+cp   ring attention (arXiv 2310.01889): cp - 1 sends of keys and values, [b, s / cp, keys + values
+     of one rank], forward, and twice the bytes backward (their gradients travel along); each hides
+     behind the attention of one of cp blocks where the trainer overlaps them. Or, where the trainer
+     exchanges heads (arXiv 2309.14509, section 3), all_to_alls of queries, keys, values and result
+     in either pass, and every rank has the whole sequence for 1 / cp of its heads.
+ep   all_to_all of the tokens to their experts and back, forward and backward: b s / cp x experts
+     per token x h, divided by tp with sequence parallelism (arXiv 2006.16668, section 3). Where the
+     experts are cut (etp > 1) their sums are of all copies that came in. The busiest rank has
+     `expert_load_factor` times the mean; transfers and the routed experts' compute grow with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hetplan.cost.components.layers import attention_widths, products_by_columns
+from hetplan.cost.estimate_values import Component
+from hetplan.cost.memory.values import FLOAT32_BYTES
+from hetplan.cost.step_model.values import Shape
+from hetplan.job.spec import Job
+from hetplan.job.trainer import trainer_settings
+from hetplan.model.layers import Attention, Experts, LatentAttention, TransformerLayer
+from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.plans.plan import Recompute, RecomputeGranularity, RecomputeModule, Replica
+from hetplan.plans.targets import target
+from hetplan.profiling.samples import LinkOperation
+
+
+class GroupKind(StrEnum):
+    """What the ranks of a group have in common; a field of `groups.Groups`."""
+
+    TENSOR = "tensor"
+    CONTEXT = "context"
+    EXPERT = "expert"
+    EXPERT_TENSOR = "expert_tensor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A collective that every group of one kind makes."""
+
+    groups: GroupKind
+    operation: LinkOperation
+    message_bytes: float
+    """As in `LinkSample.message_bytes`."""
+    count: float = 1.0
+    component: Component
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCalls:
+    """Calls of the layers of replicas of one shape, per microbatch."""
+
+    model: ModelSpec
+    """With the padded vocabulary."""
+    job: Job
+    """With the plan's target."""
+    shape: Shape | Replica
+
+    @property
+    def tokens(self) -> float:
+        """Of one microbatch on one context-parallel rank."""
+        return self.shape.microbatch_size * self.job.sequence_length / self.shape.cp
+
+    @property
+    def hidden_bytes(self) -> float:
+        """Activations of one microbatch between two layers, on one context-parallel rank."""
+        return self.tokens * self.model.hidden_size * self.job.precision.bytes_per_element
+
+    @property
+    def _experts_like_rest(self) -> bool:
+        return self.shape.ep == 1 and self.shape.etp == self.shape.tp
+
+    def of(self, kind: LayerKind, layer: TransformerLayer | None) -> Iterator[Call]:
+        """Forward and backward pass of one layer, recomputation left out."""
+        if layer is not None:
+            yield from self.forward(layer)
+            yield from (*self.sums(layer), *self.gathered_again(layer))
+            yield from (*self.copied_heads(layer), *self.context(layer, 2.0))
+            yield from self.exchange(layer)
+        if kind is LayerKind.EMBEDDING:
+            yield from (*self.embedding(backward=False), *self.embedding(backward=True))
+        if kind in (LayerKind.HEAD, LayerKind.MULTI_TOKEN_PREDICTION):
+            yield from (*self.head(backward=False), *self.head(backward=True))
+
+    def again(self, layer: TransformerLayer, recompute: Recompute) -> Iterator[Call]:
+        """What a layer that recomputes repeats."""
+        if recompute.granularity is RecomputeGranularity.FULL:
+            yield from self.forward(layer)
+        elif RecomputeModule.EXPERTS in recompute.modules:
+            yield from self.exchange(layer)
+
+    def forward(self, layer: TransformerLayer) -> Iterator[Call]:
+        """One transformer layer."""
+        yield from self.sums(layer)
+        yield from self.context(layer, 1.0)
+        yield from self.exchange(layer)
+
+    def embedding(self, *, backward: bool) -> Iterator[Call]:
+        """One pass of the embedding."""
+        if not self.shape.sequence_parallel:
+            if not backward:
+                yield self._tensor(LinkOperation.ALL_REDUCE, self.hidden_bytes)
+        elif backward:
+            # The gradient of what was scattered (arXiv 2205.05198, section 4.2.2).
+            yield self._tensor(LinkOperation.ALL_GATHER, self.hidden_bytes)
+        else:
+            yield self._tensor(LinkOperation.REDUCE_SCATTER, self.hidden_bytes)
+
+    def head(self, *, backward: bool) -> Iterator[Call]:
+        """One pass of final norm, output projection and loss."""
+        summed = LinkOperation.ALL_REDUCE
+        if self.shape.sequence_parallel:
+            # What was gathered is gathered again for the weights' gradient.
+            yield self._tensor(LinkOperation.ALL_GATHER, self.hidden_bytes)
+            summed = LinkOperation.REDUCE_SCATTER
+        if backward:
+            yield self._tensor(summed, self.hidden_bytes)
+            return
+        # Maximum, sum and the target's logit: the last two in one message or, by Megatron-LM's
+        # VocabParallelCrossEntropy over a copy, in two (megatron/core/tensor_parallel).
+        habits, options = target(self.job.target), trainer_settings(self.job)
+        apart = habits.separate_loss_sums and not options.fused_loss
+        softmax = self.tokens * FLOAT32_BYTES
+        for count in (1, 1, 1) if apart else (1, 2):
+            yield self._tensor(LinkOperation.ALL_REDUCE, count * softmax)
+
+    def sums(self, layer: TransformerLayer) -> Iterator[Call]:
+        """Tensor-parallel sums of one pass of a transformer layer."""
+        mlp = layer.mlp
+        if not isinstance(mlp, Experts) or self._experts_like_rest:
+            yield from self._sums(2)
+            return
+        yield from self._sums(1)
+        if mlp.shared is not None:
+            # Shared experts are cut over tp like any MLP.
+            yield from self._sums(1)
+        # Experts that are cut gather the copies that their ranks received, and sum the results.
+        for operation in (LinkOperation.ALL_GATHER, LinkOperation.REDUCE_SCATTER):
+            yield Call(
+                groups=GroupKind.EXPERT_TENSOR,
+                operation=operation,
+                message_bytes=self._copies_bytes(mlp) * self.shape.etp,
+                component=Component.TENSOR_PARALLEL,
+                what=f"expert-tensor-parallel {operation.value}",
+            )
+
+    def gathered_again(self, layer: TransformerLayer) -> Iterator[Call]:
+        """Inputs of the products that are cut by columns, for their weights' gradients."""
+        if self.shape.sequence_parallel:
+            count = products_by_columns(layer, self._experts_like_rest)
+            yield self._tensor(LinkOperation.ALL_GATHER, self.hidden_bytes, count)
+
+    def exchange(self, layer: TransformerLayer) -> Iterator[Call]:
+        """Tokens to their experts and back, in one pass."""
+        if isinstance(layer.mlp, Experts) and self.shape.ep > 1:
+            yield Call(
+                groups=GroupKind.EXPERT,
+                operation=LinkOperation.ALL_TO_ALL,
+                message_bytes=self._copies_bytes(layer.mlp),
+                count=2.0,
+                component=Component.EXPERT_PARALLEL,
+                what="expert-parallel all_to_all",
+            )
+
+    def context(self, layer: TransformerLayer, traffic: float) -> Iterator[Call]:
+        """Keys and values of one pass, `traffic` times, or the exchange of heads."""
+        if self.shape.cp == 1:
+            return
+        per_element = self.tokens * self.job.precision.bytes_per_element
+        if trainer_settings(self.job).context_exchange:
+            for width in attention_widths(layer, self.shape.tp):
+                yield Call(
+                    groups=GroupKind.CONTEXT,
+                    operation=LinkOperation.ALL_TO_ALL,
+                    message_bytes=per_element * width,
+                    component=Component.CONTEXT_PARALLEL,
+                    what="context-parallel all_to_all",
+                )
+            return
+        message = traffic * self.tokens * kv_width(layer, self.shape.tp)
+        message *= self.job.precision.bytes_per_element
+        # A ring's step is every rank's send at once: an all_gather of cp blocks is cp - 1 of them.
+        yield Call(
+            groups=GroupKind.CONTEXT,
+            operation=LinkOperation.ALL_GATHER,
+            message_bytes=self.shape.cp * message,
+            component=Component.CONTEXT_PARALLEL,
+            what="context-parallel send",
+        )
+
+    def copied_heads(self, layer: TransformerLayer) -> Iterator[Call]:
+        """Sums of the gradients of key and value projections that several ranks hold."""
+        attention = layer.attention
+        if not isinstance(attention, Attention) or not target(self.job.target).sums_copied_heads:
+            return
+        if self.shape.tp <= attention.num_kv_heads:
+            return
+        width = attention.num_kv_heads * attention.head_dim
+        biases = float(2 * width * self.job.precision.bytes_per_element)
+        for message in (biases * self.model.hidden_size, biases if attention.qkv_bias else 0.0):
+            yield self._tensor(LinkOperation.ALL_REDUCE, message, component=Component.COPIED_HEADS)
+
+    def _sums(self, count: float) -> Iterator[Call]:
+        if not self.shape.sequence_parallel:
+            yield self._tensor(LinkOperation.ALL_REDUCE, self.hidden_bytes, count)
+            return
+        yield self._tensor(LinkOperation.ALL_GATHER, self.hidden_bytes, count)
+        yield self._tensor(LinkOperation.REDUCE_SCATTER, self.hidden_bytes, count)
+
+    def _tensor(
+        self,
+        operation: LinkOperation,
+        message_bytes: float,
+        count: float = 1.0,
+        component: Component = Component.TENSOR_PARALLEL,
+    ) -> Call:
+        return Call(
+            groups=GroupKind.TENSOR,
+            operation=operation,
+            message_bytes=message_bytes,
+            count=count,
+            component=component,
+            what=f"tensor-parallel {operation.value}",
+        )
+
+    def _copies_bytes(self, experts: Experts) -> float:
+        """Copies of tokens that one rank sends to experts."""
+        own = self.hidden_bytes / (self.shape.tp if self.shape.sequence_parallel else 1)
+        return own * experts.experts_per_token
+
+
+def kv_width(layer: TransformerLayer, tp: int) -> float:
+    """Elements of a token's keys and values on one tensor-parallel rank."""
+    attention = layer.attention
+    if isinstance(attention, LatentAttention):
+        return float(sum(attention.slice_sizes(tp)))
+    return 2.0 * attention.slice_sizes(tp)[1]

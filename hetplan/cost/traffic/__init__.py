@@ -1,1 +1,0 @@
-"""Which bytes cross which links in a step, and what for."""
