@@ -49,8 +49,7 @@ from hetplan.job.spec import (
     TrainerOptions,
 )
 from hetplan.launchers.elastic import Ended, Phase
-from hetplan.launchers.machine import Machine
-from hetplan.launchers.run_log import LossCheck, RunLog
+from hetplan.launchers.run_log import LossCheck, Machine, RunLog
 from hetplan.lint.findings import Finding, Findings, Severity
 from hetplan.model.numerics import (
     Activation,

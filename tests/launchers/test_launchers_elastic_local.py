@@ -26,7 +26,7 @@ from hetplan.launchers.elastic_backend import (
 )
 from hetplan.launchers.hosts import THIS_MACHINE
 from hetplan.launchers.local import LaunchSettings
-from hetplan.launchers.machine import this_machine
+from hetplan.launchers.run_log import this_machine
 from hetplan.plans.check import check_plan
 from hetplan.runtime.measured import StepRecord
 from hetplan.runtime.placement import place_ranks

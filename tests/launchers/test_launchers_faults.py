@@ -14,8 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetplan.launchers.deadlock import root_of_standstill
-from hetplan.launchers.faults import FaultKind, RunFault, WatchedRank
 from hetplan.launchers.hosts import THIS_MACHINE
 from hetplan.launchers.run_folder import Failure
 from hetplan.launchers.watching import (
@@ -25,9 +23,13 @@ from hetplan.launchers.watching import (
     SILENT_START_SECONDS,
     STALL_FACTOR,
     STALL_SECONDS,
+    FaultKind,
     Patience,
+    RunFault,
     Seen,
+    WatchedRank,
     Watcher,
+    root_of_standstill,
 )
 from hetplan.runtime.activity import ActivityKind, Beat
 

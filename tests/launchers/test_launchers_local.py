@@ -28,9 +28,8 @@ from runtime_cases import (
 
 from hetplan.errors import InputError, LaunchError
 from hetplan.job.spec import Precision
-from hetplan.launchers import local, machine
-from hetplan.launchers.local import LaunchSettings, launch
-from hetplan.launchers.machine import torch_backend
+from hetplan.launchers import local
+from hetplan.launchers.local import LaunchSettings, launch, torch_backend
 from hetplan.launchers.run_log import read_runs, run_line
 from hetplan.model.spec import TRAINED_KINDS
 from hetplan.profiling.pacing import Pace, PacedKind, PaceEntry
@@ -267,7 +266,7 @@ def test_a_plan_that_breaks_a_rule_is_refused() -> None:
 
 
 def test_accelerators_that_are_not_here_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_accelerators", list)
+    monkeypatch.setattr(local, "_accelerators", list)
     with pytest.raises(InputError, match=r"has no accelerator .* play fast, slow on"):
         launch(mixed_result())
     with pytest.raises(InputError, match="play slow on"):
@@ -290,7 +289,7 @@ def test_accelerators_that_are_not_here_are_refused(monkeypatch: pytest.MonkeyPa
 def test_kinds_are_matched_with_what_is_here(
     kinds: list[str], have: list[str], backend: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "_accelerators", lambda: have)
+    monkeypatch.setattr(local, "_accelerators", lambda: have)
     if backend is None:
         with pytest.raises(InputError, match="this machine has"):
             torch_backend(kinds, ())

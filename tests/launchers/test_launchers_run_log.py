@@ -12,8 +12,7 @@ import pytest
 from hetplan.cost.estimate_values import Interval
 from hetplan.errors import InputError
 from hetplan.launchers.local import largest_difference
-from hetplan.launchers.machine import Machine
-from hetplan.launchers.run_log import LossCheck, RunLog, append_run, read_runs, run_line
+from hetplan.launchers.run_log import LossCheck, Machine, RunLog, append_run, read_runs, run_line
 from hetplan.runtime.measured import RankMeasure, StepRecord
 
 RANK = RankMeasure(
