@@ -12,8 +12,6 @@ from hetplan.cli.options import AsJson, say
 from hetplan.cli.options import emit as print_result
 
 if TYPE_CHECKING:
-    from hetplan.schedulers.launch import EmissionOptions
-    from hetplan.search.result import SearchResult
     from hetplan.trainers.emission import Emission
     from hetplan.trainers.folder import Written
 
@@ -33,13 +31,6 @@ def emit(
     scheduler: Annotated[
         str, typer.Option(help=f"What starts the hosts: {', '.join(SCHEDULERS)}.")
     ] = "torchrun",
-    nearest: Annotated[
-        Path | None,
-        typer.Option(
-            help="If the target cannot run the plan, search for the fastest plan that it can run "
-            "and write it to this file."
-        ),
-    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace what hetplan emit wrote. Other files stay.")
     ] = False,
@@ -90,24 +81,17 @@ def emit(
         ),
     ] = "",
     python: Annotated[str, typer.Option(help="Interpreter on the hosts.", hidden=True)] = "python3",
-    predictor: Annotated[
-        Path | None, typer.Option("--predictor", help="Predictor for --nearest.", hidden=True)
-    ] = None,
-    store: Annotated[
-        list[Path] | None,
-        typer.Option("--store", help="Profile store for --nearest.", hidden=True),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the folder that starts a plan under a trainer.
 
-    A plan that the target cannot run is refused with every reason, and nothing is written;
-    --nearest finds the fastest plan that it can run.
+    A plan that the target cannot run is refused with every reason, and nothing is written.
     """
     from hetplan.errors import Fault, InputError
     from hetplan.schedulers.launch import EmissionOptions
     from hetplan.trainers.emission import emit_plan, read_plan, sorted_refusals
     from hetplan.trainers.folder import check_place, write_folder
+    from hetplan.trainers.table import trainer_named
 
     try:
         words = tuple(word for text in extra or () for word in shlex.split(text))
@@ -125,45 +109,19 @@ def emit(
         extra_arguments=words,
         scheduler=scheduler,
     )
-    if nearest is None and (predictor is not None or store):
-        raise InputError("--predictor and --store belong to --nearest, which searches")
     check_place(out, force=force)
-    if nearest is not None:
-        _check_nearest(plan, nearest)
     result = read_plan(plan, cluster)
     refused = sorted_refusals(result, target, options, plan)
-    command = ["hetplan", "emit", "PLAN", f"--target={target}", f"--out={out}"]
-    command += [*_changed_options(options, extra or []), *(["--force"] if force else [])]
-    if refused and nearest is None:
-        command[2] = str(plan)
-        again = [*command, "--nearest=nearest.json"]
-        again += [f"--cluster={cluster}"] if cluster is not None else []
-        hint = f"the nearest plan that {target} can run is found by: {shlex.join(again)}"
+    if refused:
+        other = trainer_named(target).plan_target
+        hint = f"plan again with --target {other}, and with the pins that are named above"
         raise InputError(*refused, Fault(message=hint))
-    if refused and nearest is not None:
-        say(f"target {target} cannot run {plan}:")
-        for fault in refused:
-            say(f"  {fault}")
-        _show_nearest(result, target, options, nearest, (predictor, store))
-        command[2] = str(nearest)
-        say(f"emit it with: {shlex.join(command)}")
-        raise typer.Exit(InputError.exit_code)
     emission = emit_plan(result, target, options)
-    written = write_folder(out, emission.files, target, force=force, checks=emission.checks)
+    written = write_folder(out, emission.files, force=force)
     if as_json:
         print_result(_json(emission, written, target, out))
     else:
         _show(emission, written, out)
-
-
-def _check_nearest(plan: Path, nearest: Path) -> None:
-    from hetplan.cli.options import check_replaceable
-    from hetplan.errors import InputError
-    from hetplan.search.files import SCHEMA
-
-    if nearest.resolve() == plan.resolve():
-        raise InputError(f"--nearest {nearest} is the plan itself; name another file")
-    check_replaceable(nearest, SCHEMA, "plan")
 
 
 def _show(emission: Emission, written: Written, out: Path) -> None:
@@ -173,9 +131,8 @@ def _show(emission: Emission, written: Written, out: Path) -> None:
         f"{len(ranks.hosts):,} hosts for {emission.launch.title}"
     )
     for what, paths in (
-        ("replaced, though changed by hand", written.edited),
+        ("changed by hand, and kept under the same name with a ~", written.edited),
         ("removed, of an earlier emission", written.removed),
-        ("kept, as changed by hand", written.kept),
     ):
         if paths:
             say(f"{what}: {', '.join(paths)}")
@@ -196,7 +153,7 @@ def _json(emission: Emission, written: Written, target: str, out: Path) -> str:
             "files": list(written.files),
             "edited": list(written.edited),
             "removed": list(written.removed),
-            "kept": list(written.kept),
+            "kept": [f"{name}~" for name in written.edited],
             "world_size": ranks.world_size,
             "hosts": len(ranks.hosts),
             "agents": len(ranks.agents),
@@ -208,58 +165,3 @@ def _json(emission: Emission, written: Written, target: str, out: Path) -> str:
         },
         indent=2,
     )
-
-
-def _show_nearest(
-    result: SearchResult,
-    target: str,
-    options: EmissionOptions,
-    file: Path,
-    predictors: tuple[Path | None, list[Path] | None],
-) -> None:
-    """Search, write the plan and say how it differs from the refused one."""
-    from hetplan.cli.options import read_predictor
-    from hetplan.cli.progress import ProgressLine, shown_on
-    from hetplan.search.files import save_result
-    from hetplan.trainers.nearest import nearest_plan, plan_differences
-    from hetplan.trainers.table import trainer_named
-    from hetplan.units import format_seconds
-
-    predict, digest = read_predictor(*predictors)
-    with ProgressLine("closing candidates") as line:
-        nearest = nearest_plan(
-            result,
-            trainer_named(target),
-            options,
-            predict,
-            digest=digest,
-            progress=shown_on(line),
-        )
-    save_result(nearest.result, file)
-    step = nearest.result.estimate.step_seconds
-    say(
-        f"wrote {file}: a step of {format_seconds(step)}, against "
-        f"{format_seconds(nearest.refused_seconds)} of the refused plan "
-        f"({step / nearest.refused_seconds - 1.0:+.1%})"
-    )
-    for change in nearest.changes:
-        say(f"  job: {change}")
-    cluster = result.inputs.cluster
-    for difference in plan_differences(result.plan, nearest.result.plan, cluster):
-        say(f"  {difference}")
-
-
-def _changed_options(options: EmissionOptions, extra: list[str]) -> list[str]:
-    """The options as somebody would type them again; with `=`, as values may begin with a dash."""
-    from dataclasses import fields
-
-    return [
-        *(f"--data={each}" for each in options.data),
-        *(
-            f"--{field.name.replace('_', '-')}={getattr(options, field.name)}"
-            for field in fields(options)
-            if field.name not in ("data", "extra_arguments")
-            and getattr(options, field.name) != field.default
-        ),
-        *(f"--extra={each}" for each in extra),
-    ]

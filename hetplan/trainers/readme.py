@@ -48,8 +48,8 @@ def _head(result: SearchResult, ranks: RankLayout, launch: TrainerLaunch) -> tup
         f"Written by hetplan {__version__} for {launch.title}: {ranks.world_size:,} ranks on "
         f"{len(ranks.hosts):,} {hosts} in {len(ranks.agents):,} calls of torchrun. `launch.sh` "
         "starts the ranks of one host, `check.py` checks it before, `plan.json` is the plan with "
-        "all that it was made from. `hetplan-emitted.json` lists the files that hetplan wrote, the "
-        "only ones that `hetplan emit --force` replaces.",
+        "all that it was made from. `hetplan emit --force` replaces what hetplan wrote (the last "
+        "line of `check.py` lists it) and keeps what you changed as NAME~.",
     )
 
 

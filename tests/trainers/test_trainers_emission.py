@@ -29,7 +29,7 @@ from hetplan.trainers.emission import (
     plan_faults,
     refusals,
 )
-from hetplan.trainers.folder import MANIFEST, write_folder
+from hetplan.trainers.folder import write_folder
 from hetplan.trainers.table import TRAINERS as TABLE
 from hetplan.trainers.table import Trainer, trainer_named
 
@@ -147,7 +147,7 @@ def test_texts_of_users_are_never_run(tmp_path: Path) -> None:
     emission = emit_plan(result, "megatron", options)
     out = tmp_path / bad.replace("/", "") / "run"
     out.parent.mkdir()
-    write_folder(out, emission.files, "megatron")
+    write_folder(out, emission.files)
     for host, expected in (("x1", 1), ("nobody", 1)):
         done = subprocess.run(
             ["bash", str(out / "launch.sh"), host],
@@ -188,7 +188,7 @@ def test_the_library_verb_writes_a_folder(tmp_path: Path) -> None:
     save_result(result, path)
     out = tmp_path / "run"
     emission = hetplan.emit(path, "megatron", out)
-    assert {each.path for each in emission.files} | {MANIFEST} == {
+    assert {each.path for each in emission.files} == {
         str(each.relative_to(out)) for each in out.rglob("*") if each.is_file()
     }
     assert load_plan(out / "plan.json").plan == result.plan

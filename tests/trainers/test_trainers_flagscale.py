@@ -91,7 +91,7 @@ def test_random_plans_are_mapped_by_flagscale_as_planned(first: int) -> None:
         made = random_result(seed)
         found, sheet = made
         launch = launched(made)
-        assert words(launch) == train_words(text(launch, "train/plan.yaml"))
+        assert words(launch) == train_words(text(launch, "flagscale.yaml"))
         args = read(words(launch))
         assert args.global_batch_size == FLAGSCALE_JOB.global_batch_size
         if not args.enable_hetero:
@@ -171,7 +171,7 @@ def test_stages_that_recompute_differently_make_a_mesh() -> None:
         f"[2, {count}, 1]",
         f"[1, {count}, 0]",
     ]
-    config = yaml.safe_load(text(launch, "train/plan.yaml"))
+    config = yaml.safe_load(text(launch, "flagscale.yaml"))["train"]
     rows = config["system"]["recompute"]["recompute_method_per_stage_micro_batch"]
     assert rows == [[2, count, 0], [1, count, 0]]
 
@@ -243,7 +243,6 @@ def test_the_experiment_says_hosts_and_environment() -> None:
     ]
     assert launch.own_runner[:2] == ("env", "HETPLAN_FOLDER={folder}")
     assert experiment["experiment"]["runner"]["hostfile"] == "${oc.env:HETPLAN_FOLDER}/hostfile"
-    assert experiment["defaults"] == [{"train": "plan"}, "_self_"]
     assert dict(launch.environment) == {"PYTHONPATH": "third_party/Megatron-LM:."}
 
 
@@ -254,10 +253,10 @@ def test_paths_in_the_folder_are_said_by_its_variable() -> None:
         data=("{folder}/data/text",), tokenizer="/t", learning_rate=3e-4, save="/s", load="/l"
     )
     launch = launched(legal(found, plan), options)
-    config = yaml.safe_load(text(launch, "train/plan.yaml"))
+    config = yaml.safe_load(text(launch, "flagscale.yaml"))["train"]
     assert config["data"]["data_path"] == ["${oc.env:HETPLAN_FOLDER}/data/text"]
     assert ("--data-path", "{folder}/data/text") in launch.arguments
-    assert config["model"]["lr"] == 3e-4
+    assert config["system"]["lr"] == 3e-4
     assert ("--save", "/s") in launch.arguments
     assert [each for each in launch.arguments if each[0] == "--ckpt-format"] == [
         ("--ckpt-format", "torch")
