@@ -13,13 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_logs_rendered import (
-    deepspeed_line,
-    deepspeed_timers,
     megatron_arguments,
     megatron_line,
     megatron_timers,
     nemo_line,
-    pipeline_line,
     torchtitan_line,
 )
 
@@ -176,65 +173,6 @@ def test_torchtitan_of_2024_and_lists_of_degrees(tmp_path: Path) -> None:
     log = read(tmp_path, lines)
     assert log.steps[0].tokens_per_second == 52142
     assert {fact.name: fact.value for fact in log.facts}["world_size"] == 8
-
-
-def test_deepspeed_rates_and_breakdown(tmp_path: Path) -> None:
-    lines = ["  train_batch_size ............. 64"]
-    for step in (10, 20, 30):
-        lines += [
-            f"[Rank 0] step={step}, skipped={3 if step > 10 else 0}, lr=[5e-05], mom=[(0.9, 0.99)]",
-            deepspeed_line(step, 32.0),
-            deepspeed_timers(fwd_microstep=5.0, bwd_microstep=22.0, step_microstep=0.1),
-            deepspeed_timers(fwd=400.0, bwd=1200.0, bwd_inner=900.0, bwd_allreduce=300.0, step=80),
-        ]
-    log = read(tmp_path, lines)
-    assert log.trainer is Trainer.DEEPSPEED
-    assert [step.samples_per_second for step in log.steps] == [32.0] * 3
-    assert [step.marks for step in log.steps] == [(Mark.FIRST,), (Mark.SKIPPED,), ()]
-    timers = {timer.name: timer for timer in log.steps[1].timers}
-    assert set(timers) == {"fwd", "bwd", "bwd_inner", "bwd_allreduce", "step"}
-    assert timers["bwd_allreduce"].most_seconds == pytest.approx(0.3)
-    assert timers["fwd"].ranks is TimerRanks.FIRST
-    assert log.peak_memory_bytes == pytest.approx(38.49 * 2**30)
-
-
-def test_deepspeeds_pipeline_timers_are_sums_over_the_steps_between_prints(tmp_path: Path) -> None:
-    lines = []
-    for step in (10, 20, 30):
-        lines += [
-            "rank=0 " + deepspeed_timers(forward=4000.0, backward_inner=9000.0, step=800.0),
-            pipeline_line(step, 1.5),
-            "rank=0 " + deepspeed_timers(pipe_send_output=10.0, pipe_recv_grad=990.0),
-        ]
-    log = read(tmp_path, lines)
-    assert [step.seconds for step in log.steps] == [1.5] * 3
-    assert log.steps[0].timers == ()
-    timers = {timer.name: timer.most_seconds for timer in log.steps[1].timers}
-    assert timers == pytest.approx(
-        {
-            "forward": 0.4,
-            "backward_inner": 0.9,
-            "step": 0.08,
-            "pipe_send_output": 0.001,
-            "pipe_recv_grad": 0.099,
-        }
-    )
-
-
-def test_megatron_deepspeed_prints_both_and_its_own_lines_count(tmp_path: Path) -> None:
-    lines = []
-    for step in (1, 2, 3):
-        lines += [
-            deepspeed_timers(fwd=100.0, bwd_inner=200.0, bwd_allreduce=50.0, step=30.0),
-            deepspeed_line(step, 64.0),
-            megatron_line(step, 4000.0, stamp=""),
-            megatron_timers({"forward-backward": (3500.0, 3600.0)}),
-        ]
-    log = read(tmp_path, lines)
-    assert log.trainer is Trainer.MEGATRON
-    assert {timer.name for timer in log.steps[2].timers} == {
-        "fwd", "bwd_inner", "bwd_allreduce", "step", "forward-backward",
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("seconds", [12345.0, 0.00002, 1.5])
@@ -460,16 +398,6 @@ def test_whatever_stands_in_a_log_it_is_read_or_refused(
     assert all(step.seconds is None or step.seconds > 0 for step in log.steps)
 
 
-def test_megatron_deepspeed_of_2022_printed_seconds(tmp_path: Path) -> None:
-    line = (
-        " [default7]: iteration    12695/  115311 | consumed samples:      9841584 | "
-        "elapsed time per iteration (s): 105.22 | learning rate: 5.969E-05 | "
-        "global batch size:  2048 | lm loss: 2.463556E+00 | samples per second: 19.463 |"
-    )
-    (step,) = read(tmp_path, [line]).steps
-    assert (step.seconds, step.global_batch_size) == (105.22, 2048)
-
-
 def test_megatrons_one_line_of_2020(tmp_path: Path) -> None:
     lines = [
         "time (ms) | model and optimizer: 11002.57 | train/valid/test data iterators: 1280.95",
@@ -495,8 +423,8 @@ def test_megatrons_one_line_of_2020(tmp_path: Path) -> None:
     "words",
     [
         "global_step: 1 | ", "iteration 1/ 2 | ", "step: 1 ", "[rank0]:", "a ..: ", "\x1b[",
-        "CurrSamplesPerSec=1, ", "time (ms) | a: 1 ", "global batch size 1 ", "Saving a ",
-        "elapsed time per iteration (ms): ", "steps: 1 iter time (s): ", "0/1, ", "12: ",
+        "time (ms) | a: 1 ", "global batch size 1 ", "Saving a ",
+        "elapsed time per iteration (ms): ", "0/1, ", "12: ",
     ],
 )  # fmt: skip
 def test_a_hostile_line_does_not_hang_an_expression(tmp_path: Path, words: str) -> None:
