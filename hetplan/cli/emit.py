@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TRAINERS = ("megatron", "mindspeed", "flagscale", "torchtitan")
 SCHEDULERS = ("torchrun", "slurm", "kubernetes")
-"""As in `hetplan.trainers.table` and `hetplan.schedulers`, which are imported when needed."""
+"""As in `hetplan.trainers` and `hetplan.schedulers`, which are imported when needed."""
 EMISSION_SCHEMA = "hetplan.emission/1"
 _RUN, _HOSTS = "The training run", "The hosts"
 
@@ -89,9 +89,9 @@ def emit(
     """
     from hetplan.errors import Fault, InputError
     from hetplan.schedulers.launch import EmissionOptions
+    from hetplan.trainers import trainer_named
     from hetplan.trainers.emission import emit_plan, read_plan, sorted_refusals
     from hetplan.trainers.folder import check_place, write_folder
-    from hetplan.trainers.table import trainer_named
 
     try:
         words = tuple(word for text in extra or () for word in shlex.split(text))

@@ -28,11 +28,10 @@ from hetplan.schedulers.quoting import FOLDER
 from hetplan.schedulers.rank_layout import RankLayout, rank_layout
 from hetplan.search.files import load_legal_plan, placed_faults, result_text
 from hetplan.search.result import SearchResult
+from hetplan.trainers import Trainer, trainer_named
 from hetplan.trainers.folder import check_place, write_folder
 from hetplan.trainers.host_check import CHECK_FILE, check_text, host_checks
-from hetplan.trainers.placement_review import placement_remarks
-from hetplan.trainers.readme import readme_text
-from hetplan.trainers.table import Trainer, trainer_named
+from hetplan.trainers.readme import placement_remarks, readme_text
 
 PLAN_FILE, README_FILE = "plan.json", "README.md"
 

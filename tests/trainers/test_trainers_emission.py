@@ -22,6 +22,8 @@ from hetplan.schedulers.launch import EmissionOptions
 from hetplan.schedulers.rank_layout import RankLayout
 from hetplan.search.files import load_plan, result_text, save_result
 from hetplan.search.result import SearchResult
+from hetplan.trainers import TRAINERS as TABLE
+from hetplan.trainers import Trainer, trainer_named
 from hetplan.trainers.emission import (
     emission_for,
     emit_plan,
@@ -30,8 +32,6 @@ from hetplan.trainers.emission import (
     refusals,
 )
 from hetplan.trainers.folder import write_folder
-from hetplan.trainers.table import TRAINERS as TABLE
-from hetplan.trainers.table import Trainer, trainer_named
 
 COMMON_FILES = {"README.md", "plan.json", "launch.sh", "check.py"}
 

@@ -13,8 +13,8 @@ from hetplan.job.spec import Precision, TrainerOptions
 from hetplan.plans.build import plan_of
 from hetplan.schedulers.launch import EmissionOptions
 from hetplan.search.result import SearchResult
+from hetplan.trainers import trainer_named
 from hetplan.trainers.emission import Emission, emit_plan, refusals
-from hetplan.trainers.table import trainer_named
 
 WIDE, NARROW = "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16"
 

@@ -22,10 +22,10 @@ from hetplan.plans.ranks import rank_rows
 from hetplan.schedulers.launch import EmissionOptions
 from hetplan.schedulers.rank_layout import RankLayout, rank_layout
 from hetplan.search.result import SearchResult
+from hetplan.trainers import Trainer
+from hetplan.trainers.megatron.mindspeed import TRAINER as MINDSPEED
 from hetplan.trainers.megatron.parallel import degrees_of
 from hetplan.trainers.megatron.write import TRAINER
-from hetplan.trainers.mindspeed.write import TRAINER as MINDSPEED
-from hetplan.trainers.table import Trainer
 
 REFUSED = 4
 """Of every way to break a plan, so many must be tried."""

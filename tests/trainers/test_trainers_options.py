@@ -11,13 +11,13 @@ from hetplan.cluster.launch_domains import LaunchDomain
 from hetplan.errors import InputError
 from hetplan.schedulers.launch import EmissionOptions
 from hetplan.schedulers.rank_layout import rank_layout
+from hetplan.trainers import trainer_named
 from hetplan.trainers.emission import (
     emission_for,
     option_faults,
     plan_faults,
 )
 from hetplan.trainers.folder import check_place
-from hetplan.trainers.table import trainer_named
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ from hetplan.plans.build import plan_of
 from hetplan.schedulers.launch import EmissionOptions
 from hetplan.schedulers.rank_layout import rank_layout
 from hetplan.search.result import SearchResult
-from hetplan.trainers.placement_review import placement_remarks
-from hetplan.trainers.readme import readme_text
+from hetplan.trainers.readme import placement_remarks, readme_text
 
 
 def text_of(result: SearchResult, options: EmissionOptions | None = None, **launch: object) -> str:

@@ -30,16 +30,18 @@ from hetplan.schedulers.quoting import FOLDER, file_name, yaml_text
 from hetplan.schedulers.rank_layout import Agent, RankLayout
 from hetplan.schedulers.vendors import vendor_of
 from hetplan.search.result import SearchResult
+from hetplan.trainers import Trainer
 from hetplan.trainers.flagscale.meshes import (
+    DEVICE_TYPE,
+    PORTED_VENDORS,
     Mesh,
     Meshes,
-    agent_device_types,
     agent_types,
     flagscale_arguments,
+    flagscale_faults,
     meshes_of,
     transports_between,
 )
-from hetplan.trainers.flagscale.refusals import PORTED_VENDORS, flagscale_faults
 from hetplan.trainers.megatron.flags import FLAGS
 from hetplan.trainers.megatron.model import numerics_remarks
 from hetplan.trainers.megatron.parallel import degrees_of
@@ -48,7 +50,6 @@ from hetplan.trainers.megatron.write import (
     launch_remarks,
     transport_files,
 )
-from hetplan.trainers.table import Trainer
 
 FOLDER_VARIABLE = "HETPLAN_FOLDER"
 FOLDER_OF_YAML = f"${{oc.env:{FOLDER_VARIABLE}}}"
@@ -260,7 +261,7 @@ def flagscale_launch(
         arguments=arguments_of(config),
         environment=(("PYTHONPATH", _python_path(options.trainer_folder)),),
         agent_environment=environment,
-        agent_arguments=agent_device_types(types) if meshes.hetero else (),
+        agent_arguments=tuple(((DEVICE_TYPE, name),) for name in types) if meshes.hetero else (),
         files=(*files, *(() if meshes.hetero else transport_files(result, ranks))),
         remarks=(
             *_remarks(result.plan, ranks, meshes),
