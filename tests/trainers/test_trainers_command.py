@@ -48,17 +48,6 @@ def trainer_plan(folder: Path, **changes: object) -> Path:
     return path
 
 
-def test_a_folder_is_written_and_its_remarks_are_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "run"
-    emit(trainer_plan(tmp_path), target="megatron", out=out)
-    said = capsys.readouterr().err
-    assert "32 ranks on 4 hosts" in said
-    assert "tp 8: all 4 groups lie inside nodes" in said
-    assert (out / "launch.sh").exists()
-
-
 def test_the_folder_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     emit(trainer_plan(tmp_path), target="megatron", out=out, as_json=True)
@@ -148,20 +137,6 @@ def test_hosts_and_domains_of_a_later_cluster_file_are_taken(tmp_path: Path) -> 
     other = ROOT / "configs/clusters/two-regions.yaml"
     with pytest.raises(InputError, match="was made for another cluster"):
         emit(path, target="megatron", out=tmp_path / "other", cluster=other)
-
-
-def test_a_folder_that_is_there_is_kept_unless_forced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan, out = trainer_plan(tmp_path), tmp_path / "run"
-    emit(plan, target="megatron", out=out)
-    (out / "README.md").write_text("my own words")
-    with pytest.raises(InputError, match="is not empty"):
-        emit(plan, target="megatron", out=out)
-    assert (out / "README.md").read_text() == "my own words"
-    emit(plan, target="megatron", out=out, force=True)
-    assert "kept under the same name with a ~: README.md" in capsys.readouterr().err
-    assert (out / "README.md~").read_text() == "my own words"
 
 
 @pytest.mark.parametrize("target", ["megatron", "flagscale"])

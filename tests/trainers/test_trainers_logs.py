@@ -85,16 +85,6 @@ def test_every_form_of_timers(tmp_path: Path, form: str, ranks: TimerRanks) -> N
     assert found["optimizer"].ranks is ranks
 
 
-def test_a_logger_that_renames_megatrons_fields(tmp_path: Path) -> None:
-    line = (
-        "[2024-09-16 22:59:19.287338][INFO][training_log:661] -  iteration=       1/  635782 | "
-        "consumed_samples=         768 | elapsed_time_per_iteration_ms=29570.0 | "
-        "learning_rate=9.4e-09 | global_batch_size=  768 | lm loss=11.16 |"
-    )
-    (step,) = read(tmp_path, [line]).steps
-    assert (step.iteration, step.seconds, step.global_batch_size) == (1, 29.57, 768)
-
-
 def test_checkpoints_and_evaluations_mark_the_steps_after_them(tmp_path: Path) -> None:
     log = read(
         tmp_path,
@@ -164,17 +154,6 @@ def test_torchtitan_with_colours_ranks_and_validation(tmp_path: Path) -> None:
     assert (facts["tp"], facts["global_batch_size"], facts["sequence_length"]) == (2, 64, 8192)
 
 
-def test_torchtitan_of_2024_and_lists_of_degrees(tmp_path: Path) -> None:
-    lines = [
-        "2024-06-01 - root - INFO - Building 2-D device mesh with ['dp', 'tp'], [4, 2]",
-        "2024-06-01 10:00:00 - root - INFO - step: 10  loss:  6.2116  memory: 87.04GiB(93.48%)  "
-        "wps: 52,142  mfu: 3.09%",
-    ]
-    log = read(tmp_path, lines)
-    assert log.steps[0].tokens_per_second == 52142
-    assert {fact.name: fact.value for fact in log.facts}["world_size"] == 8
-
-
 @pytest.mark.parametrize("seconds", [12345.0, 0.00002, 1.5])
 def test_nemos_four_digits_may_have_an_exponent(tmp_path: Path, seconds: float) -> None:
     (step,) = read(tmp_path, [nemo_line(0, seconds)]).steps
@@ -228,13 +207,6 @@ def test_files_of_a_run_that_was_restarted_are_parts_of_it(tmp_path: Path) -> No
         assert sum(Mark.FIRST in step.marks for step in log.steps) == 2
 
 
-def test_events_in_another_ranks_file_mark_the_steps(tmp_path: Path) -> None:
-    last = written(tmp_path, [megatron_line(at, 1000.0) for at in (10, 20, 30)], "rank7.log")
-    first = written(tmp_path, ["saving checkpoint at iteration      20 to /ckpt"], "rank0.log")
-    log = read_training_log([first, last])
-    assert [step.marks for step in log.steps] == [(Mark.FIRST,), (), (Mark.CHECKPOINT,)]
-
-
 def test_a_line_that_was_cut_off_does_not_become_a_short_step(tmp_path: Path) -> None:
     whole = "\n".join(megatron_line(at, 12345.6) for at in (10, 20, 30)) + "\n"
     for end in range(len(whole) // 2, len(whole)):
@@ -253,20 +225,6 @@ def test_a_line_that_was_cut_off_does_not_become_a_short_step(tmp_path: Path) ->
         except InputError:
             continue
         assert all(step.tokens_per_second == 21734 for step in log.steps)
-
-
-def test_a_line_that_another_rank_wrote_into(tmp_path: Path) -> None:
-    broken = megatron_line(10, 5000.0)[:60] + megatron_line(20, 1000.0)
-    log = read(tmp_path, [megatron_line(5, 900.0), broken])
-    assert [(step.iteration, step.seconds) for step in log.steps] == [(5, 0.9), (20, 1.0)]
-
-
-@pytest.mark.parametrize("zeros", [100, 4096, 200_000])
-def test_zeros_that_a_rotation_left_are_passed_over(tmp_path: Path, zeros: int) -> None:
-    path = tmp_path / "train.log"
-    lines = "".join(f"{megatron_line(10 * at, 900.0)}\n" for at in range(1, 6))
-    path.write_bytes(b"\0" * zeros + lines.encode())
-    assert len(read_training_log([path]).steps) >= 4
 
 
 def test_a_log_of_another_trainer_than_was_said_is_named(tmp_path: Path) -> None:

@@ -24,19 +24,6 @@ def device_of_ranks(sheet: RankLayout) -> list[tuple[str, int]]:
     return [(agent.host.name, local) for agent in sheet.agents for local in agent.local_devices]
 
 
-def test_every_rank_is_on_its_device() -> None:
-    result = two_regions()
-    sheet = rank_layout(result.plan, result.inputs.cluster)
-    rows = list(rank_rows(result.plan, result.inputs.cluster))
-    assert device_of_ranks(sheet) == [(row.node_name, row.local) for row in rows]
-    assert [agent.first_rank for agent in sheet.agents] == [0, 8, 16, 24]
-    assert [agent.node_rank for agent in sheet.agents] == [0, 1, 2, 3]
-    assert [host.name for host in sheet.hosts] == [
-        "north0000", "north0001", "south0000", "south0001",
-    ]  # fmt: skip
-    assert (sheet.world_size, sheet.master.name) == (32, "north0000")
-
-
 def half_nodes(dp: int = 2) -> tuple[Plan, Cluster]:
     """Two stages, tp 4: each on one half of every node."""
     machines = cluster(island("north", nodes=dp))
@@ -63,11 +50,6 @@ def test_the_numbering_with_fewer_agents_is_taken() -> None:
     assert [agent.local_devices for agent in outer.agents] == [tuple(range(8))] * 2
     assert outer.data_outermost
     assert outer.remarks == ()
-
-
-def test_the_default_numbering_is_kept_where_the_other_saves_nothing() -> None:
-    result = two_regions()
-    assert not rank_layout(result.plan, result.inputs.cluster, data_outermost=True).data_outermost
 
 
 @settings(max_examples=60, deadline=None)
