@@ -237,7 +237,7 @@ intervals = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     down=st.fixed_dictionaries({}, optional={name: intervals for name in FOUR}),
     crashes=st.lists(

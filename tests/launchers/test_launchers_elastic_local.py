@@ -36,6 +36,7 @@ from hetplan.search.result import SearchResult
 STEPS = 8
 
 
+@pytest.mark.slow
 def test_a_rank_is_killed_and_the_same_plan_goes_on(tmp_path: Path) -> None:
     given = result_of(GPT, CPUS, job(), plan_of(GPT, job(), (4,), microbatch_size=2))
     killed: list[int] = []

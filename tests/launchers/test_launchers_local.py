@@ -28,7 +28,7 @@ from runtime_cases import (
 
 from hetplan.errors import InputError, LaunchError
 from hetplan.job.spec import Precision
-from hetplan.launchers import local
+from hetplan.launchers import local, ranks
 from hetplan.launchers.local import LaunchSettings, launch, torch_backend
 from hetplan.launchers.run_log import read_runs, run_line
 from hetplan.model.spec import TRAINED_KINDS
@@ -127,6 +127,22 @@ def test_limits_that_no_clock_can_hold_are_refused() -> None:
         LaunchSettings(stall_seconds=0.0)
 
 
+def test_ranks_are_started_watched_and_their_report_is_a_run(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ranks that train nothing; those that do are the next test's."""
+    monkeypatch.setattr(ranks, "WORKER", "faulty_worker")
+    monkeypatch.setenv("FAULT", "pretend:0:3")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    told: list[StepRecord] = []
+    run = launch(cpu_result(), LaunchSettings(steps=3), on_step=told.append)
+    assert [step.loss for step in run.steps] == [step.loss for step in told] == [4.0, 3.0, 2.0]
+    assert (run.median_step_seconds, run.warmup_steps, run.backend) == (0.5, 1, "gloo")
+    assert run.predicted_step_seconds == 0.02
+    assert run_folders(temporary) == []
+
+
+@pytest.mark.slow
 def test_a_paced_plan_is_trained_and_compared(tmp_path: Path, temporary: Path) -> None:
     told: list[StepRecord] = []
     # Per microbatch 4 fast layers take 96 ms and 2 slow ones 144 ms: one forward pass of the fast
