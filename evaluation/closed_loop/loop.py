@@ -76,7 +76,7 @@ from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import write_atomically
 from hetplan.job.load import load_job
 from hetplan.job.spec import Job
-from hetplan.launchers.machine import this_machine
+from hetplan.launchers.run_log import this_machine
 from hetplan.model.load import load_model
 from hetplan.plans.build import plan_of
 from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, Shape

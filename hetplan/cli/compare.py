@@ -36,7 +36,7 @@ REPRICE = "Price the plan again"
 Logs = Annotated[
     list[Path] | None,
     typer.Argument(
-        help="Log files of one run: of Megatron-LM, torchtitan, DeepSpeed or NeMo, one per rank or "
+        help="Log files of one run: of Megatron-LM, torchtitan or NeMo, one per rank or "
         "restart, gzip or not; or hetplan's own run log."
     ),
 ]
@@ -69,7 +69,7 @@ Trainer = Annotated[
     typer.Option(
         "--trainer",
         metavar="NAME",
-        help="megatron, nemo, torchtitan or deepspeed. Default: detected.",
+        help="megatron, nemo or torchtitan. Default: detected.",
     ),
 ]
 Warmup = Annotated[

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TRAINERS = ("megatron", "mindspeed", "flagscale", "torchtitan")
 SCHEDULERS = ("torchrun", "slurm", "kubernetes")
-"""As in `hetplan.trainers.table` and `hetplan.schedulers`, which are imported when needed."""
+"""As in `hetplan.trainers` and `hetplan.schedulers`, which are imported when needed."""
 EMISSION_SCHEMA = "hetplan.emission/1"
 _RUN, _HOSTS = "The training run", "The hosts"
 
@@ -149,7 +149,7 @@ def emit(
         say(f"emit it with: {shlex.join(command)}")
         raise typer.Exit(InputError.exit_code)
     emission = emit_plan(result, target, options)
-    written = write_folder(out, emission.files, target, force=force, checks=emission.checks)
+    written = write_folder(out, emission.files, force=force)
     if as_json:
         print_result(_json(emission, written, target, out))
     else:
@@ -173,9 +173,8 @@ def _show(emission: Emission, written: Written, out: Path) -> None:
         f"{len(ranks.hosts):,} hosts for {emission.launch.title}"
     )
     for what, paths in (
-        ("replaced, though changed by hand", written.edited),
+        ("changed by hand, and kept under the same name with a ~", written.edited),
         ("removed, of an earlier emission", written.removed),
-        ("kept, as changed by hand", written.kept),
     ):
         if paths:
             say(f"{what}: {', '.join(paths)}")
@@ -196,7 +195,7 @@ def _json(emission: Emission, written: Written, target: str, out: Path) -> str:
             "files": list(written.files),
             "edited": list(written.edited),
             "removed": list(written.removed),
-            "kept": list(written.kept),
+            "kept": [f"{name}~" for name in written.edited],
             "world_size": ranks.world_size,
             "hosts": len(ranks.hosts),
             "agents": len(ranks.agents),
@@ -221,8 +220,8 @@ def _show_nearest(
     from hetplan.cli.options import read_predictor
     from hetplan.cli.progress import ProgressLine, shown_on
     from hetplan.search.files import save_result
+    from hetplan.trainers import trainer_named
     from hetplan.trainers.nearest import nearest_plan, plan_differences
-    from hetplan.trainers.table import trainer_named
     from hetplan.units import format_seconds
 
     predict, digest = read_predictor(*predictors)

@@ -135,7 +135,7 @@ def log(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the steps of a training log (Megatron-LM, NeMo, torchtitan, DeepSpeed)."""
+    """Show the steps of a training log (Megatron-LM, NeMo, torchtitan)."""
     from hetplan.cli.import_tables import log_table
     from hetplan.files.encoding import encode
     from hetplan.reports.terminal import print_table

@@ -334,7 +334,7 @@ def _notes(timers: Sequence[TimerRow], prediction: Estimate, log: TrainingLog) -
     if not timers:
         notes.append(
             "the log has no timers, so no part of the step can be named: Megatron-LM prints them "
-            "with --timing-log-level 2, DeepSpeed with wall_clock_breakdown, torchtitan does not"
+            "with --timing-log-level 2, torchtitan does not"
         )
         widest = max(prediction.causes, key=_doubt, default=None)
         if widest is not None and _doubt(widest) > 0:

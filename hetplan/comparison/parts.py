@@ -30,7 +30,6 @@ from hetplan.comparison.steps import StepSpread, devices_of
 from hetplan.cost.estimate_values import Component, Estimate, StageEstimate
 from hetplan.predict.predictor import link_cause
 from hetplan.search.result import SearchResult
-from hetplan.trainers import deepspeed_log
 from hetplan.trainers.megatron import log as megatron_log
 from hetplan.trainers.training_log import IN_PASSES, Quantity, TimerRanks, meanings
 
@@ -133,7 +132,7 @@ _NATIVE = meanings(
     ("tensor_parallel", Quantity.TENSOR_PARALLEL, "inside busy; accelerators do not tell it"),
 )  # fmt: skip
 
-MEANINGS = (*megatron_log.TIMERS, *deepspeed_log.TIMERS, *_NATIVE)
+MEANINGS = (*megatron_log.TIMERS, *_NATIVE)
 MEANING = {each.timer: each for each in MEANINGS}
 
 
@@ -177,12 +176,9 @@ def of_components(stage: StageEstimate, quantity: Quantity) -> float:
     return sum((entry.seconds for entry in stage.components if entry.component in held), 0.0)
 
 
-_INSIDE_SCHEDULE = {"all-grads-sync", "bwd_allreduce"}
-"""Megatron-core reduces inside forward-backward where it has the first of these timers
-(megatron/core/distributed/finalize_model_grads.py), Megatron-DeepSpeed where it has the second;
-before, the reduction came after it."""
-_SAME = {"step": "optimizer"}
-"""Timers of Megatron-DeepSpeed that count what one of Megatron-LM's counts as well."""
+_INSIDE_SCHEDULE = "all-grads-sync"
+"""Megatron-core reduces inside forward-backward where it has this timer
+(megatron/core/distributed/finalize_model_grads.py); before, the reduction came after it."""
 
 REST = "rest of the step"
 _ROUNDING = 1e-9
@@ -198,14 +194,7 @@ def parts_of(
 
     `predicted` has every quantity of the timers, on the side that `counted_side` says.
     """
-    names = {row.timer for row in timers}
-    known = [
-        row
-        for row in timers
-        if row.quantity
-        and Quantity(row.quantity) in predicted
-        and _SAME.get(row.timer) not in names
-    ]
+    known = [row for row in timers if row.quantity and Quantity(row.quantity) in predicted]
     measured: dict[Quantity, float] = {}
     for row in known:
         quantity = Quantity(row.quantity)
@@ -216,7 +205,7 @@ def parts_of(
     if all(each in measured for each in waits) and Quantity.WAITS_TO_THE_END in predicted:
         # The last stage sums a tied embedding with the first and waits for it in that timer.
         measured[Quantity.WAITS_TO_THE_END] = sum(measured[each] for each in waits)
-    inside = any(row.timer in _INSIDE_SCHEDULE for row in known)
+    inside = any(row.timer == _INSIDE_SCHEDULE for row in known)
     mine = _rows(measured, inside=inside)
     if not mine:
         return ()

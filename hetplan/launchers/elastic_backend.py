@@ -43,12 +43,17 @@ from hetplan.launchers.elastic import (
     median_seconds,
     mutually_reachable,
 )
-from hetplan.launchers.faults import RunFailed
 from hetplan.launchers.hosts import THIS_MACHINE
-from hetplan.launchers.local import LaunchSettings, launch, precision_faults
-from hetplan.launchers.machine import Machine, this_machine, torch_backend
+from hetplan.launchers.local import (
+    LaunchSettings,
+    launch,
+    played_kinds,
+    precision_faults,
+    torch_backend,
+)
 from hetplan.launchers.run_folder import RunFolder
-from hetplan.launchers.run_log import LossCheck, RunLog, append_run, run_of
+from hetplan.launchers.run_log import LossCheck, Machine, RunLog, append_run, run_of, this_machine
+from hetplan.launchers.watching import RunFailed
 from hetplan.predict.predictor import Predictor
 from hetplan.runtime.checkpoint_contents import read_manifest
 from hetplan.runtime.checkpoints import check_loss_faults, checkpoint_at, last_checkpoint, settle
@@ -163,6 +168,12 @@ class HostBackend:
         collected = Collected(self._on_step)
         started, machine = datetime.now(UTC), this_machine()
         self._over.clear()
+
+        def unfinished() -> RunLog | None:
+            return unfinished_run(
+                planned.result, self._settings, collected.steps, started=started, machine=machine
+            )
+
         watcher = threading.Thread(
             target=self._watch, args=(folder, collected, first_step, look), daemon=True
         )
@@ -174,10 +185,10 @@ class HostBackend:
         except KeyboardInterrupt:
             # What the thread does may take seconds, and nobody needs it any more.
             self._over.set()
-            self._run = self._unfinished(planned, collected, started, machine)
+            self._run = unfinished()
             return _ending(Ended.INTERRUPTED, collected, "Ctrl-C")
         except LaunchError as error:
-            self._run = self._unfinished(planned, collected, started, machine)
+            self._run = unfinished()
             self.tell(str(error))
             fault = error.fault if isinstance(error, RunFailed) else None
             message, blamed = (str(error), ()) if fault is None else (fault.message, fault.hosts)
@@ -201,17 +212,6 @@ class HostBackend:
             checkpoints=replace(settings.checkpoints, load="" if start is None else str(start)),
         )
         return launch(planned.result, settings, on_step=collected.add)
-
-    def _unfinished(
-        self, planned: HostPlan, collected: Collected, started: datetime, machine: Machine
-    ) -> RunLog | None:
-        return unfinished_run(
-            planned.result,
-            self._settings,
-            collected.steps,
-            started=started,
-            machine=machine,
-        )
 
     def _watch(
         self,
@@ -496,14 +496,14 @@ def unfinished_run(
     kinds = [
         cluster.island_of_device(place.device).device.kind for place in place_ranks(result.plan)
     ]
-    played = [] if settings.pace is None else [kind.device for kind in settings.pace.kinds]
+    paced = played_kinds(settings.pace, kinds)
     return run_of(
         result,
         started=started,
         machine=machine,
         # An emulated device is a core of this machine, paced or not.
-        device_type=torch_backend(kinds, kinds if settings.emulation else played),
-        paced=tuple(sorted(set(played) & set(kinds))),
+        device_type=torch_backend(kinds, kinds if settings.emulation else paced),
+        paced=paced,
         steps=steps,
         warmup_steps=settings.warmup_steps,
     )

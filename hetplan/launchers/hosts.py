@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, TypeAlias
 
 from hetplan.cluster.hosts import host_of_device
 from hetplan.cluster.spec import Cluster
@@ -25,59 +25,31 @@ THIS_MACHINE = "this machine"
 _LOOPBACK = "127.0.0.1"
 
 
-class Hosts(Protocol):
-    """Where the ranks of one run are."""
-
-    @property
-    def of_rank(self) -> tuple[str, ...]:
-        """Name of each rank's host."""
-        ...
-
-    @property
-    def interface(self) -> str:
-        """Network interface that the ranks send over."""
-        ...
-
-    @property
-    def meeting_address(self) -> str:
-        """Address at which rank 0 is found by the others."""
-        ...
-
-    def host_of_address(self, address: str) -> str:
-        """Name of the host whose ranks send from this address; empty where none does."""
-        ...
-
-    def start(
-        self, rank: int, arguments: Sequence[str], *, environment: Mapping[str, str], log: BinaryIO
-    ) -> subprocess.Popen[bytes]:
-        """Start a program as this rank, in a session of its own; `log` gets what it prints."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThisMachine:
     """All ranks on this machine; what they send stays on its loopback device."""
 
     of_rank: tuple[str, ...]
+    """Name of each rank's host."""
 
     @property
     def interface(self) -> str:
-        """The loopback device."""
+        """Network interface that the ranks send over."""
         return "lo0" if sys.platform == "darwin" else "lo"
 
     @property
     def meeting_address(self) -> str:
-        """Its own address."""
+        """Address at which rank 0 is found by the others."""
         return _LOOPBACK
 
     def host_of_address(self, address: str) -> str:
-        """None: all are on one."""
+        """Name of the host whose ranks send from this address; empty where none does."""
         return ""
 
     def start(
         self, rank: int, arguments: Sequence[str], *, environment: Mapping[str, str], log: BinaryIO
     ) -> subprocess.Popen[bytes]:
-        """As `Hosts` says."""
+        """Start a program as this rank, in a session of its own; `log` gets what it prints."""
         return subprocess.Popen(
             arguments,
             stdin=subprocess.DEVNULL,
@@ -113,7 +85,7 @@ class EmulatedHosts:
     def start(
         self, rank: int, arguments: Sequence[str], *, environment: Mapping[str, str], log: BinaryIO
     ) -> subprocess.Popen[bytes]:
-        """As `Hosts` says."""
+        """As `ThisMachine.start`, on the rank's host."""
         return running.start(
             self.emulation,
             self.of_rank[rank],
@@ -122,6 +94,10 @@ class EmulatedHosts:
             stdout=log.fileno(),
             stderr=subprocess.STDOUT,
         )
+
+
+Hosts: TypeAlias = ThisMachine | EmulatedHosts
+"""Where the ranks of one run are."""
 
 
 def this_machine_hosts(num_ranks: int) -> ThisMachine:

@@ -8,19 +8,20 @@ plays), and memory for all of them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from hetplan.cluster.devices import CPU_KIND
 from hetplan.cost.estimate_values import Estimate
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Job, Precision
 from hetplan.launchers.hosts import Hosts, hosts_of_emulation, this_machine_hosts
-from hetplan.launchers.machine import free_memory_bytes, this_machine, torch_backend
 from hetplan.launchers.ranks import LATE_SECONDS, OnStep, run_ranks
 from hetplan.launchers.run_folder import START_SECONDS
-from hetplan.launchers.run_log import LossCheck, RunLog, run_of
+from hetplan.launchers.run_log import LossCheck, RunLog, run_of, this_machine
 from hetplan.launchers.watching import STALL_FACTOR, STALL_SECONDS, Patience
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.check import check_plan
@@ -112,7 +113,7 @@ def launch(
         started=started,
         machine=machine,
         device_type=training.backend,
-        paced=_paced_kinds(training),
+        paced=played_kinds(training.pace, training.device_kinds),
         steps=report.steps,
         warmup_steps=training.warmup_steps,
         ranks=report.ranks,
@@ -152,9 +153,8 @@ def _training(result: SearchResult, settings: LaunchSettings) -> tuple[Training,
         raise InputError(*faults)
     places = place_ranks(plan)
     kinds = tuple(inputs.cluster.island_of_device(place.device).device.kind for place in places)
-    played = [] if pace is None else [kind.device for kind in pace.kinds]
     # An emulated device is a core of this machine, paced or not.
-    backend = torch_backend(kinds, kinds if settings.emulation else played)
+    backend = torch_backend(kinds, kinds if settings.emulation else played_kinds(pace, kinds))
     faults += vocabulary_faults(plan, inputs.model)
     faults += _size_faults(result, len(places), settings.max_ranks, backend)
     faults += precision_faults(inputs.job.precision, backend, check_loss=settings.check_loss)
@@ -209,6 +209,66 @@ def _size_faults(
         )
 
 
+def free_memory_bytes() -> float | None:
+    """Memory that programs can still get without swapping; None where the system does not say."""
+    path = Path("/proc/meminfo")
+    match = (
+        re.search(r"^MemAvailable:\s*(\d+) kB", path.read_text(), re.M) if path.exists() else None
+    )
+    return float(match.group(1)) * 1024 if match else None
+
+
+def torch_backend(kinds: Sequence[str], paced: Sequence[str]) -> str:
+    """The torch device type that runs one rank per entry of `kinds` on this machine.
+
+    `cpu` where every kind is `cpu` or is played by a pace, `cuda` where torch sees as many
+    accelerators as ranks and each is of the rank's kind; an InputError otherwise.
+    """
+    foreign = sorted({kind for kind in kinds if kind != CPU_KIND and kind not in paced})
+    if not foreign:
+        return "cpu"
+    have = _accelerators()
+    short = len(have) < len(kinds)
+    wrong = [kind for kind, name in zip(kinds, have, strict=False) if not same_kind(kind, name)]
+    if not short and not wrong:
+        return "cuda"
+    accelerators = ", ".join(f"{have.count(name)} x {name}" for name in dict.fromkeys(have))
+    raise InputError(
+        Fault(
+            field="plan",
+            message=f"the plan has {len(kinds)} ranks on {', '.join(sorted(set(kinds)))}; this "
+            f"machine has {accelerators or 'no accelerator that torch can use'}; launch it where "
+            f"one accelerator per rank is, or play {', '.join(foreign)} on this machine's cores "
+            "with --pace FILE",
+        )
+    )
+
+
+def _accelerators() -> list[str]:
+    import torch
+
+    from hetplan.profiling.backends import cuda_kind
+
+    if not torch.cuda.is_available():
+        return []
+    return [cuda_kind(index) for index in range(torch.cuda.device_count())]
+
+
+def same_kind(kind: str, name: str) -> bool:
+    """Whether a catalogue name (`nvidia-a100-80gb-sxm`) and a driver's (`nvidia-a100-sxm4-80gb`)
+    agree in vendor and model: catalogue names have these two first.
+    """
+    words = name.split("-")
+    wanted = kind.split("-")[:2]
+    return words[0] == wanted[0] and all(word in words for word in wanted)
+
+
+def played_kinds(pace: Pace | None, kinds: Sequence[str]) -> tuple[str, ...]:
+    """Those of these device kinds that the pace plays on this machine's cores, sorted."""
+    played = set() if pace is None else {kind.device for kind in pace.kinds}
+    return tuple(sorted(played & set(kinds)))
+
+
 def pace_faults(
     model: ModelSpec, places: Sequence[RankPlace], kinds: Sequence[str], pace: Pace
 ) -> Iterator[Fault]:
@@ -246,13 +306,6 @@ def precision_faults(precision: Precision, backend: str, *, check_loss: bool) ->
             message=f"{precision}; losses can be checked in float32 only, because other precisions "
             "round differently in every plan",
         )
-
-
-def _paced_kinds(training: Training) -> tuple[str, ...]:
-    if training.pace is None:
-        return ()
-    played = {kind.device for kind in training.pace.kinds}
-    return tuple(sorted(played & set(training.device_kinds)))
 
 
 LOSS_TOLERANCE = 1e-4

@@ -17,7 +17,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,56 +44,20 @@ TP_DEGREES = (1, 2)
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoopFiles:
-    """Files of one loop, all in one folder."""
+    """Files of one loop, all in one folder but for the model and its job, which are shipped."""
 
-    folder: Path
-
-    @property
-    def model(self) -> Path:
-        """The tiny GPT that is trained."""
-        return shipped_folder("configs") / "models" / "gpt-tiny.yaml"
-
-    @property
-    def job(self) -> Path:
-        """Its job."""
-        return shipped_folder("configs") / "jobs" / "gpt-tiny.yaml"
-
-    @property
-    def store(self) -> Path:
-        """Measurements of this loop."""
-        return self.folder / "profiles"
-
-    @property
-    def pace(self) -> Path:
-        """Nominal times of both kinds."""
-        return self.folder / "pace.json"
-
-    @property
-    def cluster(self) -> Path:
-        """The two islands made of local ranks."""
-        return self.folder / "cluster.yaml"
-
-    @property
-    def predictor(self) -> Path:
-        """The fit."""
-        return self.folder / "predictor.json"
-
-    @property
-    def uneven(self) -> Path:
-        """The plan that was searched."""
-        return self.folder / "plan.json"
-
-    @property
-    def even(self) -> Path:
-        """The same stages with equal numbers of layers."""
-        return self.folder / "even.json"
-
-    @property
-    def run_log(self) -> Path:
-        """Measured runs."""
-        return self.folder / "runs.jsonl"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = shipped_folder("configs") / "models" / "gpt-tiny.yaml"
+        self.job = shipped_folder("configs") / "jobs" / "gpt-tiny.yaml"
+        self.store = folder / "profiles"
+        self.pace = folder / "pace.json"
+        self.cluster = folder / "cluster.yaml"
+        self.predictor = folder / "predictor.json"
+        self.uneven = folder / "plan.json"  # as searched
+        self.even = folder / "even.json"  # the same stages with equal numbers of layers
+        self.run_log = folder / "runs.jsonl"
 
 
 def profile_this_cpu(files: LoopFiles, say: Say) -> None:
@@ -143,20 +106,11 @@ def profile_links(files: LoopFiles, say: Say) -> None:
         # Their gradients are the largest message that a plan sends.
         *("--model", str(files.model), "--job", str(files.job), "--device", "cpu"),
     )
+    launch = ("--standalone", "--nproc-per-node", str(ranks), "-m", "hetplan", *command)
     _run(
         say,
-        ("torchrun", "--standalone", "--nproc-per-node", str(ranks), "-m", "hetplan", *command),
-        (
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            str(ranks),
-            "-m",
-            "hetplan",
-            *command,
-        ),
+        ("torchrun", *launch),
+        (sys.executable, "-m", "torch.distributed.run", *launch),
         files.folder / f"profile-{LINK}.txt",
     )
 
@@ -165,11 +119,10 @@ def fit_and_plan(files: LoopFiles, say: Say) -> None:
     """Fit the samples, search the best plan, price the even split of the same stages."""
     _hetplan(say, "fit", "--store", str(files.store), "--out", str(files.predictor))
     _hetplan(say, "plan", *_inputs(files), "--out", str(files.uneven))
-    plan = load_plan(files.uneven).plan
-    model = load_model(files.model)
-    stages = plan.pipelines[0].stages
+    planned = load_plan(files.uneven)
+    model, cluster = planned.inputs.model, planned.inputs.cluster
+    stages = planned.plan.pipelines[0].stages
     replica = stages[0].replicas[0]
-    cluster = load_plan(files.uneven).inputs.cluster
     islands = [
         cluster.island_of_device(stage.replicas[0].devices[0].start).name for stage in stages
     ]

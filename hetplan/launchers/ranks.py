@@ -24,10 +24,9 @@ from hetplan.errors import InputError, LaunchError
 from hetplan.files.encoding import encode
 from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import write_atomically
-from hetplan.launchers.faults import RunFailed, RunFault, WatchedRank
 from hetplan.launchers.hosts import Hosts
 from hetplan.launchers.run_folder import MEETING_VARIABLE, START_SECONDS, RunFolder
-from hetplan.launchers.watching import Patience, Seen, Watcher
+from hetplan.launchers.watching import Patience, RunFailed, RunFault, Seen, WatchedRank, Watcher
 from hetplan.runtime.activity import read_beat
 from hetplan.runtime.checkpoints import last_checkpoint
 from hetplan.runtime.measured import StepRecord, TrainingReport

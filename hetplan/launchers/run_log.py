@@ -9,10 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
+import platform
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 
 from hetplan.cost.estimate_values import Interval
@@ -21,7 +25,6 @@ from hetplan.files.encoding import to_plain
 from hetplan.files.reading import Document, decode
 from hetplan.files.writing import append_line
 from hetplan.launchers.elastic import Phase
-from hetplan.launchers.machine import Machine
 from hetplan.plans.plan import Plan
 from hetplan.runtime.measured import RankMeasure, StepRecord
 from hetplan.search.files import result_text
@@ -35,6 +38,45 @@ _LOGGER = logging.getLogger(__name__)
 # Above this part of overrun passes a paced run measured the machine's load, not the plan: measured
 # on two cores, plans with 33 to 49 % took up to 80 % longer than predicted.
 OVERRUN_LIMIT = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Where a run took place; nothing that names the machine itself."""
+
+    cores: int
+    """Cores that this process may use."""
+    processor: str
+    system: str
+    python_version: str
+    torch_version: str
+    load_before: float
+    """Average number of runnable processes over the minute before the run."""
+
+
+def this_machine() -> Machine:
+    """This machine at this moment."""
+    return Machine(
+        cores=usable_cores(),
+        processor=_processor(),
+        system=f"{platform.system()} {platform.release()}",
+        python_version=platform.python_version(),
+        torch_version=version("torch"),
+        load_before=os.getloadavg()[0],
+    )
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    match = re.search(r"^model name\s*:\s*(.+)$", path.read_text(), re.M) if path.exists() else None
+    return match.group(1).strip() if match else platform.processor() or platform.machine()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

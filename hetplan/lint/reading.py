@@ -53,7 +53,7 @@ from hetplan.profiling.store import (
 )
 from hetplan.profiling.store import SCHEMA as PROVENANCE_SCHEMA
 from hetplan.search.files import load_legal_plan
-from hetplan.trainers.folder import MANIFEST
+from hetplan.trainers.host_check import CHECK_FILE
 
 TEXT_SUFFIXES = (".md", ".rst", ".html", ".py", ".sh", ".c", ".h", ".cpp", ".cu", ".toml")
 """Files in which people write, not measure; they are skipped without a look."""
@@ -177,7 +177,11 @@ def _inside(folder: Path) -> list[Path]:
         if path.is_file()
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
-    emitted = {path.parent for path in files if path.name == MANIFEST}
+    emitted = {
+        path.parent
+        for path in files
+        if path.name == CHECK_FILE and path.with_name(PLAN_FILE) in files
+    }
     return [
         path
         for path in files

@@ -408,8 +408,8 @@ def alternatives_table(result: SearchResult) -> Table:
 def refused_lines(result: SearchResult) -> Iterator[str]:
     """Why `hetplan emit` refuses this plan for its own target, and what helps."""
     from hetplan.schedulers.launch import EmissionOptions
+    from hetplan.trainers import TRAINERS, trainer_named
     from hetplan.trainers.emission import plan_faults, refusals
-    from hetplan.trainers.table import TRAINERS, trainer_named
 
     name = result.plan.target
     if name not in TRAINERS:

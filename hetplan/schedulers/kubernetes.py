@@ -67,7 +67,7 @@ def start_lines(ranks: RankLayout, launch: TrainerLaunch) -> list[str]:
     """The ConfigMap and the JobSet, with kubectl."""
     name = job_name(ranks, launch)
     files = (LAUNCH_FILE, *(file.path for file in launch.files))
-    given = " ".join(f"--from-file={_key(path)}={path}" for path in files)
+    given = " ".join(f"--from-file={path}" for path in files)
     lines = ["From this folder, where the controller of JobSet is installed:", ""]
     for domain in _domains(ranks):
         space = f" --namespace {domain.namespace}" if domain.namespace else ""
@@ -153,11 +153,6 @@ def _job_set(
     }
 
 
-def _key(path: str) -> str:
-    """A key of a ConfigMap: no slashes."""
-    return path.replace("/", "..")
-
-
 def _pod(
     domain: LaunchDomain,
     name: str,
@@ -187,11 +182,6 @@ def _pod(
     if domain.fabric_devices:
         # RDMA registers memory, which a container's limit on locked memory would refuse.
         container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
-    config: Value = {"name": name}
-    nested = [file.path for file in launch.files if "/" in file.path]
-    if nested:
-        paths = (LAUNCH_FILE, *(file.path for file in launch.files))
-        config["items"] = [{"key": _key(path), "path": path} for path in paths]
     pod: Value = {
         "restartPolicy": "Never",
         "hostNetwork": True,
@@ -200,7 +190,7 @@ def _pod(
         "affinity": _affinity(name, hosts),
         "containers": [container],
         "volumes": [
-            {"name": "folder", "configMap": config},
+            {"name": "folder", "configMap": {"name": name}},
             {"name": "memory", "emptyDir": {"medium": "Memory"}},
         ],
     }

@@ -1,8 +1,8 @@
 """Names that a vendor's libraries read in the environment of a rank, one block per vendor.
 
 Every vendor's collective library has its own names for the network interface, the RDMA devices and
-the devices that a process sees. `Vendor.read` lists the names for which documentation or code was
-read; nothing was run on devices other than NVIDIA's.
+the devices that a process sees. Below are the sources that were read; other names follow CUDA's or
+ROCm's (assumed). Nothing was run on devices other than NVIDIA's.
 
 nvidia         NCCL user guide, Environment Variables; CUDA C++ Programming Guide
 amd            RCCL environment variables (rocm.docs.amd.com), the names of NCCL; torchtitan's
@@ -13,7 +13,6 @@ metax          developer.metax-tech.com, MCCL environment variables: MCCL_IB_HCA
 cambricon      FlagScale's Cambricon patches: MLU_VISIBLE_DEVICES
 moore-threads  torchada (Moore Threads, PyPI): MUSA_VISIBLE_DEVICES
 intel          oneAPI: ZE_AFFINITY_MASK; Gaudi software: HABANA_VISIBLE_MODULES
-others         their software follows CUDA's or ROCm's names (assumed)
 """
 
 from __future__ import annotations
@@ -41,11 +40,9 @@ class Vendor:
     """RDMA devices."""
     ascending_only: bool = False
     """Visible devices may only be listed in ascending order."""
-    read: tuple[str, ...] = ()
-    """Of these names, those for which the vendor's documentation or code was read."""
 
 
-def _like_nccl(vendor: str, library: str, visible: str, *, read: bool = False) -> Vendor:
+def _like_nccl(vendor: str, library: str, visible: str) -> Vendor:
     """A vendor whose library has NCCL's names and is torch's nccl backend."""
     return Vendor(
         vendor=vendor,
@@ -54,13 +51,12 @@ def _like_nccl(vendor: str, library: str, visible: str, *, read: bool = False) -
         visible=visible,
         interface="NCCL_SOCKET_IFNAME",
         fabric="NCCL_IB_HCA",
-        read=("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", visible) if read else (),
     )
 
 
 VENDORS: tuple[Vendor, ...] = (
-    _like_nccl("nvidia", "nccl", "CUDA_VISIBLE_DEVICES", read=True),
-    _like_nccl("amd", "rccl", "HIP_VISIBLE_DEVICES", read=True),
+    _like_nccl("nvidia", "nccl", "CUDA_VISIBLE_DEVICES"),
+    _like_nccl("amd", "rccl", "HIP_VISIBLE_DEVICES"),
     # DTK is made from ROCm; CoreX runs CUDA's programs under CUDA's names.
     _like_nccl("hygon", "rccl-dtk", "HIP_VISIBLE_DEVICES"),
     _like_nccl("iluvatar", "ixccl", "CUDA_VISIBLE_DEVICES"),
@@ -72,7 +68,6 @@ VENDORS: tuple[Vendor, ...] = (
         interface="HCCL_SOCKET_IFNAME",
         # RDMA ports are those of the NPUs (hccn.conf): nothing to choose.
         ascending_only=True,
-        read=("HCCL_SOCKET_IFNAME", "ASCEND_RT_VISIBLE_DEVICES"),
     ),
     Vendor(
         vendor="metax",
@@ -81,7 +76,6 @@ VENDORS: tuple[Vendor, ...] = (
         visible="MACA_VISIBLE_DEVICES",
         interface="MCCL_SOCKET_IFNAME",
         fabric="MCCL_IB_HCA",
-        read=("MACA_VISIBLE_DEVICES", "MCCL_IB_HCA"),
     ),
     Vendor(
         vendor="moore-threads",
@@ -90,7 +84,6 @@ VENDORS: tuple[Vendor, ...] = (
         visible="MUSA_VISIBLE_DEVICES",
         interface="MCCL_SOCKET_IFNAME",
         fabric="MCCL_IB_HCA",
-        read=("MUSA_VISIBLE_DEVICES",),
     ),
     Vendor(
         vendor="cambricon",
@@ -98,7 +91,6 @@ VENDORS: tuple[Vendor, ...] = (
         backend="cncl",
         visible="MLU_VISIBLE_DEVICES",
         interface="CNCL_SOCKET_IFNAME",
-        read=("MLU_VISIBLE_DEVICES",),
     ),
     Vendor(
         vendor="enflame",
@@ -114,7 +106,6 @@ VENDORS: tuple[Vendor, ...] = (
         visible="ZE_AFFINITY_MASK",
         interface="FI_TCP_IFACE",
         exact="",
-        read=("ZE_AFFINITY_MASK",),
     ),
     Vendor(vendor="google", library="xla", backend="xla"),
     Vendor(vendor="aws", library="neuron", backend="xla"),

@@ -28,11 +28,10 @@ from hetplan.schedulers.quoting import FOLDER
 from hetplan.schedulers.rank_layout import RankLayout, rank_layout
 from hetplan.search.files import load_legal_plan, placed_faults, result_text
 from hetplan.search.result import SearchResult
+from hetplan.trainers import Trainer, trainer_named
 from hetplan.trainers.folder import check_place, write_folder
-from hetplan.trainers.host_check import CHECK_FILE, HostChecks, check_text, host_checks
-from hetplan.trainers.placement_review import placement_remarks
-from hetplan.trainers.readme import readme_text
-from hetplan.trainers.table import Trainer, trainer_named
+from hetplan.trainers.host_check import CHECK_FILE, check_text, host_checks
+from hetplan.trainers.readme import placement_remarks, readme_text
 
 PLAN_FILE, README_FILE = "plan.json", "README.md"
 
@@ -46,8 +45,6 @@ class Emission:
     files: tuple[EmittedFile, ...]
     ranks: RankLayout
     launch: TrainerLaunch
-    checks: HostChecks
-    """What check.py looks for on the hosts."""
 
 
 def emit_plan(result: SearchResult, target: str, options: EmissionOptions) -> Emission:
@@ -73,17 +70,17 @@ def emission_for(result: SearchResult, trainer: Trainer, options: EmissionOption
         plain = trainer.launch(retargeted, ranks, replace(options, extra_arguments=()))
         remarks = repeated_flags(plain, options)
         launch = replace(launch, remarks=(*launch.remarks, *remarks))
+    files = (
+        *launch.files,
+        *SCHEDULERS[options.scheduler].files(ranks, launch, options),
+        EmittedFile(path=PLAN_FILE, text=result_text(result)),
+        EmittedFile(path=README_FILE, text=readme_text(result, ranks, launch, options)),
+    )
+    check = check_text(host_checks(result, ranks, launch, options), files)
     return Emission(
-        files=(
-            *launch.files,
-            *SCHEDULERS[options.scheduler].files(ranks, launch, options),
-            EmittedFile(path=CHECK_FILE, text=check_text(), executable=True),
-            EmittedFile(path=PLAN_FILE, text=result_text(result)),
-            EmittedFile(path=README_FILE, text=readme_text(result, ranks, launch, options)),
-        ),
+        files=(*files, EmittedFile(path=CHECK_FILE, text=check, executable=True)),
         ranks=ranks,
         launch=launch,
-        checks=host_checks(result, ranks, launch, options),
     )
 
 
@@ -192,7 +189,7 @@ def emit(
     check_place(place, force=force)
     result = plan if isinstance(plan, SearchResult) else load_legal_plan(plan)
     emission = emit_plan(result, target, options or EmissionOptions())
-    write_folder(place, emission.files, target, force=force, checks=emission.checks)
+    write_folder(place, emission.files, force=force)
     return emission
 
 

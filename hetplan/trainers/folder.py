@@ -1,75 +1,41 @@
 """How an emitted folder is written: nothing of a person's is lost and no half folder is started.
 
-A new folder appears whole, in one rename. A folder that exists is only written to with `force`, and
-then only files that its manifest names are replaced or removed. The manifest is marked incomplete
-first and complete last: what a kill leaves behind says so and can be emitted again. The manifest
-also holds what check.py looks for on the hosts.
+A new folder appears whole, in one rename. A folder that exists is only written to with `force`.
+Then files of the earlier emission are removed before the first new one is written, so that old and
+new files are never mixed. check.py, which lists the emitted files with their sha256, comes last. A
+file that a person made or changed is kept under its name with a `~`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hetplan.errors import Fault, HetplanError, InputError
-from hetplan.files.encoding import encode
-from hetplan.files.reading import decode, read_document
 from hetplan.files.writing import write_atomically
 from hetplan.schedulers.launch import EmittedFile
-from hetplan.trainers.host_check import HostChecks
-from hetplan.version import __version__
+from hetplan.trainers.host_check import CHECK_FILE
 
-MANIFEST = "hetplan-emitted.json"
-SCHEMA = "hetplan.emitted/2"
-_PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(?:/[A-Za-z0-9_][A-Za-z0-9._-]*)*", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManifestEntry:
-    """One file of an emitted folder."""
-
-    path: str
-    """Relative to the folder."""
-    sha256: str
-
-    def __post_init__(self) -> None:
-        _check_path(self.path)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """Which files of a folder are hetplan's."""
-
-    schema: str
-    hetplan_version: str
-    target: str
-    """As in `hetplan emit --target`."""
-    complete: bool
-    """False while the folder is being written: not every file may be there."""
-    files: tuple[ManifestEntry, ...]
-    checks: HostChecks | None = None
-    """What check.py looks for; None in folders of schema 1 and where nothing is checked."""
+_TAKEN = "is there already, and a file that was changed by hand would be kept under it: move it"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What writing a folder did, by paths in it."""
+    """What writing a folder did, by names of files in it."""
 
     files: tuple[str, ...]
     edited: tuple[str, ...] = ()
-    """Replaced although somebody had changed them."""
+    """In the way of new files and somebody's own, or changed by somebody: kept as NAME~."""
     removed: tuple[str, ...] = ()
     """Of an earlier emission, no longer needed."""
-    kept: tuple[str, ...] = ()
-    """The same, but changed by somebody, and so left there."""
 
 
 def check_place(folder: Path, *, force: bool) -> None:
@@ -92,7 +58,7 @@ def _check_free(folder: Path, *, force: bool) -> None:
         if folder.is_symlink() or not parent.is_dir():
             raise _fault(folder, f"{parent} is no folder; create it first")
         return
-    if _holds_anything(folder) and not force:
+    if any(folder.iterdir()) and not force:
         raise _fault(
             folder,
             "exists and is not empty; give the name of a new folder, or --force to replace what "
@@ -100,113 +66,38 @@ def _check_free(folder: Path, *, force: bool) -> None:
         )
 
 
-def write_folder(
-    folder: Path,
-    files: Sequence[EmittedFile],
-    target: str,
-    *,
-    force: bool = False,
-    checks: HostChecks | None = None,
-) -> Written:
-    """Write the files and their manifest.
-
-    An InputError where the place is taken (`check_place`), a file is not hetplan's to replace, or a
-    symbolic link would lead out of the folder.
-    """
-    _check_paths(files)
-    check_place(folder, force=force)
-    manifest = Manifest(
-        schema=SCHEMA,
-        hetplan_version=__version__,
-        target=target,
-        complete=True,
-        files=tuple(
-            ManifestEntry(path=each.path, sha256=_sha256(each.text.encode())) for each in files
-        ),
-        checks=checks,
-    )
-    if not folder.exists():
-        _create(folder, files, manifest)
-        return Written(files=tuple(each.path for each in files))
-    with _locked(folder):
-        check_place(folder, force=force)
-        _check_links(folder, (MANIFEST,))
-        before = read_manifest(folder)
-        older = tuple(entry.path for entry in before.files) if before else ()
-        _check_links(folder, (*older, *(each.path for each in files)))
-        _check_foreign(folder, files, before)
-        written = _fill(folder, files, manifest, before)
-        _remove_leftovers(folder, (MANIFEST, *older, *written.files))
-    return written
-
-
-def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a folder; None where it has none, an InputError where it is no manifest."""
-    path = folder / MANIFEST
-    if not path.is_file():
-        return None
-    return decode(read_document(path), Manifest, schema=SCHEMA)
-
-
-def changed_files(folder: Path, manifest: Manifest) -> tuple[str, ...]:
-    """Files of the manifest that are there and not as they were written."""
-    return tuple(
-        entry.path
-        for entry in manifest.files
-        if (digest := _sha256_at(folder / entry.path)) and digest != entry.sha256
-    )
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """No other emission writes the folder meanwhile: two would leave a mixture of both."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            message = "another hetplan emit writes there now: try again when it is done"
-            raise _fault(folder, message) from None
-        except OSError:
-            pass  # a file system without locks
-        yield
-    finally:
-        os.close(handle)
-
-
-def _remove_leftovers(folder: Path, paths: Sequence[str]) -> None:
-    """Remove what a kill left of files that were being written (`write_atomically`)."""
-    for path in dict.fromkeys(paths):
-        place = folder / path
-        for left in place.parent.glob(f".{place.name}.*.tmp"):
-            if left.name.removeprefix(f".{place.name}.").removesuffix(".tmp").isdigit():
-                with contextlib.suppress(OSError):
-                    left.unlink()
-
-
-def _fault(folder: Path, message: str) -> InputError:
-    return InputError(Fault(file=str(folder), message=message))
-
-
-def _holds_anything(folder: Path) -> bool:
-    return next(folder.iterdir(), None) is not None
-
-
-def _check_path(path: str) -> None:
-    if not _PATH.fullmatch(path):
-        raise InputError(f"{path[:80]!a} cannot be the path of a file in an emitted folder")
-
-
-def _check_paths(files: Sequence[EmittedFile]) -> None:
-    seen: set[str] = set()
+def write_folder(folder: Path, files: Sequence[EmittedFile], *, force: bool = False) -> Written:
+    """Write the files, of which check.py lists the others; an InputError as of `check_place`."""
     for each in files:
-        _check_path(each.path)
-        if each.path in seen or each.path == MANIFEST:
-            raise HetplanError(f"two emitted files are called {each.path}")
-        seen.add(each.path)
+        if not _NAME.fullmatch(each.path):
+            raise InputError(f"{each.path[:80]!a} cannot be a file in an emitted folder")
+    if len({each.path for each in files}) < len(files):
+        raise HetplanError("two emitted files have one name")
+    check_place(folder, force=force)
+    try:
+        if not folder.exists():
+            _create(folder, files)
+            return Written(files=tuple(each.path for each in files))
+        return _replace(folder, files)
+    except OSError as error:
+        raise _write_error(folder, error) from error
 
 
-def _create(folder: Path, files: Sequence[EmittedFile], manifest: Manifest) -> None:
+def emitted_files(folder: Path) -> Mapping[str, str]:
+    """sha256 of every file that hetplan wrote here, by its name; empty: check.py names none."""
+    try:
+        text = (folder / CHECK_FILE).read_text(encoding="utf-8")
+        program, _, emitted = text.rpartition("\n# ")
+        listed = dict(json.loads(emitted)["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    if _sha256(f"{program}\n".encode()) == listed.get(CHECK_FILE):
+        # check.py lists its program; the list itself is not in that sum.
+        listed[CHECK_FILE] = _sha256(text.encode())
+    return listed
+
+
+def _create(folder: Path, files: Sequence[EmittedFile]) -> None:
     """A new folder, filled elsewhere and put in its place by one rename."""
     place = folder.absolute()
     temporary = place.with_name(f".{place.name}.{os.getpid()}.tmp")
@@ -214,84 +105,42 @@ def _create(folder: Path, files: Sequence[EmittedFile], manifest: Manifest) -> N
         temporary.mkdir()
         for each in files:
             _write(temporary, each)
-        _save_manifest(temporary, manifest)
         temporary.rename(place)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             raise _fault(folder, "was made by somebody else meanwhile: try again") from None
-        raise _write_error(folder, error) from error
+        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _fill(
-    folder: Path, files: Sequence[EmittedFile], manifest: Manifest, before: Manifest | None
-) -> Written:
-    """Write the files into a folder that is there, over those of an earlier emission."""
-    new = {each.path for each in files}
-    older = [entry for entry in before.files if entry.path not in new] if before else []
-    edited = changed_files(folder, before) if before else ()
-    there = [entry.path for entry in older if os.path.lexists(folder / entry.path)]
-    removed = tuple(path for path in there if path not in edited)
-    try:
-        # Whoever finds the folder half written knows which files are hetplan's.
-        _save_manifest(folder, replace(manifest, complete=False, files=(*manifest.files, *older)))
-        for each in files:
-            _write(folder, each)
-        for path in removed:
-            (folder / path).unlink()
-        _remove_empty(folder, removed)
-        _save_manifest(folder, manifest)
-    except OSError as error:
-        raise _write_error(folder, error) from error
-    return Written(
-        files=tuple(each.path for each in files),
-        # Of an emission that was cut off, files may be as the manifest before had them.
-        edited=tuple(path for path in edited if path in new and before and before.complete),
-        removed=removed,
-        kept=tuple(path for path in there if path in edited),
+def _replace(folder: Path, files: Sequence[EmittedFile]) -> Written:
+    """The files in place of those of an earlier emission."""
+    before, new = emitted_files(folder), {each.path: each for each in files}
+    there = [name for name in {**before, **new} if os.path.lexists(folder / name)]
+    texts = {name: _sha256(each.text.encode()) for name, each in new.items()}
+    edited = tuple(
+        name
+        for name in there
+        if _sha256_at(folder / name) not in (before.get(name), texts.get(name))
     )
-
-
-def _check_foreign(folder: Path, files: Sequence[EmittedFile], before: Manifest | None) -> None:
-    """No file of the new emission stands where somebody else's does."""
-    known = {entry.path for entry in before.files} if before else set()
-    foreign = [
-        each.path
-        for each in files
-        if each.path not in known and os.path.lexists(folder / each.path)
-    ]
-    if foreign:
-        raise InputError(
-            *(
-                Fault(
-                    file=str(folder / path),
-                    message="is not from hetplan emit (no manifest names it), so it is not "
-                    "replaced: move it, or give another folder",
-                )
-                for path in foreign
-            )
-        )
-
-
-def _check_links(folder: Path, paths: Sequence[str]) -> None:
-    for path in dict.fromkeys(paths):
-        place = folder
-        for part in path.split("/"):
-            place = place / part
-            if place.is_symlink():
-                raise InputError(
-                    Fault(
-                        file=str(place),
-                        message="is a symbolic link; nothing is written through links inside of "
-                        "an emitted folder: remove it",
-                    )
-                )
+    kept = [(folder / name, folder / f"{name}~") for name in edited]
+    taken = [Fault(file=str(new), message=_TAKEN) for _, new in kept if os.path.lexists(new)]
+    if taken:
+        raise InputError(*taken)
+    for old, aside in kept:
+        old.rename(aside)
+    for name in there:
+        if name not in edited and name != CHECK_FILE:
+            (folder / name).unlink()
+    for each in sorted(files, key=lambda each: each.path == CHECK_FILE):
+        _write(folder, each)
+    removed = tuple(name for name in there if name not in new and name not in edited)
+    return Written(files=tuple(new), edited=edited, removed=removed)
 
 
 def _write(folder: Path, each: EmittedFile) -> None:
     path = folder / each.path
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, each.text)
     mode = path.stat().st_mode & 0o7777
     # Whoever may read a script may run it.
@@ -299,41 +148,17 @@ def _write(folder: Path, each: EmittedFile) -> None:
     os.chmod(path, mode | readers if each.executable else mode & ~0o111)
 
 
-def _save_manifest(folder: Path, manifest: Manifest) -> None:
-    files = tuple(sorted(manifest.files, key=lambda entry: entry.path))
-    text = encode(replace(manifest, files=files), schema=SCHEMA)
-    write_atomically(folder / MANIFEST, text)
-
-
-def _remove_empty(folder: Path, removed: Sequence[str]) -> None:
-    """Folders inside that held nothing but removed files."""
-    for parent in _parents(removed):
-        with contextlib.suppress(OSError):
-            (folder / parent).rmdir()
-
-
-def _parents(paths: Sequence[str]) -> Iterator[str]:
-    """Every folder above these paths, the deepest first."""
-    found = {
-        "/".join(parts[:depth])
-        for parts in (path.split("/") for path in paths)
-        for depth in range(1, len(parts))
-    }
-    yield from sorted(found, key=lambda path: -path.count("/"))
-
-
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
 def _sha256_at(path: Path) -> str:
-    """Empty where there is no such file."""
-    try:
-        return _sha256(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
-    except IsADirectoryError:
-        return "a folder"
+    """Of a file; a link or a folder is nobody's but the person's who made it."""
+    return _sha256(path.read_bytes()) if path.is_file() and not path.is_symlink() else ""
+
+
+def _fault(folder: Path, message: str) -> InputError:
+    return InputError(Fault(file=str(folder), message=message))
 
 
 def _write_error(folder: Path, error: OSError) -> HetplanError:

@@ -1,23 +1,29 @@
 """What check.py looks for on every host before a plan is started.
 
-check.py is the program `check_program.py`, emitted as it is; what it looks for is a part of the
-folder's manifest. It needs nothing but Python.
+check.py is the program `check_program.py` with one more line, a comment of JSON: what it looks for,
+and the other files of the folder with their sha256. It needs nothing but Python.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from hetplan.cost.traffic import checkpoint_bytes_per_parameter
+from hetplan.files.encoding import to_plain
 from hetplan.plans.pieces import Places, stage_array
-from hetplan.schedulers.launch import EmissionOptions, TrainerLaunch
+from hetplan.schedulers.launch import EmissionOptions, EmittedFile, TrainerLaunch
 from hetplan.schedulers.rank_layout import Host, RankLayout, used_devices
 from hetplan.search.result import SearchResult
+from hetplan.version import __version__
 
 CHECK_FILE = "check.py"
+SCHEMA = "hetplan.emitted/3"
 # Trainers in which every rank reads its own samples (torchtitan: components/dataloader.py); in
 # Megatron-LM and what is made of it first and last stage do (pretrain_gpt.py, get_batch).
 _ALL_READ = ("torchtitan",)
@@ -63,9 +69,17 @@ class HostChecks:
     """Weights and optimizer state of the whole model."""
 
 
-def check_text() -> str:
-    """The program."""
-    return Path(__file__).with_name("check_program.py").read_text(encoding="utf-8")
+def check_text(checks: HostChecks, files: Iterable[EmittedFile]) -> str:
+    """The program with what it looks for; `files` are the other files of the folder."""
+    program = Path(__file__).with_name("check_program.py").read_text(encoding="utf-8")
+    texts = {CHECK_FILE: program, **{each.path: each.text for each in files}}
+    emitted = {
+        "schema": SCHEMA,
+        "hetplan_version": __version__,
+        "files": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()},
+        "checks": to_plain(checks),
+    }
+    return f"{program}# {json.dumps(emitted, sort_keys=True)}\n"
 
 
 def host_checks(

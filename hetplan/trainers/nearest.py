@@ -26,8 +26,8 @@ from hetplan.schedulers.vendors import vendor_of
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
 from hetplan.search.solver import Progress
+from hetplan.trainers import Trainer
 from hetplan.trainers.emission import plan_faults, refusals
-from hetplan.trainers.table import Trainer
 from hetplan.units import format_each
 
 _MAX_ROUNDS = 8

@@ -1,22 +1,85 @@
 """From the log files of one run to its steps: the verb behind `hetplan compare`.
 
-All readers look at every line, because Megatron-DeepSpeed prints the lines of two; the first of
-`_READERS` that finds steps names the trainer.
+The first reader of `_READERS` that finds steps in a file names the trainer.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
 from hetplan.errors import Fault, InputError
-from hetplan.trainers import deepspeed_log, nemo_log
-from hetplan.trainers.log_lines import LogLine, log_lines
+from hetplan.importers.lines import finite_number
 from hetplan.trainers.megatron import log as megatron_log
 from hetplan.trainers.torchtitan import log as torchtitan_log
-from hetplan.trainers.training_log import FileLog, LoggedFact, Trainer, TrainingLog, merged
+from hetplan.trainers.training_log import (
+    Attempts,
+    FileLog,
+    LoggedFact,
+    LoggedStep,
+    LogLine,
+    Mark,
+    Trainer,
+    TrainingLog,
+    log_lines,
+    merged,
+)
+
+_STEP = re.compile(
+    r"\bglobal_step: {0,4}(\d{1,12}) \|.{0,2000}?train_step_timing in s: {0,4}"
+    r"([\d.]{1,24}(?:[eE][+-]?\d{1,3})?)"
+)
+_BATCH = re.compile(r"\bglobal_batch_size: {0,4}(\d{1,12}) \|")
+_MEMORY = re.compile(r"\bpeak_memory_usage: {0,4}(\d{1,18}) \|")
+
+
+class NemoLog:
+    """One file of NeMo 2 while it is read (nemo/lightning, ProgressPrinter).
+
+        Training epoch 0, iteration 10/99 | lr: 1e-05 | global_batch_size: 128 | global_step: 10 |
+        peak_memory_usage: 70833405952 | ... | train_step_timing in s: 12.39 | ...
+
+    The time is one step's; `global_step` counts from 0.
+    """
+
+    WORDS = (b"train_step_timing in s:", b"Validation: iteration", b"checkpoint save")
+
+    def __init__(self) -> None:
+        self.log = FileLog(trainer=Trainer.NEMO)
+        self._attempts = Attempts()
+        self._at = 0
+
+    def take(self, line: LogLine) -> None:
+        """One line of the file, cleaned."""
+        text = line.text
+        if "Validation: iteration" in text:
+            self.log.events.append((self._at, Mark.EVALUATION))
+        elif "checkpoint save" in text:
+            self.log.events.append((self._at, Mark.CHECKPOINT))
+        elif "Training epoch" in text and (found := _STEP.search(text)) is not None:
+            seconds = finite_number(found.group(2))
+            if line.cut or seconds is None or seconds <= 0:
+                self.log.cut_lines += 1
+                return
+            self._step(line, int(found.group(1)) + 1, seconds)
+
+    def _step(self, line: LogLine, number: int, seconds: float) -> None:
+        batch, memory = _BATCH.search(line.text), _MEMORY.search(line.text)
+        peak = float(memory.group(1)) if memory else None
+        self.log.peak_memory_bytes = max(self.log.peak_memory_bytes, peak or 0.0)
+        self._at = number
+        self.log.add(
+            LoggedStep(
+                iteration=number,
+                seconds=seconds,
+                attempt=self._attempts.of(line.rank, number),
+                global_batch_size=int(batch.group(1)) if batch else None,
+                peak_memory_bytes=peak,
+            )
+        )
 
 
 class _Reader(Protocol):
@@ -32,9 +95,8 @@ class _Reader(Protocol):
 
 _READERS = (
     (Trainer.MEGATRON, megatron_log.MegatronLog, megatron_log.WORDS),
-    (Trainer.NEMO, nemo_log.NemoLog, nemo_log.WORDS),
+    (Trainer.NEMO, NemoLog, NemoLog.WORDS),
     (Trainer.TORCHTITAN, torchtitan_log.TorchtitanLog, torchtitan_log.WORDS),
-    (Trainer.DEEPSPEED, deepspeed_log.DeepspeedLog, deepspeed_log.WORDS),
 )
 TRAINERS = tuple(trainer.value for trainer, _, _ in _READERS)
 """Trainers whose text logs are read."""
@@ -114,7 +176,6 @@ def _nothing_found(paths: Sequence[Path], trainer: str | None) -> InputError:
         Trainer.MEGATRON: "`iteration 10/ 100 | ... elapsed time per iteration (ms): ... |`",
         Trainer.NEMO: "`Training epoch 0, iteration 10/99 | ... train_step_timing in s: ...`",
         Trainer.TORCHTITAN: "`step: 10  loss: ...  tps: ...`",
-        Trainer.DEEPSPEED: "`CurrSamplesPerSec=...` or `steps: 10 ... iter time (s): ...`",
     }
     wanted = [text for name, text in looked.items() if trainer is None or trainer == name]
     others = {log.trainer for log in _of_any(paths)} if trainer is not None else set()

@@ -1,21 +1,29 @@
-"""README.md of an emitted folder: what runs where, how it is started and what to expect."""
+"""README.md of an emitted folder: what runs where, how it is started and what to expect.
+
+It begins with whether the placement of the ranks is good. Tensor-parallel groups belong inside
+nodes, data-parallel ones inside islands, neighbours in the pipeline close to each other: what
+leaves its home is counted (`placement_remarks`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
+from hetplan.cost.estimate_values import Component
 from hetplan.plans.formats import reshardable
-from hetplan.plans.pieces import Places, data_ranks, stage_array
-from hetplan.plans.plan import RecomputeGranularity, Stage
+from hetplan.plans.pieces import Devices, Places, data_ranks, device_array, stage_array
+from hetplan.plans.plan import Pipeline, Plan, RecomputeGranularity, Stage
 from hetplan.schedulers import SCHEDULERS
 from hetplan.schedulers.launch import EmissionOptions, TrainerLaunch
 from hetplan.schedulers.quoting import FOLDER, comment
-from hetplan.schedulers.rank_layout import Agent, Host, RankLayout, libraries
+from hetplan.schedulers.rank_layout import Agent, Host, RankLayout, libraries, listed
 from hetplan.search.result import SearchResult
-from hetplan.units import format_bytes, format_seconds
+from hetplan.units import format_bytes, format_seconds, format_share
 from hetplan.version import __version__
 
 _MAX_ROWS = 40
@@ -48,8 +56,8 @@ def _head(result: SearchResult, ranks: RankLayout, launch: TrainerLaunch) -> tup
         f"Written by hetplan {__version__} for {launch.title}: {ranks.world_size:,} ranks on "
         f"{len(ranks.hosts):,} {hosts} in {len(ranks.agents):,} calls of torchrun. `launch.sh` "
         "starts the ranks of one host, `check.py` checks it before, `plan.json` is the plan with "
-        "all that it was made from. `hetplan-emitted.json` lists the files that hetplan wrote, the "
-        "only ones that `hetplan emit --force` replaces.",
+        "all that it was made from. `hetplan emit --force` replaces what hetplan wrote (the last "
+        "line of `check.py` lists it) and keeps what you changed as NAME~.",
     )
 
 
@@ -235,3 +243,162 @@ def _range(first: int, last: int) -> str:
 def _plain(text: str) -> str:
     """Text that ends no cell and no line of a table."""
     return comment(text).replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
+
+
+# ---- which groups leave their node, island or region
+
+_Rows: TypeAlias = NDArray[np.int64]
+"""Devices of one group per row."""
+LOUD = "ATTENTION: "
+"""In front of what costs most and is easily overlooked."""
+
+
+def placement_remarks(result: SearchResult) -> tuple[str, ...]:
+    """What a reader should know about the placement, a line each."""
+    plan, places = result.plan, Places(cluster=result.inputs.cluster)
+    areas = _Areas(places)
+    return (
+        *_inside_stages(plan, areas),
+        *(
+            line
+            for p, pipeline in enumerate(plan.pipelines)
+            for line in _neighbours(plan, areas, p, pipeline)
+        ),
+        *_tied_embedding(result, areas),
+    )
+
+
+class _Areas:
+    """Node, island and region of devices as numbers that are equal inside one of them."""
+
+    def __init__(self, places: Places) -> None:
+        self.places = places
+        self.cluster = places.cluster
+        names = list(self.cluster.regions)
+        self._region = np.array([names.index(each.region) for each in self.cluster.islands])
+
+    def of(self, devices: Devices) -> tuple[tuple[str, Devices], ...]:
+        """(what it is, number of every device's), smallest first."""
+        islands = self.places.islands(devices)
+        return (
+            ("node", self.places.nodes(devices)),
+            ("island", islands),
+            ("region", self._region[islands]),
+        )
+
+    def said(self, devices: Devices) -> str:
+        """Islands and regions of these devices in words."""
+        at = np.unique(self.places.islands(devices))
+        islands = [self.cluster.islands[each] for each in at]
+        regions = dict.fromkeys(island.region for island in islands)
+        return f"{listed([island.name for island in islands])} in {listed(tuple(regions))}"
+
+
+def _inside_stages(plan: Plan, areas: _Areas) -> Iterator[str]:
+    """Groups inside of stages by the largest thing that they leave."""
+    rows: dict[tuple[str, int], list[_Rows]] = {}
+    for pipeline in plan.pipelines:
+        for stage in pipeline.stages:
+            for name, groups in _groups(stage):
+                if groups.shape[1] > 1:
+                    rows.setdefault((name, groups.shape[1]), []).append(groups)
+    homes = {"tp": "node", "cp": "node", "ep": "node", "dp": "island"}
+    for (name, size), found in rows.items():
+        groups = np.concatenate(found)
+        home = homes[name]
+        leaving = _leaving(areas, groups)
+        count = len(groups)
+        if not leaving[home]:
+            yield f"{name} {size}: " + (
+                f"all {count} groups lie inside {home}s"
+                if count > 1
+                else f"its one group lies inside its {home}"
+            )
+            continue
+        parts = [f"{leaving[home]} of {count} groups leave their {home}"]
+        wider = {"node": ("island", "region"), "island": ("region",)}[home]
+        parts += [f"{leaving[each]} their {each}" for each in wider if leaving[each]]
+        loud = LOUD if name == "tp" or leaving["region"] else ""
+        yield f"{loud}{name} {size}: {', '.join(parts)}"
+
+
+def _leaving(areas: _Areas, groups: _Rows) -> dict[str, int]:
+    """How many rows hold devices of more than one node, island, region."""
+    return {
+        what: int((numbers != numbers[:, :1]).any(axis=1).sum())
+        for what, numbers in areas.of(groups)
+    }
+
+
+def _groups(stage: Stage) -> Iterator[tuple[str, _Rows]]:
+    """(kind, groups) of a stage: tp, cp and ep by replica, dp over all replicas of equal shape."""
+    for replica in stage.replicas:
+        at = device_array(replica.devices)
+        ranks = at.reshape(-1, replica.cp, replica.tp)
+        yield "tp", ranks.reshape(-1, replica.tp)
+        yield "cp", ranks.transpose(0, 2, 1).reshape(-1, replica.cp)
+        experts = at.reshape(-1, replica.ep, replica.etp)
+        yield "ep", experts.transpose(0, 2, 1).reshape(-1, replica.ep)
+    slices = {(each.tp, each.cp) for each in stage.replicas}
+    if len(slices) == 1:
+        ((tp, cp),) = slices
+        yield "dp", stage_array(stage).reshape(-1, cp * tp).T
+
+
+def _neighbours(plan: Plan, areas: _Areas, p: int, pipeline: Pipeline) -> Iterator[str]:
+    """How far apart the stages of a pipeline are."""
+    if len(pipeline.stages) < 2:
+        return
+    stages = list(enumerate(stage_array(stage) for stage in pipeline.stages))
+    hops = list(pairwise(stages))
+    if pipeline.schedule.virtual_stages > 1:
+        # The last stage sends the next chunk's activations to the first.
+        hops.append((stages[-1], stages[0]))
+    crossing = {"island": 0, "region": 0}
+    far: list[str] = []
+    for (s, left), (t, right) in hops:
+        apart = {what for what in crossing if _apart(areas, left, right, what)}
+        for what in apart:
+            crossing[what] += 1
+        if "region" in apart:
+            far.append(f"stage {s} ({areas.said(left)}) to stage {t} ({areas.said(right)})")
+    where = f"pipeline {p}" if len(plan.pipelines) > 1 else "pipeline"
+    yield (
+        f"{where}: of {len(hops)} transfers between stages {crossing['island']} leave their "
+        f"island, {crossing['region']} their region" + (f": {listed(far, '; ')}" if far else "")
+    )
+
+
+def _apart(areas: _Areas, left: Devices, right: Devices, what: str) -> bool:
+    """Whether anything is sent out of an island or region: rank to rank where stages are alike."""
+    one, two = dict(areas.of(left))[what], dict(areas.of(right))[what]
+    if len(one) == len(two):
+        return bool((one != two).any())
+    return len(np.union1d(one, two)) > 1
+
+
+def _tied_embedding(result: SearchResult, areas: _Areas) -> Iterator[str]:
+    """What first and last stage exchange after every step (megatron/core/parallel_state.py, the
+    embedding group), with the seconds that the estimate has for it.
+    """
+    plan, step = result.plan, result.estimate.step_seconds
+    stages = plan.pipelines[0].stages
+    if not plan.tied_embedding_devices or len(stages) < 2:
+        return
+    first, last = stage_array(stages[0]), stage_array(stages[-1])
+    crosses = _apart(areas, first, last, "region")
+    seconds = max(
+        (
+            each.seconds
+            for stage in result.estimate.stages
+            for each in stage.components
+            if each.component is Component.EMBEDDING
+        ),
+        default=0.0,
+    )
+    yield (
+        f"{LOUD if crosses else ''}tied embedding: after every step first and last stage sum its "
+        f"gradient, between {areas.said(first)} and {areas.said(last)}"
+        f"{', ACROSS REGIONS' if crosses else ''}; priced at {format_seconds(seconds)}, "
+        f"{format_share(seconds / step)} of the step"
+    )

@@ -14,8 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_launchers_run_log import RANK, RUN
 from training_logs_rendered import (
-    deepspeed_line,
-    deepspeed_timers,
     megatron_arguments,
     megatron_line,
     megatron_timers,
@@ -30,7 +28,6 @@ from hetplan.cost.estimate_values import Component
 from hetplan.errors import InputError
 from hetplan.launchers.run_log import append_run
 from hetplan.search.files import result_text
-from hetplan.trainers import deepspeed_log
 from hetplan.trainers.training_log import Quantity
 
 RESULT = small_result()
@@ -125,22 +122,6 @@ def test_old_megatron_reduces_after_the_schedule(tmp_path: Path) -> None:
         found = compared(tmp_path, "\n".join(lines) + "\n")
         waits += [row.measured_seconds for row in found.parts if "waits" in row.part]
     assert waits == pytest.approx([0.1, 0.02])
-
-
-def test_deepspeeds_timers_are_of_the_first_stage(tmp_path: Path) -> None:
-    lines = []
-    first = RESULT.estimate.stages[0]
-    forward = 8 * first.forward_seconds
-    for step in (10, 20, 30, 40):
-        lines += [
-            deepspeed_timers(fwd=1e3 * forward, bwd_inner=90.0, bwd_allreduce=30.0, step=8.0),
-            deepspeed_line(step, 32 / STEP),
-        ]
-    found = compared(tmp_path, "\n".join(lines) + "\n")
-    assert found.measured.median_seconds == pytest.approx(STEP)
-    row = next(row for row in found.timers if row.timer == "fwd")
-    assert row.predicted_most_seconds == pytest.approx(row.measured_most_seconds, abs=1e-5)
-    assert row.ranks == "rank 0"
 
 
 def test_rates_of_torchtitan_are_turned_into_seconds(tmp_path: Path) -> None:
@@ -310,8 +291,6 @@ def test_every_component_belongs_to_the_passes_or_to_something_after_them() -> N
     assert set(PASSES) | set(OUTSIDE_PASSES) == set(Component)
     assert {quantity for quantity, _ in COMPONENTS} == set(Quantity)
     assert len({each.timer for each in MEANINGS}) == len(MEANINGS)
-    known = {each.timer for each in MEANINGS}
-    assert set(deepspeed_log._SUMS) <= known
 
 
 def test_the_page_has_every_timer_with_its_components() -> None:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from golden_calibration import CALIBRATION
 from golden_compare import COMPARISON
 from golden_machine import DEVICE_KINDS, MACHINE_REPORT
-from golden_numerics import NUMERICS
 from golden_weights import checkpoint_manifest
 
 from hetplan.cluster.devices import DeviceKind
@@ -50,8 +49,7 @@ from hetplan.job.spec import (
     TrainerOptions,
 )
 from hetplan.launchers.elastic import Ended, Phase
-from hetplan.launchers.machine import Machine
-from hetplan.launchers.run_log import LossCheck, RunLog
+from hetplan.launchers.run_log import LossCheck, Machine, RunLog
 from hetplan.lint.findings import Finding, Findings, Severity
 from hetplan.model.numerics import (
     Activation,
@@ -736,7 +734,6 @@ GOLDEN: tuple[tuple[str, object], ...] = (
     ("hetplan.doctor/1", MACHINE_REPORT),
     ("hetplan.device-kinds/2", DEVICE_KINDS),
     ("hetplan.findings/2", FINDINGS),
-    ("hetplan.numerics/1", NUMERICS),
 )
 """(current schema, value) of every kind of value that is written to disk."""
 

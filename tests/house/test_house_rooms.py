@@ -170,7 +170,6 @@ TOO_LONG = {
     "cli/profile.py:_shapes",
     "launchers/local.py:_training",
     "launchers/local.py:launch",
-    "launchers/local.py:run_training",
     "launchers/run_log.py:run_of",
     "runtime/groups.py:open_groups",
     "runtime/loop.py:__init__",

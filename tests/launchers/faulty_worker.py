@@ -1,7 +1,7 @@
 """A rank that goes wrong: as `hetplan.launchers.worker`, until `FAULT` has its turn.
 
 `FAULT` is KIND:RANK:PASS: at this forward pass (counted from 1) the rank raises, or computes for
-ever.
+ever. `pretend:RANK:STEPS` trains nothing: rank 0 tells of so many steps, without torch.
 """
 
 from __future__ import annotations
@@ -9,15 +9,29 @@ from __future__ import annotations
 import os
 import sys
 
+from hetplan.files.encoding import encode
+from hetplan.files.writing import write_atomically
 from hetplan.launchers import worker
 from hetplan.launchers.run_folder import RunFolder
 from hetplan.runtime.activity import Activity
+from hetplan.runtime.measured import StepRecord, TrainingReport
+
+
+def pretend(folder: RunFolder, rank: int, steps: int) -> None:
+    told = tuple(StepRecord(step=at, seconds=0.5, loss=4.0 - at) for at in range(steps))
+    for record in told if rank == 0 else ():
+        folder.tell(record)
+    if rank == 0:
+        report = TrainingReport(steps=told, ranks=(), sent=())
+        write_atomically(folder.report, encode(report, schema=folder.REPORT_SCHEMA))
 
 
 def train(folder: RunFolder, rank: int, activity: Activity) -> None:
+    kind, which, number = os.environ["FAULT"].split(":")
+    if kind == "pretend":
+        return pretend(folder, rank, int(number))
     from hetplan.runtime.passes import Passes
 
-    kind, which, number = os.environ["FAULT"].split(":")
     forward, passes = Passes._forward, [0]
 
     def faulty(self: Passes, *arguments: object) -> None:

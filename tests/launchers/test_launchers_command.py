@@ -63,14 +63,6 @@ def test_people_get_a_table_and_the_comparison(
     assert err.splitlines() == ["step 1/2: loss 4.0000, 2 s", "step 2/2: loss 3.1000, 1 s"]
 
 
-def test_a_run_with_many_overruns_says_so(
-    plan_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runs(RUN, monkeypatch)
-    launch(plan_file)
-    assert "NOT COMPARABLE" in capsys.readouterr().out
-
-
 def test_json_is_the_line_of_the_run_log(
     plan_file: Path,
     tmp_path: Path,

@@ -28,10 +28,10 @@ from hetplan.emulation.tools import missing
 from hetplan.emulation.values import Emulation
 from hetplan.errors import InputError
 from hetplan.files.reading import decode, read_document
-from hetplan.launchers.faults import FaultKind, RunFailed
 from hetplan.launchers.hosts import hosts_of_emulation
 from hetplan.launchers.local import LaunchSettings, launch
 from hetplan.launchers.run_folder import RunFolder
+from hetplan.launchers.watching import FaultKind, RunFailed
 from hetplan.runtime.measured import StepRecord, TrainingReport
 from hetplan.search.result import SearchResult
 

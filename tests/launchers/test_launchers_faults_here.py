@@ -12,10 +12,9 @@ import pytest
 from test_launchers_local import cpu_result, rank_of, workers
 
 from hetplan.launchers import ranks
-from hetplan.launchers.faults import FaultKind, RunFailed, RunFault
 from hetplan.launchers.local import LaunchSettings, launch
 from hetplan.launchers.ranks import OnStep
-from hetplan.launchers.watching import SILENT_SECONDS
+from hetplan.launchers.watching import SILENT_SECONDS, FaultKind, RunFailed, RunFault
 from hetplan.runtime.measured import StepRecord
 from hetplan.runtime.training import CheckpointRequest
 

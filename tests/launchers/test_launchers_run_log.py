@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,7 @@ import pytest
 from hetplan.cost.estimate_values import Interval
 from hetplan.errors import InputError
 from hetplan.launchers.local import largest_difference
-from hetplan.launchers.machine import Machine
-from hetplan.launchers.run_log import LossCheck, RunLog, append_run, read_runs, run_line
+from hetplan.launchers.run_log import LossCheck, Machine, RunLog, append_run, read_runs, run_line
 from hetplan.runtime.measured import RankMeasure, StepRecord
 
 RANK = RankMeasure(
@@ -75,14 +73,6 @@ def test_runs_are_read_back_equal(tmp_path: Path) -> None:
     assert read_runs(path) == (RUN, second)
 
 
-def test_derived_figures_stand_in_the_line() -> None:
-    data = json.loads(run_line(RUN))
-    assert data["relative_error"] == pytest.approx(0.1)
-    assert data["overrun_fraction"] == pytest.approx(0.35)
-    assert (data["inside_interval"], data["valid"]) == (True, False)
-    assert replace(RUN, ranks=(RANK,)).valid
-
-
 @pytest.mark.parametrize("cut", [1, 40, 900])
 def test_a_torn_line_is_skipped_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int
@@ -111,11 +101,6 @@ def test_another_file_is_refused_with_its_line(tmp_path: Path, text: str, words:
     with pytest.raises(InputError, match=words) as caught:
         read_runs(path)
     assert caught.value.faults[0].line == 2
-
-
-def test_a_missing_log_is_an_input_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="No such file"):
-        read_runs(tmp_path / "none.jsonl")
 
 
 def test_a_loss_that_is_no_number_differs() -> None:

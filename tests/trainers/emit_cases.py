@@ -18,7 +18,7 @@ from hetplan.predict.fit import FittedPredictor
 from hetplan.schedulers.launch import EmissionOptions, TrainerLaunch
 from hetplan.schedulers.rank_layout import RankLayout
 from hetplan.search.result import Inputs, SearchResult
-from hetplan.trainers.table import Trainer
+from hetplan.trainers import Trainer
 
 MODEL = plain_model(
     name="twelve layers",

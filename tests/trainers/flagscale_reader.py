@@ -52,7 +52,7 @@ def flat_words(node: object) -> list[str]:
 
 
 def train_words(text: str) -> list[str]:
-    config = yaml.safe_load(text)
+    config = yaml.safe_load(text)["train"]
     top: dict[str, object] = {}
     for section in ("system", "model", "data"):
         top |= config[section]

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from hetplan.files.encoding import encode
-from hetplan.trainers.folder import SCHEMA, Manifest
 from hetplan.trainers.host_check import CheckedHost, HostChecks, check_text
 
 PYTHON = """#!/bin/sh
@@ -55,16 +53,7 @@ def emitted(folder: Path, *hosts: CheckedHost, **more: object) -> Path:
         "checkpoint_bytes": 1e3,
     }
     checks = HostChecks(**settings | more)  # type: ignore[arg-type]
-    manifest = Manifest(
-        schema=SCHEMA,
-        hetplan_version="1",
-        target="megatron",
-        complete=True,
-        files=(),
-        checks=checks,
-    )
-    (folder / "hetplan-emitted.json").write_text(encode(manifest, schema=SCHEMA))
-    (folder / "check.py").write_text(check_text())
+    (folder / "check.py").write_text(check_text(checks, ()))
     return folder / "check.py"
 
 

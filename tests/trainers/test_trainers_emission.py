@@ -16,12 +16,13 @@ from hetplan.cli.emit import SCHEDULERS, TRAINERS
 from hetplan.errors import Fault, InputError
 from hetplan.plans.build import plan_of
 from hetplan.plans.plan import Recompute, RecomputeGranularity
-from hetplan.plans.targets import TARGETS
 from hetplan.schedulers import SCHEDULERS as TABLE_OF_SCHEDULERS
 from hetplan.schedulers.launch import EmissionOptions
 from hetplan.schedulers.rank_layout import RankLayout
 from hetplan.search.files import load_plan, result_text, save_result
 from hetplan.search.result import SearchResult
+from hetplan.trainers import TRAINERS as TABLE
+from hetplan.trainers import trainer_named
 from hetplan.trainers.emission import (
     emission_for,
     emit_plan,
@@ -29,9 +30,7 @@ from hetplan.trainers.emission import (
     plan_faults,
     refusals,
 )
-from hetplan.trainers.folder import MANIFEST, write_folder
-from hetplan.trainers.table import TRAINERS as TABLE
-from hetplan.trainers.table import Trainer, trainer_named
+from hetplan.trainers.folder import write_folder
 
 COMMON_FILES = {"README.md", "plan.json", "launch.sh", "check.py"}
 
@@ -147,7 +146,7 @@ def test_texts_of_users_are_never_run(tmp_path: Path) -> None:
     emission = emit_plan(result, "megatron", options)
     out = tmp_path / bad.replace("/", "") / "run"
     out.parent.mkdir()
-    write_folder(out, emission.files, "megatron")
+    write_folder(out, emission.files)
     for host, expected in (("x1", 1), ("nobody", 1)):
         done = subprocess.run(
             ["bash", str(out / "launch.sh"), host],
@@ -174,21 +173,13 @@ def test_every_trainer_is_known_to_the_command() -> None:
         trainer_named("word")
 
 
-@pytest.mark.parametrize("name", TRAINERS)
-def test_every_trainer_can_be_loaded(name: str) -> None:
-    trainer = trainer_named(name)
-    assert isinstance(trainer, Trainer)
-    assert trainer.name == name
-    assert trainer.plan_target in TARGETS
-
-
 def test_the_library_verb_writes_a_folder(tmp_path: Path) -> None:
     result = two_regions()
     path = tmp_path / "plan.json"
     save_result(result, path)
     out = tmp_path / "run"
     emission = hetplan.emit(path, "megatron", out)
-    assert {each.path for each in emission.files} | {MANIFEST} == {
+    assert {each.path for each in emission.files} == {
         str(each.relative_to(out)) for each in out.rglob("*") if each.is_file()
     }
     assert load_plan(out / "plan.json").plan == result.plan

@@ -13,8 +13,8 @@ from hetplan.job.spec import Precision, TrainerOptions
 from hetplan.plans.build import plan_of
 from hetplan.schedulers.launch import EmissionOptions
 from hetplan.search.result import SearchResult
+from hetplan.trainers import trainer_named
 from hetplan.trainers.emission import Emission, emit_plan, refusals
-from hetplan.trainers.table import trainer_named
 
 WIDE, NARROW = "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16"
 
@@ -52,12 +52,6 @@ def test_megatron_is_told_the_plans_format_and_read_back_it_is_the_same(
     assert (flag in text, (WIDE, NARROW)[flag == WIDE] in text) == (True, False)
 
 
-def test_a_plan_of_the_reference_trainer_keeps_its_format_under_megatron() -> None:
-    result = searched("native")
-    assert {each.precision for each in result.plan.reduction_groups} == {"bfloat16"}
-    assert NARROW in text_of(emit_plan(result, "megatron", EmissionOptions()))
-
-
 @pytest.mark.parametrize("target", ["megatron", "torchtitan", "flagscale"])
 def test_two_formats_in_one_plan_are_refused_by_name(target: str) -> None:
     result = searched("any", "float32", "bfloat16")
@@ -66,12 +60,6 @@ def test_two_formats_in_one_plan_are_refused_by_name(target: str) -> None:
     assert fault.field == "plan.reduction_groups[1].precision"
     assert fault.message.startswith(f"bfloat16; target {trainer.plan_target} ")
     assert "sums in float32" in fault.message
-
-
-def test_a_trainer_without_the_choice_refuses_another_format() -> None:
-    with pytest.raises(InputError, match="bfloat16; target torchtitan always sums in float32"):
-        emit_plan(searched("any", "bfloat16"), "torchtitan", EmissionOptions())
-    emit_plan(searched("any", "float32"), "torchtitan", EmissionOptions())
 
 
 def test_a_job_that_asks_for_another_format_than_its_plan_is_refused() -> None:

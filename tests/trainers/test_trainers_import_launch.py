@@ -127,22 +127,6 @@ def test_hosts_islands_job_and_settings_are_the_users(folder: Path) -> None:
     assert "global_batch_size of the job, 64, is not the launch's: 128 is priced" in outcome.stderr
 
 
-def test_meshes_and_json(folder: Path) -> None:
-    estimate = json.loads(run("hetero.yaml", *ON, "--json").stdout)
-    assert [stage["island"] for stage in estimate["stages"]] == ["A100", "H100", "H100"]
-
-
-def test_a_plan_that_does_not_fit_is_priced_all_the_same(folder: Path) -> None:
-    text = LLAMA.replace("--recompute-granularity full --recompute-method block", "").replace(
-        "--recompute-num-layers 4", ""
-    )
-    (folder / "big.sh").write_text(text.replace("--seq-length 8192", "--seq-length 131072"))
-    given = ("--set", "max-position-embeddings=131072", "--out", "big.json")
-    outcome = run("big.sh", *ON, *given, code=3)
-    assert "stage" in outcome.stderr
-    assert (folder / "big.json").exists()
-
-
 def test_files_that_exist_are_kept(folder: Path) -> None:
     (folder / "now.json").write_text("notes")
     outcome = run("run.sh", *ON, "--out", "now.json", code=2)

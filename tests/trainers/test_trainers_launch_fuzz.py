@@ -34,35 +34,8 @@ LAUNCHES = (
     ("torchtitan", "h.toml", TOML),
 )
 _SIGNS = (
-    "$",
-    "${",
-    "$(",
-    "$((",
-    "`",
-    "'",
-    '"',
-    "(",
-    ")",
-    "{",
-    "}",
-    "|",
-    "&&",
-    ";;",
-    "<<E",
-    "\\",
-    "\n",
-    "if ",
-    "fi ",
-    "case ",
-    "done ",
-    "[[ ",
-    "]] ",
-    "#",
-    "*",
-    "\x00",
-    "\u2028",
-    "--",
-    "-1",
+    *("$", "${", "$(", "$((", "`", "'", '"', "(", ")", "{", "}", "|", "&&", ";;", "<<E", "\\"),
+    *("#", "*", "--", "-1", "\n", "if ", "fi ", "case ", "done ", "[[ ", "]] ", "\x00", "\u2028"),
     "9" * 30,
 )
 
@@ -114,29 +87,18 @@ def test_broken_launches(tmp_path: Path, trainer: str, name: str, text: str) -> 
     path.write_text(text)
     assert try_all(trainer, path) >= 2
     reached = [0, 0, 0, 0]
-    for _ in range(100):
+    for _ in range(60):
         path.write_text(mutated(rng, text), errors="replace")
         reached[try_all(trainer, path)] += 1
     # Neither is everything refused nor everything read.
     assert reached[0] > 0
     assert reached[2] + reached[3] > 0
-
-
-def test_noise(tmp_path: Path) -> None:
-    rng = random.Random(9)
     alphabet = "".join(_SIGNS) + "abt=E|L 09-.\n:,[]"
-    for _ in range(100):
-        text = "".join(rng.choice(alphabet) for _ in range(rng.randint(1, 200)))
-        for trainer, name in (
-            ("megatron", "a.sh"),
-            ("flagscale", "a.yaml"),
-            ("torchtitan", "a.toml"),
-        ):
-            path = tmp_path / name
-            path.write_text(text)
-            try_all(trainer, path)
-            with contextlib.suppress(InputError):
-                read_launch(path)
+    for _ in range(40):
+        path.write_text("".join(rng.choice(alphabet) for _ in range(rng.randint(1, 200))))
+        try_all(trainer, path)
+        with contextlib.suppress(InputError):
+            read_launch(path)
 
 
 def test_numbers_of_toml_without_end(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launches_handwritten import EXPERIMENT, GPT3, HETERO, HOSTS, LLAMA, MIXTRAL, TITAN, TOML
+from launches_handwritten import EXPERIMENT, GPT3, HETERO, HOSTS, LLAMA, MIXTRAL
 
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.launch_domains import LaunchDomain
@@ -15,7 +15,7 @@ from hetplan.errors import InputError
 from hetplan.job.load import load_job
 from hetplan.job.spec import Job, Objective, Optimizer, Precision
 from hetplan.model.load import load_model
-from hetplan.model.spec import Architecture, ModelSpec, plain_model
+from hetplan.model.spec import ModelSpec
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import Sharding, expand
 from hetplan.plans.ranks import rank_rows
@@ -110,26 +110,6 @@ def test_a_script_for_1024_accelerators_is_a_legal_plan(tmp_path: Path) -> None:
     assert found.remarks == ()
 
 
-def test_other_shapes_are_legal_plans(tmp_path: Path) -> None:
-    found = imported(tmp_path, LLAMA, cluster(island("a", 1)))
-    stages = found.plan.pipelines[0].stages
-    assert [stage.num_layers for stage in stages] == [16, 18]
-    assert stages[0].recompute.layers == 4
-    assert found.plan.overlap.reduction
-    found = imported(tmp_path, MIXTRAL, cluster(island("a", 9)), ("NNODES", "8"))
-    (replica,) = found.plan.pipelines[0].stages[0].replicas
-    assert (replica.ep, replica.etp, replica.dp) == (8, 1, 16)
-    assert expand(found.plan.unused_devices) == tuple(range(64, 72))
-
-
-def test_ranks_lie_as_the_trainer_numbers_them(tmp_path: Path) -> None:
-    flags = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
-    found = plain(tmp_path, cluster(island("a", 1)), flags, 8)
-    assert devices(found) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    found = plain(tmp_path, cluster(island("a", 1)), f"{flags} --use-tp-pp-dp-mapping", 8)
-    assert devices(found) == [[0, 1, 4, 5], [2, 3, 6, 7]]
-
-
 def test_hosts_are_found_by_name_and_by_address(tmp_path: Path) -> None:
     domain = LaunchDomain(name="d", islands=("a",), addresses=(("a-2", "10.0.0.2"),))
     where = cluster(island("a", 3), domains=(domain,))
@@ -165,11 +145,6 @@ def test_without_hosts_usable_nodes_are_taken_in_order(tmp_path: Path) -> None:
         plain(tmp_path, where, "", 32)
     with pytest.raises(InputError, match="no island is named c"):
         launch_plan(text, model, where, islands=("c",))
-
-
-def test_nodes_too_small_for_the_launch_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="starts 8 ranks on each node"):
-        imported(tmp_path, LLAMA, cluster(island("a", 2, per_node=4)))
 
 
 def test_a_stage_on_two_islands_has_an_entry_for_each(tmp_path: Path) -> None:
@@ -217,31 +192,6 @@ def test_meshes_go_to_the_hosts_of_their_types(tmp_path: Path) -> None:
     assert devices(again) == devices(found)
 
 
-def test_torchtitan_needs_a_model_file(tmp_path: Path) -> None:
-    model = plain_model(
-        name="llama",
-        architecture=Architecture.LLAMA,
-        num_layers=32,
-        hidden_size=4096,
-        ffn_hidden_size=14336,
-        num_attention_heads=32,
-        num_kv_heads=8,
-        head_dim=128,
-        vocab_size=128256,
-        max_sequence_length=8192,
-    )
-    where = cluster(island("a", 2))
-    found = imported(tmp_path, TITAN, where, trainer="torchtitan", model=model)
-    assert [stage.num_layers for stage in found.plan.pipelines[0].stages] == [17, 17]
-    assert found.plan.target == "torchtitan"
-    given = (("nnodes", "2"), ("nproc-per-node", "8"))
-    found = imported(
-        tmp_path, TOML, where, *given, trainer="torchtitan", name="t.toml", model=model
-    )
-    assert found.plan.pipelines[0].num_microbatches == 2
-    assert (found.plan.sharding, found.plan.optimizer_shards) == (Sharding.OPTIMIZER, 4)
-
-
 # ---- what does not agree
 
 
@@ -263,14 +213,6 @@ def test_what_contradicts_the_model_has_its_line(
         imported(tmp_path, LLAMA.replace(old, new), where, model=model)
     found = [each for each in caught.value.faults if message in each.message]
     assert [each.line for each in found] == [line]
-
-
-def test_what_no_plan_has_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no plan has Megatron-FSDP"):
-        plain(tmp_path, cluster(island("a", 1)), "--use-megatron-fsdp", 8)
-    flags = "--use-distributed-optimizer --num-distributed-optimizer-instances 3"
-    with pytest.raises(InputError, match="does not divide dp x cp 8"):
-        plain(tmp_path, cluster(island("a", 1)), flags, 8)
 
 
 def test_a_plan_that_the_target_has_not_can_be_priced_for_any(tmp_path: Path) -> None:
@@ -310,12 +252,6 @@ def test_drafts_are_read_back(tmp_path: Path) -> None:
         (tmp_path / "j.yaml").write_text(job_text(found.job))
         assert load_model(tmp_path / "m.yaml") == model
         assert load_job(tmp_path / "j.yaml") == found.job
-
-
-def test_a_job_with_more_than_a_launch_says_is_not_drafted(tmp_path: Path) -> None:
-    found = imported(tmp_path, LLAMA, cluster(island("a", 1)))
-    with pytest.raises(InputError, match="settings of its own file"):
-        job_text(replace(found.job, gap=0.5))
 
 
 def test_devices_that_a_launch_hides_are_not_taken(tmp_path: Path) -> None:

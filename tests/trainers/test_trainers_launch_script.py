@@ -56,13 +56,6 @@ def test_a_variable_that_only_the_host_knows_is_named() -> None:
     assert words("A=1\necho $A $B", A="2", B="3") == ["echo", "2", "3"]
 
 
-def test_words_have_the_lines_on_which_they_are_written() -> None:
-    text = launch(f'O="\n  --seq-length 8\n  --bf16"\n{RUN} \\\n  $O \\\n  --fp16\n')
-    lines = {setting.name: setting.line for setting in text.settings}
-    assert (lines["seq-length"], lines["bf16"], lines["fp16"]) == (2, 3, 6)
-    assert (lines["num-layers"], lines["torchrun.nproc-per-node"]) == (4, 4)
-
-
 def test_blocks_that_do_not_matter_are_passed_over() -> None:
     text = launch(f"if [ -z $X ]; then\n  Y=1\nfi\nfor h in a b; do ping $h; done\n{RUN}\n")
     assert (text.nodes, text.devices_per_node, text.remarks) == (1, 8, ())
@@ -90,14 +83,6 @@ def test_what_is_not_followed_is_named_with_its_line() -> None:
         assert construct in fault.message, script
         assert "argument list that Megatron-LM prints" in fault.message
         assert (fault.file, fault.line) == ("run.sh", line), script
-
-
-def test_a_block_that_only_adds_other_flags_leaves_a_remark() -> None:
-    block = "if true; then\n  A+=(--wandb-project x)\nfi\n"
-    text = launch(f"A=(--bf16)\n{block}{RUN} ${{A[@]}} --seq-length 8\n")
-    assert [each.name for each in text.settings][-3:] == ["num-layers", "bf16", "seq-length"]
-    assert [(each.name, each.values) for each in text.unread] == [("", ("$A[@]",))]
-    assert text.remarks == ("run.sh:2: an if statement sets A and is not followed",)
 
 
 def test_a_blank_after_a_backslash_is_named() -> None:

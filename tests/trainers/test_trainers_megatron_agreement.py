@@ -14,7 +14,6 @@ import pytest
 from megatron_plans import outermost_results, random_results
 from megatron_reader import MegatronRun, read_run
 
-from hetplan.model.layers import Attention
 from hetplan.model.spec import LayerKind
 from hetplan.plans.check import check_plan
 from hetplan.plans.plan import LayerRange, Plan, Stage
@@ -22,10 +21,10 @@ from hetplan.plans.ranks import rank_rows
 from hetplan.schedulers.launch import EmissionOptions
 from hetplan.schedulers.rank_layout import RankLayout, rank_layout
 from hetplan.search.result import SearchResult
+from hetplan.trainers import Trainer
+from hetplan.trainers.megatron.mindspeed import TRAINER as MINDSPEED
 from hetplan.trainers.megatron.parallel import degrees_of
 from hetplan.trainers.megatron.write import TRAINER
-from hetplan.trainers.mindspeed.write import TRAINER as MINDSPEED
-from hetplan.trainers.table import Trainer
 
 REFUSED = 4
 """Of every way to break a plan, so many must be tried."""
@@ -121,14 +120,6 @@ def lost_layer(result: SearchResult) -> SearchResult | None:
     return _change_chunk(result, 0, 0, replace(first, stop=first.stop - 1))
 
 
-def layer_twice(result: SearchResult) -> SearchResult | None:
-    """The first chunk ends a layer late."""
-    if degrees_of(result.plan).pp == 1:
-        return None
-    first = result.plan.pipelines[0].stages[0].chunks[0]
-    return _change_chunk(result, 0, 0, replace(first, stop=first.stop + 1))
-
-
 def no_head(result: SearchResult) -> SearchResult | None:
     """Nobody has the head."""
     stages = result.plan.pipelines[0].stages
@@ -137,22 +128,6 @@ def no_head(result: SearchResult) -> SearchResult | None:
     last = stages[-1].chunks[-1]
     change = replace(last, stop=last.stop - 1)
     return _change_chunk(result, len(stages) - 1, len(stages[-1].chunks) - 1, change)
-
-
-def no_embedding(result: SearchResult) -> SearchResult | None:
-    """Nobody has the embedding."""
-    if degrees_of(result.plan).pp == 1:
-        return None
-    first = result.plan.pipelines[0].stages[0].chunks[0]
-    return _change_chunk(result, 0, 0, replace(first, start=first.start + 1))
-
-
-def reversed_stages(result: SearchResult) -> SearchResult | None:
-    """The last stage comes first."""
-    stages = result.plan.pipelines[0].stages
-    if len(stages) == 1:
-        return None
-    return replace(result, plan=_with_stages(result.plan, *reversed(stages)))
 
 
 def odd_batch(result: SearchResult) -> SearchResult | None:
@@ -175,42 +150,7 @@ def wide_tp(result: SearchResult) -> SearchResult | None:
     return replace(result, plan=_with_stages(result.plan, *stages))
 
 
-def alone_in_sequence(result: SearchResult) -> SearchResult | None:
-    """Sequence parallelism over one rank."""
-    if degrees_of(result.plan).tp > 1:
-        return None
-    stages = [
-        replace(
-            stage,
-            replicas=tuple(replace(each, sequence_parallel=True) for each in stage.replicas),
-        )
-        for stage in result.plan.pipelines[0].stages
-    ]
-    return replace(result, plan=_with_stages(result.plan, *stages))
-
-
-def odd_kv_heads(result: SearchResult) -> SearchResult | None:
-    """5 key-value heads, which even tp neither divides nor is a multiple of."""
-    if degrees_of(result.plan).tp == 1 or result.inputs.model.name != "llama":
-        return None
-    (run,) = result.inputs.model.layer_runs
-    attention = Attention(num_heads=40, num_kv_heads=5, head_dim=16)
-    runs = (replace(run, layer=replace(run.layer, attention=attention)),)
-    model = replace(result.inputs.model, layer_runs=runs)
-    return replace(result, inputs=replace(result.inputs, model=model))
-
-
-BREAKS: tuple[Callable[[SearchResult], SearchResult | None], ...] = (
-    lost_layer,
-    layer_twice,
-    no_head,
-    no_embedding,
-    reversed_stages,
-    odd_batch,
-    wide_tp,
-    alone_in_sequence,
-    odd_kv_heads,
-)
+BREAKS = (lost_layer, no_head, odd_batch, wide_tp)
 
 
 def broken(change: Callable[[SearchResult], SearchResult | None]) -> Iterator[SearchResult]:
@@ -220,31 +160,18 @@ def broken(change: Callable[[SearchResult], SearchResult | None]) -> Iterator[Se
             yield found
 
 
-@pytest.mark.parametrize("change", BREAKS, ids=lambda change: change.__name__)
-def test_broken_plans_are_refused_by_both(
-    change: Callable[[SearchResult], SearchResult | None],
-) -> None:
-    for result in itertools.islice(broken(change), REFUSED):
-        plan, inputs = result.plan, result.inputs
-        assert check_plan(plan, inputs.model, inputs.cluster, inputs.job)
-        sheet = rank_layout(plan, inputs.cluster)
-        launch = TRAINER.launch(result, sheet, EmissionOptions())
-        with pytest.raises((AssertionError, RuntimeError, ValueError)):
-            read_run(launch.arguments, sheet.world_size)
+def test_broken_plans_are_refused_by_both() -> None:
+    for change in BREAKS:
+        for result in itertools.islice(broken(change), REFUSED):
+            plan, inputs = result.plan, result.inputs
+            assert check_plan(plan, inputs.model, inputs.cluster, inputs.job), change.__name__
+            sheet = rank_layout(plan, inputs.cluster)
+            launch = TRAINER.launch(result, sheet, EmissionOptions())
+            with pytest.raises((AssertionError, RuntimeError, ValueError)):
+                read_run(launch.arguments, sheet.world_size)
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("--pipeline-model-parallel-layout", "Et*2 |t*2L"),
-        ("--pipeline-model-parallel-layout", "Ed*2|t*2L"),
-        ("--pipeline-model-parallel-layout", "E((t)*1)*2|t*2L"),
-        ("--pipeline-model-parallel-layout", "Et*2|t|tL"),
-        ("--hetero-process-meshes", "1"),
-        ("--recompute-granularity", "some"),
-    ],
-)
-def test_the_reader_refuses_what_megatron_refuses(flag: str, value: str) -> None:
+def test_the_reader_refuses_what_megatron_refuses() -> None:
     """The agreement above means something: the wheel's parser is not lenient."""
     for result in random_results(seed=3, count=10_000):
         if degrees_of(result.plan).pp == 2 and result.inputs.model.name == "llama":
@@ -252,12 +179,11 @@ def test_the_reader_refuses_what_megatron_refuses(flag: str, value: str) -> None
     sheet = rank_layout(result.plan, result.inputs.cluster)
     arguments = TRAINER.launch(result, sheet, EmissionOptions()).arguments
     read_run(arguments, sheet.world_size)
-    with pytest.raises((ValueError, AssertionError, argparse.ArgumentError)):
-        read_run((*arguments, (flag, value)), sheet.world_size)
-
-
-def test_no_draw_is_the_same() -> None:
-    """Two seeds give different plans, one seed the same ones."""
-    first = [result.plan for result in random_results(seed=1, count=5)]
-    assert first == [result.plan for result in random_results(seed=1, count=5)]
-    assert first != [result.plan for result in random_results(seed=2, count=5)]
+    layout = "--pipeline-model-parallel-layout"
+    for flag, value in (
+        *((layout, text) for text in ("Et*2 |t*2L", "Ed*2|t*2L", "E((t)*1)*2|t*2L", "Et*2|t|tL")),
+        ("--hetero-process-meshes", "1"),
+        ("--recompute-granularity", "some"),
+    ):
+        with pytest.raises((ValueError, AssertionError, argparse.ArgumentError)):
+            read_run((*arguments, (flag, value)), sheet.world_size)

@@ -1,15 +1,14 @@
-"""What the rules call wrong megatron-core refuses, and it takes what they are silent about."""
+"""Megatron-core takes what the reader and the rules take, and refuses what they call wrong."""
 
 from __future__ import annotations
 
 import random
+import re
 import warnings
+from pathlib import Path
 
 import pytest
 from rule_launches import MEGATRON, Flags, judged, launch
-
-from hetplan.errors import InputError
-from hetplan.trainers.megatron.read import segments_of
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 with warnings.catch_warnings():
@@ -24,6 +23,12 @@ with warnings.catch_warnings():
 
 import torch
 
+from hetplan import trainers
+from hetplan.errors import InputError
+from hetplan.trainers.launch_command import script_launch
+from hetplan.trainers.megatron.flags import FLAGS, RENAMED, known_names
+from hetplan.trainers.megatron.read import layers_of_layout, segments_of, stage_layers
+
 REFUSALS = (AssertionError, ValueError, ZeroDivisionError)
 DRAWS = 400
 
@@ -33,45 +38,6 @@ def rules(flags: Flags) -> set[str]:
     tp, pp = (flags.get(f"{name}-model-parallel-size", 1) for name in ("tensor", "pipeline"))
     ranks = {"torchrun.nnodes": pp, "torchrun.nproc-per-node": tp, "micro-batch-size": 1}
     return {each.rule for each in judged(launch({**ranks, **flags}))}
-
-
-def layout(rng: random.Random) -> str:
-    """A layout string that is often right."""
-    stages, each = rng.choice([1, 2, 3, 4, 6]), rng.choice([1, 2, 4])
-    parts = [f"t*{each}" if rng.random() < 0.5 else "t" * each for _ in range(stages)]
-    text = "E" + "|".join(parts) + "L"
-    if rng.random() < 0.2:
-        text = f"E(t*{each}|)*{stages - 1}t*{each}L" if stages > 1 else text
-    if rng.random() < 0.25:
-        at = rng.randrange(len(text))
-        text = text[:at] + rng.choice(["", "t", "|", "E", "L", " ", "m", "x", "(", ","]) + text[at:]
-    if rng.random() < 0.1:
-        at = rng.randrange(len(text))
-        text = text[:at] + text[at + 1 :]
-    return text
-
-
-def test_layout_strings_are_judged_as_megatron_core_does() -> None:
-    rng = random.Random(0)
-    outcomes = []
-    for _ in range(DRAWS):
-        text, pp = layout(rng), rng.choice([1, 1, 2, 3])
-        try:
-            counted = "".join(segments_of(text)).count("t")
-        except InputError:
-            counted = 8
-        layers = max(1, counted) if rng.random() < 0.7 else rng.choice([4, 6, 8, 12])
-        try:
-            parsed = PipelineParallelLayerLayout.from_str(text, pp)
-            parsed.validate_layer_layout(num_layers=layers, mtp_num_layers=None)
-            taken = True
-        except (*REFUSALS, IndexError):
-            taken = False
-        flags = {"num-layers": layers, "pipeline-model-parallel-size": pp}
-        found = rules({**flags, "pipeline-model-parallel-layout": text})
-        assert ("launch-layout-string" not in found) == taken, (text, pp, layers, found)
-        outcomes.append(taken)
-    assert 50 < sum(outcomes) < DRAWS - 50
 
 
 def drawn(rng: random.Random) -> dict[str, int | str | bool | None]:
@@ -153,13 +119,153 @@ def test_sizes_are_judged_as_megatron_core_does() -> None:
     assert 20 < sum(outcomes) < DRAWS - 50
 
 
-@pytest.mark.parametrize("batch", range(1, 40))
-def test_batches_are_judged_as_megatron_core_does(batch: int) -> None:
-    for size in (1, 2, 3):
+def test_batches_are_judged_as_megatron_core_does() -> None:
+    for batch in range(1, 25):
+        for size in (1, 2, 3):
+            try:
+                ConstantNumMicroBatchesCalculator(batch, size, 2, False, 0)
+                taken = True
+            except AssertionError:
+                taken = False
+            found = rules({**MEGATRON, "global-batch-size": batch, "micro-batch-size": size})
+            assert ("launch-batch-does-not-divide" not in found) == taken
+
+
+# ---- layouts and layers of stages, as they are read
+
+
+def layers(arguments: str, pp: int, num_layers: int | None = None) -> tuple[tuple[int, ...], ...]:
+    return stage_layers(script_launch("megatron", "a.txt", arguments), pp, num_layers)
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ("Et*3 |tL", "' '"),
+        ("Ed|L", "'d'"),
+        ("E(t)L", "'('"),
+        ("E((t)*2|)*2L", "'('"),
+        ("ttt|tL", "must begin with its one E"),
+        ("Et|tLL", "must begin with its one E"),
+        ("Etm|tL", "behind an m"),
+        ("Et|t|tL", "has 3 segments, which 2 stages do not divide"),
+        ("Et*99999999|L", "repeats something"),
+        ("E" + "(t*999)*999999|L", "over 400,000 layers"),
+    ],
+)
+def test_layouts_that_are_none_are_refused(layout: str, message: str) -> None:
+    with pytest.raises(InputError, match=None) as caught:
+        layers_of_layout(layout, 2)
+    assert message in str(caught.value)
+
+
+def test_a_layout_goes_through_the_stages_once_per_virtual_stage() -> None:
+    assert layers_of_layout("Et*5|t*4|t*3|t*2L", 2) == ((5, 3), (4, 2))
+
+
+def test_layers_that_do_not_go_on_the_stages_are_refused_with_their_line() -> None:
+    text = "--num-layers 8\n--decoder-first-pipeline-num-layers 12"
+    with pytest.raises(InputError) as caught:
+        layers(text, 4, 8)
+    (fault,) = caught.value.faults
+    assert (fault.file, fault.line, fault.field) == (
+        "a.txt",
+        2,
+        "decoder-first-pipeline-num-layers",
+    )
+    with pytest.raises(InputError, match="a stage has 2"):
+        layers("--num-layers 8 --num-layers-per-virtual-pipeline-stage 3", 4, 8)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_megatron_core_parses_layouts_alike() -> None:
+    parse = PipelineParallelLayerLayout
+    signs = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+    rng = random.Random(11)
+    agreed = refused = 0
+    for _ in range(600):
+        layout = _random_layout(rng)
         try:
-            ConstantNumMicroBatchesCalculator(batch, size, 2, False, 0)
-            taken = True
+            theirs = parse.parse_str_to_list(layout)
         except AssertionError:
-            taken = False
-        found = rules({**MEGATRON, "global-batch-size": batch, "micro-batch-size": size})
-        assert ("launch-batch-does-not-divide" not in found) == taken
+            with pytest.raises(InputError):
+                segments_of(layout)
+            refused += 1
+            continue
+        assert segments_of(layout) == tuple(
+            "".join(signs[each.name] for each in segment) for segment in theirs
+        ), layout
+        agreed += 1
+    assert agreed > 150
+    assert refused > 50
+
+
+def _random_layout(rng: random.Random) -> str:
+    parts = ("t", "t*3", "|", "|*2", "(tt|)*2", "(t|t)*3", "m", ",", "t*0", "E", "L", "(t*2|)*2")
+    wrong = ("d", " ", "()", "(t)", "*", "((t)*2)*2")
+    found = ["E", *(rng.choice(parts) for _ in range(rng.randint(0, 8))), "L"]
+    if rng.random() < 0.3:
+        found.insert(rng.randrange(len(found)), rng.choice(wrong))
+    return "".join(found)
+
+
+@pytest.mark.filterwarnings("ignore")  # of Megatron-core itself, about its own defaults
+def test_megatron_core_builds_as_many_layers() -> None:
+    rng = random.Random(3)
+    checked = 0
+    for _ in range(400):
+        pp, virtual = rng.choice((1, 2, 3, 4)), rng.choice((1, 1, 2, 3))
+        total = rng.randint(pp * virtual, 30)
+        keys: dict[str, int | bool] = {}
+        flags = f"--num-layers {total}"
+        draw = rng.random()
+        if draw < 0.3 and pp > 1:
+            first = rng.randint(1, total)
+            keys["num_layers_in_first_pipeline_stage"] = first
+            flags += f" --decoder-first-pipeline-num-layers {first}"
+        elif draw < 0.6:
+            keys["account_for_embedding_in_pipeline_split"] = True
+            flags += " --account-for-embedding-in-pipeline-split"
+            if draw < 0.45:
+                keys["account_for_loss_in_pipeline_split"] = True
+                flags += " --account-for-loss-in-pipeline-split"
+        if virtual > 1:
+            if pp == 1:
+                continue
+            keys["virtual_pipeline_model_parallel_size"] = virtual
+            flags += f" --num-virtual-stages-per-pipeline-rank {virtual}"
+        try:
+            made = TransformerConfig(
+                num_layers=total,
+                hidden_size=32,
+                num_attention_heads=4,
+                pipeline_model_parallel_size=pp,
+                pipeline_dtype=torch.float32,
+                **keys,
+            )
+            theirs = tuple(
+                tuple(
+                    get_num_layers_to_build(
+                        made, vp_stage=chunk if virtual > 1 else None, pp_rank=stage
+                    )
+                    for chunk in range(virtual)
+                )
+                for stage in range(pp)
+            )
+        except (AssertionError, ValueError):
+            continue
+        assert layers(flags, pp, total) == theirs, flags
+        checked += 1
+    assert checked > 60
+
+
+def test_every_flag_that_is_read_is_in_the_table() -> None:
+    folder = Path(trainers.__file__).parent / "megatron"
+    own = re.compile(r'"([a-z]+(?:-[a-z0-9]+)+)"')
+    others = {"interleaved-1f1b", "world-size", "nproc-per-node"}
+    others |= {"recompute-method-per-stage-micro-batch"}
+    for file in ("read.py", "read_model.py", "rules.py"):
+        names = own.findall((folder / file).read_text())
+        flags = {name for name in names if not name.startswith("launch-")}
+        assert flags <= {*FLAGS, *RENAMED} | others
+    assert len(known_names()) > 1500

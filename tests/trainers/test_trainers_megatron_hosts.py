@@ -26,7 +26,7 @@ from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.launch_domains import LaunchDomain, Scheduler
 from hetplan.schedulers.rank_layout import Agent, Host, libraries, vendor_environment
 from hetplan.schedulers.vendors import VENDORS, vendor_of
-from hetplan.trainers.megatron.transport import group_networks, transport_text
+from hetplan.trainers.megatron.parallel import group_networks, transport_text
 from hetplan.trainers.megatron.write import (
     BOOTSTRAP_RINGS,
     OWN_MINUTES,

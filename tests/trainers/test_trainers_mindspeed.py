@@ -15,12 +15,12 @@ from hetplan.plans.plan import OverlapSettings
 from hetplan.schedulers.launch import EmissionOptions, TrainerLaunch
 from hetplan.schedulers.rank_layout import RankLayout, rank_layout
 from hetplan.search.result import SearchResult
+from hetplan.trainers import Trainer
+from hetplan.trainers.megatron.mindspeed import PROGRAM
+from hetplan.trainers.megatron.mindspeed import TRAINER as MINDSPEED
 from hetplan.trainers.megatron.parallel import degrees_of
 from hetplan.trainers.megatron.write import TRAINER as MEGATRON
 from hetplan.trainers.megatron.write import megatron_arguments
-from hetplan.trainers.mindspeed.write import PROGRAM
-from hetplan.trainers.mindspeed.write import TRAINER as MINDSPEED
-from hetplan.trainers.table import Trainer
 
 NO_OPTIONS = EmissionOptions()
 

@@ -18,9 +18,9 @@ from hetplan.schedulers.launch import EmissionOptions
 from hetplan.schedulers.rank_layout import RankLayout, libraries
 from hetplan.search.result import SearchResult
 from hetplan.search.search import search
+from hetplan.trainers import Trainer
 from hetplan.trainers.emission import refusals
 from hetplan.trainers.nearest import nearest_plan, plan_differences
-from hetplan.trainers.table import Trainer
 
 PREDICTOR = FittedPredictor.datasheet_only()
 TWO = cluster(island("a", nodes=1, devices_per_node=4), island("b", nodes=1, devices_per_node=4))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -18,16 +17,11 @@ from launches_handwritten import (
     TOML,
 )
 
-from hetplan import trainers
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision, ProductFormat
 from hetplan.model.layers import Attention, Experts, LatentAttention, Mlp, Norm
-from hetplan.model.load import load_model
-from hetplan.model.numerics import Activation, Router, ScoreFunction
 from hetplan.plans.plan import Recompute, RecomputeGranularity, RecomputeModule
-from hetplan.trainers.import_launch import model_text
 from hetplan.trainers.launch_values import LaunchFacts, LaunchMesh, LaunchText, flag
-from hetplan.trainers.megatron.flags import FLAGS, RENAMED, known_names
 from hetplan.trainers.megatron.read_model import launch_model
 from hetplan.trainers.read import facts_of, read_launch, trainer_of
 
@@ -112,25 +106,6 @@ def test_variables_of_the_host_can_be_given(tmp_path: Path) -> None:
         read(tmp_path, "megatron", GPT3, (("NODES", "32"),))
 
 
-def test_lines_that_end_as_those_of_windows(tmp_path: Path) -> None:
-    text = tmp_path / "run.sh"
-    text.write_bytes(LLAMA.replace("\n", "\r\n").encode())
-    found = read_launch(text)
-    (tmp_path / "unix.sh").write_text(LLAMA)
-    same = read_launch(tmp_path / "unix.sh")
-    assert [(each.name, each.values, each.line) for each in found.settings] == [
-        (each.name, each.values, each.line) for each in same.settings
-    ]
-
-
-def test_settings_can_be_given_over_the_scripts_own(tmp_path: Path) -> None:
-    given = (("pipeline-model-parallel-size", "8"), ("num-layers-per-virtual-pipeline-stage", "12"))
-    facts = facts_of(read(tmp_path, "megatron", GPT3, given))
-    assert facts.layers == ((12,),) * 8
-    assert facts.schedule == "1f1b"
-    assert not facts.overlap.send
-
-
 def test_arguments_in_one_string(tmp_path: Path) -> None:
     text = read(tmp_path, "megatron", LLAMA)
     facts = facts_of(text)
@@ -187,23 +162,6 @@ def test_recompute_and_formats_and_kernels(tmp_path: Path) -> None:
     assert (facts.meshes[0].cp, facts.meshes[0].dp) == (2, 4)
 
 
-def test_the_batch_is_rounded_down_and_the_layers_are_lost(tmp_path: Path) -> None:
-    facts = megatron(
-        tmp_path, "--global-batch-size 30 --pipeline-model-parallel-size 2", "--num-layers 7"
-    )
-    assert facts.num_microbatches == 7
-    assert facts.layers == ((3,), (3,))
-    assert facts.num_layers == 7
-
-
-def test_ranks_that_do_not_divide_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError) as caught:
-        megatron(tmp_path, "--tensor-model-parallel-size 8", ranks=12)
-    (fault,) = caught.value.faults
-    assert fault.line == 1
-    assert "does not divide the 12 ranks" in fault.message
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -236,14 +194,6 @@ def test_a_plain_list_needs_no_quotes(tmp_path: Path) -> None:
     assert facts.layers == ((2, 2), (2, 2))
     with pytest.raises(InputError, match="never closed"):
         megatron(tmp_path, "--lr 'x")
-
-
-def test_what_plans_cannot_have_is_named(tmp_path: Path) -> None:
-    facts = megatron(tmp_path, "\n--use-megatron-fsdp\n--optimizer muon")
-    assert [(each.line, each.field) for each in facts.refusals] == [
-        (2, "use-megatron-fsdp"),
-        (3, "optimizer"),
-    ]
 
 
 def test_a_script_that_starts_nothing_or_two_things_is_refused(tmp_path: Path) -> None:
@@ -325,51 +275,6 @@ def test_the_printed_arguments_are_a_launch(tmp_path: Path) -> None:
         read_launch(path)
 
 
-def test_every_flag_that_is_read_is_in_the_table() -> None:
-    folder = Path(trainers.__file__).parent
-    own = re.compile(r'"([a-z]+(?:-[a-z0-9]+)+)"')
-    for file in ("megatron/read.py", "megatron/read_model.py", "megatron/rules.py"):
-        names = set(own.findall((folder / file).read_text()))
-        assert {name for name in names if not name.startswith("launch-")} <= {
-            *FLAGS, *RENAMED, "interleaved-1f1b", "world-size",
-            "recompute-method-per-stage-micro-batch", "nproc-per-node",
-        }  # fmt: skip
-    assert "tensor-model-parallel-size" in known_names()
-    assert len(known_names()) > 1500
-
-
-# A script of Megatron-LM's own examples (examples/gpt3), in its form: numbers and names changed.
-EXAMPLE = """#!/bin/bash
-export CUDA_DEVICE_MAX_CONNECTIONS=1
-GPUS_PER_NODE=8
-NUM_NODES=1
-WORLD_SIZE=$(($GPUS_PER_NODE*$NUM_NODES))
-CHECKPOINT_PATH=$1 #<Specify path>
-VOCAB_FILE=$2 #<Specify path to file>/gpt2-vocab.json
-ARGS=(
-    --num-layers 48
-    --hidden-size 6144
-    --num-attention-heads 48
-    --seq-length 2048 --max-position-embeddings 2048
-    --micro-batch-size 1 --fp16
-    --step-batch-size-schedule "0:16 2.4B:320 12B:768"
-    --tensor-model-parallel-size 8 --pipeline-model-parallel-size 8
-    --vocab-file $VOCAB_FILE --load $CHECKPOINT_PATH
-)
-torchrun --nproc_per_node $GPUS_PER_NODE --nnodes $NUM_NODES pretrain_gpt.py \\
-    ${ARGS[@]}
-"""
-
-
-def test_a_script_with_a_vocabulary_file_has_a_model(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not divide the 8 ranks"):
-        facts_of(read(tmp_path, "megatron", EXAMPLE))
-    text = read(tmp_path, "megatron", EXAMPLE, (("NUM_NODES", "16"),))
-    facts = facts_of(text)
-    assert (facts.world_size, facts.global_batch_size) == (128, 768)
-    assert launch_model(text, "gpt").vocab_size == 50257
-
-
 # ---- FlagScale
 
 
@@ -426,13 +331,6 @@ def test_broken_meshes_have_their_line(tmp_path: Path, old: str, new: str, messa
     (fault,) = caught.value.faults
     assert message in fault.message
     assert fault.line > 0
-
-
-def test_hosts_must_be_as_many_as_the_meshes_want(tmp_path: Path) -> None:
-    path = experiment(tmp_path)
-    written(tmp_path, "hosts", "h100-0 slots=8 type=H100\na100-0 slots=8 type=A100\n")
-    with pytest.raises(InputError, match="the meshes have 24 ranks, the hosts start 16"):
-        facts_of(read_launch(path))
 
 
 def test_interpolations_are_followed(tmp_path: Path) -> None:
@@ -585,32 +483,3 @@ def test_a_model_that_the_launch_does_not_say(tmp_path: Path) -> None:
         launch_model(read(tmp_path, "megatron", text), "m")
     with pytest.raises(InputError, match="give --model FILE"):
         launch_model(read(tmp_path, "torchtitan", TITAN), "m")
-
-
-def test_what_a_launch_says_of_its_model_beyond_shapes(tmp_path: Path) -> None:
-    text = LLAMA.replace(
-        "--swiglu",
-        "--swiglu --rotary-base 500000 --norm-epsilon 1e-6 --use-rope-scaling --rotary-percent 0.5",
-    )
-    model = launch_model(read(tmp_path, "megatron", text), "m")
-    assert (model.norm_epsilon, model.rotary_base, model.rotary_fraction) == (1e-6, 5e5, 0.5)
-    assert model.activation is Activation.SILU
-    assert model.rotary_scaling is not None
-    assert (model.rotary_scaling.kind, model.rotary_scaling.factor) == ("llama3", 8.0)
-    said = "--moe-router-score-function sigmoid --moe-router-num-groups 4 --moe-aux-loss-coeff 1e-3"
-    given = (("NNODES", "8"),)
-    text = MIXTRAL.replace(
-        "--moe-router-topk 2", f"--moe-router-topk 2 {said} --moe-router-group-topk 2"
-    )
-    routed = launch_model(read(tmp_path, "megatron", text, given), "m")
-    assert routed.router == Router(
-        score_function=ScoreFunction.SIGMOID,
-        num_groups=4,
-        groups_per_token=2,
-        loss_coefficient=1e-3,
-    )
-    for each in (model, routed):
-        assert load_model(written(tmp_path, "m.yaml", model_text(each))) == each
-    # What nobody says is nobody's: the trainer's own stands.
-    plain = launch_model(read(tmp_path, "megatron", GPT3), "m")
-    assert (plain.norm_epsilon, plain.rotary_base, plain.router) == (None, None, None)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from emit_cases import (
     JOB,
     MODEL,
-    PLAIN,
     TIED,
     chosen,
     cluster,
@@ -17,13 +16,11 @@ from emit_cases import (
     two_regions,
 )
 
-from hetplan.cluster.launch_domains import LaunchDomain, Scheduler
 from hetplan.plans.build import plan_of
 from hetplan.schedulers.launch import EmissionOptions
 from hetplan.schedulers.rank_layout import rank_layout
 from hetplan.search.result import SearchResult
-from hetplan.trainers.placement_review import placement_remarks
-from hetplan.trainers.readme import readme_text
+from hetplan.trainers.readme import placement_remarks, readme_text
 
 
 def text_of(result: SearchResult, options: EmissionOptions | None = None, **launch: object) -> str:
@@ -63,23 +60,6 @@ def test_tables_stay_tables_whatever_islands_are_called() -> None:
     assert row.replace("\\|", "").count("|") == 7
 
 
-def test_how_to_start_depends_on_the_scheduler() -> None:
-    result = two_regions()
-    slurm = LaunchDomain(name="hpc", islands=("north",), scheduler=Scheduler.SLURM)
-    pods = LaunchDomain(
-        name="pods", islands=("south",), scheduler=Scheduler.KUBERNETES, image="x/y:1"
-    )
-    machines = replace(result.inputs.cluster, launch_domains=(slurm, pods))
-    result = replace(result, inputs=replace(result.inputs, cluster=machines))
-    text = text_of(result, own_runner=("python", "run.py", "{folder}/x.yaml"))
-    assert "pdsh -R ssh -w 'north[0000-0001],south[0000-0001]'" in text
-    assert "`python run.py FOLDER/x.yaml`" in text
-    assert "sbatch launch.sbatch" in text_of(result, EmissionOptions(scheduler="slurm"))
-    text = text_of(result, EmissionOptions(scheduler="kubernetes"))
-    assert "kubectl create -f launch.yaml" in text
-    assert "The other 2 hosts are in no Kubernetes domain" in text
-
-
 def test_what_must_be_there_before_depends_on_the_options() -> None:
     result = two_regions()
     assert "Set `TRAINER_FOLDER` to the folder that holds `train.py`" in text_of(result)
@@ -90,10 +70,3 @@ def test_what_must_be_there_before_depends_on_the_options() -> None:
     assert "expected in `/opt/trainer`" in text
     assert "Without --data" not in text
     assert "`python3 -m a.b` must work" in text_of(result, program=("-m", "a.b"))
-
-
-def test_the_command_of_the_target_is_named_where_another_was_priced() -> None:
-    result = two_regions()
-    assert PLAIN.name != "megatron"
-    assert "was priced for target megatron" in text_of(result)
-    assert "was priced for" not in text_of(result, target="megatron")

@@ -20,11 +20,11 @@ from hetplan.plans.plan import Plan
 from hetplan.schedulers.launch import EmissionOptions
 from hetplan.schedulers.rank_layout import RankLayout, rank_layout
 from hetplan.search.result import SearchResult
+from hetplan.trainers import Trainer, trainer_named
 from hetplan.trainers.launch_plan import PlannedLaunch, launch_plan
 from hetplan.trainers.launch_values import LaunchHost, LaunchText
 from hetplan.trainers.megatron.read_model import launch_model
 from hetplan.trainers.read import read_launch
-from hetplan.trainers.table import Trainer, trainer_named
 
 PLAIN = EmissionOptions()
 FAST, SLOW = 20, 200

@@ -72,31 +72,6 @@ def torchtitan_line(step: int, tps: float, *, memory: float = 48.91, colours: bo
     )
 
 
-def deepspeed_line(step: int, samples_per_second: float) -> str:
-    """deepspeed/utils/timer.py, ThroughputTimer.stop."""
-    return (
-        f"[2026-01-02 03:04:05,614] [INFO] [timer.py:260:stop] epoch=0/micro_step={4 * step}/"
-        f"global_step={step}, RunningAvgSamplesPerSec=25.0257, "
-        f"CurrSamplesPerSec={samples_per_second}, MemAllocated=4.32GB, MaxMemAllocated=38.49GB"
-    )
-
-
-def deepspeed_timers(**milliseconds: float) -> str:
-    """deepspeed/utils/timer.py, SynchronizedWallClockTimer.log."""
-    parts = [f"{name}: {value:.2f}" for name, value in milliseconds.items()]
-    return "[2026-01-02 03:04:05,615] [INFO] [logging.py:96:log_dist] [Rank 0] " + " | ".join(
-        ["time (ms)", *parts]
-    )
-
-
-def pipeline_line(step: int, seconds: float, samples: int = 64) -> str:
-    """deepspeed/runtime/pipe/engine.py, train_batch."""
-    return (
-        f"steps: {step} loss: {7.1234:0.4f} iter time (s): {seconds:0.3f} "
-        f"samples/sec: {samples / seconds:0.3f}"
-    )
-
-
 def nemo_line(step: int, seconds: float, batch: int = 128) -> str:
     """nemo/lightning/pytorch/callbacks/progress_printer.py."""
     return (

@@ -1,10 +1,11 @@
-"""A plan as a launch of FlagScale: its two YAML files, a hostfile, and the same as arguments.
+"""A plan as a launch of FlagScale: its YAML file, a hostfile, and the same as arguments.
 
-FlagScale takes two configurations (examples/aquila/conf): the experiment (hosts, environment,
-runner) and what is trained, in sections `system`, `model` and `data`. Its runner puts the three
-together and flattens them (flagscale/runner/utils.py, flatten_dict_to_args): names of nested
-sections are dropped, `_` becomes `-`, lists become values behind a flag, true a flag alone, false
-nothing. A value of null would become the word None, so none is written.
+FlagScale's configuration has two parts: the experiment (hosts, environment, runner) and what is
+trained, in sections `system`, `model` and `data`. Its examples (examples/aquila/conf) keep them in
+two files that Hydra joins; its runner reads `config.train` wherever it came from. It puts the three
+sections together and flattens them (flagscale/runner/utils.py, flatten_dict_to_args): names of
+nested sections are dropped, `_` becomes `-`, lists become values behind a flag, true a flag alone,
+false nothing. A value of null would become the word None, so none is written.
 
 The runner (flagscale/runner/runner_train.py) reads `host slots=N type=T` lines, takes their order
 for node ranks, and starts by ssh on each host a script that it writes: it exports the environment
@@ -29,16 +30,19 @@ from hetplan.schedulers.quoting import FOLDER, file_name, yaml_text
 from hetplan.schedulers.rank_layout import Agent, RankLayout
 from hetplan.schedulers.vendors import vendor_of
 from hetplan.search.result import SearchResult
+from hetplan.trainers import Trainer
 from hetplan.trainers.flagscale.meshes import (
+    DEVICE_TYPE,
+    PORTED_VENDORS,
     Mesh,
     Meshes,
-    agent_device_types,
     agent_types,
     flagscale_arguments,
+    flagscale_faults,
     meshes_of,
     transports_between,
 )
-from hetplan.trainers.flagscale.refusals import PORTED_VENDORS, flagscale_faults
+from hetplan.trainers.megatron.flags import FLAGS
 from hetplan.trainers.megatron.model import numerics_remarks
 from hetplan.trainers.megatron.parallel import degrees_of
 from hetplan.trainers.megatron.write import (
@@ -46,7 +50,6 @@ from hetplan.trainers.megatron.write import (
     launch_remarks,
     transport_files,
 )
-from hetplan.trainers.table import Trainer
 
 FOLDER_VARIABLE = "HETPLAN_FOLDER"
 FOLDER_OF_YAML = f"${{oc.env:{FOLDER_VARIABLE}}}"
@@ -54,20 +57,7 @@ FOLDER_OF_YAML = f"${{oc.env:{FOLDER_VARIABLE}}}"
 
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)", re.ASCII)
 _DECIMAL = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", re.ASCII)
-_SECTIONS = (
-    ("data", re.compile(r"data-path|split|mock-data|.*tokenizer.*|.*vocab.*")),
-    (
-        "model",
-        re.compile(
-            r"num-layers|hidden-size|ffn-hidden-size|swiglu|normalization|group-query-attention|"
-            r"num-query-groups|num-attention-heads|kv-channels|position-embedding-type|"
-            r"max-position-embeddings|seq-length|untie-.*|.*bias.*|.*dropout|window-.*|moe-.*|"
-            r"num-experts|mtp-.*|multi-latent-.*|q-lora-rank|kv-lora-rank|qk-.*|v-head-dim|rope-.*|"
-            r"no-rope-.*|rotary-.*|use-rope-scaling|norm-epsilon|mscale.*|train-iters|eval-.*|"
-            r"global-batch-size|micro-batch-size|lr|lr-.*|optimizer|clip-grad|sgd-.*|seed"
-        ),
-    ),
-)
+_DATA = re.compile(r"data-path|split|mock-data|.*tokenizer.*|.*vocab.*")
 _NESTED = (
     ("hetero", re.compile(r"enable-hetero|hetero-.*|expert-tensor-.*-mesh|use-partial-.*")),
     ("recompute", re.compile(r"recompute-.*")),
@@ -83,12 +73,17 @@ def train_config(arguments: Sequence[tuple[str, ...]]) -> dict[str, Any]:
     found: dict[str, Any] = {"system": {}, "model": {}, "data": {}}
     for flag, *values in arguments:
         name = flag.removeprefix("--")
-        home = found[next((key for key, those in _SECTIONS if those.fullmatch(name)), "system")]
+        home = found["data" if _DATA.fullmatch(name) else _section(name)]
         inner = next((key for key, those in _NESTED if those.fullmatch(name)), None)
         if home is found["system"] and inner is not None:
             home = home.setdefault(inner, {})
         home[name.replace("-", "_")] = _value(name, values)
     return found
+
+
+def _section(name: str) -> str:
+    """Where people look for a flag: shapes in `model`, everything else in `system`."""
+    return "model" if name in FLAGS and FLAGS[name].meaning.startswith("model:") else "system"
 
 
 _LISTS = re.compile(
@@ -139,8 +134,7 @@ def arguments_of(config: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
 
 # ---- flagscale/hosts
 
-EXPERIMENT, TRAIN = "flagscale", "plan"
-EXPERIMENT_FILE, TRAIN_FILE, HOST_FILE = f"{EXPERIMENT}.yaml", f"train/{TRAIN}.yaml", "hostfile"
+EXPERIMENT, HOST_FILE = "flagscale", "hostfile"
 PROGRAM = "flagscale/train/train_gpt.py"
 
 _PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
@@ -208,11 +202,13 @@ def node_environment(
 
 
 def experiment_config(
-    ranks: RankLayout, name: str, nodes: Mapping[str, Mapping[str, str]]
+    ranks: RankLayout,
+    name: str,
+    nodes: Mapping[str, Mapping[str, str]],
+    train: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The experiment: where it writes, how it is started, what every host sees."""
+    """The experiment: where it writes, how it is started, what every host sees and trains."""
     return {
-        "defaults": [{"train": TRAIN}, "_self_"],
         "experiment": {
             "exp_name": name,
             "exp_dir": f"{FOLDER_OF_YAML}/run",
@@ -228,6 +224,7 @@ def experiment_config(
             },
             "envs": {"node_specific": {host: dict(each) for host, each in nodes.items()}},
         },
+        "train": train,
         "action": "run",
         "hydra": {"run": {"dir": "${experiment.exp_dir}/hydra"}},
     }
@@ -252,12 +249,9 @@ def flagscale_launch(
         for agent in ranks.agents
     )
     nodes = node_environment(ranks, environment)
-    experiment = experiment_config(ranks, file_name(result.inputs.job.name), nodes)
+    experiment = experiment_config(ranks, file_name(result.inputs.job.name), nodes, config)
     obstacles = tuple(runner_obstacles(ranks, [tuple(each.items()) for each in nodes.values()]))
-    files = [
-        EmittedFile(path=EXPERIMENT_FILE, text=yaml_text(experiment)),
-        EmittedFile(path=TRAIN_FILE, text=yaml_text(config)),
-    ]
+    files = [EmittedFile(path=f"{EXPERIMENT}.yaml", text=yaml_text(experiment))]
     if one_agent_each(ranks):
         files.append(EmittedFile(path=HOST_FILE, text=host_file(ranks, types)))
     return TrainerLaunch(
@@ -267,7 +261,7 @@ def flagscale_launch(
         arguments=arguments_of(config),
         environment=(("PYTHONPATH", _python_path(options.trainer_folder)),),
         agent_environment=environment,
-        agent_arguments=agent_device_types(types) if meshes.hetero else (),
+        agent_arguments=tuple(((DEVICE_TYPE, name),) for name in types) if meshes.hetero else (),
         files=(*files, *(() if meshes.hetero else transport_files(result, ranks))),
         remarks=(
             *_remarks(result.plan, ranks, meshes),

@@ -12,9 +12,8 @@ for those of the passes) are means over the same steps, in three forms by `--tim
                                                                                      rank  0: 1.00
 
 Versions before 2022 print one line, `time (ms) | forward-compute: 53.79 | ...`, of one rank. Minima
-are over the ranks that ran the timer. Megatron-DeepSpeed prints DeepSpeed's timers before the line
-of their step. Newer versions stop the clock of a step for checkpoints and evaluations, older ones
-do not; the step after either is marked in both. ezpz's logger writes
+are over the ranks that ran the timer. Newer versions stop the clock of a step for checkpoints and
+evaluations, older ones do not; the step after either is marked in both. ezpz's logger writes
 `elapsed_time_per_iteration_ms=29570.0`. Settings come from the list of arguments that a run begins
 with; `printed_arguments` reads that list as a launch.
 """
@@ -28,9 +27,7 @@ from pathlib import Path
 
 from hetplan.errors import Fault, InputError
 from hetplan.importers.lines import finite_number
-from hetplan.trainers.deepspeed_log import BreakDown
 from hetplan.trainers.launch_values import GIVEN_FILE, Given, LaunchHost, LaunchText, Setting
-from hetplan.trainers.log_lines import LogLine, log_lines
 from hetplan.trainers.megatron.flags import FLAGS, Takes
 from hetplan.trainers.training_log import (
     IN_PASSES,
@@ -40,10 +37,12 @@ from hetplan.trainers.training_log import (
     FileLog,
     LoggedStep,
     LoggedTimer,
+    LogLine,
     Mark,
     Quantity,
     TimerRanks,
     Trainer,
+    log_lines,
     meanings,
 )
 from hetplan.units import MEBIBYTE
@@ -142,6 +141,7 @@ TIMERS = meanings(
     ("optimizer-count-zeros", Quantity.UPDATE, ONE_OF),
     ("optimizer-copy-main-to-model-params", Quantity.UPDATE, ONE_OF),
     # Megatron-LM of 2020.
+    ("forward", Quantity.FORWARD, IN_PASSES),
     ("backward-backward", Quantity.BACKWARD, f"{IN_PASSES}, and recomputation"),
     ("backward-allreduce", Quantity.REDUCTION, "after the passes"),
     ("batch generator", Quantity.DATA, "inside forward"),
@@ -160,8 +160,6 @@ class MegatronLog:
         """Name above the `rank` lines."""
         self._open = False
         """Whether timers that come now are of the last step."""
-        self._before = BreakDown()
-        """Timers of DeepSpeed, which come before the line of their step."""
 
     def take(self, line: LogLine) -> None:
         """One line of the file, cleaned."""
@@ -217,7 +215,6 @@ class MegatronLog:
                 tokens_per_second=finite_number(tokens.group(1)) if tokens else None,
                 global_batch_size=int(batch.group(1)) if batch else None,
                 marks=(Mark.SKIPPED,) if _SKIPPED.search(line.text) else (),
-                timers=self._before.taken(),
             )
         )
 
@@ -235,8 +232,6 @@ class MegatronLog:
         self._add(row.group(1), least, most)
 
     def _one_line(self, text: str) -> None:
-        if self._before.take(text):
-            return
         found = _ONE_LINE.search(text)
         for part in found.group(1).split(" | ")[1:] if found is not None else ():
             name, _, value = part.rpartition(": ")

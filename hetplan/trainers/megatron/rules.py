@@ -168,15 +168,9 @@ def _layout_faults(written: str, launch: Launch) -> Iterator[str]:
     layers = launch.num_layers
     if layers is not None and flat.count("t") != layers:
         yield f"{written!a:.200} has {flat.count('t')} times t for {layers} layers"
-    yield from _mtp_faults(flat, segments, launch)
-
-
-def _mtp_faults(flat: str, segments: tuple[str, ...], launch: Launch) -> Iterator[str]:
     mtp = launch.number("mtp-num-layers", 0)
     if mtp is not None and flat.count("m") != mtp:
         yield f"{flat.count('m')} times m in the layout for {mtp} layers of multi-token prediction"
-    if "m" in flat and "t" in flat[flat.index("m") :]:
-        yield "t after m; multi-token prediction comes after all layers"
     if sum("m" in each for each in segments) > 1:
         yield "m in several stages; all of them stand in one"
 

@@ -32,6 +32,7 @@ from hetplan.schedulers.launch import EmissionOptions, EmittedFile, TrainerLaunc
 from hetplan.schedulers.rank_layout import Agent, Host, RankLayout, vendor_environment
 from hetplan.schedulers.vendors import Vendor, vendor_of
 from hetplan.search.result import SearchResult
+from hetplan.trainers import Trainer
 from hetplan.trainers.megatron.model import (
     VOCAB_MULTIPLE,
     model_arguments,
@@ -39,6 +40,7 @@ from hetplan.trainers.megatron.model import (
     numerics_remarks,
 )
 from hetplan.trainers.megatron.parallel import (
+    TRANSPORT_FILE,
     Degrees,
     batch_arguments,
     degrees_of,
@@ -47,13 +49,9 @@ from hetplan.trainers.megatron.parallel import (
     parallel_arguments,
     parallel_faults,
     recompute_arguments,
-)
-from hetplan.trainers.megatron.transport import (
-    TRANSPORT_FILE,
     transport_remarks,
     transport_text,
 )
-from hetplan.trainers.table import Trainer
 
 DROPOUT = "0.1"
 """Megatron-LM's own, where the job asks for dropout."""

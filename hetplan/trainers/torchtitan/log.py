@@ -17,8 +17,15 @@ from __future__ import annotations
 import re
 
 from hetplan.importers.lines import finite_number
-from hetplan.trainers.log_lines import LogLine
-from hetplan.trainers.training_log import Attempts, FileLog, LoggedStep, Mark, MemoryKind, Trainer
+from hetplan.trainers.training_log import (
+    Attempts,
+    FileLog,
+    LoggedStep,
+    LogLine,
+    Mark,
+    MemoryKind,
+    Trainer,
+)
 from hetplan.units import GIBIBYTE
 
 WORDS = (b"step: ", b"Saving ", b"device mesh", b"batch size")

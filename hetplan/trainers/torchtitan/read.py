@@ -110,16 +110,7 @@ def torchtitan_facts(text: LaunchText, num_layers: int | None = None) -> LaunchF
     return LaunchFacts(
         text=text,
         world_size=world,
-        meshes=(
-            LaunchMesh(
-                tp=mesh.tp,
-                cp=mesh.cp,
-                ep=mesh.ep,
-                dp=mesh.dp,
-                pp=mesh.pp,
-                microbatch_size=batch.microbatch_size,
-            ),
-        ),
+        meshes=(replace(mesh, microbatch_size=batch.microbatch_size),),
         layers=layers,
         num_layers=given_layers,
         global_batch_size=batch.global_batch_size,
@@ -149,15 +140,6 @@ _NEVER = 1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Mesh:
-    tp: int
-    cp: int
-    ep: int
-    dp: int
-    pp: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
     microbatch_size: int
     num_microbatches: int
@@ -166,7 +148,7 @@ class _Batch:
     refusals: tuple[Fault, ...]
 
 
-def _mesh(text: LaunchText, world: int) -> tuple[_Mesh, int]:
+def _mesh(text: LaunchText, world: int) -> tuple[LaunchMesh, int]:
     """Degrees, and the ranks that share what is sharded (distributed/parallel_dims.py)."""
     tp = count_of(text, 1, "tensor-parallel-degree")
     cp = count_of(text, 1, "context-parallel-degree")
@@ -186,7 +168,8 @@ def _mesh(text: LaunchText, world: int) -> tuple[_Mesh, int]:
         place = setting or flag(text, "tensor-parallel-degree", "pipeline-parallel-degree")
         raise InputError(fault_of(place, text, message))
     ep = count_of(text, 1, "expert-parallel-degree")
-    return _Mesh(tp=tp, cp=cp, ep=ep, dp=replicate * shard, pp=pp), shard * cp
+    mesh = LaunchMesh(tp=tp, cp=cp, ep=ep, dp=replicate * shard, pp=pp, microbatch_size=1)
+    return mesh, shard * cp
 
 
 def _sequence_parallel(text: LaunchText) -> bool:
@@ -223,7 +206,7 @@ def _needed(text: LaunchText, default: int, *names: str) -> int:
     raise ValueNotGivenError(fault_of(config, text, message))
 
 
-def _batch(text: LaunchText, mesh: _Mesh) -> _Batch:
+def _batch(text: LaunchText, mesh: LaunchMesh) -> _Batch:
     if flag(text, "num-tokens-per-microbatch-per-dp-rank") is not None:
         return _batch_of_tokens(text, mesh)
     sequence = _needed(text, 2048, "seq-len")
@@ -269,7 +252,7 @@ def _accumulated(text: LaunchText, steps: int) -> tuple[Fault, ...]:
     return (fault_of(flag(text, "global-batch-size", "num-tokens-per-train-step"), text, message),)
 
 
-def _batch_of_tokens(text: LaunchText, mesh: _Mesh) -> _Batch:
+def _batch_of_tokens(text: LaunchText, mesh: LaunchMesh) -> _Batch:
     sequence = _needed(text, 2048, "max-context-length")
     tokens = count_of(text, 16384, "num-tokens-per-microbatch-per-dp-rank")
     setting = flag(text, "num-tokens-per-microbatch-per-dp-rank")
@@ -352,8 +335,7 @@ def listed_layers(text: LaunchText, setting: Setting, pp: int) -> tuple[tuple[in
     """Layers of each stage in lists of modules; an InputError where they skip or repeat one."""
     counts: list[int] = []
     at = 0
-    for value in setting.values:
-        names = _module_names(setting, value)
+    for names in module_parts(setting):
         for name in names:
             layer = _LAYER.fullmatch(name)
             if layer is not None and int(layer.group(1)) != at:
@@ -370,17 +352,22 @@ def listed_layers(text: LaunchText, setting: Setting, pp: int) -> tuple[tuple[in
     return _looped(counts, pp)
 
 
-def _module_names(setting: Setting, value: str) -> list[str]:
-    """Names of one part: a list as JSON, or with commas between them."""
-    if value.lstrip().startswith("["):
-        try:
-            read = json.loads(value)
-        except (ValueError, RecursionError):
-            read = None
-        if not isinstance(read, list) or not all(isinstance(each, str) for each in read):
+def module_parts(setting: Setting) -> tuple[tuple[str, ...], ...]:
+    """Modules of each model part: a JSON list, or names with commas between them (the command line
+    of release 0.3); an InputError for anything else.
+    """
+    parts: list[tuple[str, ...]] = []
+    for value in setting.values:
+        names: object = [name.strip() for name in value.split(",")]
+        if value.lstrip().startswith("["):
+            try:
+                names = json.loads(value)
+            except (ValueError, RecursionError):
+                names = None
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise InputError(wrong(setting, "a list of module names"))
-        return read
-    return [each.strip() for each in value.split(",")]
+        parts.append(tuple(names))
+    return tuple(parts)
 
 
 def _recompute(text: LaunchText) -> tuple[Recompute, tuple[Fault, ...]]:
@@ -415,7 +402,7 @@ def _products(setting: Setting | None) -> ProductFormat | None:
     return ProductFormat.FLOAT8 if "float8" in found else None
 
 
-def _sharding(text: LaunchText, mesh: _Mesh, shards: int) -> tuple[Fault, ...]:
+def _sharding(text: LaunchText, mesh: LaunchMesh, shards: int) -> tuple[Fault, ...]:
     """FSDP2 that frees the parameters after each use is ZeRO-3, which the target does not have."""
     policy = word_of(text, "default", "fsdp-reshard-after-forward")
     always = policy == "always" or (policy == "default" and mesh.pp == 1)

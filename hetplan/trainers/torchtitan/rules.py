@@ -8,7 +8,6 @@ torch's distributed/pipelining/schedules.py (Schedule1F1B needs a microbatch per
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 
@@ -25,7 +24,7 @@ from hetplan.trainers.rules import (
     product,
     violation,
 )
-from hetplan.trainers.torchtitan.read import listed_layers
+from hetplan.trainers.torchtitan.read import listed_layers, module_parts
 
 _LISTS = "module-fqns-per-model-part"
 _PP = "pipeline-parallel-degree"
@@ -35,33 +34,14 @@ _HEADS = ("lm_head", "output")
 """Name of the output projection today, and up to torchtitan 0.2."""
 
 
-def module_lists(launch: Launch) -> tuple[tuple[str, ...], ...] | None:
-    """Modules of each model part; None where none are written or they cannot be read.
-
-    A part is a JSON list, or names with commas between them (the command line of release 0.3).
-    """
-    found = launch.get(_LISTS)
-    if found is None or _LISTS in launch.unread_names or not found.values:
-        return None
-    parts: list[tuple[str, ...]] = []
-    for value in found.values:
-        if value.lstrip().startswith("["):
-            try:
-                read = json.loads(value)
-            except (ValueError, RecursionError):
-                return None
-            if not isinstance(read, list) or not all(isinstance(name, str) for name in read):
-                return None
-            parts.append(tuple(read))
-        else:
-            parts.append(tuple(name.strip() for name in value.split(",")))
-    return tuple(parts)
-
-
 def _modules(launch: Launch) -> Iterator[Violation]:
-    parts, setting = module_lists(launch), launch.get(_LISTS)
-    if parts is None or setting is None:
+    setting = launch.get(_LISTS)
+    if setting is None or _LISTS in launch.unread_names or not setting.values:
         return
+    try:
+        parts = module_parts(setting)
+    except InputError:
+        return  # a value of the wrong form is refused by the reader's own rule
     try:
         listed_layers(launch.text, setting, launch.pp or 1)
     except InputError as error:

@@ -24,8 +24,8 @@ from hetplan.schedulers.launch import EmissionOptions, EmittedFile, TrainerLaunc
 from hetplan.schedulers.rank_layout import RankLayout, mixed_library_faults, vendor_environment
 from hetplan.schedulers.vendors import vendor_of
 from hetplan.search.result import SearchResult
+from hetplan.trainers import Trainer
 from hetplan.trainers.megatron.write import added_seconds
-from hetplan.trainers.table import Trainer
 from hetplan.trainers.torchtitan.model import (
     FUNCTION,
     MODULE,

@@ -16,6 +16,7 @@ from hetplan.schedulers.launch import EmissionOptions, EmittedFile, TrainerLaunc
 from hetplan.schedulers.rank_layout import RankLayout
 from hetplan.schedulers.vendors import vendor_of
 from hetplan.search.result import SearchResult
+from hetplan.trainers import Trainer
 from hetplan.trainers.megatron.model import VOCAB_MULTIPLE, missing_flags, model_arguments
 from hetplan.trainers.megatron.parallel import (
     batch_arguments,
@@ -39,7 +40,6 @@ from hetplan.trainers.megatron.write import (
     run_arguments,
     timeout_arguments,
 )
-from hetplan.trainers.table import Trainer
 
 TITLE = "MindSpeed over Megatron-LM core_r0.12.1 (arguments read in its documentation, not run)"
 PROGRAM = "pretrain_gpt_mindspeed.py"
