@@ -1,7 +1,7 @@
 """`hetplan launch`: train a plan and compare its step with the prediction.
 
 `run` (also without its name: `hetplan launch PLAN`) trains on this machine or over the hosts of an
-emulation, `elastic` trains on through faults.
+emulation, `elastic` trains on through faults, `check-numerics` compares what device kinds compute.
 """
 
 from __future__ import annotations
@@ -264,6 +264,60 @@ def elastic(
         tell=say,
     )
     _train_elastically(given, settings, rules, backend, as_json=as_json)
+
+
+@app.command("check-numerics")
+def check_numerics(
+    plan: PlanFile,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the results of this machine's kinds.")
+    ] = None,
+    other: Annotated[
+        list[Path] | None,
+        typer.Option("--with", help="Results of another machine; can be repeated."),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens to compute. Default: a microbatch, or as many as the float64 reference "
+            "computes in a few minutes."
+        ),
+    ] = None,
+    pace: PaceFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare what a plan's device kinds compute with float64 and with each other."""
+    from hetplan.errors import LaunchError
+    from hetplan.files.encoding import encode
+    from hetplan.files.writing import check_writable
+    from hetplan.launchers.numerics import SCHEMA, save_numerics
+    from hetplan.launchers.numerics_work import check_plan_numerics
+    from hetplan.reports.numerics import show_numerics
+    from hetplan.search.files import load_legal_plan
+
+    result = load_legal_plan(plan)
+    if out is not None:
+        check_writable(out)
+    played = _pace(pace)
+    paced = () if played is None else tuple(kind.device for kind in played.kinds)
+    check = check_plan_numerics(result, tokens=tokens, paced=paced, others=other or (), tell=say)
+    if out is not None:
+        save_numerics(check.own, out)
+    if as_json:
+        emit(encode(check.all, schema=SCHEMA).rstrip("\n"))
+    else:
+        show_numerics(check.all, passed=not check.faults and not check.missing_kinds)
+    if check.faults:
+        lines = "\n".join(check.faults)
+        raise LaunchError(f"these kinds must not be mixed:\n{lines}")
+    if check.missing_kinds:
+        line = (
+            f"no results of {', '.join(check.missing_kinds)}: run this with --out FILE where they "
+            "are, then here with --with FILE"
+        )
+        if out is None:
+            raise LaunchError(line)
+        say(line)
 
 
 def _checkpoints(

@@ -5,6 +5,7 @@ from dataclasses import replace
 from golden_calibration import CALIBRATION
 from golden_compare import COMPARISON
 from golden_machine import DEVICE_KINDS, MACHINE_REPORT
+from golden_numerics import NUMERICS
 from golden_weights import checkpoint_manifest
 
 from hetplan.cluster.devices import DeviceKind
@@ -734,6 +735,7 @@ GOLDEN: tuple[tuple[str, object], ...] = (
     ("hetplan.doctor/1", MACHINE_REPORT),
     ("hetplan.device-kinds/2", DEVICE_KINDS),
     ("hetplan.findings/2", FINDINGS),
+    ("hetplan.numerics/1", NUMERICS),
 )
 """(current schema, value) of every kind of value that is written to disk."""
 
