@@ -71,11 +71,11 @@ def hosts_of(cluster: Cluster) -> tuple[str, ...]:
     return tuple(found)
 
 
-def structures(hosts: Sequence[str], *, least_hosts: int = 2) -> tuple[Structure, ...]:
-    """Every structure over at least so many of these hosts, in a fixed order."""
+def structures(hosts: Sequence[str]) -> tuple[Structure, ...]:
+    """Every structure over at least two of these hosts, in a fixed order."""
     found: dict[Structure, None] = {}
     for some in _choices(tuple(sorted(hosts))):
-        if len(some) < least_hosts:
+        if len(some) < 2:
             continue
         for blocks in _partitions(some):
             for structure in _products([_pipelines(block) for block in blocks]):
@@ -137,7 +137,7 @@ def _products(options: Sequence[Sequence[PipelineHosts]]) -> Iterator[Structure]
             yield (first, *rest)
 
 
-MICROBATCH_SIZES = (1, 2, 3, 4)
+MICROBATCH_SIZES = frozenset({1, 2, 3, 4})
 """Of one rank."""
 SAMPLES = (1, 2, 4)
 """Of a microbatch of a pipeline."""
@@ -164,21 +164,14 @@ def draw_pool(
     speeds: dict[str, float],
     seed: int,
     size: int,
-    most_microbatches: int | None = None,
     samples: Sequence[int] = SAMPLES,
-    microbatch_sizes: Sequence[int] = MICROBATCH_SIZES,
-    only: Sequence[str] | None = None,
-    single: bool = False,
 ) -> tuple[PoolPlan, ...]:
     """Up to `size` different plans; equal arguments give equal pools.
 
-    `speeds`: of a host of each island, in any unit. `most_microbatches`: of each pipeline.
-    `samples`: of a pipeline's microbatch, which its stages' ranks share; `microbatch_sizes`: of a
-    rank. `only`: plans over all hosts of these islands. `single`: of one pipeline.
+    `speeds`: of a host of each island, in any unit. `samples`: of a pipeline's microbatch, which
+    its stages' ranks share.
     """
-    hosts = [host for host in hosts_of(cluster) if only is None or host in only]
-    found_structures = structures(hosts, least_hosts=2 if only is None else len(hosts))
-    by_form = _by_form([each for each in found_structures if not single or len(each) == 1])
+    by_form = _by_form(structures(hosts_of(cluster)))
     chance = random.Random(f"pool {seed}")
     found: dict[str, PoolPlan] = {}
     drawer = _Drawer(
@@ -187,9 +180,7 @@ def draw_pool(
         job=job,
         speeds=speeds,
         chance=chance,
-        most_microbatches=most_microbatches,
         samples=tuple(samples),
-        microbatch_sizes=frozenset(microbatch_sizes),
     )
     forms = [form for form in FORMS if by_form[form]]
     number = in_vain = 0
@@ -278,9 +269,7 @@ class _Drawer:
     job: Job
     speeds: dict[str, float]
     chance: random.Random
-    most_microbatches: int | None
     samples: tuple[int, ...]
-    microbatch_sizes: frozenset[int]
 
     def draw(self, form: str, structure: Structure) -> PoolPlan | None:
         """A plan of this form and structure; None where the draw is not legal."""
@@ -293,8 +282,6 @@ class _Drawer:
         for mine, count in zip(parts, shares, strict=True):
             made = [each for each in mine if each is not None]
             if len(made) < len(mine) or count < len(mine):
-                return None
-            if self.most_microbatches is not None and count > self.most_microbatches:
                 return None
             pipeline = self._pipeline(form, made, count)
             if pipeline is None:
@@ -316,7 +303,7 @@ class _Drawer:
             splits = [(one, samples - one) for one in range(1, samples)]
             if stage[0] == stage[1]:
                 splits = [split for split in splits if split[0] == split[1]]
-        splits = [split for split in splits if self.microbatch_sizes.issuperset(split)]
+        splits = [split for split in splits if MICROBATCH_SIZES.issuperset(split)]
         if not splits:
             return None
         split = self.chance.choice(splits)
@@ -414,11 +401,6 @@ def dealt_out(total: int, weights: Sequence[float], *, least: int = 0) -> list[i
     for at in by_remainder[: free - sum(found)]:
         found[at] += 1
     return [least + each for each in found]
-
-
-def at_most(plan: Plan, microbatches: int) -> bool:
-    """Whether no pipeline of the plan has more microbatches."""
-    return all(pipeline.num_microbatches <= microbatches for pipeline in plan.pipelines)
 
 
 POOL_SIZE = 600

@@ -36,9 +36,16 @@ from evaluation.search.family_order import (
     parts_of,
     search_families,
 )
-from evaluation.search.rows import sends_of, slowest_send
 from evaluation.search.sailor import SailorFiles, SailorScore
-from evaluation.search.sailor_tables import ReplicaClass, Stage, Tables, cut, rings_of
+from evaluation.search.sailor_tables import (
+    ReplicaClass,
+    Stage,
+    Tables,
+    cut,
+    rings_of,
+    sends_of,
+    slowest_send,
+)
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.costs.maker import SpaceMaker
@@ -440,8 +447,9 @@ class OwnSearched:
     """Best by Sailor's formula."""
     bound_seconds: float
     """No plan of the families is faster by hetplan's cost."""
-    candidates: int
+    families: int
     searched: int
+    scored: int
     proof_cpu_seconds: float
 
 
@@ -519,7 +527,8 @@ def own_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> OwnSe
         own=min(scored, key=lambda each: each.own_seconds),
         chosen=min(scored, key=lambda each: each.score.step_seconds),
         bound_seconds=outcome.best.lower_bound if outcome.best.chosen else math.inf,
-        candidates=len(scored),
+        families=len(solvers) - len(parts),
         searched=outcome.searched,
+        scored=judge.scored,
         proof_cpu_seconds=outcome.proof_cpu_seconds,
     )

@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from evaluation.output import WORDS, Section, frame_of
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, Island, Link, RegionLink, Transport
@@ -40,6 +41,7 @@ from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.layers import Attention, Experts, LayerRun, Mlp, Norm, TransformerLayer
 from hetplan.model.spec import ModelSpec
 from hetplan.search.result import Inputs
+from hetplan.units import format_bytes
 
 KINDS = (
     "nvidia-a100-80gb-sxm",
@@ -259,10 +261,10 @@ class ScalingRow:
 def instances_of(sizes: Sequence[int]) -> tuple[Instance, ...]:
     """Those of the table with these numbers of devices; an InputError for other numbers."""
     known = sorted({each.devices for each in INSTANCES})
-    for size in sizes:
-        if size not in known:
-            raise InputError(f"there is no instance of {size} devices; there are {known}")
-    return tuple(each for each in INSTANCES if not sizes or each.devices in sizes)
+    unknown = [size for size in sizes if size not in known]
+    if unknown:
+        raise InputError(f"there is no instance of {unknown[0]} devices; there are {known}")
+    return tuple(each for each in INSTANCES if each.devices in sizes)
 
 
 def scaling(
@@ -341,6 +343,32 @@ def measure(instance: Instance, target: str, limit_seconds: float) -> ScalingRow
 def _row(instance: Instance, target: str, *, status: str) -> ScalingRow:
     shape = {key: value for key, value in asdict(instance).items() if key != "seed"}
     return ScalingRow(**shape, target=target, status=status)
+
+
+def scaling_section(rows: Sequence[ScalingRow]) -> Section:
+    """The table of these searches."""
+    return Section(
+        name="scaling",
+        title="The search by size, each in a process of its own",
+        frame=frame_of(rows),
+        columns={
+            "model": ("model", WORDS),
+            "target": ("target", WORDS),
+            "devices": ("devices", "{:,}"),
+            "islands": ("islands", "{:d}"),
+            "kinds": ("kinds", "{:d}"),
+            "regions": ("regions", "{:d}"),
+            "CPU": ("seconds", "{:.2f} s"),
+            "whole process": ("cold_seconds", "{:.1f} s"),
+            "peak memory": ("peak_memory_bytes", format_bytes),
+            "gap": ("gap", "{:.2%}"),
+            "status": ("status", WORDS),
+            "families": ("families", "{:d}"),
+            "searched": ("searched", "{:d}"),
+            "programs": ("programs", "{:d}"),
+            "replays": ("replays", "{:d}"),
+        },
+    )
 
 
 def _worker(question: str) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from evaluation.cost.step_bounds import walk_bound_seconds
 from hetplan.cost.bounds.closed_forms import (
     gpipe_bound_seconds,
     lower_bound_seconds,
@@ -194,17 +193,11 @@ def ratios(schedule: int, transfers: float, cases: int, first: int, posting: boo
         m, depth, forward, backward, weight, sends, latency, extra, after = draw(
             schedule, transfers, posting
         )
-        stages = len(depth)
         plain = (forward[:, 0].copy(), backward[:, 0].copy(), *sends, latency, extra)
         if schedule == GPIPE:
             bound = gpipe_bound_seconds(*plain, m, after, posting)
-        elif schedule in (PLAIN, DEEP):
-            bound = lower_bound_seconds(*plain, depth, m, after, posting)
         else:
-            lag = np.arange(stages) * (schedule == ZERO_BUBBLE)
-            bound = walk_bound_seconds(
-                forward, backward, weight, *sends, latency, depth, lag, m, after
-            )
+            bound = lower_bound_seconds(*plain, depth, m, after, posting)
         if schedule in (PLAIN, DEEP) and (posting or case % 2 == 0):
             step = replay_seconds(*plain, depth, m, after, posting)
         else:

@@ -7,9 +7,8 @@ That is some tenths of a millisecond, so it is asked of families alone that the 
 open.
 
 Families with several chunks: every stage is busy for m c, no island has more room than without
-chunks, and m v messages cross every boundary (`evaluation.cost.step_bounds`, wires); where the
-trainer batches its sends a stage also waits for every exchange. Early sends: a stage does not wait
-for its transfers, only the wire does.
+chunks, and m v messages cross every boundary; where the trainer batches its sends a stage also
+waits for every exchange. Early sends: a stage does not wait for its transfers, only the wire does.
 """
 
 from __future__ import annotations
