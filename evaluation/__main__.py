@@ -112,17 +112,11 @@ def search(
     replace(found, sections=(*found.sections, scaling_section(rows))).show(as_json=as_json)
 
 
-def cost(
-    reference: Reference = None,
-    cases: Annotated[
-        int, typer.Option(min=1, help="Random pipelines per row of the table of bounds.")
-    ] = 1000,
-    as_json: AsJson = False,
-) -> None:
-    """The cost model's speed, how tight its bounds are, and its errors on published figures."""
+def cost(reference: Reference = None, as_json: AsJson = False) -> None:
+    """The cost model's speed, and its errors on published memory, collectives and long links."""
     from evaluation.cost.run import cost_answer
 
-    cost_answer(_reference(reference), cases=cases).show(as_json=as_json)
+    cost_answer(_reference(reference)).show(as_json=as_json)
 
 
 def hethub(

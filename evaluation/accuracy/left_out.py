@@ -1,4 +1,9 @@
-"""Errors of the laws of layers, operators and links on sizes and devices that they did not see.
+"""A folder's unit data, and errors of the laws on sizes and devices that they did not see.
+
+    unit/layer_times.csv       operators: Aceso's profiler on six devices (unit_operators)
+    unit/gemm_efficiency.csv   operators: SimuMax's products and attention (unit_operators)
+    unit/collectives.csv       links: collectives by size, ranks and nodes (unit_links)
+    sailor/layer_profiles      whole layers, float32 (unit_layers)
 
 Of the fitted folder's own unit data, one thing is left out at a time, whole, and predicted by a fit
 of the rest:
@@ -15,15 +20,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pandas
 
 from evaluation.accuracy.clusters import device_kind_of, network_named
 from evaluation.accuracy.scores import errors_of
-from evaluation.accuracy.unit_links import GALVATRON_NODE, VTRAIN_V100_NODE, node_link
+from evaluation.accuracy.unit_data import Notes
+from evaluation.accuracy.unit_layers import read_layers
+from evaluation.accuracy.unit_links import (
+    GALVATRON_NODE,
+    VTRAIN_V100_NODE,
+    node_link,
+    read_collectives,
+)
+from evaluation.accuracy.unit_operators import read_operators, read_products
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Link, Transport
@@ -48,6 +62,36 @@ from hetplan.profiling.samples import (
     Phase,
     ProfileSet,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitData:
+    """Everything that a folder's unit data say of single operators, layers and links."""
+
+    populations: tuple[ProfileSet, ...] = ()
+    """Each with one provenance; of two of one device and precision the first is the better one."""
+    notes: tuple[str, ...] = ()
+    """Rows that are not used, counted by reason, and what a reader of the others must know."""
+
+
+def read_unit(folder: Path) -> UnitData:
+    """The populations of a reference folder; an InputError with file and line for wrong rows.
+
+    `folder` holds `unit/` and `sailor/`; what of them is missing is noted.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder}: there is no such folder; name a folder of reference data")
+    notes = Notes()
+    collectives = read_collectives(folder, notes)
+    links = [sample for population in collectives for sample in population.links]
+    populations = (
+        *read_operators(folder, notes),
+        *read_products(folder, notes),
+        *collectives,
+        *read_layers(folder, notes, links),
+    )
+    return UnitData(populations=populations, notes=notes.lines())
+
 
 Row = dict[str, Any]
 """A prediction beside a measurement, as `evaluation.accuracy.scores` takes them."""

@@ -26,14 +26,16 @@ from evaluation.accuracy.calibration import (
 from evaluation.accuracy.left_out import (
     ALL_OPERATORS,
     COLLECTIVES,
+    UnitData,
     UnitJudge,
     left_out,
     other_folder,
+    read_unit,
 )
 from evaluation.accuracy.rows import read_runs
 from evaluation.accuracy.scores import band, errors_of, judged, peer_words, peers_of
-from evaluation.accuracy.unit_data import UnitData, read_judged_unit, read_unit
 from evaluation.output import WORDS, Answer, Section
+from hetplan.errors import InputError
 from hetplan.job.spec import Precision
 from hetplan.predict.fit import FittedPredictor, fit_populations
 from hetplan.profiling.samples import ProfileSet
@@ -62,7 +64,7 @@ def accuracy(fit: Path | None, judge: Path | None) -> Answer:
     """
     if judge is None:
         return Answer(lines=(f"left out: {_NO_FOLDER}",), values={"missing": [_NO_FOLDER]})
-    unit = UnitData(populations=(), notes=()) if fit is None else read_unit(fit)
+    unit = UnitData() if fit is None else read_unit(fit)
     predictor = fit_populations(unit.populations)
     same = fit is not None and judge.resolve() == fit.resolve()
     runs, of_units = read_runs(judge), _judged_units(unit, predictor, None if same else judge)
@@ -93,10 +95,16 @@ def accuracy(fit: Path | None, judge: Path | None) -> Answer:
 
 
 def _judged_units(unit: UnitData, predictor: FittedPredictor, judge: Path | None) -> UnitJudge:
-    """The fitted folder's own unit data left out in turn; those of another folder as they are."""
+    """The fitted folder's own unit data left out in turn; those of another folder as they are.
+
+    Unit data of another folder that cannot be read do not end the judging of its runs.
+    """
     if judge is None:
         return left_out(unit.populations, predictor)
-    read = read_judged_unit(judge)
+    try:
+        read = read_unit(judge)
+    except InputError as error:
+        read = UnitData(notes=(f"unit data of the judged folder are not read: {error}",))
     found = other_folder(read.populations, predictor)
     found.notes = {**dict.fromkeys(read.notes), **found.notes}
     return found

@@ -1,11 +1,10 @@
 """Draw, price and choose the plans that the closed loop trains, before anything is trained.
 
-The pool has many legal plans of target native, of every form, by a seed. A structure says which
-islands' hosts stand in which stage of which pipeline; hosts of one island are alike. For a
-structure layers, microbatches and schedules are drawn: layers in proportion to the stages' speeds,
-evenly, or moved from there; microbatches of several pipelines likewise. Forms are drawn equally
-often, so that none fills the pool only because there are many plans of it. Every plan passes
-`hetplan.plans.check`, and the trainer runs it (`hetplan.plans.ranks`).
+The pool has many legal plans of target native, of every form, by a seed. Drawn are the hosts of
+each stage of each pipeline (hosts of one island are alike), then layers, microbatches and
+schedules: layers in proportion to the stages' speeds, evenly, or moved from there; microbatches of
+several pipelines likewise. Forms are drawn equally often. Every plan passes `hetplan.plans.check`,
+and the trainer runs it (`hetplan.plans.ranks`).
 
 Chosen are the best plans of the pool, the plan that the search found, and from each of equally many
 strata of predicted rank one, of the form that was taken least so far. Where fewer than the wanted
@@ -18,9 +17,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import pairwise
 
 from evaluation.closed_loop.values import (
     MIN_STALLED_FRACTION,
@@ -48,10 +47,6 @@ from hetplan.profiling.samples import Phase
 StageHosts = tuple[str, ...]
 """Islands of the hosts of a stage, sorted; an island twice where two of its hosts are there."""
 PipelineHosts = tuple[StageHosts, ...]
-Structure = tuple[PipelineHosts, ...]
-MAX_HOSTS_PER_STAGE = 2
-MAX_HOSTS = 6
-"""Of a cluster whose structures are all listed: there are thousands with six."""
 
 
 def hosts_of(cluster: Cluster) -> tuple[str, ...]:
@@ -64,77 +59,7 @@ def hosts_of(cluster: Cluster) -> tuple[str, ...]:
                 "loop trains one rank per host: use a cluster with devices_per_node: 1"
             )
         found += [island.name] * len(island.usable_nodes)
-    if not 2 <= len(found) <= MAX_HOSTS:
-        raise InputError(
-            f"{cluster.name} has {len(found)} hosts; the closed loop takes 2 to {MAX_HOSTS}"
-        )
     return tuple(found)
-
-
-def structures(hosts: Sequence[str]) -> tuple[Structure, ...]:
-    """Every structure over at least two of these hosts, in a fixed order."""
-    found: dict[Structure, None] = {}
-    for some in _choices(tuple(sorted(hosts))):
-        if len(some) < 2:
-            continue
-        for blocks in _partitions(some):
-            for structure in _products([_pipelines(block) for block in blocks]):
-                found.setdefault(tuple(sorted(structure)), None)
-    return tuple(sorted(found))
-
-
-def _choices(hosts: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Every choice of some of the hosts; alike ones once."""
-    counts = sorted(Counter(hosts).items())
-
-    def go(at: int, taken: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        if at == len(counts):
-            yield taken
-            return
-        name, count = counts[at]
-        for number in range(count + 1):
-            yield from go(at + 1, (*taken, *([name] * number)))
-
-    yield from go(0, ())
-
-
-@lru_cache(maxsize=256)
-def _partitions(hosts: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], ...], ...]:
-    """Every way to deal the hosts out to pipelines; the order of pipelines does not matter."""
-    if not hosts:
-        return ((),)
-    first, rest = hosts[0], hosts[1:]
-    found: dict[tuple[tuple[str, ...], ...], None] = {}
-    for others in _partitions(rest):
-        for at in range(len(others)):
-            joined = tuple(sorted((first, *others[at])))
-            found[tuple(sorted((*others[:at], joined, *others[at + 1 :])))] = None
-        found[tuple(sorted(((first,), *others)))] = None
-    return tuple(found)
-
-
-@lru_cache(maxsize=256)
-def _pipelines(hosts: tuple[str, ...]) -> tuple[PipelineHosts, ...]:
-    """Every order of stages of one or two hosts each that has all of these hosts."""
-    if not hosts:
-        return ((),)
-    found: dict[PipelineHosts, None] = {}
-    for stage in dict.fromkeys(
-        tuple(sorted(some)) for some in _choices(hosts) if 1 <= len(some) <= MAX_HOSTS_PER_STAGE
-    ):
-        left = tuple(sorted((Counter(hosts) - Counter(stage)).elements()))
-        for rest in _pipelines(left):
-            found[stage, *rest] = None
-    return tuple(found)
-
-
-def _products(options: Sequence[Sequence[PipelineHosts]]) -> Iterator[Structure]:
-    if not options:
-        yield ()
-        return
-    for first in options[0]:
-        for rest in _products(options[1:]):
-            yield (first, *rest)
 
 
 MICROBATCH_SIZES = frozenset({1, 2, 3, 4})
@@ -147,15 +72,6 @@ _TRIES_IN_VAIN = 400
 _MAX_MOVED_LAYERS = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolPlan:
-    """A legal plan of the pool."""
-
-    name: str
-    form: str
-    plan: Plan
-
-
 def draw_pool(
     model: ModelSpec,
     cluster: Cluster,
@@ -165,31 +81,28 @@ def draw_pool(
     seed: int,
     size: int,
     samples: Sequence[int] = SAMPLES,
-) -> tuple[PoolPlan, ...]:
+) -> tuple[Plan, ...]:
     """Up to `size` different plans; equal arguments give equal pools.
 
     `speeds`: of a host of each island, in any unit. `samples`: of a pipeline's microbatch, which
     its stages' ranks share.
     """
-    by_form = _by_form(structures(hosts_of(cluster)))
-    chance = random.Random(f"pool {seed}")
-    found: dict[str, PoolPlan] = {}
+    found: dict[str, Plan] = {}
     drawer = _Drawer(
         model=model,
         cluster=cluster,
         job=job,
         speeds=speeds,
-        chance=chance,
+        chance=random.Random(f"pool {seed}"),
         samples=tuple(samples),
     )
-    forms = [form for form in FORMS if by_form[form]]
     number = in_vain = 0
-    while forms and len(found) < size and in_vain < _TRIES_IN_VAIN:
-        form = forms[number % len(forms)]
-        drawn = drawer.draw(form, chance.choice(by_form[form]))
+    while len(found) < size and in_vain < _TRIES_IN_VAIN:
+        drawn = drawer.draw(FORMS[number % len(FORMS)])
         number, in_vain = number + 1, in_vain + 1
-        if drawn is not None and drawn.name not in found:
-            found[drawn.name] = drawn
+        name = "" if drawn is None else name_of(drawn, cluster, model)
+        if drawn is not None and name not in found:
+            found[name] = drawn
             in_vain = 0
     return tuple(found.values())
 
@@ -248,20 +161,6 @@ def _stage_name(stage: ChosenStage) -> str:
     return f"{islands} {'/'.join(map(str, stage.layers))}{again}"
 
 
-def _by_form(found: Sequence[Structure]) -> dict[str, list[Structure]]:
-    by_form: dict[str, list[Structure]] = {form: [] for form in FORMS}
-    for structure in found:
-        wide = any(len(stage) > 1 for pipeline in structure for stage in pipeline)
-        if len(structure) > 1:
-            by_form["several pipelines"].append(structure)
-        elif wide:
-            by_form["wide stages"].append(structure)
-        else:
-            for form in ("one pipeline", "early sends", "interleaved"):
-                by_form[form].append(structure)
-    return by_form
-
-
 @dataclass(slots=True, kw_only=True)
 class _Drawer:
     model: ModelSpec
@@ -271,8 +170,9 @@ class _Drawer:
     chance: random.Random
     samples: tuple[int, ...]
 
-    def draw(self, form: str, structure: Structure) -> PoolPlan | None:
-        """A plan of this form and structure; None where the draw is not legal."""
+    def draw(self, form: str) -> Plan | None:
+        """A plan of this form; None where the draw is not legal."""
+        structure = self._structure(form)
         samples = self.chance.choice(self.samples)
         if self.job.global_batch_size % samples:
             return None
@@ -294,7 +194,29 @@ class _Drawer:
             return None
         if check_plan(plan, self.model, self.cluster, self.job) or any(launch_faults(plan)):
             return None
-        return PoolPlan(name=name_of(plan, self.cluster, self.model), form=form_of(plan), plan=plan)
+        return plan
+
+    def _structure(self, form: str) -> list[PipelineHosts]:
+        """Some of the hosts in a random order, cut into pipelines and these into stages."""
+        hosts = hosts_of(self.cluster)
+        some = self.chance.sample(hosts, self.chance.randint(2, len(hosts)))
+        pipelines = [some]
+        if form == "several pipelines":
+            pipelines = self._cut(some, at_least=2, most=len(some))
+        if form not in ("several pipelines", "wide stages"):
+            return [tuple((host,) for host in some)]
+        return sorted(
+            tuple(tuple(sorted(stage)) for stage in self._cut(mine, at_least=1, most=2))
+            for mine in pipelines
+        )
+
+    def _cut(self, hosts: list[str], *, at_least: int, most: int) -> list[list[str]]:
+        """Runs of at most so many hosts, and at least so many runs."""
+        while True:
+            ends = [at for at in range(1, len(hosts)) if self.chance.random() < 0.5]
+            runs = [hosts[a:b] for a, b in pairwise((0, *ends, len(hosts)))]
+            if len(runs) >= at_least and max(map(len, runs)) <= most:
+                return runs
 
     def _parts(self, stage: StageHosts, samples: int) -> tuple[Part, ...] | None:
         """How the hosts of a stage share a microbatch; None where it has too few samples."""
@@ -315,7 +237,7 @@ class _Drawer:
             for island, size in zip(stage, split, strict=True)
         )
 
-    def _shares(self, structure: Structure, microbatches: int) -> list[int]:
+    def _shares(self, structure: Sequence[PipelineHosts], microbatches: int) -> list[int]:
         """Microbatches of each pipeline, by its hosts' speeds, evenly, or between the two."""
         weights = [self._speed(pipeline) for pipeline in structure]
         mean = sum(weights) / len(weights)
@@ -488,13 +410,13 @@ def loop_plan(
 
 
 def price_pool(
-    pricer: Pricer, pool: Sequence[PoolPlan], cluster: Cluster, model: ModelSpec
+    pricer: Pricer, pool: Sequence[Plan], cluster: Cluster, model: ModelSpec
 ) -> tuple[LoopPlan, ...]:
     """Those of the pool that can be priced, fastest first."""
     priced = []
-    for drawn in pool:
+    for plan in pool:
         try:
-            priced.append(loop_plan(pricer, drawn.plan, cluster, model))
+            priced.append(loop_plan(pricer, plan, cluster, model))
         except InputError:
             # Warm-up depths whose sends would wait for each other for ever.
             continue

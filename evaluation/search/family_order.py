@@ -15,14 +15,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from evaluation.search.sailor import (
     NAMES,
     SailorFiles,
     SailorPlan,
     SailorReplicas,
-    SailorScore,
     score,
 )
 from evaluation.search.sailor_tables import Tables
@@ -152,9 +151,6 @@ def _said(seconds: float) -> Prediction:
     return Prediction(seconds=seconds, log_halfwidth=0.0, source=MEASURED)
 
 
-NAME_OF_KIND = dict(NAMES)
-
-
 def in_form(chosen: ChosenPlan, cluster: Cluster) -> SailorPlan:
     """A plan of one pipeline with one microbatch size."""
     (pipeline,) = chosen.pipelines
@@ -168,7 +164,7 @@ def in_form(chosen: ChosenPlan, cluster: Cluster) -> SailorPlan:
             island = cluster.island(part.island)
             row.append(
                 SailorReplicas(
-                    gpu=NAME_OF_KIND.get(island.device.kind, ""),
+                    gpu=_NAMES.get(island.device.kind, ""),
                     zone=island.region,
                     tp=part.shape.tp,
                     devices_per_node=island.devices_per_node,
@@ -189,19 +185,14 @@ class SailorJudge:
     global_batch_size: int
     scored: int = 0
 
-    def score(self, chosen: ChosenPlan) -> SailorScore | None:
-        """None where the plan is disqualified or does not fit."""
+    def seconds(self, chosen: ChosenPlan) -> float:
+        """Infinite where the plan is disqualified or does not fit."""
         self.scored += 1
         try:
             found = score(in_form(chosen, self.cluster), self.files, self.global_batch_size)
         except InputError:
-            return None
-        return found if found.fits else None
-
-    def seconds(self, chosen: ChosenPlan) -> float:
-        """Infinite where `score` is None."""
-        found = self.score(chosen)
-        return math.inf if found is None else found.step_seconds
+            return math.inf
+        return found.step_seconds if found.fits else math.inf
 
 
 GAP = 0.01
@@ -211,36 +202,14 @@ _MAX_PROOF = 8e7
 12 ns each (measured with 9, 25 and 51 meshes)."""
 _MAX_PROVEN = 36
 """Meshes of a family that is proven: one subproblem takes 20 ms."""
-_FAR = 1.5
-"""Families whose estimate is further above the best plan have no candidates."""
-_MAX_MESHES = 250
-"""Meshes of such families: 10 to 30 ms each under hetplan's own cost of unions (measured)."""
-_NEAR = 1.1
-"""Plans of a family this much above its best are still candidates."""
-
-
-@dataclass(slots=True)
-class CandidatePool(Best):
-    """The best plan, and every plan on the way whose price came near its family's best."""
-
-    seen: dict[ChosenPlan, float] = field(default_factory=dict)
-
-    def wanted(self, solver: int) -> float:
-        """A little more than what the solver has."""
-        return Best.wanted(self, solver) * _NEAR
-
-    def offer(self, solver: int, chosen: ChosenPlan, seconds: float) -> bool:
-        """Keep it as a candidate, and as the best if it is."""
-        if seconds < math.inf:
-            self.seen.setdefault(chosen, seconds)
-        return seconds < Best.wanted(self, solver) and Best.offer(self, solver, chosen, seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilySearch:
     """What came of it."""
 
-    best: CandidatePool
+    best: Best
+    families: int
     searched: int
     """Families."""
     proof_cpu_seconds: float
@@ -284,37 +253,23 @@ def parts_of(family: Family) -> Iterator[Family]:
 
 
 def search_families(
-    solvers: Sequence[SingleSolver],
-    seed: int,
-    *,
-    parts: Container[int] = (),
-    diverse: bool = False,
+    solvers: Sequence[SingleSolver], seed: int, *, parts: Container[int]
 ) -> FamilySearch:
-    """Search, then prove. `parts`: solvers of what other solvers have as well.
-
-    `diverse`: families are searched apart, so that each whose estimate is not far from the best
-    plan has candidates of its own.
-    """
+    """Search, then prove. `parts`: solvers of what other solvers have as well."""
     bounds = [float(solver.rough.bound_seconds) for solver in solvers]
-    best = _candidate_pool(bounds, seed)
+    best = Best(
+        gap=GAP, bounds=list(bounds), deadline=math.inf, progress=None, started=0.0, seed=seed
+    )
     order = sorted(
         (solver.rough.estimate_seconds, solver.index)
         for solver in solvers
         if solver.rough.bound_seconds < math.inf
     )
-    searched: set[int] = set()
-    room = _MAX_MESHES
-    for estimate, at in order:
-        if diverse and estimate < _FAR * best.seconds and room > 0:
-            room -= len(solvers[at].family.meshes)
-            alone = _candidate_pool(bounds, seed)
-            solvers[at].improve(alone)
-            for chosen, seconds in alone.seen.items():
-                best.offer(at, chosen, seconds)
-            searched.add(at)
-        elif not diverse and best.open(at):
+    searched = 0
+    for _, at in order:
+        if best.open(at):
             solvers[at].improve(best)
-            searched.add(at)
+            searched += 1
     for _, at in order:
         if at in parts:
             best.bounds[at] = math.inf
@@ -324,15 +279,12 @@ def search_families(
         meshes, before = len(solvers[at].family.meshes), best.explored
         if spent >= _MAX_PROOF or best.chosen is None:
             break
-        if best.open(at) and meshes <= _MAX_PROVEN and (not diverse or at in searched):
+        if best.open(at) and meshes <= _MAX_PROVEN:
             solvers[at].prove(best)
             spent += float(best.explored - before) * meshes**4
     return FamilySearch(
-        best=best, searched=len(searched), proof_cpu_seconds=time.process_time() - begin
-    )
-
-
-def _candidate_pool(bounds: Sequence[float], seed: int) -> CandidatePool:
-    return CandidatePool(
-        gap=GAP, bounds=list(bounds), deadline=math.inf, progress=None, started=0.0, seed=seed
+        best=best,
+        families=sum(at not in parts for at in range(len(solvers))),
+        searched=searched,
+        proof_cpu_seconds=time.process_time() - begin,
     )

@@ -1,6 +1,6 @@
 """The search's plans beside those of other planners, by Sailor's simulator.
 
-Every case is planned in three ways (`WAYS`); each way's plan is placed, checked, written in
+Every case is planned in two ways (`WAYS`); each way's plan is placed, checked, written in
 Sailor's form (`evaluation.search.sailor`), read back and scored; every peer plan is scored
 beside it by the same formula and compared with what the file of cases says of it. CPU seconds of
 hetplan hold reading Sailor's files and the search, with imports done and kernels compiled; those of
@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pandas
 
@@ -38,7 +37,6 @@ from hetplan.search.result import Inputs
 
 WAYS = {
     "searched": "hetplan's families, local search and proofs with Sailor's formula as the cost",
-    "chosen": "Sailor's formula chooses among the candidates of the search of `own`",
     "own": "hetplan's search under its own cost of Sailor's profiles",
 }
 """Of equal plans the first of these counts."""
@@ -63,7 +61,7 @@ class WayRow:
     bound_seconds: float | None
     """No plan of the families is faster, by the cost that led the search."""
     cpu_seconds: float
-    """With reading Sailor's files; `chosen` takes what `own` takes."""
+    """With reading Sailor's files."""
     proof_cpu_seconds: float
     """Of these, after the last family was searched."""
     families: int
@@ -143,18 +141,21 @@ def _planned(case: Case, reference: Path, peer_seconds: float | None) -> Iterato
     wide = replace(inputs, job=replace(inputs.job, target="any"))
     ready = time.process_time()
 
-    def row(by: str, found: Any, chosen: ChosenPlan | None, since: float) -> WayRow:
-        text = "" if chosen is None else _text(chosen, wide if by == "searched" else inputs, case)
+    for by, search in (("searched", sailor_search), ("own", own_search)):
+        start = time.process_time()
+        asked = wide if by == "searched" else inputs
+        found = search(asked, files, every)
+        text = _text(found.chosen, asked, case) if found else ""
         plan = read_plan(text) if text else None
         step = score(plan, files, case.global_batch_size).step_seconds if plan else None
-        return WayRow(
+        yield WayRow(
             case=case.name,
             by=by,
             step_seconds=step,
             ratio=step / peer_seconds if step is not None and peer_seconds else None,
-            own_seconds=getattr(found, by).own_seconds if found and by != "searched" else None,
+            own_seconds=found.seconds if found and by == "own" else None,
             bound_seconds=found.bound_seconds if found else None,
-            cpu_seconds=time.process_time() - since + ready - begin,
+            cpu_seconds=time.process_time() - start + ready - begin,
             proof_cpu_seconds=found.proof_cpu_seconds if found else 0.0,
             families=found.families if found else 0,
             searched=found.searched if found else 0,
@@ -162,13 +163,6 @@ def _planned(case: Case, reference: Path, peer_seconds: float | None) -> Iterato
             plan=plan_words(plan) if plan else NO_PLAN,
             emitted=text,
         )
-
-    searched = sailor_search(wide, files, every)
-    yield row("searched", searched, searched.chosen if searched else None, ready)
-    start = time.process_time()
-    own = own_search(inputs, files, every)
-    yield row("chosen", own, own.chosen.chosen if own else None, start)
-    yield row("own", own, own.own.chosen if own else None, start)
 
 
 def files_of(case: Case, reference: Path) -> SailorFiles:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from evaluation_tables import (
     COLLECTIVE_HEADER,
-    EFFICIENCY_HEADER,
     LAYER_HEADER,
     collective_row,
     layer_row,
@@ -22,10 +21,9 @@ from typer.testing import CliRunner, Result
 from evaluation.__main__ import app
 from evaluation.accuracy import run as accuracy_module
 from evaluation.accuracy.calibration import predict_rows, run_intervals
-from evaluation.accuracy.left_out import OCTAVES, left_out, other_folder
+from evaluation.accuracy.left_out import OCTAVES, left_out, other_folder, read_unit
 from evaluation.accuracy.rows import read_runs
 from evaluation.accuracy.run import accuracy
-from evaluation.accuracy.unit_data import read_judged_unit, read_unit
 from hetplan.predict.fit import FittedPredictor, fit_populations
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
@@ -98,14 +96,14 @@ def test_a_judge_of_nonsense_is_listed_and_ends_well(folder: Path, tmp_path: Pat
     )
     (judge / "runs/empty.csv").write_text("")
     (judge / "unit").mkdir()
-    (judge / "unit/x.csv").write_text("a,b\n1,2\n")
+    (judge / "unit/collectives.csv").write_text("a,b\n1,2\n")
     result = run("--fit", str(folder), "--judge", str(judge))
     assert result.exit_code == 0, result.output
     assert "does not say heads" in result.stderr
     assert "no rates" in result.stderr
     assert "XPU-9" in result.stderr
     assert "wrong cell: other.csv:4: step_time_s" in result.stderr
-    assert "x.csv is no table" in result.stderr
+    assert "the header is of no table" in result.stderr
     rows = json.loads(run("--fit", str(folder), "--judge", str(judge), "--json").stdout)["skipped"]
     assert sum(len(each["places"]) for each in rows) == 7
 
@@ -198,18 +196,16 @@ def test_messages_and_ranks_are_left_out(tmp_path: Path) -> None:
     assert found["median"][OCTAVES] < 0.01
 
 
-def test_a_judged_folder_is_read_whatever_its_files_are_called(tmp_path: Path) -> None:
+def test_unit_data_of_a_judge_that_cannot_be_read_end_nothing(folder: Path, tmp_path: Path) -> None:
+    judge = measured(tmp_path / "judge")
     good = layer_row("enc-MLP-GEMM-1", 900.0, 1000.0)
-    write_table(
-        tmp_path, "strange name.csv", LAYER_HEADER, good, layer_row("enc-MLP-GEMM-1", "x", 1)
-    )
-    write_table(tmp_path, "eff.csv", EFFICIENCY_HEADER)
-    (tmp_path / "unit/broken.csv").write_bytes(b"\xff\xfe")
-    found = read_judged_unit(tmp_path)
-    assert sum(len(each.operators) for each in found.populations) == 2  # forward and backward
-    notes = "\n".join(found.notes)
-    assert "strange name.csv:3 is left out" in notes
-    assert "broken.csv cannot be read" in notes
+    write_table(judge, "layer_times.csv", LAYER_HEADER, good)
+    units = {row["what"]: row["rows"] for row in accuracy(folder, judge).document()["unit"]}
+    assert units == {}  # nothing is known of the device
+    write_table(judge, "layer_times.csv", LAYER_HEADER, good, layer_row("enc-MLP-GEMM-1", "x", 1))
+    found = accuracy(folder, judge).document()
+    assert len(found["rows"]) == len(LAYOUTS)
+    assert any("are not read" in note and "'x'" in note for note in found["notes"])
 
 
 # ---- the published data, where they are

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from evaluation.closed_loop.plans import (
     FORMS,
-    PoolPlan,
     choose,
     dealt_out,
     draw_pool,
-    structures,
+    form_of,
+    name_of,
 )
 from evaluation.closed_loop.results import loop_answer, totals, verdict_of
 from evaluation.closed_loop.values import (
@@ -36,6 +36,7 @@ from hetplan.errors import InputError
 from hetplan.job.load import load_job
 from hetplan.model.load import load_model
 from hetplan.plans.check import check_plan
+from hetplan.plans.plan import Plan
 from hetplan.plans.ranks import launch_faults
 
 FILES = LoopFiles(folder=Path("unused"))
@@ -44,32 +45,17 @@ SPEEDS = {"fast": 1.0, "medium": 2 / 3, "slow": 1 / 3}
 
 
 @pytest.fixture(scope="module")
-def pool() -> tuple[PoolPlan, ...]:
+def pool() -> tuple[Plan, ...]:
     return draw_pool(MODEL, CLUSTER, JOB, speeds=SPEEDS, seed=3, size=60)
 
 
-def test_structures_are_counted_by_hand_on_two_hosts() -> None:
-    assert set(structures(["a", "a"])) == {
-        ((("a",), ("a",)),),
-        ((("a", "a"),),),
-        ((("a",),), (("a",),)),
-    }
-    found = set(structures(["a", "b"]))
-    assert found == {
-        ((("a",), ("b",)),),
-        ((("b",), ("a",)),),
-        ((("a", "b"),),),
-        ((("a",),), (("b",),)),
-    }
-
-
-def test_the_pool_is_legal_and_of_every_form(pool: tuple[PoolPlan, ...]) -> None:
+def test_the_pool_is_legal_and_of_every_form(pool: tuple[Plan, ...]) -> None:
     assert len(pool) == 60
-    assert len({drawn.name for drawn in pool}) == 60
-    assert {drawn.form for drawn in pool} == set(FORMS)
-    for drawn in pool:
-        assert not check_plan(drawn.plan, MODEL, CLUSTER, JOB)
-        assert not list(launch_faults(drawn.plan))
+    assert len({name_of(plan, CLUSTER, MODEL) for plan in pool}) == 60
+    assert {form_of(plan) for plan in pool} == set(FORMS)
+    for plan in pool:
+        assert not check_plan(plan, MODEL, CLUSTER, JOB)
+        assert not list(launch_faults(plan))
 
 
 @given(
@@ -88,17 +74,17 @@ def test_dealt_out_adds_up_and_is_fair(weights: list[float], more: int, least: i
             assert abs(number - total * weight / sum(weights)) < 1
 
 
-def loop_plan(number: int, seconds: float, stalled: float, drawn: PoolPlan) -> LoopPlan:
+def loop_plan(number: int, seconds: float, stalled: float, plan: Plan) -> LoopPlan:
     return LoopPlan(
         name=f"plan {number}",
         form=FORMS[number % len(FORMS)],
-        plan=drawn.plan,
+        plan=plan,
         predicted_seconds=seconds,
         stalled=stalled,
     )
 
 
-def priced(pool: tuple[PoolPlan, ...], stalled_from: float) -> list[LoopPlan]:
+def priced(pool: tuple[Plan, ...], stalled_from: float) -> list[LoopPlan]:
     chance = random.Random(1)
     seconds = sorted(1.0 + 4.0 * chance.random() for _ in range(200))
     return [
@@ -107,7 +93,7 @@ def priced(pool: tuple[PoolPlan, ...], stalled_from: float) -> list[LoopPlan]:
     ]
 
 
-def test_the_choice_has_the_best_the_searched_and_every_stratum(pool: tuple[PoolPlan, ...]) -> None:
+def test_the_choice_has_the_best_the_searched_and_every_stratum(pool: tuple[Plan, ...]) -> None:
     plans = priced(pool, 0.8)
     searched = replace(plans[3], name="searched", searched=True, predicted_seconds=1.0)
     found = choose(plans, searched, plans=20, best=5, stalled=8, longest=3.0, seed=0)
@@ -143,7 +129,7 @@ def trained(predicted: float, measured: float, overruns: int = 0) -> TrainedPlan
 
 
 def whole_loop(
-    pool: tuple[PoolPlan, ...], *pairs: tuple[float, float], repeats: tuple[float, ...] = (),
+    pool: tuple[Plan, ...], *pairs: tuple[float, float], repeats: tuple[float, ...] = (),
     overruns: int = 0, excess: float = 0.0,
 ) -> ClosedLoop:  # fmt: skip
     """Plans predicted and measured so; the first one is the searched one."""
@@ -162,7 +148,7 @@ def whole_loop(
     )  # fmt: skip
 
 
-def test_totals_by_hand(pool: tuple[PoolPlan, ...]) -> None:
+def test_totals_by_hand(pool: tuple[Plan, ...]) -> None:
     loop = whole_loop(pool, (1.0, 1.0), (2.2, 2.0), (2.7, 3.0), repeats=(1.02,))
     found = loop.totals
     assert found.mape == pytest.approx((0.0 + 0.1 + 0.1) / 3)
@@ -180,7 +166,7 @@ def test_totals_by_hand(pool: tuple[PoolPlan, ...]) -> None:
     )
 
 
-def test_verdicts(pool: tuple[PoolPlan, ...]) -> None:
+def test_verdicts(pool: tuple[Plan, ...]) -> None:
     good = ((1.0, 1.0), (2.0, 2.0), (3.0, 3.1))
     assert whole_loop(pool, *good).verdict is Verdict.REACHED
     missed = whole_loop(pool, (1.0, 1.2), (2.0, 1.1), (3.0, 3.1))

@@ -24,7 +24,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["cost", "--cases", "2", *arguments])
+    return CliRunner().invoke(app, ["cost", *arguments])
 
 
 def test_plans_of_the_benchmark_are_all_different_and_first_ones_cost_most() -> None:
@@ -50,20 +50,16 @@ def test_tables_without_reference_data(tmp_path: Path, monkeypatch: pytest.Monke
     result = run()
     assert result.exit_code == 0, result.output
     assert "step with memory, other cuts" in result.stdout
-    assert "Replay over its lower bound" in result.stdout
     assert "Memory against" not in result.stdout
     assert "left out: memory, collectives and long links" in result.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_json_holds_fractions_and_seconds(tmp_path: Path) -> None:
     result = run("--json", "--reference", str(tmp_path))
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["schema"] == "hetplan.bench/2"
-    assert {row["schedule"] for row in found["bounds"]} == {"1f1b", "gpipe"}
-    assert all(row["violations"] == 0 for row in found["bounds"] + found["rendezvous_bounds"])
     assert [row["stages"] for row in found["estimates"]] == [16, 16, 16]
     # An empty folder: every table of it is named as missing.
     assert [line.split()[0].rpartition("/")[2] for line in found["missing"]] == [
