@@ -18,10 +18,10 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from evaluation.search.sailor import (
-    NAMES,
+    NAME_OF_KIND,
+    LayerTimes,
     SailorFiles,
-    SailorPlan,
-    SailorReplicas,
+    sailor_form,
     score,
 )
 from evaluation.search.sailor_tables import Tables
@@ -44,7 +44,6 @@ NEVER_SECONDS = 1e5
 """Of a layer that was not profiled."""
 _NOTHING_SECONDS = 1e-12
 """Of what Sailor charges nothing for; predictions are above 0."""
-_NAMES = dict(NAMES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +65,8 @@ class ProfilePredictor:
         kernels: Kernels = DEFAULT_KERNELS,
     ) -> Prediction:
         """Forward seconds of one layer, its tensor-parallel communication with it."""
-        found = self.files.times.get((_NAMES.get(device.kind, ""), microbatch_size, tp))
-        return _said(NEVER_SECONDS if found is None else _of(layer, found.forward_seconds))
+        found = self._times(device, microbatch_size, tp)
+        return _prediction(NEVER_SECONDS if found is None else _of(layer, found.forward_seconds))
 
     def backward(
         self,
@@ -82,20 +81,23 @@ class ProfilePredictor:
         kernels: Kernels = DEFAULT_KERNELS,
     ) -> Prediction:
         """Backward seconds of the same."""
-        found = self.files.times.get((_NAMES.get(device.kind, ""), microbatch_size, tp))
-        return _said(NEVER_SECONDS if found is None else _of(layer, found.backward_seconds))
+        found = self._times(device, microbatch_size, tp)
+        return _prediction(NEVER_SECONDS if found is None else _of(layer, found.backward_seconds))
+
+    def _times(self, device: DeviceKind, microbatch_size: int, tp: int) -> LayerTimes | None:
+        return self.files.times.get((NAME_OF_KIND.get(device.kind, ""), microbatch_size, tp))
 
     def optimizer_update(
         self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision
     ) -> Prediction:
         """The profiled update, whatever the number of parameters: Sailor has one time of each."""
-        gpu = _NAMES.get(device.kind, "")
+        gpu = NAME_OF_KIND.get(device.kind, "")
         updates = [
             max(each.update_seconds)
             for (name, _, tp), each in self.files.times.items()
             if name == gpu and tp == 1
         ]
-        return _said(max(updates, default=NEVER_SECONDS))
+        return _prediction(max(updates, default=NEVER_SECONDS))
 
     def send(self, link: Link, message_bytes: float, *, nodes: int = 1) -> SendLaw:
         """By the fit of the link's path; a straight line through that message."""
@@ -120,10 +122,10 @@ class ProfilePredictor:
     ) -> Prediction:
         """A ring over the link's path; nothing inside a node."""
         if group_size < 2 or not message_bytes or link.samples is None:
-            return _said(_NOTHING_SECONDS)
+            return _prediction(_NOTHING_SECONDS)
         rounds = 2 if operation == LinkOperation.ALL_REDUCE else 1
         part = self._path_seconds(link, message_bytes / group_size)
-        return _said(rounds * (group_size - 1) * part)
+        return _prediction(rounds * (group_size - 1) * part)
 
     def _path_seconds(self, link: Link, size_bytes: float) -> float:
         if not size_bytes:
@@ -147,33 +149,8 @@ def _of(layer: LayerKind, seconds: tuple[float, ...]) -> float:
     return sum(seconds[1:-1]) / len(seconds[1:-1])
 
 
-def _said(seconds: float) -> Prediction:
+def _prediction(seconds: float) -> Prediction:
     return Prediction(seconds=seconds, log_halfwidth=0.0, source=MEASURED)
-
-
-def in_form(chosen: ChosenPlan, cluster: Cluster) -> SailorPlan:
-    """A plan of one pipeline with one microbatch size."""
-    (pipeline,) = chosen.pipelines
-    last = len(pipeline.stages) - 1
-    stages = []
-    layers = []
-    for s, stage in enumerate(pipeline.stages):
-        layers.append(sum(stage.layers) + (s == 0) + (s == last))
-        row = []
-        for part in stage.parts:
-            island = cluster.island(part.island)
-            row.append(
-                SailorReplicas(
-                    gpu=_NAMES.get(island.device.kind, ""),
-                    zone=island.region,
-                    tp=part.shape.tp,
-                    devices_per_node=island.devices_per_node,
-                    count=part.shape.dp,
-                )
-            )
-        stages.append(tuple(row))
-    size = pipeline.stages[0].parts[0].shape.microbatch_size
-    return SailorPlan(layers=tuple(layers), stages=tuple(stages), microbatch_size=size)
 
 
 @dataclass(slots=True)
@@ -189,7 +166,7 @@ class SailorJudge:
         """Infinite where the plan is disqualified or does not fit."""
         self.scored += 1
         try:
-            found = score(in_form(chosen, self.cluster), self.files, self.global_batch_size)
+            found = score(sailor_form(chosen, self.cluster), self.files, self.global_batch_size)
         except InputError:
             return math.inf
         return found.step_seconds if found.fits else math.inf

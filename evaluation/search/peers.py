@@ -1,7 +1,7 @@
 """The search's plans beside those of other planners, by Sailor's simulator.
 
 Every case is planned in two ways (`WAYS`); each way's plan is placed, checked, written in
-Sailor's form (`evaluation.search.sailor`), read back and scored; every peer plan is scored
+Sailor's form (`evaluation.search.sailor`) and scored; every peer plan is scored
 beside it by the same formula and compared with what the file of cases says of it. CPU seconds of
 hetplan hold reading Sailor's files and the search, with imports done and kernels compiled; those of
 a peer its construction and search as the file of cases has them.
@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pandas
 
@@ -22,9 +23,9 @@ from evaluation.search.cases import Case, PeerPlan, case_inputs
 from evaluation.search.sailor import (
     SailorFiles,
     SailorPlan,
-    read_plan,
     read_sailor,
-    sailor_text,
+    sailor_document,
+    sailor_form,
     score,
 )
 from evaluation.search.sailor_search import own_search, sailor_search
@@ -71,8 +72,8 @@ class WayRow:
     """Plans that Sailor's formula looked at."""
     plan: str
     """In words."""
-    emitted: str
-    """In Sailor's form; empty without a plan."""
+    emitted: dict[str, Any] | None
+    """As Sailor's planner writes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +146,7 @@ def _planned(case: Case, reference: Path, peer_seconds: float | None) -> Iterato
         start = time.process_time()
         asked = wide if by == "searched" else inputs
         found = search(asked, files, every)
-        text = _text(found.chosen, asked, case) if found else ""
-        plan = read_plan(text) if text else None
+        plan = _checked(found.chosen, asked, case) if found else None
         step = score(plan, files, case.global_batch_size).step_seconds if plan else None
         yield WayRow(
             case=case.name,
@@ -161,7 +161,7 @@ def _planned(case: Case, reference: Path, peer_seconds: float | None) -> Iterato
             searched=found.searched if found else 0,
             scored=found.scored if found else 0,
             plan=plan_words(plan) if plan else NO_PLAN,
-            emitted=text,
+            emitted=sailor_document(plan, case.global_batch_size) if plan else None,
         )
 
 
@@ -180,13 +180,13 @@ def files_of(case: Case, reference: Path) -> SailorFiles:
     return files
 
 
-def _text(chosen: ChosenPlan, inputs: Inputs, case: Case) -> str:
-    """The plan placed, checked and in Sailor's form."""
+def _checked(chosen: ChosenPlan, inputs: Inputs, case: Case) -> SailorPlan:
+    """The plan in Sailor's form, when it was placed and found legal."""
     plan = plan_of(inputs.model, inputs.cluster, inputs.job, chosen)
     broken = check_plan(plan, inputs.model, inputs.cluster, inputs.job)
     if broken:
         raise HetplanError(f"case {case.name}: the search built an illegal plan: {broken[0]}")
-    return sailor_text(plan, inputs.cluster, inputs.job)
+    return sailor_form(chosen, inputs.cluster)
 
 
 def _peer(peer: PeerPlan, case: Case, files: SailorFiles) -> PeerRow:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,6 @@ from evaluation.search.sailor import (
     SailorFiles,
     SailorPlan,
     SailorReplicas,
-    read_plan,
     read_sailor,
     score,
 )
@@ -142,14 +142,16 @@ def test_no_peer_is_faster() -> None:
         assert 0.9 * way.step_seconds < way.bound_seconds <= way.step_seconds
 
 
-def _check_whole(text: str, case: Case) -> None:
-    """The plan holds every layer and no more devices than there are."""
-    plan = read_plan(text)
-    assert sum(plan.layers) == case.num_layers
+def _check_whole(plan: dict[str, Any] | None, case: Case) -> None:
+    """The plan in Sailor's form holds every layer and no more devices than there are."""
+    assert plan is not None
+    (pipeline,) = plan["pipeline_list"]
+    layers = [layer for stage in pipeline["layers_per_stage"] for layer in stage]
+    assert layers == list(range(case.num_layers))
     left = {(room.gpu, room.zone): room.devices for room in case.rooms}
-    for stage in plan.stages:
-        for each in stage:
-            left[each.gpu, each.zone] -= each.tp * each.count
+    for stage in pipeline["tmp_per_stage"]:
+        for ((gpu, _, zone),), tp in stage:
+            left[gpu, zone] -= tp
     assert min(left.values()) >= 0
 
 
