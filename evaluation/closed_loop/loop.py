@@ -58,8 +58,6 @@ BEST_PLANS = 5
 MORE_HEADROOM = 1.5
 """Times the least headroom of `hetplan emulate pace`: with sends that do not wait hosts compute
 nearly all of the time, and one that is late makes the others late."""
-STALLED_PLANS = 8
-"""With a quarter of their step in bubble or exposed communication, of twenty."""
 
 
 def closed_loop(spec: LoopSpec, folder: Path, *, say: Say) -> ClosedLoop:
@@ -135,9 +133,7 @@ def _plans(inputs: LoopInputs) -> LoopPlans:
         searched,
         plans=spec.plans,
         best=min(BEST_PLANS, spec.plans // 2),
-        stalled=STALLED_PLANS * spec.plans // 20,
         longest=SHORT_MAX_LENGTH if spec.short else MAX_LENGTH,
-        seed=spec.seed,
     )
     write_atomically(files.plans, encode(found, schema=PLANS_SCHEMA))
     return found

@@ -6,29 +6,19 @@ schedules: layers in proportion to the stages' speeds, evenly, or moved from the
 several pipelines likewise. Forms are drawn equally often. Every plan passes `hetplan.plans.check`,
 and the trainer runs it (`hetplan.plans.ranks`).
 
-Chosen are the best plans of the pool, the plan that the search found, and from each of equally many
-strata of predicted rank one, of the form that was taken least so far. Where fewer than the wanted
-number stall (bubble or exposed communication) for a quarter of their step, others of their strata
-that do take their places. Plans that are predicted to take many times longer than the best are left
-out of the pool.
+Chosen are the plan that the search found, the best plans of the pool, and others of it evenly by
+predicted rank. Plans that are predicted to take many times longer than the best are left out.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from evaluation.closed_loop.values import (
-    MIN_STALLED_FRACTION,
-    LoopPlan,
-    LoopPlans,
-)
+from evaluation.closed_loop.values import LoopPlan, LoopPlans
 from hetplan.cluster.spec import Cluster
-from hetplan.cost.estimate_values import Component
-from hetplan.cost.step_model.break_down import break_down
 from hetplan.cost.step_model.draws import straggler_wait
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InputError
@@ -69,7 +59,9 @@ SAMPLES = (1, 2, 4)
 FORMS = ("one pipeline", "early sends", "interleaved", "wide stages", "several pipelines")
 _TRIES_IN_VAIN = 400
 """Draws in a row that were illegal or drawn before, after which there are hardly any others."""
-_MAX_MOVED_LAYERS = 2
+_MAX_MOVED = 2
+_EVENLY = 0.2
+"""Part of the draws in which unlike hosts get equal parts."""
 
 
 def draw_pool(
@@ -238,18 +230,20 @@ class _Drawer:
         )
 
     def _shares(self, structure: Sequence[PipelineHosts], microbatches: int) -> list[int]:
-        """Microbatches of each pipeline, by its hosts' speeds, evenly, or between the two."""
+        """Microbatches of each pipeline, by its hosts' speeds, evenly, or moved from there."""
         weights = [self._speed(pipeline) for pipeline in structure]
-        mean = sum(weights) / len(weights)
-        evenly = self.chance.choice((0.0, 0.0, 0.0, 0.5, 1.0))
-        weights = [weight * (1 - evenly) + mean * evenly for weight in weights]
-        found = dealt_out(microbatches, weights)
-        for _ in range(self.chance.choice((0, 0, 1, 2))):
-            giver, taker = self.chance.randrange(len(found)), self.chance.randrange(len(found))
-            if found[giver]:
-                found[giver] -= 1
-                found[taker] += 1
-        return found
+        if self.chance.random() < _EVENLY:
+            weights = [1.0] * len(weights)
+        return self._moved(dealt_out(microbatches, weights), least=0)
+
+    def _moved(self, counts: list[int], *, least: int) -> list[int]:
+        """The same with up to two moved from one place to another."""
+        for _ in range(self.chance.randrange(_MAX_MOVED + 1)):
+            giver, taker = self.chance.randrange(len(counts)), self.chance.randrange(len(counts))
+            if counts[giver] > least:
+                counts[giver] -= 1
+                counts[taker] += 1
+        return counts
 
     def _speed(self, pipeline: PipelineHosts) -> float:
         return sum(self.speeds[island] for stage in pipeline for island in stage)
@@ -284,15 +278,9 @@ class _Drawer:
         if len(parts) * chunks > total:
             return None
         weights = [self._stage_speed(mine) for mine in parts]
-        if self.chance.random() < 0.2:
+        if self.chance.random() < _EVENLY:
             weights = [1.0] * len(parts)
-        found = dealt_out(total, weights, least=chunks)
-        for _ in range(self.chance.randrange(_MAX_MOVED_LAYERS + 1)):
-            giver, taker = self.chance.randrange(len(parts)), self.chance.randrange(len(parts))
-            if found[giver] > chunks:
-                found[giver] -= 1
-                found[taker] += 1
-        return found
+        return self._moved(dealt_out(total, weights, least=chunks), least=chunks)
 
     def _stage_speed(self, parts: Sequence[Part]) -> float:
         """Samples a second and layer: all ranks of a stage wait for its slowest."""
@@ -327,19 +315,6 @@ def dealt_out(total: int, weights: Sequence[float], *, least: int = 0) -> list[i
 
 POOL_SIZE = 600
 """Plans that are drawn; two seconds to price."""
-STALLED = frozenset(
-    {
-        Component.BUBBLE,
-        Component.PIPELINE,
-        Component.DATA_PARALLEL,
-        Component.GATHERING,
-        Component.EMBEDDING,
-        Component.NORM,
-        Component.OTHER_STAGES,
-        Component.TENSOR_PARALLEL,
-    }
-)
-"""What of a step's critical path is not compute or update."""
 MAX_LENGTH, SHORT_MAX_LENGTH = 4.0, 2.5
 """Times the best predicted step."""
 
@@ -396,15 +371,11 @@ def loop_plan(
 ) -> LoopPlan:
     """A plan with its price: that of `hetplan.cost.estimate`, without the interval."""
     step, costs = pricer.step(plan), pricer.costs(plan)
-    waiting = straggler_wait(plan, costs, step)
-    seconds = step.step_seconds + waiting
-    parts = break_down(plan, costs, step, waiting).critical
     return LoopPlan(
         name=name_of(plan, cluster, model),
         form=form_of(plan),
         plan=plan,
-        predicted_seconds=seconds,
-        stalled=sum(each.seconds for each in parts if each.component in STALLED) / seconds,
+        predicted_seconds=step.step_seconds + straggler_wait(plan, costs, step),
         searched=searched,
     )
 
@@ -424,61 +395,20 @@ def price_pool(
 
 
 def choose(
-    pool: Sequence[LoopPlan],
-    searched: LoopPlan,
-    *,
-    plans: int,
-    best: int,
-    stalled: int,
-    longest: float,
-    seed: int,
+    pool: Sequence[LoopPlan], searched: LoopPlan, *, plans: int, best: int, longest: float
 ) -> LoopPlans:
     """`plans` of the pool, fastest first in it, the searched one among them.
 
-    `best`: how many of the best predicted ones. `stalled`: how many at least have a quarter of
-    their step in bubble or exposed communication, where the pool has so many. `longest`: times the
+    `best`: how many of the best predicted ones; the others evenly by rank. `longest`: times the
     best predicted step that a plan may take.
     """
     others = [each for each in pool if each.name != searched.name]
     fastest = min(searched.predicted_seconds, others[0].predicted_seconds)
     kept = [each for each in others if each.predicted_seconds <= longest * fastest]
-    # The searched plan is one of the best ones, unless the pool has as many that are better.
-    better = sum(each.predicted_seconds < searched.predicted_seconds for each in kept)
-    number = min(len(kept), best - (1 if better < best else 0), plans - 1)
-    taken, rest = kept[:number], kept[number:]
-    strata = _strata(rest, plans - 1 - number)
-    chance = random.Random(f"choice {seed}")
-    forms = Counter(each.form for each in (searched, *taken))
-    chosen: list[LoopPlan] = []
-    for stratum in strata:
-        chosen.append(_pick(stratum, forms, chance))
-        forms[chosen[-1].form] += 1
-    much = sum(_stalls_much(each) for each in (searched, *taken, *chosen))
-    # From the slowest stratum on: slow plans are the ones that stall.
-    for at in reversed(range(len(strata))):
-        if much >= stalled:
-            break
-        able = [each for each in strata[at] if _stalls_much(each)]
-        if able and not _stalls_much(chosen[at]):
-            forms[chosen[at].form] -= 1
-            chosen[at] = _pick(able, forms, chance)
-            forms[chosen[at].form] += 1
-            much += 1
-    found = sorted((searched, *taken, *chosen), key=lambda each: each.predicted_seconds)
+    best = min(best, plans - 1)
+    taken, rest = kept[:best], kept[best:]
+    count = min(plans - 1 - len(taken), len(rest))
+    # The slowest of equal runs of rank.
+    taken += [rest[(at + 1) * len(rest) // count - 1] for at in range(count)]
+    found = sorted((searched, *taken), key=lambda each: each.predicted_seconds)
     return LoopPlans(plans=tuple(found), pool=len(pool), left_out_slow=len(others) - len(kept))
-
-
-def _strata(rest: Sequence[LoopPlan], count: int) -> list[Sequence[LoopPlan]]:
-    """Equal runs of predicted rank, none empty."""
-    count = min(count, len(rest))
-    return [rest[at * len(rest) // count : (at + 1) * len(rest) // count] for at in range(count)]
-
-
-def _pick(stratum: Sequence[LoopPlan], forms: Mapping[str, int], chance: random.Random) -> LoopPlan:
-    """One of the stratum, of a form that was taken least."""
-    least = min(forms[each.form] for each in stratum)
-    return chance.choice([each for each in stratum if forms[each.form] == least])
-
-
-def _stalls_much(each: LoopPlan) -> bool:
-    return each.stalled >= MIN_STALLED_FRACTION

@@ -11,7 +11,6 @@ from evaluation.closed_loop.values import (
     MAX_OVERRUN,
     MAX_PROFILE_EXCESS,
     MAX_SPREAD,
-    MIN_STALLED_FRACTION,
     ClosedLoop,
     Goals,
     LoopPlan,
@@ -41,7 +40,6 @@ def totals(
         repeats_spread=_spread([each.measured_seconds for each in repeats]),
         overrun=sum(each.overruns for each in everything) / passes if passes else 0.0,
         range=float(measured.max() / measured.min()),
-        stalled_plans=int((rows["stalled"] >= MIN_STALLED_FRACTION).sum()),
         load_average=max(each.load_average for each in everything),
     )
 
@@ -53,7 +51,6 @@ def trained_frame(plans: Sequence[LoopPlan], trained: Sequence[TrainedPlan]) -> 
             **asdict(one),
             "form": plan.form,
             "searched": plan.searched,
-            "stalled": plan.stalled,
             "error": one.error,
             "spread": _spread(one.step_seconds),
             "overrun": one.overrun,
@@ -137,7 +134,6 @@ def loop_answer(found: ClosedLoop) -> Answer:
                     "predicted": ("predicted_seconds", seconds),
                     "measured": ("measured_seconds", seconds),
                     "error": ("error", "{:+.1%}"),
-                    "stalled": ("stalled", "{:.0%}"),
                     "steps differ by": ("spread", percent),
                     "overrun": ("overrun", "{:.0%}"),
                     "counted": ("counted_long_bytes", _megabytes),
@@ -159,7 +155,6 @@ def loop_answer(found: ClosedLoop) -> Answer:
                     "repeats differ by": ("repeats_spread", percent),
                     "overrun": ("overrun", percent),
                     "longest / shortest": ("range", "{:.2f}"),
-                    "stalled >= 25 %": ("stalled_plans", "{:d}"),
                     "load": ("load_average", "{:.1f}"),
                     "verdict": ("verdict", WORDS),
                     "why": ("reasons", WORDS),
@@ -172,8 +167,7 @@ def loop_answer(found: ClosedLoop) -> Answer:
             f"which {found.plans.left_out_slow} were left out because they would take many times "
             "the best",
             f"measured: median of {spec.steps} steps after {spec.warmup_steps} of warm-up. "
-            "stalled: predicted part of the step in bubble or exposed communication. overrun: "
-            "paced passes that took longer than their pace",
+            "overrun: paced passes that took longer than their pace",
             "counted, ledger, carried: over the link between the regions, both ways, in a step: as "
             "the trainer counts, as the cost model has it, and as the relay carried (headers, "
             "barriers and set-up too)",

@@ -14,13 +14,11 @@ from hetplan.files.writing import write_atomically
 from hetplan.plans.plan import Plan
 
 SPEC_SCHEMA = "hetplan.closed-loop-spec/2"
-PLANS_SCHEMA = "hetplan.closed-loop-plans/1"
+PLANS_SCHEMA = "hetplan.closed-loop-plans/2"
 TRAINED_SCHEMA = "hetplan.closed-loop-training/2"
 
 MAX_OVERRUN = 0.30
 """Part of the paced passes that may take longer than their pace."""
-MIN_STALLED_FRACTION = 0.25
-"""Part of a step, from which a plan counts as one that tests more than compute."""
 MAX_SPREAD = 0.03
 """(longest - shortest) / shortest of the same plan trained several times."""
 
@@ -71,11 +69,9 @@ class LoopPlan:
     name: str
     """Stages in order, islands and layers, degrees and shares: says what the plan is."""
     form: str
-    """Kind of plan, such as `one pipeline`, for the stratified choice."""
+    """Kind of plan, such as `one pipeline`."""
     plan: Plan
     predicted_seconds: float
-    stalled: float
-    """Predicted part of the step in bubble, or in communication that nothing hides."""
     searched: bool = False
     """The plan that `hetplan plan` found."""
 
@@ -150,8 +146,6 @@ class LoopTotals:
     """Part of all paced passes of layers."""
     range: float
     """Longest measured step over the shortest."""
-    stalled_plans: int
-    """Plans with a quarter or more of their step in bubble or exposed communication."""
     load_average: float
     """Largest of one minute that was seen after a training."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from evaluation.closed_loop.plans import (
 )
 from evaluation.closed_loop.results import loop_answer, totals, verdict_of
 from evaluation.closed_loop.values import (
-    MIN_STALLED_FRACTION,
     ClosedLoop,
     Goals,
     LoopFiles,
@@ -74,41 +72,28 @@ def test_dealt_out_adds_up_and_is_fair(weights: list[float], more: int, least: i
             assert abs(number - total * weight / sum(weights)) < 1
 
 
-def loop_plan(number: int, seconds: float, stalled: float, plan: Plan) -> LoopPlan:
+def loop_plan(number: int, seconds: float, plan: Plan) -> LoopPlan:
     return LoopPlan(
         name=f"plan {number}",
         form=FORMS[number % len(FORMS)],
         plan=plan,
         predicted_seconds=seconds,
-        stalled=stalled,
     )
 
 
-def priced(pool: tuple[Plan, ...], stalled_from: float) -> list[LoopPlan]:
-    chance = random.Random(1)
-    seconds = sorted(1.0 + 4.0 * chance.random() for _ in range(200))
-    return [
-        loop_plan(number, each, 0.4 if chance.random() > stalled_from else 0.1, pool[0])
-        for number, each in enumerate(seconds)
-    ]
-
-
-def test_the_choice_has_the_best_the_searched_and_every_stratum(pool: tuple[Plan, ...]) -> None:
-    plans = priced(pool, 0.8)
-    searched = replace(plans[3], name="searched", searched=True, predicted_seconds=1.0)
-    found = choose(plans, searched, plans=20, best=5, stalled=8, longest=3.0, seed=0)
-    assert found == choose(plans, searched, plans=20, best=5, stalled=8, longest=3.0, seed=0)
+def test_the_choice_has_the_searched_the_best_and_all_ranks(pool: tuple[Plan, ...]) -> None:
+    plans = [loop_plan(number, 1.0 + number / 100, pool[0]) for number in range(300)]
+    searched = replace(plans[3], name="searched", searched=True, predicted_seconds=0.99)
+    found = choose(plans, searched, plans=20, best=5, longest=3.0)
     names = [each.name for each in found.plans]
     assert len(set(names)) == 20
-    assert names[:5] == ["searched", *(each.name for each in plans[:4])]
-    assert sum(each.stalled >= MIN_STALLED_FRACTION for each in found.plans) >= 8
-    kept = [each for each in plans if each.predicted_seconds <= 3.0]
+    assert names[:6] == ["searched", *(each.name for each in plans[:5])]
+    kept = [each for each in plans if each.predicted_seconds <= 3.0 * 0.99]
     assert found.left_out_slow == len(plans) - len(kept)
-    # From every one of the equal strata one.
-    rest = kept[4:]
-    for at in range(15):
-        stratum = {each.name for each in rest[at * len(rest) // 15 : (at + 1) * len(rest) // 15]}
-        assert len(stratum & set(names)) == 1
+    # One of every equal run of rank.
+    rest = [each.name for each in kept[5:]]
+    ranks = [rest.index(name) * 14 // len(rest) for name in names[6:]]
+    assert ranks == list(range(14))
 
 
 def trained(predicted: float, measured: float, overruns: int = 0) -> TrainedPlan:
@@ -134,7 +119,7 @@ def whole_loop(
 ) -> ClosedLoop:  # fmt: skip
     """Plans predicted and measured so; the first one is the searched one."""
     plans = tuple(
-        replace(loop_plan(at, predicted, 0.3 if at % 2 else 0.1, pool[0]), searched=at == 0)
+        replace(loop_plan(at, predicted, pool[0]), searched=at == 0)
         for at, (predicted, _) in enumerate(pairs)
     )
     done = tuple(trained(*pair, overruns) for pair in pairs)
@@ -158,7 +143,6 @@ def test_totals_by_hand(pool: tuple[Plan, ...]) -> None:
     assert found.regret == 0.0
     assert found.repeats_spread == pytest.approx(0.02)
     assert found.range == pytest.approx(3.0)
-    assert found.stalled_plans == 1
     rows, whole = loop_answer(loop).sections
     assert (rows.table().row_count, whole.table().row_count) == (3, 1)
     assert [row["error"] for row in loop_answer(loop).document()["rows"]] == pytest.approx(
