@@ -6,22 +6,17 @@ planners' files. With `--json` errors are fractions and times seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from hetplan.cli.main import guarded
-from hetplan.cli.options import AsJson, emit, say
+from hetplan.cli.options import AsJson, say
 from hetplan.errors import InputError
 from hetplan.kernels import compile_at_once
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-SCHEMA = "hetplan.bench/1"
 USUAL_REFERENCE = Path("../shared/reference")
 """Where the folder of other people's measurements lies beside a checkout, if it is there."""
 USUAL_OUT = Path("closed-loop-out")
@@ -62,28 +57,13 @@ def accuracy(
             "fitted folder, whose unit data are then left out in turn."
         ),
     ] = None,
-    readings: Annotated[
-        bool,
-        typer.Option(
-            "--readings",
-            help="Also predict the runs under other readings of their clusters (three times as "
-            "long).",
-        ),
-    ] = False,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw predicted against measured steps into this SVG file.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Predicted against published step times, layers, operators and collectives."""
     from evaluation.accuracy.run import accuracy as run
-    from evaluation.accuracy.run import accuracy_lines, accuracy_tables, draw
 
     fit = _folder(fit) or _reference(reference)
-    found = run(fit, _folder(judge) or fit, readings=readings)
-    if plot is not None:
-        draw(found, plot)
-    _show(found, accuracy_tables(found), accuracy_lines(found), as_json=as_json, lines_to=say)
+    run(fit, _folder(judge) or fit).show(as_json=as_json)
 
 
 def search(
@@ -103,41 +83,40 @@ def search(
     time_limit: Annotated[
         str | None, typer.Option(help="Longest search of the scaling table (180 s).")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the scaling table into this SVG file.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Plans beside those of other planners, and the search's speed by size."""
-    from evaluation.search.peers import draw, search_bench, search_lines, search_tables
-    from evaluation.search.scaling import TARGETS
+    from evaluation.output import Answer
+    from evaluation.search.cases import USUAL_FILE, read_cases
+    from evaluation.search.peers import compare, peer_answer
+    from evaluation.search.scaling import (
+        INSTANCES,
+        TARGETS,
+        instances_of,
+        scaling,
+        scaling_section,
+    )
 
-    found = search_bench(
-        _reference(reference),
-        cases,
-        sizes=None if sizes is None else _sizes(sizes),
-        targets=_targets(targets) or TARGETS,
+    instances = INSTANCES if sizes is None else instances_of(_sizes(sizes))
+    folder = _reference(reference)
+    if folder is None:
+        found = Answer(lines=("left out: peer cases: no reference folder; give --reference DIR",))
+    else:
+        found = peer_answer(compare(read_cases(cases or folder / USUAL_FILE), folder))
+    rows = scaling(
+        instances,
+        _targets(targets) or TARGETS,
         time_limit_seconds=_seconds(time_limit) or SEARCH_LIMIT_SECONDS,
         progress=say,
     )
-    if plot is not None:
-        draw(found.scaling, plot)
-    _show(found, search_tables(found), search_lines(found), as_json=as_json, lines_to=say)
+    replace(found, sections=(*found.sections, scaling_section(rows))).show(as_json=as_json)
 
 
-def cost(
-    reference: Reference = None,
-    cases: Annotated[
-        int, typer.Option(min=1, help="Random pipelines per row of bounds and anomalies.")
-    ] = 1000,
-    as_json: AsJson = False,
-) -> None:
-    """The cost model's speed, how tight its bounds are, and its errors on published figures."""
-    from evaluation.cost.run import cost_bench, cost_tables
+def cost(reference: Reference = None, as_json: AsJson = False) -> None:
+    """The cost model's speed, and its errors on published memory, collectives and long links."""
+    from evaluation.cost.run import cost_answer
 
-    found = cost_bench(_reference(reference), cases=cases)
-    lines = (f"left out: {line}" for line in found.missing)
-    _show(found, cost_tables(found), lines, as_json=as_json, lines_to=say)
+    cost_answer(_reference(reference)).show(as_json=as_json)
 
 
 def hethub(
@@ -148,32 +127,20 @@ def hethub(
     as_json: AsJson = False,
 ) -> None:
     """One plan over two device kinds against the sum of its kinds alone, all predicted."""
-    from evaluation.hethub import TARGETS, hethub_bench, hethub_lines, hethub_table
+    from evaluation.hethub import TARGETS, hethub_answer, hethub_rows, shipped_mixes
 
-    found = hethub_bench(
-        targets=_targets(targets) or TARGETS,
+    rows = hethub_rows(
+        shipped_mixes(),
+        _targets(targets) or TARGETS,
         time_limit_seconds=_seconds(time_limit),
         progress=say,
     )
-    _show(found, [hethub_table(found)], hethub_lines(found), as_json=as_json, lines_to=emit)
+    hethub_answer(rows).show(as_json=as_json)
 
 
 def closed_loop(
     plans: Annotated[int | None, typer.Option(help="Plans that are trained (20).")] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Of the choice of plans and the jitter (0).")
-    ] = None,
-    jitter: Annotated[
-        float | None,
-        typer.Option(help="Of the second pass, a fraction; 0 leaves it out (0.05)."),
-    ] = None,
-    kinds_alone: Annotated[
-        bool,
-        typer.Option(
-            "--kinds-alone/--no-kinds-alone",
-            help="Also train each device kind alone, and all together.",
-        ),
-    ] = True,
+    seed: Annotated[int | None, typer.Option(help="Of the choice of plans (0).")] = None,
     short: Annotated[
         bool, typer.Option("--short", help="A minute and a half: six plans, few steps.")
     ] = False,
@@ -183,45 +150,20 @@ def closed_loop(
             help="Folder of all that is measured; an interrupted loop goes on from there."
         ),
     ] = USUAL_OUT,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw predicted against measured steps into this SVG file.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Profile, fit, plan, really train and compare, on hosts emulated on this machine."""
     from evaluation.closed_loop.loop import closed_loop as run
-    from evaluation.closed_loop.results import draw, loop_lines, loop_tables
+    from evaluation.closed_loop.results import loop_answer
     from evaluation.closed_loop.values import LoopSpec, Verdict
-    from evaluation.output import check_drawable
 
-    if plot is not None:
-        check_drawable(plot)
-    given = {"plans": plans, "seed": seed, "jitter": jitter}
-    base = LoopSpec.of_short() if short else LoopSpec(hethub=kinds_alone)
+    given = {"plans": plans, "seed": seed}
+    base = LoopSpec.of_short() if short else LoopSpec()
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     found = run(replace(base, **changes), out, say=say)
-    if plot is not None:
-        draw(found, plot)
-    _show(found, loop_tables(found), loop_lines(found), as_json=as_json, lines_to=emit)
-    verdicts = [each.verdict for each in found.passes]
-    verdicts += [found.hethub.verdict] if found.hethub is not None else []
-    if Verdict.INVALID in verdicts:
+    loop_answer(found).show(as_json=as_json)
+    if found.verdict is Verdict.INVALID:
         raise typer.Exit(INVALID_EXIT)
-
-
-def _show(
-    found: object, tables: Iterable[Table], lines: Iterable[str], *, as_json: bool, lines_to: Any
-) -> None:
-    from hetplan.files.encoding import encode
-    from hetplan.reports.terminal import print_table
-
-    if as_json:
-        emit(encode(found, schema=SCHEMA))
-        return
-    for table in tables:
-        print_table(table)
-    for line in lines:
-        lines_to(line)
 
 
 def _folder(path: Path | None) -> Path | None:

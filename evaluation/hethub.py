@@ -21,9 +21,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
-from rich.table import Table
-
-from evaluation.output import table_of
+from evaluation.output import WORDS, Answer, Section, frame_of
 from hetplan.cluster.load import load_cluster
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import InfeasibleError, InputError, LimitError
@@ -67,39 +65,30 @@ class MixRow:
     """Of the search of the mix, without its kinds alone."""
     reason: str
     """Empty, or why there is no plan."""
-    step_seconds: float = 0.0
-    """0 without a plan."""
-    tokens_per_second: float = 0.0
-    gap: float = 1.0
+    step_seconds: float | None = None
+    """None without a plan, as in all that follows."""
+    tokens_per_second: float | None = None
+    gap: float | None = None
     """Proven distance of the plan to the best of its target."""
     homogeneous_sum_ratio: float | None = None
     roofline_ratio: float | None = None
     kinds_alone: tuple[float, ...] = ()
     """Tokens/s of each kind alone, in the order of `kinds`; its roofline where it has no plan."""
-    idle_fraction: float = 1.0
+    idle_fraction: float | None = None
     """Part of the devices that the plan leaves unused."""
-    busy_fraction: float = 0.0
+    busy_fraction: float | None = None
     """Part of the used devices' step in forward and backward passes; the rest is bubble, transfers,
     reduction and update."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HethubBench:
-    """Every row, and what HETHUB measured, which is another thing."""
-
-    rows: tuple[MixRow, ...]
-    measured_by_hethub: float
-    """Part of its own upper bound; measured on accelerators, not predicted."""
-
-
-def hethub_bench(
-    *,
+def hethub_rows(
+    mixes: Sequence[Mix],
     targets: Sequence[str] = TARGETS,
-    mixes: Sequence[Mix] | None = None,
+    *,
     predictor: Predictor | None = None,
     time_limit_seconds: float | None = None,
-    progress: Callable[[str], None] | None = None,
-) -> HethubBench:
+    progress: Callable[[str], None],
+) -> list[MixRow]:
     """Plan every mix for every target, and each kind alone.
 
     `time_limit_seconds` is for each search, instead of the job's.
@@ -107,12 +96,11 @@ def hethub_bench(
     if predictor is None:
         predictor, _ = fit_stores(*default_stores())
     rows = []
-    for mix in shipped_mixes() if mixes is None else mixes:
+    for mix in mixes:
         for target in targets:
-            if progress is not None:
-                progress(f"{mix.name} for {target}")
+            progress(f"{mix.name} for {target}")
             rows.append(_row(mix, target, predictor, time_limit_seconds))
-    return HethubBench(rows=tuple(rows), measured_by_hethub=MEASURED_BY_HETHUB)
+    return rows
 
 
 def shipped_mixes() -> tuple[Mix, ...]:
@@ -210,55 +198,40 @@ def _compared(row: MixRow, found: SearchResult, figure: HomogeneousSum) -> MixRo
     )
 
 
-def hethub_table(found: HethubBench) -> Table:
-    """One row per mix and target; every figure predicted."""
-
-    def plan(row: MixRow) -> tuple[object, ...]:
-        if row.reason:
-            return ("no plan",) + ("-",) * 6 + (f"{row.plan_cpu_seconds:.1f} s",)
-        return (
-            format_seconds(row.step_seconds),
-            f"{row.gap:.1%}",
-            format_share(row.homogeneous_sum_ratio),
-            format_share(row.roofline_ratio),
-            f"{row.idle_fraction:.1%}",
-            f"{row.busy_fraction:.1%}",
-            f"{row.tokens_per_second:,.0f}",
-            f"{row.plan_cpu_seconds:.1f} s",
-        )
-
-    return table_of(
-        "One plan over two kinds against its kinds alone, all predicted",
-        ("mix", "target"),
-        (
-            "step", "gap", "homogeneous_sum_ratio", "roofline_ratio", "idle", "busy", "tokens/s",
-            "CPU",
-        ),
-        ((row.mix, row.target, *plan(row)) for row in found.rows),
-    )  # fmt: skip
-
-
-def hethub_lines(found: HethubBench) -> Iterator[str]:
-    """What the columns are, and why HETHUB's own figure is not one of them."""
-    yield (
+def hethub_answer(rows: Sequence[MixRow]) -> Answer:
+    """One row per mix and target, what the columns are, and why HETHUB's figure is not one."""
+    percent = "{:.1%}"
+    table = Section(
+        name="rows",
+        title="One plan over two kinds against its kinds alone, all predicted",
+        frame=frame_of(rows),
+        columns={
+            "mix": ("mix", WORDS),
+            "target": ("target", WORDS),
+            "step": ("step_seconds", format_seconds),
+            "gap": ("gap", percent),
+            "homogeneous_sum_ratio": ("homogeneous_sum_ratio", format_share),
+            "roofline_ratio": ("roofline_ratio", format_share),
+            "idle": ("idle_fraction", percent),
+            "busy": ("busy_fraction", percent),
+            "tokens/s": ("tokens_per_second", "{:,.0f}"),
+            "CPU": ("plan_cpu_seconds", "{:.1f} s"),
+        },
+    )
+    lines = [
         "homogeneous_sum_ratio: tokens/s of the plan over the sum of what each of its kinds would "
         "reach alone with the best plan for the same model, batch, sequence and target (gap at "
-        "most 1 %); a kind that cannot hold the model alone counts with its roofline"
-    )
-    yield (
+        "most 1 %); a kind that cannot hold the model alone counts with its roofline",
         "roofline_ratio: tokens/s of the plan over the sum over all devices of peak rate over "
-        "operations per token (without recomputation)"
-    )
-    yield (
+        "operations per token (without recomputation)",
         "gap: proven distance to the best plan of the target. idle: devices that the plan leaves "
         "out. busy: part of the step in which the others compute; the rest is bubble, transfers, "
-        "reduction and update. CPU: of the mix's search alone"
-    )
-    yield (
-        f"HETHUB (arXiv 2405.16256) reports {found.measured_by_hethub:.2%} of its own upper bound: "
+        "reduction and update. CPU: of the mix's search alone",
+        f"HETHUB (arXiv 2405.16256) reports {MEASURED_BY_HETHUB:.2%} of its own upper bound: "
         "measured on accelerators and defined otherwise, so it is not to be set beside these "
-        "predicted ratios"
+        "predicted ratios",
+    ]
+    lines += [f"{row.mix} for {row.target}: {row.reason}" for row in rows if row.reason]
+    return Answer(
+        sections=(table,), lines=tuple(lines), values={"measured_by_hethub": MEASURED_BY_HETHUB}
     )
-    for row in found.rows:
-        if row.reason:
-            yield f"{row.mix} for {row.target}: {row.reason}"

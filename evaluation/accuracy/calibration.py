@@ -1,4 +1,4 @@
-"""Predict measured runs, calibrate on some of them, and read their clusters otherwise.
+"""Predict measured runs, find the width of their intervals, and calibrate on some of them.
 
 A row becomes model, cluster, job and plan, and `hetplan.cost.estimate` prices them with the given
 predictor, as `hetplan estimate` does.
@@ -10,35 +10,29 @@ where another folder is judged, none of its runs counts.
 
 Eight rows: the first eight of a data set by the hash of their configuration calibrate the
 predictor, factors included; the rest of the data set is predicted with and without.
-
-Readings: a cluster's description has lines that nothing but its runs says, or that are left out
-although something is known of them. Each reading changes one such line wherever it applies:
-
-    rings by default    groups with several devices in a node use the NICs that the library uses
-    rings by own NICs   every device of such a group uses its own NIC
-    a NIC each          as many NICs as devices, where all ranks are taken to use one
-    speed spread        no two devices are equally fast, in every cluster alike
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from evaluation.accuracy.clusters import ONE_NIC, cluster_notes, cluster_of, kind_names, network_of
+import pandas
+
+from evaluation.accuracy.clusters import cluster_notes, cluster_of, kind_names
 from evaluation.accuracy.plans import RunPlan, find_mixed, mixed_run, plan_of
 from evaluation.accuracy.rows import RunRow, model_of
-from evaluation.accuracy.scores import Errors, Judged, errors_of
-from hetplan.cluster.node import Nics, RingNics
-from hetplan.cluster.spec import Cluster, Island
+from evaluation.accuracy.scores import errors_of
+from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate, own_halfwidth, run_error
 from hetplan.cost.estimate_values import Estimate
 from hetplan.errors import HetplanError, InputError
 from hetplan.model.spec import ModelSpec
 from hetplan.predict.calibration.factors import calibrate, devices_of, regime_of
-from hetplan.predict.calibration.values import Calibration, GroupInterval, RunError
+from hetplan.predict.calibration.values import Calibration, RunError
 from hetplan.predict.fit import FittedPredictor
 
 _DECIDING = ("gpus_per_node", "kv_heads", "num_experts", "tp", "pp", "cp", "ep", "dp")
@@ -73,16 +67,18 @@ class PredictedRun:
         """Of the step."""
         return self.run.row.step_seconds or math.nan
 
-    def judged(self, log_halfwidth: float | None = None) -> Judged:
-        """As the judge sees it, with a 90 % interval of this half-width; None: the predictions'."""
-        row = self.run.row
-        return Judged.around(
-            f"{row.place} {row.layout}",
-            self.estimate.step_seconds,
-            own_halfwidth(self.estimate) if log_halfwidth is None else log_halfwidth,
-            self.measured_seconds,
-            suspect=bool(row.suspect),
-        )
+
+def own_frame(runs: Sequence[PredictedRun]) -> pandas.DataFrame:
+    """Runs as the judge takes them, with intervals by the predictions alone."""
+    return pandas.DataFrame(
+        {
+            "name": f"{run.row.place} {run.row.layout}",
+            "predicted_seconds": run.estimate.step_seconds,
+            "measured_seconds": run.measured_seconds,
+            "log_halfwidth": own_halfwidth(run.estimate),
+        }
+        for run in runs
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,51 +148,12 @@ _MIN_LEFT = CALIBRATING_ROWS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInterval:
-    """Half-widths of a run's 90 % interval, in the logarithm."""
+    """Width of a run's 90 % interval by measured runs of other cells."""
 
-    own: float
-    """By the predictions alone."""
-    group: GroupInterval | None
-    """Measured runs of other cells that say how wide it must be; None where too few do."""
-    asked: tuple[str, ...]
-    """The run's device kinds, and what it spans."""
-
-    @property
-    def by_runs(self) -> float | None:
-        """By measured runs of other cells."""
-        return None if self.group is None else self.group.halfwidth(self.own)
-
-    @property
-    def stands_on(self) -> str:
-        """In words, without how many runs there are: leaving out another cell leaves another
-        number and nothing else.
-        """
-        if self.group is None:
-            return "by the predictions alone"
-        kinds = ", ".join(self.group.devices) or "any device kind"
-        found = f"interval by measured runs of {kinds}, {self.group.regime or 'any size'}"
-        if not self.group.pooled:
-            return found
-        return f"{found}: pooled, too few are of {', '.join(self.asked)}"
-
-    @property
-    def log_halfwidth(self) -> float:
-        """By runs where they say anything, else by the predictions alone."""
-        return self.own if self.by_runs is None else self.by_runs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibratedOn:
-    """A data set's rows without the eight that calibrated, before and after."""
-
-    data_set: str
-    calibrated_on: tuple[str, ...]
-    """Places of the eight."""
-    accepted: bool
-    """Whether the product kept the factors: they must help left-out rows among the eight."""
-    before: Errors
-    after: Errors
-    notes: tuple[str, ...]
+    log_halfwidth: float
+    stands_on: str
+    """In words, without how many runs there are: leaving out another cell leaves another number
+    and nothing else."""
 
 
 def cell_of(run: PredictedRun) -> str:
@@ -229,7 +186,8 @@ def run_intervals(
 ) -> tuple[RunInterval, ...]:
     """The interval of every run, by those of the `known` ones that are of other cells.
 
-    `known`: runs whose measured times may be used, which are those of the fitted folder.
+    `known`: runs whose measured times may be used, which are those of the fitted folder. Where they
+    say nothing the interval is that of the predictions alone.
     """
     errors = [(error_of(run), _is_narrow(run)) for run in known]
     kept: dict[tuple[str, bool], Calibration] = {}
@@ -241,13 +199,15 @@ def run_intervals(
             kept[key] = calibrate(others, factors=False)
         plan, cluster = run.run.planned.plan, run.run.cluster
         devices, regime = devices_of(plan, cluster), regime_of(plan, cluster)
-        found.append(
-            RunInterval(
-                own=own_halfwidth(run.estimate),
-                group=kept[key].group(devices, regime),
-                asked=(*devices, regime),
-            )
-        )
+        group, own = kept[key].group(devices, regime), own_halfwidth(run.estimate)
+        if group is None:
+            found.append(RunInterval(log_halfwidth=own, stands_on="by the predictions alone"))
+            continue
+        kinds = ", ".join(group.devices) or "any device kind"
+        words = f"interval by measured runs of {kinds}, {group.regime or 'any size'}"
+        if group.pooled:
+            words += f": pooled, too few are of {', '.join((*devices, regime))}"
+        found.append(RunInterval(log_halfwidth=group.halfwidth(own), stands_on=words))
     return tuple(found)
 
 
@@ -259,10 +219,11 @@ def tails_of(known: Sequence[PredictedRun]) -> tuple[str, ...]:
     )
 
 
-def eight_rows(
-    runs: Sequence[PredictedRun], predictor: FittedPredictor
-) -> tuple[CalibratedOn, ...]:
-    """Every data set with rows enough, calibrated on its first eight by hash."""
+def eight_rows(runs: Sequence[PredictedRun], predictor: FittedPredictor) -> list[dict[str, Any]]:
+    """Every data set with rows enough, calibrated on its first eight by hash, judged on the others.
+
+    `accepted`: the product kept the factors, which must help left-out rows among the eight.
+    """
     found = []
     for name in dict.fromkeys(run.row.data_set for run in runs):
         order = sorted(
@@ -273,133 +234,19 @@ def eight_rows(
         if len(rest) < _MIN_LEFT:
             continue
         calibration = calibrate([error_of(run) for run in first])
-        after = _again(rest, calibration, predictor)
-        one, two = errors_of([run.judged() for run in rest]), errors_of(after)
-        if one is None or two is None:
-            continue
+        calibrated = FittedPredictor(replace(predictor.laws, calibration=calibration))
+        before = errors_of(own_frame(rest))
+        after = errors_of(own_frame([predict_run(run.run, calibrated) for run in rest]))
+        figures = ("mape", "median", "worst")
         found.append(
-            CalibratedOn(
-                data_set=name,
-                calibrated_on=tuple(run.row.place for run in first),
-                accepted=bool(calibration.factors),
-                before=one,
-                after=two,
-                notes=calibration.notes,
-            )
+            {
+                "data_set": name,
+                "calibrated_on": [run.row.place for run in first],
+                "accepted": bool(calibration.factors),
+                "rows": len(rest),
+                **{f"{figure}_before": before[figure] for figure in figures},
+                **{f"{figure}_after": after[figure] for figure in figures},
+                "notes": calibration.notes,
+            }
         )
-    return tuple(found)
-
-
-def _again(
-    runs: Sequence[PredictedRun], calibration: Calibration, predictor: FittedPredictor
-) -> list[Judged]:
-    """The same runs by the predictor with this calibration."""
-    calibrated = FittedPredictor(replace(predictor.laws, calibration=calibration))
-    found = []
-    for run in runs:
-        try:
-            found.append(predict_run(run.run, calibrated).judged())
-        except InputError:
-            # A factor cannot make a prediction impossible; if it does the row is judged as it was.
-            found.append(run.judged())
     return found
-
-
-SPEED_SPREAD = 0.0148  # a reading of Sinha and others, Not All GPUs Are Created Equal (SC'22)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadingErrors:
-    """Figures of a data set as published here, and under another reading of its clusters."""
-
-    reading: str
-    data_set: str
-    changed_rows: int
-    """Rows whose cluster the reading changes."""
-    as_published: Errors
-    errors: Errors
-    """Of all rows of the data set, intervals by the predictions alone."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reading:
-    name: str
-    of: Callable[[PredictedRun], Cluster]
-    """The run's cluster; the same where the reading changes nothing."""
-
-
-def other_readings(
-    runs: Sequence[PredictedRun], predictor: FittedPredictor
-) -> tuple[ReadingErrors, ...]:
-    """Every reading on every data set of which it changes a row."""
-    found = []
-    for reading in _READINGS:
-        for name in dict.fromkeys(run.row.data_set for run in runs):
-            mine = [run for run in runs if run.row.data_set == name]
-            clusters = [reading.of(run) for run in mine]
-            changed = [new != run.run.cluster for run, new in zip(mine, clusters, strict=True)]
-            if not any(changed):
-                continue
-            again = [
-                predict_run(replace(run.run, cluster=new), predictor) if other else run
-                for run, new, other in zip(mine, clusters, changed, strict=True)
-            ]
-            before, after = (errors_of([each.judged() for each in one]) for one in (mine, again))
-            if before is not None and after is not None:
-                found.append(
-                    ReadingErrors(
-                        reading=reading.name,
-                        data_set=name,
-                        changed_rows=sum(changed),
-                        as_published=before,
-                        errors=after,
-                    )
-                )
-    return tuple(found)
-
-
-def _with_rings(rings: RingNics | None) -> Callable[[PredictedRun], Cluster]:
-    """Where the cluster says which NICs rings of strided groups use: these."""
-
-    def changed(island: Island) -> Island:
-        if island.nics is None or island.nics.rings is None:
-            return island
-        return replace(island, nics=replace(island.nics, rings=rings))
-
-    return lambda run: _each_island(run.run.cluster, changed)
-
-
-def _a_nic_each(run: PredictedRun) -> Cluster:
-    network = network_of(run.row, needed=False)
-    if network is None or network.inferred != ONE_NIC:
-        return run.run.cluster
-    return _each_island(run.run.cluster, _with_own_nics)
-
-
-def _with_own_nics(island: Island) -> Island:
-    if island.nics is None:
-        return island
-    nics = Nics(
-        per_node=island.devices_per_node,
-        bandwidth_bytes_per_second=island.nics.bandwidth_bytes_per_second,
-        rings=island.nics.rings,
-    )
-    share = nics.share_bytes_per_second(island.devices_per_node)
-    between = replace(island.inter_node, bandwidth_bytes_per_second=share)
-    return replace(island, nics=nics, inter_node=between)
-
-
-def _uneven(run: PredictedRun) -> Cluster:
-    return _each_island(run.run.cluster, lambda island: replace(island, speed_spread=SPEED_SPREAD))
-
-
-def _each_island(cluster: Cluster, changed: Callable[[Island], Island]) -> Cluster:
-    return replace(cluster, islands=tuple(map(changed, cluster.islands)))
-
-
-_READINGS = (
-    _Reading(name="rings by the library's usual choice", of=_with_rings(None)),
-    _Reading(name="rings by every device's own NIC", of=_with_rings(RingNics.OWN)),
-    _Reading(name="a NIC for each device of a node", of=_a_nic_each),
-    _Reading(name=f"speed_spread {SPEED_SPREAD} in every cluster", of=_uneven),
-)

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evaluation.accuracy.rows import RunRow
+from evaluation.accuracy.unit_data import KINDS
 from evaluation.accuracy.unit_links import node_link, nodes_link
-from evaluation.accuracy.unit_operators import KINDS
 from hetplan.cluster.catalogue import kind_called, load_catalogue, nearest_kinds
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.node import Nics, RingNics
@@ -73,11 +73,6 @@ def noted_rate(note: str) -> NotedRate | None:
     return None
 
 
-def one_nic(rate: NotedRate) -> bool:
-    """Whether one NIC can be so fast."""
-    return rate.bytes_per_second <= _FASTEST_NIC
-
-
 def usual_network(kind: str) -> UsualNetwork | None:
     """Of a kind of the catalogue; None where it stands in all sorts of servers."""
     for beginnings, found in _USUAL:
@@ -86,21 +81,20 @@ def usual_network(kind: str) -> UsualNetwork | None:
     return None
 
 
-_DGX_A100 = "NVIDIA DGX A100 datasheet: 8 HDR InfiniBand ports for 8 GPUs"
-_DGX_H100 = "NVIDIA DGX H100 and H200 datasheets: 8 NDR InfiniBand ports for 8 GPUs"
-_DGX_B200 = "NVIDIA DGX B200 and GB200 datasheets: a ConnectX-7 of 400 Gbit/s per GPU"
+def _usual_network(devices_per_nic: int, gigabits: float, source: str) -> UsualNetwork:
+    return UsualNetwork(
+        devices_per_nic=devices_per_nic, bytes_per_second=gigabits * GIGABIT, source=source
+    )
+
+
 _USUAL = (
     (
         ("nvidia-v100-16gb-sxm", "nvidia-v100-32gb-sxm"),
-        UsualNetwork(
-            devices_per_nic=2,
-            bytes_per_second=100 * GIGABIT,
-            source="NVIDIA DGX-1 datasheet: 4 EDR InfiniBand ports for 8 V100",
-        ),
+        _usual_network(2, 100, "NVIDIA DGX-1 datasheet: 4 EDR InfiniBand ports for 8 V100"),
     ),
     (
         ("nvidia-a100-40gb-sxm", "nvidia-a100-80gb-sxm", "nvidia-a800-80gb-sxm"),
-        UsualNetwork(devices_per_nic=1, bytes_per_second=200 * GIGABIT, source=_DGX_A100),
+        _usual_network(1, 200, "NVIDIA DGX A100 datasheet: 8 HDR InfiniBand ports for 8 GPUs"),
     ),
     (
         (
@@ -109,18 +103,20 @@ _USUAL = (
             "nvidia-h20-96gb-sxm",
             "nvidia-h200-141gb-sxm",
         ),
-        UsualNetwork(devices_per_nic=1, bytes_per_second=400 * GIGABIT, source=_DGX_H100),
+        _usual_network(
+            1, 400, "NVIDIA DGX H100 and H200 datasheets: 8 NDR InfiniBand ports for 8 GPUs"
+        ),
     ),
     (
         ("nvidia-b200-", "nvidia-gb200-"),
-        UsualNetwork(devices_per_nic=1, bytes_per_second=400 * GIGABIT, source=_DGX_B200),
+        _usual_network(
+            1, 400, "NVIDIA DGX B200 and GB200 datasheets: a ConnectX-7 of 400 Gbit/s per GPU"
+        ),
     ),
     (
         ("amd-mi300x",),
-        UsualNetwork(
-            devices_per_nic=1,
-            bytes_per_second=400 * GIGABIT,
-            source="AMD Instinct MI300X cluster reference guide: a 400 Gbit/s NIC per GPU",
+        _usual_network(
+            1, 400, "AMD Instinct MI300X cluster reference guide: a 400 Gbit/s NIC per GPU"
         ),
     ),
 )
@@ -185,11 +181,6 @@ NVLINK_LATENCY_SECONDS = 10e-6  # calculon, systems/a100_80g.json, network of a 
 NIC_LATENCY_SECONDS = 20e-6  # calculon, systems/a100_80g.json, InfiniBand
 HDR_BYTES_PER_SECOND = 200 * GIGABIT  # NVIDIA DGX A100 datasheet: ConnectX-6, HDR InfiniBand
 _MAX_NVLINK_DOMAIN = 72  # NVIDIA GB200 NVL72: one NVLink fabric of 72 GPUs
-
-_SEVERAL = re.compile(r"(\d+)\s*x\s*[^\d]*(\d+)\s*Gb")
-_PER_NODE = re.compile(r"(\d+)\s*Gb(?:it)?/s per node")
-_PER_DEVICE = re.compile(r"(\d+)\s*Gb(?:it)?/s\+? per GPU")
-
 
 ONE_NIC = "all ranks of a node leave by one NIC: read off this cluster's runs"
 SHARED_RINGS = "rings of strided groups share one NIC: read off this cluster's runs"
@@ -310,24 +301,21 @@ def cluster_of_nodes(
 
 
 def network_of(row: RunRow, *, needed: bool = True) -> NodeNetwork | None:
-    """What the row notes of the network between its nodes.
+    """What the row notes of the network between its nodes, or what the row's kind usually has.
 
-    Where it is nothing: an InputError if the network is `needed`, else None.
+    Where it is neither: an InputError if the network is `needed`, else None.
     """
     note, per_node = row.inter_bw_note, row.gpus_per_node or 1
-    found = _SEVERAL.search(note)
-    if found:
-        return NodeNetwork(
-            nics=int(found[1]),
-            bandwidth_bytes_per_second=int(found[2]) * GIGABIT,
-            source=note,
-        )
-    found = _PER_NODE.search(note)
-    if found:
-        whole = int(found[1]) * GIGABIT
-        # Nodes of A100 have HDR NICs; of others the figure is taken as one NIC per device.
-        nics = round(whole / HDR_BYTES_PER_SECOND) if "A100" in row.gpu else per_node
-        nics = max(1, nics)
+    rate = noted_rate(note)
+    for word, network in _NAMED:
+        if rate is None and word in note.lower():
+            return network
+    if rate is not None and (rate.count or rate.of or rate.bytes_per_second > _FASTEST_NIC):
+        nics = rate.count or per_node
+        whole = rate.bytes_per_second * (per_node if rate.of == "gpu" else rate.count or 1)
+        if rate.of == "node" and not rate.count and "A100" in row.gpu:
+            # Nodes of A100 have HDR NICs; of others the figure is taken as one NIC per device.
+            nics = max(1, round(whole / HDR_BYTES_PER_SECOND))
         rings = next((rings for word, rings in _RINGS if word in note.lower()), None)
         return NodeNetwork(
             nics=nics,
@@ -336,42 +324,23 @@ def network_of(row: RunRow, *, needed: bool = True) -> NodeNetwork | None:
             rings=rings,
             inferred=SHARED_RINGS if rings else "",
         )
-    found = _PER_DEVICE.search(note)
-    if found:
-        return NodeNetwork(
-            nics=per_node, bandwidth_bytes_per_second=int(found[1]) * GIGABIT, source=note
-        )
-    for word, network in _NAMED:
-        if word in note.lower():
-            return network
-    guessed = _of_the_kind(row)
-    if guessed is not None or not needed:
-        return guessed
-    raise InputError(f"inter_bw_note is {note!a}: the network between the nodes is not known")
-
-
-def _of_the_kind(row: RunRow) -> NodeNetwork | None:
-    """What the note leaves open as the systems of the row's kind have it; None: no system has."""
-    names, per_node = kind_names(row.gpu), row.gpus_per_node or 1
-    rate = noted_rate(row.inter_bw_note)
-    usual = None
+    names, usual = kind_names(row.gpu), None
     if len(names) == 1:
         usual = usual_network(device_kind_of(names[0], load_catalogue()).kind)
-    if rate is not None and (rate.count or rate.of or not one_nic(rate)):
-        nics = rate.count or per_node
-        whole = rate.bytes_per_second * (per_node if rate.of == "gpu" else rate.count or 1)
-        return NodeNetwork(
-            nics=nics, bandwidth_bytes_per_second=whole / nics, source=row.inter_bw_note
-        )
-    if rate is None and usual is None:
+    bandwidth = rate or usual
+    if bandwidth is None:
+        if needed:
+            raise InputError(
+                f"inter_bw_note is {note!a}: the network between the nodes is not known"
+            )
         return None
     nics = 1 if usual is None else max(1, per_node // usual.devices_per_nic)
     said = "nothing" if rate is None else "no number of NICs"
     like = "one in a node" if usual is None else usual.source
     return NodeNetwork(
         nics=nics,
-        bandwidth_bytes_per_second=(rate or usual).bytes_per_second,  # type: ignore[union-attr]
-        source=row.inter_bw_note or like,
+        bandwidth_bytes_per_second=bandwidth.bytes_per_second,
+        source=note or like,
         inferred=f"the row says {said} of the network between its nodes; assumed: {like}",
     )
 

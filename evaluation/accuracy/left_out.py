@@ -1,4 +1,9 @@
-"""Errors of the laws of layers, operators and links on sizes and devices that they did not see.
+"""A folder's unit data, and errors of the laws on sizes and devices that they did not see.
+
+    unit/layer_times.csv       operators: Aceso's profiler on six devices (unit_operators)
+    unit/gemm_efficiency.csv   operators: SimuMax's products and attention (unit_operators)
+    unit/collectives.csv       links: collectives by size, ranks and nodes (unit_links)
+    sailor/layer_profiles      whole layers, float32 (unit_layers)
 
 Of the fitted folder's own unit data, one thing is left out at a time, whole, and predicted by a fit
 of the rest:
@@ -15,13 +20,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
+
+import pandas
 
 from evaluation.accuracy.clusters import device_kind_of, network_named
-from evaluation.accuracy.scores import Errors, Judged, errors_of
-from evaluation.accuracy.unit_links import GALVATRON_NODE, VTRAIN_V100_NODE, node_link
+from evaluation.accuracy.scores import errors_of
+from evaluation.accuracy.unit_data import Notes
+from evaluation.accuracy.unit_layers import read_layers
+from evaluation.accuracy.unit_links import (
+    GALVATRON_NODE,
+    VTRAIN_V100_NODE,
+    node_link,
+    read_collectives,
+)
+from evaluation.accuracy.unit_operators import read_operators, read_products
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Link, Transport
@@ -48,9 +64,40 @@ from hetplan.profiling.samples import (
 )
 
 
-def judged_layer(
-    sample: LayerSample, device: DeviceKind, predictor: FittedPredictor
-) -> Judged | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitData:
+    """Everything that a folder's unit data say of single operators, layers and links."""
+
+    populations: tuple[ProfileSet, ...] = ()
+    """Each with one provenance; of two of one device and precision the first is the better one."""
+    notes: tuple[str, ...] = ()
+    """Rows that are not used, counted by reason, and what a reader of the others must know."""
+
+
+def read_unit(folder: Path) -> UnitData:
+    """The populations of a reference folder; an InputError with file and line for wrong rows.
+
+    `folder` holds `unit/` and `sailor/`; what of them is missing is noted.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder}: there is no such folder; name a folder of reference data")
+    notes = Notes()
+    collectives = read_collectives(folder, notes)
+    links = [sample for population in collectives for sample in population.links]
+    populations = (
+        *read_operators(folder, notes),
+        *read_products(folder, notes),
+        *collectives,
+        *read_layers(folder, notes, links),
+    )
+    return UnitData(populations=populations, notes=notes.lines())
+
+
+Row = dict[str, Any]
+"""A prediction beside a measurement, as `evaluation.accuracy.scores` takes them."""
+
+
+def judged_layer(sample: LayerSample, device: DeviceKind, predictor: FittedPredictor) -> Row | None:
     """A layer's pass beside its prediction; None of passes that no prediction is of (updates)."""
     phase = sample.phase
     if phase not in (Phase.FORWARD, Phase.BACKWARD):
@@ -72,7 +119,7 @@ def judged_layer(
     return _beside(name, found, sample.median_seconds)
 
 
-def judged_link(sample: LinkSample, predictor: FittedPredictor) -> Judged | None:
+def judged_link(sample: LinkSample, predictor: FittedPredictor) -> Row | None:
     """A message beside its prediction; None where only a datasheet could answer, which has none."""
     link = Link(
         # Says how many of a device's links a group uses; a prediction from it alone is none.
@@ -141,7 +188,7 @@ class OperatorAnswers:
         self._own = index_operators(laws.operators)
         self._moved = MovedOperators(laws.operators, self._related)
 
-    def judged(self, sample: OperatorSample, device: DeviceKind) -> Judged | None:
+    def judged(self, sample: OperatorSample, device: DeviceKind) -> Row | None:
         """An operator's pass beside its prediction.
 
         None of a product's single gradients, which layers only have together, and where no law
@@ -183,13 +230,16 @@ def _precision(text: str) -> Precision:
         raise InputError(f"precision {text!a} is not known") from None
 
 
-def _beside(name: str, found: Prediction, seconds: float) -> Judged | None:
+def _beside(name: str, found: Prediction, seconds: float) -> Row | None:
     if not (found.seconds > 0 and math.isfinite(found.seconds) and seconds > 0):
         return None
-    return Judged.around(name, found.seconds, found.log_halfwidth, seconds)
+    return {
+        "name": name,
+        "predicted_seconds": found.seconds,
+        "measured_seconds": seconds,
+        "log_halfwidth": found.log_halfwidth,
+    }
 
-
-_Sample = TypeVar("_Sample", LayerSample, OperatorSample)
 
 MAX_MESSAGES = 64
 """Of one operation among one number of ranks, evenly over the sizes: tables have a thousand."""
@@ -201,136 +251,101 @@ ALL_OPERATORS = "operators"
 COLLECTIVES = "collectives"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitErrors:
-    """Figures of unit measurements that a fit did not see."""
+class UnitJudge:
+    """Judged unit measurements, and what could not be predicted."""
 
-    what: str
-    """Kind of layer, class of operators, `operators` for all classes, or `collectives`."""
-    device: str
-    """Device kind, or link."""
-    precision: str
-    """Empty of links."""
-    left_out: str
-    """What the fit did not see."""
-    errors: Errors
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.notes: dict[str, None] = {}
 
+    def errors(self) -> pandas.DataFrame:
+        """Figures by what was measured, device or link, precision and what the fit did not see.
 
-@dataclass(slots=True)
-class UnitReport:
-    """Rows in the order of the work, and what could not be predicted."""
-
-    rows: list[UnitErrors] = field(default_factory=list)
-    notes: dict[str, None] = field(default_factory=dict)
-
-    def add(
-        self, what: str, device: str, precision: str, left: str, pairs: Sequence[Judged]
-    ) -> None:
-        """A row of these predictions, if there are any."""
-        errors = errors_of(pairs)
-        if errors is not None:
-            self.rows.append(
-                UnitErrors(
-                    what=what, device=device, precision=precision, left_out=left, errors=errors
-                )
-            )
+        `what`: kind of layer, class of operators, `operators` for all classes, or `collectives`.
+        """
+        keys = ["what", "device", "precision", "left_out"]
+        if not self.rows:
+            return pandas.DataFrame(columns=keys)
+        groups = pandas.DataFrame(self.rows).groupby(keys, sort=False)
+        return pandas.DataFrame(
+            {**dict(zip(keys, key, strict=True)), **errors_of(rows)} for key, rows in groups
+        )
 
     def layers(
-        self,
-        samples: Sequence[LayerSample],
-        predictor_of: Callable[[LayerSample], FittedPredictor],
+        self, samples: Sequence[LayerSample], fit_of: Callable[[LayerSample], FittedPredictor],
         left: str,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Embedding, transformer layers and head apart: they have laws of their own."""
-        for device, precision in _keys(samples):
-            by_layer: dict[str, list[Judged]] = {}
-            for sample in _of_key(samples, device, precision):
-                try:
-                    kind = device_kind_of(device, load_catalogue())
-                    found = judged_layer(sample, kind, predictor_of(sample))
-                except InputError as fault:
-                    self.notes[f"a layer of {device} is not judged: {fault}"] = None
-                    continue
-                if found is not None:
-                    by_layer.setdefault(sample.layer, []).append(found)
-            for layer, pairs in by_layer.items():
-                self.add(f"{layer} layers", device, precision, left, pairs)
+        for sample in samples:
+            try:
+                kind = device_kind_of(sample.device, load_catalogue())
+                found = judged_layer(sample, kind, fit_of(sample))
+            except InputError as fault:
+                self.notes[f"a layer of {sample.device} is not judged: {fault}"] = None
+                continue
+            self._add(found, f"{sample.layer} layers", sample.device, sample.precision, left)
 
     def operators(
         self, samples: Sequence[OperatorSample], predictor: FittedPredictor, left: str
     ) -> None:
-        """All operators of a device together, then class by class."""
+        """All operators of a device together, and class by class."""
         answers = OperatorAnswers(predictor)
-        for device, precision in _keys(samples):
-            every: list[Judged] = []
-            by_class: dict[str, list[Judged]] = {}
-            for sample in _of_key(samples, device, precision):
-                try:
-                    found = answers.judged(sample, device_kind_of(device, load_catalogue()))
-                except InputError as fault:
-                    self.notes[f"a {sample.operator} of {device} is not judged: {fault}"] = None
-                    continue
-                if found is not None:
-                    every.append(found)
-                    by_class.setdefault(sample.operator, []).append(found)
-            self.add(ALL_OPERATORS, device, precision, left, every)
-            for operator, pairs in by_class.items():
-                self.add(operator, device, precision, left, pairs)
+        for sample in samples:
+            try:
+                found = answers.judged(sample, device_kind_of(sample.device, load_catalogue()))
+            except InputError as fault:
+                note = f"a {sample.operator} of {sample.device} is not judged: {fault}"
+                self.notes[note] = None
+                continue
+            for what in (ALL_OPERATORS, sample.operator):
+                self._add(found, what, sample.device, sample.precision, left)
 
     def links(
-        self,
-        samples: Sequence[LinkSample],
-        predictor_of: Callable[[LinkSample], FittedPredictor],
+        self, samples: Sequence[LinkSample], fit_of: Callable[[LinkSample], FittedPredictor],
         left: str,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Messages of each link."""
         for link in dict.fromkeys(each.link for each in samples):
-            found = (
-                judged_link(sample, predictor_of(sample))
-                for sample in _thinned([each for each in samples if each.link == link])
-            )
-            self.add(COLLECTIVES, link, "", left, [each for each in found if each is not None])
+            for sample in _thinned([each for each in samples if each.link == link]):
+                self._add(judged_link(sample, fit_of(sample)), COLLECTIVES, link, "", left)
+
+    def _add(self, found: Row | None, what: str, device: str, precision: str, left: str) -> None:
+        if found is not None:
+            place = {"what": what, "device": device, "precision": precision, "left_out": left}
+            self.rows.append({**place, **found})
 
 
-def left_out(populations: Sequence[ProfileSet], whole: FittedPredictor) -> UnitReport:
+def left_out(populations: Sequence[ProfileSet], whole: FittedPredictor) -> UnitJudge:
     """Sizes, devices, messages and numbers of ranks left out in turn; `whole`: fitted on all."""
-    report = UnitReport()
-    _sizes(populations, report)
-    _devices(populations, whole, report)
+    judge = UnitJudge()
+    _sizes(populations, judge)
+    _devices(populations, whole, judge)
     for link in dict.fromkeys(each.link for one in populations for each in one.links):
-        _messages(link, populations, report)
-    return report
+        _messages(link, populations, judge)
+    return judge
 
 
-def other_folder(populations: Sequence[ProfileSet], predictor: FittedPredictor) -> UnitReport:
+def other_folder(populations: Sequence[ProfileSet], predictor: FittedPredictor) -> UnitJudge:
     """Everything of a folder that was not fitted."""
-    report, left = UnitReport(), "not fitted"
-    report.layers(_all(populations, "layers"), lambda _: predictor, left)
-    report.operators(_all(populations, "operators"), predictor, left)
-    report.links(_all(populations, "links"), lambda _: predictor, left)
-    return report
+    judge, left = UnitJudge(), "not fitted"
+    judge.layers(_all(populations, "layers"), lambda _: predictor, left)
+    judge.operators(_all(populations, "operators"), predictor, left)
+    judge.links(_all(populations, "links"), lambda _: predictor, left)
+    return judge
 
 
 def _all(populations: Sequence[ProfileSet], name: str) -> list[Any]:
     return [sample for each in populations for sample in getattr(each, name)]
 
 
-def _keys(samples: Sequence[_Sample]) -> tuple[tuple[str, str], ...]:
-    return tuple(dict.fromkeys((each.device, each.precision) for each in samples))
-
-
-def _of_key(samples: Sequence[_Sample], device: str, precision: str) -> list[_Sample]:
-    return [each for each in samples if (each.device, each.precision) == (device, precision)]
-
-
-def _sizes(populations: Sequence[ProfileSet], report: UnitReport) -> None:
+def _sizes(populations: Sequence[ProfileSet], judge: UnitJudge) -> None:
     layers: list[LayerSample] = _all(populations, "layers")
-    for device, precision in _keys(layers):
-        mine = sorted(_of_key(layers, device, precision), key=lambda each: each.hidden_size)
+    for device, precision in dict.fromkeys((each.device, each.precision) for each in layers):
+        mine = [each for each in layers if (each.device, each.precision) == (device, precision)]
         sizes = sorted({each.hidden_size for each in mine})
         if len(sizes) > 1:
             fits = {size: _fit_without_size(populations, device, size) for size in sizes}
-            report.layers(
+            judge.layers(
                 mine,
                 lambda sample, fits=fits: fits[sample.hidden_size],  # type: ignore[misc]
                 f"each of hidden {', '.join(map(str, sizes))}",
@@ -356,7 +371,7 @@ def _fit_without_size(populations: Sequence[ProfileSet], device: str, size: int)
     return fit_populations(tuple(each for each in kept if each.layers or each.operators))
 
 
-def _devices(populations: Sequence[ProfileSet], whole: FittedPredictor, report: UnitReport) -> None:
+def _devices(populations: Sequence[ProfileSet], whole: FittedPredictor, judge: UnitJudge) -> None:
     """A device's laws come from its own samples alone: without it the others stay as they are."""
     layers: list[LayerSample] = _all(populations, "layers")
     operators: list[OperatorSample] = _all(populations, "operators")
@@ -370,28 +385,28 @@ def _devices(populations: Sequence[ProfileSet], whole: FittedPredictor, report: 
                 operators=tuple(law for law in laws.operators if law.device != device),
             )
         )
-        report.layers(
+        judge.layers(
             [each for each in layers if each.device == device],
             lambda _, predictor=predictor: predictor,  # type: ignore[misc]
             "the device",
         )
         mine = [each for each in operators if each.device == device]
-        report.operators(mine, predictor, "the device")
+        judge.operators(mine, predictor, "the device")
 
 
-def _messages(link: str, populations: Sequence[ProfileSet], report: UnitReport) -> None:
+def _messages(link: str, populations: Sequence[ProfileSet], judge: UnitJudge) -> None:
     mine = [each for each in _all(populations, "links") if each.link == link]
     octaves = {
         fold: _fit_without(populations, link, _fold, fold) for fold in sorted(set(map(_fold, mine)))
     }
-    report.links(mine, lambda sample: octaves[_fold(sample)], OCTAVES)
+    judge.links(mine, lambda sample: octaves[_fold(sample)], OCTAVES)
     # A send is always between two: it stays when collectives among two are left out.
     groups = [each for each in mine if _ranks(each)]
     ranks = sorted(set(map(_ranks, groups)))
     if len(ranks) > 1:
         fits = {count: _fit_without(populations, link, _ranks, count) for count in ranks}
         what = f"each of {', '.join(map(str, ranks))} ranks"
-        report.links(groups, lambda sample: fits[_ranks(sample)], what)
+        judge.links(groups, lambda sample: fits[_ranks(sample)], what)
 
 
 def _fit_without(

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import ProductFormat
@@ -38,15 +38,9 @@ from hetplan.model.spec import Architecture, ModelSpec, plain_model
 RUNS_FOLDER = "runs"
 SUSPECT_MARK = "SUSPECT"
 
-_WHOLE = (
-    "layers", "hidden", "ffn_hidden", "heads", "kv_heads", "vocab", "seq", "num_experts", "gpus",
-    "gpus_per_node", "tp", "pp", "vpp", "cp", "ep", "dp", "micro_batch", "global_batch",
-)  # fmt: skip
-_TEXTS = (
-    "source", "source_ref", "model", "gpu", "intra_bw_note", "inter_bw_note", "dtype", "recompute",
-    "other", "step_time_kind",
-)  # fmt: skip
-_FLAGS = ("seq_parallel", "dist_opt")
+_COLUMNS = {"step_seconds": "step_time_s", "peak_memory_gib": "peak_mem_gib"}
+"""Columns that are not called like the fields of `RunRow`."""
+_FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _NOTHING = ("", "n/a", "na", "none", "null", "-")
 _MAX_WHOLE = 10**12
 """No size or count of a training run is larger; more is a slip."""
@@ -243,50 +237,46 @@ def read_table(path: Path) -> list[RunRow]:
 
 def run_row(file: str, line: int, cells: Mapping[str, str]) -> RunRow:
     """One line of a table, by the names of its columns."""
+    values: dict[str, Any] = {}
     faults: list[str] = []
-
-    def text(name: str) -> str:
-        return (cells.get(name) or "").strip()
-
-    def whole(name: str) -> int | None:
-        found = text(name)
-        if found.lower() in _NOTHING:
-            return None
+    for name, kind in _KINDS.items():
+        column = _COLUMNS.get(name, name)
+        text = (cells.get(column) or "").strip()
         try:
-            number = float(found)
-        except ValueError:
-            faults.append(f"{name} is {found!a}, not a whole number")
-            return None
-        if number != number // 1 or not 0 <= number <= _MAX_WHOLE:
-            faults.append(f"{name} is {found!a}, not a whole number")
-            return None
-        return int(number)
-
-    def positive(name: str) -> float | None:
-        found = text(name)
-        if found.lower() in _NOTHING:
-            return None
-        try:
-            number = float(found)
-        except ValueError:
-            number = math.nan
-        if not 0 < number < math.inf:
-            faults.append(f"{name} is {found!a}, not a number above 0")
-            return None
-        return number
-
-    def flag(name: str) -> bool | None:
-        found = text(name).lower()
-        known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-        if found and found not in known and found not in _NOTHING:
-            faults.append(f"{name} is {found!a}; it is 0, 1 or empty")
-        return known.get(found)
-
-    values: dict[str, Any] = {name: text(name) for name in _TEXTS}
-    values |= {name: whole(name) for name in _WHOLE}
-    values |= {name: flag(name) for name in _FLAGS}
-    values |= {"step_seconds": positive("step_time_s"), "peak_memory_gib": positive("peak_mem_gib")}
+            values[name] = text if kind is str else _value(text, kind)
+        except ValueError as fault:
+            values[name] = None
+            faults.append(f"{column} is {text!a}{fault}")
     return RunRow(file=file, line=line, faults=tuple(faults), **values)
+
+
+_KINDS = {
+    name: next(kind for kind in (str, bool, int, float) if kind in (hint, *get_args(hint)))
+    for name, hint in get_type_hints(RunRow).items()
+    if name not in ("file", "line", "faults")
+}
+"""What a cell of every column holds."""
+
+
+def _value(text: str, kind: type) -> bool | int | float | None:
+    """A cell that is no text; a ValueError says what is wrong with it."""
+    if text.lower() in _NOTHING:
+        return None
+    if kind is bool:
+        if text.lower() not in _FLAGS:
+            raise ValueError("; it is 0, 1 or empty")
+        return _FLAGS[text.lower()]
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if kind is int:
+        if not 0 <= number <= _MAX_WHOLE or number % 1:
+            raise ValueError(", not a whole number")
+        return int(number)
+    if not 0 < number < math.inf:
+        raise ValueError(", not a number above 0")
+    return number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,173 +8,86 @@
                      Raftery 2007, eq. 43, relative to the measured x, so that rows of all sizes
                      count alike; wide and wrong intervals both cost
 
-Rows that are marked suspect are in every figure of `Errors` that is given for all rows, and left
-out of the second one: the tail of slow clusters is reported apart, not dropped.
+Predictions beside measurements are frames with the columns `name`, `predicted_seconds`,
+`measured_seconds` and `log_halfwidth`: the 90 % interval is predicted * exp(-+ log_halfwidth).
 """
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas
+from scipy.stats import binom
 
 from evaluation.accuracy.rows import RunRow
 
 ALPHA = 0.1
 """What a 90 % interval may miss."""
 _BAND = 0.95  # of the binomial law: what `true if` says of a number of rows inside
+_FEWEST_RANKS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """One prediction beside what was measured; all three in one unit, above 0."""
+def judged(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """The same with what every row's interval and error are.
 
-    name: str
-    predicted: float
-    measured: float
-    lower: float
-    upper: float
-    """Of the 90 % interval."""
-    suspect: bool = False
-
-    @classmethod
-    def around(
-        cls,
-        name: str,
-        predicted: float,
-        log_halfwidth: float,
-        measured: float,
-        *,
-        suspect: bool = False,
-    ) -> Judged:
-        """A prediction whose 90 % interval is predicted * exp(-+ log_halfwidth)."""
-        spread = math.exp(log_halfwidth)
-        return cls(
-            name=name,
-            predicted=predicted,
-            measured=measured,
-            lower=predicted / spread,
-            upper=predicted * spread,
-            suspect=suspect,
-        )
-
-    @property
-    def error(self) -> float:
-        """Predicted over measured, less 1."""
-        return self.predicted / self.measured - 1.0
-
-    @property
-    def inside(self) -> bool:
-        """Whether the interval holds what was measured."""
-        return self.lower <= self.measured <= self.upper
-
-    @property
-    def score(self) -> float:
-        """Interval score, relative to what was measured."""
-        missed = max(0.0, self.lower - self.measured) + max(0.0, self.measured - self.upper)
-        return (self.upper - self.lower + 2.0 / ALPHA * missed) / self.measured
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Errors:
-    """All figures of some rows; fractions."""
-
-    rows: int
-    mape: float
-    median: float
-    """Of the absolute errors."""
-    bias: float
-    """Mean of the errors."""
-    worst: float
-    """The error that is farthest from 0."""
-    worst_row: str
-    spearman: float | None
-    """None below 3 rows, or where all are equal."""
-    inside: int
-    """Rows inside their 90 % interval."""
-    least_inside: int
-    most_inside: int
-    """The 95 % binomial band of `inside` if the intervals are true."""
-    median_width: float
-    interval_score: float
-
-    @property
-    def coverage(self) -> float:
-        """Part of the rows inside."""
-        return self.inside / self.rows
-
-
-def errors_of(judged: Sequence[Judged]) -> Errors | None:
-    """The figures of these rows; None of no rows."""
-    if not judged:
-        return None
-    sizes = [abs(each.error) for each in judged]
-    worst = max(judged, key=lambda each: abs(each.error))
-    least, most = binomial_band(len(judged))
-    return Errors(
-        rows=len(judged),
-        mape=statistics.fmean(sizes),
-        median=statistics.median(sizes),
-        bias=statistics.fmean(each.error for each in judged),
-        worst=worst.error,
-        worst_row=worst.name,
-        spearman=None
-        if len(judged) < 3
-        else rank_correlation(
-            [each.predicted for each in judged], [each.measured for each in judged]
-        ),
-        inside=sum(each.inside for each in judged),
-        least_inside=least,
-        most_inside=most,
-        median_width=statistics.median(
-            (each.upper - each.lower) / each.predicted for each in judged
-        ),
-        interval_score=statistics.fmean(each.score for each in judged),
+    `error`: predicted / measured - 1. `score`: interval score, relative to what was measured.
+    """
+    spread = np.exp(frame["log_halfwidth"])
+    predicted, measured = frame["predicted_seconds"], frame["measured_seconds"]
+    lower, upper = predicted / spread, predicted * spread
+    missed = (lower - measured).clip(lower=0.0) + (measured - upper).clip(lower=0.0)
+    return frame.assign(
+        lower_seconds=lower,
+        upper_seconds=upper,
+        error=predicted / measured - 1.0,
+        inside=(lower <= measured) & (measured <= upper),
+        width=(upper - lower) / predicted,
+        score=(upper - lower + 2.0 / ALPHA * missed) / measured,
     )
 
 
-def binomial_band(rows: int, probability: float = 1.0 - ALPHA) -> tuple[int, int]:
-    """How many of so many rows are inside with 95 % probability if each is with `probability`.
+def errors_of(frame: pandas.DataFrame) -> dict[str, Any]:
+    """All figures of some rows, at least one; fractions.
 
-    The central interval: at most 2.5 % of the distribution below it, and at most 2.5 % above it.
+    `median` is of the absolute errors, `bias` the mean of the errors, `worst` the one farthest from
+    0; `spearman` is None below 3 rows, or where all are equal; `least_inside` and `most_inside` are
+    the 95 % binomial band of `inside` if the intervals are true.
     """
-    tail, below, band = (1.0 - _BAND) / 2.0, 0.0, []
-    for count in range(rows + 1):
-        share = math.exp(
-            math.lgamma(rows + 1)
-            - math.lgamma(count + 1)
-            - math.lgamma(rows - count + 1)
-            + count * math.log(probability)
-            + (rows - count) * math.log1p(-probability)
-        )
-        if below + share > tail and below < 1.0 - tail:
-            band.append(count)
-        below += share
-    return band[0], band[-1]
+    rows = judged(frame)
+    sizes, worst = rows["error"].abs(), rows["error"].abs().idxmax()
+    least, most = binom.ppf([(1 - _BAND) / 2, (1 + _BAND) / 2], len(rows), 1 - ALPHA)
+    return {
+        "rows": len(rows),
+        "mape": float(sizes.mean()),
+        "median": float(sizes.median()),
+        "bias": float(rows["error"].mean()),
+        "worst": float(rows["error"][worst]),
+        "worst_row": rows["name"][worst],
+        "spearman": rank_correlation(rows["predicted_seconds"], rows["measured_seconds"]),
+        "inside": int(rows["inside"].sum()),
+        "least_inside": int(least),
+        "most_inside": int(most),
+        "median_width": float(rows["width"].median()),
+        "interval_score": float(rows["score"].mean()),
+    }
 
 
-def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float | None:
-    """Spearman's, equal values with their mean rank; None where one side has only one rank."""
-    one, two = _ranks(left), _ranks(right)
-    if len(set(one)) == 1 or len(set(two)) == 1:
+def rank_correlation(left: pandas.Series[float], right: pandas.Series[float]) -> float | None:
+    """Spearman's; None of fewer than 3 values, or where one side has only one rank."""
+    if len(left) < _FEWEST_RANKS or left.nunique() == 1 or right.nunique() == 1:
         return None
-    return statistics.correlation(one, two)
+    return float(left.rank().corr(right.rank()))
 
 
-def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0.0] * len(values)
-    at = 0
-    while at < len(order):
-        stop = at
-        while stop < len(order) and values[order[stop]] == values[order[at]]:
-            stop += 1
-        for each in order[at:stop]:
-            ranks[each] = (at + stop - 1) / 2.0
-        at = stop
-    return ranks
+def band(errors: pandas.Series[Any]) -> str:
+    """Between which parts of the rows are inside where intervals are true."""
+    least, most = (errors[f"{which}_inside"] / errors["rows"] for which in ("least", "most"))
+    return f"{least:.0%} to {most:.0%}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,8 +154,6 @@ _SIMUMAX_PREDICTION = re.compile(r"simumax_pred_ms=([0-9.]+)")
 
 def peers_of(rows: Sequence[RunRow]) -> tuple[PeerFigure, ...]:
     """The figures of a data set; of SimuMax, where rows carry its predictions, over those rows."""
-    if not rows:
-        return ()
     source = rows[0].source.lower()
     found = [figure for beginning, figure in PEERS if source.startswith(beginning)]
     printed = [
@@ -262,3 +173,13 @@ def peers_of(rows: Sequence[RunRow]) -> tuple[PeerFigure, ...]:
             )
         )
     return tuple(found)
+
+
+def peer_words(figures: Sequence[PeerFigure]) -> str:
+    """In one cell."""
+    words = []
+    for figure in figures:
+        median = "" if figure.median is None else f" (median {figure.median:.1%})"
+        note = f", {figure.note}" if figure.note else ""
+        words.append(f"{figure.tool} {figure.mape:.1%}{median}{note}")
+    return "; ".join(words)

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from evaluation.accuracy.unit_operators import Notes, population, read_rows
+from evaluation.accuracy.unit_data import Notes, population, read_rows
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.errors import InputError
 from hetplan.lint.rows import CollectiveRow

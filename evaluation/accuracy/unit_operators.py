@@ -45,130 +45,22 @@ sustains: 25 + 75 of a product, 10 + 40 of a grouped one, 20 of attention (each 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from evaluation.accuracy.unit_data import Notes, population, read_rows
 from hetplan.errors import Fault, InputError
-from hetplan.files.reading import read_text
 from hetplan.job.spec import Precision
 from hetplan.lint.known import precision_of
-from hetplan.lint.rows import EfficiencyRow, Inputs, LayerRow
-from hetplan.lint.tables import read_table, table_kind
+from hetplan.lint.rows import EfficiencyRow, LayerRow
 from hetplan.model.operators import ADDITION_APART, OperatorClass
 from hetplan.profiling.samples import (
-    LayerSample,
-    LinkSample,
     OperatorPhase,
     OperatorSample,
     ProfileSet,
-    Provenance,
 )
-from hetplan.version import __version__
-
-KINDS = (
-    # vTrain's tables say A100; its runs and paper name 80 GB cards (runs/vtrain_multi_node.csv).
-    ("A100", "nvidia-a100-80gb-sxm"),
-    ("A100-40", "nvidia-a100-40gb-sxm"),
-    ("A100-80", "nvidia-a100-80gb-sxm"),
-    ("a100_pcie", "nvidia-a100-80gb-pcie"),  # SimuMax configs/system/a100_pcie.json: mem_gbs 80
-    ("b200_bf16_ceperm", "nvidia-b200-180gb-sxm"),
-    ("B200", "nvidia-b200-180gb-sxm"),
-    ("GH-96", "nvidia-gh200-96gb"),
-    ("RTX-2080", "nvidia-rtx-2080-ti-11gb"),  # Sailor's name; products above a 2080's peak
-    ("RTX-3090", "nvidia-rtx-3090-24gb"),
-    ("Titan-RTX", "nvidia-titan-rtx-24gb"),
-    ("V100-16", "nvidia-v100-16gb-sxm"),
-)
-"""Labels of the tables and the catalogue's kinds that they mean."""
-
-
-_NEEDED = {
-    "layer or operator times": "forward time or no microbatch size (Galvatron's totals of layers)",
-    "efficiency by shape": "efficiency",
-}
-"""Per kind of table, what a row must have to be read at all (`hetplan.lint.tables`)."""
-
-
-@dataclass(slots=True)
-class Notes:
-    """What a reader says beside its samples."""
-
-    unused: Counter[str] = field(default_factory=Counter)
-    """Rows per reason."""
-    words: dict[str, None] = field(default_factory=dict)
-
-    def kind(self, label: str) -> str:
-        """The catalogue's kind; the label itself, with a note, where the catalogue has none."""
-        found = dict(KINDS).get(label)
-        if found is None:
-            self.words[f"{label} is no kind of the catalogue: its samples keep that name"] = None
-        return found or label
-
-    def lines(self) -> tuple[str, ...]:
-        """One line per reason and per word of warning."""
-        counted = (
-            f"{count} row{'s' if count != 1 else ''} not used: {reason}"
-            for reason, count in self.unused.items()
-        )
-        return (*counted, *self.words)
-
-
-def read_rows(path: Path, notes: Notes) -> Inputs | None:
-    """The table's rows; None, with a note, where there is no such file.
-
-    An InputError with file and line where the file is another table or cells of it are wrong.
-    """
-    if not path.exists():
-        notes.words[f"{path.parent.name}/{path.name} is not there: nothing read from it"] = None
-        return None
-    text = read_text(path)
-    kind = table_kind(text.partition("\n")[0].rstrip("\r"))
-    if kind is None:
-        message = "the header is of no table of measurements that is known; restore the columns"
-        raise InputError(Fault(file=str(path), line=1, message=message))
-    material = read_table(str(path), text, kind)
-    used = len(material.layers) + len(material.collectives) + len(material.efficiencies)
-    missing = sum(1 for line in text.splitlines() if line.strip(", \t")) - 1 - used
-    if missing > 0:
-        notes.unused[f"{path.name}: no {_NEEDED.get(kind.title, 'value')}"] += missing
-    return material
-
-
-def population(
-    device: str,
-    label: str,
-    *,
-    tool: str,
-    file: Path | str,
-    words: str,
-    layers: Sequence[LayerSample] = (),
-    operators: Sequence[OperatorSample] = (),
-    links: Sequence[LinkSample] = (),
-) -> ProfileSet:
-    """Samples of one table, and as much of their origin as it says: no date, driver or version."""
-    origin = Provenance(
-        device=device,
-        device_name=label,
-        backend="cuda",
-        measured_on="",
-        hetplan_version=__version__,
-        torch_version="",
-        driver="",
-        threads=0,
-        paced="",
-        tool=tool,
-        command=f"read from {file}",
-        notes=words,
-    )
-    return ProfileSet(
-        layers=tuple(layers),
-        operators=tuple(operators),
-        links=tuple(links),
-        provenance=(origin,),
-    )
-
 
 OPERATORS_FILE = Path("unit") / "layer_times.csv"
 ACESO = "Aceso's profiler (eth-easl/sailor)"
@@ -183,9 +75,8 @@ _MODEL_SIZES = {
     "GPT-Neo-2.7": (2560, 32, 128256),
     "OPT-30": (7168, 56, 50272),
 }
-_COLUMN_PARALLEL = ("enc-attention-qkv", "enc-MLP-GEMM-1")
+_COLUMN_PARALLEL = ("enc-MLP-GEMM-1",)
 _ROW_PARALLEL = ("enc-attention-dense", "enc-MLP-GEMM-2")
-_PRODUCTS = (*_COLUMN_PARALLEL, *_ROW_PARALLEL)
 _EMBEDDING, _LOSS = "encoder-embedding", "gpt-post-process"
 
 
@@ -204,16 +95,14 @@ class _Pass:
     operations: float = 0.0
     """As SimuMax counts them."""
 
-    def sample(
-        self, device: str, seconds: float, *, inputs: str, output: str, repeats: int = 1
-    ) -> OperatorSample:
+    def sample(self, device: str, seconds: float, *, repeats: int = 1) -> OperatorSample:
         """A sample of one time."""
         return OperatorSample(
             device=device,
             operator=self.operator.value,
             phase=self.phase.value,
-            precision=inputs,
-            output_precision=output,
+            precision=self.inputs.value,
+            output_precision=self.output.value,
             batch=self.batch,
             m=self.m,
             n=self.n,
@@ -270,7 +159,7 @@ def _samples(row: LayerRow, device: str, notes: Notes) -> Iterator[OperatorSampl
         if reason or seconds is None:
             notes.unused[reason] += 1
         else:
-            yield _sample(row, device, _operator_shape(row, is_forward=is_forward), seconds)
+            yield _operator_pass(row, is_forward=is_forward).sample(device, seconds)
 
 
 _PASSES = "layer_times.csv, single passes"
@@ -311,83 +200,64 @@ def _unusable(row: LayerRow, seconds: float | None, *, is_forward: bool) -> str:
     return ""
 
 
-def _operator_shape(row: LayerRow, *, is_forward: bool) -> _Pass:
-    hidden, heads, vocabulary = _dimensions(row)
-    name, tp = row.operation, row.tp
-    if heads % tp:
-        raise _wrong(row, "tp", f"found {tp}; it does not divide the {heads} heads of {row.model}")
-    tokens = row.microbatch_size * SEQUENCE
-    whole = OperatorPhase.FORWARD if is_forward else OperatorPhase.BACKWARD
-    if name in _PRODUCTS:
-        return _operator_product(name, tokens, hidden, tp, is_forward=is_forward)
-    batch, width = row.microbatch_size * heads // tp, hidden // heads
-    if name == "enc-attention-score":
-        score = OperatorClass.ATTENTION_SCORE
-        return _Pass(operator=score, phase=whole, batch=batch, m=SEQUENCE, n=SEQUENCE, k=width)
-    if name == "enc-attention-context":
-        context = OperatorClass.ATTENTION_CONTEXT
-        return _Pass(operator=context, phase=whole, batch=batch, m=SEQUENCE, n=width, k=SEQUENCE)
-    if name == _EMBEDDING:
-        embedding, words = OperatorClass.EMBEDDING, vocabulary // tp
-        return _Pass(operator=embedding, phase=whole, m=tokens, n=hidden, k=words)
-    if name == _LOSS:
-        # Backward as of the other products: 57.9 ms at hidden 7168 and 16384 tokens, where one
-        # product takes about 41 and two would take 81.
-        passes = OperatorPhase.FORWARD if is_forward else OperatorPhase.INPUT_GRADIENT
-        loss = OperatorClass.LOSS
-        return _Pass(operator=loss, phase=passes, m=tokens, n=vocabulary // tp, k=hidden)
-    inner = 4 * hidden // tp
-    others = {
-        "enc-attention-softmax": (OperatorClass.SOFTMAX, batch * SEQUENCE, SEQUENCE, 0),
-        "enc-attention-dropout": (OperatorClass.ATTENTION_DROPOUT, batch * SEQUENCE, SEQUENCE, 0),
-        "enc-1st-layernorm": (OperatorClass.NORM, tokens, hidden, 0),
-        "enc-2nd-layernorm": (OperatorClass.NORM, tokens, hidden, 0),
-        "enc-MLP-gelu": (OperatorClass.ACTIVATION, tokens, inner, inner),
-        # Three kernels: 17 bytes per element of float16, where one would move 7.
-        "enc-post-attention-dropout": (OperatorClass.ADDITION, tokens, hidden, ADDITION_APART),
-        "enc-post-MLP-dropout": (OperatorClass.ADDITION, tokens, hidden, ADDITION_APART),
-    }
-    if name not in others:
-        raise _wrong(row, "op", f"found operator {name[:60]!a}; known are those of this table")
-    operator, m, n, k = others[name]
-    return _Pass(operator=operator, phase=whole, m=m, n=n, k=k)
-
-
-def _operator_product(name: str, tokens: int, hidden: int, tp: int, *, is_forward: bool) -> _Pass:
-    """A product with weights, or the gradient of its input."""
-    inputs, outputs = {
-        "enc-attention-qkv": (hidden, 3 * hidden // tp),
-        "enc-attention-dense": (hidden // tp, hidden),
-        "enc-MLP-GEMM-1": (hidden, 4 * hidden // tp),
-        "enc-MLP-GEMM-2": (4 * hidden // tp, hidden),
-    }[name]
-    product = OperatorClass.MATRIX_PRODUCT
-    if is_forward:
-        forward = OperatorPhase.FORWARD
-        return _Pass(operator=product, phase=forward, m=tokens, n=outputs, k=inputs)
-    gradient = OperatorPhase.INPUT_GRADIENT
-    return _Pass(operator=product, phase=gradient, m=tokens, n=inputs, k=outputs)
-
-
-def _dimensions(row: LayerRow) -> tuple[int, int, int]:
+def _operator_pass(row: LayerRow, *, is_forward: bool) -> _Pass:
+    precision = precision_of(row.precision)
+    if not precision:
+        raise _wrong(row, "dtype", f"found {row.precision[:60]!a}; fp16, bf16 or fp32 is due")
     if row.model not in _MODEL_SIZES:
         names = ", ".join(_MODEL_SIZES)
         raise _wrong(row, "model", f"found model {row.model[:60]!a}; shapes are known of {names}")
-    return _MODEL_SIZES[row.model]
+    hidden, heads, vocabulary = _MODEL_SIZES[row.model]
+    name, tp = row.operation, row.tp
+    if heads % tp:
+        raise _wrong(row, "tp", f"found {tp}; it does not divide the {heads} heads of {row.model}")
+    tokens, inner = row.microbatch_size * SEQUENCE, 4 * hidden // tp
+    batch, width = row.microbatch_size * heads // tp, hidden // heads
+    product = OperatorClass.MATRIX_PRODUCT
+    operator, *sizes = {
+        # Operator, batch, m, n, k; of products m, n and k of the forward pass.
+        "enc-attention-dense": (product, 1, tokens, hidden, hidden // tp),
+        "enc-MLP-GEMM-1": (product, 1, tokens, inner, hidden),
+        "enc-MLP-GEMM-2": (product, 1, tokens, hidden, inner),
+        "enc-attention-score": (OperatorClass.ATTENTION_SCORE, batch, SEQUENCE, SEQUENCE, width),
+        "enc-attention-context": (
+            OperatorClass.ATTENTION_CONTEXT, batch, SEQUENCE, width, SEQUENCE,
+        ),
+        "enc-attention-softmax": (OperatorClass.SOFTMAX, 1, batch * SEQUENCE, SEQUENCE, 0),
+        "enc-attention-dropout": (
+            OperatorClass.ATTENTION_DROPOUT, 1, batch * SEQUENCE, SEQUENCE, 0,
+        ),
+        "enc-1st-layernorm": (OperatorClass.NORM, 1, tokens, hidden, 0),
+        "enc-2nd-layernorm": (OperatorClass.NORM, 1, tokens, hidden, 0),
+        "enc-MLP-gelu": (OperatorClass.ACTIVATION, 1, tokens, inner, inner),
+        # Three kernels: 17 bytes per element of float16, where one would move 7.
+        "enc-post-attention-dropout": (OperatorClass.ADDITION, 1, tokens, hidden, ADDITION_APART),
+        "enc-post-MLP-dropout": (OperatorClass.ADDITION, 1, tokens, hidden, ADDITION_APART),
+        _EMBEDDING: (OperatorClass.EMBEDDING, 1, tokens, hidden, vocabulary // tp),
+        _LOSS: (OperatorClass.LOSS, 1, tokens, vocabulary // tp, hidden),
+    }.get(name, (None,))  # fmt: skip
+    if operator is None:
+        raise _wrong(row, "op", f"found operator {name[:60]!a}; known are those of this table")
+    batch, m, n, k = sizes
+    phase = OperatorPhase.FORWARD
+    if not is_forward:
+        # Backward of the logits is one product: 57.9 ms at hidden 7168 and 16384 tokens, where one
+        # takes about 41 and two would take 81.
+        alone = operator in (product, OperatorClass.LOSS)
+        phase = OperatorPhase.INPUT_GRADIENT if alone else OperatorPhase.BACKWARD
+        if operator is product:
+            n, k = k, n
+    # Megatron-LM's cross-entropy works on a float32 copy of the logits.
+    output = Precision.FLOAT32 if operator is OperatorClass.LOSS else Precision(precision)
+    return _Pass(
+        operator=operator, phase=phase, batch=batch, m=m, n=n, k=k, inputs=Precision(precision),
+        output=output,
+    )  # fmt: skip
 
 
 def _wrong(row: LayerRow, column: str, message: str) -> InputError:
     place = row.place
     return InputError(Fault(file=place.file, line=place.line, field=column, message=message))
-
-
-def _sample(row: LayerRow, device: str, shape: _Pass, seconds: float) -> OperatorSample:
-    precision = precision_of(row.precision)
-    if not precision:
-        raise _wrong(row, "dtype", f"found {row.precision[:60]!a}; fp16, bf16 or fp32 is due")
-    # Megatron-LM's cross-entropy works on a float32 copy of the logits.
-    output = "float32" if shape.operator is OperatorClass.LOSS else precision
-    return shape.sample(device, seconds, inputs=precision, output=output)
 
 
 _PRECISION_WORDS = {
@@ -414,85 +284,51 @@ _REPEATS = {"matmul": 100, "group_matmul": 50, "sdp_fwd": 20, "sdp_bwd": 20}
 _ATTENTION = ("sdp_fwd", "sdp_bwd")
 _BACKWARD_PRODUCTS = 5.0  # of causal attention, against the forward's two (the module's docstring)
 _FORWARD_PRODUCTS = 2.0  # scores and context
-# A millionth is no measurement. A product does what is counted, so it can exceed 1 only by as much
-# as the clock exceeds that of the nominal rate: no device's boost is a quarter above it. Half of
-# what is counted of attention is not done: it reaches 1.2 in the published tables and cannot reach
-# 2. No device does 1e20 operations a second, and none that trains as few as 1e9.
-_MIN_EFFICIENCY, _MAX_EFFICIENCY, _MAX_OF_ATTENTION = 1e-6, 1.25, 2.0
-_MIN_RATE, _MAX_RATE = 1e9, 1e20
-_MAX_COUNT = 1 << 32
-"""No size of a matrix is larger; more is a slip."""
+# A product does what is counted, so it can exceed 1 only by as much as the clock exceeds that of
+# the nominal rate: no device's boost is a quarter above it. Half of what is counted of attention is
+# not done: it reaches 1.2 in the published tables and cannot reach 2.
+_MAX_EFFICIENCY, _MAX_OF_ATTENTION = 1.25, 2.0
 
 
-def efficiency_sample(
-    *,
-    device: str,
-    operation: str,
-    shape: str,
-    efficiency: float,
-    peak_flops_per_second: float,
-    precision: Precision = Precision.BFLOAT16,
-) -> OperatorSample | str:
-    """The time of one shape of a table; a text says why there is none.
+def efficiency_sample(row: EfficiencyRow, device: str) -> OperatorSample | str:
+    """The time of one shape of a table, `key=value` pairs; a text says why there is none.
 
-    `shape` as the table writes it, `key=value` pairs. `precision` of the inputs where it does not
-    say one (SimuMax measures products and attention in bfloat16).
+    Inputs are in bfloat16 where the shape does not say a format, as SimuMax measures.
     """
+    operation, efficiency = row.operation, row.efficiency
     most = _MAX_OF_ATTENTION if operation in _ATTENTION else _MAX_EFFICIENCY
     if efficiency > most:
         return (
             f"{operation}: an efficiency of {efficiency:g} is impossible (at most {most:g}): more "
             "operations than the device can do, so its nominal rate or its count is wrong"
         )
-    if not efficiency > _MIN_EFFICIENCY:
+    if not efficiency > 0:
         return f"{operation}: an efficiency of {efficiency:g} is none"
-    if not _MIN_RATE < peak_flops_per_second < _MAX_RATE:
-        return f"{operation}: a nominal rate of {peak_flops_per_second:g} per second is none"
     if operation not in _REPEATS:
         return f"{operation}: no operator of a layer in 16 or 32 bits"
+    if row.peak_flops_per_second is None:
+        message = "this cell is empty; write the nominal rate in TFLOP/s"
+        place = row.place
+        raise InputError(
+            Fault(file=place.file, line=place.line, field="peak_tflops", message=message)
+        )
+    pairs = (part.partition("=") for part in row.shape.split(","))
+    keys = {name.strip(): value.strip() for name, _, value in pairs}
     try:
-        found = _measured(operation, shape, precision)
+        found = _MEASURED[operation](keys)
     except (KeyError, ValueError) as error:
         return f"{operation}: a shape that cannot be read ({str(error)[:60]})"
-    seconds = found.operations / (efficiency * peak_flops_per_second)
-    return found.sample(
-        device,
-        seconds,
-        inputs=found.inputs.value,
-        output=found.output.value,
-        repeats=_REPEATS[operation],
-    )
-
-
-def _measured(operation: str, shape: str, precision: Precision) -> _Pass:
-    """What the shape says; a KeyError or ValueError where it lacks a key or has a wrong one."""
-    keys = dict(
-        (name.strip(), value.strip())
-        for name, _, value in (part.partition("=") for part in shape.split(","))
-    )
-    if operation == "matmul":
-        return _product(keys, precision)
-    if operation == "group_matmul":
-        return _grouped(keys, precision)
-    return _attention(keys, precision, is_forward=operation == "sdp_fwd")
-
-
-def _size(keys: dict[str, str], name: str) -> int:
-    value = int(keys[name])
-    if not 0 < value < _MAX_COUNT:
-        raise ValueError(f"{name}={keys[name]}")
-    return value
+    seconds = found.operations / (efficiency * row.peak_flops_per_second)
+    return found.sample(device, seconds, repeats=_REPEATS[operation])
 
 
 def _format(keys: dict[str, str], name: str, default: Precision) -> Precision:
-    if name not in keys:
-        return default
-    return _PRECISION_WORDS[keys[name].lower()]
+    return _PRECISION_WORDS[keys[name].lower()] if name in keys else default
 
 
-def _product(keys: dict[str, str], precision: Precision) -> _Pass:
+def _product(keys: dict[str, str]) -> _Pass:
     phase = _LAYOUTS[keys["layout"]]
-    batch, m, n, k = (_size(keys, name) for name in ("b", "m", "n", "k"))
+    batch, m, n, k = (int(keys[name]) for name in ("b", "m", "n", "k"))
     if phase is OperatorPhase.WEIGHT_GRADIENT:
         k *= batch  # the batch is summed over with the tokens
     else:
@@ -504,16 +340,16 @@ def _product(keys: dict[str, str], precision: Precision) -> _Pass:
         m=m,
         n=n,
         k=k,
-        inputs=_format(keys, "dtype", precision),
-        output=_format(keys, "out_dtype", precision),
+        inputs=_format(keys, "dtype", Precision.BFLOAT16),
+        output=_format(keys, "out_dtype", Precision.BFLOAT16),
         operations=2.0 * m * n * k,
     )
 
 
-def _grouped(keys: dict[str, str], precision: Precision) -> _Pass:
+def _grouped(keys: dict[str, str]) -> _Pass:
     phase = _STAGES[keys["stage"]]
-    groups, rows, columns, inner = (_size(keys, name) for name in ("ng", "M", "N", "K"))
-    output = _format(keys, "out_dtype", precision)
+    groups, rows, columns, inner = (int(keys[name]) for name in ("ng", "M", "N", "K"))
+    output = _format(keys, "out_dtype", Precision.BFLOAT16)
     m, n, k = rows, columns, inner
     if phase is OperatorPhase.INPUT_GRADIENT:
         n, k = inner, columns
@@ -527,15 +363,15 @@ def _grouped(keys: dict[str, str], precision: Precision) -> _Pass:
         m=m,
         n=n,
         k=k,
-        inputs=_format(keys, "dtype", precision),
+        inputs=_format(keys, "dtype", Precision.BFLOAT16),
         output=output,
         operations=2.0 * groups * m * n * k,
     )
 
 
-def _attention(keys: dict[str, str], precision: Precision, *, is_forward: bool) -> _Pass:
+def _attention(keys: dict[str, str], *, is_forward: bool) -> _Pass:
     names = ("batch", "head_num", "seq_len", "qk_head_dim", "v_head_dim")
-    batch, heads, tokens, keys_width, values_width = (_size(keys, name) for name in names)
+    batch, heads, tokens, keys_width, values_width = (int(keys[name]) for name in names)
     products = _FORWARD_PRODUCTS if is_forward else _BACKWARD_PRODUCTS
     width = keys_width + values_width
     return _Pass(
@@ -545,12 +381,16 @@ def _attention(keys: dict[str, str], precision: Precision, *, is_forward: bool) 
         m=tokens,
         n=tokens,
         k=-(-width // 2),  # one product over the keys' width and one over the values'
-        inputs=precision,
-        output=precision,
         operations=products * batch * heads * float(tokens) ** 2 * width,
     )
 
 
+_MEASURED: dict[str, Callable[[dict[str, str]], _Pass]] = {
+    "matmul": _product,
+    "group_matmul": _grouped,
+    "sdp_fwd": partial(_attention, is_forward=True),
+    "sdp_bwd": partial(_attention, is_forward=False),
+}
 PRODUCTS_FILE = Path("unit") / "gemm_efficiency.csv"
 SIMUMAX = "SimuMax efficiency tables"
 
@@ -562,38 +402,21 @@ def read_products(folder: Path, notes: Notes) -> tuple[ProfileSet, ...]:
         return ()
     by_device: dict[str, list[OperatorSample]] = {}
     for row in material.efficiencies:
-        found = efficiency_sample(
-            device=notes.kind(row.device),
-            operation=row.operation,
-            shape=row.shape,
-            efficiency=row.efficiency,
-            peak_flops_per_second=_peak_of(row),
-        )
+        found = efficiency_sample(row, notes.kind(row.device))
         if isinstance(found, str):
             notes.unused[f"gemm_efficiency.csv: {found}"] += 1
         else:
             by_device.setdefault(row.device, []).append(found)
-    return tuple(_product_population(label, samples, notes) for label, samples in by_device.items())
-
-
-def _peak_of(row: EfficiencyRow) -> float:
-    """The rate of which the row's efficiency is a share; without it there is no time."""
-    if row.peak_flops_per_second is None:
-        message = "this cell is empty; write the nominal rate in TFLOP/s"
-        raise InputError(
-            Fault(file=row.place.file, line=row.place.line, field="peak_tflops", message=message)
+    return tuple(
+        population(
+            notes.kind(label),
+            label,
+            tool=SIMUMAX,
+            file=PRODUCTS_FILE,
+            operators=samples,
+            words="bfloat16; products by Transformer Engine, gradients of weights accumulated into "
+            "their output; attention causal, in shapes of the full square; one time per shape, "
+            "whose spread is not said",
         )
-    return row.peak_flops_per_second
-
-
-def _product_population(label: str, samples: list[OperatorSample], notes: Notes) -> ProfileSet:
-    return population(
-        notes.kind(label),
-        label,
-        tool=SIMUMAX,
-        file=PRODUCTS_FILE,
-        operators=samples,
-        words="bfloat16; products by Transformer Engine, gradients of weights accumulated into "
-        "their output; attention causal, in shapes of the full square; one time per shape, whose "
-        "spread is not said",
+        for label, samples in by_device.items()
     )

@@ -3,109 +3,97 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
 
-from evaluation.accuracy.scores import rank_correlation
-from evaluation.closed_loop.plans import FORMS
+import pandas
+
 from evaluation.closed_loop.values import (
     MAX_OVERRUN,
     MAX_PROFILE_EXCESS,
     MAX_SPREAD,
-    MIN_STALLED_FRACTION,
     ClosedLoop,
     Goals,
-    LoopPass,
-    LoopRow,
+    LoopPlan,
     LoopTotals,
     TrainedPlan,
     Verdict,
 )
-from evaluation.output import save_drawing, table_of
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from evaluation.closed_loop.values import ClosedLoop, HethubMeasured, LoopPass, TrainedPlan
+from evaluation.output import WORDS, Answer, Section
 
 
-def judge(
-    rows: Sequence[LoopRow],
-    repeats: Sequence[TrainedPlan],
-    *,
-    jitter: float,
-    goals: Goals,
-    profile_excess: float = 0.0,
-) -> LoopPass:
-    """A pass with its numbers; `repeats` are all trainings of the searched plan."""
-    found = totals(rows, repeats)
-    reasons = tuple(
-        invalid_reasons(found.overrun, found.repeats_spread, found.load_average, found.steal)
-    )
-    if profile_excess > MAX_PROFILE_EXCESS:
-        reasons += (
-            f"a device kind was profiled {profile_excess:.1%} above its pace (at most "
-            f"{MAX_PROFILE_EXCESS:.0%}): the machine was busy then; remove the folder and profile "
-            "again",
-        )
-    verdict = Verdict.INVALID
-    if not reasons:
-        reasons = tuple(_missed(found, goals))
-        verdict = Verdict.MISSED if reasons else Verdict.REACHED
-    return LoopPass(
-        jitter=jitter,
-        rows=tuple(sorted(rows, key=lambda row: row.trained.predicted_seconds)),
-        repeats=tuple(repeats),
-        profile_excess=profile_excess,
-        totals=found,
-        verdict=verdict,
-        reasons=reasons,
-    )
-
-
-def totals(rows: Sequence[LoopRow], repeats: Sequence[TrainedPlan]) -> LoopTotals:
-    """The numbers of a pass of at least one plan, the searched one among them."""
-    trained = [row.trained for row in rows]
-    measured = [each.measured_seconds for each in trained]
-    errors = [each.error for each in trained]
-    searched = next(row.trained for row in rows if row.searched)
+def totals(
+    plans: Sequence[LoopPlan], trained: Sequence[TrainedPlan], repeats: Sequence[TrainedPlan]
+) -> LoopTotals:
+    """The numbers of at least one plan; `repeats` are all trainings of the searched one."""
+    rows = trained_frame(plans, trained)
+    measured = rows["measured_seconds"]
+    searched = float(measured[rows["searched"]].iloc[0])
     everything = (*trained, *repeats)
     passes = sum(each.paced_passes for each in everything)
-    correlation = rank_correlation([each.predicted_seconds for each in trained], measured)
+    correlation = float(rows["predicted_seconds"].rank().corr(measured.rank()))
     return LoopTotals(
-        mape=sum(map(abs, errors)) / len(errors),
-        worst=max(map(abs, errors)),
-        bias=sum(errors) / len(errors),
-        spearman=1.0 if correlation is None else correlation,
-        regret=searched.measured_seconds / min(measured) - 1.0,
-        repeats_spread=spread([each.measured_seconds for each in repeats]),
+        mape=float(rows["error"].abs().mean()),
+        worst=float(rows["error"].abs().max()),
+        bias=float(rows["error"].mean()),
+        spearman=1.0 if pandas.isna(correlation) else correlation,
+        regret=searched / float(measured.min()) - 1.0,
+        repeats_spread=_spread([each.measured_seconds for each in repeats]),
         overrun=sum(each.overruns for each in everything) / passes if passes else 0.0,
-        range=max(measured) / min(measured),
-        stalled_plans=sum(row.stalled >= MIN_STALLED_FRACTION for row in rows),
+        range=float(measured.max() / measured.min()),
         load_average=max(each.load_average for each in everything),
-        steal=max(each.steal for each in everything),
     )
 
 
-def spread(seconds: Sequence[float]) -> float:
+def trained_frame(plans: Sequence[LoopPlan], trained: Sequence[TrainedPlan]) -> pandas.DataFrame:
+    """A row per plan, predicted and measured, by predicted step."""
+    rows = [
+        {
+            **asdict(one),
+            "form": plan.form,
+            "searched": plan.searched,
+            "error": one.error,
+            "spread": _spread(one.step_seconds),
+            "overrun": one.overrun,
+        }
+        for plan, one in zip(plans, trained, strict=True)
+    ]
+    return pandas.DataFrame(rows).sort_values("predicted_seconds", ignore_index=True)
+
+
+def _spread(seconds: Sequence[float]) -> float:
     """(longest - shortest) / shortest; 0 of a single one."""
     return max(seconds) / min(seconds) - 1.0
 
 
-def invalid_reasons(
-    overrun: float, repeats_spread: float, load: float, steal: float
-) -> Iterator[str]:
+def verdict_of(
+    found: LoopTotals, goals: Goals, profile_excess: float = 0.0
+) -> tuple[Verdict, tuple[str, ...]]:
+    """What the numbers say, and why."""
+    reasons = tuple(_invalid(found, profile_excess))
+    if reasons:
+        return Verdict.INVALID, reasons
+    reasons = tuple(_missed(found, goals))
+    return (Verdict.MISSED if reasons else Verdict.REACHED), reasons
+
+
+def _invalid(found: LoopTotals, profile_excess: float) -> Iterator[str]:
     """Why measurements say nothing of predictions; none where they do."""
-    busy = f"load average up to {load:.1f}, steal up to {steal:.1%}"
-    if overrun > MAX_OVERRUN:
+    busy = f"load average up to {found.load_average:.1f}"
+    if found.overrun > MAX_OVERRUN:
         yield (
-            f"{overrun:.0%} of the paced passes took longer than their pace (at most "
+            f"{found.overrun:.0%} of the paced passes took longer than their pace (at most "
             f"{MAX_OVERRUN:.0%}): the cores were too busy ({busy})"
         )
-    if repeats_spread > MAX_SPREAD:
+    if found.repeats_spread > MAX_SPREAD:
         yield (
-            f"trainings of one plan differ by {repeats_spread:.1%} (at most {MAX_SPREAD:.0%}): "
-            f"the machine was not the same all the time ({busy})"
+            f"trainings of one plan differ by {found.repeats_spread:.1%} (at most "
+            f"{MAX_SPREAD:.0%}): the machine was not the same all the time ({busy})"
+        )
+    if profile_excess > MAX_PROFILE_EXCESS:
+        yield (
+            f"a device kind was profiled {profile_excess:.1%} above its pace (at most "
+            f"{MAX_PROFILE_EXCESS:.0%}): the machine was busy then; remove the folder and profile "
+            "again"
         )
 
 
@@ -118,183 +106,83 @@ def _missed(found: LoopTotals, goals: Goals) -> Iterator[str]:
         yield f"regret {found.regret:.1%}; the goal is {goals.regret:.0%}"
 
 
-def loop_tables(found: ClosedLoop) -> Iterator[Table]:
-    """The plans of every pass, the totals, and HETHUB's figure."""
-    for each in found.passes:
-        yield _pass_table(each)
-    yield _totals_table(found)
-    if found.hethub is not None:
-        yield _hethub_table(found.hethub)
-
-
-def _title(each: LoopPass) -> str:
-    return f"{each.jitter:.0%} jitter" if each.jitter else "no jitter"
-
-
-def _pass_table(found: LoopPass) -> Table:
-    return table_of(
-        f"Predicted and trained, {_title(found)}",
-        ("plan", "form"),
-        (
-            "predicted", "measured", "error", "stalled", "steps differ by", "overrun",
-            "counted", "ledger", "carried",
+def loop_answer(found: ClosedLoop) -> Answer:
+    """The plans, the totals with their verdict, and what the columns are."""
+    rows = trained_frame(found.plans.plans, found.trained)
+    rows["plan"] = rows["name"].where(~rows["searched"], rows["name"] + " *")
+    rows["carried_long_bytes_per_step"] = rows["carried_long_bytes"] / rows["all_steps"]
+    whole = pandas.DataFrame(
+        [
+            {
+                "plans": len(rows),
+                **asdict(found.totals),
+                "verdict": found.verdict.value,
+                "reasons": "; ".join(found.reasons),
+            }
+        ]
+    )
+    spec, percent, seconds = found.spec, "{:.1%}", "{:.3f} s"
+    return Answer(
+        sections=(
+            Section(
+                name="rows",
+                title="Predicted and trained",
+                frame=rows,
+                columns={
+                    "plan": ("plan", WORDS),
+                    "form": ("form", WORDS),
+                    "predicted": ("predicted_seconds", seconds),
+                    "measured": ("measured_seconds", seconds),
+                    "error": ("error", "{:+.1%}"),
+                    "steps differ by": ("spread", percent),
+                    "overrun": ("overrun", "{:.0%}"),
+                    "counted": ("counted_long_bytes", _megabytes),
+                    "ledger": ("ledger_long_bytes", _megabytes),
+                    "carried": ("carried_long_bytes_per_step", _megabytes),
+                },
+            ),
+            Section(
+                name="totals",
+                title="All plans",
+                frame=whole,
+                columns={
+                    "plans": ("plans", "{:d}"),
+                    "MAPE": ("mape", "{:.2%}"),
+                    "worst": ("worst", percent),
+                    "mean error": ("bias", "{:+.1%}"),
+                    "Spearman": ("spearman", "{:.3f}"),
+                    "regret": ("regret", "{:.2%}"),
+                    "repeats differ by": ("repeats_spread", percent),
+                    "overrun": ("overrun", percent),
+                    "longest / shortest": ("range", "{:.2f}"),
+                    "load": ("load_average", "{:.1f}"),
+                    "verdict": ("verdict", WORDS),
+                    "why": ("reasons", WORDS),
+                },
+            ),
         ),
-        (
-            (
-                row.name + (" *" if row.searched else ""), row.form, *_times(row.trained),
-                f"{row.stalled:.0%}", f"{row.trained.spread:.1%}", f"{row.trained.overrun:.0%}",
-                *_bytes(row.trained),
-            )
-            for row in found.rows
+        lines=(
+            f"* the plan that `hetplan plan` found, trained {spec.repeats} times. Plans were "
+            f"chosen by predicted rank, seed {spec.seed}, from {found.plans.pool} legal ones, of "
+            f"which {found.plans.left_out_slow} were left out because they would take many times "
+            "the best",
+            f"measured: median of {spec.steps} steps after {spec.warmup_steps} of warm-up. "
+            "overrun: paced passes that took longer than their pace",
+            "counted, ledger, carried: over the link between the regions, both ways, in a step: as "
+            "the trainer counts, as the cost model has it, and as the relay carried (headers, "
+            "barriers and set-up too)",
+            found.machine,
         ),
-    )  # fmt: skip
-
-
-def _times(trained: TrainedPlan) -> tuple[str, str, str]:
-    return (
-        f"{trained.predicted_seconds:.3f} s",
-        f"{trained.measured_seconds:.3f} s",
-        f"{trained.error:+.1%}",
+        values={
+            "machine": found.machine,
+            "spec": found.spec,
+            "repeats": found.repeats,
+            "profile_excess": found.profile_excess,
+            "pool": found.plans.pool,
+            "left_out_slow": found.plans.left_out_slow,
+        },
     )
 
 
-def _bytes(trained: TrainedPlan) -> tuple[str, str, str]:
-    return (
-        f"{trained.counted_long_bytes / 1e6:.2f} MB",
-        f"{trained.ledger_long_bytes / 1e6:.2f} MB",
-        f"{trained.carried_long_bytes / trained.all_steps / 1e6:.2f} MB",
-    )
-
-
-def _totals_table(found: ClosedLoop) -> Table:
-    return table_of(
-        "All plans of a pass",
-        ("pass",),
-        (
-            "plans", "MAPE", "worst", "mean error", "Spearman", "regret", "repeats differ by",
-            "overrun", "longest / shortest", "stalled >= 25 %", "load", "steal",
-        ),
-        (
-            (
-                _title(each), len(each.rows), f"{each.totals.mape:.2%}",
-                f"{each.totals.worst:.1%}", f"{each.totals.bias:+.1%}",
-                f"{each.totals.spearman:.3f}", f"{each.totals.regret:.2%}",
-                f"{each.totals.repeats_spread:.1%}", f"{each.totals.overrun:.1%}",
-                f"{each.totals.range:.2f}", each.totals.stalled_plans,
-                f"{each.totals.load_average:.1f}", f"{each.totals.steal:.1%}",
-            )
-            for each in found.passes
-        ),
-        names_after=(),
-    )  # fmt: skip
-
-
-def _hethub_table(found: HethubMeasured) -> Table:
-    return table_of(
-        "Each kind alone, then all together; at most 64 microbatches per pipeline and step",
-        ("devices", "plan"),
-        (
-            "samples", "predicted", "measured", "error", "tokens/s", "of the kinds alone",
-            "of its own bound", "overrun",
-        ),
-        (
-            (
-                row.what, row.name, row.samples, *_times(row.trained),
-                f"{row.tokens_per_second:,.0f}",
-                "" if row.ratio is None else f"{row.ratio:.2%}",
-                "" if row.bound_ratio is None else f"{row.bound_ratio:.2%}",
-                f"{row.trained.overrun:.0%}",
-            )
-            for row in (*found.alone, *found.together)
-        ),
-    )  # fmt: skip
-
-
-def loop_lines(found: ClosedLoop) -> Iterator[str]:
-    """Verdicts, and what the columns are."""
-    for each in found.passes:
-        yield _verdict(_title(each), each.verdict, each.reasons)
-    if found.hethub is not None:
-        yield _verdict("all kinds together", found.hethub.verdict, found.hethub.reasons)
-    yield (
-        f"* the plan that `hetplan plan` found, trained {found.spec.repeats} times. Plans were "
-        f"chosen by predicted rank, seed {found.spec.seed}, from {found.pool} legal ones, of which "
-        f"{found.left_out_slow} were left out because they would take many times the best"
-    )
-    yield (
-        f"measured: median of {found.spec.steps} steps after {found.spec.warmup_steps} of warm-up. "
-        "stalled: predicted part of the step in bubble or exposed communication. overrun: paced "
-        "passes that took longer than their pace"
-    )
-    yield (
-        "counted, ledger, carried: over the link between the regions, both ways, in a step: as the "
-        "trainer counts, as the cost model has it, and as the relay carried (headers, barriers and "
-        "set-up too)"
-    )
-    yield found.machine
-    if found.weight:
-        yield f"the loop's processes had no more weight than others: {found.weight}"
-
-
-def _verdict(what: str, verdict: str, reasons: tuple[str, ...]) -> str:
-    return f"{what}: {verdict}" + (f" ({'; '.join(reasons)})" if reasons else "")
-
-
-_MARKERS = "osD^v"
-_BAND = 0.03
-
-
-def draw(found: ClosedLoop, path: Path) -> None:
-    """Write the drawing as SVG; an InputError without matplotlib or a folder to write to."""
-    save_drawing(path, lambda figure: _fill(figure.add_subplot(), found))
-
-
-def _fill(axes: Any, found: ClosedLoop) -> None:
-    trained = [row.trained for each in found.passes for row in each.rows]
-    times = [each.measured_seconds for each in trained]
-    times += [each.predicted_seconds for each in trained]
-    ends = [min(times) / 1.1, max(times) * 1.1]
-    low, high = ([(1 + sign * _BAND) * end for end in ends] for sign in (-1, 1))
-    axes.fill_between(ends, low, high, color="0.9", lw=0)
-    axes.plot(ends, ends, color="0.5", lw=0.8)
-    for each in found.passes:
-        _draw_pass(axes, each)
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlim=ends,
-        ylim=ends,
-        xlabel="measured step (s)",
-        ylabel="predicted step (s)",
-    )
-    axes.legend(loc="upper left", fontsize=8, frameon=False)
-
-
-def _draw_pass(axes: Any, found: LoopPass) -> None:
-    what = f"{found.jitter:.0%} jitter" if found.jitter else "no jitter"
-    note = f"{what}: MAPE {found.totals.mape:.1%}, Spearman {found.totals.spearman:.3f}"
-    axes.scatter([], [], s=0, label=note)
-    for form in FORMS:
-        rows = [row for row in found.rows if row.form == form]
-        colour = f"C{FORMS.index(form)}"
-        if rows:
-            axes.scatter(
-                [row.trained.measured_seconds for row in rows],
-                [row.trained.predicted_seconds for row in rows],
-                s=28,
-                marker=_MARKERS[FORMS.index(form)],
-                linewidths=0.9,
-                edgecolors=colour,
-                facecolors="none" if found.jitter else colour,
-                label=f"{form} ({len(rows)})",
-            )
-    searched = [row.trained for row in found.rows if row.searched]
-    axes.scatter(
-        [each.measured_seconds for each in searched],
-        [each.predicted_seconds for each in searched],
-        s=160,
-        marker="*",
-        linewidths=0.9,
-        edgecolors="black",
-        facecolors="none",
-    )
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:.2f} MB"

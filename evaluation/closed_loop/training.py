@@ -19,14 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 
-from evaluation.closed_loop.cgroup import load_between, load_now
-from evaluation.closed_loop.values import PASS_SCHEMA, LoopFiles, LoopPlan, LoopSpec, TrainedPlan
+from evaluation.closed_loop.values import TRAINED_SCHEMA, LoopFiles, LoopPlan, LoopSpec, TrainedPlan
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.network.segments import LinkScope
 from hetplan.cost.traffic import ledger
@@ -48,7 +47,6 @@ from hetplan.runtime.placement import place_ranks
 from hetplan.runtime.training import Training
 
 Say = Callable[[str], None]
-PLAIN, JITTER = "plain", "jitter"
 _PORT = 29500
 _SIZES, _SHORT_SIZES = "1,2,3,4,5,6,7,8", "1,2"
 """Microbatch sizes of one rank that are paced and measured: more than the pool draws, because the
@@ -59,6 +57,18 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoopInputs:
+    """What the loop trains, read once."""
+
+    files: LoopFiles
+    spec: LoopSpec
+    model: ModelSpec
+    cluster: Cluster
+    job: Job
+    say: Say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostCommand:
     """A command on one host."""
 
@@ -66,97 +76,110 @@ class HostCommand:
     words: tuple[str, ...]
 
 
-def make_paces(
-    files: LoopFiles, emulation: Emulation, *, headroom: float, jitter: float, seed: int, say: Say
-) -> None:
-    """Measure a core, and write the paces of all kinds: without jitter, and with it.
+def measure(inputs: LoopInputs, emulation: Emulation, *, headroom: float) -> None:
+    """Pace, links and devices, and the fit of both; what was measured before is left.
 
     The fastest kind is `headroom` times slower than a core.
     """
-    from hetplan.profiling.pacing import Pace, load_pace, save_pace
+    files = inputs.files
+    _make_pace(inputs, emulation, headroom)
+    _measure_links(inputs, emulation)
+    _measure_devices(inputs, emulation)
+    if not files.predictor.exists():
+        _here(
+            emulation,
+            inputs.say,
+            files.folder / "fit.txt",
+            *("fit", "--store", str(files.device_store), "--store", str(files.link_store)),
+            *("--out", str(files.predictor)),
+        )
 
+
+def search_plan(inputs: LoopInputs, emulation: Emulation) -> None:
+    """The best plan of the job, as a user would search it."""
+    files = inputs.files
+    _here(
+        emulation,
+        inputs.say,
+        files.searched.with_suffix(".txt"),
+        *("plan", "--model", str(files.model), "--cluster", str(files.cluster)),
+        *("--job", str(files.job), "--predictor", str(files.predictor)),
+        *("--out", str(files.searched)),
+    )
+
+
+def _make_pace(inputs: LoopInputs, emulation: Emulation, headroom: float) -> None:
+    """Measure a core, and write the pace of all kinds."""
+    files = inputs.files
     stores = () if files.short else ("--store", str(files.core_store))
     if not files.short and not files.done("core").exists():
         _here(
             emulation,
-            say,
+            inputs.say,
             files.folder / "core.txt",
             *("profile", "layers"),
             *_of_job(files),
             *("--device", "cpu", "--kind", "cpu", *_shapes(files), *stores),
         )
         write_atomically(files.done("core"), "")
-    if not files.pace(PLAIN).exists():
+    if not files.pace.exists():
         _here(
             emulation,
-            say,
+            inputs.say,
             files.folder / "pace.txt",
             *("emulate", "pace", str(files.cluster), *_of_job(files)),
             *("--headroom", f"{headroom:.3g}"),
-            *(*_shapes(files), *stores, "--out", str(files.pace(PLAIN))),
+            *(*_shapes(files), *stores, "--out", str(files.pace)),
         )
-    if jitter and not files.pace(JITTER).exists():
-        plain = load_pace(files.pace(PLAIN))
-        kinds = tuple(replace(kind, jitter=jitter, seed=seed) for kind in plain.kinds)
-        save_pace(Pace(kinds=kinds), files.pace(JITTER))
 
 
-def measure_devices(files: LoopFiles, emulation: Emulation, kind: str, say: Say) -> None:
-    """Profile every device kind at a pace, each on the first host that has it."""
-    if files.done(f"devices-{kind}").exists():
+def _measure_devices(inputs: LoopInputs, emulation: Emulation) -> None:
+    """Profile every device kind at its pace, each on the first host that has it."""
+    files = inputs.files
+    if files.done("devices").exists():
         return
     first = {host.device: host.name for host in reversed(emulation.hosts)}
-    _on_hosts(
-        files,
-        emulation,
-        [
-            HostCommand(
-                host=host,
-                words=(
-                    *("profile", "layers", *_of_job(files), "--device", "cpu", "--kind", device),
-                    *(*_shapes(files), "--pace", str(files.pace(kind))),
-                    *("--store", str(files.device_store(kind))),
-                ),
-            )
-            for device, host in first.items()
-        ],
-        say,
-        f"devices-{kind}",
-    )
+    commands = [
+        HostCommand(
+            host=host,
+            words=(
+                *("-m", "hetplan", "profile", "layers", *_of_job(files), "--device", "cpu"),
+                *("--kind", device, *_shapes(files), "--pace", str(files.pace)),
+                *("--store", str(files.device_store)),
+            ),
+        )
+        for device, host in first.items()
+    ]
+    _on_hosts(inputs, emulation, commands, "devices")
 
 
-def measure_links(files: LoopFiles, emulation: Emulation, cluster: Cluster, *, say: Say) -> None:
+def _measure_links(inputs: LoopInputs, emulation: Emulation) -> None:
     """Profile the links that the cluster file names, between two hosts each.
 
     Larger groups need no samples: inside an island of this cluster there are two hosts, and over
     several islands the trainer sums by messages of its own (`hetplan.runtime.gradient_groups`).
     """
-    for number, (link, hosts) in enumerate(links_of(cluster, emulation)):
+    files = inputs.files
+    for number, (link, hosts) in enumerate(links_of(inputs.cluster, emulation)):
         what = f"link-{link}"
         if files.done(what).exists():
             continue
-        words = (
-            *("profile", "links", link, "--groups", "2"),
-            *(*_of_job(files), "--device", "cpu", "--store", str(files.link_store)),
-            *(("--sizes", SHORT_MESSAGES) if files.short else ()),
-        )
-        torchrun = (
-            *("-m", "torch.distributed.run", "--nnodes", str(len(hosts)), "--nproc-per-node", "1"),
-            *("--master-addr", emulation.host(hosts[0]).control_address),
-            *("--master-port", str(_PORT + number)),
-        )
         commands = [
-            HostCommand(host=host, words=(*torchrun, "--node-rank", str(rank), "-m", "hetplan"))
+            HostCommand(
+                host=host,
+                words=(
+                    *("-m", "torch.distributed.run", "--nnodes", str(len(hosts))),
+                    *("--nproc-per-node", "1", "--master-port", str(_PORT + number)),
+                    *("--master-addr", emulation.host(hosts[0]).control_address),
+                    *("--node-rank", str(rank), "-m", "hetplan", "profile", "links", link),
+                    *("--groups", "2", *_of_job(files), "--device", "cpu"),
+                    *("--store", str(files.link_store)),
+                    *(("--sizes", SHORT_MESSAGES) if files.short else ()),
+                ),
+            )
             for rank, host in enumerate(hosts)
         ]
-        _on_hosts(
-            files,
-            emulation,
-            [replace(each, words=(*each.words, *words)) for each in commands],
-            say,
-            what,
-            torchrun=True,
-        )
+        _on_hosts(inputs, emulation, commands, what)
 
 
 def links_of(cluster: Cluster, emulation: Emulation) -> tuple[tuple[str, tuple[str, str]], ...]:
@@ -175,34 +198,6 @@ def links_of(cluster: Cluster, emulation: Emulation) -> tuple[tuple[str, tuple[s
         if name:
             found.setdefault(name, (hosts[one.name][0], hosts[two.name][0]))
     return tuple(found.items())
-
-
-def fit_devices(files: LoopFiles, emulation: Emulation, kind: str, say: Say) -> None:
-    """Fit the devices of a pass and the links."""
-    if files.predictor(kind).exists():
-        return
-    _here(
-        emulation,
-        say,
-        files.folder / f"fit-{kind}.txt",
-        *("fit", "--store", str(files.device_store(kind)), "--store", str(files.link_store)),
-        *("--out", str(files.predictor(kind))),
-    )
-
-
-def search_plan(
-    files: LoopFiles, emulation: Emulation, kind: str, job: Path, out: Path, say: Say
-) -> None:
-    """Search the best plan of a job."""
-    if out.exists():
-        return
-    _here(
-        emulation,
-        say,
-        out.with_suffix(".txt"),
-        *("plan", "--model", str(files.model), "--cluster", str(files.cluster), "--job", str(job)),
-        *("--predictor", str(files.predictor(kind)), "--out", str(out)),
-    )
 
 
 def _shapes(files: LoopFiles) -> tuple[str, ...]:
@@ -237,29 +232,21 @@ def _here(emulation: Emulation, say: Say, into: Path, *words: str) -> None:
 
 
 def _on_hosts(
-    files: LoopFiles,
-    emulation: Emulation,
-    commands: Sequence[HostCommand],
-    say: Say,
-    what: str,
-    *,
-    torchrun: bool = False,
+    inputs: LoopInputs, emulation: Emulation, commands: Sequence[HostCommand], what: str
 ) -> None:
     """Run the commands at the same time, each on its host; then mark `what` as done."""
-    environment: Mapping[str, str] = {**os.environ, **_ENVIRONMENT}
+    files = inputs.files
     started = []
     try:
         for command in commands:
-            words = command.words if torchrun else ("-m", "hetplan", *command.words)
-            shown = command.words if torchrun else ("hetplan", *command.words)
-            say(f"{command.host}$ {shlex.join(shown)}")
+            inputs.say(f"{command.host}$ python {shlex.join(command.words)}")
             into = files.folder / f"{what}-{command.host}.txt"
             with into.open("w") as stream:
                 process = start(
                     emulation,
                     command.host,
-                    (sys.executable, *words),
-                    environment=environment,
+                    (sys.executable, *command.words),
+                    environment={**os.environ, **_ENVIRONMENT},
                     stdout=stream.fileno(),
                     stderr=subprocess.STDOUT,
                 )
@@ -286,47 +273,40 @@ STEP_TIMEOUT_SECONDS = 120.0
 
 @dataclass(slots=True)
 class HostProcesses:
-    """The processes of a pass, and how many plans they have trained."""
+    """One process per host, and how many plans they have trained."""
 
     emulation: Emulation
-    cluster: Cluster
+    inputs: LoopInputs
+    pace: Pace
     folder: TurnFolder
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     turn: int = 0
 
-    def train(
-        self,
-        model: ModelSpec,
-        job: Job,
-        plan: LoopPlan,
-        pace: Pace,
-        *,
-        warmup_steps: int,
-        steps: int,
-    ) -> TrainedPlan:
+    def train(self, plan: LoopPlan) -> TrainedPlan:
         """Train a plan now; a LaunchError says which host failed, and why."""
+        inputs, spec = self.inputs, self.inputs.spec
+        cluster = inputs.cluster
         places = place_ranks(plan.plan)
         training = Training(
-            model=model,
-            job=job,
+            model=inputs.model,
+            job=inputs.job,
             plan=plan.plan,
             device_kinds=tuple(
-                self.cluster.island_of_device(place.device).device.kind for place in places
+                cluster.island_of_device(place.device).device.kind for place in places
             ),
             backend="cpu",
-            pace=pace,
-            steps=warmup_steps + steps,
-            warmup_steps=warmup_steps,
+            pace=self.pace,
+            steps=spec.warmup_steps + spec.steps,
+            warmup_steps=spec.warmup_steps,
             timeout_seconds=STEP_TIMEOUT_SECONDS + 10 * plan.predicted_seconds,
-            sums=sums_of(plan.plan, self.cluster),
+            sums=sums_of(plan.plan, cluster),
         )
-        carried, before = self._carried(), load_now()
+        carried = self._carried()
         item = Item(training=training, hosts=tuple(self._host(place.device) for place in places))
         write_atomically(self.folder.item(self.turn), encode(item, schema=ITEM_SCHEMA))
         report = self._report(training.timeout_seconds + START_SECONDS, plan.name)
         self.turn += 1
-        counted = [step.seconds for step in report.steps[warmup_steps:]]
-        load = load_between(before, load_now())
+        counted = [step.seconds for step in report.steps[spec.warmup_steps :]]
         return TrainedPlan(
             name=plan.name,
             predicted_seconds=plan.predicted_seconds,
@@ -336,11 +316,10 @@ class HostProcesses:
             paced_passes=sum(rank.paced_passes for rank in report.ranks),
             overruns=sum(rank.overruns for rank in report.ranks),
             counted_long_bytes=self._long_bytes(report, [place.device for place in places]),
-            ledger_long_bytes=ledger_long_bytes(plan, model, self.cluster, job),
+            ledger_long_bytes=ledger_long_bytes(plan, inputs),
             carried_long_bytes=self._carried() - carried,
             all_steps=training.steps,
-            load_average=load.load_average,
-            steal=load.steal,
+            load_average=os.getloadavg()[0],
         )
 
     def _report(self, seconds: float, name: str) -> TrainingReport:
@@ -381,7 +360,7 @@ class HostProcesses:
         raise HetplanError(f"device {device} is on no host of emulation {self.emulation.name}")
 
     def _long_bytes(self, report: TrainingReport, devices: Sequence[int]) -> float:
-        regions = [self.cluster.island_of_device(device).region for device in devices]
+        regions = [self.inputs.cluster.island_of_device(device).region for device in devices]
         return sum(
             sent.bytes_per_step
             for sent in report.sent
@@ -392,18 +371,19 @@ class HostProcesses:
         return sum(each.sent_bytes for each in pipe_bytes(self.emulation))
 
 
-def ledger_long_bytes(plan: LoopPlan, model: ModelSpec, cluster: Cluster, job: Job) -> float:
+def ledger_long_bytes(plan: LoopPlan, inputs: LoopInputs) -> float:
     """Bytes over links between regions in a step, both ways, as the cost model counts them."""
+    cluster = inputs.cluster
     return sum(
         entry.bytes_per_step
-        for entry in ledger(plan.plan, model, cluster, job).entries
+        for entry in ledger(plan.plan, inputs.model, cluster, inputs.job).entries
         if entry.link.scope is LinkScope.ISLANDS
         and cluster.island(entry.link.left).region != cluster.island(entry.link.right).region
     )
 
 
 @contextmanager
-def host_processes(emulation: Emulation, cluster: Cluster) -> Iterator[HostProcesses]:
+def host_processes(emulation: Emulation, inputs: LoopInputs) -> Iterator[HostProcesses]:
     """The processes on all hosts, for as long as the block runs.
 
     Their folder is inside the emulation's, which the guard removes when this process is killed.
@@ -411,9 +391,12 @@ def host_processes(emulation: Emulation, cluster: Cluster) -> Iterator[HostProce
     from hetplan.emulation.state import folder_of
 
     path = Path(tempfile.mkdtemp(prefix="turns-", dir=folder_of(emulation.name)))
-    turns = HostProcesses(emulation=emulation, cluster=cluster, folder=TurnFolder(path))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    environment["PYTHONUNBUFFERED"] = "1"
+    turns = HostProcesses(
+        emulation=emulation,
+        inputs=inputs,
+        pace=load_pace(inputs.files.pace),
+        folder=TurnFolder(path),
+    )
     try:
         for number, host in enumerate(emulation.hosts):
             with turns.folder.log(number).open("w") as log:
@@ -422,7 +405,7 @@ def host_processes(emulation: Emulation, cluster: Cluster) -> Iterator[HostProce
                         emulation,
                         host.name,
                         (sys.executable, "-m", "hetplan.launchers.persistent_ranks", str(path)),
-                        environment=environment,
+                        environment={**os.environ, **_ENVIRONMENT},
                         stdout=log.fileno(),
                         stderr=subprocess.STDOUT,
                     )
@@ -433,79 +416,23 @@ def host_processes(emulation: Emulation, cluster: Cluster) -> Iterator[HostProce
         end(tuple(turns.processes))
 
 
-def read_trained(path: Path) -> TrainedPlan | None:
-    """What a training measured, if it was done."""
-    if not path.exists():
-        return None
-    return decode(read_document(path), TrainedPlan, schema=PASS_SCHEMA)
-
-
-def save_trained(path: Path, trained: TrainedPlan) -> None:
-    """Write what a training measured."""
-    path.parent.mkdir(exist_ok=True)
-    write_atomically(path, encode(trained, schema=PASS_SCHEMA))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopInputs:
-    """What the loop trains, read once."""
-
-    files: LoopFiles
-    spec: LoopSpec
-    model: ModelSpec
-    cluster: Cluster
-    job: Job
-    say: Say
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingTask:
-    """One training."""
-
-    name: str
-    """Of its file."""
-    plan: LoopPlan
-    job: Job
-
-
 def train_missing(
-    inputs: LoopInputs,
-    emulation: Emulation,
-    kind: str,
-    where: str,
-    order: Sequence[TrainingTask],
-    *,
-    warmup_steps: int,
-    steps: int,
+    inputs: LoopInputs, emulation: Emulation, order: Sequence[tuple[str, LoopPlan]]
 ) -> list[TrainedPlan]:
-    """What each training measured at the pace of `kind`; those done before are read.
-
-    `where` names their folder.
-    """
-    files = inputs.files
-    have = {each.name: read_trained(files.trained(where, each.name)) for each in order}
-    missing = [each for each in order if have[each.name] is None]
+    """What each training of `order` (its name and plan) measured; those done before are read."""
+    paths = [inputs.files.trained(name) for name, _ in order]
+    missing = [
+        (path, plan) for path, (_, plan) in zip(paths, order, strict=True) if not path.exists()
+    ]
     if missing:
-        pace = load_pace(files.pace(kind))
-        with host_processes(emulation, inputs.cluster) as turns:
-            for at, each in enumerate(missing, start=1):
-                done = turns.train(
-                    inputs.model,
-                    each.job,
-                    each.plan,
-                    pace,
-                    warmup_steps=warmup_steps,
-                    steps=steps,
+        paths[0].parent.mkdir(exist_ok=True)
+        with host_processes(emulation, inputs) as hosts:
+            for at, (path, plan) in enumerate(missing, start=1):
+                done = hosts.train(plan)
+                write_atomically(path, encode(done, schema=TRAINED_SCHEMA))
+                inputs.say(
+                    f"plan {at}/{len(missing)}: {done.name}: predicted "
+                    f"{done.predicted_seconds:.3f} s, measured {done.measured_seconds:.3f} s "
+                    f"({done.error:+.1%}), overrun {done.overrun:.0%}"
                 )
-                save_trained(files.trained(where, each.name), done)
-                have[each.name] = done
-                inputs.say(f"{where} {at}/{len(missing)}: {progress_line(done)}")
-    return [one for each in order if (one := have[each.name]) is not None]
-
-
-def progress_line(done: TrainedPlan) -> str:
-    """One line of progress."""
-    return (
-        f"{done.name}: predicted {done.predicted_seconds:.3f} s, measured "
-        f"{done.measured_seconds:.3f} s ({done.error:+.1%}), overrun {done.overrun:.0%}"
-    )
+    return [decode(read_document(path), TrainedPlan, schema=TRAINED_SCHEMA) for path in paths]

@@ -35,6 +35,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import pandas
+
 from evaluation.accuracy.clusters import (
     HDR_BYTES_PER_SECOND,
     NIC_LATENCY_SECONDS,
@@ -50,6 +52,7 @@ from evaluation.accuracy.unit_links import (
     ranks_of,
     seconds_of,
 )
+from evaluation.output import WORDS, Section, frame_of
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.node import Nics, RingNics
 from hetplan.cluster.spec import Cluster, Island, Link, Transport
@@ -176,7 +179,7 @@ def between_nodes(rows: Iterable[CollectiveRow]) -> list[Measured]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawForm:
-    """Of what a law's time is the sum, each with a coefficient that the fit finds."""
+    """What a law's time is the sum of, with a coefficient each that the fit finds."""
 
     columns: Callable[[Measured], tuple[float, ...]]
 
@@ -278,22 +281,6 @@ NVLINK_BYTES_PER_SECOND = 300e9  # A100 datasheet: third-generation NVLink, 600 
 RINGS_ONLY = "SimAI, rings only"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveErrors:
-    """Predictions against the rows of one kind."""
-
-    source: str
-    group: str
-    algorithm: str
-    """`figures`, `ring`, `library` or `cheapest`; where rings alone were measured, the last two say
-    that they may take something else."""
-    rows: int
-    mean_error: float
-    """Mean of |predicted time / measured time - 1|."""
-    median_ratio: float
-    """Predicted over measured time; below 1 hetplan is too fast."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Case:
     source: str
@@ -307,36 +294,69 @@ class _Case:
     seconds: float
 
 
-def collective_rows(reference: Path) -> tuple[CollectiveErrors, ...]:
-    """One row per kind of measurement and algorithm; an InputError where the file is not there."""
+def collective_errors(reference: Path) -> pandas.DataFrame:
+    """One row per kind of measurement and algorithm; an InputError where the file is not there.
+
+    `mean_error` is of |predicted / measured - 1|; a `median_ratio` below 1: hetplan is too fast.
+    """
     rows = published(reference)
-    found = []
-    for choice in ("figures", "ring", "library", "cheapest"):
-        ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
-        for case in (*_one_node(rows), *_two_nodes(rows), *_many_nodes(rows)):
-            ratios[case.source, case.group].append(_predicted(case, choice) / case.seconds)
-        found += [
-            CollectiveErrors(
-                source=source,
-                group=group,
-                algorithm=_label(source, choice),
-                rows=len(each),
-                mean_error=statistics.fmean(abs(ratio - 1.0) for ratio in each),
-                median_ratio=statistics.median(each),
-            )
-            for (source, group), each in ratios.items()
-        ]
-    return tuple(found)
+    cases = [*_one_node(rows), *_two_nodes(rows), *_many_nodes(rows)]
+    frame = pandas.DataFrame(
+        {
+            "source": case.source,
+            "group": case.group,
+            "algorithm": _label(case.source, choice),
+            "ratio": _predicted(case, choice) / case.seconds,
+        }
+        for choice in ("figures", "ring", "library", "cheapest")
+        for case in cases
+    )
+    frame["error"] = (frame["ratio"] - 1.0).abs()
+    return (
+        frame.groupby(["algorithm", "source", "group"], sort=False)
+        .agg(rows=("error", "size"), mean_error=("error", "mean"), median_ratio=("ratio", "median"))
+        .reset_index()
+    )
+
+
+def collective_section(reference: Path) -> Section:
+    """The table of `collective_errors`."""
+    return Section(
+        name="collectives",
+        title="Collectives from figures alone against published measurements",
+        frame=collective_errors(reference),
+        columns={
+            "source": ("source", WORDS),
+            "group": ("group", WORDS),
+            "algorithm": ("algorithm", WORDS),
+            "rows": ("rows", "{:d}"),
+            "mean error": ("mean_error", "{:.1%}"),
+            "predicted over measured": ("median_ratio", "{:.3f}"),
+        },
+    )
+
+
+def law_section(reference: Path) -> Section:
+    """Errors of the laws on what they did not see; an InputError likewise."""
+    return Section(
+        name="collective_laws",
+        title="Laws of links without samples, one source or number of nodes left out in turn",
+        frame=frame_of(left_out_rows(published(reference))),
+        columns={
+            "law": ("law", WORDS),
+            "left out": ("left_out", WORDS),
+            "rows": ("rows", "{:d}"),
+            "mean error": ("mean_error", "{:.1%}"),
+            "median": ("median_error", "{:.1%}"),
+            "largest": ("worst_error", "{:.0%}"),
+        },
+    )
 
 
 def _label(source: str, choice: str) -> str:
+    """Where rings alone were measured, choices that may take something else say so."""
     others = choice in ("library", "cheapest") and source == RINGS_ONLY
     return f"{choice}, trees too" if others else choice
-
-
-def collective_law_rows(reference: Path) -> tuple[LawRow, ...]:
-    """Errors of the laws on what they did not see; an InputError likewise."""
-    return left_out_rows(published(reference))
 
 
 def _predicted(case: _Case, choice: str) -> float:

@@ -20,16 +20,21 @@ listed and kept out of the mean.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from evaluation.accuracy.rows import RunRow, model_of, read_table
+import pandas
+
+from evaluation.accuracy.rows import SUSPECT_MARK, RunRow, model_of, read_table
+from evaluation.output import WORDS, Section
 from hetplan.cost.memory.device import device_memory
 from hetplan.cost.memory.values import MEGATRON, Loss, MemoryLayout, TrainerMemory
 from hetplan.errors import InputError
 from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import LayerRange, Recompute, RecomputeGranularity, Sharding
+from hetplan.units import format_bytes
 
 GIBIBYTE = 2**30
 SIMUMAX_FILE = Path("runs") / "simumax_b200.csv"
@@ -53,62 +58,61 @@ SAILOR_TRAINER = TrainerMemory(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRow:
-    """One measured run."""
-
-    source: str
-    group: str
-    layout: str
-    """Degrees, sizes and layers per stage, in words."""
-    measured_bytes: float
-    predicted_bytes: float
-    suspect: bool = False
-    """Marked so in the data; not in the group's mean."""
-
-    @property
-    def error(self) -> float:
-        """Predicted over measured, less 1."""
-        return self.predicted_bytes / self.measured_bytes - 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryErrors:
-    """All rows of a group."""
-
-    group: str
-    rows: int
-    """Without the suspect ones."""
-    suspect_rows: int
-    mean_error: float
-    """Of the absolute errors, as the next."""
-    worst_error: float
-    constant_bytes: float
-    """Beside the formula, from all rows of the group; 0: nothing was fitted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryAccuracy:
-    """The whole benchmark."""
-
-    rows: tuple[MemoryRow, ...]
-    groups: tuple[MemoryErrors, ...]
-
-
-def memory_accuracy(reference: Path) -> MemoryAccuracy:
+def memory_rows(reference: Path) -> pandas.DataFrame:
     """Every run of the two files; an InputError where one is missing or has a row that is wrong."""
-    simumax = _rows(reference / SIMUMAX_FILE, _simumax_row)
-    rows = list(simumax)
-    groups = [_errors(part, 0.0) for part in _by_group(simumax)]
-    for part in _by_group(_rows(reference / SAILOR_FILE, _sailor_row)):
-        whole = [each for each in part if not each.suspect]
-        with_constant = [_with_constant(each, whole) for each in part]
-        rows += with_constant
-        groups.append(_errors(with_constant, _constant(whole)))
-    return MemoryAccuracy(rows=tuple(rows), groups=tuple(groups))
+    simumax = _read(reference / SIMUMAX_FILE, _simumax_row)
+    simumax["constant_bytes"] = 0.0
+    groups = [simumax]
+    for _, group in _read(reference / SAILOR_FILE, _sailor_row).groupby("group", sort=False):
+        counted = group[~group["suspect"]]
+        own = [
+            _constant(counted[counted["predicted_bytes"] != predicted])
+            for predicted in group["predicted_bytes"]
+        ]
+        predicted = group["predicted_bytes"] + own
+        groups.append(group.assign(predicted_bytes=predicted, constant_bytes=_constant(counted)))
+    found = pandas.concat(groups, ignore_index=True)
+    found["error"] = found["predicted_bytes"] / found["measured_bytes"] - 1.0
+    return found
 
 
-def _rows(path: Path, make: Callable[[RunRow], MemoryRow]) -> list[MemoryRow]:
+def memory_errors(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Absolute errors of every group, without the suspect rows.
+
+    `constant_bytes`: beside the formula, from all rows of the group; 0: nothing was fitted.
+    """
+    found = rows.assign(error=rows["error"].abs().where(~rows["suspect"]))
+    return (
+        found.groupby("group", sort=False)
+        .agg(
+            rows=("error", "count"),
+            suspect_rows=("suspect", "sum"),
+            mean_error=("error", "mean"),
+            worst_error=("error", "max"),
+            constant_bytes=("constant_bytes", "first"),
+        )
+        .reset_index()
+    )
+
+
+def memory_section(reference: Path) -> Section:
+    """The table of `memory_errors`."""
+    return Section(
+        name="memory",
+        title="Memory against published runs",
+        frame=memory_errors(memory_rows(reference)),
+        columns={
+            "runs": ("group", WORDS),
+            "rows": ("rows", "{:d}"),
+            "suspect": ("suspect_rows", "{:d}"),
+            "mean error": ("mean_error", "{:.2%}"),
+            "worst": ("worst_error", "{:.2%}"),
+            "constant": ("constant_bytes", lambda size: format_bytes(size) if size else "none"),
+        },
+    )
+
+
+def _read(path: Path, make: Callable[[RunRow], dict[str, Any]]) -> pandas.DataFrame:
     if not path.is_file():
         raise InputError(f"{path} is not there; name the folder of reference data")
     rows = []
@@ -116,51 +120,25 @@ def _rows(path: Path, make: Callable[[RunRow], MemoryRow]) -> list[MemoryRow]:
         try:
             if row.faults or row.peak_memory_gib is None:
                 raise InputError("; ".join(row.faults) or "no peak_mem_gib")
-            rows.append(make(row))
+            measured = row.peak_memory_gib * GIBIBYTE
+            suspect = SUSPECT_MARK in row.other
+            rows.append({**make(row), "measured_bytes": measured, "suspect": suspect})
         except (InputError, TypeError, ValueError, ZeroDivisionError, KeyError) as fault:
             raise InputError(f"{path}, line {row.line}: {fault}") from fault
     if not rows:
         raise InputError(f"{path} has no rows")
-    return rows
+    return pandas.DataFrame(rows)
 
 
-def _by_group(rows: Sequence[MemoryRow]) -> tuple[list[MemoryRow], ...]:
-    names = dict.fromkeys(row.group for row in rows)
-    return tuple([row for row in rows if row.group == name] for name in names)
-
-
-def _errors(rows: Sequence[MemoryRow], constant: float) -> MemoryErrors:
-    counted = [abs(row.error) for row in rows if not row.suspect]
-    return MemoryErrors(
-        group=rows[0].group,
-        rows=len(counted),
-        suspect_rows=len(rows) - len(counted),
-        mean_error=sum(counted) / len(counted) if counted else 0.0,
-        worst_error=max(counted, default=0.0),
-        constant_bytes=constant,
-    )
-
-
-def _constant(rows: Sequence[MemoryRow]) -> float:
+def _constant(rows: pandas.DataFrame) -> float:
     """The constant with the least mean relative error: a median weighted by 1 / measured."""
-    left = sorted(
-        (row.measured_bytes - row.predicted_bytes, 1 / row.measured_bytes) for row in rows
-    )
-    half, seen = sum(weight for _, weight in left) / 2, 0.0
-    for residual, weight in left:
-        seen += weight
-        if seen >= half:
-            return residual
-    return 0.0
+    residuals = (rows["measured_bytes"] - rows["predicted_bytes"]).sort_values()
+    weights = (1.0 / rows["measured_bytes"])[residuals.index].cumsum()
+    enough = residuals[weights >= weights.max() / 2]
+    return float(enough.iloc[0]) if len(enough) else 0.0
 
 
-def _with_constant(row: MemoryRow, rows: Sequence[MemoryRow]) -> MemoryRow:
-    """The row with a constant from the rows of other layouts."""
-    others = [each for each in rows if each.predicted_bytes != row.predicted_bytes]
-    return replace(row, predicted_bytes=row.predicted_bytes + _constant(others))
-
-
-def _simumax_row(row: RunRow) -> MemoryRow:
+def _simumax_row(row: RunRow) -> dict[str, Any]:
     model = model_of(row).model
     tp, pp, cp, ep, dp, size = _degrees(row)
     per_stage = model.num_layers // pp
@@ -184,17 +162,13 @@ def _simumax_row(row: RunRow) -> MemoryRow:
         for stage in range(pp)
     ]
     experts = row.model.startswith("deepseekv2")
-    return MemoryRow(
-        source="SimuMax v1.2, B200",
-        group="B200, experts" if experts else "B200, dense",
-        layout=f"{row.model}, tp {tp}, pp {pp}, cp {cp}, ep {ep}, dp {dp}, sequence {row.seq}, "
-        f"batch {row.global_batch}",
-        measured_bytes=(row.peak_memory_gib or 0.0) * GIBIBYTE,
-        predicted_bytes=_largest(model, job, layouts, SIMUMAX_TRAINER),
-    )
+    return {
+        "group": "B200, experts" if experts else "B200, dense",
+        "predicted_bytes": _largest(model, job, layouts, SIMUMAX_TRAINER),
+    }
 
 
-def _sailor_row(row: RunRow) -> MemoryRow:
+def _sailor_row(row: RunRow) -> dict[str, Any]:
     counts = [int(each) for each in row.settings["layers_per_stage"].split("/")]
     tp, _, _, _, dp, size = _degrees(row)
     # With the vocabulary that Megatron-LM pads to 128 tp.
@@ -216,15 +190,10 @@ def _sailor_row(row: RunRow) -> MemoryRow:
         )
         for stage in range(len(counts))
     ]
-    return MemoryRow(
-        source="Sailor, MIT" if rtx else "Sailor, Clariden",
-        group="RTX" if rtx else "GH200",
-        layout=f"OPT-350M on {row.gpu}, tp {tp}, layers {row.settings['layers_per_stage']}, "
-        f"dp {dp}, microbatch {size}, batch {row.global_batch}",
-        measured_bytes=(row.peak_memory_gib or 0.0) * GIBIBYTE,
-        predicted_bytes=_largest(model, job, layouts, SAILOR_TRAINER),
-        suspect="SUSPECT" in row.other,
-    )
+    return {
+        "group": "RTX" if rtx else "GH200",
+        "predicted_bytes": _largest(model, job, layouts, SAILOR_TRAINER),
+    }
 
 
 def _degrees(row: RunRow) -> tuple[int, int, int, int, int, int]:

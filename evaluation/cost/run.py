@@ -1,9 +1,10 @@
 """What the cost model is worth: its speed, and its errors on published measurements.
 
-Speed in CPU seconds of this process, warm. Plans are those of 16 stages and 64 microbatches of a
-96-layer model on 512 of the 768 devices of two kinds in configs/, cut at random: no two of them are
-alike, so what is kept between them are the costs of layers, transfers, messages and stages of one
-size. The first plan pays for all that.
+Speed is in CPU seconds of this process, warm: kernels are compiled and the programs of a shape are
+there. Replays are called from Python as costs and search call them. Estimates are of plans with 16
+stages and 64 microbatches of a 96-layer model on 512 of the 768 devices of two kinds in configs/,
+cut at random: no two of them are alike, so what is kept between them are the costs of layers,
+transfers, messages and stages of one size. The first plan pays for all that.
 
 Errors come from the folder of reference data where it is given.
 """
@@ -12,31 +13,23 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from rich.table import Table
+import numpy as np
+import pandas
 
-from evaluation.cost.collectives import (
-    CollectiveErrors,
-    LawRow,
-    collective_law_rows,
-    collective_rows,
-)
-from evaluation.cost.long_links import LeftOutErrors, long_link_errors
-from evaluation.cost.memory import MemoryErrors, memory_accuracy
-from evaluation.cost.replay import (
-    AnomalyRow,
-    BoundRow,
-    ReplayTiming,
-    anomalies,
-    bound_rows,
-    replay_timings,
-)
-from evaluation.output import table_of
+from evaluation.cost.collectives import collective_section, law_section
+from evaluation.cost.long_links import long_link_section
+from evaluation.cost.memory import memory_section
+from evaluation.output import WORDS, Answer, Section
 from hetplan.cluster.load import load_cluster
 from hetplan.cost.estimate import estimate_with
+from hetplan.cost.replay.ends import step_ends
+from hetplan.cost.replay.kernel import replay_seconds
+from hetplan.cost.replay.times import PipelineTimes
+from hetplan.cost.schedules import warmup_depths
 from hetplan.cost.step_model.pricer import Pricer
 from hetplan.errors import InputError
 from hetplan.files.shipped import shipped_folder
@@ -45,111 +38,123 @@ from hetplan.model.load import load_model
 from hetplan.plans.build import Degrees, StageChoice, build_plan
 from hetplan.plans.plan import Plan
 from hetplan.predict.fit import FittedPredictor
-from hetplan.units import format_bytes, format_seconds, format_share
+from hetplan.units import format_seconds
 
 STAGES, MICROBATCHES = 16, 64
-"""Of the plans that replays and estimates are timed on."""
-
+"""Of the plans that estimates are timed on."""
 _KNOWN, _TIMED, _REPEATS = 400, 100, 5
+_SEED = 4
+_TARGET_SECONDS = 0.02
+"""CPU time of one run, long against the clock's resolution (1 us)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EstimateTiming:
-    """CPU time of one plan."""
-
-    what: str
-    stages: int
-    microbatches: int
-    plans: int
-    cpu_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostBench:
-    """Every table of `python -m evaluation cost`; errors are fractions, times seconds."""
-
-    replays: tuple[ReplayTiming, ...]
-    estimates: tuple[EstimateTiming, ...]
-    bounds: tuple[BoundRow, ...]
-    """With eager sends."""
-    rendezvous_bounds: tuple[BoundRow, ...]
-    """With sends that wait for their receivers."""
-    anomalies: tuple[AnomalyRow, ...]
-    memory: tuple[MemoryErrors, ...]
-    collectives: tuple[CollectiveErrors, ...]
-    collective_laws: tuple[LawRow, ...] = ()
-    """The laws of links without samples, parts of their data left out in turn."""
-    long_links: tuple[LeftOutErrors, ...]
-    missing: tuple[str, ...]
-    """What could not be measured, and why."""
-
-
-def cost_bench(reference: Path | None, *, cases: int = 1000) -> CostBench:
-    """All of it; without reference data its tables are empty and named in `missing`."""
-    missing: list[str] = []
-    memory: tuple[MemoryErrors, ...] = ()
-    collectives: tuple[CollectiveErrors, ...] = ()
-    laws: tuple[LawRow, ...] = ()
-    long_links: tuple[LeftOutErrors, ...] = ()
+def cost_answer(reference: Path | None) -> Answer:
+    """Every table; those of published measurements need the folder `reference`."""
+    sections = [_replay_section(replay_timings()), _estimate_section(estimate_timings())]
+    missing = []
     if reference is None:
         missing.append("memory, collectives and long links: no folder of reference data was given")
     else:
-        try:
-            memory = memory_accuracy(reference).groups
-        except InputError as error:
-            missing.append(f"memory: {error}")
-        try:
-            collectives = collective_rows(reference)
-            laws = collective_law_rows(reference)
-        except InputError as error:
-            missing.append(f"collectives: {error}")
-        try:
-            long_links = long_link_errors(reference)
-        except InputError as error:
-            missing.append(f"long links: {error}")
-    return CostBench(
-        replays=replay_timings(),
-        estimates=estimate_timings(),
-        bounds=bound_rows(cases=cases),
-        rendezvous_bounds=bound_rows(cases=cases, rendezvous=True),
-        anomalies=anomalies(cases=cases),
-        memory=memory,
-        collectives=collectives,
-        collective_laws=laws,
-        long_links=long_links,
-        missing=tuple(missing),
+        for make in (memory_section, collective_section, law_section, long_link_section):
+            try:
+                sections.append(make(reference))
+            except InputError as error:
+                missing.append(str(error))
+    lines = tuple(f"left out: {line}" for line in missing)
+    return Answer(sections=tuple(sections), lines=lines, values={"missing": missing})
+
+
+def replay_timings(repeats: int = _REPEATS) -> pandas.DataFrame:
+    """The search's 1F1B kernel, the schedules without shared wires, and shared wires."""
+    rows = []
+    for stages, microbatches in ((16, 64), (64, 512)):
+        for rendezvous in (False, True):
+            for what, schedule, chunks, wires in (
+                ("search kernel", "1f1b", 1, 0),
+                ("no shared wire", "1f1b", 1, 0),
+                ("no shared wire", "gpipe", 1, 0),
+                ("no shared wire", "zb-h1", 1, 0),
+                ("no shared wire", "interleaved-1f1b", 2, 0),
+                ("3 shared wires", "1f1b", 1, 3),
+            ):
+                times = random_pipeline(schedule, (stages, chunks), microbatches, wires)
+                call = _search_call if what == "search kernel" else _general_call
+                rows.append(
+                    {
+                        "what": what,
+                        "schedule": schedule,
+                        "sends": "rendezvous" if rendezvous else "eager",
+                        "stages": stages,
+                        "virtual_stages": chunks,
+                        "microbatches": microbatches,
+                        "cpu_seconds": _seconds_of_call(call(times, rendezvous), repeats),
+                    }
+                )
+    return pandas.DataFrame(rows)
+
+
+def _search_call(times: PipelineTimes, rendezvous: bool) -> Callable[[], object]:
+    arguments = (
+        np.ascontiguousarray(times.forward[:, 0]),
+        np.ascontiguousarray(times.backward[:, 0]),
+        times.send_forward,
+        times.send_backward,
+        times.wire_latency,
+        times.rendezvous_extra,
+        np.array(times.warmup, dtype=np.int64),
+        times.num_microbatches,
+        np.zeros(times.num_stages),
+        rendezvous,
     )
+    return lambda: replay_seconds(*arguments)
+
+
+def _general_call(times: PipelineTimes, rendezvous: bool) -> Callable[[], object]:
+    return lambda: step_ends((times,), rendezvous=rendezvous)
+
+
+def _seconds_of_call(call: Callable[[], object], repeats: int) -> float:
+    """The least over `repeats` runs of many calls."""
+    call()  # compiles and fills the store of programs
+    begin = time.process_time()
+    call()
+    count = max(1, int(_TARGET_SECONDS / max(time.process_time() - begin, 1e-6)))
+    best = float("inf")
+    for _ in range(repeats):
+        begin = time.process_time()
+        for _ in range(count):
+            call()
+        best = min(best, (time.process_time() - begin) / count)
+    return best
 
 
 def estimate_timings(
     known: int = _KNOWN, timed: int = _TIMED, repeats: int = _REPEATS
-) -> tuple[EstimateTiming, ...]:
+) -> pandas.DataFrame:
     """Of the first plan, of plans after `known` others, and of one whole estimate."""
     pricer, plans = random_plans(known + repeats * timed)
-    rows = [_row("first plan, nothing known", 1, _cpu_seconds(pricer, plans[:1]))]
-    for plan in plans[1:known]:
-        pricer.step(plan)
+
+    def seconds(some: list[Plan]) -> float:
+        started = time.process_time()
+        for plan in some:
+            pricer.step(plan)
+        return time.process_time() - started
+
+    first = seconds(plans[:1])
+    seconds(plans[1:known])
     # The least of several runs: what the machine does beside only adds.
     runs = [plans[known + at * timed : known + (at + 1) * timed] for at in range(repeats)]
-    best = min(_cpu_seconds(pricer, run) / timed for run in runs)
-    rows.append(_row("step with memory, other cuts", timed, best))
+    later = min(map(seconds, runs)) / timed
     started = time.process_time()
     estimate_with(pricer, plans[0])
-    rows.append(_row("estimate with break-down and interval", 1, time.process_time() - started))
-    return tuple(rows)
-
-
-def _row(what: str, plans: int, seconds: float) -> EstimateTiming:
-    return EstimateTiming(
-        what=what, stages=STAGES, microbatches=MICROBATCHES, plans=plans, cpu_seconds=seconds
+    whole = time.process_time() - started
+    rows = (
+        ("first plan, nothing known", 1, first),
+        ("step with memory, other cuts", timed, later),
+        ("estimate with break-down and interval", 1, whole),
     )
-
-
-def _cpu_seconds(pricer: Pricer, plans: Sequence[Plan]) -> float:
-    started = time.process_time()
-    for plan in plans:
-        pricer.step(plan)
-    return time.process_time() - started
+    found = pandas.DataFrame(rows, columns=["what", "plans", "cpu_seconds"])
+    return found.assign(stages=STAGES, microbatches=MICROBATCHES)
 
 
 def random_plans(count: int, seed: int = 0) -> tuple[Pricer, list[Plan]]:
@@ -175,120 +180,66 @@ def random_plans(count: int, seed: int = 0) -> tuple[Pricer, list[Plan]]:
     return Pricer(model, cluster, job, FittedPredictor.datasheet_only()), plans
 
 
-def cost_tables(bench: CostBench) -> Iterator[Table]:
-    """The tables that have rows."""
-    yield table_of(
-        "One replay, CPU time, warm",
-        ("replay", "schedule", "sends"),
-        ("stages", "virtual stages", "microbatches", "time"),
-        (
-            (
-                each.what, each.schedule, _sends(each.rendezvous), each.stages,
-                each.virtual_stages, each.microbatches, format_seconds(each.cpu_seconds),
-            )
-            for each in bench.replays
-        ),
-    )  # fmt: skip
-    yield table_of(
-        "One estimate, CPU time",
-        ("estimate",),
-        ("stages", "microbatches", "plans", "time of one"),
-        (
-            (
-                each.what, each.stages, each.microbatches, each.plans,
-                format_seconds(each.cpu_seconds),
-            )
-            for each in bench.estimates
-        ),
-    )  # fmt: skip
-    for title, rows in (("eager", bench.bounds), ("rendezvous", bench.rendezvous_bounds)):
-        yield table_of(
-            f"Replay over its lower bound less 1, {title} sends",
-            ("schedule", "transfers"),
-            ("cases", "mean", "p99", "worst", "bound above replay"),
-            (
-                (
-                    each.schedule, each.transfers, each.cases, format_share(each.mean),
-                    format_share(each.p99), format_share(each.worst), each.violations,
-                )
-                for each in rows
-            ),
-        )  # fmt: skip
-    yield table_of(
-        "Steps that a faster shared wire makes slower",
-        ("sends",),
-        ("wires", "pipelines", "cases", "slower", "worst", "worst of the bound"),
-        (
-            (
-                _sends(each.rendezvous), each.wires, each.pipelines, each.cases,
-                f"{each.share:.1%}", f"{each.worst_excess:.2%}", f"{each.worst_of_bound:.1%}",
-            )
-            for each in bench.anomalies
-        ),
-    )  # fmt: skip
-    yield from _reference_tables(bench)
+def random_pipeline(
+    schedule: str, shape: tuple[int, int], microbatches: int, wires: int
+) -> PipelineTimes:
+    """Uneven passes of `shape` (stages, chunks); a forward pass takes 0.2 to 1, a transfer to 0.5.
+
+    Each direction of each hop crosses one of `wires` shared wires, or none of them.
+    """
+    rng, (stages, chunks) = np.random.default_rng(_SEED), shape
+    hops = stages * chunks - 1
+    forward = rng.uniform(0.2, 1.0, shape)
+    backward = forward * rng.uniform(1.3, 2.6, shape)
+    # About half of a backward pass is for the weights (arXiv 2401.10241, table 1).
+    weight = backward * 0.5 * (schedule == "zb-h1")
+    times = rng.uniform(0.0, 0.5, (6, hops))
+    links = rng.integers(-1, wires, (2, hops)) if wires else np.full((2, hops), -1)
+    return PipelineTimes(
+        schedule=schedule,
+        num_microbatches=microbatches,
+        warmup=tuple(warmup_depths(schedule, stages, microbatches, chunks)),
+        forward=forward,
+        backward=backward - weight,
+        weight=weight,
+        send_forward=times[0],
+        send_backward=times[1],
+        wire_latency=times[2],
+        rendezvous_extra=times[3],
+        link_forward=links[0],
+        link_backward=links[1],
+        shared_forward=times[4],
+        shared_backward=times[5],
+    )
 
 
-def _reference_tables(bench: CostBench) -> Iterator[Table]:
-    """Those that stand on published measurements."""
-    if bench.memory:
-        yield table_of(
-            "Memory against published runs",
-            ("runs",),
-            ("rows", "suspect", "mean error", "worst", "constant"),
-            (
-                (
-                    each.group, each.rows, each.suspect_rows, f"{each.mean_error:.2%}",
-                    f"{each.worst_error:.2%}",
-                    format_bytes(each.constant_bytes) if each.constant_bytes else "none",
-                )
-                for each in bench.memory
-            ),
-        )  # fmt: skip
-    yield from _link_tables(bench)
+def _replay_section(found: pandas.DataFrame) -> Section:
+    return Section(
+        name="replays",
+        title="One replay, CPU time, warm",
+        frame=found,
+        columns={
+            "replay": ("what", WORDS),
+            "schedule": ("schedule", WORDS),
+            "sends": ("sends", WORDS),
+            "stages": ("stages", "{:d}"),
+            "virtual stages": ("virtual_stages", "{:d}"),
+            "microbatches": ("microbatches", "{:d}"),
+            "time": ("cpu_seconds", format_seconds),
+        },
+    )
 
 
-def _link_tables(bench: CostBench) -> Iterator[Table]:
-    if bench.collectives:
-        yield table_of(
-            "Collectives from figures alone against published measurements",
-            ("source", "group", "algorithm"),
-            ("rows", "mean error", "predicted over measured"),
-            (
-                (
-                    each.source, each.group, each.algorithm, each.rows,
-                    f"{each.mean_error:.1%}", f"{each.median_ratio:.3f}",
-                )
-                for each in bench.collectives
-            ),
-        )  # fmt: skip
-    if bench.collective_laws:
-        yield table_of(
-            "Laws of links without samples, one source or number of nodes left out in turn",
-            ("law", "left out"),
-            ("rows", "mean error", "median", "largest"),
-            (
-                (
-                    each.law, each.left_out, each.rows, f"{each.mean_error:.1%}",
-                    f"{each.median_error:.1%}", f"{each.worst_error:.0%}",
-                )
-                for each in bench.collective_laws
-            ),
-        )  # fmt: skip
-    if bench.long_links:
-        yield table_of(
-            "Long links, every pair of cities left out in turn",
-            ("model",),
-            ("pairs", "mean error", "median", "largest", "inside the interval"),
-            (
-                (
-                    each.model.value, each.pairs, f"{each.mean:.1%}", f"{each.median:.1%}",
-                    f"{each.largest:.1%}", f"{each.covered:.0%}",
-                )
-                for each in bench.long_links
-            ),
-        )  # fmt: skip
-
-
-def _sends(rendezvous: bool) -> str:
-    return "rendezvous" if rendezvous else "eager"
+def _estimate_section(found: pandas.DataFrame) -> Section:
+    return Section(
+        name="estimates",
+        title="One estimate, CPU time",
+        frame=found,
+        columns={
+            "estimate": ("what", WORDS),
+            "stages": ("stages", "{:d}"),
+            "microbatches": ("microbatches", "{:d}"),
+            "plans": ("plans", "{:d}"),
+            "time of one": ("cpu_seconds", format_seconds),
+        },
+    )

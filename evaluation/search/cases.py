@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -294,22 +293,15 @@ def _model(case: Case) -> ModelSpec:
 
 
 def _cluster(case: Case, files: SailorFiles) -> Cluster:
-    islands = [(room, room_island(case, room, files)) for room in case.rooms]
-    return rooms_cluster(case.name, islands, files)
-
-
-def rooms_cluster(
-    name: str, islands: Sequence[tuple[SailorRoom, Island]], files: SailorFiles
-) -> Cluster:
-    """Islands, each in its room, and the links between them."""
+    islands = [(room, _island(case, room, files)) for room in case.rooms]
     links = tuple(
         IslandLink(between=(one.name, other.name), link=_link(room, to_room, files))
         for (room, one), (to_room, other) in combinations(islands, 2)
     )
-    return Cluster(name=name, islands=tuple(island for _, island in islands), links=links)
+    return Cluster(name=case.name, islands=tuple(island for _, island in islands), links=links)
 
 
-def room_island(case: Case, room: SailorRoom, files: SailorFiles) -> Island:
+def _island(case: Case, room: SailorRoom, files: SailorFiles) -> Island:
     """All devices of a room; an InputError for a GPU that is not known."""
     kind = _KINDS.get(room.gpu)
     device = next((each for each in load_catalogue() if each.kind == kind), None)

@@ -15,14 +15,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from evaluation.search.sailor import (
-    NAMES,
+    NAME_OF_KIND,
+    LayerTimes,
     SailorFiles,
-    SailorPlan,
-    SailorReplicas,
-    SailorScore,
+    sailor_form,
     score,
 )
 from evaluation.search.sailor_tables import Tables
@@ -45,7 +44,6 @@ NEVER_SECONDS = 1e5
 """Of a layer that was not profiled."""
 _NOTHING_SECONDS = 1e-12
 """Of what Sailor charges nothing for; predictions are above 0."""
-_NAMES = dict(NAMES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +65,8 @@ class ProfilePredictor:
         kernels: Kernels = DEFAULT_KERNELS,
     ) -> Prediction:
         """Forward seconds of one layer, its tensor-parallel communication with it."""
-        found = self.files.times.get((_NAMES.get(device.kind, ""), microbatch_size, tp))
-        return _said(NEVER_SECONDS if found is None else _of(layer, found.forward_seconds))
+        found = self._times(device, microbatch_size, tp)
+        return _prediction(NEVER_SECONDS if found is None else _of(layer, found.forward_seconds))
 
     def backward(
         self,
@@ -83,20 +81,23 @@ class ProfilePredictor:
         kernels: Kernels = DEFAULT_KERNELS,
     ) -> Prediction:
         """Backward seconds of the same."""
-        found = self.files.times.get((_NAMES.get(device.kind, ""), microbatch_size, tp))
-        return _said(NEVER_SECONDS if found is None else _of(layer, found.backward_seconds))
+        found = self._times(device, microbatch_size, tp)
+        return _prediction(NEVER_SECONDS if found is None else _of(layer, found.backward_seconds))
+
+    def _times(self, device: DeviceKind, microbatch_size: int, tp: int) -> LayerTimes | None:
+        return self.files.times.get((NAME_OF_KIND.get(device.kind, ""), microbatch_size, tp))
 
     def optimizer_update(
         self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision
     ) -> Prediction:
         """The profiled update, whatever the number of parameters: Sailor has one time of each."""
-        gpu = _NAMES.get(device.kind, "")
+        gpu = NAME_OF_KIND.get(device.kind, "")
         updates = [
             max(each.update_seconds)
             for (name, _, tp), each in self.files.times.items()
             if name == gpu and tp == 1
         ]
-        return _said(max(updates, default=NEVER_SECONDS))
+        return _prediction(max(updates, default=NEVER_SECONDS))
 
     def send(self, link: Link, message_bytes: float, *, nodes: int = 1) -> SendLaw:
         """By the fit of the link's path; a straight line through that message."""
@@ -121,10 +122,10 @@ class ProfilePredictor:
     ) -> Prediction:
         """A ring over the link's path; nothing inside a node."""
         if group_size < 2 or not message_bytes or link.samples is None:
-            return _said(_NOTHING_SECONDS)
+            return _prediction(_NOTHING_SECONDS)
         rounds = 2 if operation == LinkOperation.ALL_REDUCE else 1
         part = self._path_seconds(link, message_bytes / group_size)
-        return _said(rounds * (group_size - 1) * part)
+        return _prediction(rounds * (group_size - 1) * part)
 
     def _path_seconds(self, link: Link, size_bytes: float) -> float:
         if not size_bytes:
@@ -148,36 +149,8 @@ def _of(layer: LayerKind, seconds: tuple[float, ...]) -> float:
     return sum(seconds[1:-1]) / len(seconds[1:-1])
 
 
-def _said(seconds: float) -> Prediction:
+def _prediction(seconds: float) -> Prediction:
     return Prediction(seconds=seconds, log_halfwidth=0.0, source=MEASURED)
-
-
-NAME_OF_KIND = dict(NAMES)
-
-
-def in_form(chosen: ChosenPlan, cluster: Cluster) -> SailorPlan:
-    """A plan of one pipeline with one microbatch size."""
-    (pipeline,) = chosen.pipelines
-    last = len(pipeline.stages) - 1
-    stages = []
-    layers = []
-    for s, stage in enumerate(pipeline.stages):
-        layers.append(sum(stage.layers) + (s == 0) + (s == last))
-        row = []
-        for part in stage.parts:
-            island = cluster.island(part.island)
-            row.append(
-                SailorReplicas(
-                    gpu=NAME_OF_KIND.get(island.device.kind, ""),
-                    zone=island.region,
-                    tp=part.shape.tp,
-                    devices_per_node=island.devices_per_node,
-                    count=part.shape.dp,
-                )
-            )
-        stages.append(tuple(row))
-    size = pipeline.stages[0].parts[0].shape.microbatch_size
-    return SailorPlan(layers=tuple(layers), stages=tuple(stages), microbatch_size=size)
 
 
 @dataclass(slots=True)
@@ -189,19 +162,14 @@ class SailorJudge:
     global_batch_size: int
     scored: int = 0
 
-    def score(self, chosen: ChosenPlan) -> SailorScore | None:
-        """None where the plan is disqualified or does not fit."""
+    def seconds(self, chosen: ChosenPlan) -> float:
+        """Infinite where the plan is disqualified or does not fit."""
         self.scored += 1
         try:
-            found = score(in_form(chosen, self.cluster), self.files, self.global_batch_size)
+            found = score(sailor_form(chosen, self.cluster), self.files, self.global_batch_size)
         except InputError:
-            return None
-        return found if found.fits else None
-
-    def seconds(self, chosen: ChosenPlan) -> float:
-        """Infinite where `score` is None."""
-        found = self.score(chosen)
-        return math.inf if found is None else found.step_seconds
+            return math.inf
+        return found.step_seconds if found.fits else math.inf
 
 
 GAP = 0.01
@@ -211,36 +179,14 @@ _MAX_PROOF = 8e7
 12 ns each (measured with 9, 25 and 51 meshes)."""
 _MAX_PROVEN = 36
 """Meshes of a family that is proven: one subproblem takes 20 ms."""
-_FAR = 1.5
-"""Families whose estimate is further above the best plan have no candidates."""
-_MAX_MESHES = 250
-"""Meshes of such families: 10 to 30 ms each under hetplan's own cost of unions (measured)."""
-_NEAR = 1.1
-"""Plans of a family this much above its best are still candidates."""
-
-
-@dataclass(slots=True)
-class CandidatePool(Best):
-    """The best plan, and every plan on the way whose price came near its family's best."""
-
-    seen: dict[ChosenPlan, float] = field(default_factory=dict)
-
-    def wanted(self, solver: int) -> float:
-        """A little more than what the solver has."""
-        return Best.wanted(self, solver) * _NEAR
-
-    def offer(self, solver: int, chosen: ChosenPlan, seconds: float) -> bool:
-        """Keep it as a candidate, and as the best if it is."""
-        if seconds < math.inf:
-            self.seen.setdefault(chosen, seconds)
-        return seconds < Best.wanted(self, solver) and Best.offer(self, solver, chosen, seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilySearch:
     """What came of it."""
 
-    best: CandidatePool
+    best: Best
+    families: int
     searched: int
     """Families."""
     proof_cpu_seconds: float
@@ -284,37 +230,23 @@ def parts_of(family: Family) -> Iterator[Family]:
 
 
 def search_families(
-    solvers: Sequence[OneFOneBSolver],
-    seed: int,
-    *,
-    parts: Container[int] = (),
-    diverse: bool = False,
+    solvers: Sequence[OneFOneBSolver], seed: int, *, parts: Container[int]
 ) -> FamilySearch:
-    """Search, then prove. `parts`: solvers of what other solvers have as well.
-
-    `diverse`: families are searched apart, so that each whose estimate is not far from the best
-    plan has candidates of its own.
-    """
+    """Search, then prove. `parts`: solvers of what other solvers have as well."""
     bounds = [float(solver.order_free.bound_seconds) for solver in solvers]
-    best = _candidate_pool(bounds, seed)
+    best = Best(
+        gap=GAP, bounds=list(bounds), deadline=math.inf, progress=None, started=0.0, seed=seed
+    )
     order = sorted(
         (solver.order_free.estimate_seconds, solver.index)
         for solver in solvers
         if solver.order_free.bound_seconds < math.inf
     )
-    searched: set[int] = set()
-    room = _MAX_MESHES
-    for estimate, at in order:
-        if diverse and estimate < _FAR * best.seconds and room > 0:
-            room -= len(solvers[at].family.meshes)
-            alone = _candidate_pool(bounds, seed)
-            solvers[at].improve(alone)
-            for chosen, seconds in alone.seen.items():
-                best.offer(at, chosen, seconds)
-            searched.add(at)
-        elif not diverse and best.open(at):
+    searched = 0
+    for _, at in order:
+        if best.open(at):
             solvers[at].improve(best)
-            searched.add(at)
+            searched += 1
     for _, at in order:
         if at in parts:
             best.bounds[at] = math.inf
@@ -324,15 +256,12 @@ def search_families(
         meshes, before = len(solvers[at].family.meshes), best.explored
         if spent >= _MAX_PROOF or best.chosen is None:
             break
-        if best.open(at) and meshes <= _MAX_PROVEN and (not diverse or at in searched):
+        if best.open(at) and meshes <= _MAX_PROVEN:
             solvers[at].prove(best)
             spent += float(best.explored - before) * meshes**4
     return FamilySearch(
-        best=best, searched=len(searched), proof_cpu_seconds=time.process_time() - begin
-    )
-
-
-def _candidate_pool(bounds: Sequence[float], seed: int) -> CandidatePool:
-    return CandidatePool(
-        gap=GAP, bounds=list(bounds), deadline=math.inf, progress=None, started=0.0, seed=seed
+        best=best,
+        families=sum(at not in parts for at in range(len(solvers))),
+        searched=searched,
+        proof_cpu_seconds=time.process_time() - begin,
     )

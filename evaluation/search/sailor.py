@@ -38,17 +38,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 from hetplan.cluster.spec import Cluster
 from hetplan.errors import Fault, InputError
-from hetplan.job.spec import Job
-from hetplan.plans.plan import (
-    Plan,
-    expand,
-)
+from hetplan.plans.chosen import ChosenPlan
 
 FOLDER = Path("sailor")
 NETWORK = FOLDER / "network" / "multizone_bandwidths_het.json"
@@ -242,36 +238,6 @@ class SailorScore:
     fits: bool
 
 
-def read_plan(text: str) -> SailorPlan:
-    """A plan file in Sailor's form, as this module writes it; an InputError for another form."""
-    try:
-        document = json.loads(text)
-        (pipeline,) = document["pipeline_list"]
-        stages = tuple(_runs(rows) for rows in pipeline["tmp_per_stage"])
-        return SailorPlan(
-            layers=tuple(len(layers) for layers in pipeline["layers_per_stage"]),
-            stages=stages,
-            microbatch_size=int(document["mbs"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"this is no plan of one pipeline in Sailor's form: {error}") from None
-
-
-def _runs(rows: list[Any]) -> tuple[SailorReplicas, ...]:
-    found: list[SailorReplicas] = []
-    for ((gpu, per_node, zone),), tp in rows:
-        last = found[-1] if found else None
-        count = 1
-        if last and (last.gpu, last.zone, last.tp, last.devices_per_node) == (
-            gpu, zone, tp, per_node,
-        ):  # fmt: skip
-            count += found.pop().count
-        found.append(
-            SailorReplicas(gpu=gpu, zone=zone, tp=tp, devices_per_node=per_node, count=count)
-        )
-    return tuple(found)
-
-
 def score(plan: SailorPlan, files: SailorFiles, global_batch_size: int) -> SailorScore:
     """Step time and fit of a plan; an InputError where it is disqualified."""
     _qualify(plan, files)
@@ -403,46 +369,55 @@ NAMES = (
 )
 """(kind of the catalogue, Sailor's name) of the GPUs that Sailor knows the memory of
 (sailor/Planner/simulations/constants.py: GPU_MEMORY_GB)."""
-_OF_KIND = dict(NAMES)
+NAME_OF_KIND = dict(NAMES)
 
 
-def _node(cluster: Cluster, device: int) -> tuple[str, int]:
-    return cluster.island_of_device(device).name, cluster.node_of_device(device)
+def sailor_form(chosen: ChosenPlan, cluster: Cluster) -> SailorPlan:
+    """A plan of one pipeline with one microbatch size."""
+    (pipeline,) = chosen.pipelines
+    last = len(pipeline.stages) - 1
+    layers, stages = [], []
+    for s, stage in enumerate(pipeline.stages):
+        layers.append(sum(stage.layers) + (s == 0) + (s == last))
+        row = []
+        for part in stage.parts:
+            island = cluster.island(part.island)
+            row.append(
+                SailorReplicas(
+                    gpu=NAME_OF_KIND.get(island.device.kind, ""),
+                    zone=island.region,
+                    tp=part.shape.tp,
+                    devices_per_node=island.devices_per_node,
+                    count=part.shape.dp,
+                )
+            )
+        stages.append(tuple(row))
+    size = pipeline.stages[0].parts[0].shape.microbatch_size
+    return SailorPlan(layers=tuple(layers), stages=tuple(stages), microbatch_size=size)
 
 
-def sailor_text(plan: Plan, cluster: Cluster, job: Job) -> str:
-    """A plan of one 1F1B pipeline as Sailor's JSON."""
-    (pipeline,) = plan.pipelines
+def sailor_document(plan: SailorPlan, global_batch_size: int) -> dict[str, Any]:
+    """The plan as Sailor's planner writes it."""
     used: Counter[str] = Counter()
-    nodes = set()
-    rows = []
-    for stage in pipeline.stages:
-        row: list[Any] = []
-        for replica in stage.replicas:
-            devices = expand(replica.devices)
-            nodes |= {_node(cluster, device) for device in devices}
-            for first in devices[:: replica.tp]:
-                island = cluster.island_of_device(first)
-                name = _OF_KIND[island.device.kind]
-                used[name] += replica.tp
-                row.append([[[name, island.devices_per_node, island.region]], replica.tp])
-        rows.append(row)
-    document = {
-        "zone": rows[0][0][0][0][2],
+    for stage in plan.stages:
+        for each in stage:
+            used[each.gpu] += each.tp * each.count
+    ends = [0, *accumulate(plan.layers)]
+    stages = [
+        [[[[each.gpu, each.devices_per_node, each.zone]], each.tp] for each in _each(stage)]
+        for stage in plan.stages
+    ]
+    return {
+        "zone": plan.stages[0][0].zone,
         "pipeline_list": [
             {
-                "num_stages": len(pipeline.stages),
-                "layers_per_stage": [
-                    [layer for chunk in stage.chunks for layer in range(chunk.start, chunk.stop)]
-                    for stage in pipeline.stages
-                ],
-                "tmp_per_stage": rows,
-                "dp": [len(row) for row in rows],
+                "num_stages": len(plan.stages),
+                "layers_per_stage": [list(range(*ends)) for ends in pairwise(ends)],
+                "tmp_per_stage": stages,
+                "dp": [plan.dp(stage) for stage in range(len(plan.stages))],
             }
         ],
-        "mbs": pipeline.stages[0].replicas[0].microbatch_size,
-        "gbs": job.global_batch_size,
-        "N": len(nodes),
+        "mbs": plan.microbatch_size,
+        "gbs": global_batch_size,
         "used_gpus": dict(sorted(used.items())),
     }
-    return json.dumps(document, indent=2) + "\n"

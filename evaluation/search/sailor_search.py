@@ -15,8 +15,7 @@ formula's step (a property test over random rows), so bounds of the search hold 
 Rows are cut into layers, and priced, by the formula itself.
 
 `own_search`: hetplan's cost of Sailor's profiles (`ProfilePredictor`); the rule of Sailor's
-simulator, 24 bytes per parameter, says what fits in memory. All plans that came near the best of
-their family are candidates; among those, without any further step, the formula chooses.
+simulator, 24 bytes per parameter, says what fits in memory.
 """
 
 from __future__ import annotations
@@ -30,15 +29,23 @@ from itertools import permutations
 import numpy as np
 
 from evaluation.search.family_order import (
+    FamilySearch,
     ProfilePredictor,
     SailorJudge,
     families_of,
     parts_of,
     search_families,
 )
-from evaluation.search.rows import sends_of, slowest_send
-from evaluation.search.sailor import SailorFiles, SailorScore
-from evaluation.search.sailor_tables import ReplicaClass, Stage, Tables, cut, rings_of
+from evaluation.search.sailor import SailorFiles
+from evaluation.search.sailor_tables import (
+    ReplicaClass,
+    Stage,
+    Tables,
+    cut,
+    rings_of,
+    sends_of,
+    slowest_send,
+)
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.plans.chosen import ChosenPlan
 from hetplan.search.bounds.order_free_bound import most_stages_of
@@ -313,15 +320,16 @@ _FEW_MESHES = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searched:
-    """The best plan by Sailor's formula in the families of the search."""
+    """The best plan in the families of the search, by the cost that led it."""
 
     chosen: ChosenPlan
-    score: SailorScore
+    seconds: float
     bound_seconds: float
-    """No plan of the families is faster by the formula."""
+    """No plan of the families is faster by that cost."""
     families: int
     searched: int
     scored: int
+    """Plans that Sailor's formula looked at."""
     proof_cpu_seconds: float
 
 
@@ -400,16 +408,19 @@ def sailor_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> Se
                 for part in parts_of(family):
                     parts.add(len(solvers))
                     solvers.append(SailorSolver(len(solvers), part, maker))
-    outcome = search_families(solvers, inputs.job.seed, parts=parts)
+    return _searched(search_families(solvers, inputs.job.seed, parts=parts), judge)
+
+
+def _searched(outcome: FamilySearch, judge: SailorJudge) -> Searched | None:
+    """None without a plan that fits and is not disqualified."""
     best = outcome.best
-    found = None if best.chosen is None else judge.score(best.chosen)
-    if best.chosen is None or found is None:
+    if best.chosen is None or judge.seconds(best.chosen) == math.inf:
         return None
     return Searched(
         chosen=best.chosen,
-        score=found,
+        seconds=best.seconds,
         bound_seconds=best.lower_bound,
-        families=len(solvers) - len(parts),
+        families=outcome.families,
         searched=outcome.searched,
         scored=judge.scored,
         proof_cpu_seconds=outcome.proof_cpu_seconds,
@@ -418,31 +429,6 @@ def sailor_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> Se
 
 _MUCH_MEMORY = 16
 """Times the memory of a device: hetplan's own rule is to exclude nothing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A plan of the search under hetplan's own cost."""
-
-    chosen: ChosenPlan
-    own_seconds: float
-    """By hetplan's cost."""
-    score: SailorScore
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnSearched:
-    """What the search under its own cost offers."""
-
-    own: Candidate
-    """Best by hetplan's cost."""
-    chosen: Candidate
-    """Best by Sailor's formula."""
-    bound_seconds: float
-    """No plan of the families is faster by hetplan's cost."""
-    candidates: int
-    searched: int
-    proof_cpu_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -480,8 +466,8 @@ class OwnMaker(TableMaker):
         return part_of(self._wholes[whole], np.array(kept, dtype=np.int64))
 
 
-def own_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> OwnSearched | None:
-    """The plans; None where no family has a plan that fits and is not disqualified."""
+def own_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> Searched | None:
+    """The plan; None where the best one does not fit or is disqualified."""
     islands = tuple(
         replace(each, memory_bytes=_MUCH_MEMORY * each.memory_bytes)
         for each in inputs.cluster.islands
@@ -507,19 +493,4 @@ def own_search(inputs: Inputs, files: SailorFiles, every: list[Tables]) -> OwnSe
             for part in maker.parts(family):
                 parts.add(len(solvers))
                 solvers.append(OneFOneBSolver(len(solvers), part, maker))
-    outcome = search_families(solvers, inputs.job.seed, parts=parts, diverse=True)
-    scored = [
-        Candidate(chosen=chosen, own_seconds=seconds, score=found)
-        for chosen, seconds in outcome.best.seen.items()
-        if (found := judge.score(chosen)) is not None
-    ]
-    if not scored:
-        return None
-    return OwnSearched(
-        own=min(scored, key=lambda each: each.own_seconds),
-        chosen=min(scored, key=lambda each: each.score.step_seconds),
-        bound_seconds=outcome.best.lower_bound if outcome.best.chosen else math.inf,
-        candidates=len(scored),
-        searched=outcome.searched,
-        proof_cpu_seconds=outcome.proof_cpu_seconds,
-    )
+    return _searched(search_families(solvers, inputs.job.seed, parts=parts), judge)

@@ -1,6 +1,6 @@
 """Costs of stages by Sailor's formula, as arrays over their first and last layer, and their cut.
 
-For rows of stages that are cut many times (`evaluation.search.rows`): of a set of classes
+For rows of stages that are cut many times (`evaluation.search.sailor_search`): of a set of classes
 (room, tp) that share a stage, `ticks[a, e]` are the forward and backward seconds of one microbatch
 over layers a to e - 1 on the slowest class, infinite where a class has no memory for it with so
 many microbatches in flight; `reductions[a, e]` the seconds of the stage's reduction. The formula is
@@ -24,7 +24,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from evaluation.search.cases import SailorRoom
+from evaluation.search.cases import Case, SailorRoom
 from evaluation.search.sailor import (
     BUCKET_BYTES,
     BYTES_PER_PARAMETER,
@@ -142,8 +142,6 @@ class Tables:
         default_factory=dict
     )
     _sends: dict[tuple[ReplicaClass, ReplicaClass], float] = field(default_factory=dict)
-    _whole: dict[ReplicaClass, float] = field(default_factory=dict)
-    _least: dict[tuple[float, int, bool], float] = field(default_factory=dict)
 
     def classes(self, room: int) -> tuple[ReplicaClass, ...]:
         """Of a room, what was profiled and whose memory is known, by tp."""
@@ -161,12 +159,6 @@ class Tables:
         gpu = self.rooms[each.room].gpu
         times = self.files.times[gpu, self.microbatch_size, each.tp]
         return np.asarray(np.array(times.forward_seconds) + np.array(times.backward_seconds))
-
-    def model_seconds(self, each: ReplicaClass) -> float:
-        """Forward and backward of one microbatch on all layers."""
-        if each not in self._whole:
-            self._whole[each] = float(self.layer_seconds(each).sum())
-        return self._whole[each]
 
     def row(self, stages: tuple[Stage, ...], sends: list[float]) -> tuple[Floats, Floats]:
         """Ticks with their sends, and reductions, of a row's stages.
@@ -200,32 +192,6 @@ class Tables:
             ),
             default=0.0,
         )
-
-    def least_reduction(self, replicas: list[int], dp: int, stages: int, tp: int) -> float:
-        """No row of so many stages at most, of dp replicas of at most tp, reduces faster.
-
-        One stage has 1 / stages of the parameters, and the embedding lies in one. Its ring takes
-        the fastest path there is, of those between zones where no zone has room for dp replicas.
-        """
-        if dp == 1:
-            return 0.0
-        weights = np.array(self.files.sizes[1].parameters) * FLOAT_BYTES / min(4, tp)
-        largest = max(float(weights.sum()) / stages, float(weights.max()))
-        zones = {room.zone: 0 for room in self.rooms}
-        for room, number in zip(self.rooms, replicas, strict=True):
-            zones[room.zone] += number
-        across = max(zones.values()) < dp
-        key = (largest, dp, across)
-        if key not in self._least:
-            self._least[key] = min(
-                (
-                    float(_reduced(np.array(largest), dp, fit))
-                    for (zone, _, count, to_zone, _, to_count), fit in self.files.fits.items()
-                    if count == to_count == 1 and (zone != to_zone or not across)
-                ),
-                default=math.inf,
-            )
-        return self._least[key]
 
     def ticks(self, classes: frozenset[ReplicaClass], in_flight: int) -> Floats:
         """Of a stage; rows are first layers, columns the layer after the last."""
@@ -297,6 +263,17 @@ class Tables:
         return self._reductions[key]
 
 
+def tables_of(case: Case, files: SailorFiles) -> list[Tables]:
+    """One for every microbatch size that was profiled."""
+    return [
+        Tables(
+            files=files, rooms=case.rooms, microbatch_size=size,
+            devices_per_node=case.devices_per_node,
+        )
+        for size in sorted({key[1] for key in files.times})
+    ]  # fmt: skip
+
+
 def _spans(values: Floats) -> Floats:
     """Sums over layers a to e - 1; 0 where e <= a."""
     summed = np.concatenate(([0.0], np.cumsum(values)))
@@ -320,3 +297,35 @@ def _seconds(size_bytes: Floats, fit: Fit) -> Floats:
     with np.errstate(divide="ignore"):
         seconds = np.where(rate > 0, some / 1e9 / np.where(rate > 0, rate, 1.0), np.inf)
     return np.asarray(np.where(size_bytes > 0, seconds, 0.0))
+
+
+def sends_of(stages: tuple[Stage, ...], table: Tables) -> list[float]:
+    """x_s of every stage of a row; infinite where a path is not known."""
+    last = len(stages) - 1
+    found = []
+    for s in range(len(stages)):
+        forward = slowest_send(stages[s], stages[s + 1], table) if s < last else 0.0
+        backward = slowest_send(stages[s], stages[s - 1], table) if s > 0 else 0.0
+        if s == 0:
+            found.append(forward if last <= 2 else 2 * forward)
+        else:
+            found.append(2 * backward if s == last else forward + backward)
+    return found
+
+
+def slowest_send(one: Stage, other: Stage, table: Tables) -> float:
+    """Seconds of the slowest send between stages of equal dp; replica j meets replica j."""
+    worst, i, j = 0.0, 0, 0
+    left, right = one[0][1], other[0][1]
+    while True:
+        worst = max(worst, table.send(one[i][0], other[j][0]))
+        both = min(left, right)
+        left, right = left - both, right - both
+        if not left:
+            i += 1
+            if i == len(one):
+                return worst
+            left = one[i][1]
+        if not right:
+            j += 1
+            right = other[j][1]

@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from evaluation.output import WORDS, Section, frame_of
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, Island, Link, RegionLink, Transport
@@ -40,6 +41,7 @@ from hetplan.job.spec import Job, Optimizer, Precision
 from hetplan.model.layers import Attention, Experts, LayerRun, Mlp, Norm, TransformerLayer
 from hetplan.model.spec import ModelSpec
 from hetplan.search.result import Inputs
+from hetplan.units import format_bytes
 
 KINDS = (
     "nvidia-a100-80gb-sxm",
@@ -93,21 +95,7 @@ INSTANCES = (
 def instance_inputs(
     instance: Instance, target: str, gap: float, time_limit_seconds: float
 ) -> Inputs:
-    """Model, cluster and job of an instance; an InputError for sizes that cannot be."""
-    if instance.devices % PER_NODE or instance.devices // PER_NODE < instance.islands:
-        raise InputError(
-            f"{instance.devices} devices are no whole nodes of {PER_NODE} for "
-            f"{instance.islands} islands, each with one at least"
-        )
-    if not 1 <= instance.kinds <= min(instance.islands, len(KINDS)):
-        raise InputError(
-            f"{instance.kinds} kinds on {instance.islands} islands; there must be 1 to "
-            f"{min(instance.islands, len(KINDS))} kinds"
-        )
-    if not 1 <= instance.regions <= instance.islands:
-        raise InputError(
-            f"{instance.regions} regions with {instance.islands} islands; every region needs one"
-        )
+    """Model, cluster and job of an instance."""
     batch = max(128, 1 << round(math.log2(2 * instance.devices)))
     return Inputs(
         model=_model(instance),
@@ -259,10 +247,10 @@ class ScalingRow:
 def instances_of(sizes: Sequence[int]) -> tuple[Instance, ...]:
     """Those of the table with these numbers of devices; an InputError for other numbers."""
     known = sorted({each.devices for each in INSTANCES})
-    for size in sizes:
-        if size not in known:
-            raise InputError(f"there is no instance of {size} devices; there are {known}")
-    return tuple(each for each in INSTANCES if not sizes or each.devices in sizes)
+    unknown = [size for size in sizes if size not in known]
+    if unknown:
+        raise InputError(f"there is no instance of {unknown[0]} devices; there are {known}")
+    return tuple(each for each in INSTANCES if each.devices in sizes)
 
 
 def scaling(
@@ -297,38 +285,8 @@ def _apart(instance: Instance, target: str, limit_seconds: float) -> ScalingRow:
 
 def measure(instance: Instance, target: str, limit_seconds: float) -> ScalingRow:
     """Search in this process."""
-    from hetplan.predict.fit import FittedPredictor
-    from hetplan.search.search import search
-
-    predictor = FittedPredictor.datasheet_only()
-
-    def run(each: Instance, seconds: float) -> ScalingRow:
-        inputs = instance_inputs(each, target, GAP, seconds)
-        begin = time.process_time()
-        try:
-            found = search(inputs.model, inputs.cluster, inputs.job, predictor)
-        except (InfeasibleError, LimitError) as error:
-            return replace(
-                _row(each, target, status=str(error).splitlines()[0][:200]),
-                seconds=time.process_time() - begin,
-            )
-        spent = time.process_time() - begin
-        proof = found.certificate
-        if proof is None:
-            return replace(_row(each, target, status="no proof"), seconds=spent)
-        return replace(
-            _row(each, target, status=proof.status),
-            seconds=spent,
-            step_seconds=found.estimate.step_seconds,
-            gap=proof.gap,
-            families=proof.candidates,
-            searched=proof.searched,
-            programs=proof.explored,
-            replays=proof.replays,
-        )
-
-    run(replace(_WARM, model=instance.model), _WARM_SECONDS)
-    row = run(instance, limit_seconds)
+    _search(replace(_WARM, model=instance.model), target, _WARM_SECONDS)
+    row = _search(instance, target, limit_seconds)
     used = resource.getrusage(resource.RUSAGE_SELF)
     return replace(
         row,
@@ -338,20 +296,71 @@ def measure(instance: Instance, target: str, limit_seconds: float) -> ScalingRow
     )
 
 
+def _search(instance: Instance, target: str, limit_seconds: float) -> ScalingRow:
+    from hetplan.predict.fit import FittedPredictor
+    from hetplan.search.search import search
+
+    inputs = instance_inputs(instance, target, GAP, limit_seconds)
+    predictor = FittedPredictor.datasheet_only()
+    begin = time.process_time()
+    try:
+        found = search(inputs.model, inputs.cluster, inputs.job, predictor, reasons=False)
+    except (InfeasibleError, LimitError) as error:
+        row = _row(instance, target, status=str(error).splitlines()[0][:200])
+        return replace(row, seconds=time.process_time() - begin)
+    spent, proof = time.process_time() - begin, found.certificate
+    if proof is None:
+        return replace(_row(instance, target, status="no proof"), seconds=spent)
+    return replace(
+        _row(instance, target, status=proof.status),
+        seconds=spent,
+        step_seconds=found.estimate.step_seconds,
+        gap=proof.gap,
+        families=proof.candidates,
+        searched=proof.searched,
+        programs=proof.explored,
+        replays=proof.replays,
+    )
+
+
 def _row(instance: Instance, target: str, *, status: str) -> ScalingRow:
     shape = {key: value for key, value in asdict(instance).items() if key != "seed"}
     return ScalingRow(**shape, target=target, status=status)
 
 
-def _worker(question: str) -> None:
-    asked = json.loads(question)
-    row = measure(Instance(**asked["instance"]), asked["target"], asked["limit"])
-    sys.stdout.write(json.dumps(asdict(row)))
+def scaling_section(rows: Sequence[ScalingRow]) -> Section:
+    """The table of these searches."""
+    return Section(
+        name="scaling",
+        title="The search by size, each in a process of its own",
+        frame=frame_of(rows),
+        columns={
+            "model": ("model", WORDS),
+            "target": ("target", WORDS),
+            "devices": ("devices", "{:,}"),
+            "islands": ("islands", "{:d}"),
+            "kinds": ("kinds", "{:d}"),
+            "regions": ("regions", "{:d}"),
+            "CPU": ("seconds", "{:.2f} s"),
+            "whole process": ("cold_seconds", "{:.1f} s"),
+            "peak memory": ("peak_memory_bytes", format_bytes),
+            "gap": ("gap", "{:.2%}"),
+            "status": ("status", WORDS),
+            "families": ("families", "{:d}"),
+            "searched": ("searched", "{:d}"),
+            "programs": ("programs", "{:d}"),
+            "replays": ("replays", "{:d}"),
+        },
+    )
 
 
 if __name__ == "__main__":
     try:
-        _worker(sys.argv[1])
+        _question = json.loads(sys.argv[1])
+        _measured = measure(
+            Instance(**_question["instance"]), _question["target"], _question["limit"]
+        )
+        sys.stdout.write(json.dumps(asdict(_measured)))
     except HetplanError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(1)

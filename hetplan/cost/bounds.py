@@ -1,14 +1,7 @@
 """How fast can a step over uneven stages possibly be: proven lower bounds, and what each holds for.
 
-                      1f1b  gpipe  interleaved-1f1b  zb-h1
-    (a) (b) (c) (i)    x                                     closed forms
-    (l)                x      x           x            x
-    flow shops                x                              exact with eager sends
-    walks                                 x            x
-    shared wire        x      x           x            x
-
-`evaluation.cost.step_bounds` picks those that hold for a pipeline. The search uses the parts of
-(b), (c) and (i) directly (`hetplan.search.one_f_one_b.order_slots`).
+Here are the parts of the bounds (a), (b), (c), (i) and (l) of 1F1B that the search uses
+(`hetplan.search.one_f_one_b.order_slots`).
 
 The idea: a step cannot be shorter than a chain of passes and transfers in which each waits for the
 one before it. Every bound is the length of one such chain. Whatever else makes a pass wait (a

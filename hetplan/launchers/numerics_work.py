@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.errors import InputError
 from hetplan.job.trainer import trainer_settings
-from hetplan.launchers.machine import free_memory_bytes, same_kind
+from hetplan.launchers.local import free_memory_bytes, same_kind
 from hetplan.launchers.numerics import (
     PROBES,
     KindNumerics,

@@ -7,16 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cost_fakes import random_case
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from replay_cases import SHAPES, Shape, even_times, random_times
+from whole_bounds import lower_bound_seconds, stage_bounds_seconds
 
-from evaluation.cost.step_bounds import (
-    lower_bound_seconds,
-    pipeline_bound_seconds,
-    shared_wire_seconds,
-    stage_bounds_seconds,
-)
 from hetplan.cost.bounds import (
     busy_seconds,
     downstream_room_seconds,
@@ -24,7 +16,6 @@ from hetplan.cost.bounds import (
     interval_seconds,
     wait_once_seconds,
 )
-from hetplan.cost.replay.ends import step_ends
 from hetplan.cost.replay.kernel import replay_seconds
 
 
@@ -51,54 +42,19 @@ def test_never_above_a_replay_and_each_of_the_five_is_the_best_one_somewhere() -
     assert best == {0, 1, 2, 3, 4}
 
 
-@settings(max_examples=300, deadline=None)
-@given(
-    shape=SHAPES,
-    seed=st.integers(0, 2**32 - 1),
-    transfers=st.sampled_from((0.0, 0.1, 1.0)),
-    wires=st.integers(0, 2),
-    rendezvous=st.booleans(),
-)
-def test_bounds_of_every_schedule_hold(
-    shape: Shape, seed: int, transfers: float, wires: int, rendezvous: bool
-) -> None:
-    times = random_times(np.random.default_rng(seed), shape, transfers=transfers, num_wires=wires)
-    (ends,) = step_ends([times], rendezvous=rendezvous)
-    bound = pipeline_bound_seconds(times, rendezvous=rendezvous)
-    assert bound <= ends.max() * (1 + 1e-9)
-    if shape.schedule == "gpipe" and not rendezvous and not wires:
-        assert bound == pytest.approx(float(ends.max()), rel=1e-12)
-
-
 def test_exact_for_even_stages() -> None:
-    for schedule, stages, chunks, m in (
-        ("1f1b", 1, 1, 4),
-        ("1f1b", 4, 1, 4),
-        ("1f1b", 5, 1, 32),
-        # Bubble (P - 1) / (m v) of the work: arXiv 2104.04473, section 2.2.
-        ("interleaved-1f1b", 2, 2, 4),
-        ("interleaved-1f1b", 4, 3, 8),
-    ):
-        shape = Shape(schedule=schedule, stages=stages, microbatches=m, chunks=chunks)
-        bound = pipeline_bound_seconds(even_times(shape, 1.0, 2.0), rendezvous=False)
-        assert bound == pytest.approx((m * chunks + stages - 1) * 3.0, rel=1e-12)
-
-
-def test_a_wire_is_as_slow_as_any_set_of_its_messages() -> None:
-    rng = np.random.default_rng(18)
-    for _ in range(200):
-        count = int(rng.integers(1, 7))
-        earliest, occupied, remaining = rng.uniform(0, 3, (3, count))
-        messages = rng.integers(1, 4, count)
-        sets = [[i for i in range(count) if bits >> i & 1] for bits in range(1, 1 << count)]
-        wanted = max(
-            earliest[chosen].min()
-            + (occupied[chosen] * messages[chosen]).sum()
-            + remaining[chosen].min()
-            for chosen in sets
+    for stages, m in ((1, 4), (4, 4), (5, 32)):
+        none = np.zeros(stages - 1)
+        bound = lower_bound_seconds(
+            np.full(stages, 1.0),
+            np.full(stages, 2.0),
+            *(none,) * 4,
+            np.arange(stages, 0, -1),
+            m,
+            np.full(stages, 0.5),
+            False,
         )
-        found = shared_wire_seconds(earliest, occupied, messages, remaining)
-        assert found == pytest.approx(wanted, rel=1e-12)
+        assert bound == (m + stages - 1) * 3.0 + 0.5
 
 
 def test_the_parts_that_the_search_uses_are_those_of_the_bound() -> None:

@@ -1,4 +1,4 @@
-"""`evaluation accuracy`: tables, JSON, plot, folders that have little, and nothing at all."""
+"""`evaluation accuracy`: tables, JSON, folders that have little, and nothing at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from evaluation_tables import (
     COLLECTIVE_HEADER,
-    EFFICIENCY_HEADER,
     LAYER_HEADER,
     collective_row,
     layer_row,
@@ -22,10 +21,9 @@ from typer.testing import CliRunner, Result
 from evaluation.__main__ import app
 from evaluation.accuracy import run as accuracy_module
 from evaluation.accuracy.calibration import predict_rows, run_intervals
-from evaluation.accuracy.left_out import OCTAVES, left_out, other_folder
+from evaluation.accuracy.left_out import OCTAVES, left_out, other_folder, read_unit
 from evaluation.accuracy.rows import read_runs
 from evaluation.accuracy.run import accuracy
-from evaluation.accuracy.unit_data import read_judged_unit, read_unit
 from hetplan.predict.fit import FittedPredictor, fit_populations
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
@@ -65,12 +63,12 @@ def test_tables_and_json_say_the_same(folder: Path) -> None:
     result = run("--fit", str(folder), "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
-    assert found["schema"] == "hetplan.bench/1"
+    assert found["schema"] == "hetplan.bench/2"
     (data_set,) = found["data_sets"]
     assert data_set["data_set"] == "made-up"
     assert data_set["mape"] == pytest.approx(1 - 1 / 1.1, rel=1e-4)
-    assert data_set["all_rows"]["bias"] == pytest.approx(1 / 1.1 - 1, rel=1e-4)
-    assert data_set["all_rows"]["spearman"] == pytest.approx(1.0)
+    assert data_set["bias"] == pytest.approx(1 / 1.1 - 1, rel=1e-4)
+    assert data_set["spearman"] == pytest.approx(1.0)
     assert len(found["rows"]) == len(LAYOUTS)
     text = run("--fit", str(folder)).stdout
     assert "9.09%" in text
@@ -98,14 +96,14 @@ def test_a_judge_of_nonsense_is_listed_and_ends_well(folder: Path, tmp_path: Pat
     )
     (judge / "runs/empty.csv").write_text("")
     (judge / "unit").mkdir()
-    (judge / "unit/x.csv").write_text("a,b\n1,2\n")
+    (judge / "unit/collectives.csv").write_text("a,b\n1,2\n")
     result = run("--fit", str(folder), "--judge", str(judge))
     assert result.exit_code == 0, result.output
     assert "does not say heads" in result.stderr
     assert "no rates" in result.stderr
     assert "XPU-9" in result.stderr
     assert "wrong cell: other.csv:4: step_time_s" in result.stderr
-    assert "x.csv is no table" in result.stderr
+    assert "the header is of no table" in result.stderr
     rows = json.loads(run("--fit", str(folder), "--judge", str(judge), "--json").stdout)["skipped"]
     assert sum(len(each["places"]) for each in rows) == 7
 
@@ -115,14 +113,12 @@ def test_a_judge_of_nonsense_is_listed_and_ends_well(folder: Path, tmp_path: Pat
 
 def test_nothing_of_a_judge_changes_its_predictions(folder: Path, tmp_path: Path) -> None:
     slow = measured(tmp_path / "slow", factor=2.0)
-    one = accuracy(folder, folder)
-    two = accuracy(folder, slow)
-    assert [row.predicted_seconds for row in one.rows] == [
-        row.predicted_seconds for row in two.rows
-    ]
+    one, two = (accuracy(folder, judge).document() for judge in (folder, slow))
+    for before, after in zip(one["rows"], two["rows"], strict=True):
+        assert before["predicted_seconds"] == after["predicted_seconds"]
     # Widths come from the fitted folder's runs, which are 10 % off; these are twice as long.
-    assert two.data_sets[0].all_rows.inside == 0
-    assert one.data_sets[0].all_rows.inside >= len(LAYOUTS) - 1  # equal but for rounding
+    assert two["data_sets"][0]["inside"] == 0
+    assert one["data_sets"][0]["inside"] >= len(LAYOUTS) - 1  # equal but for rounding
 
 
 def test_no_run_is_in_what_its_interval_stands_on(folder: Path) -> None:
@@ -141,7 +137,7 @@ def test_no_run_is_in_what_its_interval_stands_on(folder: Path) -> None:
     for run, one, two in zip(done, before, after, strict=True):
         if run.row.place in cell:
             assert one == two
-    assert any(one.by_runs is not None for one in before)
+    assert any("measured runs" in one.stands_on for one in before)
 
 
 def test_eight_runs_that_are_all_slower_help_the_others(tmp_path: Path) -> None:
@@ -151,14 +147,11 @@ def test_eight_runs_that_are_all_slower_help_the_others(tmp_path: Path) -> None:
     done, _ = predict_rows(read_runs(folder).rows, (), FittedPredictor.datasheet_only())
     times = [f"{run.estimate.step_seconds * 1.2:.6f}" for run in done]
     write_runs(tmp_path, *(row | {"step_time_s": t} for row, t in zip(rows, times, strict=True)))
-    (found,) = accuracy(tmp_path, tmp_path).calibrated
-    assert found.accepted
-    assert found.before.rows == len(rows) - 8
-    assert found.after.mape < found.before.mape / 2
-    assert len(set(found.calibrated_on)) == 8
-
-
-# ---- the drawing
+    (found,) = accuracy(tmp_path, tmp_path).document()["calibrated"]
+    assert found["accepted"]
+    assert found["rows"] == len(rows) - 8
+    assert found["mape_after"] < found["mape_before"] / 2
+    assert len(set(found["calibrated_on"])) == 8
 
 
 # ---- unit data
@@ -176,18 +169,14 @@ def profiles(folder: Path) -> Path:
 def test_devices_are_left_out_whole(tmp_path: Path) -> None:
     populations = read_unit(profiles(tmp_path)).populations
     whole = fit_populations(populations)
-    found = left_out(populations, whole)
-    devices = {row.device for row in found.rows if row.left_out == "the device"}
+    found = left_out(populations, whole).errors()
+    devices = set(found[found["left_out"] == "the device"]["device"])
     assert devices == {"nvidia-a100-40gb-sxm", "nvidia-v100-16gb-sxm"}
     # Both have the same times here, and very different figures: without its own samples a device
     # is predicted from the other, and wrongly.
-    own = other_folder(populations, whole)
-    for row in own.rows:
-        if row.what == "transformer layers":
-            assert row.errors.mape < 0.05
-    for row in found.rows:
-        if row.what == "transformer layers":
-            assert row.errors.mape > 0.2
+    own = other_folder(populations, whole).errors()
+    assert own[own["what"] == "transformer layers"]["mape"].max() < 0.05
+    assert found[found["what"] == "transformer layers"]["mape"].min() > 0.2
 
 
 def test_messages_and_ranks_are_left_out(tmp_path: Path) -> None:
@@ -201,26 +190,22 @@ def test_messages_and_ranks_are_left_out(tmp_path: Path) -> None:
     ]  # fmt: skip
     write_table(tmp_path, "collectives.csv", COLLECTIVE_HEADER, *rows)
     populations = read_unit(tmp_path).populations
-    found = left_out(populations, fit_populations(populations)).rows
-    by_what = {row.left_out: row.errors for row in found}
-    assert by_what[OCTAVES].rows == 24
+    found = left_out(populations, fit_populations(populations)).errors().set_index("left_out")
+    assert found["rows"].to_dict() == {OCTAVES: 24, "each of 2, 4, 8 ranks": 24}
     # A line in between is a line: only the ends, which are beyond what is left, can be off.
-    assert by_what[OCTAVES].median < 0.01
-    assert by_what["each of 2, 4, 8 ranks"].rows == 24
+    assert found["median"][OCTAVES] < 0.01
 
 
-def test_a_judged_folder_is_read_whatever_its_files_are_called(tmp_path: Path) -> None:
+def test_unit_data_of_a_judge_that_cannot_be_read_end_nothing(folder: Path, tmp_path: Path) -> None:
+    judge = measured(tmp_path / "judge")
     good = layer_row("enc-MLP-GEMM-1", 900.0, 1000.0)
-    write_table(
-        tmp_path, "strange name.csv", LAYER_HEADER, good, layer_row("enc-MLP-GEMM-1", "x", 1)
-    )
-    write_table(tmp_path, "eff.csv", EFFICIENCY_HEADER)
-    (tmp_path / "unit/broken.csv").write_bytes(b"\xff\xfe")
-    found = read_judged_unit(tmp_path)
-    assert sum(len(each.operators) for each in found.populations) == 2  # forward and backward
-    notes = "\n".join(found.notes)
-    assert "strange name.csv:3 is left out" in notes
-    assert "broken.csv cannot be read" in notes
+    write_table(judge, "layer_times.csv", LAYER_HEADER, good)
+    units = {row["what"]: row["rows"] for row in accuracy(folder, judge).document()["unit"]}
+    assert units == {}  # nothing is known of the device
+    write_table(judge, "layer_times.csv", LAYER_HEADER, good, layer_row("enc-MLP-GEMM-1", "x", 1))
+    found = accuracy(folder, judge).document()
+    assert len(found["rows"]) == len(LAYOUTS)
+    assert any("are not read" in note and "'x'" in note for note in found["notes"])
 
 
 # ---- the published data, where they are
@@ -231,19 +216,19 @@ def test_a_judged_folder_is_read_whatever_its_files_are_called(tmp_path: Path) -
 def test_every_published_row_is_predicted_or_listed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    bench = accuracy(REFERENCE, REFERENCE)
+    bench = accuracy(REFERENCE, REFERENCE).document()
     rows = read_runs(REFERENCE).rows
-    places = [row.place for row in bench.rows]
-    places += [place for group in bench.skipped for place in group.places]
+    places = [row["place"] for row in bench["rows"]]
+    places += [place for group in bench["skipped"] for place in group["places"]]
     assert sorted(places) == sorted(row.place for row in rows)
-    assert sum(bool(row.suspect) for row in bench.rows) == 17
-    by_name = {each.data_set: each for each in bench.data_sets}
+    assert sum(bool(row["suspect"]) for row in bench["rows"]) == 17
+    mape = {each["data_set"]: each["mape"] for each in bench["data_sets"]}
     # Peers' figures, far above what hetplan has: a slip in a reading of rows shows here.
-    assert by_name["vtrain-multi"].mape < 0.1473
-    assert by_name["sailor-clariden"].mape < 0.089
-    assert by_name["simumax-b200-v1.2"].mape < 0.0586
-    assert by_name["megatron-sc21-table1, derived"].mape < 0.103
+    assert mape["vtrain-multi"] < 0.1473
+    assert mape["sailor-clariden"] < 0.089
+    assert mape["simumax-b200-v1.2"] < 0.0586
+    assert mape["megatron-sc21-table1, derived"] < 0.103
     monkeypatch.setattr(accuracy_module, "left_out", lambda *_: pytest.fail("fitted on the judge"))
-    other = accuracy(REFERENCE, tmp_path)
-    assert other.rows == ()
-    assert any("no row of runs" in each for each in other.missing)
+    other = accuracy(REFERENCE, tmp_path).document()
+    assert "rows" not in other
+    assert any("no row of runs" in each for each in other["missing"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from evaluation_tables import (
     COLLECTIVE_HEADER,
+    EFFICIENCY_HEADER,
     LAYER_HEADER,
     SHAPES,
     collective_row,
@@ -17,7 +18,7 @@ from evaluation_tables import (
 )
 
 from evaluation.accuracy import unit_links
-from evaluation.accuracy.unit_data import UnitData, read_unit
+from evaluation.accuracy.left_out import UnitData, read_unit
 from hetplan.errors import InputError
 from hetplan.profiling.samples import LayerSample, LinkSample, OperatorSample
 
@@ -239,27 +240,79 @@ def test_communication_is_taken_out_of_sliced_layers(tmp_path: Path) -> None:
 
 
 def test_what_no_device_can_do_is_left_out(tmp_path: Path) -> None:
-    write_profile(tmp_path, "OPT-350", "A100-40", {(1, 1): (1e-9, 0.001, 1e-7)})
-    found = read_unit(tmp_path)
-    kinds = {(each.layer, each.phase) for each in layers(found)}
-    assert ("embedding", "forward") in kinds
-    assert ("embedding", "backward") not in kinds
-    assert "head" not in {layer for layer, _ in kinds}
-    assert has_note(found, "the last layer of every run", "and 1 more such")
-
-
-def test_marks_of_failed_runs_are_no_times(tmp_path: Path) -> None:
+    # The mark of a failed run and a time of 0 are no times; the embedding's backward is never one.
     write_profile(tmp_path, "OPT-350", "A100-40", {(1, 1): (0.0, 0.001, 1e4)})
+    write_profile(tmp_path, "OPT-350", "V100-16", {(1, 1): (0.001, 0.001, 0.01)})
+    write_profile(tmp_path, "OPT-30", "A100-40", {(1, 1): (0.001, 0.001, 0.01)})
     found = read_unit(tmp_path)
-    assert {each.layer for each in layers(found)} == {"transformer"}
-    assert has_note(found, "layers 0: forward: 0 s, not measured")
+    assert {(each.device, each.layer, each.phase) for each in layers(found)} == {
+        (A100, "transformer", "forward"),
+        (A100, "transformer", "backward"),
+        (A100, "transformer", "optimizer:adamw"),
+        *(
+            ("nvidia-v100-16gb-sxm", layer, phase)
+            for layer in ("embedding", "transformer", "head")
+            for phase in ("forward", "backward")
+            if (layer, phase) != ("embedding", "backward")
+        ),
+        ("nvidia-v100-16gb-sxm", "transformer", "optimizer:adamw"),
+    }
+    assert has_note(found, "4 rows not used", "not measured")
+    assert has_note(found, "OPT-30 on A100-40 is not read: float32 itself")
 
 
-def test_float32_itself_is_left_out_beside_tf32(tmp_path: Path) -> None:
-    # A layer of OPT-350 at microbatch 1 does about 7e10 operations: 70 and 7 TFLOP/s.
-    write_profile(tmp_path, "OPT-350", "A100-40", {(1, 1): (0.0004, 0.001, 0.004)})
-    alone = read_unit(tmp_path)
-    write_profile(tmp_path, "opt-350-again", "A100-40", {(1, 1): (0.004, 0.01, 0.04)})
-    found = read_unit(tmp_path)
-    assert layers(found) == layers(alone) != []
-    assert has_note(found, "opt-350-again", "float32 itself")
+PEAK_TFLOPS, EFFICIENCY = 312, 0.5
+SQUARE = "batch=2, seq_len=4096, head_num=8, kv_head_num=2, qk_head_dim=192, v_head_dim=128"
+PRODUCT = "b=3, m=4096, k=512, n=1024, layout={}, accumulate=False, out_dtype=bf16"
+GROUPED = "ng=40, M=616, N=3072, K=5120, dtype=bf16, out_dtype=bf16, main_grad_dtype=fp32, stage={}"
+
+
+def efficiencies(folder: Path, *rows: tuple[str, str, float]) -> UnitData:
+    lines = (
+        f'made-up,a100_pcie,{operation},{PEAK_TFLOPS},0.5,"{shape}",{efficiency}'
+        for operation, shape, efficiency in rows
+    )
+    write_table(folder, "gemm_efficiency.csv", EFFICIENCY_HEADER, *lines)
+    return read_unit(folder)
+
+
+@pytest.mark.parametrize(
+    ("operation", "shape", "expected", "operations"),
+    [
+        # Batches of one product's rows meet the same weights, or are summed over.
+        ("matmul", PRODUCT.format("TN"), ("forward", 1, 3 * 4096, 1024, 512), 6 * 4096 * 2**19),
+        ("matmul", PRODUCT.format("NN"), ("input_gradient", 1, 3 * 4096, 1024, 512), 6 * 2**31),
+        ("matmul", PRODUCT.format("NT"), ("weight_gradient", 1, 4096, 1024, 1536), 6 * 2**31),
+        # Stages of a grouped product name the sizes of the forward one.
+        ("group_matmul", GROUPED.format("fwd"), ("forward", 40, 616, 3072, 5120), None),
+        ("group_matmul", GROUPED.format("bwd_grad_act"), ("input_gradient", 40, 616, 5120, 3072),
+         None),
+        ("group_matmul", GROUPED.format("bwd_grad_w"), ("weight_gradient", 40, 3072, 5120, 616),
+         None),
+        # Two products of a square, one over 192 and one over 128; backward five.
+        ("sdp_fwd", SQUARE, ("forward", 16, 4096, 4096, 160), 2 * 16 * 4096**2 * 320),
+        ("sdp_bwd", SQUARE, ("backward", 16, 4096, 4096, 160), 5 * 16 * 4096**2 * 320),
+    ],
+)  # fmt: skip
+def test_an_efficiency_is_the_time_of_the_operator_that_ran(
+    tmp_path: Path, operation: str, shape: str, expected: tuple[object, ...], operations: int | None
+) -> None:
+    (found,) = operators(efficiencies(tmp_path, (operation, shape, EFFICIENCY)))
+    assert (found.phase, found.batch, found.m, found.n, found.k) == expected
+    counted = operations or 2 * 40 * 616 * 3072 * 5120
+    assert found.median_seconds == pytest.approx(counted / (EFFICIENCY * PEAK_TFLOPS * 1e12))
+    is_sum = operation == "group_matmul" and found.phase == "weight_gradient"
+    assert found.output_precision == ("float32" if is_sum else "bfloat16")
+
+
+def test_an_efficiency_that_is_no_time_says_why(tmp_path: Path) -> None:
+    found = efficiencies(
+        tmp_path,
+        ("fp8_matmul", PRODUCT.format("TN"), 0.5),
+        ("matmul", PRODUCT.format("TT"), 0.5),
+        ("matmul", PRODUCT.format("TN"), 1.26),
+        ("sdp_fwd", SQUARE, 2.01),
+    )
+    assert operators(found) == []
+    for reason in ("no operator of a layer", "cannot be read", "(at most 1.25)", "(at most 2)"):
+        assert has_note(found, "1 row not used", reason)

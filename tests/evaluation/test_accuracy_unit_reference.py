@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from evaluation.accuracy.unit_data import UnitData, read_unit
+from evaluation.accuracy.left_out import UnitData, read_unit
 from hetplan.profiling.samples import LayerSample, OperatorSample
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"

@@ -10,20 +10,13 @@ from typer.testing import CliRunner
 
 from evaluation import hethub
 from evaluation.__main__ import app
-from evaluation.hethub import (
-    HethubBench,
-    Mix,
-    hethub_bench,
-    hethub_lines,
-    hethub_table,
-)
+from evaluation.hethub import Mix, hethub_answer, hethub_rows
 from hetplan.cluster.load import load_cluster
 from hetplan.files.shipped import shipped_folder
 from hetplan.job.load import load_job
 from hetplan.job.spec import Pins
 from hetplan.model.load import load_model
 from hetplan.predict.fit import FittedPredictor
-from hetplan.reports.terminal import print_table
 from hetplan.whatif.baselines import operations_per_token
 
 _PREDICTOR = FittedPredictor.datasheet_only()
@@ -50,13 +43,8 @@ def small(memory: float = 80e9) -> Mix:
     )
 
 
-@pytest.fixture(scope="module")
-def bench() -> HethubBench:
-    return hethub_bench(targets=("megatron",), mixes=(small(),), predictor=_PREDICTOR)
-
-
-def test_the_ratios_are_what_their_definitions_say(bench: HethubBench) -> None:
-    (row,) = bench.rows
+def test_the_ratios_are_what_their_definitions_say() -> None:
+    (row,) = hethub_rows((small(),), ("megatron",), predictor=_PREDICTOR, progress=print)
     mix = small()
     assert row.reason == ""
     assert (row.devices, row.global_batch_size, row.target) == (16, 16, "megatron")
@@ -65,6 +53,7 @@ def test_the_ratios_are_what_their_definitions_say(bench: HethubBench) -> None:
     assert row.homogeneous_sum_ratio == pytest.approx(row.tokens_per_second / fsum(row.kinds_alone))
     peaks = [dict(each.device.peak_flops_per_second)["bfloat16"] for each in mix.cluster.islands]
     roofline = fsum(8 * peak for peak in peaks) / operations_per_token(mix.model, mix.job)
+    assert row.tokens_per_second is not None
     assert row.roofline_ratio == pytest.approx(row.tokens_per_second / roofline)
     assert 0 < row.roofline_ratio < 1
     assert 0 <= row.idle_fraction < 1
@@ -73,12 +62,13 @@ def test_the_ratios_are_what_their_definitions_say(bench: HethubBench) -> None:
 
 
 def test_a_mix_without_a_plan_says_why() -> None:
-    found = hethub_bench(targets=("megatron",), mixes=(small(1e9),), predictor=_PREDICTOR)
-    (row,) = found.rows
+    rows = hethub_rows((small(1e9),), ("megatron",), predictor=_PREDICTOR, progress=print)
+    (row,) = rows
     assert "no plan of" in row.reason
     assert row.homogeneous_sum_ratio is None
-    print_table(hethub_table(found))
-    assert any(row.reason in line for line in hethub_lines(found))
+    answer = hethub_answer(rows)
+    assert answer.sections[0].table().row_count == 1
+    assert any(row.reason in line for line in answer.lines)
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

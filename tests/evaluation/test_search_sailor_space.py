@@ -12,22 +12,21 @@ from test_search import REFERENCE, needs_reference
 from evaluation.search.cases import USUAL_FILE, Case, case_inputs, read_cases
 from evaluation.search.family_order import ProfilePredictor, SailorJudge, families_of
 from evaluation.search.peers import files_of
-from evaluation.search.rows import Rows
 from evaluation.search.sailor_search import SailorMaker
-from evaluation.search.sailor_tables import Tables
+from evaluation.search.sailor_tables import Tables, tables_of
 from hetplan.cost.arrays import Ints
 from hetplan.search.one_f_one_b.replay import NEVER, numbers_of, step_seconds
 from hetplan.search.one_f_one_b.solver import chosen_of_row
 from hetplan.search.result import Inputs
 
 
-def _asked(at: int, batch: int) -> tuple[Case, Inputs, Rows, SailorJudge]:
-    case = replace(read_cases(REFERENCE / USUAL_FILE)[at], global_batch_size=batch)
+def _asked(at: int, batch: int) -> tuple[Inputs, list[Tables], SailorJudge]:
+    case: Case = replace(read_cases(REFERENCE / USUAL_FILE)[at], global_batch_size=batch)
     files = files_of(case, REFERENCE)
     inputs = case_inputs(case, files)
     wide = replace(inputs, job=replace(inputs.job, target="any"))
     judge = SailorJudge(files=files, cluster=inputs.cluster, global_batch_size=batch)
-    return case, wide, Rows(case=case, files=files), judge
+    return wide, tables_of(case, files), judge
 
 
 def _maker(inputs: Inputs, tables: Tables, judge: SailorJudge) -> SailorMaker:
@@ -55,12 +54,12 @@ def _random_row(
 @needs_reference
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_no_number_of_the_space_is_above_the_formula(at: int) -> None:
-    _, inputs, rows, judge = _asked(at, 256)
+    inputs, every, judge = _asked(at, 256)
     draw, compared = np.random.default_rng(at), 0
     names = [island.name for island in inputs.cluster.islands]
-    for size in rows.sizes:
-        maker = _maker(inputs, rows.table(size), judge)
-        for family in families_of(inputs, rows.table(size)):
+    for tables in every:
+        maker = _maker(inputs, tables, judge)
+        for family in families_of(inputs, tables):
             space = maker.space(family)
             numbers, order_free = numbers_of(space), maker.order_free(family)
             for _ in range(20):

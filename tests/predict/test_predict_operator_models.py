@@ -30,7 +30,8 @@ pytestmark = needs_reference
 
 @lru_cache(maxsize=1)
 def products() -> tuple[OperatorSample, ...]:
-    from evaluation.accuracy.unit_operators import Notes, read_operators
+    from evaluation.accuracy.unit_data import Notes
+    from evaluation.accuracy.unit_operators import read_operators
 
     return tuple(
         sample

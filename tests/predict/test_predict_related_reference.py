@@ -16,7 +16,7 @@ import pytest
 from predict_reference import needs_reference, spec
 from predict_samples import REFERENCE, layer_sample
 
-from evaluation.accuracy.unit_data import UnitData, read_unit
+from evaluation.accuracy.left_out import UnitData, read_unit
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
