@@ -30,10 +30,9 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, Link
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.model.operators import DEFAULT_KERNELS, Kernels
-from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.model.spec import LayerKind
 from hetplan.plans.chosen import ChosenPlan
-from hetplan.predict.predictor import MEASURED, Prediction, SendLaw
+from hetplan.predict.predictor import MEASURED, LayerQuery, Prediction, SendLaw
 from hetplan.profiling.samples import LinkOperation
 from hetplan.search.families.families import Families
 from hetplan.search.families.family import Family
@@ -54,37 +53,13 @@ class ProfilePredictor:
 
     files: SailorFiles
 
-    def forward(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        *,
-        microbatch_size: int,
-        sequence_length: int,
-        tp: int,
-        precision: Precision,
-        kernels: Kernels = DEFAULT_KERNELS,
-    ) -> Prediction:
-        """Forward seconds of one layer, its tensor-parallel communication with it."""
-        found = self.files.times.get((_NAMES.get(device.kind, ""), microbatch_size, tp))
-        return _said(NEVER_SECONDS if found is None else _of(layer, found.forward_seconds))
-
-    def backward(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        *,
-        microbatch_size: int,
-        sequence_length: int,
-        tp: int,
-        precision: Precision,
-        kernels: Kernels = DEFAULT_KERNELS,
-    ) -> Prediction:
-        """Backward seconds of the same."""
-        found = self.files.times.get((_NAMES.get(device.kind, ""), microbatch_size, tp))
-        return _said(NEVER_SECONDS if found is None else _of(layer, found.backward_seconds))
+    def layer(self, device: DeviceKind, query: LayerQuery) -> Prediction:
+        """Seconds of one pass of one layer, its tensor-parallel communication with it."""
+        found = self.files.times.get((_NAMES.get(device.kind, ""), query.microbatch_size, query.tp))
+        if found is None:
+            return _said(NEVER_SECONDS)
+        seconds = found.backward_seconds if query.is_backward else found.forward_seconds
+        return _said(_of(query.layer, seconds))
 
     def optimizer_update(
         self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision

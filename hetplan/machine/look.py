@@ -16,7 +16,7 @@ from typing import TypeVar
 from hetplan.cluster.devices import DeviceKind
 from hetplan.errors import HetplanError
 from hetplan.files.shipped import shipped_folder
-from hetplan.machine.devices import DRIVER_TOOLS, NO_TORCH, find_devices, find_torch
+from hetplan.machine.devices import DRIVER_TOOLS, find_devices, find_torch
 from hetplan.machine.host import Probe, find_interfaces, find_limits, find_processor, find_rdma
 from hetplan.machine.report import (
     MachineDevice,
@@ -49,18 +49,18 @@ def look(
     """
     wrong = list(problems)
 
-    def part(name: str, find: Callable[[], _T], otherwise: _T) -> _T:
-        """What `find` finds; `otherwise`, and a problem, where it goes wrong."""
+    def part(name: str, find: Callable[[], tuple[_T, ...]]) -> tuple[_T, ...]:
+        """What `find` finds; nothing, and a problem, where it goes wrong."""
         try:
             return find()
         except Exception as error:  # a doctor that falls ill is no help
             wrong.append(f"{name}: not understood ({type(error).__name__})")
-            return otherwise
+            return ()
 
-    torch, seen = part("torch", lambda: find_torch(probe, python, wrong), (NO_TORCH, ()))
-    devices = part("devices", lambda: find_devices(probe, seen, kinds, wrong), ())
-    interfaces = part("network", lambda: find_interfaces(probe), ())
-    rdma = part("RDMA", lambda: find_rdma(probe), ())
+    torch, seen = find_torch(probe, python, wrong)
+    devices = part("devices", lambda: find_devices(probe, seen, kinds, wrong))
+    interfaces = part("network", lambda: find_interfaces(probe))
+    rdma = part("RDMA", lambda: find_rdma(probe))
     tools = find_tools(probe, devices)
     limits = find_limits(probe)
     return MachineReport(
@@ -72,7 +72,7 @@ def look(
         rdma=rdma,
         limits=limits,
         tools=tools,
-        stores=part("profile stores", lambda: find_stores(stores, wrong), ()),
+        stores=part("profile stores", lambda: find_stores(stores, wrong)),
         measurements=find_measurements(
             devices=devices, torch=torch, interfaces=interfaces, rdma=rdma, tools=tools
         ),

@@ -22,7 +22,7 @@ from hetplan.predict.law_parts import (
     outside,
     validation_of,
 )
-from hetplan.predict.layer.columns import Column
+from hetplan.predict.layer.columns import Column, LayerColumns
 from hetplan.predict.layer.tables import LayerTable, MeasuredLayer, MeasuredUpdate
 from hetplan.predict.link.shapes import LinkShape
 from hetplan.predict.operator.values import OperatorLaw
@@ -102,6 +102,10 @@ class LayerLaw:
     """The very layers that were measured, where they answer for themselves."""
     measured_updates: tuple[MeasuredUpdate, ...] = ()
     """The same of an optimizer's law."""
+
+    def sum_of_columns(self, columns: LayerColumns) -> float:
+        """Seconds by the terms alone, without tables and measured layers."""
+        return sum(term.coefficient * columns.value(term.column) for term in self.terms)
 
     def __post_init__(self) -> None:
         names = tuple(measured.quantity for measured in self.ranges)

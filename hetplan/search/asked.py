@@ -24,7 +24,7 @@ from hetplan.job.spec import Job
 from hetplan.model.spec import TRAINED_KINDS, LayerKind, ModelSpec
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor, is_link
-from hetplan.search.through import Watched
+from hetplan.search.forwarding_predictor import Recording
 from hetplan.search.what_to_measure import Part, PlanParts
 
 UPDATE = "update"
@@ -77,7 +77,7 @@ def asking(
     name: str, plan: Plan, model: ModelSpec, cluster: Cluster, job: Job, predictor: Predictor
 ) -> AskingPlan:
     """The plan under this name, priced, and everything that its price was asked of."""
-    watched = Watched(predictor)
+    watched = Recording(predictor)
     pricer = Pricer(model, cluster, job, watched)
     estimate = estimate_with(pricer, plan)
     found: list[tuple[Asked, Part]] = []

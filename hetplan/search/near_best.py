@@ -30,9 +30,9 @@ from hetplan.search.costs.maker import SpaceMaker
 from hetplan.search.families.allowed import allowed_cluster
 from hetplan.search.families.families import Families
 from hetplan.search.families.family import Family
+from hetplan.search.forwarding_predictor import Shifted
 from hetplan.search.solver import Best, OutOfTimeError
 from hetplan.search.solvers import solvers_of
-from hetplan.search.through import Moved
 
 _MAX_RIVALS = 10  # families that are searched in the first world
 _MAX_ELSEWHERE = 3  # and in each other one
@@ -94,7 +94,7 @@ def _every(plan: Plan, world: _World, deadline: float) -> Iterator[Plan]:
     if len(kinds) > 1:
         for kind in kinds:
             for sign in (-1.0, 1.0):
-                moved = replace(world, predictor=Moved(world.predictor, kind, sign)).maker()
+                moved = replace(world, predictor=Shifted(world.predictor, kind, sign)).maker()
                 there = _likeliest(moved, likeliest, _MAX_ELSEWHERE, deadline)
                 yield from _best_of(moved, there, deadline)
     if len(islands) > 1:

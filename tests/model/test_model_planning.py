@@ -25,6 +25,7 @@ from hetplan.plans.layout import Layout, plan_of_layout
 from hetplan.predict import datasheet
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.laws import FittedLaws, LayerLaw, MeasuredRange, Term, range_names
+from hetplan.predict.predictor import LayerQuery
 from hetplan.profiling.grid import job_grid
 from hetplan.profiling.layers import build_layer
 from hetplan.search.search import search
@@ -124,6 +125,17 @@ def _law(phase):
     )
 
 
+def query(model, sequence_length):
+    return LayerQuery(
+        model=model,
+        layer=LayerKind.TRANSFORMER,
+        microbatch_size=1,
+        sequence_length=sequence_length,
+        tp=1,
+        precision=Precision.BFLOAT16,
+    )
+
+
 def test_laws_of_plain_layers_say_what_was_not_measured(tmp_path):
     laws = FittedLaws(
         hetplan_version="0",
@@ -134,31 +146,20 @@ def test_laws_of_plain_layers_say_what_was_not_measured(tmp_path):
     )
     predictor = FittedPredictor(laws)
     device = replace(CLUSTER.islands[0].device, kind="measured")
-    shape = {"microbatch_size": 1, "sequence_length": 64, "tp": 1, "precision": Precision.BFLOAT16}
-    ask = LayerKind.TRANSFORMER
-    plain = predictor.forward(device, config(tmp_path, "llama-3.1-8b"), ask, **shape)
+    plain = predictor.layer(device, query(config(tmp_path, "llama-3.1-8b"), 64))
     assert plain.extrapolating == ()
-    sparse = predictor.backward(device, config(tmp_path, "mixtral-small"), ask, **shape)
+    mixtral = query(config(tmp_path, "mixtral-small"), 64)
+    sparse = predictor.layer(device, replace(mixtral, is_backward=True))
     (note,) = sparse.extrapolating
     assert note.startswith("layers with attention window 16, 5 experts not measured")
     assert sparse.log_halfwidth == datasheet.MATRIX_LOG_HALFWIDTH > plain.log_halfwidth
-    covered = predictor.forward(
-        device, config(tmp_path, "mistral-window"), ask, **(shape | {"sequence_length": 16})
-    )
+    covered = predictor.layer(device, query(config(tmp_path, "mistral-window"), 16))
     assert covered.extrapolating == ()
 
 
 def test_the_datasheet_charges_every_part_a_launch(tmp_path):
     def seconds(model):
-        return datasheet.forward(
-            CLUSTER.islands[0].device,
-            model,
-            LayerKind.TRANSFORMER,
-            microbatch_size=1,
-            sequence_length=16,
-            tp=1,
-            precision=Precision.BFLOAT16,
-        ).seconds
+        return datasheet.layer(CLUSTER.islands[0].device, query(model, 16)).seconds
 
     plain = config(tmp_path, "llama-null-heads-own-width")
     layer = plain.layer_runs[0].layer

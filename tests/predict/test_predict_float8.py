@@ -14,16 +14,15 @@ from predict_operators import (
     operator_grid,
     operator_sample,
 )
-from predict_samples import DEVICE, gpt, layer_grid, provenance
+from predict_samples import DEVICE, gpt, layer_grid, provenance, query
 
 from hetplan.errors import InputError
-from hetplan.job.spec import Precision, ProductFormat
+from hetplan.job.spec import ProductFormat
 from hetplan.model.layers import Experts
 from hetplan.model.operators import (
     Kernels,
     Operator,
     OperatorClass,
-    layer_operators,
     operator_bytes,
     operator_flops,
 )
@@ -49,17 +48,15 @@ def predictor(samples=operator_grid(), layers=()):  # noqa: B008
 
 
 def ask(found, kernels=NARROW, *, backward=False, kind=KIND, model=None, **more):
-    call = found.backward if backward else found.forward
-    return call(
-        kind,
-        gpt(2560) if model is None else model,
+    asked = query(
+        2560 if model is None else model,
         more.get("layer", LayerKind.TRANSFORMER),
-        microbatch_size=more.get("microbatch", 4),
-        sequence_length=2048,
+        microbatch=more.get("microbatch", 4),
         tp=more.get("tp", 1),
-        precision=Precision.BFLOAT16,
         kernels=kernels,
+        backward=backward,
     )
+    return found.layer(kind, asked)
 
 
 def parts(prediction):
@@ -69,13 +66,7 @@ def parts(prediction):
 def products(backward, model=None):
     """Operations and elements of inputs of the products with weights, counted here."""
     flops = inputs = outputs = 0.0
-    for op in layer_operators(
-        gpt(2560) if model is None else model,
-        LayerKind.TRANSFORMER,
-        microbatch_size=4,
-        sequence_length=2048,
-        kernels=WIDE,
-    ):
+    for op in query(2560 if model is None else model, microbatch=4, kernels=WIDE).operators():
         if op.operator is OperatorClass.MATRIX_PRODUCT:
             flops += op.count * operator_flops(op, "backward" if backward else "forward")
             inputs += op.count * op.m * op.k
@@ -174,7 +165,7 @@ def test_routers_and_heads_stay_wide() -> None:
     layer = plain.layer_runs[0].layer
     experts = Experts(num_experts=8, experts_per_token=2, expert_ffn_hidden_size=2560)
     model = replace(plain, layer_runs=(LayerRun(count=4, layer=replace(layer, mlp=experts)),))
-    ops = layer_operators(model, LayerKind.TRANSFORMER, microbatch_size=1, sequence_length=2048)
+    ops = query(model).operators()
     narrow = [op.what for op in ops if float8.is_narrow(op)]
     assert narrow == [
         "query-key-value projection",
@@ -182,7 +173,7 @@ def test_routers_and_heads_stay_wide() -> None:
         "experts' up projection",
         "experts' down projection",
     ]
-    head = layer_operators(model, LayerKind.HEAD, microbatch_size=1, sequence_length=2048)
+    head = query(model, LayerKind.HEAD).operators()
     assert not any(float8.is_narrow(op) for op in head)
     assert any(op.what == "logits" for op in head)
     assert any(op.what == "router" for op in ops)

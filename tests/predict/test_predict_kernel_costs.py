@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from predict_samples import query
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
 from hetplan.predict import datasheet
-from hetplan.predict.kernel_costs import KernelCosts, kernel_costs
+from hetplan.predict.datasheet import KernelCosts, kernel_costs
 
 B, S, H, HEADS, VOCAB, TP = 2, 512, 256, 8, 1000, 2
 TOKENS = B * S
@@ -43,16 +44,11 @@ UNFUSED = Kernels(fused_attention=False)
 def costs(
     kind: LayerKind, kernels: Kernels, *, backward: bool, element: int = 2, shape: ModelSpec = SHAPE
 ) -> KernelCosts:
+    precision = Precision.FLOAT32 if element == 4 else Precision.FLOAT16
     return kernel_costs(
-        shape,
-        kind,
-        kernels,
-        microbatch_size=B,
-        sequence_length=S,
-        tp=TP,
-        bytes_per_element=element,
-        backward=backward,
-    )
+        query(shape, kind, microbatch=B, sequence=S, tp=TP, precision=precision, kernels=kernels,
+              backward=backward)
+    )  # fmt: skip
 
 
 # Backward passes of default kernels: of the additions 8 h elements per token are counted by
@@ -166,16 +162,10 @@ def test_a_loss_over_a_copy_moves_so_many_bytes_per_logit(
 
 def test_the_datasheet_prices_them() -> None:
     def seconds(kernels: Kernels) -> float:
-        return datasheet.forward(
-            DEVICE,
-            SHAPE,
-            LayerKind.TRANSFORMER,
-            microbatch_size=B,
-            sequence_length=S,
-            tp=TP,
-            precision=Precision.FLOAT16,
-            kernels=kernels,
-        ).seconds
+        asked = query(
+            SHAPE, microbatch=B, sequence=S, tp=TP, precision=Precision.FLOAT16, kernels=kernels
+        )
+        return datasheet.layer(DEVICE, asked).seconds
 
     dropped = replace(UNFUSED, attention_dropout=True)
     extra = seconds(dropped) - seconds(UNFUSED)

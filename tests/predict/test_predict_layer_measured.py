@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from predict_samples import DEVICE, gpt, layer_grid, layer_sample
+from predict_samples import DEVICE, fitted, gpt, layer_grid, layer_sample, query
 
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.spec import LayerKind
-from hetplan.predict.fit import FittedPredictor, fit, load_predictor, save_predictor
+from hetplan.predict.fit import FittedPredictor, load_predictor, save_predictor
 from hetplan.predict.layer.laws import fit_layer_laws
 from hetplan.predict.layer.tables import (
     ACCELERATOR_REPEAT_LOG_HALFWIDTH,
@@ -23,7 +23,7 @@ from hetplan.predict.layer.tables import (
     scatter_log_halfwidth,
 )
 from hetplan.predict.predictor import Prediction
-from hetplan.profiling.samples import LayerSample, ProfileSet
+from hetplan.profiling.samples import LayerSample
 
 # A law that no sum of columns meets: the measured medians are off it by up to a fifth.
 NOISE = 0.1
@@ -38,22 +38,18 @@ def spread(sample: LayerSample, ratio: float) -> LayerSample:
     )
 
 
-def fitted(samples: list[LayerSample]) -> FittedPredictor:
-    return fit(ProfileSet(layers=tuple(samples), links=(), provenance=()))
-
-
 def ask(
     predictor: FittedPredictor, sample: LayerSample, microbatch: int | None = None
 ) -> Prediction:
-    return predictor.forward(
-        replace(DEVICE, kind=sample.device),
-        gpt(sample.hidden_size),
+    asked = query(
+        sample.hidden_size,
         LayerKind(sample.layer),
-        microbatch_size=microbatch or sample.microbatch_size,
-        sequence_length=sample.sequence_length,
+        microbatch=microbatch or sample.microbatch_size,
+        sequence=sample.sequence_length,
         tp=sample.tp,
         precision=Precision(sample.precision),
     )
+    return predictor.layer(replace(DEVICE, kind=sample.device), asked)
 
 
 @settings(max_examples=20, deadline=None)

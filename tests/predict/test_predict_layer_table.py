@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from predict_operators import operator_grid
-from predict_samples import DEVICE, gpt, layer_sample, provenance
+from predict_samples import DEVICE, gpt, layer_sample, provenance, query
 
 from hetplan.errors import InputError
-from hetplan.job.spec import Precision
-from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import fit, load_predictor, save_predictor
 from hetplan.predict.layer.laws import fit_layer_laws
 from hetplan.predict.layer.tables import layer_tables, left_out_sizes, repaired
@@ -108,15 +106,7 @@ def test_between_sizes_is_linear_and_beyond_goes_by_the_columns() -> None:
     predictor = fit(ProfileSet(layers=samples, links=(), operators=(), provenance=(provenance(),)))
 
     def ask(b: int, hidden: int = 2048, tp: int = 1):
-        return predictor.forward(
-            DEVICE,
-            gpt(hidden),
-            LayerKind.TRANSFORMER,
-            microbatch_size=b,
-            sequence_length=2048,
-            tp=tp,
-            precision=Precision.BFLOAT16,
-        )
+        return predictor.layer(DEVICE, query(hidden, microbatch=b, tp=tp))
 
     assert ask(3).seconds == pytest.approx(bent(3, 2048))
     assert ask(10).seconds == pytest.approx((bent(8, 2048) + bent(12, 2048)) / 2)

@@ -9,18 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from predict_kinds import device, laws, operators, samples, seconds
-from predict_samples import DEVICE, gpt, layer_sample
+from predict_samples import DEVICE, fitted, gpt, layer_sample, query
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision
 from hetplan.model.operators import OperatorClass
-from hetplan.model.spec import LayerKind
-from hetplan.predict.fit import FittedPredictor, fit
-from hetplan.predict.kinds.few_points import SHARED_VARIANCE, MovedOperators, shift
+from hetplan.predict.fit import FittedPredictor
+from hetplan.predict.kinds.few_points import SHARED_VARIANCE, ShiftedOperators, shift
 from hetplan.predict.kinds.related import Related
 from hetplan.predict.predictor import Prediction
-from hetplan.profiling.samples import LayerSample, ProfileSet
+from hetplan.profiling.samples import LayerSample
 
 ratios = st.lists(st.floats(-3, 3), max_size=8)
 widths = st.floats(0.01, 2)
@@ -84,15 +83,7 @@ def test_points_are_the_mean_of_a_posterior_on_a_grid() -> None:
 def forward(
     predictor: FittedPredictor, hidden: int = 4096, kind: DeviceKind = DEVICE
 ) -> Prediction:
-    return predictor.forward(
-        kind,
-        gpt(hidden),
-        LayerKind.TRANSFORMER,
-        microbatch_size=2,
-        sequence_length=2048,
-        tp=1,
-        precision=Precision.BFLOAT16,
-    )
+    return predictor.layer(kind, query(hidden))
 
 
 PAPER = FittedPredictor.datasheet_only()
@@ -104,10 +95,6 @@ def slow_points(factor: float, *hidden: int) -> tuple[LayerSample, ...]:
         layer_sample(gpt(width), factor * forward(PAPER, width).seconds, microbatch=2)
         for width in hidden
     )
-
-
-def fitted(rows: tuple[LayerSample, ...]) -> FittedPredictor:
-    return fit(ProfileSet(layers=rows, links=(), provenance=()))
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
@@ -133,19 +120,7 @@ def test_three_points_give_a_law() -> None:
 
 def test_points_of_one_phase_leave_the_other_alone() -> None:
     predictor = fitted(slow_points(2.0, 1024))
-    asked = {"microbatch_size": 1, "sequence_length": 2048, "tp": 1}
-    backward, before = (
-        each.backward(
-            DEVICE,
-            gpt(),
-            LayerKind.TRANSFORMER,
-            microbatch_size=asked["microbatch_size"],
-            sequence_length=asked["sequence_length"],
-            tp=asked["tp"],
-            precision=Precision.BFLOAT16,
-        )
-        for each in (predictor, PAPER)
-    )
+    backward, before = (each.layer(DEVICE, query(backward=True)) for each in (predictor, PAPER))
     assert backward.seconds == before.seconds
 
 
@@ -170,7 +145,7 @@ def test_one_operator_of_a_kind_moves_its_class_and_no_other() -> None:
     few = [row for row in slow if row.phase == "forward"][2:3]
     found = laws([*(row for kind in KINDS for row in samples(kind)), *few])
     related = Related(found, (*KINDS, NEW))
-    moved = MovedOperators(found.operators, related)
+    moved = ShiftedOperators(found.operators, related)
     own = moved.index(NEW, Precision.BFLOAT16, {})["new", "bfloat16"]
     lent = related.operators(NEW, Precision.BFLOAT16)
     assert lent is not None

@@ -8,12 +8,11 @@ from functools import lru_cache
 
 import pytest
 from predict_kinds import device, laws, operators, samples, seconds
-from predict_samples import gpt, layer_grid
+from predict_samples import layer_grid, query
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.operators import Operator, OperatorClass
-from hetplan.model.spec import LayerKind
 from hetplan.predict import datasheet
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.kinds.carried_laws import (
@@ -27,7 +26,6 @@ from hetplan.predict.kinds.carried_laws import seconds as law_seconds
 from hetplan.predict.kinds.operators import SAME_CHIP_LOG_HALFWIDTH, published_spread
 from hetplan.predict.kinds.related import Related
 from hetplan.predict.laws import FittedLaws
-from hetplan.predict.layer.answer import LayerShape
 from hetplan.predict.layer.laws import fit_layer_laws
 from hetplan.predict.operator.values import OperatorLaw
 from hetplan.predict.predictor import Prediction
@@ -42,7 +40,6 @@ KINDS = tuple(
     )
 )
 NEW = device("new", tflops=500, gigabytes=2500)
-SHAPE = LayerShape(2, 2048, 1, Precision.BFLOAT16)
 
 
 @lru_cache(maxsize=16)
@@ -52,11 +49,8 @@ def known(*kinds: DeviceKind, slower: tuple[float, ...] = ()) -> FittedLaws:
     return laws([row for kind, by in pairs for row in samples(kind, slower=by)])
 
 
-def ask(
-    found: FittedLaws, kind: DeviceKind, *others: DeviceKind, shape: LayerShape = SHAPE
-) -> Prediction:
-    related = Related(found, (*KINDS, *others))
-    answer = related.layer(kind, gpt(4096), LayerKind.TRANSFORMER, shape, backward=False)
+def ask(found: FittedLaws, kind: DeviceKind, *others: DeviceKind) -> Prediction:
+    answer = Related(found, (*KINDS, *others)).layer(kind, query(4096))
     assert answer is not None
     return answer
 
@@ -160,20 +154,12 @@ def test_float16_laws_answer_bfloat16_and_float32_does_not() -> None:
 def test_nothing_is_lent_to_a_kind_without_the_figures(kind: DeviceKind) -> None:
     related = Related(known(*KINDS), KINDS)
     assert related.operator_laws(kind, Precision.BFLOAT16) == ()
-    assert related.layer(kind, gpt(), LayerKind.TRANSFORMER, SHAPE, backward=True) is None
+    assert related.layer(kind, query(backward=True)) is None
 
 
 def test_laws_of_kinds_that_nobody_knows_are_not_carried() -> None:
     assert Related(known(*KINDS), ()).operator_laws(NEW, Precision.BFLOAT16) == ()
-    stranger = FittedPredictor(known(*KINDS)).forward(
-        NEW,
-        gpt(),
-        LayerKind.TRANSFORMER,
-        microbatch_size=1,
-        sequence_length=1024,
-        tp=1,
-        precision=Precision.BFLOAT16,
-    )
+    stranger = FittedPredictor(known(*KINDS)).layer(NEW, query())
     assert stranger.source == "datasheet"
 
 
@@ -222,19 +208,10 @@ def test_layers_of_the_same_chip_are_carried_by_the_datasheet_ratio() -> None:
     predictor = FittedPredictor(found)
     related = Related(found, (source, board))
     for hidden in (1024, 8192):
-        model = gpt(hidden)
-        answer = related.layer(board, model, LayerKind.TRANSFORMER, SHAPE, backward=False)
+        answer = related.layer(board, query(hidden))
         assert answer is not None
         assert answer.extrapolating[0].endswith("as two-small, the same chip")
-        own = predictor.forward(
-            source,
-            model,
-            LayerKind.TRANSFORMER,
-            microbatch_size=2,
-            sequence_length=2048,
-            tp=1,
-            precision=Precision.BFLOAT16,
-        )
+        own = predictor.layer(source, query(hidden))
         # More bandwidth and the same rate: faster, by less than the bandwidth.
         assert own.seconds * 1555 / 2039 < answer.seconds < own.seconds
         assert answer.log_halfwidth >= SAME_CHIP_LOG_HALFWIDTH

@@ -14,21 +14,19 @@ from functools import lru_cache
 
 import pytest
 from predict_reference import needs_reference, spec
-from predict_samples import REFERENCE, layer_sample
+from predict_samples import REFERENCE, layer_sample, query
 
 from evaluation.accuracy.unit_data import UnitData, read_unit
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
 from hetplan.model.operators import Kernels
-from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.kinds.carried_laws import same_chip
 from hetplan.predict.kinds.few_points import SHARED_VARIANCE
 from hetplan.predict.laws import FittedLaws
-from hetplan.predict.layer.answer import LayerShape
 from hetplan.predict.layer.composed import layer_prediction
-from hetplan.predict.layer.laws import fit_layer_laws, sample_model
+from hetplan.predict.layer.laws import fit_layer_laws, sample_query
 from hetplan.predict.operator.answer import index_operators
 from hetplan.predict.operator.laws import fit_operator_laws
 from hetplan.profiling.samples import LayerSample
@@ -96,15 +94,14 @@ def half_precision_layers(laws: FittedLaws, kind: DeviceKind) -> Iterator[LayerS
     for name in ("OPT-350", "GPT-Neo-2.7", "OPT-30"):
         for microbatch in (1, 4):
             for phase in ("forward", "backward"):
-                shape = LayerShape(microbatch, 2048, 1, Precision.FLOAT16, UNFUSED)
-                found = layer_prediction(
-                    own,
-                    kind,
+                asked = query(
                     spec(name),
-                    LayerKind.TRANSFORMER,
-                    shape=shape,
+                    microbatch=microbatch,
+                    precision=Precision.FLOAT16,
+                    kernels=UNFUSED,
                     backward=phase == "backward",
                 )
+                found = layer_prediction(own, kind, asked)
                 assert found is not None
                 yield layer_sample(
                     spec(name),
@@ -117,17 +114,8 @@ def half_precision_layers(laws: FittedLaws, kind: DeviceKind) -> Iterator[LayerS
 
 
 def predicted(predictor: FittedPredictor, sample: LayerSample, kernels: Kernels) -> Row:
-    ask = predictor.backward if sample.phase == "backward" else predictor.forward
-    answer = ask(
-        KINDS[sample.device],
-        sample_model(sample),
-        LayerKind(sample.layer),
-        microbatch_size=sample.microbatch_size,
-        sequence_length=sample.sequence_length,
-        tp=sample.tp,
-        precision=Precision(sample.precision),
-        kernels=kernels,
-    )
+    asked = replace(sample_query(sample), kernels=kernels)
+    answer = predictor.layer(KINDS[sample.device], asked)
     error = math.log(sample.median_seconds / answer.seconds)
     return Row(sample.device, sample.phase, error, answer.log_halfwidth)
 

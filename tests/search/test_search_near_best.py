@@ -11,16 +11,16 @@ from search_jobs import cluster, island, job, model
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate
-from hetplan.job.spec import Precision, TrainerOptions
-from hetplan.model.operators import DEFAULT_KERNELS, Kernels
-from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.job.spec import TrainerOptions
+from hetplan.model.operators import Kernels
+from hetplan.model.spec import LayerKind
 from hetplan.plans.check import check_plan
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.predictor import Prediction
+from hetplan.predict.predictor import LayerQuery, Prediction
 from hetplan.search.asked import UPDATE, AskingPlan, asking
+from hetplan.search.forwarding_predictor import ForwardingPredictor, Recording, Shifted
 from hetplan.search.near_best import rivals
 from hetplan.search.search import search
-from hetplan.search.through import Moved, Through, Watched
 
 PREDICTOR = FittedPredictor.datasheet_only()
 
@@ -40,7 +40,7 @@ def test_rivals_are_legal_other_plans_and_one_wins_when_a_kind_is_slow() -> None
     assert best.plan not in found
     assert all(not check_plan(each, given, on, asked) for each in found)
     # In the world where the quick kind is slow the best of them beats the best plan of today's.
-    world = Moved(PREDICTOR, "new", 1.0)
+    world = Shifted(PREDICTOR, "new", 1.0)
     there = [estimate(each, given, on, asked, world).step_seconds for each in found]
     assert min(there) < 0.98 * estimate(best.plan, given, on, asked, world).step_seconds
 
@@ -80,36 +80,15 @@ def test_layers_of_most_work_have_most_of_a_kinds_seconds() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept(Through):
+class Kept(ForwardingPredictor):
     """Notes the kernels of every transformer layer that is asked for."""
 
     kernels: set[Kernels] = field(default_factory=set)
 
-    def forward(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        *,
-        microbatch_size: int,
-        sequence_length: int,
-        tp: int,
-        precision: Precision,
-        kernels: Kernels = DEFAULT_KERNELS,
-    ) -> Prediction:
-        if layer is LayerKind.TRANSFORMER:
-            self.kernels.add(kernels)
-        return Through.forward(
-            self,
-            device,
-            model,
-            layer,
-            microbatch_size=microbatch_size,
-            sequence_length=sequence_length,
-            tp=tp,
-            precision=precision,
-            kernels=kernels,
-        )
+    def layer(self, device: DeviceKind, query: LayerQuery) -> Prediction:
+        if query.layer is LayerKind.TRANSFORMER:
+            self.kernels.add(query.kernels)
+        return ForwardingPredictor.layer(self, device, query)
 
 
 def test_a_job_is_asked_about_with_the_kernels_of_its_own_trainer() -> None:
@@ -134,7 +113,7 @@ def transformer_share(found: AskingPlan) -> float:
 def test_the_largest_message_of_a_link_is_noted() -> None:
     on = mixed()
     link = on.islands[0].inter_node
-    watched = Watched(PREDICTOR)
+    watched = Recording(PREDICTOR)
     watched.send(link, 100.0)
     watched.collective(link, "all_reduce", 4, 5000.0)
     watched.send(link, 200.0)

@@ -27,10 +27,8 @@ from dataclasses import dataclass, replace
 
 from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Precision
-from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind, ModelSpec, plain_model
-from hetplan.predict.datasheet import (
-    MATRIX_LOG_HALFWIDTH,
-)
+from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind, plain_model
+from hetplan.predict.datasheet import MATRIX_LOG_HALFWIDTH
 from hetplan.predict.law_parts import UNCHECKED
 from hetplan.predict.laws import (
     ALL_LAYERS,
@@ -54,6 +52,7 @@ from hetplan.predict.layer.tables import (
 )
 from hetplan.predict.layer.weak_prior import Candidate, Passes, choose
 from hetplan.predict.operator.laws import gain_is_earned
+from hetplan.predict.predictor import LayerQuery
 from hetplan.predict.regression import (
     MIN_CALIBRATION_ROWS,
     conformal_halfwidth,
@@ -171,11 +170,6 @@ def _split(sample: LayerSample) -> Iterator[LayerSample]:
     )
 
 
-"""Of the prior, beside the rows' own mean power; see above for how little it matters."""
-"""Whole square over causal operations."""
-"""Values of these columns in every row."""
-
-
 UNVALIDATED_LOG_HALFWIDTH = MATRIX_LOG_HALFWIDTH
 """Least half-width where too few errors set it: a law that was never tested on a size it had not
 seen is trusted no more than a datasheet's, nor more than a second measurement."""
@@ -205,30 +199,41 @@ class _Draft:
     table_errors: tuple[float, ...]
 
 
-def measured_values(
-    model: ModelSpec, layer: LayerKind, microbatch_size: int, sequence_length: int, tp: int
-) -> tuple[float, ...]:
+def measured_values(query: LayerQuery) -> tuple[float, ...]:
     """Values of `range_names`, for one prediction or sample."""
-    values: tuple[float, ...] = (model.hidden_size, sequence_length, microbatch_size, tp)
-    return values if layer is LayerKind.TRANSFORMER else (*values, model.vocab_size)
+    values: tuple[float, ...] = (
+        query.model.hidden_size,
+        query.sequence_length,
+        query.microbatch_size,
+        query.tp,
+    )
+    return values if query.layer is LayerKind.TRANSFORMER else (*values, query.model.vocab_size)
 
 
-def sample_model(sample: LayerSample) -> ModelSpec:
-    """A one-layer model of the sample's shape.
+def sample_query(sample: LayerSample) -> LayerQuery:
+    """What a sample is the answer to, in a one-layer model of its shape.
 
     A sample does not say how many positions a GPT model learns; its sequence length stands in.
     """
-    return plain_model(
-        name="sample",
-        architecture=Architecture(sample.architecture),
-        num_layers=1,
-        hidden_size=sample.hidden_size,
-        ffn_hidden_size=sample.ffn_hidden_size,
-        num_attention_heads=sample.num_attention_heads,
-        num_kv_heads=sample.num_kv_heads,
-        head_dim=sample.head_dim,
-        vocab_size=sample.vocab_size,
-        max_sequence_length=sample.sequence_length,
+    return LayerQuery(
+        model=plain_model(
+            name="sample",
+            architecture=Architecture(sample.architecture),
+            num_layers=1,
+            hidden_size=sample.hidden_size,
+            ffn_hidden_size=sample.ffn_hidden_size,
+            num_attention_heads=sample.num_attention_heads,
+            num_kv_heads=sample.num_kv_heads,
+            head_dim=sample.head_dim,
+            vocab_size=sample.vocab_size,
+            max_sequence_length=sample.sequence_length,
+        ),
+        layer=LayerKind(sample.layer),
+        microbatch_size=sample.microbatch_size,
+        sequence_length=sample.sequence_length,
+        tp=sample.tp,
+        precision=Precision(sample.precision),
+        is_backward=sample.phase == Phase.BACKWARD,
     )
 
 
@@ -290,27 +295,23 @@ def _check(samples: Sequence[LayerSample]) -> None:
 
 
 def _row_values(sample: LayerSample, columns: Sequence[Column]) -> tuple[float, ...]:
-    model, layer = sample_model(sample), LayerKind(sample.layer)
     if sample.phase.startswith(_OPTIMIZER_PREFIX):
-        parameters = float(sample.copies * model.parameters(layer, sample.tp))
+        parameters = _updated_parameters(sample)
         return tuple(parameters if column is Column.PARAMETERS else 1.0 for column in columns)
-    values = layer_columns(
-        model,
-        layer,
-        microbatch_size=sample.microbatch_size,
-        sequence_length=sample.sequence_length,
-        tp=sample.tp,
-        bytes_per_element=Precision(sample.precision).bytes_per_element,
-    )
+    values = layer_columns(sample_query(sample))
     return tuple(values.value(column) for column in columns)
 
 
 def _values(sample: LayerSample) -> tuple[float, ...]:
     """Values of the range names of the sample's law."""
-    model, layer = sample_model(sample), LayerKind(sample.layer)
     if sample.phase.startswith(_OPTIMIZER_PREFIX):
-        return (float(sample.copies * model.parameters(layer, sample.tp)),)
-    return measured_values(model, layer, sample.microbatch_size, sample.sequence_length, sample.tp)
+        return (_updated_parameters(sample),)
+    return measured_values(sample_query(sample))
+
+
+def _updated_parameters(sample: LayerSample) -> float:
+    model, layer = sample_query(sample).model, LayerKind(sample.layer)
+    return float(sample.copies * model.parameters(layer, sample.tp))
 
 
 def _choose_columns(

@@ -31,8 +31,8 @@ from hetplan.plans.chosen import Shape
 from hetplan.plans.plan import LayerRange, Recompute, RecomputeGranularity, Replica
 from hetplan.plans.targets import target
 from hetplan.predict.predictor import Predictor
-from hetplan.search.costs.remembered import Remembered
 from hetplan.search.families.space import BOTH, FIRST, LAST, Floats
+from hetplan.search.forwarding_predictor import Caching
 
 ROLES = 4
 _FORWARD, _BACKWARD, _SELECTIVE, _FULL = range(4)
@@ -105,8 +105,8 @@ class Placed:
         return KnownCollectives(self.cluster, self.predictor, by_levels=own)
 
     @cached_property
-    def _remembered(self) -> Remembered:
-        return Remembered(self.predictor)
+    def _caching(self) -> Caching:
+        return Caching(self.predictor)
 
     @cached_property
     def _kinds(self) -> tuple[tuple[int, ...], Floats, Floats]:
@@ -265,7 +265,7 @@ class Placed:
             ),
             groups=groups,
             known=self.known,
-            predictor=self._remembered,
+            predictor=self._caching,
         )
 
     def _priced(self, pricer: LayerPricer, position: int) -> tuple[float, float, float, float]:
