@@ -111,38 +111,6 @@ def test_published_models_have_their_published_sizes(tmp_path, name):
     assert load(tmp_path, config).parameter_count == published
 
 
-@pytest.mark.parametrize(
-    ("wrong", "field"),
-    [
-        ({"hidden_size": -4}, "hidden_size"),
-        ({"hidden_size": "4096"}, "hidden_size"),
-        ({"num_attention_heads": 0}, "num_attention_heads"),
-        ({"num_attention_heads": None}, "num_attention_heads"),
-        ({"num_hidden_layers": 0, "mlp_only_layers": [0, 5]}, "num_hidden_layers"),
-        ({"num_experts": -1}, "num_experts"),
-    ],
-)
-def test_one_wrong_value_is_one_fault(tmp_path, wrong, field):
-    config = sizes(96, 64, 8, 6, num_key_value_heads=3, model_type="qwen3_moe", num_experts=9)
-    with pytest.raises(InputError) as caught:
-        load(tmp_path, config | wrong)
-    assert [fault.field for fault in caught.value.faults] == [field]
-
-
-def test_lengths_of_llama_3_are_not_stretched_by_its_factor(tmp_path):
-    config = sizes(96, 64, 2, 6, model_type="llama", max_position_embeddings=131072)
-    for key in ("rope_scaling", "rope_parameters"):
-        scaling = {
-            "factor": 32.0,
-            "original_max_position_embeddings": 8192,
-            "rope_type": "llama3",
-        }
-        assert load(tmp_path, config | {key: scaling}).max_sequence_length == 131072
-    yarn = {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}
-    short = config | {"max_position_embeddings": 32768, "rope_scaling": yarn}
-    assert load(tmp_path, short).max_sequence_length == 131072
-
-
 def test_a_model_type_of_its_own_goes_by_its_class(tmp_path):
     config = LATENT | sizes(64, 48, 3, 4, moe_intermediate_size=16, n_routed_experts=8)
     known = load(tmp_path, config | {"model_type": "deepseek_v3"})

@@ -13,7 +13,7 @@ from hetplan.files.shipped import shipped_folder
 from hetplan.model.layer_units import own_layer_fault, planning_faults
 from hetplan.model.layers import Experts, LatentAttention, LayerRun, Mlp, Norm
 from hetplan.model.load import load_model
-from hetplan.model.spec import Architecture, LayerKind
+from hetplan.model.spec import LayerKind
 
 MODELS = shipped_folder("configs") / "models"
 
@@ -205,12 +205,6 @@ def test_both_forms_describe_the_same_model(tmp_path, name):
     assert replace(written, name="") == replace(read, name="")
 
 
-def test_first_form_files_are_read(tmp_path):
-    model = load(tmp_path, TEXT.replace("model/2", "model/1"))
-    assert model.architecture is Architecture.LLAMA
-    assert (model.num_layers, model.ffn_hidden_size) == (6, 200)
-
-
 @pytest.mark.parametrize(
     ("extra", "line", "field", "says"),
     [
@@ -259,16 +253,6 @@ def test_faults_of_unlike_layers(tmp_path, extra, line, field, says):
 def test_a_dense_layer_needs_a_width(tmp_path):
     text = TEXT.replace("ffn_hidden_size: 200\n", "")
     assert "ffn_hidden_size is missing" in faults(tmp_path, text)[0][2]
-
-
-def test_a_hundred_thousand_layers_are_cheap(tmp_path):
-    text = TEXT.replace("num_layers: 6", "num_layers: 100000")
-    equal = load(tmp_path, text)
-    assert len(equal.layer_runs) == 1
-    assert equal.layer_at(100_000) == equal.layer_at(1)
-    turns = load(tmp_path, text + "layers: [{count: 1, window: 16}, {}]\nrepeat_layers: true\n")
-    assert turns.num_layers == 100_000
-    assert turns.parameter_count == equal.parameter_count
 
 
 def test_positions_that_are_no_transformer_layer(tmp_path):

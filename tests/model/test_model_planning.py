@@ -214,13 +214,6 @@ def test_values_of_the_older_form_are_read(tmp_path, architecture):
     assert decode(read_document(path), ModelSpec, schema="hetplan.model-value/3") == read
 
 
-def test_faults_of_the_older_form_are_named(tmp_path):
-    path = tmp_path / "value.json"
-    path.write_text(json.dumps(FLAT | {"architecture": "gpt", "num_layers": "x"}))
-    with pytest.raises(InputError, match="write a whole number"):
-        decode(read_document(path), ModelSpec, schema="hetplan.model-value/3")
-
-
 @pytest.mark.parametrize("name", ["deepseek-v3-small-biased", "qwen2-moe-uneven", "opt-350m-form"])
 def test_values_of_unlike_layers_are_written_and_read(tmp_path, name):
     model = config(tmp_path, name)

@@ -150,14 +150,6 @@ def test_work_is_whole_for_every_position(model, b, s, tp):
         assert double.flops == 2 * one.flops
 
 
-@given(model=models(most_runs=1), b=st.integers(1, 3), s=st.integers(1, 60))
-@steady
-def test_models_of_equal_layers_have_one_answer(model, b, s):
-    kind = LayerKind.TRANSFORMER
-    assert layer_work(model, kind, b, s) == layer_work_at(model, 1, b, s)
-    assert model.parameters(kind) == model.parameters_at(1)
-
-
 @given(layer=layers(), h=size, s=st.integers(1, 60), more=st.integers(0, 50))
 @steady
 def test_a_window_over_the_whole_sequence_is_none(layer, h, s, more):
@@ -202,18 +194,6 @@ def test_one_expert_for_all_is_a_dense_mlp_with_a_router(width, gated, bias, h, 
     assert difference == 2 * tokens * h  # the router's product
     assert sparse.active_parameters(h) == sparse.parameters(h)
     assert largest_matrix(sparse, h, 1) == largest_matrix(dense, h, 1)
-
-
-@given(experts=mlps().filter(lambda mlp: isinstance(mlp, Experts)), h=size)
-@steady
-def test_more_experts_cost_memory_and_not_operations(experts, h):
-    attention = Attention(num_heads=1, num_kv_heads=1, head_dim=4)
-    layer = TransformerLayer(attention=attention, mlp=experts, norm=Norm.RMS_NORM)
-    more = replace(layer, mlp=replace(experts, num_experts=experts.num_experts + 1))
-    assert more.parameters(h) > layer.parameters(h)
-    router = transformer_work(more, h, 1, 9).flops - transformer_work(layer, h, 1, 9).flops
-    assert router == 2 * 9 * h
-    assert more.active_parameters(h) == layer.active_parameters(h) + h
 
 
 def test_slices_that_do_not_divide_are_named_once():

@@ -12,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from predict_samples import DEVICE, REFERENCE, fitted, gpt, layer_grid, layer_sample
 
-from hetplan.model.spec import LayerKind
 from hetplan.predict.layer.laws import (
-    EMBEDDING_LOG_HALFWIDTHS,
     HEAD_LOG_HALFWIDTHS,
     TRANSFORMER_LOG_HALFWIDTHS,
     fit_layer_laws,
@@ -53,14 +51,6 @@ def test_the_halves_sum_to_what_was_measured(seconds: float, up: float, down: fl
     assert sum(rows.halves.values()) == 2
 
 
-def test_samples_without_combined_times_pass_unchanged() -> None:
-    samples = layer_grid()
-    result, rows = split_combined(samples)
-    assert result == tuple(samples)
-    assert not rows.halves
-    assert fit_layer_laws(samples) == tuple(rows.widened(law) for law in fit_layer_laws(samples))
-
-
 def test_a_law_from_combined_times_says_so_and_is_wider() -> None:
     alone = {law.phase: law for law in fit_layer_laws(layer_grid())}["forward"]
     laws = {law.phase: law for law in fit_layer_laws(together(layer_grid()))}
@@ -92,20 +82,6 @@ def test_a_phase_measured_alone_is_not_mixed_with_halves() -> None:
     assert laws["forward"].log_halfwidth == alone.log_halfwidth
     assert "not used: forward was measured alone" in laws["forward"].notes[-1]
     assert any("split of measured" in note for note in laws["backward"].notes)
-
-
-def test_other_layers_and_devices_keep_their_own_rule() -> None:
-    ends = [
-        layer_sample(gpt(), 0.01, layer=layer, phase=COMBINED)
-        for layer in (LayerKind.EMBEDDING, LayerKind.HEAD)
-    ]
-    other = layer_sample(gpt(), 0.01, phase="forward", device="other")
-    result, rows = split_combined([*ends, other, layer_sample(gpt(), 0.01, phase=COMBINED)])
-    assert len(result) == 7
-    assert not rows.unused
-    for phase, at in (("forward", 0), ("backward", 1)):
-        assert split_log_halfwidth("embedding", phase) == EMBEDDING_LOG_HALFWIDTHS[at]
-        assert split_log_halfwidth("head", phase) == HEAD_LOG_HALFWIDTHS[at]
 
 
 def measured_pairs() -> dict[str, list[tuple[float, float]]]:

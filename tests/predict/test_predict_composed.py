@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -27,8 +26,7 @@ from hetplan.model.operators import (
 from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import fit
 from hetplan.predict.layer.composed import LAUNCH_PART
-from hetplan.predict.operator.answer import WEIGHT_GRADIENT_OVER_FORWARD, index_operators
-from hetplan.predict.operator.laws import fit_operator_laws
+from hetplan.predict.operator.answer import WEIGHT_GRADIENT_OVER_FORWARD
 from hetplan.profiling.samples import ProfileSet
 
 UNFUSED = Kernels(fused_attention=False, attention_dropout=True, hidden_dropout=True)
@@ -127,15 +125,6 @@ def test_a_measured_shape_is_looked_up() -> None:
     assert parts["matrix_product"] > 0.049
 
 
-def test_a_wider_vocabulary_head_and_embedding_are_predicted() -> None:
-    found = predictor(operator_grid())
-    for layer in (LayerKind.HEAD, LayerKind.EMBEDDING):
-        for backward in (False, True):
-            each = ask(found, layer=layer, backward=backward)
-            assert each.seconds > 0
-            assert any("not measured" in note for note in each.extrapolating)
-
-
 def test_order_of_answers() -> None:
     layers = tuple(layer_grid(noise=0.01, seed=1, phase="forward", tps=(1,)))
     whole = predictor(operator_grid(), layers)
@@ -144,13 +133,6 @@ def test_order_of_answers() -> None:
     assert ask(whole, precision=Precision.FLOAT32).source in ("datasheet", "related")
     memory_only = tuple(s for s in operator_grid() if s.operator == "norm")
     assert ask(predictor(memory_only)).source != "measured"
-
-
-def test_beyond_measured_sizes_is_said_and_wider() -> None:
-    found = predictor(operator_grid(noise=0.05))
-    far = ask(found, hidden=32768, microbatch=8)
-    assert any("matrix product width 131072 > 28672 measured" in n for n in far.extrapolating)
-    assert far.log_halfwidth > ask(found, hidden=HIDDEN[1]).log_halfwidth
 
 
 def test_losses_backward_goes_without_its_product() -> None:
@@ -178,10 +160,3 @@ def test_losses_backward_goes_without_its_product() -> None:
         assert parts["loss"] == pytest.approx(logits * each / BYTES_PER_SECOND, rel=0.1)
         fused = ask(found, layer=LayerKind.HEAD, backward=backward)
         assert {p.name: p.seconds for p in fused.parts}["loss"] < parts["loss"]
-
-
-def test_an_index_of_nothing_answers_nothing() -> None:
-    assert index_operators(()) == {}
-    (law,) = fit_operator_laws([operator_sample(OperatorClass.NORM, m=8, n=8, seconds=1e-3)])
-    assert math.isfinite(law.log_halfwidth)
-    assert list(index_operators([law])) == [(DEVICE.kind, "bfloat16")]

@@ -12,7 +12,6 @@ from predict_operators import (
     FLOPS_PER_SECOND,
     LAUNCH,
     operator_grid,
-    operator_sample,
 )
 from predict_samples import DEVICE, gpt, layer_grid, provenance, query
 
@@ -30,8 +29,6 @@ from hetplan.model.spec import Architecture, LayerKind, LayerRun
 from hetplan.predict import datasheet
 from hetplan.predict.fit import FittedPredictor, fit
 from hetplan.predict.layer import float8
-from hetplan.predict.operator.answer import index_operators
-from hetplan.predict.operator.laws import fit_operator_laws
 from hetplan.profiling.samples import ProfileSet
 
 WIDE = Kernels(fused_attention=False, attention_dropout=True, hidden_dropout=True)
@@ -112,16 +109,6 @@ def test_every_answer_says_that_it_is_assumed_and_is_wider() -> None:
         assert narrow.log_halfwidth < share * 0.5 * math.log(2.0) + wide.log_halfwidth + 0.05
 
 
-def test_one_format_is_the_same_object_and_the_same_answer() -> None:
-    index = index_operators(fit_operator_laws(operator_grid()))
-    here = next(iter(index.values()))
-    assert float8.narrowed(here, KIND, "") is here
-    found = predictor()
-    first = ask(found, WIDE)
-    ask(found, NARROW)
-    assert ask(found, WIDE) == first == ask(predictor(), WIDE)
-
-
 def test_measured_shapes_change_as_their_law_does() -> None:
     samples = operator_grid()
     slow = tuple(  # a shape that lies off the law by half
@@ -143,21 +130,6 @@ def test_measured_shapes_change_as_their_law_does() -> None:
         assert narrow.log_halfwidth >= 0.5 * math.log(2.0) > wide.log_halfwidth
         expected = (wide.work_seconds + wide.launch_seconds) * (1 - 0.5 * work / all_of_it)
         assert narrow.work_seconds + narrow.launch_seconds == pytest.approx(expected, rel=0.02)
-
-
-def test_a_rate_that_lasts_is_raised_too() -> None:
-    law = replace(
-        next(each for each in fit_operator_laws(operator_grid()) if "product" in each.operator),
-        sustained_flops_per_second=100e12,
-        shapes=(),
-        residual=None,
-    )
-    here = index_operators([law])[law.device, law.precision]
-    op = Operator(operator=OperatorClass.MATRIX_PRODUCT, what="up", m=16384, n=8192, k=8192)
-    narrow, _ = float8.narrowed(here, KIND, "float8").launches(
-        op, backward=False, lent=lambda: None
-    )
-    assert narrow.work_seconds == pytest.approx(operator_flops(op, "forward") / 200e12)
 
 
 def test_routers_and_heads_stay_wide() -> None:
@@ -206,15 +178,6 @@ def test_whole_layers_change_as_their_operators_do() -> None:
     assert any("float8 products not measured" in note for note in narrow.extrapolating)
 
 
-def test_other_kinds_lend_their_laws() -> None:
-    found = predictor()
-    twin = replace(KIND, kind="another", vendor=KIND.vendor)
-    wide, narrow = (ask(found, each, kind=twin) for each in (WIDE, NARROW))
-    assert {wide.source, narrow.source} <= {"related", "datasheet"}
-    assert narrow.seconds < wide.seconds
-    assert any("float8 products not measured" in note for note in narrow.extrapolating)
-
-
 @pytest.mark.parametrize("backward", [False, True])
 def test_the_datasheet_alone_knows_narrow_products(backward) -> None:
     kind = device("new-kind", tflops=100, gigabytes=2000, others=(("float8", 200e12),))
@@ -236,16 +199,3 @@ def test_the_datasheet_alone_knows_narrow_products(backward) -> None:
     for layer in (LayerKind.HEAD, LayerKind.EMBEDDING):
         plain, asked = (ask(found, each, kind=kind, layer=layer) for each in (WIDE, NARROW))
         assert plain.seconds == asked.seconds
-
-
-def test_a_pass_without_any_law_of_passes_is_at_the_datasheets_bandwidth() -> None:
-    only = tuple(
-        operator_sample(OperatorClass.MATRIX_PRODUCT, m=m, n=4096, k=4096)
-        for m in (1024, 2048, 4096, 8192)
-    )
-    here = next(iter(index_operators(fit_operator_laws(only)).values()))
-    op = Operator(operator=OperatorClass.MATRIX_PRODUCT, what="up", m=1000, n=4096, k=4096)
-    *_, last = float8.narrowed(here, KIND, "float8").launches(op, backward=False, lent=lambda: None)
-    rate = KIND.memory_bandwidth_bytes_per_second * datasheet.ELEMENTWISE_EFFICIENCY_FORWARD
-    assert last.operator == float8.QUANTISE
-    assert last.work_seconds == pytest.approx(1000 * 4096 * 6.0 / rate)

@@ -67,23 +67,6 @@ def test_default_kernels_cost_only_what_autograd_adds() -> None:
     )
 
 
-def test_a_layer_without_biases_sums_none() -> None:
-    llama = plain_model(
-        name="llama",
-        architecture=Architecture.LLAMA,
-        num_layers=1,
-        hidden_size=H,
-        ffn_hidden_size=2 * H,
-        num_attention_heads=HEADS,
-        num_kv_heads=HEADS,
-        head_dim=H // HEADS,
-        vocab_size=VOCAB,
-        max_sequence_length=S,
-    )
-    found = costs(LayerKind.TRANSFORMER, DEFAULT_KERNELS, backward=True, shape=llama)
-    assert found.moved_bytes == TOKENS * H * 2 * (2 * 3 - 8)
-
-
 def test_scores_are_written_and_read() -> None:
     forward = costs(LayerKind.TRANSFORMER, UNFUSED, backward=False)
     # Scores and probabilities, each written and read, of two bytes.

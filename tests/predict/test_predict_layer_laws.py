@@ -126,12 +126,6 @@ def test_a_single_point_gives_a_rate_and_no_trust() -> None:
     assert "untested" in " ".join(law.notes)
 
 
-def test_repeated_rows_of_one_shape_are_not_more_points() -> None:
-    single = layer_grid(hidden=(2048,), sequences=(2048,), tps=(1,), microbatches=(1,))
-    (law,) = fit_layer_laws(single * 12)
-    assert (law.rows, law.points, len(law.terms)) == (12, 1, 1)
-
-
 def test_few_errors_are_pooled_with_the_devices_other_laws() -> None:
     many = layer_grid(phase="forward", noise=0.05, seed=7)
     few = layer_grid(
@@ -150,13 +144,6 @@ def test_few_errors_are_pooled_with_the_devices_other_laws() -> None:
     (alone,) = fit_layer_laws(few)
     assert alone.log_halfwidth >= UNVALIDATED_LOG_HALFWIDTH
     assert "too few" in alone.calibration
-
-
-def test_other_devices_do_not_set_an_interval() -> None:
-    noisy = layer_grid(noise=0.5, seed=9, device="testium-2")
-    laws = {law.device: law for law in fit_layer_laws(layer_grid() + noisy)}
-    assert laws[DEVICE.kind].log_halfwidth < 1e-6
-    assert laws["testium-2"].log_halfwidth > 0.3
 
 
 def test_extrapolation_is_said_and_widens_the_interval() -> None:
@@ -216,13 +203,6 @@ def test_embedding_and_head_have_laws_of_their_own(layer: LayerKind) -> None:
     bigger = query(replace(gpt(3072), vocab_size=64000), layer, microbatch=3)
     prediction = predictor.layer(DEVICE, bigger)
     assert prediction.extrapolating == ("vocabulary 64000 > 32000 measured",)
-
-
-def test_unsteady_rows_are_counted() -> None:
-    samples = layer_grid()
-    samples[3] = replace(samples[3], steady=False)
-    (law,) = fit_layer_laws(samples)
-    assert "1 of 48 rows did not reach a steady time" in law.notes
 
 
 @pytest.mark.parametrize(

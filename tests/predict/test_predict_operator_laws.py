@@ -24,9 +24,6 @@ from hetplan.model.operators import Operator, OperatorClass
 from hetplan.predict.operator.laws import fit_operator_laws, gain_is_earned, sustained_rate
 from hetplan.predict.operator.residual import REACHES, point_of, residual
 from hetplan.predict.operator.values import (
-    LearnedResidual,
-    MeasuredShape,
-    OperatorTerm,
     sample_operator,
     size_groups,
     tiled_flops,
@@ -201,21 +198,6 @@ def test_rows_that_cannot_be_are_refused_with_their_number(
     assert words in str(caught.value)
 
 
-def test_values_that_no_fit_gives_are_refused() -> None:
-    (law,) = fit_operator_laws([operator_sample(OperatorClass.NORM, m=8, n=8)])
-    with pytest.raises(InputError, match="column is 'x'"):
-        OperatorTerm(column="x", coefficient=1.0)
-    with pytest.raises(InputError, match="time cannot fall"):
-        OperatorTerm(column="bytes", coefficient=-1.0)
-    with pytest.raises(InputError, match="more than 0"):
-        MeasuredShape(batch=1, m=1, n=1, k=1, output_precision="float32", seconds=-1.0)
-    with pytest.raises(InputError, match="above 0"):
-        LearnedResidual(doublings=0.0, error_before=1.0, error_after=0.5)
-    for change in ({"phase": "x"}, {"floor_seconds": -1.0}, {"log_halfwidth": math.nan}):
-        with pytest.raises(InputError):
-            replace(law, **change)
-
-
 def test_gains_within_their_own_noise_are_not_earned() -> None:
     assert gain_is_earned([0.1, 0.1, 0.1], [0.05, 0.05, 0.05], 1.0)
     assert not gain_is_earned([0.1, 0.1, 0.1], [0.099, 0.099, 0.099], 1.0)
@@ -248,30 +230,3 @@ def test_tiles_and_waves_by_hand() -> None:
     assert tiled_flops(op, "forward", 0) == 2 * 256 * 128 * 10
     # 2 tiles in waves of 108.
     assert tiled_flops(op, "forward", 108) == 2 * 108 * 128 * 128 * 10
-
-
-def test_what_is_kept_up_depends_on_what_is_written() -> None:
-    def product(m: int, rate: float, repeats: int, output: str) -> OperatorSample:
-        sample = operator_sample(
-            OperatorClass.MATRIX_PRODUCT, "weight_gradient", m=m, n=8192, k=8192, output=output
-        )
-        return replace(sample, median_seconds=2.0 * m * 8192 * 8192 / rate, repeats=repeats)
-
-    rows = [
-        product(1024 * (1 + at), rate, 10000 // (1 + at) if long else 10, output)
-        for output, rate, long in (
-            ("bfloat16", 1.1e15, True),
-            ("bfloat16", 1.4e15, False),
-            ("float32", 1.0e15, True),
-            ("float32", 1.4e15, False),
-        )
-        for at in range(4)
-    ]
-    (law,) = fit_operator_laws(rows)
-    # Asked for sums in float32.
-    assert law.sustained_flops_per_second == pytest.approx(1.0e15)
-    # A shape measured short and long keeps the slower of what it may take and what was measured.
-    least = {each.output_precision: each for each in law.shapes if each.m == 1024}
-    work = 2.0 * 1024 * 8192 * 8192
-    assert least["bfloat16"].seconds == pytest.approx(work / 1.1e15)
-    assert least["float32"].seconds == pytest.approx(work / 1.0e15)

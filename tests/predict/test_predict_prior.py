@@ -42,23 +42,6 @@ def test_points_that_agree_pull_between_the_prior_and_themselves(
     assert found.log_mean * ratio >= 0
 
 
-@given(st.floats(-3, 3), widths)
-def test_many_points_give_their_mean_and_the_spread_of_single_sizes(
-    ratio: float, width: float
-) -> None:
-    many = shift([ratio] * 10_000, width)
-    assert many.log_mean == pytest.approx(ratio, rel=1e-3, abs=1e-9)
-    assert 0 < many.log_halfwidth < 0.5 * width
-
-
-def test_one_point_takes_off_the_square_of_the_shared_part() -> None:
-    # Errors of a size after a point of another: (1 - s) d - s e + e', variance 1 - s^2.
-    left = 0.31 * math.sqrt(1.0 - SHARED_VARIANCE**2)
-    assert shift([0.1], 0.31).log_halfwidth == pytest.approx(left, rel=1e-9)
-    assert shift([0.1], 0.31).log_mean == pytest.approx(0.1 * SHARED_VARIANCE)
-    assert shift([], 0.31).log_halfwidth == 0.31
-
-
 def test_points_are_the_mean_of_a_posterior_on_a_grid() -> None:
     # The same posterior by summing over a grid of shifts, written apart from the formula.
     known, width, share = [0.4, 0.1, 0.3], 0.5, SHARED_VARIANCE

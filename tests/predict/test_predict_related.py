@@ -12,12 +12,10 @@ from predict_samples import layer_grid, query
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.model.operators import Operator, OperatorClass
 from hetplan.predict import datasheet
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.kinds.carried_laws import (
     asked_format,
-    likeness,
     measured_format,
     rates,
     same_chip,
@@ -157,23 +155,6 @@ def test_nothing_is_lent_to_a_kind_without_the_figures(kind: DeviceKind) -> None
     assert related.layer(kind, query(backward=True)) is None
 
 
-def test_laws_of_kinds_that_nobody_knows_are_not_carried() -> None:
-    assert Related(known(*KINDS), ()).operator_laws(NEW, Precision.BFLOAT16) == ()
-    stranger = FittedPredictor(known(*KINDS)).layer(NEW, query())
-    assert stranger.source == "datasheet"
-
-
-def test_kinds_of_one_generation_are_alike() -> None:
-    def of(kind: DeviceKind) -> float:
-        one, other = rates(NEW, "bfloat16"), rates(kind, "bfloat16")
-        assert one is not None
-        assert other is not None
-        return likeness(one, other)
-
-    assert of(KINDS[1]) > of(KINDS[0]) > of(KINDS[3])
-    assert of(replace(KINDS[1], vendor="elsewhere")) < of(KINDS[1])
-
-
 FAST32 = (("float32", 20e12), ("tf32", 156e12))
 
 
@@ -238,9 +219,3 @@ def test_updates_go_by_bandwidth_on_the_same_chip_alone() -> None:
     assert update(NEW) is None
     own = FittedPredictor(found).optimizer_update(source, Optimizer.ADAMW, 1e8, Precision.BFLOAT16)
     assert own.seconds * 1555 / 2039 <= there.seconds <= own.seconds
-
-
-def test_a_law_of_one_point_lends_nothing() -> None:
-    op = Operator(operator=OperatorClass.MATRIX_PRODUCT, what="one", m=2048, n=2048, k=2048)
-    rows = [row for row in samples(KINDS[0]) if (row.m, row.n) == (op.m, op.n)][:1]
-    assert Related(laws(rows), KINDS).operator_laws(NEW, Precision.BFLOAT16) == ()

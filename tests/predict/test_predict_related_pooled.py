@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -28,7 +27,6 @@ from hetplan.predict.kinds.related import Related
 from hetplan.predict.laws import FittedLaws
 from hetplan.predict.layer.laws import fit_layer_laws, sample_query
 from hetplan.predict.predictor import LayerQuery, Prediction
-from hetplan.predict.regression import fit_nonnegative
 from hetplan.profiling.samples import LayerSample
 
 KINDS = tuple(
@@ -116,21 +114,12 @@ def test_measured_layers_answer_alike_whatever_kernels_are_asked_for() -> None:
     assert plain.seconds == pytest.approx(fused.seconds, rel=1e-9)
 
 
-def test_kinds_that_differ_more_give_a_wider_interval() -> None:
-    assert ask(known(1.0, 1.8, 0.6, 1.3), NEW).log_halfwidth > ask(known(), NEW).log_halfwidth + 0.1
-
-
 def test_a_kind_beyond_the_measured_ones_is_less_sure() -> None:
     beyond = device("beyond", tflops=4000, gigabytes=9000)
     answer = ask(known(), beyond)
     assert answer.log_halfwidth > 1.3 * ask(known(), NEW).log_halfwidth
     assert "TFLOP/s 4000 > 989 measured" in answer.extrapolating
     assert "GB/s 9000 > 3350 measured" in answer.extrapolating
-
-
-def test_another_vendor_has_no_law_of_these_kinds() -> None:
-    foreign = replace(NEW, kind="foreign", vendor="elsewhere")
-    assert "law of" not in ask(known(), foreign).extrapolating[0]
 
 
 def test_another_board_of_the_chip_answers_first() -> None:
@@ -189,12 +178,6 @@ def test_sizes_without_a_table_are_those_between_the_ends() -> None:
     assert {size.query.model.hidden_size for size in sizes} == {1024, 4096}
     assert {size.query.microbatch_size for size in sizes} == {1, 2, 4, 8, 16}
     assert {size.query.tp for size in sizes} == {1, 2}
-
-
-def test_a_row_of_more_importance_counts_more() -> None:
-    rows, times = [(1.0,), (1.0,), (1.0,)], [1.0, 1.0, 2.0]
-    assert fit_nonnegative(rows, times)[0] == pytest.approx(1.0, rel=0.02)
-    assert fit_nonnegative(rows, times, importance=[1, 1, 5])[0] == pytest.approx(2.0, rel=0.02)
 
 
 def kind_rows(kind: DeviceKind, *, microbatches: Sequence[int], rounding: float) -> KindRows:

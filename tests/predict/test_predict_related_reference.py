@@ -273,34 +273,3 @@ def test_the_part_that_all_sizes_of_a_kind_share() -> None:
     print(f"\nshared part: {both:.2f} by analysis of variance, {left:.2f} by what a point left")
     assert both < SHARED_VARIANCE < left
     assert (both + left) / 2 == pytest.approx(SHARED_VARIANCE, abs=0.03)
-
-
-def test_embeddings_are_a_small_part_of_a_model() -> None:
-    """Their forward, of all layers forward and backward; nobody published their backward.
-
-    Measured: 0.1 % in the median, 1.1 % at most.
-    """
-    layers_of = {1024: 24, 7168: 48}  # OPT-350M, OPT-30B (Zhang et al., 2022, table 1)
-    times: dict[tuple[object, ...], dict[str, float]] = {}
-    for population in unit().populations:
-        for row in population.layers:
-            key = (row.device, row.precision, row.hidden_size, row.microbatch_size, row.tp)
-            times.setdefault(key, {})[f"{row.layer} {row.phase}"] = row.median_seconds
-    shares = []
-    for (_, _, hidden, *_), found in times.items():
-        wanted = [
-            f"{layer} {phase}"
-            for layer in ("transformer", "head")
-            for phase in ("forward", "backward")
-        ]
-        if hidden not in layers_of or not {"embedding forward", *wanted} <= set(found):
-            continue
-        embedding = found["embedding forward"]
-        others = sum(
-            found[name] * (layers_of[hidden] if name.startswith("transformer") else 1)
-            for name in wanted
-        )
-        shares.append(embedding / (embedding + others))
-    assert len(shares) > 50
-    assert statistics.median(shares) < 0.002
-    assert max(shares) < 0.015

@@ -1,5 +1,4 @@
 import time
-from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -18,7 +17,6 @@ from hetplan.profiling.pacing import (
     PaceEntry,
     Pacer,
     load_pace,
-    save_pace,
 )
 
 FORWARD, BACKWARD = 0.010, 0.025
@@ -239,12 +237,6 @@ def test_a_missing_entry_is_named() -> None:
         pacer.wrap(torch.nn.Identity(), LayerKind.HEAD, 2, 1)
     with pytest.raises(InputError, match="it has slow"):
         Pace(kinds=(paced_kind(),)).kind("fast")
-
-
-def test_a_pace_file_is_read_back(tmp_path) -> None:
-    pace = Pace(kinds=(paced_kind(), replace(paced_kind(), device="slower", slow_down=3.5)))
-    save_pace(pace, tmp_path / "pace.json")
-    assert load_pace(tmp_path / "pace.json") == pace
 
 
 def test_wrong_pace_files_name_the_field(tmp_path) -> None:

@@ -66,10 +66,6 @@ def test_devices_of_a_kind_scatter_by_themselves_and_seeds_repeat() -> None:
         assert abs(statistics.correlation(found, other)) < 0.2
 
 
-def test_without_jitter_every_pass_takes_its_time() -> None:
-    assert pass_seconds(replace(KIND, jitter=0.0), 0, 20) == pytest.approx([1.0] * 20)
-
-
 @pytest.mark.parametrize("jitter", [-0.1, 0.5, float("nan")])
 def test_a_jitter_out_of_range_is_refused(jitter: float) -> None:
     with pytest.raises(InputError, match="jitter"):

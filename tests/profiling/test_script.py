@@ -232,16 +232,6 @@ def test_results_of_all_sorts_are_merged_once(tmp_path) -> None:
     assert (len(held.layers), len(held.operators), len(held.links)) == (2, 2, 1)
 
 
-def test_other_clocks_are_another_population(tmp_path) -> None:
-    slow = dataclasses.replace(PROVENANCE, clocks="sm 1410 MHz")
-    files = [
-        results(tmp_path / "a.csv", PROVENANCE, LAYER),
-        results(tmp_path / "b.csv", slow, layer(microbatch_size=2)),
-    ]
-    merge_files(files, tmp_path / "store")
-    assert len(read_store(tmp_path / "store").provenance) == 2
-
-
 def test_hostile_files_are_refused_and_nothing_is_added(tmp_path) -> None:
     store, escape = tmp_path / "store", "\x1b]0;owned\x07"
     evil = dataclasses.replace(PROVENANCE, device_name=escape)
