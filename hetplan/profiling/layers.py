@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from hetplan.errors import InputError
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec
-from hetplan.profiling.layer_slices import (
+from hetplan.profiling.bodies import (
     NORM_EPSILON,
     ROTARY_BASE,
     CrossEntropy,

@@ -23,13 +23,13 @@ from hetplan.model.operators import (
 )
 from hetplan.model.spec import TRAINED_KINDS, Architecture
 from hetplan.profiling.backends import CpuBackend
+from hetplan.profiling.bodies import Place, operator_body, operator_shapes
 from hetplan.profiling.measure_operators import (
     OperatorProfiler,
     OperatorUnit,
     operator_units,
     unit_shapes,
 )
-from hetplan.profiling.operator_bodies import Place, operator_body, operator_shapes
 from hetplan.profiling.store import read_store
 
 UNFUSED = Kernels(
