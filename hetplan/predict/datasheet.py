@@ -103,7 +103,7 @@ LAUNCH_LOG_HALFWIDTH = 1.4
 LAYER_LAUNCHES = 10.0
 """Kernels of a GPT layer, for laws that count no operators."""
 SCORE_PASSES = 8.0
-"""How often attention's scores cross the memory where they are kept (`predict.layer_prior`)."""
+"""How often attention's scores cross the memory where they are kept (`layer.weak_prior`)."""
 
 BACKWARD_WORK = 2.0
 """Backward over forward operations and bytes: a gradient of the input and one of the weights."""

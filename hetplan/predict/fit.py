@@ -2,8 +2,8 @@
 
 Every prediction says where it came from. For a layer the first that there is answers: whole layers
 measured on the device, the very shape by its own median; operators measured on it, summed
-(`predict.composed`); both `measured`. Else `related`, laws of other kinds of device carried by the
-datasheet's figures (`predict.related`). Else `datasheet`, with the datasheet's wide interval and a
+(`layer.composed`); both `measured`. Else `related`, laws of other kinds of device carried by the
+datasheet's figures (`kinds.related`). Else `datasheet`, with the datasheet's wide interval and a
 note that names what is missing. Nothing falls back in silence.
 """
 
@@ -19,8 +19,7 @@ from hetplan.cluster.spec import Link, Transport
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.predict import datasheet
-from hetplan.predict.calibration.applied import corrected, corrected_law, factor_of
-from hetplan.predict.calibration.values import Calibration
+from hetplan.predict.calibration.values import Calibration, corrected, corrected_law, factor_of
 from hetplan.predict.kinds.few_points import ShiftedOperators, with_prior
 from hetplan.predict.kinds.operators import RelatedLaws
 from hetplan.predict.kinds.related import Related

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Link
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.predict.calibration.applied import corrected
-from hetplan.predict.calibration.values import Calibration
+from hetplan.predict.calibration.values import Calibration, corrected
 from hetplan.predict.predictor import LayerQuery, Prediction, Predictor, SendLaw, link_cause
 
 

@@ -22,8 +22,10 @@ from predict_operators import (
 from hetplan.errors import InputError
 from hetplan.model.operators import Operator, OperatorClass
 from hetplan.predict.operator.laws import fit_operator_laws, gain_is_earned, sustained_rate
-from hetplan.predict.operator.residual import REACHES, point_of, residual
 from hetplan.predict.operator.values import (
+    REACHES,
+    point_of,
+    residual,
     sample_operator,
     size_groups,
     tiled_flops,

@@ -14,14 +14,15 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.predict import datasheet
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.kinds.carried_laws import (
+from hetplan.predict.kinds.operators import (
+    SAME_CHIP_LOG_HALFWIDTH,
     asked_format,
     measured_format,
+    published_spread,
     rates,
     same_chip,
 )
-from hetplan.predict.kinds.carried_laws import seconds as law_seconds
-from hetplan.predict.kinds.operators import SAME_CHIP_LOG_HALFWIDTH, published_spread
+from hetplan.predict.kinds.operators import seconds as law_seconds
 from hetplan.predict.kinds.related import Related
 from hetplan.predict.laws import FittedLaws
 from hetplan.predict.layer.laws import fit_layer_laws

@@ -13,7 +13,7 @@ from predict_samples import gpt, layer_sample, query
 from hetplan.cluster.devices import DeviceKind
 from hetplan.model.operators import Kernels
 from hetplan.model.spec import LayerKind
-from hetplan.predict.kinds.carried_laws import Rates, rates
+from hetplan.predict.kinds.operators import Rates, rates
 from hetplan.predict.kinds.pooled import (
     KindRows,
     Row,

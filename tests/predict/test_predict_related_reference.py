@@ -22,8 +22,8 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
 from hetplan.model.operators import Kernels
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.kinds.carried_laws import same_chip
 from hetplan.predict.kinds.few_points import SHARED_VARIANCE
+from hetplan.predict.kinds.operators import same_chip
 from hetplan.predict.laws import FittedLaws
 from hetplan.predict.layer.composed import layer_prediction
 from hetplan.predict.layer.laws import fit_layer_laws, sample_query

@@ -25,10 +25,10 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision
 from hetplan.model.operators import Operator, OperatorClass
-from hetplan.predict.calibration.applied import corrected
-from hetplan.predict.kinds.carried_laws import seconds as operator_seconds
+from hetplan.predict.calibration.values import corrected
 from hetplan.predict.kinds.layers import ends_of
 from hetplan.predict.kinds.operators import MIN_POINTS, probes
+from hetplan.predict.kinds.operators import seconds as operator_seconds
 from hetplan.predict.kinds.related import Related
 from hetplan.predict.laws import LayerLaw
 from hetplan.predict.layer.answer import measured_itself

@@ -4,12 +4,12 @@ A law of whole layers cannot always tell its columns apart (with one hidden size
 alike), so its coefficients are not carried one by one. Three ways carry it:
 
     same chip     seconds = law_s(x) * (P_t(x) / P_s(x))^BOARD_SHARE
-    pooled        seconds = P_t(x), one law of all kinds by datasheet figures (`related_pooled`)
+    pooled        seconds = P_t(x), one law of all kinds by datasheet figures (`pooled`)
     corrected     seconds = A_t(x) * exp(sum_s w_s d_s / (PRIOR_WEIGHT + sum_s w_s)),
                   d_s = mean of log(law_s(x') / A_s(x')) over sizes x' that s measured
 
 A is what is assumed of a kind without its layers: the sum of operators that it has or that others
-lend it (`related_operators`), where no operators were measured the datasheet; it stands in for P
+lend it (`operators`), where no operators were measured the datasheet; it stands in for P
 where there are too few chips for one. Weights w by likeness, PRIOR_WEIGHT for the assumption itself
 (d = 0). A is asked for the kernels that ran when the layers were measured (`kernels_that_ran`).
 
@@ -30,8 +30,16 @@ from hetplan.job.spec import Precision
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import LayerKind
 from hetplan.predict import datasheet
-from hetplan.predict.kinds.carried_laws import Rates, common_ranges, likeness, named, same_chip
-from hetplan.predict.kinds.operators import MIN_CHIPS, chip_halfwidth, different_chips
+from hetplan.predict.kinds.operators import (
+    MIN_CHIPS,
+    Rates,
+    chip_halfwidth,
+    common_ranges,
+    different_chips,
+    likeness,
+    named,
+    same_chip,
+)
 from hetplan.predict.kinds.pooled import LeftOutQuality, PooledLayers, Size, sizes_of, values
 from hetplan.predict.laws import LayerLaw, MeasuredRange, outside
 from hetplan.predict.layer.answer import by_layer_law, with_features

@@ -22,7 +22,7 @@ How long does a layer take on a kind without samples, by one law of all kinds to
 
     seconds = sum over columns of coefficient * column at the kind's own datasheet figures
 
-with the columns of `related_rows`. Coefficients minimise the sum over rows of |log(measured /
+with the values above as columns. Coefficients minimise the sum over rows of |log(measured /
 predicted)|; a row counts likeness^x / sqrt(rows of its kind). Which x (0: all kinds alike, 1: those
 with a like rate per byte of bandwidth) is decided by the kinds at hand: each chip is left out in
 turn and predicted by the others, and the x with the least mean error over chips is taken.
@@ -33,7 +33,7 @@ fits them, and which one comes out hangs on the processor's rounding (GH200 in f
 that it settles nothing else (weights of 1e-7 to 1e-5 give the same answers).
 
 The same left-out errors set the interval. With o_c the mean and e_c the rest of the log errors of
-chip c, s_o^2 from all o_c and the published spread (as in `related_operators`) and s_e^2 the mean
+chip c, s_o^2 from all o_c and the published spread (as in `operators`) and s_e^2 the mean
 square of the e_c,
 
     half-width = t(0.95) * sqrt(s_o^2 (1 + 1 / chips) / (1 + 1 / published chips) + s_e^2)
@@ -53,6 +53,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
 from hetplan.model.layers import Attention, LatentAttention
 from hetplan.model.operators import BACKWARD
@@ -64,18 +65,19 @@ from hetplan.predict.datasheet import (
     MATRIX_EFFICIENCY,
     SCORE_PASSES,
 )
-from hetplan.predict.kinds.carried_laws import Rates, likeness, same_chip
 from hetplan.predict.kinds.operators import (
     MIN_CHIPS,
     PRIOR_KINDS,
     PUBLISHED_CHIPS,
-    t_quantile,
+    Rates,
+    by_chip,
+    likeness,
 )
 from hetplan.predict.laws import LayerLaw
 from hetplan.predict.layer.columns import LayerColumns, layer_columns
 from hetplan.predict.layer.tables import LayerTable
 from hetplan.predict.predictor import LayerQuery
-from hetplan.predict.regression import fit_nonnegative, log_ratio, predict
+from hetplan.predict.regression import fit_nonnegative, log_ratio, predict, t_quantile
 
 _CAUSAL = 2.0
 """Attention's operations and scores are counted causally; the square has twice as many."""
@@ -317,7 +319,7 @@ class PooledLayers(LeftOutQuality):
     coefficients: tuple[float, ...]
 
     def seconds(self, values: Sequence[float]) -> float:
-        """Time of a layer that asks this of a kind (`related_rows.values`)."""
+        """Time of a layer that asks this of a kind (`predict.kinds.pooled.values`)."""
         return predict(self.coefficients, values)
 
 
@@ -325,7 +327,7 @@ def pooled_layers(
     kinds: Sequence[KindRows], target: Rates, layer: LayerKind
 ) -> PooledLayers | None:
     """The law for the kind with these rates; None with fewer chips than can be left out."""
-    chips = by_chip(kinds)
+    chips = by_chip(kinds, _kind)
     if len(chips) < MIN_CHIPS:
         return None
     centre = arithmetic_coefficients(layer)
@@ -339,21 +341,8 @@ def pooled_layers(
     )
 
 
-def by_chip(kinds: Sequence[KindRows]) -> tuple[tuple[KindRows, ...], ...]:
-    """Kinds of one chip together."""
-    chips: list[list[KindRows]] = []
-    for each in kinds:
-        same = [chip for chip in chips if _one_chip(chip[0], each)]
-        if same:
-            same[0].append(each)
-        else:
-            chips.append([each])
-    return tuple(map(tuple, chips))
-
-
-def _one_chip(one: KindRows, other: KindRows) -> bool:
-    mine, others = one.rates.kind, other.rates.kind
-    return mine.kind == others.kind or same_chip(mine, others)
+def _kind(rows: KindRows) -> DeviceKind:
+    return rows.rates.kind
 
 
 def _mean_size(errors: Iterable[Sequence[float]]) -> float:
@@ -400,7 +389,7 @@ def corrected_quality(
     without: Callable[[Sequence[KindRows]], Predicted],
 ) -> LeftOutQuality | None:
     """The same figures of another way, asked at some rows of each kind; None: too few chips."""
-    chips = by_chip([replace(kind, rows=_thinned(kind.rows)) for kind in kinds])
+    chips = by_chip([replace(kind, rows=_thinned(kind.rows)) for kind in kinds], _kind)
     if len(chips) < MIN_CHIPS:
         return None
     found = [left_out_chip(chip, without(chip)) for chip in chips]

@@ -2,9 +2,9 @@
 
 Two estimators, each with its interval:
 
-    layers      laws of whole layers of all other kinds as one (`related_pooled`), another board of
-                the chip, or what is assumed corrected as for others (`related_layers`)
-    operators   laws of single operators, lent class by class (`related_operators`) and added up to
+    layers      laws of whole layers of all other kinds as one (`kinds.pooled`), another board of
+                the chip, or what is assumed corrected as for others (`predict.kinds.layers`)
+    operators   laws of single operators, lent class by class (`kinds.operators`) and added up to
                 a layer as a kind's own are (`composed`)
 
 Whole layers of three or more chips of the same vendor answer first: they hold everything that a
@@ -28,14 +28,6 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.operators import Kernels, OperatorClass
 from hetplan.model.spec import LayerKind
-from hetplan.predict.kinds.carried_laws import (
-    Rated,
-    Rates,
-    asked_format,
-    measured_format,
-    rates,
-    same_chip,
-)
 from hetplan.predict.kinds.layers import (
     Assumed,
     RatedLayer,
@@ -48,10 +40,16 @@ from hetplan.predict.kinds.layers import (
 from hetplan.predict.kinds.operators import (
     MIN_CHIPS,
     MIN_POINTS,
+    Rated,
+    Rates,
     RelatedLaws,
     Spreads,
+    asked_format,
     chip_halfwidth,
+    measured_format,
+    rates,
     related_laws,
+    same_chip,
 )
 from hetplan.predict.kinds.pooled import (
     KindRows,

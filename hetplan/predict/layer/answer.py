@@ -1,7 +1,7 @@
 """What a law of whole measured layers answers for one layer: its table, else its sum of columns.
 
-A shape that was itself measured has its median (`predict.layer_measured`). A layer that was
-measured at this tp and sequence length is read off its table (`predict.layer_table`); a size beyond
+A shape that was itself measured has its median (`predict.layer.tables`). A layer that was
+measured at this tp and sequence length is read off its table (`layer.tables`); a size beyond
 the table, or another vocabulary, changes that time by the ratio that the columns give. Everything
 else is the sum of columns.
 """

@@ -36,7 +36,7 @@ class Column(StrEnum):
     pass writes a gradient as large, however few tokens were looked up."""
     SCORE_BYTES = "score_bytes"
     """Bytes of the attention scores of a layer that keeps them in memory: heads * tokens * length
-    elements. Only laws of such layers have it (`predict.layer_prior`)."""
+    elements. Only laws of such layers have it (`predict.layer.weak_prior`)."""
     PARAMETERS = "parameters"
     """Parameters that an optimizer updates."""
 

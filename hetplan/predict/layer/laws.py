@@ -12,10 +12,10 @@ Layer samples of one population per device to laws, with errors on sizes left ou
 One law per (device kind, precision, layer kind, phase), whatever the architecture: the columns
 say how GPT and Llama layers differ. An optimizer has one law per (device kind, precision).
 
-Columns are dropped in the order of `predict.columns` until the rows can tell the remaining ones
+Columns are dropped in the order of `layer.columns` until the rows can tell the remaining ones
 apart: at least as many distinct points as columns, and no column that is a mixture of others on
 all rows (with one hidden size, bytes of elementwise work and operations grow alike). A transformer
-layer's law may be held near a datasheet's rates instead (`predict.layer_prior`).
+layer's law may be held near a datasheet's rates instead (`predict.layer.weak_prior`).
 """
 
 from __future__ import annotations

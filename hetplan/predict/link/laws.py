@@ -6,8 +6,8 @@ A table holds the measured times of one operation among so many ranks in so many
 do not rise with size they are first made to: collectives by the isotonic fit of log time, which
 averages neighbours; device-direct sends by what a larger message took, because one cannot take
 longer with less to carry (first messages of a benchmark pay for its warm-up). Operations that
-were measured among several group sizes get a law in the form of their algorithm (`link_shapes`),
-by which `links_carried` goes on to others.
+were measured among several group sizes get a law in the form of their algorithm (`link.shapes`),
+by which `predict.link.carried` goes on to others.
 """
 
 from __future__ import annotations
@@ -22,8 +22,16 @@ from hetplan.errors import Fault, InputError
 from hetplan.predict.laws import OWN_ROWS, LinkLaw, SizeTable, validation_of
 from hetplan.predict.link.carried import carried, direct_collective, staged_collective
 from hetplan.predict.link.prior import OTHERS_LOG_HALFWIDTH
-from hetplan.predict.link.shapes import LinkShape, ShapeLaw, lane_bytes, shape_columns
-from hetplan.predict.link.tables import interpolate, outside_sizes, slope, table_seconds
+from hetplan.predict.link.shapes import (
+    LinkShape,
+    ShapeLaw,
+    interpolate,
+    lane_bytes,
+    outside_sizes,
+    shape_columns,
+    slope,
+    table_seconds,
+)
 from hetplan.predict.predictor import MEASURED, Prediction, SendLaw
 from hetplan.predict.regression import (
     MIN_CALIBRATION_ROWS,
@@ -286,32 +294,23 @@ def _check(samples: Sequence[LinkSample]) -> None:
 
 
 def _points(key: _Key, samples: Sequence[LinkSample]) -> tuple[list[float], list[float]]:
-    """Rising sizes and non-decreasing times: the least-squares isotonic fit of log time.
-
-    Pool adjacent violators (Barlow et al., Statistical Inference under Order Restrictions, 1972).
-    """
+    """Rising sizes and non-decreasing times: the least-squares isotonic fit of log time."""
     by_size: dict[int, list[float]] = {}
     for sample in samples:
         by_size.setdefault(sample.message_bytes, []).append(sample.median_seconds)
+    sizes = [float(size) for size in sorted(by_size)]
+    means = [_geometric_mean(by_size[size]) for size in sorted(by_size)]
     if key.operation in SENDS and key.backend != HOST_BACKEND:
-        means = [_geometric_mean(by_size[size]) for size in sorted(by_size)]
-        repaired = list(accumulate(reversed(means), min))[::-1]
-        return [float(size) for size in sorted(by_size)], repaired
-    pools: list[tuple[float, list[int]]] = []
-    for size in sorted(by_size):
-        seconds, sizes = _geometric_mean(by_size[size]), [size]
-        while pools and pools[-1][0] > seconds:
-            other, others = pools.pop()
-            weights = (len(others), len(sizes))
-            seconds = math.exp(
-                (math.log(other) * weights[0] + math.log(seconds) * weights[1]) / sum(weights)
-            )
-            sizes = others + sizes
-        pools.append((seconds, sizes))
-    return (
-        [float(size) for _, sizes in pools for size in sizes],
-        [seconds for seconds, sizes in pools for _ in sizes],
-    )
+        return sizes, list(accumulate(reversed(means), min))[::-1]
+    from scipy.optimize import isotonic_regression
+
+    logs = [math.log(mean) for mean in means]
+    # A time that is in order is as it was measured, without the rounding of exp and log.
+    rising = [
+        mean if fitted == log else math.exp(fitted)
+        for mean, log, fitted in zip(means, logs, isotonic_regression(logs).x, strict=True)
+    ]
+    return sizes, rising
 
 
 def _geometric_mean(values: Sequence[float]) -> float:

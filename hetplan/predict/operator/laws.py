@@ -1,7 +1,7 @@
 """Which law a set of operator samples earns: a floor, columns, a learned residual.
 
 The floor comes first: rows on it show the host, not the device, so they say nothing about the
-columns and are judged by none. Then the column sets of `operator_columns.column_sets` are each
+columns and are judged by none. Then the column sets of `operator.values.column_sets` are each
 fitted without one whole size at a time and judged on it. The simplest one stands unless a richer
 one lowers the mean absolute log error by more than the standard error of that gain over the rows
 (the one-standard-error rule: Breiman et al., Classification and Regression Trees, 1984, section
@@ -11,7 +11,7 @@ much, because several reaches are tried.
 Operator samples of one population per device to laws, with errors on sizes left out.
 
 One law per (device kind, precision, class of operators, pass). Which columns it has, whether it has
-a floor and a learned residual, leaving out whole sizes decides (`predict.operator_fit`).
+a floor and a learned residual, leaving out whole sizes decides (`predict.operator.laws`).
 """
 
 from __future__ import annotations
@@ -27,16 +27,19 @@ from hetplan.job.spec import Precision
 from hetplan.model.operators import PRODUCTS, OperatorClass, operator_flops
 from hetplan.predict.datasheet import MATRIX_LOG_HALFWIDTH
 from hetplan.predict.law_parts import OWN_ROWS, MeasuredRange, validation_of
-from hetplan.predict.operator.residual import REACHES, Point, left_out_residuals, point_of
 from hetplan.predict.operator.values import (
+    REACHES,
     LearnedResidual,
     MeasuredShape,
     OperatorColumn,
     OperatorLaw,
     OperatorTerm,
+    Point,
     column_sets,
     column_value,
+    left_out_residuals,
     multiprocessors,
+    point_of,
     range_values,
     sample_operator,
     size_groups,
