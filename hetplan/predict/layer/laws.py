@@ -25,11 +25,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Precision
 from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind, plain_model
 from hetplan.predict.datasheet import MATRIX_LOG_HALFWIDTH
-from hetplan.predict.law_parts import UNCHECKED
+from hetplan.predict.law_parts import UNCHECKED, refuse
 from hetplan.predict.laws import (
     ALL_LAYERS,
     OWN_ROWS,
@@ -244,7 +243,10 @@ def fit_layer_laws(samples: Sequence[LayerSample]) -> tuple[LayerLaw, ...]:
     positive number).
     """
     samples, combined = split_combined(samples)
-    _check(samples)
+    refuse(
+        (f"layer sample {number} of {sample.device}", _problem(sample))
+        for number, sample in enumerate(samples, start=1)
+    )
     groups: dict[_Key, list[LayerSample]] = {}
     for sample in samples:
         groups.setdefault(_key(sample), []).append(sample)
@@ -266,32 +268,20 @@ def _key(sample: LayerSample) -> _Key:
     return sample.device, sample.precision, layer, sample.phase
 
 
-def _check(samples: Sequence[LayerSample]) -> None:
+def _problem(sample: LayerSample) -> str:
+    """What is wrong with a sample; empty: nothing."""
     phases = (Phase.FORWARD.value, Phase.BACKWARD.value)
-    faults = []
-    for number, sample in enumerate(samples, start=1):
-        if not (math.isfinite(sample.median_seconds) and sample.median_seconds > 0):
-            problem = f"median_seconds is {sample.median_seconds}; a time is more than 0"
-        elif sample.layer not in TRAINED_KINDS:
-            problem = f"layer is {sample.layer!r}; it is one of {', '.join(TRAINED_KINDS)}"
-        elif sample.architecture not in tuple(Architecture):
-            problem = (
-                f"architecture is {sample.architecture!r}; it is one of {', '.join(Architecture)}"
-            )
-        elif sample.precision not in tuple(Precision):
-            problem = f"precision is {sample.precision!r}; it is one of {', '.join(Precision)}"
-        elif sample.phase not in phases and not sample.phase.startswith(_OPTIMIZER_PREFIX):
-            problem = f"phase is {sample.phase!r}; it is forward, backward or optimizer:<its name>"
-        else:
-            continue
-        faults.append(
-            Fault(
-                message=f"{problem}; measure it again or remove the row",
-                field=f"layer sample {number} of {sample.device}",
-            )
-        )
-    if faults:
-        raise InputError(*faults)
+    if not (math.isfinite(sample.median_seconds) and sample.median_seconds > 0):
+        return f"median_seconds is {sample.median_seconds}; a time is more than 0"
+    if sample.layer not in TRAINED_KINDS:
+        return f"layer is {sample.layer!r}; it is one of {', '.join(TRAINED_KINDS)}"
+    if sample.architecture not in tuple(Architecture):
+        return f"architecture is {sample.architecture!r}; it is one of {', '.join(Architecture)}"
+    if sample.precision not in tuple(Precision):
+        return f"precision is {sample.precision!r}; it is one of {', '.join(Precision)}"
+    if sample.phase not in phases and not sample.phase.startswith(_OPTIMIZER_PREFIX):
+        return f"phase is {sample.phase!r}; it is forward, backward or optimizer:<its name>"
+    return ""
 
 
 def _row_values(sample: LayerSample, columns: Sequence[Column]) -> tuple[float, ...]:

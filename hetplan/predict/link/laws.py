@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from hetplan.errors import Fault, InputError
+from hetplan.predict.law_parts import refuse
 from hetplan.predict.laws import OWN_ROWS, LinkLaw, SizeTable, validation_of
 from hetplan.predict.link.carried import carried, direct_collective, staged_collective
 from hetplan.predict.link.prior import OTHERS_LOG_HALFWIDTH
@@ -122,7 +122,10 @@ class _Key:
 
 def fit_link_laws(samples: Sequence[LinkSample]) -> tuple[LinkLaw, ...]:
     """One law per link name; an InputError names every sample that cannot be used."""
-    _check(samples)
+    refuse(
+        (f"link sample {number} of {sample.link}", _problem(sample))
+        for number, sample in enumerate(samples, start=1)
+    )
     by_link: dict[str, dict[_Key, list[LinkSample]]] = {}
     for sample in samples:
         by_link.setdefault(sample.link, {}).setdefault(_key(sample), []).append(sample)
@@ -264,33 +267,21 @@ def _rows(table: SizeTable) -> list[tuple[float, float]]:
     return list(found.values())
 
 
-def _check(samples: Sequence[LinkSample]) -> None:
-    faults = []
-    for number, sample in enumerate(samples, start=1):
-        if sample.operation not in tuple(LinkOperation):
-            problem = f"operation is {sample.operation!r}; it is one of {', '.join(LinkOperation)}"
-        elif not (math.isfinite(sample.median_seconds) and sample.median_seconds > 0):
-            problem = f"median_seconds is {sample.median_seconds}; a time is more than 0"
-        elif sample.message_bytes < 1:
-            problem = f"message_bytes is {sample.message_bytes}; a message has at least 1 byte"
-        elif sample.group_size < 2:
-            problem = f"group_size is {sample.group_size}; at least 2 ranks communicate"
-        elif sample.nodes < 1 or sample.group_size % sample.nodes:
-            problem = (
-                f"nodes is {sample.nodes}; equal parts of {sample.group_size} ranks stand in each"
-            )
-        elif sample.groups < 1:
-            problem = f"groups is {sample.groups}; at least the one that was measured"
-        else:
-            continue
-        faults.append(
-            Fault(
-                message=f"{problem}; measure it again or remove the row",
-                field=f"link sample {number} of {sample.link}",
-            )
-        )
-    if faults:
-        raise InputError(*faults)
+def _problem(sample: LinkSample) -> str:
+    """What is wrong with a sample; empty: nothing."""
+    if sample.operation not in tuple(LinkOperation):
+        return f"operation is {sample.operation!r}; it is one of {', '.join(LinkOperation)}"
+    if not (math.isfinite(sample.median_seconds) and sample.median_seconds > 0):
+        return f"median_seconds is {sample.median_seconds}; a time is more than 0"
+    if sample.message_bytes < 1:
+        return f"message_bytes is {sample.message_bytes}; a message has at least 1 byte"
+    if sample.group_size < 2:
+        return f"group_size is {sample.group_size}; at least 2 ranks communicate"
+    if sample.nodes < 1 or sample.group_size % sample.nodes:
+        return f"nodes is {sample.nodes}; equal parts of {sample.group_size} ranks stand in each"
+    if sample.groups < 1:
+        return f"groups is {sample.groups}; at least the one that was measured"
+    return ""
 
 
 def _points(key: _Key, samples: Sequence[LinkSample]) -> tuple[list[float], list[float]]:
