@@ -127,18 +127,6 @@ def test_the_longest_sequence(tmp_path, config, length):
     assert load(tmp_path, config).max_sequence_length == length
 
 
-def test_names_come_from_the_file_or_its_folder(tmp_path):
-    folder = tmp_path / "my model (v2)"
-    folder.mkdir()
-    assert load(folder, LLAMA).name == "my-model-v2"
-    assert load(folder, LLAMA | {"_name_or_path": "meta-llama/Llama-3.1-8B"}).name == "Llama-3.1-8B"
-    assert load(folder, LLAMA | {"_name_or_path": "///"}).name == "my-model-v2"
-    assert load(folder, LLAMA | {"_name_or_path": 7}).name == "my-model-v2"
-    path = tmp_path / "tiny-llama.json"
-    path.write_text(json.dumps(LLAMA))
-    assert load_model(path).name == "tiny-llama"
-
-
 HUGE = int("9" * 400)
 
 

@@ -96,27 +96,6 @@ repeat_layers: true
 norm_epsilon: 1e-06
 activation: gelu_tanh
 """,
-    "qwen2-moe-uneven": """schema: hetplan.model/3
-name: x
-architecture: llama
-num_layers: 3
-hidden_size: 96
-ffn_hidden_size: 208
-num_attention_heads: 6
-num_kv_heads: 2
-vocab_size: 503
-max_sequence_length: 128
-layers:
-  - {count: 1}
-  - count: 1
-    experts: {num_experts: 9, experts_per_token: 3, ffn_hidden_size: 56,
-              shared_ffn_hidden_size: 88, shared_gate: true}
-  - {count: 1}
-norm_epsilon: 1e-06
-activation: silu
-rotary_base: 10000
-router: {score_function: softmax, normalized: false, loss_coefficient: 0.001}
-""",
     "opt-350m-form": """schema: hetplan.model/3
 name: x
 architecture: gpt
@@ -132,23 +111,6 @@ final_norm: false
 tied_embeddings: true
 norm_epsilon: 1e-05
 activation: relu
-""",
-    "pythia-like": """schema: hetplan.model/3
-name: x
-architecture: gpt
-num_layers: 3
-hidden_size: 96
-ffn_hidden_size: 384
-num_attention_heads: 6
-vocab_size: 500
-max_sequence_length: 128
-learned_positions: 0
-rotary: true
-parallel_residual: true
-norm_epsilon: 1e-05
-activation: gelu
-rotary_base: 10000
-rotary_fraction: 0.25
 """,
     "deepseek-v3-small-biased": """schema: hetplan.model/3
 name: x
@@ -170,31 +132,6 @@ norm_epsilon: 1e-06
 activation: silu
 rotary_base: 10000
 router: {score_function: sigmoid, normalized: true, scaling_factor: 2.5, correction_bias: true}
-""",
-    "qwen3-moe-uneven": """schema: hetplan.model/3
-name: x
-architecture: llama
-num_layers: 6
-hidden_size: 96
-ffn_hidden_size: 208
-num_attention_heads: 6
-num_kv_heads: 2
-head_dim: 24
-vocab_size: 503
-max_sequence_length: 128
-qkv_bias: true
-output_bias: true
-qk_norm: true
-experts: {num_experts: 9, experts_per_token: 3, ffn_hidden_size: 56}
-layers:
-  - {ffn_hidden_size: 208}
-  - {}
-  - {count: 3, ffn_hidden_size: 208}
-  - {}
-norm_epsilon: 1e-06
-activation: silu
-rotary_base: 10000
-router: {score_function: softmax, normalized: false, loss_coefficient: 0.001}
 """,
 }
 

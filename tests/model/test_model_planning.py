@@ -19,7 +19,6 @@ from hetplan.job.spec import Pins, Precision
 from hetplan.model.layers import Experts, LatentAttention
 from hetplan.model.load import load_model
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
-from hetplan.plans.build import check_model
 from hetplan.plans.check import check_plan
 from hetplan.plans.layout import Layout, plan_of_layout
 from hetplan.predict import datasheet
@@ -50,12 +49,8 @@ def config(folder, name, **changes):
 
 EQUAL = {
     "mixtral-small": {},
-    "mistral-window": {},
-    "pythia-like": {},
     "opt-350m-form": {"max_position_embeddings": 256},
-    "gemma2-uneven": {"sliding_window": 128},
     "deepseek-v2-lite-form": {"first_k_dense_replace": 0},
-    "qwen3-moe-uneven": {"decoder_sparse_step": 1, "mlp_only_layers": []},
 }
 
 
@@ -88,14 +83,6 @@ def test_rows_of_unlike_layers_are_not_searched_but_layouts_of_them_are_priced(
         model.num_layers + model.num_mtp_layers
     )
     assert found.step_seconds > 0
-
-
-def test_the_native_trainer_has_its_own_layers_only(tmp_path):
-    native = replace(JOB, target="native")
-    check_model(config(tmp_path, "llama-null-heads-own-width"), native)
-    check_model(config(tmp_path, "mistral-window"), JOB)
-    with pytest.raises(InputError, match="attention window 16; hetplan's own trainer"):
-        check_model(config(tmp_path, "mistral-window"), native)
 
 
 def test_trainer_and_profiler_refuse_layers_that_they_lack(tmp_path):

@@ -142,15 +142,6 @@ def test_the_newest_population_is_fitted_and_the_report_says_so() -> None:
         assert "2025-12-31" in note
 
 
-def test_an_older_population_serves_what_the_newer_lacks() -> None:
-    single = [replace(s, precision="float32") for s in layer_grid()]
-    old = ProfileSet(layers=tuple(single), links=(), provenance=(provenance("2025-12-31"),))
-    new = ProfileSet(layers=tuple(layer_grid()), links=(), provenance=(provenance("2026-02-01"),))
-    predictor = fit_populations((old, new))
-    assert {law.precision for law in predictor.laws.layers} == {"float32", "bfloat16"}
-    assert predictor.laws.notes == ()
-
-
 def test_each_operation_of_a_link_comes_from_the_newest_population_that_has_it() -> None:
     reduce_, gather = link_sample(2.0, 1000), link_sample(3.0, 1000)
     gather = replace(gather, operation="all_gather")

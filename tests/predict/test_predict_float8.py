@@ -16,8 +16,6 @@ from predict_operators import (
 from predict_samples import DEVICE, gpt, layer_grid, provenance, query
 
 from hetplan.errors import InputError
-from hetplan.job.spec import ProductFormat
-from hetplan.model.layers import Experts
 from hetplan.model.operators import (
     Kernels,
     Operator,
@@ -25,7 +23,7 @@ from hetplan.model.operators import (
     operator_bytes,
     operator_flops,
 )
-from hetplan.model.spec import Architecture, LayerKind, LayerRun
+from hetplan.model.spec import Architecture, LayerKind
 from hetplan.predict import datasheet
 from hetplan.predict.fit import FittedPredictor, fit
 from hetplan.predict.layer import float8
@@ -130,32 +128,6 @@ def test_measured_shapes_change_as_their_law_does() -> None:
         assert narrow.log_halfwidth >= 0.5 * math.log(2.0) > wide.log_halfwidth
         expected = (wide.work_seconds + wide.launch_seconds) * (1 - 0.5 * work / all_of_it)
         assert narrow.work_seconds + narrow.launch_seconds == pytest.approx(expected, rel=0.02)
-
-
-def test_routers_and_heads_stay_wide() -> None:
-    plain = gpt(2560)
-    layer = plain.layer_runs[0].layer
-    experts = Experts(num_experts=8, experts_per_token=2, expert_ffn_hidden_size=2560)
-    model = replace(plain, layer_runs=(LayerRun(count=4, layer=replace(layer, mlp=experts)),))
-    ops = query(model).operators()
-    narrow = [op.what for op in ops if float8.is_narrow(op)]
-    assert narrow == [
-        "query-key-value projection",
-        "attention output",
-        "experts' up projection",
-        "experts' down projection",
-    ]
-    head = query(model, LayerKind.HEAD).operators()
-    assert not any(float8.is_narrow(op) for op in head)
-    assert any(op.what == "logits" for op in head)
-    assert any(op.what == "router" for op in ops)
-    grouped = Operator(
-        operator=OperatorClass.GROUPED_PRODUCT, what="experts' up projection", batch=8, m=4, n=3,
-        k=2,
-    )  # fmt: skip
-    asked = ProductFormat.MXFP8
-    assert float8.quantise_bytes(grouped, asked, backward=False) == 8 * 4 * 2 * 4.0625
-    assert float8.quantise_bytes(grouped, asked, backward=True) == 8 * 4 * 3 * 4.0625
 
 
 def test_a_kind_without_the_rate_is_refused() -> None:

@@ -24,7 +24,6 @@ from hetplan.model.spec import Architecture, LayerKind
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.laws import (
     OWN_ROWS,
-    UNTESTED_LOG_PER_DOUBLING,
     WIDENING_PER_DOUBLING,
     LayerLaw,
 )
@@ -160,14 +159,6 @@ def test_extrapolation_is_said_and_widens_the_interval() -> None:
     assert both.extrapolating == ("hidden 512 < 1024 measured", "tp 4 > 2 measured")
     assert both.log_halfwidth == pytest.approx(
         inside.log_halfwidth * (1 + 2 * WIDENING_PER_DOUBLING)
-    )
-
-
-def test_the_only_value_measured_says_nothing_about_others() -> None:
-    predictor = fitted(layer_grid(tps=(1,), noise=0.02, seed=11))
-    inside, outside = forward(predictor), forward(predictor, tp=4)
-    assert outside.log_halfwidth == pytest.approx(
-        inside.log_halfwidth + 2 * UNTESTED_LOG_PER_DOUBLING
     )
 
 

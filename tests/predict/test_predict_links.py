@@ -12,7 +12,7 @@ from predict_samples import LINK, link_sample
 
 from hetplan.cluster.spec import Transport
 from hetplan.errors import InputError
-from hetplan.predict.datasheet import LINK_LOG_HALFWIDTH, ring_shape
+from hetplan.predict.datasheet import LINK_LOG_HALFWIDTH
 from hetplan.predict.fit import FittedPredictor, fit
 from hetplan.predict.link.carried import CARRY_LOG_PER_DOUBLING, ONE_GROUP_LOG_HALFWIDTHS, joint_of
 from hetplan.predict.link.laws import fit_link_laws
@@ -207,23 +207,6 @@ def test_an_operation_not_measured_comes_from_its_relatives() -> None:
     assert steps.extrapolating == ("all_reduce not measured: 6 sends",)
 
 
-@pytest.mark.parametrize(
-    ("operation", "ranks", "steps", "share"),
-    [
-        ("all_reduce", 2, 2, 0.5),
-        ("all_reduce", 8, 14, 0.125),
-        ("reduce_scatter", 8, 7, 0.125),
-        ("all_gather", 2, 1, 0.5),
-        ("all_to_all", 4, 3, 0.25),
-        ("broadcast", 2, 1, 1.0),
-        ("broadcast", 8, 3, 1.0),
-        ("broadcast", 9, 4, 1.0),
-    ],
-)
-def test_shapes_of_the_algorithms(operation: str, ranks: int, steps: int, share: float) -> None:
-    assert ring_shape(operation, ranks) == (steps, share)
-
-
 def test_staged_links_without_samples_follow_their_figures() -> None:
     link = replace(LINK, samples=None, transport=Transport.HOST_STAGED)
     predictor = FittedPredictor.datasheet_only()
@@ -265,18 +248,6 @@ def test_sends_know_rendezvous_and_wire() -> None:
         assert law.wire_latency_seconds == pytest.approx(5.6e-3)
         assert law.seconds_per_byte == pytest.approx(1 / 25e6)
         assert law.extrapolating == ()
-
-
-def test_noise_of_long_transfers_does_not_hide_the_notice() -> None:
-    samples = rendezvous_samples(4.7e-3)
-    noisy = [
-        replace(sample, median_seconds=sample.median_seconds * 1.04)
-        if sample.operation == "send_recv_late" and sample.message_bytes > 1 << 20
-        else sample
-        for sample in samples
-    ]
-    law = fitted(noisy).send(replace(LINK, transport=Transport.HOST_STAGED), 32 << 20)
-    assert law.wire_latency_seconds == pytest.approx(5.6e-3)
 
 
 @REPEATABLE

@@ -66,12 +66,15 @@ def test_a_floor_is_the_hosts_and_changes_no_rate() -> None:
                 assert terms(large[key])[column] == pytest.approx(value, rel=0.1)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_noise_earns_no_more_than_the_interval_says(seed: int) -> None:
-    laws = by_key(operator_grid(noise=0.1, seed=seed))
-    law = laws["norm", "forward"]
-    rows = [s for s in operator_grid() if (s.operator, s.phase) == ("norm", "forward")]
+    rows = [
+        sample
+        for sample in operator_grid(noise=0.1, seed=seed)
+        if (sample.operator, sample.phase) == ("norm", "forward")
+    ]
+    law = by_key(rows)["norm", "forward"]
     assert terms(law)["bytes"] == pytest.approx(1 / BYTES_PER_SECOND, rel=0.15)
     assert 0.0 < law.log_halfwidth < 0.5
     assert len(rows) == law.rows
@@ -93,17 +96,17 @@ def test_half_widths_hold_new_rows() -> None:
 
 
 def test_a_residual_is_learned_only_where_sizes_left_out_ask_for_it() -> None:
-    plain = by_key(operator_grid(noise=0.02, seed=3))["matrix_product", "forward"]
-    assert plain.residual is None
+    grid = operator_grid(noise=0.02, seed=3)
+    plain = by_key([sample for sample in grid if sample.operator == "matrix_product"])
+    assert plain["matrix_product", "forward"].residual is None
     # A library that picks a bad kernel for wide results, at every size.
     bumpy = []
     rng = random.Random(1)
-    for at in range(160):
+    for _ in range(160):
         m, n, k = (2 ** rng.uniform(9, 13) for _ in range(3))
         sample = operator_sample(OperatorClass.MATRIX_PRODUCT, m=int(m), n=int(n), k=int(k))
         slow = 2.0 if n > 2048 else 1.0
         bumpy.append(replace(sample, median_seconds=slow * true_seconds(sample, floor=0.0)))
-        assert at < 160
     law = by_key(bumpy)["matrix_product", "forward"]
     assert law.residual is not None
     assert law.residual.error_after < law.residual.error_before

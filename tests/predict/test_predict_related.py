@@ -67,14 +67,6 @@ def test_kinds_that_reach_the_same_shares_tell_what_a_new_one_takes() -> None:
         assert mine == pytest.approx(seconds(NEW, op, phase, "bfloat16"), rel=0.03), (op, phase)
 
 
-def test_an_answer_says_whose_laws_it_is_made_of() -> None:
-    answer = ask(known(*KINDS), NEW)
-    assert answer.source == "related"
-    assert "new bfloat16 not measured: mean of 4 other kinds" in answer.extrapolating[0]
-    assert {part.name for part in answer.parts} >= {"matrix_product", "fused_attention", "norm"}
-    assert sum(part.seconds for part in answer.parts) == pytest.approx(answer.seconds)
-
-
 def test_kinds_that_differ_more_give_a_wider_interval() -> None:
     alike = ask(known(*KINDS), NEW).log_halfwidth
     differing = ask(known(*KINDS, slower=(1.0, 2.0, 0.6, 1.6)), NEW).log_halfwidth

@@ -107,13 +107,6 @@ def test_layers_of_other_kinds_tell_what_a_new_one_takes(
     assert "law of 4 other kinds" in answer.extrapolating[0]
 
 
-def test_measured_layers_answer_alike_whatever_kernels_are_asked_for() -> None:
-    # A sample does not say its kernels: an own law of whole layers does not ask for them either.
-    fused = ask(known(), NEW, kernels=Kernels(fused_attention=True))
-    plain = ask(known(), NEW, kernels=Kernels(fused_attention=False, fused_loss=False))
-    assert plain.seconds == pytest.approx(fused.seconds, rel=1e-9)
-
-
 def test_a_kind_beyond_the_measured_ones_is_less_sure() -> None:
     beyond = device("beyond", tflops=4000, gigabytes=9000)
     answer = ask(known(), beyond)
