@@ -1,6 +1,6 @@
 """Published kinds predicted by the others, each chip left out: what nobody measured, and one point.
 
-A 16-bit layer's truth is the sum of
+`pytest -s` prints the table that docs/device-kinds.md quotes. A 16-bit layer's truth is the sum of
 the kind's own operators (Megatron-LM's unfused kernels), a float32 layer's its own measured time.
 """
 
@@ -216,12 +216,18 @@ def relative(row: Row) -> float:
     return abs(math.expm1(-row.log_error))
 
 
-def means(found: Judged) -> tuple[float, float]:
-    """Mean errors without and with a point."""
-    without, with_point = (
-        statistics.fmean(map(relative, rows)) for rows in (found.none, found.one)
-    )
-    return without, with_point
+def show(title: str, none: Sequence[Row], one: Sequence[Row]) -> tuple[float, float]:
+    """Prints one line per kind and of all; mean errors without and with a point."""
+    print(f"\n{title}\n{'kind':26}{'rows':>5}  no point  one point")
+    for kind in (*dict.fromkeys(row.kind for row in none), "all"):
+        lines = [[row for row in rows if kind in ("all", row.kind)] for rows in (none, one)]
+        means = [statistics.fmean(map(relative, rows)) for rows in lines]
+        print(f"{kind:26}{len(lines[0]):>5}{means[0]:>9.1%}{means[1]:>10.1%}")
+    for name, rows in (("no point", none), ("one point", one)):
+        inside = statistics.fmean(abs(row.log_error) <= row.log_halfwidth for row in rows)
+        width = statistics.fmean(row.log_halfwidth for row in rows)
+        print(f"{name}: {inside:.0%} inside the 90 % interval, half-width {width:.2f} (log)")
+    return means[0], means[1]
 
 
 def coverage(rows: Sequence[Row]) -> float:
@@ -239,7 +245,7 @@ def part_by_point(found: Judged) -> float:
 def test_half_precision_layers_of_six_kinds() -> None:
     found = half_precision()
     assert len({row.kind for row in found.none}) == 6
-    mean_none, mean_one = means(found)
+    mean_none, mean_one = show("16 bit, sums of operators", found.none, found.one)
     assert mean_none < 0.17
     assert mean_one < mean_none
     assert coverage(found.none) >= 0.85
@@ -251,7 +257,7 @@ def test_half_precision_layers_of_six_kinds() -> None:
 def test_float32_layers_of_seven_kinds() -> None:
     found = float32()
     assert len({row.kind for row in found.none}) == 7
-    mean_none, mean_one = means(found)
+    mean_none, mean_one = show("float32, whole layers", found.none, found.one)
     # Measured: 12.0 and 7.0 %.
     assert mean_none < 0.15
     assert mean_one < 0.085
