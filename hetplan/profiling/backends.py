@@ -109,10 +109,6 @@ class CpuBackend:
         """Frequency of core 0; 0 where Linux does not tell, as on most virtual machines."""
         return 1e3 * _number(_read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq"))
 
-    def temperature_celsius(self) -> float:
-        """Not told."""
-        return 0.0
-
     def clocks(self) -> str:
         """Not told."""
         return ""
@@ -227,10 +223,6 @@ class AcceleratorBackend:
     def clock_hertz(self) -> float:
         """Clock at this moment; 0 where the device does not tell."""
         return 1e6 * float(self._ask("clock_rate", 0.0, self._index))
-
-    def temperature_celsius(self) -> float:
-        """Temperature at this moment; 0 where the device does not tell."""
-        return float(self._ask("temperature", 0.0, self._index))
 
     def clocks(self) -> str:
         """Clock and power settings that somebody chose; empty: as it came, or not told."""

@@ -68,18 +68,12 @@ def test_heads_default_to_plain_attention(tmp_path):
     ("change", "line", "field", "says"),
     [
         (("num_layers: 4", "num_layers: 0"), 4, "num_layers", "at least 1"),
-        (("num_layers: 4", "num_layers: four"), 4, "num_layers", "write a whole number"),
         (("llama", "lama"), 3, "architecture", "did you mean llama?"),
         (("name: small", "name: two words"), 2, "name", "use letters, digits"),
         (("name: small", "name: 7"), 2, "name", 'in quotes if it looks like a number: "7"'),
         (("hidden_size: 64", "hidden_size: 60"), 5, "hidden_size", "not a multiple of"),
-        (("vocab_size: 100\n", ""), 1, "vocab_size", "required key is missing"),
         (("vocab_size", "vocabulary"), 8, "vocabulary", "did you mean vocab_size"),
         (("32\n", "32\nnum_kv_heads: 3\n"), 10, "num_kv_heads", "3 does not divide"),
-        (("32\n", "32\nmax_sequence_length: 9\n"), 10, "max_sequence_length", "line 9"),
-        (("num_layers: 4", "num_layers: 99999999999"), 4, "num_layers", "at most"),
-        (("num_layers: 4", "num_layers:"), 4, "num_layers", "found nothing"),
-        (("model/1", "job/1"), 1, "schema", "this is a hetplan.job file"),
     ],
 )
 def test_faults(tmp_path, change, line, field, says):
