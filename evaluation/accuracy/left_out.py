@@ -44,11 +44,10 @@ from hetplan.cluster.spec import Link, Transport
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision
 from hetplan.model.operators import WITH_WEIGHTS
-from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import FittedPredictor, fit_populations
-from hetplan.predict.kinds.few_points import MovedOperators
+from hetplan.predict.kinds.few_points import ShiftedOperators
 from hetplan.predict.kinds.related import Related
-from hetplan.predict.layer.laws import sample_model
+from hetplan.predict.layer.laws import sample_query
 from hetplan.predict.operator.answer import index_operators
 from hetplan.predict.operator.values import sample_operator
 from hetplan.predict.predictor import DATASHEET, MEASURED, Prediction
@@ -102,16 +101,8 @@ def judged_layer(sample: LayerSample, device: DeviceKind, predictor: FittedPredi
     phase = sample.phase
     if phase not in (Phase.FORWARD, Phase.BACKWARD):
         return None
-    ask = predictor.forward if phase == Phase.FORWARD else predictor.backward
-    found = ask(
-        device,
-        sample_model(sample),
-        LayerKind(sample.layer),
-        microbatch_size=sample.microbatch_size,
-        sequence_length=sample.sequence_length,
-        tp=sample.tp,
-        precision=_precision(sample.precision),
-    )
+    _precision(sample.precision)
+    found = predictor.layer(device, sample_query(sample))
     name = (
         f"{sample.layer} {phase}, hidden {sample.hidden_size}, microbatch "
         f"{sample.microbatch_size}, tp {sample.tp}"
@@ -186,7 +177,7 @@ class OperatorAnswers:
         laws = predictor.laws
         self._related = Related(laws)
         self._own = index_operators(laws.operators)
-        self._moved = MovedOperators(laws.operators, self._related)
+        self._shifted = ShiftedOperators(laws.operators, self._related)
 
     def judged(self, sample: OperatorSample, device: DeviceKind) -> Row | None:
         """An operator's pass beside its prediction.
@@ -200,7 +191,7 @@ class OperatorAnswers:
             backward and op.operator in WITH_WEIGHTS
         ):
             return None
-        index = self._moved.index(device, precision, self._own)
+        index = self._shifted.index(device, precision, self._own)
         here = index.get((device.kind, precision.value))
         if here is None:
             here = self._related.operators(device, precision)

@@ -30,7 +30,7 @@ from hetplan.plans.chosen import ChosenPipeline, ChosenPlan, ChosenStage, Part, 
 from hetplan.plans.pieces import own_depth
 from hetplan.plans.plan import Plan, Schedule
 from hetplan.plans.ranks import launch_faults
-from hetplan.predict.predictor import Predictor
+from hetplan.predict.predictor import LayerQuery, Predictor
 from hetplan.profiling.pacing import Pace
 from hetplan.profiling.samples import Phase
 
@@ -326,19 +326,25 @@ def speeds_of(
     found = {}
     for island in cluster.islands:
         seconds = sum(
-            predict(
-                island.device,
-                model,
-                LayerKind.TRANSFORMER,
-                microbatch_size=2,
-                sequence_length=job.sequence_length,
-                tp=1,
-                precision=job.precision,
-            ).seconds
-            for predict in (predictor.forward, predictor.backward)
+            predictor.layer(island.device, _transformer(model, job, 2, 1, is_backward)).seconds
+            for is_backward in (False, True)
         )
         found[island.name] = 1.0 / seconds
     return found
+
+
+def _transformer(
+    model: ModelSpec, job: Job, microbatch_size: int, tp: int, is_backward: bool
+) -> LayerQuery:
+    return LayerQuery(
+        model=model,
+        layer=LayerKind.TRANSFORMER,
+        microbatch_size=microbatch_size,
+        sequence_length=job.sequence_length,
+        tp=tp,
+        precision=job.precision,
+        is_backward=is_backward,
+    )
 
 
 def profile_excess(
@@ -350,17 +356,9 @@ def profile_excess(
         excess = []
         for entry in pace.kind(device.kind).entries:
             if entry.layer == LayerKind.TRANSFORMER:
-                forward = entry.phase == Phase.FORWARD
-                predict = predictor.forward if forward else predictor.backward
-                found = predict(
-                    device,
-                    model,
-                    LayerKind.TRANSFORMER,
-                    microbatch_size=entry.microbatch_size,
-                    sequence_length=job.sequence_length,
-                    tp=entry.tp,
-                    precision=job.precision,
-                )
+                is_backward = entry.phase == Phase.BACKWARD
+                query = _transformer(model, job, entry.microbatch_size, entry.tp, is_backward)
+                found = predictor.layer(device, query)
                 excess.append(found.seconds / entry.seconds - 1.0)
         worst = max(worst, sum(excess) / len(excess))
     return worst

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 
 from evaluation.search.sailor import (
     NAME_OF_KIND,
-    LayerTimes,
     SailorFiles,
     sailor_form,
     score,
@@ -29,10 +28,9 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, Link
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.model.operators import DEFAULT_KERNELS, Kernels
-from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.model.spec import LayerKind
 from hetplan.plans.chosen import ChosenPlan
-from hetplan.predict.predictor import MEASURED, Prediction, SendLaw
+from hetplan.predict.predictor import MEASURED, LayerQuery, Prediction, SendLaw
 from hetplan.profiling.samples import LinkOperation
 from hetplan.search.one_f_one_b.solver import OneFOneBSolver
 from hetplan.search.result import Inputs
@@ -52,40 +50,15 @@ class ProfilePredictor:
 
     files: SailorFiles
 
-    def forward(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        *,
-        microbatch_size: int,
-        sequence_length: int,
-        tp: int,
-        precision: Precision,
-        kernels: Kernels = DEFAULT_KERNELS,
-    ) -> Prediction:
-        """Forward seconds of one layer, its tensor-parallel communication with it."""
-        found = self._times(device, microbatch_size, tp)
-        return _prediction(NEVER_SECONDS if found is None else _of(layer, found.forward_seconds))
-
-    def backward(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        *,
-        microbatch_size: int,
-        sequence_length: int,
-        tp: int,
-        precision: Precision,
-        kernels: Kernels = DEFAULT_KERNELS,
-    ) -> Prediction:
-        """Backward seconds of the same."""
-        found = self._times(device, microbatch_size, tp)
-        return _prediction(NEVER_SECONDS if found is None else _of(layer, found.backward_seconds))
-
-    def _times(self, device: DeviceKind, microbatch_size: int, tp: int) -> LayerTimes | None:
-        return self.files.times.get((NAME_OF_KIND.get(device.kind, ""), microbatch_size, tp))
+    def layer(self, device: DeviceKind, query: LayerQuery) -> Prediction:
+        """Seconds of one pass of one layer, its tensor-parallel communication with it."""
+        found = self.files.times.get(
+            (NAME_OF_KIND.get(device.kind, ""), query.microbatch_size, query.tp)
+        )
+        if found is None:
+            return _prediction(NEVER_SECONDS)
+        seconds = found.backward_seconds if query.is_backward else found.forward_seconds
+        return _prediction(_of(query.layer, seconds))
 
     def optimizer_update(
         self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision

@@ -3,12 +3,12 @@
 What a measurement leaves of a prediction's interval follows the rules of the fit:
 
 - a kind with fewer than three points of a layer has a prior that each point moves: one more leaves
-  what `predict.prior.shift` says;
+  what `predict.kinds.few_points.shift` says;
 - a law of more points that has not been checked by leaving hidden sizes out gets checked by all the
   sizes around what is asked for, as one measurement: it leaves what checked laws of this layer
   have; on this device, else on devices of its sort;
 - the very layer (kind, microbatch size, tp) is answered by its measurement from then on, unless a
-  checked law knows better: what `predict.layer_measured` says, with this kind's usual scatter.
+  checked law knows better: what `predict.layer.tables` says, with this kind's usual scatter.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from hetplan.profiling.samples import LayerSample
 from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS, expected_seconds
 
 # Where no law of the kind was checked anywhere: 90 % of left-out sizes of published layer profiles
-# lie within it (`predict.layer_table`: 4.4 % mean error of a law over all sizes, times 2.06, the
+# lie within it (`predict.layer.tables`: 4.4 % mean error of a law over all sizes, times 2.06, the
 # ratio of the 90 % quantile to the mean of a half-normal).
 TYPICAL_LOG_HALFWIDTH = 0.09
 CPU_TYPICAL_LOG_HALFWIDTH = 0.33  # laws of transformer layers of profiles/cpu: .32 and .34

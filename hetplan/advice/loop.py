@@ -28,7 +28,8 @@ from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.law_parts import UNCHECKED
 from hetplan.predict.laws import ALL_LAYERS
-from hetplan.predict.layer.answer import LayerShape, measured_itself
+from hetplan.predict.layer.answer import measured_itself
+from hetplan.predict.predictor import LayerQuery
 
 MIN_GAIN = 0.02
 """Of the interval and regret: what takes off less is not worth measuring."""
@@ -232,8 +233,15 @@ def _basis(predictor: FittedPredictor, model: ModelSpec, job: Job, asked: Predic
         return Basis(asked=asked.name, words="no samples of it", assumed=True)
     wide = max(laws, key=lambda law: law.log_halfwidth)
     if asked.layer != UPDATE:
-        shape = LayerShape(asked.microbatch_size, job.sequence_length, asked.tp, job.precision)
-        if all(measured_itself(law, model, LayerKind(asked.layer), shape) for law in laws):
+        query = LayerQuery(
+            model=model,
+            layer=LayerKind(asked.layer),
+            microbatch_size=asked.microbatch_size,
+            sequence_length=job.sequence_length,
+            tp=asked.tp,
+            precision=job.precision,
+        )
+        if all(measured_itself(law, query) for law in laws):
             words = "how far its own measurement scatters and repeats"
             return Basis(asked=asked.name, words=words, assumed=False)
     return Basis(asked=asked.name, words=wide.calibration, assumed=UNCHECKED in wide.calibration)

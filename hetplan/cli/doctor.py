@@ -33,10 +33,9 @@ def doctor(
 
     from hetplan.files.encoding import encode
     from hetplan.files.shipped import default_store, shipped_folder
-    from hetplan.machine.host import this_machine_probe
+    from hetplan.machine.host import Probe, run_program
     from hetplan.machine.look import look
-    from hetplan.machine.screen import screen
-    from hetplan.machine.values import DOCTOR_SCHEMA
+    from hetplan.machine.report import DOCTOR_SCHEMA, screen
 
     catalogue, problems = _catalogue()
     stores = [shipped_folder("profiles")]
@@ -45,7 +44,7 @@ def doctor(
     except RuntimeError:
         problems.append("the user has no home folder: set HOME, or name a store with --store")
     report = look(
-        this_machine_probe(),
+        Probe(run=run_program),
         kinds=catalogue,
         python=sys.executable,
         stores=stores,

@@ -18,7 +18,7 @@ from hetplan.cluster.spec import Cluster
 from hetplan.errors import InputError
 from hetplan.job.spec import Job
 from hetplan.model.spec import TRAINED_KINDS, ModelSpec
-from hetplan.predict.predictor import Predictor
+from hetplan.predict.predictor import LayerQuery, Predictor
 from hetplan.profiling.pacing import Pace, PacedKind, PaceEntry
 
 MAX_MICROBATCH = 8
@@ -156,24 +156,23 @@ def paced_kind(
     """
     core = next(kind for kind in load_catalogue() if kind.kind == CPU_KIND)
     entries = []
-    for layer, (microbatch_size, tp) in product(TRAINED_KINDS, shapes):
-        for phase, predict in (("forward", predictor.forward), ("backward", predictor.backward)):
-            prediction = predict(
-                core,
-                model,
-                layer,
+    for layer, (microbatch_size, tp), is_backward in product(TRAINED_KINDS, shapes, (False, True)):
+        query = LayerQuery(
+            model=model,
+            layer=layer,
+            microbatch_size=microbatch_size,
+            sequence_length=job.sequence_length,
+            tp=tp,
+            precision=job.precision,
+            is_backward=is_backward,
+        )
+        entries.append(
+            PaceEntry(
+                layer=layer.value,
+                phase=query.phase,
                 microbatch_size=microbatch_size,
-                sequence_length=job.sequence_length,
                 tp=tp,
-                precision=job.precision,
+                seconds=slow_down * predictor.layer(core, query).seconds,
             )
-            entries.append(
-                PaceEntry(
-                    layer=layer.value,
-                    phase=phase,
-                    microbatch_size=microbatch_size,
-                    tp=tp,
-                    seconds=slow_down * prediction.seconds,
-                )
-            )
+        )
     return PacedKind(device=device, slow_down=slow_down, entries=tuple(entries))

@@ -11,7 +11,7 @@ from hetplan.files.quantities import schema_text
 from hetplan.files.writing import write_atomically
 from hetplan.job.load import JOB_SCHEMA, JobForm
 from hetplan.job.sweep_form import SWEEP_SCHEMA, SweepForm
-from hetplan.model.file_form import MODEL_SCHEMA, ModelForm
+from hetplan.model.load import MODEL_SCHEMA, ModelForm
 
 
 def input_schemas() -> tuple[tuple[str, str], ...]:

@@ -51,9 +51,9 @@ from hetplan.model.operators import (
 from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind, ModelSpec
 from hetplan.plans.pieces import Places, stage_array
 from hetplan.profiling.backends import PLUGINS, AcceleratorBackend, Backend, CpuBackend
-from hetplan.profiling.layer_slices import DTYPES
+from hetplan.profiling.bodies import DTYPES
 from hetplan.profiling.layers import Head, HeadWithLoss, build_layer
-from hetplan.profiling.updating import FlatParameters, make_rule, rule_state, set_updates
+from hetplan.profiling.weights import FlatParameters, make_rule, rule_state, set_updates
 from hetplan.runtime.data import MarkovTokens, sample_numbers
 from hetplan.search.result import SearchResult
 from hetplan.version import __version__

@@ -1,25 +1,135 @@
 """Which accelerators are here, by their drivers' tools and by torch, and which kinds they are.
 
 Each parser of a tool is `text -> devices`; text that it cannot read gives no devices, and the
-report says so. Tools whose output is not documented are only looked for.
+report says so.
+
+`python -m hetplan.machine.devices` prints what torch sees, as one line of JSON. It is a process of
+its own, because importing torch or a vendor's plug-in can hang, crash or print: the caller sets a
+time limit and reads the line that begins with TORCH_MARK (`find_torch`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hetplan.cluster.catalogue import kind_called, nearest_kinds
 from hetplan.cluster.devices import DeviceKind
-from hetplan.machine.host import TOOL_SECONDS, AnswerState, Probe, finite, number
-from hetplan.machine.torch_child import SeenDevice
-from hetplan.machine.values import MachineDevice
+from hetplan.machine.host import TOOL_SECONDS, TORCH_SECONDS, AnswerState, Probe
+from hetplan.machine.report import MachineDevice, MachineTorch
 
 _MAX_DEVICES = 4096  # more in one node is garbage
 _MIB = float(2**20)
+
+
+TORCH_MARK = "hetplan-torch "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenDevice:
+    """One device that torch sees."""
+
+    torch_device: str
+    name: str
+    memory_bytes: float
+
+
+NO_TORCH = MachineTorch(version="", runtime="", backends=(), device_types=())
+
+
+def find_torch(
+    probe: Probe, python: str, problems: list[str]
+) -> tuple[MachineTorch, tuple[SeenDevice, ...]]:
+    """What the torch of this interpreter says about itself, and the devices that it sees."""
+    answer = probe.run((python, "-m", "hetplan.machine.devices"), TORCH_SECONDS)
+    seen = parse_torch(answer.text)
+    if seen is not None:
+        return seen
+    reason = answer.reason or (
+        "its answer was not understood" if answer.state is AnswerState.DONE else "it did not start"
+    )
+    problems.append(
+        f"torch: cannot be imported or asked ({reason}); try `python -c 'import torch'`"
+    )
+    return NO_TORCH, ()
+
+
+def parse_torch(text: str) -> tuple[MachineTorch, tuple[SeenDevice, ...]] | None:
+    """The answer in this output; None where there is none or it is damaged."""
+    line = next((line for line in text.splitlines() if line.startswith(TORCH_MARK)), "")
+    try:
+        data = json.loads(line.removeprefix(TORCH_MARK))
+        devices = tuple(
+            SeenDevice(torch_device=kind, name=_name(name), memory_bytes=float(memory))
+            for kind, name, memory in data["devices"]
+        )
+        torch = MachineTorch(
+            version=data["version"],
+            runtime=data["runtime"],
+            backends=tuple(data["backends"]),
+            device_types=tuple(dict.fromkeys(device.torch_device for device in devices)),
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return torch, devices
+
+
+def print_torch() -> None:
+    """Import torch and the plug-ins that are there, and print what they see."""
+    import torch
+
+    from hetplan.profiling.backends import PLUGINS
+
+    for plugin in PLUGINS:
+        for module in plugin.modules:
+            with contextlib.suppress(Exception):
+                importlib.import_module(module)
+    types = ("cuda", *(plugin.name for plugin in PLUGINS), "mps")
+    runtime = f"hip {torch.version.hip}" if torch.version.hip else f"cuda {torch.version.cuda}"
+    found = {
+        "version": torch.__version__,
+        "runtime": runtime if torch.version.cuda or torch.version.hip else "cpu",
+        "backends": sorted(_backends(torch)) if torch.distributed.is_available() else [],
+        "devices": [device for name in types for device in _torch_devices(torch, name)],
+    }
+    print(TORCH_MARK + json.dumps(found), flush=True)
+
+
+def _backends(torch: Any) -> set[str]:
+    found = set()
+    for name in ("gloo", "nccl", "mpi", "ucc", "xccl"):
+        available = getattr(torch.distributed, f"is_{name}_available", None)
+        with contextlib.suppress(Exception):
+            if available is not None and available():
+                found.add(name)
+    # What plug-ins registered; torch lists its own there too, built or not.
+    own = {"undefined", "gloo", "nccl", "mpi", "ucc", "xccl", "fake"}
+    return found | {
+        name for name in torch.distributed.Backend.backend_list if name.lower() not in own
+    }
+
+
+def _torch_devices(torch: Any, name: str) -> list[tuple[str, str, int]]:
+    """Type, name and memory of every device of a torch device type."""
+    module = getattr(torch, name, None)
+    devices: list[tuple[str, str, int]] = []
+    with contextlib.suppress(Exception):
+        if module is None or not module.is_available():
+            return devices
+        for index in range(int(module.device_count())):
+            memory, title = 0, name
+            with contextlib.suppress(Exception):
+                memory = int(module.get_device_properties(index).total_memory)
+            with contextlib.suppress(Exception):
+                title = str(module.get_device_name(index))
+            devices.append((name, title, memory))
+    return devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +171,7 @@ def parse_query_csv(text: str) -> tuple[ListedDevice, ...]:
         devices.append(
             ListedDevice(
                 name=_name(row["name"]),
-                memory_bytes=finite(number(row.get("memory.total", "")) * _MIB),
+                memory_bytes=_number(row.get("memory.total", "")) * _MIB,
                 driver=_version(row.get("driver_version", "")),
             )
         )
@@ -79,7 +189,7 @@ def parse_rocm_smi(text: str) -> tuple[ListedDevice, ...]:
         if not re.fullmatch(r"card\d+", key) or not isinstance(card, dict):
             continue
         name = _text(_first(card, ("card series", "card model", "device name")))
-        memory = number(_text(_first(card, ("vram total memory (b)",))))
+        memory = _number(_text(_first(card, ("vram total memory (b)",))))
         devices.append(ListedDevice(name=_name(name), memory_bytes=memory, driver=_version(driver)))
     return tuple(device for device in devices if device.name)
 
@@ -109,40 +219,6 @@ def parse_npu_smi(text: str) -> tuple[ListedDevice, ...]:
     return tuple(devices)
 
 
-def parse_blocks(text: str) -> tuple[ListedDevice, ...]:
-    """Devices of `cnmon info` and `mthreads-gmi -q`: blocks with `Product Name : ...`."""
-    driver = re.search(r"^\s*Driver(?: Version)?\s*:\s*(\S+)", text, re.MULTILINE)
-    pieces = re.split(r"^\s*Product Name\s*:\s*", text, flags=re.MULTILINE)[1:]
-    devices = []
-    for piece in pieces[:_MAX_DEVICES]:
-        name = _name(piece.splitlines()[0] if piece else "")
-        memory = re.search(
-            r"^\s*(?:Physical Memory Usage|FB Memory Usage)\s*:?\s*\n\s*Total\s*:\s*(\d+)\s*MiB",
-            piece,
-            re.MULTILINE,
-        )
-        if name:
-            devices.append(
-                ListedDevice(
-                    name=name,
-                    memory_bytes=finite(number(memory.group(1)) * _MIB) if memory else 0.0,
-                    driver=_version(driver.group(1)) if driver else "",
-                )
-            )
-    return tuple(devices)
-
-
-def parse_xpu_smi(text: str) -> tuple[ListedDevice, ...]:
-    """Devices of `xpu-smi discovery -j`."""
-    listed = _json_object(text).get("device_list")
-    names = (
-        _name(_text(entry.get("device_name")))
-        for entry in (listed if isinstance(listed, list) else [])[:_MAX_DEVICES]
-        if isinstance(entry, dict)
-    )
-    return tuple(ListedDevice(name=name) for name in names if name)
-
-
 _QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv")
 _ROCM = ("--showproductname", "--showmeminfo", "vram", "--showdriverversion", "--json")
 
@@ -150,8 +226,6 @@ DRIVER_TOOLS: tuple[DriverTool, ...] = (
     DriverTool(name="nvidia-smi", vendor="nvidia", arguments=_QUERY, parse=parse_query_csv),
     DriverTool(name="rocm-smi", vendor="amd", arguments=_ROCM, parse=parse_rocm_smi),
     DriverTool(name="npu-smi", vendor="huawei", arguments=("info",), parse=parse_npu_smi),
-    DriverTool(name="cnmon", vendor="cambricon", arguments=("info",), parse=parse_blocks),
-    DriverTool(name="mthreads-gmi", vendor="moore-threads", arguments=("-q",), parse=parse_blocks),
     DriverTool(name="ixsmi", vendor="iluvatar", arguments=_QUERY, parse=parse_query_csv),
     DriverTool(
         name="hl-smi",
@@ -159,13 +233,20 @@ DRIVER_TOOLS: tuple[DriverTool, ...] = (
         arguments=("-Q", "name,memory.total,driver_version", "-f", "csv"),
         parse=parse_query_csv,
     ),
-    DriverTool(name="xpu-smi", vendor="intel", arguments=("discovery", "-j"), parse=parse_xpu_smi),
     DriverTool(name="hy-smi", vendor="hygon", arguments=_ROCM, parse=parse_rocm_smi),
 )
-"""Tools whose list can be read."""
+"""Tools whose list is read."""
 
-OTHER_TOOLS = (("mx-smi", "metax"), ("efsmi", "enflame"), ("brsmi", "biren"), ("neuron-ls", "aws"))
-"""(tool, vendor) of tools that are only looked for: the form of their list is not documented."""
+OTHER_TOOLS = (
+    ("cnmon", "cambricon"),
+    ("mthreads-gmi", "moore-threads"),
+    ("xpu-smi", "intel"),
+    ("mx-smi", "metax"),
+    ("efsmi", "enflame"),
+    ("brsmi", "biren"),
+    ("neuron-ls", "aws"),
+)
+"""(tool, vendor) of tools that are only looked for: torch tells these vendors' devices."""
 
 
 def _json_object(text: str) -> dict[str, object]:
@@ -193,6 +274,12 @@ def _name(text: str) -> str:
     """A product name that may be printed: no more than its words."""
     plain = " ".join(re.sub(r"[^\w ()/.+-]", " ", text, flags=re.ASCII).split())[:60]
     return plain if re.search(r"[A-Za-z]", plain) else ""
+
+
+def _number(text: str) -> float:
+    """The first decimal number of the text; 0 where there is none."""
+    found = re.search(r"\d{1,17}(?:\.\d{1,9})?", text)
+    return float(found.group(0)) if found else 0.0
 
 
 def _version(text: str) -> str:
@@ -272,3 +359,7 @@ def _device(
         kind=kind,
         nearest=() if kind else nearest_kinds(listed.name, (each.kind for each in kinds)),
     )
+
+
+if __name__ == "__main__":
+    print_torch()

@@ -16,18 +16,9 @@ from typing import TypeVar
 from hetplan.cluster.devices import DeviceKind
 from hetplan.errors import HetplanError
 from hetplan.files.shipped import shipped_folder
-from hetplan.machine.devices import DRIVER_TOOLS, find_devices
-from hetplan.machine.host import (
-    TORCH_SECONDS,
-    AnswerState,
-    Probe,
-    find_interfaces,
-    find_limits,
-    find_processor,
-    find_rdma,
-)
-from hetplan.machine.torch_child import NO_TORCH, TorchAnswer, parse_torch
-from hetplan.machine.values import (
+from hetplan.machine.devices import DRIVER_TOOLS, find_devices, find_torch
+from hetplan.machine.host import Probe, find_interfaces, find_limits, find_processor, find_rdma
+from hetplan.machine.report import (
     MachineDevice,
     MachineInterface,
     MachineLimits,
@@ -41,21 +32,6 @@ from hetplan.machine.values import (
 from hetplan.profiling.store import read_populations
 
 _T = TypeVar("_T")
-
-
-class _Parts:
-    """Parts of a report, each looked at by itself."""
-
-    def __init__(self, problems: list[str]) -> None:
-        self._problems = problems
-
-    def of(self, name: str, find: Callable[[], _T], otherwise: _T) -> _T:
-        """What `find` finds; `otherwise`, and a problem, where it goes wrong."""
-        try:
-            return find()
-        except Exception as error:  # a doctor that falls ill is no help
-            self._problems.append(f"{name}: not understood ({type(error).__name__})")
-            return otherwise
 
 
 def look(
@@ -72,35 +48,33 @@ def look(
     `problems`: what the caller could not look at.
     """
     wrong = list(problems)
-    part = _Parts(wrong).of
-    seen = part("torch", lambda: _torch(probe, python, wrong), _NOTHING)
-    devices = part(
-        "devices",
-        lambda: find_devices(probe, seen.devices, kinds, wrong),
-        tuple[MachineDevice, ...](),
-    )
-    interfaces = part("network", lambda: find_interfaces(probe), tuple[MachineInterface, ...]())
-    rdma = part("RDMA", lambda: find_rdma(probe), tuple[MachineRdma, ...]())
-    tools = part("tools", lambda: find_tools(probe, devices), tuple[MachineTool, ...]())
+
+    def part(name: str, find: Callable[[], tuple[_T, ...]]) -> tuple[_T, ...]:
+        """What `find` finds; nothing, and a problem, where it goes wrong."""
+        try:
+            return find()
+        except Exception as error:  # a doctor that falls ill is no help
+            wrong.append(f"{name}: not understood ({type(error).__name__})")
+            return ()
+
+    torch, seen = find_torch(probe, python, wrong)
+    devices = part("devices", lambda: find_devices(probe, seen, kinds, wrong))
+    interfaces = part("network", lambda: find_interfaces(probe))
+    rdma = part("RDMA", lambda: find_rdma(probe))
+    tools = find_tools(probe, devices)
     limits = find_limits(probe)
     return MachineReport(
         system=_system(),
         processor=find_processor(probe),
         devices=devices,
-        torch=seen.torch,
+        torch=torch,
         interfaces=interfaces,
         rdma=rdma,
         limits=limits,
         tools=tools,
-        stores=part(
-            "profile stores", lambda: find_stores(stores, wrong), tuple[MachineStore, ...]()
-        ),
-        measurements=part(
-            "what can be measured",
-            lambda: find_measurements(
-                devices=devices, torch=seen.torch, interfaces=interfaces, rdma=rdma, tools=tools
-            ),
-            tuple[MachineMeasurement, ...](),
+        stores=part("profile stores", lambda: find_stores(stores, wrong)),
+        measurements=find_measurements(
+            devices=devices, torch=torch, interfaces=interfaces, rdma=rdma, tools=tools
         ),
         advice=find_advice(devices=devices, rdma=rdma, limits=limits),
         problems=tuple(wrong),
@@ -111,23 +85,6 @@ def _system() -> str:
     # A kernel's release may end in the name of whoever built it for this machine.
     release = re.match(r"[\d.]+", platform.release())
     return f"{platform.system()} {release.group(0).rstrip('.') if release else ''}".strip()
-
-
-_NOTHING = TorchAnswer(torch=NO_TORCH, devices=())
-
-
-def _torch(probe: Probe, python: str, problems: list[str]) -> TorchAnswer:
-    answer = probe.run((python, "-m", "hetplan.machine.torch_child"), TORCH_SECONDS)
-    seen = parse_torch(answer.text)
-    if seen is not None:
-        return seen
-    reason = answer.reason or (
-        "its answer was not understood" if answer.state is AnswerState.DONE else "it did not start"
-    )
-    problems.append(
-        f"torch: cannot be imported or asked ({reason}); try `python -c 'import torch'`"
-    )
-    return _NOTHING
 
 
 _GIB = float(2**30)

@@ -136,14 +136,6 @@ def _opt(values: ConfigValues) -> Shape:
     )
 
 
-GPT_FAMILIES: dict[str, Callable[[ConfigValues], Shape]] = {
-    "gpt2": _gpt2,
-    "gpt_neox": _gpt_neox,
-    "opt": _opt,
-}
-"""How each `model_type` is read."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Deepseek:
     """Defaults in which the two versions differ."""
@@ -165,35 +157,13 @@ class _Deepseek:
 
 
 _DEEPSEEK_V2 = _Deepseek(
-    vocab=102400,
-    hidden=4096,
-    ffn=11008,
-    expert_ffn=1407,
-    layers=32,
-    heads=32,
-    experts=64,
-    shared=2,
-    per_token=None,
-    first_dense=0,
-    positions=2048,
-    mlp_bias=True,
-    mtp_layers=0,
-)
+    vocab=102400, hidden=4096, ffn=11008, expert_ffn=1407, layers=32, heads=32, experts=64,
+    shared=2, per_token=None, first_dense=0, positions=2048, mlp_bias=True, mtp_layers=0,
+)  # fmt: skip
 _DEEPSEEK_V3 = _Deepseek(
-    vocab=129280,
-    hidden=7168,
-    ffn=18432,
-    expert_ffn=2048,
-    layers=61,
-    heads=128,
-    experts=256,
-    shared=1,
-    per_token=8,
-    first_dense=3,
-    positions=4096,
-    mlp_bias=False,
-    mtp_layers=1,
-)
+    vocab=129280, hidden=7168, ffn=18432, expert_ffn=2048, layers=61, heads=128, experts=256,
+    shared=1, per_token=8, first_dense=3, positions=4096, mlp_bias=False, mtp_layers=1,
+)  # fmt: skip
 
 
 def _deepseek(base: _Deepseek) -> Callable[[ConfigValues], Shape]:
@@ -277,14 +247,14 @@ def _deepseek_experts(values: ConfigValues, base: _Deepseek) -> Experts | None:
     return experts_of(values, num_experts=routed, per_token=per_token, ffn=ffn, shared=shared * ffn)
 
 
-DEEPSEEK_FAMILIES: dict[str, Callable[[ConfigValues], Shape]] = {
+FAMILIES: dict[str, Callable[[ConfigValues], Shape]] = {
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "opt": _opt,
+    **LLAMA_FAMILIES,
     "deepseek_v2": _deepseek(_DEEPSEEK_V2),
     "deepseek_v3": _deepseek(_DEEPSEEK_V3),
 }
-"""How each `model_type` is read."""
-
-
-FAMILIES = GPT_FAMILIES | LLAMA_FAMILIES | DEEPSEEK_FAMILIES
 """How each `model_type` is read."""
 
 _CLASSES = {

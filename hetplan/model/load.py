@@ -1,23 +1,498 @@
-"""From a model file, hetplan's own or a Hugging Face config.json, to a ModelSpec."""
+"""From a model file to a ModelSpec: hetplan's own form here, a config.json by `huggingface`."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from itertools import chain, cycle, islice
+from pathlib import Path as FilePath
+from typing import Annotated
 
-from hetplan.files.reading import read_document
-from hetplan.model.file_form import model_of_document
+from pydantic import Field
+
+from hetplan.errors import Fault, InputError
+from hetplan.files.nodes import Path
+from hetplan.files.quantities import Count, Name
+from hetplan.files.reading import Document, decode, read_document
 from hetplan.model.huggingface import is_huggingface, model_of_config
-from hetplan.model.spec import ModelSpec
+from hetplan.model.layers import (
+    Attention,
+    Experts,
+    LatentAttention,
+    LayerRun,
+    Mlp,
+    Norm,
+    TransformerLayer,
+    runs_of,
+)
+from hetplan.model.numerics import (
+    MAX_CONSTANT,
+    Activation,
+    RotaryScaling,
+    RotaryScalingKind,
+    Router,
+    ScoreFunction,
+)
+from hetplan.model.spec import MAX_LAYERS, Architecture, ModelSpec
+
+MODEL_SCHEMA = "hetplan.model/3"
+
+LayerCount = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+Constant = Annotated[float, Field(gt=0, le=MAX_CONSTANT)]
+Weight = Annotated[float, Field(ge=0, le=MAX_CONSTANT)]
 
 
-def load_model(path: str | Path) -> ModelSpec:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttentionForm:
+    """Multi-head latent attention (arXiv 2405.04434, section 2.1)."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    query_rank: Count | None = None
+    """Width of the queries' latent; left out: queries are projected from hidden_size directly."""
+    kv_rank: Count
+    """Width of the latent that keys and values are projected from."""
+    nope_head_dim: Count
+    """Of a query or key head, the width without positions."""
+    rope_head_dim: Count
+    """Of a query head, the rotated width; all keys share one part of this width."""
+    value_head_dim: Count
+    """Width of a value head."""
+    bias: bool = False
+    """Biases on the projections to the latents and on the output projection."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsForm:
+    """A mixture of experts in the place of the MLP."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    num_experts: Count
+    """Routed experts."""
+    experts_per_token: Count
+    """Routed experts that each token goes to."""
+    ffn_hidden_size: Count
+    """Inner width of each routed expert."""
+    shared_ffn_hidden_size: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Inner width of all shared experts together, which every token goes to; 0: none."""
+    shared_gate: bool = False
+    """A gate of hidden_size weights weighs the shared experts' output."""
+    bias: bool = False
+    """Biases on every matrix of the experts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayersForm:
+    """Transformer layers in a row that are alike; a key left out is as in the model."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    count: LayerCount = 1
+    """How many."""
+    ffn_hidden_size: Count | None = None
+    """Inner width of the MLP."""
+    num_attention_heads: Count | None = None
+    """Query heads."""
+    num_kv_heads: Count | None = None
+    """Key-value heads."""
+    head_dim: Count | None = None
+    """Width of one head."""
+    window: Count | None = None
+    """Sliding window of the attention, in tokens."""
+    experts: ExpertsForm | None = None
+    """Experts in the place of the MLP."""
+    latent_attention: LatentAttentionForm | None = None
+    """Latent attention in the place of plain attention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotaryScalingForm:
+    """Stretching of rotary positions."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    kind: RotaryScalingKind
+    """The word of Hugging Face's rope_type."""
+    factor: Constant | None = None
+    """How far positions, or their slow frequencies, are stretched."""
+    original_length: Count | None = None
+    """Sequence length before the stretching."""
+    low_frequency_factor: Constant | None = None
+    """Of llama3: frequencies of fewer turns than this over the original length are stretched."""
+    high_frequency_factor: Constant | None = None
+    """Of llama3: those of more turns than this are left as they are."""
+    beta_fast: Constant | None = None
+    """Of yarn: as high_frequency_factor."""
+    beta_slow: Constant | None = None
+    """Of yarn: as low_frequency_factor."""
+    mscale: Weight | None = None
+    """Of yarn: weight of the logarithm of the factor in the rotation's length."""
+    mscale_all_dim: Weight | None = None
+    """Of yarn: the same in the scale of the attention scores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterForm:
+    """How tokens are given to experts; a key left out is not said."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    score_function: ScoreFunction | None = None
+    """What makes the router's logits weights."""
+    normalized: bool | None = None
+    """Whether the weights of a token's experts add up to 1, before scaling_factor."""
+    scaling_factor: Constant | None = None
+    """The weights are multiplied by it."""
+    num_groups: Count | None = None
+    """Experts lie in this many groups of equal size; needs groups_per_token."""
+    groups_per_token: Count | None = None
+    """Groups that the experts of one token come from."""
+    group_experts: Count | None = None
+    """Best experts of a group whose scores, added up, are the group's."""
+    correction_bias: bool | None = None
+    """The choice adds a bias per expert, which follows its load (arXiv 2408.15664)."""
+    loss_coefficient: Weight | None = None
+    """Weight of the balancing loss."""
+    loss_per_sequence: bool | None = None
+    """Whether the balancing loss is that of each sequence; otherwise of a microbatch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MultiTokenPredictionForm:
+    """Layers that predict tokens further ahead while training (arXiv 2412.19437, section 2.2)."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    num_layers: LayerCount
+    """How many; each holds a transformer layer like the model's last one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelForm:
+    """Shape of a transformer language model."""
+
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012
+
+    name: Name
+    """Name of the model in reports."""
+    architecture: Architecture
+    """gpt: LayerNorm, biases, GELU, learned positions. llama: RMSNorm, no biases, gated SiLU,
+    rotary positions. The keys below that are left out follow it."""
+    num_layers: LayerCount
+    """Transformer layers; the embedding, the head and multi-token prediction are not counted."""
+    hidden_size: Count
+    """Width of the activations between layers."""
+    ffn_hidden_size: Count | None = None
+    """Inner width of the MLP; needed where a layer has no experts."""
+    num_attention_heads: Count
+    """Query heads."""
+    num_kv_heads: Count | None = None
+    """Key-value heads (grouped-query attention); left out: as many as query heads."""
+    head_dim: Count | None = None
+    """Width of one head; left out: hidden_size / num_attention_heads."""
+    vocab_size: Count
+    """Entries of the vocabulary, unpadded."""
+    max_sequence_length: Count
+    """Longest sequence, in tokens."""
+    tied_embeddings: bool = False
+    """Whether the head's projection is the embedding's matrix."""
+    window: Count | None = None
+    """Sliding window: a token sees itself and the window - 1 tokens before it. Left out: all."""
+    experts: ExpertsForm | None = None
+    """A mixture of experts in the place of every MLP; for some of the layers only, see layers."""
+    latent_attention: LatentAttentionForm | None = None
+    """Latent attention in the place of plain attention."""
+    layers: tuple[LayersForm, ...] = ()
+    """Where transformer layers differ: their runs in order, counts adding up to num_layers."""
+    repeat_layers: bool = False
+    """The list of layers is repeated until num_layers are reached, and may end anywhere."""
+    multi_token_prediction: MultiTokenPredictionForm | None = None
+    """Multi-token prediction layers after the transformer layers."""
+    qkv_bias: bool | None = None
+    """Biases on the query, key and value projections; left out: as the architecture."""
+    output_bias: bool | None = None
+    """A bias on the attention's output projection; left out: as the architecture."""
+    mlp_bias: bool | None = None
+    """Biases on the matrices of the MLP; left out: as the architecture."""
+    qk_norm: bool = False
+    """An RMSNorm over each query head and each key head."""
+    gated_mlp: bool | None = None
+    """Three matrices in the MLP (gate, up, down); left out: as the architecture."""
+    norm: Norm | None = None
+    """Kind of every norm; left out: as the architecture."""
+    norms_per_layer: Annotated[int, Field(ge=1, le=4)] = 2
+    """2: one for attention and one for the MLP. 4: before and after each. 1: one for both, with
+    parallel_residual."""
+    parallel_residual: bool = False
+    """Attention and MLP read the same input."""
+    rotary: bool | None = None
+    """Positions by rotation of queries and keys; left out: as the architecture."""
+    learned_positions: Annotated[int, Field(ge=0, le=10**9)] | None = None
+    """Rows of the table of learned positions; left out: max_sequence_length for gpt, else 0."""
+    final_norm: bool = True
+    """Whether the head has a norm."""
+    head_bias: bool = False
+    """Whether the head's projection has a bias."""
+    embedding_size: Count | None = None
+    """Width of the vocabulary's matrices where it is not hidden_size, with a projection between."""
+    norm_epsilon: Constant | None = None
+    """Epsilon of every norm; as all below: left out, the trainer's own stands."""
+    activation: Activation | None = None
+    """Function of every MLP and expert."""
+    rotary_base: Constant | None = None
+    """Base of the rotary frequencies (rope_theta)."""
+    rotary_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Part of each head that is rotated; left out: all of it."""
+    rotary_scaling: RotaryScalingForm | None = None
+    """Stretching of rotary positions; left out: there is none."""
+    router: RouterForm | None = None
+    """Router of every layer with experts."""
+
+
+def load_model(path: str | FilePath) -> ModelSpec:
     """The model that the file describes; one InputError with every fault otherwise.
 
     A file without hetplan's `schema` key that has `model_type` or `architectures` is the
     config.json of a Hugging Face model: it is read as data, nothing in it is executed. Every
     other file is in hetplan's own form (configs/models).
     """
-    document = read_document(Path(path))
+    document = read_document(FilePath(path))
     if is_huggingface(document):
         return model_of_config(document)
     return model_of_document(document)
+
+
+def model_of_document(document: Document) -> ModelSpec:
+    """The model that the file describes; one InputError with every fault otherwise."""
+    form = decode(document, ModelForm, schema=MODEL_SCHEMA, checks=(_check_heads,))
+    builder = _Builder(document, form)
+    runs = builder.runs()
+    _check_uses(builder, runs)
+    last = runs[-1].layer
+    gpt = form.architecture is Architecture.GPT
+    positions = form.learned_positions
+    if positions is None:
+        positions = form.max_sequence_length if gpt else 0
+    mtp = form.multi_token_prediction
+    width = form.embedding_size
+    try:
+        return ModelSpec(
+            name=form.name,
+            hidden_size=form.hidden_size,
+            vocab_size=form.vocab_size,
+            max_sequence_length=form.max_sequence_length,
+            layer_runs=runs,
+            final_norm=last.norm if form.final_norm else None,
+            learned_positions=positions,
+            embedding_size=None if width == form.hidden_size else width,
+            head_bias=form.head_bias,
+            tied_embeddings=form.tied_embeddings,
+            num_mtp_layers=0 if mtp is None else mtp.num_layers,
+            mtp_layer=None if mtp is None else last,
+            norm_epsilon=form.norm_epsilon,
+            activation=form.activation,
+            rotary_base=form.rotary_base,
+            rotary_fraction=form.rotary_fraction,
+            rotary_scaling=_rotary_scaling(form.rotary_scaling),
+            router=builder.router(form.router),
+        )
+    except InputError as error:
+        if any(fault.file for fault in error.faults):
+            raise
+        raise InputError(document.fault((), str(error))) from error
+
+
+def _check_uses(builder: _Builder, runs: tuple[LayerRun, ...]) -> None:
+    """Rotary keys and a router belong to models that have such a thing."""
+    form = builder.form
+    rotary = any(
+        not isinstance(run.layer.attention, Attention) or run.layer.attention.rotary for run in runs
+    )
+    for key in ("rotary_base", "rotary_fraction", "rotary_scaling"):
+        if getattr(form, key) is not None and not rotary:
+            raise builder.error((key,), "the model has no rotary positions; leave it out")
+    if form.router is not None and not any(isinstance(run.layer.mlp, Experts) for run in runs):
+        raise builder.error(("router",), "the model has no experts; leave it out")
+
+
+def _rotary_scaling(form: RotaryScalingForm | None) -> RotaryScaling | None:
+    if form is None:
+        return None
+    return RotaryScaling(**{field.name: getattr(form, field.name) for field in fields(form)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    """Layers of a form whose single keys are right; what they mean together is checked here."""
+
+    document: Document
+    form: ModelForm
+
+    def runs(self) -> tuple[LayerRun, ...]:
+        """The transformer layers."""
+        form = self.form
+        if not form.layers:
+            if form.repeat_layers:
+                raise self.error(("repeat_layers",), "there is no list of layers to repeat")
+            return (LayerRun(count=form.num_layers, layer=self.layer(LayersForm(), ())),)
+        shapes = [
+            (entry.count, self.layer(entry, ("layers", at))) for at, entry in enumerate(form.layers)
+        ]
+        total = sum(count for count, _ in shapes)
+        if total == form.num_layers or (form.repeat_layers and total < form.num_layers):
+            if not form.repeat_layers:
+                return runs_of_counts(shapes)
+            each = chain.from_iterable([layer] * count for count, layer in shapes)
+            return runs_of(islice(cycle(each), form.num_layers))
+        raise self.error(
+            ("layers",),
+            f"the counts add up to {total}, num_layers is {form.num_layers}; make them equal"
+            + ("" if form.repeat_layers else ", or say repeat_layers: true"),
+        )
+
+    def router(self, form: RouterForm | None) -> Router | None:
+        """The router, whose keys must agree with each other."""
+        if form is None:
+            return None
+        try:
+            return Router(**{field.name: getattr(form, field.name) for field in fields(form)})
+        except InputError as error:
+            raise self.error(("router",), str(error)) from error
+
+    def error(self, path: Path, message: str) -> InputError:
+        return InputError(self.document.fault(path, message))
+
+    def layer(self, entry: LayersForm, path: Path) -> TransformerLayer:
+        """One shape; keys that the entry leaves out are the model's."""
+        form = self.form
+        gpt = form.architecture is Architecture.GPT
+        attention, mlp = self.attention(entry, path), self.mlp(entry, path)
+        try:
+            return TransformerLayer(
+                attention=attention,
+                mlp=mlp,
+                norm=form.norm or (Norm.LAYER_NORM if gpt else Norm.RMS_NORM),
+                num_norms=form.norms_per_layer,
+                parallel_residual=form.parallel_residual,
+            )
+        except InputError as error:
+            raise self.error(("norms_per_layer",), str(error)) from error
+
+    def attention(self, entry: LayersForm, path: Path) -> Attention | LatentAttention:
+        """Its attention."""
+        try:
+            return self._attention(entry, path)
+        except InputError as error:
+            if any(fault.file for fault in error.faults):
+                raise
+            raise self.error(path, str(error)) from error
+
+    def _attention(self, entry: LayersForm, path: Path) -> Attention | LatentAttention:
+        form = self.form
+        gpt = form.architecture is Architecture.GPT
+        heads = entry.num_attention_heads or form.num_attention_heads
+        latent = entry.latent_attention or form.latent_attention
+        window = entry.window or form.window
+        if latent is not None:
+            given = (entry.num_kv_heads or form.num_kv_heads, entry.head_dim or form.head_dim)
+            if any(given) or window or form.qk_norm:
+                raise self.error(
+                    path if entry.latent_attention else ("latent_attention",),
+                    "latent attention has no num_kv_heads, head_dim, window or qk_norm; "
+                    "leave those out",
+                )
+            return LatentAttention(
+                num_heads=heads,
+                query_rank=latent.query_rank,
+                kv_rank=latent.kv_rank,
+                nope_head_dim=latent.nope_head_dim,
+                rope_head_dim=latent.rope_head_dim,
+                value_head_dim=latent.value_head_dim,
+                bias=latent.bias,
+            )
+        return Attention(
+            num_heads=heads,
+            num_kv_heads=entry.num_kv_heads or form.num_kv_heads or heads,
+            head_dim=entry.head_dim or form.head_dim or self.head_dim(heads, path),
+            qkv_bias=_default(form.qkv_bias, gpt),
+            output_bias=_default(form.output_bias, gpt),
+            qk_norm=form.qk_norm,
+            rotary=_default(form.rotary, not gpt),
+            window=window,
+        )
+
+    def head_dim(self, heads: int, path: Path) -> int:
+        hidden = self.form.hidden_size
+        if hidden % heads:
+            raise self.error(
+                (*path, "num_attention_heads"),
+                f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}; "
+                "change one of them or give head_dim",
+            )
+        return hidden // heads
+
+    def mlp(self, entry: LayersForm, path: Path) -> Mlp | Experts:
+        form = self.form
+        gpt = form.architecture is Architecture.GPT
+        gated = _default(form.gated_mlp, not gpt)
+        # A run that names its own MLP width has that MLP, whatever the others have.
+        dense = entry.ffn_hidden_size is not None and entry.experts is None
+        experts = entry.experts or (None if dense else form.experts)
+        if experts is not None:
+            try:
+                return _experts(experts, gated)
+            except InputError as error:
+                place = path if entry.experts else ()
+                raise self.error((*place, "experts"), str(error)) from error
+        width = entry.ffn_hidden_size or form.ffn_hidden_size
+        if width is None:
+            raise self.error(path, "ffn_hidden_size is missing; add it, or experts")
+        return Mlp(ffn_hidden_size=width, gated=gated, bias=_default(form.mlp_bias, gpt))
+
+
+def runs_of_counts(shapes: list[tuple[int, TransformerLayer]]) -> tuple[LayerRun, ...]:
+    """Runs of these counts, equal neighbours together."""
+    runs: list[LayerRun] = []
+    for count, layer in shapes:
+        if runs and runs[-1].layer == layer:
+            count += runs.pop().count
+        runs.append(LayerRun(count=count, layer=layer))
+    return tuple(runs)
+
+
+def _experts(form: ExpertsForm, gated: bool) -> Experts:
+    return Experts(
+        num_experts=form.num_experts,
+        experts_per_token=form.experts_per_token,
+        expert_ffn_hidden_size=form.ffn_hidden_size,
+        shared_ffn_hidden_size=form.shared_ffn_hidden_size,
+        shared_gate=form.shared_gate,
+        gated=gated,
+        bias=form.bias,
+    )
+
+
+def _default(given: bool | None, otherwise: bool) -> bool:
+    return otherwise if given is None else given
+
+
+def _check_heads(document: Document) -> Iterator[Fault]:
+    heads = document.whole(("num_attention_heads",))
+    if heads is None:
+        return
+    kv_heads = document.whole(("num_kv_heads",))
+    if kv_heads is not None and heads % kv_heads:
+        yield document.fault(
+            ("num_kv_heads",),
+            f"{kv_heads} does not divide num_attention_heads {heads}; each key-value head serves "
+            "the same number of query heads",
+        )
+    hidden = document.whole(("hidden_size",))
+    plain = document.at("head_dim") is None and document.at("latent_attention") is None
+    if plain and not document.entries(("layers",)) and hidden is not None and hidden % heads:
+        yield document.fault(
+            ("hidden_size",),
+            f"{hidden} is not a multiple of num_attention_heads {heads}; "
+            "change one of them or give head_dim",
+        )

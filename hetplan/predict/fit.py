@@ -2,8 +2,8 @@
 
 Every prediction says where it came from. For a layer the first that there is answers: whole layers
 measured on the device, the very shape by its own median; operators measured on it, summed
-(`predict.composed`); both `measured`. Else `related`, laws of other kinds of device carried by the
-datasheet's figures (`predict.related`). Else `datasheet`, with the datasheet's wide interval and a
+(`layer.composed`); both `measured`. Else `related`, laws of other kinds of device carried by the
+datasheet's figures (`kinds.related`). Else `datasheet`, with the datasheet's wide interval and a
 note that names what is missing. Nothing falls back in silence.
 """
 
@@ -18,17 +18,14 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Link, Transport
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.model.operators import DEFAULT_KERNELS, Kernels
-from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.predict import datasheet
-from hetplan.predict.calibration.applied import corrected, corrected_law, factor_of
-from hetplan.predict.calibration.values import Calibration
-from hetplan.predict.kinds.few_points import MovedOperators, with_prior
+from hetplan.predict.calibration.values import Calibration, corrected, corrected_law, factor_of
+from hetplan.predict.kinds.few_points import ShiftedOperators, with_prior
 from hetplan.predict.kinds.operators import RelatedLaws
 from hetplan.predict.kinds.related import Related
 from hetplan.predict.laws import ALL_LAYERS, SCHEMA, FittedLaws, LayerLaw, LinkLaw, outside
 from hetplan.predict.layer import float8
-from hetplan.predict.layer.answer import LayerShape, by_layer_law
+from hetplan.predict.layer.answer import by_layer_law
 from hetplan.predict.layer.columns import Column
 from hetplan.predict.layer.composed import layer_prediction
 from hetplan.predict.layer.laws import fit_layer_laws
@@ -42,7 +39,14 @@ from hetplan.predict.link.prior import fabric_bytes_per_second
 from hetplan.predict.operator.answer import DeviceOperators, index_operators
 from hetplan.predict.operator.laws import fit_operator_laws
 from hetplan.predict.populations import choose
-from hetplan.predict.predictor import DATASHEET, MEASURED, Prediction, SendLaw, link_cause
+from hetplan.predict.predictor import (
+    DATASHEET,
+    MEASURED,
+    LayerQuery,
+    Prediction,
+    SendLaw,
+    link_cause,
+)
 from hetplan.profiling.samples import LinkOperation, Phase, ProfileSet
 from hetplan.version import __version__
 
@@ -58,7 +62,7 @@ class FittedPredictor:
     _measured: frozenset[tuple[str, str]] = field(init=False, repr=False, compare=False)
     _links: dict[tuple[str, bool], LinkLaw] = field(init=False, repr=False, compare=False)
     _related: Related = field(init=False, repr=False, compare=False)
-    _moved: MovedOperators = field(init=False, repr=False, compare=False)
+    _shifted: ShiftedOperators = field(init=False, repr=False, compare=False)
     _operators: dict[tuple[str, str], DeviceOperators] = field(
         init=False, repr=False, compare=False
     )
@@ -72,7 +76,7 @@ class FittedPredictor:
         )
         object.__setattr__(self, "_related", Related(laws))
         object.__setattr__(self, "_operators", index_operators(laws.operators))
-        object.__setattr__(self, "_moved", MovedOperators(laws.operators, self._related))
+        object.__setattr__(self, "_shifted", ShiftedOperators(laws.operators, self._related))
         links = {
             (law.link, staged): own
             for law in laws.links
@@ -89,115 +93,51 @@ class FittedPredictor:
             FittedLaws(hetplan_version=__version__, layers=(), links=(), populations=(), notes=())
         )
 
-    def forward(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        *,
-        microbatch_size: int,
-        sequence_length: int,
-        tp: int,
-        precision: Precision,
-        kernels: Kernels = DEFAULT_KERNELS,
-    ) -> Prediction:
-        """Forward time of one layer on one tensor-parallel rank, without communication."""
-        shape = LayerShape(microbatch_size, sequence_length, tp, precision, kernels)
-        found = self._layer(device, model, layer, shape, backward=False)
-        return corrected(found, factor_of(self.laws.calibration, device.kind))
+    def layer(self, device: DeviceKind, query: LayerQuery) -> Prediction:
+        """Time of one pass of one layer on one tensor-parallel rank, without communication."""
+        return corrected(self._layer(device, query), factor_of(self.laws.calibration, device.kind))
 
-    def backward(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        *,
-        microbatch_size: int,
-        sequence_length: int,
-        tp: int,
-        precision: Precision,
-        kernels: Kernels = DEFAULT_KERNELS,
-    ) -> Prediction:
-        """Backward time (input and weight gradients) of the same, without recomputation."""
-        shape = LayerShape(microbatch_size, sequence_length, tp, precision, kernels)
-        found = self._layer(device, model, layer, shape, backward=True)
-        return corrected(found, factor_of(self.laws.calibration, device.kind))
-
-    def _layer(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        shape: LayerShape,
-        *,
-        backward: bool,
-    ) -> Prediction:
+    def _layer(self, device: DeviceKind, query: LayerQuery) -> Prediction:
         """By a law of whole layers, by operators, by other kinds, by the datasheet: the first.
 
         Narrow products change a law of whole layers as they change the sum of its operators.
         """
-        plain = float8.in_one_format(shape)
-        if plain is not shape:
-            whole = self._layer(device, model, layer, plain, backward=backward)
-            narrow = self._by_parts(device, model, layer, shape, backward=backward)
-            wide = self._by_parts(device, model, layer, plain, backward=backward)
+        plain = float8.in_one_format(query)
+        if plain is not query:
+            whole = self._layer(device, plain)
+            narrow, wide = self._by_parts(device, query), self._by_parts(device, plain)
             return narrow if whole == wide else float8.scaled(whole, wide, narrow)
-        phase = Phase.BACKWARD if backward else Phase.FORWARD
-        law = self._layers.get((device.kind, shape.precision.value, layer.value, phase.value))
+        law = self._layers.get((device.kind, query.precision.value, query.layer.value, query.phase))
         if law is None:
-            return self._by_parts(device, model, layer, shape, backward=backward)
+            return self._by_parts(device, query)
+        own = by_layer_law(law, query)
         return with_prior(
-            by_layer_law(law, model, layer, shape),
-            law,
-            model,
-            layer,
-            shape,
-            lambda *asked: self._by_parts(device, *asked, backward=backward, moved=True),
+            own, law, query, lambda other: self._by_parts(device, other, shifted=True)
         )
 
     def _by_parts(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        shape: LayerShape,
-        *,
-        backward: bool,
-        moved: bool = False,
+        self, device: DeviceKind, query: LayerQuery, *, shifted: bool = False
     ) -> Prediction:
-        """The same without any whole layer of this kind; `moved`: to be moved to points of it."""
+        """The same without any whole layer of this kind.
+
+        `shifted`: the answer will be scaled to measured points of the kind.
+        """
         # A search asks this millions of times: without laws nothing is walked through.
         if self.laws.operators or self.laws.layers:
             composed = layer_prediction(
-                self._moved.index(device, shape.precision, self._operators),
+                self._shifted.index(device, query.precision, self._operators),
                 device,
-                model,
-                layer,
-                shape=shape,
-                backward=backward,
+                query,
                 lent=self._related.operators,
             )
-            found = composed or self._related.layer(
-                device, model, layer, shape, backward=backward, moved=moved
-            )
+            found = composed or self._related.layer(device, query, shifted=shifted)
             if found is not None:
                 return found
-        phase = Phase.BACKWARD if backward else Phase.FORWARD
-        answer = datasheet.backward if backward else datasheet.forward
-        found = answer(
-            device,
-            model,
-            layer,
-            microbatch_size=shape.microbatch_size,
-            sequence_length=shape.sequence_length,
-            tp=shape.tp,
-            precision=shape.precision,
-            kernels=shape.kernels,
-            notes=self._missing(device, shape.precision, f"{layer.value} {phase.value}"),
-        )
-        if not shape.kernels.product_format:
+        notes = self._missing(device, query.precision, f"{query.layer.value} {query.phase}")
+        found = datasheet.layer(device, query, notes)
+        if not query.kernels.product_format:
             return found
-        return float8.by_datasheet(found, device, model, layer, shape, backward=backward)
+        return float8.by_datasheet(found, device, query)
 
     def optimizer_update(
         self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hetplan.errors import InputError
+from hetplan.errors import Fault, InputError
 from hetplan.units import format_bytes
 
 OWN_ROWS = "own left-out rows"
@@ -100,3 +100,17 @@ def outside(
         shown, least = (_shown(measured.quantity, each) for each in (value, edge))
         warnings += (f"{measured.quantity} {shown} {sign} {least} measured",)
     return log_halfwidth * factor + added, warnings
+
+
+def refuse(problems: Iterable[tuple[str, str]]) -> None:
+    """An InputError that lists every (sample, what is wrong with it); nothing where all are right.
+
+    What is wrong is empty for a sample that can be used.
+    """
+    faults = [
+        Fault(message=f"{problem}; measure it again or remove the row", field=sample)
+        for sample, problem in problems
+        if problem
+    ]
+    if faults:
+        raise InputError(*faults)

@@ -1,6 +1,6 @@
 """What a fit found, as frozen values: everything that a predictor file holds and a report prints.
 
-A layer's law is a sum of columns (`predict.columns`) with non-negative coefficients. A link's law
+A layer's law is a sum of columns (`layer.columns`) with non-negative coefficients. A link's law
 is a table of measured times by message size for each operation and group size.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 
 from hetplan.errors import InputError
 from hetplan.model.spec import LayerKind
@@ -22,9 +21,9 @@ from hetplan.predict.law_parts import (
     outside,
     validation_of,
 )
-from hetplan.predict.layer.columns import Column
+from hetplan.predict.layer.columns import Column, LayerColumns
 from hetplan.predict.layer.tables import LayerTable, MeasuredLayer, MeasuredUpdate
-from hetplan.predict.link.shapes import LinkShape
+from hetplan.predict.link.shapes import LinkLaw, SizeTable
 from hetplan.predict.operator.values import OperatorLaw
 
 __all__ = (
@@ -56,9 +55,9 @@ class Term:
     """One column and its coefficient."""
 
     column: str
-    """A `predict.columns.Column` value."""
+    """A `predict.layer.columns.Column` value."""
     coefficient: float
-    """Seconds per unit of the column (`predict.columns.COEFFICIENT_UNITS`); never negative."""
+    """Seconds per unit of the column (`layer.columns.COEFFICIENT_UNITS`); never negative."""
 
     def __post_init__(self) -> None:
         if self.column not in tuple(Column):
@@ -103,6 +102,10 @@ class LayerLaw:
     measured_updates: tuple[MeasuredUpdate, ...] = ()
     """The same of an optimizer's law."""
 
+    def sum_of_columns(self, columns: LayerColumns) -> float:
+        """Seconds by the terms alone, without tables and measured layers."""
+        return sum(term.coefficient * columns.value(term.column) for term in self.terms)
+
     def __post_init__(self) -> None:
         names = tuple(measured.quantity for measured in self.ranges)
         if names != range_names(self.layer):
@@ -110,52 +113,6 @@ class LayerLaw:
                 f"a law of layer {self.layer} has ranges of {', '.join(names) or 'nothing'}; it "
                 f"needs {', '.join(range_names(self.layer))}: fit again"
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SizeTable:
-    """Measured times of one operation among one number of ranks, by message size."""
-
-    operation: str
-    """A `LinkOperation` value."""
-    backend: str
-    group_size: int
-    message_bytes: tuple[float, ...]
-    """Rising."""
-    seconds: tuple[float, ...]
-    """Medians, made non-decreasing in size."""
-    log_halfwidth: float
-    calibration: str
-    rows: int
-    validation: Validation
-    nodes: int = 1
-    """As in `LinkSample`."""
-    groups: int = 1
-    """As in `LinkSample`."""
-
-    def __post_init__(self) -> None:
-        sizes, seconds = self.message_bytes, self.seconds
-        if not sizes or len(sizes) != len(seconds) or sizes[0] <= 0 or min(seconds) <= 0:
-            raise InputError(
-                f"the {self.operation} table has {len(sizes)} sizes and {len(seconds)} times; it "
-                "needs one positive time per positive size, and at least one: fit again"
-            )
-        if any(left >= right for left, right in pairwise(sizes)) or any(
-            left > right for left, right in pairwise(seconds)
-        ):
-            raise InputError(
-                f"the {self.operation} table does not rise with the message size: fit again"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkLaw:
-    """Everything measured under one link name."""
-
-    link: str
-    tables: tuple[SizeTable, ...]
-    shapes: tuple[LinkShape, ...] = ()
-    """Of the operations that several group sizes were measured of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,7 @@
-"""Under which name predictions about one thing err together: device kinds, links, classes of links.
+"""What the cost model asks of measurements: times with intervals, for shapes nobody measured.
 
-Kinds of devices are one word. A link is named by its samples, or by the figures of the cluster
-file where it has none.
-
-What the cost model asks of measurements: times with intervals, for shapes nobody measured.
+Predictions of one cause err together. A cause is a device kind, which is one word, or a link, which
+goes by its samples, or by the figures of the cluster file where it has none.
 """
 
 from __future__ import annotations
@@ -15,7 +13,15 @@ from typing import Protocol
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Link
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.model.operators import DEFAULT_KERNELS, Kernels
+from hetplan.model.operators import (
+    BACKWARD,
+    DEFAULT_KERNELS,
+    FORWARD,
+    Kernels,
+    Operator,
+    gradient_operators,
+    layer_operators,
+)
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.units import format_bandwidth, format_seconds
 
@@ -106,37 +112,53 @@ class SendLaw:
     extrapolating: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerQuery:
+    """One pass of one layer at one size, on one tensor-parallel rank, without communication."""
+
+    model: ModelSpec
+    layer: LayerKind
+    microbatch_size: int
+    sequence_length: int
+    tp: int
+    precision: Precision
+    kernels: Kernels = DEFAULT_KERNELS
+    is_backward: bool = False
+    """The gradients of inputs and weights, without recomputation; otherwise the forward pass."""
+
+    @property
+    def phase(self) -> str:
+        """`forward` or `backward`, as samples and laws name it."""
+        return BACKWARD if self.is_backward else FORWARD
+
+    def operators(self) -> tuple[Operator, ...]:
+        """Operators of the layer's forward pass, in order."""
+        return layer_operators(
+            self.model,
+            self.layer,
+            microbatch_size=self.microbatch_size,
+            sequence_length=self.sequence_length,
+            tp=self.tp,
+            kernels=self.kernels,
+        )
+
+    def gradient_operators(self) -> tuple[Operator, ...]:
+        """What the layer's backward pass runs besides that of its operators."""
+        return gradient_operators(
+            self.model,
+            self.layer,
+            microbatch_size=self.microbatch_size,
+            sequence_length=self.sequence_length,
+            tp=self.tp,
+            kernels=self.kernels,
+        )
+
+
 class Predictor(Protocol):
     """Regression from samples, or from datasheet figures where there are none."""
 
-    def forward(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        *,
-        microbatch_size: int,
-        sequence_length: int,
-        tp: int,
-        precision: Precision,
-        kernels: Kernels = DEFAULT_KERNELS,
-    ) -> Prediction:
-        """Forward time of one layer on one tensor-parallel rank, without communication."""
-        ...
-
-    def backward(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        *,
-        microbatch_size: int,
-        sequence_length: int,
-        tp: int,
-        precision: Precision,
-        kernels: Kernels = DEFAULT_KERNELS,
-    ) -> Prediction:
-        """Backward time (input and weight gradients) of the same, without recomputation."""
+    def layer(self, device: DeviceKind, query: LayerQuery) -> Prediction:
+        """Time of one pass of one layer on this kind of device."""
         ...
 
     def optimizer_update(

@@ -140,3 +140,10 @@ def conformal_halfwidth(errors: Sequence[float]) -> float | None:
     if rank > len(errors):
         return None
     return sorted(abs(error) for error in errors)[rank - 1]
+
+
+def t_quantile(freedom: float) -> float:
+    """95 % point of Student's t."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, 0.95))

@@ -109,13 +109,9 @@ class CpuBackend:
         """Frequency of core 0; 0 where Linux does not tell, as on most virtual machines."""
         return 1e3 * _number(_read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq"))
 
-    def temperature_celsius(self) -> float:
-        """Not told."""
-        return 0.0
-
     def clocks(self) -> str:
-        """Governor and frequency limits that somebody chose; empty: as it came."""
-        return cpu_clocks()
+        """Not told."""
+        return ""
 
     def device_name(self) -> str:
         """Model name of the processor."""
@@ -228,16 +224,10 @@ class AcceleratorBackend:
         """Clock at this moment; 0 where the device does not tell."""
         return 1e6 * float(self._ask("clock_rate", 0.0, self._index))
 
-    def temperature_celsius(self) -> float:
-        """Temperature at this moment; 0 where the device does not tell."""
-        return float(self._ask("temperature", 0.0, self._index))
-
     def clocks(self) -> str:
         """Clock and power settings that somebody chose; empty: as it came, or not told."""
-        if self.name != "cuda":
+        if self.name != "cuda" or self.vendor == "amd":
             return ""
-        if self.vendor == "amd":
-            return rocm_clocks(str(self._index))
         properties = self._ask("get_device_properties", None, self._index)
         if hasattr(properties, "uuid"):
             return nvidia_clocks(f"GPU-{properties.uuid}")
@@ -358,34 +348,3 @@ def nvidia_clocks(device: str, ask: Callable[[Sequence[str]], str] = run_tool) -
         for name, chosen, default, unit in settings
         if chosen and default and abs(chosen - default) > 0.5  # steps are 15 MHz and whole watts
     )
-
-
-def rocm_clocks(device: str, ask: Callable[[Sequence[str]], str] = run_tool) -> str:
-    """The performance level, where it is not `auto`."""
-    text = ask(("rocm-smi", "-d", device, "--showperflevel", "--csv"))
-    rows = [row for row in csv.reader(text.splitlines()) if len(row) > 1]
-    level = rows[1][1].strip().lower() if len(rows) == 2 else ""
-    return "" if level in ("", "auto", "n/a", "unknown") else f"performance level {level}"
-
-
-def cpu_clocks(cpus: Path = Path("/sys/devices/system/cpu")) -> str:
-    """Governor and frequency limit of the process's cores, where they are not Linux's defaults."""
-    chosen: dict[str, None] = {}
-    cores = (
-        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    )
-    for core in sorted(cores):
-        folder = f"{cpus}/cpu{core}/cpufreq"
-        governor = _read(f"{folder}/scaling_governor")
-        # intel_pstate and amd_pstate call the default, which follows the load, powersave.
-        is_default = "pstate" in _read(f"{folder}/scaling_driver") and governor == "powersave"
-        named = ("performance", "powersave", "userspace", "conservative")
-        if governor in named and not is_default:
-            chosen[f"governor {governor}"] = None
-        limit = _number(_read(f"{folder}/scaling_max_freq"))
-        hardware = _number(_read(f"{folder}/cpuinfo_max_freq"))
-        if limit and hardware and limit != hardware:
-            chosen[f"at most {limit / 1e3:g} MHz"] = None
-    if _read(f"{cpus}/intel_pstate/no_turbo") == "1" or _read(f"{cpus}/cpufreq/boost") == "0":
-        chosen["boost off"] = None
-    return ", ".join(chosen)

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from hetplan.errors import InputError
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec
-from hetplan.profiling.layer_slices import (
+from hetplan.profiling.bodies import (
     NORM_EPSILON,
     ROTARY_BASE,
     CrossEntropy,
@@ -63,8 +63,15 @@ def build_layer(
             f"layer position is {position}; model {model.name} has 0 to {len(model.layers) - 1}"
         )
     kind = model.layers[position]
-    layer = allocate_layer(
-        model, kind, tp=tp, tp_rank=tp_rank, group=group, dtype=dtype, device=device
+    layer_type: type[_Layer] = LlamaLayer
+    if kind is LayerKind.EMBEDDING:
+        layer_type = Embedding
+    elif kind is LayerKind.HEAD:
+        layer_type = Head
+    elif model.architecture is Architecture.GPT:
+        layer_type = GptLayer
+    layer = layer_type(
+        model, kind, tp=tp, tp_rank=tp_rank, group=group, dtype=dtype, device=torch.device(device)
     )
     tied = kind is LayerKind.HEAD and model.tied_embeddings
     with torch.no_grad():
@@ -73,31 +80,6 @@ def build_layer(
             origin = 0 if tied and part.name == "weight" else position
             layer.get_parameter(part.name).copy_(initial_value(part, seed=seed, position=origin))
     return layer
-
-
-def allocate_layer(
-    model: ModelSpec,
-    kind: LayerKind,
-    *,
-    tp: int,
-    tp_rank: int,
-    group: dist.ProcessGroup | None,
-    dtype: torch.dtype,
-    device: torch.device | str,
-) -> nn.Module:
-    """A layer of this kind whose weights are allocated and not set."""
-    layer_type: type[_Layer]
-    if kind is LayerKind.EMBEDDING:
-        layer_type = Embedding
-    elif kind is LayerKind.HEAD:
-        layer_type = Head
-    elif model.architecture is Architecture.GPT:
-        layer_type = GptLayer
-    else:
-        layer_type = LlamaLayer
-    return layer_type(
-        model, kind, tp=tp, tp_rank=tp_rank, group=group, dtype=dtype, device=torch.device(device)
-    )
 
 
 def cross_entropy(

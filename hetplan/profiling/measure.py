@@ -32,10 +32,16 @@ import torch.distributed as dist
 
 from hetplan.errors import InputError
 from hetplan.profiling.backends import Backend, open_backend, use_threads
-from hetplan.profiling.layer_slices import DTYPES, INITIAL_STD, LayerSlice, time_layer, time_update
+from hetplan.profiling.bodies import (
+    TIMES,
+    layer_passes,
+    layer_rows,
+    operator_passes,
+    operator_rows,
+    timing_columns,
+)
 from hetplan.profiling.measure_links import LinkCase, LinkProfiler, process_group
-from hetplan.profiling.operator_bodies import Place, operator_body, operator_shapes
-from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS, Timing, measure
+from hetplan.profiling.timing import ACCELERATOR_LIMITS, CPU_LIMITS, Timing, TimingLimits
 
 TASK: dict[str, Any] = {}
 """`version` of hetplan; `models`: sizes; per device kind `layers` (rows that name a model by its
@@ -48,22 +54,21 @@ _MAX_DEATHS = 2
 """Times that a unit may kill the process (as a kernel short of memory does) before it is left."""
 
 # The columns of `hetplan.profiling.samples`, in their order.
-_TIMES = ("median_seconds", "p10_seconds", "p90_seconds", "repeats", "outliers")
 _SIZES = (
     "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_kv_heads", "head_dim",
     "vocab_size", "sequence_length", "microbatch_size", "tp",
 )  # fmt: skip
 COLUMNS = {
     "layers": (
-        "device", "architecture", "layer", "phase", "precision", *_SIZES, "copies", *_TIMES,
+        "device", "architecture", "layer", "phase", "precision", *_SIZES, "copies", *TIMES,
         "steady", "activation_bytes", "peak_memory_bytes", "clock_hertz", "measured_on",
     ),
     "operators": (
         "device", "operator", "phase", "precision", "output_precision", "batch", "m", "n", "k",
-        *_TIMES, "measured_on",
+        *TIMES, "measured_on",
     ),
     "links": (
-        "link", "operation", "backend", "group_size", "message_bytes", *_TIMES, "measured_on",
+        "link", "operation", "backend", "group_size", "message_bytes", *TIMES, "measured_on",
         "nodes", "groups",
     ),
 }  # fmt: skip
@@ -198,66 +203,35 @@ def measure_units(file: SampleFile, units: list[Any], budget_seconds: float, ret
         file.comment(f"end {name}")
 
 
-def layer_units(kind: str, backend: Backend) -> list[Any]:
+def layer_units(kind: str, backend: Backend, limits: TimingLimits) -> list[Any]:
     """Every layer of the task for this kind, cheapest first as the task has them."""
-    limits = ACCELERATOR_LIMITS if backend.is_accelerator else CPU_LIMITS
     units = []
     for entry in TASK["kinds"][kind]["layers"]:
         row = {**TASK["models"][entry["model"]], **entry, "device": kind}
         sizes = {name: row[name] for name in ("architecture", "layer", "precision", *_SIZES)}
-        updates = [(f"optimizer:{name}", copies) for name, copies in entry["updates"]]
-        phases = [("forward", 1), ("backward", 1), *updates]
-        wanted = [{**sizes, "phase": phase, "copies": copies} for phase, copies in phases]
+        wanted = [
+            {**sizes, "phase": phase, "copies": copies} for phase, copies in layer_passes(row)
+        ]
         words = ("layer", "hidden_size", "sequence_length", "microbatch_size", "tp", "precision")
         name = " ".join(str(row[word]) for word in words)
-        units.append((name, wanted, lambda row=row: _layer_rows(row, backend, limits)))
+        units.append((name, wanted, lambda row=row: layer_rows(row, backend, limits)))
     return units
 
 
-def _layer_rows(row: dict[str, Any], backend: Backend, limits: Any) -> Any:
-    layer = LayerSlice(row, backend.device())
-    timed = time_layer(layer, *layer.inputs(backend.device()), backend, limits)
-    for phase, (timing, kept, peak) in zip(("forward", "backward"), timed):  # noqa: B905
-        values = {**row, **_timing(timing), "phase": phase, "copies": 1, "activation_bytes": kept}
-        yield {**values, "peak_memory_bytes": peak, "clock_hertz": backend.clock_hertz()}
-    count = sum(each.numel() for each in layer.parameters())
-    del layer, timed
-    for optimizer, copies in row["updates"]:
-        dtype = DTYPES[row["precision"]]
-        vector = torch.randn(copies * count, device=backend.device(), dtype=dtype) * INITIAL_STD
-        timing, peak = time_update(optimizer, vector, backend, limits)
-        values = {**row, **_timing(timing), "phase": f"optimizer:{optimizer}", "copies": copies}
-        values.update(activation_bytes=0.0, peak_memory_bytes=peak)
-        yield {**values, "clock_hertz": backend.clock_hertz()}
-
-
-def operator_units(kind: str, backend: Backend) -> list[Any]:
+def operator_units(kind: str, backend: Backend, limits: TimingLimits) -> list[Any]:
     """Every operator of the task for this kind."""
-    limits = ACCELERATOR_LIMITS if backend.is_accelerator else CPU_LIMITS
     units = []
     for entry in TASK["kinds"][kind]["operators"]:
         op = SimpleNamespace(**entry)
-        is_wide = op.operator == "loss" and op.float32_copy
-        common = {name: entry[name] for name in ("operator", "precision", "batch")}
-        common["output_precision"] = "float32" if is_wide else op.precision
-        wanted = [
-            {**common, "phase": phase, "m": m, "n": n, "k": k}
-            for phase, (m, n, k) in operator_shapes(op).items()
-        ]
+        wanted = operator_passes(op, op.precision)
 
-        def rows(op: Any = op, wanted: Any = wanted) -> Any:
-            place = Place(backend.device(), DTYPES[op.precision], op.architecture)
-            timings = measure(operator_body(op, place), backend, limits)
-            for keys, timing in zip(wanted, timings):  # noqa: B905
-                yield {**keys, **_timing(timing), "device": kind}
+        def rows(op: Any = op) -> Any:
+            for row in operator_rows(op, op.precision, op.architecture, backend, limits):
+                yield {**row, "device": kind}
 
         name = f"{op.operator} {op.batch} x [{op.m} {op.n} {op.k}] {op.precision}"
         units.append((name, wanted, rows))
     return units
-
-
-def _timing(timing: Timing) -> dict[str, Any]:
-    return {name: getattr(timing, name) for name in (*_TIMES, "steady")}
 
 
 def measure_link(options: argparse.Namespace) -> None:
@@ -279,7 +253,7 @@ def measure_link(options: argparse.Namespace) -> None:
         measured = [case for case in cases if file.has({**vars(case), "link": options.link})]
 
         def keep(case: LinkCase, timing: Timing, finished: int, total: int) -> None:
-            file.add({**common, **vars(case), **_timing(timing)})
+            file.add({**common, **vars(case), **timing_columns(timing)})
             print(f"{finished}/{total}, {case.operation} {case.message_bytes} B", flush=True)
 
         LinkProfiler(backend).run(cases, measured=measured, on_sample=keep)
@@ -353,8 +327,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         use_threads(options.threads)
         file = SampleFile(options.out, COLUMNS[options.what], _provenance(options, backend))
         find_units = layer_units if options.what == "layers" else operator_units
-        units = find_units(options.kind, backend)
-        measure_units(file, units, options.budget, options.retry)
+        limits = ACCELERATOR_LIMITS if backend.is_accelerator else CPU_LIMITS
+        units = find_units(options.kind, backend, limits)
+        try:
+            measure_units(file, units, options.budget, options.retry)
+        finally:
+            file.close()
         print(f"done; send back {options.out}")
         return 0
     except InputError as error:

@@ -10,22 +10,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from hetplan.job.spec import Optimizer
-from hetplan.model.spec import TRAINED_KINDS, LayerKind
+from hetplan.model.spec import TRAINED_KINDS, LayerKind, ModelSpec
 from hetplan.profiling.backends import Backend
+from hetplan.profiling.bodies import layer_passes, layer_rows
 from hetplan.profiling.grid import GridPoint
-from hetplan.profiling.layer_slices import DTYPES, INITIAL_STD, layer_inputs, time_layer
-from hetplan.profiling.layers import Head, HeadWithLoss, allocate_layer
-from hetplan.profiling.profiler import NO_TIMING, Profiler, Shape
+from hetplan.profiling.profiler import Profiler, Shape
 from hetplan.profiling.samples import LayerSample, Phase
-from hetplan.profiling.timing import Timing, TimingLimits, measure
-from hetplan.profiling.updating import FlatParameters
+from hetplan.profiling.timing import TimingLimits
 
 if TYPE_CHECKING:
     from hetplan.profiling.pacing import PacedKind, Pacer
@@ -94,7 +91,7 @@ def _without_microbatch(point: GridPoint) -> tuple[object, ...]:
 
 
 class LayerProfiler(Profiler[Unit, LayerSample]):
-    """Measures layers on one device."""
+    """Measures layers on one device; `pacer`: each takes another device's time."""
 
     def __init__(
         self,
@@ -102,12 +99,11 @@ class LayerProfiler(Profiler[Unit, LayerSample]):
         *,
         device: str,
         limits: TimingLimits | None = None,
-        optimizers: Sequence[Optimizer] = tuple(Optimizer),
         pacer: Pacer | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(backend, device=device, limits=limits, clock=clock)
-        self.optimizers, self.pacer = tuple(optimizers), pacer
+        self.pacer = pacer
 
     def work(self, unit: Unit) -> tuple[str, float]:
         """Layers of one kind have rates that are alike."""
@@ -115,136 +111,73 @@ class LayerProfiler(Profiler[Unit, LayerSample]):
 
     def shapes(self, unit: Unit) -> set[Shape]:
         """Shapes of both passes and of the updates."""
+        row = unit_columns(unit) | model_columns(unit.point.model)
         return {
-            self._sample(unit, phase, NO_TIMING, copies=copies).shape
-            for phase, copies in (
-                (Phase.FORWARD, 1),
-                (Phase.BACKWARD, 1),
-                *((_update_phase(optimizer), copies) for optimizer, copies in self.updates(unit)),
-            )
+            _sample(_NOTHING | row | {"phase": phase, "copies": copies}, self.device).shape
+            for phase, copies in layer_passes(row)
         }
-
-    def updates(self, unit: Unit) -> tuple[tuple[Optimizer, int], ...]:
-        """Optimizers, and of how many layers at once, whose updates belong to the unit."""
-        if not unit.with_updates:
-            return ()
-        parameters = unit.point.model.parameters(unit.kind, unit.point.tp)
-        return tuple(
-            (optimizer, copies)
-            for optimizer in self.optimizers
-            for copies in UPDATE_COPIES
-            if copies == 1 or copies * parameters <= MAX_UPDATE
-        )
 
     def measure_unit(self, unit: Unit) -> tuple[LayerSample, ...]:
         """Samples of both passes and of the updates."""
-        point, device = unit.point, self.backend.device()
-        arguments, gradient = layer_inputs(
-            unit.kind.value,
-            (point.microbatch_size, point.sequence_length),
-            point.model.hidden_size,
-            point.model.vocab_size,
-            point.precision.value,
-            device,
+        point, row = unit.point, unit_columns(unit) | model_columns(unit.point.model)
+
+        def wrap(layer: nn.Module) -> nn.Module:
+            if self.pacer is None:
+                return layer
+            return self.pacer.wrap(layer, unit.kind, point.microbatch_size, point.tp)
+
+        rows = layer_rows(row, self.backend, self.limits, self._clock, wrap)
+        samples = tuple(_sample(each, self.device) for each in rows)
+        self.check_clock(unit, samples)
+        return samples
+
+
+def model_columns(model: ModelSpec) -> dict[str, Any]:
+    """What of a layer's columns its model says."""
+    return {"architecture": model.architecture.value} | {
+        name: getattr(model, name)
+        for name in (
+            "hidden_size",
+            "ffn_hidden_size",
+            "num_attention_heads",
+            "num_kv_heads",
+            "head_dim",
+            "vocab_size",
+            "max_sequence_length",
         )
-        timed = tuple(
-            time_layer(
-                self._layer(unit), arguments, gradient, self.backend, self.limits, self._clock
-            )
-        )
-        self.check_clock(unit, [timing for timing, _, _ in timed])
-        samples = [
-            self._sample(unit, phase, timing, kept=kept, peak=peak)
-            for phase, (timing, kept, peak) in zip(
-                (Phase.FORWARD, Phase.BACKWARD), timed, strict=True
-            )
-        ]
-        samples += [
-            self._update(unit, optimizer, copies) for optimizer, copies in self.updates(unit)
-        ]
-        return tuple(samples)
-
-    def _layer(self, unit: Unit) -> nn.Module:
-        point = unit.point
-        layer = allocate_layer(
-            point.model,
-            unit.kind,
-            tp=point.tp,
-            tp_rank=0,
-            group=None,
-            dtype=DTYPES[point.precision],
-            device=self.backend.device(),
-        )
-        with torch.no_grad():
-            # Values only have to be ordinary numbers: no kernel's time depends on them otherwise.
-            for parameter in layer.parameters():
-                parameter.normal_(0.0, INITIAL_STD)
-        if isinstance(layer, Head):
-            layer = HeadWithLoss(layer)
-        if self.pacer is not None:
-            layer = self.pacer.wrap(layer, unit.kind, point.microbatch_size, point.tp)
-        return layer
-
-    def _update(self, unit: Unit, optimizer: Optimizer, copies: int) -> LayerSample:
-        """The update of this many layers' parameters, as the trainer does it: one vector."""
-        point = unit.point
-        count = copies * point.model.parameters(unit.kind, point.tp)
-        device, dtype = self.backend.device(), DTYPES[point.precision]
-        values = torch.randn(count, device=device, dtype=dtype) * INITIAL_STD
-        flat = FlatParameters(nn.ParameterList([nn.Parameter(values)]), optimizer)
-        flat.gradients.normal_(0.0, INITIAL_STD)
-
-        def one_pass(mark: Callable[[], None]) -> None:
-            mark()
-            flat.update()
-            mark()
-
-        (timing,) = measure(one_pass, self.backend, self.limits, clock=self._clock)
-        peak = 0.0
-        if self.backend.reset_peak_memory():
-            flat.update()
-            self.backend.synchronise()
-            peak = self.backend.peak_memory_bytes()
-        return self._sample(unit, _update_phase(optimizer), timing, peak=peak, copies=copies)
-
-    def _sample(
-        self,
-        unit: Unit,
-        phase: str,
-        timing: Timing,
-        *,
-        kept: float = 0.0,
-        peak: float = 0.0,
-        copies: int = 1,
-    ) -> LayerSample:
-        point, model = unit.point, unit.point.model
-        return LayerSample(
-            device=self.device,
-            architecture=model.architecture.value,
-            layer=unit.kind.value,
-            phase=str(phase),
-            precision=point.precision.value,
-            hidden_size=model.hidden_size,
-            ffn_hidden_size=model.ffn_hidden_size,
-            num_attention_heads=model.num_attention_heads,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            vocab_size=model.vocab_size,
-            sequence_length=point.sequence_length,
-            microbatch_size=point.microbatch_size,
-            tp=point.tp,
-            copies=copies,
-            median_seconds=timing.median_seconds,
-            p10_seconds=timing.p10_seconds,
-            p90_seconds=timing.p90_seconds,
-            repeats=timing.repeats,
-            outliers=timing.outliers,
-            steady=timing.steady,
-            activation_bytes=kept,
-            peak_memory_bytes=peak,
-            clock_hertz=self.backend.clock_hertz(),
-        )
+    }
 
 
-def _update_phase(optimizer: Optimizer) -> str:
-    return f"{Phase.OPTIMIZER}:{optimizer}"
+def unit_columns(unit: Unit) -> dict[str, Any]:
+    """What of a layer's columns its unit says, and the updates that are measured with it."""
+    return {
+        "layer": unit.kind.value,
+        "sequence_length": unit.point.sequence_length,
+        "microbatch_size": unit.point.microbatch_size,
+        "tp": unit.point.tp,
+        "precision": unit.point.precision.value,
+        "updates": [[optimizer.value, copies] for optimizer, copies in updates(unit)],
+    }
+
+
+def updates(unit: Unit) -> tuple[tuple[Optimizer, int], ...]:
+    """Optimizers, and of how many layers at once, whose updates belong to the unit."""
+    if not unit.with_updates:
+        return ()
+    parameters = unit.point.model.parameters(unit.kind, unit.point.tp)
+    return tuple(
+        (optimizer, copies)
+        for optimizer in Optimizer
+        for copies in UPDATE_COPIES
+        if copies == 1 or copies * parameters <= MAX_UPDATE
+    )
+
+
+_COLUMNS = tuple(field.name for field in fields(LayerSample) if field.default is MISSING)
+_NOTHING: dict[str, Any] = dict.fromkeys(_COLUMNS, 0)
+"""Of a sample that only tells its shape."""
+
+
+def _sample(row: dict[str, Any], device: str) -> LayerSample:
+    columns = {name: row[name] for name in (*_COLUMNS, "copies") if name in row}
+    return LayerSample(**columns | {"device": device})

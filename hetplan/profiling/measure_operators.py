@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hetplan.job.spec import Precision
 from hetplan.model.operators import (
@@ -16,18 +17,15 @@ from hetplan.model.operators import (
     FORWARD,
     Kernels,
     Operator,
-    OperatorClass,
     layer_operators,
     operator_bytes,
     operator_flops,
 )
 from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind
+from hetplan.profiling.bodies import TIMES, operator_passes, operator_rows
 from hetplan.profiling.grid import GridPoint
-from hetplan.profiling.layer_slices import DTYPES
-from hetplan.profiling.operator_bodies import Place, operator_body, operator_shapes
-from hetplan.profiling.profiler import NO_TIMING, Profiler, Shape
+from hetplan.profiling.profiler import Profiler, Shape
 from hetplan.profiling.samples import OperatorSample
-from hetplan.profiling.timing import Timing, measure
 
 # Operations that take about as long as moving one byte on current accelerators (312 TFLOP/s over
 # 1.6 TB/s on an A100); only for the order, cheapest first.
@@ -87,33 +85,9 @@ def operator_units(
 
 def unit_shapes(unit: OperatorUnit) -> tuple[Shape, ...]:
     """Shapes of the operator's samples, in the order of its passes."""
-    return tuple(
-        _sample(unit, phase, "", NO_TIMING).shape for phase in operator_shapes(unit.operator)
-    )
-
-
-def _sample(unit: OperatorUnit, phase: str, device: str, timing: Timing) -> OperatorSample:
-    op = unit.operator
-    m, n, k = operator_shapes(op)[phase]
-    # A loss in float32 says so by its output; gradients of weights are as wide as the weights here.
-    is_wide = op.operator is OperatorClass.LOSS and op.float32_copy
-    output = Precision.FLOAT32 if is_wide else unit.precision
-    return OperatorSample(
-        device=device,
-        operator=op.operator.value,
-        phase=phase,
-        precision=unit.precision.value,
-        output_precision=output.value,
-        batch=op.batch,
-        m=m,
-        n=n,
-        k=k,
-        median_seconds=timing.median_seconds,
-        p10_seconds=timing.p10_seconds,
-        p90_seconds=timing.p90_seconds,
-        repeats=timing.repeats,
-        outliers=timing.outliers,
-    )
+    nothing: dict[str, Any] = dict.fromkeys(TIMES, 0)
+    passes = operator_passes(unit.operator, unit.precision.value)
+    return tuple(OperatorSample(device="", **keys, **nothing).shape for keys in passes)
 
 
 class OperatorProfiler(Profiler[OperatorUnit, OperatorSample]):
@@ -129,15 +103,14 @@ class OperatorProfiler(Profiler[OperatorUnit, OperatorSample]):
 
     def measure_unit(self, unit: OperatorUnit) -> tuple[OperatorSample, ...]:
         """One sample per pass of the operator."""
-        place = Place(
-            device=self.backend.device(),
-            dtype=DTYPES[unit.precision],
-            architecture=unit.architecture,
+        rows = operator_rows(
+            unit.operator,
+            unit.precision.value,
+            unit.architecture,
+            self.backend,
+            self.limits,
+            self._clock,
         )
-        body = operator_body(unit.operator, place)
-        timings = measure(body, self.backend, self.limits, clock=self._clock)
-        self.check_clock(unit, timings)
-        return tuple(
-            _sample(unit, phase, self.device, timing)
-            for phase, timing in zip(operator_shapes(unit.operator), timings, strict=True)
-        )
+        samples = tuple(OperatorSample(device=self.device, **row) for row in rows)
+        self.check_clock(unit, samples)
+        return samples

@@ -19,7 +19,6 @@ from hetplan.profiling.samples import LayerSample, OperatorSample, Phase
 from hetplan.profiling.timing import (
     ACCELERATOR_LIMITS,
     CPU_LIMITS,
-    Timing,
     TimingLimits,
     expected_seconds,
 )
@@ -30,10 +29,6 @@ Shape: TypeAlias = tuple[str | int, ...]
 UnitT = TypeVar("UnitT")
 SampleT = TypeVar("SampleT", LayerSample, OperatorSample)
 
-NO_TIMING = Timing(
-    median_seconds=0.0, p10_seconds=0.0, p90_seconds=0.0, repeats=0, outliers=0, steady=True
-)
-"""Of samples that only tell their shape."""
 _RECENT = 5
 """Units whose rates predict the next: the latest are the most alike."""
 
@@ -114,9 +109,9 @@ class Profiler(ABC, Generic[UnitT, SampleT]):
                 left_seconds=costs.left_seconds(missing[index + 1 :], left),
             )
 
-    def check_clock(self, unit: UnitT, timings: Sequence[Timing]) -> None:
+    def check_clock(self, unit: UnitT, samples: Sequence[SampleT]) -> None:
         """A ProfileError where the device's clock did not advance."""
-        if any(timing.median_seconds <= 0 for timing in timings):
+        if any(sample.median_seconds <= 0 for sample in samples):
             raise ProfileError(f"the clock of {self.device} did not advance during {unit}")
 
 

@@ -39,8 +39,6 @@ def provenance_here(
         notes.append("peak_memory_bytes is 0: the system does not tell")
     if not backend.clock_hertz():
         notes.append("clock_hertz is 0: the device does not tell")
-    if temperature := backend.temperature_celsius():
-        notes.append(f"{temperature:.0f} degrees Celsius at the start")
     return Provenance(
         device=pace.device if pace else device or kind_here(backend),
         device_name=backend.device_name(),

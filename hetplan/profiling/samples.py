@@ -37,7 +37,7 @@ class Phase(StrEnum):
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
     FORWARD_BACKWARD = "forward_backward"
-    """Both in one time, as some tools write it; `predict.combined` splits it."""
+    """Both in one time, as some tools write it; `predict.layer.laws` splits it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,8 @@ from hetplan.files.reading import Document, decode, read_bytes
 from hetplan.files.writing import write_atomically
 from hetplan.job.trainer import trainer_settings
 from hetplan.model.spec import ModelSpec
-from hetplan.profiling.backends import CpuBackend
 from hetplan.profiling.grid import ShapeOptions
-from hetplan.profiling.measure_layers import LayerProfiler
+from hetplan.profiling.measure_layers import model_columns, unit_columns
 from hetplan.profiling.measure_operators import operator_units
 from hetplan.profiling.needs import cluster_kinds, kind_units, link_needs
 from hetplan.profiling.samples import (
@@ -47,7 +46,7 @@ from hetplan.profiling.store import (
 from hetplan.version import __version__
 
 MODULES = (
-    "timing", "backends", "layer_slices", "operator_bodies", "measure_links", "measure",
+    "timing", "backends", "bodies", "measure_links", "measure",
 )  # fmt: skip
 """Joined in this order; they import the standard library, torch, each other and two errors."""
 _ERRORS = '''class InputError(Exception):
@@ -58,10 +57,6 @@ class ProfileError(Exception):
     """A measurement failed."""
 '''
 _HETPLAN_IMPORT = re.compile(r"^from hetplan\.[\w.]+ import (\([^)]*\)|.*)\n", re.MULTILINE)
-_MODEL_FIELDS = (
-    "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_kv_heads", "head_dim",
-    "vocab_size", "max_sequence_length",
-)  # fmt: skip
 
 
 def write_script(path: Path, cluster: Cluster, shapes: ShapeOptions) -> dict[str, Any]:
@@ -92,19 +87,9 @@ def measuring_task(cluster: Cluster, shapes: ShapeOptions) -> dict[str, Any]:
     models: dict[ModelSpec, int] = {}
     kinds = {}
     for kind, _, most_tp in cluster_kinds(cluster):
-        # Shapes do not depend on the device; the CPU's backend is there everywhere.
-        profiler = LayerProfiler(CpuBackend(), device=kind)
         work = kind_units(shapes, kind, most_tp)
         layers = [
-            {
-                "model": models.setdefault(unit.point.model, len(models)),
-                "layer": unit.kind.value,
-                "sequence_length": unit.point.sequence_length,
-                "microbatch_size": unit.point.microbatch_size,
-                "tp": unit.point.tp,
-                "precision": unit.point.precision.value,
-                "updates": [[name.value, copies] for name, copies in profiler.updates(unit)],
-            }
+            {"model": models.setdefault(unit.point.model, len(models)), **unit_columns(unit)}
             for unit in work
         ]
         kernels = None if shapes.job is None else trainer_settings(shapes.job).kernels
@@ -132,11 +117,7 @@ def measuring_task(cluster: Cluster, shapes: ShapeOptions) -> dict[str, Any]:
     }
     return {
         "version": __version__,
-        "models": [
-            {"architecture": model.architecture.value}
-            | {name: getattr(model, name) for name in _MODEL_FIELDS}
-            for model in models
-        ],
+        "models": [model_columns(model) for model in models],
         "kinds": kinds,
         "links": links,
     }

@@ -25,7 +25,7 @@ from hetplan.errors import Fault, InputError
 from hetplan.files.writing import sync_folder
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
-from hetplan.profiling.updating import RULE_STATES
+from hetplan.profiling.weights import RULE_STATES
 from hetplan.runtime.checkpoint_contents import (
     MANIFEST,
     WEIGHTS,

@@ -30,8 +30,7 @@ from hetplan.job.spec import Optimizer
 from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.plan import LayerRange
 from hetplan.profiling.layers import Embedding, GptLayer, Head, LlamaLayer
-from hetplan.profiling.updating import make_rule, rule_state, set_updates
-from hetplan.profiling.weights import parameter_slices
+from hetplan.profiling.weights import make_rule, parameter_slices, rule_state, set_updates
 from hetplan.runtime.communicator.channels import Channel
 from hetplan.runtime.gradient_groups import ParameterPart
 from hetplan.runtime.placement import RankPlace
@@ -193,7 +192,7 @@ class Shard:
         return self._updated
 
     def state(self) -> dict[str, Tensor]:
-        """The rule's state of `updated` (`hetplan.profiling.updating.rule_state`)."""
+        """The rule's state of `updated` (`hetplan.profiling.weights.rule_state`)."""
         return rule_state(self._rule, self._updated)
 
     def resume(self, updates: int) -> None:

@@ -15,7 +15,7 @@ from hetplan.errors import InputError
 from hetplan.job.spec import Job, Precision
 from hetplan.model.spec import ModelSpec
 from hetplan.profiling.layers import Embedding, Head, build_layer
-from hetplan.profiling.updating import make_rule
+from hetplan.profiling.weights import make_rule
 from hetplan.runtime import gradients
 from hetplan.runtime.data import MarkovTokens, sample_numbers
 

@@ -31,7 +31,7 @@ from hetplan.model.spec import ModelSpec
 from hetplan.plans.plan import Plan, RecomputeGranularity
 from hetplan.profiling.backends import Backend
 from hetplan.profiling.pacing import Pacer
-from hetplan.profiling.updating import FlatParameters
+from hetplan.profiling.weights import FlatParameters
 from hetplan.runtime.activity import Activity
 from hetplan.runtime.data import MarkovTokens, block_numbers
 from hetplan.runtime.gradient_groups import (

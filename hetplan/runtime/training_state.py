@@ -24,7 +24,7 @@ from torch import Tensor
 from hetplan.errors import HetplanError, LaunchError
 from hetplan.files.writing import sync_folder
 from hetplan.model.spec import ModelSpec
-from hetplan.profiling.updating import FlatParameters
+from hetplan.profiling.weights import FlatParameters
 from hetplan.runtime.activity import Activity, ActivityKind
 from hetplan.runtime.checkpoint_contents import (
     WEIGHTS,

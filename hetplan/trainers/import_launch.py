@@ -25,9 +25,8 @@ from hetplan.files.reading import read_bytes, read_document
 from hetplan.job.check import check_job_against
 from hetplan.job.load import JOB_SCHEMA, load_job
 from hetplan.job.spec import Job
-from hetplan.model.file_form import MODEL_SCHEMA
 from hetplan.model.layers import Attention, Experts, LatentAttention, LayerRun, Mlp, Norm
-from hetplan.model.load import load_model
+from hetplan.model.load import MODEL_SCHEMA, load_model
 from hetplan.model.spec import Architecture, ModelSpec
 from hetplan.plans.plan import Plan
 from hetplan.predict.predictor import Predictor

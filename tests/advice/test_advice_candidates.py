@@ -16,6 +16,7 @@ from hetplan.cli.options import read_inputs
 from hetplan.job.spec import Precision
 from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import FittedPredictor, fit_populations
+from hetplan.predict.predictor import LayerQuery
 from hetplan.profiling.needs import Here
 from hetplan.profiling.samples import LayerSample, Phase, ProfileSet
 from hetplan.search.result import Inputs
@@ -85,18 +86,16 @@ def fitted(samples: Iterable[LayerSample]) -> FittedPredictor:
 
 def width(inputs: Inputs, predictor: FittedPredictor, microbatch: int) -> float:
     device = inputs.cluster.islands[0].device
-    return max(
-        answer(
-            device,
-            inputs.model,
-            LayerKind.TRANSFORMER,
-            microbatch_size=microbatch,
-            sequence_length=128,
-            tp=1,
-            precision=Precision.FLOAT32,
-        ).log_halfwidth
-        for answer in (predictor.forward, predictor.backward)
+    forward = LayerQuery(
+        model=inputs.model,
+        layer=LayerKind.TRANSFORMER,
+        microbatch_size=microbatch,
+        sequence_length=128,
+        tp=1,
+        precision=Precision.FLOAT32,
     )
+    both = (forward, replace(forward, is_backward=True))
+    return max(predictor.layer(device, each).log_halfwidth for each in both)
 
 
 def wanted(

@@ -10,11 +10,10 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster, Island, IslandLink, Link, Transport
 from hetplan.cost.arrays import Floats, Ints
 from hetplan.job.spec import Job, Optimizer, Precision
-from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
 from hetplan.predict.datasheet import LINK_LOG_HALFWIDTH
 from hetplan.predict.link.shapes import lane_bytes, ring_shape
-from hetplan.predict.predictor import Prediction, SendLaw
+from hetplan.predict.predictor import LayerQuery, Prediction, SendLaw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,35 +42,10 @@ class LinearPredictor:
             extrapolating=self.extrapolating,
         )
 
-    def forward(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        *,
-        microbatch_size: int,
-        sequence_length: int,
-        tp: int,
-        precision: Precision,
-        kernels: Kernels = DEFAULT_KERNELS,
-    ) -> Prediction:
-        factor = dict(self.slow).get(device.kind, 1.0)
-        return self._prediction(dict(self.layer_seconds)[layer] * factor * microbatch_size / tp)
-
-    def backward(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        *,
-        microbatch_size: int,
-        sequence_length: int,
-        tp: int,
-        precision: Precision,
-        kernels: Kernels = DEFAULT_KERNELS,
-    ) -> Prediction:
-        factor = 2 * dict(self.slow).get(device.kind, 1.0)
-        return self._prediction(dict(self.layer_seconds)[layer] * factor * microbatch_size / tp)
+    def layer(self, device: DeviceKind, query: LayerQuery) -> Prediction:
+        factor = dict(self.slow).get(device.kind, 1.0) * (2 if query.is_backward else 1)
+        seconds = dict(self.layer_seconds)[query.layer]
+        return self._prediction(seconds * factor * query.microbatch_size / query.tp)
 
     def optimizer_update(
         self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision

@@ -23,8 +23,6 @@ from hetplan.cost.terms import (
 )
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.model.operators import DEFAULT_KERNELS, Kernels
-from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.plans.build import Degrees, StageChoice, build_plan
 from hetplan.plans.plan import Plan
 from hetplan.predict.calibration.factors import calibrate, devices_of, regime_of
@@ -39,6 +37,7 @@ from hetplan.predict.calibration.values import (
 )
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.predictor import (
+    LayerQuery,
     Prediction,
     PredictionPart,
     calibrated_cause,
@@ -80,35 +79,8 @@ class InParts(LinearPredictor):
             found, parts=tuple(replace(each, name=f"class {n}") for n in range(self.parts))
         )
 
-    def forward(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        *,
-        microbatch_size: int,
-        sequence_length: int,
-        tp: int,
-        precision: Precision,
-        kernels: Kernels = DEFAULT_KERNELS,
-    ) -> Prediction:
-        seconds = dict(self.layer_seconds)[layer] * microbatch_size / tp
-        return self._cut(self._prediction(seconds))
-
-    def backward(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        *,
-        microbatch_size: int,
-        sequence_length: int,
-        tp: int,
-        precision: Precision,
-        kernels: Kernels = DEFAULT_KERNELS,
-    ) -> Prediction:
-        seconds = 2 * dict(self.layer_seconds)[layer] * microbatch_size / tp
-        return self._cut(self._prediction(seconds))
+    def layer(self, device: DeviceKind, query: LayerQuery) -> Prediction:
+        return self._cut(LinearPredictor.layer(self, device, query))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

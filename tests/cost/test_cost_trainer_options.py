@@ -41,7 +41,7 @@ from hetplan.plans.plan import (
     RecomputeModule,
 )
 from hetplan.plans.rules import Rule
-from hetplan.predict.predictor import Prediction, PredictionPart
+from hetplan.predict.predictor import LayerQuery, Prediction, PredictionPart
 
 CLUSTER = wide_cluster()
 SHAPE = model()
@@ -87,17 +87,9 @@ class Asked(LinearPredictor):
 
     kernels: set[tuple[LayerKind, Kernels]] = field(default_factory=set)
 
-    def forward(
-        self, device: DeviceKind, model: ModelSpec, layer: LayerKind, **rest: object
-    ) -> Prediction:
-        self.kernels.add((layer, rest["kernels"]))  # type: ignore[arg-type]
-        return super(Asked, self).forward(device, model, layer, **rest)  # type: ignore[arg-type]
-
-    def backward(
-        self, device: DeviceKind, model: ModelSpec, layer: LayerKind, **rest: object
-    ) -> Prediction:
-        self.kernels.add((layer, rest["kernels"]))  # type: ignore[arg-type]
-        return super(Asked, self).backward(device, model, layer, **rest)  # type: ignore[arg-type]
+    def layer(self, device: DeviceKind, query: LayerQuery) -> Prediction:
+        self.kernels.add((query.layer, query.kernels))
+        return LinearPredictor.layer(self, device, query)
 
 
 def test_the_predictor_is_asked_for_the_trainers_kernels() -> None:
@@ -311,15 +303,8 @@ def test_narrow_gradients_take_half_the_time_to_reduce() -> None:
 class Composed(LinearPredictor):
     """Says what its times are the sum of."""
 
-    def forward(
-        self, device: DeviceKind, model: ModelSpec, layer: LayerKind, **rest: object
-    ) -> Prediction:
-        return _composed(super(Composed, self).forward(device, model, layer, **rest))  # type: ignore[arg-type]
-
-    def backward(
-        self, device: DeviceKind, model: ModelSpec, layer: LayerKind, **rest: object
-    ) -> Prediction:
-        return _composed(super(Composed, self).backward(device, model, layer, **rest))  # type: ignore[arg-type]
+    def layer(self, device: DeviceKind, query: LayerQuery) -> Prediction:
+        return _composed(LinearPredictor.layer(self, device, query))
 
 
 def _composed(whole: Prediction) -> Prediction:

@@ -17,6 +17,7 @@ from hetplan.emulation.pace import least_headroom, make_pace, slow_downs
 from hetplan.errors import InputError
 from hetplan.job.load import load_job
 from hetplan.model.load import load_model
+from hetplan.predict.predictor import LayerQuery
 from hetplan.profiling.pacing import load_pace
 
 UP = ("up", str(FOUR_HOSTS))
@@ -109,11 +110,9 @@ class Answer:
 class Core:
     """A predictor of a core that takes 1 ms per sample and layer forward, 2 ms backward."""
 
-    def forward(self, *_: object, microbatch_size: int, tp: int, **__: object) -> Answer:
-        return Answer(1e-3 * microbatch_size / tp)
-
-    def backward(self, *_: object, microbatch_size: int, tp: int, **__: object) -> Answer:
-        return Answer(2e-3 * microbatch_size / tp)
+    def layer(self, _: object, query: LayerQuery) -> Answer:
+        one = 2e-3 if query.is_backward else 1e-3
+        return Answer(one * query.microbatch_size / query.tp)
 
 
 def test_kinds_are_slower_by_the_ratio_of_their_rates() -> None:

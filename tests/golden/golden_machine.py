@@ -9,7 +9,7 @@ from hetplan.cluster.devices import (
     HostInterface,
     ScaleUpFabric,
 )
-from hetplan.machine.values import (
+from hetplan.machine.report import (
     MachineDevice,
     MachineInterface,
     MachineLimits,

@@ -47,7 +47,7 @@ INPUT_ROOMS = {"model", "cluster", "job"}
 HOMES_OF_HEAVY_LIBRARIES = {
     "torch": {"profiling", "machine", "runtime", "emulation", "launchers"},
     "ortools": {"search"},
-    "sklearn": {"predict"},
+    "psutil": {"machine"},
 }
 OUTER_ROOMS = {"cli", "comparison", "reports", "trainers", "schedulers", "advice", "launchers",
                "emulation", "runtime", "importers", "lint", "machine", "profiling",
@@ -221,7 +221,7 @@ def test_every_public_name_is_defined_where_it_is_looked_up() -> None:
 
 
 def test_help_imports_no_heavy_library() -> None:
-    heavy = ("torch", "ortools", "sklearn", "pandas", "scipy", "numpy", "numba", "pydantic", "rich")
+    heavy = ("torch", "ortools", "psutil", "pandas", "scipy", "numpy", "numba", "pydantic", "rich")
     code = (
         "import sys\n"
         "sys.argv = ['hetplan', '--help']\n"

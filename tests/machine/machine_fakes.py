@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
+import pytest
+
+from hetplan.machine.devices import TORCH_MARK
 from hetplan.machine.host import Answer, AnswerState, Probe
-from hetplan.machine.torch_child import MARK
 
 MAC = "b8:3f:d2:11:22:33"
 HOST = "secret-host-17"
 ADDRESS = "10.20.30.40"
+
+
+def run_doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`hetplan doctor` as a user runs it, without that user's own device kinds."""
+    return subprocess.run(
+        [sys.executable, "-m", "hetplan", "doctor", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"XDG_CONFIG_HOME": "/nonexistent"} | environment,
+    )
 
 
 def put(root: Path, path: str, text: str) -> None:
@@ -20,19 +39,7 @@ def put(root: Path, path: str, text: str) -> None:
     file.write_text(text)
 
 
-def interface(root: Path, name: str, *, state: str, speed: str, driver: str, kind: str = "1"):
-    place = f"sys/class/net/{name}"
-    put(root, f"{place}/operstate", f"{state}\n")
-    put(root, f"{place}/speed", f"{speed}\n")
-    put(root, f"{place}/type", f"{kind}\n")
-    put(root, f"{place}/address", f"{MAC}\n")
-    if driver:
-        put(root, f"drivers/{driver}/bind", "")
-        (root / place / "device").mkdir()
-        (root / place / "device" / "driver").symlink_to(root / "drivers" / driver)
-
-
-def rdma(root: Path, name: str, *, state: str, rate: str, layer: str, numa: int):
+def rdma(root: Path, name: str, *, state: str, rate: str, layer: str, numa: int) -> None:
     place = f"sys/class/infiniband/{name}"
     put(root, f"{place}/ports/1/state", f"{state}\n")
     put(root, f"{place}/ports/1/rate", f"{rate}\n")
@@ -41,62 +48,63 @@ def rdma(root: Path, name: str, *, state: str, rate: str, layer: str, numa: int)
     put(root, f"{place}/node_guid", f"{MAC}\n")
 
 
-def big_node(root: Path) -> None:
+def big_node(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two sockets, eight rails of InfiniBand, one slow card, in a small container."""
-    put(root, "proc/meminfo", "MemTotal:  1056764928 kB\nMemAvailable:  1000000000 kB\n")
     put(root, "proc/cpuinfo", "processor\t: 0\nmodel name\t: Acme Server CPU  9000\n")
-    put(root, "proc/self/status", "Name:\tx\nCpus_allowed_list:\t0-15,96-111\n")
     put(root, "proc/sys/kernel/hostname", f"{HOST}\n")
     put(root, "etc/hostname", f"{HOST}\n")
-    put(root, "sys/devices/system/cpu/online", "0-191\n")
-    put(root, "sys/devices/system/node/online", "0-1\n")
+    put(root, "sys/devices/system/node/node0/meminfo", "")
+    put(root, "sys/devices/system/node/node1/meminfo", "")
     put(root, "sys/fs/cgroup/cpu.max", "1600000 100000\n")
     put(root, "sys/fs/cgroup/memory.max", "137438953472\n")
-    put(
-        root,
-        "proc/self/limits",
-        "Limit                     Soft Limit           Hard Limit           Units     \n"
-        "Max locked memory         65536                65536                bytes     \n"
-        "Max open files            1024                 4096                 files     \n",
-    )
     put(root, "proc/1/cgroup", f"0::/kubepods/besteffort/pod{HOST}\n")
     put(root, "proc/modules", "nvidia_peermem 16384 0 - Live 0x0\nnvidia 1 0 - Live 0x0\n")
-    put(root, "dev/shm/.keep", "")
+    drivers = {"eth0": "bnxt_en", "enxb83fd2112233": "cdc_ether"}
+    stats = {
+        "eth0": SimpleNamespace(isup=True, speed=25000, flags="up"),
+        "enxb83fd2112233": SimpleNamespace(isup=False, speed=0, flags=""),
+        "docker0": SimpleNamespace(isup=False, speed=0, flags=""),
+        "lo": SimpleNamespace(isup=True, speed=0, flags="up,loopback"),
+    }
     for rail in range(8):
-        interface(root, f"ib{rail}", state="up", speed="400000", driver="mlx5_core", kind="32")
-        rdma(
-            root,
-            f"mlx5_{rail}",
-            state="4: ACTIVE",
-            rate="400 Gb/sec (4X NDR)",
-            layer="InfiniBand",
-            numa=rail // 4,
-        )
+        drivers[f"ib{rail}"] = "mlx5_core"
+        stats[f"ib{rail}"] = SimpleNamespace(isup=True, speed=400000, flags="up")
+        rate = "400 Gb/sec (4X NDR)"
+        numa = rail // 4
+        name = f"mlx5_{rail}"
+        rdma(root, name, state="4: ACTIVE", rate=rate, layer="InfiniBand", numa=numa)
         put(root, f"dev/infiniband/uverbs{rail}", "")
     rdma(root, "mlx5_8", state="1: DOWN", rate="25 Gb/sec (1X EDR)", layer="Ethernet", numa=-1)
-    interface(root, "enxb83fd2112233", state="down", speed="-1", driver="cdc_ether")
-    interface(root, "eth0", state="up", speed="25000", driver="bnxt_en")
-    interface(root, "docker0", state="down", speed="", driver="")
-    interface(root, "lo", state="unknown", speed="", driver="", kind="772")
-    put(root, "sys/class/net/bonding_masters", "")
+    for name, driver in drivers.items():
+        put(root, f"drivers/{driver}/bind", "")
+        (root / f"sys/class/net/{name}/device").mkdir(parents=True)
+        (root / f"sys/class/net/{name}/device/driver").symlink_to(root / "drivers" / driver)
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: stats)
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 192)
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda _: list(range(32)))
+    memory = SimpleNamespace(total=2**40, available=2**39)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr("resource.getrlimit", lambda _: (65536, 65536))
+    shared_memory(monkeypatch, 64 * 2**20)
 
 
-def torch_answer(devices: Sequence[tuple[str, str, int]] = (), version: str = "2.8.0") -> str:
+def shared_memory(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """As many bytes of /dev/shm."""
+    monkeypatch.setattr(psutil, "disk_usage", lambda _: SimpleNamespace(total=size))
+
+
+def torch_answer(devices: Sequence[tuple[str, str, int]] = ()) -> str:
     found = {
-        "version": version,
+        "version": "2.8.0",
         "runtime": "cuda 12.8",
         "backends": ["gloo", "nccl"],
-        "devices": [{"type": kind, "name": name, "memory": size} for kind, name, size in devices],
+        "devices": devices,
     }
-    return f"a warning that names {HOST}\n{MARK}{json.dumps(found)}\n"
+    return f"a warning that names {HOST}\n{TORCH_MARK}{json.dumps(found)}\n"
 
 
 def probe(
-    root: Path,
-    answers: dict[str, str | Answer] | None = None,
-    *,
-    present: Sequence[str] = (),
-    shared_bytes: float = 64 * 2.0**20,
+    root: Path, answers: dict[str, str | Answer] | None = None, *, present: Sequence[str] = ()
 ) -> Probe:
     """A probe of the tree; `answers`: what each program prints; `python`'s is torch's."""
     known = {"python": torch_answer()} | (answers or {})
@@ -107,9 +115,4 @@ def probe(
             return Answer(state=AnswerState.MISSING)
         return Answer(state=AnswerState.DONE, text=answer) if isinstance(answer, str) else answer
 
-    return Probe(
-        root=root,
-        run=run,
-        find=lambda name: name in known or name in present,
-        space=lambda path: shared_bytes,
-    )
+    return Probe(root=root, run=run, find=lambda name: name in known or name in present)

@@ -3,7 +3,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_configs import CONFIGS, LATENT, LLAMA, MOE, OPT
+from model_configs import CONFIGS, LATENT, LLAMA, OPT
 
 from hetplan.errors import InputError
 from hetplan.model.layers import Experts, LatentAttention, Mlp
@@ -127,18 +127,6 @@ def test_the_longest_sequence(tmp_path, config, length):
     assert load(tmp_path, config).max_sequence_length == length
 
 
-def test_names_come_from_the_file_or_its_folder(tmp_path):
-    folder = tmp_path / "my model (v2)"
-    folder.mkdir()
-    assert load(folder, LLAMA).name == "my-model-v2"
-    assert load(folder, LLAMA | {"_name_or_path": "meta-llama/Llama-3.1-8B"}).name == "Llama-3.1-8B"
-    assert load(folder, LLAMA | {"_name_or_path": "///"}).name == "my-model-v2"
-    assert load(folder, LLAMA | {"_name_or_path": 7}).name == "my-model-v2"
-    path = tmp_path / "tiny-llama.json"
-    path.write_text(json.dumps(LLAMA))
-    assert load_model(path).name == "tiny-llama"
-
-
 HUGE = int("9" * 400)
 
 
@@ -146,12 +134,8 @@ HUGE = int("9" * 400)
     ("config", "field", "says"),
     [
         (LLAMA | {"hidden_size": "96"}, "hidden_size", "found the text '96'; write a whole"),
-        (LLAMA | {"hidden_size": 96.0}, "hidden_size", "found 96.0; write a whole number"),
-        (LLAMA | {"hidden_size": None}, "hidden_size", "found nothing"),
-        (LLAMA | {"hidden_size": True}, "hidden_size", "found true"),
         (LLAMA | {"hidden_size": HUGE}, "hidden_size", "more than 18 digits; it must be at most"),
         (LLAMA | {"num_hidden_layers": 10**6}, "num_hidden_layers", "at most 100,000"),
-        (LLAMA | {"num_hidden_layers": 0}, "num_hidden_layers", "at least 1"),
         (LLAMA | {"num_attention_heads": 7}, "num_attention_heads", "7 does not divide hidden"),
         (LLAMA | {"num_key_value_heads": 4}, "num_key_value_heads", "4 does not divide num_att"),
         (LLAMA | {"tie_word_embeddings": "no"}, "tie_word_embeddings", "write true or false"),
@@ -161,19 +145,9 @@ HUGE = int("9" * 400)
             "layer_types",
             "has 1 entries for 3 layers",
         ),
-        (
-            CONFIGS["gemma2-uneven"] | {"layer_types": ["chunked_attention"] * 3},
-            "layer_types",
-            "found the text 'chunked_attention'",
-        ),
-        (CONFIGS["gemma2-uneven"] | {"layer_types": 3}, "layer_types", "write a list of"),
         (CONFIGS["mixtral-small"] | {"num_experts_per_tok": 6}, "num_experts_per_tok", "more than"),
         (CONFIGS["mixtral-small"] | {"num_experts": 6}, "num_experts", "both mean the same"),
         (CONFIGS["qwen3-moe-uneven"] | {"mlp_only_layers": [6]}, "mlp_only_layers", "0 to 5"),
-        (CONFIGS["qwen3-moe-uneven"] | {"mlp_only_layers": ["a"]}, "mlp_only_layers", "whole"),
-        (CONFIGS["qwen3-moe-uneven"] | {"mlp_only_layers": 3}, "mlp_only_layers", "found 3"),
-        (CONFIGS["qwen3-moe-uneven"] | {"decoder_sparse_step": 0}, "decoder_sparse_step", "least"),
-        (MOE | {"model_type": "qwen3_moe", "num_experts": -1}, "num_experts", "at least 0"),
         ({"model_type": "deepseek_v2"}, "num_experts_per_tok", "is missing"),
         (
             CONFIGS["deepseek-v2-lite-form"] | {"num_key_value_heads": 2},
@@ -187,7 +161,6 @@ HUGE = int("9" * 400)
             "encoder",
         ),
         (CONFIGS["gpt2-other-names"] | {"n_embd": 96}, "hidden_size", "both mean the same"),
-        ({"model_type": ["llama"]}, "model_type", "does not know"),
         ({"model_type": None, "architectures": None}, "architectures", "does not know"),
     ],
 )
@@ -213,14 +186,8 @@ def test_all_faults_are_found_at_once(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "empty"),
-        ('{"model_type": "llama"', "not JSON"),
         ('{"model_type": "llama", "hidden_size": NaN}', "NaN is not a number"),
-        ('{"model_type": "llama", "model_type": "opt"}', "already on line 1"),
-        ("[" * 5000 + "]" * 5000, "nested more than 64"),
-        ('{"model_type": "llama", "hidden_size": ' + "9" * 5000 + "}", "not JSON"),
         ("[1]", "write a mapping"),
-        ("{}", "required key `schema` is missing"),
         ('{"schema": "hetplan.model/99", "model_type": "llama"}', "reads up to hetplan.model/3"),
     ],
 )

@@ -5,7 +5,6 @@ import pytest
 from hetplan.errors import InputError
 from hetplan.files.shipped import shipped_folder
 from hetplan.model.load import load_model
-from hetplan.model.spec import Architecture, LayerKind
 
 MODELS = shipped_folder("configs") / "models"
 
@@ -58,22 +57,6 @@ def test_shipped_models_state_their_parameter_count(path):
     assert model.name == path.stem
 
 
-def test_llama_140b_has_140_billion_parameters():
-    model = load_model(MODELS / "llama-140b.yaml")
-    assert round(model.parameter_count / 1e9, -1) == 140
-    for tp in (2, 4, 8):
-        assert model.parameters(LayerKind.TRANSFORMER, tp) * tp >= model.parameters(
-            LayerKind.TRANSFORMER
-        )
-
-
-def test_the_tiny_model():
-    model = load_model(MODELS / "gpt-tiny.yaml")
-    assert model.architecture is Architecture.GPT
-    assert (model.num_layers, model.hidden_size, model.num_attention_heads) == (12, 64, 4)
-    assert (model.ffn_hidden_size, model.vocab_size, model.max_sequence_length) == (256, 512, 128)
-
-
 def test_heads_default_to_plain_attention(tmp_path):
     model = load_model(write(tmp_path, TEXT))
     assert (model.num_kv_heads, model.head_dim, model.tied_embeddings) == (8, 8, False)
@@ -85,18 +68,12 @@ def test_heads_default_to_plain_attention(tmp_path):
     ("change", "line", "field", "says"),
     [
         (("num_layers: 4", "num_layers: 0"), 4, "num_layers", "at least 1"),
-        (("num_layers: 4", "num_layers: four"), 4, "num_layers", "write a whole number"),
         (("llama", "lama"), 3, "architecture", "did you mean llama?"),
         (("name: small", "name: two words"), 2, "name", "use letters, digits"),
         (("name: small", "name: 7"), 2, "name", 'in quotes if it looks like a number: "7"'),
         (("hidden_size: 64", "hidden_size: 60"), 5, "hidden_size", "not a multiple of"),
-        (("vocab_size: 100\n", ""), 1, "vocab_size", "required key is missing"),
         (("vocab_size", "vocabulary"), 8, "vocabulary", "did you mean vocab_size"),
         (("32\n", "32\nnum_kv_heads: 3\n"), 10, "num_kv_heads", "3 does not divide"),
-        (("32\n", "32\nmax_sequence_length: 9\n"), 10, "max_sequence_length", "line 9"),
-        (("num_layers: 4", "num_layers: 99999999999"), 4, "num_layers", "at most"),
-        (("num_layers: 4", "num_layers:"), 4, "num_layers", "found nothing"),
-        (("model/1", "job/1"), 1, "schema", "this is a hetplan.job file"),
     ],
 )
 def test_faults(tmp_path, change, line, field, says):

@@ -41,40 +41,26 @@ def sizes(hidden, ffn, layers, heads, **more):
 
 # Sums of the tensors of the published checkpoints, tied matrices once.
 PUBLISHED = {
-    "gpt2-xl": ({"model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25}, 1557611200),
     "pythia-12b": (
         sizes(5120, 20480, 36, 40, model_type="gpt_neox", vocab_size=50688),
         11846072320,
-    ),
-    "llama-3.2-1b": (
-        sizes(2048, 8192, 16, 32, num_key_value_heads=8, vocab_size=128256, head_dim=64)
-        | {"model_type": "llama", "tie_word_embeddings": True},
-        1235814400,
     ),
     "llama-3.1-405b": (
         sizes(16384, 53248, 126, 128, num_key_value_heads=8, vocab_size=128256)
         | {"model_type": "llama"},
         405853388800,
     ),
-    "mistral-nemo": (
-        sizes(5120, 14336, 40, 32, num_key_value_heads=8, head_dim=128, vocab_size=131072)
-        | {"model_type": "mistral", "sliding_window": None},
-        12247782400,
-    ),
     "qwen2.5-32b": (
         sizes(5120, 27648, 64, 40, num_key_value_heads=8, vocab_size=152064)
         | {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 131072},
         32763876352,
     ),
-    "qwen3-0.6b": (QWEN3 | sizes(1024, 3072, 28, 16, tie_word_embeddings=True), 596049920),
-    "qwen3-32b": (QWEN3 | sizes(5120, 25600, 64, 64), 32762123264),
     "qwen3-235b-a22b": (
         QWEN3
         | sizes(4096, 12288, 94, 64, num_experts=128, num_experts_per_tok=8)
         | {"model_type": "qwen3_moe", "num_key_value_heads": 4, "moe_intermediate_size": 1536},
         235093634560,
     ),
-    "qwen1.5-moe-a2.7b": (sizes(2048, 5632, 24, 16, model_type="qwen2_moe"), 14315784192),
     "gemma-2-27b": (
         GEMMA2 | sizes(4608, 36864, 46, 32, num_key_value_heads=16, head_dim=128),
         27227128320,
@@ -83,12 +69,6 @@ PUBLISHED = {
         sizes(6144, 16384, 56, 48, num_key_value_heads=8, num_local_experts=8)
         | {"model_type": "mixtral", "num_experts_per_tok": 2},
         140620634112,
-    ),
-    "deepseek-v2-lite": (
-        LATENT
-        | sizes(2048, 10944, 27, 16, moe_intermediate_size=1408, n_routed_experts=64)
-        | {"model_type": "deepseek_v2", "q_lora_rank": None},
-        15706484224,
     ),
     "deepseek-v2": (
         LATENT
@@ -109,38 +89,6 @@ def load(folder, config):
 def test_published_models_have_their_published_sizes(tmp_path, name):
     config, published = PUBLISHED[name]
     assert load(tmp_path, config).parameter_count == published
-
-
-@pytest.mark.parametrize(
-    ("wrong", "field"),
-    [
-        ({"hidden_size": -4}, "hidden_size"),
-        ({"hidden_size": "4096"}, "hidden_size"),
-        ({"num_attention_heads": 0}, "num_attention_heads"),
-        ({"num_attention_heads": None}, "num_attention_heads"),
-        ({"num_hidden_layers": 0, "mlp_only_layers": [0, 5]}, "num_hidden_layers"),
-        ({"num_experts": -1}, "num_experts"),
-    ],
-)
-def test_one_wrong_value_is_one_fault(tmp_path, wrong, field):
-    config = sizes(96, 64, 8, 6, num_key_value_heads=3, model_type="qwen3_moe", num_experts=9)
-    with pytest.raises(InputError) as caught:
-        load(tmp_path, config | wrong)
-    assert [fault.field for fault in caught.value.faults] == [field]
-
-
-def test_lengths_of_llama_3_are_not_stretched_by_its_factor(tmp_path):
-    config = sizes(96, 64, 2, 6, model_type="llama", max_position_embeddings=131072)
-    for key in ("rope_scaling", "rope_parameters"):
-        scaling = {
-            "factor": 32.0,
-            "original_max_position_embeddings": 8192,
-            "rope_type": "llama3",
-        }
-        assert load(tmp_path, config | {key: scaling}).max_sequence_length == 131072
-    yarn = {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}
-    short = config | {"max_position_embeddings": 32768, "rope_scaling": yarn}
-    assert load(tmp_path, short).max_sequence_length == 131072
 
 
 def test_a_model_type_of_its_own_goes_by_its_class(tmp_path):

@@ -19,12 +19,12 @@ from hetplan.job.spec import Pins, Precision
 from hetplan.model.layers import Experts, LatentAttention
 from hetplan.model.load import load_model
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
-from hetplan.plans.build import check_model
 from hetplan.plans.check import check_plan
 from hetplan.plans.layout import Layout, plan_of_layout
 from hetplan.predict import datasheet
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.laws import FittedLaws, LayerLaw, MeasuredRange, Term, range_names
+from hetplan.predict.predictor import LayerQuery
 from hetplan.profiling.grid import job_grid
 from hetplan.profiling.layers import build_layer
 from hetplan.search.search import search
@@ -49,12 +49,8 @@ def config(folder, name, **changes):
 
 EQUAL = {
     "mixtral-small": {},
-    "mistral-window": {},
-    "pythia-like": {},
     "opt-350m-form": {"max_position_embeddings": 256},
-    "gemma2-uneven": {"sliding_window": 128},
     "deepseek-v2-lite-form": {"first_k_dense_replace": 0},
-    "qwen3-moe-uneven": {"decoder_sparse_step": 1, "mlp_only_layers": []},
 }
 
 
@@ -89,14 +85,6 @@ def test_rows_of_unlike_layers_are_not_searched_but_layouts_of_them_are_priced(
     assert found.step_seconds > 0
 
 
-def test_the_native_trainer_has_its_own_layers_only(tmp_path):
-    native = replace(JOB, target="native")
-    check_model(config(tmp_path, "llama-null-heads-own-width"), native)
-    check_model(config(tmp_path, "mistral-window"), JOB)
-    with pytest.raises(InputError, match="attention window 16; hetplan's own trainer"):
-        check_model(config(tmp_path, "mistral-window"), native)
-
-
 def test_trainer_and_profiler_refuse_layers_that_they_lack(tmp_path):
     model = config(tmp_path, "mixtral-small")
     with pytest.raises(InputError, match="5 experts"):
@@ -124,6 +112,17 @@ def _law(phase):
     )
 
 
+def query(model, sequence_length):
+    return LayerQuery(
+        model=model,
+        layer=LayerKind.TRANSFORMER,
+        microbatch_size=1,
+        sequence_length=sequence_length,
+        tp=1,
+        precision=Precision.BFLOAT16,
+    )
+
+
 def test_laws_of_plain_layers_say_what_was_not_measured(tmp_path):
     laws = FittedLaws(
         hetplan_version="0",
@@ -134,31 +133,20 @@ def test_laws_of_plain_layers_say_what_was_not_measured(tmp_path):
     )
     predictor = FittedPredictor(laws)
     device = replace(CLUSTER.islands[0].device, kind="measured")
-    shape = {"microbatch_size": 1, "sequence_length": 64, "tp": 1, "precision": Precision.BFLOAT16}
-    ask = LayerKind.TRANSFORMER
-    plain = predictor.forward(device, config(tmp_path, "llama-3.1-8b"), ask, **shape)
+    plain = predictor.layer(device, query(config(tmp_path, "llama-3.1-8b"), 64))
     assert plain.extrapolating == ()
-    sparse = predictor.backward(device, config(tmp_path, "mixtral-small"), ask, **shape)
+    mixtral = query(config(tmp_path, "mixtral-small"), 64)
+    sparse = predictor.layer(device, replace(mixtral, is_backward=True))
     (note,) = sparse.extrapolating
     assert note.startswith("layers with attention window 16, 5 experts not measured")
     assert sparse.log_halfwidth == datasheet.MATRIX_LOG_HALFWIDTH > plain.log_halfwidth
-    covered = predictor.forward(
-        device, config(tmp_path, "mistral-window"), ask, **(shape | {"sequence_length": 16})
-    )
+    covered = predictor.layer(device, query(config(tmp_path, "mistral-window"), 16))
     assert covered.extrapolating == ()
 
 
 def test_the_datasheet_charges_every_part_a_launch(tmp_path):
     def seconds(model):
-        return datasheet.forward(
-            CLUSTER.islands[0].device,
-            model,
-            LayerKind.TRANSFORMER,
-            microbatch_size=1,
-            sequence_length=16,
-            tp=1,
-            precision=Precision.BFLOAT16,
-        ).seconds
+        return datasheet.layer(CLUSTER.islands[0].device, query(model, 16)).seconds
 
     plain = config(tmp_path, "llama-null-heads-own-width")
     layer = plain.layer_runs[0].layer
@@ -211,13 +199,6 @@ def test_values_of_the_older_form_are_read(tmp_path, architecture):
     assert read == plain_model(**flat | {"architecture": Architecture(architecture)})
     path.write_text(encode(read, schema="hetplan.model-value/3"))
     assert decode(read_document(path), ModelSpec, schema="hetplan.model-value/3") == read
-
-
-def test_faults_of_the_older_form_are_named(tmp_path):
-    path = tmp_path / "value.json"
-    path.write_text(json.dumps(FLAT | {"architecture": "gpt", "num_layers": "x"}))
-    with pytest.raises(InputError, match="write a whole number"):
-        decode(read_document(path), ModelSpec, schema="hetplan.model-value/3")
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3-small-biased", "qwen2-moe-uneven", "opt-350m-form"])

@@ -116,14 +116,10 @@ def test_operations_are_what_torch_counts(tmp_path, config):
     [
         LLAMA | {"model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 4},
         MOE
-        | {"model_type": "qwen3_moe", "num_key_value_heads": 2, "num_experts": 6}
-        | {"num_experts_per_tok": 2, "head_dim": 16},
-        MOE
         | {"model_type": "qwen2_moe", "num_key_value_heads": 2, "num_experts": 6}
         | {"shared_expert_intermediate_size": 40, "max_window_layers": 0},
         CONFIGS["deepseek-v3-small-biased"]
         | {"first_k_dense_replace": 0, "num_nextn_predict_layers": 0, "attention_bias": False},
-        CONFIGS["deepseek-v2-lite-form"] | {"first_k_dense_replace": 0},
     ],
     ids=lambda config: config["model_type"],
 )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetplan.errors import InputError
 from hetplan.model.layers import (
     Attention,
     Experts,
@@ -22,7 +20,6 @@ from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.model.work import (
     attended,
     largest_matrix,
-    layer_work,
     layer_work_at,
     transformer_work,
 )
@@ -150,14 +147,6 @@ def test_work_is_whole_for_every_position(model, b, s, tp):
         assert double.flops == 2 * one.flops
 
 
-@given(model=models(most_runs=1), b=st.integers(1, 3), s=st.integers(1, 60))
-@steady
-def test_models_of_equal_layers_have_one_answer(model, b, s):
-    kind = LayerKind.TRANSFORMER
-    assert layer_work(model, kind, b, s) == layer_work_at(model, 1, b, s)
-    assert model.parameters(kind) == model.parameters_at(1)
-
-
 @given(layer=layers(), h=size, s=st.integers(1, 60), more=st.integers(0, 50))
 @steady
 def test_a_window_over_the_whole_sequence_is_none(layer, h, s, more):
@@ -202,52 +191,6 @@ def test_one_expert_for_all_is_a_dense_mlp_with_a_router(width, gated, bias, h, 
     assert difference == 2 * tokens * h  # the router's product
     assert sparse.active_parameters(h) == sparse.parameters(h)
     assert largest_matrix(sparse, h, 1) == largest_matrix(dense, h, 1)
-
-
-@given(experts=mlps().filter(lambda mlp: isinstance(mlp, Experts)), h=size)
-@steady
-def test_more_experts_cost_memory_and_not_operations(experts, h):
-    attention = Attention(num_heads=1, num_kv_heads=1, head_dim=4)
-    layer = TransformerLayer(attention=attention, mlp=experts, norm=Norm.RMS_NORM)
-    more = replace(layer, mlp=replace(experts, num_experts=experts.num_experts + 1))
-    assert more.parameters(h) > layer.parameters(h)
-    router = transformer_work(more, h, 1, 9).flops - transformer_work(layer, h, 1, 9).flops
-    assert router == 2 * 9 * h
-    assert more.active_parameters(h) == layer.active_parameters(h) + h
-
-
-def test_slices_that_do_not_divide_are_named_once():
-    attention = Attention(num_heads=6, num_kv_heads=3, head_dim=4)
-    experts = Experts(
-        num_experts=2,
-        experts_per_token=1,
-        expert_ffn_hidden_size=6,
-        shared_ffn_hidden_size=10,
-    )
-    layer = TransformerLayer(attention=attention, mlp=experts, norm=Norm.RMS_NORM)
-    dense = replace(layer, mlp=Mlp(ffn_hidden_size=9, gated=True))
-    model = ModelSpec(
-        name="uneven",
-        hidden_size=8,
-        vocab_size=7,
-        max_sequence_length=5,
-        layer_runs=(LayerRun(count=1, layer=dense), LayerRun(count=2, layer=layer)),
-        final_norm=Norm.RMS_NORM,
-    )
-    assert model.slicing_faults(4) == (
-        "tp 4 does not divide num_attention_heads 6 of uneven",
-        "tp 4 neither divides nor is a multiple of num_kv_heads 3 of uneven",
-        "tp 4 does not divide ffn_hidden_size 9 of uneven",
-        "tp 4 does not divide expert_ffn_hidden_size 6 of uneven",
-        "tp 4 does not divide shared_ffn_hidden_size 10 of uneven",
-    )
-    assert model.slicing_faults(1) == ()
-    with pytest.raises(InputError, match="transformer layers of 2 shapes"):
-        layer_work(model, LayerKind.TRANSFORMER, 1, 5)
-    with pytest.raises(InputError, match="is no transformer layer"):
-        layer_work_at(model, 9, 1, 5)
-    with pytest.raises(InputError, match="is no transformer layer"):
-        layer_work(model, LayerKind.MULTI_TOKEN_PREDICTION, 1, 5)
 
 
 def test_latent_attention_by_hand():

@@ -10,9 +10,12 @@ from pathlib import Path
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Link, Transport
 from hetplan.job.spec import Precision
+from hetplan.model.operators import DEFAULT_KERNELS, Kernels
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
+from hetplan.predict.fit import FittedPredictor, fit
 from hetplan.predict.layer.columns import LayerColumns, layer_columns
-from hetplan.profiling.samples import LayerSample, LinkSample, Provenance
+from hetplan.predict.predictor import LayerQuery
+from hetplan.profiling.samples import LayerSample, LinkSample, ProfileSet, Provenance
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
 HIDDEN = (1024, 2048, 4096, 8192)
@@ -48,6 +51,35 @@ def gpt(hidden: int = 2048, architecture: Architecture = Architecture.GPT) -> Mo
         vocab_size=32000,
         max_sequence_length=4096,
     )
+
+
+def query(
+    model: ModelSpec | int = 2048,
+    layer: LayerKind = LayerKind.TRANSFORMER,
+    *,
+    microbatch: int = 2,
+    sequence: int = 2048,
+    tp: int = 1,
+    precision: Precision = Precision.BFLOAT16,
+    kernels: Kernels = DEFAULT_KERNELS,
+    backward: bool = False,
+) -> LayerQuery:
+    """A question about a layer of this model, or of `gpt` of this hidden size."""
+    return LayerQuery(
+        model=gpt(model) if isinstance(model, int) else model,
+        layer=layer,
+        microbatch_size=microbatch,
+        sequence_length=sequence,
+        tp=tp,
+        precision=precision,
+        kernels=kernels,
+        is_backward=backward,
+    )
+
+
+def fitted(samples: Iterable[LayerSample]) -> FittedPredictor:
+    """The predictor of these samples alone."""
+    return fit(ProfileSet(layers=tuple(samples), links=(), provenance=()))
 
 
 def truth(columns: LayerColumns) -> float:
@@ -120,14 +152,7 @@ def layer_grid(
         for b in microbatches:
             for s in sequences:
                 for tp in tps:
-                    columns = layer_columns(
-                        gpt(h),
-                        layer,
-                        microbatch_size=b,
-                        sequence_length=s,
-                        tp=tp,
-                        bytes_per_element=2,
-                    )
+                    columns = layer_columns(query(h, layer, microbatch=b, sequence=s, tp=tp))
                     seconds = law(columns) * math.exp(source.gauss(0.0, noise) if noise else 0.0)
                     samples.append(
                         layer_sample(

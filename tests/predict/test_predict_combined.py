@@ -10,20 +10,17 @@ from statistics import median
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from predict_samples import DEVICE, REFERENCE, gpt, layer_grid, layer_sample
+from predict_samples import DEVICE, REFERENCE, fitted, gpt, layer_grid, layer_sample
 
-from hetplan.job.spec import Precision
-from hetplan.model.spec import LayerKind
-from hetplan.predict.fit import fit
 from hetplan.predict.layer.laws import (
-    EMBEDDING_LOG_HALFWIDTHS,
     HEAD_LOG_HALFWIDTHS,
     TRANSFORMER_LOG_HALFWIDTHS,
     fit_layer_laws,
+    sample_query,
     split_combined,
     split_log_halfwidth,
 )
-from hetplan.profiling.samples import LayerSample, Phase, ProfileSet
+from hetplan.profiling.samples import LayerSample, Phase
 
 COMBINED = Phase.FORWARD_BACKWARD.value
 SAILOR = REFERENCE / "sailor" / "layer_profiles"
@@ -54,14 +51,6 @@ def test_the_halves_sum_to_what_was_measured(seconds: float, up: float, down: fl
     assert sum(rows.halves.values()) == 2
 
 
-def test_samples_without_combined_times_pass_unchanged() -> None:
-    samples = layer_grid()
-    result, rows = split_combined(samples)
-    assert result == tuple(samples)
-    assert not rows.halves
-    assert fit_layer_laws(samples) == tuple(rows.widened(law) for law in fit_layer_laws(samples))
-
-
 def test_a_law_from_combined_times_says_so_and_is_wider() -> None:
     alone = {law.phase: law for law in fit_layer_laws(layer_grid())}["forward"]
     laws = {law.phase: law for law in fit_layer_laws(together(layer_grid()))}
@@ -75,17 +64,11 @@ def test_a_law_from_combined_times_says_so_and_is_wider() -> None:
 
 def test_predictions_of_both_passes_sum_to_the_measured_time() -> None:
     samples = together(layer_grid())
-    predictor = fit(ProfileSet(layers=tuple(samples), links=(), provenance=()))
+    predictor = fitted(samples)
     for sample in samples[::5]:
-        asked = {
-            "microbatch_size": sample.microbatch_size,
-            "sequence_length": sample.sequence_length,
-            "tp": sample.tp,
-            "precision": Precision.BFLOAT16,
-        }
-        model, kind = gpt(sample.hidden_size), LayerKind.TRANSFORMER
-        forward = predictor.forward(DEVICE, model, kind, **asked)
-        backward = predictor.backward(DEVICE, model, kind, **asked)
+        asked = sample_query(sample)
+        forward = predictor.layer(DEVICE, asked)
+        backward = predictor.layer(DEVICE, replace(asked, is_backward=True))
         assert forward.source == backward.source == "measured"
         assert forward.seconds + backward.seconds == pytest.approx(sample.median_seconds, rel=1e-3)
 
@@ -99,20 +82,6 @@ def test_a_phase_measured_alone_is_not_mixed_with_halves() -> None:
     assert laws["forward"].log_halfwidth == alone.log_halfwidth
     assert "not used: forward was measured alone" in laws["forward"].notes[-1]
     assert any("split of measured" in note for note in laws["backward"].notes)
-
-
-def test_other_layers_and_devices_keep_their_own_rule() -> None:
-    ends = [
-        layer_sample(gpt(), 0.01, layer=layer, phase=COMBINED)
-        for layer in (LayerKind.EMBEDDING, LayerKind.HEAD)
-    ]
-    other = layer_sample(gpt(), 0.01, phase="forward", device="other")
-    result, rows = split_combined([*ends, other, layer_sample(gpt(), 0.01, phase=COMBINED)])
-    assert len(result) == 7
-    assert not rows.unused
-    for phase, at in (("forward", 0), ("backward", 1)):
-        assert split_log_halfwidth("embedding", phase) == EMBEDDING_LOG_HALFWIDTHS[at]
-        assert split_log_halfwidth("head", phase) == HEAD_LOG_HALFWIDTHS[at]
 
 
 def measured_pairs() -> dict[str, list[tuple[float, float]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -15,21 +14,22 @@ from predict_operators import (
     operator_grid,
     operator_sample,
 )
-from predict_samples import DEVICE, gpt, layer_grid, provenance
+from predict_samples import DEVICE, gpt, layer_grid, provenance, query
 
 from hetplan.job.spec import Precision
 from hetplan.model.operators import (
     Kernels,
+    Operator,
     OperatorClass,
-    layer_operators,
     operator_bytes,
     operator_flops,
 )
 from hetplan.model.spec import LayerKind
+from hetplan.predict.datasheet import ELEMENTWISE_EFFICIENCY_BACKWARD
 from hetplan.predict.fit import fit
-from hetplan.predict.layer.composed import LAUNCH_PART
-from hetplan.predict.operator.answer import WEIGHT_GRADIENT_OVER_FORWARD, index_operators
-from hetplan.predict.operator.laws import fit_operator_laws
+from hetplan.predict.layer.composed import GRADIENTS_NOTE, LAUNCH_PART, WAIT_PART
+from hetplan.predict.operator.answer import WEIGHT_GRADIENT_OVER_FORWARD
+from hetplan.predict.predictor import Prediction
 from hetplan.profiling.samples import ProfileSet
 
 UNFUSED = Kernels(fused_attention=False, attention_dropout=True, hidden_dropout=True)
@@ -40,25 +40,22 @@ def predictor(samples, layers=()):
 
 
 def ask(found, hidden=2560, *, backward=False, microbatch=4, tp=1, kernels=UNFUSED, **more):
-    call = found.backward if backward else found.forward
-    return call(
-        DEVICE,
-        gpt(hidden),
+    asked = query(
+        hidden,
         more.get("layer", LayerKind.TRANSFORMER),
-        microbatch_size=microbatch,
-        sequence_length=2048,
+        microbatch=microbatch,
         tp=tp,
         precision=more.get("precision", Precision.BFLOAT16),
         kernels=kernels,
+        backward=backward,
     )
+    return found.layer(DEVICE, asked)
 
 
 def test_a_layer_is_the_sum_of_its_operators() -> None:
     found = ask(predictor(operator_grid()))
     seconds, launches = 0.0, 0
-    for op in layer_operators(
-        gpt(2560), LayerKind.TRANSFORMER, microbatch_size=4, sequence_length=2048, kernels=UNFUSED
-    ):
+    for op in query(2560, microbatch=4, kernels=UNFUSED).operators():
         seconds += op.count * (
             operator_flops(op, "forward") / FLOPS_PER_SECOND
             + operator_bytes(op, "forward", 2) / BYTES_PER_SECOND
@@ -131,15 +128,6 @@ def test_a_measured_shape_is_looked_up() -> None:
     assert parts["matrix_product"] > 0.049
 
 
-def test_a_wider_vocabulary_head_and_embedding_are_predicted() -> None:
-    found = predictor(operator_grid())
-    for layer in (LayerKind.HEAD, LayerKind.EMBEDDING):
-        for backward in (False, True):
-            each = ask(found, layer=layer, backward=backward)
-            assert each.seconds > 0
-            assert any("not measured" in note for note in each.extrapolating)
-
-
 def test_order_of_answers() -> None:
     layers = tuple(layer_grid(noise=0.01, seed=1, phase="forward", tps=(1,)))
     whole = predictor(operator_grid(), layers)
@@ -148,13 +136,6 @@ def test_order_of_answers() -> None:
     assert ask(whole, precision=Precision.FLOAT32).source in ("datasheet", "related")
     memory_only = tuple(s for s in operator_grid() if s.operator == "norm")
     assert ask(predictor(memory_only)).source != "measured"
-
-
-def test_beyond_measured_sizes_is_said_and_wider() -> None:
-    found = predictor(operator_grid(noise=0.05))
-    far = ask(found, hidden=32768, microbatch=8)
-    assert any("matrix product width 131072 > 28672 measured" in n for n in far.extrapolating)
-    assert far.log_halfwidth > ask(found, hidden=HIDDEN[1]).log_halfwidth
 
 
 def test_losses_backward_goes_without_its_product() -> None:
@@ -184,8 +165,66 @@ def test_losses_backward_goes_without_its_product() -> None:
         assert {p.name: p.seconds for p in fused.parts}["loss"] < parts["loss"]
 
 
-def test_an_index_of_nothing_answers_nothing() -> None:
-    assert index_operators(()) == {}
-    (law,) = fit_operator_laws([operator_sample(OperatorClass.NORM, m=8, n=8, seconds=1e-3)])
-    assert math.isfinite(law.log_halfwidth)
-    assert list(index_operators([law])) == [(DEVICE.kind, "bfloat16")]
+SMALL = {"microbatch": 1, "tp": 4}
+
+
+def seconds(found: Prediction) -> dict[str, float]:
+    return {part.name: part.seconds for part in found.parts}
+
+
+def test_waits_for_the_host_are_a_part_of_their_own() -> None:
+    slow = predictor(operator_grid(floor=400e-6))
+    small, large = seconds(ask(slow, 512, **SMALL)), seconds(ask(slow, 7168, **SMALL))
+    quick = seconds(ask(predictor(operator_grid(floor=0)), 512, **SMALL))
+    assert small[WAIT_PART] > 0
+    assert WAIT_PART not in quick
+    assert WAIT_PART not in large
+    # What launches cost the device does not depend on how far the host is behind.
+    assert small.get(LAUNCH_PART, 0.0) == pytest.approx(large.get(LAUNCH_PART, 0.0), rel=0.05)
+    whole = ask(slow, 512, **SMALL)
+    assert sum(small.values()) == pytest.approx(whole.seconds)
+
+
+def test_float32_sums_are_in_the_time_where_weight_gradients_were_measured() -> None:
+    plain = operator_grid()
+    weights = tuple(
+        replace(sample, phase="weight_gradient", output_precision="float32")
+        for sample in plain
+        if sample.operator == "matrix_product" and sample.phase == "forward"
+    )
+    for samples, expected in ((plain, False), ((*plain, *weights), True)):
+        found = predictor(samples)
+        assert ask(found, 2560, backward=True, **SMALL).float32_sums is expected
+        assert ask(found, 2560, **SMALL).float32_sums is False
+
+
+def test_backward_passes_hold_what_autograd_adds() -> None:
+    found = ask(predictor(operator_grid()), 2560, backward=True, **SMALL)
+    parts, ops = seconds(found), gradients(2560)
+    for name in ("gradient_addition", "bias_gradient"):
+        moved = sum(op.count * operator_bytes(op, "backward", 2) for op in ops[name])
+        # At the rate of the other passes over memory, which is the truth of the grid.
+        assert parts[name] == pytest.approx(moved / BYTES_PER_SECOND, rel=0.05)
+    assert found.extrapolating.count(GRADIENTS_NOTE) == 1
+    forward = ask(predictor(operator_grid()), 2560, **SMALL)
+    assert not {"gradient_addition", "bias_gradient"} & set(seconds(forward))
+    assert GRADIENTS_NOTE not in forward.extrapolating
+
+
+def test_without_passes_measured_the_datasheet_prices_them() -> None:
+    products = tuple(
+        sample
+        for sample in operator_grid()
+        if sample.operator in ("matrix_product", "attention_score", "attention_context")
+    )
+    parts, ops = seconds(ask(predictor(products), 2560, backward=True, **SMALL)), gradients(2560)
+    moved = sum(op.count * operator_bytes(op, "backward", 2) for op in ops["gradient_addition"])
+    rate = DEVICE.memory_bandwidth_bytes_per_second * ELEMENTWISE_EFFICIENCY_BACKWARD
+    assert parts["gradient_addition"] == pytest.approx(moved / rate)
+
+
+def gradients(hidden: int) -> dict[str, list[Operator]]:
+    found: dict[str, list[Operator]] = {}
+    for op in query(hidden, microbatch=1, tp=4, kernels=UNFUSED).gradient_operators():
+        found.setdefault(op.operator, []).append(op)
+    return found

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from predict_samples import DEVICE, gpt
+from predict_samples import DEVICE, gpt, query
 
+from hetplan.cluster.devices import DeviceKind
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind
+from hetplan.model.operators import DEFAULT_KERNELS, Kernels
+from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
+from hetplan.predict import datasheet
 from hetplan.predict.datasheet import (
     ATTENTION_EFFICIENCY,
     BACKWARD_WORK,
@@ -21,6 +24,8 @@ from hetplan.predict.datasheet import (
     MATRIX_EFFICIENCY,
     MATRIX_LOG_HALFWIDTH,
     WEIGHT_GRADIENT_TRAFFIC,
+    KernelCosts,
+    kernel_costs,
 )
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.predictor import Prediction
@@ -33,16 +38,11 @@ def ask(
     precision: Precision = Precision.BFLOAT16, microbatch: int = 2,
     architecture: Architecture = Architecture.GPT,
 ) -> Prediction:  # fmt: skip
-    method = ON_PAPER.forward if phase == "forward" else ON_PAPER.backward
-    return method(
-        DEVICE,
-        gpt(hidden, architecture),
-        layer,
-        microbatch_size=microbatch,
-        sequence_length=2048,
-        tp=tp,
-        precision=precision,
-    )
+    asked = query(
+        gpt(hidden, architecture), layer, microbatch=microbatch, tp=tp, precision=precision,
+        backward=phase == "backward",
+    )  # fmt: skip
+    return ON_PAPER.layer(DEVICE, asked)
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
@@ -74,19 +74,6 @@ def test_the_interval_is_the_products_for_large_layers_and_the_launches_for_smal
     assert small.log_halfwidth == pytest.approx(LAUNCH_LOG_HALFWIDTH, abs=0.1)
 
 
-def test_every_layer_costs_something_and_backward_costs_more() -> None:
-    for layer in TRAINED_KINDS:
-        forward, backward = ask("forward", layer), ask("backward", layer)
-        assert 0 < forward.seconds < backward.seconds
-    gpt_layer, llama = ask("forward"), ask("forward", architecture=Architecture.LLAMA)
-    assert llama.seconds > gpt_layer.seconds
-
-
-def test_tensor_parallelism_and_lower_precision_save_time() -> None:
-    assert ask("forward", tp=4).seconds < ask("forward").seconds
-    assert ask("forward", precision=Precision.FLOAT32).seconds > ask("forward").seconds
-
-
 def test_a_precision_that_the_device_lacks_is_refused() -> None:
     with pytest.raises(InputError, match="testium-1 has no float16 rate"):
         ask("forward", precision=Precision.FLOAT16)
@@ -97,15 +84,7 @@ def test_a_device_of_unknown_memory_bandwidth_is_refused() -> None:
     with pytest.raises(InputError, match="testium-1 has no memory bandwidth"):
         ON_PAPER.optimizer_update(unknown, Optimizer.SGD, 1e9, Precision.FLOAT32)
     with pytest.raises(InputError, match="no memory bandwidth"):
-        ON_PAPER.forward(
-            unknown,
-            gpt(2048, Architecture.GPT),
-            LayerKind.EMBEDDING,
-            microbatch_size=1,
-            sequence_length=128,
-            tp=1,
-            precision=Precision.BFLOAT16,
-        )
+        ON_PAPER.layer(unknown, query(2048, LayerKind.EMBEDDING))
 
 
 def test_updates_by_memory_traffic() -> None:
@@ -124,4 +103,156 @@ def test_updates_by_memory_traffic() -> None:
     faster = replace(DEVICE, memory_bandwidth_bytes_per_second=4e12)
     assert update(Optimizer.ADAMW, Precision.FLOAT32, faster).seconds == pytest.approx(
         adam.seconds / 2
+    )
+
+
+# ---- other kernels than the default ones, byte by byte
+
+B, S, H, HEADS, VOCAB, TP = 2, 512, 256, 8, 1000, 2
+TOKENS = B * S
+SCORES = B * HEADS / TP * S * S
+SHAPE = plain_model(
+    name="gpt",
+    architecture=Architecture.GPT,
+    num_layers=2,
+    hidden_size=H,
+    ffn_hidden_size=4 * H,
+    num_attention_heads=HEADS,
+    num_kv_heads=HEADS,
+    head_dim=H // HEADS,
+    vocab_size=VOCAB,
+    max_sequence_length=S,
+)
+FAST = DeviceKind(
+    kind="fast",
+    vendor="nobody",
+    peak_flops_per_second=(("float16", 1e14), ("float32", 5e13)),
+    memory_bytes=8e10,
+    memory_bandwidth_bytes_per_second=1e12,
+    provenance="datasheet",
+    source="invented for a test",
+)
+UNFUSED = Kernels(fused_attention=False)
+
+
+def costs(
+    kind: LayerKind, kernels: Kernels, *, backward: bool, element: int = 2, shape: ModelSpec = SHAPE
+) -> KernelCosts:
+    precision = Precision.FLOAT32 if element == 4 else Precision.FLOAT16
+    return kernel_costs(
+        query(shape, kind, microbatch=B, sequence=S, tp=TP, precision=precision, kernels=kernels,
+              backward=backward)
+    )  # fmt: skip
+
+
+# Backward passes of default kernels: of the additions 8 h elements per token are counted by
+# `layer_work` and none are moved; two forks add gradients (3 h each), the biases of products with
+# 3 h, h, 4 h and h columns are summed, those before attention and MLP cut by tp.
+DEFAULT_BACKWARD_BYTES = TOKENS * H * 2 * (2 * 3 - 8 + (3 + 4) / TP + 2)
+
+
+def test_default_kernels_cost_only_what_autograd_adds() -> None:
+    for kind in (LayerKind.EMBEDDING, LayerKind.TRANSFORMER, LayerKind.HEAD):
+        assert costs(kind, DEFAULT_KERNELS, backward=False) == KernelCosts()
+    for kind in (LayerKind.EMBEDDING, LayerKind.HEAD):
+        assert costs(kind, DEFAULT_KERNELS, backward=True) == KernelCosts()
+    assert costs(LayerKind.TRANSFORMER, DEFAULT_KERNELS, backward=True) == KernelCosts(
+        moved_bytes=DEFAULT_BACKWARD_BYTES
+    )
+
+
+def test_scores_are_written_and_read() -> None:
+    forward = costs(LayerKind.TRANSFORMER, UNFUSED, backward=False)
+    # Scores and probabilities, each written and read, of two bytes.
+    assert forward.moved_bytes == SCORES * 4 * 2
+    assert forward.square_flops == 2 * 2 * TOKENS * S * H / TP
+    for element in (2, 4):
+        found = costs(LayerKind.TRANSFORMER, UNFUSED, backward=True, element=element).moved_bytes
+        assert found == SCORES * 7 * element + DEFAULT_BACKWARD_BYTES * element / 2
+    windowed = replace(
+        SHAPE,
+        layer_runs=tuple(
+            replace(
+                run,
+                layer=replace(run.layer, attention=replace(run.layer.attention, window=64)),
+            )
+            for run in SHAPE.layer_runs
+        ),
+    )
+    masked = costs(LayerKind.TRANSFORMER, UNFUSED, backward=False, shape=windowed)
+    assert masked == forward  # masked scores are computed too
+
+
+def test_dropout_of_scores_moves_a_mask_as_well() -> None:
+    dropped = replace(UNFUSED, attention_dropout=True)
+    for backward in (False, True):
+        plain = costs(LayerKind.TRANSFORMER, UNFUSED, backward=backward)
+        found = costs(LayerKind.TRANSFORMER, dropped, backward=backward)
+        assert found.moved_bytes - plain.moved_bytes == SCORES * 5
+        assert found.launches == plain.launches + 1
+    inside = Kernels(attention_dropout=True)
+    assert costs(LayerKind.TRANSFORMER, inside, backward=True) == costs(
+        LayerKind.TRANSFORMER, DEFAULT_KERNELS, backward=True
+    )
+
+
+def test_dropout_of_the_residual_moves_masks() -> None:
+    found = costs(LayerKind.TRANSFORMER, Kernels(hidden_dropout=True), backward=False)
+    assert found.moved_bytes == 2 * TOKENS * H
+    embedding = costs(LayerKind.EMBEDDING, Kernels(hidden_dropout=True), backward=True)
+    assert embedding == KernelCosts(moved_bytes=TOKENS * H * 5, launches=1)
+
+
+def test_sequence_parallelism_cuts_norms_and_additions() -> None:
+    """Two norms read and write, two additions likewise: 8 h per token, all of it cut in halves."""
+    cut = Kernels(sequence_parallel=True)
+    found = costs(LayerKind.TRANSFORMER, cut, backward=False)
+    assert found == KernelCosts(moved_bytes=-8 * TOKENS * H * 2 / 2)
+    dropped = replace(cut, hidden_dropout=True)
+    masks = costs(LayerKind.TRANSFORMER, dropped, backward=False)
+    assert masks.moved_bytes - found.moved_bytes == TOKENS * H
+    # Backward: of the gradients' sums 6 h at the forks and the 2 h of row-cut biases.
+    for kernels, counted in ((cut, 8), (dropped, 16)):
+        whole = costs(
+            LayerKind.TRANSFORMER, replace(kernels, sequence_parallel=False), backward=True
+        )
+        less = whole.moved_bytes - costs(LayerKind.TRANSFORMER, kernels, backward=True).moved_bytes
+        mask = 2 if kernels.hidden_dropout else 0
+        assert less == (counted + 6 + 2 + mask / 2) * TOKENS * H * 2 / 2
+
+
+@pytest.mark.parametrize(("element", "forward", "backward"), [(2, 40, 14), (4, 44, 24)])
+def test_a_loss_over_a_copy_moves_so_many_bytes_per_logit(
+    element: int, forward: int, backward: int
+) -> None:
+    """16 bit: written 2, copied 6, read by maximum and sum 8, rewritten by three passes 24."""
+    kernels = Kernels(fused_loss=False)
+    counted = 3 * element  # of the default, forward; twice that backward
+    logits = TOKENS * VOCAB / TP
+    for passed, default, expected in (
+        (False, counted, forward),
+        (True, 2 * counted, backward),
+    ):
+        more = costs(LayerKind.HEAD, kernels, backward=passed, element=element).moved_bytes
+        assert default + more / logits == expected
+
+
+def test_the_datasheet_prices_them() -> None:
+    def seconds(kernels: Kernels) -> float:
+        asked = query(
+            SHAPE, microbatch=B, sequence=S, tp=TP, precision=Precision.FLOAT16, kernels=kernels
+        )
+        return datasheet.layer(FAST, asked).seconds
+
+    dropped = replace(UNFUSED, attention_dropout=True)
+    extra = seconds(dropped) - seconds(UNFUSED)
+    launch = datasheet.LAUNCH_SECONDS_FORWARD
+    rate = datasheet.ELEMENTWISE_EFFICIENCY_FORWARD * 1e12
+    assert extra == pytest.approx(SCORES * 5 / rate + launch)
+    square = 2 * 2 * TOKENS * S * H / TP
+    replaced = square / (1e14 * datasheet.MATRIX_EFFICIENCY) - square / 2 / (
+        1e14 * datasheet.ATTENTION_EFFICIENCY
+    )
+    assert seconds(UNFUSED) - seconds(DEFAULT_KERNELS) == pytest.approx(
+        SCORES * 8 / rate + 2 * launch + replaced
     )

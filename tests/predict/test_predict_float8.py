@@ -12,27 +12,21 @@ from predict_operators import (
     FLOPS_PER_SECOND,
     LAUNCH,
     operator_grid,
-    operator_sample,
 )
-from predict_samples import DEVICE, gpt, layer_grid, provenance
+from predict_samples import DEVICE, gpt, layer_grid, provenance, query
 
 from hetplan.errors import InputError
-from hetplan.job.spec import Precision, ProductFormat
-from hetplan.model.layers import Experts
 from hetplan.model.operators import (
     Kernels,
     Operator,
     OperatorClass,
-    layer_operators,
     operator_bytes,
     operator_flops,
 )
-from hetplan.model.spec import Architecture, LayerKind, LayerRun
+from hetplan.model.spec import Architecture, LayerKind
 from hetplan.predict import datasheet
 from hetplan.predict.fit import FittedPredictor, fit
 from hetplan.predict.layer import float8
-from hetplan.predict.operator.answer import index_operators
-from hetplan.predict.operator.laws import fit_operator_laws
 from hetplan.profiling.samples import ProfileSet
 
 WIDE = Kernels(fused_attention=False, attention_dropout=True, hidden_dropout=True)
@@ -49,17 +43,15 @@ def predictor(samples=operator_grid(), layers=()):  # noqa: B008
 
 
 def ask(found, kernels=NARROW, *, backward=False, kind=KIND, model=None, **more):
-    call = found.backward if backward else found.forward
-    return call(
-        kind,
-        gpt(2560) if model is None else model,
+    asked = query(
+        2560 if model is None else model,
         more.get("layer", LayerKind.TRANSFORMER),
-        microbatch_size=more.get("microbatch", 4),
-        sequence_length=2048,
+        microbatch=more.get("microbatch", 4),
         tp=more.get("tp", 1),
-        precision=Precision.BFLOAT16,
         kernels=kernels,
+        backward=backward,
     )
+    return found.layer(kind, asked)
 
 
 def parts(prediction):
@@ -69,13 +61,7 @@ def parts(prediction):
 def products(backward, model=None):
     """Operations and elements of inputs of the products with weights, counted here."""
     flops = inputs = outputs = 0.0
-    for op in layer_operators(
-        gpt(2560) if model is None else model,
-        LayerKind.TRANSFORMER,
-        microbatch_size=4,
-        sequence_length=2048,
-        kernels=WIDE,
-    ):
+    for op in query(2560 if model is None else model, microbatch=4, kernels=WIDE).operators():
         if op.operator is OperatorClass.MATRIX_PRODUCT:
             flops += op.count * operator_flops(op, "backward" if backward else "forward")
             inputs += op.count * op.m * op.k
@@ -121,16 +107,6 @@ def test_every_answer_says_that_it_is_assumed_and_is_wider() -> None:
         assert narrow.log_halfwidth < share * 0.5 * math.log(2.0) + wide.log_halfwidth + 0.05
 
 
-def test_one_format_is_the_same_object_and_the_same_answer() -> None:
-    index = index_operators(fit_operator_laws(operator_grid()))
-    here = next(iter(index.values()))
-    assert float8.narrowed(here, KIND, "") is here
-    found = predictor()
-    first = ask(found, WIDE)
-    ask(found, NARROW)
-    assert ask(found, WIDE) == first == ask(predictor(), WIDE)
-
-
 def test_measured_shapes_change_as_their_law_does() -> None:
     samples = operator_grid()
     slow = tuple(  # a shape that lies off the law by half
@@ -154,47 +130,6 @@ def test_measured_shapes_change_as_their_law_does() -> None:
         assert narrow.work_seconds + narrow.launch_seconds == pytest.approx(expected, rel=0.02)
 
 
-def test_a_rate_that_lasts_is_raised_too() -> None:
-    law = replace(
-        next(each for each in fit_operator_laws(operator_grid()) if "product" in each.operator),
-        sustained_flops_per_second=100e12,
-        shapes=(),
-        residual=None,
-    )
-    here = index_operators([law])[law.device, law.precision]
-    op = Operator(operator=OperatorClass.MATRIX_PRODUCT, what="up", m=16384, n=8192, k=8192)
-    narrow, _ = float8.narrowed(here, KIND, "float8").launches(
-        op, backward=False, lent=lambda: None
-    )
-    assert narrow.work_seconds == pytest.approx(operator_flops(op, "forward") / 200e12)
-
-
-def test_routers_and_heads_stay_wide() -> None:
-    plain = gpt(2560)
-    layer = plain.layer_runs[0].layer
-    experts = Experts(num_experts=8, experts_per_token=2, expert_ffn_hidden_size=2560)
-    model = replace(plain, layer_runs=(LayerRun(count=4, layer=replace(layer, mlp=experts)),))
-    ops = layer_operators(model, LayerKind.TRANSFORMER, microbatch_size=1, sequence_length=2048)
-    narrow = [op.what for op in ops if float8.is_narrow(op)]
-    assert narrow == [
-        "query-key-value projection",
-        "attention output",
-        "experts' up projection",
-        "experts' down projection",
-    ]
-    head = layer_operators(model, LayerKind.HEAD, microbatch_size=1, sequence_length=2048)
-    assert not any(float8.is_narrow(op) for op in head)
-    assert any(op.what == "logits" for op in head)
-    assert any(op.what == "router" for op in ops)
-    grouped = Operator(
-        operator=OperatorClass.GROUPED_PRODUCT, what="experts' up projection", batch=8, m=4, n=3,
-        k=2,
-    )  # fmt: skip
-    asked = ProductFormat.MXFP8
-    assert float8.quantise_bytes(grouped, asked, backward=False) == 8 * 4 * 2 * 4.0625
-    assert float8.quantise_bytes(grouped, asked, backward=True) == 8 * 4 * 3 * 4.0625
-
-
 def test_a_kind_without_the_rate_is_refused() -> None:
     old = replace(KIND, peak_flops_per_second=(("bfloat16", 300e12),))
     for found in (predictor(), FittedPredictor.datasheet_only()):
@@ -212,15 +147,6 @@ def test_whole_layers_change_as_their_operators_do() -> None:
     by_parts = ask(predictor(), NARROW)
     assert narrow.seconds / whole.seconds == pytest.approx(by_parts.seconds / wide.seconds)
     assert narrow.log_halfwidth >= whole.log_halfwidth
-    assert any("float8 products not measured" in note for note in narrow.extrapolating)
-
-
-def test_other_kinds_lend_their_laws() -> None:
-    found = predictor()
-    twin = replace(KIND, kind="another", vendor=KIND.vendor)
-    wide, narrow = (ask(found, each, kind=twin) for each in (WIDE, NARROW))
-    assert {wide.source, narrow.source} <= {"related", "datasheet"}
-    assert narrow.seconds < wide.seconds
     assert any("float8 products not measured" in note for note in narrow.extrapolating)
 
 
@@ -245,16 +171,3 @@ def test_the_datasheet_alone_knows_narrow_products(backward) -> None:
     for layer in (LayerKind.HEAD, LayerKind.EMBEDDING):
         plain, asked = (ask(found, each, kind=kind, layer=layer) for each in (WIDE, NARROW))
         assert plain.seconds == asked.seconds
-
-
-def test_a_pass_without_any_law_of_passes_is_at_the_datasheets_bandwidth() -> None:
-    only = tuple(
-        operator_sample(OperatorClass.MATRIX_PRODUCT, m=m, n=4096, k=4096)
-        for m in (1024, 2048, 4096, 8192)
-    )
-    here = next(iter(index_operators(fit_operator_laws(only)).values()))
-    op = Operator(operator=OperatorClass.MATRIX_PRODUCT, what="up", m=1000, n=4096, k=4096)
-    *_, last = float8.narrowed(here, KIND, "float8").launches(op, backward=False, lent=lambda: None)
-    rate = KIND.memory_bandwidth_bytes_per_second * datasheet.ELEMENTWISE_EFFICIENCY_FORWARD
-    assert last.operator == float8.QUANTISE
-    assert last.work_seconds == pytest.approx(1000 * 4096 * 6.0 / rate)

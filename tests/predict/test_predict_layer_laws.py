@@ -10,34 +10,30 @@ import pytest
 from predict_samples import (
     DEVICE,
     HIDDEN,
+    fitted,
     gpt,
     layer_grid,
     layer_sample,
+    query,
     truth,
 )
 
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.spec import Architecture, LayerKind
-from hetplan.predict.fit import FittedPredictor, fit
+from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.laws import (
     OWN_ROWS,
-    UNTESTED_LOG_PER_DOUBLING,
     WIDENING_PER_DOUBLING,
     LayerLaw,
 )
 from hetplan.predict.layer.columns import layer_columns
 from hetplan.predict.layer.laws import UNVALIDATED_LOG_HALFWIDTH, fit_layer_laws
 from hetplan.predict.predictor import Prediction
-from hetplan.profiling.samples import LayerSample, ProfileSet
 
 
 def coefficients(law: LayerLaw) -> dict[str, float]:
     return {term.column: term.coefficient for term in law.terms}
-
-
-def fitted(samples: list[LayerSample]) -> FittedPredictor:
-    return fit(ProfileSet(layers=tuple(samples), links=(), provenance=()))
 
 
 def forward(
@@ -47,17 +43,8 @@ def forward(
     microbatch: int = 2,
     sequence: int = 2048,
     tp: int = 1,
-    architecture: Architecture = Architecture.GPT,
 ) -> Prediction:
-    return predictor.forward(
-        DEVICE,
-        gpt(hidden, architecture),
-        LayerKind.TRANSFORMER,
-        microbatch_size=microbatch,
-        sequence_length=sequence,
-        tp=tp,
-        precision=Precision.BFLOAT16,
-    )
+    return predictor.layer(DEVICE, query(hidden, microbatch=microbatch, sequence=sequence, tp=tp))
 
 
 def test_a_known_device_is_recovered() -> None:
@@ -79,31 +66,16 @@ def test_predicts_four_times_the_measured_hidden_size() -> None:
     """The case hetplan exists for; a device's truth holds beyond what was measured."""
     samples = layer_grid(hidden=(512, 1024, 2048), noise=0.02, seed=4)
     predictor = fitted(samples)
-    columns = layer_columns(
-        gpt(8192),
-        LayerKind.TRANSFORMER,
-        microbatch_size=2,
-        sequence_length=4096,
-        tp=1,
-        bytes_per_element=2,
-    )
+    columns = layer_columns(query(8192, sequence=4096))
     prediction = forward(predictor, hidden=8192, sequence=4096)
     assert abs(math.log(truth(columns) / prediction.seconds)) < prediction.log_halfwidth
     assert prediction.seconds == pytest.approx(truth(columns), rel=0.1)
 
 
 def test_another_architecture_is_carried_by_its_columns() -> None:
-    predictor = fitted(layer_grid())
-    columns = layer_columns(
-        gpt(2048, Architecture.LLAMA),
-        LayerKind.TRANSFORMER,
-        microbatch_size=2,
-        sequence_length=2048,
-        tp=1,
-        bytes_per_element=2,
-    )
-    prediction = forward(predictor, architecture=Architecture.LLAMA)
-    assert prediction.seconds == pytest.approx(truth(columns), rel=1e-3)
+    llama = query(gpt(2048, Architecture.LLAMA))
+    found = fitted(layer_grid()).layer(DEVICE, llama)
+    assert found.seconds == pytest.approx(truth(layer_columns(llama)), rel=1e-3)
 
 
 def test_left_out_errors_show_the_noise() -> None:
@@ -122,14 +94,7 @@ def test_intervals_cover_nine_of_ten_unseen_rows() -> None:
         for _ in range(20):
             hidden = source.choice((1536, 3072, 6144))
             microbatch = source.choice((1, 2, 3, 4))
-            columns = layer_columns(
-                gpt(hidden),
-                LayerKind.TRANSFORMER,
-                microbatch_size=microbatch,
-                sequence_length=2048,
-                tp=1,
-                bytes_per_element=2,
-            )
+            columns = layer_columns(query(hidden, microbatch=microbatch))
             measured = truth(columns) * math.exp(source.gauss(0, 0.05))
             prediction = forward(predictor, hidden=hidden, microbatch=microbatch)
             assert not prediction.extrapolating
@@ -160,12 +125,6 @@ def test_a_single_point_gives_a_rate_and_no_trust() -> None:
     assert "untested" in " ".join(law.notes)
 
 
-def test_repeated_rows_of_one_shape_are_not_more_points() -> None:
-    single = layer_grid(hidden=(2048,), sequences=(2048,), tps=(1,), microbatches=(1,))
-    (law,) = fit_layer_laws(single * 12)
-    assert (law.rows, law.points, len(law.terms)) == (12, 1, 1)
-
-
 def test_few_errors_are_pooled_with_the_devices_other_laws() -> None:
     many = layer_grid(phase="forward", noise=0.05, seed=7)
     few = layer_grid(
@@ -186,13 +145,6 @@ def test_few_errors_are_pooled_with_the_devices_other_laws() -> None:
     assert "too few" in alone.calibration
 
 
-def test_other_devices_do_not_set_an_interval() -> None:
-    noisy = layer_grid(noise=0.5, seed=9, device="testium-2")
-    laws = {law.device: law for law in fit_layer_laws(layer_grid() + noisy)}
-    assert laws[DEVICE.kind].log_halfwidth < 1e-6
-    assert laws["testium-2"].log_halfwidth > 0.3
-
-
 def test_extrapolation_is_said_and_widens_the_interval() -> None:
     predictor = fitted(layer_grid(noise=0.05, seed=10))
     inside = forward(predictor, hidden=4096)
@@ -207,14 +159,6 @@ def test_extrapolation_is_said_and_widens_the_interval() -> None:
     assert both.extrapolating == ("hidden 512 < 1024 measured", "tp 4 > 2 measured")
     assert both.log_halfwidth == pytest.approx(
         inside.log_halfwidth * (1 + 2 * WIDENING_PER_DOUBLING)
-    )
-
-
-def test_the_only_value_measured_says_nothing_about_others() -> None:
-    predictor = fitted(layer_grid(tps=(1,), noise=0.02, seed=11))
-    inside, outside = forward(predictor), forward(predictor, tp=4)
-    assert outside.log_halfwidth == pytest.approx(
-        inside.log_halfwidth + 2 * UNTESTED_LOG_PER_DOUBLING
     )
 
 
@@ -244,37 +188,12 @@ def test_embedding_and_head_have_laws_of_their_own(layer: LayerKind) -> None:
         return 20e-6 + columns.matrix_flops / 150e12 + columns.elementwise_bytes / 0.8e12  # type: ignore[attr-defined]
 
     predictor = fitted(layer_grid(layer=layer, law=law_of_ends))
-    columns = layer_columns(
-        gpt(3072), layer, microbatch_size=3, sequence_length=2048, tp=1, bytes_per_element=2
-    )
-    prediction = predictor.forward(
-        DEVICE,
-        gpt(3072),
-        layer,
-        microbatch_size=3,
-        sequence_length=2048,
-        tp=1,
-        precision=Precision.BFLOAT16,
-    )
-    assert prediction.seconds == pytest.approx(law_of_ends(columns), rel=1e-3)
-    bigger = replace(gpt(3072), vocab_size=64000)
-    prediction = predictor.forward(
-        DEVICE,
-        bigger,
-        layer,
-        microbatch_size=3,
-        sequence_length=2048,
-        tp=1,
-        precision=Precision.BFLOAT16,
-    )
+    asked = query(3072, layer, microbatch=3)
+    prediction = predictor.layer(DEVICE, asked)
+    assert prediction.seconds == pytest.approx(law_of_ends(layer_columns(asked)), rel=1e-3)
+    bigger = query(replace(gpt(3072), vocab_size=64000), layer, microbatch=3)
+    prediction = predictor.layer(DEVICE, bigger)
     assert prediction.extrapolating == ("vocabulary 64000 > 32000 measured",)
-
-
-def test_unsteady_rows_are_counted() -> None:
-    samples = layer_grid()
-    samples[3] = replace(samples[3], steady=False)
-    (law,) = fit_layer_laws(samples)
-    assert "1 of 48 rows did not reach a steady time" in law.notes
 
 
 @pytest.mark.parametrize(

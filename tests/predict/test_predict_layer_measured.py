@@ -8,22 +8,19 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from predict_samples import DEVICE, gpt, layer_grid, layer_sample
+from predict_samples import DEVICE, fitted, gpt, layer_grid, layer_sample, query
 
-from hetplan.cluster.devices import CPU_KIND
 from hetplan.errors import InputError
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.spec import LayerKind
-from hetplan.predict.fit import FittedPredictor, fit, load_predictor, save_predictor
+from hetplan.predict.fit import FittedPredictor, load_predictor, save_predictor
 from hetplan.predict.layer.laws import fit_layer_laws
 from hetplan.predict.layer.tables import (
     ACCELERATOR_REPEAT_LOG_HALFWIDTH,
-    CPU_REPEAT_LOG_HALFWIDTH,
-    exact_log_halfwidth,
     scatter_log_halfwidth,
 )
 from hetplan.predict.predictor import Prediction
-from hetplan.profiling.samples import LayerSample, ProfileSet
+from hetplan.profiling.samples import LayerSample
 
 # A law that no sum of columns meets: the measured medians are off it by up to a fifth.
 NOISE = 0.1
@@ -38,22 +35,18 @@ def spread(sample: LayerSample, ratio: float) -> LayerSample:
     )
 
 
-def fitted(samples: list[LayerSample]) -> FittedPredictor:
-    return fit(ProfileSet(layers=tuple(samples), links=(), provenance=()))
-
-
 def ask(
     predictor: FittedPredictor, sample: LayerSample, microbatch: int | None = None
 ) -> Prediction:
-    return predictor.forward(
-        replace(DEVICE, kind=sample.device),
-        gpt(sample.hidden_size),
+    asked = query(
+        sample.hidden_size,
         LayerKind(sample.layer),
-        microbatch_size=microbatch or sample.microbatch_size,
-        sequence_length=sample.sequence_length,
+        microbatch=microbatch or sample.microbatch_size,
+        sequence=sample.sequence_length,
         tp=sample.tp,
         precision=Precision(sample.precision),
     )
+    return predictor.layer(replace(DEVICE, kind=sample.device), asked)
 
 
 @settings(max_examples=20, deadline=None)
@@ -109,31 +102,6 @@ def test_several_rows_of_a_shape_say_how_far_it_repeats() -> None:
     assert found.log_halfwidth == pytest.approx(math.log(0.025 / 0.020))
 
 
-def test_a_first_pass_that_more_work_beats_is_taken_as_that_and_known_no_better() -> None:
-    slow, fast = layer_sample(gpt(), 0.03), layer_sample(gpt(), 0.02, microbatch=2)
-    found = ask(fitted([slow, fast]), slow)
-    assert found.seconds == 0.02
-    assert found.log_halfwidth == pytest.approx(math.log(1.5))
-
-
-def test_cpus_repeat_less_well_than_accelerators_until_their_laws_are_checked() -> None:
-    def width(samples: list[LayerSample]) -> float:
-        return ask(fitted(samples), samples[0]).log_halfwidth
-
-    few = layer_grid(hidden=(2048,), microbatches=(1, 2), sequences=(1024,), tps=(1,))
-    on_cpu = [replace(each, device=CPU_KIND) for each in few]
-    assert width(few) == ACCELERATOR_REPEAT_LOG_HALFWIDTH
-    assert width(on_cpu) == CPU_REPEAT_LOG_HALFWIDTH
-    # An untested law is trusted no more than a second measurement either.
-    (law,) = fit_layer_laws(on_cpu)
-    assert law.log_halfwidth >= CPU_REPEAT_LOG_HALFWIDTH
-    checked = [replace(each, device=CPU_KIND) for each in layer_grid(noise=0.02, seed=1)]
-    (law,) = fit_layer_laws(checked)
-    assert law.log_halfwidth < 0.1
-    assert width(checked) == law.log_halfwidth
-    assert exact_log_halfwidth(CPU_KIND, 0.9, law.log_halfwidth) == 0.9
-
-
 def test_errors_on_left_out_sizes_do_not_know_the_medians_that_they_leave_out() -> None:
     """The published errors of a law, and a fit without a size, hold no exact hit of it."""
     samples = layer_grid(noise=0.3, seed=7)
@@ -168,11 +136,6 @@ def test_the_update_of_parameters_that_were_measured() -> None:
         assert beside.seconds != found.seconds
 
 
-def test_halves_of_a_time_of_both_passes_are_not_measured() -> None:
-    rows = [replace(each, phase="forward_backward") for each in layer_grid()]
-    assert all(law.measured == () for law in fit_layer_laws(rows))
-
-
 def test_it_is_read_back_and_a_wrong_file_is_refused(tmp_path) -> None:
     predictor = fitted(layer_grid(noise=NOISE))
     save_predictor(predictor, tmp_path / "p.json")
@@ -184,10 +147,3 @@ def test_it_is_read_back_and_a_wrong_file_is_refused(tmp_path) -> None:
         replace(first, seconds=())
     with pytest.raises(InputError, match="rising microbatch sizes"):
         replace(first, microbatch_sizes=tuple(reversed(first.microbatch_sizes)))
-
-
-def test_a_row_without_a_spread_has_no_scatter() -> None:
-    sample = layer_sample(gpt(), 1.0)
-    assert scatter_log_halfwidth(sample) == 0.0
-    assert scatter_log_halfwidth(replace(sample, p10_seconds=0.0)) == 0.0
-    assert scatter_log_halfwidth(spread(sample, 4.0)) == pytest.approx(math.log(2.0))

@@ -6,18 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from predict_samples import HIDDEN, gpt, layer_grid, truth
+from predict_samples import HIDDEN, fitted, layer_grid, query, truth
 
 from hetplan.cluster.catalogue import load_catalogue
-from hetplan.job.spec import Precision
 from hetplan.model.operators import Kernels
-from hetplan.model.spec import LayerKind
-from hetplan.predict.fit import fit
 from hetplan.predict.laws import LayerLaw
 from hetplan.predict.layer.answer import kernel_notes
 from hetplan.predict.layer.columns import LayerColumns, layer_columns
 from hetplan.predict.layer.laws import fit_layer_laws
-from hetplan.profiling.samples import LayerSample, ProfileSet
+from hetplan.profiling.samples import LayerSample
 
 KIND = "nvidia-a100-80gb-sxm"
 A100 = next(kind for kind in load_catalogue() if kind.kind == KIND)
@@ -59,16 +56,9 @@ def samples_of(
 
 def error(law: LayerLaw, true, hidden: int) -> float:
     """Of the law on another hidden size, as a fraction."""
-    columns = layer_columns(
-        gpt(hidden),
-        LayerKind.TRANSFORMER,
-        microbatch_size=4,
-        sequence_length=2048,
-        tp=1,
-        bytes_per_element=2,
-    )
+    columns = layer_columns(query(hidden, microbatch=4))
     work = 1.0 if law.phase == "forward" else 2.0
-    predicted = sum(term.coefficient * columns.value(term.column) for term in law.terms)
+    predicted = law.sum_of_columns(columns)
     return abs(predicted / true(columns, work) - 1.0)
 
 
@@ -133,14 +123,5 @@ def test_kernels_that_samples_do_not_tell_are_said() -> None:
     (note,) = kernel_notes(kept, other)
     assert "not known: dropout of the residual may" in note
     # For the very layer that was measured as well.
-    found = fit(ProfileSet(layers=tuple(samples_of(fused)), links=(), provenance=())).forward(
-        A100,
-        gpt(2048),
-        LayerKind.TRANSFORMER,
-        microbatch_size=2,
-        sequence_length=2048,
-        tp=1,
-        precision=Precision.BFLOAT16,
-        kernels=other,
-    )
+    found = fitted(samples_of(fused)).layer(A100, query(kernels=other))
     assert kernel_notes(causal, other)[0] in found.extrapolating

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from predict_operators import operator_grid
-from predict_samples import DEVICE, gpt, layer_sample, provenance
+from predict_samples import DEVICE, gpt, layer_sample, provenance, query
 
 from hetplan.errors import InputError
-from hetplan.job.spec import Precision
-from hetplan.model.spec import LayerKind
-from hetplan.predict.fit import fit, load_predictor, save_predictor
+from hetplan.predict.fit import fit
 from hetplan.predict.layer.laws import fit_layer_laws
 from hetplan.predict.layer.tables import layer_tables, left_out_sizes, repaired
-from hetplan.predict.operator.values import LearnedResidual
 from hetplan.profiling.samples import LayerSample, ProfileSet
-from hetplan.reports.predictor import operator_formula, operator_table
 
 SIZES = (1, 2, 4, 8, 16)
 
@@ -108,15 +102,7 @@ def test_between_sizes_is_linear_and_beyond_goes_by_the_columns() -> None:
     predictor = fit(ProfileSet(layers=samples, links=(), operators=(), provenance=(provenance(),)))
 
     def ask(b: int, hidden: int = 2048, tp: int = 1):
-        return predictor.forward(
-            DEVICE,
-            gpt(hidden),
-            LayerKind.TRANSFORMER,
-            microbatch_size=b,
-            sequence_length=2048,
-            tp=tp,
-            precision=Precision.BFLOAT16,
-        )
+        return predictor.layer(DEVICE, query(hidden, microbatch=b, tp=tp))
 
     assert ask(3).seconds == pytest.approx(bent(3, 2048))
     assert ask(10).seconds == pytest.approx((bent(8, 2048) + bent(12, 2048)) / 2)
@@ -124,22 +110,6 @@ def test_between_sizes_is_linear_and_beyond_goes_by_the_columns() -> None:
     assert ask(24).seconds > 1.5 * ask(12).seconds
     assert any("microbatch 24 > 12 measured" in note for note in ask(24).extrapolating)
     assert ask(4, hidden=3072).seconds > ask(4).seconds  # no table: by columns
-
-
-def test_layers_that_columns_describe_have_no_table() -> None:
-    truth = tuple(
-        at(1e-3 * (h / 1024) * (1 + b * h / 1024), b, hidden=h)
-        for h in (1024, 2048, 4096)
-        for b in SIZES
-    )
-    for law in fit_layer_laws(truth):
-        assert not law.tables or law.validation.mean > 0.01
-
-
-def test_the_vocabulary_is_no_part_of_a_transformer_layer() -> None:
-    one = at(1.0, 1)
-    other = replace(at(2.0, 2), vocab_size=50_000)
-    assert len(layer_tables((one, other))) == 1
 
 
 def test_a_table_that_falls_is_refused() -> None:
@@ -150,18 +120,3 @@ def test_a_table_that_falls_is_refused() -> None:
     with pytest.raises(InputError, match="one time for each"):
         replace(table, seconds=(1.0,))
     assert left_out_sizes((table,)) == {}
-
-
-def test_operators_and_tables_are_read_back_and_printed(tmp_path: Path) -> None:
-    profiles = ProfileSet(
-        layers=(), links=(), operators=operator_grid(noise=0.02), provenance=(provenance(),)
-    )
-    predictor = fit(profiles)
-    save_predictor(predictor, tmp_path / "p.json")
-    assert load_predictor(tmp_path / "p.json") == predictor
-    assert operator_table(predictor.laws).row_count == len(predictor.laws.operators)
-    product = next(law for law in predictor.laws.operators if law.operator == "matrix_product")
-    assert "s/flop * flops" in operator_formula(product)
-    learned = LearnedResidual(doublings=0.5, error_before=0.12, error_after=0.1)
-    text = operator_formula(replace(product, residual=learned))
-    assert "learned residual (12.0% to 10.0%)" in text

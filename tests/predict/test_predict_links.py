@@ -12,7 +12,7 @@ from predict_samples import LINK, link_sample
 
 from hetplan.cluster.spec import Transport
 from hetplan.errors import InputError
-from hetplan.predict.datasheet import LINK_LOG_HALFWIDTH, ring_shape
+from hetplan.predict.datasheet import LINK_LOG_HALFWIDTH
 from hetplan.predict.fit import FittedPredictor, fit
 from hetplan.predict.link.carried import CARRY_LOG_PER_DOUBLING, ONE_GROUP_LOG_HALFWIDTHS, joint_of
 from hetplan.predict.link.laws import fit_link_laws
@@ -122,19 +122,6 @@ def test_one_group_size_is_carried_by_the_law_of_its_class() -> None:
     assert prediction.log_halfwidth == max(same_size.log_halfwidth, one_size)
 
 
-def test_noise_counts_in_the_interval_of_a_table() -> None:
-    """Every second time is 30 % longer: neighbours average that away, the interval does not."""
-    sizes = [(1 << 20) * (8 + step) for step in range(120)]
-    noisy = [
-        link_sample(size * 1e-9 * (1.3 if number % 2 else 1.0), size)
-        for number, size in enumerate(sizes)
-    ]
-    calm = [link_sample(size * 1e-9, size) for size in sizes]
-    (wide,), (narrow,) = (fitted(each).laws.links[0].tables for each in (noisy, calm))
-    assert wide.log_halfwidth > 0.1
-    assert narrow.log_halfwidth < 0.01
-
-
 def test_groups_over_several_nodes_have_tables_of_their_own() -> None:
     """16 ranks in 2 nodes are not 16 in 16; other numbers of nodes are carried by crossings."""
     shapes = ((2, 2), (16, 2), (32, 4), (8, 8), (4, 4))
@@ -151,13 +138,6 @@ def test_groups_over_several_nodes_have_tables_of_their_own() -> None:
     more = predictor.collective(LINK, "all_reduce", 128, 16 << 20, nodes=16)
     assert more.seconds == pytest.approx(ring(128, 16 << 20, 16), rel=2e-3)
     assert more.extrapolating[0] == "all_reduce group 128 in 16 nodes, 32 in 4 measured"
-
-
-def test_old_samples_of_a_network_know_no_nodes_and_are_lanes() -> None:
-    samples = [link_sample(curve(size), size, ranks=8) for size in SIZES]
-    predictor = fitted(samples)
-    found = predictor.collective(LINK, "all_reduce", 8, 4 * SIZES[3], nodes=2)
-    assert found.seconds == curve(SIZES[3])
 
 
 def test_groups_at_once_are_kept_apart() -> None:
@@ -227,23 +207,6 @@ def test_an_operation_not_measured_comes_from_its_relatives() -> None:
     assert steps.extrapolating == ("all_reduce not measured: 6 sends",)
 
 
-@pytest.mark.parametrize(
-    ("operation", "ranks", "steps", "share"),
-    [
-        ("all_reduce", 2, 2, 0.5),
-        ("all_reduce", 8, 14, 0.125),
-        ("reduce_scatter", 8, 7, 0.125),
-        ("all_gather", 2, 1, 0.5),
-        ("all_to_all", 4, 3, 0.25),
-        ("broadcast", 2, 1, 1.0),
-        ("broadcast", 8, 3, 1.0),
-        ("broadcast", 9, 4, 1.0),
-    ],
-)
-def test_shapes_of_the_algorithms(operation: str, ranks: int, steps: int, share: float) -> None:
-    assert ring_shape(operation, ranks) == (steps, share)
-
-
 def test_staged_links_without_samples_follow_their_figures() -> None:
     link = replace(LINK, samples=None, transport=Transport.HOST_STAGED)
     predictor = FittedPredictor.datasheet_only()
@@ -261,18 +224,6 @@ def test_staged_links_without_samples_follow_their_figures() -> None:
     assert law.wire_latency_seconds == alpha
     assert law.rendezvous_latency_seconds == 2 * alpha
     assert law.seconds_per_byte == beta
-
-
-def test_samples_that_are_not_there_or_of_another_transport_are_said_to_be_missing() -> None:
-    predictor = fitted([link_sample(curve(size), size) for size in SIZES])
-    other = replace(LINK, samples="wan")
-    prediction = predictor.collective(other, "all_reduce", 2, 1e6)
-    assert prediction.source == "datasheet"
-    assert prediction.extrapolating == ("no samples of link wan: datasheet",)
-    staged = replace(LINK, transport=Transport.HOST_STAGED)
-    law = predictor.send(staged, 1e6)
-    assert law.source == "datasheet"
-    assert law.extrapolating == ("no host-staged samples of link rail: datasheet",)
 
 
 def rendezvous_samples(gap: float) -> list[LinkSample]:
@@ -299,18 +250,6 @@ def test_sends_know_rendezvous_and_wire() -> None:
         assert law.extrapolating == ()
 
 
-def test_noise_of_long_transfers_does_not_hide_the_notice() -> None:
-    samples = rendezvous_samples(4.7e-3)
-    noisy = [
-        replace(sample, median_seconds=sample.median_seconds * 1.04)
-        if sample.operation == "send_recv_late" and sample.message_bytes > 1 << 20
-        else sample
-        for sample in samples
-    ]
-    law = fitted(noisy).send(replace(LINK, transport=Transport.HOST_STAGED), 32 << 20)
-    assert law.wire_latency_seconds == pytest.approx(5.6e-3)
-
-
 @REPEATABLE
 @given(
     st.lists(st.floats(1e-6, 10), min_size=6, max_size=6),
@@ -334,17 +273,6 @@ def test_a_send_law_meets_the_measured_time_with_no_negative_part(
         exact = predictor.send(LINK, at)
         total = exact.rendezvous_latency_seconds + at * exact.seconds_per_byte
         assert total == pytest.approx(time)
-
-
-def test_one_of_the_two_sends_is_enough_and_says_what_is_missing() -> None:
-    both = rendezvous_samples(4.7e-3)
-    staged = replace(LINK, transport=Transport.HOST_STAGED)
-    together = fitted([s for s in both if s.operation == "send_recv"]).send(staged, 1e6)
-    assert together.wire_latency_seconds == pytest.approx(together.rendezvous_latency_seconds / 2)
-    assert together.extrapolating == ("send_recv_late not measured: half",)
-    late = fitted([s for s in both if s.operation == "send_recv_late"]).send(staged, 1e6)
-    assert late.rendezvous_latency_seconds == pytest.approx(2 * 5.6e-3)
-    assert late.extrapolating == ("send_recv not measured: 2 latencies",)
 
 
 def test_left_out_sizes_set_the_interval() -> None:
@@ -373,8 +301,3 @@ def test_unusable_samples_are_named(change: dict[str, object], words: str) -> No
     with pytest.raises(InputError, match="link sample 1 of rail") as caught:
         fit_link_laws([sample])
     assert words in str(caught.value)
-
-
-def test_an_unknown_collective_is_refused() -> None:
-    with pytest.raises(InputError, match="'send_recv' is no collective"):
-        FittedPredictor.datasheet_only().collective(LINK, "send_recv", 2, 1.0)

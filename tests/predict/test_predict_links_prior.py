@@ -25,7 +25,7 @@ from hetplan.cluster.spec import Link, Transport
 from hetplan.lint.rows import CollectiveRow
 from hetplan.predict.fit import FittedPredictor
 from hetplan.predict.link import prior
-from hetplan.predict.link.shapes import ShapeLaw, lane_bytes, shape_columns
+from hetplan.predict.link.shapes import ShapeLaw
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
 needs_table = pytest.mark.skipif(
@@ -174,43 +174,3 @@ def test_more_bytes_slower_links_and_more_latency_never_take_less(
     slower = replace(NIC, bandwidth_bytes_per_second=25e9 / larger)
     assert seconds(slower, size) >= base
     assert seconds(replace(NIC, latency_seconds=5e-6 + latency), size) >= base
-
-
-def test_usual_latencies_are_the_laws_and_more_is_added_to_every_crossing() -> None:
-    usual = replace(NIC, latency_seconds=prior.USUAL_NETWORK_LATENCY_SECONDS)
-    far = replace(NIC, latency_seconds=prior.USUAL_NETWORK_LATENCY_SECONDS + 1e-3)
-    times = [
-        ON_PAPER.collective(link, "all_reduce", 64, 1e6, nodes=8).seconds
-        for link in (NIC, usual, far)
-    ]
-    assert times[0] == times[1]
-    assert times[2] - times[1] == pytest.approx(2 * 7 * 1e-3)
-    law, longer = ON_PAPER.send(usual, 1e6, nodes=2), ON_PAPER.send(far, 1e6, nodes=2)
-    assert longer.wire_latency_seconds - law.wire_latency_seconds == pytest.approx(1e-3)
-    more = longer.rendezvous_latency_seconds - law.rendezvous_latency_seconds
-    assert more == pytest.approx(2e-3)
-    assert law.wire_latency_seconds <= law.rendezvous_latency_seconds
-
-
-def test_a_node_with_several_ranks_carries_as_many_rings() -> None:
-    one = ON_PAPER.collective(NIC, "all_reduce", 16, 1e12, nodes=16)
-    eight = ON_PAPER.collective(NIC, "all_reduce", 128, 8e12, nodes=16)
-    assert eight.seconds == pytest.approx(one.seconds * (127 / 128) / (15 / 16), rel=1e-3)
-    assert lane_bytes("all_reduce", 128, 16, 8.0) == 1.0
-    # Every rank of an all_to_all has a message of its own.
-    assert lane_bytes("all_to_all", 128, 16, 8.0) == 8.0
-    assert shape_columns("all_reduce", 16, 32.0, 2) == (1.0, 30.0, 2.0, 7.5, 7.5 / 16)
-
-
-def test_predictions_say_that_nothing_was_measured() -> None:
-    for link, nodes, halfwidth in (
-        (NVLINK, 1, prior.NODE_LOG_HALFWIDTH),
-        (NIC, 1, prior.BUS_LOG_HALFWIDTH),
-        (NIC, 8, prior.NETWORK_LOG_HALFWIDTH),
-    ):
-        found = ON_PAPER.collective(link, "all_reduce", 8, 1e6, nodes=nodes)
-        assert (found.source, found.log_halfwidth) == ("datasheet", halfwidth)
-    named = replace(NIC, samples="rail")
-    missing = ON_PAPER.collective(named, "all_reduce", 8, 1e6, nodes=8).extrapolating
-    assert missing == ("no samples of link rail: datasheet",)
-    assert ON_PAPER.send(named, 1.0, nodes=2).extrapolating == missing

@@ -22,11 +22,10 @@ from predict_operators import (
 from hetplan.errors import InputError
 from hetplan.model.operators import Operator, OperatorClass
 from hetplan.predict.operator.laws import fit_operator_laws, gain_is_earned, sustained_rate
-from hetplan.predict.operator.residual import REACHES, point_of, residual
 from hetplan.predict.operator.values import (
-    LearnedResidual,
-    MeasuredShape,
-    OperatorTerm,
+    REACHES,
+    point_of,
+    residual,
     sample_operator,
     size_groups,
     tiled_flops,
@@ -67,12 +66,15 @@ def test_a_floor_is_the_hosts_and_changes_no_rate() -> None:
                 assert terms(large[key])[column] == pytest.approx(value, rel=0.1)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_noise_earns_no_more_than_the_interval_says(seed: int) -> None:
-    laws = by_key(operator_grid(noise=0.1, seed=seed))
-    law = laws["norm", "forward"]
-    rows = [s for s in operator_grid() if (s.operator, s.phase) == ("norm", "forward")]
+    rows = [
+        sample
+        for sample in operator_grid(noise=0.1, seed=seed)
+        if (sample.operator, sample.phase) == ("norm", "forward")
+    ]
+    law = by_key(rows)["norm", "forward"]
     assert terms(law)["bytes"] == pytest.approx(1 / BYTES_PER_SECOND, rel=0.15)
     assert 0.0 < law.log_halfwidth < 0.5
     assert len(rows) == law.rows
@@ -94,17 +96,17 @@ def test_half_widths_hold_new_rows() -> None:
 
 
 def test_a_residual_is_learned_only_where_sizes_left_out_ask_for_it() -> None:
-    plain = by_key(operator_grid(noise=0.02, seed=3))["matrix_product", "forward"]
-    assert plain.residual is None
+    grid = operator_grid(noise=0.02, seed=3)
+    plain = by_key([sample for sample in grid if sample.operator == "matrix_product"])
+    assert plain["matrix_product", "forward"].residual is None
     # A library that picks a bad kernel for wide results, at every size.
     bumpy = []
     rng = random.Random(1)
-    for at in range(160):
+    for _ in range(160):
         m, n, k = (2 ** rng.uniform(9, 13) for _ in range(3))
         sample = operator_sample(OperatorClass.MATRIX_PRODUCT, m=int(m), n=int(n), k=int(k))
         slow = 2.0 if n > 2048 else 1.0
         bumpy.append(replace(sample, median_seconds=slow * true_seconds(sample, floor=0.0)))
-        assert at < 160
     law = by_key(bumpy)["matrix_product", "forward"]
     assert law.residual is not None
     assert law.residual.error_after < law.residual.error_before
@@ -201,21 +203,6 @@ def test_rows_that_cannot_be_are_refused_with_their_number(
     assert words in str(caught.value)
 
 
-def test_values_that_no_fit_gives_are_refused() -> None:
-    (law,) = fit_operator_laws([operator_sample(OperatorClass.NORM, m=8, n=8)])
-    with pytest.raises(InputError, match="column is 'x'"):
-        OperatorTerm(column="x", coefficient=1.0)
-    with pytest.raises(InputError, match="time cannot fall"):
-        OperatorTerm(column="bytes", coefficient=-1.0)
-    with pytest.raises(InputError, match="more than 0"):
-        MeasuredShape(batch=1, m=1, n=1, k=1, output_precision="float32", seconds=-1.0)
-    with pytest.raises(InputError, match="above 0"):
-        LearnedResidual(doublings=0.0, error_before=1.0, error_after=0.5)
-    for change in ({"phase": "x"}, {"floor_seconds": -1.0}, {"log_halfwidth": math.nan}):
-        with pytest.raises(InputError):
-            replace(law, **change)
-
-
 def test_gains_within_their_own_noise_are_not_earned() -> None:
     assert gain_is_earned([0.1, 0.1, 0.1], [0.05, 0.05, 0.05], 1.0)
     assert not gain_is_earned([0.1, 0.1, 0.1], [0.099, 0.099, 0.099], 1.0)
@@ -248,30 +235,3 @@ def test_tiles_and_waves_by_hand() -> None:
     assert tiled_flops(op, "forward", 0) == 2 * 256 * 128 * 10
     # 2 tiles in waves of 108.
     assert tiled_flops(op, "forward", 108) == 2 * 108 * 128 * 128 * 10
-
-
-def test_what_is_kept_up_depends_on_what_is_written() -> None:
-    def product(m: int, rate: float, repeats: int, output: str) -> OperatorSample:
-        sample = operator_sample(
-            OperatorClass.MATRIX_PRODUCT, "weight_gradient", m=m, n=8192, k=8192, output=output
-        )
-        return replace(sample, median_seconds=2.0 * m * 8192 * 8192 / rate, repeats=repeats)
-
-    rows = [
-        product(1024 * (1 + at), rate, 10000 // (1 + at) if long else 10, output)
-        for output, rate, long in (
-            ("bfloat16", 1.1e15, True),
-            ("bfloat16", 1.4e15, False),
-            ("float32", 1.0e15, True),
-            ("float32", 1.4e15, False),
-        )
-        for at in range(4)
-    ]
-    (law,) = fit_operator_laws(rows)
-    # Asked for sums in float32.
-    assert law.sustained_flops_per_second == pytest.approx(1.0e15)
-    # A shape measured short and long keeps the slower of what it may take and what was measured.
-    least = {each.output_precision: each for each in law.shapes if each.m == 1024}
-    work = 2.0 * 1024 * 8192 * 8192
-    assert least["bfloat16"].seconds == pytest.approx(work / 1.1e15)
-    assert least["float32"].seconds == pytest.approx(work / 1.0e15)

@@ -9,18 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from predict_kinds import device, laws, operators, samples, seconds
-from predict_samples import DEVICE, gpt, layer_sample
+from predict_samples import DEVICE, fitted, gpt, layer_sample, query
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision
 from hetplan.model.operators import OperatorClass
-from hetplan.model.spec import LayerKind
-from hetplan.predict.fit import FittedPredictor, fit
-from hetplan.predict.kinds.few_points import SHARED_VARIANCE, MovedOperators, shift
+from hetplan.predict.fit import FittedPredictor
+from hetplan.predict.kinds.few_points import SHARED_VARIANCE, ShiftedOperators, shift
 from hetplan.predict.kinds.related import Related
 from hetplan.predict.predictor import Prediction
-from hetplan.profiling.samples import LayerSample, ProfileSet
+from hetplan.profiling.samples import LayerSample
 
 ratios = st.lists(st.floats(-3, 3), max_size=8)
 widths = st.floats(0.01, 2)
@@ -41,23 +40,6 @@ def test_points_that_agree_pull_between_the_prior_and_themselves(
     more = shift([ratio] * (count + 1), width)
     assert abs(found.log_mean) <= abs(more.log_mean) <= abs(ratio) * (1 + 1e-12)
     assert found.log_mean * ratio >= 0
-
-
-@given(st.floats(-3, 3), widths)
-def test_many_points_give_their_mean_and_the_spread_of_single_sizes(
-    ratio: float, width: float
-) -> None:
-    many = shift([ratio] * 10_000, width)
-    assert many.log_mean == pytest.approx(ratio, rel=1e-3, abs=1e-9)
-    assert 0 < many.log_halfwidth < 0.5 * width
-
-
-def test_one_point_takes_off_the_square_of_the_shared_part() -> None:
-    # Errors of a size after a point of another: (1 - s) d - s e + e', variance 1 - s^2.
-    left = 0.31 * math.sqrt(1.0 - SHARED_VARIANCE**2)
-    assert shift([0.1], 0.31).log_halfwidth == pytest.approx(left, rel=1e-9)
-    assert shift([0.1], 0.31).log_mean == pytest.approx(0.1 * SHARED_VARIANCE)
-    assert shift([], 0.31).log_halfwidth == 0.31
 
 
 def test_points_are_the_mean_of_a_posterior_on_a_grid() -> None:
@@ -84,15 +66,7 @@ def test_points_are_the_mean_of_a_posterior_on_a_grid() -> None:
 def forward(
     predictor: FittedPredictor, hidden: int = 4096, kind: DeviceKind = DEVICE
 ) -> Prediction:
-    return predictor.forward(
-        kind,
-        gpt(hidden),
-        LayerKind.TRANSFORMER,
-        microbatch_size=2,
-        sequence_length=2048,
-        tp=1,
-        precision=Precision.BFLOAT16,
-    )
+    return predictor.layer(kind, query(hidden))
 
 
 PAPER = FittedPredictor.datasheet_only()
@@ -104,10 +78,6 @@ def slow_points(factor: float, *hidden: int) -> tuple[LayerSample, ...]:
         layer_sample(gpt(width), factor * forward(PAPER, width).seconds, microbatch=2)
         for width in hidden
     )
-
-
-def fitted(rows: tuple[LayerSample, ...]) -> FittedPredictor:
-    return fit(ProfileSet(layers=rows, links=(), provenance=()))
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
@@ -133,19 +103,7 @@ def test_three_points_give_a_law() -> None:
 
 def test_points_of_one_phase_leave_the_other_alone() -> None:
     predictor = fitted(slow_points(2.0, 1024))
-    asked = {"microbatch_size": 1, "sequence_length": 2048, "tp": 1}
-    backward, before = (
-        each.backward(
-            DEVICE,
-            gpt(),
-            LayerKind.TRANSFORMER,
-            microbatch_size=asked["microbatch_size"],
-            sequence_length=asked["sequence_length"],
-            tp=asked["tp"],
-            precision=Precision.BFLOAT16,
-        )
-        for each in (predictor, PAPER)
-    )
+    backward, before = (each.layer(DEVICE, query(backward=True)) for each in (predictor, PAPER))
     assert backward.seconds == before.seconds
 
 
@@ -170,7 +128,7 @@ def test_one_operator_of_a_kind_moves_its_class_and_no_other() -> None:
     few = [row for row in slow if row.phase == "forward"][2:3]
     found = laws([*(row for kind in KINDS for row in samples(kind)), *few])
     related = Related(found, (*KINDS, NEW))
-    moved = MovedOperators(found.operators, related)
+    moved = ShiftedOperators(found.operators, related)
     own = moved.index(NEW, Precision.BFLOAT16, {})["new", "bfloat16"]
     lent = related.operators(NEW, Precision.BFLOAT16)
     assert lent is not None

@@ -21,7 +21,6 @@ from predict_reference import (
 from predict_samples import LINK
 
 from hetplan.cluster.devices import DeviceKind
-from hetplan.job.spec import Precision
 from hetplan.model.spec import LayerKind
 from hetplan.model.work import layer_work
 from hetplan.predict.datasheet import (
@@ -33,7 +32,7 @@ from hetplan.predict.datasheet import (
 )
 from hetplan.predict.fit import fit
 from hetplan.predict.laws import UNTESTED_LOG_PER_DOUBLING, LayerLaw
-from hetplan.predict.layer.laws import fit_layer_laws, sample_model
+from hetplan.predict.layer.laws import fit_layer_laws, sample_query
 from hetplan.predict.link.carried import CARRY_LOG_PER_DOUBLING
 from hetplan.predict.regression import log_ratio
 from hetplan.profiling.samples import LayerSample, ProfileSet
@@ -94,16 +93,7 @@ def predictions(
     predictor = fit(ProfileSet(layers=tuple(train), links=(), provenance=()))
     rows = []
     for sample in test:
-        method = predictor.forward if sample.phase == "forward" else predictor.backward
-        prediction = method(
-            kind(sample.device),
-            sample_model(sample),
-            LayerKind.TRANSFORMER,
-            microbatch_size=sample.microbatch_size,
-            sequence_length=sample.sequence_length,
-            tp=sample.tp,
-            precision=Precision.FLOAT16,
-        )
+        prediction = predictor.layer(kind(sample.device), sample_query(sample))
         assert prediction.extrapolating
         error = abs(log_ratio(sample.median_seconds, prediction.seconds))
         rows.append((error, prediction.log_halfwidth, float(sample.hidden_size)))

@@ -8,26 +8,23 @@ from functools import lru_cache
 
 import pytest
 from predict_kinds import device, laws, operators, samples, seconds
-from predict_samples import gpt, layer_grid
+from predict_samples import layer_grid, query
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.model.operators import Operator, OperatorClass
-from hetplan.model.spec import LayerKind
 from hetplan.predict import datasheet
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.kinds.carried_laws import (
+from hetplan.predict.kinds.operators import (
+    SAME_CHIP_LOG_HALFWIDTH,
     asked_format,
-    likeness,
     measured_format,
+    published_spread,
     rates,
     same_chip,
 )
-from hetplan.predict.kinds.carried_laws import seconds as law_seconds
-from hetplan.predict.kinds.operators import SAME_CHIP_LOG_HALFWIDTH, published_spread
+from hetplan.predict.kinds.operators import seconds as law_seconds
 from hetplan.predict.kinds.related import Related
 from hetplan.predict.laws import FittedLaws
-from hetplan.predict.layer.answer import LayerShape
 from hetplan.predict.layer.laws import fit_layer_laws
 from hetplan.predict.operator.values import OperatorLaw
 from hetplan.predict.predictor import Prediction
@@ -42,7 +39,6 @@ KINDS = tuple(
     )
 )
 NEW = device("new", tflops=500, gigabytes=2500)
-SHAPE = LayerShape(2, 2048, 1, Precision.BFLOAT16)
 
 
 @lru_cache(maxsize=16)
@@ -52,11 +48,8 @@ def known(*kinds: DeviceKind, slower: tuple[float, ...] = ()) -> FittedLaws:
     return laws([row for kind, by in pairs for row in samples(kind, slower=by)])
 
 
-def ask(
-    found: FittedLaws, kind: DeviceKind, *others: DeviceKind, shape: LayerShape = SHAPE
-) -> Prediction:
-    related = Related(found, (*KINDS, *others))
-    answer = related.layer(kind, gpt(4096), LayerKind.TRANSFORMER, shape, backward=False)
+def ask(found: FittedLaws, kind: DeviceKind, *others: DeviceKind) -> Prediction:
+    answer = Related(found, (*KINDS, *others)).layer(kind, query(4096))
     assert answer is not None
     return answer
 
@@ -72,14 +65,6 @@ def test_kinds_that_reach_the_same_shares_tell_what_a_new_one_takes() -> None:
             continue  # small ones are launches
         mine = law_seconds(law_of(lent, op.operator.value, phase), op)
         assert mine == pytest.approx(seconds(NEW, op, phase, "bfloat16"), rel=0.03), (op, phase)
-
-
-def test_an_answer_says_whose_laws_it_is_made_of() -> None:
-    answer = ask(known(*KINDS), NEW)
-    assert answer.source == "related"
-    assert "new bfloat16 not measured: mean of 4 other kinds" in answer.extrapolating[0]
-    assert {part.name for part in answer.parts} >= {"matrix_product", "fused_attention", "norm"}
-    assert sum(part.seconds for part in answer.parts) == pytest.approx(answer.seconds)
 
 
 def test_kinds_that_differ_more_give_a_wider_interval() -> None:
@@ -160,32 +145,7 @@ def test_float16_laws_answer_bfloat16_and_float32_does_not() -> None:
 def test_nothing_is_lent_to_a_kind_without_the_figures(kind: DeviceKind) -> None:
     related = Related(known(*KINDS), KINDS)
     assert related.operator_laws(kind, Precision.BFLOAT16) == ()
-    assert related.layer(kind, gpt(), LayerKind.TRANSFORMER, SHAPE, backward=True) is None
-
-
-def test_laws_of_kinds_that_nobody_knows_are_not_carried() -> None:
-    assert Related(known(*KINDS), ()).operator_laws(NEW, Precision.BFLOAT16) == ()
-    stranger = FittedPredictor(known(*KINDS)).forward(
-        NEW,
-        gpt(),
-        LayerKind.TRANSFORMER,
-        microbatch_size=1,
-        sequence_length=1024,
-        tp=1,
-        precision=Precision.BFLOAT16,
-    )
-    assert stranger.source == "datasheet"
-
-
-def test_kinds_of_one_generation_are_alike() -> None:
-    def of(kind: DeviceKind) -> float:
-        one, other = rates(NEW, "bfloat16"), rates(kind, "bfloat16")
-        assert one is not None
-        assert other is not None
-        return likeness(one, other)
-
-    assert of(KINDS[1]) > of(KINDS[0]) > of(KINDS[3])
-    assert of(replace(KINDS[1], vendor="elsewhere")) < of(KINDS[1])
+    assert related.layer(kind, query(backward=True)) is None
 
 
 FAST32 = (("float32", 20e12), ("tf32", 156e12))
@@ -222,19 +182,10 @@ def test_layers_of_the_same_chip_are_carried_by_the_datasheet_ratio() -> None:
     predictor = FittedPredictor(found)
     related = Related(found, (source, board))
     for hidden in (1024, 8192):
-        model = gpt(hidden)
-        answer = related.layer(board, model, LayerKind.TRANSFORMER, SHAPE, backward=False)
+        answer = related.layer(board, query(hidden))
         assert answer is not None
         assert answer.extrapolating[0].endswith("as two-small, the same chip")
-        own = predictor.forward(
-            source,
-            model,
-            LayerKind.TRANSFORMER,
-            microbatch_size=2,
-            sequence_length=2048,
-            tp=1,
-            precision=Precision.BFLOAT16,
-        )
+        own = predictor.layer(source, query(hidden))
         # More bandwidth and the same rate: faster, by less than the bandwidth.
         assert own.seconds * 1555 / 2039 < answer.seconds < own.seconds
         assert answer.log_halfwidth >= SAME_CHIP_LOG_HALFWIDTH
@@ -261,9 +212,3 @@ def test_updates_go_by_bandwidth_on_the_same_chip_alone() -> None:
     assert update(NEW) is None
     own = FittedPredictor(found).optimizer_update(source, Optimizer.ADAMW, 1e8, Precision.BFLOAT16)
     assert own.seconds * 1555 / 2039 <= there.seconds <= own.seconds
-
-
-def test_a_law_of_one_point_lends_nothing() -> None:
-    op = Operator(operator=OperatorClass.MATRIX_PRODUCT, what="one", m=2048, n=2048, k=2048)
-    rows = [row for row in samples(KINDS[0]) if (row.m, row.n) == (op.m, op.n)][:1]
-    assert Related(laws(rows), KINDS).operator_laws(NEW, Precision.BFLOAT16) == ()

@@ -14,26 +14,24 @@ from functools import lru_cache
 
 import pytest
 from predict_reference import needs_reference, spec
-from predict_samples import REFERENCE, layer_sample
+from predict_samples import REFERENCE, layer_sample, query
 
 from evaluation.accuracy.left_out import UnitData, read_unit
 from hetplan.cluster.catalogue import load_catalogue
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
 from hetplan.model.operators import Kernels
-from hetplan.model.spec import LayerKind
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.kinds.carried_laws import same_chip
 from hetplan.predict.kinds.few_points import SHARED_VARIANCE
+from hetplan.predict.kinds.operators import same_chip
 from hetplan.predict.laws import FittedLaws
-from hetplan.predict.layer.answer import LayerShape
 from hetplan.predict.layer.composed import layer_prediction
-from hetplan.predict.layer.laws import fit_layer_laws, sample_model
+from hetplan.predict.layer.laws import fit_layer_laws, sample_query
 from hetplan.predict.operator.answer import index_operators
 from hetplan.predict.operator.laws import fit_operator_laws
 from hetplan.profiling.samples import LayerSample
 
-pytestmark = needs_reference
+pytestmark = [needs_reference, pytest.mark.slow]
 
 UNFUSED = Kernels(
     fused_attention=False, attention_dropout=True, hidden_dropout=True, fused_loss=False
@@ -96,15 +94,14 @@ def half_precision_layers(laws: FittedLaws, kind: DeviceKind) -> Iterator[LayerS
     for name in ("OPT-350", "GPT-Neo-2.7", "OPT-30"):
         for microbatch in (1, 4):
             for phase in ("forward", "backward"):
-                shape = LayerShape(microbatch, 2048, 1, Precision.FLOAT16, UNFUSED)
-                found = layer_prediction(
-                    own,
-                    kind,
+                asked = query(
                     spec(name),
-                    LayerKind.TRANSFORMER,
-                    shape=shape,
+                    microbatch=microbatch,
+                    precision=Precision.FLOAT16,
+                    kernels=UNFUSED,
                     backward=phase == "backward",
                 )
+                found = layer_prediction(own, kind, asked)
                 assert found is not None
                 yield layer_sample(
                     spec(name),
@@ -117,17 +114,8 @@ def half_precision_layers(laws: FittedLaws, kind: DeviceKind) -> Iterator[LayerS
 
 
 def predicted(predictor: FittedPredictor, sample: LayerSample, kernels: Kernels) -> Row:
-    ask = predictor.backward if sample.phase == "backward" else predictor.forward
-    answer = ask(
-        KINDS[sample.device],
-        sample_model(sample),
-        LayerKind(sample.layer),
-        microbatch_size=sample.microbatch_size,
-        sequence_length=sample.sequence_length,
-        tp=sample.tp,
-        precision=Precision(sample.precision),
-        kernels=kernels,
-    )
+    asked = replace(sample_query(sample), kernels=kernels)
+    answer = predictor.layer(KINDS[sample.device], asked)
     error = math.log(sample.median_seconds / answer.seconds)
     return Row(sample.device, sample.phase, error, answer.log_halfwidth)
 
@@ -282,37 +270,5 @@ def test_the_part_that_all_sizes_of_a_kind_share() -> None:
     sets = half_precision(), float32()
     both = shared_part(*sets)
     left = statistics.fmean(map(part_by_point, sets))
-    print(f"\nshared part: {both:.2f} by analysis of variance, {left:.2f} by what a point left")
     assert both < SHARED_VARIANCE < left
     assert (both + left) / 2 == pytest.approx(SHARED_VARIANCE, abs=0.03)
-
-
-def test_embeddings_are_a_small_part_of_a_model() -> None:
-    """Their forward, of all layers forward and backward; nobody published their backward.
-
-    Measured: 0.1 % in the median, 1.1 % at most.
-    """
-    layers_of = {1024: 24, 7168: 48}  # OPT-350M, OPT-30B (Zhang et al., 2022, table 1)
-    times: dict[tuple[object, ...], dict[str, float]] = {}
-    for population in unit().populations:
-        for row in population.layers:
-            key = (row.device, row.precision, row.hidden_size, row.microbatch_size, row.tp)
-            times.setdefault(key, {})[f"{row.layer} {row.phase}"] = row.median_seconds
-    shares = []
-    for (_, _, hidden, *_), found in times.items():
-        wanted = [
-            f"{layer} {phase}"
-            for layer in ("transformer", "head")
-            for phase in ("forward", "backward")
-        ]
-        if hidden not in layers_of or not {"embedding forward", *wanted} <= set(found):
-            continue
-        embedding = found["embedding forward"]
-        others = sum(
-            found[name] * (layers_of[hidden] if name.startswith("transformer") else 1)
-            for name in wanted
-        )
-        shares.append(embedding / (embedding + others))
-    assert len(shares) > 50
-    assert statistics.median(shares) < 0.002
-    assert max(shares) < 0.015

@@ -4,7 +4,7 @@ import pytest
 import torch
 from profiling_models import GPT, LLAMA
 
-from hetplan.job.spec import Optimizer, Precision
+from hetplan.job.spec import Precision
 from hetplan.model.spec import TRAINED_KINDS, LayerKind, ModelSpec
 from hetplan.profiling.backends import CpuBackend, open_backend
 from hetplan.profiling.grid import GridPoint, points
@@ -97,7 +97,7 @@ def test_updates_are_measured_once_per_shape() -> None:
 
 def test_a_second_run_measures_what_is_missing() -> None:
     work = units(grid(GPT))
-    measurer = profiler(optimizers=(Optimizer.SGD,))
+    measurer = profiler()
     first = [progress.samples for progress in measurer.run(work)]
     assert len(first) == len(work) == 6
     keys = {sample.shape for samples in first for sample in samples}

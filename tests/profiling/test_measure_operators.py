@@ -11,10 +11,6 @@ from test_measure_layers import QUICK, grid
 from torch.utils.flop_counter import FlopCounterMode
 
 from hetplan.files.shipped import shipped_folder
-from hetplan.job.load import load_job
-from hetplan.job.spec import Precision
-from hetplan.job.trainer import trainer_settings
-from hetplan.model.load import load_model
 from hetplan.model.operators import (
     BACKWARD,
     BACKWARD_ONLY,
@@ -22,21 +18,18 @@ from hetplan.model.operators import (
     Kernels,
     Operator,
     OperatorClass,
-    gradient_operators,
     layer_operators,
     operator_flops,
 )
-from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind
-from hetplan.profiling import run
+from hetplan.model.spec import TRAINED_KINDS, Architecture
 from hetplan.profiling.backends import CpuBackend
-from hetplan.profiling.grid import ShapeOptions
+from hetplan.profiling.bodies import Place, operator_body, operator_shapes
 from hetplan.profiling.measure_operators import (
     OperatorProfiler,
     OperatorUnit,
     operator_units,
     unit_shapes,
 )
-from hetplan.profiling.operator_bodies import Place, operator_body, operator_shapes
 from hetplan.profiling.store import read_store
 
 UNFUSED = Kernels(
@@ -81,16 +74,6 @@ EVERY = (
 def test_every_class_but_the_optimizer_and_the_backward_only_ones_is_there() -> None:
     not_measured_alone = BACKWARD_ONLY | {OperatorClass.OPTIMIZER}
     assert {op.operator for op in EVERY} == set(OperatorClass) - not_measured_alone
-
-
-@pytest.mark.parametrize("model", [GPT, LLAMA])
-def test_what_only_a_backward_pass_runs_is_no_work(model) -> None:
-    measured = {unit.operator.operator for unit in operator_units(grid(model))}
-    assert not measured & BACKWARD_ONLY
-    shapes = {"microbatch_size": 1, "sequence_length": 16}
-    backward = gradient_operators(model, LayerKind.TRANSFORMER, **shapes)
-    assert backward
-    assert {op.operator for op in backward} <= BACKWARD_ONLY
 
 
 @pytest.mark.parametrize("architecture", Architecture)
@@ -140,16 +123,6 @@ def test_samples_name_the_shapes_that_a_layer_runs(model, kernels) -> None:
                 assert (*key[:1], "weight_gradient", *key[2:5], op.n, op.k, op.m) in found
 
 
-def test_equal_shapes_are_one_unit_and_cheap_ones_come_first() -> None:
-    work = operator_units(grid(GPT, microbatch_sizes=(1, 2)))
-    shapes = [unit_shapes(unit) for unit in work]
-    assert len(set(shapes)) == len(shapes)
-    costs = [unit.cost for unit in work]
-    assert costs == sorted(costs)
-    assert costs[0] > 0
-    assert set(work) == set(operator_units(grid(GPT, microbatch_sizes=(1, 2)) * 2))
-
-
 def test_what_is_there_is_not_measured_again() -> None:
     work = operator_units(grid(GPT, microbatch_sizes=(1,)))
     every = [sample for progress in profiler().run(work) for sample in progress.samples]
@@ -161,11 +134,6 @@ def test_what_is_there_is_not_measured_again() -> None:
     lacking = held - {unit_shapes(work[3])[-1]}
     (again,) = profiler().run(work, measured=lacking)
     assert (again.unit, again.total) == (work[3], 1)
-
-
-def test_a_budget_ends_it_after_at_least_one() -> None:
-    work = operator_units(grid(GPT, microbatch_sizes=(1,)))
-    assert len(list(profiler().run(work, budget_seconds=1e-9))) == 1
 
 
 def test_what_a_device_refuses_is_told_and_passed_over() -> None:
@@ -180,13 +148,6 @@ def test_what_a_device_refuses_is_told_and_passed_over() -> None:
     assert tuple(refused) == work
     with pytest.raises(RuntimeError, match="out of memory"):
         list(small.run(work))
-
-
-def test_the_precision_of_the_tensors_is_the_samples() -> None:
-    (point,) = grid(GPT, microbatch_sizes=(1,))
-    work = operator_units((replace(point, precision=Precision.BFLOAT16),))
-    (progress,) = profiler().run(work[:1])
-    assert {each.precision for each in progress.samples} == {"bfloat16"}
 
 
 SMALL = ("--device", "cpu", "--hidden", "64", "--seq", "16", "--vocab", "32", "--tp", "1")
@@ -212,23 +173,3 @@ def test_the_command_measures_keeps_and_goes_on(tmp_path) -> None:
     assert read_store(tmp_path).operators == every
     (population,) = {path.parent for path in tmp_path.rglob("operators.csv")}
     assert (population / "provenance.json").exists()
-
-
-def test_several_processes_are_refused(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    refused = invoke("operators", *SMALL, "--store", tmp_path, code=2)
-    assert "measured by one process" in refused.stderr
-
-
-def test_the_job_decides_the_kernels(tmp_path, monkeypatch) -> None:
-    model = load_model(CONFIGS / "models" / "gpt-tiny.yaml")
-    job = load_job(CONFIGS / "jobs" / "gpt-tiny.yaml")
-    measured = []
-    monkeypatch.setattr(
-        run, "measure_into", lambda how, profiler, work, writer: measured.extend(work) or ()
-    )
-    run.profile_operators(
-        run.Measuring(store=tmp_path, device="cpu"), ShapeOptions(model=model, job=job)
-    )
-    losses = [unit.operator for unit in measured if unit.operator.operator is OperatorClass.LOSS]
-    assert {loss.float32_copy for loss in losses} == {not trainer_settings(job).fused_loss}

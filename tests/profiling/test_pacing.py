@@ -1,3 +1,4 @@
+import statistics
 import time
 from dataclasses import replace
 from statistics import median
@@ -12,13 +13,12 @@ from hetplan.model.spec import TRAINED_KINDS, LayerKind
 from hetplan.profiling.layers import HeadWithLoss, build_layer
 from hetplan.profiling.pacing import (
     DEBT_LIMIT_SECONDS,
+    JITTER_DEVIATIONS,
     SAMPLE_DEBT_LIMIT_SECONDS,
-    Pace,
     PacedKind,
     PaceEntry,
     Pacer,
     load_pace,
-    save_pace,
 )
 
 FORWARD, BACKWARD = 0.010, 0.025
@@ -132,16 +132,6 @@ def test_the_median_pass_of_a_busy_machine(limit: float, seconds: float) -> None
     assert median(passes) == pytest.approx(seconds)
 
 
-def test_oversleep_does_not_add_up() -> None:
-    fake = FakeTime(oversleep=0.001)
-    pacer, layer = paced_worker(fake)
-    with torch.no_grad():
-        for _ in range(100):
-            layer(torch.ones(3))
-    assert fake.now == pytest.approx(100 * FORWARD, abs=0.0021)
-    assert pacer.overruns == 0
-
-
 @pytest.mark.parametrize("early_stop", [True, False])
 def test_recomputation_costs_one_more_forward_pass(early_stop: bool) -> None:
     from torch.utils.checkpoint import set_checkpoint_early_stop
@@ -233,20 +223,6 @@ def test_communication_is_added_to_the_nominal_time() -> None:
     assert fake.now == pytest.approx(FORWARD + 0.004)
 
 
-def test_a_missing_entry_is_named() -> None:
-    pacer = Pacer(paced_kind())
-    with pytest.raises(InputError, match=r"slow .* microbatch_size 2, tp 1"):
-        pacer.wrap(torch.nn.Identity(), LayerKind.HEAD, 2, 1)
-    with pytest.raises(InputError, match="it has slow"):
-        Pace(kinds=(paced_kind(),)).kind("fast")
-
-
-def test_a_pace_file_is_read_back(tmp_path) -> None:
-    pace = Pace(kinds=(paced_kind(), replace(paced_kind(), device="slower", slow_down=3.5)))
-    save_pace(pace, tmp_path / "pace.json")
-    assert load_pace(tmp_path / "pace.json") == pace
-
-
 def test_wrong_pace_files_name_the_field(tmp_path) -> None:
     path = tmp_path / "pace.yaml"
     path.write_text(
@@ -255,3 +231,51 @@ def test_wrong_pace_files_name_the_field(tmp_path) -> None:
     )
     with pytest.raises(InputError, match="sideways"):
         load_pace(path)
+
+
+# ---- a pace that scatters
+
+JITTER = 0.05
+SCATTERED = PacedKind(
+    device="some",
+    slow_down=1.0,
+    entries=tuple(
+        PaceEntry(layer="head", phase=phase, microbatch_size=1, tp=1, seconds=1.0)
+        for phase in ("forward", "backward")
+    ),
+    jitter=JITTER,
+    seed=7,
+)
+
+
+def pass_seconds(kind: PacedKind, stream: int, count: int = 400) -> list[float]:
+    clock = FakeTime()
+    pacer = Pacer(kind, stream=stream, clock=clock.clock, sleep=clock.sleep)
+    layer = pacer.wrap(torch.nn.Identity(), LayerKind.HEAD, 1, 1)
+    found = []
+    for _ in range(count):
+        before = clock.now
+        layer(torch.zeros(1))
+        found.append(clock.now - before)
+    return found
+
+
+def test_passes_scatter_as_asked_and_no_further() -> None:
+    found = pass_seconds(SCATTERED, 0)
+    assert statistics.mean(found) == pytest.approx(1.0, abs=0.01)
+    assert statistics.stdev(found) == pytest.approx(JITTER, rel=0.15)
+    assert max(abs(each - 1.0) for each in found) <= JITTER_DEVIATIONS * JITTER + 1e-9
+
+
+def test_devices_of_a_kind_scatter_by_themselves_and_seeds_repeat() -> None:
+    found = pass_seconds(SCATTERED, 0)
+    assert found == pass_seconds(SCATTERED, 0)
+    others = (pass_seconds(SCATTERED, 1), pass_seconds(replace(SCATTERED, seed=8), 0))
+    for other in others:
+        assert abs(statistics.correlation(found, other)) < 0.2
+
+
+@pytest.mark.parametrize("jitter", [-0.1, 0.5, float("nan")])
+def test_a_jitter_out_of_range_is_refused(jitter: float) -> None:
+    with pytest.raises(InputError, match="jitter"):
+        replace(SCATTERED, jitter=jitter)

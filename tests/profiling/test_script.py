@@ -12,13 +12,15 @@ import torch
 from profiling_models import GPT, LLAMA
 from profiling_samples import CLUSTER, LAYER, LINK, NORM, PRODUCT, PROVENANCE, invoke, layer
 
+from hetplan.cluster.load import load_cluster
 from hetplan.errors import InputError
 from hetplan.files.encoding import to_plain
 from hetplan.job.spec import Optimizer
 from hetplan.model.numerics import OWN_NORM_EPSILON, OWN_ROTARY_BASE
 from hetplan.model.spec import TRAINED_KINDS
-from hetplan.profiling import layer_slices, measure, updating
+from hetplan.profiling import bodies, measure, weights
 from hetplan.profiling.backends import CpuBackend
+from hetplan.profiling.grid import ShapeOptions
 from hetplan.profiling.layers import Head, HeadWithLoss, build_layer
 from hetplan.profiling.measure_links import LINK_OPERATIONS
 from hetplan.profiling.samples import (
@@ -29,7 +31,7 @@ from hetplan.profiling.samples import (
     header,
     row,
 )
-from hetplan.profiling.script import MODULES, merge_files, script_text
+from hetplan.profiling.script import MODULES, measuring_task, merge_files, script_text
 from hetplan.profiling.store import read_store
 
 SIZES = ("--hidden", "64", "--seq", "16", "--vocab", "32", "--microbatch", "1")
@@ -84,11 +86,11 @@ def test_its_columns_and_constants_are_those_of_hetplan(monkeypatch) -> None:
     names = {field.name for field in dataclasses.fields(PROVENANCE)}
     assert measure._provenance(options, CpuBackend()).keys() == names | {"schema"}
     assert set(LINK_OPERATIONS) == set(LinkOperation)
-    assert layer_slices.NORM_EPSILON == OWN_NORM_EPSILON
-    assert layer_slices.ROTARY_BASE == OWN_ROTARY_BASE
-    rule = updating.make_rule(Optimizer.ADAMW, [torch.zeros(1)]).defaults
-    assert {name: rule[name] for name in layer_slices.ADAMW} == layer_slices.ADAMW
-    assert updating.SGD_RATE == 0.1
+    assert bodies.NORM_EPSILON == OWN_NORM_EPSILON
+    assert bodies.ROTARY_BASE == OWN_ROTARY_BASE
+    rule = weights.make_rule(Optimizer.ADAMW, [torch.zeros(1)]).defaults
+    assert {name: rule[name] for name in bodies.ADAMW} == bodies.ADAMW
+    assert weights.SGD_RATE == 0.1
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA])
@@ -111,7 +113,7 @@ def test_its_layers_compute_what_trained_layers_compute(model, tp) -> None:
             )
         } | {"architecture": model.architecture.value, "layer": kind.value, "tp": tp}
         row_ |= {"microbatch_size": 2, "sequence_length": 8, "precision": "float32"}
-        alone = layer_slices.LayerSlice(row_, cpu)
+        alone = bodies.LayerSlice(row_, cpu)
         trained = build_layer(
             model, position, tp=tp, tp_rank=0, group=None, seed=1, dtype=torch.float32, device=cpu
         )
@@ -133,30 +135,38 @@ def test_its_layers_compute_what_trained_layers_compute(model, tp) -> None:
             assert torch.equal(mine, its), kind
 
 
-@pytest.fixture(scope="module")
-def script(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("script")
-    (folder / "cluster.yaml").write_text(CLUSTER)
-    out = folder / "measure.py"
-    invoke("script", "--cluster", folder / "cluster.yaml", "--out", out, *SIZES)
-    return out
-
-
-def test_a_killed_run_goes_on_and_its_file_is_merged(script, tmp_path) -> None:
-    out, store = tmp_path / "layers.csv", tmp_path / "store"
-    done = start(script, "layers", "--device", "cpu", "--out", out)
+@pytest.mark.slow  # imports torch
+def test_the_program_runs_alone(tmp_path) -> None:
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    out = tmp_path / "measure.py"
+    invoke("script", "--cluster", tmp_path / "cluster.yaml", "--out", out, *SIZES)
+    done = start(out, "layers", "--device", "cpu", "--out", tmp_path / "layers.csv")
     assert done.returncode == 0, done.stderr
+    assert merge_files([tmp_path / "layers.csv"], tmp_path / "store").added == 2 * 3 * 2 + 2 * 4
+
+
+def test_a_killed_run_goes_on_and_its_file_is_merged(tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    shapes = ShapeOptions(
+        hidden_sizes=(64,), sequence_lengths=(16,), vocab_size=32, microbatch_sizes=(1,)
+    )
+    task = measuring_task(load_cluster(tmp_path / "cluster.yaml"), shapes)
+    monkeypatch.setattr(measure, "TASK", task)
+    out, store = tmp_path / "layers.csv", tmp_path / "store"
+    arguments = ["layers", "--device", "cpu", "--out", str(out)]
+    assert measure.main(arguments) == 0
     lines = out.read_text().splitlines()
     samples = [line for line in lines[2:] if not line.startswith("#")]
     assert len(samples) == 2 * 3 * 2 + 2 * 4
     # The process died in the middle of the last line, and once in another unit.
     out.write_text("\n".join(lines[:-3])[:-4])
-    again = start(script, "layers", "--device", "cpu", "--out", out)
-    assert "1/1," in again.stdout
-    invoke("merge", out, "--store", store)
+    capsys.readouterr()
+    assert measure.main(arguments) == 0
+    assert "1/1," in capsys.readouterr().out
+    assert merge_files([out], store).added == len(samples)
     layers = read_store(store).layers
     assert len({sample.shape for sample in layers}) == len(layers) == len(samples)
-    assert "0 samples added" in invoke("merge", out, "--store", store).stdout
+    assert merge_files([out], store).added == 0
 
 
 def test_what_cannot_be_is_a_line_and_no_traceback(tmp_path, monkeypatch, capsys) -> None:
@@ -230,16 +240,6 @@ def test_results_of_all_sorts_are_merged_once(tmp_path) -> None:
     assert merge_files([folder], store).held == 5
     held = read_store(store)
     assert (len(held.layers), len(held.operators), len(held.links)) == (2, 2, 1)
-
-
-def test_other_clocks_are_another_population(tmp_path) -> None:
-    slow = dataclasses.replace(PROVENANCE, clocks="sm 1410 MHz")
-    files = [
-        results(tmp_path / "a.csv", PROVENANCE, LAYER),
-        results(tmp_path / "b.csv", slow, layer(microbatch_size=2)),
-    ]
-    merge_files(files, tmp_path / "store")
-    assert len(read_store(tmp_path / "store").provenance) == 2
 
 
 def test_hostile_files_are_refused_and_nothing_is_added(tmp_path) -> None:

@@ -158,12 +158,6 @@ def test_names_that_lead_out_of_the_store_are_refused(tmp_path, name) -> None:
         LayerWriter(tmp_path, replace(PROVENANCE, device=name))
 
 
-def test_a_store_that_cannot_be_written_is_told(tmp_path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be made"):
-        LayerWriter(tmp_path / "file", PROVENANCE)
-
-
 def test_a_store_is_tables_of_pandas_with_a_column_per_field(tmp_path) -> None:
     LayerWriter(tmp_path, PROVENANCE).append(LAYER)
     tables = read_store(tmp_path).to_pandas()

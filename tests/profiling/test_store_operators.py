@@ -9,7 +9,6 @@ from profiling_samples import LAYER, LINK, NORM, PRODUCT, PROVENANCE
 
 from hetplan.errors import InputError
 from hetplan.files.reading import read_text
-from hetplan.lint.reading import LaunchContext, read_all
 from hetplan.model.operators import OperatorClass
 from hetplan.profiling.samples import (
     LinkSample,
@@ -47,14 +46,6 @@ def test_operators_stand_beside_the_layers_of_their_population(tmp_path) -> None
     assert OperatorWriter(tmp_path, PROVENANCE).samples == (PRODUCT, NORM)
 
 
-def test_a_population_of_operators_alone_is_found(tmp_path) -> None:
-    writer = written(tmp_path, PRODUCT)
-    assert read_populations(writer.folder)[0].operators == (PRODUCT,)
-    writer.add_new([PRODUCT, NORM, NORM])
-    assert read_store(tmp_path).operators == (PRODUCT, NORM, NORM)
-    assert writer.add_new([PRODUCT, NORM, NORM]) == 0
-
-
 @pytest.mark.parametrize(
     ("column", "text", "words"),
     [
@@ -81,28 +72,6 @@ def test_a_wrong_cell_is_named_and_the_rest_is_kept(tmp_path, column, text, word
         read_populations(tmp_path)
     fault = caught.value.faults[0]
     assert (fault.line, fault.field, fault.file) == (2, column, str(path))
-
-
-def test_rows_of_another_device_are_damage(tmp_path) -> None:
-    writer = written(tmp_path, PRODUCT)
-    text = read_text(writer.folder / "operators.csv").replace("cpu,", "gpu,")
-    (writer.folder / "operators.csv").write_text(text)
-    with pytest.raises(InputError, match="rows of gpu stand in a population of cpu"):
-        read_populations(tmp_path)
-
-
-def test_a_kill_at_any_byte_leaves_whole_rows(tmp_path) -> None:
-    writer = written(tmp_path, PRODUCT, NORM)
-    path = writer.folder / "operators.csv"
-    data = path.read_bytes()
-    start = data.index(b"\n") + 1
-    for end in range(start, len(data)):
-        path.write_bytes(data[:end])
-        whole = (PRODUCT, NORM)[: data[start:end].count(b"\n")]
-        assert read_samples(path, OperatorSample) == whole
-    path.write_bytes(data[:-5])
-    written(tmp_path, NORM)
-    assert read_store(tmp_path).operators == (PRODUCT, NORM)
 
 
 _COUNTS = st.integers(min_value=1, max_value=2**40)
@@ -147,23 +116,3 @@ def test_links_of_the_older_form_are_read_and_brought_up_to_date(tmp_path) -> No
     LinkWriter(tmp_path, "far", PROVENANCE).append(crossing)
     assert read_text(path).startswith(header(LinkSample))
     assert read_store(tmp_path).links == (replace(crossing, nodes=1, groups=1), crossing)
-
-
-def test_groups_and_nodes_of_zero_are_refused(tmp_path) -> None:
-    path = tmp_path / "links.csv"
-    for name in ("nodes", "groups"):
-        wrong = replace(LINK, **{name: 0})
-        path.write_text(f"{header(LinkSample)}\n{row(wrong)}\n")
-        with pytest.raises(InputError, match="must be above 0"):
-            read_samples(path, LinkSample)
-
-
-def test_check_reads_operators_and_finds_their_rows(tmp_path) -> None:
-    written(tmp_path, PRODUCT, replace(NORM, p10_seconds=0.5))
-    reading = read_all([tmp_path], LaunchContext())
-    assert not reading.faults
-    rows = reading.inputs.operator_samples
-    assert [(each.sample.operator, each.place.line) for each in rows] == [
-        ("matrix_product", 2),
-        ("norm", 3),
-    ]

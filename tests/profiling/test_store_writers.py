@@ -5,7 +5,6 @@ import os
 import random
 import resource
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -195,13 +194,6 @@ def test_rows_of_another_device_do_not_hide_in_a_population(tmp_path) -> None:
         read_populations(tmp_path)
 
 
-def test_other_drivers_clocks_and_tools_are_other_populations(tmp_path) -> None:
-    changes = ({}, {"driver": "Linux 7"}, {"clocks": "sm 1410 MHz"}, {"tool": "sailor"})
-    for change in changes:
-        LayerWriter(tmp_path, replace(PROVENANCE, **change)).append(LAYER)
-    assert len(read_populations(tmp_path)) == len(changes)
-
-
 def test_a_file_of_the_older_form_is_read_and_brought_up_to_date_when_written(tmp_path) -> None:
     writer = LayerWriter(tmp_path, PROVENANCE)
     path = writer.folder / "layers.csv"
@@ -238,11 +230,3 @@ def test_a_half_row_is_cut_off_with_a_warning(tmp_path, caplog) -> None:
         writer.append(LAYER)
     assert "torn" in caplog.text
     assert read_store(tmp_path).layers == (LAYER,)
-
-
-def test_everybody_of_the_umask_may_write(tmp_path) -> None:
-    writer = LayerWriter(tmp_path, PROVENANCE)
-    mask = os.umask(0)
-    os.umask(mask)
-    mode = stat.S_IMODE((writer.folder / ".lock").stat().st_mode)
-    assert mode == 0o666 & ~mask

@@ -15,7 +15,7 @@ from forked_ranks import run_ranks
 from runtime_cases import CASES_NORM
 
 from hetplan.job.spec import Precision
-from hetplan.profiling.updating import RULE_STATES
+from hetplan.profiling.weights import RULE_STATES
 from hetplan.runtime import gradients
 from hetplan.runtime.checkpoint_contents import read_manifest, state_key, weights_of
 from hetplan.runtime.checkpoint_format import Reader

@@ -13,7 +13,7 @@ from hetplan.job.spec import Optimizer
 from hetplan.model.spec import TRAINED_KINDS, ModelSpec
 from hetplan.plans.plan import LayerRange
 from hetplan.profiling.pacing import Pace, PacedKind, PaceEntry, Pacer
-from hetplan.profiling.updating import FlatParameters, make_rule
+from hetplan.profiling.weights import FlatParameters, make_rule
 from hetplan.runtime.data import SUCCESSORS, MarkovTokens, sample_numbers
 from hetplan.runtime.model_stage import StageModule, StageShape
 from hetplan.runtime.training import Training

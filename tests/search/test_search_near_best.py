@@ -13,12 +13,12 @@ from hetplan.advice.plan_sensitivities import UPDATE, PlanSensitivities, plan_se
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Cluster
 from hetplan.cost.estimate import estimate
-from hetplan.job.spec import Precision, TrainerOptions
-from hetplan.model.operators import DEFAULT_KERNELS, Kernels
-from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.job.spec import TrainerOptions
+from hetplan.model.operators import Kernels
+from hetplan.model.spec import LayerKind
 from hetplan.plans.check import check_plan
 from hetplan.predict.fit import FittedPredictor
-from hetplan.predict.predictor import Prediction
+from hetplan.predict.predictor import LayerQuery, Prediction
 from hetplan.search.search import search
 from hetplan.search.space.forwarding_predictor import (
     ForwardingPredictor,
@@ -46,7 +46,7 @@ def test_rivals_are_legal_other_plans_and_one_wins_when_a_kind_is_slow() -> None
     # In the world where the quick kind is slow the best of them beats the best plan of today's.
     world = ShiftedPredictor(PREDICTOR, "new", 1.0)
     there = [estimate(each, given, on, asked, world).step_seconds for each in found]
-    assert min(there) < 0.98 * estimate(best.plan, best.inputs, world).step_seconds
+    assert min(there) < 0.98 * estimate(best.plan, given, on, asked, world).step_seconds
 
 
 def test_no_time_gives_no_rivals() -> None:
@@ -89,31 +89,10 @@ class Kept(ForwardingPredictor):
 
     kernels: set[Kernels] = field(default_factory=set)
 
-    def forward(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        *,
-        microbatch_size: int,
-        sequence_length: int,
-        tp: int,
-        precision: Precision,
-        kernels: Kernels = DEFAULT_KERNELS,
-    ) -> Prediction:
-        if layer is LayerKind.TRANSFORMER:
-            self.kernels.add(kernels)
-        return ForwardingPredictor.forward(
-            self,
-            device,
-            model,
-            layer,
-            microbatch_size=microbatch_size,
-            sequence_length=sequence_length,
-            tp=tp,
-            precision=precision,
-            kernels=kernels,
-        )
+    def layer(self, device: DeviceKind, query: LayerQuery) -> Prediction:
+        if query.layer is LayerKind.TRANSFORMER:
+            self.kernels.add(query.kernels)
+        return ForwardingPredictor.layer(self, device, query)
 
 
 def test_a_job_is_asked_about_with_the_kernels_of_its_own_trainer() -> None:

@@ -20,7 +20,7 @@ asks the same of every number of layers at once: `memory.lines`.
 
 State in bytes per parameter (Rajbhandari et al., arXiv 1910.02054; Megatron-LM's
 theoretical_memory_usage.py counts 18, and 6 + 12 / d with its distributed optimizer; native:
-hetplan.profiling.updating):
+hetplan.profiling.weights):
 
                      parameters  gradients  AdamW              SGD
     float32          4           4          8 (m, v)           0

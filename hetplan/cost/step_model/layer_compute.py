@@ -46,7 +46,7 @@ from hetplan.model.work import LayerWork, transformer_work
 from hetplan.plans.plan import RecomputeModule
 from hetplan.predict.datasheet import ELEMENTWISE_EFFICIENCY_BACKWARD, ELEMENTWISE_LOG_HALFWIDTH
 from hetplan.predict.layer.composed import WAIT_PART
-from hetplan.predict.predictor import Prediction, Predictor
+from hetplan.predict.predictor import LayerQuery, Prediction, Predictor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,13 +239,11 @@ class LayerCompute:
         self, kind: LayerKind, layer: TransformerLayer | None, *, backward: bool
     ) -> tuple[Part, ...]:
         """One pass of a layer, what is there only because of how it is cut apart."""
-        ask = self.predictor.backward if backward else self.predictor.forward
         what = f"{kind.value} {'backward' if backward else 'forward'}"
         with asking(f"{what} in {self.job.precision} on {self.island.device.kind}"):
-            found = ask(
-                self.island.device,
-                self.model if layer is None else view_of(self.model, layer),
-                kind,
+            query = LayerQuery(
+                model=self.model if layer is None else view_of(self.model, layer),
+                layer=kind,
                 microbatch_size=self.shape.microbatch_size,
                 sequence_length=self.job.sequence_length,
                 tp=self.shape.tp,
@@ -255,7 +253,9 @@ class LayerCompute:
                     sequence_parallel=self.shape.sequence_parallel,
                     expert_parallel=self.shape.ep,
                 ),
+                is_backward=backward,
             )
+            found = self.predictor.layer(self.island.device, query)
 
         def part(component: Component, count: float) -> Part:
             term = Term(what=what, cause=self.island.device.kind, count=count, prediction=found)

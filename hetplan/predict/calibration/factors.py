@@ -1,4 +1,4 @@
-"""Predictions times the factor that measured runs gave their cause.
+"""What measured steps change in the predictions of other steps: factors, and widths of intervals.
 
 Which factors on predictions would have made measured steps right, when a few runs are wild?
 
@@ -14,30 +14,44 @@ measured part, yet runs that agree on a large factor are believed. (A normal pri
 holds on to a law that is 40 % off against eight runs; one as wide as a guess's half-width lets
 eight runs of a right law move it.) Symbols: S parts, t factors' logarithms, e errors.
 
-Solved by iteratively reweighted Gauss-Newton steps: the weight of run i is 2 / (s^2 + e_i^2), which
-is the derivative of log(1 + (e / s)^2) over e; the prior's is alike. The posterior may have several
-modes (a few runs on a line, the others elsewhere), so it is solved from no factor and from the
-median error, and the likelier mode is kept.
-
-What do measured steps change in the predictions of other steps, and do they make them better?
+That is least squares with a Cauchy loss (scipy), whose residuals are e / s and t / r. The posterior
+may have several modes (a few runs on a line, the others elsewhere), so it is solved from no factor
+and from the median error, and the likelier mode is kept.
 
     calibrate(runs) -> Calibration     factors per device kind and link, and widths of intervals
 
-Factors (`calibration_fit`) must pass a gate: every cell of runs is left out once and predicted with
+Factors must pass a gate: every cell of runs is left out once and predicted with
 factors from the other cells. They are kept only where left-out runs became better in more cases
 than a coin would make better (`_COIN`), in the median and in the mean; otherwise they are refused,
 with the numbers in `Calibration.held_back` and in words in its notes. On vTrain's runs (150 draws
 of 8 runs, judged on the other 65, predicted from unit samples) factors without the gate made 61 %
 of the draws worse, with it 1 %; of predictions that are 10 % wrong it accepts 9 in 10.
 
-Widths (`calibration_intervals`) come from the errors of the same left-out predictions.
+Widths come from the errors of the same left-out predictions.
+
+How wide must a step's 90 % interval be, by the errors of runs that were held back?
+
+Split conformal prediction (Papadopoulos 2008): of n errors |log(measured / predicted)| the one of
+rank ceil((n + 1) * 0.9) bounds the next one with 90 % probability if runs are exchangeable within a
+group, which needs n >= 9. Groups are a device kind (or a mix) and a regime; below 9 runs they are
+pooled, first with other regimes of the same devices, then with other devices, and say so; pools
+need twice as many.
+
+Where predictions know which of them are worse, errors over the prediction's own half-width are more
+alike than errors (normalised scores: Papadopoulos 2008, Romano and others 2019); whether they do is
+decided per group by the interval score (Gneiting and Raftery 2007, eq. 43) of left-out cells.
+
+A few runs that are far slower than all others (a slow node, a busy fabric) would make every
+interval as wide as the worst cluster. They are told apart by their distance from the median and
+reported as a tail with its share; the intervals are of the others. Such a group can make intervals
+wider than the predictions' own, never narrower: its runs were chosen.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,25 +59,29 @@ from numpy.typing import NDArray
 
 from hetplan.cluster.spec import Cluster
 from hetplan.plans.plan import Plan
-from hetplan.predict.calibration.intervals import Score, group_intervals, slow_tails
 from hetplan.predict.calibration.values import (
     Calibration,
     CauseFactor,
+    GroupInterval,
     HeldBack,
     RunError,
+    SlowTail,
 )
-from hetplan.predict.regression import NORMAL_90
+from hetplan.predict.regression import (
+    COVERAGE,
+    MIN_CALIBRATION_ROWS,
+    NORMAL_90,
+    conformal_halfwidth,
+)
 
 # Scale of the errors that no factor explains: half of 57 A100 runs without slow ones are within
 # 0.02 of predictions from unit samples (vTrain's runs, leave-one-out of 400 draws of 8).
 SCALE = 0.02
-_STEPS = 60  # far more than it takes; a start that creeps must still end
-_HALVINGS = 20  # a step a millionth as long that does not lower the loss: this is the mode
 # Scale of a law's own error, at most: vTrain's runs, 150 draws of 8 of its 73, predicted from unit
 # samples and then made 0, 5, 10 and 15 % wrong; accepted factors made the other 65 worse in at most
 # 1 % of the draws.
 _CAP = 0.03
-_CLOSE = 1e-10  # of the loss: below, another step changes no digit that is kept
+_CLOSE = 1e-13  # below, another step changes no digit that is kept
 
 Floats = NDArray[np.float64]
 _Key = tuple[str, str]
@@ -87,12 +105,6 @@ class _Problem:
         moved = self.parts * np.exp(logs)
         whole = moved.sum(axis=1) + self.fixed
         return self.measured - np.log(whole), moved / whole[:, None]
-
-    def loss(self, logs: Floats) -> float:
-        """Negative logarithm of the posterior, less a constant."""
-        errors, _ = self.at(logs)
-        own = float(np.sum(np.log1p((logs / self.spread) ** 2)))
-        return float(np.sum(np.log1p((errors / SCALE) ** 2))) + own
 
 
 def fit_factors(runs: Sequence[RunError]) -> tuple[CauseFactor, ...]:
@@ -160,31 +172,26 @@ def _problem(runs: Sequence[RunError], keys: Sequence[_Key]) -> _Problem:
 
 def _mode(problem: _Problem) -> Floats:
     """The likeliest factors' logarithms."""
+    from scipy.optimize import least_squares
+
+    def residuals(logs: Floats) -> Floats:
+        errors, _ = problem.at(logs)
+        return np.concatenate([errors / SCALE, logs / problem.spread])
+
+    def derivatives(logs: Floats) -> Floats:
+        _, slopes = problem.at(logs)
+        return np.concatenate([-slopes / SCALE, np.diag(1.0 / problem.spread)])
+
     none = np.zeros(problem.parts.shape[1])
     errors, _ = problem.at(none)
-    starts = (none, none + float(np.median(errors)))
-    return min((_descended(problem, start) for start in starts), key=problem.loss)
-
-
-def _descended(problem: _Problem, logs: Floats) -> Floats:
-    """A mode near these, by steps that are halved until the loss falls."""
-    loss = problem.loss(logs)
-    for _ in range(_STEPS):
-        errors, slopes = problem.at(logs)
-        weighted = slopes.T * (2.0 / (SCALE**2 + errors**2))
-        prior = 2.0 / (problem.spread**2 + logs**2)
-        step = np.linalg.solve(weighted @ slopes + np.diag(prior), weighted @ errors - prior * logs)
-        for _halving in range(_HALVINGS):
-            new = problem.loss(logs + step)
-            if new < loss:
-                break
-            step = step / 2.0
-        else:
-            return logs
-        logs, gained, loss = logs + step, loss - new, new
-        if gained < _CLOSE:
-            return logs
-    return logs
+    found = [
+        least_squares(
+            residuals, start, derivatives, loss="cauchy", ftol=_CLOSE, xtol=_CLOSE, gtol=_CLOSE
+        )
+        for start in (none, none + float(np.median(errors)))
+    ]
+    best: Floats = min(found, key=lambda each: float(each.cost)).x
+    return best
 
 
 REGIMES = ("one node", "several nodes", "several islands", "several regions")
@@ -333,3 +340,172 @@ def _by_chance(better: int, changed: int) -> float:
 def _times(log_error: float) -> str:
     """As a factor, because too high and too low count alike."""
     return f"x {math.exp(log_error):.3f}"
+
+
+MIN_POOLED = 2 * MIN_CALIBRATION_ROWS
+"""Runs of a pool: they are of unlike groups, so one of them must not set the width alone."""
+_MIN_WITH_TAIL = 20  # below, a single slow run is more than one in twenty, and no tail yet
+
+# 95 % of 57 A100 runs without slow ones lie within 0.052 of their predictions: a tail starts beyond
+# all of them.
+_TAIL_LOG = 0.08
+_TAIL_DEVIATIONS = 3.0  # one run in 740 of a normal law lies above
+_MAD_TO_DEVIATION = 1.4826  # of a normal law: one over its 75 % quantile, 0.6745
+_MAX_SLOW = 0.4  # where two runs in five are slow the others are no rule they break
+
+_Measure = Callable[["Score"], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A held-back run."""
+
+    cell: str
+    devices: tuple[str, ...]
+    regime: str
+    log_error: float
+    """log(measured / predicted)."""
+    own: float
+    """Half-width that the predictions alone give."""
+
+
+def conformal_quantile(values: Sequence[float]) -> float:
+    """The size of rank ceil((n + 1) * 0.9) among n; infinite of fewer than 9."""
+    found = conformal_halfwidth(values)
+    return math.inf if found is None else found
+
+
+def group_intervals(
+    scores: Sequence[Score], slow: Sequence[Score] = ()
+) -> tuple[tuple[GroupInterval, ...], tuple[str, ...]]:
+    """(widths of every group that has enough runs, and of the pools; what to say).
+
+    `slow` runs were left out of the scores.
+    """
+    groups = sorted({(score.devices, score.regime) for score in scores})
+    keys = [*groups, *((devices, "") for devices in sorted({key[0] for key in groups}))]
+    keys += [((), regime) for regime in sorted({key[1] for key in groups})]
+    keys.append(((), ""))
+    found = []
+    for devices, regime in keys:
+        held = members(scores, devices, regime)
+        pooled = not devices or not regime
+        if len(held) >= (MIN_POOLED if pooled else MIN_CALIBRATION_ROWS):
+            tail = len(members(slow, devices, regime))
+            found.append(_interval(held, (devices, regime), tail, pooled))
+    few = [
+        f"{', '.join(devices)}, {regime}: {len(members(scores, devices, regime))} runs, fewer than "
+        f"the {MIN_CALIBRATION_ROWS} that an interval of their own needs"
+        for devices, regime in groups
+        if len(members(scores, devices, regime)) < MIN_CALIBRATION_ROWS
+    ]
+    return tuple(found), tuple(few)
+
+
+def members(scores: Sequence[Score], devices: tuple[str, ...], regime: str) -> list[Score]:
+    """Runs of a group; no devices or no regime: any."""
+    return [
+        score
+        for score in scores
+        if (not devices or score.devices == devices) and (not regime or score.regime == regime)
+    ]
+
+
+def _interval(
+    held: Sequence[Score], group: tuple[tuple[str, ...], str], slow_runs: int, pooled: bool
+) -> GroupInterval:
+    plain = conformal_quantile([_plain(score) for score in held])
+    scaled = all(score.own > 0 for score in held) and (
+        _left_out_score(held, _normalised) < _left_out_score(held, _plain)
+    )
+    return GroupInterval(
+        devices=group[0],
+        regime=group[1],
+        log_halfwidth=plain,
+        rows=len(held),
+        pooled=pooled,
+        scale=conformal_quantile([_normalised(score) for score in held]) if scaled else None,
+        least_log_halfwidth=statistics.median(_plain(score) for score in held),
+        slow_runs=slow_runs,
+    )
+
+
+def _plain(score: Score) -> float:
+    return abs(score.log_error)
+
+
+def _normalised(score: Score) -> float:
+    return abs(score.log_error) / score.own
+
+
+def _left_out_score(held: Sequence[Score], measure: _Measure) -> float:
+    """Mean interval score of every run with the width that runs of other cells give; infinite
+    where those are too few.
+    """
+    total = 0.0
+    for cell in sorted({score.cell for score in held}):
+        quantile = conformal_quantile([measure(each) for each in held if each.cell != cell])
+        for score in held:
+            if score.cell == cell:
+                unit = score.own if measure is _normalised else 1.0
+                width = quantile * unit
+                missed = max(0.0, abs(score.log_error) - width)
+                total += 2.0 * width + 2.0 / (1.0 - COVERAGE) * missed
+    return total / len(held)
+
+
+def slow_tails(
+    scores: Sequence[Score],
+) -> tuple[tuple[SlowTail, ...], tuple[Score, ...], tuple[Score, ...]]:
+    """(tails of groups that have one, the runs that are in none, the runs that are in one)."""
+    tails: list[SlowTail] = []
+    slow: set[int] = set()
+    for devices, regime in sorted({(score.devices, score.regime) for score in scores}):
+        held = [
+            (place, score)
+            for place, score in enumerate(scores)
+            if score.devices == devices and score.regime == regime
+        ]
+        beyond = _beyond(held)
+        if not beyond or len(beyond) > _MAX_SLOW * len(held):
+            continue
+        slow.update(place for place, _ in beyond)
+        errors = [math.expm1(score.log_error) for _, score in beyond]
+        tails.append(
+            SlowTail(
+                devices=devices,
+                regime=regime,
+                runs=len(held),
+                slow=len(beyond),
+                least=min(errors),
+                most=max(errors),
+            )
+        )
+    return (
+        tuple(tails),
+        tuple(score for place, score in enumerate(scores) if place not in slow),
+        tuple(score for place, score in enumerate(scores) if place in slow),
+    )
+
+
+def _beyond(held: Sequence[tuple[int, Score]]) -> list[tuple[int, Score]]:
+    """Runs far above the median, by the spread of the runs and by what each's predictions give."""
+    if len(held) < _MIN_WITH_TAIL:
+        return []
+    middle = statistics.median(score.log_error for _, score in held)
+    above = [score.log_error - middle for _, score in held]
+    limit = max(_TAIL_LOG, _TAIL_DEVIATIONS * _deviation(above))
+    relative, most = above, limit
+    if all(score.own > 0 for _, score in held):
+        relative = [each / score.own for each, (_, score) in zip(above, held, strict=True)]
+        most = _TAIL_DEVIATIONS * _deviation(relative)
+    return [
+        entry
+        for entry, plain, own in zip(held, above, relative, strict=True)
+        if plain > limit and own > most
+    ]
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Standard deviation around 0 of a normal law with this median distance."""
+    return _MAD_TO_DEVIATION * statistics.median(abs(each) for each in values)

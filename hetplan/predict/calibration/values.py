@@ -8,9 +8,10 @@ which is the width that the next step's interval gets (split conformal predictio
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetplan.errors import InputError
+from hetplan.predict.predictor import Prediction, SendLaw, calibrated_cause, is_link
 
 COMPUTE = "compute"
 """Name of the part of a step that a device kind computes, recomputation included."""
@@ -25,7 +26,7 @@ class RunPart:
     """The part of a predicted step that predictions of one cause and name say."""
 
     cause: str
-    """Device kind, or link, as `causes.calibrated_cause` names it."""
+    """Device kind, or link, as `predictor.calibrated_cause` names it."""
     name: str
     """`COMPUTE`, `COMMUNICATION` or `FIXED`."""
     seconds: float
@@ -219,3 +220,34 @@ class Calibration:
         if found.pooled:
             note += f": pooled, too few are of {', '.join(devices)}, {regime}"
         return StepWidth(log_halfwidth=found.halfwidth(own), note=note)
+
+
+def factor_of(calibration: Calibration | None, cause: str) -> float:
+    """What runs multiply predictions of this device kind or link by; 1 where they say nothing."""
+    if calibration is None or not calibration.factors:
+        return 1.0
+    name = COMMUNICATION if is_link(cause) else COMPUTE
+    return calibration.factor(calibrated_cause(cause), name)
+
+
+def corrected(prediction: Prediction, factor: float) -> Prediction:
+    """A prediction, parts included, that takes so many times as long."""
+    if factor == 1.0:
+        return prediction
+    return replace(
+        prediction,
+        seconds=prediction.seconds * factor,
+        parts=tuple(replace(part, seconds=part.seconds * factor) for part in prediction.parts),
+    )
+
+
+def corrected_law(law: SendLaw, factor: float) -> SendLaw:
+    """A transfer that takes so many times as long."""
+    if factor == 1.0:
+        return law
+    return replace(
+        law,
+        rendezvous_latency_seconds=law.rendezvous_latency_seconds * factor,
+        wire_latency_seconds=law.wire_latency_seconds * factor,
+        seconds_per_byte=law.seconds_per_byte * factor,
+    )

@@ -25,17 +25,16 @@ from hetplan.cluster.devices import DeviceKind
 from hetplan.errors import InputError
 from hetplan.job.spec import Precision
 from hetplan.model.operators import Operator, OperatorClass
-from hetplan.model.spec import LayerKind, ModelSpec
-from hetplan.predict.calibration.applied import corrected
-from hetplan.predict.kinds.carried_laws import seconds as operator_seconds
-from hetplan.predict.kinds.layers import measured_sizes
+from hetplan.predict.calibration.values import corrected
+from hetplan.predict.kinds.layers import ends_of
 from hetplan.predict.kinds.operators import MIN_POINTS, probes
+from hetplan.predict.kinds.operators import seconds as operator_seconds
 from hetplan.predict.kinds.related import Related
 from hetplan.predict.laws import LayerLaw
-from hetplan.predict.layer.answer import LayerShape, measured_itself
+from hetplan.predict.layer.answer import measured_itself
 from hetplan.predict.operator.answer import DeviceOperators, index_operators
 from hetplan.predict.operator.values import OperatorLaw, OperatorTerm
-from hetplan.predict.predictor import Prediction
+from hetplan.predict.predictor import LayerQuery, Prediction
 from hetplan.predict.regression import NORMAL_90
 
 # Layers of published kinds, each chip left out: 16-bit sums of operators (6 kinds) and whole
@@ -69,65 +68,56 @@ def shift(log_ratios: Sequence[float], log_halfwidth: float) -> Shift:
     return Shift(log_mean=mean, log_halfwidth=NORMAL_90 * math.sqrt(left + single))
 
 
-Answer = Callable[[ModelSpec, LayerKind, LayerShape], Prediction]
+Answer = Callable[[LayerQuery], Prediction]
 """One pass of a layer on one kind, by everything but laws of its own whole layers."""
 
 
-def with_prior(
-    own: Prediction,
-    law: LayerLaw,
-    model: ModelSpec,
-    layer: LayerKind,
-    shape: LayerShape,
-    prior: Answer,
-) -> Prediction:
-    """The law's own answer; where it stands on one or two points the prior, moved to them.
+def with_prior(own: Prediction, law: LayerLaw, query: LayerQuery, prior: Answer) -> Prediction:
+    """The law's own answer; where it has one or two points the prior, shifted to them.
 
     A law of more points is not second-guessed far from them either: what a trainer ran when its
     layers were measured is in the law, and in the prior only by assumption.
     """
-    if law.points >= MIN_POINTS or measured_itself(law, model, layer, shape):
+    if law.points >= MIN_POINTS or measured_itself(law, query):
         return own
-    found = _moved_prior(law, model, layer, shape, prior)
+    found = _shifted_prior(law, query, prior)
     if found is None:
         return own
     return replace(found, extrapolating=(*found.extrapolating, *own.extrapolating))
 
 
-def _moved_prior(
-    law: LayerLaw, model: ModelSpec, layer: LayerKind, shape: LayerShape, prior: Answer
-) -> Prediction | None:
+def _shifted_prior(law: LayerLaw, query: LayerQuery, prior: Answer) -> Prediction | None:
     """The prior times what the law's points say; None where nothing else is known of its kind."""
     try:
-        found = prior(model, layer, shape)
+        found = prior(query)
         ratios = [
-            math.log(size.seconds / prior(asked.model, layer, asked.shape).seconds)
-            for size, asked in measured_sizes(law, shape.kernels)
+            math.log(size.seconds / prior(size.query).seconds)
+            for size in ends_of(law, query.kernels)
         ]
     except InputError:
         return None  # a kind without a datasheet, such as a CPU
     # One point of a range with two ends is one point.
-    moved = shift(ratios[: law.points], found.log_halfwidth)
+    shifted = shift(ratios[: law.points], found.log_halfwidth)
     count = f"{law.points} point{'s' if law.points > 1 else ''} measured"
     note = f"{law.device} {law.layer} {law.phase}: {count}, which scale the rest"
     return replace(
-        corrected(found, math.exp(moved.log_mean)),
-        log_halfwidth=moved.log_halfwidth,
+        corrected(found, math.exp(shifted.log_mean)),
+        log_halfwidth=shifted.log_halfwidth,
         extrapolating=(note, *found.extrapolating),
     )
 
 
-class MovedOperators:
-    """Operators of a kind, with the laws of one or two points moved from what others lend."""
+class ShiftedOperators:
+    """Operators of a kind, with the laws of one or two points shifted from what others lend."""
 
-    __slots__ = ("_few", "_laws", "_moved", "_related")
+    __slots__ = ("_few", "_laws", "_related", "_shifted")
 
     def __init__(self, laws: Sequence[OperatorLaw], related: Related) -> None:
-        """`related` lends what the points move."""
+        """`related` lends what the points shift."""
         self._laws = tuple(laws)
         self._few = {(law.device, law.precision) for law in laws if law.points < MIN_POINTS}
         self._related = related
-        self._moved: dict[tuple[DeviceKind, str], dict[tuple[str, str], DeviceOperators]] = {}
+        self._shifted: dict[tuple[DeviceKind, str], dict[tuple[str, str], DeviceOperators]] = {}
 
     def index(
         self,
@@ -135,23 +125,23 @@ class MovedOperators:
         precision: Precision,
         own: Mapping[tuple[str, str], DeviceOperators],
     ) -> Mapping[tuple[str, str], DeviceOperators]:
-        """`own` where every law of this kind stands on enough points, else moved ones."""
+        """`own` where every law of this kind stands on enough points, else shifted ones."""
         key = (device.kind, precision.value)
         if key not in self._few:
             return own
         kept = (device, precision.value)
-        if kept not in self._moved:
+        if kept not in self._shifted:
             lent = self._related.operator_laws(device, precision)
-            self._moved[kept] = index_operators(
-                _moved(law, lent) if law.points < MIN_POINTS else law
+            self._shifted[kept] = index_operators(
+                _shifted_law(law, lent) if law.points < MIN_POINTS else law
                 for law in self._laws
                 if (law.device, law.precision) == key
             )
-        return self._moved[kept]
+        return self._shifted[kept]
 
 
-def _moved(law: OperatorLaw, lent: Sequence[OperatorLaw]) -> OperatorLaw:
-    """The lent law of this class and pass, moved to the law's points; itself where none is lent."""
+def _shifted_law(law: OperatorLaw, lent: Sequence[OperatorLaw]) -> OperatorLaw:
+    """The lent law of this class and pass, shifted to the points; itself where none is lent."""
     same = [each for each in lent if (each.operator, each.phase) == (law.operator, law.phase)]
     if not same:
         return law

@@ -4,12 +4,12 @@ A law of whole layers cannot always tell its columns apart (with one hidden size
 alike), so its coefficients are not carried one by one. Three ways carry it:
 
     same chip     seconds = law_s(x) * (P_t(x) / P_s(x))^BOARD_SHARE
-    pooled        seconds = P_t(x), one law of all kinds by datasheet figures (`related_pooled`)
+    pooled        seconds = P_t(x), one law of all kinds by datasheet figures (`pooled`)
     corrected     seconds = A_t(x) * exp(sum_s w_s d_s / (PRIOR_WEIGHT + sum_s w_s)),
                   d_s = mean of log(law_s(x') / A_s(x')) over sizes x' that s measured
 
 A is what is assumed of a kind without its layers: the sum of operators that it has or that others
-lend it (`related_operators`), where no operators were measured the datasheet; it stands in for P
+lend it (`operators`), where no operators were measured the datasheet; it stands in for P
 where there are too few chips for one. Weights w by likeness, PRIOR_WEIGHT for the assumption itself
 (d = 0). A is asked for the kernels that ran when the layers were measured (`kernels_that_ran`).
 
@@ -28,16 +28,23 @@ from dataclasses import dataclass, field, replace
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
 from hetplan.model.operators import DEFAULT_KERNELS, Kernels
-from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.model.spec import LayerKind
 from hetplan.predict import datasheet
-from hetplan.predict.kinds.carried_laws import Rates, common_ranges, likeness, named, same_chip
-from hetplan.predict.kinds.operators import MIN_CHIPS, chip_halfwidth, different_chips
-from hetplan.predict.kinds.pooled import LeftOutRoad, PooledLayers, Size, sizes_of, values
+from hetplan.predict.kinds.operators import (
+    MIN_CHIPS,
+    Rates,
+    chip_halfwidth,
+    common_ranges,
+    different_chips,
+    likeness,
+    named,
+    same_chip,
+)
+from hetplan.predict.kinds.pooled import LeftOutQuality, PooledLayers, Size, sizes_of, values
 from hetplan.predict.laws import LayerLaw, MeasuredRange, outside
-from hetplan.predict.layer.answer import LayerShape, by_layer_law
+from hetplan.predict.layer.answer import by_layer_law, with_features
 from hetplan.predict.layer.laws import measured_values
-from hetplan.predict.predictor import RELATED, Prediction
-from hetplan.profiling.samples import Phase
+from hetplan.predict.predictor import RELATED, LayerQuery, Prediction
 
 PRIOR_WEIGHT = 1.0
 """Of the assumption against the laws of kinds: as much as one kind just like it."""
@@ -63,21 +70,6 @@ def _same_chip_halfwidth(layer: LayerKind) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """One pass of one layer at one size."""
-
-    model: ModelSpec
-    layer: LayerKind
-    shape: LayerShape
-    is_backward: bool
-
-    @property
-    def phase(self) -> str:
-        """A `Phase` value."""
-        return (Phase.BACKWARD if self.is_backward else Phase.FORWARD).value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RatedLayer:
     """A law of whole layers and the figures of the kind that it was measured on."""
 
@@ -89,20 +81,9 @@ class RatedLayer:
     """What `offsets` worked out, which no size that is asked for changes."""
 
 
-def paper(rates: Rates, asked: Asked) -> Prediction:
+def datasheet_prediction(rates: Rates, query: LayerQuery) -> Prediction:
     """The datasheet's prediction on a kind in the number format that its rates are of."""
-    answer = datasheet.backward if asked.is_backward else datasheet.forward
-    shape = asked.shape
-    return answer(
-        _in_format(rates, shape.precision.value),
-        asked.model,
-        asked.layer,
-        microbatch_size=shape.microbatch_size,
-        sequence_length=shape.sequence_length,
-        tp=shape.tp,
-        precision=shape.precision,
-        kernels=shape.kernels,
-    )
+    return datasheet.layer(_in_format(rates, query.precision.value), query)
 
 
 def _in_format(rates: Rates, precision: str) -> DeviceKind:
@@ -113,8 +94,8 @@ def _in_format(rates: Rates, precision: str) -> DeviceKind:
     return replace(rates.kind, peak_flops_per_second=(*others, (precision, rates.flops_per_second)))
 
 
-Assumed = Callable[[Rates, Asked], Prediction]
-"""What is assumed of a kind without its whole layers: the sum of its operators, or `paper`."""
+Assumed = Callable[[Rates, LayerQuery], Prediction]
+"""What is assumed of a kind without its whole layers: its operators' sum, or the datasheet."""
 
 
 EARNED = 0.75
@@ -123,37 +104,38 @@ a mean over six chips has a standard error of about a quarter of itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roads:
-    """Both ways to a layer of a kind by other kinds' laws, and how good they are.
+class TransferEstimators:
+    """Both estimators of a layer of a kind by other kinds' laws, and how good they are.
 
     None where there are too few chips of the kind's vendor to leave one out.
     """
 
     pooled: PooledLayers | None
     """One law of all kinds in units of their datasheets."""
-    corrected: LeftOutRoad | None
+    corrected: LeftOutQuality | None
     """What is assumed of the kind (its operators, as others lend them), corrected as for others."""
 
 
 def related_layer(
     sources: Sequence[RatedLayer],
     target: Rates,
-    asked: Asked,
+    query: LayerQuery,
     assumed: Assumed,
-    roads: Roads,
+    estimators: TransferEstimators,
     *,
-    moved: bool = False,
+    shifted: bool = False,
 ) -> Prediction | None:
     """From laws of this layer and phase on other kinds; None where there are none.
 
-    From another board of the same chip, else the way that was less off on chips left out; `moved`:
-    by a constant factor to points of the kind, so that only the rest of the errors counts.
+    From another board of the same chip, else by the estimator that was less off on chips left out.
+    `shifted`: the answer will be scaled to points of the kind, so that only the rest of the errors
+    counts.
     """
-    far = _of_other_chips(sources, target, asked, assumed, roads, moved=moved)
+    far = _of_other_chips(sources, target, query, assumed, estimators, shifted=shifted)
     found = []
     for source in sources:
         if same_chip(source.rates.kind, target.kind):
-            own, near = _of_chip(source, target, asked, assumed, roads.pooled)
+            own, near = _of_chip(source, target, query, assumed, estimators.pooled)
             # A board that knows this size better than all others do; what a law of other chips is
             # sure of is never how two boards of one chip differ.
             if far is None or own.log_halfwidth <= far.log_halfwidth:
@@ -164,53 +146,52 @@ def related_layer(
 def _of_other_chips(
     sources: Sequence[RatedLayer],
     target: Rates,
-    asked: Asked,
+    query: LayerQuery,
     assumed: Assumed,
-    roads: Roads,
+    estimators: TransferEstimators,
     *,
-    moved: bool,
+    shifted: bool,
 ) -> Prediction | None:
-    pooled, corrected = roads.pooled, roads.corrected
+    pooled, corrected = estimators.pooled, estimators.corrected
     earned = corrected is not None and (
-        pooled is None or corrected.off(moved) < EARNED * pooled.off(moved)
+        pooled is None or corrected.off(shifted) < EARNED * pooled.off(shifted)
     )
     if pooled is not None and not earned:
-        together = _of_all(sources, target, asked, pooled)
+        together = _of_all(sources, target, query, pooled)
         if together is not None:
             return together
     if not sources:
         return None
-    there = corrected_layer(sources, target, asked, assumed)
+    there = corrected_layer(sources, target, query, assumed)
     if corrected is None:
         return there
-    halfwidth, outer = _outside(sources, target, asked, corrected.log_halfwidth)
+    halfwidth, outer = _outside(sources, target, query, corrected.log_halfwidth)
     return replace(there, log_halfwidth=halfwidth, extrapolating=(*there.extrapolating, *outer))
 
 
 def _of_chip(
     source: RatedLayer,
     target: Rates,
-    asked: Asked,
+    query: LayerQuery,
     assumed: Assumed,
     pooled: PooledLayers | None,
 ) -> tuple[Prediction, Prediction]:
     """What the law says of its own board, and that of the target."""
-    there = asked.shape._replace(precision=Precision(source.law.precision))
-    own = by_layer_law(source.law, asked.model, asked.layer, there)
+    there = replace(query, precision=Precision(source.law.precision))
+    own = by_layer_law(source.law, there)
     ratio = None
     if pooled is not None:
-        mine, others = (pooled_seconds(pooled, each, asked) for each in (target, source.rates))
+        mine, others = (pooled_seconds(pooled, each, query) for each in (target, source.rates))
         ratio = None if mine is None or not others else mine / others
     if ratio is None:
-        kernels = kernels_that_ran([source], target, asked, assumed)
-        here = replace(asked, shape=there)
+        kernels = kernels_that_ran([source], target, query, assumed)
         ratio = (
-            _with(kernels, target, asked, assumed).seconds
-            / _with(kernels, source.rates, here, assumed).seconds
+            assumed(target, replace(query, kernels=kernels)).seconds
+            / assumed(source.rates, replace(there, kernels=kernels)).seconds
         )
     kind = source.rates.kind
-    what = f"{asked.layer.value} {asked.phase}"
-    added = max(chip_halfwidth(kind, target.kind), _same_chip_halfwidth(asked.layer))
+    what = f"{query.layer.value} {query.phase}"
+    added = max(chip_halfwidth(kind, target.kind), _same_chip_halfwidth(query.layer))
     return own, Prediction(
         seconds=own.seconds * ratio**BOARD_SHARE,
         log_halfwidth=math.hypot(own.log_halfwidth, added),
@@ -222,52 +203,43 @@ def _of_chip(
     )
 
 
-def pooled_seconds(pooled: PooledLayers, rates: Rates, asked: Asked) -> float | None:
+def pooled_seconds(pooled: PooledLayers, rates: Rates, query: LayerQuery) -> float | None:
     """What the law of all kinds says of one; None of layers that it has no columns for."""
-    found = values(rates, asked.model, asked.layer, asked.shape)
+    found = values(rates, query)
     return None if found is None else pooled.seconds(found)
 
 
 def _of_all(
-    sources: Sequence[RatedLayer], target: Rates, asked: Asked, pooled: PooledLayers
+    sources: Sequence[RatedLayer], target: Rates, query: LayerQuery, pooled: PooledLayers
 ) -> Prediction | None:
-    seconds = pooled_seconds(pooled, target, asked)
+    seconds = pooled_seconds(pooled, target, query)
     if not seconds:
         return None
-    halfwidth, outer = _outside(sources, target, asked, pooled.log_halfwidth)
-    features: tuple[str, ...] = ()
-    if asked.layer is LayerKind.TRANSFORMER:
-        features = asked.model.common_layer(asked.shape.sequence_length).features()
-    if features:
-        # Work of other kernels at the rates of the measured ones: no better than a datasheet.
-        halfwidth = max(halfwidth, datasheet.MATRIX_LOG_HALFWIDTH)
-        outer = (*outer, f"layers with {', '.join(features)} not measured: rates of plain layers")
+    halfwidth, outer = _outside(sources, target, query, pooled.log_halfwidth)
+    halfwidth, unlike = with_features(query, halfwidth)
     return Prediction(
         seconds=seconds,
         log_halfwidth=halfwidth,
         source=RELATED,
         extrapolating=(
-            f"{target.kind.kind} {asked.layer.value} {asked.phase} not measured: law of "
+            f"{target.kind.kind} {query.layer.value} {query.phase} not measured: law of "
             f"{_named(sources)}, by datasheet figures, with the kernels that ran there",
             *outer,
+            *unlike,
         ),
     )
 
 
 def _outside(
-    sources: Sequence[RatedLayer], target: Rates, asked: Asked, log_halfwidth: float
+    sources: Sequence[RatedLayer], target: Rates, query: LayerQuery, log_halfwidth: float
 ) -> tuple[float, tuple[str, ...]]:
     """The half-width at this size and of this kind, and what of both nobody measured."""
-    shape = asked.shape
-    sizes = measured_values(
-        asked.model, asked.layer, shape.microbatch_size, shape.sequence_length, shape.tp
-    )
     return outside(
         (
             *common_ranges([source.law.ranges for source in sources]),
             *_figures([source.rates for source in sources]),
         ),
-        (*sizes, target.flops_per_second / _TERA, target.bytes_per_second / _GIGA),
+        (*measured_values(query), target.flops_per_second / _TERA, target.bytes_per_second / _GIGA),
         log_halfwidth,
     )
 
@@ -286,11 +258,11 @@ def _figures(rates: Sequence[Rates]) -> tuple[MeasuredRange, MeasuredRange]:
 
 
 def corrected_layer(
-    sources: Sequence[RatedLayer], target: Rates, asked: Asked, assumed: Assumed
+    sources: Sequence[RatedLayer], target: Rates, query: LayerQuery, assumed: Assumed
 ) -> Prediction:
     """What is assumed of a kind, corrected by how far others lie from what is assumed of them."""
-    kernels = kernels_that_ran(sources, target, asked, assumed)
-    there = _with(kernels, target, asked, assumed)
+    kernels = kernels_that_ran(sources, target, query, assumed)
+    there = assumed(target, replace(query, kernels=kernels))
     weights = [likeness(source.rates, target) for source in sources]
     means = [statistics.fmean(offsets(source, kernels, assumed) or [0.0]) for source in sources]
     total = sum(weight * mean for weight, mean in zip(weights, means, strict=True))
@@ -303,14 +275,10 @@ def corrected_layer(
         log_halfwidth=halfwidth,
         source=RELATED,
         extrapolating=(
-            f"{target.kind.kind} {asked.layer.value} {asked.phase} not measured: what is "
+            f"{target.kind.kind} {query.layer.value} {query.phase} not measured: what is "
             f"assumed of it, corrected as for {_named(sources)}",
         ),
     )
-
-
-def _with(kernels: Kernels, of: Rates, asked: Asked, assumed: Assumed) -> Prediction:
-    return assumed(of, replace(asked, shape=asked.shape._replace(kernels=kernels)))
 
 
 def _named(sources: Sequence[RatedLayer]) -> str:
@@ -333,7 +301,7 @@ _CLEARLY = 0.1
 
 
 def kernels_that_ran(
-    sources: Sequence[RatedLayer], target: Rates, asked: Asked, assumed: Assumed
+    sources: Sequence[RatedLayer], target: Rates, query: LayerQuery, assumed: Assumed
 ) -> Kernels:
     """The kernels with which what is assumed of the sources lies nearest to what they showed.
 
@@ -352,7 +320,7 @@ def kernels_that_ran(
         return sum(weight * value for weight, value in logs) / total if total > 0 else 0.0
 
     nearest = min(_LIKELY_KERNELS, key=far)
-    here = asked.shape.kernels
+    here = query.kernels
     return nearest if far(nearest) < far(here) - _CLEARLY else here
 
 
@@ -361,20 +329,14 @@ def offsets(source: RatedLayer, kernels: Kernels, assumed: Assumed) -> tuple[flo
     key = (kernels, assumed)
     if key not in source.offsets:
         source.offsets[key] = tuple(
-            math.log(size.seconds / assumed(source.rates, asked).seconds)
-            for size, asked in measured_sizes(source.law, kernels)
+            math.log(size.seconds / assumed(source.rates, size.query).seconds)
+            for size in ends_of(source.law, kernels)
         )
     return source.offsets[key]
 
 
-def measured_sizes(law: LayerLaw, kernels: Kernels) -> Iterator[tuple[Size, Asked]]:
-    """The least and the most work that a law's kind measured."""
+def ends_of(law: LayerLaw, kernels: Kernels) -> Iterator[Size]:
+    """The least and the most work that a law's kind measured, with these kernels."""
     sizes = list(sizes_of(law))
     for size in {id(each): each for each in (*sizes[:1], *sizes[-1:])}.values():
-        asked = Asked(
-            model=size.model,
-            layer=LayerKind(law.layer),
-            shape=size.shape._replace(kernels=kernels),
-            is_backward=law.phase == Phase.BACKWARD,
-        )
-        yield size, asked
+        yield replace(size, query=replace(size.query, kernels=kernels))

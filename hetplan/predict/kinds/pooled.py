@@ -22,7 +22,7 @@ How long does a layer take on a kind without samples, by one law of all kinds to
 
     seconds = sum over columns of coefficient * column at the kind's own datasheet figures
 
-with the columns of `related_rows`. Coefficients minimise the sum over rows of |log(measured /
+with the values above as columns. Coefficients minimise the sum over rows of |log(measured /
 predicted)|; a row counts likeness^x / sqrt(rows of its kind). Which x (0: all kinds alike, 1: those
 with a like rate per byte of bandwidth) is decided by the kinds at hand: each chip is left out in
 turn and predicted by the others, and the x with the least mean error over chips is taken.
@@ -33,7 +33,7 @@ fits them, and which one comes out hangs on the processor's rounding (GH200 in f
 that it settles nothing else (weights of 1e-7 to 1e-5 give the same answers).
 
 The same left-out errors set the interval. With o_c the mean and e_c the rest of the log errors of
-chip c, s_o^2 from all o_c and the published spread (as in `related_operators`) and s_e^2 the mean
+chip c, s_o^2 from all o_c and the published spread (as in `operators`) and s_e^2 the mean
 square of the e_c,
 
     half-width = t(0.95) * sqrt(s_o^2 (1 + 1 / chips) / (1 + 1 / published chips) + s_e^2)
@@ -53,8 +53,10 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
 from hetplan.model.layers import Attention, LatentAttention
+from hetplan.model.operators import BACKWARD
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec, plain_model
 from hetplan.predict.datasheet import (
     ELEMENTWISE_EFFICIENCY_FORWARD,
@@ -63,18 +65,19 @@ from hetplan.predict.datasheet import (
     MATRIX_EFFICIENCY,
     SCORE_PASSES,
 )
-from hetplan.predict.kinds.carried_laws import Rates, likeness, same_chip
 from hetplan.predict.kinds.operators import (
     MIN_CHIPS,
     PRIOR_KINDS,
     PUBLISHED_CHIPS,
-    t_quantile,
+    Rates,
+    by_chip,
+    likeness,
 )
 from hetplan.predict.laws import LayerLaw
-from hetplan.predict.layer.answer import LayerShape
 from hetplan.predict.layer.columns import LayerColumns, layer_columns
 from hetplan.predict.layer.tables import LayerTable
-from hetplan.predict.regression import fit_nonnegative, log_ratio, predict
+from hetplan.predict.predictor import LayerQuery
+from hetplan.predict.regression import fit_nonnegative, log_ratio, predict, t_quantile
 
 _CAUSAL = 2.0
 """Attention's operations and scores are counted causally; the square has twice as many."""
@@ -90,8 +93,7 @@ _VOCABULARY = 50000
 class Size:
     """One layer at one size, and the time of it."""
 
-    model: ModelSpec
-    shape: LayerShape
+    query: LayerQuery
     seconds: float
 
 
@@ -109,31 +111,29 @@ class Row:
         return self.size.seconds
 
 
-def values(
-    rates: Rates, model: ModelSpec, layer: LayerKind, shape: LayerShape
-) -> tuple[float, ...] | None:
+def values(rates: Rates, query: LayerQuery) -> tuple[float, ...] | None:
     """What a pass of this layer asks of a kind; None of kinds of layers that have no such form."""
-    columns = _columns(model, layer, shape)
-    tokens = shape.microbatch_size * shape.sequence_length
-    width = shape.precision.bytes_per_element
-    one, split = 1.0, float(shape.tp > 1)
+    columns, model = layer_columns(query), query.model
+    tokens = query.microbatch_size * query.sequence_length
+    width = query.precision.bytes_per_element
+    one, split = 1.0, float(query.tp > 1)
     bandwidth = rates.bytes_per_second
     hidden = tokens * model.hidden_size * width / bandwidth
-    if layer is LayerKind.EMBEDDING:
+    if query.layer is LayerKind.EMBEDDING:
         return one, split, hidden, columns.weight_bytes / bandwidth
-    if layer is LayerKind.HEAD:
-        logits = tokens * model.vocabulary_slice(shape.tp) * width
+    if query.layer is LayerKind.HEAD:
+        logits = tokens * model.vocabulary_slice(query.tp) * width
         return one, split, *_products(columns.matrix_flops, rates), logits / bandwidth, hidden
-    if layer is not LayerKind.TRANSFORMER:
+    if query.layer is not LayerKind.TRANSFORMER:
         return None
-    plain = model.common_layer(shape.sequence_length)
+    plain = model.common_layer(query.sequence_length)
     alone = (2.0 * plain.num_norms + 4.0) * hidden  # as `model.work` counts them
     flops = columns.matrix_flops + _CAUSAL * columns.attention_flops
     return (
         one,
         split,
         *_products(flops, rates),
-        _score_bytes(plain.attention, columns, shape) / bandwidth,
+        _score_bytes(plain.attention, columns, query) / bandwidth,
         max(0.0, columns.elementwise_bytes / bandwidth - alone),
         alone,
     )
@@ -161,32 +161,15 @@ def _products(flops: float, rates: Rates) -> tuple[float, float]:
 
 
 def _score_bytes(
-    attention: Attention | LatentAttention, columns: LayerColumns, shape: LayerShape
+    attention: Attention | LatentAttention, columns: LayerColumns, query: LayerQuery
 ) -> float:
     """Bytes of the square of scores of one rank's heads."""
-    query, other = attention.slice_sizes(shape.tp)
-    value = other if isinstance(attention, LatentAttention) else query
-    heads = attention.num_heads / shape.tp
+    queries, other = attention.slice_sizes(query.tp)
+    value = other if isinstance(attention, LatentAttention) else queries
+    heads = attention.num_heads / query.tp
     # 2 operations per multiply-add, for queries with keys and scores with values.
-    pairs = columns.attention_flops / (2.0 * (query + value))
-    return _CAUSAL * pairs * heads * shape.precision.bytes_per_element
-
-
-def _columns(model: ModelSpec, layer: LayerKind, shape: LayerShape) -> LayerColumns:
-    return layer_columns(
-        model,
-        layer,
-        microbatch_size=shape.microbatch_size,
-        sequence_length=shape.sequence_length,
-        tp=shape.tp,
-        bytes_per_element=shape.precision.bytes_per_element,
-    )
-
-
-def law_seconds(law: LayerLaw, model: ModelSpec, layer: LayerKind, shape: LayerShape) -> float:
-    """The law's sum of columns, without its tables."""
-    columns = _columns(model, layer, shape)
-    return sum(term.coefficient * columns.value(term.column) for term in law.terms)
+    pairs = columns.attention_flops / (2.0 * (queries + value))
+    return _CAUSAL * pairs * heads * query.precision.bytes_per_element
 
 
 def sizes_of(law: LayerLaw, others: Sequence[LayerLaw] = ()) -> Iterator[Size]:
@@ -197,7 +180,6 @@ def sizes_of(law: LayerLaw, others: Sequence[LayerLaw] = ()) -> Iterator[Size]:
     if law.tables:
         yield from _of_tables(law)
         return
-    layer, precision = LayerKind(law.layer), Precision(law.precision)
     ranges = {each.quantity: (int(each.least), int(each.most)) for each in law.ranges}
     known = {table.hidden_size: table for other in others for table in other.tables}
     vocabulary = ranges.get("vocabulary", (_VOCABULARY, _VOCABULARY))[1]
@@ -208,20 +190,30 @@ def sizes_of(law: LayerLaw, others: Sequence[LayerLaw] = ()) -> Iterator[Size]:
         model = plain(hidden, vocabulary) if table is None else _model(table, vocabulary)
         for tp in _doublings(*ranges["tp"]):
             for microbatch in _doublings(*ranges["microbatch"]):
-                shape = LayerShape(microbatch, ranges["sequence"][1], tp, precision)
-                seconds = law_seconds(law, model, layer, shape)
+                query = _query(law, model, microbatch, ranges["sequence"][1], tp)
+                seconds = law.sum_of_columns(layer_columns(query))
                 if seconds > 0:
-                    yield Size(model=model, shape=shape, seconds=seconds)
+                    yield Size(query=query, seconds=seconds)
 
 
 def _of_tables(law: LayerLaw) -> Iterator[Size]:
     for table in law.tables:
         model = _model(table, table.vocab_size or _VOCABULARY)
         for microbatch, seconds in zip(table.microbatch_sizes, table.seconds, strict=True):
-            shape = LayerShape(
-                microbatch, table.sequence_length, table.tp, Precision(law.precision)
-            )
-            yield Size(model=model, shape=shape, seconds=seconds)
+            query = _query(law, model, microbatch, table.sequence_length, table.tp)
+            yield Size(query=query, seconds=seconds)
+
+
+def _query(law: LayerLaw, model: ModelSpec, microbatch: int, length: int, tp: int) -> LayerQuery:
+    return LayerQuery(
+        model=model,
+        layer=LayerKind(law.layer),
+        microbatch_size=microbatch,
+        sequence_length=length,
+        tp=tp,
+        precision=Precision(law.precision),
+        is_backward=law.phase == BACKWARD,
+    )
 
 
 def _doublings(least: int, most: int) -> Iterator[int]:
@@ -306,8 +298,8 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOutRoad:
-    """How good a way to a layer's time is, by chips that were left out."""
+class LeftOutQuality:
+    """How good an estimator of a layer's time is, by chips that were left out."""
 
     log_halfwidth: float
     error: float
@@ -315,19 +307,19 @@ class LeftOutRoad:
     rest: float
     """The same of larger layers when one point of each kind is known."""
 
-    def off(self, moved: bool) -> float:
+    def off(self, shifted: bool) -> float:
         """What is wrong with it, for a kind with or without points of its own."""
-        return self.rest if moved else self.error
+        return self.rest if shifted else self.error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PooledLayers(LeftOutRoad):
+class PooledLayers(LeftOutQuality):
     """The law of all kinds, for one kind that it is asked of."""
 
     coefficients: tuple[float, ...]
 
     def seconds(self, values: Sequence[float]) -> float:
-        """Time of a layer that asks this of a kind (`related_rows.values`)."""
+        """Time of a layer that asks this of a kind (`predict.kinds.pooled.values`)."""
         return predict(self.coefficients, values)
 
 
@@ -335,7 +327,7 @@ def pooled_layers(
     kinds: Sequence[KindRows], target: Rates, layer: LayerKind
 ) -> PooledLayers | None:
     """The law for the kind with these rates; None with fewer chips than can be left out."""
-    chips = by_chip(kinds)
+    chips = by_chip(kinds, _kind)
     if len(chips) < MIN_CHIPS:
         return None
     centre = arithmetic_coefficients(layer)
@@ -349,21 +341,8 @@ def pooled_layers(
     )
 
 
-def by_chip(kinds: Sequence[KindRows]) -> tuple[tuple[KindRows, ...], ...]:
-    """Kinds of one chip together."""
-    chips: list[list[KindRows]] = []
-    for each in kinds:
-        same = [chip for chip in chips if _one_chip(chip[0], each)]
-        if same:
-            same[0].append(each)
-        else:
-            chips.append([each])
-    return tuple(map(tuple, chips))
-
-
-def _one_chip(one: KindRows, other: KindRows) -> bool:
-    mine, others = one.rates.kind, other.rates.kind
-    return mine.kind == others.kind or same_chip(mine, others)
+def _kind(rows: KindRows) -> DeviceKind:
+    return rows.rates.kind
 
 
 def _mean_size(errors: Iterable[Sequence[float]]) -> float:
@@ -392,8 +371,8 @@ def left_out_chip(chip: Sequence[KindRows], predicted: Predicted) -> LeftOut:
 
 def _after_point(rows: Sequence[Row], errors: Sequence[float]) -> list[float]:
     def size(at: int) -> tuple[int, int, int]:
-        shape = rows[at].size.shape
-        return rows[at].size.model.hidden_size, shape.tp, -shape.microbatch_size
+        query = rows[at].size.query
+        return query.model.hidden_size, query.tp, -query.microbatch_size
 
     point = min(range(len(rows)), key=size)
     larger = [at for at in range(len(rows)) if size(at)[0] > size(point)[0]]
@@ -404,17 +383,17 @@ _MAX_ROWS = 12
 """Of one kind, evenly over its sizes: enough for a mean, where each costs a sum of operators."""
 
 
-def corrected_road(
+def corrected_quality(
     kinds: Sequence[KindRows],
     layer: LayerKind,
     without: Callable[[Sequence[KindRows]], Predicted],
-) -> LeftOutRoad | None:
+) -> LeftOutQuality | None:
     """The same figures of another way, asked at some rows of each kind; None: too few chips."""
-    chips = by_chip([replace(kind, rows=_thinned(kind.rows)) for kind in kinds])
+    chips = by_chip([replace(kind, rows=_thinned(kind.rows)) for kind in kinds], _kind)
     if len(chips) < MIN_CHIPS:
         return None
     found = [left_out_chip(chip, without(chip)) for chip in chips]
-    return LeftOutRoad(
+    return LeftOutQuality(
         log_halfwidth=left_out_halfwidth(found, published_spread(layer)),
         error=_error(found),
         rest=_mean_size(each.after_point for each in found),

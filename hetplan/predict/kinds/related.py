@@ -1,10 +1,10 @@
 """What a kind without laws of its own takes, by the laws of other kinds.
 
-Two roads, each with its interval:
+Two estimators, each with its interval:
 
-    layers      laws of whole layers of all other kinds as one (`related_pooled`), another board of
-                the chip, or what is assumed corrected as for others (`related_layers`)
-    operators   laws of single operators, lent class by class (`related_operators`) and added up to
+    layers      laws of whole layers of all other kinds as one (`kinds.pooled`), another board of
+                the chip, or what is assumed corrected as for others (`predict.kinds.layers`)
+    operators   laws of single operators, lent class by class (`kinds.operators`) and added up to
                 a layer as a kind's own are (`composed`)
 
 Whole layers of three or more chips of the same vendor answer first: they hold everything that a
@@ -27,49 +27,45 @@ from typing import TypeAlias
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Optimizer, Precision
 from hetplan.model.operators import Kernels, OperatorClass
-from hetplan.model.spec import LayerKind, ModelSpec
-from hetplan.predict.kinds.carried_laws import (
-    Rated,
-    Rates,
-    asked_format,
-    measured_format,
-    rates,
-    same_chip,
-)
+from hetplan.model.spec import LayerKind
 from hetplan.predict.kinds.layers import (
-    Asked,
     Assumed,
     RatedLayer,
-    Roads,
+    TransferEstimators,
     corrected_layer,
+    datasheet_prediction,
     near_chips,
-    paper,
     related_layer,
 )
 from hetplan.predict.kinds.operators import (
     MIN_CHIPS,
     MIN_POINTS,
+    Rated,
+    Rates,
     RelatedLaws,
     Spreads,
+    asked_format,
     chip_halfwidth,
+    measured_format,
+    rates,
     related_laws,
+    same_chip,
 )
 from hetplan.predict.kinds.pooled import (
     KindRows,
     Predicted,
     Row,
-    corrected_road,
+    corrected_quality,
     pooled_layers,
     sizes_of,
     values,
 )
 from hetplan.predict.laws import ALL_LAYERS, FittedLaws, LayerLaw
 from hetplan.predict.layer import composed, float8
-from hetplan.predict.layer.answer import LayerShape
 from hetplan.predict.layer.columns import Column
 from hetplan.predict.operator.answer import DeviceOperators, index_operators
 from hetplan.predict.operator.values import OperatorLaw
-from hetplan.predict.predictor import RELATED, Prediction
+from hetplan.predict.predictor import RELATED, LayerQuery, Prediction
 from hetplan.profiling.samples import Phase
 
 # Whole float32 layers of Sailor's profiles against the sum of operators of the same chip or of
@@ -87,19 +83,19 @@ class _Lent:
     index: dict[tuple[str, str], DeviceOperators]
 
 
-_RoadKey: TypeAlias = tuple[DeviceKind, LayerKind, str, Precision, Kernels]
+_EstimatorKey: TypeAlias = tuple[DeviceKind, LayerKind, str, Precision, Kernels]
 
 
 class Related:
     """Answers from the laws of other kinds; what was worked out once is kept."""
 
     __slots__ = (
+        "_estimators",
         "_formats",
         "_kinds",
         "_laws",
         "_lent",
         "_others",
-        "_roads",
         "_sources",
         "_spreads",
     )
@@ -118,42 +114,32 @@ class Related:
         self._lent: dict[tuple[DeviceKind, str], _Lent | None] = {}
         self._spreads: dict[int, Spreads] = {}
         self._sources: dict[tuple[DeviceKind, LayerKind, str, Precision], list[RatedLayer]] = {}
-        self._roads: dict[_RoadKey, Roads] = {}
+        self._estimators: dict[_EstimatorKey, TransferEstimators] = {}
         self._others: dict[frozenset[str], Related] = {}
         self._formats: dict[tuple[str, str], str] = {}
 
     def layer(
-        self,
-        device: DeviceKind,
-        model: ModelSpec,
-        layer: LayerKind,
-        shape: LayerShape,
-        *,
-        backward: bool,
-        moved: bool = False,
+        self, device: DeviceKind, query: LayerQuery, *, shifted: bool = False
     ) -> Prediction | None:
         """One pass of a layer; None where no law of another kind says anything of it.
 
-        `moved`: the answer is going to be moved to points of the kind (`prior`).
+        `shifted`: the answer will be scaled to points of the kind (`few_points`).
         """
-        asked = Asked(model=model, layer=layer, shape=shape, is_backward=backward)
-        if shape.kernels.product_format:
-            return self._narrow(device, asked, moved=moved)
-        sources = self._layer_sources(device, asked)
-        layers = self._by_layers(device, asked, sources, moved=moved)
+        if query.kernels.product_format:
+            return self._narrow(device, query, shifted=shifted)
+        sources = self._layer_sources(device, query)
+        layers = self._by_layers(device, query, sources, shifted=shifted)
         if layers is not None and near_chips(sources, device) >= MIN_CHIPS:
             return layers
-        found = (layers, self._by_operators(device, asked))
+        found = (layers, self._by_operators(device, query))
         known = [each for each in found if each is not None]
         return min(known, key=lambda each: each.log_halfwidth, default=None)
 
-    def _narrow(self, device: DeviceKind, asked: Asked, *, moved: bool) -> Prediction | None:
+    def _narrow(self, device: DeviceKind, query: LayerQuery, *, shifted: bool) -> Prediction | None:
         """With narrow products: by operators; by whole layers, changed as the operators change."""
-        plain = replace(asked, shape=float8.in_one_format(asked.shape))
-        whole = self.layer(
-            device, asked.model, asked.layer, plain.shape, backward=asked.is_backward, moved=moved
-        )
-        narrow, wide = self._by_operators(device, asked), self._by_operators(device, plain)
+        plain = float8.in_one_format(query)
+        whole = self.layer(device, plain, shifted=shifted)
+        narrow, wide = self._by_operators(device, query), self._by_operators(device, plain)
         if whole is None or narrow is None or wide is None or whole.parts:
             return narrow
         return float8.scaled(whole, wide, narrow)
@@ -240,25 +226,18 @@ class Related:
     ) -> Rates | None:
         return rates(device, asked_format(device, precision.value, measured))
 
-    def _by_operators(self, device: DeviceKind, asked: Asked) -> Prediction | None:
-        lent = self._lent_to(device, asked.shape.precision)
+    def _by_operators(self, device: DeviceKind, query: LayerQuery) -> Prediction | None:
+        lent = self._lent_to(device, query.precision)
         if lent is None:
             return None
-        found = composed.layer_prediction(
-            lent.index,
-            device,
-            asked.model,
-            asked.layer,
-            shape=asked.shape,
-            backward=asked.is_backward,
-        )
+        found = composed.layer_prediction(lent.index, device, query)
         if found is None:
             return None
         averages = lent.laws.classes_of_others
         lent_seconds = sum(part.seconds for part in found.parts if part.name in averages)
         added = SUM_LOG_HALFWIDTH * lent_seconds / found.seconds if found.seconds > 0 else 0.0
         note = (
-            f"{device.kind} {asked.shape.precision.value} not measured: {lent.laws.lenders}, by "
+            f"{device.kind} {query.precision.value} not measured: {lent.laws.lenders}, by "
             "datasheet ratios"
         )
         return replace(
@@ -291,17 +270,17 @@ class Related:
         laws = related_laws(target, precision.value, sources, self._spreads[width])
         return _Lent(laws, index_operators(laws.laws))
 
-    def _layer_sources(self, device: DeviceKind, asked: Asked) -> list[RatedLayer]:
-        key = (device, asked.layer, asked.phase, asked.shape.precision)
+    def _layer_sources(self, device: DeviceKind, query: LayerQuery) -> list[RatedLayer]:
+        key = (device, query.layer, query.phase, query.precision)
         if key not in self._sources:
-            self._sources[key] = self._find_layer_sources(device, asked)
+            self._sources[key] = self._find_layer_sources(device, query)
         return self._sources[key]
 
-    def _find_layer_sources(self, device: DeviceKind, asked: Asked) -> list[RatedLayer]:
-        precision = asked.shape.precision
+    def _find_layer_sources(self, device: DeviceKind, query: LayerQuery) -> list[RatedLayer]:
+        precision = query.precision
         sources = []
         for law in self._laws.layers:
-            if (law.layer, law.phase) != (asked.layer.value, asked.phase):
+            if (law.layer, law.phase) != (query.layer.value, query.phase):
                 continue
             if (law.device, law.precision) == (device.kind, precision.value):
                 continue
@@ -313,43 +292,44 @@ class Related:
         return sources
 
     def _by_layers(
-        self, device: DeviceKind, asked: Asked, sources: Sequence[RatedLayer], *, moved: bool
+        self, device: DeviceKind, query: LayerQuery, sources: Sequence[RatedLayer], *, shifted: bool
     ) -> Prediction | None:
-        target = self._target(device, asked.shape.precision, [each.rates for each in sources])
+        target = self._target(device, query.precision, [each.rates for each in sources])
         if target is None:
             return None
-        roads = self._layer_roads(device, asked, target, sources)
-        assumed = self._assumed(device, asked, sources)
-        return related_layer(sources, target, asked, assumed, roads, moved=moved)
+        estimators = self._layer_estimators(device, query, target, sources)
+        assumed = self._assumed(device, query, sources)
+        return related_layer(sources, target, query, assumed, estimators, shifted=shifted)
 
-    def _assumed(self, device: DeviceKind, asked: Asked, sources: Sequence[RatedLayer]) -> Assumed:
+    def _assumed(
+        self, device: DeviceKind, query: LayerQuery, sources: Sequence[RatedLayer]
+    ) -> Assumed:
         kinds = [device, *(source.rates.kind for source in sources)]
-        by_operators = all(self._lent_to(kind, asked.shape.precision) for kind in kinds)
-        return self._sum_of_operators if by_operators else paper
+        by_operators = all(self._lent_to(kind, query.precision) for kind in kinds)
+        return self._sum_of_operators if by_operators else datasheet_prediction
 
-    def _layer_roads(
-        self, device: DeviceKind, asked: Asked, target: Rates, sources: Sequence[RatedLayer]
-    ) -> Roads:
-        """What each chip of the device's vendor, left out, says of both ways to a layer; kept."""
-        key = (device, asked.layer, asked.phase, asked.shape.precision, asked.shape.kernels)
-        if key not in self._roads:
+    def _layer_estimators(
+        self, device: DeviceKind, query: LayerQuery, target: Rates, sources: Sequence[RatedLayer]
+    ) -> TransferEstimators:
+        """Both estimators of a layer, judged by leaving out each chip of the vendor; kept."""
+        key = (device, query.layer, query.phase, query.precision, query.kernels)
+        if key not in self._estimators:
             near = [each for each in sources if each.rates.kind.vendor == device.vendor]
             kinds = [each for each in map(self._rows_of, near) if each.rows]
-            self._roads[key] = Roads(
-                pooled=pooled_layers(kinds, target, asked.layer),
-                corrected=corrected_road(
-                    kinds, asked.layer, lambda chip: self._corrected_without(chip, asked)
+            self._estimators[key] = TransferEstimators(
+                pooled=pooled_layers(kinds, target, query.layer),
+                corrected=corrected_quality(
+                    kinds, query.layer, lambda chip: self._corrected_without(chip, query)
                 ),
             )
-        return self._roads[key]
+        return self._estimators[key]
 
-    def _corrected_without(self, chip: Sequence[KindRows], asked: Asked) -> Predicted:
+    def _corrected_without(self, chip: Sequence[KindRows], query: LayerQuery) -> Predicted:
         """What is assumed of a kind, corrected as for others, without the laws of this chip."""
         others = self._without(frozenset(each.rates.kind.kind for each in chip))
 
         def predicted(kind: KindRows, row: Row) -> float:
-            shape = row.size.shape._replace(kernels=asked.shape.kernels)
-            one = replace(asked, model=row.size.model, shape=shape)
+            one = replace(row.size.query, kernels=query.kernels)
             device = kind.rates.kind
             sources = others._layer_sources(device, one)
             assumed = others._assumed(device, one, sources)
@@ -370,14 +350,14 @@ class Related:
         return self._others[kinds]
 
     def _rows_of(self, source: RatedLayer) -> KindRows:
-        law, layer = source.law, LayerKind(source.law.layer)
+        law = source.law
         same = [each for each in self._laws.layers if each.device == law.device]
         rows = []
         for size in sizes_of(law, same):
-            found = values(source.rates, size.model, layer, size.shape)
+            found = values(source.rates, size.query)
             if found is not None:
                 rows.append(Row(size=size, values=found))
         return KindRows(rates=source.rates, rows=tuple(rows))
 
-    def _sum_of_operators(self, of: Rates, asked: Asked) -> Prediction:
-        return self._by_operators(of.kind, asked) or paper(of, asked)
+    def _sum_of_operators(self, of: Rates, query: LayerQuery) -> Prediction:
+        return self._by_operators(of.kind, query) or datasheet_prediction(of, query)

@@ -1,68 +1,60 @@
 """What a law of whole measured layers answers for one layer: its table, else its sum of columns.
 
-A shape that was itself measured has its median (`predict.layer_measured`). A layer that was
-measured at this tp and sequence length is read off its table (`predict.layer_table`); a size beyond
+A shape that was itself measured has its median (`predict.layer.tables`). A layer that was
+measured at this tp and sequence length is read off its table (`layer.tables`); a size beyond
 the table, or another vocabulary, changes that time by the ratio that the columns give. Everything
 else is the sum of columns.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
 
-from hetplan.job.spec import Precision
 from hetplan.model.layers import Attention, Mlp
-from hetplan.model.operators import DEFAULT_KERNELS, Kernels
+from hetplan.model.operators import Kernels
 from hetplan.model.spec import Architecture, LayerKind, ModelSpec
 from hetplan.predict import datasheet
 from hetplan.predict.laws import LayerLaw, outside
 from hetplan.predict.layer.columns import Column, layer_columns
 from hetplan.predict.layer.laws import measured_values
 from hetplan.predict.layer.tables import LayerTable
-from hetplan.predict.predictor import MEASURED, Prediction
+from hetplan.predict.predictor import MEASURED, LayerQuery, Prediction
 
 
-class LayerShape(NamedTuple):
-    """Everything but the layer itself that its time depends on."""
-
-    microbatch_size: int
-    sequence_length: int
-    tp: int
-    precision: Precision
-    kernels: Kernels = DEFAULT_KERNELS
-
-
-def by_layer_law(
-    law: LayerLaw, model: ModelSpec, layer: LayerKind, shape: LayerShape
-) -> Prediction:
+def by_layer_law(law: LayerLaw, query: LayerQuery) -> Prediction:
     """Time of one pass of this layer by the law, with notes on what it had not seen."""
-    itself = measured_itself(law, model, layer, shape)
+    itself = measured_itself(law, query)
     if itself is not None:
         return Prediction(
             seconds=itself[0],
             log_halfwidth=itself[1],
             source=MEASURED,
-            extrapolating=kernel_notes(law, shape.kernels),
+            extrapolating=kernel_notes(law, query.kernels),
         )
-    values = measured_values(model, layer, shape.microbatch_size, shape.sequence_length, shape.tp)
-    halfwidth, warnings = outside(law.ranges, values, law.log_halfwidth)
-    seconds, measured = _seconds(law, model, layer, shape)
+    halfwidth, warnings = outside(law.ranges, measured_values(query), law.log_halfwidth)
+    seconds, measured = _seconds(law, query)
     if measured:
         halfwidth = min(halfwidth, law.table_log_halfwidth)
-    if layer is LayerKind.TRANSFORMER:
-        features = model.common_layer(shape.sequence_length).features()
-        if features:
-            # Work of other kernels at the rates of the measured ones: no better than a datasheet.
-            halfwidth = max(halfwidth, datasheet.MATRIX_LOG_HALFWIDTH)
-            note = f"layers with {', '.join(features)} not measured: rates of plain layers"
-            warnings = (*warnings, note)
+    halfwidth, unlike = with_features(query, halfwidth)
     return Prediction(
         seconds=seconds,
         log_halfwidth=halfwidth,
         source=MEASURED,
-        extrapolating=(*warnings, *kernel_notes(law, shape.kernels)),
+        extrapolating=(*warnings, *unlike, *kernel_notes(law, query.kernels)),
     )
+
+
+def with_features(query: LayerQuery, log_halfwidth: float) -> tuple[float, tuple[str, ...]]:
+    """The half-width of a layer by laws of plain layers, and a note where it is none."""
+    if query.layer is not LayerKind.TRANSFORMER:
+        return log_halfwidth, ()
+    features = query.model.common_layer(query.sequence_length).features()
+    if not features:
+        return log_halfwidth, ()
+    # Work of other kernels at the rates of the measured ones: no better than a datasheet.
+    note = f"layers with {', '.join(features)} not measured: rates of plain layers"
+    return max(log_halfwidth, datasheet.MATRIX_LOG_HALFWIDTH), (note,)
 
 
 def kernel_notes(law: LayerLaw, kernels: Kernels) -> tuple[str, ...]:
@@ -102,51 +94,48 @@ def _kernel_notes(layer: str, kept_scores: bool, kernels: Kernels) -> tuple[str,
     return tuple(notes)
 
 
-def measured_itself(
-    law: LayerLaw, model: ModelSpec, layer: LayerKind, shape: LayerShape
-) -> tuple[float, float] | None:
+def measured_itself(law: LayerLaw, query: LayerQuery) -> tuple[float, float] | None:
     """Seconds and half-width of this very layer at this size; None where it was not measured."""
-    key = _key(model) if law.measured else None
+    key = _key(query.model) if law.measured else None
     if key is None:
         return None
-    vocabulary = 0 if layer is LayerKind.TRANSFORMER else model.vocab_size
-    asked = (*key, vocabulary, shape.sequence_length, shape.tp)
+    vocabulary = 0 if query.layer is LayerKind.TRANSFORMER else query.model.vocab_size
+    wanted = (*key, vocabulary, query.sequence_length, query.tp)
     for each in law.measured:
-        if each.key == asked:
-            return each.at(shape.microbatch_size)
+        if each.key == wanted:
+            return each.at(query.microbatch_size)
     return None
 
 
-def _seconds(
-    law: LayerLaw, model: ModelSpec, layer: LayerKind, shape: LayerShape
-) -> tuple[float, bool]:
+def _seconds(law: LayerLaw, query: LayerQuery) -> tuple[float, bool]:
     """The time, and whether this very layer was measured around this size."""
-    table = _table(law, model, layer, shape) if law.tables else None
+    table = _table(law, query) if law.tables else None
     if table is None:
-        return _by_columns(law, model, layer, shape, model.vocab_size), False
+        return law.sum_of_columns(layer_columns(query)), False
     sizes = table.microbatch_sizes
-    nearest = min(max(shape.microbatch_size, sizes[0]), sizes[-1])
+    nearest = min(max(query.microbatch_size, sizes[0]), sizes[-1])
     seconds = table.at(nearest) or 0.0
-    vocabulary = table.vocab_size or model.vocab_size
-    if nearest == shape.microbatch_size and vocabulary == model.vocab_size:
+    vocabulary = table.vocab_size or query.model.vocab_size
+    if nearest == query.microbatch_size and vocabulary == query.model.vocab_size:
         return seconds, True
-    inside = _by_columns(law, model, layer, shape._replace(microbatch_size=nearest), vocabulary)
-    asked = _by_columns(law, model, layer, shape, model.vocab_size)
-    return (seconds * asked / inside if inside > 0 else asked), False
+    at_edge = replace(query, microbatch_size=nearest)
+    if vocabulary != query.model.vocab_size:
+        at_edge = replace(at_edge, model=replace(query.model, vocab_size=vocabulary))
+    inside = law.sum_of_columns(layer_columns(at_edge))
+    wanted = law.sum_of_columns(layer_columns(query))
+    return (seconds * wanted / inside if inside > 0 else wanted), False
 
 
-def _table(
-    law: LayerLaw, model: ModelSpec, layer: LayerKind, shape: LayerShape
-) -> LayerTable | None:
+def _table(law: LayerLaw, query: LayerQuery) -> LayerTable | None:
     """The table of this very layer; of those that differ by vocabulary alone the nearest."""
-    key = _key(model)
+    key = _key(query.model)
     found = [
         table
         for table in law.tables
         if table.key[:6] == key
-        and (table.sequence_length, table.tp) == (shape.sequence_length, shape.tp)
+        and (table.sequence_length, table.tp) == (query.sequence_length, query.tp)
     ]
-    return min(found, key=lambda each: abs(each.vocab_size - model.vocab_size), default=None)
+    return min(found, key=lambda each: abs(each.vocab_size - query.model.vocab_size), default=None)
 
 
 def _key(model: ModelSpec) -> tuple[str | int, ...] | None:
@@ -164,19 +153,3 @@ def _key(model: ModelSpec) -> tuple[str | int, ...] | None:
         attention.num_kv_heads,
         attention.head_dim,
     )
-
-
-def _by_columns(
-    law: LayerLaw, model: ModelSpec, layer: LayerKind, shape: LayerShape, vocabulary: int
-) -> float:
-    from dataclasses import replace
-
-    columns = layer_columns(
-        model if vocabulary == model.vocab_size else replace(model, vocab_size=vocabulary),
-        layer,
-        microbatch_size=shape.microbatch_size,
-        sequence_length=shape.sequence_length,
-        tp=shape.tp,
-        bytes_per_element=shape.precision.bytes_per_element,
-    )
-    return sum(term.coefficient * columns.value(term.column) for term in law.terms)

@@ -13,8 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hetplan.model.spec import LayerKind, ModelSpec
+from hetplan.model.spec import LayerKind
 from hetplan.model.work import layer_work
+from hetplan.predict.predictor import LayerQuery
 
 
 class Column(StrEnum):
@@ -35,7 +36,7 @@ class Column(StrEnum):
     pass writes a gradient as large, however few tokens were looked up."""
     SCORE_BYTES = "score_bytes"
     """Bytes of the attention scores of a layer that keeps them in memory: heads * tokens * length
-    elements. Only laws of such layers have it (`predict.layer_prior`)."""
+    elements. Only laws of such layers have it (`predict.layer.weak_prior`)."""
     PARAMETERS = "parameters"
     """Parameters that an optimizer updates."""
 
@@ -109,16 +110,11 @@ class LayerColumns:
         return result
 
 
-def layer_columns(
-    model: ModelSpec,
-    layer: LayerKind,
-    *,
-    microbatch_size: int,
-    sequence_length: int,
-    tp: int,
-    bytes_per_element: int,
-) -> LayerColumns:
-    """Column values of one layer on one tensor-parallel rank."""
+def layer_columns(query: LayerQuery) -> LayerColumns:
+    """Column values of one layer on one tensor-parallel rank; both passes have the same."""
+    model, layer, tp = query.model, query.layer, query.tp
+    microbatch_size, sequence_length = query.microbatch_size, query.sequence_length
+    bytes_per_element = query.precision.bytes_per_element
     work = layer_work(model, layer, microbatch_size, sequence_length, tp)
     weights = work.weight_elements
     if layer is LayerKind.EMBEDDING:

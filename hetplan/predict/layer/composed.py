@@ -23,7 +23,6 @@ from dataclasses import replace
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.job.spec import Precision
-from hetplan.model.layers import TransformerLayer
 from hetplan.model.operators import (
     BACKWARD,
     FORWARD,
@@ -31,22 +30,18 @@ from hetplan.model.operators import (
     WEIGHT_GRADIENT,
     WITH_WEIGHTS,
     Operator,
-    gradient_operators,
     has_backward,
-    layer_operators,
 )
-from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.predict.datasheet import (
     ELEMENTWISE_EFFICIENCY_BACKWARD,
     ELEMENTWISE_EFFICIENCY_FORWARD,
     ELEMENTWISE_LOG_HALFWIDTH,
     LAUNCH_LOG_HALFWIDTH,
 )
-from hetplan.predict.layer.answer import LayerShape
 from hetplan.predict.layer.float8 import narrowed
 from hetplan.predict.operator.answer import DeviceOperators, Launch
 from hetplan.predict.operator.values import OperatorColumn, column_value
-from hetplan.predict.predictor import MEASURED, Prediction, PredictionPart
+from hetplan.predict.predictor import MEASURED, LayerQuery, Prediction, PredictionPart
 
 LAUNCH_PART = "launch"
 WAIT_PART = "wait"
@@ -55,12 +50,8 @@ WAIT_PART = "wait"
 def layer_prediction(
     laws: Mapping[tuple[str, str], DeviceOperators],
     device: DeviceKind,
-    model: ModelSpec,
-    kind: LayerKind,
-    layer: TransformerLayer | None = None,
+    query: LayerQuery,
     *,
-    shape: LayerShape,
-    backward: bool = False,
     lent: Lender | None = None,
 ) -> Prediction | None:
     """Time of one layer's pass on one tensor-parallel rank, without communication.
@@ -68,23 +59,15 @@ def layer_prediction(
     `lent` says what other kinds of device lend this one where a class of operators was not
     measured on it. None where the device's laws do not cover the layer's products.
     """
-    precision = shape.precision.value
+    precision, backward = query.precision.value, query.is_backward
     wide = laws.get((device.kind, precision))
     if wide is None:
         return None
-    here = narrowed(wide, device, shape.kernels.product_format)
-    others = _Once(lent, device, shape.precision)
+    here = narrowed(wide, device, query.kernels.product_format)
+    others = _Once(lent, device, query.precision)
     launches: list[tuple[int, Launch]] = []
     sums = True
-    for op in layer_operators(
-        model,
-        kind,
-        layer,
-        microbatch_size=shape.microbatch_size,
-        sequence_length=shape.sequence_length,
-        tp=shape.tp,
-        kernels=shape.kernels,
-    ):
+    for op in query.operators():
         if backward and not has_backward(op):
             continue
         found = here.launches(op, backward=backward, lent=others)
@@ -97,7 +80,7 @@ def layer_prediction(
             # Laws of weight gradients are asked for float32 sums, stand-ins know of none.
             sums = sums and here.has(op.operator, WEIGHT_GRADIENT)
     if backward:
-        launches += _gradients(wide, others, device, model, kind, layer, shape)
+        launches += _gradients(wide, others, device, query)
     return replace(_sum(launches), float32_sums=backward and sums)
 
 
@@ -124,21 +107,10 @@ def _gradients(
     here: DeviceOperators,
     lent: Callable[[], DeviceOperators | None],
     device: DeviceKind,
-    model: ModelSpec,
-    kind: LayerKind,
-    layer: TransformerLayer | None,
-    shape: LayerShape,
+    query: LayerQuery,
 ) -> Iterator[tuple[int, Launch]]:
     """What autograd runs between the operators of a layer."""
-    ops = gradient_operators(
-        model,
-        kind,
-        layer,
-        microbatch_size=shape.microbatch_size,
-        sequence_length=shape.sequence_length,
-        tp=shape.tp,
-        kernels=shape.kernels,
-    )
+    ops = query.gradient_operators()
     if not ops:
         return
     rate = here.pass_rate(BACKWARD) or here.pass_rate(FORWARD)
@@ -146,9 +118,9 @@ def _gradients(
         others = lent()
         rate = None if others is None else others.pass_rate(BACKWARD)
     for op in ops:
-        launch = _by_bandwidth(op, device, shape.precision.value, backward=True)
+        launch = _by_bandwidth(op, device, query.precision.value, backward=True)
         if rate is not None:
-            moved = column_value(OperatorColumn.BYTES, op, BACKWARD, shape.precision.value)
+            moved = column_value(OperatorColumn.BYTES, op, BACKWARD, query.precision.value)
             launch = replace(launch, work_seconds=moved * rate)
         yield op.count, replace(launch, notes=(GRADIENTS_NOTE,))
 

@@ -33,20 +33,17 @@ from hetplan.model.operators import (
     WITH_WEIGHTS,
     Operator,
     OperatorClass,
-    layer_operators,
     operator_flops,
 )
-from hetplan.model.spec import LayerKind, ModelSpec
 from hetplan.predict.datasheet import (
     ELEMENTWISE_EFFICIENCY_BACKWARD,
     ELEMENTWISE_EFFICIENCY_FORWARD,
     ELEMENTWISE_LOG_HALFWIDTH,
     MATRIX_EFFICIENCY,
 )
-from hetplan.predict.layer.answer import LayerShape
 from hetplan.predict.operator.answer import DeviceOperators, Launch, index_operators
 from hetplan.predict.operator.values import MeasuredShape, OperatorLaw, column_value
-from hetplan.predict.predictor import Prediction
+from hetplan.predict.predictor import LayerQuery, Prediction
 
 QUANTISE = "quantise"
 """Name of the part of a prediction that holds the passes which narrow activations."""
@@ -120,11 +117,11 @@ class NarrowOperators:
         )
 
 
-def in_one_format(shape: LayerShape) -> LayerShape:
-    """The same with products in the job's precision; the shape itself where they are."""
-    if not shape.kernels.product_format:
-        return shape
-    return shape._replace(kernels=replace(shape.kernels, product_format=""))
+def in_one_format(query: LayerQuery) -> LayerQuery:
+    """The same with products in the job's precision; the query itself where they are."""
+    if not query.kernels.product_format:
+        return query
+    return replace(query, kernels=replace(query.kernels, product_format=""))
 
 
 def is_narrow(op: Operator) -> bool:
@@ -230,35 +227,16 @@ def scaled(whole: Prediction, wide: Prediction, narrow: Prediction) -> Predictio
     )
 
 
-def by_datasheet(
-    wide: Prediction,
-    device: DeviceKind,
-    model: ModelSpec,
-    kind: LayerKind,
-    shape: LayerShape,
-    *,
-    backward: bool,
-) -> Prediction:
+def by_datasheet(wide: Prediction, device: DeviceKind, query: LayerQuery) -> Prediction:
     """The datasheet's answer in the wide format, its products with weights in the narrow one."""
-    asked, precision = ProductFormat(shape.kernels.product_format), shape.precision.value
-    ratio = peak_ratio(device, asked, precision)
-    ops = [
-        op
-        for op in layer_operators(
-            model,
-            kind,
-            microbatch_size=shape.microbatch_size,
-            sequence_length=shape.sequence_length,
-            tp=shape.tp,
-            kernels=shape.kernels,
-        )
-        if is_narrow(op)
-    ]
-    phase = BACKWARD if backward else FORWARD
-    flops = sum(op.count * operator_flops(op, phase) for op in ops)
-    moved = sum(op.count * quantise_bytes(op, asked, backward=backward) for op in ops)
+    narrow, precision = ProductFormat(query.kernels.product_format), query.precision.value
+    ratio = peak_ratio(device, narrow, precision)
+    ops = [op for op in query.operators() if is_narrow(op)]
     if not ops:
         return wide
+    backward = query.is_backward
+    flops = sum(op.count * operator_flops(op, query.phase) for op in ops)
+    moved = sum(op.count * quantise_bytes(op, narrow, backward=backward) for op in ops)
     products = flops / (device.peak(precision) * MATRIX_EFFICIENCY)
     quantising = moved * _seconds_per_byte(device, backward=backward)
     seconds = max(wide.seconds - products * (1.0 - 1.0 / ratio), products / ratio) + quantising
@@ -268,7 +246,7 @@ def by_datasheet(
         log_halfwidth=math.hypot(
             wide.log_halfwidth, _assumption(ratio) * products / ratio / seconds
         ),
-        extrapolating=(*wide.extrapolating, assumed(device, asked, precision)),
+        extrapolating=(*wide.extrapolating, assumed(device, narrow, precision)),
     )
 
 

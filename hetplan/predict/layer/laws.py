@@ -12,10 +12,10 @@ Layer samples of one population per device to laws, with errors on sizes left ou
 One law per (device kind, precision, layer kind, phase), whatever the architecture: the columns
 say how GPT and Llama layers differ. An optimizer has one law per (device kind, precision).
 
-Columns are dropped in the order of `predict.columns` until the rows can tell the remaining ones
+Columns are dropped in the order of `layer.columns` until the rows can tell the remaining ones
 apart: at least as many distinct points as columns, and no column that is a mixture of others on
 all rows (with one hidden size, bytes of elementwise work and operations grow alike). A transformer
-layer's law may be held near a datasheet's rates instead (`predict.layer_prior`).
+layer's law may be held near a datasheet's rates instead (`predict.layer.weak_prior`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Precision
-from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind, ModelSpec, plain_model
-from hetplan.predict.datasheet import (
-    MATRIX_LOG_HALFWIDTH,
-)
-from hetplan.predict.law_parts import UNCHECKED
+from hetplan.model.spec import TRAINED_KINDS, Architecture, LayerKind, plain_model
+from hetplan.predict.datasheet import MATRIX_LOG_HALFWIDTH
+from hetplan.predict.law_parts import UNCHECKED, refuse
 from hetplan.predict.laws import (
     ALL_LAYERS,
     OWN_ROWS,
@@ -54,6 +51,7 @@ from hetplan.predict.layer.tables import (
 )
 from hetplan.predict.layer.weak_prior import Candidate, Passes, choose
 from hetplan.predict.operator.laws import gain_is_earned
+from hetplan.predict.predictor import LayerQuery
 from hetplan.predict.regression import (
     MIN_CALIBRATION_ROWS,
     conformal_halfwidth,
@@ -171,11 +169,6 @@ def _split(sample: LayerSample) -> Iterator[LayerSample]:
     )
 
 
-"""Of the prior, beside the rows' own mean power; see above for how little it matters."""
-"""Whole square over causal operations."""
-"""Values of these columns in every row."""
-
-
 UNVALIDATED_LOG_HALFWIDTH = MATRIX_LOG_HALFWIDTH
 """Least half-width where too few errors set it: a law that was never tested on a size it had not
 seen is trusted no more than a datasheet's, nor more than a second measurement."""
@@ -205,30 +198,41 @@ class _Draft:
     table_errors: tuple[float, ...]
 
 
-def measured_values(
-    model: ModelSpec, layer: LayerKind, microbatch_size: int, sequence_length: int, tp: int
-) -> tuple[float, ...]:
+def measured_values(query: LayerQuery) -> tuple[float, ...]:
     """Values of `range_names`, for one prediction or sample."""
-    values: tuple[float, ...] = (model.hidden_size, sequence_length, microbatch_size, tp)
-    return values if layer is LayerKind.TRANSFORMER else (*values, model.vocab_size)
+    values: tuple[float, ...] = (
+        query.model.hidden_size,
+        query.sequence_length,
+        query.microbatch_size,
+        query.tp,
+    )
+    return values if query.layer is LayerKind.TRANSFORMER else (*values, query.model.vocab_size)
 
 
-def sample_model(sample: LayerSample) -> ModelSpec:
-    """A one-layer model of the sample's shape.
+def sample_query(sample: LayerSample) -> LayerQuery:
+    """What a sample is the answer to, in a one-layer model of its shape.
 
     A sample does not say how many positions a GPT model learns; its sequence length stands in.
     """
-    return plain_model(
-        name="sample",
-        architecture=Architecture(sample.architecture),
-        num_layers=1,
-        hidden_size=sample.hidden_size,
-        ffn_hidden_size=sample.ffn_hidden_size,
-        num_attention_heads=sample.num_attention_heads,
-        num_kv_heads=sample.num_kv_heads,
-        head_dim=sample.head_dim,
-        vocab_size=sample.vocab_size,
-        max_sequence_length=sample.sequence_length,
+    return LayerQuery(
+        model=plain_model(
+            name="sample",
+            architecture=Architecture(sample.architecture),
+            num_layers=1,
+            hidden_size=sample.hidden_size,
+            ffn_hidden_size=sample.ffn_hidden_size,
+            num_attention_heads=sample.num_attention_heads,
+            num_kv_heads=sample.num_kv_heads,
+            head_dim=sample.head_dim,
+            vocab_size=sample.vocab_size,
+            max_sequence_length=sample.sequence_length,
+        ),
+        layer=LayerKind(sample.layer),
+        microbatch_size=sample.microbatch_size,
+        sequence_length=sample.sequence_length,
+        tp=sample.tp,
+        precision=Precision(sample.precision),
+        is_backward=sample.phase == Phase.BACKWARD,
     )
 
 
@@ -239,7 +243,10 @@ def fit_layer_laws(samples: Sequence[LayerSample]) -> tuple[LayerLaw, ...]:
     positive number).
     """
     samples, combined = split_combined(samples)
-    _check(samples)
+    refuse(
+        (f"layer sample {number} of {sample.device}", _problem(sample))
+        for number, sample in enumerate(samples, start=1)
+    )
     groups: dict[_Key, list[LayerSample]] = {}
     for sample in samples:
         groups.setdefault(_key(sample), []).append(sample)
@@ -261,56 +268,40 @@ def _key(sample: LayerSample) -> _Key:
     return sample.device, sample.precision, layer, sample.phase
 
 
-def _check(samples: Sequence[LayerSample]) -> None:
+def _problem(sample: LayerSample) -> str:
+    """What is wrong with a sample; empty: nothing."""
     phases = (Phase.FORWARD.value, Phase.BACKWARD.value)
-    faults = []
-    for number, sample in enumerate(samples, start=1):
-        if not (math.isfinite(sample.median_seconds) and sample.median_seconds > 0):
-            problem = f"median_seconds is {sample.median_seconds}; a time is more than 0"
-        elif sample.layer not in TRAINED_KINDS:
-            problem = f"layer is {sample.layer!r}; it is one of {', '.join(TRAINED_KINDS)}"
-        elif sample.architecture not in tuple(Architecture):
-            problem = (
-                f"architecture is {sample.architecture!r}; it is one of {', '.join(Architecture)}"
-            )
-        elif sample.precision not in tuple(Precision):
-            problem = f"precision is {sample.precision!r}; it is one of {', '.join(Precision)}"
-        elif sample.phase not in phases and not sample.phase.startswith(_OPTIMIZER_PREFIX):
-            problem = f"phase is {sample.phase!r}; it is forward, backward or optimizer:<its name>"
-        else:
-            continue
-        faults.append(
-            Fault(
-                message=f"{problem}; measure it again or remove the row",
-                field=f"layer sample {number} of {sample.device}",
-            )
-        )
-    if faults:
-        raise InputError(*faults)
+    if not (math.isfinite(sample.median_seconds) and sample.median_seconds > 0):
+        return f"median_seconds is {sample.median_seconds}; a time is more than 0"
+    if sample.layer not in TRAINED_KINDS:
+        return f"layer is {sample.layer!r}; it is one of {', '.join(TRAINED_KINDS)}"
+    if sample.architecture not in tuple(Architecture):
+        return f"architecture is {sample.architecture!r}; it is one of {', '.join(Architecture)}"
+    if sample.precision not in tuple(Precision):
+        return f"precision is {sample.precision!r}; it is one of {', '.join(Precision)}"
+    if sample.phase not in phases and not sample.phase.startswith(_OPTIMIZER_PREFIX):
+        return f"phase is {sample.phase!r}; it is forward, backward or optimizer:<its name>"
+    return ""
 
 
 def _row_values(sample: LayerSample, columns: Sequence[Column]) -> tuple[float, ...]:
-    model, layer = sample_model(sample), LayerKind(sample.layer)
     if sample.phase.startswith(_OPTIMIZER_PREFIX):
-        parameters = float(sample.copies * model.parameters(layer, sample.tp))
+        parameters = _updated_parameters(sample)
         return tuple(parameters if column is Column.PARAMETERS else 1.0 for column in columns)
-    values = layer_columns(
-        model,
-        layer,
-        microbatch_size=sample.microbatch_size,
-        sequence_length=sample.sequence_length,
-        tp=sample.tp,
-        bytes_per_element=Precision(sample.precision).bytes_per_element,
-    )
+    values = layer_columns(sample_query(sample))
     return tuple(values.value(column) for column in columns)
 
 
 def _values(sample: LayerSample) -> tuple[float, ...]:
     """Values of the range names of the sample's law."""
-    model, layer = sample_model(sample), LayerKind(sample.layer)
     if sample.phase.startswith(_OPTIMIZER_PREFIX):
-        return (float(sample.copies * model.parameters(layer, sample.tp)),)
-    return measured_values(model, layer, sample.microbatch_size, sample.sequence_length, sample.tp)
+        return (_updated_parameters(sample),)
+    return measured_values(sample_query(sample))
+
+
+def _updated_parameters(sample: LayerSample) -> float:
+    model, layer = sample_query(sample).model, LayerKind(sample.layer)
+    return float(sample.copies * model.parameters(layer, sample.tp))
 
 
 def _choose_columns(

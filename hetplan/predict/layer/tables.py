@@ -29,7 +29,7 @@ Half-width of its 90 % interval:
 
     scatter   of the row's own passes, which also tells how busy the machine was: log(p90 / p10) / 2
     spread    |log| between the median that answers and every median of the shape: rows of several
-              measurements (`--again`), and what `predict.layer_table` took off a first pass
+              measurements (`--again`), and what `predict.layer.tables` took off a first pass
     repeat    medians of one shape, measured again later, where rows do not say it themselves
     law       of the law's interval: nobody knows less of a shape for having measured it
 
@@ -43,8 +43,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from typing import TypeAlias
 
 from hetplan.cluster.devices import CPU_KIND
 from hetplan.errors import InputError
@@ -57,8 +58,8 @@ LAUNCH_BOUND = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerTable:
-    """Times of one layer shape, rising with the microbatch size."""
+class LayerIdentity:
+    """One layer at one sequence length and tp: everything but the microbatch size."""
 
     architecture: str
     hidden_size: int
@@ -70,20 +71,10 @@ class LayerTable:
     """0 of a transformer layer."""
     sequence_length: int
     tp: int
-    microbatch_sizes: tuple[int, ...]
-    seconds: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not self.seconds or len(self.seconds) != len(self.microbatch_sizes):
-            raise InputError("a table has one time for each microbatch size: fit again")
-        if any(a >= b for a, b in pairwise(self.microbatch_sizes)) or any(
-            a > b for a, b in pairwise(self.seconds)
-        ):
-            raise InputError("a table does not rise with the microbatch size: fit again")
 
     @property
-    def key(self) -> tuple[str | int, ...]:
-        """The layer that was measured."""
+    def key(self) -> LayerKey:
+        """The same as a tuple, in the order of the fields."""
         return (
             self.architecture,
             self.hidden_size,
@@ -95,6 +86,22 @@ class LayerTable:
             self.sequence_length,
             self.tp,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTable(LayerIdentity):
+    """Times of one layer shape, rising with the microbatch size."""
+
+    microbatch_sizes: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.seconds or len(self.seconds) != len(self.microbatch_sizes):
+            raise InputError("a table has one time for each microbatch size: fit again")
+        if any(a >= b for a, b in pairwise(self.microbatch_sizes)) or any(
+            a > b for a, b in pairwise(self.seconds)
+        ):
+            raise InputError("a table does not rise with the microbatch size: fit again")
 
     def at(self, microbatch_size: int) -> float | None:
         """Seconds at this size; None outside the measured ones."""
@@ -118,18 +125,25 @@ def _between(sizes: Sequence[int], seconds: Sequence[float], size: int) -> float
 TRANSFORMER = "transformer"  # `LayerKind.TRANSFORMER`; its times do not depend on a vocabulary
 
 
-def table_key(sample: LayerSample) -> tuple[str | int, ...]:
-    """The layer that a sample was taken of; everything but the microbatch size."""
-    return (
-        sample.architecture,
-        sample.hidden_size,
-        sample.ffn_hidden_size,
-        sample.num_attention_heads,
-        sample.num_kv_heads,
-        sample.head_dim,
-        0 if sample.layer == TRANSFORMER else sample.vocab_size,
-        sample.sequence_length,
-        sample.tp,
+LayerKey: TypeAlias = tuple[str | int, ...]
+
+
+def table_key(sample: LayerSample) -> LayerKey:
+    """The `LayerIdentity.key` of the layer that a sample was taken of."""
+    return _identity(sample).key
+
+
+def _identity(sample: LayerSample) -> LayerIdentity:
+    return LayerIdentity(
+        architecture=sample.architecture,
+        hidden_size=sample.hidden_size,
+        ffn_hidden_size=sample.ffn_hidden_size,
+        num_attention_heads=sample.num_attention_heads,
+        num_kv_heads=sample.num_kv_heads,
+        head_dim=sample.head_dim,
+        vocab_size=0 if sample.layer == TRANSFORMER else sample.vocab_size,
+        sequence_length=sample.sequence_length,
+        tp=sample.tp,
     )
 
 
@@ -138,7 +152,7 @@ def repaired(samples: Sequence[LayerSample]) -> tuple[LayerSample, ...]:
 
     Only what the samples' own scatter does not explain counts as exceeding.
     """
-    layers: dict[tuple[str | int, ...], list[LayerSample]] = {}
+    layers: dict[LayerKey, list[LayerSample]] = {}
     for sample in samples:
         layers.setdefault(table_key(sample), []).append(sample)
     result = []
@@ -164,7 +178,7 @@ def repaired(samples: Sequence[LayerSample]) -> tuple[LayerSample, ...]:
 
 
 def _of_more_work(
-    sample: LayerSample, layers: Mapping[tuple[str | int, ...], Sequence[LayerSample]]
+    sample: LayerSample, layers: Mapping[LayerKey, Sequence[LayerSample]]
 ) -> Iterator[LayerSample]:
     """Samples that cannot take less time than this one."""
     key, size = table_key(sample), sample.microbatch_size
@@ -182,7 +196,7 @@ def _of_more_work(
 
 def layer_tables(samples: Sequence[LayerSample]) -> tuple[LayerTable, ...]:
     """One table per layer and tp, of repaired samples."""
-    groups: dict[tuple[str | int, ...], list[LayerSample]] = {}
+    groups: dict[LayerKey, list[LayerSample]] = {}
     for sample in samples:
         groups.setdefault(table_key(sample), []).append(sample)
     return tuple(_table(groups[key]) for key in sorted(groups, key=str))
@@ -190,32 +204,18 @@ def layer_tables(samples: Sequence[LayerSample]) -> tuple[LayerTable, ...]:
 
 def _table(samples: Sequence[LayerSample]) -> LayerTable:
     points = {sample.microbatch_size: sample.median_seconds for sample in samples}
-    first = samples[0]
     return LayerTable(
-        architecture=first.architecture,
-        hidden_size=first.hidden_size,
-        ffn_hidden_size=first.ffn_hidden_size,
-        num_attention_heads=first.num_attention_heads,
-        num_kv_heads=first.num_kv_heads,
-        head_dim=first.head_dim,
-        vocab_size=0 if first.layer == TRANSFORMER else first.vocab_size,
-        sequence_length=first.sequence_length,
-        tp=first.tp,
+        **asdict(_identity(samples[0])),
         microbatch_sizes=tuple(sorted(points)),
         seconds=_rising([points[size] for size in sorted(points)]),
     )
 
 
 def _rising(seconds: Sequence[float]) -> tuple[float, ...]:
-    """The nearest times that do not fall: neighbours that do are both their mean."""
-    blocks: list[tuple[float, int]] = []
-    for value in seconds:
-        mean, count = value, 1
-        while blocks and blocks[-1][0] > mean:
-            before, held = blocks.pop()
-            mean, count = (before * held + mean * count) / (held + count), held + count
-        blocks.append((mean, count))
-    return tuple(mean for mean, count in blocks for _ in range(count))
+    """The nearest times that do not fall."""
+    from scipy.optimize import isotonic_regression
+
+    return tuple(float(value) for value in isotonic_regression(seconds).x)
 
 
 def left_out_sizes(tables: Sequence[LayerTable]) -> dict[tuple[tuple[str | int, ...], int], float]:
@@ -244,19 +244,9 @@ ACCELERATOR_REPEAT_LOG_HALFWIDTH = 0.10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredLayer:
+class MeasuredLayer(LayerIdentity):
     """Medians of one layer at one tp, by microbatch size."""
 
-    architecture: str
-    hidden_size: int
-    ffn_hidden_size: int
-    num_attention_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    """0 of a transformer layer."""
-    sequence_length: int
-    tp: int
     microbatch_sizes: tuple[int, ...]
     seconds: tuple[float, ...]
     log_halfwidths: tuple[float, ...]
@@ -272,21 +262,6 @@ class MeasuredLayer:
             raise InputError(
                 "a measured layer has rising microbatch sizes and times above 0: fit again"
             )
-
-    @property
-    def key(self) -> tuple[str | int, ...]:
-        """The layer that was measured; as `predict.layer_table.table_key`."""
-        return (
-            self.architecture,
-            self.hidden_size,
-            self.ffn_hidden_size,
-            self.num_attention_heads,
-            self.num_kv_heads,
-            self.head_dim,
-            self.vocab_size,
-            self.sequence_length,
-            self.tp,
-        )
 
     def at(self, microbatch_size: int) -> tuple[float, float] | None:
         """Seconds and half-width at this very size; None where it was not measured."""
@@ -343,7 +318,7 @@ def measured_layers(
 
     `repaired` are the same samples, none slower than one of more work.
     """
-    groups: dict[tuple[str | int, ...], dict[int, list[tuple[LayerSample, LayerSample]]]] = {}
+    groups: dict[LayerKey, dict[int, list[tuple[LayerSample, LayerSample]]]] = {}
     for pair in zip(samples, repaired, strict=True):
         sizes = groups.setdefault(table_key(pair[0]), {})
         sizes.setdefault(pair[0].microbatch_size, []).append(pair)
@@ -358,18 +333,9 @@ def measured_layers(
         }
         if not times:
             continue
-        first = next(iter(rows.values()))[0][0]
         found.append(
             MeasuredLayer(
-                architecture=first.architecture,
-                hidden_size=first.hidden_size,
-                ffn_hidden_size=first.ffn_hidden_size,
-                num_attention_heads=first.num_attention_heads,
-                num_kv_heads=first.num_kv_heads,
-                head_dim=first.head_dim,
-                vocab_size=0 if first.layer == TRANSFORMER else first.vocab_size,
-                sequence_length=first.sequence_length,
-                tp=first.tp,
+                **asdict(_identity(next(iter(rows.values()))[0][0])),
                 microbatch_sizes=tuple(times),
                 seconds=tuple(seconds for seconds, _ in times.values()),
                 log_halfwidths=tuple(halfwidth for _, halfwidth in times.values()),

@@ -22,7 +22,7 @@ x bytes, read off a table measured at n0 ranks, gives
 What does a collective over a device-direct link cost, by samples of some of its shapes?
 
 A shape that was measured (operation, ranks, nodes) is read off its table. Another one is carried by
-a law in the form of the algorithm (`link_shapes`), of which only ratios count. With L, the law's
+a law in the form of the algorithm (`link.shapes`), of which only ratios count. With L, the law's
 latency or the time of the smallest message if that is less, and everything above it due to bytes,
 
     T(n, S) = L(n0) * latency(n) / latency(n0) + (T(n0, S0) - L(n0)) * bytes(n, S) / bytes(n0, S0)
@@ -31,7 +31,7 @@ S0 of as many bytes per ring: so it rises with S as the table does. It is taken 
 measured group sizes around n (geometric mean, the nearer one counting more), or from the nearest
 one where n lies outside of them. The law is the link's own where several group sizes were measured,
 else that of links of its class at the rate that the largest measured message had, with as many
-links more or less as `links_joint` says. Everything that was not measured as asked says so.
+links more or less as `link.carried` says. Everything that was not measured as asked says so.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ from hetplan.predict.link.shapes import (
     ShapeLaw,
     lane_bytes,
     lanes,
+    outside_sizes,
     ring_shape,
+    table_seconds,
 )
-from hetplan.predict.link.tables import outside_sizes, table_seconds
 from hetplan.predict.predictor import MEASURED, Prediction
 from hetplan.profiling.samples import LinkOperation
 

@@ -6,8 +6,8 @@ A table holds the measured times of one operation among so many ranks in so many
 do not rise with size they are first made to: collectives by the isotonic fit of log time, which
 averages neighbours; device-direct sends by what a larger message took, because one cannot take
 longer with less to carry (first messages of a benchmark pay for its warm-up). Operations that
-were measured among several group sizes get a law in the form of their algorithm (`link_shapes`),
-by which `links_carried` goes on to others.
+were measured among several group sizes get a law in the form of their algorithm (`link.shapes`),
+by which `predict.link.carried` goes on to others.
 """
 
 from __future__ import annotations
@@ -18,12 +18,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from hetplan.errors import Fault, InputError
+from hetplan.predict.law_parts import refuse
 from hetplan.predict.laws import OWN_ROWS, LinkLaw, SizeTable, validation_of
 from hetplan.predict.link.carried import carried, direct_collective, staged_collective
 from hetplan.predict.link.prior import OTHERS_LOG_HALFWIDTH
-from hetplan.predict.link.shapes import LinkShape, ShapeLaw, lane_bytes, shape_columns
-from hetplan.predict.link.tables import interpolate, outside_sizes, slope, table_seconds
+from hetplan.predict.link.shapes import (
+    LinkShape,
+    ShapeLaw,
+    interpolate,
+    lane_bytes,
+    outside_sizes,
+    shape_columns,
+    slope,
+    table_seconds,
+)
 from hetplan.predict.predictor import MEASURED, Prediction, SendLaw
 from hetplan.predict.regression import (
     MIN_CALIBRATION_ROWS,
@@ -114,7 +122,10 @@ class _Key:
 
 def fit_link_laws(samples: Sequence[LinkSample]) -> tuple[LinkLaw, ...]:
     """One law per link name; an InputError names every sample that cannot be used."""
-    _check(samples)
+    refuse(
+        (f"link sample {number} of {sample.link}", _problem(sample))
+        for number, sample in enumerate(samples, start=1)
+    )
     by_link: dict[str, dict[_Key, list[LinkSample]]] = {}
     for sample in samples:
         by_link.setdefault(sample.link, {}).setdefault(_key(sample), []).append(sample)
@@ -256,62 +267,41 @@ def _rows(table: SizeTable) -> list[tuple[float, float]]:
     return list(found.values())
 
 
-def _check(samples: Sequence[LinkSample]) -> None:
-    faults = []
-    for number, sample in enumerate(samples, start=1):
-        if sample.operation not in tuple(LinkOperation):
-            problem = f"operation is {sample.operation!r}; it is one of {', '.join(LinkOperation)}"
-        elif not (math.isfinite(sample.median_seconds) and sample.median_seconds > 0):
-            problem = f"median_seconds is {sample.median_seconds}; a time is more than 0"
-        elif sample.message_bytes < 1:
-            problem = f"message_bytes is {sample.message_bytes}; a message has at least 1 byte"
-        elif sample.group_size < 2:
-            problem = f"group_size is {sample.group_size}; at least 2 ranks communicate"
-        elif sample.nodes < 1 or sample.group_size % sample.nodes:
-            problem = (
-                f"nodes is {sample.nodes}; equal parts of {sample.group_size} ranks stand in each"
-            )
-        elif sample.groups < 1:
-            problem = f"groups is {sample.groups}; at least the one that was measured"
-        else:
-            continue
-        faults.append(
-            Fault(
-                message=f"{problem}; measure it again or remove the row",
-                field=f"link sample {number} of {sample.link}",
-            )
-        )
-    if faults:
-        raise InputError(*faults)
+def _problem(sample: LinkSample) -> str:
+    """What is wrong with a sample; empty: nothing."""
+    if sample.operation not in tuple(LinkOperation):
+        return f"operation is {sample.operation!r}; it is one of {', '.join(LinkOperation)}"
+    if not (math.isfinite(sample.median_seconds) and sample.median_seconds > 0):
+        return f"median_seconds is {sample.median_seconds}; a time is more than 0"
+    if sample.message_bytes < 1:
+        return f"message_bytes is {sample.message_bytes}; a message has at least 1 byte"
+    if sample.group_size < 2:
+        return f"group_size is {sample.group_size}; at least 2 ranks communicate"
+    if sample.nodes < 1 or sample.group_size % sample.nodes:
+        return f"nodes is {sample.nodes}; equal parts of {sample.group_size} ranks stand in each"
+    if sample.groups < 1:
+        return f"groups is {sample.groups}; at least the one that was measured"
+    return ""
 
 
 def _points(key: _Key, samples: Sequence[LinkSample]) -> tuple[list[float], list[float]]:
-    """Rising sizes and non-decreasing times: the least-squares isotonic fit of log time.
-
-    Pool adjacent violators (Barlow et al., Statistical Inference under Order Restrictions, 1972).
-    """
+    """Rising sizes and non-decreasing times: the least-squares isotonic fit of log time."""
     by_size: dict[int, list[float]] = {}
     for sample in samples:
         by_size.setdefault(sample.message_bytes, []).append(sample.median_seconds)
+    sizes = [float(size) for size in sorted(by_size)]
+    means = [_geometric_mean(by_size[size]) for size in sorted(by_size)]
     if key.operation in SENDS and key.backend != HOST_BACKEND:
-        means = [_geometric_mean(by_size[size]) for size in sorted(by_size)]
-        repaired = list(accumulate(reversed(means), min))[::-1]
-        return [float(size) for size in sorted(by_size)], repaired
-    pools: list[tuple[float, list[int]]] = []
-    for size in sorted(by_size):
-        seconds, sizes = _geometric_mean(by_size[size]), [size]
-        while pools and pools[-1][0] > seconds:
-            other, others = pools.pop()
-            weights = (len(others), len(sizes))
-            seconds = math.exp(
-                (math.log(other) * weights[0] + math.log(seconds) * weights[1]) / sum(weights)
-            )
-            sizes = others + sizes
-        pools.append((seconds, sizes))
-    return (
-        [float(size) for _, sizes in pools for size in sizes],
-        [seconds for seconds, sizes in pools for _ in sizes],
-    )
+        return sizes, list(accumulate(reversed(means), min))[::-1]
+    from scipy.optimize import isotonic_regression
+
+    logs = [math.log(mean) for mean in means]
+    # A time that is in order is as it was measured, without the rounding of exp and log.
+    rising = [
+        mean if fitted == log else math.exp(fitted)
+        for mean, log, fitted in zip(means, logs, isotonic_regression(logs).x, strict=True)
+    ]
+    return sizes, rising
 
 
 def _geometric_mean(values: Sequence[float]) -> float:

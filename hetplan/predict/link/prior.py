@@ -1,7 +1,7 @@
 """What does a device-direct link cost that nobody measured? Laws of measured links, carried.
 
 Inside a node (learned on NVLink through NVSwitch or meshes; where the link has no more than PCIe
-gives, on PCIe) and between nodes (NICs), in the form of `link_shapes`, with the bandwidth
+gives, on PCIe) and between nodes (NICs), in the form of `predict.link.shapes`, with the bandwidth
 of the link at hand for bytes:
 
     per byte = BYTES / bandwidth,   per byte and rank / n = BYTES_OVER_RANKS / bandwidth

@@ -8,15 +8,23 @@ runs as many rings side by side as a node has ranks of the group, so that each c
 n of the message: the lane bytes. steps and share are `ring_shape`. The form is that of a ring in
 NCCL's own model (src/graph/tuning.cc: base latency, latency per step inside and between nodes,
 bytes over the bus bandwidth); per byte and rank / n: small groups reach less of a fabric's rate.
+
+What does a table of measured times say of a message of any size?
+
+Between two measured sizes time is linear in bytes; measured sizes are met exactly. Beyond the
+largest size the last segment goes on: alpha + bytes * beta of the largest messages.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from hetplan.errors import InputError
-from hetplan.predict.law_parts import Validation
+from hetplan.predict.law_parts import MeasuredRange, Validation, outside
 from hetplan.profiling.samples import LinkOperation
 
 # Other operations from which one can be derived when it was not measured, best first: an
@@ -139,3 +147,106 @@ class LinkShape:
     rows: int
     validation: Validation
     """Each group size in turn left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeTable:
+    """Measured times of one operation among one number of ranks, by message size."""
+
+    operation: str
+    """A `LinkOperation` value."""
+    backend: str
+    group_size: int
+    message_bytes: tuple[float, ...]
+    """Rising."""
+    seconds: tuple[float, ...]
+    """Medians, made non-decreasing in size."""
+    log_halfwidth: float
+    calibration: str
+    rows: int
+    validation: Validation
+    nodes: int = 1
+    """As in `LinkSample`."""
+    groups: int = 1
+    """As in `LinkSample`."""
+
+    def __post_init__(self) -> None:
+        sizes, seconds = self.message_bytes, self.seconds
+        if not sizes or len(sizes) != len(seconds) or sizes[0] <= 0 or min(seconds) <= 0:
+            raise InputError(
+                f"the {self.operation} table has {len(sizes)} sizes and {len(seconds)} times; it "
+                "needs one positive time per positive size, and at least one: fit again"
+            )
+        if any(left >= right for left, right in pairwise(sizes)) or any(
+            left > right for left, right in pairwise(seconds)
+        ):
+            raise InputError(
+                f"the {self.operation} table does not rise with the message size: fit again"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkLaw:
+    """Everything measured under one link name."""
+
+    link: str
+    tables: tuple[SizeTable, ...]
+    shapes: tuple[LinkShape, ...] = ()
+    """Of the operations that several group sizes were measured of."""
+
+
+def segment(sizes: Sequence[float], size: float) -> int:
+    """Index of the right end of the segment that holds the size, or of the nearest one."""
+    return min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
+
+
+def slope(sizes: Sequence[float], seconds: Sequence[float], size: float) -> float:
+    """Seconds per further byte at this size."""
+    if len(sizes) == 1:
+        # Latency and bandwidth cannot be told apart: all of it is taken to grow with size.
+        return seconds[0] / sizes[0]
+    right = segment(sizes, size)
+    found = (seconds[right] - seconds[right - 1]) / (sizes[right] - sizes[right - 1])
+    if size > sizes[-1] and found == 0.0:
+        # A flat end is noise: bytes cost what they cost over the whole table.
+        found = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0]) or seconds[-1] / sizes[-1]
+    return found
+
+
+def interpolate(sizes: Sequence[float], seconds: Sequence[float], size: float) -> float:
+    """Time of a message, linear in bytes between sizes; non-decreasing and never negative."""
+    if size > sizes[-1]:
+        return seconds[-1] + (size - sizes[-1]) * slope(sizes, seconds, size)
+    if size <= sizes[0]:
+        if len(sizes) == 1:
+            # Down from the only size nothing is known about the bytes' part: an upper bound.
+            return seconds[0]
+        # The first segment's line, unless that would make an empty message take less than nothing.
+        least = min(slope(sizes, seconds, size), seconds[0] / sizes[0])
+        return seconds[0] - (sizes[0] - size) * least
+    right = bisect_left(sizes, size)
+    if sizes[right] == size:
+        return seconds[right]
+    part = (size - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
+    return seconds[right - 1] + part * (seconds[right] - seconds[right - 1])
+
+
+def table_seconds(table: SizeTable, message_bytes: float, floor_seconds: float = 0.0) -> float:
+    """Time of a message of this size by the table.
+
+    `floor_seconds`: what any message takes at least, as far as the smallest measured one does.
+    """
+    found = interpolate(table.message_bytes, table.seconds, message_bytes)
+    if message_bytes < table.message_bytes[0]:
+        return max(found, min(floor_seconds, table.seconds[0]))
+    return found
+
+
+def outside_sizes(
+    table: SizeTable, operation: str, message_bytes: float
+) -> tuple[float, tuple[str, ...]]:
+    """Half-width at this size, and a warning where it was not measured."""
+    measured = MeasuredRange(
+        quantity=f"{operation} message", least=table.message_bytes[0], most=table.message_bytes[-1]
+    )
+    return outside((measured,), (max(message_bytes, 1.0),), table.log_halfwidth)

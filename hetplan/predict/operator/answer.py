@@ -31,13 +31,15 @@ from hetplan.model.operators import (
 )
 from hetplan.predict.datasheet import ELEMENTWISE_LOG_HALFWIDTH, MATRIX_LOG_HALFWIDTH
 from hetplan.predict.law_parts import outside
-from hetplan.predict.operator.residual import Point, point_of, residual
 from hetplan.predict.operator.values import (
     MeasuredShape,
     OperatorColumn,
     OperatorLaw,
+    Point,
     column_value,
+    point_of,
     range_values,
+    residual,
 )
 
 # The same shape measured twice on B200 (SimuMax's tables, 58 shapes): 90 % of |log ratio| below
@@ -225,7 +227,7 @@ class DeviceOperators:
     precision: str
     _laws: dict[tuple[str, str], Ready] = field(repr=False)
     kept: dict[object, DeviceOperators] = field(default_factory=dict, repr=False, compare=False)
-    """The same laws changed, each change made once (`predict.float8`)."""
+    """The same laws changed, each change made once (`predict.layer.float8`)."""
 
     @property
     def laws(self) -> Iterator[OperatorLaw]:

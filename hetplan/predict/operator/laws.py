@@ -1,7 +1,7 @@
 """Which law a set of operator samples earns: a floor, columns, a learned residual.
 
 The floor comes first: rows on it show the host, not the device, so they say nothing about the
-columns and are judged by none. Then the column sets of `operator_columns.column_sets` are each
+columns and are judged by none. Then the column sets of `operator.values.column_sets` are each
 fitted without one whole size at a time and judged on it. The simplest one stands unless a richer
 one lowers the mean absolute log error by more than the standard error of that gain over the rows
 (the one-standard-error rule: Breiman et al., Classification and Regression Trees, 1984, section
@@ -11,7 +11,7 @@ much, because several reaches are tried.
 Operator samples of one population per device to laws, with errors on sizes left out.
 
 One law per (device kind, precision, class of operators, pass). Which columns it has, whether it has
-a floor and a learned residual, leaving out whole sizes decides (`predict.operator_fit`).
+a floor and a learned residual, leaving out whole sizes decides (`predict.operator.laws`).
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from hetplan.errors import Fault, InputError
 from hetplan.job.spec import Precision
 from hetplan.model.operators import PRODUCTS, OperatorClass, operator_flops
 from hetplan.predict.datasheet import MATRIX_LOG_HALFWIDTH
-from hetplan.predict.law_parts import OWN_ROWS, MeasuredRange, validation_of
-from hetplan.predict.operator.residual import REACHES, Point, left_out_residuals, point_of
+from hetplan.predict.law_parts import OWN_ROWS, MeasuredRange, refuse, validation_of
 from hetplan.predict.operator.values import (
+    REACHES,
     LearnedResidual,
     MeasuredShape,
     OperatorColumn,
     OperatorLaw,
     OperatorTerm,
+    Point,
     column_sets,
     column_value,
+    left_out_residuals,
     multiprocessors,
+    point_of,
     range_values,
     sample_operator,
     size_groups,
@@ -319,7 +321,10 @@ def fit_operator_laws(samples: Sequence[OperatorSample]) -> tuple[OperatorLaw, .
 
     An InputError names every sample that cannot be used.
     """
-    _check(samples)
+    refuse(
+        (f"operator sample {number} of {sample.device}", _problem(sample))
+        for number, sample in enumerate(samples, start=1)
+    )
     groups: dict[_Key, list[OperatorSample]] = {}
     for sample in samples:
         key = (sample.device, sample.precision, sample.operator, sample.phase)
@@ -328,35 +333,25 @@ def fit_operator_laws(samples: Sequence[OperatorSample]) -> tuple[OperatorLaw, .
     return tuple(_finish(draft, drafts) for draft in drafts)
 
 
-def _check(samples: Sequence[OperatorSample]) -> None:
-    faults = []
-    for number, sample in enumerate(samples, start=1):
-        product = sample.operator in tuple(PRODUCTS)
-        if sample.operator not in tuple(OperatorClass):
-            known = ", ".join(OperatorClass)
-            problem = f"operator is {sample.operator!r}; it is one of {known}"
-        elif sample.phase not in tuple(OperatorPhase):
-            problem = f"phase is {sample.phase!r}; it is one of {', '.join(OperatorPhase)}"
-        elif {sample.precision, sample.output_precision} - set(Precision):
-            problem = (
-                f"precisions are {sample.precision!r} and {sample.output_precision!r}; each is one "
-                f"of {', '.join(Precision)}"
-            )
-        elif min(sample.batch, sample.m, sample.n) < 1 or sample.k < (1 if product else 0):
-            sizes = f"{sample.batch} x [{sample.m}, {sample.n}, {sample.k}]"
-            problem = f"its sizes are {sizes}; all are at least 1, k only of products"
-        elif not (math.isfinite(sample.median_seconds) and sample.median_seconds > 0):
-            problem = f"median_seconds is {sample.median_seconds}; a time is more than 0"
-        else:
-            continue
-        faults.append(
-            Fault(
-                message=f"{problem}; measure it again or remove the row",
-                field=f"operator sample {number} of {sample.device}",
-            )
+def _problem(sample: OperatorSample) -> str:
+    """What is wrong with a sample; empty: nothing."""
+    product = sample.operator in tuple(PRODUCTS)
+    if sample.operator not in tuple(OperatorClass):
+        known = ", ".join(OperatorClass)
+        return f"operator is {sample.operator!r}; it is one of {known}"
+    if sample.phase not in tuple(OperatorPhase):
+        return f"phase is {sample.phase!r}; it is one of {', '.join(OperatorPhase)}"
+    if {sample.precision, sample.output_precision} - set(Precision):
+        return (
+            f"precisions are {sample.precision!r} and {sample.output_precision!r}; each is one "
+            f"of {', '.join(Precision)}"
         )
-    if faults:
-        raise InputError(*faults)
+    if min(sample.batch, sample.m, sample.n) < 1 or sample.k < (1 if product else 0):
+        sizes = f"{sample.batch} x [{sample.m}, {sample.n}, {sample.k}]"
+        return f"its sizes are {sizes}; all are at least 1, k only of products"
+    if not (math.isfinite(sample.median_seconds) and sample.median_seconds > 0):
+        return f"median_seconds is {sample.median_seconds}; a time is more than 0"
+    return ""
 
 
 # Validation by leaving devices out fits the same rows again and again.

@@ -3,8 +3,8 @@
     seconds of one launch alone = max(floor, sum over terms of coefficient * column)
 
 The sum is the device's own time. The floor is the host's: below it a device waits for the next
-launch, which in a row of operators is hidden behind the one before (`predict.composed`). Columns:
-`predict.operator_columns`.
+launch, which in a row of operators is hidden behind the one before (`layer.composed`). Columns:
+`predict.operator.values`.
 
 Values of an operator law's columns, for an operator that a layer runs or for a sample of one.
 
@@ -12,6 +12,17 @@ Tiles: a product's result is cut into 128 x 128 tiles, each of which one multipr
 tiles run in waves of as many as there are multiprocessors, and the last wave costs as much as a
 full one (NVIDIA, Matrix Multiplication Background User's Guide, sections 3.1 and 3.2). Where the
 number of multiprocessors is not known only the rounding to tiles counts.
+
+What measured shapes near the one asked for say beyond the physical law, and how far that holds.
+
+    log seconds = log law + sum_i w_i r_i / (PRIOR_WEIGHT + sum_i w_i)
+    w_i = exp(-d_i^2 / (2 reach^2)),  r_i = log(measured_i / law_i)
+    d_i = distance to the i-th measured shape, in log2 of the sizes
+
+A kernel average of the law's own errors (Nadaraya 1964, Watson 1964), drawn to 0 where nothing
+near was measured: far from all measured shapes the law answers alone, so it cannot run away as a
+tree or a polynomial does. Whether a law has one at all, and its reach, leaving out whole sizes
+decides (`predict.operator.laws`).
 """
 
 from __future__ import annotations
@@ -110,7 +121,7 @@ class MeasuredShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedResidual:
-    """How far measured shapes near the one asked for lay from the law (`predict.residual`)."""
+    """How far measured shapes near the one asked for lay from the law (`operator.values`)."""
 
     doublings: float
     """Distance in log2 of the sizes at which a measured shape counts exp(-1/2)."""
@@ -138,7 +149,7 @@ class OperatorLaw:
     floor_seconds: float
     """Least time of one launch alone: the host's; 0: none was seen."""
     ranges: tuple[MeasuredRange, ...]
-    """Of `predict.operator_columns.range_values`."""
+    """Of `predict.operator.values.range_values`."""
     log_halfwidth: float
     """Of the 90 % interval inside the measured ranges."""
     calibration: str
@@ -360,3 +371,56 @@ def _work(sample: OperatorSample) -> float:
     return operator_flops(op, sample.phase) or operator_bytes(
         op, sample.phase, element_bytes(sample.precision)
     )
+
+
+REACHES = (0.25, 0.5, 1.0)
+"""Doublings that are tried."""
+# One neighbour at no distance moves the law half of the way to it: as much as a mean of one value
+# of a spread that equals the prior's.
+PRIOR_WEIGHT = 1.0
+
+Point = tuple[float, ...]
+"""log2 of the sizes of one shape."""
+
+
+def point_of(batch: int, m: int, n: int, k: int) -> Point:
+    """Where a shape lies."""
+    return (math.log2(max(batch, 1)), math.log2(m), math.log2(n), math.log2(max(k, 1)))
+
+
+def residual(
+    point: Point, points: Sequence[Point], residuals: Sequence[float], reach: float
+) -> float:
+    """What to add to the law's log at this point."""
+    total, weights = 0.0, PRIOR_WEIGHT
+    scale = -0.5 / (reach * reach)
+    for other, value in zip(points, residuals, strict=True):
+        squared = sum((a - b) ** 2 for a, b in zip(point, other, strict=True))
+        weight = math.exp(scale * squared)
+        total += weight * value
+        weights += weight
+    return total / weights
+
+
+def left_out_residuals(
+    points: Sequence[Point],
+    seen_residuals: Sequence[float],
+    errors: Sequence[float],
+    groups: Sequence[float],
+    reach: float,
+) -> tuple[float, ...]:
+    """Errors of left-out rows after the residual that the rows of all other groups give.
+
+    `seen_residuals` are the law's errors on rows it was fitted on, `errors` those on rows that it
+    was not.
+    """
+    import numpy as np
+
+    at = np.asarray(points, dtype=float)
+    squared = ((at[:, None, :] - at[None, :, :]) ** 2).sum(axis=2)
+    weights = np.exp(-0.5 / (reach * reach) * squared)
+    names = np.asarray(groups)
+    weights[names[:, None] == names[None, :]] = 0.0
+    known = weights @ np.asarray(seen_residuals, dtype=float)
+    corrected = np.asarray(errors, dtype=float) - known / (PRIOR_WEIGHT + weights.sum(axis=1))
+    return tuple(float(error) for error in corrected)

@@ -1,22 +1,15 @@
-"""Predictors that forward every question: to shift, record or cache the answers.
-
-Many shapes ask the same about a layer: context parallelism and data parallelism do not change what
-is predicted, only what is made of it.
-"""
+"""Predictors that pass every question on: to shift answers, to record questions, to ask once."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 from hetplan.cluster.devices import DeviceKind
 from hetplan.cluster.spec import Link
 from hetplan.job.spec import Optimizer, Precision
-from hetplan.model.spec import LayerKind, ModelSpec
-from hetplan.predict.calibration.applied import corrected
-from hetplan.predict.calibration.values import Calibration
-from hetplan.predict.predictor import Prediction, Predictor, SendLaw, link_cause
+from hetplan.predict.calibration.values import Calibration, corrected
+from hetplan.predict.predictor import LayerQuery, Prediction, Predictor, SendLaw, link_cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,39 +23,24 @@ class ForwardingPredictor:
         """What measured steps say about the other one."""
         return getattr(self.predictor, "calibration", None)
 
-    def transform(self, device: DeviceKind, found: Prediction) -> Prediction:
+    def transform(self, device: DeviceKind, prediction: Prediction) -> Prediction:
         """What is answered for a time on a device."""
         del device
-        return found
+        return prediction
 
     def on_message(self, link: Link, message_bytes: float) -> None:
         """A message over a link was asked for."""
 
-    def layer_pass(
-        self, which: str, device: DeviceKind, model: ModelSpec, layer: LayerKind, **shape: Any
-    ) -> Prediction:
-        """The `forward` or `backward` time of one layer on one tensor-parallel rank."""
-        asked = getattr(self.predictor, which)
-        return self.transform(device, asked(device, model, layer, **shape))
-
-    def forward(
-        self, device: DeviceKind, model: ModelSpec, layer: LayerKind, **shape: Any
-    ) -> Prediction:
-        """Forward time of one layer; `shape` as of `Predictor.forward`."""
-        return self.layer_pass("forward", device, model, layer, **shape)
-
-    def backward(
-        self, device: DeviceKind, model: ModelSpec, layer: LayerKind, **shape: Any
-    ) -> Prediction:
-        """Backward time of the same."""
-        return self.layer_pass("backward", device, model, layer, **shape)
+    def layer(self, device: DeviceKind, query: LayerQuery) -> Prediction:
+        """Time of one pass of one layer on this kind of device."""
+        return self.transform(device, self.predictor.layer(device, query))
 
     def optimizer_update(
         self, device: DeviceKind, optimizer: Optimizer, parameters: float, precision: Precision
     ) -> Prediction:
         """Time to update this many parameters on one rank."""
-        found = self.predictor.optimizer_update(device, optimizer, parameters, precision)
-        return self.transform(device, found)
+        prediction = self.predictor.optimizer_update(device, optimizer, parameters, precision)
+        return self.transform(device, prediction)
 
     def send(self, link: Link, message_bytes: float, *, nodes: int = 1) -> SendLaw:
         """Point-to-point law of a link."""
@@ -94,11 +72,11 @@ class ShiftedPredictor(ForwardingPredictor):
     sign: float
     """-1: faster, 1: slower."""
 
-    def transform(self, device: DeviceKind, found: Prediction) -> Prediction:
-        """Moved where it is of the kind."""
+    def transform(self, device: DeviceKind, prediction: Prediction) -> Prediction:
+        """ShiftedPredictor where it is of the kind."""
         if device.kind != self.kind:
-            return found
-        return corrected(found, math.exp(self.sign * found.log_halfwidth))
+            return prediction
+        return corrected(prediction, math.exp(self.sign * prediction.log_halfwidth))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,21 +93,33 @@ class RecordingPredictor(ForwardingPredictor):
 
 @dataclass(frozen=True, slots=True)
 class CachingPredictor(ForwardingPredictor):
-    """Asks about layers of one model, with several vocabularies, on living devices, once each."""
+    """Asks about a layer once: many candidates have the same one.
 
-    _known: dict[tuple[object, ...], Prediction] = field(
+    The layers are of one model, with several vocabularies, on devices of one cluster. Context and
+    data parallelism do not change what is predicted, only what is made of it.
+    """
+
+    _layers: dict[tuple[object, ...], Prediction] = field(
         default_factory=dict, repr=False, compare=False
     )
 
-    def layer_pass(
-        self, which: str, device: DeviceKind, model: ModelSpec, layer: LayerKind, **shape: Any
-    ) -> Prediction:
+    def layer(self, device: DeviceKind, query: LayerQuery) -> Prediction:
         """As the predictor says."""
-        # Devices are those of one cluster, models differ in vocabulary and in the layer they show.
-        own = (which, id(device), model.vocab_size, model.layer_runs, model.num_mtp_layers, layer)
-        key = (*own, *shape.values())
-        found = self._known.get(key)
+        model = query.model
+        key = (
+            id(device),
+            model.vocab_size,
+            model.layer_runs,
+            model.num_mtp_layers,
+            query.layer,
+            query.microbatch_size,
+            query.sequence_length,
+            query.tp,
+            query.precision,
+            query.kernels,
+            query.is_backward,
+        )
+        found = self._layers.get(key)
         if found is None:
-            asked = getattr(self.predictor, which)
-            found = self._known[key] = asked(device, model, layer, **shape)
+            found = self._layers[key] = self.predictor.layer(device, query)
         return found

@@ -106,7 +106,7 @@ class StagePricer:
         return KnownCollectives(self.cluster, self.predictor, by_levels=own)
 
     @cached_property
-    def _remembered(self) -> CachingPredictor:
+    def _caching(self) -> CachingPredictor:
         return CachingPredictor(self.predictor)
 
     @cached_property
@@ -266,7 +266,7 @@ class StagePricer:
             ),
             groups=groups,
             known=self.known,
-            predictor=self._remembered,
+            predictor=self._caching,
         )
 
     def _priced(self, pricer: LayerPricer, position: int) -> tuple[float, float, float, float]:
