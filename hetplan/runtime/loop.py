@@ -23,8 +23,8 @@ from hetplan.cost.network.segments import TrafficClass
 from hetplan.profiling.backends import Backend
 from hetplan.profiling.pacing import Pacer
 from hetplan.runtime.activity import Activity, ActivityKind
+from hetplan.runtime.communicator.channels import Groups, open_groups
 from hetplan.runtime.gradient_groups import reduction_of
-from hetplan.runtime.groups import Groups, open_groups
 from hetplan.runtime.measured import RankMeasure, SentBytes, StepRecord, TrainingReport
 from hetplan.runtime.placement import RankPlace, place_ranks
 from hetplan.runtime.trainer import Batch, Trainer

@@ -33,6 +33,7 @@ from hetplan.profiling.backends import Backend
 from hetplan.profiling.pacing import Pacer
 from hetplan.profiling.updating import FlatParameters
 from hetplan.runtime.activity import Activity
+from hetplan.runtime.communicator.channels import Groups
 from hetplan.runtime.data import MarkovTokens, block_numbers
 from hetplan.runtime.gradient_groups import (
     Exchange,
@@ -51,7 +52,6 @@ from hetplan.runtime.gradients import (
     named_parameters,
     parts_of,
 )
-from hetplan.runtime.groups import Groups
 from hetplan.runtime.messages import Messages
 from hetplan.runtime.model_stage import StageModule, StageShape
 from hetplan.runtime.passes import Passes, program_of

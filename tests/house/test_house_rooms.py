@@ -173,7 +173,7 @@ TOO_LONG = {
     "launchers/local.py:launch",
     "launchers/local.py:run_training",
     "launchers/run_log.py:run_of",
-    "runtime/groups.py:open_groups",
+    "runtime/communicator/channels.py:open_groups",
     "runtime/loop.py:__init__",
     "runtime/loop.py:measured_run",
     "runtime/loop.py:train",

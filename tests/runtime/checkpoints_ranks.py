@@ -18,8 +18,8 @@ from hetplan.plans.plan import Plan
 from hetplan.profiling.backends import CpuBackend
 from hetplan.runtime import gradients
 from hetplan.runtime.checkpoints import resume_of, settle, step_folder
+from hetplan.runtime.communicator.channels import open_groups
 from hetplan.runtime.gradient_groups import reduction_of
-from hetplan.runtime.groups import open_groups
 from hetplan.runtime.loop import Stop, train
 from hetplan.runtime.placement import place_ranks
 from hetplan.runtime.trainer import Trainer
